@@ -1,0 +1,15 @@
+-- Settings that somebody changed. Names, defaults and ranges are code (sql/code/10_settings.sql), not rows:
+-- an upgrade can change them, and a restored dump never collides with them.
+
+create table ulak.setting_values (
+    name text primary key,
+    value text not null,
+    updated_at timestamptz not null default now(),
+    updated_by text not null default session_user
+);
+
+comment on table ulak.setting_values is 'Settings that differ from their default. Change them with ulak.configure(); read them in ulak.settings.';
+comment on column ulak.setting_values.name is 'The setting''s name, as in ulak.settings.';
+comment on column ulak.setting_values.value is 'Its value as text, in the setting''s unit.';
+comment on column ulak.setting_values.updated_at is 'When it was last changed.';
+comment on column ulak.setting_values.updated_by is 'The session user who changed it.';

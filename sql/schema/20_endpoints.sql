@@ -1,0 +1,78 @@
+-- Endpoints: where messages go, how to reach it, and how it has been doing lately. Secrets live apart from configs.
+
+-- The breaker and the rate limit rewrite a row often; half-empty pages and no index on a column that they touch keep
+-- those updates HOT. Ids stay within integer because the advisory locks per endpoint take a 4-byte key.
+create table ulak.endpoints (
+    id bigint generated always as identity (maxvalue 2147483647) primary key,
+    name text not null unique,
+    protocol text not null,
+    config jsonb not null,
+    retry_policy jsonb,
+    enabled boolean not null default true,
+    description text,
+    circuit_state text not null default 'closed' check (circuit_state in ('closed', 'open', 'half_open')),
+    circuit_failure_count integer not null default 0,
+    circuit_opened_at timestamptz,
+    circuit_half_open_at timestamptz,
+    last_success_at timestamptz,
+    last_failure_at timestamptz,
+    created_at timestamptz not null default now(),
+    updated_at timestamptz not null default now(),
+    config_version bigint not null default 1,
+    max_in_flight integer generated always as ((config -> 'max_in_flight')::integer) stored,
+    rate_tokens double precision,
+    rate_refilled_at timestamptz,
+    release_rate double precision,
+    circuit_probe_id bigint,
+    circuit_probe_attempt integer,
+    circuit_window_started_at timestamptz,
+    circuit_window_requests integer,
+    circuit_window_failures integer
+)
+with (fillfactor = 50);
+
+comment on table ulak.endpoints is 'Where messages are delivered to: one row per receiver, with its configuration and the state of its circuit breaker.';
+comment on column ulak.endpoints.id is 'Number of the endpoint; ulak.queue.endpoint_id refers to it.';
+comment on column ulak.endpoints.name is 'Unique name, the one that ulak.send() is given.';
+comment on column ulak.endpoints.protocol is 'http (the worker delivers) or pull (external workers call ulak.claim()).';
+comment on column ulak.endpoints.config is 'How to reach the receiver. Validated key by key; {"$secret": "name"} stands for a value in ulak.secrets.';
+comment on column ulak.endpoints.retry_policy is 'Overrides of the retry settings for this endpoint; null or a missing key means the setting.';
+comment on column ulak.endpoints.enabled is 'False: messages are accepted and held, none is claimed.';
+comment on column ulak.endpoints.description is 'Free text for people.';
+comment on column ulak.endpoints.circuit_state is 'closed: traffic flows. open: nothing is claimed until circuit_half_open_at. half_open: one probe is under way.';
+comment on column ulak.endpoints.circuit_failure_count is 'Consecutive failures that counted; any success sets it to 0.';
+comment on column ulak.endpoints.circuit_opened_at is 'When the breaker last opened; null while it is closed.';
+comment on column ulak.endpoints.circuit_half_open_at is 'When an open breaker may send its next probe.';
+comment on column ulak.endpoints.last_success_at is 'Last delivery that succeeded, exact to about a second.';
+comment on column ulak.endpoints.last_failure_at is 'Last delivery that failed.';
+comment on column ulak.endpoints.created_at is 'When the endpoint was created.';
+comment on column ulak.endpoints.updated_at is 'When name, protocol, config, retry_policy or description last changed.';
+comment on column ulak.endpoints.config_version is 'Rises with each change of config, retry_policy or a secret that the config names; workers cache by it.';
+comment on column ulak.endpoints.max_in_flight is 'The config''s max_in_flight, unpacked for the claim.';
+comment on column ulak.endpoints.rate_tokens is 'Tokens left in the rate limit''s bucket at rate_refilled_at.';
+comment on column ulak.endpoints.rate_refilled_at is 'When rate_tokens was last computed.';
+comment on column ulak.endpoints.release_rate is 'Messages a second while a held backlog is released by enable_endpoint(); null: no such limit.';
+comment on column ulak.endpoints.circuit_probe_id is 'Message that probes a half-open breaker.';
+comment on column ulak.endpoints.circuit_probe_attempt is 'Attempt number of that probe, so that an older attempt of the same message doesn''t count.';
+comment on column ulak.endpoints.circuit_window_started_at is 'Start of the breaker''s current window (failure-rate mode).';
+comment on column ulak.endpoints.circuit_window_requests is 'Outcomes counted in that window.';
+comment on column ulak.endpoints.circuit_window_failures is 'Failures among them.';
+
+-- Granted to nobody: only SECURITY DEFINER functions of the extension read it.
+create table ulak.secrets (
+    name text primary key,
+    value text not null,
+    previous_value text,
+    previous_until timestamptz,
+    created_at timestamptz not null default now(),
+    updated_at timestamptz not null default now(),
+    check ((previous_value is null) = (previous_until is null))
+);
+
+comment on table ulak.secrets is 'Values that configs refer to as {"$secret": "name"}. No role may read it; write with ulak.set_secret() and ulak.rotate_secret().';
+comment on column ulak.secrets.name is 'The name that a config uses.';
+comment on column ulak.secrets.value is 'The secret itself.';
+comment on column ulak.secrets.previous_value is 'The secret before the last rotation; it goes on signing until previous_until.';
+comment on column ulak.secrets.previous_until is 'End of the rotation''s grace.';
+comment on column ulak.secrets.created_at is 'When the secret was first set.';
+comment on column ulak.secrets.updated_at is 'When it was last set or rotated.';
