@@ -1,0 +1,134 @@
+-- The queue: one row per message from send() until maintenance archives it.
+
+create sequence ulak.queue_id_seq;
+
+create table ulak.queue (
+    id bigint primary key default nextval('ulak.queue_id_seq'),
+    endpoint_id bigint not null,
+    message_id uuid not null default gen_random_uuid(),
+    next_retry_at timestamptz not null default now(),
+    created_at timestamptz not null default now(),
+    updated_at timestamptz not null default now(),
+    lease_until timestamptz,
+    processing_started_at timestamptz,
+    completed_at timestamptz,
+    failed_at timestamptz,
+    first_failed_at timestamptz,
+    scheduled_at timestamptz,
+    expires_at timestamptz,
+    correlation_id uuid,
+    generation bigint,
+    attempts integer not null default 0,
+    retry_count integer not null default 0,
+    priority smallint not null default 0,
+    status text not null default 'pending',
+    payload jsonb not null,
+    locked_by text,
+    last_error text,
+    idempotency_key text,
+    payload_hash text,
+    ordering_key text,
+    headers jsonb,
+    metadata jsonb,
+    response jsonb,
+    failure_history jsonb,
+    constraint queue_status_is_known check (
+        status in (
+            'pending',    -- send, retry, release, redrive, replay -> here; waits for next_retry_at
+            'processing', -- claim -> here; leased by locked_by until lease_until
+            'completed',  -- complete -> here; delivered
+            'failed',     -- fail, recovery -> here; a copy lies in ulak.dlq
+            'expired'     -- mark_expired_messages -> here; expires_at passed before delivery
+        )
+    ),
+    -- A message in flight that nobody leases would never be recovered.
+    constraint queue_processing_has_a_lease check (
+        (status = 'processing') = (lease_until is not null and locked_by is not null)
+    ),
+    constraint queue_priority_is_in_range check (priority between 0 and 10),
+    constraint queue_is_not_due_before_its_schedule check (next_retry_at >= scheduled_at)
+);
+
+-- Each index is partial, so a message is in few of them at any time: two while it waits, two in flight, two when done.
+
+-- What claim walks: a loose scan over (endpoint, priority), then the due rows of each in order.
+create index queue_pending_idx on ulak.queue (endpoint_id, priority desc, next_retry_at, id)
+    where status = 'pending';
+
+-- What recovery, max_in_flight and the circuit breaker's probe look at.
+create index queue_processing_idx on ulak.queue (endpoint_id, lease_until)
+    where status = 'processing';
+
+-- What maintenance archives, oldest first.
+create index queue_finished_idx on ulak.queue (updated_at)
+    where status in ('completed', 'failed', 'expired');
+
+create index queue_expiry_idx on ulak.queue (expires_at)
+    where status = 'pending' and expires_at is not null;
+
+-- The head of an ordering key is its first row here.
+create index queue_ordering_idx on ulak.queue (endpoint_id, ordering_key, id)
+    where ordering_key is not null and status in ('pending', 'processing');
+
+-- A delivered message keeps its key until it is archived: a client that repeats its request a moment after the delivery
+-- must get the same answer as one that repeats it a moment before.
+create unique index queue_idempotency_idx on ulak.queue (endpoint_id, idempotency_key)
+    where idempotency_key is not null and status in ('pending', 'processing', 'completed');
+
+-- Rows die fast here. Thresholds that follow the table's size would let a burst leave its corpses for hours.
+alter table ulak.queue set (
+    autovacuum_vacuum_scale_factor = 0.0,
+    autovacuum_vacuum_threshold = 5000,
+    autovacuum_vacuum_insert_scale_factor = 0.1,
+    autovacuum_analyze_scale_factor = 0.1,
+    autovacuum_vacuum_cost_delay = 0
+);
+
+-- Up to which id a send needs no look at the queue's size (positive), or until when the queue counts as full
+-- (negative, milliseconds since 1970). A sequence, because it is read and set outside transactions: an application that
+-- stays in its transaction neither hides the value from others nor blocks them.
+create sequence ulak.queue_headroom minvalue -9223372036854775807 start 1;
+select setval('ulak.queue_headroom', 0);
+
+-- Keys whose next message was still uncommitted when their head was settled; claim looks again.
+create table ulak.ordering_wakeups (
+    endpoint_id bigint not null,
+    ordering_key text not null,
+    primary key (endpoint_id, ordering_key)
+);
+
+comment on sequence ulak.queue_id_seq is 'ids of messages, in ulak.queue, ulak.dlq.original_message_id and ulak.archive alike';
+comment on sequence ulak.queue_headroom is 'how far send() may go without counting the queue; private to ulak';
+comment on table ulak.ordering_wakeups is 'ordering keys to look at again; private to ulak';
+comment on column ulak.ordering_wakeups.endpoint_id is 'the endpoint of the key';
+comment on column ulak.ordering_wakeups.ordering_key is 'the key whose head was settled';
+comment on table ulak.queue is 'every message from send() until it is archived';
+comment on column ulak.queue.id is 'returned by send()';
+comment on column ulak.queue.endpoint_id is 'the endpoint it goes to (ulak.endpoints.id)';
+comment on column ulak.queue.message_id is 'sent as webhook-id; the same in every retry and redrive, so a receiver can drop duplicates';
+comment on column ulak.queue.next_retry_at is 'when it may next be tried; infinity while it waits behind an earlier message of its ordering key';
+comment on column ulak.queue.created_at is 'start of the transaction that sent it';
+comment on column ulak.queue.updated_at is 'last change of its state';
+comment on column ulak.queue.lease_until is 'in flight: until when locked_by owns it; then recovery takes it back';
+comment on column ulak.queue.processing_started_at is 'when it was last claimed';
+comment on column ulak.queue.completed_at is 'when its delivery was settled';
+comment on column ulak.queue.failed_at is 'when it went to the dead-letter queue';
+comment on column ulak.queue.first_failed_at is 'first failure of this cycle; a redrive starts a new cycle';
+comment on column ulak.queue.scheduled_at is 'not before this time, as asked for by the sender';
+comment on column ulak.queue.expires_at is 'not after this time, as asked for by the sender';
+comment on column ulak.queue.correlation_id is 'the sender''s own id for a conversation; sent along';
+comment on column ulak.queue.generation is 'claim can be limited to one generation of workers; set by redrive';
+comment on column ulak.queue.attempts is 'claims started, also by workers that died: the fencing token, it only rises';
+comment on column ulak.queue.retry_count is 'budget used: reported failures and expired leases';
+comment on column ulak.queue.priority is '0 to 10, higher first';
+comment on column ulak.queue.status is 'pending, processing, completed, failed or expired';
+comment on column ulak.queue.payload is 'the body; it can''t be changed once sent';
+comment on column ulak.queue.locked_by is 'in flight: the worker that claimed it';
+comment on column ulak.queue.last_error is 'last failure; starts with [RETRYABLE], [PERMANENT] or [DISABLE]';
+comment on column ulak.queue.idempotency_key is 'one message per endpoint and key until it is archived';
+comment on column ulak.queue.payload_hash is 'sha256 of the payload''s text, where an idempotency key was given';
+comment on column ulak.queue.ordering_key is 'messages of one endpoint and key are delivered in commit order, one at a time';
+comment on column ulak.queue.headers is 'extra request headers';
+comment on column ulak.queue.metadata is 'the sender''s own notes; never sent';
+comment on column ulak.queue.response is 'what the receiver answered, if capture_response is on';
+comment on column ulak.queue.failure_history is 'earlier failed cycles, newest last, at most 20';

@@ -1,0 +1,73 @@
+-- What workers tell about themselves and their deliveries.
+
+-- One row per worker slot, taken over by the next run of the slot.
+create table ulak.workers (
+    slot integer primary key,
+    name text not null,
+    pid integer not null,
+    state text not null,
+    started_at timestamptz not null,
+    last_activity timestamptz not null,
+    heartbeat_at timestamptz not null,
+    in_flight integer not null default 0,
+    messages_processed bigint not null default 0,
+    error_count bigint not null default 0,
+    last_error text,
+    stop_requested_at timestamptz,
+    version text not null,
+    constraint workers_state_is_known check (
+        state in (
+            'running', -- run_worker -> here
+            'stopped'  -- left in good order; a row that says running and whose heartbeat is old died
+        )
+    )
+);
+
+-- Per endpoint and minute; workers add to it about once a second, so it never slows a settle.
+create table ulak.endpoint_stats (
+    endpoint_id bigint not null,
+    minute timestamptz not null,
+    delivered bigint not null default 0,
+    failed bigint not null default 0,
+    latency_total_ms double precision not null default 0,
+    latency_histogram bigint[] not null default '{}',
+    primary key (endpoint_id, minute)
+) with (fillfactor = 50);
+
+create index endpoint_stats_minute_idx on ulak.endpoint_stats (minute);
+
+-- A consumer's inbox: keys that it has handled.
+create table ulak.handled (
+    consumer text not null,
+    key text not null,
+    handled_at timestamptz not null default now(),
+    primary key (consumer, key)
+);
+
+create index handled_at_idx on ulak.handled (handled_at);
+
+comment on table ulak.workers is 'worker slots and who runs them';
+comment on column ulak.workers.slot is 'number of the slot, from 1';
+comment on column ulak.workers.name is 'what it writes into ulak.queue.locked_by';
+comment on column ulak.workers.pid is 'backend that runs it';
+comment on column ulak.workers.state is 'running or stopped';
+comment on column ulak.workers.started_at is 'when this run began';
+comment on column ulak.workers.last_activity is 'last claim or settle that moved a message';
+comment on column ulak.workers.heartbeat_at is 'last sign of life';
+comment on column ulak.workers.in_flight is 'requests under way at the last sign of life';
+comment on column ulak.workers.messages_processed is 'messages settled by this slot, all runs together';
+comment on column ulak.workers.error_count is 'failed deliveries of this slot, all runs together';
+comment on column ulak.workers.last_error is 'last failed delivery or error of the worker';
+comment on column ulak.workers.stop_requested_at is 'set by stop(): the worker leaves when it sees it';
+comment on column ulak.workers.version is 'version of the extension that it runs';
+comment on table ulak.endpoint_stats is 'deliveries per endpoint and minute';
+comment on column ulak.endpoint_stats.endpoint_id is 'the endpoint';
+comment on column ulak.endpoint_stats.minute is 'start of the minute';
+comment on column ulak.endpoint_stats.delivered is 'messages delivered';
+comment on column ulak.endpoint_stats.failed is 'attempts that failed';
+comment on column ulak.endpoint_stats.latency_total_ms is 'sum of the requests'' times';
+comment on column ulak.endpoint_stats.latency_histogram is 'requests by time: bucket i counts those below 2^i ms';
+comment on table ulak.handled is 'keys that mark_handled() has seen';
+comment on column ulak.handled.consumer is 'who handled it';
+comment on column ulak.handled.key is 'what was handled';
+comment on column ulak.handled.handled_at is 'when';
