@@ -1,0 +1,66 @@
+# ulak: build and install with PGXS; everything that runs goes through tests/sandbox.sh.
+
+EXTENSION = control/ulak
+EXTVERSION := $(shell sed -n "s/^default_version *= *'\(.*\)'/\1/p" control/ulak.control)
+BUILD ?= build
+
+# sql/schema runs once; the Python section and sql/code are replayed by every upgrade.
+SCHEMA := $(sort $(wildcard sql/schema/*.sql))
+REPLAYED := $(BUILD)/python.sql $(sort $(wildcard sql/code/*.sql))
+SCRIPT := $(BUILD)/ulak--$(EXTVERSION).sql
+# Only upgrades to this version are built; those to earlier ones are frozen in sql/released.
+UPGRADES := $(patsubst sql/upgrade/%.sql,$(BUILD)/ulak--%.sql,$(wildcard sql/upgrade/*--$(EXTVERSION).sql))
+
+DATA_built = $(SCRIPT) $(UPGRADES)
+DATA = $(filter-out $(patsubst $(BUILD)/%,sql/released/%,$(DATA_built)),$(wildcard sql/released/*.sql))
+EXTRA_CLEAN = $(BUILD)
+
+.PHONY: build help test lint demo demo-stop bench chaos
+.DELETE_ON_ERROR:
+
+build: $(DATA_built) ## build the extension's script
+
+# The folders are prerequisites too, so that a deleted file is noticed.
+$(BUILD)/python.sql: plpython/embed.py plpython/loader.py plpython/ulak $(wildcard plpython/ulak/*.py)
+	@mkdir -p $(BUILD)
+	python3 -B plpython/embed.py > $@
+
+$(SCRIPT): $(SCHEMA) $(REPLAYED) sql/schema sql/code control/ulak.control
+	cat $(SCHEMA) $(REPLAYED) > $@
+
+$(UPGRADES): $(BUILD)/ulak--%.sql: sql/upgrade/%.sql $(REPLAYED) sql/code
+	cat $< $(REPLAYED) > $@
+
+test: lint ## install what is missing and run every check; ARGS="tests/db -k send" picks some
+	tests/sandbox.sh python -m pytest $(or $(ARGS),tests)
+
+lint: ## ruff, mypy and pgspot
+	tests/sandbox.sh tests/lint.sh
+
+demo: ## a private cluster with an endpoint and 2,000 messages, left running for a look
+	tests/sandbox.sh python -m demo start
+
+demo-stop: ## remove the demo's cluster
+	tests/sandbox.sh python -m demo stop
+
+bench: ## how fast it is; ARGS="send" runs one part
+	tests/sandbox.sh python -m bench $(ARGS)
+
+chaos: ## that nothing is lost; ARGS picks scenarios
+	tests/sandbox.sh python -m chaos $(ARGS)
+
+help: ## this list
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 16
+	@printf 'make install    install into the server of PG_CONFIG (PGXS)\nmake uninstall  remove it\nmake clean      remove what was built\n'
+
+# PGXS brings all, install, uninstall and clean. Building does not need it.
+PG_CONFIG ?= pg_config
+PGXS := $(shell $(PG_CONFIG) --pgxs 2>/dev/null)
+ifneq ($(wildcard $(PGXS)),)
+include $(PGXS)
+else
+install uninstall:
+	$(error no PGXS: install postgresql-client-15, or name your PG_CONFIG)
+clean:
+	rm -rf $(BUILD)
+endif

@@ -1,0 +1,75 @@
+"""One cluster per run, one database per test."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import psycopg
+import pytest
+from support.cluster import TEMPLATE, Cluster, Connect, remove_abandoned
+
+_numbers = itertools.count(1)
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[Cluster]:
+    remove_abandoned()
+    cluster = Cluster.create()
+    yield cluster
+    cluster.remove()
+
+
+@pytest.fixture(scope="session")
+def template(cluster: Cluster) -> str:
+    """A database with the extension and nothing else, to be cloned."""
+    cluster.create_database(TEMPLATE)
+    cluster.install(TEMPLATE)
+    return TEMPLATE
+
+
+@pytest.fixture
+def database(cluster: Cluster, template: str) -> Iterator[str]:
+    name = cluster.create_database(f"test_{next(_numbers)}", template)
+    yield name
+    cluster.drop_database(name)
+
+
+@pytest.fixture
+def empty_database(cluster: Cluster) -> Iterator[str]:
+    """A database without the extension."""
+    name = cluster.create_database(f"test_{next(_numbers)}")
+    yield name
+    cluster.drop_database(name)
+
+
+@pytest.fixture
+def connect(cluster: Cluster, database: str) -> Iterator[Connect]:
+    """connect(role=None, autocommit=True): a session in this test's database, closed at its end."""
+    opened: list[psycopg.Connection[Any]] = []
+
+    def open_session(role: str | None = None, autocommit: bool = True, **options: Any) -> psycopg.Connection[Any]:
+        opened.append(cluster.connect(database, role, autocommit, **options))
+        return opened[-1]
+
+    yield open_session
+    for connection in opened:
+        connection.close()
+
+
+@pytest.fixture
+def db(connect: Connect) -> psycopg.Connection[Any]:
+    """A superuser's session in this test's database."""
+    return connect()
+
+
+@pytest.fixture
+def cron_database(cluster: Cluster) -> Iterator[str]:
+    """The cluster's database of pg_cron, with a fresh ulak in it and no job."""
+    name = cluster.setting("cron.database_name")
+    cluster.install(name)
+    cluster.execute("create extension if not exists pg_cron", name)
+    yield name
+    cluster.execute("delete from cron.job", name)
+    cluster.execute("drop extension ulak cascade", name)

@@ -1,0 +1,45 @@
+"""The harness keeps its promises to the other tests."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import psycopg
+import pytest
+from support.cluster import ROLES, Cluster, Connect
+from support.sessions import Running, gather, wait_until_blocked
+
+
+def test_a_role_is_the_session_user_of_its_connection(connect: Connect) -> None:
+    for role in ROLES:
+        row = (
+            connect(role)
+            .execute(
+                "select session_user::text, pg_has_role(session_user, %s, 'member'), rolsuper "
+                "from pg_roles where rolname = session_user",
+                [role],
+            )
+            .fetchone()
+        )
+
+        assert row == (f"test_{role}", True, False)
+
+
+def test_a_session_is_seen_to_be_blocked(connect: Connect, db: psycopg.Connection[Any]) -> None:
+    holder, waiter = connect(autocommit=False), connect()
+    holder.execute("select pg_advisory_xact_lock(1)")
+
+    running = Running(lambda: waiter.execute("select pg_advisory_lock(1)"))
+
+    assert wait_until_blocked(waiter, db) == [holder.info.backend_pid]
+    holder.commit()
+    running.result()
+
+
+def test_gather_raises_what_a_session_raised() -> None:
+    with pytest.raises(ZeroDivisionError):
+        gather([lambda: 1, lambda: 1 // 0])
+
+
+def test_a_killed_cluster_comes_back(cluster: Cluster) -> None:
+    assert cluster.is_running()

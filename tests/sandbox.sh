@@ -1,0 +1,92 @@
+#!/bin/bash
+# Runs a command as an unprivileged user, with PostgreSQL, a venv and the project where that user can read them.
+#   tests/sandbox.sh python -m pytest tests/db
+# PG_MAJOR picks the server (15). ULAK_RUN names another run folder.
+set -euo pipefail
+umask 022
+
+project=$(cd "$(dirname "$0")/.." && pwd)
+major=${PG_MAJOR:-15}
+packages=(
+    ca-certificates make python3 python3-pycurl python3-venv
+    "postgresql-$major" "postgresql-plpython3-$major" "postgresql-$major-cron" "postgresql-$major-plpgsql-check"
+)
+
+as_root() {
+    if [ "$(id -u)" = 0 ]; then "$@"; else sudo "$@"; fi
+}
+
+as_user() {
+    if [ "$(id -u)" = 0 ]; then runuser -u postgres -- "$@"; else "$@"; fi
+}
+
+install_packages() {
+    local missing=() package
+    for package in "${packages[@]}"; do
+        dpkg-query -W -f '${db:Status-Abbrev}' "$package" 2>/dev/null | grep -q '^.i' || missing+=("$package")
+    done
+    if [ "${#missing[@]}" -gt 0 ]; then
+        echo "installing ${missing[*]}"
+        as_root apt-get update -q
+        as_root env DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends \
+            -o DPkg::Lock::Timeout=300 "${missing[@]}"
+    fi
+}
+
+user_can_read_project() {
+    as_user test -x "$project" && [ -z "$(as_user find "$project"/[!.]* ! -readable -print -quit 2>&1)" ]
+}
+
+# Anybody may write to /var/tmp: a folder that another user put there is refused.
+make_run_folder() {
+    mkdir -p "$run"
+    if [ -L "$run" ] || [ ! -O "$run" ]; then
+        echo "$run does not belong to $(id -un): remove it" >&2
+        exit 1
+    fi
+    mkdir -p "$run/work"
+    if [ "$(id -u)" = 0 ]; then chown postgres: "$run/work"; fi
+}
+
+copy_project() {
+    rm -rf "$source"
+    mkdir -p "$source"
+    cp -R "$project"/[!.]* "$source"
+    chmod -R a+rX "$source"
+}
+
+make_venv() {
+    local wanted
+    wanted=$(sha256sum < "$project/tests/requirements.txt")
+    if [ "$(cat "$run/venv/made-from" 2>/dev/null)" != "$wanted" ]; then
+        rm -rf "$run/venv"
+        /usr/bin/python3 -m venv --system-site-packages "$run/venv"
+        "$run/venv/bin/python" -m pip install -q --disable-pip-version-check --root-user-action=ignore \
+            -r "$project/tests/requirements.txt"
+        echo "$wanted" > "$run/venv/made-from"
+    fi
+}
+
+install_packages
+run=${ULAK_RUN:-$project/.run}
+source=$project
+if ! user_can_read_project; then
+    run=${ULAK_RUN:-/var/tmp/ulak${project//\//-}}
+    source=$run/source
+fi
+make_run_folder
+(
+    flock 9
+    if [ "$source" != "$project" ]; then copy_project; fi
+    make_venv
+) 9> "$run/lock"
+
+cd "$source"
+as_user env -i \
+    HOME="$run/work" LANG=C.UTF-8 TERM="${TERM:-dumb}" \
+    PATH="$run/venv/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin" \
+    PYTHONPATH="$source/tests:$source/plpython" PYTHONDONTWRITEBYTECODE=1 \
+    PYTEST_ADDOPTS="-o cache_dir=$run/work/pytest" \
+    HYPOTHESIS_STORAGE_DIRECTORY="$run/work/hypothesis" \
+    PG_CONFIG="/usr/lib/postgresql/$major/bin/pg_config" ULAK_WORK="$run/work" \
+    "$@"

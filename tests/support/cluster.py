@@ -1,0 +1,242 @@
+"""A private PostgreSQL cluster with the extension staged beside it, for tests, the demo, the bench and chaos."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import psycopg
+from psycopg import sql
+
+PROJECT = Path(__file__).resolve().parents[2]
+PG_CONFIG = os.environ.get("PG_CONFIG", "pg_config")
+WORK = Path(os.environ.get("ULAK_WORK", tempfile.gettempdir()))
+
+ROLES = ("ulak_admin", "ulak_application", "ulak_monitor", "ulak_worker")
+TEMPLATE = "ulak_template"
+
+Settings = dict[str, str | int | float | bool]
+
+DEFAULTS: Settings = {
+    "autovacuum_naptime": "10s",
+    "cron.database_name": "postgres",
+    # Debian 12's pg_cron makes every job wait for the longest one when background workers run them.
+    "cron.use_background_workers": False,
+    "fsync": False,
+    "full_page_writes": False,
+    "listen_addresses": "",
+    "log_line_prefix": "%m [%p] %u@%d ",
+    "max_connections": 100,
+    "shared_preload_libraries": "pg_cron",
+    "timezone": "UTC",
+}
+
+
+class CommandFailed(Exception):
+    pass
+
+
+def run(command: Sequence[str | Path], **options: Any) -> str:
+    done = subprocess.run(command, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False, **options)
+    if done.returncode != 0:
+        raise CommandFailed(f"{' '.join(map(str, command))}: exit {done.returncode}\n{done.stdout}")
+    return str(done.stdout)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def stage_extension(folder: Path, project: Path = PROJECT) -> Path:
+    """`make install` into folder/stage: nothing of the system is touched."""
+    stage = folder / "stage"
+    make = ["make", "-s", "-C", project, "install", f"PG_CONFIG={PG_CONFIG}", f"BUILD={folder}/build", f"DESTDIR={stage}"]
+    run(make)
+    return stage
+
+
+def remove_abandoned(work: Path = WORK) -> None:
+    """Stops and removes the clusters of processes that were killed before they could do it."""
+    for note in work.glob("cluster-*/owner"):
+        try:
+            os.kill(int(note.read_text()), 0)
+        except ProcessLookupError:
+            Cluster(note.parent).remove()
+        except (PermissionError, ValueError, FileNotFoundError):
+            continue
+
+
+class Cluster:
+    """`folder` holds data, log, staged extension; the socket has its own short path."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.data = folder / "data"
+        self.log = folder / "log"
+        self.bin = Path(run([PG_CONFIG, "--bindir"]).strip())
+        self.user = "postgres"
+
+    @classmethod
+    def create(
+        cls, folder: Path | None = None, *, settings: Settings | None = None, owned: bool = True, project: Path = PROJECT
+    ) -> Cluster:
+        """Made and started. An owned cluster is removed by a later run if this process dies without doing so."""
+        if folder is None:
+            WORK.mkdir(parents=True, exist_ok=True)
+            folder = Path(tempfile.mkdtemp(prefix="cluster-", dir=WORK))
+        folder.mkdir(parents=True, exist_ok=True)
+        if owned:
+            (folder / "owner").write_text(str(os.getpid()))
+        cluster = cls(folder)
+        stage = stage_extension(folder, project)
+        sockets = tempfile.mkdtemp(prefix="ulak-", dir="/tmp")
+        run(
+            [cluster.bin / "initdb", "-D", cluster.data, "-U", cluster.user, "-A", "trust", "-E", "UTF8"]
+            + ["--locale=C.UTF-8", "--no-sync", "--no-instructions"]
+        )
+        cluster.configure(
+            {
+                **DEFAULTS,
+                "cron.host": sockets,
+                "extension_destdir": str(stage),
+                "port": free_port(),
+                "unix_socket_directories": sockets,
+                **(settings or {}),
+            }
+        )
+        cluster.start()
+        return cluster
+
+    # Settings are appended to postgresql.conf: the last one counts.
+
+    def configure(self, settings: Settings) -> None:
+        with (self.data / "postgresql.conf").open("a") as file:
+            for name, value in settings.items():
+                text = {True: "on", False: "off"}[value] if isinstance(value, bool) else str(value)
+                file.write("{} = '{}'\n".format(name, text.replace("'", "''")))
+
+    def setting(self, name: str) -> str:
+        lines = (self.data / "postgresql.conf").read_text().splitlines()
+        return [line for line in lines if line.startswith(name + " = ")][-1].split("'")[1]
+
+    @property
+    def port(self) -> int:
+        return int(self.setting("port"))
+
+    @property
+    def host(self) -> str:
+        return self.setting("unix_socket_directories")
+
+    # The server's life.
+
+    def start(self) -> None:
+        try:
+            self._pg_ctl("start", "-w", "-t", "60", "-l", str(self.log))
+        except CommandFailed as failure:
+            raise CommandFailed(f"{failure}\n{self.log_tail()}") from None
+
+    def stop(self, mode: str = "fast") -> None:
+        self._pg_ctl("stop", "-w", "-t", "60", "-m", mode)
+
+    def restart(self, mode: str = "fast") -> None:
+        self.stop(mode)
+        self.start()
+
+    def reload(self) -> None:
+        self._pg_ctl("reload")
+
+    def kill(self, sig: signal.Signals = signal.SIGKILL) -> None:
+        """Signals the postmaster itself: kill() and start() is a crash and its recovery."""
+        os.kill(self.postmaster_pid, sig)
+
+    @property
+    def postmaster_pid(self) -> int:
+        return int((self.data / "postmaster.pid").read_text().splitlines()[0])
+
+    def is_running(self) -> bool:
+        return subprocess.run([self.bin / "pg_ctl", "-D", self.data, "status"], capture_output=True).returncode == 0
+
+    def remove(self) -> None:
+        if self.is_running():
+            self.stop("immediate")
+        if (self.data / "postgresql.conf").exists():
+            shutil.rmtree(self.host, ignore_errors=True)
+        shutil.rmtree(self.folder)
+
+    def log_tail(self, lines: int = 40) -> str:
+        return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:]) if self.log.exists() else ""
+
+    def _pg_ctl(self, *arguments: str) -> None:
+        run([self.bin / "pg_ctl", "-D", self.data, "-s", *arguments], stdin=subprocess.DEVNULL)
+
+    # Connections and programs.
+
+    def dsn(self, database: str = "postgres", user: str | None = None) -> str:
+        return f"host={self.host} port={self.port} dbname={database} user={user or self.user}"
+
+    def connect(
+        self, database: str = "postgres", role: str | None = None, autocommit: bool = True, **options: Any
+    ) -> psycopg.Connection[Any]:
+        """A role of the extension is entered through its login role (see install), so session_user is an ordinary
+        member of it; any other role logs in as itself."""
+        user = f"test_{role}" if role in ROLES else role
+        return psycopg.connect(self.dsn(database, user), autocommit=autocommit, **options)
+
+    def psql(self, database: str, command: str, *arguments: str) -> str:
+        return self._psql(database, "-A", "-t", *arguments, "-c", command).rstrip("\n")
+
+    def _psql(self, database: str, *arguments: str | Path) -> str:
+        return run([self.bin / "psql", "-X", "-q", "-v", "ON_ERROR_STOP=1", "-d", self.dsn(database), *arguments])
+
+    def dump(self, database: str, file: Path, *arguments: str) -> Path:
+        run([self.bin / "pg_dump", "-d", self.dsn(database), "-f", file, *arguments])
+        return file
+
+    def restore(self, database: str, file: Path, *arguments: str) -> None:
+        """Into an existing database: plain text by psql, everything else by pg_restore. Any error fails."""
+        with file.open("rb") as opened:
+            is_archive = opened.read(5) == b"PGDMP"
+        if is_archive:
+            run([self.bin / "pg_restore", "--exit-on-error", "-d", self.dsn(database), *arguments, file])
+        else:
+            self._psql(database, *arguments, "-f", file)
+
+    # Databases.
+
+    def execute(self, statement: str | sql.Composed, database: str = "postgres") -> None:
+        with self.connect(database) as connection:
+            connection.execute(statement)  # type: ignore[arg-type]
+
+    def create_database(self, name: str, template: str | None = None) -> str:
+        statement = sql.SQL("create database {} template {}")
+        self.execute(statement.format(sql.Identifier(name), sql.Identifier(template or "template0")))
+        return name
+
+    def drop_database(self, name: str) -> None:
+        self.execute(sql.SQL("drop database if exists {} with (force)").format(sql.Identifier(name)))
+
+    def install(self, database: str) -> None:
+        """CREATE EXTENSION, and a login role for each of its roles."""
+        with self.connect(database) as connection:
+            connection.execute("create extension ulak cascade")
+            for role in ROLES:
+                self.ensure_login(connection, f"test_{role}", member_of=role)
+            self.ensure_login(connection, "nobody")
+
+    def ensure_login(self, connection: psycopg.Connection[Any], name: str, member_of: str | None = None) -> None:
+        if connection.execute("select from pg_roles where rolname = %s", [name]).fetchone() is None:
+            connection.execute(sql.SQL("create role {} login").format(sql.Identifier(name)))
+        if member_of is not None:
+            connection.execute(sql.SQL("grant {} to {}").format(sql.Identifier(member_of), sql.Identifier(name)))
+
+
+Connect = Callable[..., psycopg.Connection[Any]]

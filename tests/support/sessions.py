@@ -1,0 +1,69 @@
+"""Several sessions at once, and waiting for what they do instead of sleeping."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+import psycopg
+
+Result = TypeVar("Result")
+
+
+def wait_until(predicate: Callable[[], Result], timeout: float = 10, message: str = "the condition") -> Result:
+    """The first true value of the predicate."""
+    deadline = time.monotonic() + timeout
+    while not (value := predicate()):
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{message} was not met within {timeout} s; last value: {value!r}")
+        time.sleep(0.005)
+    return value
+
+
+def backend_pid(session: psycopg.Connection[Any] | int) -> int:
+    return session if isinstance(session, int) else session.info.backend_pid
+
+
+def wait_until_blocked(
+    session: psycopg.Connection[Any] | int, observer: psycopg.Connection[Any], timeout: float = 10
+) -> list[int]:
+    """Returns the pids that hold `session` up, once another session does. The observer must be in autocommit mode."""
+    pid = backend_pid(session)
+
+    def blockers() -> list[int]:
+        row = observer.execute("select pg_blocking_pids(%s)", [pid]).fetchone()
+        assert row is not None
+        return list(row[0])
+
+    return wait_until(blockers, timeout, f"backend {pid} waiting for a lock")
+
+
+def wait_until_gone(session: psycopg.Connection[Any] | int, observer: psycopg.Connection[Any], timeout: float = 10) -> None:
+    pid = backend_pid(session)
+    query = "select not exists (select from pg_stat_activity where pid = %s)"
+    wait_until(lambda: (observer.execute(query, [pid]).fetchone() or [False])[0], timeout, f"end of backend {pid}")
+
+
+def gather(functions: Iterable[Callable[[], Result]]) -> list[Result]:
+    """Runs all at once, one thread each; results in order. All end before the first error is raised again."""
+    calls = list(functions)
+    with ThreadPoolExecutor(max_workers=max(len(calls), 1)) as pool:
+        futures = [pool.submit(call) for call in calls]
+    return [future.result() for future in futures]
+
+
+class Running:
+    """A statement in a thread of its own, for a session that is expected to wait."""
+
+    def __init__(self, function: Callable[[], Any]) -> None:
+        self._pool = ThreadPoolExecutor(max_workers=1)
+        self._future = self._pool.submit(function)
+        self._pool.shutdown(wait=False)
+
+    def is_done(self) -> bool:
+        return self._future.done()
+
+    def result(self, timeout: float = 10) -> Any:
+        return self._future.result(timeout)
