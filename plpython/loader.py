@@ -25,7 +25,9 @@ class ExtensionModules(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         if name not in self.sources:
             raise ModuleNotFoundError(f"the extension carries no module {name}", name=name)
         is_package = any(other.startswith(name + ".") for other in self.sources) or name == "ulak"
-        return importlib.util.spec_from_loader(name, self, origin=self.filename(name, is_package), is_package=is_package)
+        return importlib.util.spec_from_loader(
+            name, self, origin=self.filename(name, is_package), is_package=is_package
+        )
 
     def filename(self, name: str, is_package: bool) -> str:
         return "plpython/" + name.replace(".", "/") + ("/__init__.py" if is_package else ".py")

@@ -3,5 +3,15 @@
 set -euo pipefail
 
 ruff check --no-cache --config tests/pyproject.toml plpython tests
-ruff format --check --no-cache --config tests/pyproject.toml plpython tests
-mypy --config-file tests/pyproject.toml --cache-dir "$ULAK_WORK/mypy" plpython/embed.py plpython/loader.py tests/support
+ruff format --check --quiet --no-cache --config tests/pyproject.toml plpython tests
+MYPYPATH=plpython:tests mypy --config-file tests/pyproject.toml --cache-dir "$ULAK_WORK/mypy" --no-error-summary \
+    plpython/embed.py plpython/loader.py plpython/ulak tests/support tests/conftest.py
+
+# CREATE EXTENSION runs the script with this search_path. PS005 asks every function to pin it; ours need it where
+# tests/conventions says so, and pgspot still reports what an unpinned body leaves unqualified.
+make -s build BUILD="$ULAK_WORK/lint"
+{
+    echo 'set search_path to pg_catalog, pg_temp;'
+    cat "$ULAK_WORK"/lint/ulak--*.sql
+} > "$ULAK_WORK/lint/pgspot.sql"
+pgspot --ignore PS005 --ignore-lang plpython3u "$ULAK_WORK/lint/pgspot.sql"

@@ -59,7 +59,16 @@ def free_port() -> int:
 def stage_extension(folder: Path, project: Path = PROJECT) -> Path:
     """`make install` into folder/stage: nothing of the system is touched."""
     stage = folder / "stage"
-    make = ["make", "-s", "-C", project, "install", f"PG_CONFIG={PG_CONFIG}", f"BUILD={folder}/build", f"DESTDIR={stage}"]
+    make = [
+        "make",
+        "-s",
+        "-C",
+        project,
+        "install",
+        f"PG_CONFIG={PG_CONFIG}",
+        f"BUILD={folder}/build",
+        f"DESTDIR={stage}",
+    ]
     run(make)
     return stage
 
@@ -87,7 +96,12 @@ class Cluster:
 
     @classmethod
     def create(
-        cls, folder: Path | None = None, *, settings: Settings | None = None, owned: bool = True, project: Path = PROJECT
+        cls,
+        folder: Path | None = None,
+        *,
+        settings: Settings | None = None,
+        owned: bool = True,
+        project: Path = PROJECT,
     ) -> Cluster:
         """Made and started. An owned cluster is removed by a later run if this process dies without doing so."""
         if folder is None:
@@ -214,10 +228,10 @@ class Cluster:
 
     def execute(self, statement: str | sql.Composed, database: str = "postgres") -> None:
         with self.connect(database) as connection:
-            connection.execute(statement)  # type: ignore[arg-type]
+            connection.execute(statement)
 
     def create_database(self, name: str, template: str | None = None) -> str:
-        statement = sql.SQL("create database {} template {}")
+        statement = sql.SQL("create database {} template {} strategy file_copy")
         self.execute(statement.format(sql.Identifier(name), sql.Identifier(template or "template0")))
         return name
 

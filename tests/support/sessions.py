@@ -40,7 +40,9 @@ def wait_until_blocked(
     return wait_until(blockers, timeout, f"backend {pid} waiting for a lock")
 
 
-def wait_until_gone(session: psycopg.Connection[Any] | int, observer: psycopg.Connection[Any], timeout: float = 10) -> None:
+def wait_until_gone(
+    session: psycopg.Connection[Any] | int, observer: psycopg.Connection[Any], timeout: float = 10
+) -> None:
     pid = backend_pid(session)
     query = "select not exists (select from pg_stat_activity where pid = %s)"
     wait_until(lambda: (observer.execute(query, [pid]).fetchone() or [False])[0], timeout, f"end of backend {pid}")

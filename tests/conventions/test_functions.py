@@ -1,0 +1,126 @@
+"""Every function of the extension compiles, says where it looks names up, and is named like the others."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import psycopg
+import pytest
+from support.cluster import Cluster
+
+DB = psycopg.Connection[Any]
+
+
+@pytest.fixture(scope="module")
+def installed(cluster: Cluster, template: str) -> Iterator[DB]:
+    """Read-only tests share one database."""
+    name = cluster.create_database("conventions_functions", template)
+    with cluster.connect(name) as connection:
+        yield connection
+    cluster.drop_database(name)
+
+
+def functions(db: DB, condition: str = "true") -> list[tuple[str, str, str]]:
+    """(signature, definition, body) of the extension's functions and procedures."""
+    return db.execute(
+        f"""
+        select p.oid::regprocedure::text, pg_get_functiondef(p.oid), prosrc
+        from pg_proc p
+        join pg_language l on l.oid = prolang
+        where pronamespace = 'ulak'::regnamespace and {condition}
+        order by 1
+        """
+    ).fetchall()
+
+
+def test_every_sql_and_plpgsql_body_compiles(installed: DB) -> None:
+    errors = []
+    with installed.transaction(force_rollback=True):
+        installed.execute("set local check_function_bodies = on")
+        for signature, definition, _ in functions(installed, "lanname in ('sql', 'plpgsql')"):
+            try:
+                with installed.transaction():
+                    installed.execute(definition)
+            except psycopg.Error as error:
+                errors.append(f"{signature}: {error}")
+
+    assert errors == []
+
+
+def test_every_python_body_compiles(installed: DB) -> None:
+    bodies = functions(installed, "lanname = 'plpython3u'")
+
+    for signature, _, body in bodies:
+        indented = "def body():\n\t" + body.replace("\n", "\n\t")
+        compile(indented + "\n\tpass", signature, "exec")
+
+    assert "ulak._load_python()" in [signature for signature, _, _ in bodies]
+
+
+def test_plpgsql_check_finds_nothing_wrong(installed: DB) -> None:
+    """Names, types and columns inside the bodies, which CREATE FUNCTION doesn't look at."""
+    installed.execute("create extension if not exists plpgsql_check")
+    problems = installed.execute(
+        """
+        select p.oid::regprocedure::text, c.lineno, c.level, c.message, c.detail, c.hint, c.query
+        from pg_proc p
+        join pg_language l on l.oid = prolang
+        left join pg_trigger t on t.tgfoid = p.oid and not tgisinternal and tgparentid = 0
+        cross join lateral plpgsql_check_function_tb(
+            p.oid, coalesce(t.tgrelid, 0), extra_warnings => false, performance_warnings => false
+        ) c
+        where pronamespace = 'ulak'::regnamespace
+            and lanname = 'plpgsql'
+            and (prorettype <> 'trigger'::regtype or t.oid is not null)
+            and prorettype <> 'event_trigger'::regtype
+        """
+    ).fetchall()
+
+    assert problems == []
+
+
+def test_every_security_definer_function_pins_its_search_path(installed: DB) -> None:
+    unpinned = functions(
+        installed,
+        "prosecdef and 'search_path=pg_catalog, pg_temp' <> all (coalesce(proconfig, '{}'))",
+    )
+
+    assert [signature for signature, _, _ in unpinned] == []
+
+
+def test_no_procedure_has_a_clause_that_forbids_commit(installed: DB) -> None:
+    unable = functions(installed, "prokind = 'p' and (prosecdef or proconfig is not null)")
+
+    assert [signature for signature, _, _ in unable] == []
+
+
+def test_every_parameter_starts_with_p(installed: DB) -> None:
+    query = """
+        select p.oid::regprocedure::text, coalesce(name, '(unnamed)')
+        from pg_proc p
+        cross join lateral unnest(proargtypes::oid[]) with ordinality as type (id, position)
+        left join lateral unnest(
+            case when proargmodes is null then proargnames
+            else (
+                select array_agg(n order by i) from unnest(proargnames, proargmodes) with ordinality as a (n, m, i)
+                where m in ('i', 'b', 'v')
+            ) end
+        ) with ordinality as parameter (name, position) using (position)
+        where pronamespace = 'ulak'::regnamespace
+            and coalesce(name, '') not like 'p\\_%'
+    """
+
+    assert installed.execute(query).fetchall() == []
+
+
+def test_no_body_swallows_every_error(installed: DB) -> None:
+    """`when others` hides cancels of statements and disk-full alike; it must at least raise or log."""
+    offenders = [
+        signature
+        for signature, _, body in functions(installed, "lanname = 'plpgsql'")
+        if re.search(r"when\s+others\s+then\s+(null|return)\b", body, re.IGNORECASE)
+    ]
+
+    assert offenders == []

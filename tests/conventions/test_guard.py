@@ -1,0 +1,54 @@
+"""Where the extension refuses to be installed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import psycopg
+import pytest
+from support.cluster import ROLES, Cluster, CommandFailed
+
+DB = psycopg.Connection[Any]
+
+
+def test_a_schema_that_somebody_made_is_refused(cluster: Cluster, template: str, empty_database: str) -> None:
+    with cluster.connect(empty_database) as connection:
+        connection.execute("create schema ulak authorization nobody")
+
+        with pytest.raises(psycopg.errors.DuplicateSchema) as refusal:
+            connection.execute("create extension ulak cascade")
+
+    assert "belongs to role nobody" in str(refusal.value.diag.message_detail)
+    assert "drop schema ulak" in str(refusal.value.diag.message_hint)
+
+
+def test_the_script_is_refused_by_psql(cluster: Cluster, empty_database: str) -> None:
+    (script,) = (cluster.folder / "build").glob("ulak--*.sql")
+
+    printed = cluster.psql(empty_database, rf"\i {script}")
+
+    assert printed == 'Use "CREATE EXTENSION ulak" to load this file.'
+    assert cluster.psql(empty_database, "select to_regnamespace('ulak') is null") == "t"
+
+
+def test_it_is_refused_to_anybody_but_a_superuser(cluster: Cluster, template: str, empty_database: str) -> None:
+    cluster.execute("create extension plpython3u", empty_database)
+    cluster.execute(f'grant create on database "{empty_database}" to nobody')
+
+    with cluster.connect(empty_database, "nobody") as session, pytest.raises(psycopg.errors.InsufficientPrivilege):
+        session.execute("create extension ulak")
+
+
+def test_its_roles_can_neither_log_in_nor_do_anything_else(db: DB) -> None:
+    query = """
+        select rolname from pg_roles
+        where rolname = any (%s)
+            and not (rolcanlogin or rolsuper or rolcreaterole or rolcreatedb or rolreplication or rolbypassrls)
+    """
+
+    assert sorted(name for (name,) in db.execute(query, [list(ROLES)])) == sorted(ROLES)
+
+
+def test_a_failed_command_of_the_harness_is_an_error(cluster: Cluster) -> None:
+    with pytest.raises(CommandFailed, match="no_such_function"):
+        cluster.psql("postgres", "select no_such_function()")

@@ -1,0 +1,199 @@
+"""What the catalogs say about schema ulak, in a form that two databases can be compared by."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import psycopg
+
+Snapshot = dict[str, dict[str, Any]]
+
+# Each query gives (name of the object, facts about it). Nothing here depends on oids or on the order of creation.
+QUERIES = {
+    "schema": """
+        select
+            nspname,
+            jsonb_build_object(
+                'owner', nspowner::regrole,
+                'acl', acl(nspacl),
+                'comment', obj_description(oid, 'pg_namespace')
+            )
+        from pg_namespace where nspname = 'ulak'
+    """,
+    "function": """
+        select
+            p.oid::regprocedure::text,
+            jsonb_build_object(
+                'definition', pg_get_functiondef(p.oid),
+                'owner', proowner::regrole,
+                'acl', acl(proacl),
+                'comment', obj_description(p.oid, 'pg_proc')
+            )
+        from pg_proc p
+        where pronamespace = 'ulak'::regnamespace and prokind in ('f', 'p')
+    """,
+    "relation": """
+        select
+            oid::regclass::text,
+            jsonb_build_object(
+                'kind', relkind,
+                'persistence', relpersistence,
+                'options', reloptions,
+                'owner', relowner::regrole,
+                'acl', acl(relacl),
+                'row_security', relrowsecurity,
+                'replica_identity', relreplident,
+                'comment', obj_description(oid, 'pg_class'),
+                'view', case when relkind in ('v', 'm') then pg_get_viewdef(oid) end,
+                'partition_key', pg_get_partkeydef(oid),
+                'partition_bound', pg_get_expr(relpartbound, oid)
+            )
+        from pg_class
+        where relnamespace = 'ulak'::regnamespace and relkind not in ('i', 'I')
+    """,
+    "column": """
+        select
+            c.oid::regclass || '.' || attname,
+            jsonb_build_object(
+                'position', row_number() over (partition by c.oid order by attnum),
+                'type', format_type(atttypid, atttypmod),
+                'not_null', attnotnull,
+                'default', pg_get_expr(adbin, adrelid),
+                'identity', attidentity,
+                'generated', attgenerated,
+                'storage', attstorage,
+                'compression', attcompression,
+                'collation', attcollation::regcollation,
+                'acl', acl(attacl),
+                'comment', col_description(c.oid, attnum)
+            )
+        from pg_attribute
+        join pg_class c on c.oid = attrelid
+        left join pg_attrdef on adrelid = attrelid and adnum = attnum
+        where relnamespace = 'ulak'::regnamespace and attnum > 0 and not attisdropped and relkind not in ('i', 'I', 'S')
+    """,
+    "index": """
+        select
+            indexrelid::regclass::text,
+            jsonb_build_object(
+                'definition', pg_get_indexdef(indexrelid),
+                'valid', indisvalid,
+                'comment', obj_description(indexrelid, 'pg_class')
+            )
+        from pg_index
+        join pg_class on pg_class.oid = indexrelid
+        where relnamespace = 'ulak'::regnamespace
+    """,
+    "constraint": """
+        select
+            coalesce(conrelid::regclass::text, contypid::regtype::text) || ' ' || conname,
+            jsonb_build_object(
+                'definition', pg_get_constraintdef(oid),
+                'validated', convalidated,
+                'comment', obj_description(oid, 'pg_constraint')
+            )
+        from pg_constraint
+        where connamespace = 'ulak'::regnamespace
+    """,
+    "trigger": """
+        select
+            tgrelid::regclass || ' ' || tgname,
+            jsonb_build_object('definition', pg_get_triggerdef(t.oid), 'enabled', tgenabled)
+        from pg_trigger t
+        join pg_class c on c.oid = tgrelid
+        where relnamespace = 'ulak'::regnamespace and not tgisinternal
+    """,
+    "policy": """
+        select polrelid::regclass || ' ' || polname, jsonb_build_object(
+            'command', polcmd, 'using', pg_get_expr(polqual, polrelid), 'check', pg_get_expr(polwithcheck, polrelid)
+        )
+        from pg_policy
+        join pg_class c on c.oid = polrelid
+        where relnamespace = 'ulak'::regnamespace
+    """,
+    "sequence": """
+        select
+            seqrelid::regclass::text,
+            jsonb_build_object(
+                'type', seqtypid::regtype, 'start', seqstart, 'increment', seqincrement, 'min', seqmin, 'max', seqmax,
+                'cycle', seqcycle, 'cache', seqcache
+            )
+        from pg_sequence
+        join pg_class on oid = seqrelid
+        where relnamespace = 'ulak'::regnamespace
+    """,
+    "type": """
+        select
+            oid::regtype::text,
+            jsonb_build_object(
+                'kind', typtype,
+                'base', format_type(nullif(typbasetype, 0), typtypmod),
+                'acl', acl(typacl),
+                'comment', obj_description(oid, 'pg_type'),
+                'labels', (select jsonb_agg(enumlabel order by enumsortorder) from pg_enum where enumtypid = t.oid)
+            )
+        from pg_type t
+        where typnamespace = 'ulak'::regnamespace
+    """,
+    "member": """
+        select object.type || ' ' || object.identity, 'true'::jsonb
+        from pg_depend, pg_identify_object(classid, objid, 0) as object
+        where refclassid = 'pg_extension'::regclass
+            and refobjid = (select oid from pg_extension where extname = 'ulak')
+            and deptype = 'e'
+    """,
+    "dumped": """
+        select config.id::regclass::text, to_jsonb(config.condition)
+        from pg_extension, unnest(extconfig, extcondition) as config (id, condition)
+        where extname = 'ulak'
+    """,
+}
+
+ACL = """
+    create or replace function pg_temp.acl(aclitem[]) returns text[] language sql
+    return (select array_agg(item::text order by item::text) from unnest($1) item)
+"""
+
+
+def snapshot(connection: psycopg.Connection[Any]) -> Snapshot:
+    connection.execute(ACL)
+    facts: Snapshot = {}
+    for kind, query in QUERIES.items():
+        rows = connection.execute(query.replace("acl(", "pg_temp.acl(")).fetchall()
+        facts[kind] = dict(sorted(rows))
+    return facts
+
+
+def differences(left: Snapshot, right: Snapshot) -> list[str]:
+    """One line per object that only one side has, or that the two sides describe differently."""
+    lines = []
+    for kind in QUERIES:
+        for name in sorted(left[kind].keys() | right[kind].keys()):
+            if name not in right[kind]:
+                lines.append(f"{kind} {name}: only left")
+            elif name not in left[kind]:
+                lines.append(f"{kind} {name}: only right")
+            elif left[kind][name] != right[kind][name]:
+                lines.append(f"{kind} {name}: {left[kind][name]} <> {right[kind][name]}")
+    return lines
+
+
+def tables(connection: psycopg.Connection[Any]) -> list[str]:
+    """Qualified names of all tables of schema ulak that hold rows themselves."""
+    query = """
+        select oid::regclass::text from pg_class
+        where relnamespace = 'ulak'::regnamespace and relkind = 'r' order by 1
+    """
+    return [name for (name,) in connection.execute(query)]
+
+
+def contents(connection: psycopg.Connection[Any]) -> dict[str, Any]:
+    """All rows of every table, and the position of every sequence."""
+    rows: dict[str, Any] = {}
+    for table in tables(connection):
+        query = f"select row_to_json(t)::text from {table} t order by 1"
+        rows[table] = [row for (row,) in connection.execute(query)]
+    query = "select oid::regclass::text from pg_class where relnamespace = 'ulak'::regnamespace and relkind = 'S'"
+    for (sequence,) in connection.execute(query).fetchall():
+        rows[sequence] = connection.execute(f"select last_value, is_called from {sequence}").fetchone()
+    return rows

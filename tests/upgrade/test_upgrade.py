@@ -1,0 +1,117 @@
+"""ALTER EXTENSION UPDATE leads to the same database as a fresh install: tried with a made-up next version."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from support import catalog
+from support.cluster import PROJECT, Cluster, stage_extension
+from support.rows import fill
+
+DB = psycopg.Connection[Any]
+
+NEXT = "9.9.9"
+
+
+def current_version() -> str:
+    control = (PROJECT / "control/ulak.control").read_text()
+    (line,) = [line for line in control.splitlines() if line.startswith("default_version")]
+    return line.split("'")[1]
+
+
+@pytest.fixture
+def next_project(tmp_path: Path) -> Path:
+    """The project as its next release might be: other version, other Python, an upgrade with nothing of its own."""
+    project = tmp_path / "project"
+    project.mkdir()
+    shutil.copy(PROJECT / "Makefile", project)
+    for folder in ("control", "plpython", "sql"):
+        shutil.copytree(PROJECT / folder, project / folder)
+    control = project / "control/ulak.control"
+    control.write_text(control.read_text().replace(current_version(), NEXT))
+    (project / "sql/upgrade").mkdir(exist_ok=True)
+    (project / f"sql/upgrade/{current_version()}--{NEXT}.sql").write_text("-- Nothing but replayed code.\n")
+    (project / "plpython/ulak/probe.py").write_text("VALUE = 'next'\n")
+    return project
+
+
+@pytest.fixture
+def fresh(cluster: Cluster, empty_database: str) -> Iterator[DB]:
+    with cluster.connect(empty_database) as connection:
+        yield connection
+
+
+def use(connection: DB, project: Path) -> None:
+    """Lets this session see the extension of that project instead of the cluster's own."""
+    stage = project.parent / "staged" / "stage"
+    if not stage.exists():
+        stage_extension(stage.parent, project)
+    connection.execute("select set_config('extension_destdir', %s, false)", [str(stage)])
+
+
+def test_an_upgraded_database_equals_a_fresh_one(db: DB, fresh: DB, next_project: Path) -> None:
+    use(db, next_project)
+    use(fresh, next_project)
+
+    db.execute("alter extension ulak update")
+    fresh.execute("create extension ulak cascade")
+
+    versions = [c.execute("select extversion from pg_extension where extname = 'ulak'").fetchone() for c in (db, fresh)]
+    assert versions == [(NEXT,), (NEXT,)]
+    assert catalog.differences(catalog.snapshot(db), catalog.snapshot(fresh)) == []
+
+
+def test_a_schema_change_that_the_upgrade_forgot_is_seen(db: DB, fresh: DB, next_project: Path) -> None:
+    (next_project / "sql/schema/99_forgotten.sql").write_text("alter table ulak.queue add column forgotten integer;\n")
+    use(db, next_project)
+    use(fresh, next_project)
+
+    db.execute("alter extension ulak update")
+    fresh.execute("create extension ulak cascade")
+
+    lines = catalog.differences(catalog.snapshot(db), catalog.snapshot(fresh))
+    assert lines == ["column ulak.queue.forgotten: only right"]
+
+
+def test_an_upgrade_keeps_every_row(db: DB, next_project: Path) -> None:
+    fill(db)
+    before = catalog.contents(db)
+    use(db, next_project)
+
+    db.execute("alter extension ulak update")
+
+    assert catalog.contents(db) == before
+
+
+def test_an_upgrade_replaces_the_python_of_a_running_session(db: DB, next_project: Path) -> None:
+    import_probe = """
+        do $python$
+        plpy.execute("select ulak._load_python()")
+        from ulak import probe
+        plpy.notice(probe.VALUE)
+        $python$ language plpython3u
+    """
+    notices: list[str] = []
+    db.add_notice_handler(lambda diagnostic: notices.append(str(diagnostic.message_primary)))
+    with pytest.raises(psycopg.errors.ExternalRoutineException, match="cannot import name 'probe'"):
+        db.execute(import_probe)
+    use(db, next_project)
+
+    db.execute("alter extension ulak update")
+    db.execute(import_probe)
+
+    assert notices == ["next"]
+
+
+def test_only_upgrades_to_this_version_are_built(next_project: Path) -> None:
+    (next_project / "sql/upgrade/0.0.1--0.0.2.sql").write_text("-- Released long ago.\n")
+
+    stage_extension(next_project.parent / "staged", next_project)
+
+    built = sorted(path.name for path in (next_project.parent / "staged/build").glob("ulak--*.sql"))
+    assert built == [f"ulak--{current_version()}--{NEXT}.sql", f"ulak--{NEXT}.sql"]
