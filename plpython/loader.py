@@ -37,7 +37,7 @@ class ExtensionModules(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
     def exec_module(self, module: types.ModuleType) -> None:
         spec = module.__spec__
-        assert spec is not None and spec.origin is not None
+        assert spec and spec.origin
         source = self.sources[spec.name]
         # Without a modification time linecache never looks for the file, so tracebacks quote this text.
         linecache.cache[spec.origin] = (len(source), None, source.splitlines(keepends=True), spec.origin)

@@ -84,7 +84,7 @@ def test_a_restored_database_goes_on_from_the_last_id(
 CATALOG_SIZES = """
     select
         relname,
-        (xpath('//n/text()', query_to_xml(format('select count(*) as n from %s', oid::regclass), true, true, '')))[1]::text
+        xpath('//n/text()', query_to_xml(format('select count(*) as n from %s', oid::regclass), true, true, ''))::text
     from pg_class
     where relnamespace = 'pg_catalog'::regnamespace and relkind = 'r' and not relisshared and relname <> 'pg_statistic'
     order by 1

@@ -59,17 +59,8 @@ def free_port() -> int:
 def stage_extension(folder: Path, project: Path = PROJECT) -> Path:
     """`make install` into folder/stage: nothing of the system is touched."""
     stage = folder / "stage"
-    make = [
-        "make",
-        "-s",
-        "-C",
-        project,
-        "install",
-        f"PG_CONFIG={PG_CONFIG}",
-        f"BUILD={folder}/build",
-        f"DESTDIR={stage}",
-    ]
-    run(make)
+    variables = [f"PG_CONFIG={PG_CONFIG}", f"BUILD={folder}/build", f"DESTDIR={stage}"]
+    run(["make", "-s", "-C", str(project), "install", *variables])
     return stage
 
 
@@ -113,10 +104,8 @@ class Cluster:
         cluster = cls(folder)
         stage = stage_extension(folder, project)
         sockets = tempfile.mkdtemp(prefix="ulak-", dir="/tmp")
-        run(
-            [cluster.bin / "initdb", "-D", cluster.data, "-U", cluster.user, "-A", "trust", "-E", "UTF8"]
-            + ["--locale=C.UTF-8", "--no-sync", "--no-instructions"]
-        )
+        initdb = [str(cluster.bin / "initdb"), "-D", str(cluster.data), "-U", cluster.user]
+        run([*initdb, "-A", "trust", "-E", "UTF8", "--locale=C.UTF-8", "--no-sync", "--no-instructions"])
         cluster.configure(
             {
                 **DEFAULTS,
