@@ -8,8 +8,8 @@ create table ulak.setting_values (
     updated_by text not null default session_user
 );
 
-comment on table ulak.setting_values is 'Settings that differ from their default. Change them with ulak.configure(); read them in ulak.settings.';
-comment on column ulak.setting_values.name is 'The setting''s name, as in ulak.settings.';
-comment on column ulak.setting_values.value is 'Its value as text, in the setting''s unit.';
-comment on column ulak.setting_values.updated_at is 'When it was last changed.';
-comment on column ulak.setting_values.updated_by is 'The session user who changed it.';
+comment on table ulak.setting_values is 'settings that differ from their default. Change them with ulak.configure(); read them in ulak.settings';
+comment on column ulak.setting_values.name is 'the setting''s name, as in ulak.settings';
+comment on column ulak.setting_values.value is 'its value as text, in the setting''s unit';
+comment on column ulak.setting_values.updated_at is 'when it was last changed';
+comment on column ulak.setting_values.updated_by is 'the session user who changed it';

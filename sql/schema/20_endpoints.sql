@@ -31,32 +31,32 @@ create table ulak.endpoints (
 )
 with (fillfactor = 50);
 
-comment on table ulak.endpoints is 'Where messages are delivered to: one row per receiver, with its configuration and the state of its circuit breaker.';
-comment on column ulak.endpoints.id is 'Number of the endpoint; ulak.queue.endpoint_id refers to it.';
-comment on column ulak.endpoints.name is 'Unique name, the one that ulak.send() is given.';
-comment on column ulak.endpoints.protocol is 'http (the worker delivers) or pull (external workers call ulak.claim()).';
-comment on column ulak.endpoints.config is 'How to reach the receiver. Validated key by key; {"$secret": "name"} stands for a value in ulak.secrets.';
-comment on column ulak.endpoints.retry_policy is 'Overrides of the retry settings for this endpoint; null or a missing key means the setting.';
-comment on column ulak.endpoints.enabled is 'False: messages are accepted and held, none is claimed.';
-comment on column ulak.endpoints.description is 'Free text for people.';
-comment on column ulak.endpoints.circuit_state is 'closed: traffic flows. open: nothing is claimed until circuit_half_open_at. half_open: one probe is under way.';
-comment on column ulak.endpoints.circuit_failure_count is 'Consecutive failures that counted; any success sets it to 0.';
-comment on column ulak.endpoints.circuit_opened_at is 'When the breaker last opened; null while it is closed.';
-comment on column ulak.endpoints.circuit_half_open_at is 'When an open breaker may send its next probe.';
-comment on column ulak.endpoints.last_success_at is 'Last delivery that succeeded, exact to about a second.';
-comment on column ulak.endpoints.last_failure_at is 'Last delivery that failed.';
-comment on column ulak.endpoints.created_at is 'When the endpoint was created.';
-comment on column ulak.endpoints.updated_at is 'When name, protocol, config, retry_policy or description last changed.';
-comment on column ulak.endpoints.config_version is 'Rises with each change of config, retry_policy or a secret that the config names; workers cache by it.';
-comment on column ulak.endpoints.max_in_flight is 'The config''s max_in_flight, unpacked for the claim.';
-comment on column ulak.endpoints.rate_tokens is 'Tokens left in the rate limit''s bucket at rate_refilled_at.';
-comment on column ulak.endpoints.rate_refilled_at is 'When rate_tokens was last computed.';
-comment on column ulak.endpoints.release_rate is 'Messages a second while a held backlog is released by enable_endpoint(); null: no such limit.';
-comment on column ulak.endpoints.circuit_probe_id is 'Message that probes a half-open breaker.';
-comment on column ulak.endpoints.circuit_probe_attempt is 'Attempt number of that probe, so that an older attempt of the same message doesn''t count.';
-comment on column ulak.endpoints.circuit_window_started_at is 'Start of the breaker''s current window (failure-rate mode).';
-comment on column ulak.endpoints.circuit_window_requests is 'Outcomes counted in that window.';
-comment on column ulak.endpoints.circuit_window_failures is 'Failures among them.';
+comment on table ulak.endpoints is 'where messages are delivered to: one row per receiver, with its configuration and the state of its circuit breaker';
+comment on column ulak.endpoints.id is 'number of the endpoint; ulak.queue.endpoint_id refers to it';
+comment on column ulak.endpoints.name is 'unique name, the one that ulak.send() is given';
+comment on column ulak.endpoints.protocol is 'http (the worker delivers) or pull (external workers call ulak.claim())';
+comment on column ulak.endpoints.config is 'how to reach the receiver. Validated key by key; {"$secret": "name"} stands for a value in ulak.secrets';
+comment on column ulak.endpoints.retry_policy is 'overrides of the retry settings for this endpoint; null or a missing key means the setting';
+comment on column ulak.endpoints.enabled is 'false: messages are accepted and held, none is claimed';
+comment on column ulak.endpoints.description is 'free text for people';
+comment on column ulak.endpoints.circuit_state is 'closed: traffic flows. open: nothing is claimed until circuit_half_open_at. half_open: one probe is under way';
+comment on column ulak.endpoints.circuit_failure_count is 'consecutive failures that counted; any success sets it to 0';
+comment on column ulak.endpoints.circuit_opened_at is 'when the breaker last opened; null while it is closed';
+comment on column ulak.endpoints.circuit_half_open_at is 'when an open breaker may send its next probe';
+comment on column ulak.endpoints.last_success_at is 'last delivery that succeeded, exact to about a second';
+comment on column ulak.endpoints.last_failure_at is 'last delivery that failed';
+comment on column ulak.endpoints.created_at is 'when the endpoint was created';
+comment on column ulak.endpoints.updated_at is 'when name, protocol, config, retry_policy or description last changed';
+comment on column ulak.endpoints.config_version is 'rises with each change of config, retry_policy or a secret that the config names; workers cache by it';
+comment on column ulak.endpoints.max_in_flight is 'the config''s max_in_flight, unpacked for the claim';
+comment on column ulak.endpoints.rate_tokens is 'tokens left in the rate limit''s bucket at rate_refilled_at';
+comment on column ulak.endpoints.rate_refilled_at is 'when rate_tokens was last computed';
+comment on column ulak.endpoints.release_rate is 'messages a second while a held backlog is released by enable_endpoint(); null: no such limit';
+comment on column ulak.endpoints.circuit_probe_id is 'message that probes a half-open breaker';
+comment on column ulak.endpoints.circuit_probe_attempt is 'attempt number of that probe, so that an older attempt of the same message doesn''t count';
+comment on column ulak.endpoints.circuit_window_started_at is 'start of the breaker''s current window (failure-rate mode)';
+comment on column ulak.endpoints.circuit_window_requests is 'outcomes counted in that window';
+comment on column ulak.endpoints.circuit_window_failures is 'failures among them';
 
 -- Granted to nobody: only SECURITY DEFINER functions of the extension read it.
 create table ulak.secrets (
@@ -69,10 +69,10 @@ create table ulak.secrets (
     check ((previous_value is null) = (previous_until is null))
 );
 
-comment on table ulak.secrets is 'Values that configs refer to as {"$secret": "name"}. No role may read it; write with ulak.set_secret() and ulak.rotate_secret().';
-comment on column ulak.secrets.name is 'The name that a config uses.';
-comment on column ulak.secrets.value is 'The secret itself.';
-comment on column ulak.secrets.previous_value is 'The secret before the last rotation; it goes on signing until previous_until.';
-comment on column ulak.secrets.previous_until is 'End of the rotation''s grace.';
-comment on column ulak.secrets.created_at is 'When the secret was first set.';
-comment on column ulak.secrets.updated_at is 'When it was last set or rotated.';
+comment on table ulak.secrets is 'values that configs refer to as {"$secret": "name"}. No role may read it; write with ulak.set_secret() and ulak.rotate_secret()';
+comment on column ulak.secrets.name is 'the name that a config uses';
+comment on column ulak.secrets.value is 'the secret itself';
+comment on column ulak.secrets.previous_value is 'the secret before the last rotation; it goes on signing until previous_until';
+comment on column ulak.secrets.previous_until is 'end of the rotation''s grace';
+comment on column ulak.secrets.created_at is 'when the secret was first set';
+comment on column ulak.secrets.updated_at is 'when it was last set or rotated';

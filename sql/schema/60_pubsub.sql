@@ -7,11 +7,11 @@ create table ulak.event_types (
     created_at timestamptz not null default now()
 );
 
-comment on table ulak.event_types is 'Kinds of events that ulak.publish() accepts.';
-comment on column ulak.event_types.name is 'Unique name, such as order.created. Names that start with ulak. are ulak''s own events.';
-comment on column ulak.event_types.description is 'Free text for people.';
-comment on column ulak.event_types.schema is 'JSON Schema that each payload must satisfy; null: anything goes.';
-comment on column ulak.event_types.created_at is 'When the event type was created.';
+comment on table ulak.event_types is 'kinds of events that ulak.publish() accepts';
+comment on column ulak.event_types.name is 'unique name, such as order.created. Names that start with ulak. are ulak''s own events';
+comment on column ulak.event_types.description is 'free text for people';
+comment on column ulak.event_types.schema is 'JSON Schema that each payload must satisfy; null: anything goes';
+comment on column ulak.event_types.created_at is 'when the event type was created';
 
 -- The foreign keys also tell pg_dump in which order to restore.
 create table ulak.subscriptions (
@@ -26,10 +26,10 @@ create table ulak.subscriptions (
 create index subscriptions_event_type on ulak.subscriptions (event_type);
 create index subscriptions_endpoint_id on ulak.subscriptions (endpoint_id);
 
-comment on table ulak.subscriptions is 'Which endpoint receives which events.';
-comment on column ulak.subscriptions.id is 'Number of the subscription; ulak.unsubscribe() takes it.';
-comment on column ulak.subscriptions.event_type is 'The event type that is subscribed to.';
-comment on column ulak.subscriptions.endpoint_id is 'The endpoint that receives its events.';
-comment on column ulak.subscriptions.filter is 'Only payloads that contain this (payload @> filter); null: all.';
-comment on column ulak.subscriptions.predicate is 'Only payloads for which this jsonpath predicate is true; an error in it counts as false; null: all.';
-comment on column ulak.subscriptions.created_at is 'When the subscription was made.';
+comment on table ulak.subscriptions is 'which endpoint receives which events';
+comment on column ulak.subscriptions.id is 'number of the subscription; ulak.unsubscribe() takes it';
+comment on column ulak.subscriptions.event_type is 'the event type that is subscribed to';
+comment on column ulak.subscriptions.endpoint_id is 'the endpoint that receives its events';
+comment on column ulak.subscriptions.filter is 'only payloads that contain this (payload @> filter); null: all';
+comment on column ulak.subscriptions.predicate is 'only payloads for which this jsonpath predicate is true; an error in it counts as false; null: all';
+comment on column ulak.subscriptions.created_at is 'when the subscription was made';

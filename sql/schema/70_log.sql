@@ -16,14 +16,14 @@ create table ulak.event_log (
 create index event_log_created_at on ulak.event_log (created_at);
 create index event_log_message_id on ulak.event_log (message_id) where message_id is not null;
 
-comment on table ulak.event_log is 'What happened to endpoints, settings and messages. Holds no payload, no config and no secret.';
-comment on column ulak.event_log.id is 'Number of the entry.';
-comment on column ulak.event_log.event is 'What happened, such as circuit.opened, setting.changed or message.dead.';
-comment on column ulak.event_log.endpoint_id is 'The endpoint concerned, if any; it may have been dropped since.';
-comment on column ulak.event_log.endpoint_name is 'Its name at that time.';
-comment on column ulak.event_log.message_id is 'ulak.queue.id of the message concerned, if any.';
-comment on column ulak.event_log.old_value is 'State before, where something changed.';
-comment on column ulak.event_log.new_value is 'State after.';
-comment on column ulak.event_log.detail is 'Further facts.';
-comment on column ulak.event_log.actor is 'Session user who caused it.';
-comment on column ulak.event_log.created_at is 'When it happened.';
+comment on table ulak.event_log is 'what happened to endpoints, settings and messages. Holds no payload, no config and no secret';
+comment on column ulak.event_log.id is 'number of the entry';
+comment on column ulak.event_log.event is 'what happened, such as circuit.opened, setting.changed or message.dead';
+comment on column ulak.event_log.endpoint_id is 'the endpoint concerned, if any; it may have been dropped since';
+comment on column ulak.event_log.endpoint_name is 'its name at that time';
+comment on column ulak.event_log.message_id is 'ulak.queue.id of the message concerned, if any';
+comment on column ulak.event_log.old_value is 'state before, where something changed';
+comment on column ulak.event_log.new_value is 'state after';
+comment on column ulak.event_log.detail is 'further facts';
+comment on column ulak.event_log.actor is 'session user who caused it';
+comment on column ulak.event_log.created_at is 'when it happened';

@@ -1,0 +1,253 @@
+-- Settings: what exists, what holds, and how to change it.
+
+-- The names, defaults and ranges. kind: integer, boolean, choice (of choices), text, networks (a list of CIDRs).
+create or replace view ulak.settings as
+select
+    d.name,
+    coalesce(v.value, d.default_value) as value,
+    d.default_value,
+    d.minimum,
+    d.maximum,
+    d.choices,
+    d.unit,
+    d.kind,
+    d.description
+from (
+    values
+        ('archive_after', 'integer', '3600', 0, 31536000, null::text[], 'seconds', 'how long a finished message stays in ulak.queue before maintenance moves it to ulak.archive'),
+        ('archive_retention_months', 'integer', '6', 1, 120, null, 'months', 'how long archived messages are kept'),
+        ('batch_size', 'integer', '500', 1, 10000, null, 'messages', 'most messages that a worker claims at once'),
+        ('capture_response', 'boolean', 'false', null, null, null, null, 'whether the receiver''s answer is kept with the message'),
+        ('circuit_breaker_cooldown', 'integer', '30', 5, 3600, null, 'seconds', 'how long an open circuit breaker waits before it sends a probe'),
+        ('circuit_breaker_counts', 'choice', 'retryable', null, null, '{retryable,all}', null, 'which failures count: retryable ones only, or all, permanent ones too'),
+        ('circuit_breaker_threshold', 'integer', '10', 1, 1000, null, 'failures', 'consecutive failures that open an endpoint''s circuit breaker'),
+        ('cloudevents_source', 'text', '/ulak', null, null, null, null, 'source attribute of CloudEvents'),
+        ('default_max_retries', 'integer', '10', 0, 1000, null, 'retries', 'retries before a message goes to the dead-letter queue'),
+        ('dlq_retention_days', 'integer', '30', 1, 3650, null, 'days', 'how long dead letters are kept'),
+        ('event_log_retention_days', 'integer', '30', 1, 3650, null, 'days', 'how long entries of ulak.event_log are kept'),
+        ('http_allow_internal_urls', 'boolean', 'false', null, null, null, null, 'whether requests may go to private, loopback and other internal addresses'),
+        ('http_allowed_networks', 'networks', '', null, null, null, null, 'internal networks that requests may go to all the same: CIDRs, separated by commas'),
+        ('http_connect_timeout', 'integer', '5', 1, 60, null, 'seconds', 'longest wait for a connection'),
+        ('http_timeout', 'integer', '10', 1, 300, null, 'seconds', 'longest duration of a request'),
+        ('inbox_retention_days', 'integer', '30', 1, 3650, null, 'days', 'how long ulak.mark_handled() remembers a key'),
+        ('lease_seconds', 'integer', '30', 5, 3600, null, 'seconds', 'how long the worker''s claim holds; it is renewed every third of this'),
+        ('max_payload_size', 'integer', '1048576', 1024, 104857600, null, 'bytes', 'largest payload that send() accepts'),
+        ('max_queue_size', 'integer', '1000000', 0, 2147483647, null, 'messages', 'most messages that may wait or be in flight; 0: no limit'),
+        ('poll_interval', 'integer', '50', 5, 60000, null, 'milliseconds', 'longest wait of an idle worker before it looks again'),
+        ('poll_interval_busy', 'integer', '2', 1, 1000, null, 'milliseconds', 'wait of a worker while traffic flows'),
+        ('priority_aging', 'integer', '0', 0, 86400, null, 'seconds', 'a waiting message gains one step of priority each time this passes; 0: never'),
+        ('response_body_max_size', 'integer', '65536', 0, 10485760, null, 'bytes', 'where a captured response body is cut'),
+        ('retry_base_delay', 'integer', '10', 1, 3600, null, 'seconds', 'delay before the first retry'),
+        ('retry_increment', 'integer', '30', 1, 3600, null, 'seconds', 'what linear backoff adds with each retry'),
+        ('retry_max_delay', 'integer', '300', 1, 86400, null, 'seconds', 'longest delay between retries'),
+        ('stale_recovery_timeout', 'integer', '300', 60, 3600, null, 'seconds', 'lease of an external worker that does not name one'),
+        ('stats_retention_days', 'integer', '30', 1, 3650, null, 'days', 'how long the counters per minute in ulak.endpoint_stats are kept'),
+        ('worker_concurrency', 'integer', '128', 1, 1000, null, 'requests', 'most requests that one worker has in flight'),
+        ('workers', 'integer', '2', 1, 32, null, 'workers', 'workers that ulak.start() schedules unless it is told otherwise')
+    ) as d (name, kind, default_value, minimum, maximum, choices, unit, description)
+left join ulak.setting_values as v on v.name = d.name
+order by d.name;
+
+comment on view ulak.settings is 'every setting with its value, default, range and meaning; change one with ulak.configure()';
+comment on column ulak.settings.name is 'what ulak.configure() and ulak.setting() take';
+comment on column ulak.settings.value is 'the value that holds; a session of ulak_admin can override it with SET ulak.<name>';
+comment on column ulak.settings.default_value is 'the value after ulak.configure(name, null)';
+comment on column ulak.settings.minimum is 'smallest value of an integer';
+comment on column ulak.settings.maximum is 'largest value of an integer';
+comment on column ulak.settings.choices is 'the values that a choice can have';
+comment on column ulak.settings.unit is 'what the number counts';
+comment on column ulak.settings.kind is 'integer, boolean, choice, text or networks';
+comment on column ulak.settings.description is 'what it does';
+
+-- The defaults again, as one constant: the view is too slow for the claim, which asks for several settings each time.
+do $plpgsql$
+begin
+    execute format(
+        $function$
+        create or replace function ulak._setting_default(p_name text)
+        returns text
+        language sql
+        immutable
+        parallel safe
+        as $sql$ select %L::jsonb ->> p_name $sql$
+        $function$,
+        (select jsonb_object_agg(s.name, s.default_value) from ulak.settings as s)
+    );
+end
+$plpgsql$;
+
+-- What holds for everybody, whatever this session has SET.
+create or replace function ulak._stored_setting(p_name text)
+returns text
+language plpgsql
+stable
+as $plpgsql$
+declare
+    v_value text;
+begin
+    select v.value into v_value from ulak.setting_values as v where v.name = p_name;
+    if not found then
+        v_value := ulak._setting_default(p_name);
+        if v_value is null then
+            perform ulak._raise_unknown_setting(p_name);
+        end if;
+    end if;
+    return v_value;
+end
+$plpgsql$;
+
+-- Anybody can SET a custom parameter. So it counts for administrators only: it must not loosen a limit for others.
+create or replace function ulak.setting(p_name text)
+returns text
+language plpgsql
+stable
+security definer
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+declare
+    v_override text := current_setting('ulak.' || p_name, true);
+begin
+    -- A parameter whose SET LOCAL has ended is left behind as an empty text.
+    if v_override <> '' and pg_has_role(session_user, 'ulak_admin', 'member') then
+        return ulak._checked_setting(p_name, v_override, format('reset ulak.%I;', p_name));
+    end if;
+    return ulak._stored_setting(p_name);
+end
+$plpgsql$;
+
+comment on function ulak.setting(text) is 'the value of a setting that holds in this session';
+
+create or replace function ulak._setting_integer(p_name text)
+returns integer
+language sql
+stable
+as $sql$
+    select ulak.setting(p_name)::integer
+$sql$;
+
+create or replace function ulak.configure(p_name text, p_value text)
+returns text
+language plpgsql
+security definer
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+declare
+    v_old text := ulak._stored_setting(p_name);
+    v_new text;
+begin
+    if p_value is null then
+        delete from ulak.setting_values where name = p_name;
+        v_new := ulak._setting_default(p_name);
+    else
+        v_new := ulak._checked_setting(
+            p_name,
+            p_value,
+            format('select ulak.configure(%L, %L);', p_name, ulak._setting_default(p_name))
+        );
+        insert into ulak.setting_values as v (name, value)
+        values (p_name, v_new)
+        on conflict (name) do update set value = v_new, updated_at = now(), updated_by = session_user;
+    end if;
+    if v_new <> v_old then
+        insert into ulak.event_log (event, old_value, new_value, detail)
+        values ('setting.changed', to_jsonb(v_old), to_jsonb(v_new), jsonb_build_object('setting', p_name));
+    end if;
+    if p_name = 'max_queue_size' then
+        perform ulak._forget_headroom();
+    end if;
+    return v_new;
+end
+$plpgsql$;
+
+comment on function ulak.configure(text, text) is
+    'changes a setting for everybody and returns its new value; null sets it back to its default';
+
+-- The value in its canonical form, or an error whose hint is p_remedy.
+create or replace function ulak._checked_setting(p_name text, p_value text, p_remedy text)
+returns text
+language plpgsql
+stable
+as $plpgsql$
+declare
+    v_setting ulak.settings;
+    v_value text := btrim(p_value);
+    v_valid boolean;
+begin
+    select * into v_setting from ulak.settings as s where s.name = p_name;
+    if not found then
+        perform ulak._raise_unknown_setting(p_name);
+    end if;
+    case v_setting.kind
+        when 'integer' then
+            v_valid := v_value ~ '^[+-]?[0-9]{1,18}$' and v_value::bigint between v_setting.minimum and v_setting.maximum;
+            v_value := case when v_valid then v_value::bigint::text end;
+        when 'boolean' then
+            v_valid := lower(v_value) in ('true', 'on', 'yes', '1', 'false', 'off', 'no', '0');
+            v_value := case when v_valid then v_value::boolean::text end;
+        when 'choice' then
+            v_value := lower(v_value);
+            v_valid := v_value = any(v_setting.choices);
+        when 'networks' then
+            v_value := regexp_replace(v_value, '\s+', '', 'g');
+            v_valid := ulak._are_networks(v_value);
+        else
+            v_valid := v_value ~ '^[\x21-\x7e]{1,2048}$';
+    end case;
+    if not v_valid then
+        raise exception 'invalid value for setting %', p_name
+            using
+                errcode = '22023',
+                detail = format(
+                    '%s takes %s (default %s).',
+                    p_name,
+                    ulak._setting_range(v_setting),
+                    coalesce(nullif(v_setting.default_value, ''), 'empty')
+                ),
+                hint = p_remedy;
+    end if;
+    return v_value;
+end
+$plpgsql$;
+
+-- In words: "an integer from 5 to 3600, in seconds".
+create or replace function ulak._setting_range(p_setting ulak.settings)
+returns text
+language sql
+immutable
+as $sql$
+    select case p_setting.kind
+        when 'integer' then format('an integer from %s to %s, in %s', p_setting.minimum, p_setting.maximum, p_setting.unit)
+        when 'boolean' then 'true or false'
+        when 'choice' then 'one of ' || array_to_string(p_setting.choices, ', ')
+        when 'networks' then 'CIDRs such as 10.1.0.0/16, separated by commas'
+        else '1 to 2048 printable ASCII characters without spaces'
+    end
+$sql$;
+
+create or replace function ulak._are_networks(p_list text)
+returns boolean
+language plpgsql
+immutable
+as $plpgsql$
+begin
+    perform network::cidr from unnest(string_to_array(p_list, ',')) as network;
+    return true;
+exception
+    when invalid_text_representation then
+        return false;
+end
+$plpgsql$;
+
+create or replace function ulak._raise_unknown_setting(p_name text)
+returns void
+language plpgsql
+stable
+as $plpgsql$
+begin
+    raise exception 'unknown setting %', coalesce(quote_ident(p_name), 'null')
+        using
+            errcode = '42704',
+            detail = 'select * from ulak.settings; lists them all.',
+            hint = ulak._did_you_mean(p_name, array(select s.name from ulak.settings as s));
+end
+$plpgsql$;
