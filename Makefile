@@ -44,10 +44,10 @@ demo-stop: ## remove the demo's cluster
 	tests/sandbox.sh python -m demo stop
 
 bench: ## how fast it is; ARGS="send" runs one part
-	tests/sandbox.sh python -m bench $(ARGS)
+	tests/sandbox.sh python -m support.parts bench $(ARGS)
 
-chaos: ## that nothing is lost; ARGS picks scenarios
-	tests/sandbox.sh python -m chaos $(ARGS)
+chaos: ## that nothing is lost; ARGS="-k name" picks scenarios
+	ULAK_CHAOS=full tests/sandbox.sh python -m pytest tests/chaos --timeout=3600 $(ARGS)
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 16

@@ -1,7 +1,7 @@
 #!/bin/bash
 # Runs a command as an unprivileged user, with PostgreSQL, a venv and the project where that user can read them.
 #   tests/sandbox.sh python -m pytest tests/db
-# PG_MAJOR picks the server (15). ULAK_RUN names another run folder.
+# PG_MAJOR picks the server (15). ULAK_RUN names another run folder. Other ULAK_ variables reach the command.
 set -euo pipefail
 umask 022
 
@@ -82,7 +82,8 @@ make_run_folder
 ) 9> "$run/lock"
 
 cd "$source"
-as_user env -i \
+mapfile -t given < <(env | grep '^ULAK_[A-Z]*=' || true)
+as_user env -i "${given[@]}" \
     HOME="$run/work" LANG=C.UTF-8 TERM="${TERM:-dumb}" \
     PATH="$run/venv/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin" \
     PYTHONPATH="$source/tests:$source/plpython" PYTHONDONTWRITEBYTECODE=1 \
