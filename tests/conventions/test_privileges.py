@@ -1,0 +1,155 @@
+"""The role matrix: each role against each function and table, cell by cell. Nothing is open to PUBLIC."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import psycopg
+from support.cluster import ROLES
+
+DB = psycopg.Connection[Any]
+
+# What each role may execute. Whatever is not listed for a role, it may not.
+FUNCTIONS = {
+    "ulak_application": """
+        send send_with_options send_batch send_batch_with_priority publish publish_batch
+    """,
+    "ulak_monitor": """
+    """,
+    "ulak_admin": """
+    """,
+    "ulak_worker": """
+        _load_python _python_source _python_stamp
+    """,
+}
+
+# Which tables and views each role may read, and what else it may do to them.
+RELATIONS: dict[str, dict[str, str]] = {
+    "ulak_application": {},
+    "ulak_monitor": {},
+    "ulak_admin": {},
+    "ulak_worker": {},
+}
+
+CELLS_OF_FUNCTIONS = """
+    select distinct role, proname
+    from pg_proc, unnest(%s::text[]) as role
+    where pronamespace = 'ulak'::regnamespace and has_function_privilege(role, oid, 'execute')
+"""
+
+# A privilege on some columns only is written as select(columns).
+CELLS_OF_RELATIONS = """
+    select role, relname, string_agg(privilege || case when whole then '' else '(columns)' end, ' ' order by privilege)
+    from pg_class
+    cross join unnest(%s::text[]) as role
+    cross join unnest(array['select', 'insert', 'update', 'delete', 'truncate', 'references', 'trigger']) as privilege
+    cross join lateral (select has_table_privilege(role, oid, privilege)) as w (whole)
+    where relnamespace = 'ulak'::regnamespace
+        and relkind in ('r', 'p', 'v', 'm')
+        and not relispartition
+        and (
+            whole
+            or privilege in ('select', 'insert', 'update', 'references') and has_any_column_privilege(role, oid, privilege)
+        )
+    group by 1, 2
+"""
+
+
+def differences(expected: set[Any], found: set[Any]) -> list[str]:
+    granted = [f"granted, but not in the matrix: {' '.join(cell)}" for cell in sorted(found - expected)]
+    missing = [f"in the matrix, but not granted: {' '.join(cell)}" for cell in sorted(expected - found)]
+    return granted + missing
+
+
+def test_each_role_executes_exactly_its_functions(db: DB) -> None:
+    expected = {(role, name) for role, names in FUNCTIONS.items() for name in names.split()}
+
+    found = set(db.execute(CELLS_OF_FUNCTIONS, [list(ROLES)]).fetchall())
+
+    assert differences(expected, found) == []
+
+
+def test_each_role_touches_exactly_its_tables(db: DB) -> None:
+    expected = {(role, name, cell) for role, cells in RELATIONS.items() for name, cell in cells.items()}
+
+    found = set(db.execute(CELLS_OF_RELATIONS, [list(ROLES)]).fetchall())
+
+    assert differences(expected, found) == []
+
+
+def test_no_role_may_use_a_sequence_or_a_partition_directly(db: DB) -> None:
+    granted = db.execute(
+        """
+        select role, relname
+        from pg_class, unnest(%s::text[]) as role
+        where relnamespace = 'ulak'::regnamespace
+            and (relkind = 'S' and has_sequence_privilege(role, oid, 'usage, select, update')
+                or relispartition and relkind in ('r', 'p') and has_any_column_privilege(role, oid, 'insert, update'))
+        """,
+        [list(ROLES)],
+    ).fetchall()
+
+    assert granted == []
+
+
+def test_the_roles_are_not_members_of_each_other(db: DB) -> None:
+    """Otherwise a grant to one of them would quietly reach another."""
+    query = """
+        select member::regrole::text, roleid::regrole::text from pg_auth_members
+        where member = any (%s::regrole[]) or roleid = any (%s::regrole[]) and member::regrole::text not like 'test%%'
+    """
+
+    assert db.execute(query, [list(ROLES), list(ROLES)]).fetchall() == []
+
+
+def test_each_role_may_use_the_schema_and_none_may_create_in_it(db: DB) -> None:
+    query = """
+        select role, has_schema_privilege(role, 'ulak', 'usage'), has_schema_privilege(role, 'ulak', 'create')
+        from unnest(%s::text[]) as role
+    """
+
+    assert sorted(db.execute(query, [[*ROLES, "nobody"]]).fetchall()) == [
+        ("nobody", False, False),
+        *((role, True, False) for role in sorted(ROLES)),
+    ]
+
+
+def test_nothing_is_granted_to_public(db: DB) -> None:
+    """A null acl means the default, which for functions and types is: everybody."""
+    granted = db.execute(
+        """
+        with object (name, acl) as (
+            select 'schema ' || nspname, coalesce(nspacl, acldefault('n', nspowner))
+            from pg_namespace where nspname = 'ulak'
+            union all
+            select 'function ' || oid::regprocedure, coalesce(proacl, acldefault('f', proowner))
+            from pg_proc where pronamespace = 'ulak'::regnamespace
+            union all
+            select 'relation ' || oid::regclass,
+                coalesce(relacl, acldefault(case relkind when 'S' then 's' else 'r' end::"char", relowner))
+            from pg_class where relnamespace = 'ulak'::regnamespace and relkind in ('r', 'p', 'v', 'm', 'S')
+            union all
+            select 'column ' || attrelid::regclass || '.' || attname, attacl
+            from pg_attribute join pg_class on pg_class.oid = attrelid where relnamespace = 'ulak'::regnamespace
+        )
+        select name || ': ' || privilege_type from object, aclexplode(acl) where grantee = 0 order by 1
+        """
+    ).fetchall()
+
+    assert [line for (line,) in granted] == []
+
+
+def test_no_grant_can_be_passed_on(db: DB) -> None:
+    granted = db.execute(
+        """
+        select oid::regprocedure::text, grantee::regrole::text
+        from pg_proc, aclexplode(proacl)
+        where pronamespace = 'ulak'::regnamespace and is_grantable and grantee <> proowner
+        union all
+        select oid::regclass::text, grantee::regrole::text
+        from pg_class, aclexplode(relacl)
+        where relnamespace = 'ulak'::regnamespace and is_grantable and grantee <> relowner
+        """
+    ).fetchall()
+
+    assert granted == []
