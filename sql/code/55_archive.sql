@@ -1,0 +1,143 @@
+-- Archiving: finished messages leave the queue, oldest first.
+
+-- One statement deletes and inserts, so a message is in one of both tables at any time and after any crash. Rows are
+-- found in index order and deleted by their address: no plan that depends on statistics. p_after is where the batch
+-- before has ended, so that a batch doesn't walk over the corpses of all earlier ones while vacuum is held back.
+create or replace function ulak._archive_batch(
+    p_before timestamptz,
+    p_after timestamptz,
+    p_limit integer,
+    p_now timestamptz,
+    out moved integer,
+    out reached timestamptz
+)
+language sql
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set enable_bitmapscan = off
+set enable_sort = off
+set jit = off
+as $sql$
+    with finished as (
+        delete from ulak.queue d
+        where d.ctid = any (array(
+            select q.ctid
+            from ulak.queue q
+            where q.status in ('completed', 'failed', 'expired')
+                and q.updated_at >= p_after
+                and q.updated_at < p_before
+            order by q.updated_at
+            limit p_limit
+            for update skip locked
+        ))
+        returning d.*
+    ),
+    archived as (
+        insert into ulak.archive (
+            id,
+            endpoint_id,
+            message_id,
+            next_retry_at,
+            created_at,
+            updated_at,
+            lease_until,
+            processing_started_at,
+            completed_at,
+            failed_at,
+            first_failed_at,
+            scheduled_at,
+            expires_at,
+            correlation_id,
+            generation,
+            attempts,
+            retry_count,
+            priority,
+            status,
+            payload,
+            locked_by,
+            last_error,
+            idempotency_key,
+            payload_hash,
+            ordering_key,
+            headers,
+            metadata,
+            response,
+            failure_history,
+            archived_at
+        )
+        select
+            f.id,
+            f.endpoint_id,
+            f.message_id,
+            f.next_retry_at,
+            f.created_at,
+            f.updated_at,
+            f.lease_until,
+            f.processing_started_at,
+            f.completed_at,
+            f.failed_at,
+            f.first_failed_at,
+            f.scheduled_at,
+            f.expires_at,
+            f.correlation_id,
+            f.generation,
+            f.attempts,
+            f.retry_count,
+            f.priority,
+            f.status,
+            f.payload,
+            f.locked_by,
+            f.last_error,
+            f.idempotency_key,
+            f.payload_hash,
+            f.ordering_key,
+            f.headers,
+            f.metadata,
+            f.response,
+            f.failure_history,
+            p_now
+        from finished f
+        returning archive.updated_at
+    )
+    select count(*)::integer, max(a.updated_at)
+    from archived a
+$sql$;
+
+create or replace function ulak.archive_completed_messages(
+    p_older_than_seconds integer default 3600,
+    p_batch_size integer default 1000,
+    p_now timestamptz default clock_timestamp()
+)
+returns integer
+language plpgsql
+security definer
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+declare
+    v_age integer := coalesce(p_older_than_seconds, ulak.setting('archive_after')::integer);
+begin
+    if v_age < 0 then
+        raise exception 'p_older_than_seconds must not be negative, got %', v_age
+            using errcode = '22023', hint = 'select ulak.archive_completed_messages(3600);';
+    end if;
+    perform ulak._require_positive('p_batch_size', p_batch_size);
+    return b.moved
+    from ulak._archive_batch(p_now - make_interval(secs => v_age), '-infinity', p_batch_size, p_now) b;
+end
+$plpgsql$;
+
+comment on function ulak.archive_completed_messages(integer, integer, timestamptz) is
+    'moves up to p_batch_size messages that finished p_older_than_seconds ago (null: setting archive_after) to ulak.archive; returns how many';
+
+create or replace function ulak._require_positive(p_name text, p_value integer)
+returns void
+language plpgsql
+immutable
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+begin
+    if p_value is null or p_value < 1 then
+        raise exception '% must be 1 or more, got %', p_name, coalesce(p_value::text, 'null') using errcode = '22023';
+    end if;
+end
+$plpgsql$;

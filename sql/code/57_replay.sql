@@ -1,0 +1,305 @@
+-- Replay: archived messages go into the queue once more, as new messages.
+
+create or replace function ulak.replay_message(
+    p_archive_id bigint,
+    p_new_message_id boolean default false,
+    p_now timestamptz default clock_timestamp()
+)
+returns bigint
+language plpgsql
+security definer
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+declare
+    v_message record;
+    v_endpoint_name text;
+    v_new_id bigint;
+begin
+    select a.endpoint_id, a.created_at into v_message
+    from ulak.archive a
+    where a.id = p_archive_id;
+    if not found then
+        perform ulak._raise_not_archived(p_archive_id);
+    end if;
+    v_endpoint_name := ulak._lock_endpoint_for_replay(v_message.endpoint_id);
+    v_new_id := (
+        ulak._replay(
+            v_message.endpoint_id,
+            array[p_archive_id],
+            v_message.created_at,
+            v_message.created_at,
+            p_new_message_id,
+            p_now
+        )
+    )[1];
+    insert into ulak.event_log (event, endpoint_id, endpoint_name, message_id, detail)
+    values (
+        'message.replayed',
+        v_message.endpoint_id,
+        v_endpoint_name,
+        v_new_id,
+        jsonb_build_object('archive_id', p_archive_id, 'new_message_id', p_new_message_id)
+    );
+    return v_new_id;
+end
+$plpgsql$;
+
+comment on function ulak.replay_message(bigint, boolean, timestamptz) is
+    'queues an archived message again under a new id, which it returns; with its message_id, so that a receiver can drop '
+    'it, or with a new one';
+
+create or replace function ulak.replay_range(
+    p_endpoint_id bigint,
+    p_from_ts timestamptz,
+    p_to_ts timestamptz,
+    p_status text default null,
+    p_new_message_id boolean default false,
+    p_limit integer default null,
+    p_dry_run boolean default false,
+    p_now timestamptz default clock_timestamp()
+)
+returns integer
+language plpgsql
+security definer
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+declare
+    v_endpoint_name text;
+    v_found record;
+    v_new_ids bigint[];
+begin
+    perform ulak._check_replay(p_from_ts, p_to_ts, p_status, p_limit);
+    v_endpoint_name := ulak._lock_endpoint_for_replay(p_endpoint_id);
+    select coalesce(array_agg(f.id order by f.id), '{}') as ids, min(f.created_at) as first, max(f.created_at) as last
+    into v_found
+    from (
+        select a.id, a.created_at
+        from ulak.archive a
+        where a.endpoint_id = p_endpoint_id
+            and a.created_at >= p_from_ts
+            and a.created_at < p_to_ts
+            and (p_status is null or a.status = p_status)
+        order by a.id
+        limit p_limit
+    ) f;
+    if p_dry_run or v_found.ids = '{}' then
+        return cardinality(v_found.ids);
+    end if;
+
+    v_new_ids := ulak._replay(p_endpoint_id, v_found.ids, v_found.first, v_found.last, p_new_message_id, p_now);
+    insert into ulak.event_log (event, endpoint_id, endpoint_name, detail)
+    values (
+        'messages.replayed',
+        p_endpoint_id,
+        v_endpoint_name,
+        jsonb_build_object(
+            'messages', cardinality(v_new_ids),
+            'from', p_from_ts,
+            'to', p_to_ts,
+            'status', p_status,
+            'limit', p_limit,
+            'new_message_id', p_new_message_id,
+            'first_archive_id', v_found.ids[1],
+            'last_archive_id', v_found.ids[cardinality(v_found.ids)],
+            'first_id', v_new_ids[1],
+            'last_id', v_new_ids[cardinality(v_new_ids)]
+        )
+    );
+    return cardinality(v_new_ids);
+end
+$plpgsql$;
+
+comment on function ulak.replay_range(bigint, timestamptz, timestamptz, text, boolean, integer, boolean, timestamptz) is
+    'queues the archived messages of an endpoint again that were created from p_from_ts up to, not including, p_to_ts, '
+    'in their old order; returns how many';
+
+create or replace function ulak._check_replay(
+    p_from_ts timestamptz,
+    p_to_ts timestamptz,
+    p_status text,
+    p_limit integer
+)
+returns void
+language plpgsql
+immutable
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+begin
+    if p_from_ts is null or p_to_ts is null then
+        raise exception 'a range to replay needs both ends'
+            using errcode = '22004', hint = 'Use ''-infinity'' or ''infinity'' for an open end.';
+    end if;
+    if p_from_ts >= p_to_ts then
+        raise exception 'the range to replay is empty'
+            using errcode = '22023',
+                detail = format('It goes from %s up to, not including, %s.', p_from_ts, p_to_ts);
+    end if;
+    if p_status not in ('completed', 'failed', 'expired') then
+        raise exception 'no archived message has status "%"', p_status
+            using errcode = '22023', hint = 'completed, failed, expired, or null for all of them.';
+    end if;
+    if p_limit is not null then
+        perform ulak._require_positive('p_limit', p_limit);
+    end if;
+end
+$plpgsql$;
+
+-- The archived messages with these ids, all of one endpoint and created between p_first and p_last (which leads to their
+-- partitions). Returns the new ids in the order of the old ones.
+create or replace function ulak._replay(
+    p_endpoint_id bigint,
+    p_archive_ids bigint[],
+    p_first timestamptz,
+    p_last timestamptz,
+    p_new_message_id boolean,
+    p_now timestamptz
+)
+returns bigint[]
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+declare
+    v_count integer := cardinality(p_archive_ids);
+    v_keys text[];
+    v_ids bigint[];
+begin
+    v_keys := array(
+        select distinct a.ordering_key
+        from ulak.archive a
+        where a.id = any (p_archive_ids)
+            and a.created_at between p_first and p_last
+            and a.ordering_key is not null
+    );
+    perform ulak._lock_ordering_keys(p_endpoint_id, v_keys);
+
+    -- After the locks on the keys: the order of ids is the order of commits.
+    v_ids := array(select nextval('ulak.queue_id_seq') from generate_series(1, v_count));
+    perform ulak._require_room(v_ids[v_count], v_count);
+    perform ulak._insert_replayed(p_archive_ids, v_ids, p_first, p_last, p_new_message_id, p_now);
+    if v_keys <> '{}' then
+        perform ulak._promote_heads(array_fill(p_endpoint_id, array[cardinality(v_keys)]), v_keys, p_now);
+    end if;
+    return v_ids;
+end
+$plpgsql$;
+
+-- Budget, deadline, schedule and idempotency key start afresh. A message with an ordering key is queued behind what the key
+-- has; its first one is promoted afterwards.
+create or replace function ulak._insert_replayed(
+    p_archive_ids bigint[],
+    p_ids bigint[],
+    p_first timestamptz,
+    p_last timestamptz,
+    p_new_message_id boolean,
+    p_now timestamptz
+)
+returns void
+language sql
+set search_path = pg_catalog, pg_temp
+as $sql$
+    insert into ulak.queue (
+        id,
+        endpoint_id,
+        message_id,
+        next_retry_at,
+        created_at,
+        updated_at,
+        correlation_id,
+        generation,
+        priority,
+        payload,
+        ordering_key,
+        headers,
+        metadata,
+        failure_history
+    )
+    select
+        n.id,
+        a.endpoint_id,
+        case when p_new_message_id then gen_random_uuid() else a.message_id end,
+        case when a.ordering_key is null then p_now else 'infinity' end,
+        p_now,
+        p_now,
+        a.correlation_id,
+        a.generation,
+        a.priority,
+        a.payload,
+        a.ordering_key,
+        a.headers,
+        a.metadata,
+        a.failure_history
+    from unnest(p_archive_ids, p_ids) n(archive_id, id)
+    join ulak.archive a on a.id = n.archive_id and a.created_at between p_first and p_last
+$sql$;
+
+-- As a sender does, and against drop_endpoint(). Returns the endpoint's name.
+create or replace function ulak._lock_endpoint_for_replay(p_endpoint_id bigint)
+returns text
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+declare
+    v_name text;
+begin
+    perform pg_advisory_xact_lock_shared(hashtext('ulak_endpoint_id'), p_endpoint_id::integer);
+    select e.name into v_name
+    from ulak.endpoints e
+    where e.id = p_endpoint_id;
+    if not found then
+        raise exception 'endpoint % does not exist', coalesce(p_endpoint_id::text, 'null')
+            using errcode = 'P0002',
+                detail = 'Its archived messages can be read in ulak.archive, but there is nowhere to send them.',
+                hint = 'select id, name from ulak.endpoints;';
+    end if;
+    return v_name;
+end
+$plpgsql$;
+
+-- Each key takes an entry of the server's lock table, which is of a fixed size: replaying everything of an endpoint with a
+-- million keys would fill it for everybody. In the order of the locks, so that two replays can't wait for each other.
+create or replace function ulak._lock_ordering_keys(p_endpoint_id bigint, p_keys text[])
+returns void
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+declare
+    v_most integer := current_setting('max_locks_per_transaction')::integer * current_setting('max_connections')::integer / 4;
+begin
+    if cardinality(p_keys) > v_most then
+        raise exception 'these messages have % ordering keys, too many for one transaction', cardinality(p_keys)
+            using errcode = '54000',
+                detail = format('A quarter of the server''s lock table is enough for %s.', v_most),
+                hint = 'Replay a shorter range, pass p_limit, or raise max_locks_per_transaction.';
+    end if;
+    perform pg_advisory_xact_lock(hashtext('ulak_key'), l.key)
+    from (
+        select distinct ulak._ordering_lock(p_endpoint_id, k) as key
+        from unnest(p_keys) k
+        order by key
+    ) l;
+end
+$plpgsql$;
+
+create or replace function ulak._raise_not_archived(p_id bigint)
+returns void
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+declare
+    v_status text := (select q.status from ulak.queue q where q.id = p_id);
+begin
+    raise exception 'message % is not in the archive', coalesce(p_id::text, 'null')
+        using errcode = 'P0002',
+            detail = case
+                when v_status in ('pending', 'processing') then format('It is in the queue, %s.', v_status)
+                when v_status is not null
+                    then format('It is in the queue, %s, and is archived when it is %s seconds old.', v_status, ulak.setting('archive_after'))
+                else 'There is no such message, or its month has been dropped.'
+            end,
+            hint = case
+                when v_status = 'failed' then 'select ulak.redrive_message(id) from ulak.dlq where original_message_id = ' || p_id || ';'
+                when v_status in ('completed', 'expired') then 'select ulak.archive_completed_messages(0);'
+                else 'select id, status, created_at from ulak.archive order by created_at desc limit 20;'
+            end;
+end
+$plpgsql$;

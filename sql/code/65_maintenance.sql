@@ -1,0 +1,263 @@
+-- Maintenance: everything that has to happen every minute, in short transactions, one run at a time.
+
+-- The steps in the order in which they run. The queue's VACUUM is a job of its own, since no procedure can do it.
+create or replace view ulak.maintenance_status as
+select
+    s.step,
+    s.what,
+    case
+        when r.step is null then 'never ran'
+        when r.last_error_at >= r.started_at then 'failed'
+        when r.started_at < now() - interval '5 minutes' then 'late'
+        when not r.finished then 'behind'
+        else 'ok'
+    end as state,
+    r.started_at,
+    r.duration,
+    r.rows,
+    r.last_error,
+    r.last_error_at,
+    r.runs,
+    r.errors,
+    r.total_rows
+from (
+    values
+        (1, 'recover', 'takes back messages whose lease ran out'),
+        (2, 'expire', 'marks messages that were not delivered in time'),
+        (3, 'partitions', 'makes the archive''s next months and empties archive_default'),
+        (4, 'archive', 'moves finished messages to the archive'),
+        (5, 'archive_retention', 'drops old months of the archive'),
+        (6, 'dlq_retention', 'deletes old dead letters'),
+        (7, 'event_log_retention', 'deletes old log entries'),
+        (8, 'stats_retention', 'deletes old counters'),
+        (9, 'inbox_retention', 'forgets old keys of mark_handled()')
+) s (place, step, what)
+left join ulak.maintenance_runs r on r.step = s.step
+order by s.place;
+
+comment on view ulak.maintenance_status is 'steps of run_maintenance(): when each last ran, how long, what it did, what went wrong';
+comment on column ulak.maintenance_status.step is 'name of the step';
+comment on column ulak.maintenance_status.what is 'what it does';
+comment on column ulak.maintenance_status.state is 'ok; failed: see last_error; late: no run for 5 minutes; behind: ran out of time and goes on in the next run; never ran';
+comment on column ulak.maintenance_status.started_at is 'when its last run began';
+comment on column ulak.maintenance_status.duration is 'how long that took';
+comment on column ulak.maintenance_status.rows is 'messages, rows or partitions that it changed';
+comment on column ulak.maintenance_status.last_error is 'its last error, also after later runs that went well';
+comment on column ulak.maintenance_status.last_error_at is 'when that was';
+comment on column ulak.maintenance_status.runs is 'how often it ran';
+comment on column ulak.maintenance_status.errors is 'how many errors it met';
+comment on column ulak.maintenance_status.total_rows is 'what it changed in all its runs';
+
+-- No SECURITY DEFINER, no SET clause, no exception block: each would forbid the commits. The step's function has them.
+create or replace procedure ulak.run_maintenance(
+    p_now timestamptz default null,
+    p_budget interval default '45 seconds'
+)
+language plpgsql
+as $plpgsql$
+declare
+    v_deadline timestamptz := clock_timestamp() + coalesce(p_budget, '45 seconds');
+    v_step text;
+    v_started_at timestamptz;
+    v_outcome text;
+    v_reached timestamptz;
+begin
+    if not ulak._is_adopted() then
+        raise notice 'the messages of another cluster were restored here: nothing is done'
+            using hint = 'If this cluster is to deliver them: select ulak.adopt();';
+        return;
+    end if;
+    foreach v_step in array array(select s.step from ulak.maintenance_status s) loop
+        v_started_at := clock_timestamp();
+        v_reached := '-infinity';
+        -- Every step gets its turn, if only for one batch.
+        loop
+            select s.outcome, s.reached into v_outcome, v_reached
+            from ulak._maintenance_step(v_step, v_started_at, v_reached, coalesce(p_now, clock_timestamp())) s;
+            commit;
+            exit when v_outcome <> 'more' or clock_timestamp() >= v_deadline;
+        end loop;
+        if v_outcome = 'busy' then
+            raise notice 'another run of maintenance is under way';
+            return;
+        end if;
+    end loop;
+end
+$plpgsql$;
+
+comment on procedure ulak.run_maintenance(timestamptz, interval) is
+    'what pg_cron calls every minute: recovery, expiry, archive, retention; starts no further batch after p_budget';
+
+-- One batch of one step. The lock is the transaction's, not the session's: a run that is cancelled can't leave it behind.
+-- Whoever comes between two batches of a run takes over, and the run leaves.
+create or replace function ulak._maintenance_step(
+    p_step text,
+    p_started_at timestamptz,
+    p_after timestamptz,
+    p_now timestamptz,
+    out outcome text,
+    out reached timestamptz
+)
+language plpgsql
+security definer
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+declare
+    v_batch_started_at timestamptz := clock_timestamp();
+    v_month timestamptz;
+    v_rows bigint := 0;
+    v_more boolean;
+    v_error text;
+    v_detail text;
+begin
+    if not pg_try_advisory_xact_lock(hashtext('ulak_maintenance'), 0) then
+        outcome := 'busy';
+        return;
+    end if;
+    -- A crash that loses such a commit loses a move as a whole; the next run does it again.
+    perform set_config('synchronous_commit', 'off', true);
+    begin
+        v_month := ulak._maintenance_month(p_step, p_after, p_now);
+        select w.rows, w.more, w.reached into v_rows, v_more, reached
+        from ulak._maintenance_work(p_step, v_month, p_after, p_now) w;
+    exception
+        when others then
+            get stacked diagnostics v_error = message_text, v_detail = pg_exception_detail;
+            v_error := concat_ws(' ', v_error, nullif(v_detail, ''));
+            -- A month that can't be made or dropped doesn't hold up the next one.
+            v_more := v_month is not null;
+            reached := v_month;
+    end;
+    perform ulak._record_maintenance(
+        p_step, p_started_at, clock_timestamp() - v_batch_started_at, coalesce(v_rows, 0), not v_more, v_error
+    );
+    outcome := case when v_more then 'more' else 'done' end;
+end
+$plpgsql$;
+
+-- The next month that a step has to make or drop; null for steps that don't go by month.
+create or replace function ulak._maintenance_month(p_step text, p_after timestamptz, p_now timestamptz)
+returns timestamptz
+language plpgsql
+stable
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+begin
+    if p_step = 'partitions' then
+        return min(m) from ulak._missing_archive_months(3, p_now) m where m > p_after;
+    end if;
+    if p_step = 'archive_retention' then
+        return min(m)
+        from ulak._old_archive_months(ulak.setting('archive_retention_months')::integer, p_now) m
+        where m > p_after;
+    end if;
+    return null;
+end
+$plpgsql$;
+
+create or replace function ulak._maintenance_work(
+    p_step text,
+    p_month timestamptz,
+    p_after timestamptz,
+    p_now timestamptz,
+    out rows bigint,
+    out more boolean,
+    out reached timestamptz
+)
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+declare
+    v_batch constant integer := 2000;
+begin
+    reached := coalesce(p_month, p_after);
+    case p_step
+        when 'recover' then
+            rows := ulak.recover_stale_messages(p_now, v_batch);
+            more := rows = v_batch;
+        when 'expire' then
+            rows := ulak.mark_expired_messages(p_now, v_batch);
+            more := rows = v_batch;
+        when 'partitions', 'archive_retention' then
+            more := p_month is not null;
+            rows := more::integer;
+            if p_step = 'partitions' and more then
+                perform ulak._make_archive_partition(p_month);
+            elsif more then
+                perform ulak._drop_archive_partition(p_month);
+            end if;
+        when 'archive' then
+            select b.moved, b.moved = v_batch, b.reached into rows, more, reached
+            from ulak._archive_batch(
+                p_now - make_interval(secs => ulak.setting('archive_after')::integer), p_after, v_batch, p_now
+            ) b;
+        when 'dlq_retention' then
+            rows := ulak.cleanup_dlq(p_now => p_now);
+            more := false;
+        else
+            rows := ulak._cleanup(
+                case p_step
+                    when 'event_log_retention' then 'event_log'
+                    when 'stats_retention' then 'endpoint_stats'
+                    when 'inbox_retention' then 'handled'
+                end,
+                null,
+                v_batch,
+                p_now
+            );
+            more := rows = v_batch;
+    end case;
+end
+$plpgsql$;
+
+-- Batches of one run share its start and add up. An error that goes on every minute is in the event log once.
+create or replace function ulak._record_maintenance(
+    p_step text,
+    p_started_at timestamptz,
+    p_duration interval,
+    p_rows bigint,
+    p_finished boolean,
+    p_error text
+)
+returns void
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+begin
+    if p_error is not null then
+        raise warning 'maintenance step % failed: %', p_step, p_error;
+        insert into ulak.event_log (event, detail)
+        select 'maintenance.failed', jsonb_build_object('step', p_step, 'error', p_error)
+        where not exists (
+            select
+            from ulak.maintenance_runs r
+            where r.step = p_step and r.last_error = p_error and r.last_error_at >= r.started_at
+        );
+    end if;
+    insert into ulak.maintenance_runs as r
+        (step, started_at, duration, rows, finished, last_error, last_error_at, runs, errors, total_rows)
+    values (
+        p_step,
+        p_started_at,
+        p_duration,
+        p_rows,
+        p_finished,
+        p_error,
+        case when p_error is not null then clock_timestamp() end,
+        1,
+        (p_error is not null)::integer,
+        p_rows
+    )
+    on conflict (step) do update
+    set started_at = excluded.started_at,
+        duration = excluded.duration
+            + case when r.started_at = excluded.started_at then r.duration else interval '0' end,
+        rows = excluded.rows + case when r.started_at = excluded.started_at then r.rows else 0 end,
+        finished = excluded.finished,
+        last_error = coalesce(excluded.last_error, r.last_error),
+        last_error_at = coalesce(excluded.last_error_at, r.last_error_at),
+        runs = r.runs + (r.started_at <> excluded.started_at)::integer,
+        errors = r.errors + excluded.errors,
+        total_rows = r.total_rows + excluded.rows;
+end
+$plpgsql$;

@@ -1,0 +1,42 @@
+-- What maintenance did last, step by step, and which cluster these messages belong to.
+
+create table ulak.maintenance_runs (
+    step text primary key,
+    started_at timestamptz not null,
+    duration interval not null,
+    rows bigint not null,
+    finished boolean not null,
+    last_error text,
+    last_error_at timestamptz,
+    runs bigint not null,
+    errors bigint not null,
+    total_rows bigint not null
+) with (fillfactor = 50);
+
+-- A dump carries this table. Restored into another cluster, it names a cluster that isn't this one: messages are held
+-- until ulak.adopt(). There is no unique constraint, because a restore adds to what the installation wrote.
+create table ulak.cluster_identity (
+    system_identifier bigint not null,
+    recorded_at timestamptz not null default now()
+);
+
+-- A dump that is being restored (it turns row_security off) brings the row of its own cluster.
+insert into ulak.cluster_identity (system_identifier)
+select c.system_identifier
+from pg_catalog.pg_control_system() c
+where current_setting('row_security')::boolean;
+
+comment on table ulak.maintenance_runs is 'last run of each step of run_maintenance()';
+comment on column ulak.maintenance_runs.step is 'name of the step';
+comment on column ulak.maintenance_runs.started_at is 'when its last run began';
+comment on column ulak.maintenance_runs.duration is 'how long that took, all batches together';
+comment on column ulak.maintenance_runs.rows is 'messages, rows or partitions that it changed';
+comment on column ulak.maintenance_runs.finished is 'false: it ran out of time and goes on in the next run';
+comment on column ulak.maintenance_runs.last_error is 'last error of this step, also after later runs that went well';
+comment on column ulak.maintenance_runs.last_error_at is 'when that was';
+comment on column ulak.maintenance_runs.runs is 'how often it ran';
+comment on column ulak.maintenance_runs.errors is 'how many of its runs ended in an error';
+comment on column ulak.maintenance_runs.total_rows is 'what it changed in all its runs';
+comment on table ulak.cluster_identity is 'cluster that delivers these messages; another cluster''s identifier in it means that they are held until adopt()';
+comment on column ulak.cluster_identity.system_identifier is 'as in pg_control_system()';
+comment on column ulak.cluster_identity.recorded_at is 'when it was written';
