@@ -49,7 +49,8 @@ CELLS_OF_RELATIONS = """
         and not relispartition
         and (
             whole
-            or privilege in ('select', 'insert', 'update', 'references') and has_any_column_privilege(role, oid, privilege)
+            or privilege in ('select', 'insert', 'update', 'references')
+            and has_any_column_privilege(role, oid, privilege)
         )
     group by 1, 2
 """

@@ -7,8 +7,41 @@ from typing import Any
 import psycopg
 
 STATEMENTS = [
-    "select ulak.create_endpoint('filled_pull', 'pull', '{}')",
-    """select ulak.create_endpoint('filled_http', 'http', '{"url": "https://example.com/hook"}')""",
+    "select ulak.configure('batch_size', '123')",
+    "select ulak.set_secret('filled', 'not to be seen')",
+    "select ulak.create_endpoint('filled_pull', 'pull', '{}', '{\"max_retries\": 0}')",
+    """
+    select ulak.create_endpoint(
+        'filled_http', 'http', '{"url": "https://example.com/hook", "auth": {"type": "bearer", "token": {"$secret": "filled"}}}'
+    )
+    """,
+    "select ulak.create_event_type('filled.event', 'an event', '{\"type\": \"object\"}')",
+    "select ulak.subscribe('filled.event', 'filled_http')",
+    # A message in each state: pending, ordered, in flight, completed, dead, expired, archived by month and by default.
+    "select ulak.send('filled_http', '{\"n\": 1}', p_idempotency_key => 'filled', p_headers => '{\"x-a\": \"b\"}')",
+    "select ulak.send('filled_http', '{\"n\": 2}', p_ordering_key => 'k') from generate_series(1, 2)",
+    "select ulak.send('filled_pull', jsonb_build_object('n', n)) from generate_series(3, 8) n",
+    "select ulak.complete(c.id, 'filler', c.attempt) from ulak.claim('filler', 2, 'filled_pull') c",
+    "select ulak.fail(c.id, 'filler', c.attempt, 'broken') from ulak.claim('filler', 1, 'filled_pull') c",
+    "select count(*) from ulak.claim('filler', 1, 'filled_pull')",
+    "select ulak.archive_completed_messages(p_older_than_seconds => 0, p_batch_size => 1, p_now => now() + interval '1 s')",
+    """
+    with moved as (delete from ulak.queue where status in ('completed', 'failed') returning *)
+    insert into ulak.archive
+    select (jsonb_populate_record(null::ulak.archive, to_jsonb(moved) || '{"created_at": "1999-01-01", "archived_at": "now"}')).*
+    from moved
+    """,
+    "insert into ulak.ordering_wakeups values (1, 'k')",
+    "insert into ulak.endpoint_stats (endpoint_id, minute, delivered) values (1, date_trunc('minute', now()), 1)",
+    "insert into ulak.handled values ('consumer', 'key')",
+    """
+    insert into ulak.workers (slot, name, pid, state, started_at, last_activity, heartbeat_at, version)
+    values (1, 'filler', 1, 'stopped', now(), now(), now(), '0')
+    """,
+    """
+    insert into ulak.maintenance_runs (step, started_at, duration, rows, finished, runs, errors, total_rows)
+    values ('filled', now(), '1 s', 1, true, 1, 0, 1)
+    """,
 ]
 
 
