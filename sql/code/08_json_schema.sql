@@ -71,13 +71,6 @@ declare
     v_value jsonb;
     v_violation text[];
 begin
-    if p_schema ? 'required' then
-        for v_key in select jsonb_array_elements_text(p_schema -> 'required') loop
-            if not p_object ? v_key then
-                return array[ulak._json_path_step(v_key), 'is required', null];
-            end if;
-        end loop;
-    end if;
     for v_key, v_value in select o.key, o.value from jsonb_each(p_object) as o loop
         if v_properties ? v_key then
             v_violation := ulak._json_violation(v_properties -> v_key, v_value);
@@ -95,6 +88,14 @@ begin
             return v_violation;
         end if;
     end loop;
+    -- After the keys that are there: "ulr is not a known key" says more than "url is required".
+    if p_schema ? 'required' then
+        for v_key in select jsonb_array_elements_text(p_schema -> 'required') loop
+            if not p_object ? v_key then
+                return array[ulak._json_path_step(v_key), 'is required', null];
+            end if;
+        end loop;
+    end if;
     return null;
 end
 $plpgsql$;

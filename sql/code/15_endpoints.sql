@@ -1,0 +1,337 @@
+-- Endpoints: create, alter, drop. A trigger validates, so that a plain UPDATE by an administrator is checked as well.
+
+create or replace function ulak.create_endpoint(
+    p_name text,
+    p_protocol text,
+    p_config jsonb,
+    p_retry_policy jsonb default null,
+    p_description text default null
+)
+returns bigint
+language plpgsql
+security definer
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+declare
+    v_id bigint;
+begin
+    perform ulak._lock_configs();
+    insert into ulak.endpoints (name, protocol, config, retry_policy, description)
+    values (p_name, p_protocol, coalesce(p_config, '{}'), p_retry_policy, p_description)
+    on conflict (name) do nothing
+    returning id into v_id;
+    if v_id is null then
+        raise exception 'endpoint "%" exists already', p_name
+            using
+                errcode = '42710',
+                detail = (
+                    select format('It is endpoint %s, protocol %s.', e.id, e.protocol)
+                    from ulak.endpoints as e
+                    where e.name = p_name
+                ),
+                hint = format('select ulak.alter_endpoint(%L, ...);', p_name);
+    end if;
+    return v_id;
+end
+$plpgsql$;
+
+comment on function ulak.create_endpoint(text, text, jsonb, jsonb, text) is
+    'creates an endpoint (protocol http or pull) and returns its id; refuses a config or retry policy that is not valid';
+
+create or replace function ulak.alter_endpoint(
+    p_name text,
+    p_config jsonb default null,
+    p_retry_policy jsonb default null,
+    p_description text default null
+)
+returns boolean
+language plpgsql
+security definer
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+begin
+    perform ulak._lock_configs();
+    update ulak.endpoints
+    set config = coalesce(p_config, config),
+        retry_policy = coalesce(p_retry_policy, retry_policy),
+        description = coalesce(p_description, description)
+    where name = p_name;
+    if not found then
+        perform ulak._raise_unknown_endpoint(p_name);
+    end if;
+    return true;
+end
+$plpgsql$;
+
+comment on function ulak.alter_endpoint(text, jsonb, jsonb, text) is
+    'replaces an endpoint''s config, retry policy or description; null leaves one as it is, ''{}'' clears the retry policy';
+
+create or replace function ulak.drop_endpoint(p_name text)
+returns boolean
+language plpgsql
+security definer
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+declare
+    v_id bigint;
+    v_subscriptions bigint;
+begin
+    perform ulak._lock_configs();
+    select e.id into v_id from ulak.endpoints as e where e.name = p_name for update;
+    if not found then
+        perform ulak._raise_unknown_endpoint(p_name);
+    end if;
+    perform ulak._require_unused(v_id, p_name);
+    with gone as (
+        delete from ulak.subscriptions as s where s.endpoint_id = v_id returning s.id
+    )
+    select count(*) into v_subscriptions from gone;
+    delete from ulak.endpoints where id = v_id;
+    delete from ulak.secrets where name = ulak._signing_secret_name(v_id);
+    insert into ulak.event_log (event, endpoint_id, endpoint_name, detail)
+    values ('endpoint.dropped', v_id, p_name, jsonb_build_object('subscriptions', v_subscriptions));
+    if v_subscriptions > 0 then
+        raise notice '% subscription(s) of endpoint "%" were removed with it', v_subscriptions, p_name;
+    end if;
+    return true;
+end
+$plpgsql$;
+
+comment on function ulak.drop_endpoint(text) is
+    'removes an endpoint and its subscriptions; refuses while messages wait for it or its dead letters are unresolved';
+
+-- Changes of configs and of secrets wait for each other: a config is valid for the secrets that it names.
+create or replace function ulak._lock_configs()
+returns void
+language sql
+as $sql$
+    select pg_advisory_xact_lock(hashtext('ulak_config'), 0)
+$sql$;
+
+-- Raises while the endpoint has messages that nobody could deliver or redrive without it.
+create or replace function ulak._require_unused(p_id bigint, p_name text)
+returns void
+language plpgsql
+as $plpgsql$
+declare
+    v_waiting bigint;
+    v_in_flight bigint;
+    v_dead bigint;
+begin
+    if current_setting('transaction_isolation') <> 'read committed' then
+        raise exception 'drop_endpoint() needs a transaction at read committed'
+            using errcode = '25001', hint = 'Call it in a transaction of its own: its counts must see the latest messages.';
+    end if;
+    -- The other side of the shared locks that every send takes, by the endpoint's name or by its id.
+    if not pg_try_advisory_xact_lock(hashtext('ulak_endpoint'), hashtext(p_name))
+        or not pg_try_advisory_xact_lock(hashtext('ulak_endpoint_id'), p_id::integer)
+    then
+        raise exception 'an open transaction has sent to endpoint "%"', p_name
+            using errcode = '55006', hint = 'Try again when that transaction has ended.';
+    end if;
+    select c.waiting, c.in_flight, c.dead into v_waiting, v_in_flight, v_dead from ulak._count_unresolved(p_id) as c;
+    if v_waiting + v_in_flight + v_dead > 0 then
+        raise exception 'endpoint "%" is in use', p_name
+            using
+                errcode = '55006',
+                detail = format(
+                    '%s message(s) wait for it, %s are in flight, %s dead letter(s) are unresolved.',
+                    v_waiting,
+                    v_in_flight,
+                    v_dead
+                ),
+                hint = case
+                    when v_waiting + v_in_flight > 0 then format(
+                        'Let the worker deliver them. To see them: select * from ulak.queue where endpoint_id = %s '
+                        'and status in (''pending'', ''processing'');',
+                        p_id
+                    )
+                    else format(
+                        'select ulak.redrive_endpoint(%L); or, to give them up: '
+                        'delete from ulak.dlq where endpoint_id = %s and status = ''failed'';',
+                        p_name,
+                        p_id
+                    )
+                end;
+    end if;
+end
+$plpgsql$;
+
+-- By the partial indexes: finished messages don't cost.
+create or replace function ulak._count_unresolved(
+    p_endpoint_id bigint,
+    out waiting bigint,
+    out in_flight bigint,
+    out dead bigint
+)
+language sql
+stable
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+as $sql$
+    select
+        (select count(*) from ulak.queue as q where q.status = 'pending' and q.endpoint_id = p_endpoint_id),
+        (select count(*) from ulak.queue as q where q.status = 'processing' and q.endpoint_id = p_endpoint_id),
+        (select count(*) from ulak.dlq as d where d.status = 'failed' and d.endpoint_id = p_endpoint_id)
+$sql$;
+
+create or replace function ulak._raise_unknown_endpoint(p_name text)
+returns void
+language plpgsql
+as $plpgsql$
+begin
+    raise exception 'unknown endpoint %', coalesce('"' || left(p_name, 200) || '"', 'null')
+        using
+            errcode = '42704',
+            detail = 'Endpoints are made by ulak.create_endpoint(); select name from ulak.endpoint_list; lists them.',
+            hint = ulak._did_you_mean(p_name, array(select e.name from ulak.endpoints as e));
+end
+$plpgsql$;
+
+create or replace function ulak._check_endpoint()
+returns trigger
+language plpgsql
+security definer
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+declare
+    v_violation text[];
+begin
+    -- A restore brings rows that were valid when they were stored, and the secrets after them.
+    if tg_op = 'INSERT' and current_setting('row_security') = 'off' then
+        return new;
+    end if;
+    if new.name is null or new.name !~ '^[^\x01-\x1f\x7f]{1,200}$' or new.name <> btrim(new.name) then
+        raise exception 'invalid endpoint name'
+            using
+                errcode = '22023',
+                detail = 'A name has 1 to 200 characters, no control characters, no spaces around it.',
+                hint = 'Such as: billing-webhook';
+    end if;
+    if ulak._secret_names(new.config) <> '{}' then
+        perform ulak._lock_configs();
+    end if;
+    perform ulak.validate_endpoint_config(new.protocol, new.config);
+    v_violation := ulak._retry_policy_violation(new.retry_policy);
+    if v_violation is not null then
+        perform ulak._raise_violation('retry policy', v_violation);
+    end if;
+    if tg_op = 'UPDATE' then
+        new.updated_at := now();
+        -- Workers cache by this number: it must never stand for two configs.
+        new.config_version := greatest(
+            new.config_version,
+            old.config_version + ((new.protocol, new.config, new.retry_policy)
+                is distinct from (old.protocol, old.config, old.retry_policy))::integer
+        );
+    end if;
+    return new;
+end
+$plpgsql$;
+
+-- Not for the columns of the breaker and the rate limit, which change all the time.
+create or replace trigger endpoints_are_valid
+    before insert or update of name, protocol, config, retry_policy, description, config_version on ulak.endpoints
+    for each row
+    execute function ulak._check_endpoint();
+
+-- Which keys changed, not what they hold.
+create or replace function ulak._log_endpoint()
+returns trigger
+language plpgsql
+security definer
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+begin
+    if tg_op = 'INSERT' and current_setting('row_security') <> 'off' then
+        insert into ulak.event_log (event, endpoint_id, endpoint_name, detail)
+        values ('endpoint.created', new.id, new.name, jsonb_build_object('protocol', new.protocol));
+    elsif tg_op = 'UPDATE' and (new.name, new.protocol, new.config, new.retry_policy, new.description)
+        is distinct from (old.name, old.protocol, old.config, old.retry_policy, old.description)
+    then
+        insert into ulak.event_log (event, endpoint_id, endpoint_name, detail)
+        values (
+            'endpoint.altered',
+            new.id,
+            new.name,
+            jsonb_build_object(
+                'config', ulak._changed_keys(old.config, new.config),
+                'retry_policy', ulak._changed_keys(old.retry_policy, new.retry_policy),
+                'config_version', new.config_version
+            )
+        );
+    end if;
+    return null;
+end
+$plpgsql$;
+
+create or replace trigger endpoints_are_logged
+    after insert or update of name, protocol, config, retry_policy, description, config_version on ulak.endpoints
+    for each row
+    execute function ulak._log_endpoint();
+
+create or replace function ulak._changed_keys(p_old jsonb, p_new jsonb)
+returns jsonb
+language sql
+immutable
+as $sql$
+    select coalesce(jsonb_agg(coalesce(o.key, n.key) order by coalesce(o.key, n.key)), '[]')
+    from jsonb_each(p_old) as o
+    full join jsonb_each(p_new) as n on n.key = o.key
+    where o.value is distinct from n.value
+$sql$;
+
+-- What may be seen of a config by those who may not see it: numbers, switches, status codes, and the host of a url.
+create or replace view ulak.endpoint_list as
+select
+    e.id,
+    e.name,
+    e.protocol,
+    e.enabled,
+    e.description,
+    e.circuit_state,
+    e.circuit_failure_count,
+    e.circuit_opened_at,
+    e.circuit_half_open_at,
+    e.last_success_at,
+    e.last_failure_at,
+    e.created_at,
+    e.updated_at,
+    (
+        select coalesce(jsonb_object_agg(c.key, coalesce(inner_object.shown, c.shown)), '{}')
+        from (
+            select
+                t.key,
+                t.value,
+                case
+                    when jsonb_typeof(t.value) in ('number', 'boolean') or t.key in ('retry_on', 'permanent_on') then t.value
+                    when t.key = 'url' then coalesce(to_jsonb(substring(t.value #>> '{}' from '^[A-Za-z]+://[^/?#]+')), '"***"')
+                    else '"***"'
+                end as shown
+            from jsonb_each(e.config) as t
+        ) as c
+        left join lateral (
+            select jsonb_object_agg(
+                i.key,
+                case when jsonb_typeof(i.value) in ('number', 'boolean') then i.value else '"***"' end
+            ) as shown
+            from jsonb_each(case when jsonb_typeof(c.value) = 'object' then c.value end) as i
+        ) as inner_object on true
+    ) as config
+from ulak.endpoints as e;
+
+comment on view ulak.endpoint_list is 'endpoints without anything secret: texts in the config are masked, a url is cut after its host';
+comment on column ulak.endpoint_list.id is 'as in ulak.endpoints';
+comment on column ulak.endpoint_list.name is 'as in ulak.endpoints';
+comment on column ulak.endpoint_list.protocol is 'as in ulak.endpoints';
+comment on column ulak.endpoint_list.enabled is 'as in ulak.endpoints';
+comment on column ulak.endpoint_list.description is 'as in ulak.endpoints';
+comment on column ulak.endpoint_list.circuit_state is 'as in ulak.endpoints';
+comment on column ulak.endpoint_list.circuit_failure_count is 'as in ulak.endpoints';
+comment on column ulak.endpoint_list.circuit_opened_at is 'as in ulak.endpoints';
+comment on column ulak.endpoint_list.circuit_half_open_at is 'as in ulak.endpoints';
+comment on column ulak.endpoint_list.last_success_at is 'as in ulak.endpoints';
+comment on column ulak.endpoint_list.last_failure_at is 'as in ulak.endpoints';
+comment on column ulak.endpoint_list.created_at is 'as in ulak.endpoints';
+comment on column ulak.endpoint_list.updated_at is 'as in ulak.endpoints';
+comment on column ulak.endpoint_list.config is 'the config with *** for every text';

@@ -1,0 +1,163 @@
+-- Publishing: an event becomes a message for each endpoint that has a matching subscription.
+
+create or replace function ulak.publish(p_event_type text, p_payload jsonb)
+returns integer
+language plpgsql
+security definer
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+begin
+    perform ulak._refuse_reserved_event_type(p_event_type);
+    return ulak._publish(p_event_type, p_payload);
+end
+$plpgsql$;
+
+comment on function ulak.publish(text, jsonb) is
+    'queues an event for every endpoint with a matching subscription, in the caller''s transaction; returns how many';
+
+create or replace function ulak.publish_batch(p_events jsonb)
+returns integer
+language plpgsql
+security definer
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+declare
+    v_endpoint_ids bigint[];
+    v_payloads jsonb[];
+begin
+    perform ulak._check_events(p_events);
+    select array_agg(m.endpoint_id order by e.number, m.endpoint_id), array_agg(e.payload order by e.number, m.endpoint_id)
+    into v_endpoint_ids, v_payloads
+    from ulak._events(p_events) as e
+    cross join lateral ulak._subscribed_endpoints(e.event_type, e.payload) as m (endpoint_id);
+    if v_payloads is null then
+        return 0;
+    end if;
+    return cardinality(ulak._enqueue_many(v_endpoint_ids, v_payloads));
+end
+$plpgsql$;
+
+comment on function ulak.publish_batch(jsonb) is
+    'publishes an array of {"event_type": ..., "payload": ...}, all or none; returns the number of messages queued';
+
+-- publish() without the guard of reserved names, for ulak's own events.
+create or replace function ulak._publish(p_event_type text, p_payload jsonb)
+returns integer
+language plpgsql
+as $plpgsql$
+declare
+    v_schema jsonb;
+    v_endpoint_ids bigint[];
+begin
+    select t.schema into v_schema from ulak.event_types as t where t.name = p_event_type;
+    if not found then
+        perform ulak._raise_unknown_event_type(p_event_type);
+    end if;
+    if p_payload is null then
+        raise exception 'the payload is null'
+            using errcode = '22004', hint = 'Publish the JSON value null as ''null''::jsonb, if that is what you mean.';
+    end if;
+    if v_schema is not null then
+        perform ulak._check_event(p_event_type, v_schema, p_payload, '$');
+    end if;
+    v_endpoint_ids := array(
+        select m.endpoint_id from ulak._subscribed_endpoints(p_event_type, p_payload) as m (endpoint_id) order by 1
+    );
+    if v_endpoint_ids = '{}' then
+        return 0;
+    end if;
+    return cardinality(ulak._enqueue_many(v_endpoint_ids, array_fill(p_payload, array[cardinality(v_endpoint_ids)])));
+end
+$plpgsql$;
+
+-- An endpoint gets an event once, however many of its subscriptions match. A predicate that fails on this payload counts
+-- as false: it must not abort the application's transaction. The _tz form because the other one raises when dates and
+-- times with and without a zone meet, silent or not.
+create or replace function ulak._subscribed_endpoints(p_event_type text, p_payload jsonb)
+returns setof bigint
+language sql
+stable
+as $sql$
+    select distinct s.endpoint_id
+    from ulak.subscriptions as s
+    where s.event_type = p_event_type
+        and (s.filter is null or p_payload @> s.filter)
+        and (s.predicate is null or jsonb_path_match_tz(p_payload, s.predicate, '{}', true))
+$sql$;
+
+create or replace function ulak._check_event(p_event_type text, p_schema jsonb, p_payload jsonb, p_path text)
+returns void
+language plpgsql
+as $plpgsql$
+declare
+    v_violation text[] := ulak._json_violation(p_schema, p_payload);
+begin
+    if v_violation is not null then
+        raise exception 'payload of event type "%" is not valid: % %', p_event_type, p_path || v_violation[1], v_violation[2]
+            using
+                errcode = '22023',
+                detail = 'The event type has a JSON Schema that each payload must satisfy.',
+                hint = concat_ws(' ', v_violation[3], format('select schema from ulak.event_types where name = %L;', p_event_type));
+    end if;
+end
+$plpgsql$;
+
+create or replace function ulak._events(p_events jsonb)
+returns table (number bigint, event_type text, payload jsonb)
+language sql
+immutable
+as $sql$
+    select e.number - 1, e.value ->> 'event_type', e.value -> 'payload'
+    from jsonb_array_elements(p_events) with ordinality as e (value, number)
+$sql$;
+
+-- Everything is looked at before anything is queued.
+create or replace function ulak._check_events(p_events jsonb)
+returns void
+language plpgsql
+as $plpgsql$
+declare
+    v_violation text[];
+    v_event record;
+begin
+    if p_events is null then
+        raise exception 'the events are null'
+            using errcode = '22004', hint = 'Pass a JSON array; an empty one publishes nothing.';
+    end if;
+    v_violation := ulak._json_violation(ulak._events_schema(), p_events);
+    if v_violation is not null then
+        perform ulak._raise_violation('events', v_violation);
+    end if;
+    for v_event in
+        select distinct on (e.event_type) e.event_type, t.name is not null as is_known
+        from ulak._events(p_events) as e
+        left join ulak.event_types as t on t.name = e.event_type
+    loop
+        perform ulak._refuse_reserved_event_type(v_event.event_type);
+        if not v_event.is_known then
+            perform ulak._raise_unknown_event_type(v_event.event_type);
+        end if;
+    end loop;
+    perform ulak._check_event(e.event_type, t.schema, e.payload, format('$[%s].payload', e.number))
+    from ulak._events(p_events) as e
+    join ulak.event_types as t on t.name = e.event_type
+    where t.schema is not null
+    order by e.number;
+end
+$plpgsql$;
+
+create or replace function ulak._events_schema()
+returns jsonb
+language sql
+immutable
+as $sql$
+    select $json${
+        "type": "array",
+        "items": {
+            "type": "object",
+            "required": ["event_type", "payload"],
+            "additionalProperties": false,
+            "properties": {"event_type": {"type": "string"}, "payload": true}
+        }
+    }$json$::jsonb
+$sql$;
