@@ -37,8 +37,7 @@ begin
             using errcode = '22023';
     end if;
     for v_month in select m from ulak._missing_archive_months(p_months_ahead, p_now) m loop
-        perform ulak._make_archive_partition(v_month);
-        v_made := v_made + 1;
+        v_made := v_made + ulak._make_archive_partition(v_month);
     end loop;
     return v_made;
 end
@@ -81,8 +80,9 @@ as $sql$
 $sql$;
 
 create or replace function ulak._make_archive_partition(p_month timestamptz)
-returns void
+returns integer
 language plpgsql
+strict
 set search_path = pg_catalog, pg_temp
 set timezone = 'UTC'
 set datestyle = 'ISO'
@@ -95,7 +95,7 @@ begin
     -- Two at once: the second finds the month made. Writers of other months don't notice any of this.
     lock table only ulak.archive in share update exclusive mode;
     if exists (select from ulak._archive_partitions p where p.name = v_name) then
-        return;
+        return 0;
     end if;
     perform ulak._create_archive_table(v_name, p_month, v_end);
 
@@ -109,6 +109,7 @@ begin
     -- The check constraint spares this a scan of the new partition.
     execute format('alter table ulak.archive attach partition ulak.%I for values from (%L) to (%L)', v_name, p_month, v_end);
     execute format('alter table ulak.%I drop constraint archive_month', v_name);
+    return 1;
 exception
     when lock_not_available then
         perform ulak._raise_archive_is_busy(format('Partition %s was not made.', v_name));
@@ -181,8 +182,7 @@ declare
 begin
     perform ulak._require_positive('p_retention_months', v_months);
     for v_month in select m from ulak._old_archive_months(v_months, p_now) m loop
-        perform ulak._drop_archive_partition(v_month);
-        v_dropped := v_dropped + 1;
+        v_dropped := v_dropped + ulak._drop_archive_partition(v_month);
     end loop;
     return v_dropped;
 end
@@ -207,8 +207,9 @@ as $sql$
 $sql$;
 
 create or replace function ulak._drop_archive_partition(p_month timestamptz)
-returns void
+returns integer
 language plpgsql
+strict
 set search_path = pg_catalog, pg_temp
 set timezone = 'UTC'
 set lock_timeout = '500ms'
@@ -222,6 +223,7 @@ begin
     execute format('drop table ulak.%I', v_name);
     insert into ulak.event_log (event, detail)
     values ('archive.dropped', jsonb_build_object('partition', v_name, 'rows_about', greatest(v_rows, 0)));
+    return 1;
 exception
     when lock_not_available then
         perform ulak._raise_archive_is_busy(format('Partition %s was not dropped.', v_name));

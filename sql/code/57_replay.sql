@@ -161,6 +161,7 @@ as $plpgsql$
 declare
     v_count integer := cardinality(p_archive_ids);
     v_keys text[];
+    v_key_endpoint_ids bigint[];
     v_ids bigint[];
 begin
     v_keys := array(
@@ -170,14 +171,16 @@ begin
             and a.created_at between p_first and p_last
             and a.ordering_key is not null
     );
-    perform ulak._lock_ordering_keys(p_endpoint_id, v_keys);
+    perform ulak._check_ordering_keys(cardinality(v_keys));
+    v_key_endpoint_ids := array_fill(p_endpoint_id, array[cardinality(v_keys)]);
+    perform ulak._lock_for_requeue(v_key_endpoint_ids, v_keys);
 
     -- After the locks on the keys: the order of ids is the order of commits.
     v_ids := array(select nextval('ulak.queue_id_seq') from generate_series(1, v_count));
     perform ulak._require_room(v_ids[v_count], v_count);
     perform ulak._insert_replayed(p_archive_ids, v_ids, p_first, p_last, p_new_message_id, p_now);
     if v_keys <> '{}' then
-        perform ulak._promote_heads(array_fill(p_endpoint_id, array[cardinality(v_keys)]), v_keys, p_now);
+        perform ulak._promote_heads(v_key_endpoint_ids, v_keys, p_now);
     end if;
     return v_ids;
 end
@@ -227,9 +230,33 @@ as $sql$
         a.ordering_key,
         a.headers,
         a.metadata,
-        a.failure_history
+        case when a.status = 'failed' then ulak._archived_history(a, p_now) else a.failure_history end
     from unnest(p_archive_ids, p_ids) n(archive_id, id)
     join ulak.archive a on a.id = n.archive_id and a.created_at between p_first and p_last
+$sql$;
+
+-- A failed cycle becomes part of the message's history, as redrive does it.
+create or replace function ulak._archived_history(p_message ulak.archive, p_now timestamptz)
+returns jsonb
+language sql
+stable
+as $sql$
+    select ulak._with_cycle(
+        jsonb_populate_record(
+            null::ulak.dlq,
+            jsonb_build_object(
+                'attempts', p_message.attempts,
+                'retry_count', p_message.retry_count,
+                'last_error', p_message.last_error,
+                'first_failed_at', p_message.first_failed_at,
+                'failed_at', p_message.failed_at,
+                'generation', p_message.generation,
+                'failure_history', p_message.failure_history,
+                'redriven_at', p_now,
+                'redriven_by', session_user
+            )
+        )
+    )
 $sql$;
 
 -- As a sender does, and against drop_endpoint(). Returns the endpoint's name.
@@ -247,7 +274,7 @@ begin
     where e.id = p_endpoint_id;
     if not found then
         raise exception 'endpoint % does not exist', coalesce(p_endpoint_id::text, 'null')
-            using errcode = 'P0002',
+            using errcode = '42704',
                 detail = 'Its archived messages can be read in ulak.archive, but there is nowhere to send them.',
                 hint = 'select id, name from ulak.endpoints;';
     end if;
@@ -256,27 +283,22 @@ end
 $plpgsql$;
 
 -- Each key takes an entry of the server's lock table, which is of a fixed size: replaying everything of an endpoint with a
--- million keys would fill it for everybody. In the order of the locks, so that two replays can't wait for each other.
-create or replace function ulak._lock_ordering_keys(p_endpoint_id bigint, p_keys text[])
+-- million keys would fill it for everybody.
+create or replace function ulak._check_ordering_keys(p_count integer)
 returns void
 language plpgsql
+stable
 set search_path = pg_catalog, pg_temp
 as $plpgsql$
 declare
-    v_most integer := current_setting('max_locks_per_transaction')::integer * current_setting('max_connections')::integer / 4;
+    v_most integer := current_setting('max_locks_per_transaction')::bigint * current_setting('max_connections')::bigint / 4;
 begin
-    if cardinality(p_keys) > v_most then
-        raise exception 'these messages have % ordering keys, too many for one transaction', cardinality(p_keys)
+    if p_count > v_most then
+        raise exception 'these messages have % ordering keys, too many for one transaction', p_count
             using errcode = '54000',
-                detail = format('A quarter of the server''s lock table is enough for %s.', v_most),
-                hint = 'Replay a shorter range, pass p_limit, or raise max_locks_per_transaction.';
+                detail = format('%s fill a quarter of the server''s lock table.', v_most),
+                hint = 'Take a shorter range, pass p_limit, or raise max_locks_per_transaction.';
     end if;
-    perform pg_advisory_xact_lock(hashtext('ulak_key'), l.key)
-    from (
-        select distinct ulak._ordering_lock(p_endpoint_id, k) as key
-        from unnest(p_keys) k
-        order by key
-    ) l;
 end
 $plpgsql$;
 
@@ -293,11 +315,12 @@ begin
             detail = case
                 when v_status in ('pending', 'processing') then format('It is in the queue, %s.', v_status)
                 when v_status is not null
-                    then format('It is in the queue, %s, and is archived when it is %s seconds old.', v_status, ulak.setting('archive_after'))
+                    then format('It is in the queue, %s. Maintenance archives it %s s after its end.', v_status, ulak.setting('archive_after'))
                 else 'There is no such message, or its month has been dropped.'
             end,
             hint = case
-                when v_status = 'failed' then 'select ulak.redrive_message(id) from ulak.dlq where original_message_id = ' || p_id || ';'
+                when v_status = 'failed'
+                    then format('select ulak.redrive_message(id) from ulak.dlq where original_message_id = %s;', p_id)
                 when v_status in ('completed', 'expired') then 'select ulak.archive_completed_messages(0);'
                 else 'select id, status, created_at from ulak.archive order by created_at desc limit 20;'
             end;

@@ -1,4 +1,4 @@
--- Retention of what grows: the log, the counters and the inbox. Months of the archive and dead letters have their own.
+-- Retention of what grows: dead letters, the log, the counters and the inbox. The archive's months are dropped whole.
 
 create or replace function ulak.cleanup_event_log(
     p_retention_days integer default null,
@@ -61,6 +61,9 @@ declare
     v_deleted integer;
 begin
     case p_table
+        when 'dlq' then
+            v_setting := 'dlq_retention_days';
+            v_column := 'archived_at';
         when 'event_log' then
             v_setting := 'event_log_retention_days';
             v_column := 'created_at';

@@ -30,7 +30,8 @@ from (
         (6, 'dlq_retention', 'deletes old dead letters'),
         (7, 'event_log_retention', 'deletes old log entries'),
         (8, 'stats_retention', 'deletes old counters'),
-        (9, 'inbox_retention', 'forgets old keys of mark_handled()')
+        (9, 'inbox_retention', 'forgets old keys of mark_handled()'),
+        (10, 'ordering', 'every ten minutes: wakes ordering keys whose first message was deleted by hand')
 ) s (place, step, what)
 left join ulak.maintenance_runs r on r.step = s.step
 order by s.place;
@@ -174,39 +175,29 @@ begin
     case p_step
         when 'recover' then
             rows := ulak.recover_stale_messages(p_now, v_batch);
-            more := rows = v_batch;
         when 'expire' then
             rows := ulak.mark_expired_messages(p_now, v_batch);
-            more := rows = v_batch;
-        when 'partitions', 'archive_retention' then
-            more := p_month is not null;
-            rows := more::integer;
-            if p_step = 'partitions' and more then
-                perform ulak._make_archive_partition(p_month);
-            elsif more then
-                perform ulak._drop_archive_partition(p_month);
-            end if;
+        when 'partitions' then
+            rows := ulak._make_archive_partition(p_month);
+        when 'archive_retention' then
+            rows := ulak._drop_archive_partition(p_month);
         when 'archive' then
-            select b.moved, b.moved = v_batch, b.reached into rows, more, reached
+            select b.moved, b.reached into rows, reached
             from ulak._archive_batch(
                 p_now - make_interval(secs => ulak.setting('archive_after')::integer), p_after, v_batch, p_now
             ) b;
         when 'dlq_retention' then
-            rows := ulak.cleanup_dlq(p_now => p_now);
-            more := false;
-        else
-            rows := ulak._cleanup(
-                case p_step
-                    when 'event_log_retention' then 'event_log'
-                    when 'stats_retention' then 'endpoint_stats'
-                    when 'inbox_retention' then 'handled'
-                end,
-                null,
-                v_batch,
-                p_now
-            );
-            more := rows = v_batch;
+            rows := ulak._cleanup('dlq', null, v_batch, p_now);
+        when 'event_log_retention' then
+            rows := ulak._cleanup('event_log', null, v_batch, p_now);
+        when 'stats_retention' then
+            rows := ulak._cleanup('endpoint_stats', null, v_batch, p_now);
+        when 'inbox_retention' then
+            rows := ulak._cleanup('handled', null, v_batch, p_now);
+        when 'ordering' then
+            rows := case when extract(minute from p_now)::integer % 10 = 0 then ulak._promote_orphans(p_now) else 0 end;
     end case;
+    more := p_month is not null or rows = v_batch;
 end
 $plpgsql$;
 

@@ -27,7 +27,8 @@ create table ulak.endpoints (
     circuit_probe_attempt integer,
     circuit_window_started_at timestamptz,
     circuit_window_requests integer,
-    circuit_window_failures integer
+    circuit_window_failures integer,
+    dead_notified_at timestamptz
 )
 with (fillfactor = 50);
 
@@ -56,6 +57,7 @@ comment on column ulak.endpoints.circuit_probe_id is 'message that probes a half
 comment on column ulak.endpoints.circuit_probe_attempt is 'attempt number of that probe, so that an older attempt of the same message doesn''t count';
 comment on column ulak.endpoints.circuit_window_started_at is 'start of the breaker''s current window (failure-rate mode)';
 comment on column ulak.endpoints.circuit_window_requests is 'outcomes counted in that window';
+comment on column ulak.endpoints.dead_notified_at is 'last NOTIFY about dead letters: at most one a second';
 comment on column ulak.endpoints.circuit_window_failures is 'failures among them';
 
 -- Granted to nobody: only SECURITY DEFINER functions of the extension read it.

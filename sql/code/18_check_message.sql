@@ -1,0 +1,131 @@
+-- What a message must look like before it is queued. Each check raises, or returns true.
+
+create or replace function ulak._check_message(
+    p_payload jsonb,
+    p_priority integer,
+    p_scheduled_at timestamptz,
+    p_idempotency_key text,
+    p_expires_at timestamptz,
+    p_ordering_key text,
+    p_headers jsonb,
+    p_metadata jsonb
+)
+returns boolean
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+begin
+    perform ulak._check_priority(p_priority);
+    perform ulak._check_payloads(array[p_payload]);
+    perform ulak._check_key('idempotency key', p_idempotency_key);
+    perform ulak._check_key('ordering key', p_ordering_key);
+    perform ulak._check_headers(p_headers);
+    if not isfinite(p_scheduled_at) or not isfinite(p_expires_at) then
+        raise exception 'scheduled_at and expires_at must be finite'
+            using errcode = '22023', hint = 'Leave expires_at out for a message that never expires.';
+    end if;
+    if p_expires_at <= greatest(p_scheduled_at, now()) then
+        raise exception 'the message would expire before it is due'
+            using errcode = '22023',
+                detail = format('expires_at is %s, it is due at %s.', p_expires_at, greatest(p_scheduled_at, now())),
+                hint = 'Give an expires_at later than now and than scheduled_at.';
+    end if;
+    if jsonb_typeof(p_metadata) <> 'object' then
+        raise exception 'metadata must be a JSON object'
+            using errcode = '22023', detail = format('It is of type %s.', jsonb_typeof(p_metadata));
+    end if;
+    return true;
+end
+$plpgsql$;
+
+create or replace function ulak._check_priority(p_priority integer)
+returns boolean
+language plpgsql
+immutable
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+begin
+    if p_priority is null or p_priority not between 0 and 10 then
+        raise exception 'priority must be between 0 and 10'
+            using errcode = '22023', detail = format('It is %s.', coalesce(p_priority::text, 'null'));
+    end if;
+    return true;
+end
+$plpgsql$;
+
+create or replace function ulak._check_payloads(p_payloads jsonb[])
+returns boolean
+language plpgsql
+stable
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+declare
+    v_size integer := (select max(octet_length(p::text)) from unnest(p_payloads) p);
+    v_limit integer;
+begin
+    if array_position(p_payloads, null) is not null then
+        raise exception 'the payload is null'
+            using errcode = '22004', hint = 'Send the JSON value null as ''null''::jsonb, if that is what you mean.';
+    end if;
+    -- The smallest limit that can be configured.
+    if v_size > 1023 then
+        v_limit := ulak.setting('max_payload_size')::integer;
+        if v_size > v_limit then
+            raise exception 'the payload is larger than max_payload_size'
+                using errcode = '54000',
+                    detail = format('It has %s bytes as text, the limit is %s.', v_size, v_limit),
+                    hint = 'Send a reference to the data, or have an administrator raise it: '
+                        || 'select ulak.configure(''max_payload_size'', ''...'');';
+        end if;
+    end if;
+    return true;
+end
+$plpgsql$;
+
+-- Keys are in an index, which takes no more than a third of a page.
+create or replace function ulak._check_key(p_what text, p_key text)
+returns boolean
+language plpgsql
+immutable
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+begin
+    if p_key = '' or octet_length(p_key) > 512 then
+        raise exception '% must have 1 to 512 bytes', p_what
+            using errcode = '22023', detail = format('It has %s.', octet_length(p_key));
+    end if;
+    return true;
+end
+$plpgsql$;
+
+-- Headers are text by name; a line break would let a sender smuggle headers of its own into the request.
+create or replace function ulak._check_headers(p_headers jsonb)
+returns boolean
+language plpgsql
+immutable
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+declare
+    v_name text;
+begin
+    if p_headers is null then
+        return true;
+    end if;
+    if jsonb_typeof(p_headers) <> 'object' then
+        raise exception 'headers must be a JSON object of names and texts'
+            using errcode = '22023', detail = format('It is of type %s.', jsonb_typeof(p_headers));
+    end if;
+    select h.key into v_name
+    from jsonb_each(p_headers) h
+    where h.key !~ '^[!#$%&''*+.^_`|~0-9A-Za-z-]+$'
+        or jsonb_typeof(h.value) <> 'string'
+        or (h.value #>> '{}') ~ '[\x01-\x08\x0a-\x1f\x7f]'
+    limit 1;
+    if found then
+        raise exception 'header "%" is not a valid header', left(v_name, 64)
+            using errcode = '22023',
+                hint = 'A name has letters, digits and !#$%&''*+-.^_`|~ only; a value is a text without control characters.';
+    end if;
+    return true;
+end
+$plpgsql$;

@@ -1,0 +1,296 @@
+-- Sending: an application's transaction puts messages into the queue.
+
+-- The hot path is one look-up, one number compared, one insert. What only some messages need is in functions of its own.
+create or replace function ulak.send(
+    p_endpoint text,
+    p_payload jsonb,
+    p_priority integer default 0,
+    p_scheduled_at timestamptz default null,
+    p_idempotency_key text default null,
+    p_correlation_id uuid default null,
+    p_expires_at timestamptz default null,
+    p_ordering_key text default null,
+    p_headers jsonb default null,
+    p_metadata jsonb default null
+)
+returns bigint
+language plpgsql
+security definer
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+declare
+    v_held boolean;
+    v_endpoint_id bigint;
+    v_headroom bigint;
+    v_id bigint;
+    v_first_id bigint;
+    v_due timestamptz := now();
+    v_hash text;
+begin
+    -- Against drop_endpoint(), and before the look-up, so that the look-up sees what a drop has left.
+    v_held := pg_try_advisory_xact_lock_shared(hashtext('ulak_endpoint'), hashtext(p_endpoint));
+    select e.id, h.last_value into v_endpoint_id, v_headroom
+    from ulak.endpoints e, ulak.queue_headroom h
+    where e.name = p_endpoint;
+    if v_endpoint_id is null or not v_held then
+        v_endpoint_id := ulak._wait_for_endpoint(p_endpoint);
+    end if;
+
+    -- A payload below the smallest limit that can be configured needs no look at the setting.
+    if p_payload is null or p_priority is null or p_priority not between 0 and 10
+        or octet_length(p_payload::text) > 1023
+        or p_expires_at is not null or p_scheduled_at is not null or p_headers is not null or p_metadata is not null
+        or p_idempotency_key is not null or p_ordering_key is not null
+    then
+        v_held := ulak._check_message(
+            p_payload, p_priority, p_scheduled_at, p_idempotency_key, p_expires_at, p_ordering_key, p_headers, p_metadata
+        );
+        v_due := greatest(v_due, p_scheduled_at);
+        if p_idempotency_key is not null then
+            v_hash := ulak._payload_hash(p_payload);
+        end if;
+        if p_ordering_key is not null and ulak._is_behind(v_endpoint_id, p_ordering_key) then
+            v_due := 'infinity';
+        end if;
+    end if;
+
+    -- After the lock on the ordering key: the order of ids is the order of commits.
+    v_id := nextval('ulak.queue_id_seq');
+    if v_id > v_headroom or coalesce(current_setting('ulak.max_queue_size', true), '') <> '' then
+        v_held := ulak._require_room(v_id, 1);
+    end if;
+
+    loop
+        insert into ulak.queue (
+            id,
+            endpoint_id,
+            payload,
+            priority,
+            next_retry_at,
+            scheduled_at,
+            idempotency_key,
+            payload_hash,
+            correlation_id,
+            expires_at,
+            ordering_key,
+            headers,
+            metadata
+        )
+        values (
+            v_id,
+            v_endpoint_id,
+            p_payload,
+            p_priority,
+            v_due,
+            p_scheduled_at,
+            p_idempotency_key,
+            v_hash,
+            p_correlation_id,
+            p_expires_at,
+            p_ordering_key,
+            p_headers,
+            p_metadata
+        )
+        on conflict (endpoint_id, idempotency_key)
+            where idempotency_key is not null and status in ('pending', 'processing', 'completed')
+            do nothing;
+        if found then
+            return v_id;
+        end if;
+        -- Null when the first message of the key has just left the queue: then this one is the first.
+        v_first_id := ulak._first_of_idempotency_key(v_endpoint_id, p_endpoint, p_idempotency_key, v_hash);
+        if v_first_id is not null then
+            return v_first_id;
+        end if;
+    end loop;
+end
+$plpgsql$;
+
+comment on function ulak.send(text, jsonb, integer, timestamptz, text, uuid, timestamptz, text, jsonb, jsonb) is
+    'queues one message in the caller''s transaction and returns its id';
+
+create or replace function ulak.send_with_options(
+    p_endpoint text,
+    p_payload jsonb,
+    p_priority integer default 0,
+    p_scheduled_at timestamptz default null,
+    p_idempotency_key text default null,
+    p_correlation_id uuid default null,
+    p_expires_at timestamptz default null,
+    p_ordering_key text default null
+)
+returns bigint
+language sql
+as $sql$
+    select ulak.send(
+        p_endpoint,
+        p_payload,
+        coalesce(p_priority, 0),
+        p_scheduled_at,
+        p_idempotency_key,
+        p_correlation_id,
+        p_expires_at,
+        p_ordering_key
+    )
+$sql$;
+
+comment on function ulak.send_with_options(text, jsonb, integer, timestamptz, text, uuid, timestamptz, text) is
+    'send() with its options by position';
+
+create or replace function ulak.send_batch(p_endpoint text, p_payloads jsonb[])
+returns bigint[]
+language sql
+as $sql$
+    select ulak.send_batch_with_priority(p_endpoint, p_payloads, 0)
+$sql$;
+
+comment on function ulak.send_batch(text, jsonb[]) is
+    'queues many messages for one endpoint and returns their ids in the order of the payloads';
+
+create or replace function ulak.send_batch_with_priority(p_endpoint text, p_payloads jsonb[], p_priority integer)
+returns bigint[]
+language plpgsql
+security definer
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+declare
+    v_endpoint_id bigint := ulak._wait_for_endpoint(p_endpoint);
+begin
+    if p_payloads is null then
+        raise exception 'the payloads are null'
+            using errcode = '22004', hint = 'Pass an array of jsonb; an empty one sends nothing.';
+    end if;
+    return ulak._enqueue_many(array_fill(v_endpoint_id, array[cardinality(p_payloads)]), p_payloads, p_priority);
+end
+$plpgsql$;
+
+comment on function ulak.send_batch_with_priority(text, jsonb[], integer) is
+    'send_batch() with a priority from 0 to 10 for all of them';
+
+-- One insert for many messages: element i of both arrays is one message. Returns ids in the order of the arrays.
+create or replace function ulak._enqueue_many(
+    p_endpoint_ids bigint[],
+    p_payloads jsonb[],
+    p_priority integer default 0
+)
+returns bigint[]
+language plpgsql
+security definer
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+declare
+    v_count integer := cardinality(p_payloads);
+    v_ids bigint[];
+begin
+    perform ulak._check_priority(p_priority);
+    if v_count = 0 then
+        return '{}';
+    end if;
+    perform ulak._check_payloads(p_payloads);
+    perform pg_advisory_xact_lock_shared(hashtext('ulak_endpoint_id'), t.endpoint_id::integer)
+    from (select distinct u.endpoint_id from unnest(p_endpoint_ids) u(endpoint_id) order by 1) t;
+    v_ids := array(select nextval('ulak.queue_id_seq') from generate_series(1, v_count));
+    perform ulak._require_room(v_ids[v_count], v_count);
+
+    -- The join drops what an endpoint lost while we waited for its lock.
+    with sent as (
+        insert into ulak.queue (id, endpoint_id, payload, priority)
+        select m.id, e.id, m.payload, p_priority
+        from unnest(v_ids, p_endpoint_ids, p_payloads) m(id, endpoint_id, payload)
+        join ulak.endpoints e on e.id = m.endpoint_id
+        returning queue.id
+    )
+    select coalesce(array_agg(s.id order by s.id), '{}') into v_ids
+    from sent s;
+    return v_ids;
+end
+$plpgsql$;
+
+-- The endpoint's id, once no drop_endpoint() is at work on it. The slow side of send()'s look-up.
+create or replace function ulak._wait_for_endpoint(p_endpoint text)
+returns bigint
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+declare
+    v_endpoint_id bigint;
+begin
+    perform pg_advisory_xact_lock_shared(hashtext('ulak_endpoint'), hashtext(p_endpoint));
+    select e.id into v_endpoint_id
+    from ulak.endpoints e
+    where e.name = p_endpoint;
+    if not found then
+        perform ulak._raise_unknown_endpoint(p_endpoint);
+    end if;
+    return v_endpoint_id;
+end
+$plpgsql$;
+
+create or replace function ulak._payload_hash(p_payload jsonb)
+returns text
+language sql
+immutable
+parallel safe
+as $sql$
+    select encode(sha256(convert_to(p_payload::text, 'UTF8')), 'hex')
+$sql$;
+
+-- Whether a new message of this key must wait for an earlier one. Takes the key's lock, so that of two senders the
+-- second waits until the first has committed.
+create or replace function ulak._is_behind(p_endpoint_id bigint, p_ordering_key text)
+returns boolean
+language plpgsql
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+as $plpgsql$
+begin
+    perform pg_advisory_xact_lock(hashtext('ulak_key'), ulak._ordering_lock(p_endpoint_id, p_ordering_key));
+    -- An older snapshot may show a head that has been settled since, and nobody would wake the message. It is
+    -- queued as due then, and claim still sees that it isn't the head.
+    return current_setting('transaction_isolation') = 'read committed'
+        and exists (
+            select
+            from ulak.queue q
+            where q.endpoint_id = p_endpoint_id
+                and q.ordering_key = p_ordering_key
+                and q.status in ('pending', 'processing')
+        );
+end
+$plpgsql$;
+
+create or replace function ulak._ordering_lock(p_endpoint_id bigint, p_ordering_key text)
+returns integer
+language sql
+immutable
+parallel safe
+as $sql$
+    select hashtext(p_endpoint_id || ':' || p_ordering_key)
+$sql$;
+
+create or replace function ulak._first_of_idempotency_key(
+    p_endpoint_id bigint,
+    p_endpoint text,
+    p_idempotency_key text,
+    p_payload_hash text
+)
+returns bigint
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+declare
+    v_first record;
+begin
+    select q.id, q.payload_hash into v_first
+    from ulak.queue q
+    where q.endpoint_id = p_endpoint_id
+        and q.idempotency_key = p_idempotency_key
+        and q.status in ('pending', 'processing', 'completed');
+    if v_first.payload_hash <> p_payload_hash then
+        raise exception 'idempotency key "%" was used for another payload', p_idempotency_key
+            using errcode = '23505',
+                detail = format('Message %s of endpoint "%s" has this key and a different payload.', v_first.id, p_endpoint),
+                hint = 'Use a new key for a new message, or send the first payload again to get its id.';
+    end if;
+    return v_first.id;
+end
+$plpgsql$;

@@ -1,0 +1,18 @@
+-- What was sent can't be changed: a retry, a redrive and a replay deliver what the application committed.
+
+create or replace function ulak._refuse_payload_change()
+returns trigger
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+begin
+    raise exception 'the payload of message % can''t be changed once sent', old.id
+        using errcode = '55000', hint = 'Send a new message.';
+end
+$plpgsql$;
+
+create or replace trigger queue_payload_is_immutable
+    before update of payload, message_id on ulak.queue
+    for each row
+    when (old.payload is distinct from new.payload or old.message_id is distinct from new.message_id)
+    execute function ulak._refuse_payload_change();

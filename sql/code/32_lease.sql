@@ -1,0 +1,241 @@
+-- Leases as external workers use them: claim, heartbeat, complete, fail, release.
+
+create or replace function ulak.claim(
+    p_worker text,
+    p_limit integer default 1,
+    p_endpoint text default null,
+    p_lease interval default null,
+    p_generation bigint default null,
+    p_now timestamptz default clock_timestamp()
+)
+returns table (
+    id bigint,
+    message_id uuid,
+    attempt integer,
+    endpoint text,
+    payload jsonb,
+    headers jsonb,
+    metadata jsonb,
+    correlation_id uuid,
+    ordering_key text,
+    idempotency_key text,
+    priority smallint,
+    created_at timestamptz,
+    expires_at timestamptz,
+    lease_until timestamptz
+)
+language plpgsql
+security definer
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+#variable_conflict use_column
+declare
+    v_endpoint_id bigint;
+begin
+    perform ulak._check_claim(p_worker, p_limit, p_lease);
+    if p_endpoint is not null then
+        select e.id into v_endpoint_id
+        from ulak.endpoints e
+        where e.name = p_endpoint;
+        if not found then
+            perform ulak._raise_unknown_endpoint(p_endpoint);
+        end if;
+    end if;
+    return query
+    select
+        c.id,
+        c.message_id,
+        c.attempt,
+        e.name,
+        c.payload,
+        c.headers,
+        c.metadata,
+        c.correlation_id,
+        c.ordering_key,
+        c.idempotency_key,
+        c.priority,
+        c.created_at,
+        c.expires_at,
+        c.lease_until
+    from ulak._claim(
+        p_worker,
+        p_limit,
+        -- http endpoints belong to the workers in the database, unless one is asked for by name.
+        case when p_endpoint is null then 'pull' end,
+        v_endpoint_id,
+        p_lease,
+        p_generation,
+        p_now
+    ) c
+    join ulak.endpoints e on e.id = c.endpoint_id;
+end
+$plpgsql$;
+
+comment on function ulak.claim(text, integer, text, interval, bigint, timestamptz) is
+    'leases up to p_limit due messages to p_worker, of all pull endpoints or of the one that is named';
+
+create or replace function ulak._check_claim(p_worker text, p_limit integer, p_lease interval)
+returns void
+language plpgsql
+immutable
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+begin
+    if coalesce(p_worker, '') = '' then
+        raise exception 'a worker needs a name'
+            using errcode = '22023', hint = 'Use one name per process, such as host and pid: it fences the lease.';
+    end if;
+    if p_limit is null or p_limit not between 1 and 10000 then
+        raise exception 'the limit of a claim must be between 1 and 10000'
+            using errcode = '22023', detail = format('It is %s.', coalesce(p_limit::text, 'null'));
+    end if;
+    if p_lease <= interval '0' or p_lease > interval '1 day' then
+        raise exception 'a lease must be above 0 and at most a day'
+            using errcode = '22023', detail = format('It is %s.', p_lease), hint = 'Use heartbeat() for longer work.';
+    end if;
+end
+$plpgsql$;
+
+create or replace function ulak.heartbeat(
+    p_id bigint,
+    p_worker text,
+    p_attempt integer,
+    p_lease interval default null,
+    p_now timestamptz default clock_timestamp()
+)
+returns boolean
+language plpgsql
+security definer
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+begin
+    perform ulak._check_claim(p_worker, 1, p_lease);
+    return cardinality(ulak._heartbeat_many(p_worker, array[p_id], array[p_attempt], p_lease, p_now)) = 1;
+end
+$plpgsql$;
+
+comment on function ulak.heartbeat(bigint, text, integer, interval, timestamptz) is
+    'extends a lease from now on; false if it is lost, then stop working on the message';
+
+create or replace function ulak.complete(
+    p_id bigint,
+    p_worker text,
+    p_attempt integer,
+    p_response jsonb default null,
+    p_now timestamptz default clock_timestamp()
+)
+returns void
+language plpgsql
+security definer
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+begin
+    if ulak._settle_many(p_worker, array[p_id], array[p_attempt], null, null, array[p_response], p_now) = '{}' then
+        perform ulak._raise_stale_report(p_id, p_worker, p_attempt);
+    end if;
+end
+$plpgsql$;
+
+comment on function ulak.complete(bigint, text, integer, jsonb, timestamptz) is
+    'reports a message as done; an error (55000) if the lease is lost';
+
+create or replace function ulak.fail(
+    p_id bigint,
+    p_worker text,
+    p_attempt integer,
+    p_error text,
+    p_retry_after interval default null,
+    p_permanent boolean default false,
+    p_now timestamptz default clock_timestamp()
+)
+returns void
+language plpgsql
+security definer
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+declare
+    -- A worker may name the class itself.
+    v_error text := case
+        when p_permanent and not starts_with(p_error, '[DISABLE]') then '[PERMANENT] ' || ulak._without_class(p_error)
+        when p_error ~ '^\[(RETRYABLE|PERMANENT|DISABLE)\]' then p_error
+        else '[RETRYABLE] ' || coalesce(p_error, 'no reason given')
+    end;
+begin
+    if p_retry_after not between interval '0' and interval '1 day' then
+        raise exception 'p_retry_after must be between 0 and a day'
+            using errcode = '22023', detail = format('It is %s.', p_retry_after);
+    end if;
+    if ulak._settle_many(
+        p_worker,
+        array[p_id],
+        array[p_attempt],
+        array[v_error],
+        array[ceil(extract(epoch from p_retry_after))::integer],
+        null,
+        p_now
+    ) = '{}' then
+        perform ulak._raise_stale_report(p_id, p_worker, p_attempt);
+    end if;
+end
+$plpgsql$;
+
+comment on function ulak.fail(bigint, text, integer, text, interval, boolean, timestamptz) is
+    'reports a failure: the message is retried by its endpoint''s policy, or goes to the dead-letter queue if p_permanent '
+    'or out of retries; an error (55000) if the lease is lost';
+
+create or replace function ulak._without_class(p_error text)
+returns text
+language sql
+immutable
+as $sql$
+    select coalesce(regexp_replace(p_error, '^\[(RETRYABLE|PERMANENT)\]\s*', ''), 'no reason given')
+$sql$;
+
+create or replace function ulak.release(
+    p_id bigint,
+    p_worker text,
+    p_attempt integer,
+    p_delay interval default '0',
+    p_now timestamptz default clock_timestamp()
+)
+returns void
+language plpgsql
+security definer
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+begin
+    if p_delay is null or p_delay < interval '0' or p_delay > interval '1 day' then
+        raise exception 'the delay must be between 0 and a day'
+            using errcode = '22023', detail = format('It is %s.', coalesce(p_delay::text, 'null'));
+    end if;
+    if ulak._release_many(p_worker, array[p_id], array[p_attempt], p_delay, p_now) = '{}' then
+        perform ulak._raise_stale_report(p_id, p_worker, p_attempt);
+    end if;
+end
+$plpgsql$;
+
+comment on function ulak.release(bigint, text, integer, interval, timestamptz) is
+    'gives a message back unworked, without spending its retries; an error (55000) if the lease is lost';
+
+create or replace function ulak._raise_stale_report(p_id bigint, p_worker text, p_attempt integer)
+returns void
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+declare
+    v_message ulak.queue;
+begin
+    select q.* into v_message
+    from ulak.queue q
+    where q.id = p_id;
+    raise exception 'worker "%" does not hold message % in attempt %', p_worker, p_id, p_attempt
+        using errcode = '55000',
+            detail = case
+                when v_message.id is null then 'It is not in the queue.'
+                when v_message.status <> 'processing'
+                    then format('It is %s after %s attempts.', v_message.status, v_message.attempts)
+                else format('It is held by "%s" in attempt %s.', v_message.locked_by, v_message.attempts)
+            end,
+            hint = 'The lease ran out or the message was settled before. Drop the result: nothing was changed.';
+end
+$plpgsql$;

@@ -1,0 +1,261 @@
+-- Settling: what happened to claimed messages, one statement for many of them.
+
+-- Each statement matches id, worker, attempt and status: a zombie, even the same worker's earlier claim, changes nothing.
+-- `status is not distinct from` instead of `=`: the planner can't prove a partial index's condition from it, so with any
+-- statistics it takes the primary key. With `=` it has been seen to walk all messages in flight once per row.
+
+-- Outcomes in their order of arrival. A null error is a delivery; the prefix of the others decides. Returns the ids that
+-- were settled: the rest had been taken away from the worker.
+create or replace function ulak._settle_many(
+    p_worker text,
+    p_ids bigint[],
+    p_attempts integer[],
+    p_errors text[] default null,
+    p_retry_after integer[] default null,
+    p_responses jsonb[] default null,
+    p_now timestamptz default clock_timestamp()
+)
+returns bigint[]
+language plpgsql
+security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set enable_bitmapscan = off
+set enable_hashjoin = off
+set enable_mergejoin = off
+set jit = off
+as $plpgsql$
+declare
+    v_ids bigint[];
+    v_endpoint_ids bigint[];
+    v_places bigint[];
+    v_keys text[];
+    v_key_endpoint_ids bigint[];
+begin
+    with settled as (
+        update ulak.queue q
+        set status = 'completed',
+            completed_at = p_now,
+            updated_at = p_now,
+            response = o.response,
+            locked_by = null,
+            lease_until = null
+        from unnest(p_ids, p_attempts, p_errors, p_responses) with ordinality o(id, attempt, error, response, place)
+        where o.error is null
+            and q.id = o.id
+            and q.attempts = o.attempt
+            and q.locked_by = p_worker
+            and q.status is not distinct from 'processing'
+        returning q.id, q.endpoint_id, q.ordering_key, o.place
+    )
+    select
+        coalesce(array_agg(s.id), '{}'),
+        array_agg(s.endpoint_id),
+        array_agg(s.place),
+        array_agg(s.ordering_key) filter (where s.ordering_key is not null),
+        array_agg(s.endpoint_id) filter (where s.ordering_key is not null)
+    into v_ids, v_endpoint_ids, v_places, v_keys, v_key_endpoint_ids
+    from settled s;
+
+    if p_errors is not null then
+        with settled as materialized (
+            select d.id, d.endpoint_id, d.place, null as ordering_key
+            from unnest(v_ids, v_endpoint_ids, v_places) d(id, endpoint_id, place)
+            union all
+            select f.id, f.endpoint_id, f.place, case when f.is_dead then f.ordering_key end
+            from ulak._fail_rows(
+                array_fill(p_worker, array[cardinality(p_ids)]),
+                p_ids,
+                p_attempts,
+                p_errors,
+                p_retry_after,
+                p_responses,
+                p_now
+            ) f
+        )
+        select
+            coalesce(array_agg(s.id order by s.place), '{}'),
+            array_agg(s.endpoint_id order by s.place),
+            array_agg(s.place order by s.place),
+            v_keys || array_agg(s.ordering_key) filter (where s.ordering_key is not null),
+            v_key_endpoint_ids || array_agg(s.endpoint_id) filter (where s.ordering_key is not null)
+        into v_ids, v_endpoint_ids, v_places, v_keys, v_key_endpoint_ids
+        from settled s;
+    end if;
+
+    if v_keys is not null then
+        perform ulak._promote_heads(v_key_endpoint_ids, v_keys, p_now);
+    end if;
+    if v_ids <> '{}' then
+        perform ulak._record_outcomes(
+            v_endpoint_ids,
+            v_ids,
+            array(select p_attempts[p] from unnest(v_places) p),
+            array(select p_errors[p] from unnest(v_places) p),
+            p_now
+        );
+    end if;
+    return v_ids;
+end
+$plpgsql$;
+
+-- Failures, reported or found by recovery, all take this way: retry after a delay, or the dead-letter queue.
+create or replace function ulak._fail_rows(
+    p_workers text[],
+    p_ids bigint[],
+    p_attempts integer[],
+    p_errors text[],
+    p_retry_after integer[],
+    p_responses jsonb[],
+    p_now timestamptz
+)
+returns table (place bigint, id bigint, endpoint_id bigint, ordering_key text, is_dead boolean)
+language plpgsql
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set enable_bitmapscan = off
+set enable_hashjoin = off
+set enable_mergejoin = off
+set jit = off
+as $plpgsql$
+declare
+    v_defaults jsonb := ulak._retry_defaults();
+    v_places bigint[];
+    v_ids bigint[];
+    v_endpoint_ids bigint[];
+    v_keys text[];
+    v_are_dead boolean[];
+    v_dead bigint[];
+begin
+    with held as materialized (
+        select
+            o.place,
+            o.error,
+            o.retry_after,
+            o.response,
+            q.ctid as tid,
+            q.retry_count,
+            v_defaults || coalesce(e.retry_policy, '{}') as policy
+        from unnest(p_workers, p_ids, p_attempts, p_errors, p_retry_after, p_responses)
+            with ordinality o(worker, id, attempt, error, retry_after, response, place)
+        join ulak.queue q on q.id = o.id
+        left join ulak.endpoints e on e.id = q.endpoint_id
+        where o.error is not null
+            and q.attempts = o.attempt
+            and q.locked_by = o.worker
+            and q.status is not distinct from 'processing'
+        for update of q
+    ),
+    decided as materialized (
+        select
+            h.*,
+            h.error ~ '^\[(PERMANENT|DISABLE)\]' or h.retry_count >= (h.policy -> 'max_retries')::integer as is_dead
+        from held h
+    ),
+    moved as (
+        update ulak.queue q
+        set status = case when d.is_dead then 'failed' else 'pending' end,
+            retry_count = q.retry_count + (not d.is_dead)::integer,
+            next_retry_at = case
+                when d.is_dead then q.next_retry_at
+                else greatest(
+                    q.scheduled_at,
+                    p_now + coalesce(
+                        make_interval(secs => case when d.retry_after > 86400 then 86400 else d.retry_after end),
+                        ulak._backoff(d.policy, d.retry_count)
+                    )
+                )
+            end,
+            last_error = d.error,
+            first_failed_at = coalesce(q.first_failed_at, p_now),
+            failed_at = case when d.is_dead then p_now end,
+            response = coalesce(d.response, q.response),
+            updated_at = p_now,
+            locked_by = null,
+            lease_until = null
+        from decided d
+        where q.ctid = d.tid
+        returning d.place, q.id, q.endpoint_id, q.ordering_key, d.is_dead
+    )
+    select
+        array_agg(m.place),
+        array_agg(m.id),
+        array_agg(m.endpoint_id),
+        array_agg(m.ordering_key),
+        array_agg(m.is_dead),
+        array_agg(m.id) filter (where m.is_dead)
+    into v_places, v_ids, v_endpoint_ids, v_keys, v_are_dead, v_dead
+    from moved m;
+
+    if v_dead is not null then
+        perform ulak._bury(v_dead, p_now);
+    end if;
+    return query
+    select f.*
+    from unnest(v_places, v_ids, v_endpoint_ids, v_keys, v_are_dead) f;
+end
+$plpgsql$;
+
+create or replace function ulak._release_many(
+    p_worker text,
+    p_ids bigint[],
+    p_attempts integer[],
+    p_delay interval,
+    p_now timestamptz default clock_timestamp()
+)
+returns bigint[]
+language sql
+security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set enable_hashjoin = off
+set enable_mergejoin = off
+as $sql$
+    with released as (
+        update ulak.queue q
+        set status = 'pending',
+            next_retry_at = greatest(p_now + p_delay, q.scheduled_at),
+            updated_at = p_now,
+            locked_by = null,
+            lease_until = null
+        from unnest(p_ids, p_attempts) r(id, attempt)
+        where q.id = r.id
+            and q.attempts = r.attempt
+            and q.locked_by = p_worker
+            and q.status is not distinct from 'processing'
+        returning q.id
+    )
+    select coalesce(array_agg(r.id), '{}')
+    from released r
+$sql$;
+
+create or replace function ulak._heartbeat_many(
+    p_worker text,
+    p_ids bigint[],
+    p_attempts integer[],
+    p_lease interval default null,
+    p_now timestamptz default clock_timestamp()
+)
+returns bigint[]
+language sql
+security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set enable_hashjoin = off
+set enable_mergejoin = off
+as $sql$
+    with renewed as (
+        update ulak.queue q
+        set lease_until = p_now + coalesce(p_lease, make_interval(secs => ulak.setting('stale_recovery_timeout')::integer))
+        from unnest(p_ids, p_attempts) r(id, attempt)
+        where q.id = r.id
+            and q.attempts = r.attempt
+            and q.locked_by = p_worker
+            and q.status is not distinct from 'processing'
+            -- A lease that ran out is lost, even if nobody has noticed yet.
+            and q.lease_until > p_now
+        returning q.id
+    )
+    select coalesce(array_agg(r.id), '{}')
+    from renewed r
+$sql$;

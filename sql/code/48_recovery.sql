@@ -1,0 +1,110 @@
+-- Recovery: messages whose worker went silent, and messages that outlived their time.
+
+-- A lease that ran out is a failure that nobody lived to report, and takes the same way as one that was.
+-- `skip locked`: two sweeps at once recover each message once, and a worker that is settling right now wins.
+create or replace function ulak.recover_stale_messages(
+    p_now timestamptz default clock_timestamp(),
+    p_limit integer default 10000
+)
+returns integer
+language plpgsql
+security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set enable_bitmapscan = off
+set enable_hashjoin = off
+set enable_mergejoin = off
+as $plpgsql$
+declare
+    v_ids bigint[];
+    v_attempts integer[];
+    v_workers text[];
+    v_recovered integer;
+    v_keys text[];
+    v_endpoint_ids bigint[];
+begin
+    select array_agg(s.id), array_agg(s.attempts), array_agg(s.locked_by) into v_ids, v_attempts, v_workers
+    from (
+        select q.id, q.attempts, q.locked_by
+        from ulak.queue q
+        where q.status = 'processing' and q.lease_until <= p_now
+        order by q.endpoint_id, q.lease_until
+        limit p_limit
+        for update skip locked
+    ) s;
+    if v_ids is null then
+        return 0;
+    end if;
+
+    select
+        count(*),
+        array_agg(f.ordering_key) filter (where f.is_dead and f.ordering_key is not null),
+        array_agg(f.endpoint_id) filter (where f.is_dead and f.ordering_key is not null)
+    into v_recovered, v_keys, v_endpoint_ids
+    from ulak._fail_rows(
+        v_workers,
+        v_ids,
+        v_attempts,
+        array(select format('[RETRYABLE] lease expired: worker "%s" went silent', w) from unnest(v_workers) w),
+        null,
+        null,
+        p_now
+    ) f;
+    if v_keys is not null then
+        perform ulak._promote_heads(v_endpoint_ids, v_keys, p_now);
+    end if;
+    return v_recovered;
+end
+$plpgsql$;
+
+comment on function ulak.recover_stale_messages(timestamptz, integer) is
+    'takes back messages whose lease ran out and retries them as failures; returns how many';
+
+create or replace function ulak.mark_expired_messages(
+    p_now timestamptz default clock_timestamp(),
+    p_limit integer default 10000
+)
+returns integer
+language plpgsql
+security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set enable_bitmapscan = off
+set enable_hashjoin = off
+set enable_mergejoin = off
+as $plpgsql$
+declare
+    v_expired integer;
+    v_keys text[];
+    v_endpoint_ids bigint[];
+begin
+    with late as (
+        select q.id
+        from ulak.queue q
+        where q.status = 'pending' and q.expires_at <= p_now
+        order by q.expires_at
+        limit p_limit
+        for update skip locked
+    ),
+    expired as (
+        update ulak.queue q
+        set status = 'expired', updated_at = p_now
+        from late l
+        where q.id = l.id
+        returning q.endpoint_id, q.ordering_key
+    )
+    select
+        count(*),
+        array_agg(e.ordering_key) filter (where e.ordering_key is not null),
+        array_agg(e.endpoint_id) filter (where e.ordering_key is not null)
+    into v_expired, v_keys, v_endpoint_ids
+    from expired e;
+    if v_keys is not null then
+        perform ulak._promote_heads(v_endpoint_ids, v_keys, p_now);
+    end if;
+    return v_expired;
+end
+$plpgsql$;
+
+comment on function ulak.mark_expired_messages(timestamptz, integer) is
+    'marks waiting messages whose expires_at has passed as expired: they are never delivered; returns how many';

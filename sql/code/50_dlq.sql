@@ -1,0 +1,274 @@
+-- The dead-letter queue: burying messages, and bringing them back.
+
+-- Copies messages that have just failed for good, and tells everybody: event log, server log, NOTIFY.
+create or replace function ulak._bury(p_ids bigint[], p_now timestamptz)
+returns void
+language plpgsql
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+as $plpgsql$
+declare
+    v_dead record;
+begin
+    insert into ulak.dlq (
+        original_message_id,
+        endpoint_id,
+        endpoint_name,
+        protocol,
+        message_id,
+        original_created_at,
+        failed_at,
+        archived_at,
+        first_failed_at,
+        scheduled_at,
+        expires_at,
+        correlation_id,
+        generation,
+        attempts,
+        retry_count,
+        priority,
+        payload,
+        last_error,
+        idempotency_key,
+        payload_hash,
+        ordering_key,
+        headers,
+        metadata,
+        response,
+        failure_history
+    )
+    select
+        q.id,
+        q.endpoint_id,
+        coalesce(e.name, '(dropped)'),
+        coalesce(e.protocol, '(dropped)'),
+        q.message_id,
+        q.created_at,
+        q.failed_at,
+        p_now,
+        q.first_failed_at,
+        q.scheduled_at,
+        q.expires_at,
+        q.correlation_id,
+        q.generation,
+        q.attempts,
+        q.retry_count,
+        q.priority,
+        q.payload,
+        q.last_error,
+        q.idempotency_key,
+        q.payload_hash,
+        q.ordering_key,
+        q.headers,
+        q.metadata,
+        q.response,
+        q.failure_history
+    from ulak.queue q
+    left join ulak.endpoints e on e.id = q.endpoint_id
+    where q.id = any (p_ids)
+    order by q.id;
+
+    for v_dead in
+        select q.id, q.endpoint_id, e.name as endpoint, q.attempts, q.last_error
+        from ulak.queue q
+        left join ulak.endpoints e on e.id = q.endpoint_id
+        where q.id = any (p_ids)
+        order by q.id
+    loop
+        raise log 'ulak: dead letter: %', jsonb_build_object(
+            'message', v_dead.id,
+            'endpoint', v_dead.endpoint,
+            'attempts', v_dead.attempts,
+            'error', v_dead.last_error
+        );
+        insert into ulak.event_log (event, endpoint_id, endpoint_name, message_id, detail, created_at)
+        values (
+            'message.dead',
+            v_dead.endpoint_id,
+            v_dead.endpoint,
+            v_dead.id,
+            jsonb_build_object('attempts', v_dead.attempts, 'error', v_dead.last_error),
+            p_now
+        );
+    end loop;
+    perform ulak._disable_gone_endpoints(p_ids, p_now);
+    perform ulak._notify_dead(p_ids, p_now);
+end
+$plpgsql$;
+
+-- A receiver that says 410 Gone wants no more.
+create or replace function ulak._disable_gone_endpoints(p_ids bigint[], p_now timestamptz)
+returns void
+language plpgsql
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+as $plpgsql$
+declare
+    v_name text;
+begin
+    for v_name in
+        select distinct e.name
+        from ulak.queue q
+        join ulak.endpoints e on e.id = q.endpoint_id
+        where q.id = any (p_ids)
+            and starts_with(q.last_error, '[DISABLE]')
+            and e.enabled
+            and (e.config -> 'auto_disable_on_gone')::boolean
+        order by e.name
+    loop
+        perform ulak._switch_endpoint(ulak._lock_endpoint(v_name), false, null, 'the receiver answered 410 Gone');
+    end loop;
+end
+$plpgsql$;
+
+-- At most once a second and endpoint: NOTIFY takes a lock that all databases of the server share.
+create or replace function ulak._notify_dead(p_ids bigint[], p_now timestamptz)
+returns void
+language sql
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+as $sql$
+    with dead as (
+        select q.endpoint_id, count(*) as messages, max(q.id) as last_id
+        from ulak.queue q
+        where q.id = any (p_ids)
+        group by q.endpoint_id
+    ),
+    due as (
+        update ulak.endpoints e
+        set dead_notified_at = p_now
+        from dead d
+        where e.id = d.endpoint_id
+            and coalesce(e.dead_notified_at, '-infinity') <= p_now - interval '1 second'
+        returning e.name, d.messages, d.last_id
+    )
+    select pg_notify(
+        'ulak_events',
+        jsonb_build_object('event', 'message.dead', 'endpoint', d.name, 'messages', d.messages, 'last', d.last_id)::text
+    )
+    from due d
+$sql$;
+
+create or replace function ulak.archive_single_to_dlq(
+    p_message_id bigint,
+    p_reason text default null,
+    p_now timestamptz default clock_timestamp()
+)
+returns bigint
+language plpgsql
+security definer
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+declare
+    v_message record;
+begin
+    update ulak.queue q
+    set status = 'failed',
+        failed_at = p_now,
+        first_failed_at = coalesce(q.first_failed_at, p_now),
+        updated_at = p_now,
+        last_error = coalesce('[PERMANENT] ' || p_reason, q.last_error, '[PERMANENT] taken out by ' || session_user)
+    where q.id = p_message_id and q.status is not distinct from 'pending'
+    returning q.endpoint_id, q.ordering_key into v_message;
+    if not found then
+        perform ulak._raise_not_waiting(p_message_id);
+    end if;
+    perform ulak._bury(array[p_message_id], p_now);
+    if v_message.ordering_key is not null then
+        perform ulak._promote_heads(array[v_message.endpoint_id], array[v_message.ordering_key], p_now);
+    end if;
+    return (select max(d.id) from ulak.dlq d where d.original_message_id = p_message_id);
+end
+$plpgsql$;
+
+comment on function ulak.archive_single_to_dlq(bigint, text, timestamptz) is
+    'takes one waiting message out of the queue into the dead-letter queue and returns its id there';
+
+create or replace function ulak._raise_not_waiting(p_message_id bigint)
+returns void
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+declare
+    v_status text := (select q.status from ulak.queue q where q.id = p_message_id);
+begin
+    if v_status is null then
+        raise exception 'message % is not in the queue', p_message_id
+            using errcode = 'P0002', hint = format('select * from ulak.archive where id = %s;', p_message_id);
+    end if;
+    raise exception 'message % is not waiting', p_message_id
+        using errcode = '55000', detail = format('Its status is %s.', v_status);
+end
+$plpgsql$;
+
+create or replace function ulak.dlq_summary()
+returns table (
+    endpoint text,
+    failed bigint,
+    redriven bigint,
+    oldest timestamptz,
+    newest timestamptz
+)
+language sql
+stable
+security definer
+set search_path = pg_catalog, pg_temp
+as $sql$
+    select
+        d.endpoint_name,
+        count(*) filter (where d.status = 'failed'),
+        count(*) filter (where d.status = 'redriven'),
+        min(d.failed_at),
+        max(d.failed_at)
+    from ulak.dlq d
+    group by d.endpoint_name
+    order by 2 desc, 1
+$sql$;
+
+comment on function ulak.dlq_summary() is 'dead letters per endpoint: waiting for a decision, redriven, and their time range';
+
+create or replace function ulak.cleanup_dlq(
+    p_retention_days integer default null,
+    p_now timestamptz default clock_timestamp()
+)
+returns integer
+language plpgsql
+security definer
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+declare
+    v_days integer := coalesce(p_retention_days, ulak.setting('dlq_retention_days')::integer);
+    v_deleted integer;
+begin
+    if v_days < 1 then
+        raise exception 'dead letters are kept for at least a day'
+            using errcode = '22023', detail = format('The retention given is %s days.', v_days);
+    end if;
+    delete from ulak.dlq d
+    where d.archived_at < p_now - make_interval(days => v_days);
+    get diagnostics v_deleted = row_count;
+    return v_deleted;
+end
+$plpgsql$;
+
+comment on function ulak.cleanup_dlq(integer, timestamptz) is
+    'deletes dead letters that are older than dlq_retention_days; returns how many';
+
+create or replace function ulak.mark_handled(p_consumer text, p_key text)
+returns boolean
+language plpgsql
+security definer
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+begin
+    perform ulak._check_key('consumer', p_consumer);
+    perform ulak._check_key('key', p_key);
+    insert into ulak.handled (consumer, key)
+    values (p_consumer, p_key)
+    on conflict do nothing;
+    return found;
+end
+$plpgsql$;
+
+comment on function ulak.mark_handled(text, text) is
+    'a consumer''s inbox: true the first time a key is seen, false ever after; part of the caller''s transaction';

@@ -1,0 +1,327 @@
+-- Redrive: dead letters go back into the queue as new messages.
+
+create or replace function ulak.redrive_message(
+    p_dlq_id bigint,
+    p_by text default session_user,
+    p_now timestamptz default clock_timestamp()
+)
+returns bigint
+language plpgsql
+security definer
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+declare
+    v_letter ulak.dlq;
+begin
+    if ulak._redrive_rows(array[p_dlq_id], null, p_by, null, p_now) = 1 then
+        return (select d.redriven_message_id from ulak.dlq d where d.id = p_dlq_id);
+    end if;
+    select d.* into v_letter
+    from ulak.dlq d
+    where d.id = p_dlq_id;
+    if not found then
+        raise exception 'dead letter % does not exist', p_dlq_id
+            using errcode = 'P0002', hint = 'select * from ulak.dlq_summary();';
+    elsif v_letter.status = 'failed' then
+        raise exception 'the endpoint of dead letter % does not exist', p_dlq_id
+            using errcode = '42704',
+                detail = format('It was "%s".', v_letter.endpoint_name),
+                hint = 'Send its payload to another endpoint with ulak.send().';
+    end if;
+    raise exception 'dead letter % was redriven already', p_dlq_id
+        using errcode = '55000',
+            detail = format(
+                'By %s at %s, as message %s.',
+                v_letter.redriven_by,
+                v_letter.redriven_at,
+                v_letter.redriven_message_id
+            );
+end
+$plpgsql$;
+
+comment on function ulak.redrive_message(bigint, text, timestamptz) is
+    'puts one dead letter back into the queue with a fresh retry budget and returns its new message id';
+
+create or replace function ulak.redrive_endpoint(p_name text)
+returns integer
+language plpgsql
+security definer
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+begin
+    perform ulak._wait_for_endpoint(p_name);
+    return (select r.messages from ulak.redrive(p_endpoint => p_name) r);
+end
+$plpgsql$;
+
+comment on function ulak.redrive_endpoint(text) is
+    'puts all dead letters of an endpoint back into the queue, in the order they were created; returns how many';
+
+create or replace function ulak.redrive_all()
+returns integer
+language sql
+security definer
+set search_path = pg_catalog, pg_temp
+as $sql$
+    select r.messages from ulak.redrive() r
+$sql$;
+
+comment on function ulak.redrive_all() is 'puts all dead letters back into the queue; returns how many';
+
+create or replace function ulak.redrive(
+    p_endpoint text default null,
+    p_since timestamptz default null,
+    p_until timestamptz default null,
+    p_error_like text default null,
+    p_filter jsonpath default null,
+    p_limit integer default null,
+    p_rate double precision default null,
+    p_dry_run boolean default false,
+    p_by text default session_user,
+    p_new_generation bigint default null,
+    p_now timestamptz default clock_timestamp()
+)
+returns table (messages integer, sample jsonb, command text)
+language plpgsql
+security definer
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+declare
+    v_ids bigint[];
+begin
+    if p_limit < 1 or p_rate <= 0 then
+        raise exception 'limit and rate must be above 0'
+            using errcode = '22023', detail = format('The limit is %s, the rate is %s.', p_limit, p_rate);
+    end if;
+    v_ids := array(
+        select d.id
+        from ulak.dlq d
+        join ulak.endpoints e on e.id = d.endpoint_id
+        where d.status = 'failed'
+            and (p_endpoint is null or e.name = p_endpoint)
+            and (p_since is null or d.failed_at >= p_since)
+            and (p_until is null or d.failed_at < p_until)
+            and (p_error_like is null or d.last_error like p_error_like)
+            and (p_filter is null or jsonb_path_exists(d.payload, p_filter, silent => true))
+        order by d.original_message_id
+        limit p_limit
+    );
+    messages := cardinality(v_ids);
+    sample := (
+        select jsonb_agg(
+            jsonb_build_object(
+                'dlq_id', d.id,
+                'endpoint', d.endpoint_name,
+                'failed_at', d.failed_at,
+                'last_error', d.last_error
+            )
+            order by d.original_message_id
+        )
+        from ulak.dlq d
+        where d.id = any (v_ids[1:5])
+    );
+    if p_dry_run then
+        command := ulak._redrive_command(
+            p_endpoint, p_since, p_until, p_error_like, p_filter, p_limit, p_rate, p_by, p_new_generation
+        );
+    elsif messages > 0 then
+        messages := ulak._redrive_rows(v_ids, p_rate, p_by, p_new_generation, p_now);
+    end if;
+    return next;
+end
+$plpgsql$;
+
+comment on function ulak.redrive(
+    text, timestamptz, timestamptz, text, jsonpath, integer, double precision, boolean, text, bigint, timestamptz
+) is
+    'puts the dead letters that match all filters back into the queue, at p_rate a second if given; '
+    'with p_dry_run it only counts them, shows a sample and the command to run';
+
+-- The call that a dry run stands for.
+create or replace function ulak._redrive_command(
+    p_endpoint text,
+    p_since timestamptz,
+    p_until timestamptz,
+    p_error_like text,
+    p_filter jsonpath,
+    p_limit integer,
+    p_rate double precision,
+    p_by text,
+    p_new_generation bigint
+)
+returns text
+language sql
+stable
+as $sql$
+    select format('select * from ulak.redrive(%s);', string_agg(format('%s => %L', a.name, a.value), ', ' order by a.place))
+    from unnest(
+        array[
+            'p_endpoint', 'p_since', 'p_until', 'p_error_like', 'p_filter', 'p_limit', 'p_rate', 'p_by', 'p_new_generation'
+        ],
+        array[
+            p_endpoint,
+            p_since::text,
+            p_until::text,
+            p_error_like,
+            p_filter::text,
+            p_limit::text,
+            p_rate::text,
+            p_by,
+            p_new_generation::text
+        ]
+    ) with ordinality a(name, value, place)
+    where a.value is not null
+$sql$;
+
+-- The guarded update is the lock: of two operators only one sees status 'failed'. New ids are drawn in the order the
+-- messages were created, under the locks of their ordering keys.
+create or replace function ulak._redrive_rows(
+    p_dlq_ids bigint[],
+    p_rate double precision,
+    p_by text,
+    p_new_generation bigint,
+    p_now timestamptz
+)
+returns integer
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+declare
+    v_dlq_ids bigint[];
+    v_new_ids bigint[];
+    v_count integer;
+    v_endpoint_ids bigint[];
+    v_keys text[];
+begin
+    perform ulak._lock_for_requeue(array_agg(d.endpoint_id), array_agg(d.ordering_key))
+    from ulak.dlq d
+    where d.id = any (p_dlq_ids);
+    v_dlq_ids := array(
+        select d.id
+        from ulak.dlq d
+        join ulak.endpoints e on e.id = d.endpoint_id
+        where d.id = any (p_dlq_ids) and d.status = 'failed'
+        order by d.original_message_id
+        for update of d
+    );
+    v_count := cardinality(v_dlq_ids);
+    if v_count = 0 then
+        return 0;
+    end if;
+    v_new_ids := array(select nextval('ulak.queue_id_seq') from generate_series(1, v_count));
+    perform ulak._require_room(v_new_ids[v_count], v_count);
+
+    with numbered as materialized (
+        select n.*
+        from unnest(v_dlq_ids, v_new_ids) with ordinality n(id, new_id, place)
+    ),
+    marked as (
+        update ulak.dlq d
+        set status = 'redriven', redriven_at = p_now, redriven_by = p_by, redriven_message_id = n.new_id
+        from numbered n
+        where d.id = n.id
+        returning d.*
+    ),
+    queued as (
+        insert into ulak.queue (
+            id,
+            endpoint_id,
+            message_id,
+            payload,
+            priority,
+            scheduled_at,
+            next_retry_at,
+            correlation_id,
+            ordering_key,
+            generation,
+            headers,
+            metadata,
+            failure_history
+        )
+        select
+            m.redriven_message_id,
+            m.endpoint_id,
+            m.message_id,
+            m.payload,
+            m.priority,
+            t.scheduled_at,
+            case when m.ordering_key is null then coalesce(t.scheduled_at, now()) else 'infinity' end,
+            m.correlation_id,
+            m.ordering_key,
+            coalesce(p_new_generation, m.generation),
+            m.headers,
+            m.metadata,
+            ulak._with_cycle(m)
+        from marked m
+        join numbered n on n.id = m.id
+        cross join lateral (select p_now + make_interval(secs => (n.place - 1) / p_rate)) t(scheduled_at)
+        returning endpoint_id, ordering_key
+    ),
+    logged as (
+        insert into ulak.event_log (event, endpoint_id, endpoint_name, message_id, detail, created_at)
+        select
+            'message.redriven',
+            m.endpoint_id,
+            m.endpoint_name,
+            m.redriven_message_id,
+            jsonb_build_object('dlq_id', m.id, 'original_message_id', m.original_message_id, 'by', p_by),
+            p_now
+        from marked m
+    )
+    select array_agg(q.endpoint_id), array_agg(q.ordering_key) into v_endpoint_ids, v_keys
+    from queued q
+    where q.ordering_key is not null;
+
+    if v_keys is not null then
+        perform ulak._promote_heads(v_endpoint_ids, v_keys, p_now);
+    end if;
+    return v_count;
+end
+$plpgsql$;
+
+-- The locks that send() takes, for many messages at once and always in the same order.
+create or replace function ulak._lock_for_requeue(p_endpoint_ids bigint[], p_keys text[])
+returns void
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+begin
+    perform pg_advisory_xact_lock_shared(hashtext('ulak_endpoint_id'), t.endpoint_id::integer)
+    from (select distinct u.endpoint_id from unnest(p_endpoint_ids) u(endpoint_id) order by 1) t;
+    perform pg_advisory_xact_lock(hashtext('ulak_key'), t.lock)
+    from (
+        select distinct ulak._ordering_lock(u.endpoint_id, u.ordering_key) as lock
+        from unnest(p_endpoint_ids, p_keys) u(endpoint_id, ordering_key)
+        where u.ordering_key is not null
+        order by 1
+    ) t;
+end
+$plpgsql$;
+
+-- The history of a message with its last cycle added; the newest 20 are kept.
+create or replace function ulak._with_cycle(p_letter ulak.dlq)
+returns jsonb
+language sql
+stable
+as $sql$
+    select jsonb_agg(c.cycle order by c.place)
+    from (
+        select h.cycle, h.place
+        from jsonb_array_elements(
+            coalesce(p_letter.failure_history, '[]') || jsonb_build_array(
+                jsonb_build_object(
+                    'attempts', p_letter.attempts,
+                    'retry_count', p_letter.retry_count,
+                    'last_error', p_letter.last_error,
+                    'first_failed_at', p_letter.first_failed_at,
+                    'failed_at', p_letter.failed_at,
+                    'generation', p_letter.generation,
+                    'redriven_at', p_letter.redriven_at,
+                    'redriven_by', p_letter.redriven_by
+                )
+            )
+        ) with ordinality h(cycle, place)
+        order by h.place desc
+        limit 20
+    ) c
+$sql$;

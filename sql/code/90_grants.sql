@@ -1,0 +1,81 @@
+-- Who may do what, in one list. Nothing is granted to PUBLIC.
+
+revoke all on schema ulak from public;
+revoke all on all tables in schema ulak from public;
+revoke all on all sequences in schema ulak from public;
+revoke all on all routines in schema ulak from public;
+
+grant usage on schema ulak to ulak_admin, ulak_application, ulak_monitor, ulak_worker;
+
+-- An administrator may call every public function. The others get what is listed; a name stands for all its signatures.
+do $plpgsql$
+declare
+    v_role text;
+    v_names text[];
+    v_unknown text;
+    v_routine text;
+begin
+    for v_role, v_names in
+        values
+            ('ulak_admin', (
+                select array_agg(distinct p.proname::text)
+                from pg_proc p
+                where p.pronamespace = 'ulak'::regnamespace and p.proname not like '\_%'
+            )),
+            ('ulak_application', array[
+                'send', 'send_with_options', 'send_batch', 'send_batch_with_priority',
+                'publish', 'publish_batch',
+                'message_status', 'mark_handled', 'setting'
+            ]),
+            ('ulak_monitor', array[
+                'dlq_summary', 'message_status', 'retry_delay', 'setting'
+            ]),
+            ('ulak_worker', array[
+                'claim', 'heartbeat', 'complete', 'fail', 'release', 'retry_delay', 'mark_handled', 'setting',
+                'recover_stale_messages', 'mark_expired_messages', 'update_circuit_breaker',
+                'run_maintenance',
+                -- What the worker and the maintenance in the database are made of.
+                '_load_python', '_python_source', '_python_stamp',
+                '_claim', '_settle_many', '_release_many', '_heartbeat_many', '_endpoint_configs'
+            ])
+    loop
+        select n into v_unknown
+        from unnest(v_names) n
+        where not exists (select from pg_proc p where p.pronamespace = 'ulak'::regnamespace and p.proname = n);
+        if found then
+            raise exception 'ulak.% is granted to % but does not exist', v_unknown, v_role;
+        end if;
+        for v_routine in
+            select p.oid::regprocedure
+            from pg_proc p
+            where p.pronamespace = 'ulak'::regnamespace and p.proname = any (v_names)
+        loop
+            execute format('grant execute on routine %s to %I', v_routine, v_role);
+        end loop;
+    end loop;
+end
+$plpgsql$;
+
+-- Tables and views. ulak.secrets is granted to nobody.
+grant select on
+    ulak.queue,
+    ulak.dlq,
+    ulak.archive,
+    ulak.endpoints,
+    ulak.setting_values,
+    ulak.event_types,
+    ulak.subscriptions,
+    ulak.handled
+to ulak_admin;
+grant update (config, retry_policy, description) on ulak.endpoints to ulak_admin;
+
+grant select on
+    ulak.settings,
+    ulak.endpoint_list,
+    ulak.event_log,
+    ulak.endpoint_stats,
+    ulak.workers,
+    ulak.maintenance_status
+to ulak_admin, ulak_monitor;
+
+grant select on ulak.settings, ulak.endpoint_list to ulak_application;

@@ -1,0 +1,20 @@
+-- What pg_dump carries: every table and sequence of the extension. Without this list it would silently lose the queue.
+
+do $plpgsql$
+declare
+    v_relation regclass;
+begin
+    for v_relation in
+        select c.oid
+        from pg_catalog.pg_class c
+        where c.relnamespace = 'ulak'::regnamespace and c.relkind in ('r', 'S')
+        order by c.relname
+    loop
+        perform pg_catalog.pg_extension_config_dump(
+            v_relation,
+            -- Who worked in one cluster, and what maintenance last did there, says nothing in another.
+            case when v_relation in ('ulak.workers'::regclass, 'ulak.maintenance_runs'::regclass) then 'where false' else '' end
+        );
+    end loop;
+end
+$plpgsql$;
