@@ -130,7 +130,7 @@ begin
             reached := v_month;
     end;
     perform ulak._record_maintenance(
-        p_step, p_started_at, clock_timestamp() - v_batch_started_at, coalesce(v_rows, 0), not v_more, v_error
+        p_step, p_started_at, clock_timestamp() - v_batch_started_at, v_rows, not v_more, v_error
     );
     outcome := case when v_more then 'more' else 'done' end;
 end
@@ -197,6 +197,7 @@ begin
         when 'ordering' then
             rows := case when extract(minute from p_now)::integer % 10 = 0 then ulak._promote_orphans(p_now) else 0 end;
     end case;
+    rows := coalesce(rows, 0);
     more := p_month is not null or rows = v_batch;
 end
 $plpgsql$;
