@@ -1,0 +1,77 @@
+"""Which addresses may be dialled: an explicit list, since Python's is_global lets several of these through."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
+
+Address = IPv4Address | IPv6Address
+Network = IPv4Network | IPv6Network
+
+# The first match names the rule, so single addresses stand before the ranges around them.
+_RULES: tuple[tuple[str, tuple[str, ...]], ...] = (
+    (
+        "cloud metadata",
+        ("169.254.169.254/32", "169.254.170.2/32", "100.100.100.200/32", "168.63.129.16/32", "fd00:ec2::/32"),
+    ),
+    ("this host", ("0.0.0.0/8", "::/128")),
+    ("loopback", ("127.0.0.0/8", "::1/128")),
+    ("private network", ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16")),
+    ("carrier-grade NAT", ("100.64.0.0/10",)),
+    ("link-local", ("169.254.0.0/16", "fe80::/10")),
+    ("documentation", ("192.0.2.0/24", "198.51.100.0/24", "203.0.113.0/24", "2001:db8::/32", "3fff::/20")),
+    ("benchmarking", ("198.18.0.0/15", "2001:2::/48")),
+    ("6to4", ("192.88.99.0/24", "2002::/16")),
+    ("special purpose", ("192.0.0.0/24", "100::/64", "5f00::/16")),
+    ("multicast", ("224.0.0.0/4", "ff00::/8")),
+    ("reserved", ("240.0.0.0/4",)),
+    ("IPv4-mapped", ("::ffff:0:0/96",)),
+    ("IPv4-compatible", ("::/96",)),
+    ("IPv4-translated", ("::ffff:0:0:0/96",)),
+    ("NAT64", ("64:ff9b::/96", "64:ff9b:1::/48")),
+    ("Teredo", ("2001::/32",)),
+    ("special purpose", ("2001::/23",)),
+    ("unique local", ("fc00::/7",)),
+    ("site-local", ("fec0::/10",)),
+)
+_BLOCKED: tuple[tuple[str, Network], ...] = tuple(
+    (rule, ip_network(network)) for rule, networks in _RULES for network in networks
+)
+# Everything that IANA hasn't given out as global unicast.
+_GLOBAL_UNICAST_6 = IPv6Network("2000::/3")
+
+
+def networks(values: Iterable[str]) -> tuple[Network, ...]:
+    """The allow list, parsed; a network with host bits set is taken as its network."""
+    return tuple(ip_network(value.strip(), strict=False) for value in values if value.strip())
+
+
+def _rule(address: Address) -> str | None:
+    for rule, network in _BLOCKED:
+        if address.version == network.version and address in network:
+            return f"{rule}, {network}"
+    if isinstance(address, IPv6Address) and address not in _GLOBAL_UNICAST_6:
+        return "reserved, outside 2000::/3"
+    return None
+
+
+class Guard:
+    """Judges the address that is about to be dialled, never the text of a URL."""
+
+    def __init__(self, allow_internal: bool = False, allowed: Iterable[str] = ()) -> None:
+        self._allow_internal = allow_internal
+        self._allowed = networks(allowed)
+
+    def blocked_by(self, text: str) -> str | None:
+        """The name of the rule that forbids this address, or None."""
+        if self._allow_internal:
+            return None
+        try:
+            address = ip_address(text)
+        except ValueError:
+            return "not an IP address"
+        if isinstance(address, IPv6Address) and address.scope_id is not None:
+            address = IPv6Address(int(address))
+        if any(address.version == network.version and address in network for network in self._allowed):
+            return None
+        return _rule(address)

@@ -1,0 +1,119 @@
+"""From message to outcome: builds the request, fetches a token if one is needed, sends, and judges the answer."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from ulak import oauth, request, verdict
+from ulak.http import Transport
+from ulak.model import Endpoint, Finished, Message, MessageError, OAuth2, Outcome
+
+
+class Delivery(NamedTuple):
+    """Messages that travel in one request, and how far they are."""
+
+    endpoint: Endpoint
+    messages: Sequence[Message]
+    token: str | None = None
+    # Set once the token was refused and asked for again: it happens once per delivery.
+    renewed: bool = False
+
+
+class Settled(NamedTuple):
+    endpoint: Endpoint
+    messages: Sequence[Message]
+    outcome: Outcome
+
+
+class _TokenRequest(NamedTuple):
+    auth: OAuth2
+
+
+class Courier:
+    """send() messages, step() until each delivery has come back as exactly one Settled."""
+
+    def __init__(self, transport: Transport, clock: Callable[[], float] = time.time) -> None:
+        self._transport = transport
+        self._clock = clock
+        self._tokens = oauth.TokenCache()
+        self._waiting: dict[OAuth2, list[Delivery]] = {}
+        self._settled: list[Settled] = []
+        # Deliveries, not requests: those that wait for a token count too.
+        self.in_flight = 0
+
+    def send(self, endpoint: Endpoint, messages: Sequence[Message]) -> None:
+        """Starts one delivery: one message, or one group of batch.group()."""
+        self.in_flight += 1
+        self._send(Delivery(endpoint, messages))
+
+    def step(self, max_wait: float) -> list[Settled]:
+        """Deliveries that ended, after at most max_wait seconds (and 0.1)."""
+        finished = self._transport.step(0 if self._settled else max_wait)
+        if finished:
+            now = self._clock()
+            for each in finished:
+                self._arrive(each, now)
+        settled = self._settled
+        if settled:
+            self._settled = []
+            self.in_flight -= len(settled)
+        return settled
+
+    def _arrive(self, finished: Finished, now: float) -> None:
+        tag = finished.request.tag
+        if isinstance(tag, Delivery):
+            endpoint = tag.endpoint
+            if finished.status == 401 and tag.token is not None and not tag.renewed:
+                assert isinstance(endpoint.auth, OAuth2)
+                self._tokens.discard(endpoint.auth, tag.token)
+                self._send(tag._replace(token=None, renewed=True))
+            else:
+                self._settled.append(Settled(endpoint, tag.messages, verdict.judge(endpoint, finished, now)))
+        elif isinstance(tag, _TokenRequest):
+            self._take_token(tag.auth, finished, now)
+
+    def _send(self, delivery: Delivery) -> None:
+        auth = delivery.endpoint.auth
+        now = self._clock()
+        if isinstance(auth, OAuth2):
+            token = self._tokens.get(auth, now)
+            if token is None:
+                self._await_token(auth, delivery)
+                return
+            delivery = delivery._replace(token=token)
+        self._start(delivery, now)
+
+    def _start(self, delivery: Delivery, now: float) -> None:
+        try:
+            built = request.build(delivery.endpoint, delivery.messages, now, delivery.token, delivery)
+        except MessageError as error:
+            self._fail(delivery, f"{verdict.PERMANENT} {error}")
+            return
+        self._transport.start(built)
+
+    def _await_token(self, auth: OAuth2, delivery: Delivery) -> None:
+        """One request for all that wait; the first one's endpoint lends its proxy and timeout."""
+        waiting = self._waiting.setdefault(auth, [])
+        waiting.append(delivery)
+        if len(waiting) == 1:
+            self._transport.start(oauth.token_request(delivery.endpoint, _TokenRequest(auth)))
+
+    def _take_token(self, auth: OAuth2, finished: Finished, now: float) -> None:
+        waiting = self._waiting.pop(auth, [])
+        try:
+            token = oauth.parse(finished, now)
+        except oauth.TokenError as error:
+            # Whatever is wrong with the credentials, nothing is wrong with the message.
+            prefix = verdict.PERMANENT if finished.kind == "blocked" else verdict.RETRYABLE
+            for delivery in waiting:
+                self._fail(delivery, f"{prefix} OAuth2 token request: {error}")
+            return
+        self._tokens.put(auth, token, now)
+        for delivery in waiting:
+            # Not by way of the cache: a token that is stale on arrival would be asked for without end.
+            self._start(delivery._replace(token=token.value), now)
+
+    def _fail(self, delivery: Delivery, error: str) -> None:
+        self._settled.append(Settled(delivery.endpoint, delivery.messages, Outcome(error)))

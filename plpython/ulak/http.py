@@ -1,0 +1,368 @@
+"""The transport: many HTTP exchanges at once over libcurl's multi interface, within one thread."""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import signal
+import socket
+import time
+from collections.abc import Callable
+from ipaddress import ip_address
+from typing import Any
+from urllib.parse import urlsplit
+
+import pycurl
+
+from ulak.address import Guard
+from ulak.model import Finished, Profile, Request
+
+# The longest time without a return to the caller, which must look for interrupts.
+MAX_WAIT = 0.1
+# An answer is read to its end, which keeps the connection usable, but never beyond this or what is to be kept.
+_READ_AT_LEAST = 65536
+
+# pycurl has no names for these. QUICK_EXIT: a request that times out during name resolution doesn't wait for the
+# resolver's thread, which can't be stopped and may take half a minute.
+_QUICK_EXIT = 322
+
+_TO_EPOLL = {
+    pycurl.POLL_IN: select.EPOLLIN,
+    pycurl.POLL_OUT: select.EPOLLOUT,
+    pycurl.POLL_INOUT: select.EPOLLIN | select.EPOLLOUT,
+}
+_FROM_EPOLL = tuple(
+    (pycurl.CSELECT_IN if events & (select.EPOLLIN | select.EPOLLHUP) else 0)
+    | (pycurl.CSELECT_OUT if events & select.EPOLLOUT else 0)
+    | (pycurl.CSELECT_ERR if events & select.EPOLLERR else 0)
+    for events in range(32)
+)
+
+# PostgreSQL's handlers must run in the backend's own thread: a thread that libcurl starts for name resolution
+# inherits this mask. Restored as it was, since PostgreSQL keeps some signals blocked on purpose.
+_BACKEND_SIGNALS = frozenset(
+    (signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGALRM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGURG)
+)
+
+_KINDS = {
+    pycurl.E_OPERATION_TIMEDOUT: "timeout",
+    pycurl.E_COULDNT_RESOLVE_HOST: "resolve",
+    pycurl.E_COULDNT_RESOLVE_PROXY: "resolve",
+    pycurl.E_COULDNT_CONNECT: "connect",
+    pycurl.E_SSL_CONNECT_ERROR: "tls",
+    pycurl.E_PEER_FAILED_VERIFICATION: "tls",
+    pycurl.E_SSL_ISSUER_ERROR: "tls",
+    pycurl.E_SSL_PINNEDPUBKEYNOTMATCH: "tls",
+    pycurl.E_SSL_CACERT_BADFILE: "config",
+    pycurl.E_SSL_CERTPROBLEM: "config",
+}
+
+
+class _Handle:
+    """An easy handle, what it is prepared for, and what has arrived so far."""
+
+    __slots__ = (
+        "blocked",
+        "body",
+        "curl",
+        "dialled",
+        "guard",
+        "headers",
+        "named",
+        "on_new_socket",
+        "profile",
+        "read_limit",
+        "request",
+        "size",
+    )
+
+    profile: Profile
+    request: Request
+
+    def __init__(self, guard: Guard, on_new_socket: Callable[[], None]) -> None:
+        self.curl = pycurl.Curl()
+        self.guard = guard
+        self.on_new_socket = on_new_socket
+        self.headers: list[bytes] = []
+        self.body = bytearray()
+        self.size = 0
+        self.read_limit = 0
+        self.dialled = False
+        self.blocked: str | None = None
+        self.named = False
+
+    def open_socket(self, purpose: int, address: Any) -> Any:
+        """Judges the address that libcurl is about to dial; SOCKET_BAD makes it try the name's next one."""
+        family, kind, protocol, where = address
+        rule = self.guard.blocked_by(where[0]) if family in (socket.AF_INET, socket.AF_INET6) else "not an IP address"
+        if rule is not None:
+            self.blocked = f"address {where[0]} is blocked ({rule})"
+            return pycurl.SOCKET_BAD
+        try:
+            opened = socket.socket(family, kind, protocol)
+        except OSError as error:
+            self.blocked = f"no socket for {where[0]}: {error.strerror}"
+            return pycurl.SOCKET_BAD
+        self.dialled = True
+        self.on_new_socket()
+        return opened
+
+    def write(self, chunk: bytes) -> int | None:
+        room = self.profile.keep_body - len(self.body)
+        if room > 0:
+            self.body += chunk[:room]
+        self.size += len(chunk)
+        # Fewer bytes than given: libcurl stops reading and closes the connection.
+        return 0 if self.size > self.read_limit else None
+
+    def prepare(self, profile: Profile) -> None:
+        """Sets everything that stays the same from message to message."""
+        self.curl.reset()
+        setopt = self.curl.setopt
+        self.profile = profile
+        self.read_limit = max(_READ_AT_LEAST, profile.keep_body)
+        self.named = _needs_resolver(profile)
+        setopt(pycurl.URL, profile.url)
+        setopt(pycurl.POST, 1)
+        if profile.method != "POST":
+            setopt(pycurl.CUSTOMREQUEST, profile.method)
+        setopt(pycurl.NOSIGNAL, 1)
+        setopt(_QUICK_EXIT, 1)
+        setopt(pycurl.PROTOCOLS, pycurl.PROTO_HTTP | pycurl.PROTO_HTTPS)
+        setopt(pycurl.FOLLOWLOCATION, 0)
+        setopt(pycurl.PATH_AS_IS, 1)
+        setopt(pycurl.HTTP_CONTENT_DECODING, 0)
+        setopt(pycurl.TIMEOUT_MS, int(profile.timeout * 1000))
+        setopt(pycurl.CONNECTTIMEOUT_MS, int(profile.connect_timeout * 1000))
+        setopt(pycurl.OPENSOCKETFUNCTION, self.open_socket)
+        setopt(pycurl.WRITEFUNCTION, self.write)
+        # A built-in method: no Python code runs per header. libcurl bounds how much it accepts.
+        setopt(pycurl.HEADERFUNCTION, self.headers.append)
+        self._prepare_tls(profile)
+        self._prepare_proxy(profile)
+
+    def _prepare_tls(self, profile: Profile) -> None:
+        if not profile.url.lower().startswith("https:"):
+            return
+        setopt = self.curl.setopt
+        setopt(pycurl.HTTP_VERSION, pycurl.CURL_HTTP_VERSION_2TLS)
+        # Waits to see whether a connection under way speaks HTTP/2, instead of opening one per request.
+        setopt(pycurl.PIPEWAIT, 1)
+        setopt(pycurl.SSL_VERIFYPEER, int(profile.ssl_verify))
+        setopt(pycurl.SSL_VERIFYHOST, 2 if profile.ssl_verify else 0)
+        for option, value in (
+            (pycurl.CAINFO, profile.tls_ca_bundle),
+            (pycurl.SSLCERT, profile.tls_client_cert),
+            (pycurl.SSLKEY, profile.tls_client_key),
+            (pycurl.PINNEDPUBLICKEY, profile.tls_pinned_public_key),
+        ):
+            if value is not None:
+                setopt(option, value)
+
+    def _prepare_proxy(self, profile: Profile) -> None:
+        setopt = self.curl.setopt
+        proxy = profile.proxy
+        # Empty, not unset: unset would read the environment.
+        setopt(pycurl.PROXY, proxy.url if proxy else "")
+        setopt(pycurl.NOPROXY, (proxy and proxy.no_proxy) or "")
+        if proxy is None:
+            return
+        if proxy.username is not None:
+            setopt(pycurl.PROXYUSERNAME, proxy.username)
+            setopt(pycurl.PROXYPASSWORD, proxy.password or "")
+        setopt(pycurl.PROXY_SSL_VERIFYPEER, int(proxy.ssl_verify))
+        setopt(pycurl.PROXY_SSL_VERIFYHOST, 2 if proxy.ssl_verify else 0)
+        if proxy.ca_bundle is not None:
+            setopt(pycurl.PROXY_CAINFO, proxy.ca_bundle)
+
+    def finish(self, status: int) -> Finished:
+        """What came back, and the handle made ready for the next request."""
+        request = self.request
+        profile = request.profile
+        if status in (429, 503) or profile.capture_response:
+            result = Finished(
+                request,
+                status,
+                headers=tuple(self.headers),
+                body=bytes(self.body),
+                truncated=self.size > profile.keep_body,
+                seconds=self.curl.getinfo(pycurl.TOTAL_TIME),
+                first_byte_seconds=self.curl.getinfo(pycurl.STARTTRANSFER_TIME),
+            )
+        else:
+            result = Finished(request, status, body=bytes(self.body)) if self.size else Finished(request, status)
+        self.headers.clear()
+        self.dialled = False
+        self.blocked = None
+        if self.size:
+            self.body = bytearray()
+            self.size = 0
+        return result
+
+    def fail(self, code: int, text: str) -> Finished:
+        too_long = code == pycurl.E_WRITE_ERROR and self.size > self.read_limit
+        kind = None if too_long else _KINDS.get(code, "network")
+        if kind == "connect" and self.blocked and not self.dialled:
+            kind, text = "blocked", self.blocked
+        result = self.finish(self.curl.getinfo(pycurl.RESPONSE_CODE))
+        return result._replace(kind=kind, error=None if too_long else text or self.curl.errstr())
+
+
+def _needs_resolver(profile: Profile) -> bool:
+    for url in (profile.url, profile.proxy.url if profile.proxy else None):
+        try:
+            ip_address((urlsplit(url).hostname or "") if url else "::")
+        except ValueError:
+            return True
+    return False
+
+
+class Transport:
+    """start() any number of requests, then step() until each has come back as exactly one Finished.
+
+    The caller bounds what is in flight: libcurl's timeout also runs while a request waits for a connection. A request
+    that finds its reused connection closed before a byte of the answer came is sent again at once, by libcurl.
+    """
+
+    def __init__(self, guard: Guard, max_connections: int = 256) -> None:
+        self.in_flight = 0
+        self._guard = guard
+        self._max_handles = max_connections
+        self._multi = pycurl.CurlMulti()
+        self._multi.setopt(pycurl.M_SOCKETFUNCTION, self._watch)
+        self._multi.setopt(pycurl.M_TIMERFUNCTION, self._set_timer)
+        # The default, four per request in flight, would close the connections of light traffic.
+        self._multi.setopt(pycurl.M_MAXCONNECTS, max_connections)
+        self._epoll = select.epoll()
+        # What the kernel watches. A socket stays there between two exchanges: taking it out and putting it back
+        # would be two system calls per message.
+        self._watched: dict[int, int] = {}
+        self._wanted: set[int] = set()
+        self._timer: float | None = None
+        self._handles: dict[Any, _Handle] = {}
+        self._idle: dict[Profile, list[_Handle]] = {}
+        self._never_started: list[Finished] = []
+        self._named_in_flight = 0
+
+    def start(self, request: Request) -> None:
+        """Never raises for what the request holds: that comes back from step() as a failure of kind config."""
+        try:
+            handles = self._idle.get(request.profile)
+            handle = handles.pop() if handles else self._prepared(request.profile)
+            handle.request = request
+            curl = handle.curl
+            curl.setopt(pycurl.HTTPHEADER, request.headers)
+            curl.setopt(pycurl.POSTFIELDS, request.body)
+            self._multi.add_handle(curl)
+        except (pycurl.error, ValueError, TypeError) as error:
+            self._never_started.append(Finished(request, 0, "config", f"the request can't be made: {error}"))
+            return
+        self.in_flight += 1
+        self._named_in_flight += handle.named
+
+    def step(self, max_wait: float) -> list[Finished]:
+        """What has ended, after at most max_wait seconds (and 0.1); at once if nothing is in flight."""
+        finished = self._never_started
+        if finished:
+            self._never_started = []
+        if self.in_flight == 0:
+            return finished
+        if self._named_in_flight == 0:
+            self._advance(max_wait, finished)
+            return finished
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, _BACKEND_SIGNALS)
+        try:
+            self._advance(max_wait, finished)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        return finished
+
+    def close(self) -> None:
+        """Drops what is in flight and closes every connection."""
+        for handle in self._handles.values():
+            handle.curl.close()
+        self._handles.clear()
+        self._idle.clear()
+        self._multi.close()
+        self._epoll.close()
+
+    def _advance(self, max_wait: float, finished: list[Finished]) -> None:
+        act = self._multi.socket_action
+        now = time.monotonic()
+        if self._timer is not None and self._timer <= now:
+            self._timer = None
+            act(pycurl.SOCKET_TIMEOUT, 0)
+            self._collect(finished)
+        wait = 0.0 if finished else min(max_wait, MAX_WAIT)
+        if self._timer is not None:
+            wait = max(0.0, min(wait, self._timer - now))
+        for fd, events in self._epoll.poll(wait):
+            if fd in self._wanted:
+                act(fd, _FROM_EPOLL[events & 31])
+            else:
+                # An idle connection that the receiver closed: it would be reported again and again.
+                self._forget(fd)
+        if self._timer is not None and self._timer <= time.monotonic():
+            self._timer = None
+            act(pycurl.SOCKET_TIMEOUT, 0)
+        self._collect(finished)
+
+    def _collect(self, finished: list[Finished]) -> None:
+        more = 1
+        while more:
+            more, done, failed = self._multi.info_read(256)
+            for curl in done:
+                handle = self._release(curl)
+                finished.append(handle.finish(curl.getinfo(pycurl.RESPONSE_CODE)))
+            for curl, code, text in failed:
+                handle = self._release(curl)
+                finished.append(handle.fail(code, text))
+
+    def _release(self, curl: Any) -> _Handle:
+        self._multi.remove_handle(curl)
+        handle = self._handles[curl]
+        self.in_flight -= 1
+        self._named_in_flight -= handle.named
+        self._idle.setdefault(handle.profile, []).append(handle)
+        return handle
+
+    def _prepared(self, profile: Profile) -> _Handle:
+        """A handle for a profile that has none idle: a new one, or the idle one that waited longest."""
+        handle = self._reusable() if len(self._handles) >= self._max_handles else None
+        if handle is None:
+            # A new socket may bear the number of one closed unseen: nothing known about numbers holds any more.
+            handle = _Handle(self._guard, on_new_socket=self._watched.clear)
+            self._handles[handle.curl] = handle
+        handle.prepare(profile)
+        return handle
+
+    def _reusable(self) -> _Handle | None:
+        for profile, handles in list(self._idle.items()):
+            if handles:
+                return handles.pop()
+            del self._idle[profile]
+        return None
+
+    def _set_timer(self, milliseconds: int) -> None:
+        self._timer = None if milliseconds < 0 else time.monotonic() + milliseconds / 1000
+
+    def _watch(self, event: int, fd: int, multi: object, data: object) -> None:
+        """libcurl tells which sockets matter to it now."""
+        if event == pycurl.POLL_REMOVE:
+            self._wanted.discard(fd)
+            return
+        self._wanted.add(fd)
+        events = _TO_EPOLL[event]
+        if self._watched.get(fd) == events:
+            return
+        try:
+            self._epoll.modify(fd, events)
+        except FileNotFoundError:
+            self._epoll.register(fd, events)
+        self._watched[fd] = events
+
+    def _forget(self, fd: int) -> None:
+        self._watched.pop(fd, None)
+        # Closed since: the kernel has forgotten it already.
+        with contextlib.suppress(OSError):
+            self._epoll.unregister(fd)
