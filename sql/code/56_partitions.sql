@@ -132,15 +132,15 @@ begin
                 );
     end if;
     execute format(
-        'create table ulak.%I (like ulak.archive including all, '
+        'create table ulak.%I (like ulak.archive including all excluding indexes, '
         'constraint archive_month check (created_at >= %L and created_at < %L))',
         p_name, p_from, p_to
     );
+    -- Unnamed: PostgreSQL finds names that are free, whatever indexes an administrator has given the parent.
     execute format(
-        'create index %I on ulak.%I using brin (created_at) with (pages_per_range = 64, autosummarize = on)',
-        p_name || '_created_at_idx', p_name
+        'create index on ulak.%I using brin (created_at) with (pages_per_range = 64, autosummarize = on)', p_name
     );
-    execute format('create index %I on ulak.%I (id)', p_name || '_id_idx', p_name);
+    execute format('create index on ulak.%I (id)', p_name);
 end
 $plpgsql$;
 

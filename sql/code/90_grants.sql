@@ -22,6 +22,8 @@ begin
                 from pg_proc p
                 where p.pronamespace = 'ulak'::regnamespace and p.proname not like '\_%'
             )),
+            -- A procedure that commits runs with the rights of its caller, and so do its parts.
+            ('ulak_admin', array['_is_adopted', '_maintenance_step']),
             ('ulak_application', array[
                 'send', 'send_with_options', 'send_batch', 'send_batch_with_priority',
                 'publish', 'publish_batch',
@@ -33,7 +35,7 @@ begin
             ('ulak_worker', array[
                 'claim', 'heartbeat', 'complete', 'fail', 'release', 'retry_delay', 'mark_handled', 'setting',
                 'recover_stale_messages', 'mark_expired_messages', 'update_circuit_breaker',
-                'run_maintenance',
+                'run_maintenance', '_is_adopted', '_maintenance_step',
                 -- What the worker and the maintenance in the database are made of.
                 '_load_python', '_python_source', '_python_stamp',
                 '_claim', '_settle_many', '_release_many', '_heartbeat_many', '_endpoint_configs'
@@ -77,5 +79,7 @@ grant select on
     ulak.workers,
     ulak.maintenance_status
 to ulak_admin, ulak_monitor;
+
+grant select on ulak.maintenance_status to ulak_worker;
 
 grant select on ulak.settings, ulak.endpoint_list to ulak_application;
