@@ -5,6 +5,7 @@ create or replace function ulak._edit_distance(p_from text, p_to text)
 returns integer
 language plpgsql
 immutable strict
+set search_path = pg_catalog, pg_temp
 as $plpgsql$
 declare
     v_from text[] := string_to_array(p_from, null);
@@ -41,6 +42,7 @@ create or replace function ulak._nearest(p_name text, p_known text[])
 returns text
 language sql
 immutable
+set search_path = pg_catalog, pg_temp
 as $sql$
     with candidate as (
         -- Only the likeliest are measured: the cost stays small however many names are known.
@@ -76,6 +78,7 @@ create or replace function ulak._did_you_mean(p_name text, p_known text[])
 returns text
 language sql
 immutable
+set search_path = pg_catalog, pg_temp
 as $sql$
     select coalesce(
         'Did you mean "' || ulak._nearest(p_name, p_known) || '"?',

@@ -11,6 +11,7 @@ create or replace function ulak._json_schema_violation(
 )
 language plpgsql
 immutable
+set search_path = pg_catalog, pg_temp
 as $plpgsql$
 declare
     v_violation text[] := ulak._json_violation(p_schema, p_value);
@@ -28,6 +29,7 @@ create or replace function ulak._json_violation(p_schema jsonb, p_value jsonb)
 returns text[]
 language plpgsql
 immutable
+set search_path = pg_catalog, pg_temp
 as $plpgsql$
 declare
     v_type text := jsonb_typeof(p_value);
@@ -63,6 +65,7 @@ create or replace function ulak._json_object_violation(p_schema jsonb, p_object 
 returns text[]
 language plpgsql
 immutable
+set search_path = pg_catalog, pg_temp
 as $plpgsql$
 declare
     v_properties jsonb := coalesce(p_schema -> 'properties', '{}');
@@ -104,6 +107,7 @@ create or replace function ulak._json_array_violation(p_schema jsonb, p_array js
 returns text[]
 language plpgsql
 immutable
+set search_path = pg_catalog, pg_temp
 as $plpgsql$
 declare
     v_length integer := jsonb_array_length(p_array);
@@ -133,6 +137,7 @@ create or replace function ulak._json_string_problem(p_schema jsonb, p_text text
 returns text
 language plpgsql
 immutable
+set search_path = pg_catalog, pg_temp
 as $plpgsql$
 begin
     return case
@@ -150,6 +155,7 @@ create or replace function ulak._json_number_problem(p_schema jsonb, p_number nu
 returns text
 language plpgsql
 immutable
+set search_path = pg_catalog, pg_temp
 as $plpgsql$
 begin
     return case
@@ -170,6 +176,7 @@ create or replace function ulak._json_has_element(p_array jsonb, p_value jsonb)
 returns boolean
 language plpgsql
 immutable
+set search_path = pg_catalog, pg_temp
 as $plpgsql$
 begin
     if jsonb_typeof(p_value) in ('object', 'array') then
@@ -184,6 +191,7 @@ create or replace function ulak._json_path_step(p_key text)
 returns text
 language sql
 immutable
+set search_path = pg_catalog, pg_temp
 as $sql$
     select case
         when p_key ~ '^[A-Za-z_$][A-Za-z0-9_$-]{0,63}$' then '.' || p_key
@@ -195,6 +203,7 @@ create or replace function ulak._json_list(p_values jsonb, p_separator text)
 returns text
 language sql
 immutable
+set search_path = pg_catalog, pg_temp
 as $sql$
     select case jsonb_typeof(p_values)
         when 'array' then (select string_agg(v #>> '{}', p_separator) from jsonb_array_elements(p_values) as v)
@@ -242,7 +251,7 @@ as $sql$
             "default": true,
             "examples": {"type": "array"}
         }
-    }$json$::jsonb
+    }$json$::pg_catalog.jsonb
 $sql$;
 
 -- Raises if ulak could not enforce the schema to the letter; true otherwise.
@@ -250,6 +259,7 @@ create or replace function ulak._check_json_schema(p_schema jsonb, p_path text d
 returns boolean
 language plpgsql
 immutable
+set search_path = pg_catalog, pg_temp
 as $plpgsql$
 declare
     v_violation text[] := ulak._json_violation(ulak._json_schema_keywords(), p_schema);
@@ -285,6 +295,7 @@ create or replace function ulak._is_pattern(p_pattern text)
 returns boolean
 language plpgsql
 immutable
+set search_path = pg_catalog, pg_temp
 as $plpgsql$
 begin
     perform '' ~ p_pattern;

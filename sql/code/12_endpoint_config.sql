@@ -13,6 +13,7 @@ create or replace function ulak._config_schema(p_protocol text)
 returns jsonb
 language sql
 immutable
+set search_path = pg_catalog, pg_temp
 as $sql$
     select case p_protocol
         when 'http' then ulak._http_config_schema() || jsonb_build_object(
@@ -55,7 +56,7 @@ as $sql$
                 "failure_rate": {"type": "number", "exclusiveMinimum": 0, "maximum": 1}
             }
         }
-    }$json$::jsonb
+    }$json$::pg_catalog.jsonb
 $sql$;
 
 create or replace function ulak._http_config_schema()
@@ -113,13 +114,14 @@ as $sql$
                 "items": {"type": ["integer", "string"], "minimum": 100, "maximum": 599, "pattern": "^[345]xx$"}
             }
         }
-    }$json$::jsonb
+    }$json$::pg_catalog.jsonb
 $sql$;
 
 create or replace function ulak._auth_schema(p_type text)
 returns jsonb
 language sql
 immutable
+set search_path = pg_catalog, pg_temp
 as $sql$
     select $json${
         "basic": {
@@ -159,7 +161,7 @@ as $sql$
                 "session_token": {"type": "string", "minLength": 1}
             }
         }
-    }$json$::jsonb -> p_type
+    }$json$::pg_catalog.jsonb -> p_type
 $sql$;
 
 create or replace function ulak._retry_policy_schema()
@@ -184,7 +186,7 @@ as $sql$
             },
             "jitter": {"enum": ["none", "full", "equal"]}
         }
-    }$json$::jsonb
+    }$json$::pg_catalog.jsonb
 $sql$;
 
 -- Headers that ulak or libcurl sets: a config or a message must not.
@@ -204,6 +206,7 @@ create or replace function ulak._config_violation(p_protocol text, p_config json
 returns text[]
 language plpgsql
 immutable
+set search_path = pg_catalog, pg_temp
 as $plpgsql$
 declare
     v_violation text[] := ulak._json_violation(ulak._config_schema(p_protocol), p_config);
@@ -228,6 +231,7 @@ create or replace function ulak._url_violation(p_path text, p_url text)
 returns text[]
 language plpgsql
 immutable
+set search_path = pg_catalog, pg_temp
 as $plpgsql$
 declare
     v_authority text := substring(p_url from '^[Hh][Tt][Tt][Pp][Ss]?://([^/?#]*)');
@@ -257,11 +261,12 @@ create or replace function ulak._headers_violation(p_headers jsonb, p_has_auth b
 returns text[]
 language plpgsql
 immutable
+set search_path = pg_catalog, pg_temp
 as $plpgsql$
 declare
     v_name text;
     v_value text;
-    v_seen text[] := '{}';
+    v_seen text[] := array[]::text[];
     v_problem text;
 begin
     for v_name, v_value in select h.key, h.value from jsonb_each_text(p_headers) as h loop
@@ -285,6 +290,7 @@ create or replace function ulak._auth_violation(p_auth jsonb)
 returns text[]
 language plpgsql
 immutable
+set search_path = pg_catalog, pg_temp
 as $plpgsql$
 declare
     v_violation text[] := ulak._json_violation(ulak._auth_schema(p_auth ->> 'type'), p_auth);
@@ -311,6 +317,7 @@ create or replace function ulak._proxy_violation(p_proxy jsonb)
 returns text[]
 language plpgsql
 immutable
+set search_path = pg_catalog, pg_temp
 as $plpgsql$
 begin
     if p_proxy ? 'username' <> p_proxy ? 'password' then
@@ -327,6 +334,7 @@ create or replace function ulak._signing_secret_violation(p_secret text)
 returns text[]
 language plpgsql
 immutable
+set search_path = pg_catalog, pg_temp
 as $plpgsql$
 begin
     if starts_with(p_secret, 'whsec_') then
@@ -351,6 +359,7 @@ create or replace function ulak._circuit_breaker_violation(p_breaker jsonb)
 returns text[]
 language plpgsql
 immutable
+set search_path = pg_catalog, pg_temp
 as $plpgsql$
 declare
     v_key text;
@@ -372,6 +381,7 @@ create or replace function ulak._http_keys_violation(p_config jsonb)
 returns text[]
 language plpgsql
 immutable
+set search_path = pg_catalog, pg_temp
 as $plpgsql$
 begin
     if exists (select from jsonb_array_elements(p_config -> 'retry_on') as r where p_config -> 'permanent_on' @> r) then
@@ -389,6 +399,7 @@ create or replace function ulak._retry_policy_violation(p_policy jsonb)
 returns text[]
 language plpgsql
 immutable
+set search_path = pg_catalog, pg_temp
 as $plpgsql$
 declare
     v_violation text[] := ulak._json_violation(ulak._retry_policy_schema(), p_policy);
@@ -409,6 +420,7 @@ $plpgsql$;
 create or replace function ulak._raise_violation(p_what text, p_violation text[])
 returns void
 language plpgsql
+set search_path = pg_catalog, pg_temp
 as $plpgsql$
 begin
     raise exception 'invalid %: $% %', p_what, p_violation[1], p_violation[2]

@@ -104,6 +104,7 @@ comment on function ulak.drop_endpoint(text) is
 create or replace function ulak._lock_configs()
 returns void
 language sql
+set search_path = pg_catalog, pg_temp
 as $sql$
     select pg_advisory_xact_lock(hashtext('ulak_config'), 0)
 $sql$;
@@ -112,6 +113,7 @@ $sql$;
 create or replace function ulak._require_unused(p_id bigint, p_name text)
 returns void
 language plpgsql
+set search_path = pg_catalog, pg_temp
 as $plpgsql$
 declare
     v_waiting bigint;
@@ -178,6 +180,7 @@ $sql$;
 create or replace function ulak._raise_unknown_endpoint(p_name text)
 returns void
 language plpgsql
+set search_path = pg_catalog, pg_temp
 as $plpgsql$
 begin
     raise exception 'unknown endpoint %', coalesce('"' || left(p_name, 200) || '"', 'null')
@@ -274,6 +277,7 @@ create or replace function ulak._changed_keys(p_old jsonb, p_new jsonb)
 returns jsonb
 language sql
 immutable
+set search_path = pg_catalog, pg_temp
 as $sql$
     select coalesce(jsonb_agg(coalesce(o.key, n.key) order by coalesce(o.key, n.key)), '[]')
     from jsonb_each(p_old) as o

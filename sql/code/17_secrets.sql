@@ -174,6 +174,7 @@ create or replace function ulak._new_signing_secret()
 returns text
 language sql
 volatile
+set search_path = pg_catalog, pg_temp
 as $sql$
     select 'whsec_' || encode(
         sha256(uuid_send(gen_random_uuid()) || uuid_send(gen_random_uuid()) || uuid_send(gen_random_uuid())),
@@ -185,6 +186,7 @@ create or replace function ulak._signing_secret_name(p_endpoint_id bigint)
 returns text
 language sql
 immutable
+set search_path = pg_catalog, pg_temp
 as $sql$
     select 'ulak/endpoint/' || p_endpoint_id || '/signing_secret'
 $sql$;
@@ -194,6 +196,7 @@ $sql$;
 create or replace function ulak._renew_configs(p_secret text)
 returns void
 language sql
+set search_path = pg_catalog, pg_temp
 as $sql$
     with named as (
         select e.id
@@ -212,6 +215,7 @@ create or replace function ulak._names_secret(p_config jsonb, p_secret text)
 returns boolean
 language sql
 immutable
+set search_path = pg_catalog, pg_temp
 as $sql$
     select jsonb_path_exists(p_config, '$.**."$secret" ? (@ == $name)', jsonb_build_object('name', p_secret))
 $sql$;
@@ -220,6 +224,7 @@ create or replace function ulak._secret_names(p_config jsonb)
 returns text[]
 language sql
 immutable
+set search_path = pg_catalog, pg_temp
 as $sql$
     select array(select distinct n #>> '{}' from jsonb_path_query(p_config, '$.**."$secret"') as n)
 $sql$;
@@ -228,6 +233,7 @@ create or replace function ulak._secret_values(p_names text[])
 returns jsonb
 language sql
 stable
+set search_path = pg_catalog, pg_temp
 as $sql$
     select coalesce(jsonb_object_agg(s.name, s.value), '{}') from ulak.secrets as s where s.name = any(p_names)
 $sql$;
@@ -238,6 +244,7 @@ create or replace function ulak._with_secrets(p_config jsonb)
 returns jsonb
 language plpgsql
 stable
+set search_path = pg_catalog, pg_temp
 as $plpgsql$
 declare
     v_names text[] := ulak._secret_names(p_config);
@@ -270,6 +277,7 @@ create or replace function ulak._put_secrets(p_value jsonb, p_secrets jsonb)
 returns jsonb
 language plpgsql
 immutable
+set search_path = pg_catalog, pg_temp
 as $plpgsql$
 begin
     if jsonb_typeof(p_value) = 'array' then
@@ -299,6 +307,7 @@ create or replace function ulak._check_secret_name(p_name text)
 returns void
 language plpgsql
 immutable
+set search_path = pg_catalog, pg_temp
 as $plpgsql$
 begin
     if p_name is null or p_name !~ '^[A-Za-z0-9._/-]{1,200}$' then
@@ -315,6 +324,7 @@ create or replace function ulak._raise_unknown_secret(p_name text)
 returns void
 language plpgsql
 stable
+set search_path = pg_catalog, pg_temp
 as $plpgsql$
 begin
     raise exception 'unknown secret %', coalesce('"' || left(p_name, 200) || '"', 'null')

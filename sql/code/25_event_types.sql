@@ -127,6 +127,7 @@ create or replace function ulak._check_event_type_name(p_name text)
 returns void
 language plpgsql
 immutable
+set search_path = pg_catalog, pg_temp
 as $plpgsql$
 begin
     if p_name is null or p_name !~ '^[^\x01-\x20\x7f]{1,200}$' then
@@ -145,6 +146,7 @@ create or replace function ulak._refuse_reserved_event_type(p_name text)
 returns void
 language plpgsql
 immutable
+set search_path = pg_catalog, pg_temp
 as $plpgsql$
 begin
     if starts_with(p_name, 'ulak.') then
@@ -162,6 +164,7 @@ create or replace function ulak._check_predicate(p_predicate jsonpath)
 returns void
 language plpgsql
 stable
+set search_path = pg_catalog, pg_temp
 as $plpgsql$
 begin
     -- With texts and keys emptied, a variable is what is left of $"name".
@@ -180,6 +183,7 @@ $plpgsql$;
 create or replace function ulak._raise_unknown_event_type(p_name text)
 returns void
 language plpgsql
+set search_path = pg_catalog, pg_temp
 as $plpgsql$
 begin
     raise exception 'unknown event type %', coalesce('"' || left(p_name, 200) || '"', 'null')

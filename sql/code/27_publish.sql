@@ -29,7 +29,7 @@ begin
     select array_agg(m.endpoint_id order by e.number, m.endpoint_id), array_agg(e.payload order by e.number, m.endpoint_id)
     into v_endpoint_ids, v_payloads
     from ulak._events(p_events) as e
-    cross join lateral ulak._subscribed_endpoints(e.event_type, e.payload) as m (endpoint_id);
+    cross join lateral unnest(ulak._subscribed_endpoints(e.event_type, e.payload)) as m (endpoint_id);
     if v_payloads is null then
         return 0;
     end if;
@@ -44,6 +44,7 @@ comment on function ulak.publish_batch(jsonb) is
 create or replace function ulak._publish(p_event_type text, p_payload jsonb)
 returns integer
 language plpgsql
+set search_path = pg_catalog, pg_temp
 as $plpgsql$
 declare
     v_schema jsonb;
@@ -60,9 +61,7 @@ begin
     if v_schema is not null then
         perform ulak._check_event(p_event_type, v_schema, p_payload, '$');
     end if;
-    v_endpoint_ids := array(
-        select m.endpoint_id from ulak._subscribed_endpoints(p_event_type, p_payload) as m (endpoint_id) order by 1
-    );
+    v_endpoint_ids := ulak._subscribed_endpoints(p_event_type, p_payload);
     if v_endpoint_ids = '{}' then
         return 0;
     end if;
@@ -74,20 +73,27 @@ $plpgsql$;
 -- as false: it must not abort the application's transaction. The _tz form because the other one raises when dates and
 -- times with and without a zone meet, silent or not.
 create or replace function ulak._subscribed_endpoints(p_event_type text, p_payload jsonb)
-returns setof bigint
-language sql
+returns bigint[]
+language plpgsql
 stable
-as $sql$
-    select distinct s.endpoint_id
-    from ulak.subscriptions as s
-    where s.event_type = p_event_type
-        and (s.filter is null or p_payload @> s.filter)
-        and (s.predicate is null or jsonb_path_match_tz(p_payload, s.predicate, '{}', true))
-$sql$;
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+begin
+    return array(
+        select distinct s.endpoint_id
+        from ulak.subscriptions as s
+        where s.event_type = p_event_type
+            and (s.filter is null or p_payload @> s.filter)
+            and (s.predicate is null or jsonb_path_match_tz(p_payload, s.predicate, '{}', true))
+        order by s.endpoint_id
+    );
+end
+$plpgsql$;
 
 create or replace function ulak._check_event(p_event_type text, p_schema jsonb, p_payload jsonb, p_path text)
 returns void
 language plpgsql
+set search_path = pg_catalog, pg_temp
 as $plpgsql$
 declare
     v_violation text[] := ulak._json_violation(p_schema, p_payload);
@@ -106,6 +112,7 @@ create or replace function ulak._events(p_events jsonb)
 returns table (number bigint, event_type text, payload jsonb)
 language sql
 immutable
+set search_path = pg_catalog, pg_temp
 as $sql$
     select e.number - 1, e.value ->> 'event_type', e.value -> 'payload'
     from jsonb_array_elements(p_events) with ordinality as e (value, number)
@@ -115,18 +122,17 @@ $sql$;
 create or replace function ulak._check_events(p_events jsonb)
 returns void
 language plpgsql
+set search_path = pg_catalog, pg_temp
 as $plpgsql$
 declare
-    v_violation text[];
     v_event record;
 begin
     if p_events is null then
         raise exception 'the events are null'
             using errcode = '22004', hint = 'Pass a JSON array; an empty one publishes nothing.';
     end if;
-    v_violation := ulak._json_violation(ulak._events_schema(), p_events);
-    if v_violation is not null then
-        perform ulak._raise_violation('events', v_violation);
+    if not ulak._are_events(p_events) then
+        perform ulak._raise_violation('events', ulak._json_violation(ulak._events_schema(), p_events));
     end if;
     for v_event in
         select distinct on (e.event_type) e.event_type, t.name is not null as is_known
@@ -146,6 +152,32 @@ begin
 end
 $plpgsql$;
 
+-- The same as _events_schema(), in one pass; the schema says where the mistake is.
+create or replace function ulak._are_events(p_events jsonb)
+returns boolean
+language plpgsql
+immutable
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+begin
+    if jsonb_typeof(p_events) <> 'array' then
+        return false;
+    end if;
+    return not exists (
+        select
+        from jsonb_array_elements(p_events) as e
+        where not coalesce(
+            case jsonb_typeof(e)
+                when 'object' then jsonb_typeof(e -> 'event_type') = 'string'
+                    and e ? 'payload'
+                    and e - array['event_type', 'payload'] = '{}'
+            end,
+            false
+        )
+    );
+end
+$plpgsql$;
+
 create or replace function ulak._events_schema()
 returns jsonb
 language sql
@@ -159,5 +191,5 @@ as $sql$
             "additionalProperties": false,
             "properties": {"event_type": {"type": "string"}, "payload": true}
         }
-    }$json$::jsonb
+    }$json$::pg_catalog.jsonb
 $sql$;
