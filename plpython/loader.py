@@ -19,18 +19,12 @@ class ExtensionModules(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: types.ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        if name.split(".")[0] != "ulak":
-            return None
-        # Falling through would let a file on the server's path stand in for a module of ours.
         if name not in self.sources:
-            raise ModuleNotFoundError(f"the extension carries no module {name}", name=name)
-        is_package = any(other.startswith(name + ".") for other in self.sources) or name == "ulak"
-        return importlib.util.spec_from_loader(
-            name, self, origin=self.filename(name, is_package), is_package=is_package
-        )
-
-    def filename(self, name: str, is_package: bool) -> str:
-        return "plpython/" + name.replace(".", "/") + ("/__init__.py" if is_package else ".py")
+            return None
+        # A package without a path of its own: what the extension doesn't carry is found nowhere.
+        is_package = name == "ulak" or any(other.startswith(name + ".") for other in self.sources)
+        origin = "plpython/" + name.replace(".", "/") + ("/__init__.py" if is_package else ".py")
+        return importlib.util.spec_from_loader(name, self, origin=origin, is_package=is_package)
 
     def get_source(self, name: str) -> str:
         return self.sources[name]
@@ -39,8 +33,8 @@ class ExtensionModules(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         spec = module.__spec__
         assert spec and spec.origin
         source = self.sources[spec.name]
-        # Without a modification time linecache never looks for the file, so tracebacks quote this text.
-        linecache.cache[spec.origin] = (len(source), None, source.splitlines(keepends=True), spec.origin)
+        # Tracebacks ask get_source() for the text, and would go on quoting an earlier build.
+        linecache.cache.pop(spec.origin, None)
         module.__file__ = spec.origin
         exec(compile(source, spec.origin, "exec", dont_inherit=True), module.__dict__)
 

@@ -15,6 +15,10 @@ from support.rows import fill
 DB = psycopg.Connection[Any]
 
 
+# Who worked in one cluster, and what maintenance did there, means nothing in another.
+NOT_CARRIED = ["ulak.maintenance_runs: 1", "ulak.workers: 1"]
+
+
 def test_every_table_and_sequence_is_registered_for_pg_dump(db: DB) -> None:
     forgotten = db.execute(
         """
@@ -65,7 +69,8 @@ def test_a_dump_restores_every_row_and_object(
     cluster.restore(target, cluster.dump(database, tmp_path / "dump", f"--format={format}"))
 
     with cluster.connect(target) as restored:
-        assert catalog.contents(restored) == catalog.contents(db)
+        assert catalog.lost(catalog.contents(db), catalog.contents(restored)) == NOT_CARRIED
+        assert catalog.lost(catalog.contents(restored), catalog.contents(db)) == []
         assert catalog.differences(catalog.snapshot(db), catalog.snapshot(restored)) == []
 
 

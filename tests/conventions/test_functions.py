@@ -64,12 +64,12 @@ def test_plpgsql_check_finds_nothing_wrong(installed: DB) -> None:
     installed.execute("create extension if not exists plpgsql_check")
     problems = installed.execute(
         """
-        select p.oid::regprocedure::text, c.lineno, c.level, c.message, c.detail, c.hint, c.query
+        select concat_ws(' ', p.oid::regprocedure, 'line', c.lineno, c.level, c.message, c.detail, c.query)
         from pg_proc p
         join pg_language l on l.oid = prolang
         left join pg_trigger t on t.tgfoid = p.oid and not tgisinternal and tgparentid = 0
         cross join lateral plpgsql_check_function_tb(
-            p.oid, coalesce(t.tgrelid, 0), extra_warnings => false, performance_warnings => false
+            p.oid, coalesce(t.tgrelid, 0), other_warnings => false, extra_warnings => false, security_warnings => true
         ) c
         where pronamespace = 'ulak'::regnamespace
             and lanname = 'plpgsql'
@@ -78,7 +78,7 @@ def test_plpgsql_check_finds_nothing_wrong(installed: DB) -> None:
         """
     ).fetchall()
 
-    assert problems == []
+    assert [problem for (problem,) in problems] == []
 
 
 def test_every_security_definer_function_pins_its_search_path(installed: DB) -> None:

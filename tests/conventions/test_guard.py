@@ -35,7 +35,10 @@ def test_it_is_refused_to_anybody_but_a_superuser(cluster: Cluster, template: st
     cluster.execute("create extension plpython3u", empty_database)
     cluster.execute(f'grant create on database "{empty_database}" to nobody')
 
-    with cluster.connect(empty_database, "nobody") as session, pytest.raises(psycopg.errors.InsufficientPrivilege):
+    with (
+        cluster.connect(empty_database, "nobody") as session,
+        pytest.raises(psycopg.errors.InsufficientPrivilege, match="permission denied to create extension"),
+    ):
         session.execute("create extension ulak")
 
 

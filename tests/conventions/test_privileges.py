@@ -13,22 +13,64 @@ DB = psycopg.Connection[Any]
 FUNCTIONS = {
     "ulak_application": """
         send send_with_options send_batch send_batch_with_priority publish publish_batch
+        message_status mark_handled setting
     """,
     "ulak_monitor": """
+        dlq_summary message_status retry_delay setting
     """,
     "ulak_admin": """
+        create_endpoint alter_endpoint drop_endpoint enable_endpoint disable_endpoint validate_endpoint_config
+        set_secret rotate_secret drop_secret configure setting reset_circuit_breaker update_circuit_breaker
+        create_event_type drop_event_type subscribe unsubscribe
+        send send_with_options send_batch send_batch_with_priority publish publish_batch message_status mark_handled
+        claim heartbeat complete fail release retry_delay recover_stale_messages mark_expired_messages
+        redrive redrive_message redrive_endpoint redrive_all archive_single_to_dlq dlq_summary cleanup_dlq
+        archive_completed_messages maintain_archive_partitions cleanup_old_archive_partitions
+        replay_message replay_range cleanup_event_log cleanup_endpoint_stats cleanup_inbox adopt
+        run_maintenance _maintenance_step _is_adopted
     """,
     "ulak_worker": """
+        claim heartbeat complete fail release retry_delay recover_stale_messages mark_expired_messages
+        update_circuit_breaker mark_handled setting
+        run_maintenance _maintenance_step _is_adopted
+        _claim _settle_many _release_many _heartbeat_many _endpoint_configs
         _load_python _python_source _python_stamp
     """,
 }
 
-# Which tables and views each role may read, and what else it may do to them.
-RELATIONS: dict[str, dict[str, str]] = {
-    "ulak_application": {},
-    "ulak_monitor": {},
-    "ulak_admin": {},
-    "ulak_worker": {},
+# Which tables and views each role may read, and what else it may do to them. ulak.secrets is in none of the lists.
+RELATIONS = {
+    "ulak_application": {
+        "endpoint_list": "select",
+        "settings": "select",
+    },
+    "ulak_monitor": {
+        "endpoint_list": "select",
+        "endpoint_stats": "select",
+        "event_log": "select",
+        "maintenance_status": "select",
+        "settings": "select",
+        "workers": "select",
+    },
+    "ulak_admin": {
+        "archive": "select",
+        "dlq": "select",
+        "endpoint_list": "select",
+        "endpoint_stats": "select",
+        "endpoints": "select update(columns)",
+        "event_log": "select",
+        "event_types": "select",
+        "handled": "select",
+        "maintenance_status": "select",
+        "queue": "select",
+        "setting_values": "select",
+        "settings": "select",
+        "subscriptions": "select",
+        "workers": "select",
+    },
+    "ulak_worker": {
+        "maintenance_status": "select",
+    },
 }
 
 CELLS_OF_FUNCTIONS = """

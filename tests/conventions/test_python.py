@@ -141,13 +141,15 @@ def test_the_stamp_follows_the_sources(db: DB, tmp_path: Path) -> None:
 
 
 def test_tracebacks_name_the_real_file_and_line(db: DB, tmp_path: Path) -> None:
+    fail = (
+        f"{LOAD}import traceback\nfrom ulak import failing\n"
+        "try:\n    failing.outer()\nexcept ValueError:\n    answer = traceback.format_exc()"
+    )
+    db.execute(embed(tmp_path / "plpython", {"failing.py": FAILING.replace("five", "six")}))
+    run_python(db, fail)
     db.execute(embed(tmp_path / "plpython", {"failing.py": FAILING}))
 
-    answer = run_python(
-        db,
-        f"{LOAD}import traceback\nfrom ulak import failing\n"
-        "try:\n    failing.outer()\nexcept ValueError:\n    answer = traceback.format_exc()",
-    )
+    answer = run_python(db, fail)
 
     assert 'File "plpython/ulak/failing.py", line 2, in outer\n    inner()' in answer
     assert 'File "plpython/ulak/failing.py", line 5, in inner\n    raise ValueError("on line five")' in answer

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import psycopg
@@ -15,7 +16,7 @@ QUERIES = {
             nspname,
             jsonb_build_object(
                 'owner', nspowner::regrole,
-                'acl', acl(nspacl),
+                'acl', acl('n', nspacl, nspowner),
                 'comment', obj_description(oid, 'pg_namespace')
             )
         from pg_namespace where nspname = 'ulak'
@@ -26,7 +27,7 @@ QUERIES = {
             jsonb_build_object(
                 'definition', pg_get_functiondef(p.oid),
                 'owner', proowner::regrole,
-                'acl', acl(proacl),
+                'acl', acl('f', proacl, proowner),
                 'comment', obj_description(p.oid, 'pg_proc')
             )
         from pg_proc p
@@ -40,7 +41,7 @@ QUERIES = {
                 'persistence', relpersistence,
                 'options', reloptions,
                 'owner', relowner::regrole,
-                'acl', acl(relacl),
+                'acl', acl(case relkind when 'S' then 's' else 'r' end, relacl, relowner),
                 'row_security', relrowsecurity,
                 'replica_identity', relreplident,
                 'comment', obj_description(oid, 'pg_class'),
@@ -64,7 +65,7 @@ QUERIES = {
                 'storage', attstorage,
                 'compression', attcompression,
                 'collation', attcollation::regcollation,
-                'acl', acl(attacl),
+                'acl', acl('c', attacl, relowner),
                 'comment', col_description(c.oid, attnum)
             )
         from pg_attribute
@@ -128,7 +129,7 @@ QUERIES = {
             jsonb_build_object(
                 'kind', typtype,
                 'base', format_type(nullif(typbasetype, 0), typtypmod),
-                'acl', acl(typacl),
+                'acl', acl('T', typacl, typowner),
                 'comment', obj_description(oid, 'pg_type'),
                 'labels', (select jsonb_agg(enumlabel order by enumsortorder) from pg_enum where enumtypid = t.oid)
             )
@@ -149,9 +150,13 @@ QUERIES = {
     """,
 }
 
+# No acl and the default spelled out are the same.
 ACL = """
-    create or replace function pg_temp.acl(aclitem[]) returns text[] language sql
-    return (select array_agg(item::text order by item::text) from unnest($1) item)
+    create or replace function pg_temp.acl(p_kind text, p_acl aclitem[], p_owner oid) returns text[] language sql
+    return (
+        select array_agg(item::text order by item::text)
+        from unnest(coalesce(p_acl, acldefault(p_kind::"char", p_owner))) as item
+    )
 """
 
 
@@ -174,26 +179,41 @@ def differences(left: Snapshot, right: Snapshot) -> list[str]:
             elif name not in left[kind]:
                 lines.append(f"{kind} {name}: only right")
             elif left[kind][name] != right[kind][name]:
-                lines.append(f"{kind} {name}: {left[kind][name]} <> {right[kind][name]}")
+                lines.append(f"{kind} {name}: {difference(left[kind][name], right[kind][name])}")
     return lines
 
 
-def tables(connection: psycopg.Connection[Any]) -> list[str]:
-    """Qualified names of all tables of schema ulak that hold rows themselves."""
+def difference(left: Any, right: Any) -> str:
+    if isinstance(left, dict) and isinstance(right, dict):
+        return "; ".join(f"{key}: {left[key]!r} <> {right[key]!r}" for key in left if left[key] != right[key])
+    return f"{left!r} <> {right!r}"
+
+
+def tables(connection: psycopg.Connection[Any], by_partition: bool = True) -> list[str]:
+    """Qualified names of all tables of schema ulak: the partitions, or the tables that they are parts of."""
     query = """
         select oid::regclass::text from pg_class
-        where relnamespace = 'ulak'::regnamespace and relkind = 'r' order by 1
+        where relnamespace = 'ulak'::regnamespace
+            and (relkind = 'r' and (%(by_partition)s or not relispartition) or relkind = 'p' and not %(by_partition)s)
+        order by 1
     """
-    return [name for (name,) in connection.execute(query)]
+    return [name for (name,) in connection.execute(query, {"by_partition": by_partition})]
 
 
-def contents(connection: psycopg.Connection[Any]) -> dict[str, Any]:
+def contents(connection: psycopg.Connection[Any], by_partition: bool = True) -> dict[str, list[str]]:
     """All rows of every table, and the position of every sequence."""
-    rows: dict[str, Any] = {}
-    for table in tables(connection):
-        query = f"select row_to_json(t)::text from {table} t order by 1"
-        rows[table] = [row for (row,) in connection.execute(query)]
     query = "select oid::regclass::text from pg_class where relnamespace = 'ulak'::regnamespace and relkind = 'S'"
-    for (sequence,) in connection.execute(query).fetchall():
-        rows[sequence] = connection.execute(f"select last_value, is_called from {sequence}").fetchone()
+    sequences = [name for (name,) in connection.execute(query)]
+    rows = {}
+    for relation in tables(connection, by_partition):
+        query = f"select row_to_json(t)::text from {relation} t order by 1"
+        rows[relation] = [row for (row,) in connection.execute(query)]
+    for relation in sequences:
+        rows[relation] = [str(row) for row in connection.execute(f"select last_value, is_called from {relation}")]
     return rows
+
+
+def lost(before: dict[str, list[str]], after: dict[str, list[str]]) -> list[str]:
+    """One line per table of which not every row is there again, with the number of those that aren't."""
+    missing = {name: Counter(rows) - Counter(after.get(name, [])) for name, rows in before.items()}
+    return [f"{name}: {rows.total()}" for name, rows in sorted(missing.items()) if rows]
