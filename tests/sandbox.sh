@@ -59,7 +59,6 @@ make_venv() {
     local wanted
     wanted=$(sha256sum < "$project/tests/requirements.txt")
     if [ "$(cat "$run/venv/made-from" 2>/dev/null)" != "$wanted" ]; then
-        rm -rf "$run/venv"
         /usr/bin/python3 -m venv --system-site-packages "$run/venv"
         "$run/venv/bin/python" -m pip install -q --disable-pip-version-check --root-user-action=ignore \
             -r "$project/tests/requirements.txt"

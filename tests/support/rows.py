@@ -24,12 +24,12 @@ STATEMENTS = [
     "select ulak.complete(c.id, 'filler', c.attempt) from ulak.claim('filler', 2, 'filled_pull') c",
     "select ulak.fail(c.id, 'filler', c.attempt, 'broken') from ulak.claim('filler', 1, 'filled_pull') c",
     "select count(*) from ulak.claim('filler', 1, 'filled_pull')",
-    "select ulak.archive_completed_messages(p_older_than_seconds => 0, p_batch_size => 1, p_now => now() + interval '1 s')",
+    "select ulak.archive_completed_messages(p_older_than_seconds => 0, p_batch_size => 1, p_now => now() + '1 s')",
     """
     with moved as (delete from ulak.queue where status in ('completed', 'failed') returning *)
     insert into ulak.archive
-    select (jsonb_populate_record(null::ulak.archive, to_jsonb(moved) || '{"created_at": "1999-01-01", "archived_at": "now"}')).*
-    from moved
+    select (jsonb_populate_record(null::ulak.archive, to_jsonb(moved) || '{"created_at": "1999-01-01"}' || archived)).*
+    from moved, jsonb_build_object('archived_at', now()) as archived
     """,
     "insert into ulak.ordering_wakeups values (1, 'k')",
     "insert into ulak.endpoint_stats (endpoint_id, minute, delivered) values (1, date_trunc('minute', now()), 1)",
