@@ -11,7 +11,11 @@ create or replace function ulak._claim(
     p_endpoint_id bigint default null,
     p_lease interval default null,
     p_generation bigint default null,
-    p_now timestamptz default clock_timestamp()
+    p_now timestamptz default clock_timestamp(),
+    -- The worker's own room per endpoint: p_rooms for p_room_ids, p_room for all others; null is no bound.
+    p_room_ids bigint[] default '{}',
+    p_rooms integer[] default '{}',
+    p_room integer default null
 )
 returns table (
     id bigint,
@@ -39,13 +43,12 @@ set enable_bitmapscan = off
 set enable_hashjoin = off
 set enable_mergejoin = off
 set jit = off
+set plan_cache_mode = force_generic_plan
 as $plpgsql$
 #variable_conflict use_column
 declare
     v_lease interval := coalesce(p_lease, make_interval(secs => ulak.setting('stale_recovery_timeout')::integer));
     v_aging integer := nullif(ulak.setting('priority_aging')::integer, 0);
-    v_left integer := p_limit;
-    v_claimed integer;
 begin
     if not ulak._is_adopted() then
         return;
@@ -54,192 +57,214 @@ begin
         perform ulak._wake_ordering_keys(p_now);
     end if;
 
-    -- Endpoints share the limit evenly; what the small ones leave goes to the large ones in a second round.
-    for v_round in 1..2 loop
-        return query
-        with recursive level as (
+    return query
+    with recursive level as (
+        (
+            select q.endpoint_id, q.priority
+            from ulak.queue q
+            where q.status = 'pending' and q.endpoint_id >= coalesce(p_endpoint_id, 0)
+            order by q.endpoint_id, q.priority desc
+            limit 1
+        )
+        union all
+        select n.endpoint_id, n.priority
+        from level l
+        cross join lateral (
             (
                 select q.endpoint_id, q.priority
                 from ulak.queue q
-                where q.status = 'pending' and q.endpoint_id >= coalesce(p_endpoint_id, 0)
-                order by q.endpoint_id, q.priority desc
+                where q.status = 'pending' and q.endpoint_id = l.endpoint_id and q.priority < l.priority
+                order by q.priority desc
                 limit 1
             )
             union all
-            select n.endpoint_id, n.priority
-            from level l
-            cross join lateral (
-                (
-                    select q.endpoint_id, q.priority
-                    from ulak.queue q
-                    where q.status = 'pending' and q.endpoint_id = l.endpoint_id and q.priority < l.priority
-                    order by q.priority desc
-                    limit 1
-                )
-                union all
-                (
-                    select q.endpoint_id, q.priority
-                    from ulak.queue q
-                    where q.status = 'pending' and q.endpoint_id > l.endpoint_id and p_endpoint_id is null
-                    order by q.endpoint_id, q.priority desc
-                    limit 1
-                )
+            (
+                select q.endpoint_id, q.priority
+                from ulak.queue q
+                where q.status = 'pending' and q.endpoint_id > l.endpoint_id and p_endpoint_id is null
+                order by q.endpoint_id, q.priority desc
                 limit 1
-            ) n
-        ),
-        due as materialized (
-            select l.endpoint_id, l.priority
-            from level l
-            where (p_endpoint_id is null or l.endpoint_id = p_endpoint_id)
-                and exists (
-                    select
-                    from ulak.queue q
-                    where q.status = 'pending'
-                        and q.endpoint_id = l.endpoint_id
-                        and q.priority = l.priority
-                        and q.next_retry_at <= p_now
-                )
-        ),
-        -- Only an endpoint with a limit or a troubled circuit needs a lock; the others are read.
-        ready as materialized (
-            select
-                e.id,
-                e.config_version,
-                case when e.circuit_state = 'closed' then 'closed' else 'half_open' end as circuit_state,
-                case when ulak._is_limited(e) then ulak._admit(e.id, v_left, p_now) else v_left end as quota
-            from ulak.endpoints e
-            where e.id = any (array(select distinct d.endpoint_id from due d))
-                and e.enabled
-                and (p_protocol is null or e.protocol = p_protocol)
-                and (e.circuit_state <> 'open' or e.circuit_half_open_at <= p_now)
-        ),
-        share as materialized (
-            select
-                r.id,
-                least(r.quota, ceil(v_left::numeric / count(*) over ())::integer) as size
-            from ready r
-            where r.quota > 0
-        ),
-        candidate as (
-            select
-                d.endpoint_id,
-                d.priority,
-                s.size,
-                row_number() over (
-                    partition by d.endpoint_id
-                    order by
-                        d.priority + coalesce(floor(extract(epoch from p_now - c.next_retry_at) / v_aging), 0) desc,
-                        c.next_retry_at,
-                        c.id
-                ) as turn
-            from share s
-            join due d on d.endpoint_id = s.id
-            cross join lateral (
-                select q.id, q.next_retry_at
-                from ulak.queue q
-                where q.status = 'pending'
-                    and q.endpoint_id = d.endpoint_id
-                    and q.priority = d.priority
-                    and q.next_retry_at <= p_now
-                    and (q.expires_at is null or q.expires_at > p_now)
-                    and (p_generation is null or q.generation = p_generation)
-                    and (q.ordering_key is null or ulak._is_head(q.endpoint_id, q.ordering_key, q.id))
-                order by q.next_retry_at, q.id
-                limit s.size
-            ) c
-        ),
-        allotment as materialized (
-            select t.endpoint_id, t.priority, count(*) as size
-            from (
-                select c.endpoint_id, c.priority
-                from candidate c
-                where c.turn <= c.size
-                order by c.turn
-                limit v_left
-            ) t
-            group by t.endpoint_id, t.priority
-        ),
-        -- The same rows again, unless another worker has them: then the next ones.
-        leased as (
-            select q.tid, q.id
-            from allotment a
-            cross join lateral (
-                select q.ctid as tid, q.id
-                from ulak.queue q
-                where q.status = 'pending'
-                    and q.endpoint_id = a.endpoint_id
-                    and q.priority = a.priority
-                    and q.next_retry_at <= p_now
-                    and (q.expires_at is null or q.expires_at > p_now)
-                    and (p_generation is null or q.generation = p_generation)
-                    and (q.ordering_key is null or ulak._is_head(q.endpoint_id, q.ordering_key, q.id))
-                order by q.next_retry_at, q.id
-                limit a.size
-                for update skip locked
-            ) q
-        ),
-        claimed as (
-            update ulak.queue q
-            set status = 'processing',
-                attempts = q.attempts + 1,
-                locked_by = p_worker,
-                lease_until = p_now + v_lease,
-                processing_started_at = p_now,
-                updated_at = p_now
-            from leased l
-            where q.ctid = l.tid
-            returning q.*
-        ),
-        spent as (
-            update ulak.endpoints e
-            set rate_tokens = ulak._rate_tokens(e, p_now) - c.messages,
-                rate_refilled_at = p_now,
-                -- Fewer than it might have had: what was held while it was disabled is gone.
-                release_rate = case when c.messages = s.size then e.release_rate end,
-                circuit_probe_id = case when e.circuit_state = 'half_open' then c.id end,
-                circuit_probe_attempt = case when e.circuit_state = 'half_open' then c.attempts end
-            from (
-                select c.endpoint_id, count(*) as messages, min(c.id) as id, min(c.attempts) as attempts
-                from claimed c
-                group by c.endpoint_id
-            ) c
-            join share s on s.id = c.endpoint_id
-            where e.id = c.endpoint_id and ulak._is_limited(e)
-        )
+            )
+            limit 1
+        ) n
+    ),
+    -- More than a handful of due rows make a pair busy.
+    due as materialized (
         select
-            c.id,
-            c.message_id,
-            c.attempts,
-            c.endpoint_id,
-            r.config_version,
-            c.payload,
-            c.headers,
-            c.metadata,
-            c.correlation_id,
-            c.ordering_key,
-            c.priority,
-            c.idempotency_key,
-            c.created_at,
-            c.expires_at,
-            c.lease_until,
-            r.circuit_state
-        from claimed c
-        join ready r on r.id = c.endpoint_id
-        -- Endpoints take turns; each one's messages come in their order.
-        order by
+            l.endpoint_id,
+            l.priority,
+            exists (
+                select
+                from ulak.queue q
+                where q.status = 'pending'
+                    and q.endpoint_id = l.endpoint_id
+                    and q.priority = l.priority
+                    and q.next_retry_at <= p_now
+                offset 4
+            ) as is_busy
+        from level l
+        where (p_endpoint_id is null or l.endpoint_id = p_endpoint_id)
+            and exists (
+                select
+                from ulak.queue q
+                where q.status = 'pending'
+                    and q.endpoint_id = l.endpoint_id
+                    and q.priority = l.priority
+                    and q.next_retry_at <= p_now
+            )
+    ),
+    -- Only an endpoint with a limit or a troubled circuit needs a lock; the others are read.
+    ready as materialized (
+        select
+            e.id,
+            e.config_version,
+            case when e.circuit_state = 'closed' then 'closed' else 'half_open' end as circuit_state,
+            case
+                when r.room <= 0 then 0
+                when ulak._is_limited(e) then ulak._admit(e.id, r.room, p_now)
+                else r.room
+            end as quota,
+            exists (select from due d where d.endpoint_id = e.id and d.is_busy) as is_busy
+        from ulak.endpoints e
+        cross join lateral (
+            select least(p_limit, coalesce(p_rooms[array_position(p_room_ids, e.id)], p_room))
+        ) r(room)
+        where e.id = any (array(select distinct d.endpoint_id from due d))
+            and e.enabled
+            and (p_protocol is null or e.protocol = p_protocol)
+            and (e.circuit_state <> 'open' or e.circuit_half_open_at <= p_now)
+    ),
+    -- How many rows of an endpoint are looked at: all of a small one, twice its share of a busy one. So the cost
+    -- follows the limit, however many endpoints there are, and small ones leave their room to the busy.
+    share as materialized (
+        select
+            r.id,
+            least(
+                r.quota,
+                case when r.is_busy then ceil(2.0 * p_limit / count(*) filter (where r.is_busy) over ())::integer else 4 end
+            ) as size
+        from ready r
+        where r.quota > 0
+    ),
+    candidate as (
+        select
+            d.endpoint_id,
+            d.priority,
+            s.size,
+            count(*) over (partition by d.endpoint_id) as found,
             row_number() over (
-                partition by c.endpoint_id
+                partition by d.endpoint_id
                 order by
-                    c.priority + coalesce(floor(extract(epoch from p_now - c.next_retry_at) / v_aging), 0) desc,
+                    d.priority + coalesce(floor(extract(epoch from p_now - c.next_retry_at) / v_aging), 0) desc,
                     c.next_retry_at,
                     c.id
-            ),
-            c.endpoint_id;
-
-        get diagnostics v_claimed = row_count;
-        v_left := v_left - v_claimed;
-        exit when v_claimed = 0 or v_left = 0;
-    end loop;
+            ) as turn
+        from share s
+        join due d on d.endpoint_id = s.id
+        cross join lateral (
+            select q.id, q.next_retry_at
+            from ulak.queue q
+            where q.status = 'pending'
+                and q.endpoint_id = d.endpoint_id
+                and q.priority = d.priority
+                and q.next_retry_at <= p_now
+                and (q.expires_at is null or q.expires_at > p_now)
+                and (p_generation is null or q.generation = p_generation)
+                and (q.ordering_key is null or ulak._is_head(q.endpoint_id, q.ordering_key, q.id))
+            order by q.next_retry_at, q.id
+            limit s.size
+        ) c
+    ),
+    -- Endpoints take turns until the limit is reached.
+    allotment as materialized (
+        select t.endpoint_id, t.priority, count(*) as size, bool_and(t.found < t.size) as is_all
+        from (
+            select c.endpoint_id, c.priority, c.size, c.found
+            from candidate c
+            where c.turn <= c.size
+            order by c.turn
+            limit p_limit
+        ) t
+        group by t.endpoint_id, t.priority
+    ),
+    -- The same rows again, unless another worker has them: then the next ones.
+    leased as (
+        select q.tid, q.id
+        from allotment a
+        cross join lateral (
+            select q.ctid as tid, q.id
+            from ulak.queue q
+            where q.status = 'pending'
+                and q.endpoint_id = a.endpoint_id
+                and q.priority = a.priority
+                and q.next_retry_at <= p_now
+                and (q.expires_at is null or q.expires_at > p_now)
+                and (p_generation is null or q.generation = p_generation)
+                and (q.ordering_key is null or ulak._is_head(q.endpoint_id, q.ordering_key, q.id))
+            order by q.next_retry_at, q.id
+            limit a.size
+            for update skip locked
+        ) q
+    ),
+    claimed as (
+        update ulak.queue q
+        set status = 'processing',
+            attempts = q.attempts + 1,
+            locked_by = p_worker,
+            lease_until = p_now + v_lease,
+            processing_started_at = p_now,
+            updated_at = p_now
+        from leased l
+        where q.ctid = l.tid
+        returning q.*
+    ),
+    spent as (
+        update ulak.endpoints e
+        set rate_tokens = ulak._rate_tokens(e, p_now) - c.messages,
+            rate_refilled_at = p_now,
+            -- Nothing more was due: what was held while it was disabled is gone.
+            release_rate = case when not a.is_all then e.release_rate end,
+            circuit_probe_id = case when e.circuit_state = 'half_open' then c.id end,
+            circuit_probe_attempt = case when e.circuit_state = 'half_open' then c.attempts end
+        from (
+            select c.endpoint_id, count(*) as messages, min(c.id) as id, min(c.attempts) as attempts
+            from claimed c
+            group by c.endpoint_id
+        ) c
+        join (
+            select a.endpoint_id, bool_and(a.is_all) as is_all from allotment a group by a.endpoint_id
+        ) a on a.endpoint_id = c.endpoint_id
+        where e.id = c.endpoint_id and ulak._is_limited(e)
+    )
+    select
+        c.id,
+        c.message_id,
+        c.attempts,
+        c.endpoint_id,
+        r.config_version,
+        c.payload,
+        c.headers,
+        c.metadata,
+        c.correlation_id,
+        c.ordering_key,
+        c.priority,
+        c.idempotency_key,
+        c.created_at,
+        c.expires_at,
+        c.lease_until,
+        r.circuit_state
+    from claimed c
+    join ready r on r.id = c.endpoint_id
+    -- In the order in which they were allotted.
+    order by
+        row_number() over (
+            partition by c.endpoint_id
+            order by
+                c.priority + coalesce(floor(extract(epoch from p_now - c.next_retry_at) / v_aging), 0) desc,
+                c.next_retry_at,
+                c.id
+        ),
+        c.endpoint_id;
 end
 $plpgsql$;
 

@@ -24,6 +24,7 @@ set enable_bitmapscan = off
 set enable_hashjoin = off
 set enable_mergejoin = off
 set jit = off
+set plan_cache_mode = force_generic_plan
 as $plpgsql$
 declare
     v_ids bigint[];
@@ -117,6 +118,7 @@ set enable_bitmapscan = off
 set enable_hashjoin = off
 set enable_mergejoin = off
 set jit = off
+set plan_cache_mode = force_generic_plan
 as $plpgsql$
 declare
     v_defaults jsonb := ulak._retry_defaults();
