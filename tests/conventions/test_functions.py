@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 from collections.abc import Iterator
 from typing import Any
 
@@ -88,6 +89,25 @@ def test_every_security_definer_function_pins_its_search_path(installed: DB) -> 
     )
 
     assert [signature for signature, _, _ in unpinned] == []
+
+
+UNPINNED = "prokind = 'f' and 'search_path=pg_catalog, pg_temp' <> all (coalesce(proconfig, '{}'))"
+
+
+def test_every_python_function_pins_its_search_path(installed: DB) -> None:
+    assert functions(installed, f"lanname = 'plpython3u' and {UNPINNED}") == []
+
+
+def test_a_function_that_does_not_pin_its_search_path_qualifies_every_name(installed: DB) -> None:
+    """Except a private one in SQL: it is inlined into a caller that does pin it."""
+    granted = "exists (select from aclexplode(proacl) where grantee <> proowner)"
+    concerned = functions(installed, f"{UNPINNED} and (lanname = 'plpgsql' or lanname = 'sql' and {granted})")
+    definitions = "".join(f"{definition};\n" for _, definition, _ in concerned)
+    script = f"set search_path to pg_catalog, pg_temp;\ncreate schema ulak;\n{definitions}"
+
+    pgspot = subprocess.run(["pgspot", "--ignore", "PS005"], input=script, text=True, capture_output=True, check=False)
+
+    assert pgspot.stdout.strip() == "Errors: 0 Warnings: 0 Unknown: 0"
 
 
 def test_no_procedure_has_a_clause_that_forbids_commit(installed: DB) -> None:
