@@ -132,6 +132,8 @@ class _Handle:
         setopt(pycurl.FOLLOWLOCATION, 0)
         setopt(pycurl.PATH_AS_IS, 1)
         setopt(pycurl.HTTP_CONTENT_DECODING, 0)
+        # pycurl would name every library it was built with.
+        setopt(pycurl.USERAGENT, "")
         setopt(pycurl.TIMEOUT_MS, int(profile.timeout * 1000))
         setopt(pycurl.CONNECTTIMEOUT_MS, int(profile.connect_timeout * 1000))
         setopt(pycurl.OPENSOCKETFUNCTION, self.open_socket)
@@ -262,9 +264,7 @@ class Transport:
 
     def step(self, max_wait: float) -> list[Finished]:
         """What has ended, after at most max_wait seconds (and 0.1); at once if nothing is in flight."""
-        finished = self._never_started
-        if finished:
-            self._never_started = []
+        finished, self._never_started = self._never_started, []
         if self.in_flight == 0:
             return finished
         if self._named_in_flight == 0:

@@ -16,8 +16,10 @@ def key(secret: str) -> bytes:
     """The bytes to sign with: whsec_ secrets are base64, any other text is used as it is."""
     if not secret.startswith(_PREFIX):
         return secret.encode()
+    text = secret.removeprefix(_PREFIX).rstrip("=")
     try:
-        return b64decode(secret.removeprefix(_PREFIX), validate=True)
+        # Padding is often lost on the way.
+        return b64decode(text + "=" * (-len(text) % 4), validate=True)
     except binascii.Error as error:
         raise ConfigError("signing secret starts with whsec_ but isn't base64") from error
 

@@ -1,0 +1,120 @@
+"""The worker's database: each method is one call of one ulak function."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import plpy
+
+from ulak.model import Message
+from ulak.port import Claimed, EndpointConfig, Outcomes, Tidings
+
+
+class Database:
+    """Implements port.Database with plans that are prepared once per run."""
+
+    def __init__(self, slot: int, worker: str) -> None:
+        self._slot = slot
+        self._worker = worker
+        self._plans: dict[str, plpy.PLyPlan] = {}
+
+    def _call(self, query: str, types: Sequence[str] = (), arguments: Sequence[Any] = ()) -> plpy.PLyResult:
+        plan = self._plans.get(query)
+        if plan is None:
+            plan = self._plans[query] = plpy.prepare(query, types)
+        return plpy.execute(plan, arguments)
+
+    def commit(self) -> None:
+        plpy.commit()
+
+    def rollback(self) -> None:
+        plpy.rollback()
+
+    def last_sent(self) -> int:
+        return int(self._call("select last_value from ulak.queue_id_seq")[0]["last_value"])
+
+    def claim(self, limit: int, lease: float, rooms: Mapping[int, int], room: int) -> list[Claimed]:
+        rows = self._call(
+            "select id, message_id, attempt, endpoint_id, config_version, payload, headers, metadata,"
+            " correlation_id, ordering_key, created_at"
+            " from ulak._claim(p_worker => $1, p_limit => $2, p_protocol => 'http',"
+            " p_lease => make_interval(secs => $3), p_room_ids => $4, p_rooms => $5, p_room => $6)",
+            ("text", "int", "float8", "bigint[]", "int[]", "int"),
+            (self._worker, limit, lease, list(rooms), list(rooms.values()), room),
+        )
+        return [
+            Claimed(
+                Message(
+                    row["id"],
+                    row["message_id"],
+                    row["attempt"],
+                    row["payload"],
+                    row["headers"],
+                    row["metadata"],
+                    row["correlation_id"],
+                    row["ordering_key"],
+                    row["created_at"],
+                ),
+                row["endpoint_id"],
+                row["config_version"],
+            )
+            for row in rows
+        ]
+
+    def endpoint_configs(self, ids: Iterable[int]) -> list[EndpointConfig]:
+        rows = self._call(
+            "select id, name, config_version, config, signing_secrets from ulak._endpoint_configs($1)",
+            ("bigint[]",),
+            (list(ids),),
+        )
+        return [
+            EndpointConfig(
+                row["id"],
+                row["name"],
+                row["config_version"],
+                json.loads(row["config"]),
+                row["signing_secrets"] or (),
+            )
+            for row in rows
+        ]
+
+    def settle(self, outcomes: Outcomes) -> None:
+        self._call(
+            "select ulak._settle_many($1, $2, $3, $4, $5, $6)",
+            ("text", "bigint[]", "int[]", "text[]", "int[]", "jsonb[]"),
+            (self._worker, *outcomes),
+        )
+
+    def release(self, ids: Sequence[int], attempts: Sequence[int], delay: float) -> None:
+        self._call(
+            "select ulak._release_many($1, $2, $3, make_interval(secs => $4))",
+            ("text", "bigint[]", "int[]", "float8"),
+            (self._worker, ids, attempts, delay),
+        )
+
+    def renew(self, ids: Sequence[int], attempts: Sequence[int], lease: float) -> None:
+        self._call(
+            "select ulak._heartbeat_many($1, $2, $3, make_interval(secs => $4))",
+            ("text", "bigint[]", "int[]", "float8"),
+            (self._worker, ids, attempts, lease),
+        )
+
+    def blocked_endpoints(self, ids: Iterable[int]) -> Mapping[int, str]:
+        rows = self._call("select id, state from ulak._blocked_endpoints($1)", ("bigint[]",), (list(ids),))
+        return {row["id"]: row["state"] for row in rows}
+
+    def report(self, progress: Mapping[str, object], stats: Sequence[Mapping[str, object]]) -> Tidings:
+        row = self._call(
+            "select leave, settings from ulak._worker_report($1, $2, $3, $4)",
+            ("int", "text", "jsonb", "jsonb"),
+            (self._slot, self._worker, json.dumps(progress), json.dumps(stats)),
+        )[0]
+        return Tidings(row["leave"], json.loads(row["settings"]))
+
+    def sweep(self) -> None:
+        self._call("select ulak._sweep()")
+
+    def become_poller(self) -> bool:
+        return bool(self._call("select ulak._become_poller() as won")[0]["won"])

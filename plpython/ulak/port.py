@@ -1,0 +1,73 @@
+"""What the worker needs of a database, so that its loop runs in tests without one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+from ulak.model import Message
+
+
+class Claimed(NamedTuple):
+    message: Message
+    endpoint_id: int
+    config_version: int
+
+
+class EndpointConfig(NamedTuple):
+    id: int
+    name: str
+    config_version: int
+    config: Mapping[str, Any]
+    signing_secrets: Sequence[str]
+
+
+class Tidings(NamedTuple):
+    """What a worker is told when it reports."""
+
+    leave: bool
+    settings: Mapping[str, str]
+
+
+class Outcomes(NamedTuple):
+    """Settled messages in their order of arrival, column by column; a column of nothing but None is None."""
+
+    ids: Sequence[int]
+    attempts: Sequence[int]
+    errors: Sequence[str | None] | None
+    retry_after: Sequence[int | None] | None
+    responses: Sequence[str | None] | None
+
+
+class Database(Protocol):
+    """No method but commit() and rollback() ends a transaction."""
+
+    def commit(self) -> None: ...
+
+    def rollback(self) -> None: ...
+
+    def last_sent(self) -> int:
+        """The id that a sender drew last. Cheap: it tells whether a claim may find something new."""
+
+    def claim(self, limit: int, lease: float, rooms: Mapping[int, int], room: int) -> list[Claimed]:
+        """At most `room` messages of an endpoint; rooms has a number of their own for some."""
+
+    def endpoint_configs(self, ids: Iterable[int]) -> list[EndpointConfig]: ...
+
+    def settle(self, outcomes: Outcomes) -> None: ...
+
+    def release(self, ids: Sequence[int], attempts: Sequence[int], delay: float) -> None: ...
+
+    def renew(self, ids: Sequence[int], attempts: Sequence[int], lease: float) -> None: ...
+
+    def blocked_endpoints(self, ids: Iterable[int]) -> Mapping[int, str]:
+        """Of these endpoints, those that must not be sent to now, and their circuit's state."""
+
+    def report(self, progress: Mapping[str, object], stats: Sequence[Mapping[str, object]]) -> Tidings:
+        """A sign of life with the counters since the last one."""
+
+    def sweep(self) -> None:
+        """Takes back what dead workers held and marks what expired, unless another worker is at it."""
+
+    def become_poller(self) -> bool:
+        """One worker of the fleet looks often for new messages; the others come when there is much to do."""

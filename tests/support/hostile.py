@@ -1,0 +1,125 @@
+"""Receivers that misbehave, each in its own way, over real sockets."""
+
+from __future__ import annotations
+
+import functools
+import gzip
+import socket
+import struct
+from collections.abc import Callable
+
+from support.receiver import Certificate, Listener, read_requests
+
+Behaviour = Callable[["Hostile", socket.socket], None]
+
+
+class Hostile(Listener):
+    """Reads one request, then does its worst."""
+
+    def __init__(self, behaviour: Behaviour, certificate: Certificate | None = None) -> None:
+        self.behaviour = behaviour
+        # Bytes that were taken from us before the other side gave up.
+        self.sent = 0
+        super().__init__(certificate=certificate)
+
+    def serve(self, connection: socket.socket, number: int) -> None:
+        for _ in read_requests(connection, number):
+            self.behaviour(self, connection)
+            return
+
+    def send(self, connection: socket.socket, data: bytes) -> None:
+        connection.sendall(data)
+        self.sent += len(data)
+
+
+def never_answers(server: Hostile, connection: socket.socket) -> None:
+    server.wait(60)
+
+
+def _drip(server: Hostile, connection: socket.socket, data: bytes) -> None:
+    """One byte a second."""
+    for byte in data:
+        server.send(connection, bytes((byte,)))
+        if server.wait(1):
+            return
+
+
+def slow_headers(server: Hostile, connection: socket.socket) -> None:
+    _drip(server, connection, b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")
+
+
+def slow_body(server: Hostile, connection: socket.socket) -> None:
+    server.send(connection, b"HTTP/1.1 200 OK\r\ncontent-length: 60\r\n\r\n")
+    _drip(server, connection, b"x" * 60)
+
+
+def closes_at_once(server: Hostile, connection: socket.socket) -> None:
+    return
+
+
+def closes_mid_body(server: Hostile, connection: socket.socket) -> None:
+    server.send(connection, b"HTTP/1.1 200 OK\r\ncontent-length: 100\r\n\r\nhalf of it")
+
+
+def resets(server: Hostile, connection: socket.socket) -> None:
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    connection.close()
+
+
+def invalid_status_line(server: Hostile, connection: socket.socket) -> None:
+    server.send(connection, b"SMTP/9.9 come in\r\n\r\n")
+
+
+def bad_chunking(server: Hostile, connection: socket.socket) -> None:
+    server.send(connection, b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\nnot-a-number\r\nabc\r\n")
+
+
+def endless_headers(server: Hostile, connection: socket.socket) -> None:
+    server.send(connection, b"HTTP/1.1 200 OK\r\n")
+    lines = b"x-filler: " + b"y" * 1000 + b"\r\n"
+    while not server.wait(0):
+        server.send(connection, lines * 64)
+
+
+def endless_interim_answers(server: Hostile, connection: socket.socket) -> None:
+    while not server.wait(0):
+        server.send(connection, b"HTTP/1.1 102 Processing\r\nx-filler: yyyy\r\n\r\n" * 64)
+
+
+def huge_body(server: Hostile, connection: socket.socket) -> None:
+    """100 MB, as fast as they are taken."""
+    server.send(connection, b"HTTP/1.1 200 OK\r\ncontent-length: 104857600\r\n\r\n")
+    block = b"x" * 65536
+    for _ in range(1600):
+        server.send(connection, block)
+
+
+@functools.cache
+def _bomb() -> bytes:
+    """64 MB of zeros."""
+    return gzip.compress(bytes(1 << 26), 9)
+
+
+def gzip_bomb(server: Hostile, connection: socket.socket) -> None:
+    head = f"HTTP/1.1 200 OK\r\ncontent-encoding: gzip\r\ncontent-length: {len(_bomb())}\r\n\r\n"
+    server.send(connection, head.encode() + _bomb())
+
+
+def gzip_bomb_in_transfer(server: Hostile, connection: socket.socket) -> None:
+    server.send(connection, b"HTTP/1.1 200 OK\r\ntransfer-encoding: gzip\r\nconnection: close\r\n\r\n" + _bomb())
+
+
+def answers(raw: bytes) -> Behaviour:
+    """These bytes, then the end."""
+
+    def behaviour(server: Hostile, connection: socket.socket) -> None:
+        server.send(connection, raw)
+
+    return behaviour
+
+
+def closes_instead_of_a_second_answer(server: Hostile, connection: socket.socket) -> None:
+    """Keeps the connection open after one answer, and closes it when the next request has been read."""
+    server.send(connection, b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")
+    for _ in read_requests(connection):
+        return

@@ -1,0 +1,56 @@
+"""Real sockets on loopback, and short ways to make endpoints, messages and transports."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.receiver import Certificate, Receiver, make_certificate
+from ulak import endpoint
+from ulak.address import Guard
+from ulak.http import Transport
+from ulak.model import Endpoint, Message, Settings
+
+MakeEndpoint = Callable[..., Endpoint]
+MakeMessage = Callable[..., Message]
+
+
+@pytest.fixture
+def transport() -> Iterator[Transport]:
+    """May dial loopback, which the tests need."""
+    transport = Transport(Guard(allow_internal=True))
+    yield transport
+    transport.close()
+
+
+@pytest.fixture
+def receiver() -> Iterator[Receiver]:
+    with Receiver() as receiver:
+        yield receiver
+
+
+@pytest.fixture(scope="session")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Certificate:
+    """For localhost and 127.0.0.1."""
+    folder: Path = tmp_path_factory.mktemp("tls")
+    return make_certificate(folder)
+
+
+@pytest.fixture
+def make_endpoint() -> MakeEndpoint:
+    def make(
+        url: str = "http://127.0.0.1/", settings: Settings | None = None, secrets: Any = (), **config: Any
+    ) -> Endpoint:
+        return endpoint.parse(1, "orders", 1, {"url": url, "timeout": 2, **config}, secrets, settings)
+
+    return make
+
+
+@pytest.fixture
+def make_message() -> MakeMessage:
+    def make(number: int = 1, payload: str = '{"order": 1}', **fields: Any) -> Message:
+        return Message(number, f"0190a5d2-5b9e-7000-8000-{number:012d}", fields.pop("attempt", 1), payload, **fields)
+
+    return make

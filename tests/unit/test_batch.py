@@ -1,0 +1,84 @@
+"""Several messages in one request."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from cloudevents.core.formats.json import JSONFormat
+from hypothesis import given
+from hypothesis import strategies as st
+from ulak import batch, endpoint, header, request
+from ulak.model import Message
+
+BATCHING = endpoint.parse(1, "orders", 1, {"url": "http://example.com/", "batch_size": 3})
+
+
+def messages(count: int, **fields: Any) -> list[Message]:
+    return [Message(n, f"id-{n}", 1, json.dumps({"n": n}), **fields) for n in range(count)]
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from([None, '{"a": "b"}']), st.integers(1, 60))),
+    st.integers(1, 5),
+)
+def test_grouping_keeps_every_message_its_order_and_the_limits(drawn: list[tuple[Any, int]], size: int) -> None:
+    target = endpoint.parse(1, "orders", 1, {"url": "http://example.com/", "batch_size": size})
+    sent = [Message(n, f"id-{n}", 1, "x" * length, headers) for n, (headers, length) in enumerate(drawn)]
+
+    groups = batch.group(target, sent, max_body=100)
+
+    assert [message for group in groups for message in group] == sent
+    for group in groups:
+        assert 1 <= len(group) <= size
+        assert len({message.headers for message in group}) == 1
+        assert len(group) == 1 or sum(len(message.payload) for message in group) <= 100
+
+
+def test_a_plain_batch_is_an_array_of_payloads() -> None:
+    built = request.build(BATCHING, messages(3), 0)
+
+    assert json.loads(built.body) == [{"n": 0}, {"n": 1}, {"n": 2}]
+    assert "content-type: application/json" in built.headers
+
+
+def test_a_batch_of_one_is_still_an_array_and_keeps_the_messages_id() -> None:
+    built = request.build(BATCHING, messages(1), 0)
+
+    assert json.loads(built.body) == [{"n": 0}]
+    assert "webhook-id: id-0" in built.headers
+
+
+def test_a_batch_sent_again_has_the_same_id_and_another_batch_another() -> None:
+    assert batch.request_id(messages(3)) == batch.request_id(messages(3))
+    assert batch.request_id(messages(3)) != batch.request_id(messages(2))
+
+
+def test_a_cloudevents_batch_holds_readable_events() -> None:
+    target = endpoint.parse(
+        1, "orders", 1, {"url": "http://example.com/", "batch_size": 10, "batch_format": "cloudevents"}
+    )
+
+    built = request.build(target, messages(3, created_at="2026-11-16 07:18:55+00"), 0)
+
+    headers = dict(header.split(line) for line in built.headers)
+    assert headers["content-type"] == "application/cloudevents-batch+json"
+    events = [JSONFormat().read(None, json.dumps(each)) for each in json.loads(built.body)]
+    assert [event.get_id() for event in events] == ["id-0", "id-1", "id-2"]
+    assert [event.get_data() for event in events] == [{"n": 0}, {"n": 1}, {"n": 2}]
+
+
+def test_only_a_correlation_id_that_all_share_is_sent() -> None:
+    shared = request.build(BATCHING, messages(2, correlation_id="c-1"), 0)
+    mixed = request.build(BATCHING, [messages(1)[0], messages(2, correlation_id="c-1")[1]], 0)
+
+    assert "x-correlation-id: c-1" in shared.headers
+    assert not any("x-correlation-id" in str(line) for line in mixed.headers)
+
+
+def test_the_attempt_of_a_batch_is_its_most_tried_messages() -> None:
+    first, second = messages(2)
+
+    built = request.build(BATCHING, [first, second._replace(attempt=4)], 0)
+
+    assert "ulak-attempt: 4" in built.headers

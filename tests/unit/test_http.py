@@ -1,0 +1,360 @@
+"""The transport against real receivers on loopback."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from support import hostile
+from support.hostile import Hostile
+from support.receiver import Answer, Received, Receiver
+from ulak.address import Guard
+from ulak.http import Transport
+from ulak.model import Finished, Profile, Request
+
+
+def exchange(transport: Transport, requests: Sequence[Request], seconds: float = 10) -> list[Finished]:
+    """Starts them all and steps until all have ended."""
+    for each in requests:
+        transport.start(each)
+    finished: list[Finished] = []
+    deadline = time.monotonic() + seconds
+    while len(finished) < len(requests):
+        finished += transport.step(0.1)
+        assert time.monotonic() < deadline, f"{len(finished)} of {len(requests)} ended"
+    assert transport.in_flight == 0
+    return finished
+
+
+def post(url: str, body: bytes = b"{}", headers: Sequence[str] = (), tag: object = None, **profile: Any) -> Request:
+    return Request(Profile(url, **{"timeout": 2, **profile}), ["expect:", *headers], body, tag)
+
+
+def test_a_request_arrives_as_it_was_built(transport: Transport, receiver: Receiver) -> None:
+    (finished,) = exchange(transport, [post(receiver.url, b'{"a": 1}', ["x-test: yes", "content-type: text/x"])])
+
+    (got,) = receiver.requests
+    assert (finished.status, finished.kind, finished.error) == (200, None, None)
+    assert (got.method, got.path, got.body) == ("POST", "/hook", b'{"a": 1}')
+    assert got.headers == {
+        "host": f"127.0.0.1:{receiver.port}",
+        "accept": "*/*",
+        "x-test": "yes",
+        "content-type": "text/x",
+        "content-length": "8",
+    }
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "PATCH", "DELETE"])
+def test_every_method_sends_the_body(transport: Transport, receiver: Receiver, method: str) -> None:
+    exchange(transport, [post(receiver.url, b"{}", method=method)])
+
+    assert (receiver.requests[0].method, receiver.requests[0].body) == (method, b"{}")
+
+
+@pytest.mark.parametrize("size", [0, 1, 70_000, 3_000_000])
+def test_bodies_of_every_size_arrive_whole(transport: Transport, receiver: Receiver, size: int) -> None:
+    exchange(transport, [post(receiver.url, b"x" * size)])
+
+    assert len(receiver.requests[0].body) == size
+
+
+def test_many_exchanges_each_come_back_once_over_few_connections(transport: Transport, receiver: Receiver) -> None:
+    profile = Profile(receiver.url)
+    finished = []
+    for start in range(0, 500, 20):
+        batch = [Request(profile, ["expect:"], b"%d" % number, number) for number in range(start, start + 20)]
+        finished += exchange(transport, batch)
+
+    assert sorted(each.request.tag for each in finished) == list(range(500))  # type: ignore[type-var]
+    assert sorted(int(each.body) for each in receiver.requests) == list(range(500))
+    assert receiver.connections <= 20
+
+
+def test_one_handle_serves_different_receivers_without_a_trace_of_the_last(receiver: Receiver) -> None:
+    transport = Transport(Guard(allow_internal=True), max_connections=1)
+    with Receiver() as other:
+        first = post(receiver.url, b"1", ["x-first: 1"], method="PUT")
+        exchange(transport, [first])
+        exchange(transport, [post(other.url, b"2")])
+    transport.close()
+
+    (got,) = other.requests
+    assert (got.method, got.body, "x-first" in got.headers) == ("POST", b"2", False)
+
+
+def test_light_traffic_to_many_receivers_keeps_their_connections(transport: Transport) -> None:
+    receivers = [Receiver() for _ in range(8)]
+    for _ in range(3):
+        for each in receivers:
+            exchange(transport, [post(each.url)])
+
+    assert [each.connections for each in receivers] == [1] * 8
+    for each in receivers:
+        each.close()
+
+
+def test_a_path_is_sent_as_it_is_written(transport: Transport, receiver: Receiver) -> None:
+    exchange(transport, [post(receiver.origin + "/a/../b/./c?d=/../e")])
+
+    assert receiver.requests[0].path == "/a/../b/./c?d=/../e"
+
+
+def test_a_redirect_is_not_followed(transport: Transport, receiver: Receiver) -> None:
+    receiver.answer = Answer(302, {"location": "http://169.254.169.254/latest/meta-data"})
+
+    (finished,) = exchange(transport, [post(receiver.url)])
+
+    assert (finished.status, len(receiver.requests)) == (302, 1)
+
+
+def test_a_reused_connection_that_was_closed_unseen_is_replaced_at_once(transport: Transport) -> None:
+    with Hostile(hostile.closes_instead_of_a_second_answer) as server:
+        statuses = [exchange(transport, [post(server.url)])[0].status for _ in range(3)]
+
+        assert statuses == [200, 200, 200]
+        assert server.connections == 3
+
+
+def test_a_receiver_that_restarts_gets_the_next_message(transport: Transport) -> None:
+    profile_url = ""
+    with Receiver() as first:
+        profile_url = first.url
+        exchange(transport, [post(first.url)])
+
+    (finished,) = exchange(transport, [post(profile_url)])
+
+    assert finished.kind == "connect"
+    with Receiver() as second:
+        assert exchange(transport, [post(second.url)])[0].status == 200
+
+
+def test_no_proxy_is_taken_from_the_environment(
+    transport: Transport, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+
+    assert exchange(transport, [post(receiver.url)])[0].status == 200
+
+
+def test_a_configured_proxy_gets_the_request_and_its_own_credentials(make_endpoint: Any, transport: Transport) -> None:
+    with Receiver() as proxy:
+        config = {"url": proxy.origin, "username": "ada", "password": "lovelace"}
+        profile = make_endpoint("http://hook.invalid/path", proxy=config).profile
+
+        (finished,) = exchange(transport, [Request(profile, ["expect:"], b"{}")])
+
+        (got,) = proxy.requests
+        assert finished.status == 200
+        assert got.path == "http://hook.invalid/path"
+        assert got.headers["proxy-authorization"] == "Basic YWRhOmxvdmVsYWNl"
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://127.0.0.1:{port}/",
+        "http://localhost:{port}/",
+        "http://[::1]:{port}/",
+        "http://2130706433:{port}/",
+        "http://0x7f.1:{port}/",
+        "http://[::ffff:127.0.0.1]:{port}/",
+    ],
+)
+def test_an_internal_address_is_not_dialled_however_it_is_written(receiver: Receiver, url: str) -> None:
+    transport = Transport(Guard())
+
+    (finished,) = exchange(transport, [post(url.format(port=receiver.port))])
+
+    assert finished.kind == "blocked"
+    assert finished.error is not None
+    assert "is blocked (" in finished.error
+    assert receiver.connections == 0
+    transport.close()
+
+
+def test_a_blocked_proxy_is_not_dialled_either(make_endpoint: Any, receiver: Receiver) -> None:
+    transport = Transport(Guard())
+    profile = make_endpoint("http://example.com/", proxy={"url": receiver.origin}).profile
+
+    (finished,) = exchange(transport, [Request(profile, [], b"")])
+
+    assert (finished.kind, finished.error) == ("blocked", "address 127.0.0.1 is blocked (loopback, 127.0.0.0/8)")
+    assert receiver.connections == 0
+    transport.close()
+
+
+def test_the_allow_list_admits_what_it_names(receiver: Receiver) -> None:
+    transport = Transport(Guard(allowed=["127.0.0.1/32"]))
+
+    assert exchange(transport, [post(receiver.url)])[0].status == 200
+    assert exchange(transport, [post(receiver.url.replace("127.0.0.1", "127.0.0.2"))])[0].kind == "blocked"
+    transport.close()
+
+
+def test_a_block_is_reported_even_by_a_handle_that_has_dialled_before(receiver: Receiver) -> None:
+    transport = Transport(Guard(allowed=["127.0.0.1/32"]), max_connections=1)
+    exchange(transport, [post(receiver.url)])
+
+    assert exchange(transport, [post("http://127.0.0.2:9/")])[0].kind == "blocked"
+    transport.close()
+
+
+def test_what_is_not_captured_is_not_kept_but_for_an_excerpt(transport: Transport, receiver: Receiver) -> None:
+    receiver.answer = Answer(500, {"x-info": "y"}, b"e" * 5000)
+
+    (finished,) = exchange(transport, [post(receiver.url, keep_body=512)])
+
+    assert (finished.status, finished.body, finished.headers) == (500, b"e" * 512, ())
+
+
+def test_a_captured_answer_has_headers_body_and_timing(transport: Transport, receiver: Receiver) -> None:
+    receiver.answer = Answer(201, {"x-info": "y"}, b"hello", delay=0.05)
+
+    (finished,) = exchange(transport, [post(receiver.url, capture_response=True, keep_body=4)])
+
+    assert b"x-info: y\r\n" in finished.headers
+    assert (finished.body, finished.truncated) == (b"hell", True)
+    assert finished.seconds is not None and finished.first_byte_seconds is not None
+    assert 0.05 <= finished.first_byte_seconds <= finished.seconds < 2
+
+
+def test_one_answer_does_not_leak_into_the_next(transport: Transport, receiver: Receiver) -> None:
+    answers = iter([Answer(503, {"retry-after": "9"}, b"busy"), Answer(503)])
+    receiver.answer = lambda got: next(answers)
+    profile = Profile(receiver.url)
+
+    first, second = (exchange(transport, [Request(profile, [], b"")])[0] for _ in range(2))
+
+    assert b"retry-after: 9\r\n" in first.headers
+    assert b"retry-after: 9\r\n" not in second.headers
+    assert (first.body, second.body) == (b"busy", b"")
+
+
+def test_a_body_up_to_its_limit_leaves_the_connection_usable(transport: Transport, receiver: Receiver) -> None:
+    receiver.answer = Answer(body=b"x" * 60_000)
+
+    for _ in range(3):
+        exchange(transport, [post(receiver.url)])
+
+    assert receiver.connections == 1
+
+
+def test_a_step_ends_in_time_however_long_it_may_wait(transport: Transport) -> None:
+    with Hostile(hostile.never_answers) as server:
+        transport.start(post(server.url))
+        transport.step(0)
+        before = time.monotonic()
+
+        assert transport.step(60) == []
+
+        assert time.monotonic() - before < 0.3
+
+
+def test_a_step_with_nothing_in_flight_returns_at_once(transport: Transport) -> None:
+    before = time.monotonic()
+
+    assert transport.step(60) == []
+
+    assert time.monotonic() - before < 0.05
+
+
+def test_connections_that_receivers_close_cost_nothing_while_we_wait(transport: Transport) -> None:
+    with Receiver(Answer(close=True)) as closing, Hostile(hostile.never_answers) as silent:
+        exchange(transport, [post(closing.url, tag=number) for number in range(20)])
+        transport.start(post(silent.url, timeout=5))
+        transport.step(0.1)
+        steps, until, used = 0, time.monotonic() + 0.5, time.process_time()
+        while time.monotonic() < until:
+            transport.step(0.1)
+            steps += 1
+
+    assert steps < 40
+    assert time.process_time() - used < 0.2
+
+
+def test_a_request_that_cannot_be_made_fails_alone(transport: Transport, receiver: Receiver) -> None:
+    broken = Request(Profile("http://exämple.com/"), [], b"", "broken")
+
+    finished = exchange(transport, [broken, post(receiver.url, tag="fine")])
+
+    results = {each.request.tag: each for each in finished}
+    assert results["broken"].kind == "config"
+    assert results["fine"].status == 200
+
+
+@pytest.mark.parametrize("url", ["file:///etc/passwd", "ftp://127.0.0.1/x", "gopher://127.0.0.1/"])
+def test_only_http_and_https_are_spoken(transport: Transport, url: str) -> None:
+    (finished,) = exchange(transport, [post(url)])
+
+    assert finished.kind is not None
+    assert (finished.status, finished.body) == (0, b"")
+
+
+def test_more_sockets_than_select_could_watch_are_served(receiver: Receiver) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard < 3000:
+        pytest.skip("the system allows too few open files")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 3000), hard))
+    used = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
+    transport = Transport(Guard(allow_internal=True))
+    before = time.monotonic()
+
+    finished = exchange(transport, [post(receiver.url) for _ in range(20)])
+
+    assert {each.status for each in finished} == {200}
+    assert time.monotonic() - before < 1
+    transport.close()
+    for fd in used:
+        os.close(fd)
+
+
+def test_the_signal_mask_is_left_as_it_was(transport: Transport, receiver: Receiver) -> None:
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGURG})
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [])
+
+    exchange(transport, [post(receiver.on("localhost"))])
+
+    assert signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGURG}) == before
+
+
+def test_handles_are_bounded_and_memory_does_not_grow_with_receivers() -> None:
+    transport = Transport(Guard(allow_internal=True), max_connections=4)
+    with Receiver() as receiver:
+        for number in range(50):
+            exchange(transport, [post(f"{receiver.origin}/{number}")])
+
+    assert len(transport._handles) <= 4
+    assert len(transport._idle) <= 5
+    transport.close()
+
+
+def test_a_slow_receivers_answers_do_not_delay_anothers(transport: Transport, receiver: Receiver) -> None:
+    def after_a_while(got: Received) -> Answer:
+        return Answer(delay=0.5)
+
+    with Receiver(after_a_while) as slow:
+        for number in range(10):
+            transport.start(post(slow.url, tag=("slow", number)))
+        for number in range(50):
+            transport.start(post(receiver.url, tag=("fast", number)))
+        order: list[Any] = []
+        while transport.in_flight:
+            order += [each.request.tag[0] for each in transport.step(0.1)]  # type: ignore[index]
+
+    assert order == ["fast"] * 50 + ["slow"] * 10
+
+
+def test_a_changed_profile_takes_effect_with_its_first_request(transport: Transport, receiver: Receiver) -> None:
+    profile = Profile(receiver.url)
+    exchange(transport, [Request(profile, [], b"1")])
+    exchange(transport, [Request(replace(profile, method="PUT"), [], b"2")])
+
+    assert [each.method for each in receiver.requests] == ["POST", "PUT"]

@@ -1,0 +1,60 @@
+"""What is kept of an answer."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+from ulak import response
+from ulak.model import Finished, Profile, Request
+
+REQUEST = Request(Profile("http://example.com/"), [], b"")
+
+
+def captured(*lines: bytes, **fields: Any) -> Any:
+    return json.loads(response.capture(Finished(REQUEST, 200, headers=tuple(lines), **fields)))
+
+
+def test_secret_headers_are_never_kept() -> None:
+    names = (
+        b"Authorization Cookie Set-Cookie Proxy-Authorization Webhook-Signature X-Hub-Signature X-Api-Key "
+        b"WWW-Authenticate X-Amz-Security-Token X-Refresh-Token"
+    ).split()
+
+    kept = captured(b"HTTP/1.1 200 OK\r\n", b"X-Fine: yes\r\n", *[name + b": hush\r\n" for name in names])
+
+    assert kept["headers"] == {"x-fine": "yes"}
+    assert "hush" not in json.dumps(kept)
+
+
+def test_only_the_final_answers_headers_count() -> None:
+    kept = captured(
+        b"HTTP/1.1 200 Connection established\r\n",
+        b"via: proxy\r\n",
+        b"\r\n",
+        b"HTTP/1.1 100 Continue\r\n",
+        b"\r\n",
+        b"HTTP/1.1 200 OK\r\n",
+        b"x: 1\r\n",
+        b"x: 2\r\n",
+        b"\r\n",
+    )
+
+    assert kept["headers"] == {"x": "1, 2"}
+
+
+def test_timing_is_in_milliseconds_and_a_cut_body_says_so() -> None:
+    kept = captured(body=b"abc", truncated=True, seconds=0.25, first_byte_seconds=0.125)
+
+    assert (kept["total_ms"], kept["first_byte_ms"], kept["truncated"]) == (250, 125, True)
+
+
+@given(st.binary(), st.lists(st.binary(max_size=50)))
+def test_any_bytes_become_json_that_postgresql_can_store(body: bytes, lines: list[bytes]) -> None:
+    text = response.capture(Finished(REQUEST, 200, headers=tuple(lines), body=body))
+
+    json.loads(text)
+    text.encode()
+    assert "\\u0000" not in text
