@@ -54,6 +54,7 @@ language sql
 stable
 set search_path = pg_catalog, pg_temp
 set timezone = 'UTC'
+set lock_timeout = '500ms'
 as $sql$
     with this as (
         select date_trunc('month', p_now) as month

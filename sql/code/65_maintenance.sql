@@ -102,6 +102,7 @@ create or replace function ulak._maintenance_step(
 language plpgsql
 security definer
 set search_path = pg_catalog, pg_temp
+set lock_timeout = '5s'
 as $plpgsql$
 declare
     v_batch_started_at timestamptz := clock_timestamp();

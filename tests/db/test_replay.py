@@ -1,0 +1,357 @@
+"""Archived messages can be sent again: one, or all of an endpoint and a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import psycopg
+import pytest
+from support.cluster import Cluster, Connect
+from support.finished import column, finish, shared_database, value
+from support.sessions import Running, wait_until_blocked
+
+DB = psycopg.Connection[Any]
+
+JANUARY = datetime(2030, 1, 1, tzinfo=UTC)
+FEBRUARY = datetime(2030, 2, 1, tzinfo=UTC)
+NOW = datetime(2030, 6, 1, tzinfo=UTC)
+
+
+@pytest.fixture(scope="module")
+def shared(cluster: Cluster, template: str) -> Iterator[DB]:
+    with shared_database(cluster, "test_replay", template) as connection:
+        add_endpoint(connection)
+        yield connection
+
+
+@pytest.fixture
+def alone(shared: DB) -> Iterator[DB]:
+    with shared.transaction(force_rollback=True):
+        yield shared
+
+
+def add_endpoint(db: DB, name: str = "shop") -> Any:
+    return value(db, "select ulak.create_endpoint(%s, 'pull', '{}')", name)
+
+
+def archived(db: DB, count: int = 1, *, at: datetime = JANUARY, **options: Any) -> list[int]:
+    ids = finish(db, count, at=at, **options)
+    assert value(db, "select ulak.archive_completed_messages(0, 100000, %s)", at + timedelta(days=1)) == count
+    return ids
+
+
+def replay(db: DB, archive_id: int, **options: Any) -> Any:
+    arguments = ", ".join(f"{name} => %({name})s" for name in options)
+    query = f"select ulak.replay_message(%(id)s{', ' + arguments if options else ''})"
+    return (db.execute(query, {"id": archive_id, **options}).fetchone() or [None])[0]  # type: ignore[arg-type]
+
+
+def replay_range(db: DB, start: datetime = JANUARY, end: datetime = FEBRUARY, endpoint: int = 1, **options: Any) -> Any:
+    arguments = "".join(f", {name} => %({name})s" for name in options)
+    query = f"select ulak.replay_range(%(endpoint)s, %(start)s, %(end)s{arguments})"
+    parameters = {"endpoint": endpoint, "start": start, "end": end, **options}
+    return (db.execute(query, parameters).fetchone() or [None])[0]  # type: ignore[arg-type]
+
+
+def payloads(db: DB) -> list[int]:
+    return column(db, "select (payload -> 'n')::integer from ulak.queue where status = 'pending' order by id")
+
+
+def test_a_replayed_message_is_a_new_one_with_the_old_content(alone: DB) -> None:
+    alone.execute(
+        """
+        insert into ulak.archive (
+            id, endpoint_id, message_id, status, created_at, attempts, retry_count, priority, correlation_id, generation,
+            payload, last_error, headers, metadata, response, idempotency_key, payload_hash, scheduled_at, expires_at,
+            completed_at, locked_by, lease_until, failure_history
+        )
+        values (
+            77, 1, gen_random_uuid(), 'completed', %(t)s, 3, 2, 5, gen_random_uuid(), 9,
+            '{"n": 1}', '[RETRYABLE] no', '{"x-a": "b"}', '{"c": 3}', '{"d": 4}', 'key', 'hash', %(t)s, %(t)s,
+            %(t)s, 'worker', %(t)s, '[{"attempts": 7}]'
+        )
+        """,
+        {"t": JANUARY},
+    )
+    old = value(alone, "select to_jsonb(a) from ulak.archive a where id = 77")
+
+    new_id = replay(alone, 77, p_now=NOW)
+
+    new = value(alone, "select to_jsonb(q) from ulak.queue q")
+    kept = [
+        "endpoint_id", "message_id", "priority", "correlation_id", "generation", "payload", "headers", "metadata",
+        "failure_history",
+    ]  # fmt: skip
+    assert {name: new.pop(name) for name in kept} == {name: old[name] for name in kept}
+    assert new.pop("id") == new_id
+    assert new.pop("status") == "pending"
+    assert {new.pop("attempts"), new.pop("retry_count")} == {0}
+    times = {new.pop(name) for name in ("created_at", "updated_at", "next_retry_at")}
+    assert times == {NOW.isoformat()}
+    assert set(new.values()) == {None}
+    assert {"idempotency_key", "expires_at", "scheduled_at", "last_error", "response", "lease_until"} <= set(new)
+
+
+def test_the_archive_keeps_what_is_replayed(alone: DB) -> None:
+    (id,) = archived(alone)
+
+    replay(alone, id)
+    replay(alone, id)
+
+    assert column(alone, "select id from ulak.archive") == [id]
+    assert payloads(alone) == [1, 1]
+
+
+def test_a_replay_keeps_the_message_id_unless_a_new_one_is_asked_for(alone: DB) -> None:
+    (id,) = archived(alone)
+    old = value(alone, "select message_id from ulak.archive")
+
+    same, other = replay(alone, id), replay(alone, id, p_new_message_id=True)
+
+    message_id = "select message_id from ulak.queue where id = %s"
+    assert value(alone, message_id, same) == old
+    assert value(alone, message_id, other) != old
+
+
+def test_a_failed_cycle_becomes_part_of_the_history(alone: DB) -> None:
+    alone.execute(
+        """
+        insert into ulak.archive (
+            id, endpoint_id, status, created_at, payload, attempts, retry_count, last_error, first_failed_at, failed_at,
+            failure_history
+        )
+        values (78, 1, 'failed', %(t)s, '{}', 4, 3, '[PERMANENT] no', %(t)s, %(t)s, '[{"attempts": 7}]')
+        """,
+        {"t": JANUARY},
+    )
+
+    replay(alone, 78, p_now=NOW)
+
+    first, second = value(alone, "select failure_history from ulak.queue")
+    assert first == {"attempts": 7}
+    assert (second["attempts"], second["retry_count"], second["last_error"]) == (4, 3, "[PERMANENT] no")
+    assert second["first_failed_at"] == second["failed_at"] == JANUARY.isoformat()
+    assert (second["redriven_by"], second["redriven_at"]) == ("postgres", NOW.isoformat())
+
+
+def test_a_replay_is_in_the_event_log(alone: DB) -> None:
+    (id,) = archived(alone)
+
+    new_id = replay(alone, id)
+
+    logged = "select endpoint_id, endpoint_name, message_id, detail from ulak.event_log where event = 'message.replayed'"
+    assert alone.execute(logged).fetchall() == [(1, "shop", new_id, {"archive_id": id, "new_message_id": False})]
+
+
+def test_a_message_that_is_not_archived_is_an_error_that_says_where_it_is(alone: DB) -> None:
+    alone.execute("insert into ulak.queue (id, endpoint_id, payload) values (5, 1, '{}')")
+    alone.execute("insert into ulak.queue (id, endpoint_id, payload, status) values (6, 1, '{}', 'failed')")
+    alone.execute("insert into ulak.queue (id, endpoint_id, payload, status) values (7, 1, '{}', 'completed')")
+    found = {}
+    for id in (4, 5, 6, 7):
+        with pytest.raises(psycopg.errors.NoDataFound) as caught, alone.transaction():
+            replay(alone, id)
+        found[id] = (caught.value.diag.message_detail, caught.value.diag.message_hint)
+
+    assert "no such message" in (found[4][0] or "")
+    assert "in the queue, pending" in (found[5][0] or "")
+    assert "redrive_message" in (found[6][1] or "")
+    assert found[7][1] == "select ulak.archive_completed_messages(0);"
+    assert all(hint for _, hint in found.values())
+
+
+def test_messages_of_a_dropped_endpoint_cannot_be_replayed(alone: DB) -> None:
+    gone = add_endpoint(alone, "gone")
+    (id,) = archived(alone, endpoint_id=gone)
+    alone.execute("select ulak.drop_endpoint('gone')")
+
+    for call in (lambda: replay(alone, id), lambda: replay_range(alone, endpoint=gone)):
+        with pytest.raises(psycopg.errors.UndefinedObject, match="does not exist"), alone.transaction():
+            call()
+
+    assert payloads(alone) == []
+
+
+def test_a_range_is_called_as_users_know_it(alone: DB) -> None:
+    archived(alone, 2)
+    archived(alone, 3, status="failed")
+
+    named = """
+        select ulak.replay_range(
+            p_endpoint_id := 1, p_from_ts := '2030-01-01'::timestamptz, p_to_ts := '2030-01-31'::timestamptz
+        )
+    """
+    assert value(alone, named) == 5
+    assert value(alone, "select ulak.replay_range(1, '2030-01-01', '2030-01-31', 'failed')") == 3
+
+
+def test_a_range_includes_its_start_and_not_its_end(alone: DB) -> None:
+    instant = timedelta(microseconds=1)
+    ids = [archived(alone, at=at)[0] for at in (JANUARY - instant, JANUARY, FEBRUARY - instant, FEBRUARY)]
+
+    assert replay_range(alone) == 2
+
+    logged = value(alone, "select detail from ulak.event_log where event = 'messages.replayed'")
+    assert (logged["first_archive_id"], logged["last_archive_id"]) == (ids[1], ids[2])
+
+
+def test_a_range_is_of_one_endpoint_and_of_one_status_if_given(alone: DB) -> None:
+    other = add_endpoint(alone, "other")
+    archived(alone, 1)
+    archived(alone, 2, status="expired")
+    archived(alone, 4, status="failed")
+    archived(alone, 8, endpoint_id=other)
+
+    assert replay_range(alone, p_dry_run=True) == 7
+    assert replay_range(alone, p_status="expired") == 2
+    assert column(alone, "select distinct endpoint_id from ulak.queue") == [1]
+
+
+def test_a_limit_takes_the_oldest_and_the_old_order_is_kept(alone: DB) -> None:
+    archived(alone, 20)
+
+    assert replay_range(alone, p_limit=7) == 7
+
+    assert payloads(alone) == [1, 2, 3, 4, 5, 6, 7]
+
+
+def test_a_dry_run_counts_and_changes_nothing(alone: DB) -> None:
+    archived(alone, 3)
+
+    assert replay_range(alone, p_dry_run=True) == 3
+    assert replay_range(alone, p_dry_run=True, p_limit=2) == 2
+
+    assert payloads(alone) == []
+    assert value(alone, "select count(*) from ulak.event_log where event = 'messages.replayed'") == 0
+
+
+def test_a_range_is_logged_once(alone: DB) -> None:
+    archived(alone, 3)
+
+    replay_range(alone, p_status="completed", p_new_message_id=True)
+    replay_range(alone, p_status="failed")
+
+    events = "select endpoint_name, detail from ulak.event_log where event = 'messages.replayed'"
+    ((name, detail),) = alone.execute(events).fetchall()
+    assert (name, detail["messages"], detail["status"], detail["new_message_id"]) == ("shop", 3, "completed", True)
+    assert detail["last_id"] - detail["first_id"] == 2
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"start": FEBRUARY, "end": JANUARY},
+        {"start": JANUARY, "end": JANUARY},
+        {"p_status": "pending"},
+        {"p_status": "done"},
+        {"p_limit": 0},
+        {"p_limit": -1},
+    ],
+    ids=str,
+)
+def test_a_nonsensical_range_is_refused(alone: DB, options: dict[str, Any]) -> None:
+    with pytest.raises(psycopg.errors.InvalidParameterValue), alone.transaction():
+        replay_range(alone, **options)
+
+
+def test_a_range_without_an_end_is_refused(alone: DB) -> None:
+    with pytest.raises(psycopg.errors.NullValueNotAllowed), alone.transaction():
+        alone.execute("select ulak.replay_range(1, null, '2030-01-01')")
+
+
+def test_a_replay_that_would_overflow_the_queue_is_refused_as_a_whole(db: DB) -> None:
+    # A database of its own: that the queue is full is remembered for a second, also after a rollback.
+    add_endpoint(db)
+    archived(db, 11)
+    db.execute("select ulak.configure('max_queue_size', '10')")
+
+    with pytest.raises(psycopg.errors.ConfigurationLimitExceeded):
+        replay_range(db)
+
+    assert payloads(db) == []
+    assert replay_range(db, p_limit=10) == 10
+    with pytest.raises(psycopg.errors.ConfigurationLimitExceeded):
+        replay_range(db, p_limit=1)
+
+
+def test_a_replay_of_one_month_reads_one_partition(alone: DB) -> None:
+    alone.execute("select ulak.maintain_archive_partitions(9, %s)", [JANUARY])
+    for number in range(1, 11):
+        archived(alone, 20, at=datetime(2030, number, 5, tzinfo=UTC))
+    scans = """
+        select relname::text, coalesce(seq_scan, 0) + coalesce(idx_scan, 0)
+        from pg_stat_xact_all_tables where schemaname = 'ulak' and relname ~ '^archive_'
+    """
+    before = dict(alone.execute(scans).fetchall())
+
+    assert replay_range(alone, datetime(2030, 4, 1, tzinfo=UTC), datetime(2030, 5, 1, tzinfo=UTC)) == 20
+
+    after = dict(alone.execute(scans).fetchall())
+    assert [name for name in sorted(after) if after[name] > before.get(name, 0)] == ["archive_2030_04"]
+
+
+def test_replayed_messages_of_a_key_go_one_by_one_behind_those_that_wait(alone: DB) -> None:
+    archived(alone, 2, ordering_key="k")
+    alone.execute("select ulak.send('shop', '{\"n\": 0}', p_ordering_key => 'k')")
+
+    assert replay_range(alone) == 2
+
+    delivered = []
+    while claim := alone.execute("select id, attempt, payload from ulak.claim('w', 10, 'shop')").fetchall():
+        ((id, attempt, payload),) = claim
+        delivered.append(payload["n"])
+        alone.execute("select ulak.complete(%s, 'w', %s)", [id, attempt])
+    assert delivered == [0, 1, 2]
+
+
+def test_a_replayed_head_of_a_key_is_due_at_once(alone: DB) -> None:
+    (id,) = archived(alone, ordering_key="k")
+
+    new_id = replay(alone, id)
+
+    assert column(alone, "select id from ulak.claim('w', 10, 'shop')") == [new_id]
+
+
+def test_more_keys_than_the_lock_table_has_room_for_are_refused(alone: DB) -> None:
+    alone.execute(
+        """
+        insert into ulak.archive (id, endpoint_id, status, created_at, payload, ordering_key)
+        select n, 1, 'completed', %s, '{}', 'key ' || n from generate_series(1, 1700) n
+        """,
+        [JANUARY],
+    )
+
+    with pytest.raises(psycopg.errors.ProgramLimitExceeded), alone.transaction():
+        replay_range(alone)
+
+    assert replay_range(alone, p_limit=100) == 100
+
+
+def test_a_replay_waits_for_a_sender_of_the_same_key(db: DB, connect: Connect) -> None:
+    """Otherwise the sender's message, with the lower id, could be committed after the replayed one was delivered."""
+    add_endpoint(db)
+    (id,) = archived(db, ordering_key="k")
+    sender, operator = connect(autocommit=False), connect()
+    sent = value(sender, "select ulak.send('shop', '{}', p_ordering_key => 'k')")
+
+    waiting = Running(lambda: replay(operator, id))
+    wait_until_blocked(operator, db)
+    sender.commit()
+
+    assert waiting.result() > sent
+    assert column(db, "select id from ulak.claim('w', 10, 'shop')") == [sent]
+
+
+def test_an_endpoint_cannot_be_dropped_under_a_replay(db: DB, connect: Connect) -> None:
+    add_endpoint(db)
+    (id,) = archived(db)
+    operator = connect(autocommit=False)
+    replay(operator, id)
+
+    with pytest.raises(psycopg.Error, match="shop"):
+        db.execute("select ulak.drop_endpoint('shop')")
+
+    operator.commit()
+    assert value(db, "select count(*) from ulak.endpoints") == 1

@@ -1,0 +1,71 @@
+"""Messages that are done, made in bulk: what the archive's tests and benches begin with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from typing import Any
+
+import psycopg
+
+from support.cluster import Cluster
+
+DB = psycopg.Connection[Any]
+
+
+@contextmanager
+def shared_database(cluster: Cluster, name: str, template: str) -> Iterator[DB]:
+    """One database for the tests of a module that need no second session: each rolls back what it did."""
+    cluster.create_database(name, template)
+    with cluster.connect(name) as connection:
+        yield connection
+    cluster.drop_database(name)
+
+
+def value(db: DB, query: str, *parameters: Any) -> Any:
+    """The first column of the first row."""
+    row = db.execute(query, parameters).fetchone()  # type: ignore[arg-type]
+    return None if row is None else row[0]
+
+
+def column(db: DB, query: str, *parameters: Any) -> list[Any]:
+    return [row[0] for row in db.execute(query, parameters).fetchall()]  # type: ignore[arg-type]
+
+
+def finish(
+    db: DB,
+    count: int = 1,
+    *,
+    at: datetime,
+    created_at: datetime | None = None,
+    status: str = "completed",
+    endpoint_id: int = 1,
+    ordering_key: str | None = None,
+    payload_bytes: int = 0,
+) -> list[int]:
+    """Messages in ulak.queue that ended at a time, a millisecond apart; their ids."""
+    return column(
+        db,
+        """
+        insert into ulak.queue (endpoint_id, status, attempts, created_at, updated_at, completed_at, ordering_key, payload)
+        select
+            %s,
+            %s,
+            1,
+            %s,
+            at,
+            at,
+            %s,
+            jsonb_build_object('n', n, 'text', repeat('x', %s))
+        from generate_series(1, %s) n, lateral (select %s::timestamptz + (n - 1) * interval '1 ms') t (at)
+        returning id
+        """,
+        endpoint_id,
+        status,
+        created_at or at,
+        ordering_key,
+        payload_bytes,
+        count,
+        at,
+    )
