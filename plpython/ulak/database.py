@@ -8,8 +8,10 @@ from typing import Any
 
 import plpy
 
+from ulak import options
 from ulak.model import Message
 from ulak.port import Claimed, EndpointConfig, Outcomes, Tidings
+from ulak.worker import Worker
 
 
 class Database:
@@ -19,18 +21,23 @@ class Database:
         self._slot = slot
         self._worker = worker
         self._plans: dict[str, plpy.PLyPlan] = {}
+        self._began = False
 
     def _call(self, query: str, types: Sequence[str] = (), arguments: Sequence[Any] = ()) -> plpy.PLyResult:
         plan = self._plans.get(query)
         if plan is None:
             plan = self._plans[query] = plpy.prepare(query, types)
+        self._began = True
         return plpy.execute(plan, arguments)
 
     def commit(self) -> None:
-        plpy.commit()
+        if self._began:
+            plpy.commit()
+            self._began = False
 
     def rollback(self) -> None:
         plpy.rollback()
+        self._began = False
 
     def last_sent(self) -> int:
         return int(self._call("select last_value from ulak.queue_id_seq")[0]["last_value"])
@@ -118,3 +125,29 @@ class Database:
 
     def become_poller(self) -> bool:
         return bool(self._call("select ulak._become_poller() as won")[0]["won"])
+
+
+def run(slot: int | None, seconds: float | None, stamp: str) -> None:
+    """The body of ulak.run_worker(): takes a slot, works, and gives back what it can if it is cancelled."""
+    taken = plpy.execute(
+        plpy.prepare("select slot, name, settings, version, seconds from ulak._take_worker_slot($1, $2)", ("int", "float8")),
+        (slot, seconds),
+    )
+    plpy.commit()
+    if not len(taken):
+        plpy.notice("another session runs this worker slot")
+        return
+    row = taken[0]
+    settings = json.loads(row["settings"])
+    database = Database(row["slot"], row["name"])
+    worker = Worker(database, options.parse(settings, row["version"]), settings, stamp, row["seconds"])
+    try:
+        worker.run()
+    except plpy.SPIError as error:
+        # A cancel is the one error after which the session goes on as if nothing had been: what is held can go back.
+        if error.sqlstate == "57014":
+            database.rollback()
+            worker.give_back()
+        raise
+    plpy.execute(plpy.prepare("select ulak._leave_worker_slot($1)", ("int",)), (row["slot"],))
+    plpy.commit()

@@ -6,6 +6,8 @@ from __future__ import annotations
 BUSY_SECONDS = 3.0
 # How long a message that was sent but not yet seen is looked for: its sender may not have committed.
 EXPECT_SECONDS = 0.1
+# The longest time between two looks, whatever the settings say: each one also notices a cancel or a shutdown.
+LONGEST = 0.1
 # What the wait grows by from one idle look to the next.
 GROWTH = 1.25
 
@@ -19,7 +21,7 @@ class Pace:
         # Only one worker of a fleet looks at the busy pace: one is enough to notice.
         self.is_poller = True
         # The last claim was filled: there are more where these came from.
-        self.more = True
+        self.more = False
         self._wait = busy
         self._last_sent = -1
         self._expected = -1
@@ -48,7 +50,7 @@ class Pace:
             self._wait = self.busy
         else:
             self._wait = min(self.idle, self._wait * GROWTH)
-        self._next_look = now + min(self._wait, self.idle)
+        self._next_look = now + min(self._wait, LONGEST)
 
     def claimed(self, now: float, asked: int, ids: list[int]) -> None:
         """After a claim that asked for so many messages and got these."""

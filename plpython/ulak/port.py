@@ -25,7 +25,8 @@ class EndpointConfig(NamedTuple):
 class Tidings(NamedTuple):
     """What a worker is told when it reports."""
 
-    leave: bool
+    # "stop": leave at once; "restart": leave in good order, another run will follow; None: go on.
+    leave: str | None
     settings: Mapping[str, str]
 
 

@@ -38,7 +38,9 @@ begin
                 'run_maintenance', '_is_adopted', '_maintenance_step',
                 -- What the worker and the maintenance in the database are made of.
                 '_load_python', '_python_source', '_python_stamp',
-                '_claim', '_settle_many', '_release_many', '_heartbeat_many', '_endpoint_configs'
+                '_claim', '_settle_many', '_release_many', '_heartbeat_many', '_endpoint_configs',
+                'run_worker', '_take_worker_slot', '_leave_worker_slot', '_worker_settings', '_worker_report',
+                '_blocked_endpoints', '_sweep', '_become_poller'
             ])
     loop
         select n into v_unknown
@@ -83,3 +85,6 @@ to ulak_admin, ulak_monitor;
 grant select on ulak.maintenance_status to ulak_worker;
 
 grant select on ulak.settings, ulak.endpoint_list to ulak_application;
+
+-- Whether anybody has sent lately; a look of the worker.
+grant select on ulak.queue_id_seq to ulak_worker;

@@ -1,0 +1,42 @@
+"""The settings that the worker lives by, parsed from what the database tells."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ulak.address import Guard
+from ulak.model import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    concurrency: int
+    batch_size: int
+    poll_interval: float
+    poll_interval_busy: float
+    lease: float
+    guard: Guard
+    endpoint: Settings
+
+
+def parse(settings: Mapping[str, str], version: str) -> Options:
+    return Options(
+        concurrency=int(settings["worker_concurrency"]),
+        batch_size=int(settings["batch_size"]),
+        poll_interval=int(settings["poll_interval"]) / 1000,
+        poll_interval_busy=int(settings["poll_interval_busy"]) / 1000,
+        lease=float(settings["lease_seconds"]),
+        guard=Guard(
+            allow_internal=settings["http_allow_internal_urls"] == "true",
+            allowed=settings["http_allowed_networks"].split(","),
+        ),
+        endpoint=Settings(
+            http_timeout=float(settings["http_timeout"]),
+            http_connect_timeout=float(settings["http_connect_timeout"]),
+            capture_response=settings["capture_response"] == "true",
+            response_body_max_size=int(settings["response_body_max_size"]),
+            cloudevents_source=settings["cloudevents_source"],
+            user_agent=f"ulak/{version}",
+        ),
+    )
