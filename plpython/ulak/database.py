@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import plpy
 
-from ulak import options
-from ulak.model import Message
+from ulak import endpoint, options, verdict
+from ulak import ping as pinging
+from ulak.http import Transport
+from ulak.model import ConfigError, Message, Outcome
 from ulak.port import Claimed, EndpointConfig, Outcomes, Tidings
 from ulak.worker import Worker
 
@@ -130,7 +133,9 @@ class Database:
 def run(slot: int | None, seconds: float | None, stamp: str) -> None:
     """The body of ulak.run_worker(): takes a slot, works, and gives back what it can if it is cancelled."""
     taken = plpy.execute(
-        plpy.prepare("select slot, name, settings, version, seconds from ulak._take_worker_slot($1, $2)", ("int", "float8")),
+        plpy.prepare(
+            "select slot, name, settings, version, seconds from ulak._take_worker_slot($1, $2)", ("int", "float8")
+        ),
         (slot, seconds),
     )
     plpy.commit()
@@ -151,3 +156,30 @@ def run(slot: int | None, seconds: float | None, stamp: str) -> None:
         raise
     plpy.execute(plpy.prepare("select ulak._leave_worker_slot($1)", ("int",)), (row["slot"],))
     plpy.commit()
+
+
+def ping(endpoint_id: int) -> str:
+    """The body of ulak._ping(): the outcome of one test request as JSON."""
+    database = Database(0, "ping")
+    row = plpy.execute(
+        "select ulak._worker_settings() as settings, extversion from pg_extension where extname = 'ulak'"
+    )[0]
+    chosen = options.parse(json.loads(row["settings"]), row["extversion"])
+    config = database.endpoint_configs([endpoint_id])[0]
+    start = time.monotonic()
+    try:
+        parsed = endpoint.parse(
+            config.id, config.name, config.config_version, config.config, config.signing_secrets, chosen.endpoint
+        )
+        outcome = pinging.ping(parsed, Transport(chosen.guard), lambda: plpy.execute("select 1"))
+    except ConfigError as error:
+        outcome = Outcome(f"{verdict.PERMANENT} config: {error}")
+    return json.dumps(
+        {
+            "outcome": "delivered" if outcome.error is None else "failed",
+            "status": outcome.status or None,
+            "milliseconds": round((time.monotonic() - start) * 1000, 3),
+            "error": outcome.error,
+            "response": json.loads(outcome.response) if outcome.response else None,
+        }
+    )

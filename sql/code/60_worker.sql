@@ -206,3 +206,46 @@ set search_path = pg_catalog, pg_temp
 as $sql$
     select pg_try_advisory_lock(hashtext('ulak_poller'), 0)
 $sql$;
+
+create or replace function ulak._ping(p_endpoint_id bigint)
+returns text
+language plpython3u
+as $python$
+    plpy.execute("select ulak._load_python()")
+    from ulak import database
+
+    return database.ping(p_endpoint_id)
+$python$;
+
+create or replace function ulak.ping(p_endpoint text)
+returns table (outcome text, status integer, milliseconds double precision, error text, response jsonb)
+language plpgsql
+security definer
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+declare
+    v_endpoint ulak.endpoints;
+begin
+    select e.* into v_endpoint
+    from ulak.endpoints e
+    where e.name = p_endpoint;
+    if not found then
+        perform ulak._raise_unknown_endpoint(p_endpoint);
+    elsif v_endpoint.protocol <> 'http' then
+        raise exception 'endpoint "%" is not an http endpoint', p_endpoint
+            using errcode = '22023', detail = format('Its protocol is %s.', v_endpoint.protocol);
+    end if;
+    return query
+    select a.outcome, a.status, a.milliseconds, a.error, a.response
+    from jsonb_to_record(ulak._ping(v_endpoint.id)::jsonb) a(
+        outcome text,
+        status integer,
+        milliseconds double precision,
+        error text,
+        response jsonb
+    );
+end
+$plpgsql$;
+
+comment on function ulak.ping(text) is
+    'sends one signed test request to an endpoint now and returns its outcome; neither queue nor circuit breaker notice';

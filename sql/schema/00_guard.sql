@@ -30,7 +30,8 @@ begin
     foreach v_role in array array['ulak_admin', 'ulak_application', 'ulak_monitor', 'ulak_worker'] loop
         begin
             if to_regrole(v_role) is null then
-                execute format('create role %I nologin', v_role);
+                -- pg_cron logs in as the role that a job runs as. Without a password it gets in only where pg_hba.conf says so.
+                execute format('create role %I %s', v_role, case when v_role = 'ulak_worker' then 'login' else 'nologin' end);
             end if;
         exception
             when duplicate_object or unique_violation then
