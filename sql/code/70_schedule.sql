@@ -239,6 +239,15 @@ begin
         return query values ('pg_cron', 'problem', format('version %s is older than 1.4', v_version), 'Upgrade pg_cron.');
         return;
     end if;
+    if not exists (select from pg_stat_activity a where a.backend_type = 'pg_cron launcher') then
+        return query values (
+            'pg_cron',
+            'problem',
+            'its scheduler is not running',
+            'Look for "pg_cron" in the server''s log; it starts with the server, and stops when its database is dropped.'
+        );
+        return;
+    end if;
     return query values ('pg_cron', 'ok', coalesce('version ' || v_version, format('in database "%s"', v_home)), null::text);
 
     if not v_libpq and string_to_array(coalesce(v_version, '1.4'), '.')::integer[] < array[1, 5] then
