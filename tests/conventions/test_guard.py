@@ -42,14 +42,22 @@ def test_it_is_refused_to_anybody_but_a_superuser(cluster: Cluster, template: st
         session.execute("create extension ulak")
 
 
-def test_its_roles_can_neither_log_in_nor_do_anything_else(db: DB) -> None:
+def test_only_the_role_of_the_worker_can_log_in_and_none_has_other_powers(db: DB) -> None:
+    """pg_cron connects as ulak_worker."""
     query = """
-        select rolname from pg_roles
+        select rolname, rolcanlogin, rolpassword is not null,
+            rolsuper or rolcreaterole or rolcreatedb or rolreplication or rolbypassrls
+        from pg_authid
         where rolname = any (%s)
-            and not (rolcanlogin or rolsuper or rolcreaterole or rolcreatedb or rolreplication or rolbypassrls)
+        order by 1
     """
 
-    assert sorted(name for (name,) in db.execute(query, [list(ROLES)])) == sorted(ROLES)
+    assert db.execute(query, [list(ROLES)]).fetchall() == [
+        ("ulak_admin", False, False, False),
+        ("ulak_application", False, False, False),
+        ("ulak_monitor", False, False, False),
+        ("ulak_worker", True, False, False),
+    ]
 
 
 def test_a_failed_command_of_the_harness_is_an_error(cluster: Cluster) -> None:
