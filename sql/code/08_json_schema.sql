@@ -42,7 +42,7 @@ begin
     then
         return array['', 'must be of type ' || ulak._json_list(p_schema -> 'type', ' or '), null];
     elsif p_schema ? 'const' and p_value <> p_schema -> 'const' then
-        return array['', 'must be ' || (p_schema ->> 'const'), null];
+        return array['', 'must be ' || (p_schema -> 'const')::text, null];
     elsif p_schema ? 'enum' and not ulak._json_has_element(p_schema -> 'enum', p_value) then
         return array['', 'must be one of ' || ulak._json_list(p_schema -> 'enum', ', '), null];
     elsif v_type = 'object' then
@@ -206,7 +206,7 @@ immutable
 set search_path = pg_catalog, pg_temp
 as $sql$
     select case jsonb_typeof(p_values)
-        when 'array' then (select string_agg(v #>> '{}', p_separator) from jsonb_array_elements(p_values) as v)
+        when 'array' then (select string_agg(coalesce(v #>> '{}', 'null'), p_separator) from jsonb_array_elements(p_values) as v)
         else p_values #>> '{}'
     end
 $sql$;

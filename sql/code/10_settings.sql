@@ -193,7 +193,7 @@ begin
             v_value := regexp_replace(v_value, '\s+', '', 'g');
             v_valid := ulak._are_networks(v_value);
         else
-            v_valid := v_value ~ '^[\x21-\x7e]{1,2048}$';
+            v_valid := v_value ~ '^[\x21-\x7e]+$' and length(v_value) <= 2048;
     end case;
     if not v_valid then
         raise exception 'invalid value for setting %', p_name

@@ -172,11 +172,16 @@ begin
         raise exception 'the predicate has a variable'
             using errcode = '22023', hint = 'Write the value itself, such as $.total > 100.';
     end if;
-    perform jsonb_path_match_tz('{}', p_predicate);
-exception
-    when sqlstate '22038' then
-        raise exception 'the predicate is a path, not a condition'
-            using errcode = '22023', hint = 'Such as $.total > 100, $.active == true or exists($.items[*] ? (@.price > 10)).';
+    -- A condition is true, false or unknown, whatever it is applied to. A path fails where there is nothing.
+    begin
+        perform jsonb_path_match_tz('{}', p_predicate);
+    exception
+        when data_exception then
+            raise exception 'the predicate is a path, not a condition'
+                using
+                    errcode = '22023',
+                    hint = 'Such as $.total > 100, $.active == true or exists($.items[*] ? (@.price > 10)).';
+    end;
 end
 $plpgsql$;
 

@@ -1,0 +1,273 @@
+"""Publishing: who gets an event, what a schema refuses, and that it is all or nothing."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import psycopg
+import pytest
+from support.cluster import Connect
+from support.errors import refused
+
+DB = psycopg.Connection[Any]
+
+ORDER = {
+    "type": "object",
+    "required": ["id"],
+    "properties": {
+        "id": {"type": "integer"},
+        "items": {"type": "array", "items": {"properties": {"price": {"minimum": 0}}}},
+    },
+}
+
+
+@pytest.fixture(autouse=True)
+def world(db: DB) -> None:
+    for name in ("a", "b", "c"):
+        db.execute("select ulak.create_endpoint(%s, 'pull', '{}')", [name])
+    db.execute("select ulak.create_event_type('free')")
+    db.execute("select ulak.create_event_type('order', null, %s)", [json.dumps(ORDER)])
+
+
+def publish(db: DB, event_type: str, payload: Any) -> Any:
+    row = db.execute("select ulak.publish(%s, %s)", [event_type, json.dumps(payload)]).fetchone()
+    assert row is not None
+    return row[0]
+
+
+def publish_batch(db: DB, *events: tuple[str, Any]) -> Any:
+    batch = [{"event_type": event_type, "payload": payload} for event_type, payload in events]
+    row = db.execute("select ulak.publish_batch(%s)", [json.dumps(batch)]).fetchone()
+    assert row is not None
+    return row[0]
+
+
+def queued(db: DB) -> list[tuple[str, Any]]:
+    query = "select e.name, q.payload from ulak.queue q join ulak.endpoints e on e.id = q.endpoint_id order by q.id"
+    return db.execute(query).fetchall()
+
+
+def test_an_event_reaches_every_endpoint_that_subscribed(db: DB) -> None:
+    db.execute("select ulak.subscribe('free', name) from unnest('{a,c}'::text[]) name")
+
+    assert publish(db, "free", {"n": 1}) == 2
+
+    assert queued(db) == [("a", {"n": 1}), ("c", {"n": 1})]
+
+
+def test_an_event_without_subscribers_queues_nothing(db: DB) -> None:
+    db.execute("select ulak.subscribe('order', 'a')")
+
+    assert publish(db, "free", {}) == 0
+    assert publish_batch(db, ("free", {}), ("free", {})) == 0
+    assert publish_batch(db) == 0
+
+    assert queued(db) == []
+
+
+def test_a_filter_lets_through_what_contains_it(db: DB) -> None:
+    db.execute("""select ulak.subscribe('free', 'a', '{"region": "eu", "tags": ["x"]}')""")
+
+    assert publish(db, "free", {"region": "eu", "tags": ["y", "x"], "n": 1}) == 1
+    assert publish(db, "free", {"region": "us", "tags": ["x"]}) == 0
+    assert publish(db, "free", {"region": "eu"}) == 0
+    assert publish(db, "free", [1, 2]) == 0
+
+
+def test_a_predicate_lets_through_what_makes_it_true(db: DB) -> None:
+    db.execute("select ulak.subscribe('free', 'a', null, '$.total > 100 && exists($.items[*] ? (@.price > 10))')")
+
+    assert publish(db, "free", {"total": 101, "items": [{"price": 1}, {"price": 11}]}) == 1
+    assert publish(db, "free", {"total": 101, "items": [{"price": 1}]}) == 0
+    assert publish(db, "free", {"total": 99, "items": [{"price": 11}]}) == 0
+
+
+def test_filter_and_predicate_must_both_hold(db: DB) -> None:
+    db.execute("""select ulak.subscribe('free', 'a', '{"region": "eu"}', '$.total > 100')""")
+
+    totals = [publish(db, "free", {"region": region, "total": total}) for region in ("eu", "us") for total in (101, 99)]
+
+    assert totals == [1, 0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    "predicate",
+    [
+        "$.total > 100",
+        "strict $.total > 100",
+        "strict $.missing.deeper == 1",
+        "$.total / $.zero > 1",
+        "$.total.double() > 1",
+        '$.date.datetime() < "2020-01-01T00:00:00+00".datetime()',
+        '$.date.datetime("YYYY") == 1',
+        "-$.total > 1",
+        "$.items[$.total] == 1",
+    ],
+)
+def test_a_predicate_that_fails_never_aborts_the_transaction(db: DB, predicate: str) -> None:
+    odd = {"total": "not a number", "zero": 0, "date": "nonsense"}
+    even = {"total": 7, "zero": 0, "date": "2024-05-05"}
+    db.execute("select ulak.subscribe('free', 'a', null, %s::jsonpath)", [predicate])
+    db.execute("select ulak.subscribe('free', 'b')")
+
+    for payload in (odd, even, [], 1, None):
+        assert publish(db, "free", payload) in (1, 2)
+        assert publish_batch(db, ("free", payload)) in (1, 2)
+
+
+def test_an_endpoint_gets_an_event_once_however_many_subscriptions_match(db: DB) -> None:
+    db.execute("select ulak.subscribe('free', 'a')")
+    db.execute("""select ulak.subscribe('free', 'a', '{"x": 1}')""")
+    db.execute("select ulak.subscribe('free', 'a', null, '$.x == 1')")
+
+    assert publish(db, "free", {"x": 1}) == 1
+    assert publish_batch(db, ("free", {"x": 1}), ("free", {"x": 1})) == 2
+
+
+@pytest.mark.parametrize(
+    ("payload", "expected"),
+    [
+        ({}, "$.id is required"),
+        ({"id": "hunter2"}, "$.id must be of type integer"),
+        ({"id": 1, "items": [{"price": 1}, {}, {"price": -1}]}, "$.items[2].price must be at least 0"),
+        ([], "$ must be of type object"),
+    ],
+    ids=str,
+)
+def test_a_payload_against_its_schema_is_refused_by_its_path(db: DB, payload: Any, expected: str) -> None:
+    db.execute("select ulak.subscribe('order', 'a')")
+
+    error = refused(db, "select ulak.publish('order', %s)", json.dumps(payload))
+
+    assert error.sqlstate == "22023"
+    assert error.message_primary == f'payload of event type "order" is not valid: {expected}'
+    assert "hunter2" not in f"{error.message_detail} {error.message_hint} {error.context}"
+    assert queued(db) == []
+
+
+def test_a_payload_that_satisfies_its_schema_is_queued(db: DB) -> None:
+    db.execute("select ulak.subscribe('order', 'a')")
+
+    assert publish(db, "order", {"id": 1, "items": [{"price": 0}], "more": True}) == 1
+
+
+def test_a_missing_payload_is_refused_and_a_json_null_is_not(db: DB) -> None:
+    db.execute("select ulak.subscribe('free', 'a')")
+
+    assert refused(db, "select ulak.publish('free', null)").sqlstate == "22004"
+    assert refused(db, "select ulak.publish_batch(null)").sqlstate == "22004"
+    assert publish(db, "free", None) == 1
+    assert publish_batch(db, ("free", None)) == 1
+
+
+def test_a_batch_keeps_the_order_of_its_events(db: DB) -> None:
+    db.execute("select ulak.subscribe('free', name) from unnest('{b,a}'::text[]) name")
+    db.execute("select ulak.subscribe('order', 'c')")
+
+    assert publish_batch(db, ("free", 1), ("order", {"id": 2}), ("free", 3)) == 5
+
+    assert queued(db) == [("a", 1), ("b", 1), ("c", {"id": 2}), ("a", 3), ("b", 3)]
+
+
+@pytest.mark.parametrize(
+    ("bad", "expected"),
+    [
+        (
+            {"event_type": "order", "payload": {}},
+            'payload of event type "order" is not valid: $[1].payload.id is required',
+        ),
+        ({"event_type": "orde", "payload": {}}, 'unknown event type "orde"'),
+        ({"event_type": "ulak.message.dead", "payload": {}}, 'event type "ulak.message.dead" is reserved'),
+        ({"event_type": "free"}, "invalid events: $[1].payload is required"),
+        ({"payload": 1}, "invalid events: $[1].event_type is required"),
+        ({"event_type": 1, "payload": 1}, "invalid events: $[1].event_type must be of type string"),
+        ({"event_type": "free", "payload": 1, "priority": 2}, "invalid events: $[1].priority is not a known key"),
+        ("free", "invalid events: $[1] must be of type object"),
+        (None, "invalid events: $[1] must be of type object"),
+    ],
+    ids=str,
+)
+def test_one_bad_event_refuses_the_whole_batch(db: DB, bad: Any, expected: str) -> None:
+    db.execute("select ulak.subscribe('free', 'a')")
+    good = {"event_type": "free", "payload": 1}
+
+    error = refused(db, "select ulak.publish_batch(%s)", json.dumps([good, bad, good]))
+
+    assert error.message_primary == expected
+    assert queued(db) == []
+
+
+def test_a_batch_must_be_an_array(db: DB) -> None:
+    error = refused(db, "select ulak.publish_batch('{}')")
+
+    assert (error.sqlstate, error.message_primary) == ("22023", "invalid events: $ must be of type array")
+
+
+def test_an_application_cannot_publish_ulaks_own_events(connect: Connect) -> None:
+    application = connect("ulak_application")
+
+    assert refused(application, "select ulak.publish('ulak.message.dead', '{}')").sqlstate == "42939"
+    assert refused(application, "select ulak._publish('free', '{}')").sqlstate == "42501"
+
+
+def test_an_application_publishes_in_its_own_transaction(connect: Connect, db: DB) -> None:
+    db.execute("select ulak.subscribe('free', 'a')")
+    application = connect("ulak_application", autocommit=False)
+
+    assert publish(application, "free", 1) == 1
+    application.rollback()
+    assert queued(db) == []
+
+    assert publish_batch(application, ("free", 2)) == 1
+    application.commit()
+    assert queued(db) == [("a", 2)]
+
+
+def test_a_fan_out_that_does_not_fit_the_queue_is_refused_before_any_insert(db: DB) -> None:
+    db.execute("select ulak.subscribe('free', name) from unnest('{a,b,c}'::text[]) name")
+    db.execute("select ulak.configure('max_queue_size', '5')")
+
+    assert publish(db, "free", 1) == 3
+    assert refused(db, "select ulak.publish('free', '2')").sqlstate == "53400"
+    batch = '[{"event_type": "free", "payload": 3}, {"event_type": "free", "payload": 4}]'
+    assert refused(db, "select ulak.publish_batch(%s)", batch).sqlstate == "53400"
+
+    assert len(queued(db)) == 3
+
+
+def test_a_disabled_endpoint_holds_its_events(db: DB) -> None:
+    db.execute("select ulak.subscribe('free', 'a')")
+    db.execute("select ulak.disable_endpoint('a')")
+
+    assert publish(db, "free", 1) == 1
+
+
+def test_a_publish_is_one_insert_however_many_endpoints(db: DB) -> None:
+    db.execute("select ulak.subscribe('free', name) from unnest('{a,b,c}'::text[]) name")
+    db.execute(
+        """
+        create function count_statements() returns trigger language plpgsql as
+            'begin insert into public.statements default values; return null; end';
+        create table statements ();
+        create trigger counts after insert on ulak.queue for each statement execute function count_statements();
+        """
+    )
+
+    publish(db, "free", 1)
+    assert db.execute("select count(*) from statements").fetchone() == (1,)
+
+    publish_batch(db, *[("free", n) for n in range(10)])
+    assert db.execute("select count(*) from statements").fetchone() == (2,)
+    assert len(queued(db)) == 33
+
+
+def test_publishing_opens_no_subtransaction(db: DB) -> None:
+    """An exception block would be one; the ids of its rows would differ from the transaction's."""
+    db.execute("select ulak.subscribe('order', name, null, '$.id > 0') from unnest('{a,b}'::text[]) name")
+
+    with db.transaction():
+        publish(db, "order", {"id": 1})
+        publish_batch(db, ("order", {"id": 2}))
+        query = "select count(*), count(*) filter (where xmin::text::bigint = txid_current() % (2^32)::bigint) from ulak.queue"
+        assert db.execute(query).fetchone() == (4, 4)
