@@ -1,6 +1,6 @@
 -- Maintenance: everything that has to happen every minute, in short transactions, one run at a time.
 
--- The steps in the order in which they run. The queue's VACUUM is a job of its own, since no procedure can do it.
+-- The steps in the order in which they run, and last the queue's VACUUM, which no procedure can do.
 create or replace view ulak.maintenance_status as
 select
     s.step,
@@ -34,9 +34,30 @@ from (
         (10, 'ordering', 'every ten minutes: wakes ordering keys whose first message was deleted by hand')
 ) s (place, step, what)
 left join ulak.maintenance_runs r on r.step = s.step
-order by s.place;
+union all
+select
+    'vacuum',
+    'a job of its own: frees the place of messages that have left the queue',
+    case
+        when v.last_run is null then 'never ran'
+        when v.last_run < now() - interval '5 minutes' and v.n_dead_tup > 10000 then 'late'
+        else 'ok'
+    end,
+    v.last_run,
+    null,
+    null,
+    null,
+    null,
+    v.vacuum_count + v.autovacuum_count,
+    null,
+    null
+from (
+    select t.*, greatest(t.last_vacuum, t.last_autovacuum) as last_run
+    from pg_catalog.pg_stat_all_tables t
+    where t.relid = 'ulak.queue'::regclass
+) v;
 
-comment on view ulak.maintenance_status is 'steps of run_maintenance(): when each last ran, how long, what it did, what went wrong';
+comment on view ulak.maintenance_status is 'steps of maintenance: when each last ran, for how long, what it did, what went wrong';
 comment on column ulak.maintenance_status.step is 'name of the step';
 comment on column ulak.maintenance_status.what is 'what it does';
 comment on column ulak.maintenance_status.state is 'ok; failed: see last_error; late: no run for 5 minutes; behind: ran out of time and goes on in the next run; never ran';
@@ -68,7 +89,7 @@ begin
             using hint = 'If this cluster is to deliver them: select ulak.adopt();';
         return;
     end if;
-    foreach v_step in array array(select s.step from ulak.maintenance_status s) loop
+    foreach v_step in array array(select s.step from ulak.maintenance_status s where s.step <> 'vacuum') loop
         v_started_at := clock_timestamp();
         v_reached := '-infinity';
         -- Every step gets its turn, if only for one batch.
@@ -102,7 +123,7 @@ create or replace function ulak._maintenance_step(
 language plpgsql
 security definer
 set search_path = pg_catalog, pg_temp
-set lock_timeout = '5s'
+set lock_timeout = '2s'
 as $plpgsql$
 declare
     v_batch_started_at timestamptz := clock_timestamp();
@@ -254,3 +275,16 @@ begin
         total_rows = r.total_rows + excluded.rows;
 end
 $plpgsql$;
+
+-- For a job of its own that runs as the tables' owner, every minute. Autovacuum learns of the workers' dead rows late, and
+-- may be busy elsewhere. With nothing to do it takes a millisecond, and as long as dead rows are on less than 2% of the
+-- pages it leaves the indexes alone, so it needs no condition. `parallel 0`: setting up helpers takes longer than the
+-- work. `truncate off`: no exclusive lock, and the queue will need the place again.
+create or replace function ulak._vacuum_command()
+returns text
+language sql
+immutable
+as $sql$
+    select 'vacuum (skip_locked, truncate off, parallel 0) '
+        'ulak.queue, ulak.ordering_wakeups, ulak.endpoints, ulak.endpoint_stats, ulak.workers, ulak.maintenance_runs'
+$sql$;

@@ -69,3 +69,17 @@ def finish(
         count,
         at,
     )
+
+
+def hold_up(db: DB, gate: DB, created_at: datetime, message: int) -> None:
+    """Whoever archives the message with this number, of this month, waits for the gate's transaction to end."""
+    db.execute("select ulak.maintain_archive_partitions(0, %s)", [created_at])
+    db.execute(
+        f"""
+        create function public.wait_for_gate() returns trigger language plpgsql
+        as $$ begin perform pg_advisory_xact_lock(42); return new; end $$;
+        create trigger wait_for_gate before insert on ulak.archive_{created_at:%Y_%m}
+            for each row when ((new.payload -> 'n')::integer = {message}) execute function public.wait_for_gate()
+        """  # type: ignore[arg-type]
+    )
+    gate.execute("select pg_advisory_xact_lock(42)")

@@ -1,0 +1,154 @@
+"""A dump that is restored into another cluster sends nothing by itself; the same cluster and its standby go on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from support.cluster import Cluster, free_port, run
+from support.finished import column, finish, value
+from support.rows import fill
+from support.sessions import wait_until
+
+DB = psycopg.Connection[Any]
+
+CLAIM = "select id from ulak.claim('w', 100, 'shop')"
+
+
+@pytest.fixture(scope="module")
+def other_cluster() -> Iterator[Cluster]:
+    cluster = Cluster.create()
+    yield cluster
+    cluster.remove()
+
+
+def send(db: DB, count: int = 1) -> None:
+    if value(db, "select count(*) from ulak.endpoints where name = 'shop'") == 0:
+        db.execute("select ulak.create_endpoint('shop', 'pull', '{}')")
+    db.execute("select ulak.send('shop', '{}') from generate_series(1, %s)", [count])
+
+
+def pretend_to_be_restored(db: DB) -> None:
+    db.execute("update ulak.cluster_identity set system_identifier = 1")
+
+
+def test_an_installation_delivers_at_once(db: DB) -> None:
+    send(db, 2)
+
+    assert value(db, "select ulak._is_adopted()") is True
+    assert len(column(db, CLAIM)) == 2
+
+
+def test_adopting_what_is_adopted_changes_nothing(db: DB) -> None:
+    send(db)
+    before = value(db, "select recorded_at from ulak.cluster_identity")
+
+    assert value(db, "select ulak.adopt()") == 0
+
+    assert value(db, "select recorded_at from ulak.cluster_identity") == before
+    assert value(db, "select count(*) from ulak.event_log where event = 'cluster.adopted'") == 0
+
+
+def test_a_restored_dump_holds_its_messages_until_it_is_adopted(
+    cluster: Cluster, other_cluster: Cluster, database: str, db: DB, tmp_path: Path
+) -> None:
+    fill(db)
+    send(db, 3)
+    rows = "select 'queue', status, count(*) from ulak.queue group by 2"
+    for table in ("dlq", "archive"):
+        rows += f" union all select '{table}', status, count(*) from ulak.{table} group by 2"
+    rows += " order by 1, 2"
+    other_cluster.create_database("restored")
+
+    other_cluster.restore("restored", cluster.dump(database, tmp_path / "dump", "--format=custom"))
+
+    with other_cluster.connect("restored") as restored:
+        assert restored.execute(rows).fetchall() == db.execute(rows).fetchall()
+        assert value(restored, "select ulak._is_adopted()") is False
+        assert column(restored, CLAIM) == []
+        before = restored.execute(rows).fetchall()
+        restored.execute("call ulak.run_maintenance('2100-01-01')")
+        assert restored.execute(rows).fetchall() == before
+        # New messages are accepted, and held with the others.
+        send(restored)
+        assert column(restored, CLAIM) == []
+        live = value(restored, "select count(*) from ulak.queue where status in ('pending', 'processing')")
+
+        assert value(restored, "select ulak.adopt()") == live
+
+        assert len(column(restored, CLAIM)) == 4
+        event = restored.execute(
+            "select old_value, new_value, detail from ulak.event_log where event = 'cluster.adopted'"
+        ).fetchall()
+        ours = [str(value(session, "select system_identifier from pg_control_system()")) for session in (db, restored)]
+        assert event == [([ours[0]], [ours[1]], {"released": live})]
+    # What was restored there concerns nobody here.
+    assert len(column(db, CLAIM)) == 3
+
+
+def test_a_dump_restored_into_its_own_cluster_goes_on(cluster: Cluster, database: str, db: DB, tmp_path: Path) -> None:
+    send(db, 2)
+    name = cluster.create_database(database + "_again")
+
+    cluster.restore(name, cluster.dump(database, tmp_path / "dump"))
+
+    with cluster.connect(name) as restored:
+        assert len(column(restored, CLAIM)) == 2
+    cluster.drop_database(name)
+
+
+def test_data_restored_into_a_fresh_installation_is_held_too(db: DB) -> None:
+    """The installation has written its own identifier by then, and the other one comes on top."""
+    db.execute("insert into ulak.cluster_identity (system_identifier) values (1)")
+    send(db)
+
+    assert column(db, CLAIM) == []
+    assert value(db, "select ulak.adopt()") == 1
+    assert value(db, "select count(*) from ulak.cluster_identity") == 1
+    assert len(column(db, CLAIM)) == 1
+
+
+def test_a_promoted_standby_goes_on_without_a_word(
+    other_cluster: Cluster, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    other_cluster.create_database("primary")
+    other_cluster.install("primary")
+    with other_cluster.connect("primary") as primary:
+        send(primary, 2)
+    folder = tmp_path_factory.mktemp("standby")
+    standby = Cluster(folder)
+    run([standby.bin / "pg_basebackup", "-d", other_cluster.dsn(), "-D", standby.data, "-R", "-c", "fast", "--no-sync"])
+    standby.configure({"port": free_port(), "hot_standby": True, "cron.launch_active_jobs": False})
+    standby.start()
+    try:
+        run([standby.bin / "pg_ctl", "-D", standby.data, "-w", "promote"])
+        with standby.connect("primary") as promoted:
+            wait_until(lambda: not value(promoted, "select pg_is_in_recovery()"))
+
+            assert len(column(promoted, CLAIM)) == 2
+    finally:
+        standby.stop("immediate")
+
+
+def test_maintenance_of_a_held_cluster_says_why_it_does_nothing(db: DB) -> None:
+    finish(db, at=value(db, "select now()") - timedelta(hours=2))
+    pretend_to_be_restored(db)
+    notices: list[str | None] = []
+    db.add_notice_handler(lambda diagnostic: notices.append(diagnostic.message_hint))
+
+    db.execute("call ulak.run_maintenance()")
+
+    assert notices == ["If this cluster is to deliver them: select ulak.adopt();"]
+    assert value(db, "select count(*) from ulak.archive") == 0
+    assert value(db, "select count(*) from ulak.maintenance_runs") == 0
+
+
+def test_the_check_costs_a_claim_next_to_nothing(db: DB) -> None:
+    db.execute("select ulak._is_adopted()")
+    plan = value(db, "explain (analyze, format json) select ulak._is_adopted() from generate_series(1, 10000)")
+
+    assert plan[0]["Execution Time"] / 10000 < 0.05

@@ -1,0 +1,328 @@
+"""run_maintenance(): every step in its turn, in short transactions, one run at a time, and a record of each."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import psycopg
+import pytest
+from support.cluster import Connect
+from support.finished import column, finish, hold_up, value
+from support.sessions import Running, wait_until_blocked
+
+DB = psycopg.Connection[Any]
+
+NOW = datetime(2031, 3, 15, 12, 5, tzinfo=UTC)
+LONG_AGO = NOW - timedelta(hours=2)
+
+STEPS = [
+    "recover",
+    "expire",
+    "partitions",
+    "archive",
+    "archive_retention",
+    "dlq_retention",
+    "event_log_retention",
+    "stats_retention",
+    "inbox_retention",
+    "ordering",
+]
+
+
+def run(db: DB, now: datetime | None = NOW, budget: str = "45 seconds") -> list[str]:
+    """Notices and warnings of the run."""
+    messages: list[str] = []
+
+    def remember(diagnostic: psycopg.errors.Diagnostic) -> None:
+        messages.append(f"{diagnostic.severity}: {diagnostic.message_primary}")
+
+    db.add_notice_handler(remember)
+    db.execute("call ulak.run_maintenance(%s, %s)", [now, budget])
+    db.remove_notice_handler(remember)
+    return messages
+
+
+def status(db: DB, of: str) -> dict[str, Any]:
+    return dict(db.execute(f"select step, {of} from ulak.maintenance_status").fetchall())  # type: ignore[arg-type]
+
+
+def break_expiry(db: DB) -> None:
+    db.execute(
+        """
+        create or replace function ulak.mark_expired_messages(p_now timestamptz default null, p_limit integer default 0)
+        returns integer
+        language plpgsql
+        as $$ begin raise exception 'no luck' using detail = 'None at all.'; end $$
+        """
+    )
+
+
+def test_a_run_does_all_that_is_due_and_counts_it(db: DB) -> None:
+    db.execute("select ulak.create_endpoint('shop', 'pull', '{}', '{\"max_retries\": 5}')")
+    db.execute(
+        """
+        insert into ulak.queue (id, endpoint_id, payload, status, locked_by, lease_until, expires_at, attempts, ordering_key,
+            next_retry_at)
+        values
+            (1001, 1, '{}', 'processing', 'w', %(old)s, null, 1, null, now()),
+            (1002, 1, '{}', 'pending', null, null, %(old)s, 0, null, now()),
+            (1003, 1, '{}', 'pending', null, null, %(old)s, 0, null, now()),
+            (1004, 1, '{}', 'pending', null, null, null, 0, 'orphan', 'infinity')
+        """,
+        {"old": LONG_AGO},
+    )
+    finish(db, 3, at=LONG_AGO)
+    old = NOW - timedelta(days=31)
+    for statement in (
+        "select ulak._make_archive_partition('2030-08-01Z')",
+        "select ulak._make_archive_partition('2030-09-01Z')",
+        """
+        insert into ulak.dlq (original_message_id, endpoint_id, message_id, original_created_at, failed_at, archived_at,
+            attempts, retry_count, priority, endpoint_name, protocol, payload)
+        select n, 1, gen_random_uuid(), %(old)s, %(old)s, %(old)s, 1, 1, 0, 'shop', 'pull', '{}'
+        from generate_series(1, 2) n
+        """,
+        "insert into ulak.event_log (event, created_at) select 'old', %(old)s from generate_series(1, 4)",
+        "insert into ulak.endpoint_stats (endpoint_id, minute) select n, %(old)s from generate_series(1, 5) n",
+        "insert into ulak.handled (consumer, key, handled_at) select 'c', n, %(old)s from generate_series(1, 6) n",
+    ):
+        db.execute(statement, {"old": old})  # type: ignore[arg-type]
+    # The event log holds entries of the real present too, which is long ago here.
+    log = value(db, "select count(*) from ulak.event_log")
+
+    run(db, NOW.replace(minute=10))
+
+    rows = status(db, "rows")
+    assert rows.pop("partitions") >= 4
+    assert rows.pop("archive_retention") >= 1
+    assert rows.pop("event_log_retention") >= log
+    assert rows == {
+        "recover": 1,
+        "expire": 2,
+        "archive": 3,
+        "dlq_retention": 2,
+        "stats_retention": 5,
+        "inbox_retention": 6,
+        "ordering": 1,
+        "vacuum": None,
+    }
+    left = "select id, status, next_retry_at = 'infinity' from ulak.queue order by id"
+    assert db.execute(left).fetchall() == [
+        (1001, "pending", False),
+        (1002, "expired", False),
+        (1003, "expired", False),
+        (1004, "pending", False),
+    ]
+    assert value(db, "select count(*) from ulak.archive") == 3
+    months = column(db, "select name from ulak._archive_partitions where name > 'archive_2030_06' order by 1")
+    assert months[0] == "archive_2030_09"
+    assert months[-1] == "archive_2031_06"
+    for table in ("dlq", "endpoint_stats", "handled"):
+        assert value(db, f"select count(*) from ulak.{table}") == 0
+
+
+def test_every_step_is_recorded_with_its_start_and_duration(db: DB) -> None:
+    assert set(status(db, "state").values()) == {"never ran"}
+    before = value(db, "select clock_timestamp()")
+
+    run(db, None)
+
+    assert list(status(db, "state"))[:-1] == STEPS
+    assert {status(db, "state")[step] for step in STEPS} == {"ok"}
+    started = status(db, "started_at")
+    assert before < started["recover"] < started["archive"] < started["ordering"]
+    assert all(status(db, "duration")[step] > timedelta(0) for step in STEPS)
+    assert {status(db, "runs")[step] for step in STEPS} == {1}
+
+
+def test_batches_of_a_run_add_up_and_runs_are_told_apart(db: DB) -> None:
+    finish(db, 4500, at=LONG_AGO)
+
+    run(db)
+
+    assert status(db, "(rows, runs, total_rows)")["archive"] == ("4500", "1", "4500")
+    finish(db, 10, at=LONG_AGO)
+    run(db)
+    assert status(db, "(rows, runs, total_rows)")["archive"] == ("10", "2", "4510")
+
+
+def test_a_step_out_of_time_leaves_the_rest_to_the_next_run_and_the_others_get_their_turn(db: DB) -> None:
+    finish(db, 5000, at=LONG_AGO)
+
+    run(db, budget="0")
+
+    assert value(db, "select count(*) from ulak.archive") == 2000
+    assert status(db, "state")["archive"] == "behind"
+    assert {status(db, "runs")[step] for step in STEPS} == {1}
+    run(db)
+    assert value(db, "select count(*) from ulak.archive") == 5000
+    assert status(db, "state")["archive"] == "ok"
+
+
+def test_each_batch_is_committed_for_itself(db: DB, connect: Connect) -> None:
+    finish(db, 5000, at=LONG_AGO)
+    gate, worker = connect(autocommit=False), connect()
+    hold_up(db, gate, LONG_AGO, message=4500)
+
+    going = Running(lambda: run(worker))
+    wait_until_blocked(worker, db)
+
+    assert value(db, "select count(*) from ulak.archive") == 4000
+    assert value(db, "select count(*) from ulak.queue") == 1000
+    gate.rollback()
+    going.result()
+    assert value(db, "select count(*) from ulak.archive") == 5000
+
+
+def test_a_step_that_fails_is_recorded_and_logged_and_does_not_stop_the_others(db: DB) -> None:
+    break_expiry(db)
+    finish(db, at=LONG_AGO)
+
+    messages = run(db)
+
+    assert messages == ["WARNING: maintenance step expire failed: no luck None at all."]
+    states = status(db, "state")
+    assert states.pop("expire") == "failed"
+    assert {states[step] for step in STEPS if step != "expire"} == {"ok"}
+    assert status(db, "last_error")["expire"] == "no luck None at all."
+    assert status(db, "errors")["expire"] == 1
+    assert value(db, "select count(*) from ulak.archive") == 1
+
+
+def test_an_error_that_repeats_is_in_the_event_log_once_and_stays_visible_when_it_is_over(db: DB) -> None:
+    definition = value(db, "select pg_get_functiondef('ulak.mark_expired_messages'::regproc)")
+    break_expiry(db)
+    run(db, None)
+    run(db, None)
+    logged = "select detail ->> 'step' from ulak.event_log where event = 'maintenance.failed'"
+    assert column(db, logged) == ["expire"]
+    db.execute(definition)
+
+    run(db, None)
+
+    assert status(db, "(state, last_error, errors)")["expire"] == ("ok", "no luck None at all.", "2")
+
+
+def test_a_month_that_cannot_be_made_does_not_hold_up_the_next_one(db: DB) -> None:
+    db.execute("create table ulak.archive_2031_04 ()")
+
+    run(db)
+
+    assert status(db, "state")["partitions"] == "failed"
+    assert "archive_2031_04" in status(db, "last_error")["partitions"]
+    months = column(db, "select name from ulak._archive_partitions where name > 'archive_2031_02' order by 1")
+    assert months == ["archive_2031_03", "archive_2031_05", "archive_2031_06"]
+
+
+def test_a_month_somebody_reads_is_dropped_by_a_later_run(db: DB, connect: Connect) -> None:
+    db.execute("select ulak._make_archive_partition('2029-01-01Z')")
+    db.execute("select ulak.maintain_archive_partitions(3, %s)", [NOW])
+    reader = connect(autocommit=False)
+    reader.execute("select count(*) from ulak.archive_2029_01")
+
+    run(db)
+
+    assert "was not dropped" in status(db, "last_error")["archive_retention"]
+    assert value(db, "select to_regclass('ulak.archive_2029_01')") is not None
+    reader.rollback()
+    run(db)
+    assert status(db, "state")["archive_retention"] == "ok"
+    assert value(db, "select to_regclass('ulak.archive_2029_01')") is None
+
+
+def test_a_second_run_at_the_same_time_leaves_with_a_notice(db: DB, connect: Connect) -> None:
+    first, second, gate = connect(), connect(), connect(autocommit=False)
+    gate.execute("lock table ulak.dlq in access exclusive mode")
+    going = Running(lambda: run(first))
+    wait_until_blocked(first, db)
+
+    assert run(second) == ["NOTICE: another run of maintenance is under way"]
+
+    gate.rollback()
+    going.result()
+    assert {status(db, "runs")[step] for step in STEPS} == {1}
+
+
+def test_a_run_that_was_cancelled_does_not_keep_others_out(db: DB, connect: Connect) -> None:
+    first, gate = connect(), connect(autocommit=False)
+    gate.execute("lock table ulak.dlq in access exclusive mode")
+    going = Running(lambda: run(first))
+    wait_until_blocked(first, db)
+    db.execute("select pg_cancel_backend(%s)", [first.info.backend_pid])
+    with pytest.raises(psycopg.errors.QueryCanceled):
+        going.result()
+    gate.rollback()
+
+    assert run(db) == []
+
+    assert status(db, "state")["dlq_retention"] == "ok"
+    assert first.info.transaction_status == psycopg.pq.TransactionStatus.IDLE
+
+
+def test_a_lock_that_somebody_keeps_fails_one_step_only(db: DB, connect: Connect) -> None:
+    gate = connect(autocommit=False)
+    gate.execute("lock table ulak.handled in access exclusive mode")
+
+    run(db)
+
+    states = status(db, "state")
+    assert states.pop("inbox_retention") == "failed"
+    assert {states[step] for step in STEPS if step != "inbox_retention"} == {"ok"}
+
+
+@pytest.mark.parametrize("role", ["ulak_worker", "ulak_admin"])
+def test_the_worker_s_role_and_an_administrator_may_run_it(db: DB, connect: Connect, role: str) -> None:
+    finish(db, at=LONG_AGO)
+
+    run(connect(role))
+
+    assert status(db, "rows")["archive"] == 1
+    assert {status(db, "state")[step] for step in STEPS} == {"ok"}
+
+
+@pytest.mark.parametrize("role", ["ulak_application", "ulak_monitor"])
+def test_others_may_not(connect: Connect, role: str) -> None:
+    with pytest.raises(psycopg.errors.InsufficientPrivilege):
+        run(connect(role))
+
+
+def test_the_monitor_sees_the_status(connect: Connect) -> None:
+    assert len(status(connect("ulak_monitor"), "state")) == len(STEPS) + 1
+
+
+RETENTIONS = [
+    ("cleanup_event_log", "event_log_retention_days", "event_log", "insert into ulak.event_log (event, created_at) values ('e', %s)"),
+    ("cleanup_endpoint_stats", "stats_retention_days", "endpoint_stats", "insert into ulak.endpoint_stats (endpoint_id, minute) values (1, %s)"),
+    ("cleanup_inbox", "inbox_retention_days", "handled", "insert into ulak.handled values ('c', gen_random_uuid(), %s)"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("function", "setting", "table", "insert"), RETENTIONS, ids=[row[0] for row in RETENTIONS])
+def test_retention_deletes_what_is_older_and_nothing_else(
+    db: DB, function: str, setting: str, table: str, insert: str
+) -> None:
+    db.execute("select ulak.configure(%s, '10')", [setting])
+    db.execute(f"truncate ulak.{table}")  # type: ignore[arg-type]
+    border = NOW - timedelta(days=10)
+    for at in (border - timedelta(days=1), border - timedelta(microseconds=1), border, NOW):
+        db.execute(insert, [at])  # type: ignore[arg-type]
+
+    assert value(db, f"select ulak.{function}(p_now => %s)", NOW) == 2
+
+    assert value(db, f"select count(*) from ulak.{table}") == 2
+    assert value(db, f"select ulak.{function}(9, %s)", NOW) == 1
+    for nonsense in (0, -1):
+        with pytest.raises(psycopg.errors.InvalidParameterValue):
+            db.execute(f"select ulak.{function}(%s)", [nonsense])  # type: ignore[arg-type]
+
+
+def test_the_command_for_the_vacuum_job_runs_as_it_is(db: DB) -> None:
+    finish(db, 1000, at=LONG_AGO)
+    db.execute("delete from ulak.queue")
+    db.execute("select pg_stat_force_next_flush()")
+
+    db.execute(value(db, "select ulak._vacuum_command()"))
+
+    assert status(db, "state")["vacuum"] == "ok"
+    assert value(db, "select n_dead_tup from pg_stat_all_tables where relid = 'ulak.queue'::regclass") == 0
