@@ -34,10 +34,7 @@ def render(request: Request) -> str:
         words += ["--noproxy", "*"]
     for line in request.headers:
         name, value = header.split(line)
-        if name == "expect":
-            words += ["--header", "expect:"]
-        else:
-            words += ["--header", f"{name}: {_masked(name, value)}" if value else f"{name};"]
+        words += ["--header", f"{name}: {_masked(name, value)}" if value else f"{name};"]
     words += ["--data-binary", request.body.decode("utf-8", "replace"), profile.url]
     return shlex.join(words)
 

@@ -150,8 +150,6 @@ def _token_profile(profile: Profile, auth: object) -> Profile | None:
 
 def _headers(config: Mapping[str, Any], settings: Settings, auth: object) -> dict[str, Line]:
     headers: dict[str, Line] = {
-        # libcurl would wait a second for "100 Continue" before a body of 1 MB.
-        "expect": "expect:",
         "user-agent": header.line("user-agent", settings.user_agent),
         "content-type": "content-type: application/json",
     }

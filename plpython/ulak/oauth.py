@@ -59,7 +59,6 @@ def token_request(endpoint: Endpoint, tag: object = None) -> Request:
     return Request(
         endpoint.token_profile,
         [
-            "expect:",
             "accept: application/json",
             endpoint.headers["user-agent"],
             "content-type: application/x-www-form-urlencoded",

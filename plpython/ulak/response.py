@@ -33,7 +33,8 @@ def headers(finished: Finished) -> list[tuple[str, str]]:
     """Names (lower case) and values of the final answer, after those of a proxy or a 100 Continue."""
     found: list[tuple[str, str]] = []
     for raw in finished.headers:
-        text = raw.decode("latin-1").rstrip("\r\n")
+        # jsonb can't hold NUL.
+        text = raw.decode("latin-1").rstrip("\r\n").replace("\0", "\ufffd")
         if text.startswith("HTTP/"):
             found = []
             continue
@@ -63,6 +64,6 @@ def _kept_headers(finished: Finished) -> dict[str, str]:
     for name, value in headers(finished)[:_MAX_HEADERS]:
         if name in _SECRET or name.endswith(("-signature", "-token", "-secret")):
             continue
-        value = value.replace("\0", "\ufffd")[:_MAX_HEADER_VALUE]
+        value = value[:_MAX_HEADER_VALUE]
         kept[name] = f"{kept[name]}, {value}" if name in kept else value
     return kept

@@ -95,18 +95,18 @@ def huge_body(server: Hostile, connection: socket.socket) -> None:
 
 
 @functools.cache
-def _bomb() -> bytes:
+def bomb() -> bytes:
     """64 MB of zeros."""
     return gzip.compress(bytes(1 << 26), 9)
 
 
 def gzip_bomb(server: Hostile, connection: socket.socket) -> None:
-    head = f"HTTP/1.1 200 OK\r\ncontent-encoding: gzip\r\ncontent-length: {len(_bomb())}\r\n\r\n"
-    server.send(connection, head.encode() + _bomb())
+    head = f"HTTP/1.1 200 OK\r\ncontent-encoding: gzip\r\ncontent-length: {len(bomb())}\r\n\r\n"
+    server.send(connection, head.encode() + bomb())
 
 
 def gzip_bomb_in_transfer(server: Hostile, connection: socket.socket) -> None:
-    server.send(connection, b"HTTP/1.1 200 OK\r\ntransfer-encoding: gzip\r\nconnection: close\r\n\r\n" + _bomb())
+    server.send(connection, b"HTTP/1.1 200 OK\r\ntransfer-encoding: gzip\r\nconnection: close\r\n\r\n" + bomb())
 
 
 def answers(raw: bytes) -> Behaviour:

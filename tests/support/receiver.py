@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Self
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
@@ -86,7 +87,7 @@ class Listener:
         """Sleeps, but not beyond close(); true if it was closed."""
         return self._closing.wait(seconds)
 
-    def __enter__(self) -> Listener:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *unused: object) -> None:
@@ -132,9 +133,6 @@ class Receiver(Listener):
         self.requests: list[Received] = []
         self._arrived = threading.Condition()
         super().__init__(host, certificate)
-
-    def __enter__(self) -> Receiver:
-        return self
 
     def wait_for(self, count: int, timeout: float = 10) -> list[Received]:
         """The requests, once there are this many."""

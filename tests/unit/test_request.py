@@ -26,7 +26,6 @@ def test_a_plain_message_carries_its_id_its_time_and_its_attempt(make_endpoint: 
 
     assert built.body == b'{"order": 1}'
     assert headers(built) == {
-        "expect": "",
         "user-agent": "ulak",
         "content-type": "application/json",
         "webhook-id": "0190a5d2-5b9e-7000-8000-000000000005",

@@ -1,0 +1,134 @@
+"""From message to outcome, over real sockets."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+from standardwebhooks import Webhook
+from support.receiver import Answer, Receiver
+from ulak import batch
+from ulak.courier import Courier, Settled
+from ulak.http import Transport
+from ulak.model import Settings
+from ulak.ping import ping
+
+
+def settle(courier: Courier) -> list[Settled]:
+    settled: list[Settled] = []
+    until = time.monotonic() + 10
+    while courier.in_flight:
+        settled += courier.step(0.1)
+        assert time.monotonic() < until
+    return settled
+
+
+def test_every_message_is_settled_once(
+    transport: Transport, receiver: Receiver, make_endpoint: Any, make_message: Any
+) -> None:
+    courier, endpoint = Courier(transport), make_endpoint(receiver.url)
+    for number in range(100):
+        courier.send(endpoint, [make_message(number)])
+
+    settled = settle(courier)
+
+    assert sorted(each.messages[0].id for each in settled) == list(range(100))
+    assert {each.outcome.error for each in settled} == {None}
+    assert len(receiver.requests) == 100
+
+
+def test_a_receiver_can_verify_what_arrives(
+    transport: Transport, receiver: Receiver, make_endpoint: Any, make_message: Any
+) -> None:
+    courier = Courier(transport)
+
+    courier.send(make_endpoint(receiver.url, secrets=["whsec_bmV3", "whsec_b2xk"]), [make_message()])
+    settle(courier)
+
+    (got,) = receiver.requests
+    assert Webhook("whsec_bmV3").verify(got.body, got.headers) == {"order": 1}
+    assert Webhook("whsec_b2xk").verify(got.body, got.headers) == {"order": 1}
+
+
+def test_a_batch_is_one_request_and_one_outcome(
+    transport: Transport, receiver: Receiver, make_endpoint: Any, make_message: Any
+) -> None:
+    receiver.answer = Answer(422)
+    courier, endpoint = Courier(transport), make_endpoint(receiver.url, batch_size=3)
+    messages = [make_message(number, str(number)) for number in range(7)]
+    for group in batch.group(endpoint, messages):
+        courier.send(endpoint, group)
+
+    settled = settle(courier)
+
+    assert sorted(json.loads(each.body) for each in receiver.requests) == [[0, 1, 2], [3, 4, 5], [6]]
+    assert sorted(len(each.messages) for each in settled) == [1, 3, 3]
+    assert {each.outcome.error for each in settled} == {"[PERMANENT] HTTP 422"}
+
+
+def test_a_message_that_cannot_be_sent_is_permanent_and_alone(
+    transport: Transport, receiver: Receiver, make_endpoint: Any, make_message: Any
+) -> None:
+    courier, endpoint = Courier(transport), make_endpoint(receiver.url)
+    courier.send(endpoint, [make_message(1, headers='{"a\\nb": "c"}')])
+    courier.send(endpoint, [make_message(2)])
+
+    errors = {each.messages[0].id: each.outcome.error for each in settle(courier)}
+
+    assert errors[1] is not None and errors[1].startswith("[PERMANENT] the message's header 'a\\nb'")
+    assert errors[2] is None
+
+
+def test_a_retry_after_reaches_the_outcome(
+    transport: Transport, receiver: Receiver, make_endpoint: Any, make_message: Any
+) -> None:
+    receiver.answer = Answer(503, {"Retry-After": "17"}, b"busy")
+    courier = Courier(transport)
+    courier.send(make_endpoint(receiver.url), [make_message()])
+
+    (settled,) = settle(courier)
+
+    assert (settled.outcome.error, settled.outcome.retry_after) == ("[RETRYABLE] HTTP 503: busy", 17)
+
+
+def test_a_captured_response_reaches_the_outcome(
+    transport: Transport, receiver: Receiver, make_endpoint: Any, make_message: Any
+) -> None:
+    receiver.answer = Answer(202, {"X-Id": "7", "Set-Cookie": "hush"}, b"0123456789")
+    courier = Courier(transport)
+    settings = Settings(capture_response=True, response_body_max_size=4)
+    courier.send(make_endpoint(receiver.url, settings), [make_message()])
+
+    (settled,) = settle(courier)
+
+    assert settled.outcome.response is not None
+    kept = json.loads(settled.outcome.response)
+    assert (kept["status"], kept["body"], kept["truncated"]) == (202, "0123", True)
+    assert kept["headers"] == {"content-length": "10", "x-id": "7"}
+    assert 0 < kept["first_byte_ms"] <= kept["total_ms"]
+
+
+def test_a_step_returns_at_once_what_never_needed_the_network(
+    transport: Transport, make_endpoint: Any, make_message: Any
+) -> None:
+    courier = Courier(transport)
+    courier.send(make_endpoint(), [make_message(headers="[]")])
+
+    assert len(courier.step(60)) == 1
+    assert courier.in_flight == 0
+
+
+def test_a_ping_is_signed_and_tells_what_came_back(
+    transport: Transport, receiver: Receiver, make_endpoint: Any
+) -> None:
+    receiver.answer = Answer(404, body=b"no such hook", delay=0.25)
+    steps = []
+
+    outcome = ping(make_endpoint(receiver.url, secrets=["correct horse"]), transport, lambda: steps.append(1))
+
+    (got,) = receiver.requests
+    Webhook(b"correct horse").verify(got.body, got.headers)
+    assert outcome.error == "[PERMANENT] HTTP 404: no such hook"
+    assert json.loads(outcome.response or "{}")["total_ms"] >= 250
+    assert len(steps) >= 2

@@ -1,0 +1,245 @@
+"""Every hostile receiver, all at once in one transport, while a healthy one is served beside them."""
+
+from __future__ import annotations
+
+import itertools
+import socket
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from support import hostile
+from support.hostile import Hostile
+from support.receiver import Certificate, Listener, Receiver, make_certificate
+from ulak import endpoint, verdict
+from ulak.address import Guard
+from ulak.http import Transport
+from ulak.model import Endpoint, Finished, Outcome, Request
+
+TIMEOUT = 1.0
+GRACE = 0.5
+
+# Case: what the verdict must start with; None is delivered.
+EXPECTED = {
+    "never_answers": "[RETRYABLE] timeout: ",
+    "slow_headers": "[RETRYABLE] timeout: ",
+    "slow_body": "[RETRYABLE] timeout: ",
+    "closes_at_once": "[RETRYABLE] network: ",
+    "closes_mid_body": "[RETRYABLE] network: ",
+    "resets": "[RETRYABLE] network: ",
+    "invalid_status_line": "[RETRYABLE] network: ",
+    "bad_chunking": "[RETRYABLE] network: ",
+    "endless_headers": "[RETRYABLE] ",
+    "endless_interim_answers": "[RETRYABLE] ",
+    "huge_body": None,
+    "gzip_bomb": None,
+    "gzip_bomb_in_transfer": None,
+    "redirect_to_metadata": "[PERMANENT] HTTP 302",
+    "gone": "[DISABLE] HTTP 410",
+    "empty_200": None,
+    "no_length_200": None,
+    "tls_self_signed": "[RETRYABLE] tls: ",
+    "tls_expired": "[RETRYABLE] tls: ",
+    "tls_wrong_host": "[RETRYABLE] tls: ",
+    "tls_on_a_plain_port": "[RETRYABLE] tls: ",
+    "tls_never_answers": "[RETRYABLE] timeout: ",
+    "unresolvable": "[RETRYABLE] resolve: ",
+    "refused": "[RETRYABLE] connect: ",
+    "blocked_by_name": "[PERMANENT] blocked: address ",
+}
+
+
+@dataclass
+class Result:
+    finished: Finished
+    outcome: Outcome
+    seconds: float
+
+
+@dataclass(repr=False)
+class Run:
+    results: dict[str, Result]
+    servers: dict[str, Listener]
+    healthy: list[float]
+    cpu_seconds: float
+    kilobytes_grown: int
+
+
+class Plain(Listener):
+    """Answers whatever comes, in plain text."""
+
+    def serve(self, connection: socket.socket, number: int) -> None:
+        connection.recv(65536)
+        connection.sendall(b"HTTP/1.1 400 Bad Request\r\ncontent-length: 0\r\n\r\n")
+
+
+class Silent(Listener):
+    """Accepts, and never says a word, not even a TLS one."""
+
+    def serve(self, connection: socket.socket, number: int) -> None:
+        self.wait(60)
+
+
+def _servers(folder: Path, certificate: Certificate) -> dict[str, Listener]:
+    expired = make_certificate(folder, days=(-30, -1), file="expired")
+    elsewhere = make_certificate(folder, names=("elsewhere.example",), file="elsewhere")
+    behaviours: list[hostile.Behaviour] = [
+        hostile.never_answers,
+        hostile.slow_headers,
+        hostile.slow_body,
+        hostile.closes_at_once,
+        hostile.closes_mid_body,
+        hostile.resets,
+        hostile.invalid_status_line,
+        hostile.bad_chunking,
+        hostile.endless_headers,
+        hostile.endless_interim_answers,
+        hostile.huge_body,
+        hostile.gzip_bomb,
+        hostile.gzip_bomb_in_transfer,
+    ]
+    location = b"location: http://169.254.169.254/latest/meta-data/\r\n"
+    servers: dict[str, Listener] = {each.__name__: Hostile(each) for each in behaviours}
+    servers |= {
+        "redirect_to_metadata": Hostile(
+            hostile.answers(b"HTTP/1.1 302 Found\r\ncontent-length: 0\r\n" + location + b"\r\n")
+        ),
+        "gone": Hostile(hostile.answers(b"HTTP/1.1 410 Gone\r\ncontent-length: 0\r\n\r\n")),
+        "empty_200": Hostile(hostile.answers(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")),
+        "no_length_200": Hostile(hostile.answers(b"HTTP/1.1 200 OK\r\n\r\n")),
+        "tls_self_signed": Receiver(certificate=certificate),
+        "tls_expired": Receiver(certificate=expired),
+        "tls_wrong_host": Receiver(certificate=elsewhere),
+        "tls_on_a_plain_port": Plain(),
+        "tls_never_answers": Silent(),
+        "blocked_by_name": Receiver(),
+    }
+    return servers
+
+
+def _endpoints(servers: dict[str, Listener]) -> dict[str, Endpoint]:
+    configs: dict[str, dict[str, object]] = {name: {"url": server.url} for name, server in servers.items()}
+    for name in ("tls_expired", "tls_wrong_host"):
+        trusted = "expired.crt" if name == "tls_expired" else "elsewhere.crt"
+        configs[name]["tls_ca_bundle"] = trusted
+    for name in ("tls_on_a_plain_port", "tls_never_answers"):
+        configs[name]["url"] = servers[name].url.replace("http:", "https:")
+    configs["unresolvable"] = {"url": "http://nothing.invalid/"}
+    configs["refused"] = {"url": "http://127.0.0.1:1/"}
+    # 127.0.0.1 is on the allow list; what the name resolves to first is another loopback address.
+    configs["blocked_by_name"]["url"] = "http://127.0.0.2:9/"
+    return {
+        name: endpoint.parse(number, name, 1, {**config, "timeout": TIMEOUT})
+        for number, (name, config) in enumerate(configs.items())
+    }
+
+
+def _memory() -> int:
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1])
+    return 0
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory, certificate: Certificate) -> Iterator[Run]:
+    folder = tmp_path_factory.mktemp("hostile")
+    hostile.bomb()
+    servers = _servers(folder, certificate)
+    endpoints = _endpoints(servers)
+    for name, target in endpoints.items():
+        if target.profile.tls_ca_bundle:
+            config: dict[str, object] = {"url": target.profile.url, "timeout": TIMEOUT}
+            config["tls_ca_bundle"] = str(folder / target.profile.tls_ca_bundle)
+            endpoints[name] = endpoint.parse(target.id, name, 1, config)
+    with Receiver() as healthy_receiver:
+        yield _run(endpoints, servers, endpoint.parse(0, "healthy", 1, {"url": healthy_receiver.url}))
+    for server in servers.values():
+        server.close()
+
+
+def _run(endpoints: dict[str, Endpoint], servers: dict[str, Listener], healthy: Endpoint) -> Run:
+    # Loopback is where the tests live; one address of it stays forbidden.
+    transport = Transport(Guard(allowed=["127.0.0.1/32", "::1/128"]))
+    memory = _memory()
+    used = time.process_time()
+    started = time.monotonic()
+    for name, target in endpoints.items():
+        transport.start(Request(target.profile, [], b"{}", name))
+    results: dict[str, Result] = {}
+    arrivals: list[float] = []
+    waiting = 0
+    while len(results) < len(endpoints):
+        assert time.monotonic() < started + TIMEOUT + 5, f"never ended: {endpoints.keys() - results.keys()}"
+        while waiting < 4:
+            transport.start(Request(healthy.profile, [], b"{}"))
+            waiting += 1
+        for finished in transport.step(0.1):
+            now = time.monotonic()
+            case = finished.request.tag
+            if case is None:
+                assert finished.status == 200
+                arrivals.append(now - started)
+                waiting -= 1
+            else:
+                assert isinstance(case, str) and case not in results
+                outcome = verdict.judge(endpoints[case], finished, time.time())
+                results[case] = Result(finished, outcome, now - started)
+    used = time.process_time() - used
+    grown = _memory() - memory
+    transport.close()
+    return Run(results, servers, arrivals, used, grown)
+
+
+@pytest.mark.parametrize("case", EXPECTED)
+def test_a_hostile_receiver_is_classified_as_documented(run: Run, case: str) -> None:
+    error = run.results[case].outcome.error
+    expected = EXPECTED[case]
+
+    if expected is None:
+        assert error is None
+    else:
+        assert error is not None
+        assert error.startswith(expected)
+
+
+@pytest.mark.parametrize("case", EXPECTED)
+def test_a_hostile_receiver_is_done_with_in_time(run: Run, case: str) -> None:
+    assert run.results[case].seconds < TIMEOUT + GRACE
+
+
+def test_messages_to_a_healthy_receiver_flow_meanwhile(run: Run) -> None:
+    arrivals = run.healthy
+    longest_gap = max(later - earlier for earlier, later in itertools.pairwise(arrivals))
+
+    assert len(arrivals) > 100
+    assert longest_gap < GRACE
+
+
+@pytest.mark.parametrize("case", ["huge_body", "gzip_bomb", "gzip_bomb_in_transfer"])
+def test_a_huge_answer_is_left_unread(run: Run, case: str) -> None:
+    finished = run.results[case].finished
+
+    assert finished.status == 200
+    assert len(finished.body) <= 512
+
+
+def test_a_huge_answer_costs_no_memory(run: Run) -> None:
+    assert run.kilobytes_grown < 100_000
+
+
+def test_a_blocked_address_and_its_rule_are_named(run: Run) -> None:
+    error = run.results["blocked_by_name"].outcome.error
+
+    assert error == "[PERMANENT] blocked: address 127.0.0.2 is blocked (loopback, 127.0.0.0/8)"
+    assert run.servers["blocked_by_name"].connections == 0
+
+
+@pytest.mark.parametrize("case", ["tls_self_signed", "tls_expired", "tls_wrong_host"])
+def test_nothing_is_sent_over_an_untrusted_connection(run: Run, case: str) -> None:
+    server = run.servers[case]
+
+    assert isinstance(server, Receiver)
+    assert server.requests == []
