@@ -72,4 +72,13 @@ def cron_database(cluster: Cluster) -> Iterator[str]:
     cluster.execute("create extension if not exists pg_cron", name)
     yield name
     cluster.execute("delete from cron.job", name)
+    # Jobs that still run hold locks; pg_cron's launcher is no client backend and stays.
+    cluster.execute(
+        """
+        select pg_terminate_backend(pid, 5000) from pg_stat_activity
+        where datname = current_database() and backend_type = 'client backend' and pid <> pg_backend_pid()
+        """,
+        name,
+    )
+    cluster.execute("delete from cron.job_run_details", name)
     cluster.execute("drop extension ulak cascade", name)

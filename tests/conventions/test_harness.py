@@ -41,5 +41,16 @@ def test_gather_raises_what_a_session_raised() -> None:
         gather([lambda: 1, lambda: 1 // 0])
 
 
-def test_a_killed_cluster_comes_back(cluster: Cluster) -> None:
-    assert cluster.is_running()
+def test_a_killed_cluster_comes_back() -> None:
+    cluster = Cluster.create()
+    cluster.execute("create table t as select 1 as n")
+    with cluster.connect() as survivor:
+        cluster.kill()
+
+        with pytest.raises(psycopg.OperationalError):
+            survivor.execute("select 1")
+
+    cluster.start()
+    assert cluster.psql("postgres", "select n from t") == "1"
+    cluster.remove()
+    assert cluster.processes() == []

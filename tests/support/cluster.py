@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -14,6 +15,8 @@ from typing import Any
 
 import psycopg
 from psycopg import sql
+
+from support.sessions import wait_until
 
 PROJECT = Path(__file__).resolve().parents[2]
 PG_CONFIG = os.environ.get("PG_CONFIG", "pg_config")
@@ -157,9 +160,21 @@ class Cluster:
     def reload(self) -> None:
         self._pg_ctl("reload")
 
-    def kill(self, sig: signal.Signals = signal.SIGKILL) -> None:
-        """Signals the postmaster itself: kill() and start() is a crash and its recovery."""
-        os.kill(self.postmaster_pid, sig)
+    def kill(self) -> None:
+        """kill -9 of the postmaster. Returns when its children are gone too: start() then is a crash recovery."""
+        os.kill(self.postmaster_pid, signal.SIGKILL)
+        wait_until(lambda: not self.processes(), message="the end of all backends")
+        # Until somebody reaps it, the dead postmaster looks alive to the next one.
+        (self.data / "postmaster.pid").unlink()
+
+    def processes(self) -> list[int]:
+        """Every process of the server: they work in its data directory."""
+        found = []
+        for process in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                if (process / "cwd").readlink() == self.data:
+                    found.append(int(process.name))
+        return found
 
     @property
     def postmaster_pid(self) -> int:
