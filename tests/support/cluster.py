@@ -165,7 +165,8 @@ class Cluster:
         os.kill(self.postmaster_pid, signal.SIGKILL)
         wait_until(lambda: not self.processes(), message="the end of all backends")
         # Until somebody reaps it, the dead postmaster looks alive to the next one.
-        (self.data / "postmaster.pid").unlink()
+        for lock in (self.data / "postmaster.pid", *Path(self.host).glob(".s.PGSQL.*.lock")):
+            lock.unlink()
 
     def processes(self) -> list[int]:
         """Every process of the server: they work in its data directory."""
