@@ -118,27 +118,31 @@ begin
         select
             e.id,
             e.config_version,
-            case when e.circuit_state = 'closed' then 'closed' else 'half_open' end as circuit_state,
-            case
-                when r.room <= 0 then 0
-                when ulak._is_limited(e) then ulak._admit(e.id, r.room, p_now)
-                else r.room
-            end as quota,
+            coalesce(a.circuit_state, 'closed') as circuit_state,
+            coalesce(a.quota, r.room) as quota,
             exists (select from due d where d.endpoint_id = e.id and d.is_busy) as is_busy
         from ulak.endpoints e
         cross join lateral (
             select least(p_limit, coalesce(p_rooms[array_position(p_room_ids, e.id)], p_room))
         ) r(room)
+        left join lateral (
+            select a.quota, a.circuit_state
+            from ulak._admit(e.id, r.room, p_now) a
+            where ulak._is_limited(e)
+        ) a on true
         where e.id = any (array(select distinct d.endpoint_id from due d))
             and e.enabled
             and (p_protocol is null or e.protocol = p_protocol)
+            and r.room > 0
             and (e.circuit_state <> 'open' or e.circuit_half_open_at <= p_now)
     ),
     -- How many rows of an endpoint are looked at: all of a small one, twice its share of a busy one. So the cost
-    -- follows the limit, however many endpoints there are, and small ones leave their room to the busy.
+    -- follows the limit, however many endpoints there are, and small ones leave their room to the busy. Lots are drawn
+    -- for the case that not each endpoint gets a turn.
     share as materialized (
         select
             r.id,
+            random() as lot,
             least(
                 r.quota,
                 case when r.is_busy then ceil(2.0 * p_limit / count(*) filter (where r.is_busy) over ())::integer else 4 end
@@ -151,7 +155,7 @@ begin
             d.endpoint_id,
             d.priority,
             s.size,
-            count(*) over (partition by d.endpoint_id) as found,
+            s.lot,
             row_number() over (
                 partition by d.endpoint_id
                 order by
@@ -170,19 +174,29 @@ begin
                 and q.next_retry_at <= p_now
                 and (q.expires_at is null or q.expires_at > p_now)
                 and (p_generation is null or q.generation = p_generation)
-                and (q.ordering_key is null or ulak._is_head(q.endpoint_id, q.ordering_key, q.id))
+                and (
+                    q.ordering_key is null
+                    or not exists (
+                        select
+                        from ulak.queue h
+                        where h.endpoint_id = q.endpoint_id
+                            and h.ordering_key = q.ordering_key
+                            and h.status in ('pending', 'processing')
+                            and h.id < q.id
+                    )
+                )
             order by q.next_retry_at, q.id
             limit s.size
         ) c
     ),
     -- Endpoints take turns until the limit is reached.
     allotment as materialized (
-        select t.endpoint_id, t.priority, count(*) as size, bool_and(t.found < t.size) as is_all
+        select t.endpoint_id, t.priority, count(*) as size
         from (
-            select c.endpoint_id, c.priority, c.size, c.found
+            select c.endpoint_id, c.priority
             from candidate c
             where c.turn <= c.size
-            order by c.turn
+            order by c.turn, c.lot
             limit p_limit
         ) t
         group by t.endpoint_id, t.priority
@@ -200,7 +214,17 @@ begin
                 and q.next_retry_at <= p_now
                 and (q.expires_at is null or q.expires_at > p_now)
                 and (p_generation is null or q.generation = p_generation)
-                and (q.ordering_key is null or ulak._is_head(q.endpoint_id, q.ordering_key, q.id))
+                and (
+                    q.ordering_key is null
+                    or not exists (
+                        select
+                        from ulak.queue h
+                        where h.endpoint_id = q.endpoint_id
+                            and h.ordering_key = q.ordering_key
+                            and h.status in ('pending', 'processing')
+                            and h.id < q.id
+                    )
+                )
             order by q.next_retry_at, q.id
             limit a.size
             for update skip locked
@@ -218,23 +242,37 @@ begin
         where q.ctid = l.tid
         returning q.*
     ),
+    -- What it took out of a limit. The first message of an open circuit is its probe, and makes it half-open: the row has
+    -- been locked since it was admitted, so of all sessions one gets here.
     spent as (
         update ulak.endpoints e
         set rate_tokens = ulak._rate_tokens(e, p_now) - c.messages,
-            rate_refilled_at = p_now,
-            -- Nothing more was due: what was held while it was disabled is gone.
-            release_rate = case when not a.is_all then e.release_rate end,
-            circuit_probe_id = case when e.circuit_state = 'half_open' then c.id end,
-            circuit_probe_attempt = case when e.circuit_state = 'half_open' then c.attempts end
+            -- Clocks of sessions differ: time that has given its tokens must not give them again.
+            rate_refilled_at = greatest(e.rate_refilled_at, p_now),
+            release_rate = case when e.release_rate is not null and ulak._has_held(e.id, e.release_before) then e.release_rate end,
+            circuit_state = case when e.circuit_state = 'closed' then 'closed' else 'half_open' end,
+            circuit_probe_id = case when e.circuit_state <> 'closed' then c.id end,
+            circuit_probe_attempt = case when e.circuit_state <> 'closed' then c.attempts end
         from (
             select c.endpoint_id, count(*) as messages, min(c.id) as id, min(c.attempts) as attempts
             from claimed c
             group by c.endpoint_id
         ) c
-        join (
-            select a.endpoint_id, bool_and(a.is_all) as is_all from allotment a group by a.endpoint_id
-        ) a on a.endpoint_id = c.endpoint_id
         where e.id = c.endpoint_id and ulak._is_limited(e)
+        returning e.id, e.name, e.circuit_failure_count
+    ),
+    logged as (
+        insert into ulak.event_log (event, endpoint_id, endpoint_name, old_value, new_value, created_at)
+        select
+            'circuit.half_open',
+            s.id,
+            s.name,
+            ulak._circuit_value('open', s.circuit_failure_count),
+            ulak._circuit_value('half_open', s.circuit_failure_count),
+            p_now
+        from spent s
+        join ready r on r.id = s.id
+        where r.circuit_state = 'open'
     )
     select
         c.id,
@@ -252,7 +290,7 @@ begin
         c.created_at,
         c.expires_at,
         c.lease_until,
-        r.circuit_state
+        case when r.circuit_state = 'closed' then 'closed' else 'half_open' end
     from claimed c
     join ready r on r.id = c.endpoint_id
     -- In the order in which they were allotted.
@@ -267,19 +305,3 @@ begin
         c.endpoint_id;
 end
 $plpgsql$;
-
--- No live message of the key has a lower id.
-create or replace function ulak._is_head(p_endpoint_id bigint, p_ordering_key text, p_id bigint)
-returns boolean
-language sql
-stable
-as $sql$
-    select not exists (
-        select
-        from ulak.queue q
-        where q.endpoint_id = p_endpoint_id
-            and q.ordering_key = p_ordering_key
-            and q.status in ('pending', 'processing')
-            and q.id < p_id
-    )
-$sql$;

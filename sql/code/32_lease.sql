@@ -66,8 +66,9 @@ begin
         p_lease,
         p_generation,
         p_now
-    ) c
-    join ulak.endpoints e on e.id = c.endpoint_id;
+    ) with ordinality c
+    join ulak.endpoints e on e.id = c.endpoint_id
+    order by c.ordinality;
 end
 $plpgsql$;
 
@@ -154,11 +155,12 @@ security definer
 set search_path = pg_catalog, pg_temp
 as $plpgsql$
 declare
+    v_reason text := coalesce(p_error, 'no reason given');
     -- A worker may name the class itself.
     v_error text := case
-        when p_permanent and not starts_with(p_error, '[DISABLE]') then '[PERMANENT] ' || ulak._without_class(p_error)
-        when p_error ~ '^\[(RETRYABLE|PERMANENT|DISABLE)\]' then p_error
-        else '[RETRYABLE] ' || coalesce(p_error, 'no reason given')
+        when p_permanent and not starts_with(v_reason, '[DISABLE]') then '[PERMANENT] ' || ulak._without_class(v_reason)
+        when v_reason ~ '^\[(RETRYABLE|PERMANENT|DISABLE)\]' then v_reason
+        else '[RETRYABLE] ' || v_reason
     end;
 begin
     if p_retry_after not between interval '0' and interval '1 day' then
@@ -188,7 +190,7 @@ returns text
 language sql
 immutable
 as $sql$
-    select coalesce(regexp_replace(p_error, '^\[(RETRYABLE|PERMANENT)\]\s*', ''), 'no reason given')
+    select regexp_replace(p_error, '^\[(RETRYABLE|PERMANENT)\]\s*', '')
 $sql$;
 
 create or replace function ulak.release(

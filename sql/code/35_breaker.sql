@@ -12,10 +12,16 @@ as $sql$
         or p_endpoint.config ? 'rate_limit'
 $sql$;
 
--- How many messages of an endpoint may be claimed now. The row's lock, kept until the claim commits, makes the answer
--- true for all workers; one that finds it taken leaves the endpoint to the other, so claims never wait for each other.
-create or replace function ulak._admit(p_endpoint_id bigint, p_limit integer, p_now timestamptz)
-returns integer
+-- How many messages of an endpoint may be claimed now. Its locks, the breaker's and then the row's as in settling, are kept
+-- until the claim commits and make the answer true for all workers. Who finds one taken leaves the endpoint to the
+-- other, so claims never wait for each other.
+create or replace function ulak._admit(
+    p_endpoint_id bigint,
+    p_limit integer,
+    p_now timestamptz,
+    out quota integer,
+    out circuit_state text
+)
 language plpgsql
 set search_path = pg_catalog, pg_temp
 as $plpgsql$
@@ -23,23 +29,28 @@ declare
     v_endpoint ulak.endpoints;
     v_quota bigint := p_limit;
 begin
+    quota := 0;
+    if not pg_try_advisory_xact_lock(hashtext('ulak_cb'), p_endpoint_id::integer) then
+        return;
+    end if;
     select e.* into v_endpoint
     from ulak.endpoints e
     where e.id = p_endpoint_id and e.enabled
     for no key update skip locked;
     if not found then
-        return 0;
+        return;
     end if;
-    if v_endpoint.circuit_state <> 'closed' then
+    circuit_state := v_endpoint.circuit_state;
+    if circuit_state <> 'closed' then
         if not ulak._may_probe(v_endpoint, p_now) then
-            return 0;
+            return;
         end if;
         v_quota := 1;
     end if;
     if v_endpoint.max_in_flight is not null then
         v_quota := least(v_quota, v_endpoint.max_in_flight - ulak._count_in_flight(p_endpoint_id, v_endpoint.max_in_flight));
     end if;
-    return greatest(least(v_quota, floor(ulak._rate_tokens(v_endpoint, p_now))), 0);
+    quota := greatest(least(v_quota, floor(ulak._rate_tokens(v_endpoint, p_now))), 0);
 end
 $plpgsql$;
 
@@ -54,31 +65,64 @@ as $sql$
     from (select from ulak.queue q where q.status = 'processing' and q.endpoint_id = p_endpoint_id limit p_at_most) f
 $sql$;
 
--- open -> half_open once the cooldown is over, by compare-and-swap. A half-open circuit whose probe is no longer in flight
--- (its worker died, it was deleted, it expired) gets another probe instead of waiting for ever.
+-- An open circuit gets a probe once its cooldown is over. A half-open one whose probe is no longer in flight (its worker
+-- died, it was deleted, it expired) gets another instead of waiting for ever.
 create or replace function ulak._may_probe(p_endpoint ulak.endpoints, p_now timestamptz)
 returns boolean
 language plpgsql
 set search_path = pg_catalog, pg_temp
 as $plpgsql$
 begin
-    if p_endpoint.circuit_state = 'half_open' then
-        return not exists (
-            select
-            from ulak.queue q
-            where q.id = p_endpoint.circuit_probe_id
-                and q.attempts = p_endpoint.circuit_probe_attempt
-                and q.status is not distinct from 'processing'
-                and q.lease_until > p_now
-        );
+    if p_endpoint.circuit_state = 'open' then
+        return p_endpoint.circuit_half_open_at <= p_now;
     end if;
-    update ulak.endpoints e
-    set circuit_state = 'half_open', circuit_probe_id = null, circuit_probe_attempt = null
-    where e.id = p_endpoint.id and e.circuit_state = 'open' and e.circuit_half_open_at <= p_now;
-    if found then
-        perform ulak._log_circuit('circuit.half_open', p_endpoint, 'half_open', p_now);
-    end if;
-    return found;
+    return not exists (
+        select
+        from ulak.queue q
+        where q.id = p_endpoint.circuit_probe_id
+            and q.attempts = p_endpoint.circuit_probe_attempt
+            and q.status is not distinct from 'processing'
+            and q.lease_until > p_now
+    );
+end
+$plpgsql$;
+
+-- Whether messages that were due before a time are still waiting: one probe per priority for those that are due, one for
+-- those behind another of their ordering key.
+create or replace function ulak._has_held(p_endpoint_id bigint, p_before timestamptz)
+returns boolean
+language plpgsql
+stable
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set enable_bitmapscan = off
+as $plpgsql$
+begin
+    return exists (
+        select
+        from generate_series(0, 10) p(priority)
+        cross join lateral (
+            (
+                select q.next_retry_at as due_at
+                from ulak.queue q
+                where q.status = 'pending' and q.endpoint_id = p_endpoint_id and q.priority = p.priority
+                order by q.next_retry_at
+                limit 1
+            )
+            union all
+            (
+                select q.created_at
+                from ulak.queue q
+                where q.status = 'pending'
+                    and q.endpoint_id = p_endpoint_id
+                    and q.priority = p.priority
+                    and q.next_retry_at = 'infinity'
+                order by q.id
+                limit 1
+            )
+        ) m
+        where m.due_at < p_before
+    );
 end
 $plpgsql$;
 
@@ -194,18 +238,11 @@ language plpgsql
 set search_path = pg_catalog, pg_temp
 as $plpgsql$
 declare
-    v_endpoint ulak.endpoints;
-    v_rules jsonb;
+    v_endpoint ulak.endpoints := ulak._lock_endpoint(p_endpoint_id);
+    v_rules jsonb := ulak._circuit_rules(v_endpoint.config);
     v_failed boolean;
     v_probe boolean;
 begin
-    perform pg_advisory_xact_lock(hashtext('ulak_cb'), p_endpoint_id::integer);
-    select e.* into v_endpoint
-    from ulak.endpoints e
-    where e.id = p_endpoint_id
-    for no key update;
-    v_rules := ulak._circuit_rules(v_endpoint.config);
-
     for i in 1..cardinality(p_errors) loop
         if p_errors[i] is null then
             v_endpoint.last_success_at := p_now;
@@ -344,10 +381,18 @@ as $sql$
         p_event,
         p_endpoint.id,
         p_endpoint.name,
-        jsonb_build_object('circuit_state', p_endpoint.circuit_state, 'failures', p_endpoint.circuit_failure_count),
-        jsonb_build_object('circuit_state', p_new_state),
+        ulak._circuit_value(p_endpoint.circuit_state, p_endpoint.circuit_failure_count),
+        ulak._circuit_value(p_new_state, case when p_new_state = 'closed' then 0 else p_endpoint.circuit_failure_count end),
         p_now
     )
+$sql$;
+
+create or replace function ulak._circuit_value(p_state text, p_failures integer)
+returns jsonb
+language sql
+immutable
+as $sql$
+    select jsonb_build_object('circuit_state', p_state, 'failures', p_failures)
 $sql$;
 
 create or replace function ulak.update_circuit_breaker(
@@ -402,7 +447,7 @@ $plpgsql$;
 comment on function ulak.reset_circuit_breaker(text, timestamptz) is
     'closes an endpoint''s circuit at once and clears its counters; false if it was closed already';
 
-create or replace function ulak.disable_endpoint(p_name text)
+create or replace function ulak.disable_endpoint(p_name text, p_now timestamptz default clock_timestamp())
 returns boolean
 language plpgsql
 security definer
@@ -411,14 +456,18 @@ as $plpgsql$
 declare
     v_endpoint ulak.endpoints := ulak._lock_endpoint(p_name);
 begin
-    return ulak._switch_endpoint(v_endpoint, false, null, 'disabled by ' || session_user);
+    return ulak._switch_endpoint(v_endpoint, false, null, 'disabled by ' || session_user, p_now);
 end
 $plpgsql$;
 
-comment on function ulak.disable_endpoint(text) is
+comment on function ulak.disable_endpoint(text, timestamptz) is
     'stops deliveries to an endpoint; messages for it are still accepted, and held; false if it was disabled already';
 
-create or replace function ulak.enable_endpoint(p_name text, p_rate double precision default null)
+create or replace function ulak.enable_endpoint(
+    p_name text,
+    p_rate double precision default null,
+    p_now timestamptz default clock_timestamp()
+)
 returns boolean
 language plpgsql
 security definer
@@ -427,19 +476,35 @@ as $plpgsql$
 declare
     v_endpoint ulak.endpoints := ulak._lock_endpoint(p_name);
 begin
-    if p_rate <= 0 or p_rate = 'infinity' then
+    if not (p_rate > 0 and p_rate < 'infinity') then
         raise exception 'the rate must be above 0 messages a second'
             using errcode = '22023', hint = 'Leave it out to release what was held as fast as it goes.';
     end if;
-    return ulak._switch_endpoint(v_endpoint, true, p_rate, 'enabled by ' || session_user);
+    return ulak._switch_endpoint(v_endpoint, true, p_rate, 'enabled by ' || session_user, p_now);
 end
 $plpgsql$;
 
-comment on function ulak.enable_endpoint(text, double precision) is
+comment on function ulak.enable_endpoint(text, double precision, timestamptz) is
     'resumes deliveries to an endpoint, what was held at p_rate messages a second if given; false if it was enabled already';
 
--- The breaker's lock, then the row: the order in which settling takes them.
 create or replace function ulak._lock_endpoint(p_name text)
+returns ulak.endpoints
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+declare
+    v_endpoint ulak.endpoints := ulak._lock_endpoint((select e.id from ulak.endpoints e where e.name = p_name));
+begin
+    if v_endpoint.id is null then
+        perform ulak._raise_unknown_endpoint(p_name);
+    end if;
+    return v_endpoint;
+end
+$plpgsql$;
+
+-- The breaker's lock, then the row; null if there is no such endpoint. Who locks several takes them in the order of
+-- their ids, and messages before endpoints: so nobody can wait in a circle.
+create or replace function ulak._lock_endpoint(p_id bigint)
 returns ulak.endpoints
 language plpgsql
 set search_path = pg_catalog, pg_temp
@@ -447,16 +512,11 @@ as $plpgsql$
 declare
     v_endpoint ulak.endpoints;
 begin
-    perform pg_advisory_xact_lock(hashtext('ulak_cb'), e.id::integer)
-    from ulak.endpoints e
-    where e.name = p_name;
+    perform pg_advisory_xact_lock(hashtext('ulak_cb'), p_id::integer);
     select e.* into v_endpoint
     from ulak.endpoints e
-    where e.name = p_name
+    where e.id = p_id
     for no key update;
-    if not found then
-        perform ulak._raise_unknown_endpoint(p_name);
-    end if;
     return v_endpoint;
 end
 $plpgsql$;
@@ -465,7 +525,8 @@ create or replace function ulak._switch_endpoint(
     p_endpoint ulak.endpoints,
     p_enabled boolean,
     p_rate double precision,
-    p_reason text
+    p_reason text,
+    p_now timestamptz
 )
 returns boolean
 language plpgsql
@@ -475,21 +536,23 @@ begin
     update ulak.endpoints e
     set enabled = p_enabled,
         release_rate = p_rate,
+        release_before = case when p_rate is not null then p_now end,
         rate_tokens = case when p_rate is null then e.rate_tokens else 0 end,
-        rate_refilled_at = clock_timestamp(),
-        updated_at = clock_timestamp()
+        rate_refilled_at = case when p_rate is null then e.rate_refilled_at else p_now end,
+        updated_at = p_now
     where e.id = p_endpoint.id and (e.enabled <> p_enabled or e.release_rate is distinct from p_rate);
     if p_endpoint.enabled = p_enabled then
         return false;
     end if;
-    insert into ulak.event_log (event, endpoint_id, endpoint_name, old_value, new_value, detail)
+    insert into ulak.event_log (event, endpoint_id, endpoint_name, old_value, new_value, detail, created_at)
     values (
         case when p_enabled then 'endpoint.enabled' else 'endpoint.disabled' end,
         p_endpoint.id,
         p_endpoint.name,
         jsonb_build_object('enabled', p_endpoint.enabled),
         jsonb_build_object('enabled', p_enabled),
-        jsonb_strip_nulls(jsonb_build_object('reason', p_reason, 'rate', p_rate))
+        jsonb_strip_nulls(jsonb_build_object('reason', p_reason, 'rate', p_rate)),
+        p_now
     );
     return true;
 end

@@ -32,6 +32,7 @@ declare
     v_places bigint[];
     v_keys text[];
     v_key_endpoint_ids bigint[];
+    v_dead bigint[];
 begin
     with settled as (
         update ulak.queue q
@@ -60,10 +61,10 @@ begin
 
     if p_errors is not null then
         with settled as materialized (
-            select d.id, d.endpoint_id, d.place, null as ordering_key
+            select d.id, d.endpoint_id, d.place, null as ordering_key, false as is_dead
             from unnest(v_ids, v_endpoint_ids, v_places) d(id, endpoint_id, place)
             union all
-            select f.id, f.endpoint_id, f.place, case when f.is_dead then f.ordering_key end
+            select f.id, f.endpoint_id, f.place, case when f.is_dead then f.ordering_key end, f.is_dead
             from ulak._fail_rows(
                 array_fill(p_worker, array[cardinality(p_ids)]),
                 p_ids,
@@ -79,8 +80,9 @@ begin
             array_agg(s.endpoint_id order by s.place),
             array_agg(s.place order by s.place),
             v_keys || array_agg(s.ordering_key) filter (where s.ordering_key is not null),
-            v_key_endpoint_ids || array_agg(s.endpoint_id) filter (where s.ordering_key is not null)
-        into v_ids, v_endpoint_ids, v_places, v_keys, v_key_endpoint_ids
+            v_key_endpoint_ids || array_agg(s.endpoint_id) filter (where s.ordering_key is not null),
+            array_agg(s.id) filter (where s.is_dead)
+        into v_ids, v_endpoint_ids, v_places, v_keys, v_key_endpoint_ids, v_dead
         from settled s;
     end if;
 
@@ -96,11 +98,15 @@ begin
             p_now
         );
     end if;
+    if v_dead is not null then
+        perform ulak._announce_dead(v_dead, p_now);
+    end if;
     return v_ids;
 end
 $plpgsql$;
 
--- Failures, reported or found by recovery, all take this way: retry after a delay, or the dead-letter queue.
+-- Failures, reported or found by recovery, all take this way: retry after a delay, or the dead-letter queue. The caller
+-- promotes what waited behind a dead message and announces it.
 create or replace function ulak._fail_rows(
     p_workers text[],
     p_ids bigint[],
@@ -135,7 +141,7 @@ begin
             o.error,
             o.retry_after,
             o.response,
-            q.ctid as tid,
+            q.id,
             q.retry_count,
             v_defaults || coalesce(e.retry_policy, '{}') as policy
         from unnest(p_workers, p_ids, p_attempts, p_errors, p_retry_after, p_responses)
@@ -176,7 +182,7 @@ begin
             locked_by = null,
             lease_until = null
         from decided d
-        where q.ctid = d.tid
+        where q.id = d.id
         returning d.place, q.id, q.endpoint_id, q.ordering_key, d.is_dead
     )
     select

@@ -2,13 +2,20 @@
 
 create or replace function ulak.retry_delay(p_policy jsonb, p_retry_count integer)
 returns interval
-language sql
+language plpgsql
 volatile
 security definer
 set search_path = pg_catalog, pg_temp
-as $sql$
-    select ulak._backoff(ulak._retry_defaults() || coalesce(p_policy, '{}'), p_retry_count)
-$sql$;
+as $plpgsql$
+declare
+    v_violation text[] := ulak._retry_policy_violation(p_policy);
+begin
+    if v_violation is not null then
+        perform ulak._raise_violation('retry policy', v_violation);
+    end if;
+    return ulak._backoff(ulak._retry_defaults() || coalesce(p_policy, '{}'), p_retry_count);
+end
+$plpgsql$;
 
 comment on function ulak.retry_delay(jsonb, integer) is
     'how long a message waits after it failed for the n-th time (from 0) under this retry policy; '

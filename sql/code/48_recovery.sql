@@ -22,6 +22,7 @@ declare
     v_recovered integer;
     v_keys text[];
     v_endpoint_ids bigint[];
+    v_dead bigint[];
 begin
     select array_agg(s.id), array_agg(s.attempts), array_agg(s.locked_by) into v_ids, v_attempts, v_workers
     from (
@@ -39,8 +40,9 @@ begin
     select
         count(*),
         array_agg(f.ordering_key) filter (where f.is_dead and f.ordering_key is not null),
-        array_agg(f.endpoint_id) filter (where f.is_dead and f.ordering_key is not null)
-    into v_recovered, v_keys, v_endpoint_ids
+        array_agg(f.endpoint_id) filter (where f.is_dead and f.ordering_key is not null),
+        array_agg(f.id) filter (where f.is_dead)
+    into v_recovered, v_keys, v_endpoint_ids, v_dead
     from ulak._fail_rows(
         v_workers,
         v_ids,
@@ -52,6 +54,9 @@ begin
     ) f;
     if v_keys is not null then
         perform ulak._promote_heads(v_endpoint_ids, v_keys, p_now);
+    end if;
+    if v_dead is not null then
+        perform ulak._announce_dead(v_dead, p_now);
     end if;
     return v_recovered;
 end

@@ -1,6 +1,6 @@
 -- The dead-letter queue: burying messages, and bringing them back.
 
--- Copies messages that have just failed for good, and tells everybody: event log, server log, NOTIFY.
+-- Copies messages that have just failed for good, and logs them.
 create or replace function ulak._bury(p_ids bigint[], p_now timestamptz)
 returns void
 language plpgsql
@@ -68,8 +68,21 @@ begin
     where q.id = any (p_ids)
     order by q.id;
 
+    insert into ulak.event_log (event, endpoint_id, endpoint_name, message_id, detail, created_at)
+    select
+        'message.dead',
+        q.endpoint_id,
+        e.name,
+        q.id,
+        jsonb_build_object('attempts', q.attempts, 'error', q.last_error),
+        p_now
+    from ulak.queue q
+    left join ulak.endpoints e on e.id = q.endpoint_id
+    where q.id = any (p_ids)
+    order by q.id;
+
     for v_dead in
-        select q.id, q.endpoint_id, e.name as endpoint, q.attempts, q.last_error
+        select q.id, e.name as endpoint, q.attempts, q.last_error
         from ulak.queue q
         left join ulak.endpoints e on e.id = q.endpoint_id
         where q.id = any (p_ids)
@@ -81,73 +94,55 @@ begin
             'attempts', v_dead.attempts,
             'error', v_dead.last_error
         );
-        insert into ulak.event_log (event, endpoint_id, endpoint_name, message_id, detail, created_at)
-        values (
-            'message.dead',
-            v_dead.endpoint_id,
-            v_dead.endpoint,
-            v_dead.id,
-            jsonb_build_object('attempts', v_dead.attempts, 'error', v_dead.last_error),
-            p_now
-        );
     end loop;
-    perform ulak._disable_gone_endpoints(p_ids, p_now);
-    perform ulak._notify_dead(p_ids, p_now);
 end
 $plpgsql$;
 
--- A receiver that says 410 Gone wants no more.
-create or replace function ulak._disable_gone_endpoints(p_ids bigint[], p_now timestamptz)
+-- What dead messages mean for their endpoints. The last step of every caller: it locks endpoints.
+create or replace function ulak._announce_dead(p_ids bigint[], p_now timestamptz)
 returns void
 language plpgsql
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 as $plpgsql$
 declare
-    v_name text;
+    v_dead record;
+    v_endpoint ulak.endpoints;
 begin
-    for v_name in
-        select distinct e.name
-        from ulak.queue q
-        join ulak.endpoints e on e.id = q.endpoint_id
-        where q.id = any (p_ids)
-            and starts_with(q.last_error, '[DISABLE]')
-            and e.enabled
-            and (e.config -> 'auto_disable_on_gone')::boolean
-        order by e.name
-    loop
-        perform ulak._switch_endpoint(ulak._lock_endpoint(v_name), false, null, 'the receiver answered 410 Gone');
-    end loop;
-end
-$plpgsql$;
-
--- At most once a second and endpoint: NOTIFY takes a lock that all databases of the server share.
-create or replace function ulak._notify_dead(p_ids bigint[], p_now timestamptz)
-returns void
-language sql
-set search_path = pg_catalog, pg_temp
-set enable_seqscan = off
-as $sql$
-    with dead as (
-        select q.endpoint_id, count(*) as messages, max(q.id) as last_id
+    for v_dead in
+        select
+            q.endpoint_id,
+            count(*) as messages,
+            max(q.id) as last_id,
+            bool_or(starts_with(q.last_error, '[DISABLE]')) as is_gone
         from ulak.queue q
         where q.id = any (p_ids)
         group by q.endpoint_id
-    ),
-    due as (
-        update ulak.endpoints e
-        set dead_notified_at = p_now
-        from dead d
-        where e.id = d.endpoint_id
-            and coalesce(e.dead_notified_at, '-infinity') <= p_now - interval '1 second'
-        returning e.name, d.messages, d.last_id
-    )
-    select pg_notify(
-        'ulak_events',
-        jsonb_build_object('event', 'message.dead', 'endpoint', d.name, 'messages', d.messages, 'last', d.last_id)::text
-    )
-    from due d
-$sql$;
+        order by q.endpoint_id
+    loop
+        v_endpoint := ulak._lock_endpoint(v_dead.endpoint_id);
+        -- A receiver that says 410 Gone wants no more.
+        if v_dead.is_gone and v_endpoint.enabled and (v_endpoint.config -> 'auto_disable_on_gone')::boolean then
+            perform ulak._switch_endpoint(v_endpoint, false, null, 'the receiver answered 410 Gone', p_now);
+        end if;
+        -- At most once a second and endpoint: NOTIFY takes a lock that all databases of the server share.
+        if v_endpoint.id is not null and coalesce(v_endpoint.dead_notified_at, '-infinity') <= p_now - interval '1 second' then
+            update ulak.endpoints e
+            set dead_notified_at = p_now
+            where e.id = v_endpoint.id;
+            perform pg_notify(
+                'ulak_events',
+                jsonb_build_object(
+                    'event', 'message.dead',
+                    'endpoint', v_endpoint.name,
+                    'messages', v_dead.messages,
+                    'last', v_dead.last_id
+                )::text
+            );
+        end if;
+    end loop;
+end
+$plpgsql$;
 
 create or replace function ulak.archive_single_to_dlq(
     p_message_id bigint,
@@ -177,6 +172,7 @@ begin
     if v_message.ordering_key is not null then
         perform ulak._promote_heads(array[v_message.endpoint_id], array[v_message.ordering_key], p_now);
     end if;
+    perform ulak._announce_dead(array[p_message_id], p_now);
     return (select max(d.id) from ulak.dlq d where d.original_message_id = p_message_id);
 end
 $plpgsql$;
@@ -232,24 +228,12 @@ create or replace function ulak.cleanup_dlq(
     p_now timestamptz default clock_timestamp()
 )
 returns integer
-language plpgsql
+language sql
 security definer
 set search_path = pg_catalog, pg_temp
-as $plpgsql$
-declare
-    v_days integer := coalesce(p_retention_days, ulak.setting('dlq_retention_days')::integer);
-    v_deleted integer;
-begin
-    if v_days < 1 then
-        raise exception 'dead letters are kept for at least a day'
-            using errcode = '22023', detail = format('The retention given is %s days.', v_days);
-    end if;
-    delete from ulak.dlq d
-    where d.archived_at < p_now - make_interval(days => v_days);
-    get diagnostics v_deleted = row_count;
-    return v_deleted;
-end
-$plpgsql$;
+as $sql$
+    select ulak._cleanup('dlq', p_retention_days, null, p_now)
+$sql$;
 
 comment on function ulak.cleanup_dlq(integer, timestamptz) is
     'deletes dead letters that are older than dlq_retention_days; returns how many';
@@ -261,6 +245,9 @@ security definer
 set search_path = pg_catalog, pg_temp
 as $plpgsql$
 begin
+    if p_consumer is null or p_key is null then
+        raise exception 'consumer and key must not be null' using errcode = '22004';
+    end if;
     perform ulak._check_key('consumer', p_consumer);
     perform ulak._check_key('key', p_key);
     insert into ulak.handled (consumer, key)

@@ -49,7 +49,9 @@ security definer
 set search_path = pg_catalog, pg_temp
 as $plpgsql$
 begin
-    perform ulak._wait_for_endpoint(p_name);
+    if p_name is null then
+        perform ulak._raise_unknown_endpoint(p_name);
+    end if;
     return (select r.messages from ulak.redrive(p_endpoint => p_name) r);
 end
 $plpgsql$;
@@ -92,6 +94,9 @@ begin
     if p_limit < 1 or p_rate <= 0 then
         raise exception 'limit and rate must be above 0'
             using errcode = '22023', detail = format('The limit is %s, the rate is %s.', p_limit, p_rate);
+    end if;
+    if p_endpoint is not null then
+        perform ulak._wait_for_endpoint(p_endpoint);
     end if;
     v_ids := array(
         select d.id
@@ -231,6 +236,8 @@ begin
             priority,
             scheduled_at,
             next_retry_at,
+            created_at,
+            updated_at,
             correlation_id,
             ordering_key,
             generation,
@@ -245,7 +252,9 @@ begin
             m.payload,
             m.priority,
             t.scheduled_at,
-            case when m.ordering_key is null then coalesce(t.scheduled_at, now()) else 'infinity' end,
+            case when m.ordering_key is null then coalesce(t.scheduled_at, p_now) else 'infinity' end,
+            p_now,
+            p_now,
             m.correlation_id,
             m.ordering_key,
             coalesce(p_new_generation, m.generation),
@@ -285,16 +294,19 @@ returns void
 language plpgsql
 set search_path = pg_catalog, pg_temp
 as $plpgsql$
-begin
-    perform pg_advisory_xact_lock_shared(hashtext('ulak_endpoint_id'), t.endpoint_id::integer)
-    from (select distinct u.endpoint_id from unnest(p_endpoint_ids) u(endpoint_id) order by 1) t;
-    perform pg_advisory_xact_lock(hashtext('ulak_key'), t.lock)
-    from (
-        select distinct ulak._ordering_lock(u.endpoint_id, u.ordering_key) as lock
+declare
+    v_locks integer[] := array(
+        select distinct ulak._ordering_lock(u.endpoint_id, u.ordering_key)
         from unnest(p_endpoint_ids, p_keys) u(endpoint_id, ordering_key)
         where u.ordering_key is not null
         order by 1
-    ) t;
+    );
+begin
+    perform ulak._check_ordering_keys(cardinality(v_locks));
+    perform pg_advisory_xact_lock_shared(hashtext('ulak_endpoint_id'), t.endpoint_id::integer)
+    from (select distinct u.endpoint_id from unnest(p_endpoint_ids) u(endpoint_id) order by 1) t;
+    perform pg_advisory_xact_lock(hashtext('ulak_key'), l)
+    from unnest(v_locks) l;
 end
 $plpgsql$;
 

@@ -171,7 +171,6 @@ begin
             and a.created_at between p_first and p_last
             and a.ordering_key is not null
     );
-    perform ulak._check_ordering_keys(cardinality(v_keys));
     v_key_endpoint_ids := array_fill(p_endpoint_id, array[cardinality(v_keys)]);
     perform ulak._lock_for_requeue(v_key_endpoint_ids, v_keys);
 
@@ -282,8 +281,8 @@ begin
 end
 $plpgsql$;
 
--- Each key takes an entry of the server's lock table, which is of a fixed size: replaying everything of an endpoint with a
--- million keys would fill it for everybody.
+-- Each key takes an entry of the server's lock table, which is of a fixed size: replaying or redriving everything of an
+-- endpoint with a million keys would fill it for everybody.
 create or replace function ulak._check_ordering_keys(p_count integer)
 returns void
 language plpgsql

@@ -23,6 +23,7 @@ create table ulak.endpoints (
     rate_tokens double precision,
     rate_refilled_at timestamptz,
     release_rate double precision,
+    release_before timestamptz,
     circuit_probe_id bigint,
     circuit_probe_attempt integer,
     circuit_window_started_at timestamptz,
@@ -53,6 +54,7 @@ comment on column ulak.endpoints.max_in_flight is 'the config''s max_in_flight, 
 comment on column ulak.endpoints.rate_tokens is 'tokens left in the rate limit''s bucket at rate_refilled_at';
 comment on column ulak.endpoints.rate_refilled_at is 'when rate_tokens was last computed';
 comment on column ulak.endpoints.release_rate is 'messages a second while a held backlog is released by enable_endpoint(); null: no such limit';
+comment on column ulak.endpoints.release_before is 'messages that were due before this are that backlog';
 comment on column ulak.endpoints.circuit_probe_id is 'message that probes a half-open breaker';
 comment on column ulak.endpoints.circuit_probe_attempt is 'attempt number of that probe, so that an older attempt of the same message doesn''t count';
 comment on column ulak.endpoints.circuit_window_started_at is 'start of the breaker''s current window (failure-rate mode)';
