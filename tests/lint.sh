@@ -2,8 +2,8 @@
 # Style and types of the Python, safety of the built script. Runs inside tests/sandbox.sh.
 set -euo pipefail
 
-ruff check --no-cache --config tests/pyproject.toml plpython tests
-ruff format --check --quiet --no-cache --config tests/pyproject.toml plpython tests
+ruff check --no-cache --config tests/pyproject.toml plpython tests docker
+ruff format --check --quiet --no-cache --config tests/pyproject.toml plpython tests docker
 MYPYPATH=plpython:tests mypy --config-file tests/pyproject.toml --cache-dir "$ULAK_WORK/mypy" --no-error-summary \
     plpython/embed.py plpython/loader.py plpython/ulak tests/support tests/conftest.py
 
