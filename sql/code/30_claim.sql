@@ -145,7 +145,7 @@ begin
             random() as lot,
             least(
                 r.quota,
-                case when r.is_busy then ceil(2.0 * p_limit / count(*) filter (where r.is_busy) over ())::integer else 4 end
+                case when r.is_busy then ceil(2.0 * p_limit / count(*) filter (where r.is_busy) over ())::integer end
             ) as size
         from ready r
         where r.quota > 0

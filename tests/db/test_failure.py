@@ -1,0 +1,289 @@
+"""What a failure does: the error's class decides, the budget ends, and everybody who must know is told."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import psycopg
+import pytest
+from support.cluster import Cluster, Connect
+from support.queue import Queue
+
+GONE = {"url": "https://example.com", "auto_disable_on_gone": True}
+
+
+@pytest.fixture(autouse=True)
+def shop(queue: Queue) -> int:
+    return queue.endpoint(policy={"max_retries": 2, "backoff": "fixed", "base_delay_seconds": 10})
+
+
+# Classes.
+
+
+@pytest.mark.parametrize(
+    ("reported", "permanent", "stored", "status"),
+    [
+        ("no luck", False, "[RETRYABLE] no luck", "pending"),
+        ("[RETRYABLE] 503", False, "[RETRYABLE] 503", "pending"),
+        ("[PERMANENT] 400", False, "[PERMANENT] 400", "failed"),
+        ("[DISABLE] 410", False, "[DISABLE] 410", "failed"),
+        ("bad order", True, "[PERMANENT] bad order", "failed"),
+        ("[RETRYABLE] 503", True, "[PERMANENT] 503", "failed"),
+        ("[PERMANENT] 400", True, "[PERMANENT] 400", "failed"),
+        ("[DISABLE] 410", True, "[DISABLE] 410", "failed"),
+        (None, False, "[RETRYABLE] no reason given", "pending"),
+        (None, True, "[PERMANENT] no reason given", "failed"),
+        ("says [PERMANENT] in the middle", False, "[RETRYABLE] says [PERMANENT] in the middle", "pending"),
+    ],
+)
+def test_the_class_of_an_error_decides(
+    queue: Queue, reported: str | None, permanent: bool, stored: str, status: str
+) -> None:
+    id = queue.send()
+
+    queue.fail(queue.claim_one(), reported, permanent=permanent)
+
+    message = queue.message(id)
+    assert (message["last_error"], message["status"]) == (stored, status)
+
+
+def test_a_permanent_failure_leaves_the_rest_of_the_budget(queue: Queue) -> None:
+    id = queue.send()
+
+    queue.fail(queue.claim_one(), permanent=True, now=5)
+
+    message, letter = queue.message(id), queue.dead(id)
+    assert (message["attempts"], message["retry_count"]) == (letter["attempts"], letter["retry_count"]) == (1, 0)
+    assert message["failed_at"] == letter["failed_at"] == queue.at(5)
+
+
+def test_the_budget_is_exact(queue: Queue) -> None:
+    """Two retries are three attempts."""
+    id = queue.send()
+
+    for now in (0, 10, 20):
+        assert queue.status(id) == "pending"
+        queue.fail(queue.claim_one(now=now), f"failure at {now}", now=now)
+
+    letter = queue.dead(id)
+    assert queue.status(id) == "failed"
+    assert (letter["attempts"], letter["retry_count"]) == (3, 2)
+    assert letter["last_error"] == "[RETRYABLE] failure at 20"
+    assert (letter["first_failed_at"], letter["failed_at"]) == (queue.at(0), queue.at(20))
+    assert queue.claim(10, now=100_000) == []
+
+
+def test_without_retries_the_first_failure_is_the_last(queue: Queue) -> None:
+    queue.endpoint("once", policy={"max_retries": 0})
+    id = queue.send("once")
+
+    queue.fail(queue.claim_one())
+
+    assert queue.status(id) == "failed"
+
+
+def test_the_budget_comes_from_the_setting_where_the_policy_is_silent(queue: Queue) -> None:
+    queue.call("configure", "default_max_retries", "1")
+    queue.endpoint("silent", policy={"backoff": "fixed"})
+    id = queue.send("silent")
+
+    queue.fail(queue.claim_one())
+    assert queue.status(id) == "pending"
+    queue.fail(queue.claim_one(now=10), now=10)
+
+    assert queue.status(id) == "failed"
+
+
+def test_a_response_that_came_with_the_failure_is_kept(queue: Queue) -> None:
+    id = queue.send()
+    queue.claim_one()
+
+    queue.value(
+        "select ulak._settle_many('w', %s, '{1}', '{[PERMANENT] 400}', null, array[%s::jsonb])", [id], '{"status": 400}'
+    )
+
+    assert queue.dead(id)["response"] == {"status": 400}
+
+
+# The dead-letter queue.
+
+
+def test_a_dead_letter_is_the_whole_message(queue: Queue) -> None:
+    id = queue.send(
+        payload={"order": 7},
+        priority=4,
+        correlation_id="6d8de26b-3e3e-4a1c-8f5f-0a3c5e0c5f3a",
+        idempotency_key="once",
+        ordering_key="k",
+        scheduled_at=1,
+        expires_at=600,
+        headers={"x-shop": "a"},
+        metadata={"trace": 9},
+    )
+    queue.db.execute("update ulak.queue set generation = 3, failure_history = '[{\"attempts\": 9}]'")
+
+    queue.fail(queue.claim_one(now=2), permanent=True, now=3)
+
+    message, letter = queue.message(id), queue.dead(id)
+    same = (
+        "endpoint_id message_id payload priority correlation_id idempotency_key payload_hash ordering_key scheduled_at "
+        "expires_at headers metadata generation failure_history attempts retry_count last_error first_failed_at failed_at"
+    ).split()
+    assert {name: letter[name] for name in same} == {name: message[name] for name in same}
+    assert None not in {letter[name] for name in same if name not in ("headers", "metadata", "payload", "failure_history")}
+    assert letter["original_message_id"] == id
+    assert letter["original_created_at"] == message["created_at"]
+    assert letter["archived_at"] == queue.at(3)
+    assert (letter["endpoint_name"], letter["protocol"], letter["status"]) == ("shop", "pull", "failed")
+    assert (letter["redriven_at"], letter["redriven_by"], letter["redriven_message_id"]) == (None, None, None)
+
+
+def test_every_death_is_in_the_event_log_without_the_payload(queue: Queue) -> None:
+    id = queue.send(payload={"secret": "swordfish"})
+
+    queue.fail(queue.claim_one(), "no such customer", permanent=True, now=9)
+
+    (event,) = queue.rows("select * from ulak.event_log where event = 'message.dead'")
+    assert (event["message_id"], event["endpoint_name"], event["created_at"]) == (id, "shop", queue.at(9))
+    assert event["detail"] == {"attempts": 1, "error": "[PERMANENT] no such customer"}
+    assert "swordfish" not in str(event)
+
+
+def test_every_death_is_one_structured_line_of_the_servers_log(queue: Queue, cluster: Cluster) -> None:
+    before = cluster.log.stat().st_size
+    ids = [queue.send(payload={"secret": "swordfish"}) for _ in range(2)]
+
+    for claim in queue.claim(2):
+        queue.fail(claim, 'said "no"', permanent=True)
+
+    with cluster.log.open() as log:
+        log.seek(before)
+        lines = [line.split("dead letter: ")[1] for line in log if "dead letter: " in line]
+    assert [json.loads(line) for line in lines] == [
+        {"message": id, "endpoint": "shop", "attempts": 1, "error": '[PERMANENT] said "no"'} for id in ids
+    ]
+
+
+def test_a_retry_is_not_worth_an_event(queue: Queue) -> None:
+    queue.send()
+    before = queue.events()
+
+    queue.fail(queue.claim_one())
+
+    assert queue.events() == before
+
+
+def test_a_death_lets_the_next_message_of_the_key_go(queue: Queue) -> None:
+    queue.send(ordering_key="k")
+    second = queue.send(ordering_key="k")
+
+    queue.fail(queue.claim_one(), permanent=True)
+
+    assert queue.claim_one().id == second
+
+
+# 410 Gone.
+
+
+def test_a_receiver_that_is_gone_disables_its_endpoint_if_the_config_says_so(queue: Queue) -> None:
+    queue.endpoint("gone", GONE, protocol="http")
+    queue.send_many(2, "gone")
+
+    queue.fail(queue.claim_one(endpoint="gone"), "[DISABLE] HTTP 410", now=4)
+
+    assert not queue.circuit("gone")["enabled"]
+    assert queue.claim(10, endpoint="gone") == []
+    (event,) = queue.rows("select * from ulak.event_log where event = 'endpoint.disabled'")
+    assert event["endpoint_name"] == "gone"
+    assert event["created_at"] == queue.at(4)
+    assert (event["old_value"], event["new_value"]) == ({"enabled": True}, {"enabled": False})
+    assert "410" in event["detail"]["reason"]
+
+
+def test_a_receiver_that_is_gone_is_only_buried_if_the_config_is_silent(queue: Queue) -> None:
+    queue.endpoint("gone", {"url": "https://example.com"}, protocol="http")
+    id = queue.send("gone")
+
+    queue.fail(queue.claim_one(endpoint="gone"), "[DISABLE] HTTP 410")
+
+    assert queue.status(id) == "failed"
+    assert queue.circuit("gone")["enabled"]
+
+
+def test_another_permanent_failure_does_not_disable(queue: Queue) -> None:
+    queue.endpoint("gone", GONE, protocol="http")
+    queue.send("gone")
+
+    queue.fail(queue.claim_one(endpoint="gone"), permanent=True)
+
+    assert queue.circuit("gone")["enabled"]
+
+
+def test_an_endpoint_that_is_disabled_already_is_not_disabled_again(queue: Queue) -> None:
+    queue.endpoint("gone", GONE, protocol="http")
+    queue.send_many(2, "gone")
+
+    for claim in queue.claim(2, endpoint="gone"):
+        queue.fail(claim, "[DISABLE] HTTP 410")
+
+    assert queue.events("endpoint.disabled") == ["endpoint.disabled"]
+
+
+# NOTIFY: needs commits.
+
+
+@pytest.fixture
+def committed(db: psycopg.Connection[Any]) -> Queue:
+    queue = Queue(db)
+    queue.endpoint("a")
+    queue.endpoint("b")
+    return queue
+
+
+def heard(listener: psycopg.Connection[Any]) -> list[Any]:
+    """What was notified until now: a notification of our own is the last."""
+    listener.execute("notify ulak_events, '\"end\"'")
+    told: list[Any] = []
+    for notification in listener.notifies(timeout=10):
+        if notification.payload == '"end"':
+            break
+        told.append(json.loads(notification.payload))
+    return told
+
+
+def test_deaths_are_notified_at_most_once_a_second_and_endpoint(committed: Queue, connect: Connect) -> None:
+    listener = connect()
+    listener.execute("listen ulak_events")
+    first, *_ = committed.send_many(4, "a")
+    (other,) = committed.send_many(1, "b")
+
+    for now in (1, 1.5, 1.999, 2):
+        committed.fail(committed.claim_one(endpoint="a", now=now), permanent=True, now=now)
+    committed.fail(committed.claim_one(endpoint="b", now=2), permanent=True, now=2)
+
+    assert heard(listener) == [
+        {"event": "message.dead", "endpoint": "a", "messages": 1, "last": first},
+        {"event": "message.dead", "endpoint": "a", "messages": 1, "last": first + 3},
+        {"event": "message.dead", "endpoint": "b", "messages": 1, "last": other},
+    ]
+
+
+def test_many_deaths_at_once_are_one_notification_each_endpoint(committed: Queue, connect: Connect) -> None:
+    listener = connect()
+    listener.execute("listen ulak_events")
+    ids = committed.send_many(3, "a")
+    others = committed.send_many(2, "b")
+    claims = committed.claim(10)
+
+    committed.value(
+        "select ulak._settle_many('w', %s, %s, %s)",
+        [claim.id for claim in claims],
+        [1] * 5,
+        ["[PERMANENT] no"] * 5,
+    )
+
+    assert heard(listener) == [
+        {"event": "message.dead", "endpoint": "a", "messages": 3, "last": ids[-1]},
+        {"event": "message.dead", "endpoint": "b", "messages": 2, "last": others[-1]},
+    ]
