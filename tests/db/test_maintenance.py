@@ -16,6 +16,7 @@ DB = psycopg.Connection[Any]
 NOW = datetime(2031, 3, 15, 12, 5, tzinfo=UTC)
 LONG_AGO = NOW - timedelta(hours=2)
 
+# Other chapters add steps of their own behind these.
 STEPS = [
     "recover",
     "expire",
@@ -93,7 +94,7 @@ def test_a_run_does_all_that_is_due_and_counts_it(db: DB) -> None:
 
     run(db, NOW.replace(minute=10))
 
-    rows = status(db, "rows")
+    rows = {step: rows for step, rows in status(db, "rows").items() if step in STEPS}
     assert rows.pop("partitions") >= 4
     assert rows.pop("archive_retention") >= 1
     assert rows.pop("event_log_retention") >= log
@@ -105,7 +106,6 @@ def test_a_run_does_all_that_is_due_and_counts_it(db: DB) -> None:
         "stats_retention": 5,
         "inbox_retention": 6,
         "ordering": 1,
-        "vacuum": None,
     }
     left = "select id, status, next_retry_at = 'infinity' from ulak.queue order by id"
     assert db.execute(left).fetchall() == [
@@ -128,7 +128,7 @@ def test_every_step_is_recorded_with_its_start_and_duration(db: DB) -> None:
 
     run(db, None)
 
-    assert list(status(db, "state"))[:-1] == STEPS
+    assert [step for step in status(db, "state") if step in STEPS] == STEPS
     assert {status(db, "state")[step] for step in STEPS} == {"ok"}
     started = status(db, "started_at")
     assert before < started["recover"] < started["archive"] < started["ordering"]
@@ -288,7 +288,7 @@ def test_others_may_not(connect: Connect, role: str) -> None:
 
 
 def test_the_monitor_sees_the_status(connect: Connect) -> None:
-    assert len(status(connect("ulak_monitor"), "state")) == len(STEPS) + 1
+    assert set(status(connect("ulak_monitor"), "state")) >= {*STEPS, "vacuum"}
 
 
 RETENTIONS = [

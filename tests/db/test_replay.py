@@ -292,6 +292,26 @@ def test_a_replay_of_one_month_reads_one_partition(alone: DB) -> None:
     assert [name for name in sorted(after) if after[name] > before.get(name, 0)] == ["archive_2030_04"]
 
 
+def test_a_replay_reads_each_message_a_few_times_whatever_the_statistics_say(db: DB) -> None:
+    """Without statistics the planner would go through the month once per message."""
+    add_endpoint(db)
+    db.execute("select ulak.maintain_archive_partitions(0, %s)", [JANUARY])
+    db.execute("alter table ulak.archive_2030_01 set (autovacuum_enabled = off)")
+    archived(db, 2000, ordering_key="k")
+
+    with db.transaction():
+        assert replay_range(db) == 2000
+        read = value(
+            db,
+            """
+            select seq_tup_read + idx_tup_fetch from pg_stat_xact_all_tables
+            where relid = 'ulak.archive_2030_01'::regclass
+            """,
+        )
+
+    assert read <= 4 * 2000
+
+
 def test_replayed_messages_of_a_key_go_one_by_one_behind_those_that_wait(alone: DB) -> None:
     archived(alone, 2, ordering_key="k")
     alone.execute("select ulak.send('shop', '{\"n\": 0}', p_ordering_key => 'k')")
