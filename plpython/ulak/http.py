@@ -62,6 +62,9 @@ _SYSTEM_AUTHORITIES = next(
     None,
 )
 
+# How a connection that the receiver has closed shows itself.
+_CLOSED = frozenset((pycurl.E_SEND_ERROR, pycurl.E_RECV_ERROR, pycurl.E_GOT_NOTHING))
+
 _KINDS = {
     pycurl.E_OPERATION_TIMEDOUT: "timeout",
     pycurl.E_COULDNT_RESOLVE_HOST: "resolve",
@@ -91,6 +94,7 @@ class _Handle:
         "profile",
         "read_limit",
         "request",
+        "sent_again",
         "size",
     )
 
@@ -108,6 +112,7 @@ class _Handle:
         self.dialled = False
         self.blocked: str | None = None
         self.named = False
+        self.sent_again = False
 
     def open_socket(self, purpose: int, address: Any) -> Any:
         """Judges the address that libcurl is about to dial; SOCKET_BAD makes it try the name's next one."""
@@ -206,6 +211,21 @@ class _Handle:
         setopt(pycurl.PROXY_SSL_VERIFYHOST, 2 if proxy.ssl_verify else 0)
         self._trust(proxy.ssl_verify, proxy.ca_bundle, pycurl.PROXY_CAINFO, pycurl.PROXY_CAPATH)
 
+    def send_again(self, code: int) -> bool:
+        """Whether a reused connection was found closed before a byte of the answer came: then once more, on a new one.
+
+        libcurl does so itself after an orderly close, but not after a reset.
+        """
+        if code not in _CLOSED or self.sent_again or self.dialled or self.headers or self.size:
+            return False
+        left = self.profile.timeout - self.curl.getinfo(pycurl.TOTAL_TIME)
+        if left <= 0:
+            return False
+        self.sent_again = True
+        self.curl.setopt(pycurl.FRESH_CONNECT, 1)
+        self.curl.setopt(pycurl.TIMEOUT_MS, max(1, int(left * 1000)))
+        return True
+
     def finish(self, status: int) -> Finished:
         """What came back, and the handle made ready for the next request."""
         request = self.request
@@ -228,6 +248,10 @@ class _Handle:
         if self.size:
             self.body = bytearray()
             self.size = 0
+        if self.sent_again:
+            self.sent_again = False
+            self.curl.setopt(pycurl.FRESH_CONNECT, 0)
+            self.curl.setopt(pycurl.TIMEOUT_MS, int(profile.timeout * 1000))
         return result
 
     def fail(self, code: int, text: str) -> Finished:
@@ -251,8 +275,7 @@ def _needs_resolver(profile: Profile) -> bool:
 class Transport:
     """start() any number of requests, then step() until each has come back as exactly one Finished.
 
-    The caller bounds what is in flight: libcurl's timeout also runs while a request waits for a connection. A request
-    that finds its reused connection closed before a byte of the answer came is sent again at once, by libcurl.
+    The caller bounds what is in flight: libcurl's timeout also runs while a request waits for a connection.
     """
 
     def __init__(self, guard: Guard, max_connections: int = 256) -> None:
@@ -346,6 +369,10 @@ class Transport:
             for curl in done:
                 finished.append(self._release(curl).finish(curl.getinfo(pycurl.RESPONSE_CODE)))
             for curl, code, text in failed:
+                if self._handles[curl].send_again(code):
+                    self._multi.remove_handle(curl)
+                    self._multi.add_handle(curl)
+                    continue
                 finished.append(self._release(curl).fail(code, text))
 
     def _release(self, curl: Any) -> _Handle:

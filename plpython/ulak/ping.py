@@ -17,7 +17,7 @@ PAYLOAD = '{"type": "ulak.ping"}'
 def ping(
     endpoint: Endpoint,
     transport: Transport,
-    between_steps: Callable[[], None],
+    between_steps: Callable[[], object],
     clock: Callable[[], float] = time.time,
 ) -> Outcome:
     """The outcome with its response captured; between_steps() is called at least every 100 ms."""

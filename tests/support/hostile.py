@@ -66,6 +66,22 @@ def resets(server: Hostile, connection: socket.socket) -> None:
     connection.close()
 
 
+def resets_instead_of_a_second_answer(server: Hostile, connection: socket.socket) -> None:
+    """Keeps the connection open after one answer, and resets it when the next request has been read."""
+    server.send(connection, b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")
+    for _ in read_requests(connection):
+        resets(server, connection)
+        return
+
+
+def resets_after_one_answer(server: Hostile, connection: socket.socket) -> None:
+    """One answer on the first connection; every request after that is met by a reset."""
+    if server.connections == 1:
+        resets_instead_of_a_second_answer(server, connection)
+    else:
+        resets(server, connection)
+
+
 def invalid_status_line(server: Hostile, connection: socket.socket) -> None:
     server.send(connection, b"SMTP/9.9 come in\r\n\r\n")
 

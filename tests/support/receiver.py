@@ -70,7 +70,8 @@ class Listener:
 
     def on(self, name: str) -> str:
         """The url with another host name for the same port."""
-        return self.url.replace("127.0.0.1", name)
+        scheme, _, path = self.url.partition("://")
+        return f"{scheme}://{name}:{self.port}/{path.partition('/')[2]}"
 
     def close(self) -> None:
         """Stops listening and drops every connection, as a receiver that dies does."""
@@ -193,7 +194,7 @@ def make_certificate(
     """A self-signed certificate, valid between these days from today; it is its own authority."""
     key = ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, names[0])])
-    now = datetime.datetime.utcnow()
+    now = datetime.datetime.now(datetime.UTC)
     certificate = (
         x509.CertificateBuilder()
         .subject_name(subject)

@@ -80,16 +80,38 @@ def test_a_message_that_cannot_be_sent_is_permanent_and_alone(
     assert errors[2] is None
 
 
-def test_a_retry_after_reaches_the_outcome(
+# What the receiver sends, and how long to wait; None leaves it to the usual backoff.
+RETRY_AFTER = {
+    "0": 0,
+    "17": 17,
+    "999999": 86400,
+    "-5": None,
+    "1.5": None,
+    "soon": None,
+    "": None,
+    "Thu, 01 Jan 1970 00:00:00 GMT": 0,
+    "Fri, 31 Dec 2999 23:59:59 GMT": 86400,
+    "Sun, 06 Nov 1994 99:99:99 GMT": None,
+}
+
+
+def test_every_retry_after_of_429_and_503_reaches_its_outcome(
     transport: Transport, receiver: Receiver, make_endpoint: Any, make_message: Any
 ) -> None:
-    receiver.answer = Answer(503, {"Retry-After": "17"}, b"busy")
-    courier = Courier(transport)
-    courier.send(make_endpoint(receiver.url), [make_message()])
+    values = list(RETRY_AFTER)
+    receiver.answer = lambda got: Answer(int(got.body) // 100, {"Retry-After": values[int(got.body) % 100]}, b"busy")
+    courier, endpoint = Courier(transport), make_endpoint(receiver.url)
+    for status in (429, 503):
+        for number in range(len(values)):
+            courier.send(endpoint, [make_message(number, str(status * 100 + number))])
 
-    (settled,) = settle(courier)
+    settled = settle(courier)
 
-    assert (settled.outcome.error, settled.outcome.retry_after) == ("[RETRYABLE] HTTP 503: busy", 17)
+    assert len(settled) == 2 * len(values)
+    for each in settled:
+        code = int(each.messages[0].payload)
+        assert each.outcome.error == f"[RETRYABLE] HTTP {code // 100}: busy"
+        assert each.outcome.retry_after == RETRY_AFTER[values[code % 100]]
 
 
 def test_a_captured_response_reaches_the_outcome(

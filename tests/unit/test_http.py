@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import resource
 import signal
+import socket
 import time
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import pycurl
 import pytest
 from support import hostile
 from support.hostile import Hostile
@@ -114,12 +116,75 @@ def test_a_redirect_is_not_followed(transport: Transport, receiver: Receiver) ->
     assert (finished.status, len(receiver.requests)) == (302, 1)
 
 
-def test_a_reused_connection_that_was_closed_unseen_is_replaced_at_once(transport: Transport) -> None:
-    with Hostile(hostile.closes_instead_of_a_second_answer) as server:
-        statuses = [exchange(transport, [post(server.url)])[0].status for _ in range(3)]
+@pytest.mark.parametrize(
+    "behaviour", [hostile.closes_instead_of_a_second_answer, hostile.resets_instead_of_a_second_answer]
+)
+def test_a_reused_connection_that_was_closed_unseen_is_replaced_at_once(
+    transport: Transport, behaviour: hostile.Behaviour
+) -> None:
+    with Hostile(behaviour) as server:
+        profile = Profile(server.url)
+        finished = [exchange(transport, [Request(profile, [], b"{}")])[0] for _ in range(4)]
 
-        assert statuses == [200, 200, 200]
-        assert server.connections == 3
+        assert [(each.status, each.error) for each in finished] == [(200, None)] * 4
+        assert server.connections == 4
+
+
+def test_a_request_is_sent_again_once_and_not_more(transport: Transport) -> None:
+    with Hostile(hostile.resets_after_one_answer) as server:
+        profile = Profile(server.url)
+        first = exchange(transport, [Request(profile, [], b"{}")])[0]
+        second = exchange(transport, [Request(profile, [], b"{}")])[0]
+
+        assert (first.status, second.kind) == (200, "network")
+        # The first one's, and one more for the second's only repetition.
+        assert server.connections == 2
+
+
+def test_a_new_connection_that_is_reset_is_not_tried_again(transport: Transport) -> None:
+    with Hostile(hostile.resets) as server:
+        (finished,) = exchange(transport, [post(server.url)])
+
+        assert finished.kind == "network"
+        assert server.connections == 1
+
+
+def test_a_handle_that_sent_again_reuses_connections_afterwards(transport: Transport, receiver: Receiver) -> None:
+    answers = iter([Answer(close=True)] + [Answer()] * 5)
+    receiver.answer = lambda got: next(answers)
+    profile = Profile(receiver.url)
+
+    statuses = [exchange(transport, [Request(profile, [], b"{}")])[0].status for _ in range(6)]
+
+    assert statuses == [200] * 6
+    assert receiver.connections == 2
+
+
+def test_connections_that_are_closed_after_each_answer_lose_no_message(transport: Transport) -> None:
+    with Receiver(Answer(close=True)) as receiver:
+        profile = Profile(receiver.url)
+        finished = [exchange(transport, [Request(profile, [], b"{}")])[0] for _ in range(200)]
+
+        assert {(each.status, each.error) for each in finished} == {(200, None)}
+
+
+def test_a_new_socket_under_an_old_number_is_watched(transport: Transport, receiver: Receiver) -> None:
+    handle = transport._prepared(Profile(receiver.url))
+    address = (socket.AF_INET, socket.SOCK_STREAM, 0, ("127.0.0.1", receiver.port))
+    old = handle.open_socket(0, address)
+    number = old.fileno()
+    transport._watch(pycurl.POLL_IN, number, None, None)
+    transport._watch(pycurl.POLL_REMOVE, number, None, None)
+    old.close()
+
+    new = handle.open_socket(0, address)
+    new.connect(address[3])
+    transport._watch(pycurl.POLL_IN, number, None, None)
+    new.sendall(b"POST / HTTP/1.1\r\n\r\n")
+
+    assert new.fileno() == number
+    assert [fd for fd, _ in transport._epoll.poll(2)] == [number]
+    new.close()
 
 
 def test_a_receiver_that_restarts_gets_the_next_message(transport: Transport) -> None:

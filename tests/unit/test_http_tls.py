@@ -55,6 +55,24 @@ def test_a_configs_authorities_replace_the_systems(
     assert post(transport, secure.url, tls_ca_bundle=str(other.certificate)).kind == "tls"
 
 
+@pytest.mark.parametrize("trust", ["file", "nobody"])
+def test_the_systems_folder_of_authorities_is_left_unread(
+    transport: Transport, secure: Receiver, certificate: Certificate, trust: str
+) -> None:
+    def bytes_read() -> int:
+        return int(Path("/proc/self/io").read_text().split()[1])
+
+    options: dict[str, Any] = (
+        {"tls_ca_bundle": str(certificate.certificate)} if trust == "file" else {"ssl_verify": False}
+    )
+    before = bytes_read()
+
+    assert post(transport, secure.url, **options).status == 200
+
+    # The folder holds some 200 kB; read, its authorities would be trusted beside the file's.
+    assert bytes_read() - before < 50_000
+
+
 def test_a_missing_authority_file_is_the_configs_fault(transport: Transport, secure: Receiver) -> None:
     finished = post(transport, secure.url, tls_ca_bundle="/nowhere/ca.pem")
 
