@@ -77,7 +77,7 @@ declare
     v_subscriptions bigint;
 begin
     perform ulak._lock_configs();
-    select e.id into v_id from ulak.endpoints as e where e.name = p_name for update;
+    select e.id into v_id from ulak.endpoints as e where e.name = p_name for no key update;
     if not found then
         perform ulak._raise_unknown_endpoint(p_name);
     end if;

@@ -1,4 +1,5 @@
--- What a message must look like before it is queued. Each check raises, or returns true.
+-- What a message must look like before it is queued. Each check raises, or returns true: an expression calls it at a
+-- fraction of what `perform` costs.
 
 create or replace function ulak._check_message(
     p_payload jsonb,
@@ -12,14 +13,14 @@ create or replace function ulak._check_message(
 )
 returns boolean
 language plpgsql
-set search_path = pg_catalog, pg_temp
 as $plpgsql$
+declare
+    v_is_valid boolean := ulak._check_priority(p_priority)
+        and (octet_length(p_payload::text) <= 1024 or ulak._check_payloads(array[p_payload]))
+        and ulak._check_key('idempotency key', p_idempotency_key)
+        and ulak._check_key('ordering key', p_ordering_key)
+        and ulak._check_headers(p_headers);
 begin
-    perform ulak._check_priority(p_priority);
-    perform ulak._check_payloads(array[p_payload]);
-    perform ulak._check_key('idempotency key', p_idempotency_key);
-    perform ulak._check_key('ordering key', p_ordering_key);
-    perform ulak._check_headers(p_headers);
     if not isfinite(p_scheduled_at) or not isfinite(p_expires_at) then
         raise exception 'scheduled_at and expires_at must be finite'
             using errcode = '22023', hint = 'Leave expires_at out for a message that never expires.';
@@ -34,7 +35,7 @@ begin
         raise exception 'metadata must be a JSON object'
             using errcode = '22023', detail = format('It is of type %s.', jsonb_typeof(p_metadata));
     end if;
-    return true;
+    return v_is_valid;
 end
 $plpgsql$;
 
@@ -42,7 +43,6 @@ create or replace function ulak._check_priority(p_priority integer)
 returns boolean
 language plpgsql
 immutable
-set search_path = pg_catalog, pg_temp
 as $plpgsql$
 begin
     if p_priority is null or p_priority not between 0 and 10 then
@@ -57,18 +57,20 @@ create or replace function ulak._check_payloads(p_payloads jsonb[])
 returns boolean
 language plpgsql
 stable
-set search_path = pg_catalog, pg_temp
 as $plpgsql$
 declare
-    v_size integer := (select max(octet_length(p::text)) from unnest(p_payloads) p);
+    v_size integer;
+    v_has_null boolean;
     v_limit integer;
 begin
-    if array_position(p_payloads, null) is not null then
+    select max(octet_length(p::text)), bool_or(p is null) into v_size, v_has_null
+    from unnest(p_payloads) p;
+    if v_has_null then
         raise exception 'the payload is null'
             using errcode = '22004', hint = 'Send the JSON value null as ''null''::jsonb, if that is what you mean.';
     end if;
     -- The smallest limit that can be configured.
-    if v_size > 1023 then
+    if v_size > 1024 then
         v_limit := ulak.setting('max_payload_size')::integer;
         if v_size > v_limit then
             raise exception 'the payload is larger than max_payload_size'
@@ -87,7 +89,6 @@ create or replace function ulak._check_key(p_what text, p_key text)
 returns boolean
 language plpgsql
 immutable
-set search_path = pg_catalog, pg_temp
 as $plpgsql$
 begin
     if p_key = '' or octet_length(p_key) > 512 then
@@ -103,7 +104,6 @@ create or replace function ulak._check_headers(p_headers jsonb)
 returns boolean
 language plpgsql
 immutable
-set search_path = pg_catalog, pg_temp
 as $plpgsql$
 declare
     v_name text;

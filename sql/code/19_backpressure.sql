@@ -2,49 +2,108 @@
 
 -- Counting the queue takes time in proportion to its size. So a count is turned into a promise: with c live messages and
 -- a limit of L, the next L - c ids can't overflow the queue whatever happens meanwhile. Sends compare their id with the
--- end of that promise (ulak.queue_headroom) and come here only past it.
-create or replace function ulak._require_room(p_last_id bigint, p_count integer)
+-- end of that promise (ulak.queue_headroom), and only past it is the queue counted.
+create or replace function ulak._has_room(p_last_id bigint)
 returns boolean
+language sql
+as $sql$
+    select p_last_id <= pg_sequence_last_value('ulak.queue_headroom')
+        -- An administrator's own SET holds for that session: it needs a look.
+        and coalesce(current_setting('ulak.max_queue_size', true), '') = ''
+$sql$;
+
+-- Raises unless p_count messages, with ids up to p_last_id, fit into the queue.
+create or replace function ulak._require_room(p_last_id bigint, p_count integer)
+returns void
 language plpgsql
-security definer
 set search_path = pg_catalog, pg_temp
 as $plpgsql$
 declare
     v_limit bigint := ulak.setting('max_queue_size')::bigint;
-    -- An administrator's own SET holds for that session, so its verdicts aren't for others to remember.
-    v_shared boolean := v_limit = ulak._stored_setting('max_queue_size')::bigint;
-    v_headroom bigint := (select h.last_value from ulak.queue_headroom h);
+    -- Verdicts by a session's own limit aren't for others.
+    v_is_shared boolean := v_limit = ulak._stored_setting('max_queue_size')::bigint;
+    v_headroom bigint := pg_sequence_last_value('ulak.queue_headroom');
     v_clock bigint := extract(epoch from clock_timestamp()) * 1000;
     v_live bigint;
 begin
+    if v_is_shared and p_last_id <= v_headroom then
+        return;
+    end if;
     if v_limit = 0 then
-        if v_shared then
-            perform setval('ulak.queue_headroom', 9223372036854775807);
+        if v_is_shared then
+            perform ulak._remember_headroom(9223372036854775807, v_limit);
         end if;
-        return true;
+        return;
     end if;
-    if v_shared and p_last_id <= v_headroom then
-        return true;
-    end if;
-    if v_shared and v_clock < -v_headroom then
+    if v_is_shared and v_clock < -v_headroom then
         perform ulak._raise_queue_full(v_limit, p_count);
     end if;
 
     v_live := ulak._count_live(v_limit);
+    if v_is_shared then
+        perform ulak._remember_headroom(
+            case
+                when v_live + p_count <= v_limit then p_last_id + v_limit - v_live - p_count
+                -- So that many senders at a full queue don't all count it.
+                when v_live >= v_limit then -(v_clock + 1000)
+            end,
+            v_limit
+        );
+    end if;
     if v_live + p_count > v_limit then
-        -- Remembered for a second, so that many senders at a full queue don't all count it.
-        if v_shared and v_live >= v_limit then
-            perform setval('ulak.queue_headroom', -(v_clock + 1000));
-        end if;
         perform ulak._raise_queue_full(v_limit, p_count);
     end if;
-    -- An old snapshot's count misses messages that have ids below ours.
-    if v_shared and current_setting('transaction_isolation') = 'read committed' then
-        perform setval('ulak.queue_headroom', p_last_id + v_limit - v_live - p_count);
-    end if;
-    return true;
 end
 $plpgsql$;
+
+-- A sequence keeps what it is given even if this transaction fails, and whatever others commit. So what follows from an
+-- older snapshot isn't remembered, nor what follows from a limit that is no longer, or not yet, that of everybody: the
+-- lock is looked at before the limit, and a transaction that changes the limit keeps the lock until others see it.
+create or replace function ulak._remember_headroom(p_headroom bigint, p_limit bigint)
+returns void
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+begin
+    if p_headroom is null or current_setting('transaction_isolation') <> 'read committed' then
+        return;
+    end if;
+    perform setval('ulak.queue_headroom', p_headroom);
+    if ulak._limit_is_changing() or ulak._stored_setting('max_queue_size')::bigint <> p_limit then
+        perform setval('ulak.queue_headroom', 0);
+    end if;
+end
+$plpgsql$;
+
+-- After a change of the limit, the next send counts again.
+create or replace function ulak._forget_headroom()
+returns void
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+begin
+    perform pg_advisory_xact_lock(hashtext('ulak_limit'), 0);
+    perform setval('ulak.queue_headroom', 0);
+end
+$plpgsql$;
+
+-- Whether an open transaction, our own included, has changed the limit.
+create or replace function ulak._limit_is_changing()
+returns boolean
+language sql
+set search_path = pg_catalog, pg_temp
+as $sql$
+    select exists (
+        select
+        from pg_locks l
+        where l.locktype = 'advisory'
+            and l.database = (select d.oid from pg_database d where d.datname = current_database())
+            and l.classid = hashtext('ulak_limit')::oid
+            and l.objid = 0
+            and l.objsubid = 2
+            and l.granted
+    )
+$sql$;
 
 -- Live messages, counted up to a limit, in index order of what is live: completed rows don't cost.
 create or replace function ulak._count_live(p_at_most bigint)
@@ -71,13 +130,3 @@ begin
             hint = 'Try again later. An administrator can see what waits: select * from ulak.get_endpoint_health();';
 end
 $plpgsql$;
-
--- After a change of the limit, the next send counts again.
-create or replace function ulak._forget_headroom()
-returns void
-language sql
-security definer
-set search_path = pg_catalog, pg_temp
-as $sql$
-    select setval('ulak.queue_headroom', 0)
-$sql$;

@@ -1,6 +1,7 @@
 -- Sending: an application's transaction puts messages into the queue.
 
--- The hot path is one look-up, one number compared, one insert. What only some messages need is in functions of its own.
+-- Nearly every message has no option that needs a look and fits below any limit: it takes one insert and no other query.
+-- What is left, errors included, goes the long way.
 create or replace function ulak.send(
     p_endpoint text,
     p_payload jsonb,
@@ -19,90 +20,39 @@ security definer
 set search_path = pg_catalog, pg_temp
 as $plpgsql$
 declare
-    v_held boolean;
-    v_endpoint_id bigint;
-    v_headroom bigint;
     v_id bigint;
-    v_first_id bigint;
-    v_due timestamptz := now();
-    v_hash text;
 begin
-    -- Against drop_endpoint(), and before the look-up, so that the look-up sees what a drop has left.
-    v_held := pg_try_advisory_xact_lock_shared(hashtext('ulak_endpoint'), hashtext(p_endpoint));
-    select e.id, h.last_value into v_endpoint_id, v_headroom
-    from ulak.endpoints e, ulak.queue_headroom h
-    where e.name = p_endpoint;
-    if v_endpoint_id is null or not v_held then
-        v_endpoint_id := ulak._wait_for_endpoint(p_endpoint);
-    end if;
-
-    -- A payload below the smallest limit that can be configured needs no look at the setting.
-    if p_payload is null or p_priority is null or p_priority not between 0 and 10
-        or octet_length(p_payload::text) > 1023
-        or p_expires_at is not null or p_scheduled_at is not null or p_headers is not null or p_metadata is not null
-        or p_idempotency_key is not null or p_ordering_key is not null
+    -- 1024: the smallest max_payload_size that can be configured.
+    if num_nonnulls(p_scheduled_at, p_idempotency_key, p_expires_at, p_ordering_key, p_headers, p_metadata) = 0
+        and p_priority between 0 and 10
+        and octet_length(p_payload::text) <= 1024
+        and current_setting('transaction_isolation') = 'read committed'
+        -- Against drop_endpoint(), and before the look-up, so that the look-up sees what a drop has left.
+        and pg_try_advisory_xact_lock_shared(hashtext('ulak_endpoint'), hashtext(p_endpoint))
     then
-        v_held := ulak._check_message(
-            p_payload, p_priority, p_scheduled_at, p_idempotency_key, p_expires_at, p_ordering_key, p_headers, p_metadata
-        );
-        v_due := greatest(v_due, p_scheduled_at);
-        if p_idempotency_key is not null then
-            v_hash := ulak._payload_hash(p_payload);
-        end if;
-        if p_ordering_key is not null and ulak._is_behind(v_endpoint_id, p_ordering_key) then
-            v_due := 'infinity';
+        v_id := nextval('ulak.queue_id_seq');
+        if ulak._has_room(v_id) then
+            insert into ulak.queue (id, endpoint_id, payload, priority, correlation_id)
+            select v_id, e.id, p_payload, p_priority, p_correlation_id
+            from ulak.endpoints e
+            where e.name = p_endpoint;
+            if found then
+                return v_id;
+            end if;
         end if;
     end if;
-
-    -- After the lock on the ordering key: the order of ids is the order of commits.
-    v_id := nextval('ulak.queue_id_seq');
-    if v_id > v_headroom or coalesce(current_setting('ulak.max_queue_size', true), '') <> '' then
-        v_held := ulak._require_room(v_id, 1);
-    end if;
-
-    loop
-        insert into ulak.queue (
-            id,
-            endpoint_id,
-            payload,
-            priority,
-            next_retry_at,
-            scheduled_at,
-            idempotency_key,
-            payload_hash,
-            correlation_id,
-            expires_at,
-            ordering_key,
-            headers,
-            metadata
-        )
-        values (
-            v_id,
-            v_endpoint_id,
-            p_payload,
-            p_priority,
-            v_due,
-            p_scheduled_at,
-            p_idempotency_key,
-            v_hash,
-            p_correlation_id,
-            p_expires_at,
-            p_ordering_key,
-            p_headers,
-            p_metadata
-        )
-        on conflict (endpoint_id, idempotency_key)
-            where idempotency_key is not null and status in ('pending', 'processing', 'completed')
-            do nothing;
-        if found then
-            return v_id;
-        end if;
-        -- Null when the first message of the key has just left the queue: then this one is the first.
-        v_first_id := ulak._first_of_idempotency_key(v_endpoint_id, p_endpoint, p_idempotency_key, v_hash);
-        if v_first_id is not null then
-            return v_first_id;
-        end if;
-    end loop;
+    return ulak._send(
+        p_endpoint,
+        p_payload,
+        p_priority,
+        p_scheduled_at,
+        p_idempotency_key,
+        p_correlation_id,
+        p_expires_at,
+        p_ordering_key,
+        p_headers,
+        p_metadata
+    );
 end
 $plpgsql$;
 
@@ -189,8 +139,13 @@ begin
     perform ulak._check_payloads(p_payloads);
     perform pg_advisory_xact_lock_shared(hashtext('ulak_endpoint_id'), t.endpoint_id::integer)
     from (select distinct u.endpoint_id from unnest(p_endpoint_ids) u(endpoint_id) order by 1) t;
+    if current_setting('transaction_isolation') <> 'read committed' then
+        perform ulak._require_endpoints(p_endpoint_ids);
+    end if;
     v_ids := array(select nextval('ulak.queue_id_seq') from generate_series(1, v_count));
-    perform ulak._require_room(v_ids[v_count], v_count);
+    if ulak._has_room(v_ids[v_count]) is not true then
+        perform ulak._require_room(v_ids[v_count], v_count);
+    end if;
 
     -- The join drops what an endpoint lost while we waited for its lock.
     with sent as (
@@ -206,30 +161,140 @@ begin
 end
 $plpgsql$;
 
--- The endpoint's id, once no drop_endpoint() is at work on it. The slow side of send()'s look-up.
+-- send() with every check and every option.
+create or replace function ulak._send(
+    p_endpoint text,
+    p_payload jsonb,
+    p_priority integer,
+    p_scheduled_at timestamptz,
+    p_idempotency_key text,
+    p_correlation_id uuid,
+    p_expires_at timestamptz,
+    p_ordering_key text,
+    p_headers jsonb,
+    p_metadata jsonb
+)
+returns bigint
+language plpgsql
+as $plpgsql$
+declare
+    v_endpoint_id bigint := ulak._wait_for_endpoint(p_endpoint);
+    v_due timestamptz := greatest(now(), p_scheduled_at);
+    v_hash text;
+    v_id bigint;
+    v_first_id bigint;
+    v_is_valid boolean := ulak._check_message(
+        p_payload, p_priority, p_scheduled_at, p_idempotency_key, p_expires_at, p_ordering_key, p_headers, p_metadata
+    );
+begin
+    if p_idempotency_key is not null then
+        v_hash := ulak._payload_hash(p_payload);
+    end if;
+    if p_ordering_key is not null and ulak._is_behind(v_endpoint_id, p_ordering_key) then
+        v_due := 'infinity';
+    end if;
+
+    -- After the lock on the ordering key: the order of ids is the order of commits.
+    v_id := nextval('ulak.queue_id_seq');
+    if ulak._has_room(v_id) is not true then
+        -- What is queued already needs no room.
+        v_first_id := ulak._first_of_idempotency_key(v_endpoint_id, p_endpoint, p_idempotency_key, v_hash);
+        if v_first_id is not null then
+            return v_first_id;
+        end if;
+        perform ulak._require_room(v_id, 1);
+    end if;
+
+    loop
+        insert into ulak.queue (
+            id,
+            endpoint_id,
+            payload,
+            priority,
+            next_retry_at,
+            scheduled_at,
+            idempotency_key,
+            payload_hash,
+            correlation_id,
+            expires_at,
+            ordering_key,
+            headers,
+            metadata
+        )
+        values (
+            v_id,
+            v_endpoint_id,
+            p_payload,
+            p_priority,
+            v_due,
+            p_scheduled_at,
+            p_idempotency_key,
+            v_hash,
+            p_correlation_id,
+            p_expires_at,
+            p_ordering_key,
+            p_headers,
+            p_metadata
+        )
+        on conflict (endpoint_id, idempotency_key)
+            where idempotency_key is not null and status in ('pending', 'processing', 'completed')
+            do nothing;
+        if found then
+            return v_id;
+        end if;
+        -- Null when the first message of the key has just left the queue: then this one is the first.
+        v_first_id := ulak._first_of_idempotency_key(v_endpoint_id, p_endpoint, p_idempotency_key, v_hash);
+        if v_first_id is not null then
+            return v_first_id;
+        end if;
+    end loop;
+end
+$plpgsql$;
+
+-- The endpoint's id, once no drop_endpoint() is at work on it.
 create or replace function ulak._wait_for_endpoint(p_endpoint text)
 returns bigint
 language plpgsql
-set search_path = pg_catalog, pg_temp
 as $plpgsql$
 declare
     v_endpoint_id bigint;
 begin
-    perform pg_advisory_xact_lock_shared(hashtext('ulak_endpoint'), hashtext(p_endpoint));
+    if not pg_try_advisory_xact_lock_shared(hashtext('ulak_endpoint'), hashtext(p_endpoint)) then
+        perform pg_advisory_xact_lock_shared(hashtext('ulak_endpoint'), hashtext(p_endpoint));
+    end if;
     select e.id into v_endpoint_id
     from ulak.endpoints e
     where e.name = p_endpoint;
     if not found then
         perform ulak._raise_unknown_endpoint(p_endpoint);
     end if;
+    if current_setting('transaction_isolation') <> 'read committed' then
+        perform ulak._require_endpoints(array[v_endpoint_id]);
+    end if;
     return v_endpoint_id;
 end
 $plpgsql$;
 
+-- An older snapshot may show an endpoint that has been dropped since. A row lock looks at the latest state and fails with
+-- 40001 then. Nobody but a drop minds it.
+create or replace function ulak._require_endpoints(p_endpoint_ids bigint[])
+returns void
+language plpgsql
+as $plpgsql$
+begin
+    perform
+    from ulak.endpoints e
+    where e.id = any (p_endpoint_ids)
+    order by e.id
+    for key share;
+end
+$plpgsql$;
+
+-- Stable and not immutable, as convert_to() is: else it wouldn't be inlined.
 create or replace function ulak._payload_hash(p_payload jsonb)
 returns text
 language sql
-immutable
+stable
 parallel safe
 as $sql$
     select encode(sha256(convert_to(p_payload::text, 'UTF8')), 'hex')
@@ -240,11 +305,14 @@ $sql$;
 create or replace function ulak._is_behind(p_endpoint_id bigint, p_ordering_key text)
 returns boolean
 language plpgsql
-set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 as $plpgsql$
+declare
+    v_key integer := ulak._ordering_lock(p_endpoint_id, p_ordering_key);
 begin
-    perform pg_advisory_xact_lock(hashtext('ulak_key'), ulak._ordering_lock(p_endpoint_id, p_ordering_key));
+    if not pg_try_advisory_xact_lock(hashtext('ulak_key'), v_key) then
+        perform pg_advisory_xact_lock(hashtext('ulak_key'), v_key);
+    end if;
     -- An older snapshot may show a head that has been settled since, and nobody would wake the message. It is
     -- queued as due then, and claim still sees that it isn't the head.
     return current_setting('transaction_isolation') = 'read committed'
@@ -264,7 +332,7 @@ language sql
 immutable
 parallel safe
 as $sql$
-    select hashtext(p_endpoint_id || ':' || p_ordering_key)
+    select hashtext(p_endpoint_id::text || ':' || p_ordering_key)
 $sql$;
 
 create or replace function ulak._first_of_idempotency_key(
