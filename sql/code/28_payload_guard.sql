@@ -6,7 +6,7 @@ language plpgsql
 set search_path = pg_catalog, pg_temp
 as $plpgsql$
 begin
-    raise exception 'the payload of message % can''t be changed once sent', old.id
+    raise exception 'payload and message_id of message % can''t be changed once sent', old.id
         using errcode = '55000', hint = 'Send a new message.';
 end
 $plpgsql$;
