@@ -1,0 +1,416 @@
+"""A full queue refuses messages, by the same verdicts as if it were counted at each send."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import psycopg
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from support.cluster import Cluster, Connect
+from support.queue import DB, Queue
+
+LIVE = "select count(*) from ulak.queue where status in ('pending', 'processing')"
+HEADROOM = "select last_value from ulak.queue_headroom"
+HINT = "Try again later. An administrator can see what waits: select * from ulak.get_endpoint_health();"
+
+Step = tuple[str, int]
+
+
+@pytest.fixture(scope="module")
+def database(cluster: Cluster, template: str) -> Iterator[str]:
+    """One for all tests here. Not the fixture `queue`: what a send remembers outlives its transaction."""
+    yield cluster.create_database("backpressure", template)
+    cluster.drop_database("backpressure")
+
+
+@pytest.fixture
+def shop(db: DB) -> Queue:
+    db.execute("truncate ulak.queue, ulak.endpoints, ulak.event_types cascade")
+    shop = Queue(db)
+    shop.value("select ulak.configure('max_queue_size', null), pg_stat_reset()")
+    shop.endpoint("shop")
+    return shop
+
+
+def limit(shop: Queue, size: int) -> None:
+    shop.call("configure", "max_queue_size", str(size))
+
+
+def is_full(shop: Queue) -> bool:
+    try:
+        shop.send()
+    except psycopg.errors.ConfigurationLimitExceeded:
+        return True
+    return False
+
+
+def let_the_memory_of_a_full_queue_pass(shop: Queue) -> None:
+    """It ends when the clock passes the instant that is stored, negated. A second goes by."""
+    shop.value("select setval('ulak.queue_headroom', last_value + 1000) from ulak.queue_headroom where last_value < 0")
+
+
+def late_session(connect: Connect) -> Queue:
+    """In a transaction whose snapshot is taken here."""
+    session = connect(autocommit=False)
+    session.execute("set transaction isolation level repeatable read")
+    return Queue(session)
+
+
+def counts(shop: Queue, function: str = "_count_live") -> int:
+    """How often this session has counted the queue since the fixture began."""
+    shop.value("select pg_stat_force_next_flush()")
+    calls = shop.value("select calls from pg_stat_user_functions where funcname = %s", function)
+    return int(calls or 0)
+
+
+# The limit.
+
+
+def test_a_full_queue_refuses_and_says_so(shop: Queue) -> None:
+    limit(shop, 3)
+    shop.send_many(3)
+
+    error = shop.refuses("send", "shop", {})
+
+    assert (error.sqlstate, error.message_primary) == ("53400", "the queue is full")
+    assert error.message_detail == "1 more would exceed max_queue_size, which is 3."
+    assert error.message_hint == HINT
+    assert shop.value(LIVE) == 3
+
+
+@pytest.mark.parametrize("options", [{}, {"idempotency_key": "k"}, {"ordering_key": "o"}, {"metadata": {}}])
+def test_the_limit_is_reached_and_not_passed(shop: Queue, options: dict[str, Any]) -> None:
+    limit(shop, 3)
+
+    for _ in range(2):
+        shop.send()
+    shop.send(**options)
+
+    assert shop.refuses("send", "shop", {"n": 2}, **{**options, "idempotency_key": "another"}).sqlstate == "53400"
+    assert shop.value(LIVE) == 3
+
+
+def test_messages_in_flight_count_and_finished_ones_do_not(shop: Queue) -> None:
+    limit(shop, 4)
+    shop.send(expires_at=3600)
+    shop.send_many(3)
+    claims = shop.claim(4, now=60)
+    assert is_full(shop)
+
+    shop.complete(claims[0])
+    shop.fail(claims[1], permanent=True)
+    let_the_memory_of_a_full_queue_pass(shop)
+
+    assert not is_full(shop)
+    assert not is_full(shop)
+    assert is_full(shop)
+
+
+def test_0_turns_the_limit_off(shop: Queue) -> None:
+    limit(shop, 1)
+    shop.send()
+    assert is_full(shop)
+
+    limit(shop, 0)
+
+    shop.send_many(50)
+    assert shop.value(LIVE) == 51
+
+
+def test_a_batch_is_counted_before_any_insert(shop: Queue) -> None:
+    limit(shop, 5)
+    shop.send_many(3)
+
+    error = shop.refuses("send_batch", "shop", "{1,2,3}")
+
+    assert error.sqlstate == "53400"
+    assert error.message_detail == "3 more would exceed max_queue_size, which is 5."
+    assert shop.value(LIVE) == 3
+    assert len(shop.send_many(2)) == 2
+
+
+def test_a_fan_out_is_counted_before_any_insert(shop: Queue) -> None:
+    shop.call("create_event_type", "sold")
+    for name in ("a", "b", "c"):
+        shop.endpoint(name)
+        shop.call("subscribe", "sold", name)
+    limit(shop, 5)
+    shop.send_many(3)
+
+    assert shop.refuses("publish", "sold", "1").sqlstate == "53400"
+    assert shop.refuses("publish_batch", [{"event_type": "sold", "payload": 1}]).sqlstate == "53400"
+    assert shop.value(LIVE) == 3
+
+
+def test_a_message_that_was_rolled_back_takes_no_room(shop: Queue) -> None:
+    limit(shop, 2)
+    with shop.db.transaction(force_rollback=True):
+        shop.send_many(2)
+        assert shop.refuses("send", "shop", {}).sqlstate == "53400"
+    let_the_memory_of_a_full_queue_pass(shop)
+
+    assert len(shop.send_many(2)) == 2
+
+
+def test_a_message_that_is_queued_already_needs_no_room(shop: Queue) -> None:
+    limit(shop, 1)
+    first = shop.send(idempotency_key="k")
+
+    assert shop.send(idempotency_key="k") == first
+    assert is_full(shop)
+    assert shop.send(idempotency_key="k") == first
+    assert shop.refuses("send", "shop", {"n": 2}, idempotency_key="k").sqlstate == "23505"
+
+
+# What is remembered.
+
+
+def test_a_full_queue_is_remembered_for_a_second(shop: Queue) -> None:
+    limit(shop, 1)
+    shop.send()
+    assert is_full(shop)
+    until = -shop.value(HEADROOM) / 1000
+    assert 0 < until - shop.value("select extract(epoch from clock_timestamp())::float") <= 1
+
+    shop.complete(shop.claim_one(now=1))
+    shop.value("select setval('ulak.queue_headroom', last_value - 60000) from ulak.queue_headroom")
+    assert is_full(shop)
+
+    shop.value("select setval('ulak.queue_headroom', last_value + 61000) from ulak.queue_headroom")
+    assert not is_full(shop)
+
+
+def test_a_batch_that_is_too_large_does_not_make_the_queue_full(shop: Queue) -> None:
+    limit(shop, 3)
+    shop.send()
+
+    assert shop.refuses("send_batch", "shop", "{1,2,3}").sqlstate == "53400"
+
+    assert not is_full(shop)
+
+
+def test_the_queue_is_counted_once_for_many_sends(shop: Queue) -> None:
+    shop.db.execute("set track_functions = 'all'")
+    limit(shop, 100)
+
+    for _ in range(30):
+        shop.send()
+    for n in range(10):
+        shop.send(idempotency_key=str(n))
+    shop.send_many(50)
+
+    assert shop.value(LIVE) == 90
+    assert counts(shop) == 1
+
+
+def test_a_full_queue_is_counted_once_for_many_refusals(shop: Queue) -> None:
+    limit(shop, 2)
+    shop.send_many(2)
+    shop.db.execute("set track_functions = 'all'")
+
+    for _ in range(20):
+        with pytest.raises(psycopg.errors.ConfigurationLimitExceeded):
+            shop.send()
+        shop.value("select setval('ulak.queue_headroom', last_value - 60000) from ulak.queue_headroom where last_value < 0")
+
+    assert counts(shop) <= 1
+
+
+def test_no_limit_is_not_counted_at_all(shop: Queue) -> None:
+    limit(shop, 0)
+    shop.db.execute("set track_functions = 'all'")
+
+    for _ in range(3):
+        shop.send()
+        shop.send_many(3)
+
+    assert counts(shop) == 0
+    assert counts(shop, "_require_room") == 1
+
+
+# Whose limit it is.
+
+
+def test_a_limit_that_is_lowered_holds_at_once(shop: Queue) -> None:
+    limit(shop, 100)
+    shop.send_many(5)
+
+    limit(shop, 5)
+
+    assert is_full(shop)
+
+
+def test_a_limit_that_is_raised_holds_at_once(shop: Queue) -> None:
+    limit(shop, 5)
+    shop.send_many(5)
+    assert is_full(shop)
+
+    limit(shop, 6)
+
+    assert not is_full(shop)
+    assert is_full(shop)
+
+
+def test_the_default_comes_back_at_once(shop: Queue) -> None:
+    limit(shop, 1)
+    shop.send()
+    assert is_full(shop)
+
+    shop.value("select ulak.configure('max_queue_size', null)")
+
+    assert not is_full(shop)
+
+
+@pytest.mark.parametrize("value", ["0", "1000", "nonsense", ""])
+def test_an_application_can_not_loosen_the_limit(connect: Connect, shop: Queue, value: str) -> None:
+    limit(shop, 2)
+    application = Queue(connect("ulak_application"))
+    application.value("select set_config('ulak.max_queue_size', %s, false)", value)
+
+    application.send_many(2)
+
+    assert is_full(application)
+    assert application.refuses("send_batch", "shop", "{1}").sqlstate == "53400"
+
+
+def test_an_application_can_not_tighten_the_limit_either(connect: Connect, shop: Queue) -> None:
+    application = Queue(connect("ulak_application"))
+    application.value("select set_config('ulak.max_queue_size', '1', false)")
+
+    application.send()
+
+    assert not is_full(application)
+
+
+def test_an_administrator_can_loosen_the_limit_for_a_session(connect: Connect, shop: Queue) -> None:
+    limit(shop, 2)
+    administrator = Queue(connect("ulak_admin"))
+    administrator.db.execute("set ulak.max_queue_size = 4")
+
+    administrator.send_many(3)
+
+    assert is_full(shop)
+    assert not is_full(administrator)
+    assert is_full(administrator)
+    administrator.db.execute("reset ulak.max_queue_size")
+    administrator.complete(administrator.claim_one(endpoint="shop", now=60))
+    assert is_full(administrator)
+
+
+def test_an_administrator_can_tighten_the_limit_for_a_session(connect: Connect, shop: Queue) -> None:
+    shop.send()
+    administrator = Queue(connect("ulak_admin"))
+    administrator.db.execute("set ulak.max_queue_size = 2")
+
+    assert not is_full(administrator)
+    assert is_full(administrator)
+    assert not is_full(shop)
+
+
+def test_what_an_administrator_has_set_is_promised_to_nobody_else(connect: Connect, shop: Queue) -> None:
+    limit(shop, 2)
+    administrator = Queue(connect("ulak_admin"))
+    administrator.db.execute("set ulak.max_queue_size = 100")
+
+    administrator.send()
+
+    assert not is_full(shop)
+    assert is_full(shop)
+
+
+def test_a_limit_that_is_not_committed_is_promised_to_nobody_else(connect: Connect, shop: Queue) -> None:
+    limit(shop, 2)
+    other = Queue(connect())
+
+    with shop.db.transaction(force_rollback=True):
+        limit(shop, 100)
+        shop.send_many(3)
+
+    other.send_many(2)
+    assert is_full(other)
+
+
+def test_an_older_snapshot_decides_for_itself_only(connect: Connect, shop: Queue) -> None:
+    limit(shop, 2)
+    shop.send_many(2)
+    late = late_session(connect)
+    for claim in shop.claim(2, now=60):
+        shop.complete(claim)
+
+    with pytest.raises(psycopg.errors.ConfigurationLimitExceeded):
+        late.send()
+    assert not is_full(shop)
+    late.db.rollback()
+
+
+def test_an_older_snapshot_promises_nothing(connect: Connect, shop: Queue) -> None:
+    limit(shop, 3)
+    late = late_session(connect)
+    shop.send_many(2)
+    limit(shop, 3)
+
+    late.send()
+    late.db.commit()
+
+    assert is_full(shop)
+
+
+# The same verdicts as those of a count.
+
+STEPS: st.SearchStrategy[list[Step]] = st.lists(
+    st.one_of(
+        st.tuples(st.just("send"), st.just(1)),
+        st.tuples(st.just("send"), st.just(1)),
+        st.tuples(st.just("batch"), st.integers(1, 5)),
+        st.tuples(st.just("roll back"), st.integers(1, 5)),
+        st.tuples(st.just("claim"), st.integers(1, 4)),
+        st.tuples(st.just("complete"), st.integers(1, 4)),
+        st.tuples(st.just("limit"), st.integers(0, 8)),
+    ),
+    min_size=5,
+    max_size=25,
+)
+
+
+def plain_verdict(shop: Queue, size: int, messages: int) -> bool:
+    return size == 0 or int(shop.value(LIVE)) + messages <= size
+
+
+def accepted(shop: Queue, messages: int, *, alone: bool, keep: bool = True) -> bool:
+    try:
+        with shop.db.transaction(force_rollback=not keep):
+            if alone:
+                shop.send()
+            else:
+                shop.send_many(messages)
+    except psycopg.errors.ConfigurationLimitExceeded:
+        return False
+    return True
+
+
+@given(steps=STEPS)
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_the_promise_gives_the_verdicts_of_a_count(shop: Queue, steps: list[Step]) -> None:
+    size = 4
+    shop.db.execute("delete from ulak.queue")
+    limit(shop, size)
+    for kind, number in steps:
+        let_the_memory_of_a_full_queue_pass(shop)
+        if kind in ("send", "batch", "roll back"):
+            expected = plain_verdict(shop, size, number)
+            assert accepted(shop, number, alone=kind == "send", keep=kind != "roll back") == expected
+        elif kind == "claim":
+            shop.claim(number, now=3600)
+        elif kind == "complete":
+            shop.value(
+                """
+                select count(ulak.complete(t.id, t.locked_by, t.attempts))
+                from (select * from ulak.queue where status = 'processing' order by id limit %s) t
+                """,
+                number,
+            )
+        else:
+            limit(shop, size := number)

@@ -1,0 +1,63 @@
+"""What was sent can't be changed."""
+
+from __future__ import annotations
+
+import psycopg
+import pytest
+from support.queue import Queue
+
+
+@pytest.fixture
+def id(queue: Queue) -> int:
+    queue.endpoint()
+    return queue.send(payload={"amount": 1})
+
+
+@pytest.mark.parametrize("change", ["payload = '{\"amount\": 2}'", "message_id = gen_random_uuid()"])
+def test_a_message_can_not_be_changed_once_sent(queue: Queue, id: int, change: str) -> None:
+    before = queue.message(id)
+
+    with pytest.raises(psycopg.errors.ObjectNotInPrerequisiteState) as caught, queue.db.transaction():
+        queue.db.execute(f"update ulak.queue set {change}, priority = 1")  # type: ignore[arg-type]
+
+    assert caught.value.diag.message_primary == f"payload and message_id of message {id} can't be changed once sent"
+    assert caught.value.diag.message_hint == "Send a new message."
+    assert queue.message(id) == before
+
+
+def test_an_upsert_can_not_change_a_payload(queue: Queue, id: int) -> None:
+    with pytest.raises(psycopg.errors.ObjectNotInPrerequisiteState), queue.db.transaction():
+        queue.db.execute(
+            """
+            insert into ulak.queue (id, endpoint_id, payload) values (%s, 1, '2')
+            on conflict (id) do update set payload = excluded.payload
+            """,
+            [id],
+        )
+
+    assert queue.message(id)["payload"] == {"amount": 1}
+
+
+def test_a_finished_message_can_not_be_changed_either(queue: Queue, id: int) -> None:
+    queue.complete(queue.claim_one())
+
+    with pytest.raises(psycopg.errors.ObjectNotInPrerequisiteState), queue.db.transaction():
+        queue.db.execute("update ulak.queue set payload = '2'")
+
+
+def test_an_update_that_keeps_the_payload_is_none_of_the_guards_business(queue: Queue, id: int) -> None:
+    queue.db.execute("update ulak.queue set payload = payload, priority = 1")
+
+    assert queue.message(id)["priority"] == 1
+
+
+def test_the_payload_is_the_same_after_every_step_of_its_way(queue: Queue, id: int) -> None:
+    message_id = queue.message(id)["message_id"]
+    queue.fail(queue.claim_one())
+    queue.fail(queue.claim_one(now=3600), permanent=True, now=3600)
+
+    dead = queue.dead(id)
+    again = queue.message(queue.call("redrive_message", dead["id"]))
+
+    assert dead["payload"] == again["payload"] == {"amount": 1}
+    assert dead["message_id"] == again["message_id"] == message_id
