@@ -246,7 +246,7 @@ VALUES = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=3),
     max_leaves=8,
 )
-SCHEMAS = st.recursive(
+SCHEMAS: st.SearchStrategy[Any] = st.recursive(
     st.booleans() | st.just({}),
     lambda inner: st.fixed_dictionaries(
         {},

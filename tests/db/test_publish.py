@@ -108,12 +108,22 @@ def test_filter_and_predicate_must_both_hold(db: DB) -> None:
 def test_a_predicate_that_fails_never_aborts_the_transaction(db: DB, predicate: str) -> None:
     odd = {"total": "not a number", "zero": 0, "date": "nonsense"}
     even = {"total": 7, "zero": 0, "date": "2024-05-05"}
+    payloads: list[Any] = [odd, even, [], 1, None]
     db.execute("select ulak.subscribe('free', 'a', null, %s::jsonpath)", [predicate])
     db.execute("select ulak.subscribe('free', 'b')")
 
-    for payload in (odd, even, [], 1, None):
+    for payload in payloads:
         assert publish(db, "free", payload) in (1, 2)
         assert publish_batch(db, ("free", payload)) in (1, 2)
+
+
+def test_a_predicate_that_subscribe_would_refuse_does_not_abort_either(db: DB) -> None:
+    db.execute(
+        "insert into ulak.subscriptions (event_type, endpoint_id, predicate) values ('free', 1, 'strict $.total')"
+    )
+
+    assert publish(db, "free", {"total": 7}) == 0
+    assert publish(db, "free", {}) == 0
 
 
 def test_an_endpoint_gets_an_event_once_however_many_subscriptions_match(db: DB) -> None:

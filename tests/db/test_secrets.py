@@ -103,7 +103,9 @@ def test_an_unknown_secret_is_answered_with_the_nearest(db: DB) -> None:
 def test_a_malformed_reference_is_refused(db: DB) -> None:
     db.execute("select ulak.set_secret('s', 'x')")
 
-    for reference in ({"$secret": 1}, {"$secret": "s", "x": "y"}, {"$secret": None}, {"$secret": {}}):
+    malformed: list[Any] = [{"$secret": 1}, {"$secret": "s", "x": "y"}, {"$secret": None}, {"$secret": {}}]
+
+    for reference in malformed:
         for config in ({"headers": {"X-A": reference}}, {"headers": reference}):
             error = refused(db, "select ulak.create_endpoint('a', 'http', %s)", json.dumps({"url": URL, **config}))
             assert error.sqlstate in ("22023", "42704"), reference
