@@ -126,12 +126,31 @@ def test_a_dead_letter_is_the_whole_message(queue: Queue) -> None:
     queue.fail(queue.claim_one(now=2), permanent=True, now=3)
 
     message, letter = queue.message(id), queue.dead(id)
-    same = (
-        "endpoint_id message_id payload priority correlation_id idempotency_key payload_hash ordering_key scheduled_at "
-        "expires_at headers metadata generation failure_history attempts retry_count last_error first_failed_at failed_at"
-    ).split()
+    same = [
+        "endpoint_id",
+        "message_id",
+        "payload",
+        "priority",
+        "correlation_id",
+        "idempotency_key",
+        "payload_hash",
+        "ordering_key",
+        "scheduled_at",
+        "expires_at",
+        "headers",
+        "metadata",
+        "generation",
+        "failure_history",
+        "attempts",
+        "retry_count",
+        "last_error",
+        "first_failed_at",
+        "failed_at",
+    ]
     assert {name: letter[name] for name in same} == {name: message[name] for name in same}
-    assert None not in {letter[name] for name in same if name not in ("headers", "metadata", "payload", "failure_history")}
+    assert None not in {
+        letter[name] for name in same if name not in ("headers", "metadata", "payload", "failure_history")
+    }
     assert letter["original_message_id"] == id
     assert letter["original_created_at"] == message["created_at"]
     assert letter["archived_at"] == queue.at(3)

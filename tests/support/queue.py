@@ -59,15 +59,15 @@ class Queue:
 
     def value(self, query: str, *parameters: Any) -> Any:
         """The first column of the first row."""
-        row = self.db.execute(query, parameters).fetchone()  # type: ignore[arg-type]
+        row = self.db.execute(query, parameters or None).fetchone()  # type: ignore[arg-type]
         return None if row is None else row[0]
 
     def column(self, query: str, *parameters: Any) -> list[Any]:
-        return [row[0] for row in self.db.execute(query, parameters).fetchall()]  # type: ignore[arg-type]
+        return [row[0] for row in self.db.execute(query, parameters or None).fetchall()]  # type: ignore[arg-type]
 
     def rows(self, query: str, *parameters: Any) -> list[dict[str, Any]]:
         with self.db.cursor(row_factory=dict_row) as cursor:
-            return cursor.execute(query, parameters).fetchall()  # type: ignore[arg-type]
+            return cursor.execute(query, parameters or None).fetchall()  # type: ignore[arg-type]
 
     def call(self, function: str, *positional: Any, **named: Any) -> Any:
         """ulak.function(positional, p_named => named); a named one that is None is left out."""
