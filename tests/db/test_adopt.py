@@ -122,7 +122,7 @@ def test_a_promoted_standby_goes_on_without_a_word(
     folder = tmp_path_factory.mktemp("standby")
     standby = Cluster(folder)
     run([standby.bin / "pg_basebackup", "-d", other_cluster.dsn(), "-D", standby.data, "-R", "-c", "fast", "--no-sync"])
-    standby.configure({"port": free_port(), "hot_standby": True, "cron.launch_active_jobs": False})
+    standby.configure({"port": free_port(), "hot_standby": True})
     standby.start()
     try:
         run([standby.bin / "pg_ctl", "-D", standby.data, "-w", "promote"])

@@ -318,6 +318,8 @@ def test_replayed_messages_of_a_key_go_one_by_one_behind_those_that_wait(alone: 
 
     assert replay_range(alone) == 2
 
+    # Those behind the first cost a claim nothing.
+    assert column(alone, "select next_retry_at = 'infinity' from ulak.queue order by id") == [False, True, True]
     delivered = []
     while claim := alone.execute("select id, attempt, payload from ulak.claim('w', 10, 'shop')").fetchall():
         ((id, attempt, payload),) = claim
