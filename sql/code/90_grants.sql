@@ -1,9 +1,10 @@
 -- Who may do what, in one list. Nothing is granted to PUBLIC.
 
-revoke all on schema ulak from public;
-revoke all on all tables in schema ulak from public;
-revoke all on all sequences in schema ulak from public;
-revoke all on all routines in schema ulak from public;
+-- What an earlier version granted and this one doesn't must go too, so an upgrade starts from nothing.
+revoke all on schema ulak from public, ulak_admin, ulak_application, ulak_monitor, ulak_worker;
+revoke all on all tables in schema ulak from public, ulak_admin, ulak_application, ulak_monitor, ulak_worker;
+revoke all on all sequences in schema ulak from public, ulak_admin, ulak_application, ulak_monitor, ulak_worker;
+revoke all on all routines in schema ulak from public, ulak_admin, ulak_application, ulak_monitor, ulak_worker;
 
 grant usage on schema ulak to ulak_admin, ulak_application, ulak_monitor, ulak_worker;
 
@@ -24,23 +25,28 @@ begin
             )),
             -- A procedure that commits runs with the rights of its caller, and so do its parts.
             ('ulak_admin', array['_is_adopted', '_maintenance_step']),
+            -- A view runs its functions with the rights of its reader.
+            ('ulak_admin', array['_top', '_retry_schedule']),
             ('ulak_application', array[
                 'send', 'send_with_options', 'send_batch', 'send_batch_with_priority',
                 'publish', 'publish_batch',
-                'message_status', 'mark_handled', 'setting'
+                'message_status', 'mark_handled', 'setting', 'help'
             ]),
             ('ulak_monitor', array[
-                'dlq_summary', 'message_status', 'retry_delay', 'setting'
+                'dlq_summary', 'message_status', 'retry_delay', 'setting', 'help',
+                'get_endpoint_health', 'get_worker_status', 'health_check', 'metrics', 'metrics_text', 'doctor',
+                'explain', 'history', 'report', '_top', '_retry_schedule'
             ]),
             ('ulak_worker', array[
-                'claim', 'heartbeat', 'complete', 'fail', 'release', 'retry_delay', 'mark_handled', 'setting',
+                'claim', 'heartbeat', 'complete', 'fail', 'release', 'retry_delay', 'mark_handled', 'setting', 'help',
                 'recover_stale_messages', 'mark_expired_messages', 'update_circuit_breaker',
                 'run_maintenance', '_is_adopted', '_maintenance_step',
                 -- What the worker and the maintenance in the database are made of.
                 '_load_python', '_python_source', '_python_stamp',
                 '_claim', '_settle_many', '_release_many', '_heartbeat_many', '_endpoint_configs',
-                'run_worker', '_take_worker_slot', '_leave_worker_slot', '_worker_settings', '_worker_report',
-                '_blocked_endpoints', '_sweep', '_become_poller'
+                'run_worker', '_take_worker_slot', '_leave_worker_slot', '_worker_parameters', '_register_worker',
+                '_worker_stamp', '_worker_options', '_worker_check', '_worker_report', '_blocked_endpoints', '_sweep',
+                '_become_poller'
             ])
     loop
         select n into v_unknown
@@ -78,8 +84,13 @@ grant select on
     ulak.endpoint_list,
     ulak.event_log,
     ulak.endpoint_stats,
+    ulak.endpoint_totals,
+    ulak.backlog_samples,
+    ulak.attempts,
     ulak.workers,
-    ulak.maintenance_status
+    ulak.maintenance_status,
+    ulak.top,
+    ulak.retry_schedule
 to ulak_admin, ulak_monitor;
 
 grant select on ulak.maintenance_status to ulak_worker;
