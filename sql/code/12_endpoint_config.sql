@@ -247,11 +247,16 @@ begin
         when p_url ~ '[\\#]' then 'must not have a fragment or a backslash'
         when v_authority is null then 'must start with http:// or https://'
         when v_authority ~ '@' then 'must not have a user or a password'
-        when v_authority !~ '^([A-Za-z0-9._~-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?$' then 'must have a valid host, and digits as port'
+        when v_authority !~ '^([A-Za-z0-9._~-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?$'
+            then 'must have a valid host, and digits as port'
         when v_port::integer not between 1 and 65535 then 'must have a port from 1 to 65535'
     end;
     if v_problem is not null then
-        return array[p_path, v_problem, 'Such as https://example.com/hooks; percent-encode the path, put credentials in "auth".'];
+        return array[
+            p_path,
+            v_problem,
+            'Such as https://example.com/hooks; percent-encode the path, put credentials in "auth".'
+        ];
     end if;
     return null;
 end

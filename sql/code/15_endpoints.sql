@@ -142,22 +142,31 @@ begin
                     v_in_flight,
                     v_dead
                 ),
-                hint = case
-                    when v_waiting + v_in_flight > 0 then format(
-                        'Let the worker deliver them. To see them: select * from ulak.queue where endpoint_id = %s '
-                        'and status in (''pending'', ''processing'');',
-                        p_id
-                    )
-                    else format(
-                        'select ulak.redrive_endpoint(%L); or, to give them up: '
-                        'delete from ulak.dlq where endpoint_id = %s and status = ''failed'';',
-                        p_name,
-                        p_id
-                    )
-                end;
+                hint = ulak._how_to_free(p_id, p_name, v_waiting + v_in_flight > 0);
     end if;
 end
 $plpgsql$;
+
+create or replace function ulak._how_to_free(p_id bigint, p_name text, p_is_live boolean)
+returns text
+language sql
+immutable
+set search_path = pg_catalog, pg_temp
+as $sql$
+    select case
+        when p_is_live then format(
+            'Let the worker deliver them. To see them: select * from ulak.queue where endpoint_id = %s '
+            'and status in (''pending'', ''processing'');',
+            p_id
+        )
+        else format(
+            'select ulak.redrive_endpoint(%L); or, to give them up, as a superuser: '
+            'delete from ulak.dlq where endpoint_id = %s and status = ''failed'';',
+            p_name,
+            p_id
+        )
+    end
+$sql$;
 
 -- By the partial indexes: finished messages don't cost.
 create or replace function ulak._count_unresolved(
@@ -308,8 +317,10 @@ select
                 t.key,
                 t.value,
                 case
-                    when jsonb_typeof(t.value) in ('number', 'boolean') or t.key in ('retry_on', 'permanent_on') then t.value
-                    when t.key = 'url' then coalesce(to_jsonb(substring(t.value #>> '{}' from '^[A-Za-z]+://[^/?#]+')), '"***"')
+                    when jsonb_typeof(t.value) in ('number', 'boolean') then t.value
+                    when t.key in ('retry_on', 'permanent_on') then t.value
+                    when t.key = 'url'
+                        then coalesce(to_jsonb(substring(t.value #>> '{}' from '^[A-Za-z]+://[^/?#]+')), '"***"')
                     else '"***"'
                 end as shown
             from jsonb_each(e.config) as t

@@ -107,7 +107,7 @@ end
 $plpgsql$;
 
 comment on function ulak.subscribe(text, text, jsonb, jsonpath) is
-    'sends an endpoint the events of a type, or those that contain p_filter and for which p_predicate is true; returns the subscription''s id';
+    'sends an endpoint the events of a type: all, or those that contain p_filter and make p_predicate true; returns an id';
 
 create or replace function ulak.unsubscribe(p_subscription_id bigint)
 returns boolean

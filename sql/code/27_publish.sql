@@ -103,7 +103,11 @@ begin
             using
                 errcode = '22023',
                 detail = 'The event type has a JSON Schema that each payload must satisfy.',
-                hint = concat_ws(' ', v_violation[3], format('select schema from ulak.event_types where name = %L;', p_event_type));
+                hint = concat_ws(
+                    ' ',
+                    v_violation[3],
+                    format('select schema from ulak.event_types where name = %L;', p_event_type)
+                );
     end if;
 end
 $plpgsql$;
