@@ -91,25 +91,24 @@ def test_filter_and_predicate_must_both_hold(db: DB) -> None:
     assert totals == [1, 0, 0, 0]
 
 
-@pytest.mark.parametrize(
-    "predicate",
-    [
-        "$.total > 100",
-        "strict $.total > 100",
-        "strict $.missing.deeper == 1",
-        "$.total / $.zero > 1",
-        "$.total.double() > 1",
-        '$.date.datetime() < "2020-01-01T00:00:00+00".datetime()',
-        '$.date.datetime("YYYY") == 1',
-        "-$.total > 1",
-        "$.items[$.total] == 1",
-    ],
-)
-def test_a_predicate_that_fails_never_aborts_the_transaction(db: DB, predicate: str) -> None:
+PREDICATES = [
+    "$.total > 100",
+    "strict $.total > 100",
+    "strict $.missing.deeper == 1",
+    "$.total / $.zero > 1",
+    "$.total.double() > 1",
+    '$.date.datetime() < "2020-01-01T00:00:00+00".datetime()',
+    '$.date.datetime("YYYY") == 1',
+    "-$.total > 1",
+    "$.items[$.total] == 1",
+]
+
+
+def test_a_predicate_that_fails_never_aborts_the_transaction(db: DB) -> None:
     odd = {"total": "not a number", "zero": 0, "date": "nonsense"}
     even = {"total": 7, "zero": 0, "date": "2024-05-05"}
     payloads: list[Any] = [odd, even, [], 1, None]
-    db.execute("select ulak.subscribe('free', 'a', null, %s::jsonpath)", [predicate])
+    db.execute("select ulak.subscribe('free', 'a', null, p::jsonpath) from unnest(%s::text[]) p", [PREDICATES])
     db.execute("select ulak.subscribe('free', 'b')")
 
     for payload in payloads:
@@ -135,24 +134,21 @@ def test_an_endpoint_gets_an_event_once_however_many_subscriptions_match(db: DB)
     assert publish_batch(db, ("free", {"x": 1}), ("free", {"x": 1})) == 2
 
 
-@pytest.mark.parametrize(
-    ("payload", "expected"),
-    [
+def test_a_payload_against_its_schema_is_refused_by_its_path(db: DB) -> None:
+    db.execute("select ulak.subscribe('order', 'a')")
+    cases: list[tuple[Any, str]] = [
         ({}, "$.id is required"),
         ({"id": "hunter2"}, "$.id must be of type integer"),
         ({"id": 1, "items": [{"price": 1}, {}, {"price": -1}]}, "$.items[2].price must be at least 0"),
         ([], "$ must be of type object"),
-    ],
-    ids=str,
-)
-def test_a_payload_against_its_schema_is_refused_by_its_path(db: DB, payload: Any, expected: str) -> None:
-    db.execute("select ulak.subscribe('order', 'a')")
+    ]
 
-    error = refused(db, "select ulak.publish('order', %s)", json.dumps(payload))
+    for payload, expected in cases:
+        error = refused(db, "select ulak.publish('order', %s)", json.dumps(payload))
 
-    assert error.sqlstate == "22023"
-    assert error.message_primary == f'payload of event type "order" is not valid: {expected}'
-    assert "hunter2" not in f"{error.message_detail} {error.message_hint} {error.context}"
+        assert error.sqlstate == "22023"
+        assert error.message_primary == f'payload of event type "order" is not valid: {expected}'
+        assert "hunter2" not in f"{error.message_detail} {error.message_hint} {error.context}"
     assert queued(db) == []
 
 
@@ -180,31 +176,26 @@ def test_a_batch_keeps_the_order_of_its_events(db: DB) -> None:
     assert queued(db) == [("a", 1), ("b", 1), ("c", {"id": 2}), ("a", 3), ("b", 3)]
 
 
-@pytest.mark.parametrize(
-    ("bad", "expected"),
-    [
-        (
-            {"event_type": "order", "payload": {}},
-            'payload of event type "order" is not valid: $[1].payload.id is required',
-        ),
-        ({"event_type": "orde", "payload": {}}, 'unknown event type "orde"'),
-        ({"event_type": "ulak.message.dead", "payload": {}}, 'event type "ulak.message.dead" is reserved'),
-        ({"event_type": "free"}, "invalid events: $[1].payload is required"),
-        ({"payload": 1}, "invalid events: $[1].event_type is required"),
-        ({"event_type": 1, "payload": 1}, "invalid events: $[1].event_type must be of type string"),
-        ({"event_type": "free", "payload": 1, "priority": 2}, "invalid events: $[1].priority is not a known key"),
-        ("free", "invalid events: $[1] must be of type object"),
-        (None, "invalid events: $[1] must be of type object"),
-    ],
-    ids=str,
-)
-def test_one_bad_event_refuses_the_whole_batch(db: DB, bad: Any, expected: str) -> None:
+BAD_EVENTS: list[tuple[Any, str]] = [
+    ({"event_type": "order", "payload": {}}, 'payload of event type "order" is not valid: $[1].payload.id is required'),
+    ({"event_type": "orde", "payload": {}}, 'unknown event type "orde"'),
+    ({"event_type": "ulak.message.dead", "payload": {}}, 'event type "ulak.message.dead" is reserved'),
+    ({"event_type": "free"}, "invalid events: $[1].payload is required"),
+    ({"payload": 1}, "invalid events: $[1].event_type is required"),
+    ({"event_type": 1, "payload": 1}, "invalid events: $[1].event_type must be of type string"),
+    ({"event_type": "free", "payload": 1, "priority": 2}, "invalid events: $[1].priority is not a known key"),
+    ("free", "invalid events: $[1] must be of type object"),
+    (None, "invalid events: $[1] must be of type object"),
+]
+
+
+def test_one_bad_event_refuses_the_whole_batch(db: DB) -> None:
     db.execute("select ulak.subscribe('free', 'a')")
     good = {"event_type": "free", "payload": 1}
 
-    error = refused(db, "select ulak.publish_batch(%s)", json.dumps([good, bad, good]))
-
-    assert error.message_primary == expected
+    for bad, expected in BAD_EVENTS:
+        error = refused(db, "select ulak.publish_batch(%s)", json.dumps([good, bad, good]))
+        assert error.message_primary == expected
     assert queued(db) == []
 
 
