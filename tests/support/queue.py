@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
 
@@ -12,6 +13,7 @@ from psycopg.types.datetime import TimestamptzLoader
 from psycopg.types.json import Jsonb
 
 DB = psycopg.Connection[Any]
+Sessions = Callable[[int], list["Queue"]]
 
 INFINITY = datetime.max.replace(tzinfo=UTC)
 
@@ -46,11 +48,11 @@ class Queue:
     """Times are seconds after `base`: the start of the transaction. Without one it is an hour from now, so that whatever
     the test sends is due by then."""
 
-    def __init__(self, db: DB) -> None:
+    def __init__(self, db: DB, base: datetime | None = None) -> None:
         self.db = db
         db.adapters.register_loader("timestamptz", InfinityLoader)
         ahead = 0 if db.info.transaction_status == TransactionStatus.INTRANS else 1
-        self.base: datetime = self.value("select now() + %s * interval '1 hour'", ahead)
+        self.base: datetime = base or self.value("select now() + %s * interval '1 hour'", ahead)
 
     def at(self, seconds: float) -> datetime:
         return self.base + timedelta(seconds=seconds)
@@ -83,6 +85,12 @@ class Queue:
         except psycopg.Error as error:
             return error.diag
         raise AssertionError(f"ulak.{function}() was not refused")
+
+    def empty(self) -> None:
+        """No message, no endpoint, no trace of either: for tests that share a database."""
+        self.db.execute(
+            "truncate ulak.queue, ulak.dlq, ulak.endpoints, ulak.event_log, ulak.handled, ulak.ordering_wakeups cascade"
+        )
 
     # Applications.
 
