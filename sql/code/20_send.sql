@@ -117,11 +117,13 @@ $plpgsql$;
 comment on function ulak.send_batch_with_priority(text, jsonb[], integer) is
     'send_batch() with a priority from 0 to 10 for all of them';
 
--- One insert for many messages: element i of both arrays is one message. Returns ids in the order of the arrays.
+-- One insert for many messages: element i of each array is one message. Returns ids in the order of the arrays.
+-- A message of an event says which one in a header, and to CloudEvents by its metadata.
 create or replace function ulak._enqueue_many(
     p_endpoint_ids bigint[],
     p_payloads jsonb[],
-    p_priority integer default 0
+    p_priority integer default 0,
+    p_event_types text[] default null
 )
 returns bigint[]
 language plpgsql
@@ -149,9 +151,15 @@ begin
 
     -- The join drops what an endpoint lost while we waited for its lock.
     with sent as (
-        insert into ulak.queue (id, endpoint_id, payload, priority)
-        select m.id, e.id, m.payload, p_priority
-        from unnest(v_ids, p_endpoint_ids, p_payloads) m(id, endpoint_id, payload)
+        insert into ulak.queue (id, endpoint_id, payload, priority, headers, metadata)
+        select
+            m.id,
+            e.id,
+            m.payload,
+            p_priority,
+            case when m.event_type is not null then jsonb_build_object('ulak-event-type', m.event_type) end,
+            case when m.event_type is not null then jsonb_build_object('event_type', m.event_type) end
+        from unnest(v_ids, p_endpoint_ids, p_payloads, p_event_types) m(id, endpoint_id, payload, event_type)
         join ulak.endpoints e on e.id = m.endpoint_id
         returning queue.id
     )

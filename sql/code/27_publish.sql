@@ -24,16 +24,20 @@ as $plpgsql$
 declare
     v_endpoint_ids bigint[];
     v_payloads jsonb[];
+    v_event_types text[];
 begin
     perform ulak._check_events(p_events);
-    select array_agg(m.endpoint_id order by e.number, m.endpoint_id), array_agg(e.payload order by e.number, m.endpoint_id)
-    into v_endpoint_ids, v_payloads
+    select
+        array_agg(m.endpoint_id order by e.number, m.endpoint_id),
+        array_agg(e.payload order by e.number, m.endpoint_id),
+        array_agg(e.event_type order by e.number, m.endpoint_id)
+    into v_endpoint_ids, v_payloads, v_event_types
     from ulak._events(p_events) as e
     cross join lateral unnest(ulak._subscribed_endpoints(e.event_type, e.payload)) as m (endpoint_id);
     if v_payloads is null then
         return 0;
     end if;
-    return cardinality(ulak._enqueue_many(v_endpoint_ids, v_payloads));
+    return cardinality(ulak._enqueue_many(v_endpoint_ids, v_payloads, 0, v_event_types));
 end
 $plpgsql$;
 
@@ -65,7 +69,14 @@ begin
     if v_endpoint_ids = '{}' then
         return 0;
     end if;
-    return cardinality(ulak._enqueue_many(v_endpoint_ids, array_fill(p_payload, array[cardinality(v_endpoint_ids)])));
+    return cardinality(
+        ulak._enqueue_many(
+            v_endpoint_ids,
+            array_fill(p_payload, array[cardinality(v_endpoint_ids)]),
+            0,
+            array_fill(p_event_type, array[cardinality(v_endpoint_ids)])
+        )
+    );
 end
 $plpgsql$;
 

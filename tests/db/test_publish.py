@@ -56,6 +56,16 @@ def test_an_event_reaches_every_endpoint_that_subscribed(db: DB) -> None:
     assert queued(db) == [("a", {"n": 1}), ("c", {"n": 1})]
 
 
+def test_a_message_says_which_event_it_is_of(db: DB) -> None:
+    db.execute("select ulak.subscribe('free', 'a'), ulak.subscribe('order', 'a')")
+
+    publish(db, "free", {})
+    publish_batch(db, ("order", {"id": 1}), ("free", {}))
+
+    said = db.execute("select headers ->> 'ulak-event-type', metadata ->> 'event_type' from ulak.queue order by id")
+    assert said.fetchall() == [("free", "free"), ("order", "order"), ("free", "free")]
+
+
 def test_an_event_without_subscribers_queues_nothing(db: DB) -> None:
     db.execute("select ulak.subscribe('order', 'a')")
 
