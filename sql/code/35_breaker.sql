@@ -248,6 +248,7 @@ begin
             v_endpoint.last_success_at := p_now;
         else
             v_endpoint.last_failure_at := p_now;
+            v_endpoint.last_error := p_errors[i];
         end if;
         -- null: a message's own fault. It doesn't count, but shows that the receiver is alive.
         v_failed := case
@@ -362,7 +363,8 @@ as $sql$
         circuit_window_requests = p_endpoint.circuit_window_requests,
         circuit_window_failures = p_endpoint.circuit_window_failures,
         last_success_at = p_endpoint.last_success_at,
-        last_failure_at = p_endpoint.last_failure_at
+        last_failure_at = p_endpoint.last_failure_at,
+        last_error = p_endpoint.last_error
     where e.id = p_endpoint.id
 $sql$;
 
@@ -384,7 +386,8 @@ as $sql$
         ulak._circuit_value(p_endpoint.circuit_state, p_endpoint.circuit_failure_count),
         ulak._circuit_value(p_new_state, case when p_new_state = 'closed' then 0 else p_endpoint.circuit_failure_count end),
         p_now
-    )
+    );
+    select ulak._tell_circuit(p_endpoint, p_new_state, p_now)
 $sql$;
 
 create or replace function ulak._circuit_value(p_state text, p_failures integer)
@@ -405,9 +408,11 @@ language plpgsql
 security definer
 set search_path = pg_catalog, pg_temp
 as $plpgsql$
-declare
-    v_state text;
 begin
+    if not exists (select from ulak.endpoints e where e.id = p_endpoint_id) then
+        raise exception 'endpoint % does not exist', p_endpoint_id
+            using errcode = '42704', hint = 'select id, name from ulak.endpoints;';
+    end if;
     perform ulak._apply_outcomes(
         p_endpoint_id,
         array[null::bigint],
@@ -415,14 +420,7 @@ begin
         array[case when p_success then null else '[RETRYABLE] reported' end],
         p_now
     );
-    select e.circuit_state into v_state
-    from ulak.endpoints e
-    where e.id = p_endpoint_id;
-    if not found then
-        raise exception 'endpoint % does not exist', p_endpoint_id
-            using errcode = '42704', hint = 'select id, name from ulak.endpoints;';
-    end if;
-    return v_state;
+    return (select e.circuit_state from ulak.endpoints e where e.id = p_endpoint_id);
 end
 $plpgsql$;
 
@@ -554,6 +552,9 @@ begin
         jsonb_strip_nulls(jsonb_build_object('reason', p_reason, 'rate', p_rate)),
         p_now
     );
+    if not p_enabled then
+        perform ulak._tell_disabled(p_endpoint, p_reason, p_now);
+    end if;
     return true;
 end
 $plpgsql$;

@@ -183,7 +183,12 @@ begin
             lease_until = null
         from decided d
         where q.id = d.id
-        returning d.place, q.id, q.endpoint_id, q.ordering_key, d.is_dead
+        returning d.place, q.id, q.endpoint_id, q.ordering_key, d.is_dead, q.attempts, q.processing_started_at, d.error
+    ),
+    noted as (
+        insert into ulak.attempts (message_id, attempt, started_at, ended_at, error)
+        select m.id, m.attempts, m.processing_started_at, p_now, m.error
+        from moved m
     )
     select
         array_agg(m.place),

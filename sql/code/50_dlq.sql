@@ -95,6 +95,7 @@ begin
             'error', v_dead.last_error
         );
     end loop;
+    perform ulak._tell_dead(p_ids, p_now);
 end
 $plpgsql$;
 

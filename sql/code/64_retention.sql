@@ -1,4 +1,4 @@
--- Retention of what grows: dead letters, the log, the counters and the inbox. The archive's months are dropped whole.
+-- Retention of what grows: dead letters, log, attempts, counters, samples and inbox. The archive's months are dropped whole.
 
 create or replace function ulak.cleanup_event_log(
     p_retention_days integer default null,
@@ -67,9 +67,15 @@ begin
         when 'event_log' then
             v_setting := 'event_log_retention_days';
             v_column := 'created_at';
+        when 'attempts' then
+            v_setting := 'event_log_retention_days';
+            v_column := 'ended_at';
         when 'endpoint_stats' then
             v_setting := 'stats_retention_days';
             v_column := 'minute';
+        when 'backlog_samples' then
+            v_setting := 'stats_retention_days';
+            v_column := 'sampled_at';
         when 'handled' then
             v_setting := 'inbox_retention_days';
             v_column := 'handled_at';

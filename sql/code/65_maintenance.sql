@@ -29,9 +29,12 @@ from (
         (5, 'archive_retention', 'drops old months of the archive'),
         (6, 'dlq_retention', 'deletes old dead letters'),
         (7, 'event_log_retention', 'deletes old log entries'),
-        (8, 'stats_retention', 'deletes old counters'),
-        (9, 'inbox_retention', 'forgets old keys of mark_handled()'),
-        (10, 'ordering', 'every ten minutes: wakes ordering keys whose first message was deleted by hand')
+        (8, 'attempts_retention', 'forgets old failed attempts'),
+        (9, 'stats_retention', 'deletes old counters'),
+        (10, 'samples_retention', 'deletes old counts of what waited'),
+        (11, 'inbox_retention', 'forgets old keys of mark_handled()'),
+        (12, 'ordering', 'every ten minutes: wakes ordering keys whose first message was deleted by hand'),
+        (13, 'samples', 'counts what waits for each endpoint')
 ) s (place, step, what)
 left join ulak.maintenance_runs r on r.step = s.step
 union all
@@ -216,11 +219,17 @@ begin
             rows := ulak._cleanup('endpoint_stats', null, v_batch, p_now);
         when 'inbox_retention' then
             rows := ulak._cleanup('handled', null, v_batch, p_now);
+        when 'attempts_retention' then
+            rows := ulak._cleanup('attempts', null, v_batch, p_now);
+        when 'samples' then
+            rows := ulak._sample_backlog(p_now);
+        when 'samples_retention' then
+            rows := ulak._cleanup('backlog_samples', null, v_batch, p_now);
         when 'ordering' then
             rows := case when extract(minute from p_now)::integer % 10 = 0 then ulak._promote_orphans(p_now) else 0 end;
     end case;
     rows := coalesce(rows, 0);
-    more := p_month is not null or rows = v_batch;
+    more := p_month is not null or (rows = v_batch and p_step <> 'samples');
 end
 $plpgsql$;
 
@@ -286,5 +295,6 @@ language sql
 immutable
 as $sql$
     select 'vacuum (skip_locked, truncate off, parallel 0) '
-        'ulak.queue, ulak.ordering_wakeups, ulak.endpoints, ulak.endpoint_stats, ulak.workers, ulak.maintenance_runs'
+        'ulak.queue, ulak.ordering_wakeups, ulak.endpoints, ulak.endpoint_stats, ulak.endpoint_totals, ulak.workers, '
+        'ulak.maintenance_runs'
 $sql$;

@@ -201,17 +201,14 @@ begin
 end
 $plpgsql$;
 
--- What has to be right before anything is scheduled, as rows: ok, or a problem and its fix.
+-- What has to be right before anything is scheduled, as rows: ok, or a problem and its fix, which psql can run.
 create or replace function ulak._check_schedule(p_workers integer)
 returns table (item text, status text, detail text, fix text)
 language plpgsql
 set search_path = pg_catalog, pg_temp
 as $plpgsql$
 declare
-    v_home text := current_setting('cron.database_name', true);
-    v_version text := (select substring(e.extversion from '^\d+\.\d+') from pg_extension e where e.extname = 'pg_cron');
-    v_libpq boolean := not coalesce(current_setting('cron.use_background_workers', true)::boolean, false);
-    v_needed integer := p_workers + 3;
+    v_is_usable boolean := not exists (select from ulak._check_pg_cron(p_workers) c where c.item = 'pg_cron' and c.status = 'problem');
     v_user text;
 begin
     return query
@@ -219,59 +216,14 @@ begin
         'pycurl',
         case when p.problem is null then 'ok' else 'problem' end,
         coalesce(p.problem, p.version),
-        case when p.problem is not null then 'As root on the server: apt-get install python3-pycurl' end
+        case when p.problem is not null then '-- as root on the server: apt-get install python3-pycurl' end
     from ulak._check_pycurl() p;
 
-    if v_home is null then
-        return query values (
-            'pg_cron',
-            'problem',
-            'it is not loaded',
-            'Install it (apt-get install postgresql-15-cron), then: alter system set shared_preload_libraries = ''pg_cron''; '
-            'alter system set cron.use_background_workers = off; and restart the server. '
-            'Or let another scheduler run: call ulak.run_worker(); and call ulak.run_maintenance(); each minute.'
-        );
-        return;
-    elsif v_home = current_database() and v_version is null then
-        return query values ('pg_cron', 'problem', 'it is loaded, but not created', 'create extension pg_cron;');
-        return;
-    elsif string_to_array(v_version, '.')::integer[] < array[1, 4] then
-        return query values ('pg_cron', 'problem', format('version %s is older than 1.4', v_version), 'Upgrade pg_cron.');
-        return;
-    end if;
-    if not exists (select from pg_stat_activity a where a.backend_type = 'pg_cron launcher') then
-        return query values (
-            'pg_cron',
-            'problem',
-            'its scheduler is not running',
-            'Look for "pg_cron" in the server''s log; it starts with the server, and stops when its database is dropped.'
-        );
-        return;
-    end if;
-    return query values ('pg_cron', 'ok', coalesce('version ' || v_version, format('in database "%s"', v_home)), null::text);
+    return query
+    select c.item, c.status, c.detail, c.fix
+    from ulak._check_pg_cron(p_workers) c;
 
-    if not v_libpq and string_to_array(coalesce(v_version, '1.4'), '.')::integer[] < array[1, 5] then
-        return query values (
-            'mode',
-            'problem',
-            'pg_cron 1.4 makes every job wait for the longest one when cron.use_background_workers is on',
-            'alter system set cron.use_background_workers = off; then restart the server.'
-        );
-    else
-        return query values ('mode', 'ok', case when v_libpq then 'libpq' else 'background workers' end, null::text);
-    end if;
-
-    if current_setting('cron.max_running_jobs')::integer < v_needed then
-        return query values (
-            'max_running_jobs',
-            'problem',
-            format('%s workers and 3 other jobs need %s, it is %s', p_workers, v_needed,
-                current_setting('cron.max_running_jobs')),
-            format('alter system set cron.max_running_jobs = %s; then restart the server.', v_needed)
-        );
-    end if;
-
-    if v_libpq then
+    if v_is_usable and not coalesce(current_setting('cron.use_background_workers', true)::boolean, false) then
         foreach v_user in array array['ulak_worker', (
             select c.relowner::regrole::text from pg_class c where c.oid = 'ulak.queue'::regclass
         )] loop
@@ -282,8 +234,8 @@ begin
                 coalesce(p.problem, format('%s can log in', v_user)),
                 case when p.problem is not null then
                     format(
-                        'Let it in with a line in pg_hba.conf (%s) such as: %s %s %s trust; or with a password in ~/.pgpass of '
-                        'the server''s user; then: select pg_reload_conf();',
+                        'select pg_reload_conf(); -- after adding a line to %s, such as: %s %s %s trust; or put its password '
+                        'into ~/.pgpass of the server''s user',
                         current_setting('hba_file'),
                         case when current_setting('cron.host') ~ '^(/|$)' then 'local' else 'host' end,
                         current_database(),
@@ -299,7 +251,84 @@ begin
             'cluster',
             'warning',
             'these messages were restored from another cluster: they are held',
-            'If this cluster is to deliver them: select ulak.adopt();'
+            'select ulak.adopt(); -- if this cluster is to deliver them'
+        );
+    end if;
+end
+$plpgsql$;
+
+-- The part that needs no Python: is pg_cron there, does it run, and in a mode that suits us.
+create or replace function ulak._check_pg_cron(p_workers integer)
+returns table (item text, status text, detail text, fix text)
+language plpgsql
+stable
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+declare
+    v_home text := current_setting('cron.database_name', true);
+    v_version text := (select substring(e.extversion from '^\d+\.\d+') from pg_extension e where e.extname = 'pg_cron');
+    v_libpq boolean := not coalesce(current_setting('cron.use_background_workers', true)::boolean, false);
+    v_needed integer := p_workers + 3;
+begin
+    if v_home is null then
+        return query values (
+            'pg_cron',
+            'problem',
+            'it is not loaded',
+            format(
+                'alter system set shared_preload_libraries = %s; -- after installing postgresql-%s-cron; then restart the server. '
+                'Or let another scheduler run each minute: call ulak.run_worker(); call ulak.run_maintenance();',
+                (
+                    select string_agg(quote_literal(btrim(l.name)), ', ' order by l.place)
+                    from unnest(
+                        string_to_array(nullif(current_setting('shared_preload_libraries'), ''), ',') || 'pg_cron'::text
+                    ) with ordinality l (name, place)
+                ),
+                current_setting('server_version_num')::integer / 10000
+            )
+        );
+        return;
+    elsif v_home = current_database() and v_version is null then
+        return query values ('pg_cron', 'problem', 'it is loaded, but not created', 'create extension pg_cron;');
+        return;
+    elsif string_to_array(v_version, '.')::integer[] < array[1, 4] then
+        return query values (
+            'pg_cron',
+            'problem',
+            format('version %s is older than 1.4', v_version),
+            'alter extension pg_cron update; -- after installing a newer one'
+        );
+        return;
+    end if;
+    if not exists (select from pg_stat_activity a where a.backend_type = 'pg_cron launcher') then
+        return query values (
+            'pg_cron',
+            'problem',
+            'its scheduler is not running',
+            '-- restart the server. Its log says why "pg_cron" stopped: it does so when its database is dropped'
+        );
+        return;
+    end if;
+    return query values ('pg_cron', 'ok', coalesce('version ' || v_version, format('in database "%s"', v_home)), null::text);
+
+    if not v_libpq and string_to_array(coalesce(v_version, '1.4'), '.')::integer[] < array[1, 5] then
+        return query values (
+            'mode',
+            'problem',
+            'pg_cron 1.4 makes every job wait for the longest one when cron.use_background_workers is on',
+            'alter system set cron.use_background_workers = off; -- then restart the server'
+        );
+    else
+        return query values ('mode', 'ok', case when v_libpq then 'libpq' else 'background workers' end, null::text);
+    end if;
+
+    if current_setting('cron.max_running_jobs')::integer < v_needed then
+        return query values (
+            'max_running_jobs',
+            'problem',
+            format('%s workers and 3 other jobs need %s, it is %s', p_workers, v_needed,
+                current_setting('cron.max_running_jobs')),
+            format('alter system set cron.max_running_jobs = %s; -- then restart the server', v_needed)
         );
     end if;
 end

@@ -12,8 +12,13 @@ begin
     loop
         perform pg_catalog.pg_extension_config_dump(
             v_relation,
-            -- Who worked in one cluster, and what maintenance last did there, says nothing in another.
-            case when v_relation in ('ulak.workers'::regclass, 'ulak.maintenance_runs'::regclass) then 'where false' else '' end
+            case
+                -- Who worked in one cluster, and what maintenance last did there, says nothing in another.
+                when v_relation in ('ulak.workers'::regclass, 'ulak.maintenance_runs'::regclass) then 'where false'
+                -- ulak's own events are code: the restored extension has them already.
+                when v_relation = 'ulak.event_types'::regclass then $$where not starts_with(name, 'ulak.')$$
+                else ''
+            end
         );
     end loop;
 end

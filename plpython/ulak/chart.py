@@ -1,0 +1,210 @@
+"""Charts as inline SVG: bars, lines and sparklines, coloured by the page's style."""
+
+from __future__ import annotations
+
+import datetime
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from ulak import wording
+from ulak.markup import Markup, tag
+
+Values = Sequence[float | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    name: str
+    # The class that gives it its colour.
+    style: str
+    values: Values
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """Where the data goes: the plot's edges, and the value at its top."""
+
+    width: float
+    height: float
+    most: float
+    left: float = 46
+    right: float = 6
+    top: float = 10
+    bottom: float = 24
+
+    def x(self, place: float) -> float:
+        """place from 0 to 1"""
+        return self.left + (self.width - self.left - self.right) * place
+
+    def y(self, value: float) -> float:
+        share = value / self.most if self.most else 0
+        return self.height - self.bottom - (self.height - self.top - self.bottom) * share
+
+
+def bars(
+    label: str,
+    times: Sequence[datetime.datetime],
+    series: Sequence[Series],
+    tell: Callable[[float], str],
+    width: float = 1120,
+    height: float = 220,
+) -> Markup:
+    """Stacked, the first at the bottom. Each place says its values when pointed at."""
+    sums = [sum(each.values[i] or 0 for each in series) for i in range(len(times))]
+    frame = _frame(width, height, max(sums, default=0))
+    step = frame.x(1 / len(times)) - frame.x(0)
+    columns = []
+    for i, moment in enumerate(times):
+        below = 0.0
+        parts = []
+        for each in series:
+            value = each.values[i] or 0
+            if value:
+                # What is there at all is at least a hair high.
+                top, foot = frame.y(below + value), frame.y(below)
+                parts.append(
+                    _bar(frame.x(i / len(times)) + step * 0.12, min(top, foot - 1), step * 0.76, foot, each.style)
+                )
+                below += value
+        columns.append(_column(frame, i, len(times), _said(moment, series, i, tell), *parts))
+    return _chart(label, frame, times, tell, *columns)
+
+
+def lines(
+    label: str,
+    times: Sequence[datetime.datetime],
+    series: Sequence[Series],
+    tell: Callable[[float], str],
+    width: float = 552,
+    height: float = 200,
+) -> Markup:
+    """The last series is filled down to the axis. Where a value is missing the line has a gap."""
+    frame = _frame(
+        width, height, max((value for each in series for value in each.values if value is not None), default=0)
+    )
+    drawn = []
+    for number, each in enumerate(reversed(series)):
+        for run in _runs(each.values):
+            points = [(frame.x((i + 0.5) / len(times)), frame.y(value)) for i, value in run]
+            path = "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in points)
+            if number == 0:
+                foot = frame.y(0)
+                drawn.append(
+                    tag(
+                        "path",
+                        class_=f"area {each.style}",
+                        d=f"{path}L{points[-1][0]:.1f} {foot:.1f}L{points[0][0]:.1f} {foot:.1f}Z",
+                    )
+                )
+            if len(points) == 1:
+                drawn.append(tag("circle", class_=f"dot {each.style}", cx=points[0][0], cy=points[0][1], r=1.6))
+            else:
+                drawn.append(tag("path", class_=f"line {each.style}", d=path))
+    columns = [_column(frame, i, len(times), _said(moment, series, i, tell)) for i, moment in enumerate(times)]
+    return _chart(label, frame, times, tell, *drawn, *columns)
+
+
+def sparkline(label: str, values: Sequence[float], width: float = 120, height: float = 26) -> Markup:
+    most = max(values, default=0)
+    step = width / max(len(values), 1)
+    parts = []
+    for i, value in enumerate(values):
+        high = max(1.5, (height - 2) * value / most) if value else 1.0
+        style = "spark" if value else "spark none"
+        parts.append(_bar(i * step + step * 0.15, height - high, step * 0.7, height, style))
+    return tag("svg", *parts, class_="sparkline", viewBox=f"0 0 {width:g} {height:g}", role="img", aria_label=label)
+
+
+def meter(share: float, style: str) -> Markup:
+    """A bar in a row of a table; at least visible if it isn't nothing."""
+    wide = 0 if share <= 0 else max(1.5, min(share, 1) * 100)
+    return tag("span", tag("span", class_=style, style=f"width:{wide:.1f}%"), class_="meter")
+
+
+def _frame(width: float, height: float, most: float) -> Frame:
+    return Frame(width, height, ticks(most)[-1])
+
+
+def ticks(most: float) -> list[float]:
+    """From 0 to the first round number that isn't below `most`, in three to six steps."""
+    if most <= 0:
+        return [0, 1]
+    raw = most / 4
+    size = 10.0 ** math.floor(math.log10(raw))
+    step = next(factor * size for factor in (1, 2, 2.5, 5, 10) if factor * size >= raw * 0.999)
+    return [step * i for i in range(math.ceil(most / step - 1e-9) + 1)]
+
+
+def _chart(
+    label: str, frame: Frame, times: Sequence[datetime.datetime], tell: Callable[[float], str], *drawn: Markup
+) -> Markup:
+    grid = []
+    for value in ticks(frame.most):
+        y = frame.y(value)
+        grid.append(
+            tag("line", class_="grid" if value else "axis", x1=frame.left, x2=frame.width - frame.right, y1=y, y2=y)
+        )
+        grid.append(tag("text", tell(value), class_="tick", x=frame.left - 8, y=y + 3.5, text_anchor="end"))
+    for place, moment in _hours(times):
+        grid.append(
+            tag(
+                "text", wording.clock(moment), class_="tick", x=frame.x(place), y=frame.height - 6, text_anchor="middle"
+            )
+        )
+    return tag(
+        "svg",
+        *grid,
+        *drawn,
+        class_="chart",
+        viewBox=f"0 0 {frame.width:g} {frame.height:g}",
+        role="img",
+        aria_label=label,
+    )
+
+
+def _hours(times: Sequence[datetime.datetime]) -> Iterator[tuple[float, datetime.datetime]]:
+    """Full hours, or every second, third and so on, that leave room for their labels: at most eight."""
+    if len(times) < 2:
+        return
+    step = (times[1] - times[0]).total_seconds()
+    span = step * len(times)
+    every = next(hours for hours in (0.25, 0.5, 1, 2, 3, 4, 6, 12, 24, 48) if span / 3600 / hours <= 8) * 3600
+    moment = math.ceil(times[0].timestamp() / every) * every
+    while moment < times[0].timestamp() + span:
+        place = (moment - times[0].timestamp()) / span
+        if 0.015 < place < 0.985:
+            yield place, datetime.datetime.fromtimestamp(moment, datetime.UTC)
+        moment += every
+
+
+def _column(frame: Frame, place: int, count: int, said: str, *parts: Markup) -> Markup:
+    """What is drawn at one time, and the area that answers when pointed at."""
+    x = frame.x(place / count)
+    area = tag(
+        "rect", class_="touch", x=x, y=frame.top, width=frame.x(1 / count) - frame.x(0), height=frame.y(0) - frame.top
+    )
+    return tag("g", tag("title", said), area, *parts, class_="column")
+
+
+def _bar(x: float, top: float, width: float, foot: float, style: str) -> Markup:
+    return tag("rect", class_=style, x=x, y=top, width=width, height=foot - top, rx=min(1.5, width / 3))
+
+
+def _said(moment: datetime.datetime, series: Sequence[Series], place: int, tell: Callable[[float], str]) -> str:
+    found = [(each.name, each.values[place]) for each in series]
+    return f"{wording.clock(moment)} UTC: " + ", ".join(
+        f"{name} {'none' if value is None else tell(value)}" for name, value in found
+    )
+
+
+def _runs(values: Values) -> Iterator[list[tuple[int, float]]]:
+    run: list[tuple[int, float]] = []
+    for i, value in enumerate(values):
+        if value is not None:
+            run.append((i, value))
+        elif run:
+            yield run
+            run = []
+    if run:
+        yield run

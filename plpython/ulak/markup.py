@@ -1,0 +1,49 @@
+"""HTML and SVG as values: whatever isn't markup already is escaped, and every element is closed."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterable
+
+VOID = frozenset(("meta", "br", "hr", "img", "rect", "line", "path", "circle", "polyline", "polygon"))
+
+
+class Markup(str):
+    """Text that was built here and needs no escaping."""
+
+    __slots__ = ()
+
+
+Child = str | int | float | None | Iterable["Child"]
+
+
+def tag(name: str, /, *children: Child, **attributes: object) -> Markup:
+    """An element. None and False leave an attribute or a child out; class_ is class, and _ stands for - in a name."""
+    opening = [name]
+    for key, value in attributes.items():
+        if value is None or value is False:
+            continue
+        spelled = key.rstrip("_").replace("_", "-")
+        opening.append(f'{spelled}="{html.escape(_text(value))}"')
+    head = " ".join(opening)
+    body = join(children)
+    if not body and name in VOID:
+        return Markup(f"<{head}/>")
+    return Markup(f"<{head}>{body}</{name}>")
+
+
+def join(children: Child) -> Markup:
+    if children is None or children is False:
+        return Markup()
+    if isinstance(children, Markup):
+        return children
+    if isinstance(children, str):
+        return Markup(html.escape(children))
+    if isinstance(children, int | float):
+        return Markup(_text(children))
+    return Markup("".join(join(child) for child in children))
+
+
+def _text(value: object) -> str:
+    """Coordinates with one decimal are fine enough, and a page of them is half as long."""
+    return f"{value:.1f}".removesuffix(".0") if isinstance(value, float) else str(value)

@@ -1,0 +1,25 @@
+"""The request of one message as it would be sent now, without sending it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ulak import curl_command, endpoint, options, request
+from ulak.model import Message, OAuth2
+
+
+def curl(given: Mapping[str, Any], now: float) -> str:
+    """As a curl command. `given` holds endpoint, settings, version and message, as ulak.curl() gathers them."""
+    config = given["endpoint"]
+    parsed = endpoint.parse(
+        config["id"],
+        config["name"],
+        config["config_version"],
+        config["config"],
+        config["signing_secrets"],
+        options.parse(given["settings"], given["version"]).endpoint,
+    )
+    # A real token is none of the reader's business, and fetching one would be a request.
+    token = curl_command.MASK if isinstance(parsed.auth, OAuth2) else None
+    return curl_command.render(request.build(parsed, [Message(**given["message"])], now, token))

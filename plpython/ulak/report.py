@@ -1,0 +1,358 @@
+"""ulak.report(): one page about the last hours, that needs nothing but a browser."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from ulak import chart, wording
+from ulak.chart import Series
+from ulak.markup import Child, Markup, tag
+from ulak.report_style import STYLE
+
+Row = Mapping[str, Any]
+
+GLYPHS = {"flowing": "●", "idle": "·", "late": "▲", "failing": "▲", "half_open": "◐", "open": "○", "disabled": "■"}
+MOODS = {"flowing": "good", "late": "warn", "failing": "warn", "half_open": "bad", "open": "bad"}
+SEVERITIES = {"critical": "bad", "warning": "warn", "info": "calm", "ok": "good"}
+WORKER_MOODS = {"running": "good", "lost": "bad", "leaving": "warn"}
+STEP_MOODS = {"ok": "good", "failed": "bad", "late": "warn", "behind": "warn"}
+
+
+def render(data: Row) -> str:
+    """The page. `data` is what ulak._report_data() gathers."""
+    now = wording.time(data["now"])
+    body = tag(
+        "main",
+        _head(data, now),
+        _verdict(data),
+        _tiles(data, now),
+        _traffic(data),
+        _endpoints(data, now),
+        tag("div", _dead(data, now), _workers(data, now), class_="pair"),
+        tag("div", _partitions(data), _maintenance(data, now), class_="pair"),
+        tag("footer", f"ulak {data['version']} on PostgreSQL {data['server']}. All times are UTC."),
+    )
+    page = tag(
+        "html",
+        tag(
+            "head",
+            tag("meta", charset="utf-8"),
+            tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
+            tag("meta", name="color-scheme", content="light dark"),
+            tag("title", f"ulak: {data['database']}, {wording.day_and_clock(now)}"),
+            tag("style", Markup(STYLE)),
+        ),
+        tag("body", body),
+        lang="en",
+    )
+    return f"<!DOCTYPE html>\n{page}\n"
+
+
+def _head(data: Row, now: datetime.datetime) -> Markup:
+    hours = data["hours"]
+    return tag(
+        "header",
+        tag(
+            "h1",
+            tag(
+                "svg",
+                tag("path", d="M2 12.5 22 3 15.5 21l-4-7z"),
+                tag("path", class_="fold", d="M22 3 11.5 14"),
+                class_="mark",
+                viewBox="0 0 24 24",
+                aria_hidden="true",
+            ),
+            "ulak",
+            tag("span", data["database"], class_="database"),
+        ),
+        tag(
+            "p",
+            f"The last {'hour' if hours == 1 else f'{hours} hours'} until ",
+            tag("time", wording.day_and_clock(now), datetime=now.isoformat()),
+            class_="quiet",
+        ),
+    )
+
+
+def _verdict(data: Row) -> Markup:
+    findings = [each for each in data["findings"] if each["severity"] != "ok"]
+    if not findings:
+        return tag(
+            "section", tag("h2", "All is well"), tag("p", "The doctor found nothing wrong."), class_="verdict good"
+        )
+    worst = SEVERITIES[findings[0]["severity"]]
+    counted = [
+        f"{count} {name}"
+        for name in ("critical", "warning", "info")
+        if (count := sum(each["severity"] == name for each in findings))
+    ]
+    return tag(
+        "section",
+        tag(
+            "h2",
+            "Nothing urgent" if worst == "calm" else "Needs attention",
+            tag("span", ", ".join(counted), class_="quiet"),
+        ),
+        tag("ul", (_finding(each) for each in findings), class_="findings"),
+        class_=f"verdict {worst}",
+    )
+
+
+def _finding(finding: Row) -> Markup:
+    said = [
+        tag("span", finding["check_name"], class_=f"pill {SEVERITIES[finding['severity']]}"),
+        tag("span", finding["finding"]),
+    ]
+    if not finding["fix"]:
+        return tag("li", tag("p", *said))
+    return tag(
+        "li",
+        tag(
+            "details",
+            tag("summary", *said),
+            tag("pre", tag("code", finding["fix"])),
+            open=finding["severity"] == "critical" and "open",
+        ),
+    )
+
+
+def _tiles(data: Row, now: datetime.datetime) -> Markup:
+    steps, endpoints = data["traffic"], data["endpoints"]
+    delivered = sum(each["delivered"] for each in steps)
+    failed = sum(each["failed"] for each in steps)
+    waiting = sum(each["waiting"] for each in endpoints)
+    due = min((each["due_since"] for each in endpoints if each["due_since"]), default=None)
+    late = (now - wording.time(due)).total_seconds() if due else None
+    p95 = [each["p95_ms"] for each in steps if each["p95_ms"] is not None]
+    alive = sum(each["state"] in ("running", "leaving") for each in data["workers"])
+    dead = sum(each["dead"] for each in endpoints)
+    share = 100 * failed / (delivered + failed) if delivered + failed else None
+    rate = sum(each["per_second"] or 0 for each in endpoints)
+    return tag(
+        "section",
+        _tile("Delivered", wording.number(delivered), f"{wording.number(rate)} a second now", None),
+        _tile(
+            "Failed attempts",
+            "none" if not failed else f"{share:.1f}%",
+            f"{wording.number(failed)} of {wording.number(delivered + failed)}",
+            "bad" if share and share >= 20 else "warn" if share and share >= 5 else None,
+        ),
+        _tile(
+            "Latency, p95",
+            wording.milliseconds(p95[-1] if p95 else None) or "no data",
+            "of the last requests",
+            None,
+        ),
+        _tile(
+            "Waiting",
+            ("~" if any(each["is_estimate"] for each in endpoints) else "") + wording.number(waiting),
+            f"oldest due for {wording.duration(late)}" if late else "nothing is due",
+            "bad" if late and late > 3600 else "warn" if late and late > 60 else None,
+        ),
+        _tile("Dead letters", wording.number(dead), "not redriven", "warn" if dead else None),
+        _tile("Workers", str(alive), "alive", None if alive else "bad"),
+        class_="tiles",
+    )
+
+
+def _tile(name: str, value: str, note: str, mood: str | None) -> Markup:
+    return tag(
+        "div",
+        tag("h3", name),
+        tag("p", value, class_="value"),
+        tag("p", note, class_="quiet"),
+        class_=f"tile {mood or ''}".strip(),
+    )
+
+
+def _traffic(data: Row) -> Child:
+    steps: Sequence[Row] = data["traffic"]
+    times = [wording.time(each["at"]) for each in steps]
+    per_second = [[each[name] / each["seconds"] for each in steps] for name in ("delivered", "failed")]
+    throughput = chart.bars(
+        "Deliveries and failed attempts per second",
+        times,
+        [Series("delivered", "delivered", per_second[0]), Series("failed", "failed", per_second[1])],
+        wording.number,
+    )
+    latency = chart.lines(
+        "Latency of requests in milliseconds",
+        times,
+        [
+            Series("p95", "p95", [each["p95_ms"] for each in steps]),
+            Series("p50", "p50", [each["p50_ms"] for each in steps]),
+        ],
+        wording.milliseconds,
+    )
+    backlog = chart.lines(
+        "Messages that wait", times, [Series("waiting", "waiting", [each["waiting"] for each in steps])], wording.number
+    )
+    return [
+        _panel(
+            "Throughput",
+            throughput,
+            _legend(("delivered", "delivered"), ("failed", "failed attempts")),
+            "messages a second",
+        ),
+        tag(
+            "div",
+            _panel("Latency", latency, _legend(("p50", "p50"), ("p95", "p95")), "from request to answer"),
+            _panel("Backlog", backlog, _legend(("waiting", "waiting")), "messages, all endpoints"),
+            class_="pair",
+        ),
+    ]
+
+
+def _panel(title: str, content: Child, aside: Child = None, note: str | None = None) -> Markup:
+    return tag(
+        "section",
+        tag("div", tag("h2", title, note and tag("span", note, class_="quiet")), aside, class_="title"),
+        content,
+        class_="panel",
+    )
+
+
+def _legend(*names: tuple[str, str]) -> Markup:
+    return tag("p", (tag("span", tag("i", class_=f"key {style}"), text) for style, text in names), class_="legend")
+
+
+Column = tuple[str, str, Callable[[Row], Child]]
+
+
+def _table(rows: Sequence[Row], columns: Sequence[Column]) -> Markup:
+    """Columns are title, class and what stands in a row."""
+    head = tag("tr", (tag("th", title, class_=style or None) for title, style, _ in columns))
+    body = (tag("tr", (tag("td", cell(row), class_=style or None) for _, style, cell in columns)) for row in rows)
+    return tag("div", tag("table", tag("thead", head), tag("tbody", body)), class_="scroll")
+
+
+def _endpoints(data: Row, now: datetime.datetime) -> Markup:
+    rows: Sequence[Row] = data["endpoints"]
+    if not rows:
+        return _panel("Endpoints", _empty("There are no endpoints yet."))
+    hidden = data["endpoint_count"] - len(rows)
+    columns: list[Column] = [
+        ("", "", lambda row: _state(row["state"])),
+        (
+            "endpoint",
+            "name",
+            lambda row: [
+                tag("b", row["name"]),
+                row["protocol"] != "http" and tag("span", row["protocol"], class_="quiet"),
+            ],
+        ),
+        ("waiting", "n", lambda row: ("~" if row["is_estimate"] else "") + wording.exact(row["waiting"])),
+        (
+            "due for",
+            "n",
+            lambda row: row["due_since"] and wording.duration((now - wording.time(row["due_since"])).total_seconds()),
+        ),
+        ("in flight", "n", lambda row: row["in_flight"] or ""),
+        ("/s", "n", lambda row: wording.number(row["per_second"]) if row["per_second"] else ""),
+        ("failed", "n", _failed),
+        ("p50", "n quiet", lambda row: wording.milliseconds(row["p50_ms"])),
+        ("p95", "n", lambda row: wording.milliseconds(row["p95_ms"])),
+        ("dead", "n", lambda row: tag("b", wording.exact(row["dead"]), class_="warn") if row["dead"] else ""),
+        (
+            "last hour",
+            "",
+            lambda row: chart.sparkline(f"deliveries of {row['name']} in the last hour", row["last_hour"] or []),
+        ),
+        ("last error", "error", lambda row: _error(row, now)),
+    ]
+    return _panel(
+        "Endpoints",
+        [_table(rows, columns), hidden > 0 and tag("p", f"and {hidden} more", class_="quiet")],
+        note="the worst first",
+    )
+
+
+def _state(state: str) -> Markup:
+    return tag("span", f"{GLYPHS.get(state, '')} {state.replace('_', ' ')}", class_=f"pill {MOODS.get(state, 'calm')}")
+
+
+def _failed(row: Row) -> Child:
+    share = row["failed_percent"]
+    if share is None:
+        return ""
+    return [f"{share:.1f}%", chart.meter(share / 100, "failed")]
+
+
+def _error(row: Row, now: datetime.datetime) -> Child:
+    if not row["last_error"]:
+        return None
+    return [
+        tag("span", row["last_error"], title=row["last_error"]),
+        tag("small", wording.ago(row["last_failure_at"], now), class_="quiet"),
+    ]
+
+
+def _dead(data: Row, now: datetime.datetime) -> Markup:
+    rows: Sequence[Row] = data["dead"]
+    if not rows:
+        return _panel("Dead letters by cause", _empty("No dead letter waits for a decision."))
+    most = max(row["letters"] for row in rows)
+    return _panel(
+        "Dead letters by cause",
+        tag(
+            "ul",
+            (
+                tag(
+                    "li",
+                    tag("p", tag("b", row["endpoint"]), tag("span", row["cause"], class_="error", title=row["cause"])),
+                    tag(
+                        "p",
+                        chart.meter(row["letters"] / most, "failed"),
+                        tag("b", wording.exact(row["letters"]), class_="n"),
+                        tag("small", "last " + wording.ago(row["last_at"], now), class_="quiet"),
+                        class_="amount",
+                    ),
+                )
+                for row in rows
+            ),
+            class_="causes",
+        ),
+    )
+
+
+def _workers(data: Row, now: datetime.datetime) -> Markup:
+    rows: Sequence[Row] = data["workers"]
+    if not rows:
+        return _panel("Workers", _empty("No worker has ever reported. To start some: select * from ulak.start();"))
+    columns: list[Column] = [
+        ("", "", lambda row: tag("span", row["state"], class_=f"pill {WORKER_MOODS.get(row['state'], 'calm')}")),
+        ("worker", "name", lambda row: tag("b", row["slot"])),
+        ("in flight", "n", lambda row: row["in_flight"] or ""),
+        ("settled", "n", lambda row: wording.number(row["messages_processed"])),
+        ("failed", "n", lambda row: wording.number(row["error_count"])),
+        ("last seen", "n", lambda row: wording.ago(row["heartbeat_at"], now)),
+    ]
+    return _panel("Workers", _table(rows, columns))
+
+
+def _partitions(data: Row) -> Markup:
+    rows: Sequence[Row] = data["partitions"]
+    most = max((row["bytes"] for row in rows), default=1)
+    columns: list[Column] = [
+        ("partition", "name", lambda row: tag("b", row["name"])),
+        ("messages", "n", lambda row: "~" + wording.number(row["rows"]) if row["rows"] else ""),
+        ("size", "n", lambda row: wording.size(row["bytes"])),
+        ("", "wide", lambda row: chart.meter(row["bytes"] / most, "delivered")),
+    ]
+    return _panel("Archive", _table(rows, columns), note=f"the queue itself takes {wording.size(data['queue_bytes'])}")
+
+
+def _maintenance(data: Row, now: datetime.datetime) -> Markup:
+    columns: list[Column] = [
+        ("", "", lambda row: tag("span", row["state"], class_=f"pill {STEP_MOODS.get(row['state'], 'calm')}")),
+        ("step", "name", lambda row: tag("span", row["step"], title=row["what"])),
+        ("rows", "n", lambda row: wording.number(row["total_rows"]) if row["total_rows"] else ""),
+        ("last run", "n", lambda row: wording.ago(row["started_at"], now)),
+    ]
+    return _panel("Maintenance", _table(data["maintenance"], columns))
+
+
+def _empty(text: str) -> Markup:
+    return tag("p", text, class_="empty")

@@ -1,0 +1,154 @@
+-- Operator events: what happens to endpoints and messages, delivered by ulak itself to whoever subscribes.
+
+-- They are code, not data: a dump leaves them out, and an upgrade brings new ones.
+insert into ulak.event_types as t (name, description, created_at)
+values
+    ('ulak.endpoint.opened', 'the circuit of an endpoint opened: deliveries to it pause', '-infinity'),
+    ('ulak.endpoint.closed', 'the circuit of an endpoint closed again', '-infinity'),
+    ('ulak.endpoint.disabled', 'an endpoint was disabled, by an administrator or because it answered 410 Gone', '-infinity'),
+    ('ulak.message.dead', 'a message became a dead letter', '-infinity')
+on conflict (name) do update set description = excluded.description;
+
+create or replace function ulak._has_subscribers(p_event_type text)
+returns boolean
+language sql
+stable
+as $sql$
+    select exists (select from ulak.subscriptions s where s.event_type = p_event_type)
+$sql$;
+
+-- One event about each of some endpoints: element i of the arrays is one event. Never to the endpoint that it is about, and
+-- without a wait or an error that would hold up a settle: if the queue is full or a receiver is just being dropped, the
+-- log says that it was left out. metadata marks such messages, so that nothing is told about their own fate.
+create or replace function ulak._tell_operators(
+    p_event_type text,
+    p_endpoint_ids bigint[],
+    p_payloads jsonb[],
+    p_now timestamptz
+)
+returns void
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+declare
+    v_receivers bigint[];
+    v_payloads jsonb[];
+    v_ids bigint[];
+begin
+    select array_agg(r.id order by v.place, r.id), array_agg(v.payload order by v.place, r.id)
+    into v_receivers, v_payloads
+    from unnest(p_endpoint_ids, p_payloads) with ordinality v(endpoint_id, payload, place)
+    cross join lateral unnest(ulak._subscribed_endpoints(p_event_type, v.payload)) r(id)
+    where r.id <> v.endpoint_id
+        and pg_try_advisory_xact_lock_shared(hashtext('ulak_endpoint_id'), r.id::integer);
+    if v_receivers is null then
+        return;
+    end if;
+    v_ids := array(select nextval('ulak.queue_id_seq') from generate_series(1, cardinality(v_receivers)));
+    if ulak._has_room(v_ids[cardinality(v_ids)]) is not true then
+        begin
+            perform ulak._require_room(v_ids[cardinality(v_ids)], cardinality(v_ids));
+        exception
+            when configuration_limit_exceeded then
+                raise log 'ulak: the queue is full: % event(s) % were not sent', cardinality(v_ids), p_event_type;
+                insert into ulak.event_log (event, detail, created_at)
+                values (
+                    'operator_event.skipped',
+                    jsonb_build_object('event_type', p_event_type, 'messages', cardinality(v_ids), 'reason', sqlerrm),
+                    p_now
+                );
+                return;
+        end;
+    end if;
+    insert into ulak.queue (id, endpoint_id, payload, metadata, next_retry_at, created_at, updated_at)
+    select m.id, e.id, m.payload, jsonb_build_object('event_type', p_event_type), p_now, p_now, p_now
+    from unnest(v_ids, v_receivers, v_payloads) m(id, endpoint_id, payload)
+    join ulak.endpoints e on e.id = m.endpoint_id;
+end
+$plpgsql$;
+
+-- The breaker calls it at every transition; a probe that failed again is none that operators need to hear of.
+create or replace function ulak._tell_circuit(p_endpoint ulak.endpoints, p_new_state text, p_now timestamptz)
+returns void
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+declare
+    v_event_type text := case
+        when p_new_state = 'open' and p_endpoint.circuit_state = 'closed' then 'ulak.endpoint.opened'
+        when p_new_state = 'closed' and p_endpoint.circuit_state <> 'closed' then 'ulak.endpoint.closed'
+    end;
+begin
+    if v_event_type is not null and ulak._has_subscribers(v_event_type) then
+        perform ulak._tell_operators(
+            v_event_type,
+            array[p_endpoint.id],
+            array[jsonb_strip_nulls(jsonb_build_object(
+                'type', v_event_type,
+                'at', p_now,
+                'endpoint', p_endpoint.name,
+                'failures', p_endpoint.circuit_failure_count,
+                'error', case when p_new_state = 'open' then p_endpoint.last_error end
+            ))],
+            p_now
+        );
+    end if;
+end
+$plpgsql$;
+
+create or replace function ulak._tell_disabled(p_endpoint ulak.endpoints, p_reason text, p_now timestamptz)
+returns void
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+begin
+    if ulak._has_subscribers('ulak.endpoint.disabled') then
+        perform ulak._tell_operators(
+            'ulak.endpoint.disabled',
+            array[p_endpoint.id],
+            array[jsonb_build_object(
+                'type', 'ulak.endpoint.disabled', 'at', p_now, 'endpoint', p_endpoint.name, 'reason', p_reason
+            )],
+            p_now
+        );
+    end if;
+end
+$plpgsql$;
+
+create or replace function ulak._tell_dead(p_ids bigint[], p_now timestamptz)
+returns void
+language plpgsql
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+as $plpgsql$
+declare
+    v_endpoint_ids bigint[];
+    v_payloads jsonb[];
+begin
+    if not ulak._has_subscribers('ulak.message.dead') then
+        return;
+    end if;
+    select
+        array_agg(q.endpoint_id order by q.id),
+        array_agg(
+            jsonb_build_object(
+                'type', 'ulak.message.dead',
+                'at', p_now,
+                'endpoint', e.name,
+                'message', q.id,
+                'message_id', q.message_id,
+                'attempts', q.attempts,
+                'error', q.last_error
+            )
+            order by q.id
+        )
+    into v_endpoint_ids, v_payloads
+    from ulak.queue q
+    left join ulak.endpoints e on e.id = q.endpoint_id
+    where q.id = any (p_ids) and not coalesce(starts_with(q.metadata ->> 'event_type', 'ulak.'), false);
+    if v_payloads is not null then
+        perform ulak._tell_operators('ulak.message.dead', v_endpoint_ids, v_payloads, p_now);
+    end if;
+end
+$plpgsql$;

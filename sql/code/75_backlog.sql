@@ -1,0 +1,286 @@
+-- The backlog: how much waits for each endpoint, and since when, at a cost that doesn't follow its length.
+
+-- Counted exactly as long as that is cheap: 10,000 messages, shared by the endpoints that have some. Beyond that the
+-- count of the last minute is what is known. All of it is read from partial indexes, whatever the statistics say.
+create or replace function ulak._backlog(p_endpoint_id bigint default null, p_now timestamptz default clock_timestamp())
+returns table (
+    endpoint_id bigint,
+    waiting bigint,
+    is_estimate boolean,
+    -- When the oldest message was sent, and since when one waits that is due.
+    oldest_at timestamptz,
+    due_since timestamptz,
+    in_flight bigint,
+    dead bigint
+)
+language plpgsql
+stable
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set enable_bitmapscan = off
+set enable_hashjoin = off
+set enable_mergejoin = off
+set jit = off
+set plan_cache_mode = force_generic_plan
+as $plpgsql$
+#variable_conflict use_column
+begin
+    return query
+    -- The first row of each (endpoint, priority), as a claim finds them.
+    with recursive level as (
+        (
+            select q.endpoint_id, q.priority, q.next_retry_at
+            from ulak.queue q
+            where q.status = 'pending' and q.endpoint_id >= coalesce(p_endpoint_id, 0)
+            order by q.endpoint_id, q.priority desc, q.next_retry_at, q.id
+            limit 1
+        )
+        union all
+        select n.endpoint_id, n.priority, n.next_retry_at
+        from level l
+        cross join lateral (
+            (
+                select q.endpoint_id, q.priority, q.next_retry_at
+                from ulak.queue q
+                where q.status = 'pending' and q.endpoint_id = l.endpoint_id and q.priority < l.priority
+                order by q.priority desc, q.next_retry_at, q.id
+                limit 1
+            )
+            union all
+            (
+                select q.endpoint_id, q.priority, q.next_retry_at
+                from ulak.queue q
+                where q.status = 'pending' and q.endpoint_id > l.endpoint_id and p_endpoint_id is null
+                order by q.endpoint_id, q.priority desc, q.next_retry_at, q.id
+                limit 1
+            )
+            limit 1
+        ) n
+    ),
+    pending as materialized (
+        select l.endpoint_id, min(l.next_retry_at) as first_due
+        from level l
+        where p_endpoint_id is null or l.endpoint_id = p_endpoint_id
+        group by l.endpoint_id
+    ),
+    share as materialized (
+        select
+            greatest(100, 10000 / greatest((select count(*) from pending p), 1)) as size,
+            greatest(100, 10000 / greatest((select count(*) from ulak.endpoints e), 1)) as dead
+    )
+    select
+        e.id,
+        case when c.messages > b.size then greatest(s.waiting, c.messages) else coalesce(c.messages, 0) end,
+        coalesce(c.messages > b.size, false),
+        o.created_at,
+        case when least(p.first_due, o.due_at) <= p_now then least(p.first_due, o.due_at) end,
+        f.messages,
+        case when d.messages > b.dead then greatest(s.dead, d.messages) else d.messages end
+    from ulak.endpoints e
+    cross join share b
+    left join pending p on p.endpoint_id = e.id
+    left join lateral (
+        select count(*) as messages, min(q.id) as first_id
+        from (
+            select q.id
+            from ulak.queue q
+            where q.status = 'pending' and q.endpoint_id = p.endpoint_id
+            limit (select b.size + 1 from share b)
+        ) q
+    ) c on p.endpoint_id is not null
+    left join lateral (
+        select s.waiting, s.dead, s.oldest_id
+        from ulak.backlog_samples s
+        where s.endpoint_id = e.id
+        order by s.sampled_at desc
+        limit 1
+    ) s on true
+    -- Ids are drawn in the order of sending. What waits for its schedule isn't late.
+    left join lateral (
+        select
+            q.created_at,
+            case when q.scheduled_at is null or q.scheduled_at <= p_now then greatest(q.created_at, q.scheduled_at) end as due_at
+        from ulak.queue q
+        where q.id = case when c.messages > b.size then s.oldest_id else c.first_id end
+            and q.status is not distinct from 'pending'
+    ) o on true
+    cross join lateral (
+        select count(*) as messages
+        from (
+            select
+            from ulak.queue q
+            where q.status = 'processing' and q.endpoint_id = e.id
+            limit 10000
+        ) q
+    ) f
+    cross join lateral (
+        select count(*) as messages
+        from (
+            select
+            from ulak.dlq d
+            where d.status = 'failed' and d.endpoint_id = e.id
+            limit (select b.dead + 1 from share b)
+        ) d
+    ) d
+    where p_endpoint_id is null or e.id = p_endpoint_id;
+end
+$plpgsql$;
+
+-- Maintenance counts every minute. Endpoints with nothing that waits get a row as well, so that a curve falls to 0. Rows
+-- that vacuum hasn't seen yet take long to count: after p_budget the rest, longest not counted first, is left to the next run.
+create or replace function ulak._sample_backlog(
+    p_now timestamptz default clock_timestamp(),
+    p_budget interval default '5 seconds'
+)
+returns integer
+language plpgsql
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set enable_bitmapscan = off
+set enable_hashjoin = off
+set enable_mergejoin = off
+set jit = off
+set plan_cache_mode = force_generic_plan
+as $plpgsql$
+declare
+    v_deadline timestamptz := clock_timestamp() + p_budget;
+    v_endpoint_id bigint;
+    v_sampled integer := 0;
+begin
+    for v_endpoint_id in
+        select e.id
+        from ulak.endpoints e
+        left join lateral (
+            select s.sampled_at
+            from ulak.backlog_samples s
+            where s.endpoint_id = e.id
+            order by s.sampled_at desc
+            limit 1
+        ) s on true
+        order by s.sampled_at nulls first, e.id
+    loop
+        exit when clock_timestamp() >= v_deadline;
+        insert into ulak.backlog_samples (endpoint_id, sampled_at, waiting, dead, oldest_id)
+        select v_endpoint_id, p_now, w.waiting, d.dead, w.oldest_id
+        from (
+            select count(*) as waiting, min(q.id) as oldest_id
+            from ulak.queue q
+            where q.status = 'pending' and q.endpoint_id = v_endpoint_id
+        ) w
+        cross join (
+            select count(*) as dead
+            from ulak.dlq d
+            where d.status = 'failed' and d.endpoint_id = v_endpoint_id
+        ) d
+        on conflict do nothing;
+        v_sampled := v_sampled + 1;
+    end loop;
+    return v_sampled;
+end
+$plpgsql$;
+
+-- What waits until when, counted up to a bound: 5,000 messages, shared by the (endpoint, priority) pairs that have some.
+create or replace function ulak._retry_schedule(p_now timestamptz default clock_timestamp())
+returns table (endpoint text, due text, messages bigint, is_estimate boolean, first_at timestamptz, last_at timestamptz)
+language plpgsql
+stable
+security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set enable_bitmapscan = off
+set enable_hashjoin = off
+set enable_mergejoin = off
+set jit = off
+set plan_cache_mode = force_generic_plan
+as $plpgsql$
+#variable_conflict use_column
+begin
+    return query
+    with recursive level as (
+        (
+            select q.endpoint_id, q.priority
+            from ulak.queue q
+            where q.status = 'pending'
+            order by q.endpoint_id, q.priority desc
+            limit 1
+        )
+        union all
+        select n.endpoint_id, n.priority
+        from level l
+        cross join lateral (
+            (
+                select q.endpoint_id, q.priority
+                from ulak.queue q
+                where q.status = 'pending' and q.endpoint_id = l.endpoint_id and q.priority < l.priority
+                order by q.priority desc
+                limit 1
+            )
+            union all
+            (
+                select q.endpoint_id, q.priority
+                from ulak.queue q
+                where q.status = 'pending' and q.endpoint_id > l.endpoint_id
+                order by q.endpoint_id, q.priority desc
+                limit 1
+            )
+            limit 1
+        ) n
+    ),
+    share as materialized (
+        select greatest(100, 5000 / greatest(count(*), 1)) as size
+        from level l
+    ),
+    span (place, due, after, until) as (
+        values
+            (1, 'now', '-infinity'::timestamptz, p_now),
+            (2, 'within a minute', p_now, p_now + interval '1 minute'),
+            (3, 'within 5 minutes', p_now + interval '1 minute', p_now + interval '5 minutes'),
+            (4, 'within an hour', p_now + interval '5 minutes', p_now + interval '1 hour'),
+            (5, 'within a day', p_now + interval '1 hour', p_now + interval '1 day'),
+            (6, 'later', p_now + interval '1 day', timestamptz '294276-01-01 00:00:00+00'),
+            (7, 'behind another of its ordering key', timestamptz '294276-01-01 00:00:00+00', timestamptz 'infinity')
+    )
+    select
+        coalesce(e.name, format('(endpoint %s, dropped)', l.endpoint_id)),
+        s.due,
+        sum(least(c.messages, (select b.size from share b)))::bigint,
+        bool_or(c.messages > (select b.size from share b)),
+        min(c.first_at),
+        case when bool_or(c.messages > (select b.size from share b)) then null else max(c.last_at) end
+    from level l
+    cross join span s
+    cross join lateral (
+        select
+            count(*) as messages,
+            min(nullif(q.next_retry_at, 'infinity')) as first_at,
+            max(nullif(q.next_retry_at, 'infinity')) as last_at
+        from (
+            select q.next_retry_at
+            from ulak.queue q
+            where q.status = 'pending'
+                and q.endpoint_id = l.endpoint_id
+                and q.priority = l.priority
+                and q.next_retry_at > s.after
+                and q.next_retry_at <= s.until
+            order by q.next_retry_at
+            limit (select b.size + 1 from share b)
+        ) q
+    ) c
+    left join ulak.endpoints e on e.id = l.endpoint_id
+    where c.messages > 0
+    group by l.endpoint_id, e.name, s.place, s.due
+    order by 1, s.place;
+end
+$plpgsql$;
+
+create or replace view ulak.retry_schedule as
+select r.endpoint, r.due, r.messages, r.is_estimate, r.first_at, r.last_at
+from ulak._retry_schedule() r;
+
+comment on view ulak.retry_schedule is 'how many messages wait until when, per endpoint';
+comment on column ulak.retry_schedule.endpoint is 'name of the endpoint';
+comment on column ulak.retry_schedule.due is 'when they are due: now, within a minute, and so on, or behind an earlier message of their ordering key';
+comment on column ulak.retry_schedule.messages is 'how many';
+comment on column ulak.retry_schedule.is_estimate is 'true: there are more, they were not counted';
+comment on column ulak.retry_schedule.first_at is 'when the first of them is due';
+comment on column ulak.retry_schedule.last_at is 'when the last of them is due; null if not all were counted';

@@ -1,0 +1,131 @@
+-- ulak.top: all endpoints at a glance, for \watch.
+
+create or replace function ulak._top(p_now timestamptz default clock_timestamp())
+returns table (
+    endpoint text,
+    state text,
+    waiting text,
+    oldest_wait text,
+    in_flight bigint,
+    per_second numeric,
+    failed_percent numeric,
+    p50 text,
+    p95 text,
+    breaker text,
+    last_hour text,
+    last_error text
+)
+language sql
+stable
+security definer
+set search_path = pg_catalog, pg_temp
+as $sql$
+    select
+        h.endpoint_name,
+        ulak._state_glyph(h.state) || ' ' || h.state,
+        lpad(case when h.pending_is_estimate then '~' else '' end || to_char(h.pending_messages, 'FM999,999,999,990'), 10),
+        lpad(coalesce(ulak._short_duration(p_now - h.due_since), ''), 7),
+        h.in_flight,
+        round(h.delivered_per_second::numeric, 1),
+        round(h.failed_percent::numeric, 1),
+        lpad(coalesce(ulak._short_duration(make_interval(secs => h.p50_ms / 1000)), ''), 6),
+        lpad(coalesce(ulak._short_duration(make_interval(secs => h.p95_ms / 1000)), ''), 6),
+        case h.circuit_state
+            when 'open' then 'open, ' || case
+                when h.next_probe_at <= p_now then 'probe due'
+                else 'probe in ' || ulak._short_duration(h.next_probe_at - p_now)
+            end
+            when 'half_open' then 'probing'
+            else case when h.circuit_failure_count > 0 then format('closed, %s failed', h.circuit_failure_count) else 'closed' end
+        end,
+        ulak._sparkline(h.last_hour),
+        case
+            when length(h.last_error) > 40 then left(h.last_error, 39) || '…'
+            else h.last_error
+        end
+    from ulak.get_endpoint_health(null, p_now) h
+$sql$;
+
+create or replace view ulak.top as
+select
+    t.endpoint,
+    t.state,
+    t.waiting,
+    t.oldest_wait,
+    t.in_flight,
+    t.per_second,
+    t.failed_percent,
+    t.p50,
+    t.p95,
+    t.breaker,
+    t.last_hour,
+    t.last_error
+from ulak._top() t;
+
+comment on view ulak.top is 'all endpoints at a glance, the worst first; in psql: select * from ulak.top \watch 2';
+comment on column ulak.top.endpoint is 'name of the endpoint';
+comment on column ulak.top.state is '● flowing, · idle, ▲ failing (5% or more) or late (due for over a minute), ◐ half_open, ○ open, ■ disabled';
+comment on column ulak.top.waiting is 'messages that wait; ~ is the count of the last minute';
+comment on column ulak.top.oldest_wait is 'how long the oldest message that is due has waited';
+comment on column ulak.top.in_flight is 'messages that a worker holds';
+comment on column ulak.top.per_second is 'deliveries per second in the last minute (http endpoints)';
+comment on column ulak.top.failed_percent is 'share of attempts that failed in the last five minutes';
+comment on column ulak.top.p50 is 'half of the requests of the last five minutes took less';
+comment on column ulak.top.p95 is '95% of the requests of the last five minutes took less';
+comment on column ulak.top.breaker is 'state of the circuit breaker, and when an open one sends its next probe';
+comment on column ulak.top.last_hour is 'deliveries of the last hour, three minutes per sign';
+comment on column ulak.top.last_error is 'last failure, cut at 40 characters';
+
+create or replace function ulak._state_glyph(p_state text)
+returns text
+language sql
+immutable
+set search_path = pg_catalog, pg_temp
+as $sql$
+    select case p_state
+        when 'flowing' then '●'
+        when 'idle' then '·'
+        when 'half_open' then '◐'
+        when 'open' then '○'
+        when 'disabled' then '■'
+        else '▲'
+    end
+$sql$;
+
+-- The two largest units: 850ms, 12.3s, 3m 12s, 5h 2m, 4d 7h.
+create or replace function ulak._short_duration(p_interval interval)
+returns text
+language sql
+immutable
+set search_path = pg_catalog, pg_temp
+as $sql$
+    select case
+        when s.seconds is null then null
+        when s.seconds < 0.01 then to_char(s.seconds * 1000, 'FM990.0') || 'ms'
+        when s.seconds < 1 then round(s.seconds * 1000) || 'ms'
+        when s.seconds < 60 then to_char(trunc(s.seconds, 1), 'FM990.0') || 's'
+        when s.seconds < 3600 then format('%sm %ss', div(s.seconds, 60), floor(s.seconds % 60))
+        when s.seconds < 86400 then format('%sh %sm', div(s.seconds, 3600), div(s.seconds % 3600, 60))
+        else format('%sd %sh', div(s.seconds, 86400), div(s.seconds % 86400, 3600))
+    end
+    from (select case when p_interval is not null then greatest(extract(epoch from p_interval), 0) end) s (seconds)
+$sql$;
+
+-- A dot is none at all; the lowest bar is at least one.
+create or replace function ulak._sparkline(p_values bigint[])
+returns text
+language sql
+immutable
+set search_path = pg_catalog, pg_temp
+as $sql$
+    select string_agg(
+        case
+            when v.value = 0 then '·'
+            else substr('▁▂▃▄▅▆▇█', least(8, 1 + floor(8.0 * v.value / m.most)::integer), 1)
+        end,
+        ''
+        order by v.place
+    )
+    from unnest(p_values) with ordinality v (value, place)
+    cross join (select max(value) as most from unnest(p_values) value) m
+$sql$;

@@ -1,0 +1,209 @@
+-- What happens to a message next, and when, or why nothing will: the last line of ulak.explain().
+
+create or replace function ulak._explain_next(p_id bigint, p_place text, p_status text, p_now timestamptz)
+returns table (at timestamptz, what text)
+language plpgsql
+stable
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+#variable_conflict use_column
+declare
+    v_letter record;
+begin
+    if p_status = 'pending' then
+        return query select n.at, n.what from ulak._explain_waiting(p_id, p_now) n;
+    elsif p_status = 'processing' then
+        return query select n.at, n.what from ulak._explain_in_flight(p_id, p_now) n;
+    elsif p_status = 'failed' then
+        select d.id, d.status, d.redriven_message_id into v_letter
+        from ulak.dlq d
+        where d.original_message_id = p_id
+        order by d.id desc
+        limit 1;
+        return query values (
+            null::timestamptz,
+            case
+                when v_letter.id is null then 'next: nothing. Its dead letter was deleted after dlq_retention_days'
+                when v_letter.status = 'redriven'
+                    then format('next: it goes on as another message: select * from ulak.explain(%s);', v_letter.redriven_message_id)
+                else format('next: nothing, it is dead letter %1$s. To try again: select ulak.redrive_message(%1$s);', v_letter.id)
+            end
+        );
+    else
+        return query values (
+            null::timestamptz,
+            case
+                when p_place = 'queue' then format(
+                    'next: nothing but the archive, %s s after its end',
+                    ulak.setting('archive_after')
+                )
+                else format('next: nothing. To send it again: select ulak.replay_message(%s);', p_id)
+            end
+        );
+    end if;
+end
+$plpgsql$;
+
+create or replace function ulak._explain_in_flight(p_id bigint, p_now timestamptz)
+returns table (at timestamptz, what text)
+language sql
+stable
+set search_path = pg_catalog, pg_temp
+as $sql$
+    select v.at, v.what
+    from ulak.queue q
+    cross join lateral (
+        values
+            (1, q.processing_started_at, format('attempt %s: leased by %s until %s', q.attempts, q.locked_by, q.lease_until)),
+            (
+                2,
+                greatest(q.lease_until, p_now),
+                case
+                    when q.lease_until > p_now then format(
+                        'next: its worker settles it or renews the lease; if it goes silent, the message is taken back when the lease is over, in %s',
+                        ulak._short_duration(q.lease_until - p_now)
+                    )
+                    else 'next: the lease ran out. A worker or maintenance takes it back and retries it'
+                        || case when ulak._count_alive(p_now) = 0 then ', but no worker is alive: call ulak.run_maintenance();' else '' end
+                end
+            )
+    ) v (place, at, what)
+    where q.id = p_id
+    order by v.place
+$sql$;
+
+-- The reasons are looked at in the order in which they keep a message: what nobody will lift by itself comes first.
+create or replace function ulak._explain_waiting(p_id bigint, p_now timestamptz)
+returns table (at timestamptz, what text)
+language plpgsql
+stable
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+as $plpgsql$
+#variable_conflict use_column
+declare
+    v_message ulak.queue;
+    v_endpoint ulak.endpoints;
+    v_head record;
+begin
+    select q.* into v_message from ulak.queue q where q.id = p_id;
+    select e.* into v_endpoint from ulak.endpoints e where e.id = v_message.endpoint_id;
+    select q.id, q.status into v_head
+    from ulak.queue q
+    where q.endpoint_id = v_message.endpoint_id
+        and q.ordering_key = v_message.ordering_key
+        and q.status in ('pending', 'processing')
+    order by q.id
+    limit 1;
+    if v_endpoint.id is null then
+        return query values (null::timestamptz, format(
+            'next: nothing, its endpoint was dropped. To take it out: select ulak.archive_single_to_dlq(%s, ''endpoint dropped'');', p_id
+        ));
+    elsif not ulak._is_adopted() then
+        return query values (null::timestamptz,
+            'next: nothing, messages of another cluster are held. If this cluster is to deliver them: select ulak.adopt();');
+    elsif v_message.expires_at <= p_now then
+        return query values (v_message.expires_at, 'next: it has expired; a worker or maintenance marks it within a minute');
+    elsif not v_endpoint.enabled then
+        return query values (null::timestamptz, format(
+            'next: nothing, endpoint "%1$s" is disabled. To release what it holds: select ulak.enable_endpoint(%1$L);', v_endpoint.name
+        ));
+    elsif v_head.id < p_id then
+        return query values (null::timestamptz, format(
+            'next: it waits for its ordering key "%1$s" behind message %2$s, which is %3$s: select * from ulak.explain(%2$s);',
+            v_message.ordering_key, v_head.id, v_head.status
+        ));
+    else
+        return query select n.at, n.what from ulak._explain_turn(v_message, v_endpoint, p_now) n;
+    end if;
+end
+$plpgsql$;
+
+-- Reasons that pass by themselves, and then: a worker's next turn.
+create or replace function ulak._explain_turn(p_message ulak.queue, p_endpoint ulak.endpoints, p_now timestamptz)
+returns table (at timestamptz, what text)
+language plpgsql
+stable
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+#variable_conflict use_column
+declare
+    v_due timestamptz := p_message.next_retry_at;
+    v_tokens double precision := ulak._rate_tokens(p_endpoint, p_now);
+    v_rate double precision := ulak._rate_per_second(p_endpoint);
+    v_ready timestamptz := p_now + make_interval(secs => (1 - v_tokens) / v_rate);
+begin
+    if v_due > p_now then
+        return query values (v_due, format(
+            case
+                when p_message.retry_count > 0 then 'next: retry %3$s of %4$s, in %1$s'
+                when p_message.attempts > 0 then 'next: it was given back unworked and is tried again in %1$s'
+                else 'next: it is scheduled, in %1$s'
+            end,
+            ulak._short_duration(v_due - p_now), v_due, p_message.retry_count,
+            (ulak._retry_defaults() || coalesce(p_endpoint.retry_policy, '{}')) ->> 'max_retries'
+        ));
+    elsif p_endpoint.protocol = 'http' and ulak._count_alive(p_now) = 0 then
+        return query values (null::timestamptz, 'next: nothing, no worker is alive: select * from ulak.start();');
+    elsif p_endpoint.circuit_state = 'open' and p_endpoint.circuit_half_open_at > p_now then
+        return query values (p_endpoint.circuit_half_open_at, format(
+            'next: the circuit of endpoint "%s" is open; one message is sent as a probe in %s',
+            p_endpoint.name, ulak._short_duration(p_endpoint.circuit_half_open_at - p_now)
+        ));
+    elsif p_endpoint.circuit_state <> 'closed' then
+        return query values (p_now, case
+            when p_endpoint.circuit_state = 'half_open' then format(
+                'next: message %s probes the circuit of endpoint "%s"; if it gets through, the others follow',
+                p_endpoint.circuit_probe_id, p_endpoint.name
+            )
+            else format('next: the circuit of endpoint "%s" is due for a probe, with a worker''s next claim', p_endpoint.name)
+        end);
+    elsif v_tokens < 1 then
+        return query values (v_ready, format(
+            'next: endpoint "%s" is limited to %s messages a second; the next may go in %s',
+            p_endpoint.name, round(v_rate::numeric, 2), ulak._short_duration(v_ready - p_now)
+        ));
+    elsif ulak._count_in_flight(p_endpoint.id, p_endpoint.max_in_flight) >= p_endpoint.max_in_flight then
+        return query values (p_now, format(
+            'next: endpoint "%s" has its %s messages in flight; the next goes when one of them ends',
+            p_endpoint.name, p_endpoint.max_in_flight
+        ));
+    else
+        return query values (p_now, ulak._explain_line(p_endpoint, p_now));
+    end if;
+end
+$plpgsql$;
+
+-- It is due and nothing holds it.
+create or replace function ulak._explain_line(p_endpoint ulak.endpoints, p_now timestamptz)
+returns text
+language sql
+stable
+set search_path = pg_catalog, pg_temp
+as $sql$
+    select case
+        when p_endpoint.protocol = 'pull' then 'next: an external worker claims it'
+        when h.pending_messages > 100 and h.delivered_per_second >= 1 then format(
+            'next: a worker takes it in its turn; %s wait for this endpoint, at %s a second all are out in about %s',
+            h.pending_messages,
+            round(h.delivered_per_second::numeric),
+            ulak._short_duration(make_interval(secs => h.pending_messages / h.delivered_per_second))
+        )
+        else 'next: a worker takes it at its next turn'
+    end
+    from ulak.get_endpoint_health(p_endpoint.name, p_now) h
+$sql$;
+
+-- Null if nothing limits it.
+create or replace function ulak._rate_per_second(p_endpoint ulak.endpoints)
+returns double precision
+language sql
+immutable
+as $sql$
+    select least(
+        p_endpoint.release_rate,
+        (p_endpoint.config #> '{rate_limit,limit}')::double precision
+            / case p_endpoint.config #>> '{rate_limit,interval}' when 'hour' then 3600 when 'minute' then 60 else 1 end
+    )
+$sql$;

@@ -1,0 +1,451 @@
+-- doctor(): what is wrong, how bad it is, and the SQL that mends it.
+
+create or replace function ulak.doctor(p_now timestamptz default clock_timestamp())
+returns table (severity text, "check" text, finding text, fix text)
+language plpgsql
+stable
+security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+as $plpgsql$
+begin
+    return query
+    with problem as (
+        select f.* from ulak._doctor_cluster() f
+        union all
+        select f.* from ulak._doctor_workers(p_now) f
+        union all
+        select f.* from ulak._doctor_maintenance(p_now) f
+        union all
+        select f.* from ulak._doctor_endpoints(p_now) f
+        union all
+        select f.* from ulak._doctor_dlq(p_now) f
+        union all
+        select f.* from ulak._doctor_vacuum(p_now) f
+        union all
+        select f.* from ulak._doctor_settings() f
+        union all
+        select f.* from ulak._doctor_signatures() f
+    )
+    select f.severity, f.check_name, f.finding, f.fix
+    from problem f
+    order by array_position(array['critical', 'warning', 'info'], f.severity), f.check_name, f.finding;
+    if not found then
+        return query values ('ok', 'all', 'nothing is wrong', null::text);
+    end if;
+end
+$plpgsql$;
+
+comment on function ulak.doctor(timestamptz) is
+    'looks for what is wrong, the worst first; fix is SQL to run, what it can''t do is in a comment';
+
+create or replace function ulak._doctor_cluster()
+returns table (severity text, check_name text, finding text, fix text)
+language sql
+stable
+set search_path = pg_catalog, pg_temp
+as $sql$
+    select
+        'critical',
+        'cluster',
+        'these messages were restored from another cluster: nothing is delivered',
+        'select ulak.adopt(); -- if this cluster is to deliver them'
+    where not ulak._is_adopted()
+$sql$;
+
+-- Whoever has workers needn't have pg_cron. A scheduler that doesn't run will be missed within a minute all the same.
+create or replace function ulak._doctor_workers(p_now timestamptz)
+returns table (severity text, check_name text, finding text, fix text)
+language plpgsql
+stable
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+#variable_conflict use_column
+declare
+    v_workers integer := ulak.setting('workers')::integer;
+    v_alive bigint := ulak._count_alive(p_now);
+    v_is_scheduled boolean := false;
+begin
+    if not exists (select from ulak.endpoints e where e.protocol = 'http') then
+        return;
+    end if;
+    return query
+    select case when v_alive = 0 then 'critical' else 'warning' end, c.item, c.detail, c.fix
+    from ulak._check_pg_cron(v_workers) c
+    where c.status = 'problem' and (v_alive = 0 or c.detail <> 'it is not loaded');
+
+    if to_regclass('cron.job') is not null then
+        execute 'select exists (select from cron.job j where j.database = $1 and j.jobname like $2 and j.active)'
+            into v_is_scheduled
+            using current_database(), 'ulak worker %';
+    end if;
+    if v_alive = 0 then
+        return query values (
+            'critical',
+            'workers',
+            case
+                when v_is_scheduled then 'no worker is alive, though pg_cron has jobs for them: cron.job_run_details says why'
+                else 'no worker is alive, and pg_cron has no job for one'
+            end || coalesce(
+                '; the last sign of life was ' || ulak._short_duration(p_now - (select max(w.heartbeat_at) from ulak.workers w)) || ' ago',
+                ''
+            ),
+            case
+                when v_is_scheduled
+                    then 'select status, return_message, start_time from cron.job_run_details order by runid desc limit 5;'
+                else 'select * from ulak.start();'
+            end
+        );
+    elsif to_regclass('cron.job') is not null and not v_is_scheduled then
+        return query values ('warning', 'workers', 'workers run, but pg_cron has no job that will start the next ones', 'select * from ulak.start();');
+    end if;
+
+    return query
+    select
+        'warning',
+        'workers',
+        format('%s went silent %s ago', w.name, ulak._short_duration(p_now - w.heartbeat_at)),
+        format('select * from ulak.start(); -- its messages go back when their leases are over')
+    from ulak.get_worker_status(p_now) w
+    where w.state = 'lost' and v_alive > 0;
+end
+$plpgsql$;
+
+create or replace function ulak._doctor_maintenance(p_now timestamptz)
+returns table (severity text, check_name text, finding text, fix text)
+language sql
+stable
+set search_path = pg_catalog, pg_temp
+as $sql$
+    select 'warning', 'partitions', p.finding, 'select ulak.maintain_archive_partitions();'
+    from ulak._check_partitions(p_now) p
+    union all
+    select
+        case when m.failed then 'critical' else 'warning' end,
+        'maintenance',
+        m.trouble,
+        'call ulak.run_maintenance();'
+    from (
+        select
+            string_agg(format('%s %s', s.step, s.state) || coalesce(': ' || s.error, ''), '; ') as trouble,
+            bool_or(s.state = 'failed') as failed
+        from (
+            select
+                r.step,
+                case
+                    when r.last_error_at >= r.started_at then 'failed'
+                    when r.started_at < p_now - interval '5 minutes'
+                        then format('ran %s ago', ulak._short_duration(p_now - r.started_at))
+                end as state,
+                case when r.last_error_at >= r.started_at then r.last_error end as error
+            from ulak.maintenance_runs r
+            union all
+            select 'run_maintenance()', 'never ran', null
+            where not exists (select from ulak.maintenance_runs) and exists (select from ulak.endpoints)
+        ) s
+        where s.state is not null
+    ) m
+    where m.trouble is not null
+$sql$;
+
+create or replace function ulak._doctor_endpoints(p_now timestamptz)
+returns table (severity text, check_name text, finding text, fix text)
+language sql
+stable
+set search_path = pg_catalog, pg_temp
+as $sql$
+    with health as materialized (
+        select h.*, e.created_at
+        from ulak.get_endpoint_health(null, p_now) h
+        join ulak.endpoints e on e.name = h.endpoint_name
+    )
+    select
+        'critical',
+        'circuit',
+        format(
+            'endpoint "%s" is %s and has had no success for %s, %s messages wait: %s',
+            h.endpoint_name,
+            h.circuit_state,
+            ulak._short_duration(p_now - coalesce(h.last_success_at, h.created_at)),
+            h.pending_messages,
+            coalesce(h.last_error, 'no error is known')
+        ),
+        format(
+            'select * from ulak.ping(%1$L); -- when it answers again: select ulak.reset_circuit_breaker(%1$L);',
+            h.endpoint_name
+        )
+    from health h
+    where h.circuit_state <> 'closed' and coalesce(h.last_success_at, h.created_at) < p_now - interval '10 minutes'
+    union all
+    select
+        case when h.due_since < p_now - interval '1 hour' then 'critical' else 'warning' end,
+        'backlog',
+        format(
+            'the oldest message for endpoint "%s" has waited for %s, %s%s wait',
+            h.endpoint_name,
+            ulak._short_duration(p_now - h.due_since),
+            case when h.pending_is_estimate then 'about ' else '' end,
+            h.pending_messages
+        ),
+        format(
+            'select x.* from ulak.queue q cross join lateral ulak.explain(q.id) x where q.endpoint_id = %s and q.status = ''pending'' '
+            'order by q.priority desc, q.next_retry_at, q.id limit 5;',
+            (select e.id from ulak.endpoints e where e.name = h.endpoint_name)
+        )
+    from health h
+    where h.enabled and h.due_since < p_now - interval '15 minutes'
+    union all
+    select
+        'info',
+        'disabled',
+        format('endpoint "%s" is disabled and holds %s messages', h.endpoint_name, h.pending_messages),
+        format('select ulak.enable_endpoint(%L); -- p_rate => 100 releases them at 100 a second', h.endpoint_name)
+    from health h
+    where not h.enabled and h.pending_messages > 0
+    union all
+    select
+        case when f.live >= f.most then 'critical' else 'warning' end,
+        'queue',
+        format('%s of %s messages that the queue may hold are in it', f.live, f.most),
+        format('select ulak.configure(''max_queue_size'', ''%s'');', f.most * 2)
+    from (
+        select sum(h.pending_messages + h.in_flight) as live, ulak.setting('max_queue_size')::bigint as most
+        from health h
+    ) f
+    where f.most > 0 and f.live > 0.8 * f.most
+    union all
+    select
+        'warning',
+        'dropped endpoint',
+        format('messages wait for endpoint %s, which does not exist', o.endpoint_id),
+        format(
+            'select ulak.archive_single_to_dlq(id, ''endpoint dropped'') from ulak.queue where endpoint_id = %s and status = ''pending'';',
+            o.endpoint_id
+        )
+    from ulak._orphaned_endpoints() o
+$sql$;
+
+-- Ids of endpoints that messages wait for and that are gone: only somebody who deletes rows by hand gets there.
+create or replace function ulak._orphaned_endpoints()
+returns table (endpoint_id bigint)
+language sql
+stable
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set enable_bitmapscan = off
+set jit = off
+as $sql$
+    with recursive present as (
+        (
+            select q.endpoint_id
+            from ulak.queue q
+            where q.status = 'pending'
+            order by q.endpoint_id
+            limit 1
+        )
+        union all
+        select (
+            select q.endpoint_id
+            from ulak.queue q
+            where q.status = 'pending' and q.endpoint_id > p.endpoint_id
+            order by q.endpoint_id
+            limit 1
+        )
+        from present p
+        where p.endpoint_id is not null
+    )
+    select p.endpoint_id
+    from present p
+    where p.endpoint_id is not null and not exists (select from ulak.endpoints e where e.id = p.endpoint_id)
+$sql$;
+
+-- Growing: more entered in the last hour than in the one before. Both are counted up to a bound.
+create or replace function ulak._doctor_dlq(p_now timestamptz)
+returns table (severity text, check_name text, finding text, fix text)
+language sql
+stable
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set enable_bitmapscan = off
+set jit = off
+as $sql$
+    select
+        'warning',
+        'dlq',
+        format(
+            'the dead-letter queue grows: %s%s entered in the last hour, %s in the hour before; most often: %s',
+            n.letters, case when n.letters > 5000 then ' or more' else '' end, b.letters, n.error
+        ),
+        format(
+            'select * from ulak.redrive(p_endpoint => %L, p_since => %L, p_dry_run => true);', n.endpoint, p_now - interval '1 hour'
+        )
+    from (
+        select count(*) as letters, mode() within group (order by d.endpoint_name) as endpoint,
+            mode() within group (order by d.last_error) as error
+        from (
+            select d.endpoint_name, d.last_error
+            from ulak.dlq d
+            where d.archived_at > p_now - interval '1 hour' and d.archived_at <= p_now
+            limit 5001
+        ) d
+    ) n
+    cross join (
+        select count(*) as letters
+        from (
+            select
+            from ulak.dlq d
+            where d.archived_at > p_now - interval '2 hours' and d.archived_at <= p_now - interval '1 hour'
+            limit 5001
+        ) d
+    ) b
+    where n.letters >= 10 and n.letters > b.letters
+    union all
+    select
+        'warning',
+        'dlq',
+        format(
+            'dead letters that nobody has redriven are deleted in %s, the oldest is of endpoint "%s"',
+            ulak._short_duration(d.archived_at + r.kept - p_now), d.endpoint_name
+        ),
+        'select * from ulak.dlq_summary(); -- then: select * from ulak.redrive(p_endpoint => ..., p_dry_run => true);'
+    from (select make_interval(days => ulak.setting('dlq_retention_days')::integer) as kept) r
+    cross join lateral (
+        select d.archived_at, d.endpoint_name, d.status
+        from (
+            select d.archived_at, d.endpoint_name, d.status
+            from ulak.dlq d
+            where d.archived_at < p_now - r.kept * 0.9
+            order by d.archived_at
+            limit 5000
+        ) d
+        where d.status = 'failed'
+        order by d.archived_at
+        limit 1
+    ) d
+$sql$;
+
+create or replace function ulak._doctor_settings()
+returns table (severity text, check_name text, finding text, fix text)
+language sql
+stable
+set search_path = pg_catalog, pg_temp
+as $sql$
+    select s.severity, 'settings', s.finding, s.fix
+    from (
+        values
+            (
+                'critical',
+                not current_setting('fsync')::boolean,
+                'fsync is off: a crash of the server can lose messages that were accepted',
+                'alter system set fsync = on; -- then: select pg_reload_conf();'
+            ),
+            (
+                'warning',
+                not current_setting('autovacuum')::boolean,
+                'autovacuum is off: the queue''s dead rows pile up',
+                'alter system set autovacuum = on; -- then: select pg_reload_conf();'
+            ),
+            (
+                'warning',
+                ulak.setting('http_allow_internal_urls')::boolean,
+                'http_allow_internal_urls is on: whoever may set a url can reach internal services',
+                'select ulak.configure(''http_allow_internal_urls'', ''false''); -- and name the networks in http_allowed_networks'
+            ),
+            (
+                'warning',
+                ulak.setting('max_queue_size')::integer = 0,
+                'max_queue_size is 0: a receiver that is down can fill the disk',
+                'select ulak.configure(''max_queue_size'', null);'
+            ),
+            (
+                'warning',
+                ulak.setting('default_max_retries')::integer = 0,
+                'default_max_retries is 0: the first timeout makes a dead letter',
+                'select ulak.configure(''default_max_retries'', null);'
+            ),
+            (
+                'warning',
+                ulak.setting('retry_base_delay')::integer > ulak.setting('retry_max_delay')::integer,
+                'retry_base_delay is above retry_max_delay: every retry waits for the latter',
+                'select ulak.configure(''retry_base_delay'', null), ulak.configure(''retry_max_delay'', null);'
+            ),
+            (
+                'info',
+                ulak.setting('poll_interval')::integer > 1000,
+                'poll_interval is above a second: a message that comes after a pause waits that long',
+                'select ulak.configure(''poll_interval'', null);'
+            )
+    ) s (severity, is_wrong, finding, fix)
+    where s.is_wrong
+$sql$;
+
+-- Endpoints that anybody on the way could read or imitate. Internal hosts are left to their administrators.
+create or replace function ulak._doctor_signatures()
+returns table (severity text, check_name text, finding text, fix text)
+language sql
+stable
+set search_path = pg_catalog, pg_temp
+as $sql$
+    with public_endpoint as materialized (
+        select e.name, e.config, ulak._put_secrets(e.config, ulak._secret_values(ulak._secret_names(e.config))) ->> 'signing_secret' as secret
+        from ulak.endpoints e
+        where e.protocol = 'http' and e.enabled and ulak._is_public_url(e.config ->> 'url')
+    )
+    select
+        'warning',
+        'signature',
+        format('endpoint "%s" is public and its requests are not signed: anybody could send such requests to it', p.name),
+        format('select ulak.rotate_secret(%L); -- returns the secret for the receiver', p.name)
+    from public_endpoint p
+    where p.secret is null
+    union all
+    select
+        'warning',
+        'signature',
+        format('endpoint "%s" is public and signed with a short secret of %s bytes', p.name, s.bytes),
+        format('select ulak.rotate_secret(%L); -- both secrets sign for 24 hours', p.name)
+    from public_endpoint p
+    cross join lateral (
+        select case
+            when starts_with(p.secret, 'whsec_') then length(rtrim(substr(p.secret, 7), '=')) * 3 / 4
+            else octet_length(p.secret)
+        end
+    ) s (bytes)
+    where s.bytes < 24
+    union all
+    select
+        'warning',
+        'transport',
+        format('endpoint "%s" is public and reached without TLS: everybody on the way can read the messages', p.name),
+        format(
+            'update ulak.endpoints set config = jsonb_set(config, ''{url}'', to_jsonb(%L::text)) where name = %L; -- if it answers there',
+            regexp_replace(p.config ->> 'url', '^http:', 'https:', 'i'),
+            p.name
+        )
+    from public_endpoint p
+    where p.config ->> 'url' ~* '^http:'
+    union all
+    select
+        'warning',
+        'transport',
+        format('endpoint "%s" is public and its certificate is not verified', p.name),
+        format('update ulak.endpoints set config = config - ''ssl_verify'' where name = %L;', p.name)
+    from public_endpoint p
+    where p.config -> 'ssl_verify' = 'false'
+$sql$;
+
+-- By its looks: a name with a dot that isn't kept for internal use, or an address outside of the private ranges.
+create or replace function ulak._is_public_url(p_url text)
+returns boolean
+language sql
+immutable
+set search_path = pg_catalog, pg_temp
+as $sql$
+    select case
+        when h.host ~ '^[0-9.]+$' then h.host !~ '^(0|10|127|169\.254|192\.168|172\.(1[6-9]|2[0-9]|3[01])|100\.(6[4-9]|[7-9][0-9]|1[01][0-9]|12[0-7]))\.'
+        when h.host ~ '^\[' then h.host !~* '^\[(::1?|f[cd][0-9a-f]{2}:.*|fe[89ab][0-9a-f]:.*)\]$'
+        else h.host ~ '\.' and h.host !~* '\.(local|localhost|internal|intranet|lan|home|corp|private|test)\.?$'
+    end
+    from (select substring(p_url from '^[A-Za-z]+://(\[[^\]]*\]|[^/:?#]+)')) h (host)
+$sql$;

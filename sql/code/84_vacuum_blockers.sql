@@ -1,0 +1,106 @@
+-- Who keeps vacuum from removing dead rows, and what it costs the queue.
+
+-- Everything whose snapshot or transaction is older than rows that could go. Sessions of other databases don't hold back
+-- this one's tables; a standby that sends its horizon, and a slot that keeps one, do.
+create or replace function ulak._vacuum_blockers(p_now timestamptz)
+returns table (who text, xmin_age integer, since timestamptz, fix text)
+language sql
+stable
+set search_path = pg_catalog, pg_temp
+as $sql$
+    select
+        format(
+            'session %s of %s%s, %s, in its transaction for %s',
+            a.pid,
+            a.usename,
+            coalesce(format(' (%s)', nullif(a.application_name, '')), ''),
+            a.state,
+            ulak._short_duration(p_now - a.xact_start)
+        ),
+        greatest(age(a.backend_xmin), age(a.backend_xid)),
+        a.xact_start,
+        format('select pg_terminate_backend(%s);', a.pid)
+    from pg_stat_activity a
+    where a.datname = current_database()
+        and a.backend_type = 'client backend'
+        and a.pid <> pg_backend_pid()
+        and (a.backend_xmin is not null or a.backend_xid is not null)
+        -- What vacuum itself sees doesn't hold vacuum back.
+        and a.query !~* '^\s*vacuum'
+    union all
+    select
+        format('prepared transaction "%s" of %s, %s old', x.gid, x.owner, ulak._short_duration(p_now - x.prepared)),
+        age(x.transaction),
+        x.prepared,
+        format('rollback prepared %L; -- or: commit prepared %L;', x.gid, x.gid)
+    from pg_prepared_xacts x
+    where x.database = current_database()
+    union all
+    select
+        format('replication slot "%s", %s', s.slot_name, case when s.active then 'active' else 'without a standby' end),
+        age(s.xmin),
+        null,
+        case
+            when s.active then format('select pg_terminate_backend(%s); -- and turn hot_standby_feedback off on the standby', s.active_pid)
+            else format('select pg_drop_replication_slot(%L); -- if its standby is gone for good', s.slot_name)
+        end
+    from pg_replication_slots s
+    where s.xmin is not null
+    union all
+    select
+        format('standby "%s" at %s, by hot_standby_feedback', r.application_name, coalesce(host(r.client_addr), 'local')),
+        age(r.backend_xmin),
+        null,
+        format('select pg_terminate_backend(%s); -- and end the long query there, or turn hot_standby_feedback off', r.pid)
+    from pg_stat_replication r
+    where r.backend_xmin is not null
+$sql$;
+
+-- Vacuum runs every minute: dead rows that are still there after it are held back by somebody, or it doesn't run.
+create or replace function ulak._doctor_vacuum(p_now timestamptz)
+returns table (severity text, check_name text, finding text, fix text)
+language sql
+stable
+set search_path = pg_catalog, pg_temp
+as $sql$
+    with dead as (
+        select t.n_dead_tup as rows, greatest(t.last_vacuum, t.last_autovacuum) as vacuumed_at
+        from pg_stat_all_tables t
+        where t.relid = 'ulak.queue'::regclass and t.n_dead_tup >= 10000
+    ),
+    blocker as (
+        select b.*
+        from ulak._vacuum_blockers(p_now) b
+        where b.xmin_age > 0 and coalesce(b.since, '-infinity') < p_now - interval '1 minute'
+        order by b.xmin_age desc
+        limit 3
+    )
+    select
+        'warning',
+        'vacuum',
+        format('%s dead rows of ulak.queue are held back by %s', d.rows, b.who),
+        b.fix
+    from dead d
+    cross join blocker b
+    union all
+    select
+        'warning',
+        'vacuum',
+        format(
+            '%s dead rows of ulak.queue were not vacuumed; the last vacuum %s',
+            d.rows,
+            coalesce('was ' || ulak._short_duration(p_now - d.vacuumed_at) || ' ago', 'is not known')
+        ),
+        'vacuum ulak.queue;'
+    from dead d
+    where not exists (select from blocker) and coalesce(d.vacuumed_at, '-infinity') < p_now - interval '5 minutes'
+    union all
+    -- Nothing is dead yet, but it will be.
+    select
+        'warning',
+        'vacuum',
+        format('vacuum will be held back by %s', b.who),
+        b.fix
+    from ulak._vacuum_blockers(p_now) b
+    where not exists (select from dead) and b.since < p_now - interval '1 hour'
+$sql$;

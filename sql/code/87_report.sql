@@ -1,0 +1,176 @@
+-- report(): one page of HTML about the last hours. SQL gathers, Python draws.
+
+create or replace function ulak.report(p_hours integer default 6, p_now timestamptz default clock_timestamp())
+returns text
+language plpgsql
+stable
+security definer
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+begin
+    if p_hours is null or p_hours not between 1 and 168 then
+        raise exception 'p_hours must be between 1 and 168, got %', coalesce(p_hours::text, 'null')
+            using errcode = '22023', hint = 'select ulak.report(24);';
+    end if;
+    return ulak._draw_report(ulak._report_data(p_hours, p_now));
+end
+$plpgsql$;
+
+comment on function ulak.report(integer, timestamptz) is
+    'the last hours as one page of HTML that needs nothing else: psql -Atc ''select ulak.report()'' > report.html';
+
+create or replace function ulak._draw_report(p_data jsonb)
+returns text
+language plpython3u
+set search_path = pg_catalog, pg_temp
+as $python$
+    plpy.execute("select ulak._load_python()")
+    import json
+    from ulak import report
+
+    return report.render(json.loads(p_data))
+$python$;
+
+create or replace function ulak._report_data(p_hours integer, p_now timestamptz)
+returns jsonb
+language sql
+stable
+set search_path = pg_catalog, pg_temp
+set timezone = 'UTC'
+as $sql$
+    select jsonb_build_object(
+        'database', current_database(),
+        'version', (select e.extversion from pg_extension e where e.extname = 'ulak'),
+        'server', current_setting('server_version'),
+        'now', p_now,
+        'hours', p_hours,
+        'traffic', ulak._report_traffic(p_hours, p_now),
+        'endpoints', (
+            select coalesce(jsonb_agg(to_jsonb(h) order by h.place), '[]')
+            from ulak.get_endpoint_health(null, p_now) with ordinality h (
+                name, protocol, enabled, circuit_state, circuit_failure_count, last_success_at, last_failure_at, waiting, oldest_at,
+                is_estimate, due_since, in_flight, dead, per_second, failed_percent, p50_ms, p95_ms, next_probe_at, last_error,
+                last_hour, state, place
+            )
+            where h.place <= 50
+        ),
+        'endpoint_count', (select count(*) from ulak.endpoints),
+        'findings', (
+            select coalesce(jsonb_agg(to_jsonb(d) order by d.place), '[]')
+            from ulak.doctor(p_now) with ordinality d (severity, check_name, finding, fix, place)
+        ),
+        'dead', ulak._report_dead(),
+        'workers', (
+            select coalesce(jsonb_agg(to_jsonb(w) order by w.slot), '[]')
+            from ulak.get_worker_status(p_now) w
+        ),
+        'maintenance', (
+            select coalesce(jsonb_agg(to_jsonb(m)), '[]')
+            from ulak.maintenance_status m
+        ),
+        'partitions', (
+            select coalesce(jsonb_agg(jsonb_build_object(
+                'name', c.relname,
+                'rows', greatest(c.reltuples, 0),
+                'bytes', pg_total_relation_size(c.oid)
+            ) order by c.relname), '[]')
+            from pg_inherits i
+            join pg_class c on c.oid = i.inhrelid
+            where i.inhparent = 'ulak.archive'::regclass
+        ),
+        'queue_bytes', pg_total_relation_size('ulak.queue')
+    )
+$sql$;
+
+-- All endpoints together, in 60 to 120 steps of whole minutes.
+create or replace function ulak._report_traffic(p_hours integer, p_now timestamptz)
+returns jsonb
+language sql
+stable
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+as $sql$
+    with step as (
+        select
+            n,
+            date_trunc('minute', p_now) - make_interval(mins => p_hours * (60 - n)) + interval '1 minute' as starts_at,
+            date_trunc('minute', p_now) - make_interval(mins => p_hours * (59 - n)) + interval '1 minute' as ends_at
+        from generate_series(0, 59) n
+    ),
+    counted as materialized (
+        select
+            s.n,
+            coalesce(sum(t.delivered), 0) as delivered,
+            coalesce(sum(t.failed), 0) as failed,
+            array[
+                sum(t.latency_histogram[1]), sum(t.latency_histogram[2]), sum(t.latency_histogram[3]),
+                sum(t.latency_histogram[4]), sum(t.latency_histogram[5]), sum(t.latency_histogram[6]),
+                sum(t.latency_histogram[7]), sum(t.latency_histogram[8]), sum(t.latency_histogram[9]),
+                sum(t.latency_histogram[10]), sum(t.latency_histogram[11]), sum(t.latency_histogram[12]),
+                sum(t.latency_histogram[13]), sum(t.latency_histogram[14]), sum(t.latency_histogram[15]),
+                sum(t.latency_histogram[16]), sum(t.latency_histogram[17]), sum(t.latency_histogram[18]),
+                sum(t.latency_histogram[19]), sum(t.latency_histogram[20]), sum(t.latency_histogram[21]),
+                sum(t.latency_histogram[22])
+            ]::bigint[] as histogram
+        from step s
+        left join ulak.endpoint_stats t on t.minute >= s.starts_at and t.minute < s.ends_at
+        group by s.n
+    ),
+    waiting as materialized (
+        select m.n, max(m.waiting) as waiting
+        from (
+            select s.n, b.sampled_at, sum(b.waiting) as waiting
+            from step s
+            join ulak.backlog_samples b on b.sampled_at >= s.starts_at and b.sampled_at < s.ends_at
+            group by s.n, b.sampled_at
+        ) m
+        group by m.n
+    )
+    select jsonb_agg(
+        jsonb_build_object(
+            'at', s.starts_at,
+            'seconds', p_hours * 60,
+            'delivered', c.delivered,
+            'failed', c.failed,
+            'p50_ms', ulak._percentile(c.histogram, 0.50),
+            'p95_ms', ulak._percentile(c.histogram, 0.95),
+            'waiting', w.waiting
+        )
+        order by s.n
+    )
+    from step s
+    join counted c using (n)
+    left join waiting w using (n)
+$sql$;
+
+-- The newest dead letters by endpoint and cause; numbers in an error don't make another cause.
+create or replace function ulak._report_dead()
+returns jsonb
+language sql
+stable
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set enable_bitmapscan = off
+set jit = off
+as $sql$
+    select coalesce(jsonb_agg(to_jsonb(g) order by g.letters desc, g.endpoint, g.cause), '[]')
+    from (
+        select d.endpoint_name as endpoint, c.cause, count(*) as letters, min(d.failed_at) as first_at, max(d.failed_at) as last_at
+        from (
+            select d.endpoint_name, d.last_error, d.failed_at, d.status
+            from ulak.dlq d
+            order by d.archived_at desc
+            limit 5000
+        ) d
+        cross join lateral (
+            select left(regexp_replace(
+                coalesce(d.last_error, 'unknown'), '[0-9a-f]{8}-[0-9a-f-]{27}|(?<!HTTP )\m[0-9]+', '#', 'g'
+            ), 160)
+        ) c (cause)
+        where d.status = 'failed'
+        group by d.endpoint_name, c.cause
+        order by letters desc, d.endpoint_name, c.cause
+        limit 12
+    ) g
+$sql$;

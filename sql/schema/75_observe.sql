@@ -1,0 +1,57 @@
+-- What administrators look back at: failed attempts, and the size of the backlog minute by minute.
+
+-- One row per attempt that failed, written with the failure itself; the last, successful one is in the message's own row.
+create table ulak.attempts (
+    message_id bigint not null,
+    attempt integer not null,
+    started_at timestamptz not null,
+    ended_at timestamptz not null,
+    error text not null,
+    primary key (message_id, attempt)
+);
+
+create index attempts_ended_at_idx on ulak.attempts (ended_at);
+
+-- Counting a long backlog takes time in proportion to it, so maintenance counts once a minute and others read the result.
+create table ulak.backlog_samples (
+    endpoint_id bigint not null,
+    sampled_at timestamptz not null,
+    waiting bigint not null,
+    dead bigint not null,
+    oldest_id bigint,
+    primary key (endpoint_id, sampled_at)
+);
+
+create index backlog_samples_sampled_at_idx on ulak.backlog_samples (sampled_at);
+
+-- Counters that only rise, as Prometheus wants them: ulak.endpoint_stats forgets.
+create table ulak.endpoint_totals (
+    endpoint_id bigint primary key,
+    delivered bigint not null default 0,
+    failed bigint not null default 0,
+    latency_total_ms double precision not null default 0,
+    latency_histogram bigint[] not null default '{}'
+) with (fillfactor = 50);
+
+-- Replays of a range are logged once, not once per message: this leads to the entry.
+create index event_log_replays_idx on ulak.event_log (created_at)
+    where event in ('message.replayed', 'messages.replayed');
+
+comment on table ulak.attempts is 'attempts that failed, for event_log_retention_days; ulak.history() shows them with the successful ones';
+comment on column ulak.attempts.message_id is 'ulak.queue.id of the message';
+comment on column ulak.attempts.attempt is 'number of the attempt, as in ulak.queue.attempts';
+comment on column ulak.attempts.started_at is 'when it was claimed';
+comment on column ulak.attempts.ended_at is 'when the failure was settled, or found by recovery';
+comment on column ulak.attempts.error is 'what ulak.queue.last_error was after it';
+comment on table ulak.backlog_samples is 'messages that wait and dead letters per endpoint, counted by maintenance every minute, for stats_retention_days';
+comment on column ulak.backlog_samples.endpoint_id is 'the endpoint';
+comment on column ulak.backlog_samples.sampled_at is 'when they were counted';
+comment on column ulak.backlog_samples.waiting is 'messages that were pending';
+comment on column ulak.backlog_samples.dead is 'dead letters that nobody has redriven';
+comment on column ulak.backlog_samples.oldest_id is 'lowest id of those that were pending';
+comment on table ulak.endpoint_totals is 'deliveries per endpoint since it was created; only rises';
+comment on column ulak.endpoint_totals.endpoint_id is 'the endpoint';
+comment on column ulak.endpoint_totals.delivered is 'messages delivered';
+comment on column ulak.endpoint_totals.failed is 'attempts that failed';
+comment on column ulak.endpoint_totals.latency_total_ms is 'sum of the requests'' times';
+comment on column ulak.endpoint_totals.latency_histogram is 'requests by time: element i counts those from 2^(i-2) to 2^(i-1) ms';
