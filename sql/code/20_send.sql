@@ -132,6 +132,7 @@ set search_path = pg_catalog, pg_temp
 as $plpgsql$
 declare
     v_count integer := cardinality(p_payloads);
+    v_sent integer;
     v_ids bigint[];
 begin
     perform ulak._check_priority(p_priority);
@@ -149,22 +150,21 @@ begin
         perform ulak._require_room(v_ids[v_count], v_count);
     end if;
 
-    -- The join drops what an endpoint lost while we waited for its lock.
-    with sent as (
-        insert into ulak.queue (id, endpoint_id, payload, priority, headers, metadata)
-        select
-            m.id,
-            e.id,
-            m.payload,
-            p_priority,
-            case when m.event_type is not null then jsonb_build_object('ulak-event-type', m.event_type) end,
-            case when m.event_type is not null then jsonb_build_object('event_type', m.event_type) end
-        from unnest(v_ids, p_endpoint_ids, p_payloads, p_event_types) m(id, endpoint_id, payload, event_type)
-        join ulak.endpoints e on e.id = m.endpoint_id
-        returning queue.id
-    )
-    select coalesce(array_agg(s.id order by s.id), '{}') into v_ids
-    from sent s;
+    insert into ulak.queue (id, endpoint_id, payload, priority, headers, metadata)
+    select
+        m.id,
+        e.id,
+        m.payload,
+        p_priority,
+        case when m.event_type is not null then jsonb_build_object('ulak-event-type', m.event_type) end,
+        case when m.event_type is not null then jsonb_build_object('event_type', m.event_type) end
+    from unnest(v_ids, p_endpoint_ids, p_payloads, p_event_types) m(id, endpoint_id, payload, event_type)
+    join ulak.endpoints e on e.id = m.endpoint_id;
+    get diagnostics v_sent = row_count;
+    -- The join has dropped what an endpoint lost while we waited for its lock.
+    if v_sent < v_count then
+        v_ids := array(select q.id from ulak.queue q where q.id = any (v_ids) order by q.id);
+    end if;
     return v_ids;
 end
 $plpgsql$;
