@@ -214,7 +214,7 @@ class _Handle:
     def send_again(self, code: int) -> bool:
         """Whether a reused connection was found closed before a byte of the answer came: then once more, on a new one.
 
-        libcurl does so itself after an orderly close, but not after a reset.
+        libcurl does so too, but counts over the whole life of a handle: every sixth time it gives up.
         """
         if code not in _CLOSED or self.sent_again or self.dialled or self.headers or self.size:
             return False

@@ -74,6 +74,16 @@ def resets_instead_of_a_second_answer(server: Hostile, connection: socket.socket
         return
 
 
+def resets_the_first_connections(server: Hostile, connection: socket.socket) -> None:
+    """The first eight connections are reset at their second request; every other one behaves."""
+    if server.connections <= 8:
+        return resets_instead_of_a_second_answer(server, connection)
+    server.send(connection, b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")
+    for _ in read_requests(connection):
+        server.send(connection, b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")
+    return None
+
+
 def resets_after_one_answer(server: Hostile, connection: socket.socket) -> None:
     """One answer on the first connection; every request after that is met by a reset."""
     if server.connections == 1:

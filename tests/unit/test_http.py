@@ -65,6 +65,7 @@ def test_bodies_of_every_size_arrive_whole(transport: Transport, receiver: Recei
     exchange(transport, [post(receiver.url, b"x" * size)])
 
     assert len(receiver.requests[0].body) == size
+    assert "expect" not in receiver.requests[0].headers
 
 
 def test_many_exchanges_each_come_back_once_over_few_connections(transport: Transport, receiver: Receiver) -> None:
@@ -124,10 +125,11 @@ def test_a_reused_connection_that_was_closed_unseen_is_replaced_at_once(
 ) -> None:
     with Hostile(behaviour) as server:
         profile = Profile(server.url)
-        finished = [exchange(transport, [Request(profile, [], b"{}")])[0] for _ in range(4)]
+        # More than the five times that libcurl repeats by itself in the life of a handle.
+        finished = [exchange(transport, [Request(profile, [], b"{}")])[0] for _ in range(20)]
 
-        assert [(each.status, each.error) for each in finished] == [(200, None)] * 4
-        assert server.connections == 4
+        assert [(each.status, each.error) for each in finished] == [(200, None)] * 20
+        assert server.connections == 20
 
 
 def test_a_request_is_sent_again_once_and_not_more(transport: Transport) -> None:
@@ -149,15 +151,13 @@ def test_a_new_connection_that_is_reset_is_not_tried_again(transport: Transport)
         assert server.connections == 1
 
 
-def test_a_handle_that_sent_again_reuses_connections_afterwards(transport: Transport, receiver: Receiver) -> None:
-    answers = iter([Answer(close=True)] + [Answer()] * 5)
-    receiver.answer = lambda got: next(answers)
-    profile = Profile(receiver.url)
+def test_a_handle_that_sent_again_reuses_connections_afterwards(transport: Transport) -> None:
+    with Hostile(hostile.resets_the_first_connections) as server:
+        profile = Profile(server.url)
+        statuses = [exchange(transport, [Request(profile, [], b"{}")])[0].status for _ in range(15)]
 
-    statuses = [exchange(transport, [Request(profile, [], b"{}")])[0].status for _ in range(6)]
-
-    assert statuses == [200] * 6
-    assert receiver.connections == 2
+        assert statuses == [200] * 15
+        assert server.connections == 9
 
 
 def test_connections_that_are_closed_after_each_answer_lose_no_message(transport: Transport) -> None:
@@ -314,13 +314,14 @@ def test_a_body_up_to_its_limit_leaves_the_connection_usable(transport: Transpor
 
 def test_a_step_ends_in_time_however_long_it_may_wait(transport: Transport) -> None:
     with Hostile(hostile.never_answers) as server:
-        transport.start(post(server.url))
-        transport.step(0)
-        before = time.monotonic()
+        transport.start(post(server.url, timeout=3))
+        longest, until = 0.0, time.monotonic() + 0.8
+        while time.monotonic() < until:
+            before = time.monotonic()
+            assert transport.step(60) == []
+            longest = max(longest, time.monotonic() - before)
 
-        assert transport.step(60) == []
-
-        assert time.monotonic() - before < 0.3
+        assert longest < 0.4
 
 
 def test_a_step_with_nothing_in_flight_returns_at_once(transport: Transport) -> None:

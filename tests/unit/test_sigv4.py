@@ -110,6 +110,12 @@ def test_only_headers_that_nobody_changes_on_the_way_are_signed() -> None:
     assert "SignedHeaders=host;x-amz-date;x-amz-target," in added["authorization"]
 
 
+def test_runs_of_spaces_in_a_header_count_as_one() -> None:
+    spaced, plain = (sigv4.sign(AUTH, "POST", ROOT, {"x-amz-meta": value}, b"", NOW) for value in ("  a   b ", "a b"))
+
+    assert signature(spaced) == signature(plain)
+
+
 @pytest.mark.parametrize(
     ("url", "expected"),
     [
