@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -11,18 +12,31 @@ import plpy
 
 from ulak import endpoint, options, verdict
 from ulak import ping as pinging
+from ulak.courier import Courier
 from ulak.http import Transport
 from ulak.model import ConfigError, Message, Outcome
-from ulak.port import Claimed, EndpointConfig, Outcomes, Tidings
+from ulak.port import Busy, Claimed, EndpointConfig, Outcomes, Refused, Tidings
 from ulak.worker import Worker
+
+_CANCELLED = "57014"
+
+
+def _state(error: plpy.SPIError) -> str:
+    return str(getattr(error, "sqlstate", None) or "")
+
+
+def _is_passing(state: str) -> bool:
+    """Deadlocks, a lack of memory or of disk, trouble with files, a lock: another try may succeed."""
+    return state[:2] in ("40", "53", "58") or state == "55P03"
 
 
 class Database:
-    """Implements port.Database with plans that are prepared once per run."""
+    """Implements port.Database, with plans that are prepared once per run."""
 
-    def __init__(self, slot: int, worker: str) -> None:
-        self._slot = slot
+    def __init__(self, slot: int, worker: str, stamp: str) -> None:
+        self.slot = slot
         self._worker = worker
+        self._stamp = stamp
         self._plans: dict[str, plpy.PLyPlan] = {}
         self._began = False
 
@@ -31,16 +45,25 @@ class Database:
         if plan is None:
             plan = self._plans[query] = plpy.prepare(query, types)
         self._began = True
-        return plpy.execute(plan, arguments)
+        try:
+            # A subtransaction of its own: after an error the transaction goes on without what this call did.
+            return plpy.execute(plan, arguments)
+        except plpy.SPIError as error:
+            if _is_passing(_state(error)):
+                raise Busy(str(error)) from error
+            raise
 
     def commit(self) -> None:
         if self._began:
             plpy.commit()
             self._began = False
 
-    def rollback(self) -> None:
-        plpy.rollback()
-        self._began = False
+    def options(self) -> tuple[str, options.Options]:
+        row = self._call("select settings, version, fingerprint from ulak._worker_options()")[0]
+        files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        chosen = options.parse(json.loads(row["settings"]), row["version"], files)
+        self.commit()
+        return row["fingerprint"], chosen
 
     def last_sent(self) -> int:
         return int(self._call("select last_value from ulak.queue_id_seq")[0]["last_value"])
@@ -91,11 +114,16 @@ class Database:
         ]
 
     def settle(self, outcomes: Outcomes) -> None:
-        self._call(
-            "select ulak._settle_many($1, $2, $3, $4, $5, $6)",
-            ("text", "bigint[]", "int[]", "text[]", "int[]", "jsonb[]"),
-            (self._worker, *outcomes),
-        )
+        try:
+            self._call(
+                "select ulak._settle_many($1, $2, $3, $4, $5, $6)",
+                ("text", "bigint[]", "int[]", "text[]", "int[]", "jsonb[]"),
+                (self._worker, *outcomes),
+            )
+        except plpy.SPIError as error:
+            if _state(error) == _CANCELLED:
+                raise
+            raise Refused(str(error)) from error
 
     def release(self, ids: Sequence[int], attempts: Sequence[int], delay: float) -> None:
         self._call(
@@ -104,24 +132,30 @@ class Database:
             (self._worker, ids, attempts, delay),
         )
 
-    def renew(self, ids: Sequence[int], attempts: Sequence[int], lease: float) -> None:
-        self._call(
-            "select ulak._heartbeat_many($1, $2, $3, make_interval(secs => $4))",
+    def renew(self, ids: Sequence[int], attempts: Sequence[int], lease: float) -> Sequence[int]:
+        rows = self._call(
+            "select ulak._heartbeat_many($1, $2, $3, make_interval(secs => $4)) as held",
             ("text", "bigint[]", "int[]", "float8"),
             (self._worker, ids, attempts, lease),
         )
+        return list(rows[0]["held"])
 
     def blocked_endpoints(self, ids: Iterable[int]) -> Mapping[int, str]:
         rows = self._call("select id, state from ulak._blocked_endpoints($1)", ("bigint[]",), (list(ids),))
         return {row["id"]: row["state"] for row in rows}
 
-    def report(self, progress: Mapping[str, object], stats: Sequence[Mapping[str, object]]) -> Tidings:
+    def check(self) -> Tidings:
         row = self._call(
-            "select leave, settings from ulak._worker_report($1, $2, $3, $4)",
-            ("int", "text", "jsonb", "jsonb"),
-            (self._slot, self._worker, json.dumps(progress), json.dumps(stats)),
+            "select leave, settings from ulak._worker_check($1, $2)", ("int", "text"), (self.slot, self._stamp)
         )[0]
-        return Tidings(row["leave"], json.loads(row["settings"]))
+        return Tidings(row["leave"], row["settings"])
+
+    def report(self, progress: Mapping[str, object], statistics: Sequence[Mapping[str, object]]) -> None:
+        self._call(
+            "select ulak._worker_report($1, $2, $3, $4)",
+            ("int", "text", "jsonb", "jsonb"),
+            (self.slot, self._worker, json.dumps(progress), json.dumps(statistics)),
+        )
 
     def sweep(self) -> None:
         self._call("select ulak._sweep()")
@@ -131,11 +165,9 @@ class Database:
 
 
 def run(slot: int | None, seconds: float | None, stamp: str) -> None:
-    """The body of ulak.run_worker(): takes a slot, works, and gives back what it can if it is cancelled."""
+    """The body of ulak.run_worker(): takes a slot and works in it until the time is over."""
     taken = plpy.execute(
-        plpy.prepare(
-            "select slot, name, settings, version, seconds from ulak._take_worker_slot($1, $2)", ("int", "float8")
-        ),
+        plpy.prepare("select slot, name, seconds from ulak._take_worker_slot($1, $2)", ("int", "float8")),
         (slot, seconds),
     )
     plpy.commit()
@@ -143,28 +175,46 @@ def run(slot: int | None, seconds: float | None, stamp: str) -> None:
         plpy.notice("another session runs this worker slot")
         return
     row = taken[0]
-    settings = json.loads(row["settings"])
-    database = Database(row["slot"], row["name"])
-    worker = Worker(database, options.parse(settings, row["version"]), settings, stamp, row["seconds"])
-    try:
-        worker.run()
-    except plpy.SPIError as error:
-        # A cancel is the one error after which the session goes on as if nothing had been: what is held can go back.
-        if error.sqlstate == "57014":
-            database.rollback()
-            worker.give_back()
-        raise
+    database = Database(row["slot"], row["name"], stamp)
+    until = time.monotonic() + row["seconds"]
+    # A worker lives as long as its settings do.
+    while _work(database, until) == "settings":
+        pass
     plpy.execute(plpy.prepare("select ulak._leave_worker_slot($1)", ("int",)), (row["slot"],))
     plpy.commit()
 
 
+def _work(database: Database, until: float) -> str:
+    settings, chosen = database.options()
+    transport = Transport(chosen.guard, chosen.concurrency * 2)
+    worker = Worker(database, chosen, settings, until, Courier(transport))
+    try:
+        ended = worker.run()
+    except Exception as error:
+        # A cancel, or a bug of ours. The transaction is sound: only the call that failed was undone.
+        _break_off(database, worker, error)
+        raise
+    worker.close("running" if ended == "settings" else "stopped")
+    transport.close()
+    return ended
+
+
+def _break_off(database: Database, worker: Worker, error: Exception) -> None:
+    """What can still be done; if it can't, the leases run out."""
+    try:
+        database.commit()
+        worker.close("stopped", f"{type(error).__name__}: {error}")
+        plpy.execute(plpy.prepare("select ulak._leave_worker_slot($1)", ("int",)), (database.slot,))
+        plpy.commit()
+    except (plpy.SPIError, Busy, Refused) as another:
+        plpy.warning(f"the worker could not give back what it held: {another}")
+
+
 def ping(endpoint_id: int) -> str:
     """The body of ulak._ping(): the outcome of one test request as JSON."""
-    database = Database(0, "ping")
-    row = plpy.execute(
-        "select ulak._worker_settings() as settings, extversion from pg_extension where extname = 'ulak'"
-    )[0]
-    chosen = options.parse(json.loads(row["settings"]), row["extversion"])
+    database = Database(0, "ping", "")
+    row = plpy.execute("select settings, version from ulak._worker_options()")[0]
+    chosen = options.parse(json.loads(row["settings"]), row["version"])
     config = database.endpoint_configs([endpoint_id])[0]
     start = time.monotonic()
     try:

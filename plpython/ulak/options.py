@@ -20,9 +20,18 @@ class Options:
     endpoint: Settings
 
 
-def parse(settings: Mapping[str, str], version: str) -> Options:
+# Files that PostgreSQL itself needs in a backend.
+_OTHER_FILES = 200
+
+
+def parse(settings: Mapping[str, str], version: str, max_files: int = 1024) -> Options:
+    """max_files is what the operating system lets a process have open (-1: any number); each request needs a socket."""
+    concurrency = int(settings["worker_concurrency"])
+    if max_files >= 0:
+        # Twice: slow receivers have slots of their own.
+        concurrency = min(concurrency, max(1, (max_files - _OTHER_FILES) // 2))
     return Options(
-        concurrency=int(settings["worker_concurrency"]),
+        concurrency=concurrency,
         batch_size=int(settings["batch_size"]),
         poll_interval=int(settings["poll_interval"]) / 1000,
         poll_interval_busy=int(settings["poll_interval_busy"]) / 1000,

@@ -6,8 +6,6 @@ from __future__ import annotations
 BUSY_SECONDS = 3.0
 # How long a message that was sent but not yet seen is looked for: its sender may not have committed.
 EXPECT_SECONDS = 0.1
-# The longest time between two looks, whatever the settings say: each one also notices a cancel or a shutdown.
-LONGEST = 0.1
 # What the wait grows by from one idle look to the next.
 GROWTH = 1.25
 
@@ -20,7 +18,7 @@ class Pace:
         self.idle = idle
         # Only one worker of a fleet looks at the busy pace: one is enough to notice.
         self.is_poller = True
-        # The last claim was filled: there are more where these came from.
+        # The last claim got all that it asked for: there are more where these came from.
         self.more = False
         self._wait = busy
         self._last_sent = -1
@@ -50,13 +48,13 @@ class Pace:
             self._wait = self.busy
         else:
             self._wait = min(self.idle, self._wait * GROWTH)
-        self._next_look = now + min(self._wait, LONGEST)
+        self._next_look = now + self._wait
 
-    def claimed(self, now: float, asked: int, ids: list[int]) -> None:
-        """After a claim that asked for so many messages and got these."""
-        self.more = len(ids) >= asked > 0
-        if ids:
+    def claimed(self, now: float, newest: int | None, more: bool) -> None:
+        """After a claim: the highest id that it got, if any, and whether there may be more."""
+        self.more = more
+        if newest is not None:
             self._busy_until = now + BUSY_SECONDS
-            if max(ids) >= self._expected:
+            if newest >= self._expected:
                 self._expected = -1
         self._next_claim = now + self.idle

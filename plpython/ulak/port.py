@@ -8,6 +8,14 @@ from typing import Any, NamedTuple, Protocol
 from ulak.model import Message
 
 
+class Busy(Exception):
+    """The database can't do it now: a lock is taken, a deadlock was broken, a disk is full. Nothing was changed."""
+
+
+class Refused(Exception):
+    """The database won't do it, now or later, because of what it was given. Nothing was changed."""
+
+
 class Claimed(NamedTuple):
     message: Message
     endpoint_id: int
@@ -23,11 +31,12 @@ class EndpointConfig(NamedTuple):
 
 
 class Tidings(NamedTuple):
-    """What a worker is told when it reports."""
+    """What a worker is told when it asks."""
 
     # "stop": leave at once; "restart": leave in good order, another run will follow; None: go on.
     leave: str | None
-    settings: Mapping[str, str]
+    # All settings that were changed, as one text: the worker begins anew when it isn't what it was.
+    settings: str
 
 
 class Outcomes(NamedTuple):
@@ -41,11 +50,9 @@ class Outcomes(NamedTuple):
 
 
 class Database(Protocol):
-    """No method but commit() and rollback() ends a transaction."""
+    """No method but commit() ends a transaction. Each may raise Busy or Refused, and the transaction goes on."""
 
     def commit(self) -> None: ...
-
-    def rollback(self) -> None: ...
 
     def last_sent(self) -> int:
         """The id that a sender drew last. Cheap: it tells whether a claim may find something new."""
@@ -59,12 +66,16 @@ class Database(Protocol):
 
     def release(self, ids: Sequence[int], attempts: Sequence[int], delay: float) -> None: ...
 
-    def renew(self, ids: Sequence[int], attempts: Sequence[int], lease: float) -> None: ...
+    def renew(self, ids: Sequence[int], attempts: Sequence[int], lease: float) -> Sequence[int]:
+        """The ids that are still held."""
 
     def blocked_endpoints(self, ids: Iterable[int]) -> Mapping[int, str]:
-        """Of these endpoints, those that must not be sent to now, and their circuit's state."""
+        """Of these endpoints, those that must not be sent to now, and why: open, half_open or disabled."""
 
-    def report(self, progress: Mapping[str, object], stats: Sequence[Mapping[str, object]]) -> Tidings:
+    def check(self) -> Tidings:
+        """Whether to go on. Also the moment at which a cancel is noticed, so it is called ten times a second."""
+
+    def report(self, progress: Mapping[str, object], statistics: Sequence[Mapping[str, object]]) -> None:
         """A sign of life with the counters since the last one."""
 
     def sweep(self) -> None:

@@ -3,38 +3,79 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
+
+# A request that takes longer makes its endpoint a slow one.
+SLOW_SECONDS = 0.5
 
 
 class Slots:
-    """An endpoint gets at most seven eighths of what the others leave, so a receiver that hangs can't take all."""
+    """Two lanes of the same width: receivers that are slow have their own, and can't hold the others up.
+
+    Within its lane an endpoint gets at most seven eighths of what the others leave, so it can't take all.
+    """
 
     def __init__(self, total: int) -> None:
         self.total = total
-        self.taken = 0
-        self._by_endpoint: Counter[int] = Counter()
+        # Endpoints that have a request under way for long.
+        self.stuck: frozenset[int] = frozenset()
+        # Those, and endpoints whose last answer took long.
+        self.slow: set[int] = set()
+        self._held: Counter[int] = Counter()
+        self._taken = 0
+        self._taken_slow = 0
 
     @property
     def free(self) -> int:
-        return max(0, self.total - self.taken)
+        """For receivers that aren't slow. When many turn slow at once, both lanes together are the limit."""
+        return max(0, min(self.total - self._taken + self._taken_slow, 2 * self.total - self._taken))
+
+    @property
+    def slow_in_flight(self) -> int:
+        return self._taken_slow
 
     def take(self, endpoint_id: int) -> None:
-        self.taken += 1
-        self._by_endpoint[endpoint_id] += 1
+        self._held[endpoint_id] += 1
+        self._taken += 1
+        self._taken_slow += endpoint_id in self.slow
 
-    def give_back(self, endpoint_id: int) -> None:
-        self.taken -= 1
-        self._by_endpoint[endpoint_id] -= 1
-        if not self._by_endpoint[endpoint_id]:
-            del self._by_endpoint[endpoint_id]
+    def give_back(self, endpoint_id: int, seconds: float) -> None:
+        """A request ended after so long."""
+        self._held[endpoint_id] -= 1
+        self._taken -= 1
+        self._taken_slow -= endpoint_id in self.slow
+        if not self._held[endpoint_id]:
+            del self._held[endpoint_id]
+        if seconds >= SLOW_SECONDS:
+            self._mark(endpoint_id)
+        elif endpoint_id in self.slow and endpoint_id not in self.stuck:
+            self.slow.remove(endpoint_id)
+            self._taken_slow -= self._held[endpoint_id]
+
+    def see_stuck(self, endpoint_ids: Iterable[int]) -> None:
+        """These, and no others, have requests under way for longer than SLOW_SECONDS."""
+        self.stuck = frozenset(endpoint_ids)
+        for endpoint_id in self.stuck:
+            self._mark(endpoint_id)
 
     def room(self) -> int:
-        """For an endpoint that has nothing in flight."""
-        return max(1, self.free * 7 // 8)
+        """For an endpoint that has nothing in flight and isn't known as slow."""
+        return self._share(self.free, 0)
 
     def rooms(self) -> dict[int, int]:
-        """For each endpoint that has something in flight; 0 when it has had its share."""
-        free = self.free
+        """For the other endpoints; 0 for one that has had its share."""
+        free, free_slow = self.free, max(0, min(self.total - self._taken_slow, 2 * self.total - self._taken))
         return {
-            endpoint_id: max(0, min(free, (free + held) * 7 // 8 - held)) if free + held > 1 else 0
-            for endpoint_id, held in self._by_endpoint.items()
+            endpoint_id: self._share(free_slow if endpoint_id in self.slow else free, self._held[endpoint_id])
+            for endpoint_id in self._held.keys() | self.slow
         }
+
+    def _mark(self, endpoint_id: int) -> None:
+        if endpoint_id not in self.slow:
+            self.slow.add(endpoint_id)
+            self._taken_slow += self._held[endpoint_id]
+
+    @staticmethod
+    def _share(free: int, held: int) -> int:
+        most = (free + held) * 7 // 8 if free + held > 1 else 1
+        return max(0, min(free, most - held))

@@ -41,9 +41,9 @@ class Tally:
         counts.total_ms += milliseconds * messages
         counts.histogram[min(int(milliseconds).bit_length(), BUCKETS - 1)] += messages
 
-    def take(self) -> list[Mapping[str, object]]:
-        """The statistics since the last call, in the order of endpoint ids: the order in which rows are locked."""
-        taken: list[Mapping[str, object]] = [
+    def statistics(self) -> list[Mapping[str, object]]:
+        """In the order of endpoint ids: the order in which rows are locked."""
+        return [
             {
                 "endpoint_id": endpoint_id,
                 "delivered": counts.delivered,
@@ -53,6 +53,8 @@ class Tally:
             }
             for endpoint_id, counts in sorted(self._counts.items())
         ]
+
+    def clear(self) -> None:
+        """What was told is told; the last error stays."""
         self._counts = {}
         self.processed = self.failed = 0
-        return taken

@@ -3,37 +3,56 @@
 from __future__ import annotations
 
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 from ulak import batch, endpoint, verdict
 from ulak.courier import Courier
-from ulak.http import Transport
-from ulak.model import ConfigError, Endpoint, Message, Outcome
+from ulak.model import Endpoint, Message, OAuth2, Outcome
 from ulak.options import Options
 from ulak.pace import Pace
-from ulak.port import Claimed, Database, Outcomes
-from ulak.slots import Slots
+from ulak.port import Busy, Claimed, Database, Outcomes, Refused
+from ulak.slots import SLOW_SECONDS, Slots
 from ulak.tally import Tally
 
-# Outcomes are settled in groups: after this time, or when half of the slots wait to be filled again.
+# Outcomes are settled in groups: three quarters of the slots, or what has come within this time.
 SETTLE_SECONDS = 0.002
-REPORT_SECONDS = 0.5
+SETTLE_SECONDS_UNDER_LOAD = 0.005
+# An outcome that the database has no time for is tried again after this, twice as long each time.
+RETRY_SECONDS = 0.1
+LONGEST_RETRY = 2.0
+CHECK_SECONDS = 0.1
+REPORT_SECONDS = 1.0
 SWEEP_SECONDS = 10.0
-# A request that takes longer than this is slow: at the end of a run the worker waits for it, but takes no more like it.
-SLOW_SECONDS = 0.5
-# How long a run may outlast its end because of requests under way; then what is left goes back to the queue.
-GRACE_SECONDS = {"stop": 2.0, "restart": 60.0}
+# How long a run may outlast its end because of what it holds. A request under way has its own time.
+GRACE_SECONDS = 30.0
+STOP_SECONDS = 2.0
 # What was claimed when the circuit changed is given back for this long.
 RELEASE_SECONDS = {"open": 10.0, "half_open": 5.0, "disabled": 10.0}
-LONGEST_STEP = 0.05
+# Payloads in memory; a claim takes fewer messages when they are big. What is unknown counts as a megabyte.
+PAYLOAD_BYTES = 64 * 1024 * 1024
+UNKNOWN_BYTES = 1024 * 1024
+
+
+class _Sent(NamedTuple):
+    """A request under way."""
+
+    endpoint_id: int
+    start: float
+    # When libcurl will have given up at the latest.
+    end: float
 
 
 class _Done(NamedTuple):
+    """The outcome of one request, to be settled."""
+
     endpoint_id: int
-    message: Message
+    messages: Sequence[Message]
     outcome: Outcome
+    # Another message could only be claimed once this one is settled.
+    opens: bool = False
 
 
 class Worker:
@@ -41,18 +60,20 @@ class Worker:
         self,
         database: Database,
         options: Options,
-        settings: object,
-        stamp: str,
-        seconds: float,
+        settings: str,
+        until: float,
+        courier: Courier,
         clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
     ) -> None:
+        """`settings` is what the options were made from; `until` is by the clock."""
         self._database = database
         self._options = options
         self._settings = settings
-        self._stamp = stamp
         self._clock = clock
+        self._sleep = sleep
         self._slots = Slots(options.concurrency)
-        self._courier = Courier(Transport(options.guard, max(256, options.concurrency * 2)))
+        self._courier = courier
         now = clock()
         self._pace = Pace(options.poll_interval_busy, options.poll_interval, now)
         self._pace.is_poller = False
@@ -62,64 +83,75 @@ class Worker:
         self._problems: dict[int, str] = {}
         # Claimed and not yet settled: id and attempt.
         self._held: dict[int, int] = {}
-        # Requests under way by their first message: endpoint and start.
-        self._under_way: dict[int, tuple[int, float]] = {}
+        self._held_bytes = 0
+        self._average_bytes = UNKNOWN_BYTES
+        # By id and attempt of the first message. The id alone won't do: a message whose lease was lost may come again.
+        self._under_way: dict[tuple[int, int], _Sent] = {}
         # Requests for which there was no slot; only batches make them.
         self._waiting: deque[tuple[Endpoint, Sequence[Message]]] = deque()
         self._done: list[_Done] = []
         self._done_since = now
-        self._until = now + seconds
+        # Outcomes that couldn't be stored, by endpoint: somebody has it locked.
+        self._deferred: dict[int, list[_Done]] = {}
+        self._retry_delay = RETRY_SECONDS
+        self._next_retry = now
+        self._until = until
         self._leave: str | None = None
         self._last_claim = now
+        self._next_check = now
         self._next_report = now
         self._next_sweep = now
         self._next_renewal = now + options.lease / 3
 
-    def run(self) -> None:
+    def run(self) -> str:
+        """Why it ended: over (its time), stop, restart (there is another build) or settings (they changed)."""
         while not self._is_over(self._clock()):
             self._gather()
             now = self._clock()
             self._keep_house(now)
             self._turn(now)
-        self._report("stopped")
+        return self._leave or "over"
 
-    def give_back(self) -> None:
-        """Everything that is held returns to the queue, unspent: what a run that breaks off can still do."""
-        if self._held:
-            self._database.release(list(self._held), list(self._held.values()), 0.0)
-            self._database.commit()
+    def close(self, state: str = "stopped", error: str | None = None) -> None:
+        """Stores the outcomes that there are, gives everything else that is held back to the queue, unspent."""
+        if self._done:
+            self._settle(self._clock())
+        deferred = {message.id for done in self._deferred.values() for each in done for message in each.messages}
+        rest = {id: attempt for id, attempt in self._held.items() if id not in deferred}
+        if rest:
+            self._database.release(list(rest), list(rest.values()), 0.0)
+        self._held.clear()
+        self._database.commit()
+        if error is not None:
+            self._tally.last_error = error
+        self._report(state)
 
     def _is_over(self, now: float) -> bool:
         if now < self._until:
             return False
         if not self._held:
             return True
-        if now > self._until + GRACE_SECONDS[self._leave or "restart"]:
-            self._settle()
-            self.give_back()
-            return True
-        return False
+        if self._leave == "stop":
+            return now >= self._until + STOP_SECONDS
+        return now >= max([self._until + GRACE_SECONDS, *(sent.end for sent in self._under_way.values())])
 
     def _is_closing(self, now: float) -> bool:
-        """Whether new messages would keep a run from ending that is over but for what is under way."""
-        return now >= self._until and (self._leave == "stop" or not self._slow_endpoints(now))
-
-    def _slow_endpoints(self, now: float) -> set[int]:
-        return {each for each, start in self._under_way.values() if start < now - SLOW_SECONDS}
+        """Whether new messages would keep a run from ending. What is stuck does so anyway; nobody is to wait for it."""
+        return now >= self._until and (self._leave == "stop" or not (self._slots.slow_in_flight or self._deferred))
 
     # Waiting for answers, or for time to pass.
 
     def _gather(self) -> None:
         now = self._clock()
-        wait = LONGEST_STEP
+        wait = self._next_check - now
         if self._done:
-            wait = self._done_since + SETTLE_SECONDS - now
+            wait = min(wait, self._settle_time() - now)
         elif self._slots.free:
             wait = min(wait, self._pace.wait(now))
-        wait = max(0.0, min(wait, self._next_report - now))
+        wait = max(0.0, wait)
         if not self._courier.in_flight:
             if wait:
-                time.sleep(wait)
+                self._sleep(wait)
             return
         settled = self._courier.step(wait)
         if not settled:
@@ -127,64 +159,85 @@ class Worker:
         now = self._clock()
         if not self._done:
             self._done_since = now
-        for each in settled:
-            endpoint_id, start = self._under_way.pop(each.messages[0].id)
-            self._slots.give_back(endpoint_id)
-            self._tally.add(endpoint_id, len(each.messages), each.outcome.error, now - start)
-            self._done += [_Done(endpoint_id, message, each.outcome) for message in each.messages]
+        for to, messages, outcome in settled:
+            first = messages[0]
+            sent = self._under_way.pop((first.id, first.attempt))
+            seconds = now - sent.start
+            self._slots.give_back(sent.endpoint_id, seconds)
+            self._tally.add(sent.endpoint_id, len(messages), outcome.error, seconds)
+            opens = to.max_in_flight is not None or any(message.ordering_key is not None for message in messages)
+            self._done.append(_Done(sent.endpoint_id, messages, outcome, opens))
+
+    def _settle_time(self) -> float:
+        return self._done_since + (SETTLE_SECONDS_UNDER_LOAD if self._pace.more else SETTLE_SECONDS)
 
     # One transaction: what has come back, and what to send next. Nothing is sent before it is committed.
 
     def _turn(self, now: float) -> None:
         settles = bool(self._done) and (
-            self._slots.free * 2 >= self._slots.total
-            or now >= self._done_since + SETTLE_SECONDS
-            or not self._courier.in_flight
+            not self._courier.in_flight or len(self._done) * 4 >= self._slots.total * 3 or now >= self._settle_time()
         )
-        # The next message of an ordering key becomes due when its head is settled.
-        ordered = settles and any(done.message.ordering_key is not None for done in self._done)
+        opens = settles and any(done.opens for done in self._done)
         if settles:
-            self._settle()
-        claimed = self._claim(now) if self._may_claim(now, settles, ordered) else []
-        if settles or claimed:
-            self._prepare(claimed)
+            self._settle(now)
+        if self._deferred and now >= self._next_retry:
+            self._settle_deferred(now)
+        if self._may_claim(now, settles, opens):
+            self._prepare(self._claim(now))
         self._database.commit()
         self._send()
 
-    def _may_claim(self, now: float, settles: bool, ordered: bool) -> bool:
+    def _may_claim(self, now: float, settles: bool, opens: bool) -> bool:
         if not self._slots.free or self._waiting or self._is_closing(now):
             return False
-        pace = self._pace
-        if ordered:
+        if opens:
             return True
-        if pace.more:
-            enough = settles or self._slots.free * 2 >= self._slots.total
-            return enough or now >= self._last_claim + self._options.poll_interval_busy
-        if pace.wait(now) > 0:
+        if self._pace.more:
+            # With what is settled; by itself only if nothing is about to be.
+            return settles or (not self._done and now >= self._last_claim + self._options.poll_interval_busy)
+        if self._pace.wait(now) > 0:
             return False
-        wants = pace.wants_claim(now, self._database.last_sent())
-        pace.looked(now)
+        wants = self._pace.wants_claim(now, self._database.last_sent())
+        self._pace.looked(now)
         return wants
 
     def _claim(self, now: float) -> list[Claimed]:
-        options, slots = self._options, self._slots
-        rooms, room = slots.rooms(), slots.room()
+        rooms, room = self._slots.rooms(), self._slots.room()
+        rooms.update(dict.fromkeys(self._deferred, 0))
         if now >= self._until:
-            rooms.update(dict.fromkeys(self._slow_endpoints(now), 0))
-        limit = min(slots.free, options.batch_size)
+            rooms.update(dict.fromkeys(self._slots.slow, 0))
+        limit = min(self._slots.free, self._options.batch_size)
         batching = [each for each in self._endpoints.values() if each.batch_size > 1]
         if batching:
-            limit = options.batch_size
-            for each in batching:
-                rooms[each.id] = rooms.get(each.id, room) * each.batch_size
-        claimed = self._database.claim(limit, options.lease, rooms, room)
-        self._pace.claimed(now, limit, [each.message.id for each in claimed])
+            limit = self._options.batch_size
+            for known in batching:
+                rooms[known.id] = rooms.get(known.id, room) * known.batch_size
+        limit = min(limit, (PAYLOAD_BYTES - self._held_bytes) // self._average_bytes)
+        if limit <= 0 and self._held:
+            return []
+        try:
+            claimed = self._database.claim(max(1, limit), self._options.lease, rooms, room)
+        except Busy:
+            self._pace.claimed(now, None, False)
+            return []
         self._last_claim = now
+        size = 0
         for each in claimed:
             self._held[each.message.id] = each.message.attempt
+            size += len(each.message.payload)
+        self._held_bytes += size
+        if claimed:
+            self._average_bytes = max(1, size // len(claimed), self._average_bytes // 2)
+        newest = max((each.message.id for each in claimed), default=None)
+        self._pace.claimed(now, newest, len(claimed) >= limit or self._has_filled(claimed, rooms, room))
         return claimed
 
-    def _prepare(self, claimed: Iterable[Claimed]) -> None:
+    def _has_filled(self, claimed: Iterable[Claimed], rooms: dict[int, int], room: int) -> bool:
+        """Whether an endpoint has got as much as it may: it may well have more."""
+        counts = Counter(each.endpoint_id for each in claimed)
+        return any(count >= rooms.get(endpoint_id, room) for endpoint_id, count in counts.items())
+
+    def _prepare(self, claimed: Sequence[Claimed]) -> None:
         """Sorts what was claimed into requests, reading the configs that are new."""
         by_endpoint: dict[int, list[Message]] = {}
         unknown = set()
@@ -194,14 +247,20 @@ class Worker:
             if known is None or known.config_version != each.config_version:
                 unknown.add(each.endpoint_id)
         if unknown:
-            self._load(unknown)
+            try:
+                self._load(unknown)
+            except Busy:
+                self._give_back([each.message for each in claimed], RETRY_SECONDS)
+                return
         for endpoint_id, messages in by_endpoint.items():
             known = self._endpoints.get(endpoint_id)
             if known is not None:
                 self._waiting += [(known, group) for group in batch.group(known, messages)]
             else:
+                self._done_since = self._done_since if self._done else self._clock()
                 outcome = Outcome(f"{verdict.RETRYABLE} {self._problems[endpoint_id]}")
-                self._done += [_Done(endpoint_id, message, outcome) for message in messages]
+                self._done += [_Done(endpoint_id, [message], outcome) for message in messages]
+                self._tally.add(endpoint_id, len(messages), outcome.error, 0)
 
     def _load(self, ids: set[int]) -> None:
         for endpoint_id in ids:
@@ -217,81 +276,180 @@ class Worker:
                     each.signing_secrets,
                     self._options.endpoint,
                 )
-            except ConfigError as error:
+            # Not only ConfigError: whatever one config does to our code, the other endpoints' messages must go on.
+            except Exception as error:
                 self._problems[each.id] = f"config: {error}"
 
     def _send(self) -> None:
         now = self._clock()
         while self._waiting and self._slots.free:
             to, messages = self._waiting.popleft()
+            first = messages[0]
+            # A token may have to be fetched, refused and fetched again before.
+            longest = to.profile.timeout * (4 if isinstance(to.auth, OAuth2) else 1) + 1
             self._slots.take(to.id)
-            self._under_way[messages[0].id] = (to.id, now)
+            self._under_way[first.id, first.attempt] = _Sent(to.id, now, now + longest)
             self._courier.send(to, messages)
 
-    def _settle(self) -> None:
-        if not self._done:
+    # Settling. An outcome is kept until it is stored: to lose one would mean to deliver the message again.
+
+    def _settle(self, now: float) -> None:
+        failed = any(done.outcome.error is not None for done in self._done)
+        if self._deferred:
+            # Where an endpoint is locked, the others needn't wait to see it.
+            for done in self._done:
+                if done.endpoint_id in self._deferred:
+                    self._deferred[done.endpoint_id].append(done)
+            self._done = [done for done in self._done if done.endpoint_id not in self._deferred]
+        try:
+            self._store(self._done)
+            self._done = []
+        except (Busy, Refused):
+            self._settle_apart(now)
+        if failed and self._waiting:
+            self._try(self._release_blocked)
+
+    def _settle_apart(self, now: float) -> None:
+        """By endpoint: one that is locked, or that answered with something that can't be stored, is on its own."""
+        apart: dict[int, list[_Done]] = {}
+        for done in self._done:
+            apart.setdefault(done.endpoint_id, []).append(done)
+        for endpoint_id, group in apart.items():
+            self._settle_endpoint(endpoint_id, group, now)
+            self._done = [done for done in self._done if done.endpoint_id != endpoint_id]
+
+    def _settle_deferred(self, now: float) -> None:
+        for endpoint_id, group in list(self._deferred.items()):
+            self._settle_endpoint(endpoint_id, group, now)
+
+    def _settle_endpoint(self, endpoint_id: int, group: list[_Done], now: float) -> None:
+        try:
+            self._store(group)
+        except Busy:
+            self._deferred[endpoint_id] = group
+            self._next_retry = now + self._retry_delay
+            self._retry_delay = min(self._retry_delay * 2, LONGEST_RETRY)
             return
-        done, self._done = self._done, []
-        outcomes = [each.outcome for each in done]
-        failed = any(each.error is not None for each in outcomes)
+        except Refused:
+            self._settle_singly(group)
+        if self._deferred.pop(endpoint_id, None) is not None:
+            self._retry_delay = RETRY_SECONDS
+
+    def _settle_singly(self, group: Iterable[_Done]) -> None:
+        """What can't be stored as it is, is stored in plain words. If that fails too, it is left to the lease."""
+        for done in group:
+            for message in done.messages:
+                single = done._replace(messages=[message])
+                try:
+                    self._store([single])
+                except (Busy, Refused):
+                    try:
+                        self._store([single._replace(outcome=_plain(done.outcome))])
+                    except (Busy, Refused) as error:
+                        self._tally.last_error = f"message {message.id} can't be settled: {error}"
+                        self._forget([message])
+
+    def _store(self, group: Iterable[_Done]) -> None:
+        pairs = [(message, done.outcome) for done in group for message in done.messages]
+        if not pairs:
+            return
+        failed = any(outcome.error is not None for _, outcome in pairs)
+        answered = any(outcome.response is not None for _, outcome in pairs)
         self._database.settle(
             Outcomes(
-                [each.message.id for each in done],
-                [each.message.attempt for each in done],
-                [each.error for each in outcomes] if failed else None,
-                [each.retry_after for each in outcomes] if failed else None,
-                [each.response for each in outcomes] if any(each.response for each in outcomes) else None,
+                [message.id for message, _ in pairs],
+                [message.attempt for message, _ in pairs],
+                [outcome.error for _, outcome in pairs] if failed else None,
+                [outcome.retry_after for _, outcome in pairs] if failed else None,
+                [outcome.response for _, outcome in pairs] if answered else None,
             )
         )
-        for each in done:
-            self._held.pop(each.message.id, None)
-        if failed and self._waiting:
-            self._release_blocked()
+        self._forget([message for message, _ in pairs])
+
+    def _forget(self, messages: Iterable[Message]) -> None:
+        for message in messages:
+            self._held_bytes -= len(message.payload)
+            # Unless it was lost and claimed again since.
+            if self._held.get(message.id) == message.attempt:
+                del self._held[message.id]
 
     def _release_blocked(self) -> None:
         """A circuit that opened takes no more: what waits for a slot to it goes back, unspent."""
         blocked = self._database.blocked_endpoints({to.id for to, _ in self._waiting})
-        kept: deque[tuple[Endpoint, Sequence[Message]]] = deque()
-        for to, messages in self._waiting:
-            if to.id not in blocked:
-                kept.append((to, messages))
-                continue
-            ids = [message.id for message in messages]
-            attempts = [self._held.pop(each) for each in ids]
-            self._database.release(ids, attempts, RELEASE_SECONDS[blocked[to.id]])
-        self._waiting = kept
+        for endpoint_id, state in blocked.items():
+            messages = [message for to, group in self._waiting for message in group if to.id == endpoint_id]
+            self._give_back(messages, RELEASE_SECONDS[state])
+            self._waiting = deque(each for each in self._waiting if each[0].id != endpoint_id)
 
-    # What happens by the clock.
+    def _give_back(self, messages: Sequence[Message], delay: float) -> None:
+        self._database.release([each.id for each in messages], [each.attempt for each in messages], delay)
+        self._forget(messages)
+
+    # What happens by the clock. What the database has no time for is left to the next time.
 
     def _keep_house(self, now: float) -> None:
+        if now >= self._next_check:
+            self._next_check = now + CHECK_SECONDS
+            self._check(now)
         if now >= self._next_renewal:
             self._next_renewal = now + self._options.lease / 3
             if self._held:
-                self._database.renew(list(self._held), list(self._held.values()), self._options.lease)
-                self._database.commit()
+                self._renew(now)
         if now >= self._next_sweep:
             self._next_sweep = now + SWEEP_SECONDS
-            self._database.sweep()
-            self._database.commit()
+            self._try(self._database.sweep)
         if now >= self._next_report:
             self._next_report = now + REPORT_SECONDS
             self._report("running")
+
+    def _try(self, action: Callable[[], object]) -> None:
+        with suppress(Busy):
+            action()
+        self._database.commit()
+
+    def _check(self, now: float) -> None:
+        stuck = {sent.endpoint_id for sent in self._under_way.values() if sent.start < now - SLOW_SECONDS}
+        self._slots.see_stuck(stuck)
+        tidings = self._database.check()
+        self._database.commit()
+        if self._waiting:
+            self._try(self._release_blocked)
+        leave = tidings.leave or ("settings" if tidings.settings != self._settings else None)
+        if leave is not None and self._leave != "stop":
+            self._leave = leave
+            self._until = min(self._until, now)
+
+    def _renew(self, now: float) -> None:
+        try:
+            held = set(self._database.renew(list(self._held), list(self._held.values()), self._options.lease))
+        except Busy:
+            self._next_renewal = now + min(1.0, self._options.lease / 10)
+            return
+        self._database.commit()
+        # What was lost and not yet sent is left to whoever has it now.
+        lost = [each for each in self._waiting if not held.issuperset(message.id for message in each[1])]
+        for each in lost:
+            self._waiting.remove(each)
+            self._forget(each[1])
 
     def _report(self, state: str) -> None:
         tally = self._tally
         progress = {
             "state": state,
-            "stamp": self._stamp,
             "in_flight": len(self._held),
             "processed": tally.processed,
             "failed": tally.failed,
             "last_error": tally.last_error,
         }
-        tidings = self._database.report(progress, tally.take())
-        if not self._pace.is_poller:
-            self._pace.is_poller = self._database.become_poller()
+        with suppress(Busy):
+            self._database.report(progress, tally.statistics())
+            tally.clear()
+            if not self._pace.is_poller:
+                self._pace.is_poller = self._database.become_poller()
         self._database.commit()
-        leave = tidings.leave or ("restart" if tidings.settings != self._settings else None)
-        if leave is not None and self._leave is None:
-            self._leave = leave
-            self._until = min(self._until, self._clock())
+
+
+def _plain(outcome: Outcome) -> Outcome:
+    """Without what a receiver wrote: only ASCII, which every database can store, and no response."""
+    error = outcome.error and outcome.error.encode("ascii", "replace").decode().replace("\0", "?")
+    return outcome._replace(error=error, response=None)

@@ -6,16 +6,28 @@ as $python$
     plpy.execute("select ulak._load_python()")
     from ulak import database
 
-    database.run(p_slot, p_seconds, plpy.execute("select ulak._python_stamp() as stamp")[0]["stamp"])
+    database.run(p_slot, p_seconds, plpy.execute("select ulak._worker_stamp() as stamp")[0]["stamp"])
 $python$;
 
 comment on procedure ulak.run_worker(integer, double precision) is
     'delivers messages until just after the next full minute, or for p_seconds; p_slot is the worker''s number, '
     'by default the first that is free';
 
--- Takes a slot that no other session runs, sets the session up, and says what the worker needs to know.
+-- What a worker runs. One that finds another stamp leaves, so that the next run starts with the new code.
+create or replace function ulak._worker_stamp()
+returns text
+language plpgsql
+stable
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+begin
+    return ulak._python_stamp() || ' ' || (select e.extversion from pg_extension e where e.extname = 'ulak');
+end
+$plpgsql$;
+
+-- Takes a slot that no other session runs, and sets the session up; no row if there is none.
 create or replace function ulak._take_worker_slot(p_slot integer, p_seconds double precision)
-returns table (slot integer, name text, settings jsonb, version text, seconds double precision)
+returns table (slot integer, name text, seconds double precision)
 language plpgsql
 set search_path = pg_catalog, pg_temp
 as $plpgsql$
@@ -24,24 +36,61 @@ begin
         raise exception 'worker slots are numbered from 1 to 32'
             using errcode = '22023', detail = format('The slot given is %s.', p_slot);
     end if;
-    -- Commits of the worker needn't reach the disk at once: a crash that loses one also ends the worker, and the message is
-    -- sent again. Compiling plans costs more than it saves in statements this short.
-    perform set_config('synchronous_commit', 'off', false), set_config('jit', 'off', false);
     for v_slot in coalesce(p_slot, 1)..coalesce(p_slot, 32) loop
         if pg_try_advisory_lock(hashtext('ulak_worker'), v_slot) then
             slot := v_slot;
             name := format('worker %s, pid %s', v_slot, pg_backend_pid());
-            settings := ulak._worker_settings();
-            version := (select e.extversion from pg_extension e where e.extname = 'ulak');
             -- A run ends just after the minute's tick: pg_cron has queued the next one by then and starts it at once.
-            seconds := coalesce(p_seconds, 60.2 - extract(second from clock_timestamp()));
+            -- Not all at the same moment, so that somebody is always there.
+            seconds := coalesce(p_seconds, 60 + 0.2 * v_slot - extract(second from clock_timestamp()));
+            perform set_config(s.name, s.value, false) from ulak._worker_parameters() s;
             perform set_config('application_name', format('ulak %s', name), false);
+            perform ulak._register_worker(slot, name);
             return next;
             return;
         end if;
     end loop;
 end
 $plpgsql$;
+
+create or replace function ulak._worker_parameters()
+returns table (name text, value text)
+language sql
+immutable
+set search_path = pg_catalog, pg_temp
+as $sql$
+    values
+        -- A crash that loses a commit also ends the worker, and the message is sent again.
+        ('synchronous_commit', 'off'),
+        -- Compiling plans costs more than it saves in statements this short.
+        ('jit', 'off'),
+        -- Somebody who holds a lock on one endpoint must not hold up the others.
+        ('lock_timeout', '250ms'),
+        -- Whatever the database's own defaults are.
+        ('default_transaction_isolation', 'read committed'),
+        ('default_transaction_read_only', 'off'),
+        ('datestyle', 'ISO')
+$sql$;
+
+create or replace function ulak._register_worker(p_slot integer, p_worker text)
+returns void
+language sql
+security definer
+set search_path = pg_catalog, pg_temp
+as $sql$
+    insert into ulak.workers as w (slot, name, pid, state, started_at, last_activity, heartbeat_at, version)
+    select p_slot, p_worker, pg_backend_pid(), 'running', t.now, t.now, t.now, e.extversion
+    from clock_timestamp() t(now), pg_extension e
+    where e.extname = 'ulak'
+    on conflict (slot) do update
+    set name = excluded.name,
+        pid = excluded.pid,
+        state = excluded.state,
+        started_at = excluded.started_at,
+        heartbeat_at = excluded.heartbeat_at,
+        in_flight = 0,
+        version = excluded.version
+$sql$;
 
 -- For a session that goes on after its worker, such as an administrator's psql.
 create or replace function ulak._leave_worker_slot(p_slot integer)
@@ -62,38 +111,73 @@ begin
     end if;
     perform set_config(s.name, s.reset_val, false)
     from pg_settings s
-    where s.name in ('synchronous_commit', 'jit', 'application_name');
+    where lower(s.name) in (select p.name from ulak._worker_parameters() p union all values ('application_name'));
 end
 $plpgsql$;
 
-create or replace function ulak._worker_settings()
-returns jsonb
+-- What the worker needs to know, and a text that changes whenever a setting does.
+create or replace function ulak._worker_options()
+returns table (settings jsonb, version text, fingerprint text)
 language sql
 stable
 security definer
 set search_path = pg_catalog, pg_temp
 as $sql$
-    select jsonb_object_agg(s.name, ulak.setting(s.name))
-    from unnest(array[
-        'batch_size',
-        'capture_response',
-        'cloudevents_source',
-        'http_allow_internal_urls',
-        'http_allowed_networks',
-        'http_connect_timeout',
-        'http_timeout',
-        'lease_seconds',
-        'poll_interval',
-        'poll_interval_busy',
-        'response_body_max_size',
-        'worker_concurrency'
-    ]) s(name)
+    select
+        (
+            select jsonb_object_agg(s.name, ulak.setting(s.name))
+            from unnest(array[
+                'batch_size',
+                'capture_response',
+                'cloudevents_source',
+                'http_allow_internal_urls',
+                'http_allowed_networks',
+                'http_connect_timeout',
+                'http_timeout',
+                'lease_seconds',
+                'poll_interval',
+                'poll_interval_busy',
+                'response_body_max_size',
+                'worker_concurrency'
+            ]) s(name)
+        ),
+        e.extversion,
+        ulak._settings_fingerprint()
+    from pg_extension e
+    where e.extname = 'ulak'
 $sql$;
 
--- A worker's sign of life, with its counters since the last one. It is told to leave when stop() was called or when the
--- extension carries other Python than it runs.
+create or replace function ulak._settings_fingerprint()
+returns text
+language plpgsql
+stable
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+begin
+    return coalesce(string_agg(v.name || '=' || v.value, ' ' order by v.name), '') from ulak.setting_values v;
+end
+$plpgsql$;
+
+-- Asked ten times a second: whether to go on. `stop` when stop() was called since the run began.
+create or replace function ulak._worker_check(p_slot integer, p_stamp text)
+returns table (leave text, settings text)
+language plpgsql
+security definer
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+begin
+    leave := case
+        when exists (select from ulak.workers w where w.slot = p_slot and w.stop_requested_at >= w.started_at) then 'stop'
+        when p_stamp <> ulak._worker_stamp() then 'restart'
+    end;
+    settings := ulak._settings_fingerprint();
+    return next;
+end
+$plpgsql$;
+
+-- A worker's sign of life, with its counters since the last one.
 create or replace function ulak._worker_report(p_slot integer, p_worker text, p_progress jsonb, p_stats jsonb)
-returns table (leave text, settings jsonb)
+returns void
 language plpgsql
 security definer
 set search_path = pg_catalog, pg_temp
@@ -101,47 +185,19 @@ as $plpgsql$
 declare
     v_now timestamptz := clock_timestamp();
     v_processed bigint := (p_progress -> 'processed')::bigint;
-    v_stop_requested boolean;
 begin
-    insert into ulak.workers as w (
-        slot, name, pid, state, started_at, last_activity, heartbeat_at, in_flight, messages_processed, error_count, last_error,
-        version
-    )
-    values (
-        p_slot,
-        p_worker,
-        pg_backend_pid(),
-        p_progress ->> 'state',
-        v_now,
-        v_now,
-        v_now,
-        (p_progress -> 'in_flight')::integer,
-        v_processed,
-        (p_progress -> 'failed')::bigint,
-        p_progress ->> 'last_error',
-        (select e.extversion from pg_extension e where e.extname = 'ulak')
-    )
-    on conflict (slot) do update
-    set name = excluded.name,
-        pid = excluded.pid,
-        state = excluded.state,
-        started_at = case when w.name = excluded.name and w.state = 'running' then w.started_at else v_now end,
+    update ulak.workers w
+    set state = p_progress ->> 'state',
         last_activity = case when v_processed > 0 then v_now else w.last_activity end,
         heartbeat_at = v_now,
-        in_flight = excluded.in_flight,
+        in_flight = (p_progress -> 'in_flight')::integer,
         messages_processed = w.messages_processed + v_processed,
-        error_count = w.error_count + excluded.error_count,
-        last_error = coalesce(excluded.last_error, w.last_error),
-        version = excluded.version
-    returning w.stop_requested_at >= w.started_at into v_stop_requested;
-
-    perform ulak._add_endpoint_stats(p_stats, date_trunc('minute', v_now));
-    leave := case
-        when v_stop_requested then 'stop'
-        when p_progress ->> 'stamp' <> ulak._python_stamp() then 'restart'
-    end;
-    settings := ulak._worker_settings();
-    return next;
+        error_count = w.error_count + (p_progress -> 'failed')::bigint,
+        last_error = coalesce(p_progress ->> 'last_error', w.last_error)
+    where w.slot = p_slot and w.name = p_worker;
+    if jsonb_array_length(p_stats) > 0 then
+        perform ulak._add_endpoint_stats(p_stats, date_trunc('minute', v_now));
+    end if;
 end
 $plpgsql$;
 
@@ -168,6 +224,25 @@ as $sql$
         latency_histogram = array(
             select coalesce(h.before, 0) + coalesce(h.now, 0)
             from unnest(s.latency_histogram, excluded.latency_histogram) with ordinality h(before, now, bucket)
+            order by h.bucket
+        );
+
+    insert into ulak.endpoint_totals as t (endpoint_id, delivered, failed, latency_total_ms, latency_histogram)
+    select a.endpoint_id, a.delivered, a.failed, a.latency_total_ms, a.latency_histogram
+    from jsonb_to_recordset(p_stats) a(
+        endpoint_id bigint,
+        delivered bigint,
+        failed bigint,
+        latency_total_ms double precision,
+        latency_histogram bigint[]
+    )
+    on conflict (endpoint_id) do update
+    set delivered = t.delivered + excluded.delivered,
+        failed = t.failed + excluded.failed,
+        latency_total_ms = t.latency_total_ms + excluded.latency_total_ms,
+        latency_histogram = array(
+            select coalesce(h.before, 0) + coalesce(h.now, 0)
+            from unnest(t.latency_histogram, excluded.latency_histogram) with ordinality h(before, now, bucket)
             order by h.bucket
         )
 $sql$;
