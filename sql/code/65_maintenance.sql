@@ -29,12 +29,12 @@ from (
         (5, 'archive_retention', 'drops old months of the archive'),
         (6, 'dlq_retention', 'deletes old dead letters'),
         (7, 'event_log_retention', 'deletes old log entries'),
-        (8, 'attempts_retention', 'forgets old failed attempts'),
-        (9, 'stats_retention', 'deletes old counters'),
-        (10, 'samples_retention', 'deletes old counts of what waited'),
-        (11, 'inbox_retention', 'forgets old keys of mark_handled()'),
-        (12, 'ordering', 'every ten minutes: wakes ordering keys whose first message was deleted by hand'),
-        (13, 'samples', 'counts what waits for each endpoint')
+        (8, 'stats_retention', 'deletes old counters'),
+        (9, 'inbox_retention', 'forgets old keys of mark_handled()'),
+        (10, 'ordering', 'every ten minutes: wakes ordering keys whose first message was deleted by hand'),
+        (11, 'attempts_retention', 'forgets old failed attempts'),
+        (12, 'samples', 'counts what waits for each endpoint'),
+        (13, 'samples_retention', 'deletes old counts of what waited')
 ) s (place, step, what)
 left join ulak.maintenance_runs r on r.step = s.step
 union all
@@ -140,6 +140,10 @@ begin
         outcome := 'busy';
         return;
     end if;
+    -- Where the installation took itself for a restore, it left this to the first run.
+    insert into ulak.cluster_identity (system_identifier)
+    select ulak._system_identifier()
+    where not exists (select from ulak.cluster_identity);
     -- A crash that loses such a commit loses a move as a whole; the next run does it again.
     perform set_config('synchronous_commit', 'off', true);
     begin

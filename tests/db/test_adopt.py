@@ -147,6 +147,22 @@ def test_maintenance_of_a_held_cluster_says_why_it_does_nothing(db: DB) -> None:
     assert value(db, "select count(*) from ulak.maintenance_runs") == 0
 
 
+def test_an_installation_that_took_itself_for_a_restore_is_completed_by_maintenance(
+    cluster: Cluster, empty_database: str
+) -> None:
+    """row_security = off is how a restore is told; an administrator may have set it for other reasons."""
+    with cluster.connect(empty_database) as db:
+        db.execute("set row_security = off")
+        db.execute("create extension ulak cascade")
+        assert value(db, "select count(*) from ulak._archive_partitions") == 0
+
+        db.execute("call ulak.run_maintenance()")
+
+        assert value(db, "select count(*) from ulak._archive_partitions") == 4
+        own = "select system_identifier from pg_control_system()"
+        assert column(db, "select system_identifier from ulak.cluster_identity") == [value(db, own)]
+
+
 def test_the_check_costs_a_claim_next_to_nothing(db: DB) -> None:
     db.execute("select ulak._is_adopted()")
     plan = value(db, "explain (analyze, format json) select ulak._is_adopted() from generate_series(1, 10000)")
