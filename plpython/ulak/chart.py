@@ -28,7 +28,7 @@ class Frame:
     width: float
     height: float
     most: float
-    left: float = 46
+    left: float = 52
     right: float = 6
     top: float = 10
     bottom: float = 24
@@ -156,7 +156,7 @@ def _chart(
         "svg",
         *grid,
         *drawn,
-        class_="chart",
+        class_="chart wide" if frame.width > 800 else "chart",
         viewBox=f"0 0 {frame.width:g} {frame.height:g}",
         role="img",
         aria_label=label,

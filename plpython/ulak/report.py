@@ -30,8 +30,12 @@ def render(data: Row) -> str:
         _tiles(data, now),
         _traffic(data),
         _endpoints(data, now),
-        tag("div", _dead(data, now), _workers(data, now), class_="pair"),
-        tag("div", _partitions(data), _maintenance(data, now), class_="pair"),
+        tag(
+            "div",
+            tag("div", _dead(data, now), _partitions(data), class_="stack"),
+            tag("div", _workers(data, now), _maintenance(data, now), class_="stack"),
+            class_="pair",
+        ),
         tag("footer", f"ulak {data['version']} on PostgreSQL {data['server']}. All times are UTC."),
     )
     page = tag(
@@ -192,7 +196,7 @@ def _traffic(data: Row) -> Child:
     return [
         _panel(
             "Throughput",
-            throughput,
+            tag("div", throughput, class_="scroll"),
             _legend(("delivered", "delivered"), ("failed", "failed attempts")),
             "messages a second",
         ),
@@ -345,13 +349,27 @@ def _partitions(data: Row) -> Markup:
 
 
 def _maintenance(data: Row, now: datetime.datetime) -> Markup:
-    columns: list[Column] = [
-        ("", "", lambda row: tag("span", row["state"], class_=f"pill {STEP_MOODS.get(row['state'], 'calm')}")),
-        ("step", "name", lambda row: tag("span", row["step"], title=row["what"])),
-        ("rows", "n", lambda row: wording.number(row["total_rows"]) if row["total_rows"] else ""),
-        ("last run", "n", lambda row: wording.ago(row["started_at"], now)),
-    ]
-    return _panel("Maintenance", _table(data["maintenance"], columns))
+    rows: Sequence[Row] = data["maintenance"]
+    chips = (
+        tag(
+            "span",
+            tag("i", class_=f"light {STEP_MOODS.get(row['state'], 'calm')}"),
+            row["step"].replace("_", " "),
+            row["state"] != "ok" and tag("b", row["state"]),
+            class_="chip",
+            title=f"{row['what']}; last run {wording.ago(row['started_at'], now)}",
+        )
+        for row in rows
+    )
+    errors = (
+        tag("li", tag("b", row["step"]), tag("span", row["last_error"], class_="error", title=row["last_error"]))
+        for row in rows
+        if row["state"] == "failed"
+    )
+    last = max((row["started_at"] for row in rows if row["started_at"] and row["step"] != "vacuum"), default=None)
+    return _panel(
+        "Maintenance", [tag("p", chips, class_="chips"), tag("ul", errors, class_="causes")], note=f"ran {wording.ago(last, now)}"
+    )
 
 
 def _empty(text: str) -> Markup:

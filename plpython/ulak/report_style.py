@@ -21,7 +21,7 @@ body {
   font: 14px/1.45 system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", "DejaVu Sans", sans-serif;
 }
 main { max-width: 1200px; margin: 0 auto; padding: 32px 24px 48px; display: grid; gap: 16px; }
-main, .pair { grid-template-columns: minmax(0, 1fr); }
+main, .pair, .stack { grid-template-columns: minmax(0, 1fr); }
 header { display: flex; flex-wrap: wrap; align-items: baseline; justify-content: space-between; gap: 4px 24px; padding: 0 4px; }
 h1 { font-size: 24px; letter-spacing: -0.02em; display: flex; align-items: baseline; gap: 10px; }
 h1 .mark { width: 20px; height: 20px; align-self: center; fill: var(--delivered); }
@@ -32,7 +32,7 @@ h2 .quiet { font-weight: 400; margin-left: 10px; font-size: 13px; }
 h3 { font-size: 12px; font-weight: 500; color: var(--quiet); }
 .quiet { color: var(--quiet); }
 small { font-size: 12px; }
-.pair { display: grid; gap: 16px; align-items: start; }
+.pair, .stack { display: grid; gap: 16px; align-items: start; }
 @media (min-width: 900px) { .pair { grid-template-columns: repeat(2, minmax(0, 1fr)); } }
 .panel, .tile, .verdict { background: var(--panel); border: 1px solid var(--line); border-radius: 12px; }
 .panel { padding: 16px 18px 14px; }
@@ -69,7 +69,8 @@ code { font: 12.5px/1.4 ui-monospace, "SF Mono", Menlo, Consolas, "DejaVu Sans M
 .tile .quiet { font-size: 12.5px; }
 .tile.warn .value, b.warn { color: var(--warn); } .tile.bad .value { color: var(--bad); }
 svg { display: block; }
-.chart { width: 100%; height: auto; overflow: visible; }
+.chart { width: 100%; height: auto; }
+.chart.wide { min-width: 720px; }
 .grid { stroke: var(--grid); } .axis { stroke: var(--line); }
 .tick { fill: var(--quiet); font-size: 11px; font-variant-numeric: tabular-nums; }
 .touch { fill: transparent; }
@@ -101,9 +102,14 @@ td.error { max-width: 0; width: 34%; min-width: 180px; }
 td.error span, .causes .error { display: block; overflow: hidden; text-overflow: ellipsis; white-space: nowrap; }
 .meter { display: block; height: 5px; border-radius: 99px; background: var(--calm-soft); overflow: hidden; }
 .meter span { display: block; height: 100%; border-radius: 99px; }
-.causes { list-style: none; padding: 0; display: grid; gap: 13px; }
+.causes { list-style: none; padding: 0; display: grid; gap: 13px; grid-template-columns: minmax(0, 1fr); }
 .causes b { font-weight: 600; }
 .amount { display: grid; grid-template-columns: minmax(0, 1fr) auto auto; gap: 12px; align-items: center; }
+.chips { display: flex; flex-wrap: wrap; gap: 7px; padding-bottom: 4px; }
+.chip { border: 1px solid var(--line); border-radius: 99px; padding: 2px 11px 2px 9px; font-size: 12.5px; white-space: nowrap; }
+.chip b { font-weight: 500; margin-left: 6px; color: var(--warn); }
+.light { display: inline-block; width: 7px; height: 7px; border-radius: 99px; margin-right: 7px; background: var(--calm); }
+.light.good { background: var(--good); } .light.warn { background: var(--warn); } .light.bad { background: var(--bad); }
 .empty { color: var(--quiet); padding: 14px 0 10px; }
 footer { color: var(--quiet); font-size: 12.5px; padding: 4px; }
 """

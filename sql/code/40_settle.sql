@@ -187,7 +187,7 @@ begin
     ),
     noted as (
         insert into ulak.attempts (message_id, attempt, started_at, ended_at, error)
-        select m.id, m.attempts, m.processing_started_at, p_now, m.error
+        select m.id, m.attempts, coalesce(m.processing_started_at, p_now), p_now, m.error
         from moved m
     )
     select

@@ -61,6 +61,8 @@ language plpgsql
 stable
 security definer
 set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
 as $plpgsql$
 #variable_conflict use_column
 declare
@@ -80,11 +82,12 @@ begin
     return query
     select s.at, s.what
     from (
-        select 1 as place, c.at, c.what
+        select 1 as place, 0::bigint as step, c.at, c.what
         from ulak._explain_cycles(v_message.failure_history) c
         union all
         select
             2,
+            0,
             v_message.created_at,
             concat_ws(
                 ', ',
@@ -99,18 +102,18 @@ begin
                 'not after ' || v_message.expires_at
             )
         union all
-        select 3, a.ended_at, ulak._explain_attempt(a)
+        select 3, a.attempt, a.ended_at, ulak._explain_attempt(a)
         from ulak.attempts a
         where a.message_id = p_id
         union all
-        select 4, e.at, e.what
+        select 4, e.step, e.at, e.what
         from ulak._explain_end(
             p_id, v_message.place, v_message.status, v_message.created_at, v_message.updated_at, v_message.completed_at,
             v_message.processing_started_at, v_message.failed_at, v_message.expires_at, v_message.attempts,
             v_message.last_error, v_message.archived_at
-        ) e
+        ) with ordinality e (at, what, step)
     ) s
-    order by s.place, s.at;
+    order by s.place, s.step, s.at;
 
     return query
     select n.at, n.what

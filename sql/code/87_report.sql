@@ -130,7 +130,7 @@ as $sql$
     select jsonb_agg(
         jsonb_build_object(
             'at', s.starts_at,
-            'seconds', p_hours * 60,
+            'seconds', extract(epoch from least(s.ends_at, p_now) - s.starts_at),
             'delivered', c.delivered,
             'failed', c.failed,
             'p50_ms', ulak._percentile(c.histogram, 0.50),

@@ -1,0 +1,103 @@
+"""history(): attempts with time, outcome and latency; and what it costs a settle."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import psycopg
+from support.cluster import Connect
+from support.queue import Queue
+
+
+def attempts(queue: Queue, id: int, now: float = 0) -> list[tuple[Any, ...]]:
+    query = "select message, attempt, outcome, milliseconds::float, error from ulak.history(%s, %s)"
+    return queue.db.execute(query, [id, queue.at(now)]).fetchall()
+
+
+def test_each_attempt_has_its_outcome_and_its_time(queue: Queue) -> None:
+    queue.endpoint(policy={"backoff": "fixed", "base_delay_seconds": 10})
+    id = queue.send()
+    queue.fail(queue.claim_one(now=1), "[RETRYABLE] HTTP 503", now=1.25)
+    queue.complete(queue.claim_one(now=20), now=20.5)
+
+    assert attempts(queue, id) == [
+        (id, 1, "failed", 250.0, "[RETRYABLE] HTTP 503"),
+        (id, 2, "delivered", 500.0, None),
+    ]
+
+
+def test_an_attempt_in_flight_counts_until_now(queue: Queue) -> None:
+    queue.endpoint()
+    id = queue.send()
+    queue.claim_one(now=1)
+
+    assert attempts(queue, id, now=4) == [(id, 1, "in flight", 3000.0, None)]
+
+
+def test_a_worker_that_went_silent_leaves_an_attempt(queue: Queue) -> None:
+    queue.endpoint()
+    id = queue.send()
+    queue.claim_one(lease=30)
+    queue.recover(now=31)
+
+    ((_, attempt, outcome, milliseconds, error),) = attempts(queue, id)
+
+    assert (attempt, outcome, milliseconds) == (1, "failed", 31000.0)
+    assert "lease expired" in error
+
+
+def test_a_message_that_was_given_back_has_no_attempt(queue: Queue) -> None:
+    queue.endpoint()
+    id = queue.send()
+    queue.release(queue.claim_one())
+
+    assert attempts(queue, id) == []
+
+
+def test_a_redriven_message_brings_the_attempts_of_its_dead_letter(queue: Queue) -> None:
+    queue.endpoint(policy={"max_retries": 0})
+    old = queue.send()
+    queue.fail(queue.claim_one(), "first", now=1)
+    new = queue.call("redrive_message", queue.dead(old)["id"], now=queue.at(2))
+    queue.complete(queue.claim_one(now=3), now=4)
+
+    assert [(row[0], row[2]) for row in attempts(queue, new)] == [(old, "failed"), (new, "delivered")]
+
+
+def test_an_archived_message_keeps_its_attempts(queue: Queue) -> None:
+    queue.endpoint(policy={"backoff": "fixed", "base_delay_seconds": 1})
+    id = queue.send()
+    queue.fail(queue.claim_one(), "again", now=1)
+    queue.complete(queue.claim_one(now=3), now=4)
+    queue.call("archive_completed_messages", 0, 100, now=queue.at(60))
+
+    assert [row[2] for row in attempts(queue, id)] == ["failed", "delivered"]
+
+
+def test_deliveries_write_no_attempt(queue: Queue) -> None:
+    queue.endpoint()
+    queue.send_many(3)
+    for claim in queue.claim(3):
+        queue.complete(claim)
+
+    assert queue.value("select count(*) from ulak.attempts") == 0
+
+
+def test_an_unknown_message_is_an_error(queue: Queue) -> None:
+    assert queue.refuses("history", 10**12).sqlstate == "P0002"
+
+
+def test_maintenance_forgets_old_attempts(db: psycopg.Connection[Any], connect: Connect) -> None:
+    queue = Queue(db)
+    queue.endpoint(policy={"max_retries": 5})
+    queue.send_many(2)
+    first, second = queue.claim(2)
+    queue.fail(first)
+    queue.fail(second, now=2 * 86400)
+
+    db.execute("call ulak.run_maintenance(%s)", [queue.base + timedelta(days=31)])
+
+    assert queue.column("select message_id from ulak.attempts") == [second.id]
+    (row,) = queue.rows("select * from ulak.maintenance_status where step = 'attempts_retention'")
+    assert (row["state"], row["total_rows"]) == ("ok", 1)
