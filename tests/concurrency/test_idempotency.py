@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import psycopg
@@ -99,7 +100,7 @@ def test_senders_that_wait_for_a_first_that_rolls_back_agree_on_another(connect:
     first, others = connect(autocommit=False), [connect() for _ in range(SESSIONS - 1)]
     id = send(first)
 
-    waiting = [Running(lambda session=session: send(session)) for session in others]
+    waiting = [Running(partial(send, session)) for session in others]
     wait_until_all_wait(others, db)
     first.rollback()
 

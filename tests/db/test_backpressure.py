@@ -214,7 +214,9 @@ def test_a_full_queue_is_counted_once_for_many_refusals(shop: Queue) -> None:
     for _ in range(20):
         with pytest.raises(psycopg.errors.ConfigurationLimitExceeded):
             shop.send()
-        shop.value("select setval('ulak.queue_headroom', last_value - 60000) from ulak.queue_headroom where last_value < 0")
+        shop.value(
+            "select setval('ulak.queue_headroom', last_value - 60000) from ulak.queue_headroom where last_value < 0"
+        )
 
     assert counts(shop) <= 1
 

@@ -386,7 +386,13 @@ REFUSALS: dict[str, tuple[dict[str, Any], str, str, str | None, str | None]] = {
     ),
     "header name": ({"headers": {"x a": "b"}}, "22023", 'header "x a" is not a valid header', None, OBJECT_HINT),
     "header name empty": ({"headers": {"": "b"}}, "22023", 'header "" is not a valid header', None, OBJECT_HINT),
-    "header of another type": ({"headers": {"x-a": 1}}, "22023", 'header "x-a" is not a valid header', None, OBJECT_HINT),
+    "header of another type": (
+        {"headers": {"x-a": 1}},
+        "22023",
+        'header "x-a" is not a valid header',
+        None,
+        OBJECT_HINT,
+    ),
     "smuggled header": (
         {"headers": {"x-a": "b\r\nx-b: c"}},
         "22023",
@@ -419,7 +425,10 @@ def test_an_invalid_option_is_refused(queue: Queue, case: str) -> None:
 
 
 def test_priority_must_not_be_null(queue: Queue) -> None:
-    with pytest.raises(psycopg.errors.InvalidParameterValue, match="priority must be") as caught, queue.db.transaction():
+    with (
+        pytest.raises(psycopg.errors.InvalidParameterValue, match="priority must be") as caught,
+        queue.db.transaction(),
+    ):
         queue.value("select ulak.send('shop', '1', p_priority => null)")
 
     assert caught.value.diag.message_detail == "It is null."
