@@ -141,7 +141,9 @@ def test_a_replay_is_in_the_event_log(alone: DB) -> None:
 
     new_id = replay(alone, id)
 
-    logged = "select endpoint_id, endpoint_name, message_id, detail from ulak.event_log where event = 'message.replayed'"
+    logged = (
+        "select endpoint_id, endpoint_name, message_id, detail from ulak.event_log where event = 'message.replayed'"
+    )
     assert alone.execute(logged).fetchall() == [(1, "shop", new_id, {"archive_id": id, "new_message_id": False})]
 
 
