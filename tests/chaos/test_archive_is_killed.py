@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -26,14 +26,6 @@ KILLED_AT = WHOLE_BATCHES + 1_234
 EVERYWHERE = """
     select array_agg(id order by id) from (select id from ulak.queue union all select id from ulak.archive) message
 """
-
-
-@pytest.fixture(scope="module")
-def victim() -> Iterator[Cluster]:
-    """A cluster of its own: it is going to crash."""
-    cluster = Cluster.create()
-    yield cluster
-    cluster.remove()
 
 
 def terminate(cluster: Cluster, worker: DB, observer: DB) -> None:

@@ -1,0 +1,84 @@
+"""A cluster that may be killed, a world in it for each scenario, and the table of how they ended."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.books import Allowance, Report
+from support.cluster import TEMPLATE, WORK, Cluster, remove_abandoned
+from support.recorder import Recorder
+from support.world import FULL, World
+
+Close = Callable[..., Report]
+
+_numbers = itertools.count(1)
+_rows: list[dict[str, Any]] = []
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "full: runs in make chaos only")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items[:] = [item for item in items if FULL or item.get_closest_marker("full") is None]
+
+
+@pytest.fixture(scope="session")
+def victim() -> Iterator[Cluster]:
+    """A cluster of its own: it is going to crash."""
+    remove_abandoned()
+    cluster = Cluster.create(settings={"max_connections": 200})
+    cluster.execute("create extension pg_cron")
+    cluster.create_database(TEMPLATE)
+    cluster.install(TEMPLATE)
+    yield cluster
+    cluster.remove()
+
+
+@pytest.fixture
+def world(victim: Cluster, tmp_path: Path) -> Iterator[World]:
+    name = victim.create_database(f"world_{next(_numbers)}", TEMPLATE)
+    with Recorder(tmp_path / "arrivals") as recorder:
+        yield World(victim, name, recorder)
+    if not victim.is_running():
+        victim.start()
+    victim.execute("delete from cron.job")
+    victim.drop_database(name)
+
+
+@pytest.fixture
+def close_books(world: World, request: pytest.FixtureRequest) -> Iterator[Close]:
+    """Closes the books of a scenario: any problem fails it. Keyword arguments are those of Allowance."""
+    name = request.node.name.removeprefix("test_").replace("_", " ")
+    row: dict[str, Any] = {"scenario": name, "verdict": "broke off"}
+    _rows.append(row)
+
+    def close(**allowed: Any) -> Report:
+        report = world.audit(Allowance(**allowed))
+        row.update(asdict(report), verdict=report.verdict)
+        assert not report.problems, f"\n{report}"
+        assert report.sent > 0
+        assert world.refused() <= {"53400"}
+        return report
+
+    yield close
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    if not _rows:
+        return
+    (WORK / "chaos.json").write_text(json.dumps(_rows, indent=1) + "\n")
+    columns = ["sent", "delivered", "dead", "expired", "duplicates", "verdict"]
+    width = max(len(row["scenario"]) for row in _rows)
+    line = f"{{:<{width}}}" + "{:>11}" * (len(columns) - 1) + "  {}"
+    terminalreporter.section("chaos")
+    terminalreporter.write_line(line.format("scenario", *columns))
+    for row in _rows:
+        terminalreporter.write_line(line.format(row["scenario"], *(str(row.get(name, "")) for name in columns)))
+    terminalreporter.write_line(f"written to {WORK / 'chaos.json'}")

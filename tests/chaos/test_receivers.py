@@ -1,0 +1,102 @@
+"""Receivers fail, refuse, flap, hang, restart and are slow."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from support.recorder import Behaviour
+from support.sessions import wait_until
+from support.world import FULL, World
+
+ORDERS = 2000 if FULL else 150
+
+
+def test_receivers_fail_refuse_and_come_too_late(world: World, close_books: Any) -> None:
+    world.endpoint("shop")
+    world.recorder.behave("/shop", Behaviour(status=503, probability=0.2))
+    world.endpoint("refuses")
+    world.recorder.behave("/refuses", Behaviour(status=404))
+    world.endpoint("gives_up", {"max_retries": 2, "backoff": "schedule", "schedule": [0]})
+    world.recorder.behave("/gives_up", Behaviour(status=500, probability=0.7))
+    world.value("select ulak.disable_endpoint(%s)", world.endpoint("late"))
+
+    producers = world.producers("shop", "refuses", "gives_up")
+    with world.workers(), producers, world.producers("late", count=1, pause=0.05, expires_in="1 second"):
+        producers.wait_for(ORDERS)
+    with world.workers():
+        world.drain()
+
+    report = close_books(duplicates=True)
+    assert report.dead > 0
+    assert report.expired > 0
+
+
+def test_a_receiver_flaps(world: World, close_books: Any) -> None:
+    world.endpoint(circuit_breaker={"threshold": 5, "cooldown": 5})
+
+    with world.workers():
+        with world.producers():
+            for _ in range(5 if FULL else 1):
+                world.recorder.wait_for_more(30)
+                world.recorder.behave("/shop", Behaviour(status=503))
+                wait_until(lambda: circuit(world) == "open", message="an open circuit")
+                world.recorder.behave("/shop", Behaviour())
+                wait_until(lambda: circuit(world) == "closed", 20, "a closed circuit")
+        world.drain()
+
+    close_books()
+
+
+def circuit(world: World) -> str:
+    return str(world.value("select circuit_state from ulak.endpoints where name = 'shop'"))
+
+
+def test_a_receiver_hangs(world: World, close_books: Any) -> None:
+    world.endpoint(timeout=1)
+    world.recorder.behave("/shop", Behaviour(delay=60, probability=0.05))
+
+    with world.workers():
+        with world.producers() as producers:
+            producers.wait_for(ORDERS)
+        world.drain()
+
+    close_books()
+
+
+def test_a_receiver_restarts(world: World, close_books: Any) -> None:
+    # While it is down, a retry at once would be one of thousands.
+    world.endpoint(policy={"max_retries": 1000, "backoff": "fixed", "base_delay_seconds": 1})
+    world.recorder.behave("/shop", Behaviour(delay=0.02))
+
+    with world.workers():
+        with world.producers():
+            for _ in range(20 if FULL else 3):
+                world.recorder.wait_for_more(30)
+                world.recorder.restart()
+        world.drain()
+
+    # An answer that was written down and lost with its connection is a duplicate; so is the second try of a request.
+    close_books(duplicates=True, repeated_attempts=True)
+
+
+def test_one_slow_endpoint_among_a_hundred_delays_no_other(world: World, close_books: Any) -> None:
+    names = [world.endpoint(f"shop_{n}") for n in range(100)]
+    world.endpoint("slow", timeout=60)
+    world.recorder.behave("/slow", Behaviour(hold=True))
+    fast_live = """
+        select count(*) from ulak.queue join ulak.endpoints e on e.id = endpoint_id
+        where status in ('pending', 'processing') and e.name <> 'slow'
+    """
+
+    with world.workers():
+        with world.producers("slow", pause=0.002) as slow, world.producers(*names, pause=0.002) as fast:
+            # More than all workers together can have in flight.
+            slow.wait_for(400)
+            fast.wait_for(ORDERS)
+        wait_until(lambda: world.value(fast_live) == 0, 30, "all others")
+        assert not [arrival for arrival in world.recorder.arrivals() if arrival.endpoint == "slow" and arrival.accepted]
+        assert world.live() >= 400
+        world.recorder.release("/slow")
+        world.drain()
+
+    close_books()

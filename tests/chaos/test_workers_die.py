@@ -1,0 +1,82 @@
+"""Workers are terminated, cancelled and killed under load, under pg_cron too in the full form."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from support.recorder import Behaviour
+from support.sessions import wait_until_blocked
+from support.world import FULL, World
+
+RUNNERS = ["loops", "cron"] if FULL else ["loops"]
+
+
+@pytest.mark.parametrize("runner", RUNNERS)
+def test_a_worker_is_terminated_again_and_again(world: World, close_books: Any, runner: str) -> None:
+    world.endpoint()
+
+    with world.producers(), world.workers_by(runner):
+        for _ in range({"loops": 60 if FULL else 6, "cron": 6}[runner]):
+            world.recorder.wait_for_more(30, timeout=90)
+            world.terminate(world.wait_for_worker())
+        if runner == "cron":
+            world.recorder.wait_for_more(30, timeout=90)
+    world.deliver_the_rest()
+
+    close_books(duplicates=True)
+
+
+def test_a_worker_is_cancelled_again_and_again(world: World, close_books: Any) -> None:
+    world.endpoint()
+
+    with world.producers(), world.workers():
+        for _ in range(60 if FULL else 6):
+            world.recorder.wait_for_more(30)
+            world.cancel(world.wait_for_worker())
+    world.deliver_the_rest()
+
+    close_books(duplicates=True)
+
+
+@pytest.mark.parametrize("runner", RUNNERS)
+def test_a_worker_gets_kill_9(world: World, close_books: Any, runner: str) -> None:
+    world.endpoint()
+
+    with world.producers(), world.workers_by(runner):
+        for _ in range({"loops": 15 if FULL else 2, "cron": 3}[runner]):
+            world.recorder.wait_for_more(30, timeout=90)
+            world.kill(world.wait_for_worker())
+        if runner == "cron":
+            world.recorder.wait_for_more(30, timeout=90)
+    world.deliver_the_rest()
+
+    close_books(duplicates=True, repeated_attempts=True)
+
+
+KILLS: list[Callable[[World, int], None]] = [
+    World.terminate,
+    *([World.kill, lambda world, pid: world.cluster.restart("immediate")] if FULL else []),
+]
+
+
+@pytest.mark.parametrize("kill", KILLS, ids=["terminate", "kill -9", "immediate stop"][: len(KILLS)])
+def test_a_worker_dies_between_the_answer_and_its_settling(
+    world: World, close_books: Any, kill: Callable[[World, int], None]
+) -> None:
+    world.endpoint()
+    world.recorder.behave("/shop", Behaviour(hold=True))
+    with world.connect() as db:
+        db.execute("select shop.place_order('only', 'shop', 'k', null)")
+
+    with world.workers(1), world.connect(autocommit=False) as gate, world.connect() as observer:
+        pid = world.wait_for_worker()
+        world.recorder.wait_for_more(1 - world.recorder.count())
+        gate.execute("select from ulak.queue for update")
+        world.recorder.release("/shop")
+        wait_until_blocked(pid, observer)
+        kill(world, pid)
+    world.deliver_the_rest()
+
+    close_books(duplicates=1, repeated_attempts=kill is not World.terminate)

@@ -1,0 +1,106 @@
+"""A worker that is stopped past its lease and then goes on changes nothing; without the fence it would, and is caught."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from support.books import Allowance
+from support.copies import copy_project, use
+from support.recorder import Behaviour
+from support.sessions import wait_until
+from support.world import FULL, World
+
+MESSAGES = 10
+# A retry at once for the lease that ran out, and then none that would hide what the zombie does.
+POLICY = {"max_retries": 1000, "backoff": "schedule", "schedule": [0, 3600]}
+
+REFUSED_TWICE = "select count(*) from ulak.queue where status = 'pending' and retry_count = 2"
+HAS_REPORTED = "select heartbeat_at > %s and in_flight = 0 from ulak.workers where slot = 1"
+
+
+def wake_a_zombie(world: World, round: int) -> None:
+    """Its requests are answered with 200 while it is stopped. Its messages are taken back, and another worker's attempt is
+    refused. Then it goes on and reports success."""
+    before = world.recorder.count()
+    world.recorder.behave("/shop", Behaviour(hold=True))
+    with world.connect() as db:
+        for n in range(MESSAGES):
+            db.execute("select shop.place_order(%s, 'shop', null, null)", [f"{round}-{n}"])
+    with world.workers(1):
+        wait_until(lambda: world.recorder.count() == before + MESSAGES, 30, "its requests")
+        with world.stopped(world.wait_for_worker()):
+            world.recorder.release("/shop")
+            assert world.let_leases_run_out() == MESSAGES
+            world.recorder.behave("/shop", Behaviour(status=503, attempts=[2]))
+            with world.workers(2):
+                wait_until(lambda: world.value(REFUSED_TWICE) == MESSAGES, 30, "the second attempts")
+            resumed = world.value("select clock_timestamp()")
+        wait_until(lambda: world.value(HAS_REPORTED, resumed), 30, "the zombie's report")
+
+
+def test_a_zombie_changes_nothing(world: World, close_books: Any) -> None:
+    world.endpoint(policy=POLICY)
+    rounds = 50 if FULL else 2
+
+    for round in range(rounds):
+        wake_a_zombie(world, round)
+
+        assert world.value(REFUSED_TWICE) == MESSAGES
+        with world.workers():
+            world.let_retries_fall_due()
+            world.drain()
+
+    close_books(duplicates=rounds * MESSAGES)
+
+
+def test_a_worker_sleeps_past_its_lease_while_others_work(world: World, close_books: Any) -> None:
+    world.endpoint()
+    world.recorder.behave("/shop", Behaviour(delay=0.1, probability=0.5))
+    taken_back = """
+        select ulak.recover_stale_messages() >= 0
+            and not exists (select from ulak.queue where locked_by like '%%, pid ' || %s)
+    """
+
+    with world.producers(), world.workers(1, 2, 3):
+        for _ in range(10 if FULL else 1):
+            world.recorder.wait_for_more(30)
+            with world.stopped(pid := world.wait_for_worker()):
+                wait_until(lambda pid=pid: world.value(taken_back, pid), 30, "recovery")
+    world.deliver_the_rest()
+
+    close_books(duplicates=True)
+
+
+def strip_fence(project: Path) -> None:
+    file = project / "sql/code/40_settle.sql"
+    stripped = re.sub(
+        r"\n +and q\.attempts = o\.attempt\n +and q\.locked_by = \S+\n +and q\.status is not distinct from 'processing'",
+        "",
+        file.read_text(),
+    )
+    assert stripped != file.read_text()
+    file.write_text(stripped)
+
+
+def test_the_books_catch_a_build_without_the_fence(world: World, tmp_path: Path) -> None:
+    strip_fence(project := copy_project(tmp_path))
+    with world.connect() as db:
+        use(db, project)
+        db.execute("drop extension ulak cascade")
+        db.execute("create extension ulak")
+        db.execute("select ulak.configure('http_allow_internal_urls', 'true')")
+    world.endpoint(policy=POLICY)
+
+    wake_a_zombie(world, 1)
+    with world.workers():
+        world.let_retries_fall_due()
+        world.drain()
+
+    problems = world.audit(Allowance(duplicates=True)).problems
+    assert Counter(problem.partition(":")[0] for problem in problems) == {
+        "settled by an attempt that was never accepted": MESSAGES,
+        "more retries than attempts": MESSAGES,
+    }

@@ -1,0 +1,190 @@
+"""A world to break: a database with producers, workers and a recording receiver, and books to be closed at the end."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import psycopg
+from psycopg.types.json import Jsonb
+
+from support import books
+from support.books import Allowance, Ledger, Report
+from support.cluster import Cluster
+from support.recorder import Recorder
+from support.sessions import wait_until
+from support.traffic import SHOP, Producers, Workers, worker_pids
+
+FULL = os.environ.get("ULAK_CHAOS") == "full"
+
+# Retries come at once and never run out, and no circuit opens: what happens is due to the fault alone.
+PATIENT = {"max_retries": 1000, "backoff": "schedule", "schedule": [0]}
+UNBROKEN = {"threshold": 1000, "cooldown": 5}
+
+UNDER_WAY = """
+    select jsonb_agg(to_jsonb(q) - 'payload') from (
+        select * from ulak.queue where status in ('pending', 'processing') order by id limit 3
+    ) q
+"""
+
+
+class World:
+    def __init__(self, cluster: Cluster, database: str, recorder: Recorder) -> None:
+        self.cluster = cluster
+        self.database = database
+        self.recorder = recorder
+        self._producers: list[Producers] = []
+        with self.connect() as db:
+            db.execute(SHOP)
+            db.execute("select ulak.configure('http_allow_internal_urls', 'true')")
+            db.execute("select ulak.configure('lease_seconds', '5')")
+
+    # A new session each time: the server may have died since.
+
+    def connect(self, **options: Any) -> psycopg.Connection[Any]:
+        return self.cluster.connect(self.database, **options)
+
+    def value(self, query: str, *parameters: Any) -> Any:
+        with self.connect() as db:
+            row = db.execute(query, parameters or None).fetchone()  # type: ignore[arg-type]
+        return None if row is None else row[0]
+
+    # Who takes part.
+
+    def endpoint(self, name: str = "shop", policy: dict[str, Any] | None = None, **config: Any) -> str:
+        config = {"url": self.recorder.url(f"/{name}"), "circuit_breaker": UNBROKEN, **config}
+        query = "select ulak.create_endpoint(%s, 'http', %s, p_retry_policy => %s)"
+        self.value(query, name, Jsonb(config), Jsonb(policy or PATIENT))
+        return name
+
+    def producers(self, *endpoints: str, **options: Any) -> Producers:
+        self._producers.append(Producers(self.cluster, self.database, list(endpoints) or ["shop"], **options))
+        return self._producers[-1]
+
+    def workers(self, *slots: int) -> Workers:
+        return Workers(self.cluster, self.database, slots or (1, 2))
+
+    def workers_by(self, runner: str) -> AbstractContextManager[Any]:
+        """By "loops" of sessions, or by "cron"."""
+        return self.by_cron() if runner == "cron" else self.workers()
+
+    @contextmanager
+    def by_cron(self) -> Iterator[None]:
+        self.start_cron()
+        yield
+        self.stop_cron()
+
+    def start_cron(self) -> None:
+        self._cron("select status, fix from ulak.start()")
+
+    def stop_cron(self) -> None:
+        self._cron("select status, fix from ulak.stop()")
+        wait_until(lambda: not self.worker_pids(), 20, "workers to leave")
+
+    def _cron(self, statement: str) -> None:
+        """Does what start() and stop() say is to be done, where pg_cron lives. The first time they only mend the role."""
+        for _ in range(2):
+            with self.connect() as db:
+                rows = db.execute(statement).fetchall()  # type: ignore[arg-type]
+            assert not [row for row in rows if row[0] in ("problem", "not done")], rows
+            for fix in [fix for status, fix in rows if status == "to do"]:
+                self.cluster.execute(fix.partition(": ")[2])
+
+    def worker_pids(self) -> list[int]:
+        with self.connect() as db:
+            return worker_pids(db)
+
+    def wait_for_worker(self, timeout: float = 70) -> int:
+        return wait_until(self.worker_pids, timeout, "a worker")[0]
+
+    def wait_for_server(self) -> None:
+        def answers() -> bool:
+            try:
+                return bool(self.value("select true"))
+            except psycopg.OperationalError:
+                return False
+
+        wait_until(answers, 60, "the server")
+
+    # Faults.
+
+    def terminate(self, pid: int) -> None:
+        self.value("select pg_terminate_backend(%s, 5000)", pid)
+
+    def cancel(self, pid: int) -> None:
+        self.value("select pg_cancel_backend(%s)", pid)
+
+    def kill(self, pid: int) -> None:
+        """kill -9 of one backend: the postmaster ends all others and recovers."""
+        os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: not os.path.exists(f"/proc/{pid}"), message="its end")
+        self.wait_for_server()
+
+    @contextmanager
+    def stopped(self, pid: int) -> Iterator[None]:
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            os.kill(pid, signal.SIGCONT)
+
+    def let_leases_run_out(self) -> int:
+        """Ages every lease instead of waiting for its end, and takes the messages back."""
+        with self.connect() as db:
+            db.execute("update ulak.queue set lease_until = clock_timestamp() where status = 'processing'")
+        return int(self.value("select ulak.recover_stale_messages()"))
+
+    def let_retries_fall_due(self) -> None:
+        with self.connect() as db:
+            db.execute(
+                """
+                update ulak.queue set next_retry_at = clock_timestamp()
+                where status = 'pending' and next_retry_at > clock_timestamp() and next_retry_at <> 'infinity'
+                """
+            )
+
+    # The end.
+
+    def live(self) -> int:
+        return int(self.value("select count(*) from ulak.queue where status in ('pending', 'processing')"))
+
+    def drain(self, timeout: float = 60) -> None:
+        """Until nothing is under way; recovers and expires by the true clock meanwhile, as maintenance does."""
+
+        def is_empty() -> bool:
+            with self.connect() as db:
+                db.execute("select ulak.recover_stale_messages(), ulak.mark_expired_messages()")
+            return self.live() == 0
+
+        try:
+            wait_until(is_empty, timeout, "an empty queue")
+        except TimeoutError as error:
+            raise TimeoutError(f"{error}; {self.value(UNDER_WAY)}") from None
+
+    def deliver_the_rest(self, timeout: float = 60) -> None:
+        """After faults that left no worker: what they held is taken back at once, and delivered."""
+        assert self.worker_pids() == []
+        self.let_leases_run_out()
+        with self.workers():
+            self.drain(timeout)
+
+    def ledger(self) -> Ledger:
+        with self.connect() as db:
+            return Ledger(
+                orders=books.read_orders(db),
+                confirmed=frozenset().union(*(each.confirmed for each in self._producers)),
+                rolled_back=frozenset().union(*(each.rolled_back for each in self._producers)),
+                arrivals=self.recorder.arrivals(),
+                ends=books.read_ends(db),
+                dead_letters=books.read_dead_letters(db),
+            )
+
+    def audit(self, allowance: Allowance = Allowance()) -> Report:
+        return books.audit(self.ledger(), allowance)
+
+    def refused(self) -> set[str]:
+        """SQLSTATEs that producers got."""
+        return {state for each in self._producers for state in each.refused}
