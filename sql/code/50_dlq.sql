@@ -224,21 +224,6 @@ $sql$;
 
 comment on function ulak.dlq_summary() is 'dead letters per endpoint: waiting for a decision, redriven, and their time range';
 
-create or replace function ulak.cleanup_dlq(
-    p_retention_days integer default null,
-    p_now timestamptz default clock_timestamp()
-)
-returns integer
-language sql
-security definer
-set search_path = pg_catalog, pg_temp
-as $sql$
-    select ulak._cleanup('dlq', p_retention_days, null, p_now)
-$sql$;
-
-comment on function ulak.cleanup_dlq(integer, timestamptz) is
-    'deletes dead letters that are older than dlq_retention_days; returns how many';
-
 create or replace function ulak.mark_handled(p_consumer text, p_key text)
 returns boolean
 language plpgsql

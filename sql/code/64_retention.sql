@@ -1,5 +1,20 @@
 -- Retention of what grows: dead letters, log, attempts, counters, samples and inbox. The archive's months are dropped whole.
 
+create or replace function ulak.cleanup_dlq(
+    p_retention_days integer default null,
+    p_now timestamptz default clock_timestamp()
+)
+returns integer
+language sql
+security definer
+set search_path = pg_catalog, pg_temp
+as $sql$
+    select ulak._cleanup('dlq', p_retention_days, null, p_now)
+$sql$;
+
+comment on function ulak.cleanup_dlq(integer, timestamptz) is
+    'deletes dead letters older than p_retention_days (null: setting dlq_retention_days); returns how many';
+
 create or replace function ulak.cleanup_event_log(
     p_retention_days integer default null,
     p_now timestamptz default clock_timestamp()

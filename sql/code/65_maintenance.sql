@@ -34,7 +34,8 @@ from (
         (10, 'ordering', 'every ten minutes: wakes ordering keys whose first message was deleted by hand'),
         (11, 'attempts_retention', 'forgets old failed attempts'),
         (12, 'samples', 'counts what waits for each endpoint'),
-        (13, 'samples_retention', 'deletes old counts of what waited')
+        (13, 'samples_retention', 'deletes old counts of what waited'),
+        (14, 'secrets', 'forgets signing secrets whose grace after a rotation is over')
 ) s (place, step, what)
 left join ulak.maintenance_runs r on r.step = s.step
 union all
@@ -229,6 +230,8 @@ begin
             rows := ulak._sample_backlog(p_now);
         when 'samples_retention' then
             rows := ulak._cleanup('backlog_samples', null, v_batch, p_now);
+        when 'secrets' then
+            rows := ulak._forget_old_secrets(p_now);
         when 'ordering' then
             rows := case when extract(minute from p_now)::integer % 10 = 0 then ulak._promote_orphans(p_now) else 0 end;
     end case;

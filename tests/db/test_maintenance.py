@@ -321,3 +321,17 @@ def test_the_command_for_the_vacuum_job_runs_as_it_is(db: DB) -> None:
 
     assert status(db, "state")["vacuum"] == "ok"
     assert value(db, "select n_dead_tup from pg_stat_all_tables where relid = 'ulak.queue'::regclass") == 0
+
+
+def test_a_run_forgets_a_signing_secret_whose_grace_is_over(db: DB) -> None:
+    config = '{"url": "https://example.com", "signing_secret": "the old one"}'
+    db.execute("select ulak.create_endpoint('signed', 'http', %s)", [config])
+    db.execute("select ulak.rotate_secret('signed', '1 day', 'the new one', %s)", [NOW])
+
+    run(db, NOW + timedelta(hours=23))
+    kept = column(db, "select previous_value from ulak.secrets")
+    run(db, NOW + timedelta(days=1))
+
+    assert kept == ["the old one"]
+    assert column(db, "select previous_value from ulak.secrets") == [None]
+    assert status(db, "rows")["secrets"] == 1
