@@ -8,7 +8,7 @@ umask 022
 project=$(cd "$(dirname "$0")/.." && pwd)
 major=${PG_MAJOR:-15}
 packages=(
-    ca-certificates make python3 python3-pycurl python3-venv
+    ca-certificates chromium make python3 python3-pycurl python3-venv
     "postgresql-$major" "postgresql-plpython3-$major" "postgresql-$major-cron" "postgresql-$major-plpgsql-check"
 )
 
@@ -66,6 +66,20 @@ make_venv() {
     fi
 }
 
+# Only the program: installing the package would start a server on this machine.
+fetch_prometheus() {
+    if [ ! -x "$run/tools/usr/bin/prometheus" ]; then
+        rm -rf "$run/tools"
+        mkdir -p "$run/tools"
+        (
+            cd "$run/tools"
+            apt-get download -q prometheus || { as_root apt-get update -q && apt-get download -q prometheus; }
+            dpkg -x prometheus_*.deb .
+            rm prometheus_*.deb
+        )
+    fi
+}
+
 install_packages
 run=${ULAK_RUN:-$project/.run}
 source=$project
@@ -78,13 +92,14 @@ make_run_folder
     flock 9
     if [ "$source" != "$project" ]; then copy_project; fi
     make_venv
+    fetch_prometheus
 ) 9> "$run/lock"
 
 cd "$source"
 mapfile -t given < <(env | grep '^ULAK_[A-Z]*=' || true)
 as_user env -i "${given[@]}" \
     HOME="$run/work" LANG=C.UTF-8 TERM="${TERM:-dumb}" \
-    PATH="$run/venv/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin" \
+    PATH="$run/venv/bin:$run/tools/usr/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin" \
     PYTHONPATH="$source/tests:$source/plpython" PYTHONDONTWRITEBYTECODE=1 \
     PYTEST_ADDOPTS="-o cache_dir=$run/work/pytest" \
     HYPOTHESIS_STORAGE_DIRECTORY="$run/work/hypothesis" \

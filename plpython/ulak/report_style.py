@@ -22,7 +22,10 @@ body {
 }
 main { max-width: 1200px; margin: 0 auto; padding: 32px 24px 48px; display: grid; gap: 16px; }
 main, .pair, .stack { grid-template-columns: minmax(0, 1fr); }
-header { display: flex; flex-wrap: wrap; align-items: baseline; justify-content: space-between; gap: 4px 24px; padding: 0 4px; }
+header {
+  display: flex; flex-wrap: wrap; align-items: baseline; justify-content: space-between; gap: 4px 24px; padding:
+  0 4px;
+}
 h1 { font-size: 24px; letter-spacing: -0.02em; display: flex; align-items: baseline; gap: 10px; }
 h1 .mark { width: 20px; height: 20px; align-self: center; fill: var(--delivered); }
 h1 .fold { stroke: var(--ground); stroke-width: 1.4; fill: none; }
@@ -36,19 +39,25 @@ small { font-size: 12px; }
 @media (min-width: 900px) { .pair { grid-template-columns: repeat(2, minmax(0, 1fr)); } }
 .panel, .tile, .verdict { background: var(--panel); border: 1px solid var(--line); border-radius: 12px; }
 .panel { padding: 16px 18px 14px; }
-.title { display: flex; flex-wrap: wrap; align-items: baseline; justify-content: space-between; gap: 4px 16px; margin-bottom: 10px; }
+.title {
+  display: flex; flex-wrap: wrap; align-items: baseline; justify-content: space-between; gap: 4px 16px;
+  margin-bottom: 10px;
+}
 .verdict { padding: 16px 18px; border-left: 5px solid var(--calm); }
 .verdict.good { border-left-color: var(--good); } .verdict.warn { border-left-color: var(--warn); }
 .verdict.bad { border-left-color: var(--bad); }
 .findings { list-style: none; padding: 0; display: grid; gap: 7px; margin-top: 12px; }
-.findings summary, .findings li p { display: grid; grid-template-columns: 110px minmax(0, 1fr) 14px; gap: 12px; align-items: baseline; }
+.findings summary, .findings li p {
+  display: grid; grid-template-columns: 110px minmax(0, 1fr) 14px; gap: 12px; align-items: baseline;
+}
 .findings summary { cursor: pointer; list-style: none; }
 .findings summary::-webkit-details-marker { display: none; }
 .findings summary::after { content: "+"; color: var(--quiet); text-align: right; }
 .findings details[open] summary::after { content: "\\2212"; }
 .findings .pill { justify-self: start; }
 pre {
-  margin: 5px 26px 5px 122px; background: var(--code); border: 1px solid var(--line); border-radius: 8px; padding: 6px 10px;
+  margin: 5px 26px 5px 122px; background: var(--code); border: 1px solid var(--line); border-radius: 8px; padding:
+  6px 10px;
   white-space: pre-wrap; overflow-wrap: anywhere;
 }
 @media (max-width: 600px) {
@@ -58,14 +67,19 @@ pre {
 }
 code { font: 12.5px/1.4 ui-monospace, "SF Mono", Menlo, Consolas, "DejaVu Sans Mono", monospace; }
 .pill {
-  display: inline-block; padding: 1px 9px; border-radius: 99px; font-size: 12px; font-weight: 500; white-space: nowrap;
+  display: inline-block; padding: 1px 9px; border-radius: 99px; font-size: 12px; font-weight: 500; white-space:
+  nowrap;
   background: var(--calm-soft); color: var(--calm);
 }
-.pill.good { background: var(--good-soft); color: var(--good); } .pill.warn { background: var(--warn-soft); color: var(--warn); }
+.pill.good { background: var(--good-soft); color: var(--good); }
+.pill.warn { background: var(--warn-soft); color: var(--warn); }
 .pill.bad { background: var(--bad-soft); color: var(--bad); }
 .tiles { display: grid; gap: 12px; grid-template-columns: repeat(auto-fit, minmax(165px, 1fr)); }
 .tile { padding: 13px 16px 12px; }
-.tile .value { font-size: 26px; line-height: 1.25; font-weight: 600; letter-spacing: -0.02em; font-variant-numeric: tabular-nums; }
+.tile .value {
+  font-size: 26px; line-height: 1.25; font-weight: 600; letter-spacing: -0.02em; font-variant-numeric:
+  tabular-nums;
+}
 .tile .quiet { font-size: 12.5px; }
 .tile.warn .value, b.warn { color: var(--warn); } .tile.bad .value { color: var(--bad); }
 svg { display: block; }
@@ -85,11 +99,15 @@ rect.delivered { fill: var(--delivered); } rect.failed { fill: var(--failed); }
 .spark { fill: var(--delivered); } .spark.none { fill: var(--line); }
 .legend { display: flex; gap: 14px; font-size: 12.5px; color: var(--quiet); }
 .key { display: inline-block; width: 9px; height: 9px; border-radius: 3px; margin-right: 6px; }
-.key.delivered, .meter .delivered { background: var(--delivered); } .key.failed, .meter .failed { background: var(--failed); }
+.key.delivered, .meter .delivered { background: var(--delivered); }
+.key.failed, .meter .failed { background: var(--failed); }
 .key.p50 { background: var(--p50); } .key.p95 { background: var(--p95); } .key.waiting { background: var(--waiting); }
 .scroll { overflow-x: auto; }
 table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
-th { text-align: left; font-size: 12px; font-weight: 500; color: var(--quiet); padding: 0 12px 7px 0; white-space: nowrap; }
+th {
+  text-align: left; font-size: 12px; font-weight: 500; color: var(--quiet); padding: 0 12px 7px 0; white-space:
+  nowrap;
+}
 td { padding: 8px 12px 8px 0; border-top: 1px solid var(--line); vertical-align: middle; white-space: nowrap; }
 th:last-child, td:last-child { padding-right: 0; }
 th.n, td.n { text-align: right; }
@@ -106,10 +124,18 @@ td.error span, .causes .error { display: block; overflow: hidden; text-overflow:
 .causes b { font-weight: 600; }
 .amount { display: grid; grid-template-columns: minmax(0, 1fr) auto auto; gap: 12px; align-items: center; }
 .chips { display: flex; flex-wrap: wrap; gap: 7px; padding-bottom: 4px; }
-.chip { border: 1px solid var(--line); border-radius: 99px; padding: 2px 11px 2px 9px; font-size: 12.5px; white-space: nowrap; }
+.chip {
+  border: 1px solid var(--line); border-radius: 99px; padding: 2px 11px 2px 9px; font-size: 12.5px; white-space:
+  nowrap;
+}
 .chip b { font-weight: 500; margin-left: 6px; color: var(--warn); }
-.light { display: inline-block; width: 7px; height: 7px; border-radius: 99px; margin-right: 7px; background: var(--calm); }
-.light.good { background: var(--good); } .light.warn { background: var(--warn); } .light.bad { background: var(--bad); }
+.light {
+  display: inline-block; width: 7px; height: 7px; border-radius: 99px; margin-right: 7px; background:
+  var(--calm);
+}
+.light.good { background: var(--good); }
+.light.warn { background: var(--warn); }
+.light.bad { background: var(--bad); }
 .empty { color: var(--quiet); padding: 14px 0 10px; }
 footer { color: var(--quiet); font-size: 12.5px; padding: 4px; }
 """

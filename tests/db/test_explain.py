@@ -8,6 +8,7 @@ import psycopg
 import pytest
 from support.cluster import Connect
 from support.queue import Queue
+from support.statistics import add_worker, worked
 
 HTTP = {"url": "https://example.com/hook"}
 
@@ -23,16 +24,6 @@ def ending(queue: Queue, id: int, now: float = 0) -> tuple[float | None, str]:
     return when, row["what"]
 
 
-def worker_alive(queue: Queue, now: float = 0) -> None:
-    queue.db.execute(
-        """
-        insert into ulak.workers (slot, name, pid, state, started_at, last_activity, heartbeat_at, version)
-        values (1, 'worker 1', 1, 'running', %(now)s, %(now)s, %(now)s, '0')
-        """,
-        {"now": queue.at(now)},
-    )
-
-
 def open_circuit(queue: Queue, endpoint: str = "shop", now: float = 0) -> None:
     id = queue.circuit(endpoint)["id"]
     for _ in range(10):
@@ -41,7 +32,7 @@ def open_circuit(queue: Queue, endpoint: str = "shop", now: float = 0) -> None:
 
 def test_a_message_that_is_due_is_taken_at_the_workers_next_turn(queue: Queue) -> None:
     queue.endpoint("shop", HTTP, protocol="http")
-    worker_alive(queue)
+    add_worker(queue)
 
     id = queue.send()
 
@@ -58,7 +49,7 @@ def test_options_of_the_message_are_told(queue: Queue) -> None:
 
 def test_without_a_worker_nothing_happens_and_the_fix_is_named(queue: Queue) -> None:
     queue.endpoint("shop", HTTP, protocol="http")
-    worker_alive(queue)
+    add_worker(queue)
     id = queue.send()
 
     assert ending(queue, id, now=16) == (None, "next: nothing, no worker is alive: select * from ulak.start();")
@@ -72,12 +63,9 @@ def test_a_pull_endpoint_waits_for_an_external_worker(queue: Queue) -> None:
 
 def test_a_long_line_is_told_with_its_time(queue: Queue) -> None:
     endpoint = queue.endpoint("shop", HTTP, protocol="http")
-    worker_alive(queue)
+    add_worker(queue)
     ids = queue.send_many(200)
-    queue.db.execute(
-        "insert into ulak.endpoint_stats (endpoint_id, minute, delivered) values (%s, date_trunc('minute', %s) - interval '1 minute', 600), (%s, date_trunc('minute', %s), 0)",
-        [endpoint, queue.base, endpoint, queue.base],
-    )
+    worked(queue, endpoint, delivered=600_000, now=-60)
 
     told = ending(queue, ids[-1])[1]
 
@@ -134,7 +122,7 @@ def test_a_lease_that_ran_out_is_taken_back_by_whoever_is_there(queue: Queue) ->
 
     assert "no worker is alive: call ulak.run_maintenance();" in ending(queue, id, now=61)[1]
 
-    worker_alive(queue, now=61)
+    add_worker(queue, heartbeat=61)
 
     assert ending(queue, id, now=61)[1] == "next: the lease ran out. A worker or maintenance takes it back and retries it"
 

@@ -9,6 +9,7 @@ import psycopg
 import pytest
 from support.cluster import Connect
 from support.queue import Queue
+from support.statistics import add_worker
 
 HTTP = {"url": "https://example.com/hook"}
 
@@ -16,16 +17,6 @@ HTTP = {"url": "https://example.com/hook"}
 def check(queue: Queue, component: str, now: float = 0) -> tuple[str, str]:
     (row,) = queue.rows("select * from ulak.health_check(%s) where component = %s", queue.at(now), component)
     return row["status"], row["details"]
-
-
-def add_worker(queue: Queue, slot: int = 1, heartbeat: float = 0, state: str = "running") -> None:
-    queue.db.execute(
-        """
-        insert into ulak.workers (slot, name, pid, state, started_at, last_activity, heartbeat_at, version)
-        values (%s, 'worker', 1, %s, %s, %s, %s, '0')
-        """,
-        [slot, state, queue.at(heartbeat - 10), queue.at(heartbeat), queue.at(heartbeat)],
-    )
 
 
 def test_the_first_columns_are_those_that_users_know(db: psycopg.Connection[Any]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from datetime import timedelta
 from typing import Any
 
@@ -10,6 +9,7 @@ import psycopg
 import pytest
 from support.cluster import Connect
 from support.queue import Queue
+from support.statistics import worked
 
 HTTP = {"url": "https://example.com/hook"}
 
@@ -20,23 +20,6 @@ def top(queue: Queue, now: float = 0) -> list[dict[str, Any]]:
 
 def row(queue: Queue, endpoint: str = "shop", now: float = 0) -> dict[str, Any]:
     return next(each for each in top(queue, now) if each["endpoint"] == endpoint)
-
-
-def worked(queue: Queue, endpoint: int, delivered: int = 0, failed: int = 0, now: float = 0, **buckets: int) -> None:
-    """What a worker reports; b3=5 are five requests from 4 to 8 ms."""
-    histogram = [buckets.get(f"b{i}", 0) for i in range(22)]
-    stats = [
-        {
-            "endpoint_id": endpoint,
-            "delivered": delivered,
-            "failed": failed,
-            "latency_total_ms": 0,
-            "latency_histogram": histogram,
-        }
-    ]
-    queue.db.execute(
-        "select ulak._add_endpoint_stats(%s, date_trunc('minute', %s::timestamptz))", [json.dumps(stats), queue.at(now)]
-    )
 
 
 def test_the_worst_comes_first(queue: Queue) -> None:

@@ -1,0 +1,36 @@
+"""What workers report, without a worker."""
+
+from __future__ import annotations
+
+import json
+
+from support.queue import Queue
+
+
+def worked(
+    queue: Queue, endpoint: int, delivered: int = 0, failed: int = 0, milliseconds: float = 0, now: float = 0, **buckets: int
+) -> None:
+    """One report; b3=5 are five requests from 4 to 8 ms."""
+    stats = [
+        {
+            "endpoint_id": endpoint,
+            "delivered": delivered,
+            "failed": failed,
+            "latency_total_ms": milliseconds,
+            "latency_histogram": [buckets.get(f"b{i}", 0) for i in range(22)],
+        }
+    ]
+    queue.db.execute(
+        "select ulak._add_endpoint_stats(%s, date_trunc('minute', %s::timestamptz))", [json.dumps(stats), queue.at(now)]
+    )
+
+
+def add_worker(queue: Queue, slot: int = 1, heartbeat: float = 0, state: str = "running") -> None:
+    """A row of ulak.workers whose last sign of life was then."""
+    queue.db.execute(
+        """
+        insert into ulak.workers (slot, name, pid, state, started_at, last_activity, heartbeat_at, version)
+        values (%s, %s, 1, %s, %s, %s, %s, '0')
+        """,
+        [slot, f"worker {slot}", state, queue.at(heartbeat - 10), queue.at(heartbeat), queue.at(heartbeat)],
+    )
