@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from support.recorder import Behaviour
 from support.sessions import wait_until
 from support.world import FULL, World
 
-ORDERS = 2000 if FULL else 150
+ORDERS = 2000 if FULL else 100
 
 
 def test_receivers_fail_refuse_and_come_too_late(world: World, close_books: Any) -> None:
@@ -21,16 +22,17 @@ def test_receivers_fail_refuse_and_come_too_late(world: World, close_books: Any)
     world.value("select ulak.disable_endpoint(%s)", world.endpoint("late"))
 
     producers = world.producers("shop", "refuses", "gives_up")
-    with world.workers(), producers, world.producers("late", count=1, pause=0.05, expires_in="1 second"):
-        producers.wait_for(ORDERS)
     with world.workers():
+        with producers, world.producers("late", count=1, pause=0.05, expires_in="1 second"):
+            producers.wait_for(ORDERS)
         world.drain()
 
-    report = close_books(duplicates=True)
+    report = close_books()
     assert report.dead > 0
     assert report.expired > 0
 
 
+@pytest.mark.full
 def test_a_receiver_flaps(world: World, close_books: Any) -> None:
     world.endpoint(circuit_breaker={"threshold": 5, "cooldown": 5})
 
@@ -51,6 +53,7 @@ def circuit(world: World) -> str:
     return str(world.value("select circuit_state from ulak.endpoints where name = 'shop'"))
 
 
+@pytest.mark.full
 def test_a_receiver_hangs(world: World, close_books: Any) -> None:
     world.endpoint(timeout=1)
     world.recorder.behave("/shop", Behaviour(delay=60, probability=0.05))
@@ -79,6 +82,7 @@ def test_a_receiver_restarts(world: World, close_books: Any) -> None:
     close_books(duplicates=True, repeated_attempts=True)
 
 
+@pytest.mark.full
 def test_one_slow_endpoint_among_a_hundred_delays_no_other(world: World, close_books: Any) -> None:
     names = [world.endpoint(f"shop_{n}") for n in range(100)]
     world.endpoint("slow", timeout=60)

@@ -7,6 +7,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import pytest
 from support.books import Allowance
 from support.copies import copy_project, use
 from support.recorder import Behaviour
@@ -56,6 +57,7 @@ def test_a_zombie_changes_nothing(world: World, close_books: Any) -> None:
     close_books(duplicates=rounds * MESSAGES)
 
 
+@pytest.mark.full
 def test_a_worker_sleeps_past_its_lease_while_others_work(world: World, close_books: Any) -> None:
     world.endpoint()
     world.recorder.behave("/shop", Behaviour(delay=0.1, probability=0.5))
@@ -65,7 +67,7 @@ def test_a_worker_sleeps_past_its_lease_while_others_work(world: World, close_bo
     """
 
     with world.producers(), world.workers(1, 2, 3):
-        for _ in range(10 if FULL else 1):
+        for _ in range(10):
             world.recorder.wait_for_more(30)
             with world.stopped(pid := world.wait_for_worker()):
                 wait_until(lambda pid=pid: world.value(taken_back, pid), 30, "recovery")

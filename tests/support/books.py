@@ -74,6 +74,9 @@ class Allowance:
     repeated_attempts: bool = False
 
 
+NO_EXCUSE = Allowance()
+
+
 @dataclass
 class Report:
     sent: int = 0
@@ -102,7 +105,7 @@ class Report:
         return "\n".join([f"{facts}", *lines])
 
 
-def audit(ledger: Ledger, allowance: Allowance = Allowance()) -> Report:
+def audit(ledger: Ledger, allowance: Allowance = NO_EXCUSE) -> Report:
     report = Report(sent=len(ledger.orders))
     auditor = _Auditor(ledger, allowance, report)
     auditor.check_commits()

@@ -128,9 +128,8 @@ class _Server:
         self._count += 1
         exchange.name = f"{os.getpid()}-{self._count}"
         behaviour = self._behaviours.get(exchange.path, Behaviour())
-        if behaviour.attempts and exchange.attempt not in behaviour.attempts:
-            behaviour = Behaviour()
-        elif behaviour.probability < 1.0 and random.random() >= behaviour.probability:
+        meant = not behaviour.attempts or exchange.attempt in behaviour.attempts
+        if not meant or random.random() >= behaviour.probability:
             behaviour = Behaviour()
         if behaviour.hold:
             self.write(exchange, 0)

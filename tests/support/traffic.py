@@ -91,9 +91,12 @@ class Producers:
         return self
 
     def __exit__(self, *unused: object) -> None:
+        self.stop()
+
+    def stop(self) -> None:
         self._stopping.set()
         for thread in self._threads:
-            thread.join(60)
+            thread.join()
 
     def wait_for(self, count: int, timeout: float = 60) -> None:
         """Until so many more orders are confirmed than now."""

@@ -12,7 +12,7 @@ import psycopg
 from psycopg.types.json import Jsonb
 
 from support import books
-from support.books import Allowance, Ledger, Report
+from support.books import NO_EXCUSE, Allowance, Ledger, Report
 from support.cluster import Cluster
 from support.recorder import Recorder
 from support.sessions import wait_until
@@ -182,7 +182,7 @@ class World:
                 dead_letters=books.read_dead_letters(db),
             )
 
-    def audit(self, allowance: Allowance = Allowance()) -> Report:
+    def audit(self, allowance: Allowance = NO_EXCUSE) -> Report:
         return books.audit(self.ledger(), allowance)
 
     def refused(self) -> set[str]:

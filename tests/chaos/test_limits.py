@@ -1,0 +1,72 @@
+"""The queue is full, the disk is full: a clean error for those who ask, and on it goes when there is room."""
+
+from __future__ import annotations
+
+import resource
+from typing import Any
+
+from support.sessions import wait_until
+from support.world import FULL, World
+
+LIMIT = 100
+
+
+def test_the_queue_is_full(world: World, close_books: Any) -> None:
+    world.endpoint()
+    world.value("select ulak.configure('max_queue_size', %s)", str(LIMIT))
+
+    with world.producers(count=4, pause=0.002) as producers:
+        wait_until(lambda: producers.refused["53400"] > 20, 30, "refusals")
+        # Those that were sent at the same moment may have gone in together.
+        assert LIMIT <= world.live() < LIMIT + 4
+        with world.workers():
+            producers.wait_for(5000 if FULL else 300)
+            producers.stop()
+            world.drain()
+
+    close_books()
+    assert world.refused() == {"53400"}
+
+
+STATE = "select state from ulak.maintenance_status where step = 'archive'"
+ERROR = "select last_error from ulak.maintenance_status where step = 'archive'"
+ARCHIVED = "select count(*) from ulak.archive where payload ? 'token'"
+
+# Fills the month up to more than the size of a WAL segment, so that a limit on the size of files meets no file but this.
+# Its rows are smaller than those of messages: no page has room for one more.
+BALLAST = """
+    insert into ulak.archive (id, endpoint_id, status, payload)
+    select -n, 0, 'completed', '{"ballast": true}'
+    from generate_series(1, 130000) n
+    returning tableoid::regclass
+"""
+
+
+def test_the_disk_is_full_while_archiving(world: World, close_books: Any) -> None:
+    """No mount is needed: the limit on the size of files stops a write within a page, as a full disk does."""
+    world.endpoint()
+    world.value("select ulak.configure('archive_after', '0')")
+    month = world.value(BALLAST)
+    size = (world.cluster.data / world.value("select pg_relation_filepath(%s)", month)).stat().st_size
+    assert size > 17 << 20
+
+    with world.workers():
+        with world.producers() as producers, world.connect() as db:
+            producers.wait_for(100)
+            resource.prlimit(db.info.backend_pid, resource.RLIMIT_FSIZE, (size + 4096, resource.RLIM_INFINITY))
+            db.execute("call ulak.run_maintenance()")
+            assert world.value(STATE) == "failed"
+            assert "could not extend file" in world.value(ERROR)
+            assert world.value(ARCHIVED) == 0
+            producers.wait_for(100)
+
+            resource.prlimit(
+                db.info.backend_pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
+            )
+            db.execute("call ulak.run_maintenance()")
+            assert world.value(STATE) == "ok"
+            assert world.value(ARCHIVED) >= 100
+        world.drain()
+    world.cluster.execute("delete from ulak.archive where payload ? 'ballast'", world.database)
+
+    close_books()
