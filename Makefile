@@ -15,7 +15,7 @@ DATA_built = $(SCRIPT) $(UPGRADES)
 DATA = $(filter-out $(patsubst $(BUILD)/%,sql/released/%,$(DATA_built)),$(wildcard sql/released/*.sql))
 EXTRA_CLEAN = $(BUILD)
 
-.PHONY: build help test lint demo demo-stop bench chaos
+.PHONY: build help test lint demo demo-stop bench chaos soak
 .DELETE_ON_ERROR:
 
 build: $(DATA_built) ## build the extension's script
@@ -48,6 +48,9 @@ bench: ## how fast it is; ARGS="send" runs one part
 
 chaos: ## that nothing is lost; ARGS="-k name" picks scenarios
 	ULAK_CHAOS=full tests/sandbox.sh python -m pytest tests/chaos --timeout=3600 $(ARGS)
+
+soak: ## that nothing grows; ARGS="--minutes 60" is its length
+	tests/sandbox.sh python -m chaos.soak $(ARGS)
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 16
