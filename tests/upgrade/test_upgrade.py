@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,48 +9,22 @@ from typing import Any
 import psycopg
 import pytest
 from support import catalog
-from support.cluster import PROJECT, Cluster, stage_extension
+from support.cluster import Cluster, stage_extension
+from support.copies import NEXT, current_version, make_next_release, use
 from support.rows import fill
 
 DB = psycopg.Connection[Any]
 
-NEXT = "9.9.9"
-
-
-def current_version() -> str:
-    control = (PROJECT / "control/ulak.control").read_text()
-    (line,) = [line for line in control.splitlines() if line.startswith("default_version")]
-    return line.split("'")[1]
-
 
 @pytest.fixture
 def next_project(tmp_path: Path) -> Path:
-    """The project as its next release might be: other version, other Python, an upgrade with nothing of its own."""
-    project = tmp_path / "project"
-    project.mkdir()
-    shutil.copy(PROJECT / "Makefile", project)
-    for folder in ("control", "plpython", "sql"):
-        shutil.copytree(PROJECT / folder, project / folder)
-    control = project / "control/ulak.control"
-    control.write_text(control.read_text().replace(current_version(), NEXT))
-    (project / "sql/upgrade").mkdir(exist_ok=True)
-    (project / f"sql/upgrade/{current_version()}--{NEXT}.sql").write_text("-- Nothing but replayed code.\n")
-    (project / "plpython/ulak/probe.py").write_text("VALUE = 'next'\n")
-    return project
+    return make_next_release(tmp_path)
 
 
 @pytest.fixture
 def fresh(cluster: Cluster, empty_database: str) -> Iterator[DB]:
     with cluster.connect(empty_database) as connection:
         yield connection
-
-
-def use(connection: DB, project: Path) -> None:
-    """Lets this session see the extension of that project instead of the cluster's own."""
-    stage = project.parent / "staged" / "stage"
-    if not stage.exists():
-        stage_extension(stage.parent, project)
-    connection.execute("select set_config('extension_destdir', %s, false)", [str(stage)])
 
 
 def test_an_upgraded_database_equals_a_fresh_one(db: DB, fresh: DB, next_project: Path) -> None:
