@@ -1,0 +1,168 @@
+"""The external worker that README shows, word for word."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from support.cluster import PROJECT, Cluster, Connect
+from support.queue import Queue
+from support.sessions import Running, wait_until
+
+Handle = Callable[[Any], None]
+
+
+def shown() -> str:
+    """The first Python of the section."""
+    readme = (PROJECT / "README.md").read_text()
+    found = re.search(r"^#+ An external worker$.*?^```python\n(.*?)^```$", readme, re.MULTILINE | re.DOTALL)
+    assert found is not None, "README shows no external worker"
+    return found[1]
+
+
+@pytest.fixture
+def queue(connect: Connect) -> Queue:
+    queue = Queue(connect())
+    queue.endpoint("billing", policy={"backoff": "schedule", "schedule": [0], "max_retries": 3})
+    return queue
+
+
+class Worker:
+    """README's worker in a thread of its own."""
+
+    def __init__(self, dsn: str, handle: Handle) -> None:
+        self.stop = threading.Event()
+        self.text: dict[str, Any] = {}
+        exec(compile(shown(), "README.md", "exec"), self.text)
+        self._running = Running(lambda: self.text["work"](dsn, "billing", handle, self.stop))
+
+    def end(self) -> None:
+        self.stop.set()
+        self._running.result()
+
+
+@pytest.fixture
+def start(cluster: Cluster, database: str, queue: Queue) -> Iterator[Callable[[Handle], Worker]]:
+    workers: list[Worker] = []
+
+    def start(handle: Handle) -> Worker:
+        workers.append(Worker(cluster.dsn(database, "test_ulak_worker"), handle))
+        return workers[-1]
+
+    yield start
+    for worker in workers:
+        worker.end()
+
+
+Start = Callable[[Handle], Worker]
+
+
+def settled(queue: Queue) -> Callable[[], bool]:
+    return lambda: not queue.value("select exists (select from ulak.queue where status in ('pending', 'processing'))")
+
+
+def test_it_handles_each_message_and_completes_it(queue: Queue, start: Start) -> None:
+    handled: list[int] = []
+    ids = queue.send_many(20, "billing")
+
+    start(lambda message: handled.append(message.id))
+    wait_until(settled(queue))
+
+    assert handled == ids
+    assert set(queue.column("select status from ulak.queue")) == {"completed"}
+
+
+def test_what_it_raises_decides_between_a_retry_and_the_dead_letter_queue(queue: Queue, start: Start) -> None:
+    attempts: list[str] = []
+
+    def handle(message: Any) -> None:
+        attempts.append(message.payload["what"])
+        if message.payload["what"] == "wrong":
+            raise ValueError("no such customer")
+        if attempts.count("shaky") < 3:
+            raise ConnectionError("try again")
+
+    wrong = queue.send("billing", {"what": "wrong"})
+    shaky = queue.send("billing", {"what": "shaky"})
+    start(handle)
+    wait_until(settled(queue))
+
+    assert attempts.count("wrong") == 1
+    assert queue.dead(wrong)["last_error"] == "[PERMANENT] no such customer"
+    assert attempts.count("shaky") == 3
+    assert queue.status(shaky) == "completed"
+    assert queue.message(shaky)["last_error"] == "[RETRYABLE] try again"
+
+
+def test_a_result_that_comes_too_late_is_dropped_and_the_worker_goes_on(queue: Queue, start: Start) -> None:
+    first_is_under_way, lease_is_lost = threading.Event(), threading.Event()
+    handled: list[tuple[int, int]] = []
+
+    def handle(message: Any) -> None:
+        handled.append((message.id, message.attempt))
+        if message.attempt == 1:
+            first_is_under_way.set()
+            assert lease_is_lost.wait(10)
+
+    id = queue.send("billing")
+    start(handle)
+    assert first_is_under_way.wait(10)
+    assert queue.call("recover_stale_messages", now=queue.at(0)) == 1
+    queue.db.execute("update ulak.queue set next_retry_at = now()")
+    lease_is_lost.set()
+    wait_until(settled(queue))
+
+    assert handled == [(id, 1), (id, 2)]
+    assert queue.status(id) == "completed"
+
+
+def test_its_lease_is_renewed_while_it_works(queue: Queue, start: Start) -> None:
+    """Its heartbeat is called as it would be after 20 s."""
+    is_under_way, may_end = threading.Event(), threading.Event()
+
+    def handle(message: Any) -> None:
+        is_under_way.set()
+        assert may_end.wait(10)
+
+    id = queue.send("billing")
+    worker = start(handle)
+    assert is_under_way.wait(10)
+    message = queue.message(id)
+
+    class Twenty:
+        """An event that isn't set when the first 20 s are over, and is set after that."""
+
+        def __init__(self) -> None:
+            self.waited: list[float] = []
+
+        def wait(self, seconds: float) -> bool:
+            self.waited.append(seconds)
+            return len(self.waited) > 1
+
+    done = Twenty()
+    worker.text["beat"](queue.db, [id, message["locked_by"], message["attempts"]], done)
+    renewed = queue.message(id)["lease_until"]
+    may_end.set()
+
+    assert done.waited == [20, 20]
+    assert renewed > message["lease_until"]
+
+
+def test_two_of_them_share_the_work(queue: Queue, start: Start) -> None:
+    handled: list[int] = []
+    together = threading.Barrier(2)
+
+    def handle(message: Any) -> None:
+        if message.payload["n"] <= 2:
+            together.wait(10)
+        handled.append(message.id)
+
+    ids = queue.send_many(10, "billing")
+    start(handle)
+    start(handle)
+    wait_until(settled(queue))
+
+    assert sorted(handled) == ids
