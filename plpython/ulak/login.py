@@ -7,17 +7,16 @@ import ctypes.util
 from collections.abc import Mapping
 
 _CONNECTION_OK = 0
+_TUPLES_OK = 2
 
 
-def problem(parameters: Mapping[str, str]) -> str | None:
-    """Why a connection with these parameters fails, or None if it doesn't."""
-    name = ctypes.util.find_library("pq") or "libpq.so.5"
-    try:
-        libpq = ctypes.CDLL(name)
-    except OSError as error:
-        return f"{name} can't be loaded: {error}"
-    libpq.PQconnectdbParams.restype = ctypes.c_void_p
-    libpq.PQerrorMessage.restype = ctypes.c_char_p
+class LoginError(Exception):
+    """Why there is no connection, in the server's words."""
+
+
+def ask(parameters: Mapping[str, str], query: str) -> str:
+    """Logs in with these parameters and returns the one value of a query."""
+    libpq = _libpq()
     strings = ctypes.c_char_p * (len(parameters) + 1)
     connection = ctypes.c_void_p(
         libpq.PQconnectdbParams(
@@ -26,7 +25,32 @@ def problem(parameters: Mapping[str, str]) -> str | None:
             0,
         )
     )
-    failed = libpq.PQstatus(connection) != _CONNECTION_OK
-    message = str(libpq.PQerrorMessage(connection).decode("utf-8", "replace")).strip() if failed else None
-    libpq.PQfinish(connection)
-    return message
+    try:
+        if libpq.PQstatus(connection) != _CONNECTION_OK:
+            raise LoginError(_text(libpq.PQerrorMessage(connection)))
+        result = ctypes.c_void_p(libpq.PQexec(connection, query.encode()))
+        try:
+            if libpq.PQresultStatus(result) != _TUPLES_OK:
+                raise LoginError(_text(libpq.PQerrorMessage(connection)))
+            return _text(libpq.PQgetvalue(result, 0, 0))
+        finally:
+            libpq.PQclear(result)
+    finally:
+        libpq.PQfinish(connection)
+
+
+def _libpq() -> ctypes.CDLL:
+    name = ctypes.util.find_library("pq") or "libpq.so.5"
+    try:
+        libpq = ctypes.CDLL(name)
+    except OSError as error:
+        raise LoginError(f"{name} can't be loaded: {error}") from error
+    for function in (libpq.PQconnectdbParams, libpq.PQexec):
+        function.restype = ctypes.c_void_p
+    for function in (libpq.PQerrorMessage, libpq.PQgetvalue):
+        function.restype = ctypes.c_char_p
+    return libpq
+
+
+def _text(value: bytes) -> str:
+    return value.decode("utf-8", "replace").strip()

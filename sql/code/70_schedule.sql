@@ -8,28 +8,23 @@ set search_path = pg_catalog, pg_temp
 as $plpgsql$
 declare
     v_workers integer := coalesce(p_workers, ulak.setting('workers')::integer);
-    v_is_ready boolean;
+    v_checks jsonb;
 begin
     if v_workers not between 1 and 32 then
         raise exception 'the number of workers must be between 1 and 32'
             using errcode = '22023', detail = format('It is %s.', v_workers), hint = 'To have none: select * from ulak.stop();';
     end if;
     perform pg_advisory_xact_lock(hashtext('ulak_schedule'), 0);
-    if ulak._let_worker_log_in() then
-        -- The check below logs in as it, which works once this is committed.
-        return query values ('role', 'done', 'ulak_worker may log in now, as pg_cron has to', 'select * from ulak.start();');
-        return;
-    end if;
+    v_checks := (select jsonb_agg(to_jsonb(c)) from ulak._check_schedule(v_workers) c);
     return query
     select c.item, c.status, c.detail, c.fix
-    from ulak._check_schedule(v_workers) c;
-    v_is_ready := not exists (select from ulak._check_schedule(v_workers) c where c.status = 'problem');
+    from jsonb_to_recordset(v_checks) c(item text, status text, detail text, fix text);
 
-    if not v_is_ready then
+    if v_checks @> '[{"status": "problem"}]' then
         return query values (
-            'schedule', 'not done', 'nothing was scheduled', 'Mend the problems above, then: select * from ulak.start();'
+            'schedule', 'not done', 'nothing was scheduled', 'select * from ulak.start(); -- after mending the problems above'
         );
-    elsif to_regclass('cron.job') is not null then
+    elsif ulak._has_pg_cron() then
         return query
         select s.item, s.status, s.detail, null::text
         from ulak._schedule_jobs(v_workers) s;
@@ -38,13 +33,17 @@ begin
         select
             'schedule',
             'to do',
-            format('pg_cron lives in database "%s"', current_setting('cron.database_name')),
-            format(
-                'In database "%s", as a superuser: %s',
-                current_setting('cron.database_name'),
-                string_agg(ulak._schedule_command(j.jobname, j.command, j.username, j.database), ' ')
+            format('pg_cron lives in database "%s", where a superuser has to run this', current_setting('cron.database_name')),
+            concat_ws(
+                E'\n',
+                format('\connect %I', current_setting('cron.database_name')),
+                ulak._unschedule_command(),
+                string_agg(ulak._schedule_command(j.jobname, j.command, j.username, j.database), E'\n')
             )
         from ulak._wanted_jobs(v_workers) j;
+        return query
+        select w.name, 'done', 'asked to leave', null::text
+        from ulak._ask_workers_to_leave(v_workers) w;
     end if;
 end
 $plpgsql$;
@@ -63,9 +62,8 @@ declare
     v_job record;
 begin
     perform pg_advisory_xact_lock(hashtext('ulak_schedule'), 0);
-    if to_regclass('cron.job') is not null then
-        for v_job in execute 'select jobid, jobname::text from cron.job where database = $1 and jobname like $2 order by jobname'
-            using current_database(), 'ulak %'
+    if ulak._has_pg_cron() then
+        for v_job in execute format('select jobid, jobname::text from cron.job where %s order by jobname', ulak._is_our_job())
         loop
             execute 'select cron.unschedule($1::bigint)' using v_job.jobid;
             return query values (v_job.jobname, 'done', 'unscheduled', null::text);
@@ -74,13 +72,8 @@ begin
         return query values (
             'schedule',
             'to do',
-            format('pg_cron lives in database "%s"', current_setting('cron.database_name')),
-            format(
-                'In database "%s", as a superuser: select cron.unschedule(jobid) from cron.job '
-                'where database = %L and jobname like ''ulak %%'';',
-                current_setting('cron.database_name'),
-                current_database()
-            )
+            format('pg_cron lives in database "%s", where a superuser has to run this', current_setting('cron.database_name')),
+            format('\connect %I', current_setting('cron.database_name')) || E'\n' || ulak._unschedule_command()
         );
     end if;
     return query
@@ -103,31 +96,66 @@ as $sql$
     returning w.name
 $sql$;
 
--- The jobs as they should be. Several databases may have their ulak in one pg_cron, so names carry the database's.
+-- Asks for the extension, not for its schema: anybody may make a schema of that name, and what is in it would run with
+-- our rights.
+create or replace function ulak._has_pg_cron()
+returns boolean
+language sql
+stable
+set search_path = pg_catalog, pg_temp
+as $sql$
+    select exists (select from pg_extension e where e.extname = 'pg_cron')
+$sql$;
+
+-- Several databases may have their ulak in one pg_cron, so the names of jobs carry the database's.
+create or replace function ulak._job_name(p_what text)
+returns text
+language sql
+stable
+set search_path = pg_catalog, pg_temp
+as $sql$
+    select format('ulak %s in %s', p_what, current_database())
+$sql$;
+
+-- What a job of cron.job is recognised by, as a condition in SQL.
+create or replace function ulak._is_our_job()
+returns text
+language sql
+stable
+set search_path = pg_catalog, pg_temp
+as $sql$
+    select format(
+        'substring(jobname from %L) = %L', '^ulak (?:worker \d+|maintenance|vacuum|log) in (.*)$', current_database()
+    )
+$sql$;
+
+-- The jobs as they should be.
 create or replace function ulak._wanted_jobs(p_workers integer)
 returns table (jobname text, command text, username text, database text)
 language sql
 stable
 set search_path = pg_catalog, pg_temp
 as $sql$
-    select format('ulak worker %s in %s', n, current_database()), format('call ulak.run_worker(%s)', n), 'ulak_worker',
-        current_database()::text
+    select ulak._job_name('worker ' || n), format('call ulak.run_worker(%s)', n), 'ulak_worker', current_database()::text
     from generate_series(1, p_workers) n
     union all
-    select format('ulak maintenance in %s', current_database()), 'call ulak.run_maintenance()', 'ulak_worker',
-        current_database()::text
+    select ulak._job_name('maintenance'), 'call ulak.run_maintenance()', 'ulak_worker', current_database()::text
     union all
     -- The table's owner: nobody else may VACUUM it.
-    select format('ulak vacuum in %s', current_database()), ulak._vacuum_command(), c.relowner::regrole::text,
-        current_database()::text
+    select ulak._job_name('vacuum'), ulak._vacuum_command(), pg_get_userbyid(c.relowner), current_database()::text
     from pg_class c
     where c.oid = 'ulak.queue'::regclass
     union all
-    -- pg_cron logs each run of each job and never forgets.
-    select format('ulak log in %s', current_database()),
-        'delete from cron.job_run_details d using cron.job j where j.jobid = d.jobid and j.jobname like ''ulak %'' '
-        'and d.end_time < now() - interval ''1 hour''',
-        c.relowner::regrole::text,
+    -- pg_cron logs each run of each job and never forgets. Runs that failed to start have no time, but their number.
+    select
+        ulak._job_name('log'),
+        format(
+            'delete from cron.job_run_details d where (d.jobid in (select jobid from cron.job where %s) '
+            'or d.command like ''call ulak.run\_%%'' and d.jobid not in (select jobid from cron.job)) '
+            'and d.runid < (select max(r.runid) from cron.job_run_details r where r.start_time < now() - interval ''1 hour'')',
+            ulak._is_our_job()
+        ),
+        pg_get_userbyid(c.relowner),
         current_setting('cron.database_name', true)
     from pg_class c
     where c.oid = 'ulak.queue'::regclass
@@ -142,6 +170,15 @@ as $sql$
     select format(
         'select cron.schedule_in_database(%L, ''* * * * *'', %L, %L, %L);', p_jobname, p_command, p_database, p_username
     )
+$sql$;
+
+create or replace function ulak._unschedule_command()
+returns text
+language sql
+stable
+set search_path = pg_catalog, pg_temp
+as $sql$
+    select format('select cron.unschedule(jobid) from cron.job where %s;', ulak._is_our_job())
 $sql$;
 
 -- Makes pg_cron's jobs equal to the wanted ones and touches nothing that is right already.
@@ -160,8 +197,7 @@ begin
         using p_workers
     loop
         if v_job.jobid is null then
-            execute 'select cron.unschedule(j.jobid) from cron.job j where j.jobname = $1 and j.database = $2'
-                using v_job.jobname, v_job.database;
+            execute 'select cron.unschedule(j.jobid) from cron.job j where j.jobname = $1' using v_job.jobname;
             execute ulak._schedule_command(v_job.jobname, v_job.command, v_job.username, v_job.database);
         end if;
         return query values (
@@ -170,10 +206,11 @@ begin
             format('every minute as %s: %s', v_job.username, v_job.command)
         );
     end loop;
-    for v_job in execute
-        'select j.jobid, j.jobname::text from cron.job j where j.jobname like $1 and j.database = $2 '
-        'and not exists (select from ulak._wanted_jobs($3) w where w.jobname = j.jobname) order by j.jobname'
-        using 'ulak worker %', current_database(), p_workers
+    for v_job in execute format(
+        'select jobid, jobname::text from cron.job where %s and jobname not in (select w.jobname from ulak._wanted_jobs($1) w) '
+        'order by jobname',
+        ulak._is_our_job()
+    ) using p_workers
     loop
         execute 'select cron.unschedule($1::bigint)' using v_job.jobid;
         return query values (v_job.jobname, 'done', 'unscheduled');
@@ -184,23 +221,6 @@ begin
 end
 $plpgsql$;
 
--- In its libpq mode pg_cron logs in as the role that a job runs as.
-create or replace function ulak._let_worker_log_in()
-returns boolean
-language plpgsql
-set search_path = pg_catalog, pg_temp
-as $plpgsql$
-begin
-    if current_setting('cron.use_background_workers', true)::boolean is distinct from false
-        or (select r.rolcanlogin from pg_roles r where r.rolname = 'ulak_worker')
-    then
-        return false;
-    end if;
-    alter role ulak_worker login;
-    return true;
-end
-$plpgsql$;
-
 -- What has to be right before anything is scheduled, as rows: ok, or a problem and its fix, which psql can run.
 create or replace function ulak._check_schedule(p_workers integer)
 returns table (item text, status text, detail text, fix text)
@@ -208,44 +228,24 @@ language plpgsql
 set search_path = pg_catalog, pg_temp
 as $plpgsql$
 declare
-    v_is_usable boolean := not exists (select from ulak._check_pg_cron(p_workers) c where c.item = 'pg_cron' and c.status = 'problem');
-    v_user text;
+    v_is_usable boolean := not exists (
+        select from ulak._check_pg_cron(p_workers) c where c.item = 'pg_cron' and c.status = 'problem'
+    );
 begin
     return query
-    select
-        'pycurl',
-        case when p.problem is null then 'ok' else 'problem' end,
-        coalesce(p.problem, p.version),
-        case when p.problem is not null then '-- as root on the server: apt-get install python3-pycurl' end
-    from ulak._check_pycurl() p;
-
+    select c.item, c.status, c.detail, c.fix
+    from ulak._check_python() c;
     return query
     select c.item, c.status, c.detail, c.fix
     from ulak._check_pg_cron(p_workers) c;
-
     if v_is_usable and not coalesce(current_setting('cron.use_background_workers', true)::boolean, false) then
-        foreach v_user in array array['ulak_worker', (
-            select c.relowner::regrole::text from pg_class c where c.oid = 'ulak.queue'::regclass
-        )] loop
-            return query
-            select
-                'login',
-                case when p.problem is null then 'ok' else 'problem' end,
-                coalesce(p.problem, format('%s can log in', v_user)),
-                case when p.problem is not null then
-                    format(
-                        'select pg_reload_conf(); -- after adding a line to %s, such as: %s %s %s trust; or put its password '
-                        'into ~/.pgpass of the server''s user',
-                        current_setting('hba_file'),
-                        case when current_setting('cron.host') ~ '^(/|$)' then 'local' else 'host' end,
-                        current_database(),
-                        v_user || case when current_setting('cron.host') ~ '^(/|$)' then '' else ' 127.0.0.1/32' end
-                    )
-                end
-            from (select ulak._login_problem(v_user, current_database()) as problem) p;
-        end loop;
+        return query
+        select c.item, c.status, c.detail, c.fix
+        from pg_class q
+        cross join lateral (values ('ulak_worker'), (pg_get_userbyid(q.relowner))) u(name)
+        cross join lateral ulak._check_login(u.name) c
+        where q.oid = 'ulak.queue'::regclass;
     end if;
-
     if not ulak._is_adopted() then
         return query values (
             'cluster',
@@ -257,6 +257,87 @@ begin
 end
 $plpgsql$;
 
+create or replace function ulak._check_python()
+returns table (item text, status text, detail text, fix text)
+language plpython3u
+as $python$
+    import sys
+
+    yield "plpython3u", "ok", "Python " + sys.version.split()[0], None
+    try:
+        import pycurl
+    except ImportError as error:
+        yield "pycurl", "problem", str(error), "-- as root on the server: apt-get install python3-pycurl"
+    else:
+        yield "pycurl", "ok", " ".join(pycurl.version.split()[:2]), None
+$python$;
+
+-- In its libpq mode pg_cron logs in as the role that a job runs as. This does the same.
+create or replace function ulak._check_login(p_user text)
+returns table (item text, status text, detail text, fix text)
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+declare
+    v_is_local boolean := current_setting('cron.host') ~ '^(/|$)';
+    v_answer jsonb := ulak._log_in(p_user, current_database())::jsonb;
+begin
+    if v_answer ? 'problem' then
+        return query values (
+            'login',
+            'problem',
+            v_answer ->> 'problem',
+            case
+                when (select r.rolcanlogin from pg_roles r where r.rolname = p_user) then format(
+                    'select pg_reload_conf(); -- after adding a line to %s, such as: %s %I %I%s trust; or put its password '
+                    'into ~/.pgpass of the server''s user',
+                    current_setting('hba_file'),
+                    case when v_is_local then 'local' else 'host' end,
+                    current_database(),
+                    p_user,
+                    case when v_is_local then '' else ' 127.0.0.1/32' end
+                )
+                else format('alter role %I login;', p_user)
+            end
+        );
+        return;
+    end if;
+    return query values ('login', 'ok', format('%s can log in', p_user), null::text);
+    -- A run takes a minute, and longer if a receiver does.
+    if p_user = 'ulak_worker' and (v_answer -> 'statement_timeout')::integer between 1 and 599999 then
+        return query values (
+            'statement_timeout',
+            'problem',
+            format('it would end a worker''s run after %s s', round((v_answer -> 'statement_timeout')::numeric / 1000, 1)),
+            format('alter role %I in database %I set statement_timeout = 0;', p_user, current_database())
+        );
+    end if;
+end
+$plpgsql$;
+
+create or replace function ulak._log_in(p_user text, p_database text)
+returns text
+language plpython3u
+as $python$
+    import json
+
+    plpy.execute("select ulak._load_python()")
+    from ulak import login
+
+    setting = plpy.prepare("select current_setting($1, true) as value", ["text"])
+
+    def current(name):
+        return plpy.execute(setting, [name])[0]["value"] or ""
+
+    host = current("cron.host") or current("unix_socket_directories").split(",")[0].strip()
+    parameters = {"host": host, "port": current("port"), "dbname": p_database, "user": p_user, "connect_timeout": "5"}
+    try:
+        timeout = login.ask(parameters, "select setting from pg_catalog.pg_settings where name = 'statement_timeout'")
+        return json.dumps({"statement_timeout": int(timeout)})
+    except login.LoginError as error:
+        return json.dumps({"problem": str(error)})
+$python$;
+
 -- The part that needs no Python: is pg_cron there, does it run, and in a mode that suits us.
 create or replace function ulak._check_pg_cron(p_workers integer)
 returns table (item text, status text, detail text, fix text)
@@ -265,7 +346,8 @@ stable
 set search_path = pg_catalog, pg_temp
 as $plpgsql$
 declare
-    v_home text := current_setting('cron.database_name', true);
+    -- Anybody may set a parameter of this name where pg_cron isn't loaded; only its own needs a restart.
+    v_home text := (select s.setting from pg_settings s where s.name = 'cron.database_name' and s.context = 'postmaster');
     v_version text := (select substring(e.extversion from '^\d+\.\d+') from pg_extension e where e.extname = 'pg_cron');
     v_libpq boolean := not coalesce(current_setting('cron.use_background_workers', true)::boolean, false);
     v_needed integer := p_workers + 3;
@@ -322,7 +404,19 @@ begin
         return query values ('mode', 'ok', case when v_libpq then 'libpq' else 'background workers' end, null::text);
     end if;
 
-    if current_setting('cron.max_running_jobs')::integer < v_needed then
+    -- Beside the jobs there are pg_cron's own process and that of logical replication.
+    if not v_libpq and current_setting('max_worker_processes')::integer < v_needed + 2 then
+        return query values (
+            'max_worker_processes',
+            'problem',
+            format('%s jobs and 2 other processes need %s, it is %s', v_needed, v_needed + 2, current_setting('max_worker_processes')),
+            format('alter system set max_worker_processes = %s; -- then restart the server', v_needed + 2)
+        );
+    end if;
+    -- What it may be depends on the above: one after the other.
+    if current_setting('cron.max_running_jobs')::integer < v_needed
+        and (select s.max_val::integer from pg_settings s where s.name = 'cron.max_running_jobs') >= v_needed
+    then
         return query values (
             'max_running_jobs',
             'problem',
@@ -331,34 +425,13 @@ begin
             format('alter system set cron.max_running_jobs = %s; -- then restart the server', v_needed)
         );
     end if;
+    if not current_setting('cron.launch_active_jobs', true)::boolean then
+        return query values (
+            'launch_active_jobs',
+            'problem',
+            'pg_cron is told to start no job',
+            'alter system set cron.launch_active_jobs = on; select pg_reload_conf();'
+        );
+    end if;
 end
 $plpgsql$;
-
-create or replace function ulak._check_pycurl(out version text, out problem text)
-language plpython3u
-as $python$
-    try:
-        import pycurl
-    except ImportError as error:
-        return {"version": None, "problem": f"Python of the server has no pycurl: {error}"}
-    return {"version": pycurl.version.split(" ")[0] + " " + pycurl.version.split(" ")[1], "problem": None}
-$python$;
-
--- Tries what pg_cron will do.
-create or replace function ulak._login_problem(p_user text, p_database text)
-returns text
-language plpython3u
-as $python$
-    plpy.execute("select ulak._load_python()")
-    from ulak import login
-
-    setting = plpy.prepare("select current_setting($1, true) as value", ["text"])
-
-    def current(name):
-        return plpy.execute(setting, [name])[0]["value"] or ""
-
-    host = current("cron.host") or current("unix_socket_directories").split(",")[0].strip()
-    return login.problem(
-        {"host": host, "port": current("port"), "dbname": p_database, "user": p_user, "connect_timeout": "5"}
-    )
-$python$;

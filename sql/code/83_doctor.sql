@@ -75,7 +75,7 @@ begin
     from ulak._check_pg_cron(v_workers) c
     where c.status = 'problem' and (v_alive = 0 or c.detail <> 'it is not loaded');
 
-    if to_regclass('cron.job') is not null then
+    if ulak._has_pg_cron() then
         execute 'select exists (select from cron.job j where j.database = $1 and j.jobname like $2 and j.active)'
             into v_is_scheduled
             using current_database(), 'ulak worker %';
@@ -86,7 +86,8 @@ begin
             'workers',
             case
                 when v_is_scheduled then 'no worker is alive, though pg_cron has jobs for them: cron.job_run_details says why'
-                else 'no worker is alive, and pg_cron has no job for one'
+                when ulak._has_pg_cron() then 'no worker is alive, and pg_cron has no job for one'
+                else 'no worker is alive'
             end || coalesce(
                 '; the last sign of life was ' || ulak._short_duration(p_now - (select max(w.heartbeat_at) from ulak.workers w)) || ' ago',
                 ''
@@ -97,7 +98,7 @@ begin
                 else 'select * from ulak.start();'
             end
         );
-    elsif to_regclass('cron.job') is not null and not v_is_scheduled then
+    elsif ulak._has_pg_cron() and not v_is_scheduled then
         return query values ('warning', 'workers', 'workers run, but pg_cron has no job that will start the next ones', 'select * from ulak.start();');
     end if;
 

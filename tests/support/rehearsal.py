@@ -1,0 +1,120 @@
+"""pg_cron that was wrong in every way before it was right, and traffic over its minutes."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from dataclasses import dataclass, field
+from typing import Any
+
+from psycopg.rows import dict_row
+from psycopg.types.json import Jsonb
+
+from support.cluster import Cluster
+from support.receiver import Receiver
+from support.sessions import wait_until
+
+Rows = list[dict[str, Any]]
+JOBS = "select jobname, command, username, database from cron.job order by jobname"
+
+
+@dataclass
+class Rehearsal:
+    """A cluster whose pg_cron was wrong in every way before it was right, and what start() said each time."""
+
+    cluster: Cluster
+    reports: dict[str, Rows] = field(default_factory=dict)
+    jobs: dict[str, list[tuple[Any, ...]]] = field(default_factory=dict)
+
+    def ask(self, query: str, database: str = "shop") -> Rows:
+        with self.cluster.connect(database, row_factory=dict_row) as db:
+            return db.execute(query).fetchall()  # type: ignore[arg-type]
+
+    def start(self, name: str, query: str = "select * from ulak.start()", database: str = "shop") -> None:
+        self.reports[name] = self.ask(query, database)
+        with self.cluster.connect("shop") as db:
+            has_jobs = db.execute("select to_regclass('cron.job')").fetchone() != (None,)
+            self.jobs[name] = db.execute(JOBS).fetchall() if has_jobs else []
+
+    def problem(self, name: str, item: str) -> dict[str, Any]:
+        (row,) = [row for row in self.reports[name] if row["status"] == "problem" and row["item"] == item]
+        return row
+
+    def fix(self, name: str, item: str) -> None:
+        """As psql would, in autocommit mode."""
+        with self.cluster.connect("shop") as db:
+            for statement in self.problem(name, item)["fix"].split("--")[0].split(";"):
+                if statement.strip():
+                    db.execute(statement)
+
+
+class Traffic:
+    """A message every few hundredths of a second, and when each arrived."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.receiver = Receiver()
+        self._over = threading.Event()
+        self._db = cluster.connect("shop")
+        self._db.execute("select ulak.configure('http_allowed_networks', '127.0.0.0/8')")
+        config = Jsonb({"url": self.receiver.url})
+        self._db.execute("select ulak.create_endpoint('shop', 'http', %s)", [config])
+        self._thread = threading.Thread(target=self._send, daemon=True)
+        self._thread.start()
+
+    def _send(self) -> None:
+        for n in itertools.count():
+            self._db.execute("select ulak.send('shop', jsonb_build_object('n', %s::int))", [n])
+            if self._over.wait(0.03):
+                return
+
+    def end(self) -> None:
+        self._over.set()
+        self._thread.join()
+        self._db.close()
+
+
+def rehearse() -> Rehearsal:
+    """Ends with two workers scheduled."""
+    settings: dict[str, Any] = {
+        "shared_preload_libraries": "auto_explain",
+        "cron.database_name": "shop",
+        "cron.max_running_jobs": 4,
+        "cron.use_background_workers": True,
+    }
+    cluster = Cluster.create(settings=settings)
+    seen = Rehearsal(cluster)
+    cluster.create_database("shop")
+    cluster.install("shop")
+    seen.start("not loaded")
+
+    cluster.configure({"shared_preload_libraries": "pg_cron"})
+    cluster.restart()
+    seen.start("not created")
+    seen.fix("not created", "pg_cron")
+    seen.start("limits", "select * from ulak.start(4)")
+
+    for item in ("mode", "max_running_jobs", "max_worker_processes"):
+        seen.fix("limits", item)
+    hba = cluster.data / "pg_hba.conf"
+    trusting = hba.read_text()
+    hba.write_text("local all ulak_worker reject\n" + trusting)
+    cluster.restart()
+    seen.start("no entry")
+
+    hba.write_text(trusting)
+    cluster.reload()
+    cluster.execute("alter role ulak_worker nologin")
+    wait_until(lambda: seen.ask("select * from ulak._check_login('postgres')")[0]["status"] == "ok")
+    seen.start("no login")
+    seen.fix("no login", "login")
+    cluster.execute("alter database shop set statement_timeout = '20s'")
+    seen.start("statement timeout")
+    seen.fix("statement timeout", "statement_timeout")
+
+    seen.start("three", "select * from ulak.start(3)")
+    seen.start("three again", "select * from ulak.start(3)")
+    seen.start("two", "select * from ulak.start()")
+    cluster.create_database("other")
+    cluster.install("other")
+    seen.start("elsewhere", database="other")
+    return seen

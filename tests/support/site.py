@@ -1,0 +1,101 @@
+"""A database with real workers in sessions of their own, and what the tests of the worker ask of it."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import psycopg
+
+from support.cluster import Cluster
+from support.queue import Queue
+from support.sessions import Running, wait_until
+
+SETTLED = "select count(*) = 0 from ulak.queue where status in ('pending', 'processing')"
+
+
+class Site(Queue):
+    """Requests may go to loopback; retries come at once unless an endpoint's policy says otherwise."""
+
+    def __init__(self, cluster: Cluster, database: str) -> None:
+        self.cluster = cluster
+        self.database = database
+        self.workers: list[WorkerSession] = []
+        super().__init__(self.connect())
+        self.configure(http_allowed_networks="127.0.0.0/8")
+
+    def connect(self, role: str | None = None, **options: Any) -> psycopg.Connection[Any]:
+        return self.cluster.connect(self.database, role, client_encoding="utf8", **options)
+
+    def configure(self, **settings: Any) -> None:
+        for name, value in settings.items():
+            self.call("configure", name, None if value is None else str(value))
+
+    def http(self, name: str, url: str, policy: Any = None, **config: Any) -> int:
+        return self.endpoint(name, {"url": url, **config}, policy, "http")
+
+    def start(self, slot: int | None = None, seconds: float = 60, role: str = "ulak_worker") -> WorkerSession:
+        """A worker that has registered."""
+        worker = WorkerSession(self.connect(role), slot, seconds)
+        self.workers.append(worker)
+        query = "select exists (select from ulak.workers where pid = %s and state = 'running')"
+        wait_until(lambda: worker.call.is_done() or self.value(query, worker.pid), message="a worker")
+        return worker
+
+    def wait_until_settled(self, timeout: float = 20) -> None:
+        wait_until(lambda: self.value(SETTLED), timeout, "an empty queue")
+
+    def wait_for_status(self, id: int, status: str, timeout: float = 20) -> dict[str, Any]:
+        wait_until(lambda: self.status(id) == status, timeout, f"message {id} being {status}")
+        return self.message(id)
+
+    def worker_row(self, worker: WorkerSession) -> dict[str, Any]:
+        (row,) = self.rows("select * from ulak.workers where pid = %s", worker.pid)
+        return row
+
+    def close(self) -> None:
+        """Ends the workers and leaves the database as it was made."""
+        for worker in self.workers:
+            worker.end()
+        self.empty()
+        self.db.execute(
+            "truncate ulak.workers, ulak.setting_values, ulak.endpoint_stats, ulak.endpoint_totals, ulak.secrets"
+        )
+        self.db.close()
+
+
+class WorkerSession:
+    """`call ulak.run_worker()` in a thread of its own."""
+
+    def __init__(self, connection: psycopg.Connection[Any], slot: int | None, seconds: float | None) -> None:
+        self.connection = connection
+        self.pid = connection.info.backend_pid
+        self.notices: list[str] = []
+        connection.add_notice_handler(lambda notice: self.notices.append(notice.message_primary or ""))
+        self.call = Running(lambda: connection.execute("call ulak.run_worker(%s::integer, %s)", [slot, seconds]))
+
+    def result(self, timeout: float = 10) -> None:
+        """Waits for the end of the call, and raises its error."""
+        self.call.result(timeout)
+
+    def end(self) -> None:
+        if not self.call.is_done():
+            with psycopg.connect(self.connection.info.dsn, autocommit=True) as other:
+                other.execute("select pg_terminate_backend(%s)", [self.pid])
+        with suppress(psycopg.Error):
+            self.call.result(10)
+        self.connection.close()
+
+
+def promptly() -> float:
+    """200 ms, and more on a machine that has more to do than it can."""
+    return 0.2 * max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
+
+
+def seconds_of(action: Callable[[], object]) -> float:
+    began = time.monotonic()
+    action()
+    return time.monotonic() - began

@@ -1,0 +1,175 @@
+"""All hostile receivers as endpoints at once, and healthy ones beside them."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support import hostile
+from support.hostile import Hostile
+from support.receiver import Answer, Certificate, Listener, Receiver, make_certificate
+from support.sessions import wait_until
+from support.site import Site, promptly
+
+TIMEOUT = 1
+MESSAGES = 4
+HEALTHY = 5
+
+# What last_error starts with, the status, and the seconds until the next try; None: delivered.
+LATER = "pending"
+EXPECTED: dict[str, tuple[str, str, int | None] | None] = {
+    "never_answers": ("[RETRYABLE] timeout: ", LATER, 60),
+    "slow_headers": ("[RETRYABLE] timeout: ", LATER, 60),
+    "slow_body": ("[RETRYABLE] timeout: ", LATER, 60),
+    "closes_at_once": ("[RETRYABLE] network: ", LATER, 60),
+    "closes_mid_body": ("[RETRYABLE] network: ", LATER, 60),
+    "resets": ("[RETRYABLE] network: ", LATER, 60),
+    "invalid_status_line": ("[RETRYABLE] network: ", LATER, 60),
+    "bad_chunking": ("[RETRYABLE] network: ", LATER, 60),
+    "endless_headers": ("[RETRYABLE] ", LATER, 60),
+    "endless_interim_answers": ("[RETRYABLE] ", LATER, 60),
+    "huge_body": None,
+    "gzip_bomb": None,
+    "redirect_to_metadata": ("[PERMANENT] HTTP 302", "failed", None),
+    "gone": ("[DISABLE] HTTP 410", "failed", None),
+    "empty_200": None,
+    "tls_self_signed": ("[RETRYABLE] tls: ", LATER, 60),
+    "tls_expired": ("[RETRYABLE] tls: ", LATER, 60),
+    "tls_wrong_host": ("[RETRYABLE] tls: ", LATER, 60),
+    "tls_on_a_plain_port": ("[RETRYABLE] tls: ", LATER, 60),
+    "unresolvable": ("[RETRYABLE] resolve: ", LATER, 60),
+    "refused": ("[RETRYABLE] connect: ", LATER, 60),
+    "blocked_address": ("[PERMANENT] blocked: address 127.0.0.2 is blocked (loopback", "failed", None),
+    "429_seconds": ("[RETRYABLE] HTTP 429", LATER, 120),
+    "503_date": ("[RETRYABLE] HTTP 503", LATER, 86400),
+    "503_past_date": ("[RETRYABLE] HTTP 503", LATER, 0),
+    "429_huge": ("[RETRYABLE] HTTP 429", LATER, 86400),
+    "503_nonsense": ("[RETRYABLE] HTTP 503", LATER, 60),
+    "503_negative": ("[RETRYABLE] HTTP 503", LATER, 60),
+}
+RETRY_AFTER = {
+    "429_seconds": (429, "120"),
+    "503_date": (503, "Fri, 31 Dec 2100 23:59:59 GMT"),
+    "503_past_date": (503, "Fri, 31 Dec 1999 23:59:59 GMT"),
+    "429_huge": (429, "9" * 40),
+    "503_nonsense": (503, "soon, I promise"),
+    "503_negative": (503, "-5"),
+}
+BEHAVIOURS: list[hostile.Behaviour] = [
+    hostile.never_answers,
+    hostile.slow_headers,
+    hostile.slow_body,
+    hostile.closes_at_once,
+    hostile.closes_mid_body,
+    hostile.resets,
+    hostile.invalid_status_line,
+    hostile.bad_chunking,
+    hostile.endless_headers,
+    hostile.endless_interim_answers,
+    hostile.huge_body,
+    hostile.gzip_bomb,
+]
+
+
+class Plain(Listener):
+    """Answers whatever comes, in plain text."""
+
+    def serve(self, connection: socket.socket, number: int) -> None:
+        connection.recv(65536)
+        connection.sendall(b"HTTP/1.1 400 Bad Request\r\ncontent-length: 0\r\n\r\n")
+
+
+@pytest.fixture(scope="module")
+def configs(tmp_path_factory: pytest.TempPathFactory, certificate: Certificate) -> Iterator[dict[str, dict[str, Any]]]:
+    """The config of each hostile endpoint; their servers run meanwhile."""
+    folder: Path = tmp_path_factory.mktemp("hostile")
+    expired = make_certificate(folder, days=(-30, -1), file="expired")
+    elsewhere = make_certificate(folder, names=("elsewhere.example",), file="elsewhere")
+    hostile.bomb()
+    with ExitStack() as stack:
+        servers: dict[str, Listener] = {each.__name__: Hostile(each) for each in BEHAVIOURS}
+        for name, (status, value) in RETRY_AFTER.items():
+            servers[name] = Receiver(Answer(status, {"retry-after": value}))
+        servers |= {
+            "redirect_to_metadata": Receiver(Answer(302, {"location": "http://169.254.169.254/latest/meta-data/"})),
+            "gone": Receiver(Answer(410)),
+            "empty_200": Receiver(),
+            "tls_self_signed": Receiver(certificate=certificate),
+            "tls_expired": Receiver(certificate=expired),
+            "tls_wrong_host": Receiver(certificate=elsewhere),
+            "tls_on_a_plain_port": Plain(),
+            "blocked_address": Receiver(host="0.0.0.0"),
+        }
+        for server in servers.values():
+            stack.enter_context(server)
+        found: dict[str, dict[str, Any]] = {name: {"url": server.url} for name, server in servers.items()}
+        found["tls_expired"]["tls_ca_bundle"] = str(expired.certificate)
+        found["tls_wrong_host"]["tls_ca_bundle"] = str(elsewhere.certificate)
+        found["tls_on_a_plain_port"]["url"] = servers["tls_on_a_plain_port"].url.replace("http:", "https:")
+        found["unresolvable"] = {"url": "http://nothing.invalid/"}
+        found["refused"] = {"url": "http://127.0.0.1:9/"}
+        found["blocked_address"]["url"] = servers["blocked_address"].url.replace("0.0.0.0", "127.0.0.2")
+        yield found
+
+
+def test_hostile_receivers_are_classified_in_time_and_hold_nobody_up(
+    site: Site, configs: dict[str, dict[str, Any]], receiver: Receiver
+) -> None:
+    # The breaker would end the show after ten failures.
+    site.configure(http_allowed_networks="127.0.0.1/32", worker_concurrency=64)
+    policy = {"backoff": "fixed", "base_delay_seconds": 60}
+    for name, config in configs.items():
+        site.http(name, timeout=TIMEOUT, policy=policy, circuit_breaker={"threshold": 1000}, **config)
+        site.send_many(MESSAGES, name)
+    for n in range(HEALTHY):
+        site.http(f"healthy {n}", receiver.url)
+    worker = site.start()
+    slack = 0.5 * promptly() / 0.2
+
+    done = "select count(*) = 0 from ulak.queue where last_error is null and status in ('pending', 'processing')"
+    while not site.value(done):
+        for n in range(HEALTHY):
+            site.send(f"healthy {n}")
+    wait_until(lambda: site.value(done))
+
+    rows = site.rows("""
+        select
+            e.name,
+            q.status,
+            q.last_error,
+            q.attempts,
+            extract(epoch from q.updated_at - q.processing_started_at)::float as seconds,
+            extract(epoch from q.completed_at - q.created_at)::float as latency,
+            extract(epoch from q.next_retry_at - q.updated_at)::float as delay
+        from ulak.queue q
+        join ulak.endpoints e on e.id = q.endpoint_id
+    """)
+    healthy = [row["latency"] for row in rows if row["name"].startswith("healthy")]
+    assert len(healthy) > 50
+    assert max(healthy) < slack
+    judged = {name: [row for row in rows if row["name"] == name] for name in EXPECTED}
+    problems = [
+        f"{name}: {row}"
+        for name, expected in EXPECTED.items()
+        for row in judged[name]
+        if not is_as(row, expected) or row["seconds"] > TIMEOUT + slack
+    ]
+    assert problems == []
+    assert {name: len(found) for name, found in judged.items()} == dict.fromkeys(configs, MESSAGES)
+    assert not worker.call.is_done()
+
+
+def is_as(row: dict[str, Any], expected: tuple[str, str, int | None] | None) -> bool:
+    if expected is None:
+        return row["status"] == "completed"
+    error, status, delay = expected
+    if not (row["last_error"] or "").startswith(error):
+        return False
+    if delay == 0:
+        # Tried again at once, until no retry is left.
+        return bool(row["attempts"] > 1)
+    return row["status"] == status and row["attempts"] == 1 and (delay is None or abs(row["delay"] - delay) < 2)

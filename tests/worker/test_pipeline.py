@@ -1,0 +1,152 @@
+"""The steady pipeline: order, slow receivers beside quick ones, leases, several workers, memory."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+from support.receiver import Answer, Received, Receiver
+from support.sessions import wait_until
+from support.site import Site
+
+POLLERS = """
+    select pid from pg_locks
+    where locktype = 'advisory'
+        and classid = hashtext('ulak_poller')::bigint & 4294967295
+        and database = (select oid from pg_database where datname = current_database())
+"""
+
+
+class Ordered:
+    """Answers 503 to each seventh request, and sees whether two messages of a key are under way at once."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._under_way: set[str] = set()
+        self._count = 0
+        self.overlaps = 0
+        self.delivered: dict[str, list[int]] = defaultdict(list)
+
+    def __call__(self, request: Received) -> Answer:
+        body = json.loads(request.body)
+        with self._lock:
+            self.overlaps += body["key"] in self._under_way
+            self._under_way.add(body["key"])
+            self._count += 1
+            fails = self._count % 7 == 0
+        with self._lock:
+            self._under_way.remove(body["key"])
+            if not fails:
+                self.delivered[body["key"]].append(body["n"])
+        return Answer(503, {"retry-after": "0"}) if fails else Answer()
+
+
+def test_a_key_stays_in_order_and_one_in_flight_under_failures_and_two_workers(site: Site) -> None:
+    check = Ordered()
+    with Receiver(check) as receiver:
+        site.http("shop", receiver.url, {"max_retries": 100}, circuit_breaker={"threshold": 1000})
+        for n in range(25):
+            for key in ("a", "b", "c"):
+                site.send("shop", {"key": key, "n": n}, ordering_key=key)
+
+        site.start()
+        site.start()
+        site.wait_until_settled()
+
+    assert check.delivered == {key: list(range(25)) for key in ("a", "b", "c")}
+    assert check.overlaps == 0
+    assert site.value("select sum(attempts) > 75 from ulak.queue")
+
+
+def test_slow_receivers_hold_nobody_up_and_nothing_is_sent_twice(site: Site, receiver: Receiver) -> None:
+    """Four of them could fill every slot; a run waits for them beyond its end and its first lease."""
+    site.configure(lease_seconds=5, worker_concurrency=16)
+    with Receiver(Answer(delay=6)) as slow:
+        for n in range(4):
+            site.http(f"slow {n}", slow.url, timeout=20)
+            site.send_many(20, f"slow {n}")
+        site.http("shop", receiver.url)
+        worker = site.start(seconds=2)
+        slow.wait_for(16)
+        over = "select clock_timestamp() > started_at + interval '5.5 s' from ulak.workers"
+        while not site.value(over):
+            site.wait_for_status(site.send("shop"), "completed", timeout=3)
+        assert site.value("select ulak.recover_stale_messages()") == 0
+        sent = len(slow.requests)
+
+        worker.result()
+
+        # What was not claimed again after the end of its time waits for the next run.
+        assert site.value("select count(*) from ulak.queue where status = 'processing'") == 0
+        assert site.value("select count(*) from ulak.queue where status = 'completed'") == sent + len(receiver.requests)
+        assert site.value("select max(attempts) from ulak.queue") == 1
+        assert 16 <= sent < 80
+
+
+def test_a_batch_is_one_request_and_is_settled_together(site: Site) -> None:
+    with Receiver(lambda request: Answer(422 if b'"n": 7}' in request.body else 200)) as receiver:
+        site.http("shop", receiver.url, batch_size=50, batch_format="json")
+        site.start()
+        # From now on the worker knows that the endpoint takes batches.
+        site.wait_for_status(site.send("shop", {"n": 0}), "completed")
+        site.send_many(120)
+        site.wait_until_settled()
+
+        numbers = [[body["n"] for body in json.loads(request.body)] for request in receiver.requests]
+    assert sorted(numbers) == [[0], list(range(1, 51)), list(range(51, 101)), list(range(101, 121))]
+    statuses = site.column("select status from ulak.queue order by id")
+    assert statuses == ["completed"] + ["failed"] * 50 + ["completed"] * 70
+    assert site.value("select count(*) from ulak.dlq") == 50
+
+
+def test_a_message_of_an_endpoint_with_a_cap_follows_as_soon_as_there_is_room(site: Site, receiver: Receiver) -> None:
+    """At the idle pace of a second per look, fifty of them would take far longer than the test waits."""
+    site.configure(poll_interval=1000)
+    site.http("shop", receiver.url, max_in_flight=1)
+    site.send_many(50)
+    site.start()
+
+    site.wait_until_settled(timeout=8)
+
+
+def test_one_worker_of_a_fleet_looks_often_and_another_takes_over(site: Site, receiver: Receiver) -> None:
+    site.http("shop", receiver.url)
+    workers = [site.start(), site.start()]
+    (first,) = wait_until(lambda: site.column(POLLERS))
+
+    next(worker for worker in workers if worker.pid == first).end()
+
+    (second,) = wait_until(lambda: [pid for pid in site.column(POLLERS) if pid != first])
+    assert second in [worker.pid for worker in workers]
+
+
+def resident(pid: int) -> int:
+    """Bytes that are the process's own; the server's shared memory isn't counted."""
+    text = Path(f"/proc/{pid}/status").read_text()
+    found = re.search(r"^RssAnon:\s+(\d+) kB", text, re.MULTILINE)
+    assert found
+    return int(found[1]) * 1024
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads Linux's /proc")
+def test_memory_stays_flat(site: Site, receiver: Receiver) -> None:
+    site.http("batches", receiver.url, batch_size=500)
+    site.http("singles", receiver.url)
+    worker = site.start()
+
+    def deliver(batches: int, singles: int) -> int:
+        site.send_many(batches, "batches")
+        site.send_many(singles, "singles")
+        site.wait_until_settled()
+        receiver.requests.clear()
+        return resident(worker.pid)
+
+    before = deliver(5000, 500)
+    after = deliver(25000, 500)
+
+    # A hundred bytes that stay for each message would show; the allocator's own ups and downs are half of this.
+    assert after - before < 2_500_000

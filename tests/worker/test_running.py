@@ -1,0 +1,240 @@
+"""A worker's life: it takes a slot, works, and leaves when it should."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+
+import psycopg
+import pytest
+from support.errors import refused
+from support.hostile import Hostile, never_answers
+from support.receiver import Answer, Receiver
+from support.sessions import wait_until, wait_until_gone
+from support.site import Site, promptly, seconds_of
+
+HELD = "select count(*) from ulak.queue where status = 'processing'"
+
+
+def test_a_worker_delivers_and_tells_about_itself(site: Site, receiver: Receiver) -> None:
+    site.http("shop", receiver.url)
+    site.http("down", "http://127.0.0.1:9/")
+    worker = site.start(slot=3)
+    first = site.worker_row(worker)
+    for n in range(20):
+        site.send("shop", {"n": n})
+    site.send("down")
+
+    receiver.wait_for(20)
+    row = wait_until(lambda: (r := site.worker_row(worker))["messages_processed"] == 21 and r)
+
+    assert (row["slot"], row["state"], row["in_flight"], row["error_count"]) == (3, "running", 0, 1)
+    assert row["last_error"].startswith("[RETRYABLE] connect")
+    assert row["started_at"] == first["started_at"] < row["last_activity"] <= row["heartbeat_at"]
+    assert site.value("select application_name from pg_stat_activity where pid = %s", worker.pid) == (
+        f"ulak worker 3, pid {worker.pid}"
+    )
+
+
+def test_what_is_in_flight_is_in_the_workers_row(site: Site) -> None:
+    with Hostile(never_answers) as hanging:
+        site.http("hanging", hanging.url)
+        worker = site.start()
+        site.send_many(5, "hanging")
+
+        wait_until(lambda: site.worker_row(worker)["in_flight"] == 5)
+
+
+def test_a_slot_runs_once(site: Site) -> None:
+    first = site.start(slot=1)
+
+    second = site.start(slot=1)
+    second.result()
+    third = site.start()
+
+    assert second.notices == ["another session runs this worker slot"]
+    assert not first.call.is_done()
+    assert site.worker_row(third)["slot"] == 2
+
+
+def test_there_are_32_slots(site: Site) -> None:
+    refusal = refused(site.db, "call ulak.run_worker(33)")
+
+    assert refusal.sqlstate == "22023"
+    assert (refusal.message_primary or "").endswith("worker slots are numbered from 1 to 32")
+
+
+def test_a_run_ends_just_after_the_next_minute(site: Site) -> None:
+    query = """
+        select extract(second from clock_timestamp()) + seconds::numeric
+        from ulak._take_worker_slot(%s, null)
+    """
+
+    ends = [Decimal(site.value(query, slot)) for slot in (1, 2)]
+
+    assert [round(end, 1) for end in ends] == [Decimal("60.2"), Decimal("60.4")]
+
+
+def test_a_run_ends_when_its_time_is_over(site: Site) -> None:
+    worker = site.start(seconds=0.3)
+
+    assert seconds_of(worker.result) < 2
+    assert site.worker_row(worker)["state"] == "stopped"
+
+
+def test_the_session_is_as_before_when_a_run_is_over(site: Site) -> None:
+    query = """
+        select name, setting from pg_settings
+        where name in ('jit', 'lock_timeout', 'synchronous_commit', 'application_name', 'DateStyle')
+    """
+    with site.connect() as session:
+        before = session.execute(query).fetchall()
+
+        session.execute("call ulak.run_worker(p_seconds => 0.2)")
+
+        assert session.execute(query).fetchall() == before
+        locks = "select count(*) from pg_locks where pid = pg_backend_pid() and locktype = 'advisory'"
+        assert session.execute(locks).fetchone() == (0,)
+
+
+def test_a_worker_leaves_when_it_is_asked_to(site: Site, receiver: Receiver) -> None:
+    site.http("shop", receiver.url)
+    workers = [site.start(), site.start()]
+
+    asked = site.rows("select * from ulak.stop()")
+
+    assert sum(row["detail"] == "asked to leave" for row in asked) == 2
+    for worker in workers:
+        assert seconds_of(worker.result) < 1
+        assert site.worker_row(worker)["state"] == "stopped"
+
+
+def test_a_worker_that_starts_after_a_stop_works(site: Site, receiver: Receiver) -> None:
+    site.http("shop", receiver.url)
+    site.start(slot=1)
+    site.db.execute("select ulak.stop()")
+    site.workers[0].result()
+
+    site.start(slot=1)
+    site.send()
+
+    receiver.wait_for(1)
+
+
+def test_a_worker_that_is_asked_to_leave_gives_back_what_hangs(site: Site) -> None:
+    with Hostile(never_answers) as hanging:
+        site.http("hanging", hanging.url)
+        worker = site.start()
+        id = site.send("hanging")
+        site.wait_for_status(id, "processing")
+
+        site.db.execute("select ulak.stop()")
+
+        assert seconds_of(worker.result) < 4
+        message = site.message(id)
+        assert (message["status"], message["attempts"], message["retry_count"]) == ("pending", 1, 0)
+
+
+def test_a_worker_leaves_for_another_build_or_version(site: Site) -> None:
+    build = site.value("select pg_get_functiondef('ulak._python_stamp()'::regprocedure)")
+    version = site.value("select extversion from pg_extension where extname = 'ulak'")
+    for there, back in (
+        ("create or replace function ulak._python_stamp() returns text immutable language sql return 'new'", build),
+        (
+            f"update pg_extension set extversion = '{version}.1' where extname = 'ulak'",
+            f"update pg_extension set extversion = '{version}' where extname = 'ulak'",
+        ),
+    ):
+        worker = site.start()
+        site.db.execute(there)
+
+        try:
+            assert seconds_of(worker.result) < 1
+        finally:
+            site.db.execute(back)
+
+
+def test_changed_settings_hold_at_once_and_without_a_pause(site: Site, receiver: Receiver) -> None:
+    site.http("shop", receiver.url)
+    worker = site.start()
+    site.send()
+    receiver.wait_for(1)
+
+    site.configure(http_allowed_networks="")
+
+    error = wait_until(lambda: site.send() and site.value("select max(last_error) from ulak.dlq"))
+    assert error == "[PERMANENT] blocked: address 127.0.0.1 is blocked (loopback, 127.0.0.0/8)"
+    assert not worker.call.is_done()
+
+
+def test_an_idle_worker_ends_within_200_ms(site: Site) -> None:
+    cancelled, terminated = site.start(), site.start()
+
+    site.db.execute("select pg_cancel_backend(%s)", [cancelled.pid])
+    with pytest.raises(psycopg.errors.QueryCanceled):
+        cancelled.result(promptly())
+    site.db.execute("select pg_terminate_backend(%s)", [terminated.pid])
+    wait_until_gone(terminated.pid, site.db, promptly())
+
+    assert site.worker_row(cancelled)["state"] == "stopped"
+    # The session lives on, and the slot is free.
+    with cancelled.connection as session:
+        session.execute("call ulak.run_worker(1, 0.1)")
+
+
+def test_a_worker_that_is_cancelled_gives_back_what_it_holds_but_for_what_is_done(site: Site) -> None:
+    answer = Answer(delay=30)
+    with Receiver(answer) as slow, Receiver() as quick:
+        site.http("slow", slow.url)
+        site.http("quick", quick.url)
+        worker = site.start()
+        # One request keeps the answer of the other from being settled at once.
+        held = site.send_many(100, "slow")
+        slow.wait_for(100)
+        done = site.send("quick")
+        quick.wait_for(1)
+
+        site.db.execute("select pg_cancel_backend(%s)", [worker.pid])
+        with pytest.raises(psycopg.errors.QueryCanceled):
+            worker.result(promptly())
+
+        assert site.status(done) == "completed"
+        rows = site.rows(
+            "select status, attempts, retry_count, next_retry_at <= now() as due from ulak.queue where id = any(%s)",
+            held,
+        )
+        assert {tuple(row.values()) for row in rows} == {("pending", 1, 0, True)}
+
+
+def test_what_a_terminated_worker_held_comes_back_with_the_lease(site: Site) -> None:
+    with Receiver(Answer(delay=30)) as slow:
+        site.http("slow", slow.url, {"backoff": "fixed", "base_delay_seconds": 1})
+        site.configure(lease_seconds=5)
+        worker = site.start()
+        id = site.send("slow")
+        slow.wait_for(1)
+
+        site.db.execute("select pg_terminate_backend(%s)", [worker.pid])
+        wait_until_gone(worker.pid, site.db, promptly())
+
+        assert site.status(id) == "processing"
+        slow.answer = Answer()
+        other = site.start()
+        assert site.value("select ulak.recover_stale_messages(clock_timestamp() + interval '5 s')") == 1
+        site.db.execute("update ulak.queue set next_retry_at = now()")
+        message = site.wait_for_status(id, "completed")
+        assert (message["attempts"], message["retry_count"]) == (2, 1)
+        assert [request.headers["ulak-attempt"] for request in slow.requests] == ["1", "2"]
+        assert not other.call.is_done()
+
+
+def test_a_waiting_worker_holds_no_snapshot(site: Site) -> None:
+    query = "select coalesce(backend_xmin::text::bigint, %s) >= %s from pg_stat_activity where pid = %s"
+    with Hostile(never_answers) as hanging:
+        site.http("hanging", hanging.url)
+        worker = site.start()
+        site.send_many(200, "hanging")
+        wait_until(lambda: site.value(HELD) > 0)
+
+        now = site.value("select pg_current_xact_id()::text::bigint")
+
+        assert wait_until(lambda: site.value(query, now, now, worker.pid), timeout=promptly())

@@ -1,0 +1,180 @@
+"""start() and stop() with a real pg_cron: what they find, what they schedule, and that messages flow over the minute."""
+
+from __future__ import annotations
+
+from support.rehearsal import JOBS, Rehearsal, Traffic
+from support.sessions import wait_until
+from support.site import promptly
+
+
+def test_start_says_that_pg_cron_is_not_loaded(rehearsal: Rehearsal) -> None:
+    problem = rehearsal.problem("not loaded", "pg_cron")
+
+    assert problem["detail"] == "it is not loaded"
+    assert problem["fix"].startswith("alter system set shared_preload_libraries = 'auto_explain', 'pg_cron';")
+    assert rehearsal.reports["not loaded"][-1]["status"] == "not done"
+
+
+def test_start_says_that_pg_cron_is_not_created(rehearsal: Rehearsal) -> None:
+    problem = rehearsal.problem("not created", "pg_cron")
+
+    assert (problem["detail"], problem["fix"]) == ("it is loaded, but not created", "create extension pg_cron;")
+
+
+def test_start_finds_limits_that_would_hold_jobs_up(rehearsal: Rehearsal) -> None:
+    details = {
+        item: rehearsal.problem("limits", item)["detail"]
+        for item in ("mode", "max_running_jobs", "max_worker_processes")
+    }
+
+    assert details["mode"].startswith("pg_cron 1.4 makes every job wait for the longest one")
+    assert details["max_running_jobs"] == "4 workers and 3 other jobs need 7, it is 4"
+    assert details["max_worker_processes"] == "7 jobs and 2 other processes need 9, it is 8"
+    assert rehearsal.jobs["limits"] == []
+
+
+def test_start_tries_the_login_that_pg_cron_will_make(rehearsal: Rehearsal) -> None:
+    rejected = rehearsal.problem("no entry", "login")
+    forbidden = rehearsal.problem("no login", "login")
+
+    assert "pg_hba.conf rejects connection" in rejected["detail"]
+    assert f"{rehearsal.cluster.data}/pg_hba.conf, such as: local shop ulak_worker trust" in rejected["fix"]
+    assert 'role "ulak_worker" is not permitted to log in' in forbidden["detail"]
+    assert forbidden["fix"] == "alter role ulak_worker login;"
+
+
+def test_start_finds_a_timeout_that_would_end_every_run(rehearsal: Rehearsal) -> None:
+    problem = rehearsal.problem("statement timeout", "statement_timeout")
+
+    assert problem["detail"] == "it would end a worker's run after 20.0 s"
+    assert problem["fix"] == "alter role ulak_worker in database shop set statement_timeout = 0;"
+
+
+def test_start_schedules_workers_and_what_keeps_the_house(rehearsal: Rehearsal) -> None:
+    report = {row["item"]: row["status"] for row in rehearsal.reports["three"]}
+
+    assert [row[:1] + row[2:] for row in rehearsal.jobs["three"]] == [
+        ("ulak log in shop", "postgres", "shop"),
+        ("ulak maintenance in shop", "ulak_worker", "shop"),
+        ("ulak vacuum in shop", "postgres", "shop"),
+        ("ulak worker 1 in shop", "ulak_worker", "shop"),
+        ("ulak worker 2 in shop", "ulak_worker", "shop"),
+        ("ulak worker 3 in shop", "ulak_worker", "shop"),
+    ]
+    assert {report[name] for name, *_ in rehearsal.jobs["three"]} == {"done"}
+    assert {report[item] for item in ("plpython3u", "pycurl", "pg_cron", "mode", "login")} == {"ok"}
+
+
+def test_repeating_start_changes_nothing_and_another_number_rescales(rehearsal: Rehearsal) -> None:
+    again = {row["item"]: row["status"] for row in rehearsal.reports["three again"]}
+    fewer = {row["item"]: row["detail"] for row in rehearsal.reports["two"]}
+
+    assert rehearsal.jobs["three again"] == rehearsal.jobs["three"]
+    assert {again[name] for name, *_ in rehearsal.jobs["three"]} == {"unchanged"}
+    assert fewer["ulak worker 3 in shop"] == "unscheduled"
+    assert len(rehearsal.jobs["two"]) == 5
+
+
+def test_start_says_what_to_run_where_pg_cron_lives(rehearsal: Rehearsal) -> None:
+    (todo,) = [row for row in rehearsal.reports["elsewhere"] if row["item"] == "schedule"]
+    connect, *statements = todo["fix"].splitlines()
+    with rehearsal.cluster.connect("shop") as db, db.transaction(force_rollback=True):
+        before = db.execute(JOBS).fetchall()
+        for statement in statements:
+            db.execute(statement)
+        scheduled = [row for row in db.execute(JOBS).fetchall() if row not in before]
+        unschedule = rehearsal.ask("select * from ulak.stop()", "other")[0]["fix"].splitlines()
+        for statement in unschedule[1:]:
+            db.execute(statement)
+        after = db.execute(JOBS).fetchall()
+
+    assert (todo["status"], connect, unschedule[0]) == ("to do", r"\connect shop", r"\connect shop")
+    assert [(name, database) for name, _, _, database in scheduled] == [
+        ("ulak log in other", "shop"),
+        ("ulak maintenance in other", "other"),
+        ("ulak vacuum in other", "other"),
+        ("ulak worker 1 in other", "other"),
+        ("ulak worker 2 in other", "other"),
+    ]
+    assert after == before
+
+
+def test_start_does_not_trust_a_schema_that_is_not_pg_crons(rehearsal: Rehearsal) -> None:
+    with rehearsal.cluster.connect("other") as db, db.transaction(force_rollback=True):
+        db.execute("create schema cron create table job (jobid bigint, jobname text)")
+
+        (row,) = db.execute("select status from ulak.start() where item = 'schedule'").fetchall()
+
+    assert row == ("to do",)
+
+
+def test_messages_flow_over_the_minute(rehearsal: Rehearsal, traffic: Traffic) -> None:
+    """The only test that waits for the clock: pg_cron starts its jobs with the minute."""
+    runs = """
+        select job_pid, status, start_time, end_time, extract(second from end_time) as ended
+        from cron.job_run_details where command = 'call ulak.run_worker({})' order by runid
+    """
+
+    def two_runs() -> bool:
+        return all(
+            sum(row["start_time"] is not None for row in rehearsal.ask(runs.format(slot))) >= 2 for slot in (1, 2)
+        )
+
+    wait_until(two_runs, timeout=125, message="a second run of each worker")
+    arrived = len(traffic.receiver.requests)
+    traffic.receiver.wait_for(arrived + 50)
+    traffic.end()
+    left = "select count(*) as n, max(attempts) as attempts from ulak.queue where status <> 'completed'"
+    wait_until(lambda: rehearsal.ask(left)[0]["n"] == 0)
+
+    slack = promptly() / 0.2
+    for slot in (1, 2):
+        first, second, *_ = rehearsal.ask(runs.format(slot))
+        assert first["status"] == "succeeded"
+        assert 0.2 * slot <= first["ended"] < 0.2 * slot + 1 * slack
+        assert (second["start_time"] - first["end_time"]).total_seconds() < 0.5 * slack
+    # Before the first run messages waited; from then on they never did.
+    began = rehearsal.ask("select min(completed_at) as at from ulak.queue")[0]["at"]
+    waits = f"""
+        select max(completed_at - created_at) as longest, max(attempts) as attempts
+        from ulak.queue where created_at > '{began}'::timestamptz + interval '1 s'
+    """
+    (worst,) = rehearsal.ask(waits)
+    assert worst["longest"].total_seconds() < 1 * slack
+    assert worst["attempts"] == 1
+    others = "select distinct command, status from cron.job_run_details where command not like 'call ulak.run_worker%' and end_time is not null"
+    assert {row["status"] for row in rehearsal.ask(others)} == {"succeeded"}
+    assert len(rehearsal.ask(others)) == 3
+
+
+def test_stop_unschedules_and_workers_leave(rehearsal: Rehearsal, traffic: Traffic) -> None:
+    alive = "select count(*) as n from ulak.workers where state = 'running'"
+    running = rehearsal.ask(alive)[0]["n"]
+
+    report = rehearsal.ask("select * from ulak.stop()")
+
+    assert sum(row["detail"] == "unscheduled" for row in report) == 5
+    assert sum(row["detail"] == "asked to leave" for row in report) == running
+    assert rehearsal.ask(JOBS) == []
+    wait_until(lambda: rehearsal.ask(alive)[0]["n"] == 0, timeout=3)
+
+
+def test_the_log_of_pg_cron_is_kept_short(rehearsal: Rehearsal) -> None:
+    """Also of jobs that are gone, and of runs that never started."""
+    with rehearsal.cluster.connect("shop") as db, db.transaction(force_rollback=True):
+        db.execute("delete from cron.job_run_details")
+        db.execute("select ulak.start()")
+        db.execute("""
+            insert into cron.job_run_details (jobid, runid, command, status, start_time)
+            select j.jobid, 1, j.command, 'failed', null from cron.job j where j.jobname like 'ulak worker 1%'
+            union all select j.jobid, 2, j.command, 'succeeded', now() - interval '2 h' from cron.job j where j.jobname like 'ulak vac%'
+            union all values
+                (1000, 3, 'call ulak.run_worker(3)', 'succeeded', now() - interval '2 h'),
+                (1001, 4, 'select of_somebody_else()', 'succeeded', now() - interval '2 h'),
+                (1002, 5, 'call ulak.run_worker(4)', 'running', now())
+        """)
+        (command,) = db.execute("select command from cron.job where jobname like 'ulak log%'").fetchone() or [""]
+
+        db.execute(command)
+
+        assert db.execute("select runid from cron.job_run_details order by 1").fetchall() == [(4,), (5,)]
