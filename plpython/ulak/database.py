@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import resource
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -39,6 +40,7 @@ class Database:
         self._stamp = stamp
         self._plans: dict[str, plpy.PLyPlan] = {}
         self._began = False
+        self._postmaster = os.getppid()
 
     def _call(self, query: str, types: Sequence[str] = (), arguments: Sequence[Any] = ()) -> plpy.PLyResult:
         plan = self._plans.get(query)
@@ -145,6 +147,10 @@ class Database:
         return {row["id"]: row["state"] for row in rows}
 
     def check(self) -> Tidings:
+        # Backends notice the postmaster's death where they wait, and a worker waits in Python. As long as one of them lives,
+        # no new server can start.
+        if os.getppid() != self._postmaster:
+            plpy.fatal("the postmaster is gone")
         row = self._call(
             "select leave, settings from ulak._worker_check($1, $2)", ("int", "text"), (self.slot, self._stamp)
         )[0]
