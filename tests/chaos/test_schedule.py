@@ -1,4 +1,4 @@
-"""pg_cron is stopped and started, from within and from without."""
+"""pg_cron hands over from run to run, is stopped and started."""
 
 from __future__ import annotations
 
@@ -12,7 +12,22 @@ LAUNCHER = "select pid from pg_stat_activity where backend_type = 'pg_cron launc
 
 
 @pytest.mark.full
+def test_workers_hand_over_each_minute_without_a_duplicate(world: World, close_books: Any) -> None:
+    world.endpoint()
+
+    with world.by_cron():
+        with world.producers():
+            before = set(wait_until(world.worker_pids, 70, "workers"))
+            wait_until(lambda: (now := set(world.worker_pids())) and not now & before, 70, "their next run")
+            world.recorder.wait_for_more(100)
+        world.drain()
+
+    close_books()
+
+
+@pytest.mark.full
 def test_pg_cron_is_stopped_and_started(world: World, close_books: Any) -> None:
+    """By ulak.stop() and ulak.start(); then its scheduler ends, which only a restart of the server brings back."""
     world.endpoint()
 
     with world.producers(pause=0.05) as producers:
@@ -23,13 +38,11 @@ def test_pg_cron_is_stopped_and_started(world: World, close_books: Any) -> None:
         assert world.recorder.count() == before
         with world.by_cron():
             world.recorder.wait_for_more(100, timeout=90)
-            launcher = world.value(LAUNCHER)
-            world.terminate(launcher)
-            wait_until(lambda: world.value(LAUNCHER) not in (None, launcher), 30, "a new launcher")
-            ran = world.worker_pids()
-            # Its next run of the workers, or of what replaced them.
-            wait_until(lambda: not set(ran) & set(pids := world.worker_pids()) and pids, 130, "new workers")
+            world.terminate(world.value(LAUNCHER))
+            wait_until(lambda: not world.worker_pids(), 70, "the end of the workers' minute")
+            world.cluster.restart()
             world.recorder.wait_for_more(50, timeout=90)
-    world.deliver_the_rest()
+            producers.stop()
+            world.drain()
 
-    close_books(duplicates=True)
+    close_books()

@@ -6,37 +6,49 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from support.cluster import Cluster
 from support.world import FULL, World
 
 
-def stop_immediately(cluster: Cluster) -> None:
-    cluster.restart("immediate")
+def stop_immediately(world: World) -> None:
+    world.cluster.restart("immediate")
 
 
-def kill_postmaster(cluster: Cluster) -> None:
-    cluster.kill()
-    cluster.start()
+def kill_a_worker(world: World) -> None:
+    """The postmaster ends all other backends and recovers."""
+    world.kill(world.wait_for_worker())
 
 
-CASES = [
-    (stop_immediately, "loops", 40 if FULL else 2),
-    *([(stop_immediately, "cron", 3), (kill_postmaster, "loops", 5)] if FULL else []),
-]
+def kill_the_postmaster(world: World) -> None:
+    world.cluster.kill()
+    world.cluster.start()
 
 
-@pytest.mark.parametrize(
-    ("crash", "runner", "times"), CASES, ids=[f"{crash.__name__}, {runner}" for crash, runner, _ in CASES]
-)
+CASES: dict[str, tuple[str, list[Callable[[World], None]]]] = {
+    "immediate stop, kill -9 of a worker, of the postmaster": (
+        "loops",
+        [stop_immediately, kill_a_worker, kill_the_postmaster],
+    ),
+}
+if FULL:
+    CASES = {
+        "immediate stop": ("loops", [stop_immediately] * 40),
+        "kill -9 of a worker": ("loops", [kill_a_worker] * 15),
+        "kill -9 of the postmaster": ("loops", [kill_the_postmaster] * 5),
+        # Each costs a minute: workers come back at its next tick.
+        "both, under pg_cron": ("cron", [stop_immediately, kill_a_worker]),
+    }
+
+
+@pytest.mark.parametrize(("runner", "crashes"), CASES.values(), ids=CASES)
 def test_the_server_crashes_again_and_again(
-    world: World, close_books: Any, crash: Callable[[Cluster], None], runner: str, times: int
+    world: World, close_books: Any, runner: str, crashes: list[Callable[[World], None]]
 ) -> None:
     world.endpoint()
 
     with world.producers(), world.workers_by(runner):
-        for _ in range(times):
+        for crash in crashes:
             world.recorder.wait_for_more(30, timeout=90)
-            crash(world.cluster)
+            crash(world)
         world.recorder.wait_for_more(30, timeout=90)
     world.deliver_the_rest()
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import random
+import signal
 import threading
 import time
 from collections import Counter
@@ -160,8 +162,10 @@ class Workers:
     def __exit__(self, *unused: object) -> None:
         self._stopping.set()
         while any(thread.is_alive() for thread in self._threads):
-            with contextlib.suppress(psycopg.OperationalError), self.cluster.connect(self.database) as db:
-                db.execute("select pg_terminate_backend(pid, 1000) from unnest(%s::integer[]) pid", [list(self._pids)])
+            # What pg_terminate_backend() does, and what works without a server too.
+            for pid in list(self._pids):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGTERM)
             for thread in self._threads:
                 thread.join(0.2)
 
