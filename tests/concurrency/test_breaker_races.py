@@ -23,7 +23,10 @@ Begin = Callable[[], Queue]
 
 @pytest.fixture(scope="module")
 def database(cluster: Cluster, template: str) -> Iterator[str]:
-    yield cluster.create_database("breaker_races", template)
+    """A session that waits where it must not gives up before the test does."""
+    cluster.create_database("breaker_races", template)
+    cluster.execute("alter database breaker_races set statement_timeout = '20s'")
+    yield "breaker_races"
     cluster.drop_database("breaker_races")
 
 
@@ -284,7 +287,6 @@ def test_disabling_stops_claims_at_once(queue: Queue, begin: Begin) -> None:
     operator = begin()
     operator.call("disable_endpoint", "shop")
     operator.call("disable_endpoint", "limited")
-    queue.db.execute("set statement_timeout = '5s'")
 
     # A claim doesn't wait for the operator: a limited endpoint is left to him, another is still what it was.
     assert {claim.endpoint for claim in queue.claim(4)} == {"shop"}

@@ -18,7 +18,10 @@ Begin = Callable[[], Queue]
 
 @pytest.fixture(scope="module")
 def database(cluster: Cluster, template: str) -> Iterator[str]:
-    yield cluster.create_database("claim_races", template)
+    """A session that waits where it must not gives up before the test does."""
+    cluster.create_database("claim_races", template)
+    cluster.execute("alter database claim_races set statement_timeout = '20s'")
+    yield "claim_races"
     cluster.drop_database("claim_races")
 
 
@@ -82,7 +85,6 @@ def test_a_claim_does_not_wait_for_another(queue: Queue, begin: Begin) -> None:
     queue.send_many(4)
     queue.send_many(4, "limited")
     first, second = begin(), begin()
-    second.db.execute("set statement_timeout = '5s'")
 
     taken = Counter(claim.endpoint for claim in first.claim(4))
     left = Counter(claim.endpoint for claim in second.claim(10))
@@ -234,7 +236,6 @@ def test_a_second_sweep_does_not_wait_for_the_first(queue: Queue, begin: Begin) 
     first = begin()
     assert first.recover(now=60) == 3
 
-    queue.db.execute("set statement_timeout = '5s'")
     assert queue.recover(now=60) == 0
     first.db.commit()
     assert queue.recover(now=60) == 0

@@ -18,7 +18,10 @@ Begin = Callable[[], Queue]
 
 @pytest.fixture(scope="module")
 def database(cluster: Cluster, template: str) -> Iterator[str]:
-    yield cluster.create_database("ordering", template)
+    """A session that waits where it must not gives up before the test does."""
+    cluster.create_database("ordering", template)
+    cluster.execute("alter database ordering set statement_timeout = '20s'")
+    yield "ordering"
     cluster.drop_database("ordering")
 
 
@@ -137,7 +140,6 @@ def test_a_key_that_is_busy_holds_nobody_up(queue: Queue, begin: Begin) -> None:
     other = queue.send(ordering_key="l")
     sender = begin()
     sender.send(ordering_key="k")
-    queue.db.execute("set statement_timeout = '5s'")
 
     claims = queue.claim(10)
     assert other in [claim.id for claim in claims]
