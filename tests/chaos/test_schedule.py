@@ -32,16 +32,16 @@ def test_pg_cron_is_stopped_and_started(world: World, close_books: Any) -> None:
 
     with world.producers(pause=0.05) as producers:
         with world.by_cron():
-            world.recorder.wait_for_more(50, timeout=90)
+            world.recorder.wait_for_more(50)
         before = world.recorder.count()
         producers.wait_for(50)
         assert world.recorder.count() == before
         with world.by_cron():
-            world.recorder.wait_for_more(100, timeout=90)
+            world.recorder.wait_for_more(100)
             world.terminate(world.value(LAUNCHER))
             wait_until(lambda: not world.worker_pids(), 70, "the end of the workers' minute")
             world.cluster.restart()
-            world.recorder.wait_for_more(50, timeout=90)
+            world.recorder.wait_for_more(50)
             producers.stop()
             world.drain()
 

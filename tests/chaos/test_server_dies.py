@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from support.world import FULL, World
+from support.world import FULL, PAUSES, World
 
 
 def stop_immediately(world: World) -> None:
@@ -45,11 +45,11 @@ def test_the_server_crashes_again_and_again(
 ) -> None:
     world.endpoint()
 
-    with world.producers(), world.workers_by(runner):
+    with world.producers(pause=PAUSES[runner]), world.workers_by(runner):
         for crash in crashes:
-            world.recorder.wait_for_more(30, timeout=90)
+            world.recorder.wait_for_more(30)
             crash(world)
-        world.recorder.wait_for_more(30, timeout=90)
+        world.recorder.wait_for_more(30)
     world.deliver_the_rest()
 
     close_books(duplicates=True, repeated_attempts=True)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from support.recorder import Behaviour
 from support.sessions import wait_until_blocked
-from support.world import FULL, World
+from support.world import FULL, PAUSES, World
 
 RUNNERS = ["loops", "cron"] if FULL else ["loops"]
 
@@ -17,10 +17,10 @@ RUNNERS = ["loops", "cron"] if FULL else ["loops"]
 def test_a_worker_is_terminated_again_and_again(world: World, close_books: Any, runner: str) -> None:
     world.endpoint()
 
-    with world.producers(), world.workers_by(runner):
+    with world.producers(pause=PAUSES[runner]), world.workers_by(runner):
         # pg_cron's two come back at the next minute only.
         for _ in range({"loops": 60 if FULL else 6, "cron": 4}[runner]):
-            world.recorder.wait_for_more(30, timeout=90)
+            world.recorder.wait_for_more(30)
             world.terminate(world.wait_for_worker())
     world.deliver_the_rest()
 

@@ -89,7 +89,7 @@ class Recorder:
                     self._seen.add(json.loads(line)["exchange"])
         return len(self._seen)
 
-    def wait_for_more(self, count: int, timeout: float = 30) -> None:
+    def wait_for_more(self, count: int, timeout: float = 90) -> None:
         """Until so many more requests have come than now."""
         goal = self.count() + count
         wait_until(lambda: self.count() >= goal, timeout, f"{count} more requests")

@@ -20,6 +20,9 @@ from support.traffic import SHOP, Producers, Workers, worker_pids
 
 FULL = os.environ.get("ULAK_CHAOS") == "full"
 
+# Of producers: what they place while pg_cron lets a minute pass has to be delivered in the end.
+PAUSES = {"loops": 0.01, "cron": 0.05}
+
 # Retries come at once and never run out, and no circuit opens: what happens is due to the fault alone.
 PATIENT = {"max_retries": 1000, "backoff": "schedule", "schedule": [0]}
 UNBROKEN = {"threshold": 1000, "cooldown": 5}
@@ -151,7 +154,7 @@ class World:
     def live(self) -> int:
         return int(self.value("select count(*) from ulak.queue where status in ('pending', 'processing')"))
 
-    def drain(self, timeout: float = 60) -> None:
+    def drain(self, timeout: float = 120) -> None:
         """Until nothing is under way; recovers and expires by the true clock meanwhile, as maintenance does."""
 
         def is_empty() -> bool:
@@ -164,12 +167,12 @@ class World:
         except TimeoutError as error:
             raise TimeoutError(f"{error}; {self.value(UNDER_WAY)}") from None
 
-    def deliver_the_rest(self, timeout: float = 60) -> None:
+    def deliver_the_rest(self) -> None:
         """After faults that left no worker: what they held is taken back at once, and delivered."""
         assert self.worker_pids() == []
         self.let_leases_run_out()
         with self.workers():
-            self.drain(timeout)
+            self.drain()
 
     def ledger(self) -> Ledger:
         with self.connect() as db:
