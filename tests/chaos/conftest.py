@@ -53,11 +53,16 @@ def world(victim: Cluster, tmp_path: Path) -> Iterator[World]:
 
 
 @pytest.fixture
-def close_books(world: World, request: pytest.FixtureRequest) -> Iterator[Close]:
-    """Closes the books of a scenario: any problem fails it. Keyword arguments are those of Allowance."""
+def row(request: pytest.FixtureRequest) -> dict[str, Any]:
+    """The scenario's row of the table."""
     name = request.node.name.removeprefix("test_").replace("_", " ")
-    row: dict[str, Any] = {"scenario": name, "verdict": "broke off"}
-    _rows.append(row)
+    _rows.append({"scenario": name, "verdict": "broke off"})
+    return _rows[-1]
+
+
+@pytest.fixture
+def close_books(world: World, row: dict[str, Any]) -> Close:
+    """Closes the books of a scenario: any problem fails it. Keyword arguments are those of Allowance."""
 
     def close(**allowed: Any) -> Report:
         report = world.audit(Allowance(**allowed))
@@ -67,7 +72,7 @@ def close_books(world: World, request: pytest.FixtureRequest) -> Iterator[Close]
         assert world.refused() <= {"53400"}
         return report
 
-    yield close
+    return close
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -57,20 +59,24 @@ def test_a_zombie_changes_nothing(world: World, close_books: Any) -> None:
     close_books(duplicates=rounds * MESSAGES)
 
 
+def has_lost_everything(world: World, pid: int) -> bool:
+    query = """
+        select ulak.recover_stale_messages() >= 0
+            and not exists (select from ulak.queue where locked_by like '%%, pid ' || %s)
+    """
+    return bool(world.value(query, pid))
+
+
 @pytest.mark.full
 def test_a_worker_sleeps_past_its_lease_while_others_work(world: World, close_books: Any) -> None:
     world.endpoint()
     world.recorder.behave("/shop", Behaviour(delay=0.1, probability=0.5))
-    taken_back = """
-        select ulak.recover_stale_messages() >= 0
-            and not exists (select from ulak.queue where locked_by like '%%, pid ' || %s)
-    """
 
     with world.producers(), world.workers(1, 2, 3):
         for _ in range(10):
             world.recorder.wait_for_more(30)
             with world.stopped(pid := world.wait_for_worker()):
-                wait_until(lambda pid=pid: world.value(taken_back, pid), 30, "recovery")
+                wait_until(partial(has_lost_everything, world, pid), 30, "recovery")
     world.deliver_the_rest()
 
     close_books(duplicates=True)
@@ -87,7 +93,7 @@ def strip_fence(project: Path) -> None:
     file.write_text(stripped)
 
 
-def test_the_books_catch_a_build_without_the_fence(world: World, tmp_path: Path) -> None:
+def test_the_books_catch_a_build_without_the_fence(world: World, row: dict[str, Any], tmp_path: Path) -> None:
     strip_fence(project := copy_project(tmp_path))
     with world.connect() as db:
         use(db, project)
@@ -101,8 +107,9 @@ def test_the_books_catch_a_build_without_the_fence(world: World, tmp_path: Path)
         world.let_retries_fall_due()
         world.drain()
 
-    problems = world.audit(Allowance(duplicates=True)).problems
-    assert Counter(problem.partition(":")[0] for problem in problems) == {
+    report = world.audit(Allowance(duplicates=True))
+    assert Counter(problem.partition(":")[0] for problem in report.problems) == {
         "settled by an attempt that was never accepted": MESSAGES,
         "more retries than attempts": MESSAGES,
     }
+    row.update(asdict(report), verdict=f"caught: {report.verdict}")
