@@ -147,8 +147,8 @@ class Database:
         return {row["id"]: row["state"] for row in rows}
 
     def check(self) -> Tidings:
-        # Backends notice the postmaster's death where they wait, and a worker waits in Python. As long as one of them lives,
-        # no new server can start.
+        # Backends notice the postmaster's death where they wait, and a worker waits in Python. As long as one of them
+        # lives, no new server can start.
         if os.getppid() != self._postmaster:
             plpy.fatal("the postmaster is gone")
         row = self._call(

@@ -62,13 +62,18 @@ class Slots:
         """For an endpoint that has nothing in flight and isn't known as slow."""
         return self._share(self.free, 0)
 
+    def room_of(self, endpoint_id: int) -> int:
+        """0 if it has had its share."""
+        free = self._free_slow if endpoint_id in self.slow else self.free
+        return self._share(free, self._held[endpoint_id])
+
     def rooms(self) -> dict[int, int]:
-        """For the other endpoints; 0 for one that has had its share."""
-        free, free_slow = self.free, max(0, min(self.total - self._taken_slow, 2 * self.total - self._taken))
-        return {
-            endpoint_id: self._share(free_slow if endpoint_id in self.slow else free, self._held[endpoint_id])
-            for endpoint_id in self._held.keys() | self.slow
-        }
+        """For the endpoints that room() doesn't tell about."""
+        return {endpoint_id: self.room_of(endpoint_id) for endpoint_id in self._held.keys() | self.slow}
+
+    @property
+    def _free_slow(self) -> int:
+        return max(0, min(self.total - self._taken_slow, 2 * self.total - self._taken))
 
     def _mark(self, endpoint_id: int) -> None:
         if endpoint_id not in self.slow:

@@ -6,6 +6,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from itertools import zip_longest
 from typing import NamedTuple
 
 from ulak import batch, endpoint, verdict
@@ -87,6 +88,8 @@ class Worker:
         self._average_bytes = UNKNOWN_BYTES
         # By id and attempt of the first message. The id alone won't do: a message whose lease was lost may come again.
         self._under_way: dict[tuple[int, int], _Sent] = {}
+        # Endpoints that got as much as they may in their last claim: they may well have more.
+        self._filled: set[int] = set()
         # Requests for which there was no slot; only batches make them.
         self._waiting: deque[tuple[Endpoint, Sequence[Message]]] = deque()
         self._done: list[_Done] = []
@@ -146,8 +149,9 @@ class Worker:
         wait = self._next_check - now
         if self._done:
             wait = min(wait, self._settle_time() - now)
-        elif self._slots.free:
-            wait = min(wait, self._pace.wait(now))
+        elif self._can_claim(now):
+            soon = self._last_claim + self._options.poll_interval_busy - now
+            wait = min(wait, soon if self._has_more() else self._pace.wait(now))
         wait = max(0.0, wait)
         if not self._courier.in_flight:
             if wait:
@@ -169,7 +173,7 @@ class Worker:
             self._done.append(_Done(sent.endpoint_id, messages, outcome, opens))
 
     def _settle_time(self) -> float:
-        return self._done_since + (SETTLE_SECONDS_UNDER_LOAD if self._pace.more else SETTLE_SECONDS)
+        return self._done_since + (SETTLE_SECONDS_UNDER_LOAD if self._pace.more or self._filled else SETTLE_SECONDS)
 
     # One transaction: what has come back, and what to send next. Nothing is sent before it is committed.
 
@@ -187,12 +191,18 @@ class Worker:
         self._database.commit()
         self._send()
 
+    def _can_claim(self, now: float) -> bool:
+        return self._slots.free > 0 and not self._waiting and not self._is_closing(now)
+
+    def _has_more(self) -> bool:
+        return self._pace.more or any(self._slots.room_of(each) for each in self._filled - self._deferred.keys())
+
     def _may_claim(self, now: float, settles: bool, opens: bool) -> bool:
-        if not self._slots.free or self._waiting or self._is_closing(now):
+        if not self._can_claim(now):
             return False
         if opens:
             return True
-        if self._pace.more:
+        if self._has_more():
             # With what is settled; by itself only if nothing is about to be.
             return settles or (not self._done and now >= self._last_claim + self._options.poll_interval_busy)
         if self._pace.wait(now) > 0:
@@ -202,10 +212,12 @@ class Worker:
         return wants
 
     def _claim(self, now: float) -> list[Claimed]:
+        self._last_claim = now
         rooms, room = self._slots.rooms(), self._slots.room()
         rooms.update(dict.fromkeys(self._deferred, 0))
         if now >= self._until:
             rooms.update(dict.fromkeys(self._slots.slow, 0))
+            self._filled -= self._slots.slow
         limit = min(self._slots.free, self._options.batch_size)
         batching = [each for each in self._endpoints.values() if each.batch_size > 1]
         if batching:
@@ -220,7 +232,6 @@ class Worker:
         except Busy:
             self._pace.claimed(now, None, False)
             return []
-        self._last_claim = now
         size = 0
         for each in claimed:
             self._held[each.message.id] = each.message.attempt
@@ -229,13 +240,16 @@ class Worker:
         if claimed:
             self._average_bytes = max(1, size // len(claimed), self._average_bytes // 2)
         newest = max((each.message.id for each in claimed), default=None)
-        self._pace.claimed(now, newest, len(claimed) >= limit or self._has_filled(claimed, rooms, room))
+        self._pace.claimed(now, newest, len(claimed) >= limit)
+        self._note_filled(claimed, rooms, room)
         return claimed
 
-    def _has_filled(self, claimed: Iterable[Claimed], rooms: dict[int, int], room: int) -> bool:
-        """Whether an endpoint has got as much as it may: it may well have more."""
+    def _note_filled(self, claimed: Iterable[Claimed], rooms: dict[int, int], room: int) -> None:
+        """An endpoint without room wasn't asked; a claim that reached its limit may have left out any of them."""
         counts = Counter(each.endpoint_id for each in claimed)
-        return any(count >= rooms.get(endpoint_id, room) for endpoint_id, count in counts.items())
+        if not self._pace.more:
+            self._filled = {each for each in self._filled if not rooms.get(each, room)}
+        self._filled |= {each for each, count in counts.items() if count >= rooms.get(each, room)}
 
     def _prepare(self, claimed: Sequence[Claimed]) -> None:
         """Sorts what was claimed into requests, reading the configs that are new."""
@@ -252,15 +266,18 @@ class Worker:
             except Busy:
                 self._give_back([each.message for each in claimed], RETRY_SECONDS)
                 return
+        requests = []
         for endpoint_id, messages in by_endpoint.items():
             known = self._endpoints.get(endpoint_id)
             if known is not None:
-                self._waiting += [(known, group) for group in batch.group(known, messages)]
+                requests.append([(known, group) for group in batch.group(known, messages)])
             else:
                 self._done_since = self._done_since if self._done else self._clock()
                 outcome = Outcome(f"{verdict.RETRYABLE} {self._problems[endpoint_id]}")
                 self._done += [_Done(endpoint_id, [message], outcome) for message in messages]
                 self._tally.add(endpoint_id, len(messages), outcome.error, 0)
+        # Endpoints take turns.
+        self._waiting.extend(each for turn in zip_longest(*requests) for each in turn if each is not None)
 
     def _load(self, ids: set[int]) -> None:
         for endpoint_id in ids:

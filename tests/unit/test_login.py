@@ -1,0 +1,20 @@
+"""Logging in by libpq: here only what fails, tests/worker has the rest."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from ulak import login
+
+
+def test_the_reason_of_a_failure_is_libpqs_own(tmp_path: Path) -> None:
+    with pytest.raises(login.LoginError, match="No such file or directory"):
+        login.ask({"host": str(tmp_path), "port": "5", "user": "nobody", "dbname": "none"}, "select 1")
+
+
+def test_a_machine_without_libpq_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ctypes.util.find_library", lambda name: "libnowhere.so.5")
+
+    with pytest.raises(login.LoginError, match=r"libnowhere\.so\.5 can't be loaded"):
+        login.ask({"host": "/"}, "select 1")

@@ -1,0 +1,38 @@
+"""Settings as the database tells them."""
+
+from __future__ import annotations
+
+import pytest
+from ulak import options
+
+SETTINGS = {
+    "batch_size": "500",
+    "capture_response": "true",
+    "cloudevents_source": "/shop",
+    "http_allow_internal_urls": "false",
+    "http_allowed_networks": "10.0.0.0/8,127.0.0.1",
+    "http_connect_timeout": "5",
+    "http_timeout": "10",
+    "lease_seconds": "30",
+    "poll_interval": "50",
+    "poll_interval_busy": "2",
+    "response_body_max_size": "65536",
+    "worker_concurrency": "1000",
+}
+
+
+def test_texts_become_what_they_mean() -> None:
+    chosen = options.parse(SETTINGS, "1.2", max_files=-1)
+
+    assert (chosen.concurrency, chosen.batch_size, chosen.lease) == (1000, 500, 30)
+    assert (chosen.poll_interval, chosen.poll_interval_busy) == (0.05, 0.002)
+    assert chosen.guard.blocked_by("10.1.2.3") is None
+    assert chosen.guard.blocked_by("127.0.0.1") is None
+    assert chosen.guard.blocked_by("127.0.0.2") == "loopback, 127.0.0.0/8"
+    assert chosen.endpoint.capture_response
+    assert (chosen.endpoint.user_agent, chosen.endpoint.cloudevents_source) == ("ulak/1.2", "/shop")
+
+
+@pytest.mark.parametrize(("max_files", "concurrency"), [(1024, 412), (100_000, 1000), (64, 1)])
+def test_there_are_no_more_requests_than_the_process_may_have_sockets(max_files: int, concurrency: int) -> None:
+    assert options.parse(SETTINGS, "1.2", max_files).concurrency == concurrency

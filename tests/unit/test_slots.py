@@ -1,0 +1,120 @@
+"""Shares of a worker's slots: nobody gets all, and who is slow is in nobody's way."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+from ulak.slots import SLOW_SECONDS, Slots
+
+QUICK, SLOW = 0.01, SLOW_SECONDS + 1
+
+
+def take(slots: Slots, endpoint_id: int, count: int) -> None:
+    for _ in range(count):
+        slots.take(endpoint_id)
+
+
+def test_an_endpoint_gets_at_most_seven_eighths() -> None:
+    slots = Slots(128)
+    assert slots.room() == 112
+
+    take(slots, 1, 112)
+
+    assert slots.free == 16
+    assert slots.rooms() == {1: 0}
+    assert slots.room() == 14
+
+
+def test_the_only_slot_can_be_used() -> None:
+    slots = Slots(1)
+    assert slots.room() == 1
+
+    take(slots, 1, 1)
+
+    assert (slots.free, slots.rooms()) == (0, {1: 0})
+
+
+def test_what_a_stuck_endpoint_holds_leaves_the_others_all_slots() -> None:
+    slots = Slots(128)
+    take(slots, 1, 112)
+
+    slots.see_stuck([1])
+
+    assert (slots.free, slots.room()) == (128, 112)
+    assert slots.rooms() == {1: 0}
+    assert slots.slow_in_flight == 112
+
+
+def test_slow_endpoints_share_a_lane() -> None:
+    slots = Slots(128)
+    take(slots, 1, 100)
+    take(slots, 2, 10)
+
+    slots.see_stuck([1, 2])
+
+    assert slots.rooms() == {1: 3, 2: 14}
+
+
+def test_an_endpoint_is_slow_until_it_answers_quickly_and_nothing_of_it_is_stuck() -> None:
+    slots = Slots(128)
+    take(slots, 1, 3)
+    slots.see_stuck([1])
+
+    slots.give_back(1, QUICK)
+    assert slots.slow == {1}
+    slots.see_stuck([])
+    assert slots.slow == {1}
+    slots.give_back(1, QUICK)
+
+    assert slots.slow == set()
+    assert (slots.free, slots.slow_in_flight) == (127, 0)
+
+
+def test_a_slow_answer_makes_an_endpoint_slow_even_if_nobody_looked_meanwhile() -> None:
+    slots = Slots(128)
+    take(slots, 1, 2)
+
+    slots.give_back(1, SLOW)
+
+    assert slots.slow == {1}
+    assert slots.slow_in_flight == 1
+
+
+def test_both_lanes_together_are_the_limit() -> None:
+    slots = Slots(16)
+    for endpoint_id in range(100):
+        take(slots, endpoint_id, min(1, slots.free))
+        slots.see_stuck(range(100))
+
+    assert slots.slow_in_flight == 32
+    assert slots.free == 0
+
+
+@given(
+    st.integers(1, 40),
+    st.lists(
+        st.tuples(st.sampled_from(["take", "quick", "slow", "stuck", "unstuck"]), st.integers(1, 4)), max_size=200
+    ),
+)
+def test_no_lane_leaks_a_slot(total: int, steps: list[tuple[str, int]]) -> None:
+    slots = Slots(total)
+    held = dict.fromkeys(range(1, 5), 0)
+    for action, endpoint_id in steps:
+        if action == "take" and slots.rooms().get(endpoint_id, slots.room()) > 0:
+            slots.take(endpoint_id)
+            held[endpoint_id] += 1
+        elif action in ("quick", "slow") and held[endpoint_id]:
+            slots.give_back(endpoint_id, QUICK if action == "quick" else SLOW)
+            held[endpoint_id] -= 1
+        elif action == "stuck" and held[endpoint_id]:
+            slots.see_stuck(slots.stuck | {endpoint_id})
+        elif action == "unstuck":
+            slots.see_stuck(slots.stuck - {endpoint_id})
+        assert slots.slow_in_flight == sum(held[each] for each in slots.slow)
+        assert 0 <= sum(held.values()) <= 2 * total
+    for endpoint_id, count in held.items():
+        for _ in range(count):
+            slots.give_back(endpoint_id, QUICK)
+
+    assert slots.free == total
+    assert slots.slow_in_flight == 0
