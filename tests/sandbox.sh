@@ -8,7 +8,7 @@ umask 022
 project=$(cd "$(dirname "$0")/.." && pwd)
 major=${PG_MAJOR:-15}
 packages=(
-    ca-certificates chromium make python3 python3-pycurl python3-venv
+    ca-certificates chromium curl make python3 python3-pycurl python3-venv
     "postgresql-$major" "postgresql-plpython3-$major" "postgresql-$major-cron" "postgresql-$major-plpgsql-check"
 )
 

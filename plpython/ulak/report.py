@@ -368,7 +368,9 @@ def _maintenance(data: Row, now: datetime.datetime) -> Markup:
     )
     last = max((row["started_at"] for row in rows if row["started_at"] and row["step"] != "vacuum"), default=None)
     return _panel(
-        "Maintenance", [tag("p", chips, class_="chips"), tag("ul", errors, class_="causes")], note=f"ran {wording.ago(last, now)}"
+        "Maintenance",
+        [tag("p", chips, class_="chips"), tag("ul", errors, class_="causes")],
+        note=f"ran {wording.ago(last, now)}",
     )
 
 

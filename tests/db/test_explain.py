@@ -124,7 +124,9 @@ def test_a_lease_that_ran_out_is_taken_back_by_whoever_is_there(queue: Queue) ->
 
     add_worker(queue, heartbeat=61)
 
-    assert ending(queue, id, now=61)[1] == "next: the lease ran out. A worker or maintenance takes it back and retries it"
+    assert (
+        ending(queue, id, now=61)[1] == "next: the lease ran out. A worker or maintenance takes it back and retries it"
+    )
 
 
 def test_a_message_behind_another_of_its_key_names_that_one(queue: Queue) -> None:
@@ -142,8 +144,14 @@ def test_an_open_circuit_says_when_it_probes(queue: Queue) -> None:
     id = queue.send()
     open_circuit(queue)
 
-    assert ending(queue, id, now=10) == (30.0, 'next: the circuit of endpoint "shop" is open; one message is sent as a probe in 20.0s')
-    assert ending(queue, id, now=30)[1] == 'next: the circuit of endpoint "shop" is due for a probe, with a worker\'s next claim'
+    assert ending(queue, id, now=10) == (
+        30.0,
+        'next: the circuit of endpoint "shop" is open; one message is sent as a probe in 20.0s',
+    )
+    assert (
+        ending(queue, id, now=30)[1]
+        == 'next: the circuit of endpoint "shop" is due for a probe, with a worker\'s next claim'
+    )
 
 
 def test_while_a_probe_is_under_way_the_others_wait_for_it(queue: Queue) -> None:
@@ -175,7 +183,7 @@ def test_a_released_backlog_is_limited_as_well(queue: Queue) -> None:
     queue.call("disable_endpoint", "shop")
     queue.call("enable_endpoint", "shop", 2, now=queue.at(0))
 
-    assert 'limited to 2.00 messages a second; the next may go in 500ms' in ending(queue, id)[1]
+    assert "limited to 2.00 messages a second; the next may go in 500ms" in ending(queue, id)[1]
 
 
 def test_a_full_endpoint_waits_for_one_in_flight(queue: Queue) -> None:
@@ -184,7 +192,10 @@ def test_a_full_endpoint_waits_for_one_in_flight(queue: Queue) -> None:
     id = queue.send()
     queue.claim_one()
 
-    assert ending(queue, id)[1] == 'next: endpoint "shop" has its 1 messages in flight; the next goes when one of them ends'
+    assert (
+        ending(queue, id)[1]
+        == 'next: endpoint "shop" has its 1 messages in flight; the next goes when one of them ends'
+    )
 
 
 def test_a_disabled_endpoint_holds_it(queue: Queue) -> None:

@@ -1,0 +1,589 @@
+"""doctor(): each finding is produced for real, and its fix is run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+import psycopg
+import pytest
+from support.cluster import Cluster, Connect
+from support.queue import Queue
+from support.sessions import Running, wait_until
+from support.standby import Standby
+from support.statistics import add_worker
+
+DB = psycopg.Connection[Any]
+
+HTTP = {"url": "https://shop.internal/hook"}
+SIGNED = {"signing_secret": "whsec_c2VjcmV0LXNlY3JldC1zZWNyZXQtc2VjcmV0LXh5eg=="}
+
+
+def findings(queue: Queue, check: str, now: float = 0) -> list[dict[str, Any]]:
+    query = 'select severity, finding, fix from ulak.doctor(%s) where "check" = %s'
+    return queue.rows(query, queue.at(now), check)
+
+
+def found(queue: Queue, check: str, now: float = 0) -> dict[str, Any]:
+    """The only finding of a check."""
+    (finding,) = findings(queue, check, now)
+    return finding
+
+
+def mend(queue: Queue, finding: dict[str, Any]) -> None:
+    queue.db.execute(finding["fix"])
+
+
+def test_a_fresh_installation_has_nothing_but_the_harness_own_fault(queue: Queue) -> None:
+    rows = queue.rows("select * from ulak.doctor()")
+
+    # Test clusters run without fsync.
+    assert [(row["severity"], row["check"]) for row in rows] == [("critical", "settings")]
+    assert rows[0]["finding"].startswith("fsync is off")
+    assert rows[0]["fix"] == "alter system set fsync = on; -- then: select pg_reload_conf();"
+
+
+def test_the_worst_comes_first(queue: Queue) -> None:
+    queue.endpoint("shop", {"url": "https://example.com/hook"}, protocol="http")
+    queue.send()
+    queue.call("disable_endpoint", "shop")
+
+    severities = queue.column("select severity from ulak.doctor()")
+
+    assert severities == sorted(severities, key=["critical", "warning", "info"].index)
+    assert set(severities) == {"critical", "warning", "info"}
+
+
+# Workers and their scheduler.
+
+
+def test_no_worker_alive_is_critical(queue: Queue) -> None:
+    queue.endpoint("shop", HTTP, protocol="http")
+    assert found(queue, "workers") == {
+        "severity": "critical",
+        "finding": "no worker is alive",
+        "fix": "select * from ulak.start();",
+    }
+
+    add_worker(queue)
+
+    assert findings(queue, "workers") == []
+    assert found(queue, "workers", now=60)["finding"] == "no worker is alive; the last sign of life was 1m 0s ago"
+
+
+def test_a_worker_that_went_silent_is_told_beside_one_that_works(queue: Queue) -> None:
+    queue.endpoint("shop", HTTP, protocol="http")
+    add_worker(queue, 1, heartbeat=-30)
+    add_worker(queue, 2)
+
+    finding = found(queue, "workers")
+
+    assert (finding["severity"], finding["finding"]) == ("warning", "worker 1 went silent 30.0s ago")
+
+
+def test_pull_endpoints_need_no_worker(queue: Queue) -> None:
+    queue.endpoint()
+
+    assert findings(queue, "workers") == []
+
+
+def test_jobs_that_can_not_run_are_told_from_jobs_that_are_missing(cluster: Cluster, cron_database: str) -> None:
+    with cluster.connect(cron_database) as db:
+        queue = Queue(db, base=db.execute("select now()").fetchone()[0])  # type: ignore[index]
+        queue.endpoint("shop", HTTP, protocol="http")
+        assert found(queue, "workers")["finding"] == "no worker is alive, and pg_cron has no job for one"
+
+        db.execute("select cron.schedule('ulak worker 1 in ' || current_database(), '* * * * *', 'select 1/0')")
+
+        finding = found(queue, "workers")
+        assert finding["finding"].startswith("no worker is alive, though pg_cron has jobs for them")
+        mend(queue, finding)
+
+
+def test_a_worker_that_nobody_will_start_again_is_told(cluster: Cluster, cron_database: str) -> None:
+    with cluster.connect(cron_database) as db, cluster.connect(cron_database) as runner:
+        queue = Queue(db, base=db.execute("select now()").fetchone()[0])  # type: ignore[index]
+        queue.endpoint("shop", HTTP, protocol="http")
+        running = Running(lambda: runner.execute("call ulak.run_worker(1, 0.5)"))
+        wait_until(lambda: queue.value("select count(*) from ulak.workers"))
+
+        finding = found(queue, "workers")
+        mend(queue, finding)
+
+        assert finding["severity"] == "warning"
+        assert finding["finding"] == "workers run, but pg_cron has no job that will start the next ones"
+        assert findings(queue, "workers") == []
+        running.result()
+
+
+@pytest.fixture(scope="module")
+def other_cluster() -> Iterator[Cluster]:
+    """One whose settings these tests change."""
+    cluster = Cluster.create(settings={"shared_preload_libraries": ""})
+    cluster.create_database("app")
+    cluster.install("app")
+    with cluster.connect("app") as db:
+        Queue(db).endpoint("shop", HTTP, protocol="http")
+    yield cluster
+    cluster.remove()
+
+
+@pytest.mark.parametrize(
+    ("settings", "check", "finding", "fix"),
+    [
+        (
+            {"shared_preload_libraries": "auto_explain"},
+            "pg_cron",
+            "it is not loaded",
+            "alter system set shared_preload_libraries = 'auto_explain', 'pg_cron';",
+        ),
+        (
+            {"shared_preload_libraries": "pg_cron", "cron.database_name": "nowhere"},
+            "pg_cron",
+            "its scheduler is not running",
+            "-- restart the server.",
+        ),
+        ({"cron.database_name": "app"}, "pg_cron", "it is loaded, but not created", "create extension pg_cron;"),
+        (
+            {"cron.database_name": "postgres", "cron.use_background_workers": True, "cron.max_running_jobs": 2},
+            "mode",
+            "pg_cron 1.4 makes every job wait for the longest one",
+            "alter system set cron.use_background_workers = off;",
+        ),
+        (
+            {},
+            "max_running_jobs",
+            "2 workers and 3 other jobs need 5, it is 2",
+            "alter system set cron.max_running_jobs = 5;",
+        ),
+    ],
+    ids=["missing", "stopped", "not created", "wrong mode", "too few jobs"],
+)
+def test_a_pg_cron_that_can_not_serve_is_critical(
+    other_cluster: Cluster, settings: dict[str, Any], check: str, finding: str, fix: str
+) -> None:
+    if settings:
+        other_cluster.configure(settings)
+        other_cluster.restart()
+    with other_cluster.connect("app") as db:
+        queue = Queue(db)
+
+        told = found(queue, check)
+
+        assert told["severity"] == "critical"
+        assert told["finding"].startswith(finding)
+        assert told["fix"].startswith(fix)
+        db.execute(told["fix"])
+        db.execute("alter system reset all")
+
+
+def test_an_autovacuum_that_is_off_is_told(other_cluster: Cluster) -> None:
+    other_cluster.configure({"autovacuum": False})
+    other_cluster.reload()
+    with other_cluster.connect("app") as db:
+        queue = Queue(db)
+
+        def told() -> list[dict[str, Any]]:
+            return [each for each in findings(queue, "settings") if "autovacuum" in each["finding"]]
+
+        (finding,) = wait_until(told)
+        mend(queue, finding)
+        db.execute("select pg_reload_conf()")
+
+        wait_until(lambda: not told())
+
+
+# Maintenance.
+
+
+def test_maintenance_that_never_ran_is_told_until_it_has(db: DB) -> None:
+    queue = Queue(db)
+    queue.endpoint()
+
+    finding = found(queue, "maintenance")
+    mend(queue, finding)
+
+    assert (finding["severity"], finding["finding"]) == ("warning", "run_maintenance() never ran")
+    assert findings(queue, "maintenance", now=-3600) == []
+    assert "recover ran 1h" in found(queue, "maintenance", now=60)["finding"]
+
+
+def test_a_step_that_fails_is_critical_and_says_why(db: DB) -> None:
+    queue = Queue(db)
+    db.execute("alter function ulak._cleanup(text, integer, integer, timestamptz) rename to _cleanup_gone")
+    db.execute("call ulak.run_maintenance()")
+
+    finding = found(queue, "maintenance", now=-3600)
+
+    assert finding["severity"] == "critical"
+    assert "inbox_retention failed: function ulak._cleanup" in finding["finding"]
+
+
+def test_a_missing_month_is_made(queue: Queue) -> None:
+    month = queue.value("select to_char(now() at time zone 'UTC' + interval '1 month', 'YYYY_MM')")
+    queue.db.execute(f"drop table ulak.archive_{month}")
+
+    finding = found(queue, "partitions")
+    mend(queue, finding)
+
+    assert finding["finding"] == f"partition archive_{month} is missing"
+    assert findings(queue, "partitions") == []
+
+
+def test_a_default_partition_is_emptied(queue: Queue) -> None:
+    endpoint = queue.endpoint()
+    queue.db.execute(
+        "insert into ulak.archive (id, endpoint_id, payload, created_at, status) values (1, %s, '{}', '2020-02-03Z', 'completed')",
+        [endpoint],
+    )
+
+    finding = found(queue, "partitions")
+    mend(queue, finding)
+
+    assert finding["finding"].startswith("archive_default is not empty")
+    assert findings(queue, "partitions") == []
+
+
+def test_a_restored_cluster_that_was_not_adopted_is_critical(queue: Queue) -> None:
+    queue.db.execute("update ulak.cluster_identity set system_identifier = 1")
+
+    finding = found(queue, "cluster")
+    mend(queue, finding)
+
+    assert finding["severity"] == "critical"
+    assert findings(queue, "cluster") == []
+
+
+# Dead letters.
+
+
+def test_a_dead_letter_queue_that_grows_is_told_with_its_commonest_cause(queue: Queue) -> None:
+    queue.endpoint()
+    ids = queue.send_many(21)
+    for id in ids[:9]:
+        queue.bury(id, "HTTP 404")
+    assert findings(queue, "dlq") == []
+
+    queue.bury(ids[9], "HTTP 422")
+
+    finding = found(queue, "dlq")
+    assert finding["finding"] == (
+        "the dead-letter queue grows: 10 entered in the last hour, 0 in the hour before; most often: [PERMANENT] HTTP 404"
+    )
+    mend(queue, finding)
+    # No more than before: it doesn't grow.
+    for id in ids[10:20]:
+        queue.bury(id, "HTTP 404", now=3700)
+    assert findings(queue, "dlq", now=3700) == []
+    queue.bury(ids[20], "HTTP 404", now=3700)
+    assert len(findings(queue, "dlq", now=3700)) == 1
+
+
+def test_dead_letters_that_are_about_to_be_deleted_are_told(queue: Queue) -> None:
+    queue.endpoint()
+    letter = queue.bury(queue.send())
+    later = timedelta(days=28).total_seconds()
+    assert findings(queue, "dlq", now=timedelta(days=26).total_seconds()) == []
+
+    finding = found(queue, "dlq", now=later)
+    mend(queue, finding)
+    queue.call("redrive_message", letter)
+
+    assert finding["finding"] == (
+        'dead letters that nobody has redriven are deleted in 2d 0h, the oldest is of endpoint "shop"'
+    )
+    assert findings(queue, "dlq", now=later) == []
+
+
+# Endpoints.
+
+
+def test_an_endpoint_that_is_open_for_long_is_critical(queue: Queue) -> None:
+    endpoint = queue.endpoint()
+    queue.call("update_circuit_breaker", endpoint, True, now=queue.at(0))
+    for _ in range(10):
+        queue.call("update_circuit_breaker", endpoint, False, now=queue.at(60))
+    assert findings(queue, "circuit", now=599) == []
+
+    finding = found(queue, "circuit", now=601)
+
+    assert finding["severity"] == "critical"
+    assert finding["finding"] == (
+        'endpoint "shop" is open and has had no success for 10m 1s, 0 messages wait: [RETRYABLE] reported'
+    )
+    assert finding["fix"].startswith("select * from ulak.ping('shop'); -- when it answers again: ")
+    queue.db.execute(finding["fix"].split("again: ")[1])
+    assert findings(queue, "circuit", now=601) == []
+
+
+def test_a_message_that_waits_for_long_is_told(queue: Queue) -> None:
+    queue.endpoint()
+    queue.send_many(2)
+    assert findings(queue, "backlog", now=899) == []
+
+    finding = found(queue, "backlog", now=901)
+    mend(queue, finding)
+
+    assert finding["severity"] == "warning"
+    assert finding["finding"] == 'the oldest message for endpoint "shop" has waited for 15m 1s, 2 wait'
+    assert found(queue, "backlog", now=3601)["severity"] == "critical"
+
+
+def test_a_disabled_endpoint_that_holds_messages_is_told(queue: Queue) -> None:
+    queue.endpoint()
+    queue.send()
+    queue.call("disable_endpoint", "shop")
+
+    finding = found(queue, "disabled")
+    mend(queue, finding)
+
+    assert (finding["severity"], finding["finding"]) == ("info", 'endpoint "shop" is disabled and holds 1 messages')
+    assert findings(queue, "disabled") == []
+
+
+def test_a_queue_that_fills_up_is_told(queue: Queue) -> None:
+    queue.endpoint()
+    queue.send_many(9)
+    queue.call("configure", "max_queue_size", "10")
+
+    finding = found(queue, "queue")
+    mend(queue, finding)
+
+    assert (finding["severity"], finding["finding"]) == (
+        "warning",
+        "9 of 10 messages that the queue may hold are in it",
+    )
+    assert findings(queue, "queue") == []
+
+
+def test_messages_of_a_dropped_endpoint_are_told(queue: Queue) -> None:
+    endpoint = queue.endpoint()
+    queue.send_many(3)
+    queue.db.execute("delete from ulak.endpoints")
+
+    finding = found(queue, "dropped endpoint")
+    mend(queue, finding)
+
+    assert finding["finding"] == f"messages wait for endpoint {endpoint}, which does not exist"
+    assert findings(queue, "dropped endpoint") == []
+    assert queue.value("select count(*) from ulak.dlq") == 3
+
+
+# Settings and signatures.
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "finding"),
+    [
+        ("http_allow_internal_urls", "true", "http_allow_internal_urls is on"),
+        ("max_queue_size", "0", "max_queue_size is 0"),
+        ("default_max_retries", "0", "default_max_retries is 0"),
+        ("retry_base_delay", "301", "retry_base_delay is above retry_max_delay"),
+        ("poll_interval", "1001", "poll_interval is above a second"),
+    ],
+)
+def test_a_suspicious_setting_is_told(queue: Queue, name: str, value: str, finding: str) -> None:
+    queue.call("configure", name, value)
+
+    def told() -> list[dict[str, Any]]:
+        return [each for each in findings(queue, "settings") if each["finding"].startswith(finding)]
+
+    (suspicious,) = told()
+    mend(queue, suspicious)
+
+    assert told() == []
+
+
+@pytest.mark.parametrize(
+    ("check", "config", "finding"),
+    [
+        ("signature", {"url": "https://example.com/x"}, "its requests are not signed"),
+        ("signature", {"url": "https://8.8.8.8/x"}, "its requests are not signed"),
+        ("signature", {"url": "https://example.com/x", "signing_secret": "short-one"}, "a short secret of 9 bytes"),
+        (
+            "signature",
+            {"url": "https://example.com/x", "signing_secret": "whsec_c2VjcmV0LXNlY3JldC0xNg=="},
+            "a short secret of 16 bytes",
+        ),
+        ("transport", {"url": "http://example.com/x", **SIGNED}, "reached without TLS"),
+        (
+            "transport",
+            {"url": "https://example.com/x", "ssl_verify": False, **SIGNED},
+            "its certificate is not verified",
+        ),
+    ],
+)
+def test_a_public_endpoint_that_is_weakly_protected_is_told(
+    queue: Queue, check: str, config: dict[str, Any], finding: str
+) -> None:
+    queue.endpoint("shop", config, protocol="http")
+
+    told = found(queue, check)
+    mend(queue, told)
+
+    assert finding in told["finding"]
+    assert findings(queue, check) == []
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "localhost",
+        "billing",
+        "db.internal",
+        "10.1.2.3",
+        "172.20.0.1",
+        "192.168.1.1",
+        "[::1]",
+        "[fd00::1]",
+        "127.0.0.1:80",
+    ],
+)
+def test_an_internal_endpoint_is_left_alone(queue: Queue, host: str) -> None:
+    queue.endpoint("shop", {"url": f"http://{host}/x"}, protocol="http")
+
+    assert findings(queue, "signature") + findings(queue, "transport") == []
+
+
+def test_no_finding_gives_a_secret_away(queue: Queue) -> None:
+    queue.endpoint("shop", {"url": "http://example.com/x", "signing_secret": "hunter2-2"}, protocol="http")
+
+    assert "hunter2" not in str(queue.rows("select * from ulak.doctor()"))
+
+
+# Vacuum, and who holds it back.
+
+
+@pytest.fixture
+def littered(db: DB) -> Queue:
+    """A queue that can be littered with dead rows, which nobody vacuums by himself."""
+    queue = Queue(db, base=db.execute("select now()").fetchone()[0])  # type: ignore[index]
+    db.execute("alter table ulak.queue set (autovacuum_enabled = off)")
+    queue.endpoint()
+    db.execute(
+        "insert into ulak.queue (endpoint_id, payload) select id, '{}' from ulak.endpoints, generate_series(1, 5001)"
+    )
+    return queue
+
+
+def litter(queue: Queue) -> None:
+    for _ in range(2):
+        queue.db.execute("update ulak.queue set updated_at = now()")
+    queue.db.execute("select pg_stat_force_next_flush()")
+
+
+def held_back(queue: Queue, by: str) -> dict[str, Any]:
+    """The finding that names who does it, some minutes later and after a vacuum that could not do its work."""
+    litter(queue)
+    queue.db.execute("vacuum ulak.queue")
+
+    def told() -> list[dict[str, Any]]:
+        return [each for each in findings(queue, "vacuum", now=120) if by in each["finding"]]
+
+    (finding,) = wait_until(told, message=by)
+    assert finding["finding"].startswith("10002 dead rows of ulak.queue are held back by ")
+    return finding
+
+
+def is_free(queue: Queue) -> bool:
+    queue.db.execute("vacuum ulak.queue")
+    return findings(queue, "vacuum", now=120) == []
+
+
+def test_dead_rows_that_nobody_vacuumed_are_told(littered: Queue) -> None:
+    litter(littered)
+
+    finding = wait_until(lambda: findings(littered, "vacuum"))[0]
+    mend(littered, finding)
+
+    assert finding["finding"] == "10002 dead rows of ulak.queue were not vacuumed; the last vacuum is not known"
+    assert findings(littered, "vacuum") == []
+
+
+def test_a_session_that_holds_vacuum_back_is_named(littered: Queue, connect: Connect) -> None:
+    idler = connect("ulak_application", autocommit=False)
+    idler.execute("set application_name = 'nightly report'")
+    idler.execute("set transaction isolation level repeatable read")
+    idler.execute("select 1")
+    pid = idler.info.backend_pid
+
+    finding = held_back(littered, f"session {pid} of test_ulak_application (nightly report), idle in transaction")
+    mend(littered, finding)
+
+    assert finding["fix"] == f"select pg_terminate_backend({pid});"
+    wait_until(lambda: is_free(littered))
+
+
+def test_a_session_is_told_after_an_hour_even_if_nothing_is_dead_yet(littered: Queue, connect: Connect) -> None:
+    idler = connect(autocommit=False)
+    idler.execute("set transaction isolation level repeatable read")
+    idler.execute("select 1")
+    assert findings(littered, "vacuum", now=3000) == []
+
+    (finding,) = findings(littered, "vacuum", now=3700)
+
+    assert finding["finding"].startswith(f"vacuum will be held back by session {idler.info.backend_pid} ")
+
+
+def test_a_prepared_transaction_that_holds_vacuum_back_is_named(littered: Queue, connect: Connect) -> None:
+    session = connect()
+    session.execute("begin")
+    session.execute("create table forgotten ()")
+    session.execute("prepare transaction 'two phases'")
+
+    finding = held_back(littered, 'prepared transaction "two phases" of postgres')
+    mend(littered, finding)
+
+    assert finding["fix"].startswith("rollback prepared 'two phases';")
+    wait_until(lambda: is_free(littered))
+
+
+def oldest_transaction(queue: Queue) -> int:
+    return int(queue.value("select pg_current_xact_id()::text"))
+
+
+def test_a_standby_that_holds_vacuum_back_is_named(littered: Queue, cluster: Cluster) -> None:
+    with Standby(cluster.dsn(), "reader") as standby:
+        standby.hold(oldest_transaction(littered))
+        wait_until(lambda: littered.value("select backend_xmin is not null from pg_stat_replication"))
+
+        finding = held_back(littered, 'standby "reader" at local, by hot_standby_feedback')
+        mend(littered, finding)
+
+        wait_until(lambda: is_free(littered))
+
+
+def test_a_replication_slot_that_holds_vacuum_back_is_named(littered: Queue, cluster: Cluster) -> None:
+    littered.db.execute("select pg_create_physical_replication_slot('left_behind')")
+    with Standby(cluster.dsn(), "reader", "left_behind") as standby:
+        standby.hold(oldest_transaction(littered))
+        wait_until(lambda: littered.value("select xmin is not null from pg_replication_slots"))
+    wait_until(lambda: littered.value("select not active from pg_replication_slots"))
+
+    finding = held_back(littered, 'replication slot "left_behind", without a standby')
+    mend(littered, finding)
+
+    assert finding["fix"].startswith("select pg_drop_replication_slot('left_behind');")
+    wait_until(lambda: is_free(littered))
+
+
+def test_a_session_in_another_database_holds_nothing_back(littered: Queue, cluster: Cluster) -> None:
+    with cluster.connect("postgres", autocommit=False) as elsewhere:
+        elsewhere.execute("set transaction isolation level repeatable read")
+        elsewhere.execute("select 1")
+        litter(littered)
+
+        assert is_free(littered)
+
+
+def test_a_monitor_may_ask(db: DB, connect: Connect) -> None:
+    queue = Queue(db)
+    queue.endpoint("shop", {"url": "https://example.com/x", "signing_secret": "hunter2-2"}, protocol="http")
+
+    told = connect("ulak_monitor").execute("select * from ulak.doctor()").fetchall()
+
+    assert "signature" in [row[1] for row in told]
+    assert "hunter2" not in str(told)
+    with pytest.raises(psycopg.errors.InsufficientPrivilege):
+        connect("ulak_application").execute("select * from ulak.doctor()")

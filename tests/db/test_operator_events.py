@@ -1,0 +1,225 @@
+"""Operator events: ulak tells subscribers about its endpoints and dead letters, never about its own telling."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import psycopg
+import pytest
+from support.cluster import Connect
+from support.queue import Queue
+from support.sessions import Running
+
+EVENTS = ["ulak.endpoint.closed", "ulak.endpoint.disabled", "ulak.endpoint.opened", "ulak.message.dead"]
+
+
+def told(queue: Queue, endpoint: str = "ops") -> list[Any]:
+    """Payloads that wait for it, in order."""
+    return queue.column(
+        "select payload from ulak.queue where endpoint_id = (select id from ulak.endpoints where name = %s) order by id",
+        endpoint,
+    )
+
+
+def break_circuit(queue: Queue, endpoint: str, now: float = 0) -> None:
+    id = queue.circuit(endpoint)["id"]
+    for _ in range(10):
+        queue.call("update_circuit_breaker", id, False, now=queue.at(now))
+
+
+@pytest.fixture
+def ops(queue: Queue) -> Queue:
+    """`shop` is watched by `ops`."""
+    queue.endpoint("shop")
+    queue.endpoint("ops")
+    for event in EVENTS:
+        queue.call("subscribe", event, "ops")
+    return queue
+
+
+def test_every_installation_knows_them(queue: Queue) -> None:
+    query = "select name from ulak.event_types where starts_with(name, 'ulak.') and description is not null order by 1"
+
+    assert queue.column(query) == EVENTS
+
+
+def test_nobody_can_make_drop_or_publish_them(queue: Queue) -> None:
+    assert queue.refuses("create_event_type", "ulak.endpoint.mine").sqlstate == "42939"
+    assert queue.refuses("drop_event_type", "ulak.message.dead").sqlstate == "42939"
+    assert queue.refuses("publish", "ulak.message.dead", {}).sqlstate == "42939"
+
+
+def test_an_opened_circuit_is_told_once_until_it_closes(ops: Queue) -> None:
+    ops.send("shop")
+    break_circuit(ops, "shop")
+    # A probe that fails opens it again: no news.
+    ops.fail(ops.claim_one(endpoint="shop", now=31), now=32)
+    assert ops.state("shop") == "open"
+
+    (event,) = told(ops)
+
+    assert (event["type"], event["endpoint"], event["failures"]) == ("ulak.endpoint.opened", "shop", 10)
+    assert event["error"] == "[RETRYABLE] reported"
+
+
+def test_a_closed_circuit_is_told(ops: Queue) -> None:
+    ops.send("shop")
+    break_circuit(ops, "shop")
+    ops.complete(ops.claim_one(endpoint="shop", now=31), now=32)
+
+    assert [event["type"] for event in told(ops)] == ["ulak.endpoint.opened", "ulak.endpoint.closed"]
+
+
+def test_a_reset_of_a_closed_circuit_is_no_news(ops: Queue) -> None:
+    ops.call("reset_circuit_breaker", "shop")
+    assert told(ops) == []
+
+    break_circuit(ops, "shop")
+    ops.call("reset_circuit_breaker", "shop")
+
+    assert [event["type"] for event in told(ops)] == ["ulak.endpoint.opened", "ulak.endpoint.closed"]
+
+
+def test_a_disabled_endpoint_is_told_with_its_reason(ops: Queue) -> None:
+    ops.call("disable_endpoint", "shop")
+    ops.call("disable_endpoint", "shop")
+    ops.call("enable_endpoint", "shop")
+
+    (event,) = told(ops)
+
+    assert (event["type"], event["endpoint"]) == ("ulak.endpoint.disabled", "shop")
+    assert event["reason"].startswith("disabled by ")
+
+
+def test_an_endpoint_that_is_gone_is_told_as_disabled_and_its_message_as_dead(ops: Queue) -> None:
+    ops.call("create_endpoint", "gone", "http", {"url": "https://example.com/hook", "auto_disable_on_gone": True})
+    ops.send("gone")
+    ops.fail(ops.claim_one(endpoint="gone"), "[DISABLE] HTTP 410")
+
+    events = told(ops)
+
+    assert [event["type"] for event in events] == ["ulak.message.dead", "ulak.endpoint.disabled"]
+    assert events[1]["reason"] == "the receiver answered 410 Gone"
+
+
+def test_dead_letters_are_told_each_and_without_their_payload(ops: Queue) -> None:
+    ids = [ops.send("shop", {"iban": "DE02"}) for _ in range(3)]
+    for claim in ops.claim(3, endpoint="shop"):
+        ops.fail(claim, "HTTP 404", permanent=True)
+
+    events = told(ops)
+
+    assert [event["message"] for event in events] == ids
+    assert events[0] == {
+        "type": "ulak.message.dead",
+        "at": events[0]["at"],
+        "endpoint": "shop",
+        "message": ids[0],
+        "message_id": str(ops.value("select message_id from ulak.dlq where original_message_id = %s", ids[0])),
+        "attempts": 1,
+        "error": "[PERMANENT] HTTP 404",
+    }
+
+
+def test_a_message_that_recovery_gives_up_is_told(ops: Queue) -> None:
+    ops.endpoint("brittle", policy={"max_retries": 0})
+    ops.send("brittle")
+    ops.claim_one(endpoint="brittle", lease=10)
+
+    ops.recover(now=11)
+
+    assert [event["endpoint"] for event in told(ops)] == ["brittle"]
+
+
+def test_a_filter_narrows_what_is_told(queue: Queue) -> None:
+    for name in ("shop", "bank", "ops"):
+        queue.endpoint(name)
+    queue.call("subscribe", "ulak.message.dead", "ops", filter={"endpoint": "bank"})
+
+    for name in ("shop", "bank"):
+        queue.bury(queue.send(name))
+
+    assert [event["endpoint"] for event in told(queue)] == ["bank"]
+
+
+def test_an_endpoint_is_told_nothing_about_itself(ops: Queue) -> None:
+    break_circuit(ops, "ops")
+    ops.call("disable_endpoint", "ops")
+    ops.bury(ops.send("ops"))
+
+    assert [event.get("type") for event in told(ops)] == [None]
+
+
+def test_the_death_of_an_operator_event_is_told_to_nobody(ops: Queue) -> None:
+    ops.endpoint("second")
+    ops.call("subscribe", "ulak.message.dead", "second")
+    ops.bury(ops.send("shop"))
+    (letter,) = ops.column("select id from ulak.queue where endpoint_id = %s", ops.circuit("ops")["id"])
+
+    dead = ops.bury(letter)
+
+    assert len(told(ops, "second")) == 1
+    assert ops.call("redrive_message", dead) > letter
+    assert len(told(ops, "second")) == 1
+
+
+def test_two_watchers_that_are_down_do_not_talk_in_a_circle(queue: Queue) -> None:
+    queue.endpoint("a", {"circuit_breaker": {"threshold": 1}}, {"max_retries": 0})
+    queue.endpoint("b", {"circuit_breaker": {"threshold": 1}}, {"max_retries": 0})
+    for event in EVENTS:
+        queue.call("subscribe", event, "a")
+        queue.call("subscribe", event, "b")
+    queue.send("a")
+
+    for step in range(50):
+        for claim in queue.claim(10, now=step * 60):
+            queue.fail(claim, now=step * 60)
+
+    # b heard that a opened and that its message died; a heard that b opened. Nothing more was said.
+    assert queue.value("select count(*) from ulak.dlq") == 4
+    assert queue.claim(10, now=51 * 60) == []
+
+
+def test_without_a_subscription_nothing_is_queued(queue: Queue) -> None:
+    queue.endpoint("shop")
+    queue.bury(queue.send("shop"))
+    break_circuit(queue, "shop")
+    queue.call("disable_endpoint", "shop")
+
+    assert queue.value("select count(*) from ulak.queue where status = 'pending'") == 0
+
+
+def test_a_full_queue_never_makes_a_settle_fail(ops: Queue) -> None:
+    ops.send("shop")
+    claim = ops.claim_one(endpoint="shop")
+    ops.send("shop")
+    ops.db.execute("set local ulak.max_queue_size = 1")
+
+    ops.fail(claim, "HTTP 404", permanent=True)
+
+    assert ops.status(claim.id) == "failed"
+    assert told(ops) == []
+    assert ops.value("select detail ->> 'event_type' from ulak.event_log where event = 'operator_event.skipped'") == (
+        "ulak.message.dead"
+    )
+
+
+def test_an_endpoint_that_is_being_dropped_holds_nobody_up(db: psycopg.Connection[Any], connect: Connect) -> None:
+    queue = Queue(db)
+    queue.endpoint("shop")
+    queue.endpoint("ops")
+    queue.call("subscribe", "ulak.message.dead", "ops")
+    id = queue.send("shop")
+    dropping = connect(autocommit=False)
+    dropping.execute("select ulak.drop_endpoint('ops')")
+
+    Running(lambda: queue.bury(id)).result(timeout=5)
+
+    dropping.commit()
+    assert queue.column("select status from ulak.queue") == ["failed"]
+
+
+def test_they_carry_their_type_as_cloudevents_do(ops: Queue) -> None:
+    ops.bury(ops.send("shop"))
+
+    assert ops.value("select metadata from ulak.queue where status = 'pending'") == {"event_type": "ulak.message.dead"}
