@@ -13,10 +13,12 @@ DB = psycopg.Connection[Any]
 FUNCTIONS = {
     "ulak_application": """
         send send_with_options send_batch send_batch_with_priority publish publish_batch
-        message_status mark_handled setting
+        message_status mark_handled setting help
     """,
     "ulak_monitor": """
-        dlq_summary message_status retry_delay setting
+        dlq_summary message_status retry_delay setting help
+        get_endpoint_health get_worker_status health_check metrics metrics_text doctor explain history report
+        _top _retry_schedule
     """,
     "ulak_admin": """
         create_endpoint alter_endpoint drop_endpoint enable_endpoint disable_endpoint validate_endpoint_config
@@ -28,10 +30,12 @@ FUNCTIONS = {
         archive_completed_messages maintain_archive_partitions cleanup_old_archive_partitions
         replay_message replay_range cleanup_event_log cleanup_endpoint_stats cleanup_inbox adopt
         start stop ping run_worker run_maintenance _maintenance_step _is_adopted
+        get_endpoint_health get_worker_status health_check metrics metrics_text doctor explain history report curl help
+        _top _retry_schedule
     """,
     "ulak_worker": """
         claim heartbeat complete fail release retry_delay recover_stale_messages mark_expired_messages
-        update_circuit_breaker mark_handled setting
+        update_circuit_breaker mark_handled setting help
         run_worker run_maintenance _maintenance_step _is_adopted
         _claim _settle_many _release_many _heartbeat_many _endpoint_configs _blocked_endpoints _sweep
         _take_worker_slot _leave_worker_slot _register_worker _worker_parameters _worker_stamp _worker_options
@@ -47,27 +51,37 @@ RELATIONS = {
         "settings": "select",
     },
     "ulak_monitor": {
+        "attempts": "select",
+        "backlog_samples": "select",
         "endpoint_list": "select",
         "endpoint_stats": "select",
+        "endpoint_totals": "select",
         "event_log": "select",
         "maintenance_status": "select",
+        "retry_schedule": "select",
         "settings": "select",
+        "top": "select",
         "workers": "select",
     },
     "ulak_admin": {
         "archive": "select",
+        "attempts": "select",
+        "backlog_samples": "select",
         "dlq": "select",
         "endpoint_list": "select",
         "endpoint_stats": "select",
+        "endpoint_totals": "select",
         "endpoints": "select update(columns)",
         "event_log": "select",
         "event_types": "select",
         "handled": "select",
         "maintenance_status": "select",
         "queue": "select",
+        "retry_schedule": "select",
         "setting_values": "select",
         "settings": "select",
         "subscriptions": "select",
+        "top": "select",
         "workers": "select",
     },
     "ulak_worker": {

@@ -110,7 +110,9 @@ def trouble(cluster: Cluster, watched: str, prometheus: Prometheus) -> Iterator[
         worked(queue, broken, failed=90, b3=90)
         db.execute("update ulak.maintenance_runs set errors = errors + 1, started_at = started_at - interval '1 hour'")
         queue.send("fine", scheduled_at=-3600 * 2)
-        db.execute("update ulak.queue set created_at = created_at - interval '1 hour', next_retry_at = created_at - interval '1 hour' where endpoint_id = 1")
+        db.execute(
+            "update ulak.queue set created_at = created_at - interval '1 hour', next_retry_at = created_at - interval '1 hour' where endpoint_id = 1"
+        )
         db.execute("select ulak.configure('max_queue_size', '11')")
         db.execute("update ulak.cluster_identity set system_identifier = 1")
         db.execute("drop table ulak.archive_" + queue.value("select to_char(now() + interval '1 month', 'YYYY_MM')"))

@@ -17,6 +17,7 @@ STATEMENTS = [
     """,
     "select ulak.create_event_type('filled.event', 'an event', '{\"type\": \"object\"}')",
     "select ulak.subscribe('filled.event', 'filled_http')",
+    "select ulak.subscribe('ulak.message.dead', 'filled_http')",
     # A message in each state: pending, ordered, in flight, completed, dead, expired, archived by month and by default.
     "select ulak.send('filled_http', '{\"n\": 1}', p_idempotency_key => 'filled', p_headers => '{\"x-a\": \"b\"}')",
     "select ulak.send('filled_http', '{\"n\": 2}', p_ordering_key => 'k') from generate_series(1, 2)",
@@ -33,6 +34,8 @@ STATEMENTS = [
     """,
     "insert into ulak.ordering_wakeups values (1, 'k')",
     "insert into ulak.endpoint_stats (endpoint_id, minute, delivered) values (1, date_trunc('minute', now()), 1)",
+    "insert into ulak.endpoint_totals (endpoint_id, delivered) values (1, 1)",
+    "insert into ulak.backlog_samples (endpoint_id, sampled_at, waiting, dead) values (1, now(), 1, 0)",
     "insert into ulak.handled values ('consumer', 'key')",
     """
     insert into ulak.workers (slot, name, pid, state, started_at, last_activity, heartbeat_at, version)

@@ -8,7 +8,13 @@ from support.queue import Queue
 
 
 def worked(
-    queue: Queue, endpoint: int, delivered: int = 0, failed: int = 0, milliseconds: float = 0, now: float = 0, **buckets: int
+    queue: Queue,
+    endpoint: int,
+    delivered: int = 0,
+    failed: int = 0,
+    milliseconds: float = 0,
+    now: float = 0,
+    **buckets: int,
 ) -> None:
     """One report; b3=5 are five requests from 4 to 8 ms."""
     stats = [
