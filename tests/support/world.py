@@ -6,6 +6,7 @@ import os
 import signal
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -13,7 +14,7 @@ from psycopg.types.json import Jsonb
 
 from support import books
 from support.books import NO_EXCUSE, Allowance, Ledger, Report
-from support.cluster import Cluster
+from support.cluster import Cluster, run
 from support.recorder import Recorder
 from support.sessions import wait_until
 from support.traffic import SHOP, Producers, Workers, worker_pids
@@ -88,13 +89,13 @@ class World:
         wait_until(lambda: not self.worker_pids(), 20, "workers to leave")
 
     def _cron(self, statement: str) -> None:
-        """Does what start() and stop() say is to be done, where pg_cron lives. The first time they only mend the role."""
-        for _ in range(2):
-            with self.connect() as db:
-                rows = db.execute(statement).fetchall()  # type: ignore[arg-type]
-            assert not [row for row in rows if row[0] in ("problem", "not done")], rows
-            for fix in [fix for status, fix in rows if status == "to do"]:
-                self.cluster.execute(fix.partition(": ")[2])
+        """Does what start() and stop() say is to be done where pg_cron lives: their fix is a script for psql."""
+        with self.connect() as db:
+            rows = db.execute(statement).fetchall()  # type: ignore[arg-type]
+        assert not [row for row in rows if row[0] in ("problem", "not done")], rows
+        (script,) = [fix for status, fix in rows if status == "to do"]
+        psql: list[str | Path] = [self.cluster.bin / "psql", "-X", "-v", "ON_ERROR_STOP=1", "-d"]
+        run([*psql, self.cluster.dsn(self.database)], input=script)
 
     def worker_pids(self) -> list[int]:
         with self.connect() as db:
