@@ -2,8 +2,9 @@
 
 -- What is claimable decides the cost, not what is stored: a loose scan finds the (endpoint, priority) pairs that have
 -- pending rows, one probe each, and only the due rows of each pair are read, in order.
--- The planner's choices are pinned: with statistics that are stale or missing it would read the whole queue where an
--- index leads straight to the rows.
+-- The planner's choices are pinned, because a plan that was made for an empty queue may be used for a full one: besides
+-- the settings, `offset 0` keeps a subquery from becoming a join, and earlier messages of an ordering key are looked for
+-- by key and id together, which only the right index has.
 create or replace function ulak._claim(
     p_worker text,
     p_limit integer,
@@ -111,6 +112,7 @@ begin
                     and q.endpoint_id = l.endpoint_id
                     and q.priority = l.priority
                     and q.next_retry_at <= p_now
+                offset 0
             )
     ),
     -- Only an endpoint with a limit or a troubled circuit needs a lock; the others are read.
@@ -129,6 +131,7 @@ begin
             select a.quota, a.circuit_state
             from ulak._admit(e.id, r.room, p_now) a
             where ulak._is_limited(e)
+            offset 0
         ) a on true
         where e.id = any (array(select distinct d.endpoint_id from due d))
             and e.enabled
@@ -182,7 +185,7 @@ begin
                         where h.endpoint_id = q.endpoint_id
                             and h.ordering_key = q.ordering_key
                             and h.status in ('pending', 'processing')
-                            and h.id < q.id
+                            and (h.ordering_key, h.id) < (q.ordering_key, q.id)
                     )
                 )
             order by q.next_retry_at, q.id
@@ -222,7 +225,7 @@ begin
                         where h.endpoint_id = q.endpoint_id
                             and h.ordering_key = q.ordering_key
                             and h.status in ('pending', 'processing')
-                            and h.id < q.id
+                            and (h.ordering_key, h.id) < (q.ordering_key, q.id)
                     )
                 )
             order by q.next_retry_at, q.id

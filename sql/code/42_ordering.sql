@@ -28,14 +28,14 @@ begin
                 from unnest(p_endpoint_ids, p_keys) u(endpoint_id, ordering_key)
             ) k
             left join lateral (
-                select q.id, q.next_retry_at, q.status
+                select q.id, q.ordering_key, q.next_retry_at, q.status
                 from ulak.queue q
                 where q.endpoint_id = k.endpoint_id
-                    and q.ordering_key = k.ordering_key
+                    and q.ordering_key >= k.ordering_key
                     and q.status in ('pending', 'processing')
-                order by q.id
+                order by q.ordering_key, q.id
                 limit 1
-            ) h on true
+            ) h on h.ordering_key = k.ordering_key
         ),
         -- In the order of ids: two sessions that promote the same keys can't wait for each other.
         locked as (
@@ -52,7 +52,7 @@ begin
             update ulak.queue q
             set next_retry_at = greatest(q.created_at, q.scheduled_at), updated_at = p_now
             from locked l
-            where q.id = l.id
+            where q.id = any (array[l.id])
             returning q.id
         )
         select

@@ -253,6 +253,17 @@ def test_claiming_and_settling_in_one_transaction_waits_for_nobody_in_a_circle(q
     settler.db.commit()
 
 
+def test_a_claim_of_a_healthy_endpoint_locks_no_endpoint(queue: Queue, begin: Begin) -> None:
+    queue.endpoint()
+    queue.send_many(2)
+    claimer = begin()
+    claimer.claim_one()
+
+    locks = "select count(*) from pg_locks where pid = %s and locktype = 'advisory'"
+    assert queue.value(locks, claimer.db.info.backend_pid) == 0
+    assert len(queue.rows("select from ulak.endpoints for update nowait")) == 1
+
+
 # Limits shared by claimers at once.
 
 
