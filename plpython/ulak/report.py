@@ -370,7 +370,7 @@ def _maintenance(data: Row, now: datetime.datetime) -> Markup:
     return _panel(
         "Maintenance",
         [tag("p", chips, class_="chips"), tag("ul", errors, class_="causes")],
-        note=f"ran {wording.ago(last, now)}",
+        note=f"ran {wording.ago(last, now)}" if last else "never ran",
     )
 
 

@@ -1,0 +1,76 @@
+"""Charts: round scales, gaps where nothing is known, and words for those who point."""
+
+from __future__ import annotations
+
+import xml.etree.ElementTree as ElementTree
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from ulak import chart, wording
+from ulak.chart import Series
+
+START = datetime(2031, 3, 5, 10, 30, tzinfo=UTC)
+TIMES = [START + timedelta(minutes=6 * i) for i in range(60)]
+
+
+@given(st.floats(min_value=1e-6, max_value=1e12))
+def test_a_scale_starts_at_zero_reaches_the_most_and_has_few_steps(most: float) -> None:
+    ticks = chart.ticks(most)
+
+    assert ticks[0] == 0
+    assert ticks[-1] >= most * 0.999999
+    assert ticks[-2] < most
+    assert 3 <= len(ticks) <= 7
+
+
+def test_a_scale_of_nothing_is_still_one() -> None:
+    assert chart.ticks(0) == [0, 1]
+
+
+def parse(svg: str) -> ElementTree.Element:
+    return ElementTree.fromstring(svg)
+
+
+def test_bars_are_stacked_from_the_bottom() -> None:
+    one = [4.0] + [0.0] * 59
+    svg = parse(chart.bars("x", TIMES, [Series("a", "delivered", one), Series("b", "failed", one)], wording.number))
+
+    lower, upper = (
+        next(each for each in svg.iter("rect") if each.get("class") == name) for name in ("delivered", "failed")
+    )
+
+    assert float(upper.attrib["y"]) + float(upper.attrib["height"]) == pytest.approx(float(lower.attrib["y"]), abs=0.11)
+    assert lower.attrib["height"] == upper.attrib["height"]
+
+
+def test_each_step_says_what_it_shows() -> None:
+    svg = parse(chart.lines("x", TIMES[:2], [Series("p95", "p95", [120.0, None])], wording.milliseconds))
+
+    assert [each.text for each in svg.iter("title")] == ["10:30 UTC: p95 120 ms", "10:36 UTC: p95 none"]
+
+
+def test_a_line_has_a_gap_where_nothing_is_known() -> None:
+    values = [1.0, 2.0, None, 3.0, 4.0, None, 5.0]
+    svg = parse(chart.lines("x", TIMES[:7], [Series("p95", "p95", values)], wording.number))
+
+    assert len([each for each in svg.iter("path") if each.get("class") == "line p95"]) == 2
+    assert len(list(svg.iter("circle"))) == 1
+
+
+def test_hours_are_labelled_where_there_is_room() -> None:
+    svg = parse(chart.lines("x", TIMES, [Series("a", "p95", [1.0] * 60)], wording.number))
+
+    labels = [each.text for each in svg.iter("text") if ":" in str(each.text)]
+
+    assert labels == ["11:00", "12:00", "13:00", "14:00", "15:00", "16:00"]
+
+
+@given(st.lists(st.floats(min_value=0, max_value=1e9), max_size=60))
+def test_a_sparkline_fits_its_box(values: list[float]) -> None:
+    svg = parse(chart.sparkline("x", values))
+
+    for bar in svg.iter("rect"):
+        assert float(bar.attrib["y"]) >= 0
+        assert float(bar.attrib["y"]) + float(bar.attrib["height"]) <= 26.11
