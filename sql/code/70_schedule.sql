@@ -59,14 +59,15 @@ security definer
 set search_path = pg_catalog, pg_temp
 as $plpgsql$
 declare
-    v_job record;
+    v_id bigint;
+    v_name text;
 begin
     perform pg_advisory_xact_lock(hashtext('ulak_schedule'), 0);
     if ulak._has_pg_cron() then
-        for v_job in execute format('select jobid, jobname::text from cron.job where %s order by jobname', ulak._is_our_job())
+        for v_id, v_name in execute format('select jobid, jobname::text from cron.job where %s order by jobname', ulak._is_our_job())
         loop
-            execute 'select cron.unschedule($1::bigint)' using v_job.jobid;
-            return query values (v_job.jobname, 'done', 'unscheduled', null::text);
+            execute 'select cron.unschedule($1::bigint)' using v_id;
+            return query values (v_name, 'done', 'unscheduled', null::text);
         end loop;
     elsif current_setting('cron.database_name', true) is not null then
         return query values (
