@@ -23,9 +23,9 @@ def test_an_event_type_is_created_with_description_and_schema(db: DB) -> None:
     row = db.execute("select ulak.create_event_type('order.created', 'An order', '{\"type\": \"object\"}')").fetchone()
 
     assert row == ("order.created",)
-    assert db.execute("select name, description, schema from ulak.event_types where not starts_with(name, 'ulak.')").fetchall() == [
-        ("order.created", "An order", {"type": "object"})
-    ]
+    assert db.execute(
+        "select name, description, schema from ulak.event_types where not starts_with(name, 'ulak.')"
+    ).fetchall() == [("order.created", "An order", {"type": "object"})]
 
 
 def test_a_second_event_type_of_the_same_name_is_refused(db: DB) -> None:
