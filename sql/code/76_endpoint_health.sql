@@ -196,6 +196,7 @@ create or replace function ulak._pain(p_state text, p_waiting bigint)
 returns integer
 language sql
 immutable
+set search_path = pg_catalog, pg_temp
 as $sql$
     select case p_state
         when 'open' then 7

@@ -200,6 +200,7 @@ create or replace function ulak._rate_per_second(p_endpoint ulak.endpoints)
 returns double precision
 language sql
 immutable
+set search_path = pg_catalog, pg_temp
 as $sql$
     select least(
         p_endpoint.release_rate,
