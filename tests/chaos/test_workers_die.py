@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -54,7 +55,7 @@ def test_a_worker_dies_between_the_answer_and_its_settling(
     with world.connect() as db:
         db.execute("select shop.place_order('only', 'shop', 'k', null)")
 
-    with world.workers(1), world.connect(autocommit=False) as gate, world.connect() as observer:
+    with world.workers(1), closing(world.connect(autocommit=False)) as gate, closing(world.connect()) as observer:
         pid = world.wait_for_worker()
         world.recorder.wait_for_more(1 - world.recorder.count())
         gate.execute("select from ulak.queue for update")
