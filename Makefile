@@ -47,7 +47,8 @@ bench: ## how fast it is; ARGS="send" runs one part
 	tests/sandbox.sh python -m support.parts bench $(ARGS)
 
 chaos: ## that nothing is lost; ARGS="-k name" picks scenarios
-	ULAK_CHAOS=full tests/sandbox.sh python -m pytest tests/chaos --timeout=3600 $(ARGS)
+	ULAK_CHAOS=full tests/sandbox.sh python -m pytest --timeout=3600 \
+		tests/chaos tests/db/test_*_machine.py tests/concurrency/test_breaker_races.py $(ARGS)
 
 soak: ## that nothing grows; ARGS="--minutes 60" is its length
 	tests/sandbox.sh python -m chaos.soak $(ARGS)
