@@ -50,6 +50,7 @@ as $plpgsql$
 declare
     v_lease interval := coalesce(p_lease, make_interval(secs => ulak.setting('stale_recovery_timeout')::integer));
     v_aging integer := nullif(ulak.setting('priority_aging')::integer, 0);
+    v_first record;
 begin
     if not ulak._is_adopted() then
         return;
@@ -57,63 +58,61 @@ begin
     if exists (select from ulak.ordering_wakeups) then
         perform ulak._wake_ordering_keys(p_now);
     end if;
+    -- An idle worker asks twenty times a second; to set up the plan below costs ten times as much as this.
+    select q.endpoint_id, q.priority, q.next_retry_at, q.id into v_first
+    from ulak.queue q
+    where q.status = 'pending' and q.endpoint_id >= coalesce(p_endpoint_id, 0)
+    order by q.endpoint_id, q.priority desc, q.next_retry_at, q.id
+    limit 1;
+    if not found then
+        return;
+    end if;
 
     return query
-    with recursive level as (
-        (
-            select q.endpoint_id, q.priority
-            from ulak.queue q
-            where q.status = 'pending' and q.endpoint_id >= coalesce(p_endpoint_id, 0)
-            order by q.endpoint_id, q.priority desc
-            limit 1
-        )
+    with recursive level(endpoint_id, priority, next_retry_at, id) as (
+        select v_first.endpoint_id, v_first.priority, v_first.next_retry_at, v_first.id
         union all
-        select n.endpoint_id, n.priority
+        select n.endpoint_id, n.priority, n.next_retry_at, n.id
         from level l
         cross join lateral (
             (
-                select q.endpoint_id, q.priority
+                select q.endpoint_id, q.priority, q.next_retry_at, q.id
                 from ulak.queue q
                 where q.status = 'pending' and q.endpoint_id = l.endpoint_id and q.priority < l.priority
-                order by q.priority desc
+                order by q.priority desc, q.next_retry_at, q.id
                 limit 1
             )
             union all
             (
-                select q.endpoint_id, q.priority
+                select q.endpoint_id, q.priority, q.next_retry_at, q.id
                 from ulak.queue q
                 where q.status = 'pending' and q.endpoint_id > l.endpoint_id and p_endpoint_id is null
-                order by q.endpoint_id, q.priority desc
+                order by q.endpoint_id, q.priority desc, q.next_retry_at, q.id
                 limit 1
             )
             limit 1
         ) n
     ),
-    -- More than a handful of due rows make a pair busy.
+    -- More than a handful of due rows make a pair busy. What was claimed since the last VACUUM lies before its first row
+    -- in the index: a scan that starts at that row, by both columns, needn't walk over it again.
     due as materialized (
         select
             l.endpoint_id,
             l.priority,
+            l.next_retry_at as since,
+            l.id as first_id,
             exists (
                 select
                 from ulak.queue q
                 where q.status = 'pending'
                     and q.endpoint_id = l.endpoint_id
                     and q.priority = l.priority
+                    and (q.next_retry_at, q.id) >= (l.next_retry_at, l.id)
                     and q.next_retry_at <= p_now
                 offset 4
             ) as is_busy
         from level l
-        where (p_endpoint_id is null or l.endpoint_id = p_endpoint_id)
-            and exists (
-                select
-                from ulak.queue q
-                where q.status = 'pending'
-                    and q.endpoint_id = l.endpoint_id
-                    and q.priority = l.priority
-                    and q.next_retry_at <= p_now
-                offset 0
-            )
+        where (p_endpoint_id is null or l.endpoint_id = p_endpoint_id) and l.next_retry_at <= p_now
     ),
     -- Only an endpoint with a limit or a troubled circuit needs a lock; the others are read.
     ready as materialized (
@@ -157,12 +156,17 @@ begin
         select
             d.endpoint_id,
             d.priority,
+            d.since,
+            d.first_id,
             s.size,
             s.lot,
             row_number() over (
                 partition by d.endpoint_id
                 order by
-                    d.priority + coalesce(floor(extract(epoch from p_now - c.next_retry_at) / v_aging), 0) desc,
+                    case
+                        when v_aging is null then d.priority
+                        else d.priority + floor(date_part('epoch', p_now - c.next_retry_at) / v_aging)
+                    end desc,
                     c.next_retry_at,
                     c.id
             ) as turn
@@ -174,6 +178,7 @@ begin
             where q.status = 'pending'
                 and q.endpoint_id = d.endpoint_id
                 and q.priority = d.priority
+                and (q.next_retry_at, q.id) >= (d.since, d.first_id)
                 and q.next_retry_at <= p_now
                 and (q.expires_at is null or q.expires_at > p_now)
                 and (p_generation is null or q.generation = p_generation)
@@ -194,15 +199,15 @@ begin
     ),
     -- Endpoints take turns until the limit is reached.
     allotment as materialized (
-        select t.endpoint_id, t.priority, count(*) as size
+        select t.endpoint_id, t.priority, t.since, t.first_id, count(*) as size
         from (
-            select c.endpoint_id, c.priority
+            select c.endpoint_id, c.priority, c.since, c.first_id
             from candidate c
             where c.turn <= c.size
             order by c.turn, c.lot
             limit p_limit
         ) t
-        group by t.endpoint_id, t.priority
+        group by t.endpoint_id, t.priority, t.since, t.first_id
     ),
     -- The same rows again, unless another worker has them: then the next ones.
     leased as (
@@ -214,6 +219,7 @@ begin
             where q.status = 'pending'
                 and q.endpoint_id = a.endpoint_id
                 and q.priority = a.priority
+                and (q.next_retry_at, q.id) >= (a.since, a.first_id)
                 and q.next_retry_at <= p_now
                 and (q.expires_at is null or q.expires_at > p_now)
                 and (p_generation is null or q.generation = p_generation)
@@ -243,7 +249,23 @@ begin
             updated_at = p_now
         from leased l
         where q.ctid = l.tid
-        returning q.*
+        -- Not q.*: wide rows are copied and sorted below.
+        returning
+            q.id,
+            q.message_id,
+            q.attempts,
+            q.endpoint_id,
+            q.payload,
+            q.headers,
+            q.metadata,
+            q.correlation_id,
+            q.ordering_key,
+            q.priority,
+            q.idempotency_key,
+            q.created_at,
+            q.expires_at,
+            q.lease_until,
+            q.next_retry_at
     ),
     -- What it took out of a limit. The first message of an open circuit is its probe, and makes it half-open: the row has
     -- been locked since it was admitted, so of all sessions one gets here.
@@ -301,7 +323,10 @@ begin
         row_number() over (
             partition by c.endpoint_id
             order by
-                c.priority + coalesce(floor(extract(epoch from p_now - c.next_retry_at) / v_aging), 0) desc,
+                case
+                    when v_aging is null then c.priority
+                    else c.priority + floor(date_part('epoch', p_now - c.next_retry_at) / v_aging)
+                end desc,
                 c.next_retry_at,
                 c.id
         ),
