@@ -72,11 +72,15 @@ def test_a_worker_sleeps_past_its_lease_while_others_work(world: World, close_bo
     world.endpoint()
     world.recorder.behave("/shop", Behaviour(delay=0.1, probability=0.5))
 
+    rounds = 0
     with world.producers(), world.workers(1, 2, 3):
-        for _ in range(10):
+        while rounds < 10:
             world.recorder.wait_for_more(30)
             with world.stopped(pid := world.wait_for_worker()):
-                wait_until(partial(has_lost_everything, world, pid), 30, "recovery")
+                # Stopped within a transaction that has written, it keeps its locks, and nobody can help.
+                if world.value("select backend_xid is null from pg_stat_activity where pid = %s", pid):
+                    wait_until(partial(has_lost_everything, world, pid), 30, "recovery")
+                    rounds += 1
     world.deliver_the_rest()
 
     close_books(duplicates=True)
