@@ -24,8 +24,8 @@ returns table (
     p95_ms double precision,
     next_probe_at timestamptz,
     last_error text,
-    last_hour bigint[],
-    state text
+    state text,
+    last_hour bigint[]
 )
 language plpgsql
 stable
@@ -41,7 +41,7 @@ as $plpgsql$
 #variable_conflict use_column
 declare
     v_endpoint_id bigint;
-    v_minute timestamptz := date_trunc('minute', p_now);
+    v_from timestamptz := date_trunc('minute', p_now) - interval '59 minutes';
 begin
     if p_name is not null then
         select e.id into v_endpoint_id
@@ -53,16 +53,101 @@ begin
     end if;
     return query
     select
+        f.name,
+        f.protocol,
+        f.enabled,
+        f.circuit_state,
+        f.circuit_failure_count,
+        f.last_success_at,
+        f.last_failure_at,
+        f.waiting,
+        f.oldest_at,
+        f.is_estimate,
+        f.due_since,
+        f.in_flight,
+        f.dead,
+        f.per_second,
+        f.failed_percent,
+        f.p50_ms,
+        f.p95_ms,
+        case when f.circuit_state = 'open' then f.circuit_half_open_at end,
+        f.last_error,
+        f.state,
+        h.delivered
+    from ulak._endpoint_facts(v_endpoint_id, p_now) f
+    -- Three minutes each: as wide as a sparkline may be.
+    cross join lateral (
+        select array_agg(coalesce(d.delivered, 0) order by n) as delivered
+        from generate_series(0, 19) n
+        left join (
+            select floor(extract(epoch from t.minute - v_from) / 180)::integer as n, sum(t.delivered)::bigint as delivered
+            from ulak.endpoint_stats t
+            where t.endpoint_id = f.id and t.minute >= v_from and t.minute <= p_now
+            group by 1
+        ) d using (n)
+    ) h
+    order by ulak._pain(f.state, f.waiting) desc, f.due_since nulls last, f.waiting desc, f.name;
+end
+$plpgsql$;
+
+comment on function ulak.get_endpoint_health(text, timestamptz) is
+    'how one endpoint, or each, is doing: what waits and since when, rates and latency of the last minutes, circuit, last error; '
+    'the worst first';
+
+-- What all the others look at.
+create or replace function ulak._endpoint_facts(p_endpoint_id bigint, p_now timestamptz)
+returns table (
+    id bigint,
+    name text,
+    protocol text,
+    enabled boolean,
+    circuit_state text,
+    circuit_failure_count integer,
+    circuit_half_open_at timestamptz,
+    created_at timestamptz,
+    last_success_at timestamptz,
+    last_failure_at timestamptz,
+    last_error text,
+    waiting bigint,
+    is_estimate boolean,
+    oldest_at timestamptz,
+    due_since timestamptz,
+    in_flight bigint,
+    dead bigint,
+    per_second double precision,
+    failed_percent double precision,
+    p50_ms double precision,
+    p95_ms double precision,
+    state text
+)
+language plpgsql
+stable
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set enable_bitmapscan = off
+set enable_hashjoin = off
+set enable_mergejoin = off
+set jit = off
+set plan_cache_mode = force_generic_plan
+as $plpgsql$
+#variable_conflict use_column
+begin
+    return query
+    select
+        e.id,
         e.name,
         e.protocol,
         e.enabled,
         e.circuit_state,
         e.circuit_failure_count,
+        e.circuit_half_open_at,
+        e.created_at,
         e.last_success_at,
         e.last_failure_at,
+        e.last_error,
         b.waiting,
-        b.oldest_at,
         b.is_estimate,
+        b.oldest_at,
         b.due_since,
         b.in_flight,
         b.dead,
@@ -70,36 +155,12 @@ begin
         r.failed_percent,
         ulak._percentile(r.histogram, 0.50),
         ulak._percentile(r.histogram, 0.95),
-        case when e.circuit_state = 'open' then e.circuit_half_open_at end,
-        e.last_error,
-        h.delivered,
-        s.state
-    from ulak._backlog(v_endpoint_id, p_now) b
+        ulak._endpoint_state(e.enabled, e.circuit_state, b.due_since, r.failed_percent, r.per_second, p_now)
+    from ulak._backlog(p_endpoint_id, p_now) b
     join ulak.endpoints e on e.id = b.endpoint_id
-    cross join lateral ulak._recent_rates(e.id, p_now) r
-    cross join lateral (
-        select ulak._endpoint_state(e.enabled, e.circuit_state, b.due_since, r.failed_percent, r.per_second, p_now)
-    ) s (state)
-    -- Three minutes each: as wide as a sparkline may be.
-    cross join lateral (
-        select array_agg(coalesce(d.delivered, 0) order by n) as delivered
-        from generate_series(0, 19) n
-        left join (
-            select
-                floor(extract(epoch from t.minute - (v_minute - interval '59 minutes')) / 180)::integer as n,
-                sum(t.delivered)::bigint as delivered
-            from ulak.endpoint_stats t
-            where t.endpoint_id = e.id and t.minute >= v_minute - interval '59 minutes' and t.minute <= v_minute
-            group by 1
-        ) d using (n)
-    ) h
-    order by ulak._pain(s.state, b.waiting) desc, b.due_since nulls last, b.waiting desc, e.name;
+    cross join lateral ulak._recent_rates(e.id, p_now) r;
 end
 $plpgsql$;
-
-comment on function ulak.get_endpoint_health(text, timestamptz) is
-    'how one endpoint, or each, is doing: what waits and since when, rates and latency of the last minutes, circuit, last error; '
-    'the worst first';
 
 -- A sliding minute out of two counted ones. Failures and latency over five minutes: one minute of them says little.
 create or replace function ulak._recent_rates(
@@ -147,7 +208,6 @@ create or replace function ulak._percentile(p_histogram bigint[], p_fraction dou
 returns double precision
 language plpgsql
 immutable
-set search_path = pg_catalog, pg_temp
 as $plpgsql$
 declare
     v_wanted double precision;

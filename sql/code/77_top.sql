@@ -80,7 +80,6 @@ create or replace function ulak._state_glyph(p_state text)
 returns text
 language sql
 immutable
-set search_path = pg_catalog, pg_temp
 as $sql$
     select case p_state
         when 'flowing' then '●'
@@ -95,37 +94,47 @@ $sql$;
 -- The two largest units: 850ms, 12.3s, 3m 12s, 5h 2m, 4d 7h.
 create or replace function ulak._short_duration(p_interval interval)
 returns text
-language sql
+language plpgsql
 immutable
-set search_path = pg_catalog, pg_temp
-as $sql$
-    select case
-        when s.seconds is null then null
-        when s.seconds < 0.01 then to_char(s.seconds * 1000, 'FM990.0') || 'ms'
-        when s.seconds < 1 then round(s.seconds * 1000) || 'ms'
-        when s.seconds < 60 then to_char(trunc(s.seconds, 1), 'FM990.0') || 's'
-        when s.seconds < 3600 then format('%sm %ss', div(s.seconds, 60), floor(s.seconds % 60))
-        when s.seconds < 86400 then format('%sh %sm', div(s.seconds, 3600), div(s.seconds % 3600, 60))
-        else format('%sd %sh', div(s.seconds, 86400), div(s.seconds % 86400, 3600))
-    end
-    from (select case when p_interval is not null then greatest(extract(epoch from p_interval), 0) end) s (seconds)
-$sql$;
+as $plpgsql$
+declare
+    v_seconds numeric := extract(epoch from p_interval);
+begin
+    if v_seconds is null then
+        return null;
+    end if;
+    v_seconds := greatest(v_seconds, 0);
+    return case
+        when v_seconds < 0.01 then to_char(v_seconds * 1000, 'FM990.0') || 'ms'
+        when v_seconds < 1 then round(v_seconds * 1000) || 'ms'
+        when v_seconds < 60 then to_char(trunc(v_seconds, 1), 'FM990.0') || 's'
+        when v_seconds < 3600 then format('%sm %ss', div(v_seconds, 60), floor(v_seconds % 60))
+        when v_seconds < 86400 then format('%sh %sm', div(v_seconds, 3600), div(v_seconds % 3600, 60))
+        else format('%sd %sh', div(v_seconds, 86400), div(v_seconds % 86400, 3600))
+    end;
+end
+$plpgsql$;
 
 -- A dot is none at all; the lowest bar is at least one.
 create or replace function ulak._sparkline(p_values bigint[])
 returns text
-language sql
+language plpgsql
 immutable
-set search_path = pg_catalog, pg_temp
-as $sql$
-    select string_agg(
-        case
-            when v.value = 0 then '·'
-            else substr('▁▂▃▄▅▆▇█', least(8, 1 + floor(8.0 * v.value / m.most)::integer), 1)
-        end,
-        ''
-        order by v.place
-    )
-    from unnest(p_values) with ordinality v (value, place)
-    cross join (select max(value) as most from unnest(p_values) value) m
-$sql$;
+as $plpgsql$
+declare
+    v_line text := '';
+    v_value bigint;
+    v_most bigint := 0;
+begin
+    foreach v_value in array p_values loop
+        v_most := greatest(v_most, v_value);
+    end loop;
+    foreach v_value in array p_values loop
+        v_line := v_line || case
+            when v_value = 0 then '·'
+            else substr('▁▂▃▄▅▆▇█', least(8, 1 + (8 * v_value / v_most)::integer), 1)
+        end;
+    end loop;
+    return v_line;
+end
+$plpgsql$;

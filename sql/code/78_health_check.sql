@@ -74,18 +74,18 @@ security definer
 set search_path = pg_catalog, pg_temp
 as $sql$
     with health as materialized (
-        select h.*
-        from ulak.get_endpoint_health(null, p_now) h
+        select f.*
+        from ulak._endpoint_facts(null, p_now) f
     ),
     queue as (
         select
-            coalesce(sum(h.pending_messages), 0) as waiting,
+            coalesce(sum(h.waiting), 0) as waiting,
             coalesce(sum(h.in_flight), 0) as in_flight,
-            coalesce(sum(h.dead_letters), 0) as dead,
+            coalesce(sum(h.dead), 0) as dead,
             min(h.due_since) filter (where h.enabled) as due_since,
             count(*) filter (where h.protocol = 'http') as http,
             count(*) as endpoints,
-            string_agg(h.endpoint_name, ', ') filter (where h.circuit_state <> 'closed') as troubled,
+            string_agg(h.name, ', ' order by h.name) filter (where h.circuit_state <> 'closed') as troubled,
             nullif(ulak.setting('max_queue_size')::bigint, 0) as most
         from health h
     ),

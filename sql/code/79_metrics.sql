@@ -8,18 +8,18 @@ security definer
 set search_path = pg_catalog, pg_temp
 as $sql$
     with health as materialized (
-        select h.*, jsonb_build_object('endpoint', h.endpoint_name) as labels
-        from ulak.get_endpoint_health(null, p_now) h
+        select f.*, jsonb_build_object('endpoint', f.name) as labels
+        from ulak._endpoint_facts(null, p_now) f
     )
     select m.name, m.value::double precision, m.labels, d.type
     from (
         select v.name, v.value, '{}'::jsonb as labels
         from (
             select
-                coalesce(sum(h.pending_messages), 0) as waiting,
+                coalesce(sum(h.waiting), 0) as waiting,
                 coalesce(sum(h.in_flight), 0) as in_flight,
-                coalesce(sum(h.dead_letters), 0) as dead,
-                coalesce(extract(epoch from p_now - min(h.oldest_pending_message)), 0) as age,
+                coalesce(sum(h.dead), 0) as dead,
+                coalesce(extract(epoch from p_now - min(h.oldest_at)), 0) as age,
                 coalesce(extract(epoch from p_now - min(h.due_since)), 0) as delay
             from health h
         ) q
@@ -40,9 +40,9 @@ as $sql$
         from health h
         cross join lateral (
             values
-                ('queue_depth_by_endpoint', h.pending_messages + h.in_flight),
+                ('queue_depth_by_endpoint', h.waiting + h.in_flight),
                 ('in_flight_by_endpoint', h.in_flight),
-                ('dlq_depth_by_endpoint', h.dead_letters),
+                ('dlq_depth_by_endpoint', h.dead),
                 ('delivery_delay_by_endpoint_seconds', coalesce(extract(epoch from p_now - h.due_since), 0)),
                 ('endpoint_circuit_state', case h.circuit_state when 'closed' then 0 when 'half_open' then 1 else 2 end),
                 ('endpoint_circuit_failures', h.circuit_failure_count),

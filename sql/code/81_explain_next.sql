@@ -184,15 +184,15 @@ set search_path = pg_catalog, pg_temp
 as $sql$
     select case
         when p_endpoint.protocol = 'pull' then 'next: an external worker claims it'
-        when h.pending_messages > 100 and h.delivered_per_second >= 1 then format(
+        when h.waiting > 100 and h.per_second >= 1 then format(
             'next: a worker takes it in its turn; %s wait for this endpoint, at %s a second all are out in about %s',
-            h.pending_messages,
-            round(h.delivered_per_second::numeric),
-            ulak._short_duration(make_interval(secs => h.pending_messages / h.delivered_per_second))
+            h.waiting,
+            round(h.per_second::numeric),
+            ulak._short_duration(make_interval(secs => h.waiting / h.per_second))
         )
         else 'next: a worker takes it at its next turn'
     end
-    from ulak.get_endpoint_health(p_endpoint.name, p_now) h
+    from ulak._endpoint_facts(p_endpoint.id, p_now) h
 $sql$;
 
 -- Null if nothing limits it.

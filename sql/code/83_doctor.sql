@@ -157,24 +157,23 @@ stable
 set search_path = pg_catalog, pg_temp
 as $sql$
     with health as materialized (
-        select h.*, e.created_at
-        from ulak.get_endpoint_health(null, p_now) h
-        join ulak.endpoints e on e.name = h.endpoint_name
+        select f.*
+        from ulak._endpoint_facts(null, p_now) f
     )
     select
         'critical',
         'circuit',
         format(
             'endpoint "%s" is %s and has had no success for %s, %s messages wait: %s',
-            h.endpoint_name,
+            h.name,
             h.circuit_state,
             ulak._short_duration(p_now - coalesce(h.last_success_at, h.created_at)),
-            h.pending_messages,
+            h.waiting,
             coalesce(h.last_error, 'no error is known')
         ),
         format(
             'select * from ulak.ping(%1$L); -- when it answers again: select ulak.reset_circuit_breaker(%1$L);',
-            h.endpoint_name
+            h.name
         )
     from health h
     where h.circuit_state <> 'closed' and coalesce(h.last_success_at, h.created_at) < p_now - interval '10 minutes'
@@ -184,15 +183,15 @@ as $sql$
         'backlog',
         format(
             'the oldest message for endpoint "%s" has waited for %s, %s%s wait',
-            h.endpoint_name,
+            h.name,
             ulak._short_duration(p_now - h.due_since),
-            case when h.pending_is_estimate then 'about ' else '' end,
-            h.pending_messages
+            case when h.is_estimate then 'about ' else '' end,
+            h.waiting
         ),
         format(
             'select x.* from ulak.queue q cross join lateral ulak.explain(q.id) x where q.endpoint_id = %s and q.status = ''pending'' '
             'order by q.priority desc, q.next_retry_at, q.id limit 5;',
-            (select e.id from ulak.endpoints e where e.name = h.endpoint_name)
+            h.id
         )
     from health h
     where h.enabled and h.due_since < p_now - interval '15 minutes'
@@ -200,10 +199,10 @@ as $sql$
     select
         'info',
         'disabled',
-        format('endpoint "%s" is disabled and holds %s messages', h.endpoint_name, h.pending_messages),
-        format('select ulak.enable_endpoint(%L); -- p_rate => 100 releases them at 100 a second', h.endpoint_name)
+        format('endpoint "%s" is disabled and holds %s messages', h.name, h.waiting),
+        format('select ulak.enable_endpoint(%L); -- p_rate => 100 releases them at 100 a second', h.name)
     from health h
-    where not h.enabled and h.pending_messages > 0
+    where not h.enabled and h.waiting > 0
     union all
     select
         case when f.live >= f.most then 'critical' else 'warning' end,
@@ -211,7 +210,7 @@ as $sql$
         format('%s of %s messages that the queue may hold are in it', f.live, f.most),
         format('select ulak.configure(''max_queue_size'', ''%s'');', f.most * 2)
     from (
-        select sum(h.pending_messages + h.in_flight) as live, ulak.setting('max_queue_size')::bigint as most
+        select sum(h.waiting + h.in_flight) as live, ulak.setting('max_queue_size')::bigint as most
         from health h
     ) f
     where f.most > 0 and f.live > 0.8 * f.most

@@ -50,7 +50,7 @@ as $sql$
             from ulak.get_endpoint_health(null, p_now) with ordinality h (
                 name, protocol, enabled, circuit_state, circuit_failure_count, last_success_at, last_failure_at, waiting, oldest_at,
                 is_estimate, due_since, in_flight, dead, per_second, failed_percent, p50_ms, p95_ms, next_probe_at, last_error,
-                last_hour, state, place
+                state, last_hour, place
             )
             where h.place <= 50
         ),

@@ -25,7 +25,7 @@ def row(queue: Queue, endpoint: str = "shop", now: float = 0) -> dict[str, Any]:
 def test_the_worst_comes_first(queue: Queue) -> None:
     for name in ("calm", "busy", "closed", "broken", "slow"):
         queue.endpoint(name)
-    worked(queue, queue.circuit("busy")["id"], delivered=10)
+    worked(queue, queue.circuit("busy")["id"], delivered=10, now=70)
     queue.send("slow")
     queue.call("disable_endpoint", "closed")
     for _ in range(10):
