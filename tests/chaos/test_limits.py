@@ -52,7 +52,7 @@ def test_the_disk_is_full_while_archiving(world: World, close_books: Any) -> Non
 
     with world.workers():
         with world.producers() as producers, world.connect() as db:
-            producers.wait_for(100)
+            world.wait_for_delivered(100)
             resource.prlimit(db.info.backend_pid, resource.RLIMIT_FSIZE, (size + 4096, resource.RLIM_INFINITY))
             db.execute("call ulak.run_maintenance()")
             assert world.value(STATE) == "failed"

@@ -38,7 +38,7 @@ def test_a_receiver_flaps(world: World, close_books: Any) -> None:
 
     with world.workers():
         with world.producers():
-            for _ in range(5 if FULL else 1):
+            for _ in range(5):
                 world.recorder.wait_for_more(30)
                 world.recorder.behave("/shop", Behaviour(status=503))
                 wait_until(lambda: circuit(world) == "open", message="an open circuit")
@@ -66,6 +66,7 @@ def test_a_receiver_hangs(world: World, close_books: Any) -> None:
     close_books()
 
 
+@pytest.mark.full
 def test_a_receiver_restarts(world: World, close_books: Any) -> None:
     # While it is down, a retry at once would be one of thousands.
     world.endpoint(policy={"max_retries": 1000, "backoff": "fixed", "base_delay_seconds": 1})
@@ -73,7 +74,7 @@ def test_a_receiver_restarts(world: World, close_books: Any) -> None:
 
     with world.workers():
         with world.producers():
-            for _ in range(20 if FULL else 3):
+            for _ in range(20):
                 world.recorder.wait_for_more(30)
                 world.recorder.restart()
         world.drain()

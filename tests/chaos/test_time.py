@@ -22,7 +22,7 @@ def test_a_month_ends(world: World, close_books: Any) -> None:
 
     with producers:
         with world.workers():
-            producers.wait_for(500 if FULL else 60)
+            world.wait_for_delivered(500 if FULL else 60)
         # As if they had been sent around midnight. Maintenance has the clock to itself, with no lease to take back.
         world.cluster.execute(
             f"""

@@ -46,7 +46,7 @@ def wake_a_zombie(world: World, round: int) -> None:
 
 def test_a_zombie_changes_nothing(world: World, close_books: Any) -> None:
     world.endpoint(policy=POLICY)
-    rounds = 50 if FULL else 2
+    rounds = 50 if FULL else 1
 
     for round in range(rounds):
         wake_a_zombie(world, round)

@@ -160,6 +160,11 @@ class World:
     def live(self) -> int:
         return int(self.value("select count(*) from ulak.queue where status in ('pending', 'processing')"))
 
+    def wait_for_delivered(self, count: int) -> None:
+        """Until so many are delivered and not yet archived."""
+        query = "select count(*) from ulak.queue where status = 'completed'"
+        wait_until(lambda: self.value(query) >= count, 60, f"{count} delivered messages")
+
     def drain(self, timeout: float = 120) -> None:
         """Until nothing is under way; recovers and expires by the true clock meanwhile, as maintenance does."""
 
