@@ -49,7 +49,7 @@ as $plpgsql$
 #variable_conflict use_column
 declare
     v_lease interval := coalesce(p_lease, make_interval(secs => ulak.setting('stale_recovery_timeout')::integer));
-    v_aging integer := nullif(ulak.setting('priority_aging')::integer, 0);
+    v_aging integer;
     v_first record;
 begin
     if not ulak._is_adopted() then
@@ -67,6 +67,7 @@ begin
     if not found then
         return;
     end if;
+    v_aging := nullif(ulak.setting('priority_aging')::integer, 0);
 
     return query
     with recursive level(endpoint_id, priority, next_retry_at, id) as (
