@@ -1,24 +1,45 @@
-"""`make demo`: a private cluster, an endpoint and messages on their way, left running. `make demo-stop` removes it."""
+"""`make demo`: workers in a private cluster deliver to receivers that are well, moody and down. `make demo-stop` ends it."""
 
 from __future__ import annotations
 
+import json
+import os
+import random
+import signal
+import subprocess
 import sys
+import threading
 import time
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import psycopg
-from support.cluster import WORK, Cluster
+from psycopg.types.json import Jsonb
+from support.cluster import WORK, Cluster, run
+from support.sessions import wait_until
 
 FOLDER = WORK / "demo"
 DATABASE = "demo"
 MESSAGES = 2000
+SECONDS = 25
 
-COUNTS = """
-    select e.name, q.status, count(*)
-    from ulak.queue q
-    join ulak.endpoints e on e.id = q.endpoint_id
-    group by 1, 2
-    order by 1, 2
+# Short delays, so that a minute is enough to see everything.
+POLICIES: dict[str, dict[str, Any]] = {
+    "shop": {},
+    "partner": {"backoff": "fixed", "base_delay_seconds": 1, "jitter": "full"},
+    "warehouse": {"backoff": "fixed", "base_delay_seconds": 1, "max_retries": 1},
+}
+BREAKER = {"threshold": 5, "cooldown": 5}
+
+PROGRESS = """
+    select
+        count(*) filter (where status = 'completed'),
+        count(*) filter (where status in ('pending', 'processing')),
+        coalesce(sum(retry_count), 0),
+        (select count(*) from ulak.dlq where status = 'failed'),
+        (select string_agg(name || ' ' || circuit_state, ', ' order by name) from ulak.endpoints where circuit_state <> 'closed')
+    from ulak.queue
 """
 
 
@@ -26,53 +47,195 @@ def say(line: str = "") -> None:
     print(line, flush=True)
 
 
+class Progress:
+    """One line that is written over and over; on something that is no terminal, a line now and then."""
+
+    def __init__(self, db: psycopg.Connection[Any]) -> None:
+        self._db = db
+        self._shown_at = 0.0
+        self._shown = ""
+        self._terminal = sys.stdout.isatty()
+
+    def show(self, last: bool = False) -> None:
+        delivered, waiting, retries, dead, circuits = self._db.execute(PROGRESS).fetchone() or (0, 0, 0, 0, None)
+        line = f"delivered {delivered:>5,}   waiting {waiting:>5,}   retries {retries:>4,}   dead letters {dead:>3}"
+        line += f"   circuits: {circuits or 'all closed'}"
+        now = time.monotonic()
+        if self._terminal:
+            print("\r" + line.ljust(len(self._shown)), end="\n" if last else "", flush=True)
+            self._shown = "" if last else line
+        elif last or now - self._shown_at > 4:
+            say(line)
+            self._shown_at = now
+
+
+# The cluster and the receivers stay when the demo is over.
+
+
 def stop() -> None:
-    if FOLDER.exists():
-        Cluster(FOLDER).remove()
-        say("the demo's cluster is gone")
-    else:
+    if not FOLDER.exists():
         say("no demo is running")
+        return
+    end_receivers()
+    Cluster(FOLDER).remove()
+    say("the demo's cluster and receivers are gone")
 
 
-def create_endpoints(db: psycopg.Connection[Any]) -> None:
-    db.execute("""select ulak.create_endpoint('orders', 'http', '{"url": "https://example.com/orders"}')""")
+def end_receivers() -> None:
+    with suppress(FileNotFoundError, ProcessLookupError):
+        pid = int((FOLDER / "receivers.pid").read_text())
+        # The number may belong to somebody else by now.
+        if b"demo.receivers" in Path(f"/proc/{pid}/cmdline").read_bytes():
+            os.kill(pid, signal.SIGTERM)
 
 
-def send(db: psycopg.Connection[Any]) -> None:
+def start_receivers() -> dict[str, int]:
+    command = [sys.executable, "-m", "demo.receivers", str(FOLDER)]
+    subprocess.Popen(command, start_new_session=True, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    wait_until((FOLDER / "ports.json").exists, message="the receivers")
+    ports: dict[str, int] = json.loads((FOLDER / "ports.json").read_text())
+    return ports
+
+
+def start_cluster() -> Cluster:
+    """pg_cron lives in the demo's own database."""
+    cluster = Cluster.create(FOLDER, owned=False, settings={"cron.database_name": DATABASE})
+    cluster.create_database(DATABASE)
+    cluster.install(DATABASE)
+    cluster.execute("create extension pg_cron", DATABASE)
+    # Its scheduler found no database when the server started.
+    cluster.restart()
+    return cluster
+
+
+def create_endpoints(db: psycopg.Connection[Any], ports: dict[str, int]) -> None:
+    db.execute("select ulak.configure('http_allowed_networks', '127.0.0.1/32')")
+    for name, port in ports.items():
+        config = {"url": f"http://127.0.0.1:{port}/orders", "circuit_breaker": BREAKER}
+        query = "select ulak.create_endpoint(%s, 'http', %s, p_retry_policy => %s)"
+        db.execute(query, [name, Jsonb(config), Jsonb(POLICIES[name])])
+        db.execute("select ulak.rotate_secret(%s)", [name])
+
+
+def start_workers(cluster: Cluster, db: psycopg.Connection[Any]) -> None:
+    for item, status, detail, fix in db.execute("select * from ulak.start()"):
+        say(
+            f"  {status:<10}{item}: {detail if len(detail) < 90 else detail[:87] + '...'}"
+            + (f"  ->  {fix}" if fix else "")
+        )
+        assert status != "problem"
+    for slot in (31, 32):
+        session = cluster.connect(DATABASE, "ulak_worker")
+        threading.Thread(target=bridge, args=(session, slot), daemon=True).start()
+
+
+def bridge(session: psycopg.Connection[Any], slot: int) -> None:
+    """pg_cron starts its jobs with the minute; until then this session runs the same procedure."""
+    with suppress(psycopg.Error), session:
+        session.execute("call ulak.run_worker(%s)", [slot])
+
+
+def send(db: psycopg.Connection[Any], progress: Progress) -> None:
     """An order and the message about it, in one transaction each."""
     db.execute("create table orders (id bigint generated always as identity primary key, amount numeric not null)")
-    started = time.monotonic()
-    for _ in range(MESSAGES):
+    chance = random.Random(3)
+    began = time.monotonic()
+    for n in range(MESSAGES):
+        endpoint = "warehouse" if n % 200 == 100 else "partner" if chance.random() < 0.3 else "shop"
+        # One order that the shop's receiver will refuse, however often it is sent.
+        amount = -1 if n == 500 else round(chance.uniform(1, 100), 2)
         with db.transaction():
-            order = db.execute("insert into orders (amount) values (random() * 100) returning id").fetchone()
+            order = db.execute("insert into orders (amount) values (%s) returning id", [amount]).fetchone()
             assert order is not None
-            db.execute("select ulak.send('orders', jsonb_build_object('order', %s::bigint))", [order[0]])
-    say(f"sent {MESSAGES:,} messages, one per transaction, in {time.monotonic() - started:.1f} s")
-
-
-def roll_back(db: psycopg.Connection[Any]) -> None:
+            payload = "jsonb_build_object('order', %s::bigint, 'amount', %s::numeric)"
+            db.execute(f"select ulak.send(%s, {payload})", ["shop" if n == 500 else endpoint, order[0], amount])
+        if n % 10 == 0:
+            progress.show()
+            time.sleep(max(0.0, began + n * SECONDS / MESSAGES - time.monotonic()))
     with db.transaction(force_rollback=True):
-        db.execute("""select ulak.send('orders', '{"order": "never placed"}')""")
-    say("sent one more and rolled back: it was never there")
+        db.execute("""select ulak.send('shop', '{"order": "never placed"}')""")
+    progress.show(last=True)
+
+
+def wait_while(condition: str, db: psycopg.Connection[Any], progress: Progress, seconds: float) -> None:
+    until = time.monotonic() + seconds
+    while db.execute(f"select {condition}").fetchone() == (True,) and time.monotonic() < until:
+        progress.show()
+        time.sleep(0.2)
+    progress.show(last=True)
+
+
+def show(cluster: Cluster, title: str, query: str) -> None:
+    say()
+    say(title)
+    say(f"  {query}")
+    psql: list[str | Path] = [
+        cluster.bin / "psql",
+        "-X",
+        "-q",
+        "-P",
+        "footer=off",
+        "-P",
+        "null=-",
+        "-d",
+        cluster.dsn(DATABASE),
+    ]
+    for line in run([*psql, "-c", query]).rstrip().splitlines():
+        say("  " + line)
 
 
 def start() -> None:
+    began = time.monotonic()
     if FOLDER.exists():
+        end_receivers()
         Cluster(FOLDER).remove()
-    say("starting a private PostgreSQL cluster")
-    cluster = Cluster.create(FOLDER, owned=False)
-    cluster.create_database(DATABASE)
-    cluster.install(DATABASE)
+    say("starting a private PostgreSQL cluster with pg_cron")
+    cluster = start_cluster()
+    ports = start_receivers()
     with cluster.connect(DATABASE) as db:
-        create_endpoints(db)
-        send(db)
-        roll_back(db)
+        create_endpoints(db, ports)
+        say("endpoints: shop (well), partner (answers 503 to every seventh request or so), warehouse (down)")
+        say("select * from ulak.start();")
+        start_workers(cluster, db)
         say()
-        say(f"{'endpoint':<12}{'status':<12}{'messages':>10}")
-        for endpoint, status, count in db.execute(COUNTS):
-            say(f"{endpoint:<12}{status:<12}{count:>10,}")
+        say(f"sending {MESSAGES:,} messages, each in a transaction with its order; and one that is rolled back")
+        progress = Progress(db)
+        send(db, progress)
+
+        # A circuit that is open sends one message in five seconds, to see whether the receiver is back.
+        wait_while("count(*) = 0 from ulak.dlq where endpoint_name = 'warehouse'", db, progress, 20)
+        show(cluster, "what could not be delivered:", "select * from ulak.dlq_summary()")
+        say()
+        say("the warehouse comes up; its circuit closes with the next probe")
+        (FOLDER / "warehouse-is-up").touch()
+        wait_while("count(*) > 0 from ulak.endpoints where circuit_state <> 'closed'", db, progress, 20)
+        (count,) = db.execute("select ulak.redrive_endpoint('warehouse')").fetchone() or (0,)
+        say(f"select ulak.redrive_endpoint('warehouse');   -- {count} dead letters are sent again")
+        wait_while("count(*) > 0 from ulak.queue where status in ('pending', 'processing')", db, progress, 20)
+    show(
+        cluster,
+        "all endpoints:",
+        "select endpoint, state, waiting, per_second, failed_percent, p50, p95, breaker from ulak.top",
+    )
+    show(
+        cluster,
+        "the workers:",
+        "select slot, state, started_at::time(0), in_flight, messages_processed, error_count from ulak.workers",
+    )
+    show(
+        cluster,
+        "what happened:",
+        "select created_at::time(1) as at, event, endpoint_name from ulak.event_log where event like 'circuit.%' order by id",
+    )
+    show(
+        cluster,
+        "the order that nobody wants:",
+        "select id, endpoint_name, payload, last_error from ulak.dlq where status = 'failed'",
+    )
     say()
+    say(f"that took {time.monotonic() - began:.0f} s; pg_cron keeps the workers running")
     say("look around:   " + f'psql "{cluster.dsn(DATABASE)}"')
+    say("               select * from ulak.help();")
     say("remove it:     make demo-stop")
 
 

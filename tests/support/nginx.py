@@ -1,0 +1,68 @@
+"""nginx as a receiver that is never the bottleneck: one process, answers 200 and nothing else."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from support.cluster import WORK, free_port, run
+from support.sessions import wait_until
+
+CONFIG = """\
+worker_processes 1;
+daemon off;
+pid {folder}/pid;
+error_log {folder}/error.log;
+events {{ worker_connections 4096; }}
+http {{
+    access_log off;
+    keepalive_requests 1000000000;
+    client_body_buffer_size 64k;
+    client_body_temp_path {folder}/body;
+    proxy_temp_path {folder}/proxy;
+    fastcgi_temp_path {folder}/fastcgi;
+    uwsgi_temp_path {folder}/uwsgi;
+    scgi_temp_path {folder}/scgi;
+    server {{
+        listen 127.0.0.1:{port} backlog=1024;
+        location / {{ return 200; }}
+    }}
+}}
+"""
+
+
+def program() -> Path:
+    """The system's, else Debian's package, unpacked: to install it would start a server on this machine."""
+    found = shutil.which("nginx")
+    if found:
+        return Path(found)
+    folder = WORK / "nginx-package"
+    unpacked = folder / "usr/sbin/nginx"
+    if not unpacked.exists():
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        run(["apt-get", "download", "-q", "nginx"], cwd=folder)
+        (package,) = folder.glob("nginx_*.deb")
+        run(["dpkg", "-x", str(package), str(folder)])
+    return unpacked
+
+
+@contextmanager
+def nginx(folder: Path) -> Iterator[str]:
+    """Its URL."""
+    folder.mkdir(parents=True, exist_ok=True)
+    port = free_port()
+    config = folder / "nginx.conf"
+    config.write_text(CONFIG.format(folder=folder, port=port))
+    command: list[str | Path] = [program(), "-p", folder, "-e", folder / "error.log", "-c", config]
+    process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+    try:
+        wait_until(lambda: (folder / "pid").exists(), message="nginx")
+        yield f"http://127.0.0.1:{port}/"
+    finally:
+        process.send_signal(signal.SIGQUIT)
+        process.wait(10)
