@@ -37,7 +37,7 @@ test: lint ## install what is missing and run every check; ARGS="tests/db -k sen
 lint: ## ruff, mypy and pgspot
 	tests/sandbox.sh tests/lint.sh
 
-demo: ## a private cluster with an endpoint and 2,000 messages, left running for a look
+demo: ## workers deliver 2,000 messages to receivers that are well, moody and down; left running for a look
 	tests/sandbox.sh python -m demo start
 
 demo-stop: ## remove the demo's cluster
