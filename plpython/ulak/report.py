@@ -88,9 +88,13 @@ def _verdict(data: Row) -> Markup:
         )
     worst = SEVERITIES[findings[0]["severity"]]
     counted = [
-        f"{count} {name}"
-        for name in ("critical", "warning", "info")
-        if (count := sum(each["severity"] == name for each in findings))
+        f"{count} {many if count > 1 else one}"
+        for severity, one, many in (
+            ("critical", "critical", "critical"),
+            ("warning", "warning", "warnings"),
+            ("info", "note", "notes"),
+        )
+        if (count := sum(each["severity"] == severity for each in findings))
     ]
     return tag(
         "section",

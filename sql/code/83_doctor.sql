@@ -284,11 +284,12 @@ as $sql$
         select count(*) as letters, mode() within group (order by d.endpoint_name) as endpoint,
             mode() within group (order by d.last_error) as error
         from (
-            select d.endpoint_name, d.last_error
+            select d.endpoint_name, d.last_error, d.status
             from ulak.dlq d
             where d.archived_at > p_now - interval '1 hour' and d.archived_at <= p_now
             limit 5001
         ) d
+        where d.status = 'failed'
     ) n
     cross join (
         select count(*) as letters

@@ -278,6 +278,8 @@ def test_a_dead_letter_queue_that_grows_is_told_with_its_commonest_cause(queue: 
     assert findings(queue, "dlq", now=3700) == []
     queue.bury(ids[20], "HTTP 404", now=3700)
     assert len(findings(queue, "dlq", now=3700)) == 1
+    queue.call("redrive_all")
+    assert findings(queue, "dlq", now=3700) == []
 
 
 def test_dead_letters_that_are_about_to_be_deleted_are_told(queue: Queue) -> None:
@@ -575,6 +577,7 @@ def test_a_session_in_another_database_holds_nothing_back(littered: Queue, clust
         litter(littered)
 
         assert is_free(littered)
+        assert findings(littered, "vacuum", now=3700) == []
 
 
 def test_a_monitor_may_ask(db: DB, connect: Connect) -> None:
