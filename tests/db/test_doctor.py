@@ -35,8 +35,8 @@ def mend(queue: Queue, finding: dict[str, Any]) -> None:
     queue.db.execute(finding["fix"])
 
 
-def test_a_fresh_installation_has_nothing_but_the_harness_own_fault(queue: Queue) -> None:
-    rows = queue.rows("select * from ulak.doctor()")
+def test_a_fresh_installation_has_nothing_but_the_harness_own_fault(db: DB) -> None:
+    rows = Queue(db).rows("select * from ulak.doctor()")
 
     # Test clusters run without fsync.
     assert [(row["severity"], row["check"]) for row in rows] == [("critical", "settings")]
