@@ -39,6 +39,7 @@ class Database:
         self._worker = worker
         self._stamp = stamp
         self._plans: dict[str, plpy.PLyPlan] = {}
+        self._look: plpy.PLyPlan | None = None
         self._began = False
         self._postmaster = os.getppid()
 
@@ -68,7 +69,10 @@ class Database:
         return row["fingerprint"], chosen
 
     def last_sent(self) -> int:
-        return int(self._call("select last_value from ulak.queue_id_seq")[0]["last_value"])
+        self._began = True
+        if self._look is None:
+            self._look = plpy.prepare("select last_value from ulak.queue_id_seq")
+        return int(plpy.execute(self._look)[0]["last_value"])
 
     def claim(self, limit: int, lease: float, rooms: Mapping[int, int], room: int) -> list[Claimed]:
         rows = self._call(

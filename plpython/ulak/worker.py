@@ -82,6 +82,8 @@ class Worker:
         self._endpoints: dict[int, Endpoint] = {}
         # Why an endpoint that was claimed for can't be sent to.
         self._problems: dict[int, str] = {}
+        # A look has found that somebody has sent.
+        self._is_expecting = False
         # Claimed and not yet settled: id and attempt.
         self._held: dict[int, int] = {}
         self._held_bytes = 0
@@ -109,7 +111,10 @@ class Worker:
     def run(self) -> str:
         """Why it ended: over (its time), stop, restart (there is another build) or settings (they changed)."""
         while not self._is_over(self._clock()):
-            self._gather()
+            if self._held or self._has_more():
+                self._gather()
+            else:
+                self._watch()
             now = self._clock()
             self._keep_house(now)
             self._turn(now)
@@ -142,7 +147,23 @@ class Worker:
         """Whether new messages would keep a run from ending. What is stuck does so anyway; nobody is to wait for it."""
         return now >= self._until and (self._leave == "stop" or not (self._slots.slow_in_flight or self._deferred))
 
-    # Waiting for answers, or for time to pass.
+    # Waiting for messages, for answers, or for time to pass.
+
+    def _watch(self) -> None:
+        """Nothing is held: looks whether anybody has sent. A loop of its own: it goes round 500 times a second."""
+        clock, pace, database = self._clock, self._pace, self._database
+        now = clock()
+        while now < self._next_check:
+            wait = min(pace.wait(now), self._next_check - now)
+            if wait > 0:
+                self._sleep(wait)
+                now = clock()
+            if pace.wait(now) <= 0:
+                self._is_expecting = pace.wants_claim(now, database.last_sent())
+                database.commit()
+                pace.looked(now)
+                if self._is_expecting:
+                    return
 
     def _gather(self) -> None:
         now = self._clock()
@@ -169,7 +190,9 @@ class Worker:
             seconds = now - sent.start
             self._slots.give_back(sent.endpoint_id, seconds)
             self._tally.add(sent.endpoint_id, len(messages), outcome.error, seconds)
-            opens = to.max_in_flight is not None or any(message.ordering_key is not None for message in messages)
+            opens = first.ordering_key is not None or to.max_in_flight is not None
+            if len(messages) > 1:
+                opens = opens or any(message.ordering_key is not None for message in messages)
             self._done.append(_Done(sent.endpoint_id, messages, outcome, opens))
 
     def _settle_time(self) -> float:
@@ -205,6 +228,9 @@ class Worker:
         if self._has_more():
             # With what is settled; by itself only if nothing is about to be.
             return settles or (not self._done and now >= self._last_claim + self._options.poll_interval_busy)
+        if self._is_expecting:
+            self._is_expecting = False
+            return True
         if self._pace.wait(now) > 0:
             return False
         wants = self._pace.wants_claim(now, self._database.last_sent())
@@ -366,22 +392,22 @@ class Worker:
                         self._tally.last_error = f"message {message.id} can't be settled: {error}"
                         self._forget([message])
 
-    def _store(self, group: Iterable[_Done]) -> None:
-        pairs = [(message, done.outcome) for done in group for message in done.messages]
-        if not pairs:
+    def _store(self, group: Sequence[_Done]) -> None:
+        if not group:
             return
-        failed = any(outcome.error is not None for _, outcome in pairs)
-        answered = any(outcome.response is not None for _, outcome in pairs)
+        failed = any(done.outcome.error is not None for done in group)
+        answered = any(done.outcome.response is not None for done in group)
         self._database.settle(
             Outcomes(
-                [message.id for message, _ in pairs],
-                [message.attempt for message, _ in pairs],
-                [outcome.error for _, outcome in pairs] if failed else None,
-                [outcome.retry_after for _, outcome in pairs] if failed else None,
-                [outcome.response for _, outcome in pairs] if answered else None,
+                [message.id for done in group for message in done.messages],
+                [message.attempt for done in group for message in done.messages],
+                [done.outcome.error for done in group for _ in done.messages] if failed else None,
+                [done.outcome.retry_after for done in group for _ in done.messages] if failed else None,
+                [done.outcome.response for done in group for _ in done.messages] if answered else None,
             )
         )
-        self._forget([message for message, _ in pairs])
+        for done in group:
+            self._forget(done.messages)
 
     def _forget(self, messages: Iterable[Message]) -> None:
         for message in messages:
