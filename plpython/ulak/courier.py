@@ -70,7 +70,7 @@ class Courier:
                 self._tokens.discard(endpoint.auth, tag.token)
                 self._send(tag._replace(token=None, renewed=True))
             else:
-                self._settled.append(Settled(endpoint, tag.messages, verdict.judge(endpoint, finished, now)))
+                self._settled.append(Settled(endpoint, tag.messages, _judge(endpoint, finished, now)))
         elif isinstance(tag, _TokenRequest):
             self._take_token(tag.auth, finished, now)
 
@@ -90,6 +90,10 @@ class Courier:
             built = request.build(delivery.endpoint, delivery.messages, now, delivery.token, delivery)
         except MessageError as error:
             self._fail(delivery, f"{verdict.PERMANENT} {error}")
+            return
+        # Whatever a message does to our code, the others' deliveries must go on.
+        except Exception as error:
+            self._fail(delivery, f"{verdict.RETRYABLE} config: the request can't be built: {error!r}")
             return
         self._transport.start(built)
 
@@ -117,3 +121,11 @@ class Courier:
 
     def _fail(self, delivery: Delivery, error: str) -> None:
         self._settled.append(Settled(delivery.endpoint, delivery.messages, Outcome(error)))
+
+
+def _judge(endpoint: Endpoint, finished: Finished, now: float) -> Outcome:
+    """Whatever an answer does to our code, the others' deliveries must go on."""
+    try:
+        return verdict.judge(endpoint, finished, now)
+    except Exception as error:
+        return Outcome(f"{verdict.RETRYABLE} network: the answer can't be read: {error!r}", status=finished.status)

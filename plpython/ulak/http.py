@@ -90,6 +90,7 @@ class _Handle:
         "guard",
         "headers",
         "named",
+        "no_socket",
         "on_new_socket",
         "profile",
         "read_limit",
@@ -111,6 +112,7 @@ class _Handle:
         self.read_limit = 0
         self.dialled = False
         self.blocked: str | None = None
+        self.no_socket: str | None = None
         self.named = False
         self.sent_again = False
 
@@ -124,7 +126,8 @@ class _Handle:
         try:
             opened = socket.socket(family, kind, protocol)
         except OSError as error:
-            self.blocked = f"no socket for {where[0]}: {error.strerror}"
+            # No matter of policy: the next try may get one.
+            self.no_socket = f"no socket for {where[0]}: {error.strerror}"
             return pycurl.SOCKET_BAD
         self.dialled = True
         self.on_new_socket()
@@ -245,6 +248,7 @@ class _Handle:
         self.headers.clear()
         self.dialled = False
         self.blocked = None
+        self.no_socket = None
         if self.size:
             self.body = bytearray()
             self.size = 0
@@ -257,8 +261,11 @@ class _Handle:
     def fail(self, code: int, text: str) -> Finished:
         too_long = code == pycurl.E_WRITE_ERROR and self.size > self.read_limit
         kind = None if too_long else _KINDS.get(code, "network")
-        if kind == "connect" and self.blocked and not self.dialled:
-            kind, text = "blocked", self.blocked
+        if kind == "connect" and not self.dialled:
+            if self.no_socket:
+                text = self.no_socket
+            elif self.blocked:
+                kind, text = "blocked", self.blocked
         result = self.finish(self.curl.getinfo(pycurl.RESPONSE_CODE))
         return result._replace(kind=kind, error=None if too_long else text or self.curl.errstr())
 

@@ -1,0 +1,86 @@
+"""What fails for one message, or by a bug of ours, stays with that message."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import time
+from typing import Any
+
+import pytest
+from support.receiver import Receiver
+from ulak import request, verdict
+from ulak.courier import Courier, Settled
+from ulak.http import Transport
+from ulak.model import Outcome
+
+
+def settle(courier: Courier, count: int) -> list[Settled]:
+    settled: list[Settled] = []
+    until = time.monotonic() + 10
+    while len(settled) < count:
+        settled += courier.step(0.1)
+        assert time.monotonic() < until
+    return sorted(settled, key=lambda each: each.messages[0].id)
+
+
+def test_a_lack_of_sockets_is_worth_another_try(
+    transport: Transport, receiver: Receiver, make_endpoint: Any, make_message: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def none_left(*_: object) -> socket.socket:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    courier = Courier(transport)
+    with monkeypatch.context() as patch:
+        patch.setattr("ulak.http.socket.socket", none_left)
+        courier.send(make_endpoint(receiver.url), [make_message()])
+        (without,) = settle(courier, 1)
+    courier.send(without.endpoint, without.messages)
+    (again,) = settle(courier, 1)
+
+    assert without.outcome.error == "[RETRYABLE] connect: no socket for 127.0.0.1: Too many open files"
+    assert again.outcome.error is None
+
+
+def test_an_answer_that_our_code_cannot_read_is_worth_another_try(
+    transport: Transport, receiver: Receiver, make_endpoint: Any, make_message: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    judged = verdict.judge
+
+    def judge(endpoint: Any, finished: Any, now: float) -> Outcome:
+        if b"bad" in finished.request.body:
+            raise ZeroDivisionError("a bug")
+        return judged(endpoint, finished, now)
+
+    monkeypatch.setattr("ulak.courier.verdict.judge", judge)
+    courier, endpoint = Courier(transport), make_endpoint(receiver.url)
+    courier.send(endpoint, [make_message(1, '"bad"')])
+    courier.send(endpoint, [make_message(2)])
+
+    bad, good = settle(courier, 2)
+
+    assert bad.outcome.error == "[RETRYABLE] network: the answer can't be read: ZeroDivisionError('a bug')"
+    assert good.outcome.error is None
+    assert courier.in_flight == 0
+
+
+def test_a_message_that_our_code_cannot_send_leaves_the_others_alone(
+    transport: Transport, receiver: Receiver, make_endpoint: Any, make_message: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build = request.build
+
+    def building(endpoint: Any, messages: Any, *rest: Any) -> Any:
+        if messages[0].id == 1:
+            raise ZeroDivisionError("a bug")
+        return build(endpoint, messages, *rest)
+
+    monkeypatch.setattr("ulak.courier.request.build", building)
+    courier, endpoint = Courier(transport), make_endpoint(receiver.url)
+    courier.send(endpoint, [make_message(1)])
+    courier.send(endpoint, [make_message(2)])
+
+    bad, good = settle(courier, 2)
+
+    assert bad.outcome.error == "[RETRYABLE] config: the request can't be built: ZeroDivisionError('a bug')"
+    assert good.outcome.error is None
