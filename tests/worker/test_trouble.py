@@ -109,7 +109,7 @@ def test_a_database_of_another_encoding_takes_what_receivers_say(latin_site: Sit
         site.wait_for_status(good, "completed")
 
         assert message["last_error"].startswith("[PERMANENT] HTTP 422: ")
-        assert json.loads(receiver.requests[1].body) == {"name": "Zoë"}
+        assert {"name": "Zoë"} in [json.loads(request.body) for request in receiver.requests]
         assert not worker.call.is_done()
 
 
