@@ -196,7 +196,7 @@ def run(slot: int | None, seconds: float | None, stamp: str) -> None:
 
 def _work(database: Database, until: float) -> str:
     settings, chosen = database.options()
-    transport = Transport(chosen.guard, chosen.concurrency * 2)
+    transport = Transport(chosen.guard, chosen.slots * 2)
     worker = Worker(database, chosen, settings, until, Courier(transport))
     try:
         ended = worker.run()

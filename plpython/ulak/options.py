@@ -11,7 +11,8 @@ from ulak.model import Settings
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    concurrency: int
+    # Requests in flight, of which one endpoint may have seven eighths: worker_concurrency.
+    slots: int
     batch_size: int
     poll_interval: float
     poll_interval_busy: float
@@ -26,12 +27,12 @@ _OTHER_FILES = 200
 
 def parse(settings: Mapping[str, str], version: str, max_files: int = 1024) -> Options:
     """max_files is what the operating system lets a process have open (-1: any number); each request needs a socket."""
-    concurrency = int(settings["worker_concurrency"])
+    slots = -(-int(settings["worker_concurrency"]) * 8 // 7)
     if max_files >= 0:
         # Twice: slow receivers have slots of their own.
-        concurrency = min(concurrency, max(1, (max_files - _OTHER_FILES) // 2))
+        slots = min(slots, max(2, (max_files - _OTHER_FILES) // 2))
     return Options(
-        concurrency=concurrency,
+        slots=slots,
         batch_size=int(settings["batch_size"]),
         poll_interval=int(settings["poll_interval"]) / 1000,
         poll_interval_busy=int(settings["poll_interval_busy"]) / 1000,

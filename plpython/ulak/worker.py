@@ -73,7 +73,7 @@ class Worker:
         self._settings = settings
         self._clock = clock
         self._sleep = sleep
-        self._slots = Slots(options.concurrency)
+        self._slots = Slots(options.slots)
         self._courier = courier
         now = clock()
         self._pace = Pace(options.poll_interval_busy, options.poll_interval, now)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from ulak import options
+from ulak.slots import Slots
 
 SETTINGS = {
     "batch_size": "500",
@@ -24,7 +25,7 @@ SETTINGS = {
 def test_texts_become_what_they_mean() -> None:
     chosen = options.parse(SETTINGS, "1.2", max_files=-1)
 
-    assert (chosen.concurrency, chosen.batch_size, chosen.lease) == (1000, 500, 30)
+    assert (chosen.slots, chosen.batch_size, chosen.lease) == (1143, 500, 30)
     assert (chosen.poll_interval, chosen.poll_interval_busy) == (0.05, 0.002)
     assert chosen.guard.blocked_by("10.1.2.3") is None
     assert chosen.guard.blocked_by("127.0.0.1") is None
@@ -33,6 +34,13 @@ def test_texts_become_what_they_mean() -> None:
     assert (chosen.endpoint.user_agent, chosen.endpoint.cloudevents_source) == ("ulak/1.2", "/shop")
 
 
-@pytest.mark.parametrize(("max_files", "concurrency"), [(1024, 412), (100_000, 1000), (64, 1)])
-def test_there_are_no_more_requests_than_the_process_may_have_sockets(max_files: int, concurrency: int) -> None:
-    assert options.parse(SETTINGS, "1.2", max_files).concurrency == concurrency
+@pytest.mark.parametrize(("max_files", "slots"), [(1024, 412), (100_000, 1143), (64, 2)])
+def test_there_are_no_more_requests_than_the_process_may_have_sockets(max_files: int, slots: int) -> None:
+    assert options.parse(SETTINGS, "1.2", max_files).slots == slots
+
+
+@pytest.mark.parametrize("concurrency", [1, 2, 7, 16, 128, 1000])
+def test_an_endpoint_can_have_as_many_requests_as_the_setting_says(concurrency: int) -> None:
+    chosen = options.parse({**SETTINGS, "worker_concurrency": str(concurrency)}, "1.2", max_files=-1)
+
+    assert Slots(chosen.slots).room() == concurrency

@@ -29,7 +29,7 @@ SETTINGS = {
     "poll_interval": "50",
     "poll_interval_busy": "2",
     "response_body_max_size": "65536",
-    "worker_concurrency": "16",
+    "worker_concurrency": "14",
 }
 DELIVERED = Outcome(status=200)
 
