@@ -43,8 +43,8 @@ demo: ## workers deliver 2,000 messages to receivers that are well, moody and do
 demo-stop: ## remove the demo's cluster
 	tests/sandbox.sh python -m demo stop
 
-bench: ## how fast it is; ARGS="send" runs one part
-	tests/sandbox.sh python -m support.parts bench $(ARGS)
+bench: ## how fast it is; ARGS="send delivery:throughput --scale 0.1" runs some parts with a tenth of the work
+	tests/sandbox.sh python -m bench $(ARGS)
 
 chaos: ## that nothing is lost; ARGS="-k name" picks scenarios
 	ULAK_CHAOS=full tests/sandbox.sh python -m pytest --timeout=3600 \

@@ -1,7 +1,4 @@
-"""How fast finished messages leave the queue, alone and while others send and deliver; and what comes back.
-
-python -m bench.archive
-"""
+"""How fast finished messages leave the queue, alone and while others send and deliver; and what comes back."""
 
 from __future__ import annotations
 
@@ -16,11 +13,12 @@ import psycopg
 from support.cluster import Cluster
 from support.finished import finish, value
 
+from bench.figures import Figure, Quantity
+from bench.stage import Part, Stage
+
 DB = psycopg.Connection[Any]
 
-COUNT = 50_000
 PAYLOAD_BYTES = 170  # with its key and number about 200
-REQUIRED = 20_000
 
 SEND = "select ulak.send('shop', jsonb_build_object('text', repeat('x', 170)))"
 DELIVER = "select count(ulak.complete(c.id, 'bench', c.attempt)) from ulak.claim('bench', 200, 'shop') c"
@@ -69,54 +67,55 @@ def seconds(function: Callable[[], Any]) -> float:
     return time.perf_counter() - began
 
 
-def archive(db: DB) -> float:
-    """Messages a second of a whole run of maintenance, which has hardly anything else to do."""
+def archive(db: DB, count: int) -> float:
+    """Seconds of a whole run of maintenance, which has hardly anything else to do."""
     now = datetime.now(UTC)
-    finish(db, COUNT, at=now - timedelta(hours=3), payload_bytes=PAYLOAD_BYTES)
+    finish(db, count, at=now - timedelta(hours=3), payload_bytes=PAYLOAD_BYTES)
     took = seconds(lambda: db.execute("call ulak.run_maintenance()"))
     moved = value(db, "select rows from ulak.maintenance_status where step = 'archive'")
-    assert moved == COUNT, f"{moved} messages were moved"
-    return float(moved / took)
+    assert moved == count, f"{moved} messages were moved"
+    return took
 
 
-def report(name: str, result: str) -> None:
-    print(f"{name:<58} {result}", flush=True)
-
-
-def main() -> None:
-    cluster = Cluster.create()
-    try:
-        cluster.install(database := cluster.create_database("bench"))
-        db = cluster.connect(database)
+@contextmanager
+def shop(stage: Stage) -> Iterator[DB]:
+    with stage.database() as name, stage.cluster.connect(name) as db:
         db.execute("select ulak.create_endpoint('shop', 'pull', '{}')")
+        yield db
 
-        report(f"archive {COUNT:,} messages, alone", f"{archive(db):>9,.0f} messages/s")
-        with traffic(cluster, database) as going:
-            time.sleep(1)
+
+def moving(stage: Stage) -> Iterator[Figure]:
+    count = stage.scaled(50_000, 2000)
+    with shop(stage) as db:
+        yield Figure(f"archive {count:,} messages, alone", Quantity(count / archive(db, count), "/s"))
+        with traffic(stage.cluster, db.info.dbname) as going:
+            time.sleep(min(1, stage.scale))
             sent, delivered, began = going.sent, going.delivered, time.perf_counter()
-            rate = archive(db)
+            rate = count / archive(db, count)
             took = time.perf_counter() - began
-            report(f"archive {COUNT:,} messages while others send and deliver", f"{rate:>9,.0f} messages/s")
-            report("  sent meanwhile, one per transaction", f"{(going.sent - sent) / took:>9,.0f} messages/s")
-            report("  delivered meanwhile", f"{(going.delivered - delivered) / took:>9,.0f} messages/s")
-
+            sent, delivered = going.sent - sent, going.delivered - delivered
+        yield Figure(
+            f"archive {count:,} messages while others send and deliver",
+            Quantity(rate, "/s", required=20_000),
+            headline=True,
+        )
+        yield Figure("  sent meanwhile, one per transaction", Quantity(sent / took, "/s"))
+        yield Figure("  delivered meanwhile", Quantity(delivered / took, "/s"))
         month = "date_trunc('month', now()), date_trunc('month', now()) + interval '1 month'"
-        replayed = seconds(lambda: db.execute(f"select ulak.replay_range(1, {month}, p_limit => {COUNT})"))
-        report(f"replay {COUNT:,} messages", f"{COUNT / replayed:>9,.0f} messages/s")
-
-        vacuum = value(db, "select ulak._vacuum_command()")
-        db.execute(vacuum)
-        idle = min(seconds(lambda: db.execute(vacuum)) for _ in range(5))
-        rows = value(db, "select count(*) from ulak.queue")
-        report(f"vacuum of a queue of {rows:,} with nothing to do", f"{idle * 1000:>9.1f} ms")
-        checks = "do $$ begin for n in 1..1000 loop perform ulak._is_adopted(); end loop; end $$"
-        asked = min(seconds(lambda: db.execute(checks)) for _ in range(50))
-        report("is this cluster adopted? (asked by each claim)", f"{asked * 1000:>9.1f} us")
-        db.close()
-    finally:
-        cluster.remove()
-    assert rate >= REQUIRED, f"{rate:,.0f} messages/s while others send and deliver; {REQUIRED:,} are required"
+        replayed = seconds(lambda: db.execute(f"select ulak.replay_range(1, {month}, p_limit => {count})"))
+        yield Figure(f"replay {count:,} messages", Quantity(count / replayed, "/s"))
+        yield from upkeep(db)
 
 
-if __name__ == "__main__":
-    main()
+def upkeep(db: DB) -> Iterator[Figure]:
+    vacuum = value(db, "select ulak._vacuum_command()")
+    db.execute(vacuum)
+    idle = min(seconds(lambda: db.execute(vacuum)) for _ in range(5))
+    rows = value(db, "select count(*) from ulak.queue")
+    yield Figure(f"vacuum of a queue of {rows:,} with nothing to do", Quantity(idle * 1000, "ms"))
+    checks = "do $$ begin for n in 1..1000 loop perform ulak._is_adopted(); end loop; end $$"
+    asked = min(seconds(lambda: db.execute(checks)) for _ in range(50))
+    yield Figure("is this cluster adopted? (asked by each claim)", Quantity(asked * 1000, "us"))
+
+
+PART = Part("The archive", {"moving": moving})

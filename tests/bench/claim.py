@@ -1,39 +1,23 @@
-"""What a claim costs beside a million messages that it must not take, and what a message's whole way costs.
-
-python -m bench.claim
-"""
+"""What a claim costs beside a million messages that it must not take, and what a message's whole way costs."""
 
 from __future__ import annotations
 
-import json
-import statistics
-import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import psycopg
-from bench.measure import Measured, Sample, interleave, table
-from support.cluster import WORK, Cluster, Settings
+
+from bench.figures import Figure, Quantity, table
+from bench.measure import Measured, Sample, interleave, processor_seconds
+from bench.stage import QUIET, Part, Stage
 
 DB = psycopg.Connection[Any]
 
 LIMIT = 500
-ROUNDS = 15
-OTHERS = 1_000_000
-MESSAGES = 50_000
-FEW = 10_000
-
-# Autovacuum, checkpoints and analyze come when the bench says so.
-QUIET: Settings = {
-    "autovacuum": False,
-    "checkpoint_timeout": "1h",
-    "max_wal_size": "16GB",
-    "shared_buffers": "1GB",
-    "synchronous_commit": False,
-}
+BUSY = 4  # endpoints
 
 DUE = """
     insert into ulak.queue (endpoint_id, payload)
@@ -57,11 +41,11 @@ OTHER = """
     join ulak.endpoints e on e.name {0}
 """
 
+# In this order: statistics of a nearly empty queue can't be had back.
 STATISTICS: dict[str, str] = {
-    # Gathered when the queue was nearly empty.
-    "stale": "checkpoint",
-    "fresh": "analyze",
-    "none": """
+    "stale statistics": "select",
+    "fresh statistics": "analyze",
+    "no statistics": """
         set allow_system_table_mods = on;
         delete from pg_statistic where starelid = any (array['ulak.queue'::regclass, 'ulak.endpoints'::regclass]);
         update pg_class set reltuples = -1, relpages = 0
@@ -71,52 +55,25 @@ STATISTICS: dict[str, str] = {
 }
 
 
-def say(line: str = "") -> None:
-    print(line, flush=True)
-
-
-def processor(db: DB) -> float:
-    """What the backend has used so far, in microseconds."""
-    return int(Path(f"/proc/{db.info.backend_pid}/schedstat").read_text().split()[0]) / 1000
-
-
 def sample(db: DB, work: Callable[[], int]) -> Sample:
     """Of each of the messages that `work` says it has done."""
-    used, began = processor(db), time.perf_counter()
+    used, began = processor_seconds(db.info.backend_pid), time.perf_counter()
     messages = work()
-    elapsed = (time.perf_counter() - began) * 1e6
-    return Sample(elapsed / messages, (processor(db) - used) / messages)
+    elapsed = time.perf_counter() - began
+    used = processor_seconds(db.info.backend_pid) - used
+    return Sample(elapsed * 1e6 / messages, used * 1e6 / messages)
 
 
-def prepare(cluster: Cluster, name: str) -> None:
-    """Four busy endpoints with enough due messages for all rounds."""
-    cluster.install(cluster.create_database(name))
-    with cluster.connect(name) as db:
-        db.execute("select ulak.create_endpoint('busy ' || n, 'pull', '{}') from generate_series(1, 4) n")
-        db.execute("select ulak.create_endpoint(name, 'pull', '{}') from unnest(array['disabled', 'open']) name")
-        db.execute("select ulak.disable_endpoint('disabled')")
-        db.execute(
-            "update ulak.endpoints set circuit_state = 'open', circuit_half_open_at = 'infinity' where name = 'open'"
-        )
-        db.execute(DUE, [100])
-        db.execute("analyze")
-
-
-def variants(cluster: Cluster) -> Iterator[tuple[str, str]]:
-    """A database for each kind of other rows and each state of the statistics: what it is, and its name."""
-    prepare(cluster, "base")
-    for number, kind in enumerate(["nothing", *KINDS]):
-        stale = cluster.create_database(f"stale_{number}", "base")
-        with cluster.connect(stale) as db:
-            if kind in KINDS:
-                db.execute(OTHER.format(*KINDS[kind]), [OTHERS])  # type: ignore[arg-type]
-            db.execute(DUE, [(ROUNDS + 1) * LIMIT // 4])
-            # Hint bits and the visibility map, which no other statement should have to set.
-            db.execute("vacuum ulak.queue")
-        for state, statement in STATISTICS.items():
-            name = stale if state == "stale" else cluster.create_database(f"{state}_{number}", stale)
-            cluster.execute(statement, name)
-            yield f"{kind}, {state}", name
+def prepare(db: DB) -> None:
+    """Busy endpoints, and two that nothing may be taken from."""
+    db.execute("select ulak.create_endpoint('busy ' || n, 'pull', '{}') from generate_series(1, %s) n", [BUSY])
+    db.execute("select ulak.create_endpoint(name, 'pull', '{}') from unnest(array['disabled', 'open']) name")
+    db.execute("select ulak.disable_endpoint('disabled')")
+    db.execute(
+        "update ulak.endpoints set circuit_state = 'open', circuit_half_open_at = 'infinity' where name = 'open'"
+    )
+    db.execute(DUE, [100])
+    db.execute("analyze")
 
 
 def claim(db: DB) -> int:
@@ -125,16 +82,73 @@ def claim(db: DB) -> int:
     return LIMIT
 
 
-def claims(cluster: Cluster) -> dict[str, Measured]:
-    databases = dict(variants(cluster))
-    cluster.execute("checkpoint")
-    sessions = {what: cluster.connect(name) for what, name in databases.items()}
-    for session in sessions.values():
-        session.execute("set jit = off")
-    measured = interleave({what: partial(sample, db, partial(claim, db)) for what, db in sessions.items()}, ROUNDS)
-    for session in sessions.values():
-        session.close()
-    return measured
+def beside(stage: Stage) -> Iterator[Figure]:
+    """One database for each kind of other rows. They are measured in turn, first with one state of the statistics."""
+    others, rounds = stage.scaled(1_000_000, 10_000), stage.rounds(9)
+    databases: dict[str, str] = {}
+    measured: dict[str, dict[str, Measured]] = {}
+    with ExitStack() as stack:
+        for kind in ["nothing", *KINDS]:
+            name = databases[kind] = stack.enter_context(stage.database())
+            with stage.cluster.connect(name) as db:
+                prepare(db)
+                if kind in KINDS:
+                    db.execute(OTHER.format(*KINDS[kind]), [others])  # type: ignore[arg-type]
+                db.execute(DUE, [len(STATISTICS) * (rounds + 1) * LIMIT // BUSY])
+                # Hint bits and the visibility map, which no other statement should have to set.
+                db.execute("vacuum ulak.queue")
+        for state, statement in STATISTICS.items():
+            for name in databases.values():
+                stage.cluster.execute(statement, name)
+            stage.cluster.execute("checkpoint")
+            measured[state] = claims(stage, databases, rounds)
+    stage.details["claims"] = {
+        state: {kind: [each._asdict() for each in part.samples] for kind, part in parts.items()}
+        for state, parts in measured.items()
+    }
+    show(measured, others)
+    yield Figure(f"claim of {LIMIT} beside nothing", *per_message(measured["fresh statistics"]["nothing"]))
+    for kind in KINDS:
+        # Whatever the statistics say: the worst.
+        times = max(parts[kind].times(parts["nothing"]) for parts in measured.values())
+        used = max(parts[kind].times_processor(parts["nothing"]) for parts in measured.values())
+        yield Figure(
+            f"claim of {LIMIT} beside {others:,} rows {kind}, times beside nothing",
+            # The machine may have been busy with something else, or the clock too coarse: not both.
+            Quantity(min(times, used), "times", required=1.5),
+            headline=True,
+        )
+
+
+def claims(stage: Stage, databases: dict[str, str], rounds: int) -> dict[str, Measured]:
+    """In new sessions, which have no plans of before."""
+    with ExitStack() as stack:
+        sessions = {kind: stack.enter_context(stage.cluster.connect(name)) for kind, name in databases.items()}
+        for session in sessions.values():
+            session.execute("set jit = off")
+        return interleave({kind: partial(sample, db, partial(claim, db)) for kind, db in sessions.items()}, rounds)
+
+
+def per_message(measured: Measured) -> tuple[Quantity, Quantity]:
+    return (
+        Quantity(measured.elapsed, "us", "a message"),
+        Quantity(measured.processor, "us", "of the server's processor"),
+    )
+
+
+def show(measured: dict[str, dict[str, Measured]], others: int) -> None:
+    rows = [
+        (
+            f"{kind}, {state}",
+            f"{part.elapsed:.1f} us",
+            f"{part.times(parts['nothing']):.2f}",
+            f"{part.processor:.1f} us",
+            f"{part.times_processor(parts['nothing']):.2f}",
+        )
+        for state, parts in measured.items()
+        for kind, part in parts.items()
+    ]
+    print(f"\n{table((f'beside {others:,} rows', 'time', 'ratio', 'processor', 'ratio'), rows)}\n", flush=True)
 
 
 # The whole way of messages, by one client.
@@ -150,23 +164,23 @@ class Way:
         self.ordering = ordering
         self.error = error
 
-    def run(self, cluster: Cluster) -> Sample:
-        cluster.install(cluster.create_database("way"))
-        with cluster.connect("way") as db:
+    def run(self, stage: Stage) -> Sample:
+        with stage.database() as name, stage.cluster.connect(name) as db:
             db.execute(
-                "select ulak.create_endpoint('busy ' || n, 'pull', %s) from generate_series(1, 4) n", [self.config]
+                "select ulak.create_endpoint('busy ' || n, 'pull', %s) from generate_series(1, %s) n",
+                [self.config, BUSY],
             )
-            db.execute(DUE, [self.messages // 4])
+            count = stage.scaled(self.messages, LIMIT) // BUSY * BUSY
+            db.execute(DUE, [count // BUSY])
             db.execute(f"update ulak.queue set ordering_key = {self.ordering}")  # type: ignore[arg-type]
             db.execute("vacuum full ulak.queue")
             db.execute("set jit = off")
-            result = sample(db, lambda: sum(self.deliver(db)))
-        cluster.drop_database("way")
-        return result
+            db.execute("set synchronous_commit = off")
+            return sample(db, lambda: sum(self.deliver(db, count)))
 
-    def deliver(self, db: DB) -> Iterator[int]:
+    def deliver(self, db: DB, count: int) -> Iterator[int]:
         done = 0
-        while done < self.messages:
+        while done < count:
             rows = db.execute("select id, attempt from ulak._claim('bench', %s)", [LIMIT], prepare=True).fetchall()
             ids, attempts = zip(*rows, strict=True)
             errors = None if self.error is None else [self.error] * len(rows)
@@ -182,9 +196,9 @@ class Way:
 class OneByOne(Way):
     """As an external worker does: one report each."""
 
-    def deliver(self, db: DB) -> Iterator[int]:
+    def deliver(self, db: DB, count: int) -> Iterator[int]:
         done = 0
-        while done < self.messages:
+        while done < count:
             rows = db.execute("select id, attempt from ulak.claim('bench', 100)", prepare=True).fetchall()
             for id, attempt in rows:
                 db.execute("select ulak.complete(%s, 'bench', %s)", [id, attempt], prepare=True)
@@ -192,61 +206,35 @@ class OneByOne(Way):
             yield len(rows)
 
 
-WAYS = [
-    Way("delivered", MESSAGES),
-    Way("delivered, 1,000 ordering keys", FEW, ordering="'key ' || id % 1000"),
-    Way("delivered, rate limit and cap", FEW, '{"rate_limit": {"limit": 1000000}, "max_in_flight": 10000}'),
+DELIVERED = Way("delivered", 50_000)
+OTHER_WAYS = [
+    Way("delivered, 1,000 ordering keys", 10_000, ordering="'key ' || id % 1000"),
+    Way("delivered, rate limit and cap", 10_000, '{"rate_limit": {"limit": 1000000}, "max_in_flight": 10000}'),
     Way(
         "failed, to be retried",
-        FEW,
+        10_000,
         '{"circuit_breaker": {"mode": "rate", "min_requests": 1000000}}',
         error="[RETRYABLE] 503",
     ),
-    Way("dead", FEW, error="[PERMANENT] 400"),
-    OneByOne("delivered one by one", FEW),
+    Way("dead", 10_000, error="[PERMANENT] 400"),
+    OneByOne("delivered one by one", 10_000),
 ]
 
 
-def main() -> None:
-    cluster = Cluster.create(settings=QUIET)
-    try:
-        ways = {way.name: way.run(cluster) for way in WAYS}
-        say("one client, synchronous_commit = off; per message")
-        say()
-        rows = [[name, f"{way.elapsed:.0f} us", f"{way.processor:.0f} us"] for name, way in ways.items()]
-        say(table(["claimed by 500 and settled", "time", "server's cpu"], rows))
-        say()
-        measured = claims(cluster)
-    finally:
-        cluster.remove()
-
-    say(f"claims of {LIMIT}; medians of {ROUNDS} interleaved rounds, per message and beside nothing else = 1")
-    say()
-    rows, met = [], True
-    for name, part in measured.items():
-        beside = measured["nothing, " + name.split(", ")[1]]
-        ratio = statistics.median(s.processor for s in part.samples) / statistics.median(
-            s.processor for s in beside.samples
+def ways(stage: Stage) -> Iterator[Figure]:
+    for way in [DELIVERED, *OTHER_WAYS]:
+        found = way.run(stage)
+        yield Figure(
+            f"claimed by {LIMIT} and settled: {way.name}",
+            Quantity(1e6 / found.elapsed, "/s"),
+            Quantity(found.elapsed, "us", "each", required=60 if way is DELIVERED else None),
+            Quantity(found.processor, "us", "of the server's processor"),
+            headline=way is DELIVERED,
         )
-        met &= min(ratio, part.times(beside)) <= 1.5
-        rows.append(
-            [name, f"{part.elapsed:.1f} us", f"{part.times(beside):.2f}", f"{part.processor:.1f} us", f"{ratio:.2f}"]
-        )
-    say(table([f"beside {OTHERS:,} rows, statistics", "time", "ratio", "server's cpu", "ratio"], rows))
-    say()
-    fast = ways["delivered"].elapsed <= 60
-    say(f"{'ok    ' if met else 'MISSED'}  no claim takes more than 1.5 times as long because of other rows")
-    say(f"{'ok    ' if fast else 'MISSED'}  claim and settle take 60 us a message or less")
-    result = {
-        "ways": {name: way._asdict() for name, way in ways.items()},
-        "claims": {name: [each._asdict() for each in part.samples] for name, part in measured.items()},
-    }
-    path = WORK / "bench-claim.json"
-    path.write_text(json.dumps(result, indent=1) + "\n")
-    say(f"all samples: {path}")
-    if not (met and fast):
-        sys.exit(1)
 
 
-if __name__ == "__main__":
-    main()
+PART = Part(
+    "Claim and settle, one client, synchronous_commit = off as the worker has it",
+    {"ways": ways, "beside": beside},
+    QUIET,
+)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 import statistics
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,8 +14,19 @@ from support.cluster import Cluster, run
 from support.sessions import wait_until
 
 
+def processor_seconds(pid: int | str) -> float:
+    """What a process has had of the processors so far. The scheduler's own account is precise to the nanosecond; where
+    the kernel keeps none, the one in ticks has to do, which misjudges a process that wakes and sleeps with the clock."""
+    process = Path("/proc") / str(pid)
+    accounts = [thread / "schedstat" for thread in (process / "task").iterdir()]
+    if all(account.exists() for account in accounts):
+        return sum(int(account.read_text().split()[0]) for account in accounts) / 1e9
+    fields = (process / "stat").read_text().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 class Sample(NamedTuple):
-    """Of one transaction, in microseconds: until the client has its answer, and of the server's processor."""
+    """Of one transaction, in microseconds: until the next one is through, and of the server's processor."""
 
     elapsed: float
     processor: float
@@ -27,6 +40,10 @@ class Measured(NamedTuple):
     @property
     def elapsed(self) -> float:
         return statistics.median(sample.elapsed for sample in self.samples)
+
+    @property
+    def rate(self) -> float:
+        return 1e6 / self.elapsed
 
     @property
     def processor(self) -> float:
@@ -53,50 +70,59 @@ def interleave(parts: Mapping[str, Callable[[], Sample]], rounds: int) -> dict[s
 
 
 class Pgbench:
-    """pgbench with one client and prepared statements: it takes less time of its own than any Python client."""
+    """pgbench with prepared statements: it takes less time of its own than any Python client."""
 
     def __init__(self, cluster: Cluster, folder: Path) -> None:
         self._cluster = cluster
         self._folder = folder
-        self._children_at_rest = len(self._children())
 
     def script(self, name: str, statement: str) -> Path:
         path = self._folder / f"{name}.sql"
         path.write_text(statement + ";\n")
         return path
 
-    def run(self, database: str, script: Path, transactions: int, variables: Mapping[str, str]) -> Sample:
-        command: list[str | Path] = [self._cluster.bin / "pgbench", "-n", "-M", "prepared", "-t", str(transactions)]
+    def run(
+        self,
+        database: str,
+        script: Path,
+        transactions: int,
+        variables: Mapping[str, str],
+        clients: int = 1,
+        settings: Mapping[str, str] | None = None,
+    ) -> Sample:
+        """So many transactions in all, by so many clients at once, with these settings of their sessions."""
+        each = max(1, transactions // clients)
+        command: list[str | Path] = [self._cluster.bin / "pgbench", "-n", "-M", "prepared", "-t", str(each)]
+        command += ["-c", str(clients), "-j", str(min(clients, 2))]
         for name, value in variables.items():
             command += ["-D", f"{name}={value}"]
-        before = self._processor_time()
-        output = run([*command, "-f", script, self._cluster.dsn(database)])
+        options = " ".join(f"-c {name}={value}" for name, value in (settings or {}).items())
+        before = self._processor_time(database)
+        output = run([*command, "-f", script, self._cluster.dsn(database)], env={**os.environ, "PGOPTIONS": options})
         rate = re.search(r"^tps = ([\d.]+)", output, re.MULTILINE)
         assert rate is not None and "number of failed transactions: 0" in output, output
-        return Sample(1e6 / float(rate[1]), (self._processor_time() - before) * 1e6 / transactions)
+        return Sample(1e6 / float(rate[1]), (self._processor_time(database) - before) * 1e6 / (each * clients))
 
-    def _processor_time(self) -> float:
-        """Of all backends that there have been, in seconds. Their parent's account of it is precise to 10 ms."""
-        wait_until(lambda: len(self._children()) == self._children_at_rest, message="the end of the last backend")
+    def _processor_time(self, database: str) -> float:
+        """Of all backends that have ended, in seconds. Their parent's account of it is precise to 10 ms."""
+        wait_until(lambda: not self._is_used(database), message="the end of the last backend")
         fields = (self._postmaster / "stat").read_text().rsplit(")", 1)[1].split()
-        return (int(fields[13]) + int(fields[14])) / 100
+        return (int(fields[13]) + int(fields[14])) / os.sysconf("SC_CLK_TCK")
 
-    def _children(self) -> list[str]:
-        return (self._postmaster / "task" / self._postmaster.name / "children").read_text().split()
+    def _is_used(self, database: str) -> bool:
+        """By a backend, or by one that has ended without its parent having noticed, which has no title any more."""
+        for child in (self._postmaster / "task" / self._postmaster.name / "children").read_text().split():
+            with suppress(FileNotFoundError, ProcessLookupError):
+                title = Path(f"/proc/{child}/cmdline").read_bytes()
+                if not title or f" {database} ".encode() in title:
+                    return True
+        return False
 
     @property
     def _postmaster(self) -> Path:
         return Path("/proc") / str(self._cluster.postmaster_pid)
 
 
-def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
-    """The first column to the left, the others to the right."""
-    lines = [list(head), *map(list, rows)]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    return "\n".join(
-        "  ".join(
-            cell.rjust(width) if n else cell.ljust(width)
-            for n, (cell, width) in enumerate(zip(line, widths, strict=True))
-        )
-        for line in lines
-    )
+def percentile(values: Sequence[float], share: float) -> float:
+    """The value that so many of them don't exceed."""
+    return sorted(values)[min(len(values) - 1, int(share * len(values)))]

@@ -1,28 +1,26 @@
-"""How fast the administrator's views and functions answer with a million messages in the queue.
-
-python -m bench.observe
-"""
+"""How fast the administrator's views and functions answer with a million messages in the queue."""
 
 from __future__ import annotations
 
 import statistics
-import sys
 import time
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
 import psycopg
-from support.cluster import Cluster
+
+from bench.figures import Figure, Quantity, table
+from bench.measure import processor_seconds
+from bench.stage import QUIET, Part, Stage
 
 DB = psycopg.Connection[Any]
 
-MESSAGES = 1_000_000
 LIMIT_MS = 50
 # A page for people, drawn by Python.
 LIMITS = {"report": 150}
 ROUNDS = 7
 
-# id: a message in the middle.
+# The id is that of a message in the middle.
 LOOKS = {
     "top": "select * from ulak.top",
     "retry_schedule": "select * from ulak.retry_schedule",
@@ -32,13 +30,13 @@ LOOKS = {
     "health_check": "select * from ulak.health_check()",
     "metrics": "select * from ulak.metrics()",
     "metrics_text": "select ulak.metrics_text()",
-    "explain": "select * from ulak.explain(500000)",
-    "history": "select * from ulak.history(500000)",
+    "explain": "select * from ulak.explain({id})",
+    "history": "select * from ulak.history({id})",
     "doctor": "select * from ulak.doctor()",
     "dlq_summary": "select * from ulak.dlq_summary()",
     "maintenance_status": "select * from ulak.maintenance_status",
     "help": "select * from ulak.help()",
-    "curl": "select ulak.curl(500000)",
+    "curl": "select ulak.curl({id})",
     "report": "select ulak.report()",
 }
 
@@ -67,72 +65,53 @@ FILL = [
 ]
 
 
-def processor(pid: int) -> float:
-    """Milliseconds that a backend has had a processor."""
-    return int(Path(f"/proc/{pid}/schedstat").read_text().split()[0]) / 1e6
-
-
-def measure(cluster: Cluster, query: str) -> tuple[float, float, float]:
+def measure(db: DB, query: str) -> tuple[float, float, float]:
     """Milliseconds: of the first call in a session, of the later ones, and of those what the processor took."""
-    with cluster.connect("looks") as db:
-        db.prepare_threshold = None
-        db.execute("select 1").fetchall()
-        elapsed, used = [], []
-        for _ in range(ROUNDS):
-            before, start = processor(db.info.backend_pid), time.perf_counter()
-            db.execute(query).fetchall()
-            elapsed.append((time.perf_counter() - start) * 1000)
-            used.append(processor(db.info.backend_pid) - before)
+    elapsed, used = [], []
+    for _ in range(ROUNDS):
+        before, start = processor_seconds(db.info.backend_pid), time.perf_counter()
+        db.execute(query).fetchall()  # type: ignore[arg-type]
+        elapsed.append((time.perf_counter() - start) * 1000)
+        used.append((processor_seconds(db.info.backend_pid) - before) * 1000)
     return elapsed[0], statistics.median(elapsed[1:]), statistics.median(used[1:])
 
 
-def compare(cluster: Cluster, state: str) -> list[str]:
-    print(f"\n{state}\n{'':<28}{'first call':>12}{'later':>12}{'processor':>12}   (ms)")
-    slow = []
+def compare(stage: Stage, database: str, state: str, messages: int) -> Iterator[Figure]:
+    """The slowest of them is the figure; all of them are printed."""
+    found = {}
     for name, query in LOOKS.items():
-        first, later, used = measure(cluster, query)
-        print(f"{name:<28}{first:>12.1f}{later:>12.1f}{used:>12.1f}", flush=True)
-        if used > LIMITS.get(name, LIMIT_MS):
-            slow.append(f"{name} ({state})")
-    return slow
+        with stage.cluster.connect(database) as db:
+            db.prepare_threshold = None
+            db.execute("select 1").fetchall()
+            found[name] = measure(db, query.format(id=messages // 2))
+    stage.details[state] = found
+    rows = [(name, *(f"{each:.1f} ms" for each in times)) for name, times in found.items()]
+    print(f"\n{state}\n{table(('', 'first call', 'later', 'processor'), rows)}\n", flush=True)
+    used = {name: times[2] for name, times in found.items()}
+    report = used.pop("report")
+    slowest = max(used, key=lambda name: used[name])
+    quantity = Quantity(used[slowest], "ms", "of processor", required=LIMIT_MS)
+    yield Figure(f"{state}: slowest of {len(used)}, {slowest}", quantity)
+    yield Figure(f"{state}: report", Quantity(report, "ms", "of processor", required=LIMITS["report"]))
 
 
-def fill(cluster: Cluster, endpoints: int) -> None:
-    cluster.drop_database("looks")
-    cluster.create_database("looks")
-    cluster.install("looks")
-    with cluster.connect("looks") as db:
+def look(stage: Stage, endpoints: int) -> Iterator[Figure]:
+    messages = stage.scaled(1_000_000, 1000)
+    waiting = f"{messages:,} messages for {endpoints} endpoint{'s' if endpoints > 1 else ''}"
+    with stage.database() as name, stage.cluster.connect(name) as db:
         db.execute("analyze")
         for statement in FILL:
-            db.execute(statement, {"endpoints": endpoints, "messages": MESSAGES}, prepare=False)  # type: ignore[call-overload]
+            db.execute(statement, {"endpoints": endpoints, "messages": messages}, prepare=False)  # type: ignore[call-overload]
+        yield from compare(stage, name, f"{waiting}, never vacuumed", messages)
+        start = time.perf_counter()
+        db.execute("call ulak.run_maintenance()")
+        yield Figure(f"{waiting}: maintenance, which counts them all", Quantity(time.perf_counter() - start, "s"))
+        db.execute("vacuum analyze")
+        yield from compare(stage, name, f"{waiting}, vacuumed and analysed", messages)
 
 
-def main() -> None:
-    settings = {"autovacuum": False, "shared_buffers": "512MB", "max_wal_size": "4GB"}
-    cluster = Cluster.create(settings=settings)  # type: ignore[arg-type]
-    slow = []
-    try:
-        for endpoints in (1, 20):
-            fill(cluster, endpoints)
-            slow += compare(
-                cluster,
-                f"{MESSAGES:,} messages for {endpoints} endpoints, never vacuumed, statistics of an empty queue",
-            )
-            with cluster.connect("looks") as db:
-                start = time.perf_counter()
-                db.execute("call ulak.run_maintenance()")
-                print(f"maintenance, which counts them all: {time.perf_counter() - start:.2f} s")
-                db.execute("vacuum analyze")
-                start = time.perf_counter()
-                db.execute("call ulak.run_maintenance()")
-                print(f"the same after a vacuum: {time.perf_counter() - start:.2f} s")
-            slow += compare(cluster, f"{MESSAGES:,} messages for {endpoints} endpoints, vacuumed and analysed")
-    finally:
-        cluster.remove()
-    if slow:
-        sys.exit(f"\nslow: {', '.join(slow)}")
-    print(f"\nall within {LIMIT_MS} ms of processor time, the report within {LIMITS['report']} ms")
-
-
-if __name__ == "__main__":
-    main()
+PART = Part(
+    "What an administrator's look costs; the slowest of the views and functions and the report, which Python draws",
+    {"one": lambda stage: look(stage, 1), "twenty": lambda stage: look(stage, 20)},
+    QUIET,
+)

@@ -1,25 +1,20 @@
-"""What a send costs: next to a plain insert of the same row, in a queue that is long, and in batches.
-
-python -m bench.send
-"""
+"""What a send costs: next to a plain insert of the same row, by several clients, in a queue that is long, in batches."""
 
 from __future__ import annotations
 
 import json
-import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import Any
 
-from bench.measure import Measured, Pgbench, Sample, interleave, table
 from psycopg import sql
-from support.cluster import WORK, Cluster, Settings
 
-ROUNDS = 11
-SENDS = 2_000
-BATCHES = 10
+from bench.figures import Figure, Quantity
+from bench.measure import Measured, Pgbench, Sample, interleave
+from bench.stage import QUIET, Part, Stage
+
 BATCH = 1_000
-DEPTHS = {"empty": 0, "100k": 100_000, "900k": 900_000}
 
 # 200 bytes, as an order might look.
 PAYLOAD = json.dumps(
@@ -34,170 +29,153 @@ PAYLOAD = json.dumps(
 )
 
 STATEMENTS = {
-    "plain": "insert into plain (endpoint_id, payload) values (1, :payload)",
-    "send": "select ulak.send('shop', :payload)",
+    "plain insert": "insert into plain (endpoint_id, payload) values (1, :payload)",
+    "send()": "select ulak.send('shop', :payload)",
     "plain batch": f"""
         insert into plain (endpoint_id, payload)
         select 1, p from unnest(array_fill(:payload::jsonb, array[{BATCH}])) p
     """,
-    "send_batch": f"select ulak.send_batch('shop', array_fill(:payload::jsonb, array[{BATCH}]))",
-    "plain, with a key": """
+    "send_batch()": f"select ulak.send_batch('shop', array_fill(:payload::jsonb, array[{BATCH}]))",
+    "plain insert with a key": """
         insert into plain (endpoint_id, payload, idempotency_key, payload_hash)
         values (1, :payload, gen_random_uuid()::text, repeat('x', 64))
     """,
-    "send, with a key": "select ulak.send('shop', :payload, p_idempotency_key => gen_random_uuid()::text)",
-    "send, with an ordering key": "select ulak.send('shop', :payload, p_ordering_key => gen_random_uuid()::text)",
-}
-
-# Autovacuum and checkpoints come when they like; a round must not pay for another one's rows.
-QUIET: Settings = {
-    "autovacuum": False,
-    "checkpoint_timeout": "1h",
-    "max_wal_size": "16GB",
-    "shared_buffers": "512MB",
-    "synchronous_commit": False,
+    "send() with an idempotency key": "select ulak.send('shop', :payload, p_idempotency_key => gen_random_uuid()::text)",
+    "send() with an ordering key": "select ulak.send('shop', :payload, p_ordering_key => gen_random_uuid()::text)",
 }
 
 
-class Bench:
-    def __init__(self, cluster: Cluster) -> None:
-        self._cluster = cluster
-        self._pgbench = Pgbench(cluster, cluster.folder)
+class Shop:
+    """A database with so many messages waiting, in ulak's queue and in a plain table like it. An empty one is emptied
+    again before each sample."""
+
+    def __init__(self, stage: Stage, database: str, waiting: int = 0) -> None:
+        self._cluster = stage.cluster
+        self._database = database
+        self._waiting = waiting
+        self._pgbench = Pgbench(stage.cluster, stage.cluster.folder)
         self._scripts: dict[str, Path] = {
-            name: self._pgbench.script(f"script {number}", statement)
+            name: self._pgbench.script(f"send {number}", statement)
             for number, (name, statement) in enumerate(STATEMENTS.items())
         }
-
-    def prepare(self, database: str, depth: int) -> float:
-        """A database with so many messages waiting, in both tables. Returns how long one count of them takes, in ms."""
-        self._cluster.install(self._cluster.create_database(database))
-        with self._cluster.connect(database) as db:
+        with stage.cluster.connect(database) as db:
             db.execute("select ulak.create_endpoint('shop', 'pull', '{}')")
+            # The limit is looked at as ever, and never reached.
+            db.execute("select ulak.configure('max_queue_size', '100000000')")
             db.execute("create table plain (like ulak.queue including all)")
             fill = "insert into {} (endpoint_id, payload) select 1, %s from generate_series(1, %s)"
             for relation in (sql.Identifier("plain"), sql.Identifier("ulak", "queue")):
-                db.execute(sql.SQL(fill).format(relation), [PAYLOAD, depth])
+                db.execute(sql.SQL(fill).format(relation), [PAYLOAD, waiting])
                 db.execute(sql.SQL("vacuum analyze {}").format(relation))
-            row = db.execute("explain (analyze, format json) select ulak._count_live(1000000)").fetchone()
             db.execute("checkpoint")
-            assert row is not None
-            return float(row[0][0]["Execution Time"])
 
-    def sample(self, database: str, name: str, transactions: int) -> Sample:
-        return self._pgbench.run(database, self._scripts[name], transactions, {"payload": PAYLOAD})
-
-    def sample_afresh(self, database: str, name: str, transactions: int) -> Sample:
-        self._cluster.execute("truncate plain, ulak.queue", database)
-        return self.sample(database, name, transactions)
-
-
-def say(line: str = "") -> None:
-    print(line, flush=True)
-
-
-class Verdicts:
-    def __init__(self) -> None:
-        self.all: dict[str, dict[str, Any]] = {}
-
-    def add(self, what: str, value: float, target: float, *, at_least: bool = False) -> None:
-        is_met = value >= target if at_least else value <= target
-        self.all[what] = {"value": value, "target": target, "met": is_met}
-        sign = ">=" if at_least else "<="
-        say(f"{'ok    ' if is_met else 'MISSED'}  {what}: {value:,.2f} {sign} {target:,.2f}")
-
-
-def rate(measured: Measured) -> float:
-    return BATCH * 1e6 / measured.elapsed
-
-
-def measure_single(bench: Bench) -> dict[str, Measured]:
-    parts = {}
-    for depth, waiting in DEPTHS.items():
-        sample = bench.sample if waiting else bench.sample_afresh
-        for name in ("plain", "send"):
-            parts[f"{name} {depth}"] = partial(sample, depth, name, SENDS)
-    return interleave(parts, ROUNDS)
-
-
-def measure_afresh(bench: Bench, names: list[str], transactions: int) -> dict[str, Measured]:
-    return interleave({name: partial(bench.sample_afresh, "empty", name, transactions) for name in names}, ROUNDS)
-
-
-def show_single(single: dict[str, Measured], counts: dict[str, float]) -> None:
-    rows = []
-    for depth, waiting in DEPTHS.items():
-        plain, send = single[f"plain {depth}"], single[f"send {depth}"]
-        rows.append(
-            [
-                f"{waiting:,}",
-                f"{plain.elapsed:.0f} us",
-                f"{send.elapsed:.0f} us",
-                f"{send.times(plain):.2f}",
-                f"{send.times_processor(plain):.2f}",
-                f"{send.times(single['send empty']):.2f}",
-                f"{counts[depth]:.1f} ms",
-            ]
+    def sample(self, name: str, transactions: int, clients: int = 1, commit: str = "off") -> Sample:
+        if not self._waiting:
+            self._cluster.execute("truncate plain, ulak.queue", self._database)
+        return self._pgbench.run(
+            self._database,
+            self._scripts[name],
+            transactions,
+            {"payload": PAYLOAD},
+            clients,
+            {"synchronous_commit": commit},
         )
-    say(table(["waiting", "plain insert", "send()", "ratio", "ratio of cpu", "to an empty queue", "a count"], rows))
-    say()
 
 
-def show_options(options: dict[str, Measured]) -> None:
-    plain = options["plain, with a key"]
-    rows = [
-        [name, f"{part.elapsed:.0f} us", f"{part.times(plain):.2f}", f"{part.times_processor(plain):.2f}"]
-        for name, part in options.items()
-    ]
-    say(table(["with options", "time", "ratio", "ratio of cpu"], rows))
-    say()
+def compared(stage: Stage, parts: dict[str, Callable[[], Sample]], rounds: int) -> dict[str, Measured]:
+    measured = interleave(parts, stage.rounds(rounds))
+    stage.details.update({name: [each._asdict() for each in part.samples] for name, part in measured.items()})
+    return measured
 
 
-def show_batch(batch: dict[str, Measured]) -> None:
-    plain = batch["plain batch"]
-    rows = [
-        [name, f"{rate(part):,.0f}/s", f"{plain.times(part):.2f}", f"{part.processor / BATCH:.1f} us"]
-        for name, part in batch.items()
-    ]
-    say(table([f"{BATCH:,} at once", "messages", "of plain", "cpu of each"], rows))
-    say()
+def figure(name: str, send: Measured, plain: Measured, required: float | None = None, headline: bool = False) -> Figure:
+    return Figure(
+        name,
+        Quantity(send.rate, "/s"),
+        Quantity(plain.rate, "/s", "plain"),
+        Quantity(send.times(plain), "times", "its time", required=required),
+        Quantity(send.times_processor(plain), "times", "its processor"),
+        headline=headline,
+    )
 
 
-def judge(single: dict[str, Measured], batch: dict[str, Measured]) -> Verdicts:
-    verdicts = Verdicts()
-    empty = single["send empty"]
-    verdicts.add("send() over a plain insert", empty.times(single["plain empty"]), 1.6)
-    for depth in ("100k", "900k"):
-        verdicts.add(f"send() at {DEPTHS[depth]:,} over an empty queue", single[f"send {depth}"].times(empty), 1.2)
-    enough = min(40_000, 0.6 * rate(batch["plain batch"]))
-    verdicts.add("messages/s by send_batch()", rate(batch["send_batch"]), enough, at_least=True)
-    return verdicts
+def clients(stage: Stage) -> Iterator[Figure]:
+    """Eight clients take turns on the machine's cores, so the first call of each, which has to plan, weighs more: they
+    send more."""
+    cases = {
+        f"send() beside a plain insert, {number} client{'s' * (number > 1)}, synchronous_commit {commit}": (
+            number,
+            commit,
+        )
+        for number in (1, 8)
+        for commit in ("off", "on")
+    }
+    with stage.database() as database:
+        shop = Shop(stage, database)
+        parts: dict[str, Callable[[], Sample]] = {
+            f"{case}: {statement}": partial(shop.sample, statement, stage.scaled(2000 * number, 80), number, commit)
+            for case, (number, commit) in cases.items()
+            for statement in ("plain insert", "send()")
+        }
+        measured = compared(stage, parts, 5)
+    for case, (number, commit) in cases.items():
+        required = 1.6 if (number, commit) == (1, "off") else None
+        yield figure(case, measured[f"{case}: send()"], measured[f"{case}: plain insert"], required, headline=True)
 
 
-def main() -> None:
-    cluster = Cluster.create(settings=QUIET)
-    try:
-        bench = Bench(cluster)
-        counts = {name: bench.prepare(name, depth) for name, depth in DEPTHS.items()}
-        single = measure_single(bench)
-        options = measure_afresh(bench, [name for name in STATEMENTS if "with" in name], SENDS)
-        batch = measure_afresh(bench, [name for name in STATEMENTS if "batch" in name], BATCHES)
-    finally:
-        cluster.remove()
+def backlog(stage: Stage) -> Iterator[Figure]:
+    depths = [0, stage.scaled(100_000, 100), stage.scaled(1_000_000, 1000)]
+    with ExitStack() as stack:
+        parts: dict[str, Callable[[], Sample]] = {}
+        for depth in depths:
+            shop = Shop(stage, stack.enter_context(stage.database()), depth)
+            for statement in ("plain insert", "send()"):
+                parts[f"{statement} at {depth:,}, 1"] = partial(shop.sample, statement, stage.scaled(2000, 50))
+            parts[f"send() at {depth:,}, 8"] = partial(shop.sample, "send()", stage.scaled(8000, 80), 8)
+        measured = compared(stage, parts, 7)
+    for depth in depths:
+        send = measured[f"send() at {depth:,}, 1"]
+        yield figure(f"send() with {depth:,} waiting, 1 client", send, measured[f"plain insert at {depth:,}, 1"])
+    for number in (1, 8):
+        for depth in depths[1:]:
+            send = measured[f"send() at {depth:,}, {number}"]
+            yield Figure(
+                f"send() with {depth:,} waiting, {number} client{'s' * (number > 1)}, times with an empty queue",
+                Quantity(
+                    send.times(measured[f"send() at 0, {number}"]), "times", required=1.2 if number == 1 else None
+                ),
+                headline=True,
+            )
 
-    say(f"one client, prepared, {len(PAYLOAD)} bytes, synchronous_commit = off; medians of {ROUNDS} interleaved rounds")
-    say()
-    show_single(single, counts)
-    show_options(options)
-    show_batch(batch)
-    verdicts = judge(single, batch)
 
-    samples = {name: [s._asdict() for s in part.samples] for name, part in {**single, **options, **batch}.items()}
-    path = WORK / "bench-send.json"
-    path.write_text(json.dumps({"verdicts": verdicts.all, "count_ms": counts, "samples": samples}, indent=1) + "\n")
-    say(f"all samples: {path}")
-    if not all(verdict["met"] for verdict in verdicts.all.values()):
-        sys.exit(1)
+def options(stage: Stage) -> Iterator[Figure]:
+    names = [name for name in STATEMENTS if "with" in name]
+    with stage.database() as database:
+        shop = Shop(stage, database)
+        measured = compared(stage, {name: partial(shop.sample, name, stage.scaled(2000, 50)) for name in names}, 7)
+    for name in names[1:]:
+        yield figure(f"{name}, 1 client", measured[name], measured[names[0]])
 
 
-if __name__ == "__main__":
-    main()
+def batch(stage: Stage) -> Iterator[Figure]:
+    names = [name for name in STATEMENTS if "batch" in name]
+    with stage.database() as database:
+        shop = Shop(stage, database)
+        measured = compared(stage, {name: partial(shop.sample, name, stage.scaled(10, 2)) for name in names}, 7)
+    plain, send = (measured[name] for name in names)
+    yield Figure(
+        f"send_batch() of {BATCH:,} beside one plain insert",
+        Quantity(BATCH * send.rate, "/s", required=min(40_000, 0.6 * BATCH * plain.rate)),
+        Quantity(BATCH * plain.rate, "/s", "plain"),
+        Quantity(send.times(plain), "times", "its time"),
+        Quantity(send.processor / BATCH, "us", "of processor each"),
+        headline=True,
+    )
+
+
+PART = Part(
+    f"Sending, one message of {len(PAYLOAD)} bytes per transaction, beside a plain insert into a table with the same "
+    "columns and indexes; medians of interleaved rounds; synchronous_commit off where nothing else is said",
+    {"clients": clients, "backlog": backlog, "options": options, "batch": batch},
+    QUIET,
+)
