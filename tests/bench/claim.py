@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from functools import partial
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 import psycopg
 
 from bench.figures import Figure, Quantity, table
-from bench.measure import Measured, Sample, interleave, processor_seconds
+from bench.measure import Measured, Sample, interleave, sample
 from bench.stage import QUIET, Part, Stage
 
 DB = psycopg.Connection[Any]
@@ -53,15 +52,6 @@ STATISTICS: dict[str, str] = {
             or oid in ('ulak.queue'::regclass, 'ulak.endpoints'::regclass);
     """,
 }
-
-
-def sample(db: DB, work: Callable[[], int]) -> Sample:
-    """Of each of the messages that `work` says it has done."""
-    used, began = processor_seconds(db.info.backend_pid), time.perf_counter()
-    messages = work()
-    elapsed = time.perf_counter() - began
-    used = processor_seconds(db.info.backend_pid) - used
-    return Sample(elapsed * 1e6 / messages, used * 1e6 / messages)
 
 
 def prepare(db: DB) -> None:

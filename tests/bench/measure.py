@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import re
 import statistics
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import psycopg
 from support.cluster import Cluster, run
 from support.sessions import wait_until
 
@@ -30,6 +32,15 @@ class Sample(NamedTuple):
 
     elapsed: float
     processor: float
+
+
+def sample(db: psycopg.Connection[Any], work: Callable[[], int]) -> Sample:
+    """Of each of the messages that `work`, which uses this session, says it has done."""
+    used, began = processor_seconds(db.info.backend_pid), time.perf_counter()
+    messages = work()
+    elapsed = time.perf_counter() - began
+    used = processor_seconds(db.info.backend_pid) - used
+    return Sample(elapsed * 1e6 / messages, used * 1e6 / messages)
 
 
 class Measured(NamedTuple):

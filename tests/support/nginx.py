@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from support.cluster import WORK, free_port, run
+from support.cluster import free_port
+from support.debian import unpacked
 from support.sessions import wait_until
 
 CONFIG = """\
@@ -36,19 +37,11 @@ http {{
 
 
 def program() -> Path:
-    """The system's, else Debian's package, unpacked: to install it would start a server on this machine."""
+    """The system's, else Debian's."""
     found = shutil.which("nginx")
     if found:
         return Path(found)
-    folder = WORK / "nginx-package"
-    unpacked = folder / "usr/sbin/nginx"
-    if not unpacked.exists():
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(parents=True)
-        run(["apt-get", "download", "-q", "nginx"], cwd=folder)
-        (package,) = folder.glob("nginx_*.deb")
-        run(["dpkg", "-x", str(package), str(folder)])
-    return unpacked
+    return unpacked("nginx") / "usr/sbin/nginx"
 
 
 @contextmanager

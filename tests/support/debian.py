@@ -1,0 +1,28 @@
+"""Debian's packages, unpacked instead of installed: installing some of them would start a server on this machine."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from support.cluster import WORK, run
+
+
+def unpacked(package: str) -> Path:
+    """The folder that stands for / of the package, kept for the next time."""
+    folder = WORK / f"{package}-package"
+    if not folder.exists():
+        fresh = WORK / f"{package}-package.new"
+        shutil.rmtree(fresh, ignore_errors=True)
+        fresh.mkdir(parents=True)
+        run(["apt-get", "download", "-q", package], cwd=fresh)
+        (file,) = fresh.glob(f"{package}_*.deb")
+        run(["dpkg", "-x", str(file), str(fresh)])
+        fresh.rename(folder)
+    return folder
+
+
+def version(package: str) -> str:
+    """Of an unpacked one."""
+    (file,) = unpacked(package).glob("*.deb")
+    return file.name.split("_")[1].replace("%3a", ":")
