@@ -145,7 +145,8 @@ def prepare(stage: Stage, database: str) -> dict[str, str]:
         if pgq is not None:
             db.execute("create extension pgq")
             db.execute("select pgq.create_queue('bench'), pgq.register_consumer('bench', 'bench')")
-            db.execute("select pgq.set_queue_config('bench', 'ticker_max_count', %s)", [str(BATCH)])
+            # Fewer than come between two ticks, so that the ticker never finds it too early.
+            db.execute("select pgq.set_queue_config('bench', 'ticker_max_count', %s)", [str(BATCH // 2)])
             found["PgQ"] = pgq
     stage.details["versions"] = {"pgq": pgq, "table": TABLES}
     return {name: found[name] for name in SEND if name in found}
