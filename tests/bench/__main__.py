@@ -22,7 +22,7 @@ from bench.circumstances import circumstances, load
 from bench.figures import Figure, markdown, plain
 from bench.stage import Part, Stage, server, settings_of
 
-PARTS = ("send", "claim", "delivery", "latency", "archive", "peers", "observe")
+PARTS = ("send", "claim", "delivery", "latency", "archive", "horizon", "growth", "peers", "observe")
 
 
 def part_of(name: str) -> Part:

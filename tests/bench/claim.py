@@ -154,13 +154,12 @@ class Way:
         self.ordering = ordering
         self.error = error
 
-    def run(self, stage: Stage) -> Sample:
+    def run(self, stage: Stage, count: int) -> Sample:
         with stage.database() as name, stage.cluster.connect(name) as db:
             db.execute(
                 "select ulak.create_endpoint('busy ' || n, 'pull', %s) from generate_series(1, %s) n",
                 [self.config, BUSY],
             )
-            count = stage.scaled(self.messages, LIMIT) // BUSY * BUSY
             db.execute(DUE, [count // BUSY])
             db.execute(f"update ulak.queue set ordering_key = {self.ordering}")  # type: ignore[arg-type]
             db.execute("vacuum full ulak.queue")
@@ -213,7 +212,7 @@ OTHER_WAYS = [
 
 def ways(stage: Stage) -> Iterator[Figure]:
     for way in [DELIVERED, *OTHER_WAYS]:
-        found = way.run(stage)
+        found = way.run(stage, stage.scaled(way.messages, LIMIT) // BUSY * BUSY)
         yield Figure(
             f"claimed by {LIMIT} and settled: {way.name}",
             Quantity(1e6 / found.elapsed, "/s"),

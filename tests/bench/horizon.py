@@ -1,0 +1,201 @@
+"""What is left of the speed when other sessions keep vacuum from removing the rows that the queue is done with."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from pathlib import Path
+from typing import Any, NamedTuple, Self
+
+import psycopg
+from psycopg import IsolationLevel
+from support.cluster import run
+from support.site import Site
+
+from bench.delivery import PAYLOAD, fill
+from bench.figures import Figure, Quantity
+from bench.measure import percentile
+from bench.stage import Part, Stage
+
+RATE = 800
+SECONDS = 120
+READERS = 4
+
+
+class Schedule:
+    """What ulak.start(1) has pg_cron do, without waiting for its first minute."""
+
+    def __init__(self, site: Site) -> None:
+        self._site = site
+        self._stopping = threading.Event()
+        self._worker = 0
+        self._threads = [threading.Thread(target=each) for each in (self._work, self._maintain)]
+
+    def __enter__(self) -> Self:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *unused: object) -> None:
+        self._stopping.set()
+        while any(thread.is_alive() for thread in self._threads):
+            # Again and again: it may just have begun anew.
+            self._site.db.execute("select pg_terminate_backend(%s)", [self._worker])
+            for thread in self._threads:
+                thread.join(0.2)
+
+    def _work(self) -> None:
+        """It ends with each minute, and begins again."""
+        while not self._stopping.is_set():
+            with suppress(psycopg.errors.AdminShutdown), self._site.connect("ulak_worker") as db:
+                self._worker = db.info.backend_pid
+                db.execute("call ulak.run_worker(1)")
+
+    def _maintain(self) -> None:
+        while not self._stopping.wait(60 - time.time() % 60):
+            with self._site.connect() as db:
+                db.execute("call ulak.run_maintenance()")
+                db.execute((db.execute("select ulak._vacuum_command()").fetchone() or [""])[0])
+
+
+# Who keeps vacuum from its work.
+
+
+@contextmanager
+def old_snapshot(site: Site) -> Iterator[None]:
+    """A session that looked once and was forgotten."""
+    with reader(site) as db:
+        look(db)
+        yield
+
+
+@contextmanager
+def readers(site: Site) -> Iterator[None]:
+    """Reports that take five seconds each, one after the other, by several at once: the horizon moves, but lags."""
+    stopping = threading.Event()
+
+    def read(number: int) -> None:
+        stopping.wait(5 * number / READERS)
+        with reader(site) as db:
+            while not stopping.is_set():
+                look(db)
+                stopping.wait(5)
+                look(db)
+                db.commit()
+
+    threads = [threading.Thread(target=read, args=[number]) for number in range(READERS)]
+    for thread in threads:
+        thread.start()
+    yield
+    stopping.set()
+    for thread in threads:
+        thread.join()
+
+
+@contextmanager
+def reader(site: Site) -> Iterator[psycopg.Connection[Any]]:
+    db = site.connect(autocommit=False)
+    db.isolation_level = IsolationLevel.REPEATABLE_READ
+    yield db
+    db.close()
+
+
+def look(db: psycopg.Connection[Any]) -> None:
+    db.execute("select status, count(*) from ulak.queue group by 1").fetchall()
+
+
+# What it does to others.
+
+
+class Seen(NamedTuple):
+    # Of the messages that were settled by the time the last one was sent.
+    delivered: float
+    send_p99: float
+    settled_p99: float
+    dead_rows: int
+    # Of a backlog that was sent at once when all this was over, with the horizon still held.
+    drained: float
+
+
+def watch(stage: Stage, holding: Callable[[Site], AbstractContextManager[None]]) -> Seen:
+    seconds = stage.scaled(SECONDS, 3)
+    backlog = stage.scaled(30_000, 1000)
+    with stage.site() as site:
+        site.db.execute("create extension pgstattuple")
+        site.http("shop", stage.receiver)
+        with Schedule(site), holding(site):
+            durations = send(stage, site, seconds)
+            delivered = site.value("select count(*) from ulak.queue where status = 'completed'")
+            site.wait_until_settled(60)
+            waited = site.value("""
+                select percentile_cont(0.99) within group (order by extract(epoch from completed_at - created_at)::float)
+                from ulak.queue
+            """)
+            dead = site.value("select dead_tuple_count from pgstattuple('ulak.queue')")
+            last = site.value("select max(id) from ulak.queue")
+            fill(site, "shop", backlog)
+            site.wait_until_settled(300)
+            took = site.value(
+                "select extract(epoch from max(completed_at) - min(processing_started_at))::float from ulak.queue where id > %s",
+                last,
+            )
+    return Seen(delivered / seconds, percentile(durations, 0.99), waited * 1000, dead, backlog / took)
+
+
+def send(stage: Stage, site: Site, seconds: int) -> list[float]:
+    """Eight clients, at the same rate whatever happens. Milliseconds from when each send was to begin to its end: one
+    that waits for another to end counts."""
+    folder = stage.cluster.folder
+    script, log = folder / "horizon.sql", folder / "horizon-log"
+    script.write_text(f"select ulak.send('shop', jsonb_build_object('n', 1, 'text', '{PAYLOAD}'));\n")
+    pgbench: list[str | Path] = [stage.cluster.bin / "pgbench", "-n", "-M", "prepared", "-c", "8", "-j", "1"]
+    pgbench += ["-R", str(RATE), "-T", str(seconds), "-l", "--log-prefix", log, "-f", script]
+    run([*pgbench, stage.cluster.dsn(site.database)])
+    durations = []
+    for file in folder.glob("horizon-log.*"):
+        durations += [int(line.split()[2]) / 1000 for line in file.read_text().splitlines()]
+        file.unlink()
+    return durations
+
+
+def nobody(site: Site) -> AbstractContextManager[None]:
+    return nullcontext()
+
+
+HOLDING: dict[str, Callable[[Site], AbstractContextManager[None]]] = {
+    "nobody looks on": nobody,
+    "one old snapshot": old_snapshot,
+    f"{READERS} repeatable-read readers": readers,
+}
+
+
+def held(stage: Stage) -> Iterator[Figure]:
+    seen = {name: watch(stage, holding) for name, holding in HOLDING.items()}
+    stage.details["seen"] = {name: each._asdict() for name, each in seen.items()}
+    base, *_ = seen.values()
+    for name, each in seen.items():
+        yield Figure(
+            f"{RATE} messages/s for {stage.scaled(SECONDS, 3)} s, {name}",
+            Quantity(each.delivered, "/s", "delivered"),
+            Quantity(each.send_p99, "ms", "send p99"),
+            Quantity(each.settled_p99, "ms", "send to settled p99"),
+            Quantity(each.dead_rows, "rows", "dead"),
+            *([] if each is base else [Quantity(1 - each.delivered / base.delivered, "share", "less", aim=0.1)]),
+            headline=True,
+        )
+    for name, each in seen.items():
+        yield Figure(
+            f"a backlog after that, {name}",
+            Quantity(each.drained, "/s"),
+            *([] if each is base else [Quantity(1 - each.drained / base.drained, "share", "less", aim=0.1)]),
+            headline=True,
+        )
+
+
+PART = Part(
+    "Steady traffic and one worker while other sessions hold the horizon back; autovacuum, maintenance and VACUUM run as "
+    "they do by pg_cron",
+    {"held": held},
+)
