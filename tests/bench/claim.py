@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 import psycopg
+from support.sessions import gather
 
 from bench.figures import Figure, Quantity, table
 from bench.measure import Measured, Sample, interleave, sample
@@ -75,18 +76,20 @@ def claim(db: DB) -> int:
 def beside(stage: Stage) -> Iterator[Figure]:
     """One database for each kind of other rows. They are measured in turn, first with one state of the statistics."""
     others, rounds = stage.scaled(1_000_000, 10_000), stage.rounds(9)
-    databases: dict[str, str] = {}
     measured: dict[str, dict[str, Measured]] = {}
     with ExitStack() as stack:
-        for kind in ["nothing", *KINDS]:
-            name = databases[kind] = stack.enter_context(stage.database())
-            with stage.cluster.connect(name) as db:
+        databases = {kind: stack.enter_context(stage.database()) for kind in ["nothing", *KINDS]}
+
+        def fill(kind: str) -> None:
+            with stage.cluster.connect(databases[kind]) as db:
                 prepare(db)
                 if kind in KINDS:
                     db.execute(OTHER.format(*KINDS[kind]), [others])  # type: ignore[arg-type]
                 db.execute(DUE, [len(STATISTICS) * (rounds + 1) * LIMIT // BUSY])
                 # Hint bits and the visibility map, which no other statement should have to set.
                 db.execute("vacuum ulak.queue")
+
+        gather([partial(fill, kind) for kind in databases])
         for state, statement in STATISTICS.items():
             for name in databases.values():
                 stage.cluster.execute(statement, name)

@@ -93,10 +93,11 @@ def idle(stage: Stage) -> Iterator[Figure]:
         used = (site.processor() - before) / (quiet / 3)
         found = []
         for n in range(3):
+            if n > 0:
+                # Until the worker is as slow as it gets.
+                time.sleep(8 * min(1, stage.scale))
             site.send(n)
             found += site.latencies()
-            # Until the worker is as slow as it gets.
-            time.sleep(8 * min(1, stage.scale))
     stage.details["idle_ms"] = found
     yield Figure(
         f"after {quiet:.0f} s of quiet, share of a core", Quantity(used, "share", required=0.01), headline=True

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from psycopg import sql
+from support.sessions import gather
 
 from bench.figures import Figure, Quantity
 from bench.measure import Measured, Pgbench, Sample, interleave
@@ -63,11 +64,15 @@ class Shop:
             # The limit is looked at as ever, and never reached.
             db.execute("select ulak.configure('max_queue_size', '100000000')")
             db.execute("create table plain (like ulak.queue including all)")
+        tables = (sql.Identifier("plain"), sql.Identifier("ulak", "queue"))
+        gather([partial(self._fill, table) for table in tables])
+        stage.cluster.execute("checkpoint")
+
+    def _fill(self, table: sql.Identifier) -> None:
+        with self._cluster.connect(self._database) as db:
             fill = "insert into {} (endpoint_id, payload) select 1, %s from generate_series(1, %s)"
-            for relation in (sql.Identifier("plain"), sql.Identifier("ulak", "queue")):
-                db.execute(sql.SQL(fill).format(relation), [PAYLOAD, waiting])
-                db.execute(sql.SQL("vacuum analyze {}").format(relation))
-            db.execute("checkpoint")
+            db.execute(sql.SQL(fill).format(table), [PAYLOAD, self._waiting])
+            db.execute(sql.SQL("vacuum analyze {}").format(table))
 
     def sample(self, name: str, transactions: int, clients: int = 1, commit: str = "off") -> Sample:
         if not self._waiting:
@@ -113,11 +118,13 @@ def clients(stage: Stage) -> Iterator[Figure]:
     with stage.database() as database:
         shop = Shop(stage, database)
         parts: dict[str, Callable[[], Sample]] = {
-            f"{case}: {statement}": partial(shop.sample, statement, stage.scaled(2000 * number, 80), number, commit)
+            f"{case}: {statement}": partial(
+                shop.sample, statement, stage.scaled(1500 if number == 1 else 6000, 80), number, commit
+            )
             for case, (number, commit) in cases.items()
             for statement in ("plain insert", "send()")
         }
-        measured = compared(stage, parts, 5)
+        measured = compared(stage, parts, 4)
     for case, (number, commit) in cases.items():
         required = 1.6 if (number, commit) == (1, "off") else None
         yield figure(case, measured[f"{case}: send()"], measured[f"{case}: plain insert"], required, headline=True)
@@ -130,9 +137,9 @@ def backlog(stage: Stage) -> Iterator[Figure]:
         for depth in depths:
             shop = Shop(stage, stack.enter_context(stage.database()), depth)
             for statement in ("plain insert", "send()"):
-                parts[f"{statement} at {depth:,}, 1"] = partial(shop.sample, statement, stage.scaled(2000, 50))
-            parts[f"send() at {depth:,}, 8"] = partial(shop.sample, "send()", stage.scaled(8000, 80), 8)
-        measured = compared(stage, parts, 7)
+                parts[f"{statement} at {depth:,}, 1"] = partial(shop.sample, statement, stage.scaled(1500, 50))
+            parts[f"send() at {depth:,}, 8"] = partial(shop.sample, "send()", stage.scaled(6000, 80), 8)
+        measured = compared(stage, parts, 5)
     for depth in depths:
         send = measured[f"send() at {depth:,}, 1"]
         yield figure(f"send() with {depth:,} waiting, 1 client", send, measured[f"plain insert at {depth:,}, 1"])
@@ -152,7 +159,7 @@ def options(stage: Stage) -> Iterator[Figure]:
     names = [name for name in STATEMENTS if "with" in name]
     with stage.database() as database:
         shop = Shop(stage, database)
-        measured = compared(stage, {name: partial(shop.sample, name, stage.scaled(2000, 50)) for name in names}, 7)
+        measured = compared(stage, {name: partial(shop.sample, name, stage.scaled(1500, 50)) for name in names}, 5)
     for name in names[1:]:
         yield figure(f"{name}, 1 client", measured[name], measured[names[0]])
 
@@ -161,7 +168,7 @@ def batch(stage: Stage) -> Iterator[Figure]:
     names = [name for name in STATEMENTS if "batch" in name]
     with stage.database() as database:
         shop = Shop(stage, database)
-        measured = compared(stage, {name: partial(shop.sample, name, stage.scaled(10, 2)) for name in names}, 7)
+        measured = compared(stage, {name: partial(shop.sample, name, stage.scaled(10, 2)) for name in names}, 5)
     plain, send = (measured[name] for name in names)
     yield Figure(
         f"send_batch() of {BATCH:,} beside one plain insert",
