@@ -18,7 +18,7 @@ from typing import Any
 
 from support.cluster import WORK, Cluster, remove_abandoned
 
-from bench.circumstances import circumstances, load
+from bench.circumstances import circumstances, load, sentence
 from bench.figures import Figure, markdown, plain
 from bench.stage import Part, Stage, server, settings_of
 
@@ -118,7 +118,7 @@ def main() -> None:
     if len(sections) > 1:
         print("\n\n".join(plain(part, figures) for part, figures in run.figures.items()))
     if chosen.markdown:
-        print("\n" + markdown(run.figures))
+        print(f"\n{sentence(run.circumstances)}\n\n{markdown(run.figures)}")
     print(f"\nwritten to {run.file}")
     # What is required is required of the whole work.
     missed = [figure for figures in run.figures.values() for figure in figures if not figure.is_kept]

@@ -65,3 +65,15 @@ def extension_version() -> str:
 def processor_name() -> str:
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
+
+
+def sentence(found: dict[str, Any]) -> str:
+    """The ones that README names."""
+    settings, loads = found["settings"], found["load"]
+    libraries = " ".join(found["pycurl"].split()[:2]).replace("/", " ")
+    return (
+        f"Measured on {found['began'][:10]} at commit {found['commit'] or 'unknown'}, scale {found['scale']:g}: "
+        f"PostgreSQL {found['postgresql'].split()[1]}, {libraries}, {found['cores']} cores ({found['processor']}), "
+        f"load {loads[0]} at the beginning; fsync {settings['fsync']}, full_page_writes {settings['full_page_writes']}, "
+        f"shared_buffers {settings['shared_buffers']}."
+    )
