@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pycurl
-from support.cluster import WORK, run
+from support.cluster import run
 from support.sessions import wait_until
 from support.site import SETTLED, Site
 from support.timed_receiver import timed_receiver
@@ -206,7 +206,7 @@ def traffic(stage: Stage) -> Iterator[Figure]:
     with stage.site() as site:
         site.http("shop", stage.receiver)
         workers = [site.start(seconds=600) for _ in range(2)]
-        script = WORK / "bench-traffic.sql"
+        script = stage.cluster.folder / "traffic.sql"
         script.write_text(f"select ulak.send('shop', jsonb_build_object('n', 1, 'text', '{PAYLOAD}'));\n")
         pgbench: list[str | Path] = [stage.cluster.bin / "pgbench", "-n", "-M", "prepared", "-c", "8", "-j", "2"]
         before = site.value(WAL)

@@ -10,6 +10,7 @@ from functools import partial
 from typing import NamedTuple
 
 from bench import archive as archiving
+from bench import horizon
 from bench.claim import BUSY, DELIVERED, DUE, KINDS, LIMIT, OTHER, claim, prepare
 from bench.delivery import deliver
 from bench.figures import Figure, Quantity
@@ -115,8 +116,31 @@ def archive(stage: Stage) -> Iterator[Figure]:
     yield growth.figure(f"archiving {small:,} and {small * TEN:,}", 1)
 
 
+def held(stage: Stage) -> Iterator[Figure]:
+    """The same backlog, once so many messages and ten times as many have been settled since somebody began to hold the
+    horizon: none of their old versions can be removed."""
+    small, backlog = stage.scaled(4000, 500), stage.scaled(3000, 500)
+    with stage.site() as site:
+        site.http("shop", stage.receiver)
+        with horizon.Schedule(site), horizon.old_snapshot(site):
+            horizon.drain(site, small)
+            first = horizon.drain(site, backlog)
+            horizon.drain(site, small * TEN - small - backlog)
+            growth = Growth(first, horizon.drain(site, backlog))
+    name = f"delivery of {backlog:,} after {small:,} and {small * TEN:,} settled since the oldest snapshot"
+    yield growth.figure(name, 0)
+
+
 PART = Part(
     "Growth from one amount of work to ten times as much, as an exponent: 1 is in proportion, 0 is not at all",
-    {"send": send, "batch": batch, "settle": settle, "beside": beside, "delivery": delivery, "archive": archive},
+    {
+        "send": send,
+        "batch": batch,
+        "settle": settle,
+        "beside": beside,
+        "delivery": delivery,
+        "horizon": held,
+        "archive": archive,
+    },
     QUIET,
 )

@@ -87,18 +87,22 @@ def readers(site: Site) -> Iterator[None]:
     threads = [threading.Thread(target=read, args=[number]) for number in range(READERS)]
     for thread in threads:
         thread.start()
-    yield
-    stopping.set()
-    for thread in threads:
-        thread.join()
+    try:
+        yield
+    finally:
+        stopping.set()
+        for thread in threads:
+            thread.join()
 
 
 @contextmanager
 def reader(site: Site) -> Iterator[psycopg.Connection[Any]]:
     db = site.connect(autocommit=False)
     db.isolation_level = IsolationLevel.REPEATABLE_READ
-    yield db
-    db.close()
+    try:
+        yield db
+    finally:
+        db.close()
 
 
 def look(db: psycopg.Connection[Any]) -> None:
@@ -132,14 +136,19 @@ def watch(stage: Stage, holding: Callable[[Site], AbstractContextManager[None]],
                 from ulak.queue
             """)
             dead = site.value("select dead_tuple_count from pgstattuple('ulak.queue')")
-            last = site.value("select max(id) from ulak.queue")
-            fill(site, "shop", backlog)
-            site.wait_until_settled(300)
-            took = site.value(
-                "select extract(epoch from max(completed_at) - min(processing_started_at))::float from ulak.queue where id > %s",
-                last,
-            )
-    return Seen(delivered / seconds, percentile(durations, 0.99), waited * 1000, dead, backlog / took)
+            drained = backlog / drain(site, backlog)
+    return Seen(delivered / seconds, percentile(durations, 0.99), waited * 1000, dead, drained)
+
+
+def drain(site: Site, count: int) -> float:
+    """Seconds until the worker has settled so many more messages, from its first claim of them."""
+    last = site.value("select coalesce(max(id), 0) from ulak.queue")
+    fill(site, "shop", count)
+    site.wait_until_settled(300)
+    query = (
+        "select extract(epoch from max(completed_at) - min(processing_started_at))::float from ulak.queue where id > %s"
+    )
+    return float(site.value(query, last))
 
 
 def send(stage: Stage, site: Site, seconds: int) -> list[float]:

@@ -139,18 +139,17 @@ def backlog(stage: Stage) -> Iterator[Figure]:
             for statement in ("plain insert", "send()"):
                 parts[f"{statement} at {depth:,}, 1"] = partial(shop.sample, statement, stage.scaled(1500, 50))
             parts[f"send() at {depth:,}, 8"] = partial(shop.sample, "send()", stage.scaled(6000, 80), 8)
+            parts[f"send_batch() at {depth:,}, 1"] = partial(shop.sample, "send_batch()", stage.scaled(5, 2))
         measured = compared(stage, parts, 5)
     for depth in depths:
         send = measured[f"send() at {depth:,}, 1"]
         yield figure(f"send() with {depth:,} waiting, 1 client", send, measured[f"plain insert at {depth:,}, 1"])
-    for number in (1, 8):
+    for function, number in (("send()", 1), ("send()", 8), ("send_batch()", 1)):
         for depth in depths[1:]:
-            send = measured[f"send() at {depth:,}, {number}"]
+            times = measured[f"{function} at {depth:,}, {number}"].times(measured[f"{function} at 0, {number}"])
             yield Figure(
-                f"send() with {depth:,} waiting, {number} client{'s' * (number > 1)}, times with an empty queue",
-                Quantity(
-                    send.times(measured[f"send() at 0, {number}"]), "times", required=1.2 if number == 1 else None
-                ),
+                f"{function} with {depth:,} waiting, {number} client{'s' * (number > 1)}, times with an empty queue",
+                Quantity(times, "times", required=1.2 if (function, number) == ("send()", 1) else None),
                 headline=True,
             )
 

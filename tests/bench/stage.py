@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from support.cluster import TEMPLATE, WORK, Cluster, Settings
+from support.cluster import TEMPLATE, Cluster, Settings
 from support.nginx import nginx
 from support.site import Site
 
@@ -48,21 +48,25 @@ class Stage:
     @cached_property
     def receiver(self) -> str:
         """The URL of an nginx that answers at once."""
-        return self._resources.enter_context(nginx(WORK / "bench-nginx"))
+        return self._resources.enter_context(nginx(self.cluster.folder / "nginx"))
 
     @contextmanager
     def database(self) -> Iterator[str]:
         """A fresh one with the extension."""
         name = self.cluster.create_database(f"bench_{next(_numbers)}", TEMPLATE)
-        yield name
-        self.cluster.drop_database(name)
+        try:
+            yield name
+        finally:
+            self.cluster.drop_database(name)
 
     @contextmanager
     def site(self) -> Iterator[Site]:
         with self.database() as name:
             site = Site(self.cluster, name)
-            yield site
-            site.close()
+            try:
+                yield site
+            finally:
+                site.close()
 
 
 Section = Callable[[Stage], Iterable[Figure]]
