@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -16,11 +17,12 @@ from support.site import Site
 
 from bench.delivery import PAYLOAD, fill
 from bench.figures import Figure, Quantity
-from bench.measure import percentile
+from bench.measure import percentile, processor_seconds
 from bench.stage import Part, Stage
 
 RATE = 800
 READERS = 4
+BACKLOGS = 3
 
 
 class Schedule:
@@ -29,7 +31,10 @@ class Schedule:
     def __init__(self, site: Site) -> None:
         self._site = site
         self._stopping = threading.Event()
+        self._changing = threading.Lock()
         self._worker = 0
+        # Of workers that have ended.
+        self._used = 0.0
         self._threads = [threading.Thread(target=each) for each in (self._work, self._maintain)]
 
     def __enter__(self) -> Self:
@@ -41,9 +46,14 @@ class Schedule:
         self._stopping.set()
         while any(thread.is_alive() for thread in self._threads):
             # Again and again: it may just have begun anew.
-            self._site.db.execute("select pg_terminate_backend(%s)", [self._worker])
+            self._site.db.execute("select pg_terminate_backend(%s) where %s > 0", [self._worker] * 2)
             for thread in self._threads:
                 thread.join(0.2)
+
+    def processor(self) -> float:
+        """Of the worker so far, in seconds."""
+        with self._changing:
+            return self._used + (processor_seconds(self._worker) if self._worker else 0)
 
     def _work(self) -> None:
         """It ends with each minute, and begins again."""
@@ -51,6 +61,9 @@ class Schedule:
             with suppress(psycopg.errors.AdminShutdown), self._site.connect("ulak_worker") as db:
                 self._worker = db.info.backend_pid
                 db.execute("call ulak.run_worker(1)")
+                with self._changing:
+                    self._used += processor_seconds(self._worker)
+                    self._worker = 0
 
     def _maintain(self) -> None:
         while not self._stopping.wait(60 - time.time() % 60):
@@ -118,16 +131,18 @@ class Seen(NamedTuple):
     send_p99: float
     settled_p99: float
     dead_rows: int
-    # Of a backlog that was sent at once when all this was over, with the horizon still held.
+    # Of backlogs that were sent at once when all this was over, with the horizon still held: rate, and microseconds of the
+    # worker's processor for each.
     drained: float
+    processor: float
 
 
 def watch(stage: Stage, holding: Callable[[Site], AbstractContextManager[None]], seconds: int) -> Seen:
-    backlog = stage.scaled(30_000, 1000)
+    backlog = stage.scaled(10_000, 500)
     with stage.site() as site:
         site.db.execute("create extension pgstattuple")
         site.http("shop", stage.receiver)
-        with Schedule(site), holding(site):
+        with Schedule(site) as schedule, holding(site):
             durations = send(stage, site, seconds)
             delivered = site.value("select count(*) from ulak.queue where status = 'completed'")
             site.wait_until_settled(60)
@@ -136,8 +151,17 @@ def watch(stage: Stage, holding: Callable[[Site], AbstractContextManager[None]],
                 from ulak.queue
             """)
             dead = site.value("select dead_tuple_count from pgstattuple('ulak.queue')")
-            drained = backlog / drain(site, backlog)
-    return Seen(delivered / seconds, percentile(durations, 0.99), waited * 1000, dead, drained)
+            before = schedule.processor()
+            took = [drain(site, backlog) for _ in range(BACKLOGS)]
+            used = schedule.processor() - before
+    return Seen(
+        delivered / seconds,
+        percentile(durations, 0.99),
+        waited * 1000,
+        dead,
+        backlog / statistics.median(took),
+        used * 1e6 / (backlog * BACKLOGS),
+    )
 
 
 def drain(site: Site, count: int) -> float:
@@ -200,6 +224,7 @@ def held(stage: Stage) -> Iterator[Figure]:
         yield Figure(
             f"a backlog after that, {name}",
             Quantity(each.drained, "/s"),
+            Quantity(each.processor, "us", "of processor each"),
             *([] if each is base else [Quantity(1 - each.drained / base.drained, "share", "loss", aim=0.1)]),
             headline=True,
         )
