@@ -74,6 +74,14 @@ class Database:
             self._look = plpy.prepare("select last_value from ulak.queue_id_seq")
         return int(plpy.execute(self._look)[0]["last_value"])
 
+    def await_send(self, last_sent: int, interval: float, seconds: float) -> int:
+        rows = self._call(
+            "select ulak._await_send($1, $2, $3) as sent",
+            ("bigint", "float8", "float8"),
+            (last_sent, interval, seconds),
+        )
+        return int(rows[0]["sent"])
+
     def claim(self, limit: int, lease: float, rooms: Mapping[int, int], room: int) -> list[Claimed]:
         rows = self._call(
             "select id, message_id, attempt, endpoint_id, config_version, payload, headers, metadata,"

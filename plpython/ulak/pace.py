@@ -20,8 +20,10 @@ class Pace:
         self.is_poller = True
         # The last claim got all that it asked for: there are more where these came from.
         self.more = False
-        self._wait = busy
-        self._last_sent = -1
+        # From one look to the next.
+        self.interval = busy
+        # What the last look saw.
+        self.last_sent = -1
         self._expected = -1
         self._expected_until = now
         self._busy_until = now
@@ -32,10 +34,14 @@ class Pace:
         """Seconds until the next look."""
         return 0.0 if self.more else max(0.0, self._next_look - now)
 
+    def until_claim(self, now: float) -> float:
+        """Seconds until a claim is due even if nobody sends."""
+        return max(0.0, self._next_claim - now)
+
     def wants_claim(self, now: float, last_sent: int) -> bool:
         """Called at each look, with the id that was drawn last by any sender."""
-        if last_sent != self._last_sent:
-            self._last_sent = self._expected = last_sent
+        if last_sent != self.last_sent:
+            self.last_sent = self._expected = last_sent
             self._expected_until = now + EXPECT_SECONDS
             self._busy_until = now + BUSY_SECONDS
         # Retries fall due and late transactions commit without a new id: a claim now and then finds them.
@@ -45,10 +51,10 @@ class Pace:
     def looked(self, now: float) -> None:
         """After a look, whether or not it led to a claim."""
         if now < self._busy_until and self.is_poller:
-            self._wait = self.busy
+            self.interval = self.busy
         else:
-            self._wait = min(self.idle, self._wait * GROWTH)
-        self._next_look = now + self._wait
+            self.interval = min(self.idle, self.interval * GROWTH)
+        self._next_look = now + self.interval
 
     def claimed(self, now: float, newest: int | None, more: bool) -> None:
         """After a claim: the highest id that it got, if any, and whether there may be more."""

@@ -57,6 +57,9 @@ class Database(Protocol):
     def last_sent(self) -> int:
         """The id that a sender drew last. Cheap: it tells whether a claim may find something new."""
 
+    def await_send(self, last_sent: int, interval: float, seconds: float) -> int:
+        """Looks every interval until last_sent() isn't what it was, for at most so many seconds; returns what it is."""
+
     def claim(self, limit: int, lease: float, rooms: Mapping[int, int], room: int) -> list[Claimed]:
         """At most `room` messages of an endpoint; rooms has a number of their own for some."""
 

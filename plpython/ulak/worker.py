@@ -150,20 +150,18 @@ class Worker:
     # Waiting for messages, for answers, or for time to pass.
 
     def _watch(self) -> None:
-        """Nothing is held: looks whether anybody has sent. A loop of its own: it goes round 500 times a second."""
-        clock, pace, database = self._clock, self._pace, self._database
-        now = clock()
+        """Nothing is held: waits until somebody has sent, a claim is due, or it is time for the next check."""
+        pace, database = self._pace, self._database
+        now = self._clock()
         while now < self._next_check:
-            wait = min(pace.wait(now), self._next_check - now)
-            if wait > 0:
-                self._sleep(wait)
-                now = clock()
-            if pace.wait(now) <= 0:
-                self._is_expecting = pace.wants_claim(now, database.last_sent())
-                database.commit()
-                pace.looked(now)
-                if self._is_expecting:
-                    return
+            seconds = min(self._next_check - now, max(pace.interval, pace.until_claim(now)))
+            last_sent = database.await_send(pace.last_sent, pace.interval, seconds)
+            now = self._clock()
+            self._is_expecting = pace.wants_claim(now, last_sent)
+            database.commit()
+            pace.looked(now)
+            if self._is_expecting:
+                return
 
     def _gather(self) -> None:
         now = self._clock()

@@ -6,13 +6,14 @@ language plpgsql
 set search_path = pg_catalog, pg_temp
 as $plpgsql$
 begin
-    raise exception 'payload and message_id of message % can''t be changed once sent', old.id
+    raise exception 'payload and message_id of a message can''t be changed once sent'
         using errcode = '55000', hint = 'Send a new message.';
 end
 $plpgsql$;
 
+-- For each statement: a trigger for each row would have every claim and every settlement lock its rows once more, though
+-- they name other columns.
 create or replace trigger queue_payload_is_immutable
     before update of payload, message_id on ulak.queue
-    for each row
-    when (old.payload is distinct from new.payload or old.message_id is distinct from new.message_id)
+    for each statement
     execute function ulak._refuse_payload_change();

@@ -179,9 +179,20 @@ as $sql$
     ) || coalesce(p_config -> 'circuit_breaker', '{}')
 $sql$;
 
--- Outcomes in their order of arrival; a null error is a delivery. An endpoint that is well and stays well isn't written
--- but once a second, so its row is no hot spot. Endpoints are locked in the order of their ids: two workers that meet
--- the same endpoints can't wait for each other.
+-- An endpoint that is well and stays well isn't written but once a second, so its row is no hot spot.
+create or replace function ulak._notes_deliveries(p_endpoint ulak.endpoints, p_now timestamptz)
+returns boolean
+language sql
+stable
+as $sql$
+    select p_endpoint.circuit_state <> 'closed'
+        or p_endpoint.circuit_failure_count > 0
+        or p_endpoint.config #>> '{circuit_breaker,mode}' = 'rate'
+        or coalesce(p_endpoint.last_success_at, '-infinity') <= p_now - interval '1 second'
+$sql$;
+
+-- Outcomes in their order of arrival; a null error is a delivery. Endpoints are locked in the order of their ids: two
+-- workers that meet the same endpoints can't wait for each other.
 create or replace function ulak._record_outcomes(
     p_endpoint_ids bigint[],
     p_ids bigint[],
@@ -204,11 +215,7 @@ begin
             from unnest(p_endpoint_ids, p_errors) o(endpoint_id, error)
             group by o.endpoint_id
         ) o on o.endpoint_id = e.id
-        where o.failed
-            or e.circuit_state <> 'closed'
-            or e.circuit_failure_count > 0
-            or e.config #>> '{circuit_breaker,mode}' = 'rate'
-            or coalesce(e.last_success_at, '-infinity') <= p_now - interval '1 second'
+        where o.failed or ulak._notes_deliveries(e, p_now)
         order by e.id
     loop
         perform ulak._apply_outcomes(

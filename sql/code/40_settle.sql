@@ -3,7 +3,7 @@
 -- Each statement matches id, worker, attempt and status: a zombie, even the same worker's earlier claim, changes nothing.
 -- Two spellings make sure of the primary key, whatever the planner thinks of the queue's size. `status is not distinct
 -- from` instead of `=`: a partial index's condition can't be proved from it; with `=` all messages in flight were walked
--- once per row. `id = any (array[...])` instead of `=`: nothing can be merged by it; with `=` a plan that was made for an
+-- once per row. `id between x and x` instead of `=`: nothing can be merged by it; with `=` a plan that was made for an
 -- empty queue read all of the queue in the order of its ids.
 
 -- Outcomes in their order of arrival. A null error is a delivery; the prefix of the others decides. Returns the ids that
@@ -46,7 +46,7 @@ begin
             lease_until = null
         from unnest(p_ids, p_attempts, p_errors, p_responses) with ordinality o(id, attempt, error, response, place)
         where o.error is null
-            and q.id = any (array[o.id])
+            and q.id between o.id and o.id
             and q.attempts = o.attempt
             and q.locked_by = p_worker
             and q.status is not distinct from 'processing'
@@ -91,7 +91,12 @@ begin
     if v_keys is not null then
         perform ulak._promote_heads(v_key_endpoint_ids, v_keys, p_now);
     end if;
-    if v_ids <> '{}' then
+    if v_ids <> '{}'
+        and (
+            p_errors is not null
+            or exists (select from ulak.endpoints e where e.id = any (v_endpoint_ids) and ulak._notes_deliveries(e, p_now))
+        )
+    then
         perform ulak._record_outcomes(
             v_endpoint_ids,
             v_ids,
@@ -148,7 +153,7 @@ begin
             v_defaults || coalesce(e.retry_policy, '{}') as policy
         from unnest(p_workers, p_ids, p_attempts, p_errors, p_retry_after, p_responses)
             with ordinality o(worker, id, attempt, error, retry_after, response, place)
-        join ulak.queue q on q.id = any (array[o.id])
+        join ulak.queue q on q.id between o.id and o.id
         left join ulak.endpoints e on e.id = q.endpoint_id
         where o.error is not null
             and q.attempts = o.attempt
@@ -184,7 +189,7 @@ begin
             locked_by = null,
             lease_until = null
         from decided d
-        where q.id = any (array[d.id])
+        where q.id between d.id and d.id
         returning d.place, q.id, q.endpoint_id, q.ordering_key, d.is_dead, q.attempts, q.processing_started_at, d.error
     ),
     noted as (
@@ -234,7 +239,7 @@ as $sql$
             locked_by = null,
             lease_until = null
         from unnest(p_ids, p_attempts) r(id, attempt)
-        where q.id = any (array[r.id])
+        where q.id between r.id and r.id
             and q.attempts = r.attempt
             and q.locked_by = p_worker
             and q.status is not distinct from 'processing'
@@ -263,7 +268,7 @@ as $sql$
         update ulak.queue q
         set lease_until = p_now + coalesce(p_lease, make_interval(secs => ulak.setting('stale_recovery_timeout')::integer))
         from unnest(p_ids, p_attempts) r(id, attempt)
-        where q.id = any (array[r.id])
+        where q.id between r.id and r.id
             and q.attempts = r.attempt
             and q.locked_by = p_worker
             and q.status is not distinct from 'processing'

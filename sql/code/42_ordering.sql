@@ -52,7 +52,7 @@ begin
             update ulak.queue q
             set next_retry_at = greatest(q.created_at, q.scheduled_at), updated_at = p_now
             from locked l
-            where q.id = any (array[l.id])
+            where q.id between l.id and l.id
             returning q.id
         )
         select

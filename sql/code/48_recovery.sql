@@ -95,7 +95,7 @@ begin
         update ulak.queue q
         set status = 'expired', updated_at = p_now
         from late l
-        where q.id = any (array[l.id])
+        where q.id between l.id and l.id
         returning q.endpoint_id, q.ordering_key
     )
     select

@@ -175,6 +175,29 @@ begin
 end
 $plpgsql$;
 
+-- Where a worker without work spends its time: looks at the senders' sequence until it moves. Here and not in Python,
+-- because what has slept must first be fetched into the processor's caches again, and this is little.
+create or replace function ulak._await_send(p_last_sent bigint, p_interval double precision, p_seconds double precision)
+returns bigint
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+declare
+    v_until timestamptz := clock_timestamp() + make_interval(secs => p_seconds);
+    v_left double precision := p_seconds;
+    v_sent bigint;
+begin
+    loop
+        perform pg_sleep(least(p_interval, v_left));
+        select s.last_value into v_sent
+        from ulak.queue_id_seq s;
+        v_left := extract(epoch from v_until - clock_timestamp());
+        exit when v_sent <> p_last_sent or v_left <= 0;
+    end loop;
+    return v_sent;
+end
+$plpgsql$;
+
 -- A worker's sign of life, with its counters since the last one.
 create or replace function ulak._worker_report(p_slot integer, p_worker text, p_progress jsonb, p_stats jsonb)
 returns void

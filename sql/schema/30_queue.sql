@@ -32,21 +32,20 @@ create table ulak.queue (
     metadata jsonb,
     response jsonb,
     failure_history jsonb,
+    -- One constraint and a short one: PostgreSQL reads it anew for each statement. A message in flight that nobody leases
+    -- would never be recovered.
     constraint queue_status_is_known check (
-        status in (
-            'pending',    -- send, retry, release, redrive, replay -> here; waits for next_retry_at
-            'processing', -- claim -> here; leased by locked_by until lease_until
-            'completed',  -- complete -> here; delivered
-            'failed',     -- fail, recovery -> here; a copy lies in ulak.dlq
-            'expired'     -- mark_expired_messages -> here; expires_at passed before delivery
-        )
-    ),
-    -- A message in flight that nobody leases would never be recovered.
-    constraint queue_processing_has_a_lease check (
-        (status = 'processing') = (lease_until is not null and locked_by is not null)
-    ),
-    constraint queue_priority_is_in_range check (priority between 0 and 10),
-    constraint queue_is_not_due_before_its_schedule check (next_retry_at >= scheduled_at)
+        case
+            when status = 'processing' -- claim -> here; leased by locked_by until lease_until
+            then lease_until is not null and locked_by is not null
+            else lease_until is null and status in (
+                'pending',   -- send, retry, release, redrive, replay -> here; waits for next_retry_at
+                'completed', -- complete -> here; delivered
+                'failed',    -- fail, recovery -> here; a copy lies in ulak.dlq
+                'expired'    -- mark_expired_messages -> here; expires_at passed before delivery
+            )
+        end
+    )
 );
 
 -- Each index is partial, so a message is in few of them at any time: two while it waits, two in flight, two when done.

@@ -20,7 +20,7 @@ def test_a_message_can_not_be_changed_once_sent(queue: Queue, id: int, change: s
     with pytest.raises(psycopg.errors.ObjectNotInPrerequisiteState) as caught, queue.db.transaction():
         queue.db.execute(f"update ulak.queue set {change}, priority = 1")  # type: ignore[arg-type]
 
-    assert caught.value.diag.message_primary == f"payload and message_id of message {id} can't be changed once sent"
+    assert caught.value.diag.message_primary == "payload and message_id of a message can't be changed once sent"
     assert caught.value.diag.message_hint == "Send a new message."
     assert queue.message(id) == before
 
@@ -45,8 +45,13 @@ def test_a_finished_message_can_not_be_changed_either(queue: Queue, id: int) -> 
         queue.db.execute("update ulak.queue set payload = '2'")
 
 
-def test_an_update_that_keeps_the_payload_is_none_of_the_guards_business(queue: Queue, id: int) -> None:
-    queue.db.execute("update ulak.queue set payload = payload, priority = 1")
+def test_an_update_that_names_the_payload_is_refused_even_if_it_keeps_it(queue: Queue, id: int) -> None:
+    with pytest.raises(psycopg.errors.ObjectNotInPrerequisiteState), queue.db.transaction():
+        queue.db.execute("update ulak.queue set payload = payload, priority = 1")
+
+
+def test_an_update_of_other_columns_is_none_of_the_guards_business(queue: Queue, id: int) -> None:
+    queue.db.execute("update ulak.queue set priority = 1")
 
     assert queue.message(id)["priority"] == 1
 

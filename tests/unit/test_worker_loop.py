@@ -98,6 +98,13 @@ class FakeDatabase:
         self._called("last_sent")
         return self.sent
 
+    def await_send(self, last_sent: int, interval: float, seconds: float) -> int:
+        until = self.clock() + seconds
+        while True:
+            self.clock.sleep(min(interval, until - self.clock()))
+            if (sent := self.last_sent()) != last_sent or self.clock() >= until:
+                return sent
+
     def claim(self, limit: int, lease: float, rooms: Mapping[int, int], room: int) -> list[Claimed]:
         self._called("claim")
         self.limits.append(limit)
