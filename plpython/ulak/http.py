@@ -8,6 +8,7 @@ import select
 import signal
 import socket
 import time
+from collections import deque
 from collections.abc import Callable
 from ipaddress import ip_address
 from typing import Any
@@ -61,6 +62,8 @@ _SYSTEM_AUTHORITIES = next(
     ),
     None,
 )
+
+_STATUS = pycurl.RESPONSE_CODE
 
 # How a connection that the receiver has closed shows itself.
 _CLOSED = frozenset((pycurl.E_SEND_ERROR, pycurl.E_RECV_ERROR, pycurl.E_GOT_NOTHING))
@@ -291,7 +294,9 @@ class Transport:
         self._max_handles = max_connections
         self._multi = pycurl.CurlMulti()
         self._multi.setopt(pycurl.M_SOCKETFUNCTION, self._watch)
-        self._multi.setopt(pycurl.M_TIMERFUNCTION, self._set_timer)
+        # A built-in method: libcurl sets its timer once and more per exchange. Only the last word counts.
+        self._timer_set: deque[int] = deque(maxlen=1)
+        self._multi.setopt(pycurl.M_TIMERFUNCTION, self._timer_set.append)
         # The default, four per request in flight, would close the connections of light traffic.
         self._multi.setopt(pycurl.M_MAXCONNECTS, max_connections)
         self._epoll = select.epoll()
@@ -350,31 +355,41 @@ class Transport:
 
     def _advance(self, max_wait: float, finished: list[Finished]) -> None:
         act = self._multi.socket_action
-        now = time.monotonic()
-        if self._timer is not None and self._timer <= now:
+        left = self._timer_left()
+        if left is not None and left <= 0:
             self._timer = None
             act(pycurl.SOCKET_TIMEOUT, 0)
             self._collect(finished)
+            left = self._timer_left()
         wait = 0.0 if finished else min(max_wait, MAX_WAIT)
-        if self._timer is not None:
-            wait = max(0.0, min(wait, self._timer - now))
+        if left is not None:
+            wait = max(0.0, min(wait, left))
         for fd, events in self._epoll.poll(wait):
             if fd in self._wanted:
                 act(fd, _FROM_EPOLL[events & 31])
             else:
                 # An idle connection that the receiver closed: it would be reported again and again.
                 self._forget(fd)
-        if self._timer is not None and self._timer <= time.monotonic():
+        left = self._timer_left()
+        if left is not None and left <= 0:
             self._timer = None
             act(pycurl.SOCKET_TIMEOUT, 0)
         self._collect(finished)
+
+    def _timer_left(self) -> float | None:
+        """Seconds until libcurl wants to be called, whatever happens; None if it doesn't."""
+        now = time.monotonic()
+        if self._timer_set:
+            milliseconds = self._timer_set.pop()
+            self._timer = None if milliseconds < 0 else now + milliseconds / 1000
+        return None if self._timer is None else self._timer - now
 
     def _collect(self, finished: list[Finished]) -> None:
         more = 1
         while more:
             more, done, failed = self._multi.info_read(256)
             for curl in done:
-                finished.append(self._release(curl).finish(curl.getinfo(pycurl.RESPONSE_CODE)))
+                finished.append(self._release(curl).finish(curl.getinfo(_STATUS)))
             for curl, code, text in failed:
                 if self._handles[curl].send_again(code):
                     self._multi.remove_handle(curl)
@@ -406,9 +421,6 @@ class Transport:
                 return handles.pop()
             del self._idle[profile]
         return None
-
-    def _set_timer(self, milliseconds: int) -> None:
-        self._timer = None if milliseconds < 0 else time.monotonic() + milliseconds / 1000
 
     def _watch(self, event: int, fd: int, multi: object, data: object) -> None:
         """libcurl tells which sockets matter to it now."""

@@ -17,9 +17,11 @@ class Refused(Exception):
 
 
 class Claimed(NamedTuple):
-    message: Message
+    """What a claim got of one endpoint, and the config that holds for it."""
+
     endpoint_id: int
     config_version: int
+    messages: list[Message]
 
 
 class EndpointConfig(NamedTuple):

@@ -67,6 +67,12 @@ class Slots:
         free = self._free_slow if endpoint_id in self.slow else self.free
         return self._share(free, self._held[endpoint_id])
 
+    def open_to(self, endpoint_id: int) -> int:
+        """How many requests it may begin with what it has claimed: more than room_of(), which leaves others their share
+        of what is free, but never all that there is."""
+        free = self._free_slow if endpoint_id in self.slow else self.free
+        return max(0, min(free, max(1, self.total * 7 // 8) - self._held[endpoint_id]))
+
     def rooms(self) -> dict[int, int]:
         """For the endpoints that room() doesn't tell about."""
         return {endpoint_id: self.room_of(endpoint_id) for endpoint_id in self._held.keys() | self.slow}

@@ -13,7 +13,7 @@ DISABLE = "[DISABLE]"
 
 # Of 4xx these ask for another try: request timeout, too early, too many requests.
 _RETRYABLE_4XX = frozenset((408, 425, 429))
-_DELIVERED = Outcome(status=200)
+DELIVERED = Outcome(status=200)
 _EXCERPT = 200
 _UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\s]+")
 
@@ -22,7 +22,7 @@ def judge(endpoint: Endpoint, finished: Finished, now: float) -> Outcome:
     status = finished.status
     if finished.kind is None and 200 <= status < 300:
         if not endpoint.profile.capture_response:
-            return _DELIVERED if status == 200 else Outcome(status=status)
+            return DELIVERED if status == 200 else Outcome(status=status)
         return Outcome(status=status, response=response.capture(finished))
     captured = response.capture(finished) if endpoint.profile.capture_response and status else None
     # A refusal is a refusal, even if the rest of the answer never came. A success isn't one until it is complete.

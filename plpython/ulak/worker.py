@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from itertools import zip_longest
 from typing import NamedTuple
 
 from ulak import batch, endpoint, verdict
 from ulak.courier import Courier
+from ulak.line import Line, Rates
 from ulak.model import Endpoint, Message, OAuth2, Outcome
 from ulak.options import Options
 from ulak.pace import Pace
@@ -18,9 +18,14 @@ from ulak.port import Busy, Claimed, Database, Outcomes, Refused
 from ulak.slots import SLOW_SECONDS, Slots
 from ulak.tally import Tally
 
-# Outcomes are settled in groups: three quarters of the slots, or what has come within this time.
+# Outcomes are settled in groups: three quarters of the slots, or what has come within this time. While others wait in
+# line, a group can be larger without holding anything up.
 SETTLE_SECONDS = 0.002
 SETTLE_SECONDS_UNDER_LOAD = 0.005
+SETTLE_SECONDS_IN_LINE = 0.02
+SETTLE_COUNT_IN_LINE = 256
+# How often endpoints that have nobody in line are looked after while others have.
+ASIDE_SECONDS = 0.02
 # An outcome that the database has no time for is tried again after this, twice as long each time.
 RETRY_SECONDS = 0.1
 LONGEST_RETRY = 2.0
@@ -40,10 +45,13 @@ UNKNOWN_BYTES = 1024 * 1024
 class _Sent(NamedTuple):
     """A request under way."""
 
-    endpoint_id: int
+    to: Endpoint
     start: float
-    # When libcurl will have given up at the latest.
-    end: float
+
+    @property
+    def end(self) -> float:
+        """When libcurl will have given up at the latest. A token may have to be fetched, refused and fetched again."""
+        return self.start + self.to.profile.timeout * (4 if isinstance(self.to.auth, OAuth2) else 1) + 1
 
 
 class _Done(NamedTuple):
@@ -52,8 +60,6 @@ class _Done(NamedTuple):
     endpoint_id: int
     messages: Sequence[Message]
     outcome: Outcome
-    # Another message could only be claimed once this one is settled.
-    opens: bool = False
 
 
 class Worker:
@@ -92,9 +98,13 @@ class Worker:
         self._under_way: dict[tuple[int, int], _Sent] = {}
         # Endpoints that got as much as they may in their last claim: they may well have more.
         self._filled: set[int] = set()
-        # Requests for which there was no slot; only batches make them.
-        self._waiting: deque[tuple[Endpoint, Sequence[Message]]] = deque()
+        # What the last claim got, and what it got for later.
+        self._fresh = Line()
+        self._line = Line()
+        self._rates = Rates()
         self._done: list[_Done] = []
+        # Among them is one that another message waits for.
+        self._opens = False
         self._done_since = now
         # Outcomes that couldn't be stored, by endpoint: somebody has it locked.
         self._deferred: dict[int, list[_Done]] = {}
@@ -115,6 +125,7 @@ class Worker:
                 self._gather()
             else:
                 self._watch()
+            self._refill()
             now = self._clock()
             self._keep_house(now)
             self._turn(now)
@@ -184,25 +195,27 @@ class Worker:
             self._done_since = now
         for to, messages, outcome in settled:
             first = messages[0]
-            sent = self._under_way.pop((first.id, first.attempt))
-            seconds = now - sent.start
-            self._slots.give_back(sent.endpoint_id, seconds)
-            self._tally.add(sent.endpoint_id, len(messages), outcome.error, seconds)
-            opens = first.ordering_key is not None or to.max_in_flight is not None
-            if len(messages) > 1:
-                opens = opens or any(message.ordering_key is not None for message in messages)
-            self._done.append(_Done(sent.endpoint_id, messages, outcome, opens))
+            seconds = now - self._under_way.pop((first.id, first.attempt)).start
+            self._slots.give_back(to.id, seconds)
+            self._tally.add(to.id, len(messages), outcome.error, seconds)
+            self._opens = self._opens or to.max_in_flight is not None or _has_key(messages)
+            self._done.append(_Done(to.id, messages, outcome))
 
     def _settle_time(self) -> float:
+        if self._line and not self._opens:
+            return self._done_since + SETTLE_SECONDS_IN_LINE
         return self._done_since + (SETTLE_SECONDS_UNDER_LOAD if self._pace.more or self._filled else SETTLE_SECONDS)
+
+    def _settle_count(self) -> int:
+        return SETTLE_COUNT_IN_LINE if self._line and not self._opens else self._slots.total * 3 // 4
 
     # One transaction: what has come back, and what to send next. Nothing is sent before it is committed.
 
     def _turn(self, now: float) -> None:
         settles = bool(self._done) and (
-            not self._courier.in_flight or len(self._done) * 4 >= self._slots.total * 3 or now >= self._settle_time()
+            not self._courier.in_flight or len(self._done) >= self._settle_count() or now >= self._settle_time()
         )
-        opens = settles and any(done.opens for done in self._done)
+        opens = settles and self._opens
         if settles:
             self._settle(now)
         if self._deferred and now >= self._next_retry:
@@ -210,13 +223,22 @@ class Worker:
         if self._may_claim(now, settles, opens):
             self._prepare(self._claim(now))
         self._database.commit()
-        self._send()
+        self._begin(self._fresh, self._slots.open_to)
+        self._line.append(self._fresh)
 
     def _can_claim(self, now: float) -> bool:
-        return self._slots.free > 0 and not self._waiting and not self._is_closing(now)
+        if self._is_closing(now):
+            return False
+        if not self._line:
+            return self._slots.free > 0
+        if 2 * len(self._line) < sum(self._rates.ahead(now).values()):
+            return True
+        return self._slots.free > 0 and now >= self._last_claim + ASIDE_SECONDS
 
     def _has_more(self) -> bool:
-        return self._pace.more or any(self._slots.room_of(each) for each in self._filled - self._deferred.keys())
+        """Whether a claim would find something and have a place for it, in a slot or in line behind others."""
+        filled = self._filled - self._deferred.keys()
+        return self._pace.more or any(self._slots.room_of(each) or self._line.count(each) for each in filled)
 
     def _may_claim(self, now: float, settles: bool, opens: bool) -> bool:
         if not self._can_claim(now):
@@ -237,18 +259,7 @@ class Worker:
 
     def _claim(self, now: float) -> list[Claimed]:
         self._last_claim = now
-        rooms, room = self._slots.rooms(), self._slots.room()
-        rooms.update(dict.fromkeys(self._deferred, 0))
-        if now >= self._until:
-            rooms.update(dict.fromkeys(self._slots.slow, 0))
-            self._filled -= self._slots.slow
-        limit = min(self._slots.free, self._options.batch_size)
-        batching = [each for each in self._endpoints.values() if each.batch_size > 1]
-        if batching:
-            limit = self._options.batch_size
-            for known in batching:
-                rooms[known.id] = rooms.get(known.id, room) * known.batch_size
-        limit = min(limit, (PAYLOAD_BYTES - self._held_bytes) // self._average_bytes)
+        rooms, room, limit = self._rooms(now)
         if limit <= 0 and self._held:
             return []
         try:
@@ -256,31 +267,53 @@ class Worker:
         except Busy:
             self._pace.claimed(now, None, False)
             return []
-        size = 0
+        count = size = newest = 0
         for each in claimed:
-            self._held[each.message.id] = each.message.attempt
-            size += len(each.message.payload)
+            ids = {message.id: message.attempt for message in each.messages}
+            self._held.update(ids)
+            newest = max(newest, *ids)
+            count += len(ids)
+            size += sum(len(message.payload) for message in each.messages)
         self._held_bytes += size
-        if claimed:
-            self._average_bytes = max(1, size // len(claimed), self._average_bytes // 2)
-        newest = max((each.message.id for each in claimed), default=None)
-        self._pace.claimed(now, newest, len(claimed) >= limit)
+        if count:
+            self._average_bytes = max(1, size // count, self._average_bytes // 2)
+        self._pace.claimed(now, newest or None, count >= limit)
         self._note_filled(claimed, rooms, room)
         return claimed
 
+    def _rooms(self, now: float) -> tuple[dict[int, int], int, int]:
+        """How many messages a claim may take: of some endpoints, of any other, and of all together."""
+        rooms, room = self._slots.rooms(), self._slots.room()
+        limit = self._slots.free
+        for known in self._endpoints.values():
+            if known.batch_size > 1:
+                rooms[known.id] = rooms.get(known.id, room) * known.batch_size
+                limit = self._options.batch_size
+        ahead = self._rates.ahead(now)
+        for endpoint_id in ahead.keys() | self._line.endpoint_ids():
+            in_line = self._line.count(endpoint_id)
+            allowed = 0 if endpoint_id in self._slots.slow else ahead.get(endpoint_id, 0)
+            # Not for a few: a claim has its price, however many it gets.
+            more = allowed - in_line if 2 * in_line <= allowed else 0
+            rooms[endpoint_id] = more if in_line else rooms.get(endpoint_id, room) + more
+            limit += more
+        rooms.update(dict.fromkeys(self._deferred, 0))
+        if now >= self._until:
+            rooms.update(dict.fromkeys(self._slots.slow, 0))
+            self._filled -= self._slots.slow
+        memory = (PAYLOAD_BYTES - self._held_bytes) // self._average_bytes
+        return rooms, room, min(limit, self._options.batch_size, memory)
+
     def _note_filled(self, claimed: Iterable[Claimed], rooms: dict[int, int], room: int) -> None:
         """An endpoint without room wasn't asked; a claim that reached its limit may have left out any of them."""
-        counts = Counter(each.endpoint_id for each in claimed)
         if not self._pace.more:
             self._filled = {each for each in self._filled if not rooms.get(each, room)}
-        self._filled |= {each for each, count in counts.items() if count >= rooms.get(each, room)}
+        self._filled |= {id for id, _, messages in claimed if len(messages) >= rooms.get(id, room)}
 
     def _prepare(self, claimed: Sequence[Claimed]) -> None:
         """Sorts what was claimed into requests, reading the configs that are new."""
-        by_endpoint: dict[int, list[Message]] = {}
         unknown = set()
         for each in claimed:
-            by_endpoint.setdefault(each.endpoint_id, []).append(each.message)
             known = self._endpoints.get(each.endpoint_id)
             if known is None or known.config_version != each.config_version:
                 unknown.add(each.endpoint_id)
@@ -288,20 +321,17 @@ class Worker:
             try:
                 self._load(unknown)
             except Busy:
-                self._give_back([each.message for each in claimed], RETRY_SECONDS)
+                self._give_back([message for each in claimed for message in each.messages], RETRY_SECONDS)
                 return
-        requests = []
-        for endpoint_id, messages in by_endpoint.items():
+        for endpoint_id, _, messages in claimed:
             known = self._endpoints.get(endpoint_id)
             if known is not None:
-                requests.append([(known, group) for group in batch.group(known, messages)])
+                self._fresh.add(known, batch.group(known, messages))
             else:
                 self._done_since = self._done_since if self._done else self._clock()
                 outcome = Outcome(f"{verdict.RETRYABLE} {self._problems[endpoint_id]}")
                 self._done += [_Done(endpoint_id, [message], outcome) for message in messages]
                 self._tally.add(endpoint_id, len(messages), outcome.error, 0)
-        # Endpoints take turns.
-        self._waiting.extend(each for turn in zip_longest(*requests) for each in turn if each is not None)
 
     def _load(self, ids: set[int]) -> None:
         for endpoint_id in ids:
@@ -321,15 +351,21 @@ class Worker:
             except Exception as error:
                 self._problems[each.id] = f"config: {error}"
 
-    def _send(self) -> None:
+    def _refill(self) -> None:
+        """Slots that came free, from the line; no transaction is needed. An eighth is left to those who are claimed next:
+        if receivers of those in line begin to hang, the others must not wait behind them."""
+        if self._line:
+            slots = self._slots
+            self._begin(self._line, lambda id: min(slots.open_to(id), slots.free - slots.total // 8))
+
+    def _begin(self, line: Line, room_of: Callable[[int], int]) -> None:
+        if not line:
+            return
         now = self._clock()
-        while self._waiting and self._slots.free:
-            to, messages = self._waiting.popleft()
+        for to, messages in line.take(room_of):
             first = messages[0]
-            # A token may have to be fetched, refused and fetched again before.
-            longest = to.profile.timeout * (4 if isinstance(to.auth, OAuth2) else 1) + 1
             self._slots.take(to.id)
-            self._under_way[first.id, first.attempt] = _Sent(to.id, now, now + longest)
+            self._under_way[first.id, first.attempt] = _Sent(to, now)
             self._courier.send(to, messages)
 
     # Settling. An outcome is kept until it is stored: to lose one would mean to deliver the message again.
@@ -342,12 +378,14 @@ class Worker:
                 if done.endpoint_id in self._deferred:
                     self._deferred[done.endpoint_id].append(done)
             self._done = [done for done in self._done if done.endpoint_id not in self._deferred]
+        self._rates.note(Counter(done.endpoint_id for done in self._done for _ in done.messages), now)
         try:
             self._store(self._done)
             self._done = []
         except (Busy, Refused):
             self._settle_apart(now)
-        if failed and self._waiting:
+        self._opens = False
+        if failed and self._line:
             self._try(self._release_blocked)
 
     def _settle_apart(self, now: float) -> None:
@@ -404,8 +442,7 @@ class Worker:
                 [done.outcome.response for done in group for _ in done.messages] if answered else None,
             )
         )
-        for done in group:
-            self._forget(done.messages)
+        self._forget(message for done in group for message in done.messages)
 
     def _forget(self, messages: Iterable[Message]) -> None:
         for message in messages:
@@ -416,11 +453,8 @@ class Worker:
 
     def _release_blocked(self) -> None:
         """A circuit that opened takes no more: what waits for a slot to it goes back, unspent."""
-        blocked = self._database.blocked_endpoints({to.id for to, _ in self._waiting})
-        for endpoint_id, state in blocked.items():
-            messages = [message for to, group in self._waiting for message in group if to.id == endpoint_id]
-            self._give_back(messages, RELEASE_SECONDS[state])
-            self._waiting = deque(each for each in self._waiting if each[0].id != endpoint_id)
+        for endpoint_id, state in self._database.blocked_endpoints(self._line.endpoint_ids()).items():
+            self._give_back(self._line.remove(endpoint_id), RELEASE_SECONDS[state])
 
     def _give_back(self, messages: Sequence[Message], delay: float) -> None:
         self._database.release([each.id for each in messages], [each.attempt for each in messages], delay)
@@ -449,11 +483,11 @@ class Worker:
         self._database.commit()
 
     def _check(self, now: float) -> None:
-        stuck = {sent.endpoint_id for sent in self._under_way.values() if sent.start < now - SLOW_SECONDS}
+        stuck = {sent.to.id for sent in self._under_way.values() if sent.start < now - SLOW_SECONDS}
         self._slots.see_stuck(stuck)
         tidings = self._database.check()
         self._database.commit()
-        if self._waiting:
+        if self._line:
             self._try(self._release_blocked)
         leave = tidings.leave or ("settings" if tidings.settings != self._settings else None)
         if leave is not None and self._leave != "stop":
@@ -468,10 +502,7 @@ class Worker:
             return
         self._database.commit()
         # What was lost and not yet sent is left to whoever has it now.
-        lost = [each for each in self._waiting if not held.issuperset(message.id for message in each[1])]
-        for each in lost:
-            self._waiting.remove(each)
-            self._forget(each[1])
+        self._forget(self._line.remove_lost(held))
 
     def _report(self, state: str) -> None:
         tally = self._tally
@@ -488,6 +519,12 @@ class Worker:
             if not self._pace.is_poller:
                 self._pace.is_poller = self._database.become_poller()
         self._database.commit()
+
+
+def _has_key(messages: Sequence[Message]) -> bool:
+    if len(messages) == 1:
+        return messages[0].ordering_key is not None
+    return any(message.ordering_key is not None for message in messages)
 
 
 def _plain(outcome: Outcome) -> Outcome:

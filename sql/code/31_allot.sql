@@ -67,12 +67,15 @@ begin
         return;
     end if;
     v_room := least(p_limit, coalesce(p_rooms[array_position(p_room_ids, endpoint_id)], p_room));
+    if v_room <= 0 then
+        size := 0;
+        return;
+    end if;
     select e.config_version, v_room into config_version, size
     from ulak.endpoints e
     where e.id = _only_pair.endpoint_id
         and e.enabled
         and (p_protocol is null or e.protocol = p_protocol)
-        and v_room > 0
         and not ulak._is_limited(e);
 end
 $plpgsql$;

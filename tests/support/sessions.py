@@ -12,13 +12,15 @@ import psycopg
 Result = TypeVar("Result")
 
 
-def wait_until(predicate: Callable[[], Result], timeout: float = 10, message: str = "the condition") -> Result:
+def wait_until(
+    predicate: Callable[[], Result], timeout: float = 10, message: str = "the condition", interval: float = 0.005
+) -> Result:
     """The first true value of the predicate."""
     deadline = time.monotonic() + timeout
     while not (value := predicate()):
         if time.monotonic() > deadline:
             raise TimeoutError(f"{message} was not met within {timeout} s; last value: {value!r}")
-        time.sleep(0.005)
+        time.sleep(interval)
     return value
 
 

@@ -9,7 +9,7 @@ import time
 from typing import Any
 
 import pytest
-from support.receiver import Receiver
+from support.receiver import Answer, Receiver
 from ulak import request, verdict
 from ulak.courier import Courier, Settled
 from ulak.http import Transport
@@ -54,6 +54,7 @@ def test_an_answer_that_our_code_cannot_read_is_worth_another_try(
         return judged(endpoint, finished, now)
 
     monkeypatch.setattr("ulak.courier.verdict.judge", judge)
+    receiver.answer = Answer(201)
     courier, endpoint = Courier(transport), make_endpoint(receiver.url)
     courier.send(endpoint, [make_message(1, '"bad"')])
     courier.send(endpoint, [make_message(2)])

@@ -118,3 +118,22 @@ def test_no_lane_leaks_a_slot(total: int, steps: list[tuple[str, int]]) -> None:
 
     assert slots.free == total
     assert slots.slow_in_flight == 0
+
+
+def test_what_an_endpoint_has_claimed_may_take_every_slot_but_the_last_eighth() -> None:
+    slots = Slots(16)
+    for _ in range(10):
+        slots.take(1)
+    for _ in range(2):
+        slots.take(2)
+
+    # Of four free ones it could claim for two; what it has claimed already may begin.
+    assert slots.room_of(1) == 2
+    assert slots.open_to(1) == 4
+    for _ in range(2):
+        slots.give_back(2, 0.001)
+    assert slots.open_to(1) == 4
+    for _ in range(4):
+        slots.take(1)
+    assert slots.open_to(1) == 0
+    assert slots.open_to(2) == 2

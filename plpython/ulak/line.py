@@ -1,0 +1,119 @@
+"""Requests that wait for a slot: claimed already, so that one is under way as soon as another ends."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+
+from ulak.model import Endpoint, Message
+
+# A worker claims what it will have sent within this time, beyond what it has slots for. The rate is the endpoint's own:
+# for one that answers once in ten seconds this is nothing.
+AHEAD_SECONDS = 0.05
+# An endpoint that had no answer for so long has no rate.
+MEMORY_SECONDS = 0.25
+
+Waiting = tuple[Endpoint, Sequence[Message]]
+
+
+class Line:
+    """Endpoints take turns."""
+
+    def __init__(self) -> None:
+        self._requests: dict[int, deque[Waiting]] = {}
+        # Messages, not requests: in sum and by endpoint.
+        self._messages = 0
+        self._counts: Counter[int] = Counter()
+
+    def __len__(self) -> int:
+        """Messages, not requests."""
+        return self._messages
+
+    def endpoint_ids(self) -> Collection[int]:
+        return self._requests.keys()
+
+    def count(self, endpoint_id: int) -> int:
+        return self._counts[endpoint_id]
+
+    def add(self, to: Endpoint, groups: Iterable[Sequence[Message]]) -> None:
+        """One request each."""
+        requests = self._requests.setdefault(to.id, deque())
+        for messages in groups:
+            requests.append((to, messages))
+            self._count(to.id, len(messages))
+
+    def append(self, other: Line) -> None:
+        """All that is in another line, which is empty then."""
+        for endpoint_id, requests in other._requests.items():
+            self._requests.setdefault(endpoint_id, deque()).extend(requests)
+            self._count(endpoint_id, other.count(endpoint_id))
+        other._requests = {}
+        other._messages = 0
+        other._counts.clear()
+
+    def take(self, room_of: Callable[[int], int]) -> Iterator[Waiting]:
+        """As many as there is room for, which the caller takes before it asks for the next."""
+        while self._requests:
+            alone = len(self._requests) == 1
+            before = self._messages
+            for endpoint_id in list(self._requests):
+                requests = self._requests[endpoint_id]
+                count = min(room_of(endpoint_id), len(requests) if alone else 1)
+                for _ in range(count):
+                    each = requests.popleft()
+                    self._count(endpoint_id, -len(each[1]))
+                    yield each
+                if count > 0:
+                    # Behind the others, also the next time.
+                    del self._requests[endpoint_id]
+                if requests:
+                    self._requests[endpoint_id] = requests
+            if self._messages == before:
+                return
+
+    def remove(self, endpoint_id: int) -> list[Message]:
+        """All of an endpoint."""
+        removed = [message for _, messages in self._requests.pop(endpoint_id, ()) for message in messages]
+        self._count(endpoint_id, -len(removed))
+        return removed
+
+    def remove_lost(self, held: Collection[int]) -> list[Message]:
+        """Requests of which a message is no longer held."""
+        lost: list[Message] = []
+        for endpoint_id, requests in list(self._requests.items()):
+            kept: deque[Waiting] = deque()
+            for each in requests:
+                if all(message.id in held for message in each[1]):
+                    kept.append(each)
+                else:
+                    lost += each[1]
+                    self._count(endpoint_id, -len(each[1]))
+            self._requests[endpoint_id] = kept
+            if not kept:
+                del self._requests[endpoint_id]
+        return lost
+
+    def _count(self, endpoint_id: int, messages: int) -> None:
+        self._messages += messages
+        self._counts[endpoint_id] += messages
+
+
+class Rates:
+    """How many messages of an endpoint are answered per second, of late."""
+
+    def __init__(self) -> None:
+        self._rates: dict[int, tuple[float, float]] = {}
+
+    def note(self, counts: Mapping[int, int], now: float) -> None:
+        for endpoint_id, count in counts.items():
+            rate, at = self._rates.get(endpoint_id, (0.0, now - MEMORY_SECONDS))
+            seconds = max(0.001, now - at)
+            # The older what is known, the less it counts.
+            weight = min(1.0, seconds / AHEAD_SECONDS)
+            self._rates[endpoint_id] = (rate + (count / seconds - rate) * weight, now)
+
+    def ahead(self, now: float) -> dict[int, int]:
+        """How many messages of which endpoint may wait in line."""
+        self._rates = {id: known for id, known in self._rates.items() if known[1] > now - MEMORY_SECONDS}
+        found = {endpoint_id: int(rate * AHEAD_SECONDS) for endpoint_id, (rate, _) in self._rates.items()}
+        return {endpoint_id: count for endpoint_id, count in found.items() if count}
