@@ -19,13 +19,10 @@ Child = str | int | float | None | Iterable["Child"]
 
 def tag(name: str, /, *children: Child, **attributes: object) -> Markup:
     """An element. None and False leave an attribute or a child out; class_ is class, and _ stands for - in a name."""
-    opening = [name]
+    head = name
     for key, value in attributes.items():
-        if value is None or value is False:
-            continue
-        spelled = key.rstrip("_").replace("_", "-")
-        opening.append(f'{spelled}="{html.escape(_text(value))}"')
-    head = " ".join(opening)
+        if value is not None and value is not False:
+            head += f' {key.rstrip("_").replace("_", "-")}="{_text(value)}"'
     body = join(children)
     if not body and name in VOID:
         return Markup(f"<{head}/>")
@@ -33,17 +30,17 @@ def tag(name: str, /, *children: Child, **attributes: object) -> Markup:
 
 
 def join(children: Child) -> Markup:
-    if children is None or children is False:
-        return Markup()
     if isinstance(children, Markup):
         return children
-    if isinstance(children, str):
-        return Markup(html.escape(children))
-    if isinstance(children, int | float):
+    if children is None or children is False:
+        return Markup()
+    if isinstance(children, (str, int, float)):
         return Markup(_text(children))
-    return Markup("".join(join(child) for child in children))
+    return Markup("".join([join(child) for child in children]))
 
 
 def _text(value: object) -> str:
-    """Coordinates with one decimal are fine enough, and a page of them is half as long."""
-    return f"{value:.1f}".removesuffix(".0") if isinstance(value, float) else str(value)
+    """Escaped. Coordinates with one decimal are fine enough, and a page of them is half as long."""
+    if isinstance(value, float):
+        return f"{value:.1f}".removesuffix(".0")
+    return str(value) if isinstance(value, int) else html.escape(str(value))

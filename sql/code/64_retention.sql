@@ -88,6 +88,9 @@ begin
         when 'endpoint_stats' then
             v_setting := 'stats_retention_days';
             v_column := 'minute';
+        when 'traffic' then
+            v_setting := 'stats_retention_days';
+            v_column := 'minute';
         when 'backlog_samples' then
             v_setting := 'stats_retention_days';
             v_column := 'sampled_at';

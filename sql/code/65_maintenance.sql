@@ -33,7 +33,7 @@ from (
         (9, 'inbox_retention', 'forgets old keys of mark_handled()'),
         (10, 'ordering', 'every ten minutes: wakes ordering keys whose first message was deleted by hand'),
         (11, 'attempts_retention', 'forgets old failed attempts'),
-        (12, 'samples', 'counts what waits for each endpoint'),
+        (12, 'samples', 'counts what waits for each endpoint, and sums up the last minutes'),
         (13, 'samples_retention', 'deletes old counts of what waited'),
         (14, 'secrets', 'forgets signing secrets whose grace after a rotation is over')
 ) s (place, step, what)
@@ -230,6 +230,7 @@ begin
             rows := ulak._sample_backlog(p_now);
         when 'samples_retention' then
             rows := ulak._cleanup('backlog_samples', null, v_batch, p_now);
+            perform ulak._cleanup('traffic', null, v_batch, p_now);
         when 'secrets' then
             rows := ulak._forget_old_secrets(p_now);
         when 'ordering' then

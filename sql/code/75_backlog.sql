@@ -175,9 +175,75 @@ begin
         on conflict do nothing;
         v_sampled := v_sampled + 1;
     end loop;
+    perform ulak._sum_traffic(p_now);
     return v_sampled;
 end
 $plpgsql$;
+
+-- Minutes from here on may still change, or aren't in ulak.traffic yet: what a worker counts is there once it commits.
+create or replace function ulak._traffic_is_final_before()
+returns timestamptz
+language sql
+stable
+set search_path = pg_catalog, pg_temp
+as $sql$
+    select coalesce(max(t.minute) - interval '5 minutes', '-infinity')
+    from ulak.traffic t
+$sql$;
+
+-- The minutes that aren't final, all endpoints together.
+create or replace function ulak._recent_traffic(p_from timestamptz default '-infinity')
+returns table (minute timestamptz, delivered bigint, failed bigint, latency_histogram bigint[])
+language sql
+stable
+set search_path = pg_catalog, pg_temp
+as $sql$
+    select
+        t.minute,
+        sum(t.delivered)::bigint,
+        sum(t.failed)::bigint,
+        array[
+            sum(t.latency_histogram[1]), sum(t.latency_histogram[2]), sum(t.latency_histogram[3]),
+            sum(t.latency_histogram[4]), sum(t.latency_histogram[5]), sum(t.latency_histogram[6]),
+            sum(t.latency_histogram[7]), sum(t.latency_histogram[8]), sum(t.latency_histogram[9]),
+            sum(t.latency_histogram[10]), sum(t.latency_histogram[11]), sum(t.latency_histogram[12]),
+            sum(t.latency_histogram[13]), sum(t.latency_histogram[14]), sum(t.latency_histogram[15]),
+            sum(t.latency_histogram[16]), sum(t.latency_histogram[17]), sum(t.latency_histogram[18]),
+            sum(t.latency_histogram[19]), sum(t.latency_histogram[20]), sum(t.latency_histogram[21]),
+            sum(t.latency_histogram[22])
+        ]::bigint[]
+    from ulak.endpoint_stats t
+    where t.minute >= greatest(p_from, ulak._traffic_is_final_before())
+    group by t.minute
+$sql$;
+
+create or replace function ulak._sum_traffic(p_now timestamptz)
+returns void
+language sql
+set search_path = pg_catalog, pg_temp
+as $sql$
+    insert into ulak.traffic as t (minute, delivered, failed, latency_histogram, waiting)
+    select m.minute, coalesce(r.delivered, 0), coalesce(r.failed, 0), coalesce(r.latency_histogram, '{}'), w.waiting
+    from ulak._recent_traffic() r
+    full join (
+        -- Where a sample is missing because time ran out, the one before it is what is known.
+        select date_trunc('minute', p_now) as minute, sum(s.waiting)::bigint as waiting
+        from ulak.endpoints e
+        cross join lateral (
+            select s.waiting
+            from ulak.backlog_samples s
+            where s.endpoint_id = e.id and s.sampled_at <= p_now
+            order by s.sampled_at desc
+            limit 1
+        ) s
+    ) w on w.minute = r.minute
+    cross join lateral (select coalesce(r.minute, w.minute)) m (minute)
+    on conflict (minute) do update
+    set delivered = excluded.delivered,
+        failed = excluded.failed,
+        latency_histogram = excluded.latency_histogram,
+        waiting = coalesce(excluded.waiting, t.waiting)
+$sql$;
 
 -- What waits until when, counted up to a bound: 5,000 messages, shared by the (endpoint, priority) pairs that have some.
 create or replace function ulak._retry_schedule(p_now timestamptz default clock_timestamp())

@@ -33,7 +33,9 @@ as $sql$
                 ('message_ids_total', (select s.last_value from ulak.queue_id_seq s)),
                 ('workers_alive', ulak._count_alive(p_now)),
                 ('cluster_adopted', ulak._is_adopted()::integer),
-                ('archive_partitions_missing', (select count(*) from ulak._check_partitions(p_now)))
+                ('archive_partitions_missing', (select count(*) from ulak._check_partitions(p_now))),
+                ('queue_live_rows', pg_stat_get_live_tuples('ulak.queue'::regclass)),
+                ('queue_dead_rows', pg_stat_get_dead_tuples('ulak.queue'::regclass))
         ) v (name, value)
         union all
         select v.name, v.value, h.labels
@@ -68,11 +70,6 @@ as $sql$
                 ('maintenance_errors_total', r.errors),
                 ('maintenance_rows_total', r.total_rows)
         ) v (name, value)
-        union all
-        select v.name, v.value, '{}'
-        from pg_stat_all_tables t
-        cross join lateral (values ('queue_dead_rows', t.n_dead_tup), ('queue_live_rows', t.n_live_tup)) v (name, value)
-        where t.relid = 'ulak.queue'::regclass
         union all
         select t.name, t.value::numeric, t.labels
         from ulak._delivery_metrics() t

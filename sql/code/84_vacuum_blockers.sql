@@ -63,15 +63,27 @@ language sql
 stable
 set search_path = pg_catalog, pg_temp
 as $sql$
-    with dead as (
-        select t.n_dead_tup as rows, greatest(t.last_vacuum, t.last_autovacuum) as vacuumed_at
-        from pg_stat_all_tables t
-        where t.relid = 'ulak.queue'::regclass and t.n_dead_tup >= 10000
+    with dead as materialized (
+        select t.rows, t.vacuumed_at
+        from (
+            select
+                pg_stat_get_dead_tuples('ulak.queue'::regclass) as rows,
+                greatest(
+                    pg_stat_get_last_vacuum_time('ulak.queue'::regclass),
+                    pg_stat_get_last_autovacuum_time('ulak.queue'::regclass)
+                ) as vacuumed_at
+        ) t
+        where t.rows >= 10000
     ),
-    blocker as (
+    old as materialized (
         select b.*
         from ulak._vacuum_blockers(p_now) b
-        where b.xmin_age > 0 and coalesce(b.since, '-infinity') < p_now - interval '1 minute'
+        where coalesce(b.since, '-infinity') < p_now - interval '1 minute'
+    ),
+    blocker as materialized (
+        select b.*
+        from old b
+        where b.xmin_age > 0
         order by b.xmin_age desc
         limit 3
     )
@@ -101,6 +113,6 @@ as $sql$
         'vacuum',
         format('vacuum will be held back by %s', b.who),
         b.fix
-    from ulak._vacuum_blockers(p_now) b
+    from old b
     where not exists (select from dead) and b.since < p_now - interval '1 hour'
 $sql$;

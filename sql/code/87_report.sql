@@ -82,7 +82,7 @@ as $sql$
     )
 $sql$;
 
--- All endpoints together, in 60 to 120 steps of whole minutes.
+-- All endpoints together, in 60 steps of whole minutes.
 create or replace function ulak._report_traffic(p_hours integer, p_now timestamptz)
 returns jsonb
 language sql
@@ -91,18 +91,18 @@ set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 set jit = off
 as $sql$
-    with step as (
+    with span as materialized (
         select
-            n,
-            date_trunc('minute', p_now) - make_interval(mins => p_hours * (60 - n)) + interval '1 minute' as starts_at,
-            date_trunc('minute', p_now) - make_interval(mins => p_hours * (59 - n)) + interval '1 minute' as ends_at
-        from generate_series(0, 59) n
+            date_trunc('minute', p_now) - make_interval(hours => p_hours) + interval '1 minute' as starts_at,
+            make_interval(mins => p_hours) as step,
+            ulak._traffic_is_final_before() as final_before
     ),
     counted as materialized (
         select
-            s.n,
-            coalesce(sum(t.delivered), 0) as delivered,
-            coalesce(sum(t.failed), 0) as failed,
+            floor(extract(epoch from t.minute - s.starts_at) / (60 * p_hours))::integer as n,
+            sum(t.delivered) as delivered,
+            sum(t.failed) as failed,
+            max(t.waiting) as waiting,
             array[
                 sum(t.latency_histogram[1]), sum(t.latency_histogram[2]), sum(t.latency_histogram[3]),
                 sum(t.latency_histogram[4]), sum(t.latency_histogram[5]), sum(t.latency_histogram[6]),
@@ -113,35 +113,37 @@ as $sql$
                 sum(t.latency_histogram[19]), sum(t.latency_histogram[20]), sum(t.latency_histogram[21]),
                 sum(t.latency_histogram[22])
             ]::bigint[] as histogram
-        from step s
-        left join ulak.endpoint_stats t on t.minute >= s.starts_at and t.minute < s.ends_at
-        group by s.n
-    ),
-    waiting as materialized (
-        select m.n, max(m.waiting) as waiting
-        from (
-            select s.n, b.sampled_at, sum(b.waiting) as waiting
-            from step s
-            join ulak.backlog_samples b on b.sampled_at >= s.starts_at and b.sampled_at < s.ends_at
-            group by s.n, b.sampled_at
-        ) m
-        group by m.n
+        from span s
+        cross join lateral (
+            select t.minute, t.delivered, t.failed, t.latency_histogram, t.waiting
+            from ulak.traffic t
+            where t.minute >= s.starts_at and t.minute <= p_now and t.minute < s.final_before
+            union all
+            select t.minute, t.delivered, t.failed, t.latency_histogram, null
+            from ulak._recent_traffic(s.starts_at) t
+            where t.minute <= p_now
+            union all
+            select t.minute, 0, 0, '{}', t.waiting
+            from ulak.traffic t
+            where t.minute >= s.starts_at and t.minute <= p_now and t.minute >= s.final_before
+        ) t
+        group by 1
     )
     select jsonb_agg(
         jsonb_build_object(
-            'at', s.starts_at,
-            'seconds', extract(epoch from least(s.ends_at, p_now) - s.starts_at),
-            'delivered', c.delivered,
-            'failed', c.failed,
+            'at', s.starts_at + n * s.step,
+            'seconds', extract(epoch from least(s.starts_at + (n + 1) * s.step, p_now) - (s.starts_at + n * s.step)),
+            'delivered', coalesce(c.delivered, 0),
+            'failed', coalesce(c.failed, 0),
             'p50_ms', ulak._percentile(c.histogram, 0.50),
             'p95_ms', ulak._percentile(c.histogram, 0.95),
-            'waiting', w.waiting
+            'waiting', c.waiting
         )
-        order by s.n
+        order by n
     )
-    from step s
-    join counted c using (n)
-    left join waiting w using (n)
+    from span s
+    cross join generate_series(0, 59) n
+    left join counted c using (n)
 $sql$;
 
 -- The newest dead letters by endpoint and cause; numbers in an error don't make another cause.

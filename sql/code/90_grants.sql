@@ -86,6 +86,7 @@ grant select on
     ulak.endpoint_stats,
     ulak.endpoint_totals,
     ulak.backlog_samples,
+    ulak.traffic,
     ulak.attempts,
     ulak.workers,
     ulak.maintenance_status,

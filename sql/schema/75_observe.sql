@@ -24,6 +24,15 @@ create table ulak.backlog_samples (
 
 create index backlog_samples_sampled_at_idx on ulak.backlog_samples (sampled_at);
 
+-- All endpoints together, so that a chart of the last hours doesn't add up every minute of every endpoint.
+create table ulak.traffic (
+    minute timestamptz primary key,
+    delivered bigint not null default 0,
+    failed bigint not null default 0,
+    latency_histogram bigint[] not null default '{}',
+    waiting bigint
+) with (fillfactor = 50);
+
 -- Counters that only rise, as Prometheus wants them: ulak.endpoint_stats forgets.
 create table ulak.endpoint_totals (
     endpoint_id bigint primary key,
@@ -49,6 +58,12 @@ comment on column ulak.backlog_samples.sampled_at is 'when they were counted';
 comment on column ulak.backlog_samples.waiting is 'messages that were pending';
 comment on column ulak.backlog_samples.dead is 'dead letters that nobody has redriven';
 comment on column ulak.backlog_samples.oldest_id is 'lowest id of those that were pending';
+comment on table ulak.traffic is 'all endpoints together, summed up by maintenance every minute, for stats_retention_days; the last five minutes may still change';
+comment on column ulak.traffic.minute is 'start of the minute';
+comment on column ulak.traffic.delivered is 'messages delivered';
+comment on column ulak.traffic.failed is 'attempts that failed';
+comment on column ulak.traffic.latency_histogram is 'requests by time: element i counts those from 2^(i-2) to 2^(i-1) ms';
+comment on column ulak.traffic.waiting is 'messages that were pending when maintenance last counted';
 comment on table ulak.endpoint_totals is 'deliveries per endpoint since it was created; only rises';
 comment on column ulak.endpoint_totals.endpoint_id is 'the endpoint';
 comment on column ulak.endpoint_totals.delivered is 'messages delivered';

@@ -61,6 +61,7 @@ RELATIONS = {
         "retry_schedule": "select",
         "settings": "select",
         "top": "select",
+        "traffic": "select",
         "workers": "select",
     },
     "ulak_admin": {
@@ -82,6 +83,7 @@ RELATIONS = {
         "settings": "select",
         "subscriptions": "select",
         "top": "select",
+        "traffic": "select",
         "workers": "select",
     },
     "ulak_worker": {

@@ -36,6 +36,7 @@ STATEMENTS = [
     "insert into ulak.endpoint_stats (endpoint_id, minute, delivered) values (1, date_trunc('minute', now()), 1)",
     "insert into ulak.endpoint_totals (endpoint_id, delivered) values (1, 1)",
     "insert into ulak.backlog_samples (endpoint_id, sampled_at, waiting, dead) values (1, now(), 1, 0)",
+    "insert into ulak.traffic (minute) values (date_trunc('minute', now()))",
     "insert into ulak.handled values ('consumer', 'key')",
     """
     insert into ulak.workers (slot, name, pid, state, started_at, last_activity, heartbeat_at, version)

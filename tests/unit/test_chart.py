@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import xml.etree.ElementTree as ElementTree
 from datetime import UTC, datetime, timedelta
 
@@ -71,6 +72,16 @@ def test_hours_are_labelled_where_there_is_room() -> None:
 def test_a_sparkline_fits_its_box(values: list[float]) -> None:
     svg = parse(chart.sparkline("x", values))
 
-    for bar in svg.iter("rect"):
-        assert float(bar.attrib["y"]) >= 0
-        assert float(bar.attrib["y"]) + float(bar.attrib["height"]) <= 26.11
+    drawn = "".join(each.attrib["d"] for each in svg.iter("path"))
+    heights = [float(each) for each in re.findall(r"v-([0-9.]+)", drawn)]
+
+    assert len(heights) == len(values)
+    assert all(0 < height <= 26 for height in heights)
+
+
+def test_a_sparkline_shows_nothing_in_another_colour_than_little() -> None:
+    svg = parse(chart.sparkline("x", [0, 1, 1000]))
+
+    bars = {each.attrib["class"]: each.attrib["d"].count("M") for each in svg.iter("path")}
+
+    assert bars == {"spark": 2, "spark none": 1}
