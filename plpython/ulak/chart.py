@@ -74,13 +74,14 @@ def lines(
     times: Sequence[datetime.datetime],
     series: Sequence[Series],
     tell: Callable[[float], str],
+    least: float = 0,
     width: float = 552,
     height: float = 200,
 ) -> Markup:
-    """The last series is filled down to the axis. Where a value is missing the line has a gap."""
-    frame = _frame(
-        width, height, max((value for each in series for value in each.values if value is not None), default=0)
-    )
+    """The last series is filled down to the axis. Where a value is missing the line has a gap. The scale ends no lower
+    than at `least`."""
+    known = (value for each in series for value in each.values if value is not None)
+    frame = _frame(width, height, max(least, max(known, default=0)))
     drawn = []
     for number, each in enumerate(reversed(series)):
         for run in _runs(each.values):
@@ -96,7 +97,7 @@ def lines(
                     )
                 )
             if len(points) == 1:
-                drawn.append(tag("circle", class_=f"dot {each.style}", cx=points[0][0], cy=points[0][1], r=1.6))
+                drawn.append(tag("circle", class_=f"dot {each.style}", cx=points[0][0], cy=points[0][1], r=2.5))
             else:
                 drawn.append(tag("path", class_=f"line {each.style}", d=path))
     columns = [_column(frame, i, len(times), _said(moment, series, i, tell)) for i, moment in enumerate(times)]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Callable, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ulak import chart, wording
@@ -17,6 +18,8 @@ GLYPHS = {"flowing": "●", "idle": "·", "late": "▲", "failing": "▲", "half
 MOODS = {"flowing": "good", "late": "warn", "failing": "warn", "half_open": "bad", "open": "bad"}
 SEVERITIES = {"critical": "bad", "warning": "warn", "info": "calm", "ok": "good"}
 WORKER_MOODS = {"running": "good", "lost": "bad", "leaving": "warn"}
+# Findings of one kind that are shown at once.
+ALIKE = 3
 STEP_MOODS = {"ok": "good", "failed": "bad", "late": "warn", "behind": "warn"}
 
 
@@ -103,12 +106,29 @@ def _verdict(data: Row) -> Markup:
             "Nothing urgent" if worst == "calm" else "Needs attention",
             tag("span", ", ".join(counted), class_="quiet"),
         ),
-        tag("ul", (_finding(each) for each in findings), class_="findings"),
+        tag("ul", _findings(findings), class_="findings"),
         class_=f"verdict {worst}",
     )
 
 
-def _finding(finding: Row) -> Markup:
+def _findings(findings: Sequence[Row]) -> Iterator[Markup]:
+    """Of one kind only some, and the rest behind them: whatever else is wrong must be seen."""
+    for _, group in itertools.groupby(findings, lambda each: (each["severity"], each["check_name"])):
+        alike = list(group)
+        shown = len(alike) if len(alike) <= ALIKE + 1 else ALIKE
+        yield from (_finding(each, is_open=each["severity"] == "critical") for each in alike[:shown])
+        if rest := alike[shown:]:
+            yield tag(
+                "li",
+                tag(
+                    "details",
+                    tag("summary", tag("span", f"and {len(rest)} more like these", class_="more")),
+                    tag("ul", (_finding(each, is_open=False) for each in rest), class_="findings"),
+                ),
+            )
+
+
+def _finding(finding: Row, is_open: bool) -> Markup:
     said = [
         tag("span", finding["check_name"], class_=f"pill {SEVERITIES[finding['severity']]}"),
         tag("span", finding["finding"]),
@@ -121,7 +141,7 @@ def _finding(finding: Row) -> Markup:
             "details",
             tag("summary", *said),
             tag("pre", tag("code", finding["fix"])),
-            open=finding["severity"] == "critical" and "open",
+            open=is_open and "open",
         ),
     )
 
@@ -140,7 +160,12 @@ def _tiles(data: Row, now: datetime.datetime) -> Markup:
     rate = sum(each["per_second"] or 0 for each in endpoints)
     return tag(
         "section",
-        _tile("Delivered", wording.number(delivered), f"{wording.number(rate)} a second now", None),
+        _tile(
+            "Delivered",
+            wording.number(delivered),
+            f"{wording.number(rate)} a second now" if rate else "none right now",
+            None,
+        ),
         _tile(
             "Failed attempts",
             "none" if not failed else f"{share:.1f}%",
@@ -195,7 +220,12 @@ def _traffic(data: Row) -> Child:
         wording.milliseconds,
     )
     backlog = chart.lines(
-        "Messages that wait", times, [Series("waiting", "waiting", [each["waiting"] for each in steps])], wording.number
+        "Messages that wait",
+        times,
+        [Series("waiting", "waiting", [each["waiting"] for each in steps])],
+        wording.number,
+        # There are no halves of messages.
+        least=4,
     )
     return [
         _panel(
@@ -265,7 +295,7 @@ def _endpoints(data: Row, now: datetime.datetime) -> Markup:
         ("dead", "n", lambda row: tag("b", wording.exact(row["dead"]), class_="warn") if row["dead"] else ""),
         (
             "last hour",
-            "",
+            "spaced",
             lambda row: chart.sparkline(f"deliveries of {row['name']} in the last hour", row["last_hour"] or []),
         ),
         ("last error", "error", lambda row: _error(row, now)),
@@ -342,7 +372,8 @@ def _workers(data: Row, now: datetime.datetime) -> Markup:
 
 def _partitions(data: Row) -> Markup:
     rows: Sequence[Row] = data["partitions"]
-    most = max((row["bytes"] for row in rows), default=1)
+    # Empty partitions are a few pages each: nothing to compare.
+    most = max(8 << 20, *(row["bytes"] for row in rows))
     columns: list[Column] = [
         ("partition", "name", lambda row: tag("b", row["name"])),
         ("messages", "n", lambda row: "~" + wording.number(row["rows"]) if row["rows"] else ""),

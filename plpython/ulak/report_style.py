@@ -55,6 +55,7 @@ small { font-size: 12px; }
 .findings summary::after { content: "+"; color: var(--quiet); text-align: right; }
 .findings details[open] summary::after { content: "\\2212"; }
 .findings .pill { justify-self: start; }
+.findings .more { grid-column: 2; color: var(--quiet); }
 pre {
   margin: 5px 26px 5px 122px; background: var(--code); border: 1px solid var(--line); border-radius: 8px; padding:
   6px 10px;
@@ -63,6 +64,7 @@ pre {
 @media (max-width: 600px) {
   .findings summary, .findings li p { grid-template-columns: minmax(0, 1fr) 14px; gap: 3px 8px; }
   .findings .pill { grid-column: 1 / -1; }
+  .findings .more { grid-column: 1; }
   pre { margin-left: 0; }
 }
 code { font: 12.5px/1.4 ui-monospace, "SF Mono", Menlo, Consolas, "DejaVu Sans Mono", monospace; }
@@ -114,6 +116,7 @@ th.n, td.n { text-align: right; }
 td.n .meter { margin: 3px 0 0 auto; width: 44px; }
 td.name .quiet { margin-left: 8px; font-size: 12px; }
 td.name b { font-weight: 600; }
+th.spaced, td.spaced { padding-left: 10px; }
 td.wide { width: 40%; }
 .error { color: var(--quiet); font-size: 12.5px; }
 td.error { max-width: 0; width: 34%; min-width: 180px; }

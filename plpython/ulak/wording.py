@@ -15,7 +15,7 @@ def number(value: float | None) -> str:
             return f"{value / unit:.3g}{letter}" if value / unit < 1000 else f"{value / unit:,.0f}{letter}"
     if value == int(value) or abs(value) >= 100:
         return f"{value:,.0f}"
-    return f"{value:.1f}" if abs(value) >= 0.1 else f"{value:.2g}"
+    return f"{value:.3g}" if abs(value) >= 1 else f"{value:.2g}"
 
 
 def exact(value: float) -> str:
@@ -35,10 +35,8 @@ def milliseconds(value: float | None) -> str:
         return ""
     if value == 0:
         return "0"
-    if value < 10:
-        return f"{value:.1f} ms"
     if value < 1000:
-        return f"{value:.0f} ms"
+        return f"{value:.2g} ms" if value < 10 else f"{value:.3g} ms"
     return duration(value / 1000)
 
 

@@ -23,7 +23,7 @@ as $sql$
     select
         h.endpoint_name,
         ulak._state_glyph(h.state) || ' ' || h.state,
-        lpad(case when h.pending_is_estimate then '~' else '' end || to_char(h.pending_messages, 'FM999,999,999,990'), 10),
+        lpad(case when h.pending_is_estimate then '~' else '' end || ulak._thousands(h.pending_messages), 10),
         lpad(coalesce(ulak._short_duration(p_now - h.due_since), ''), 7),
         h.in_flight,
         round(h.delivered_per_second::numeric, 1),
@@ -90,6 +90,15 @@ as $sql$
         when 'disabled' then '■'
         else '▲'
     end
+$sql$;
+
+create or replace function ulak._thousands(p_number numeric)
+returns text
+language sql
+immutable
+set search_path = pg_catalog, pg_temp
+as $sql$
+    select to_char(p_number, 'FM999,999,999,990')
 $sql$;
 
 -- The two largest units: 850ms, 12.3s, 3m 12s, 5h 2m, 4d 7h.

@@ -128,10 +128,10 @@ as $sql$
             3,
             'endpoints',
             case when q.troubled is null then 'ok' else 'warning' end,
-            concat_ws(', ', format('%s endpoints', q.endpoints), 'circuit not closed: ' || q.troubled)
+            concat_ws(', ', ulak._counted(q.endpoints, 'endpoint'), 'circuit not closed: ' || q.troubled)
         from queue q
         union all
-        select 4, 'dlq', case when q.dead = 0 then 'ok' else 'warning' end, format('%s dead letters', q.dead)
+        select 4, 'dlq', case when q.dead = 0 then 'ok' else 'warning' end, ulak._counted(q.dead, 'dead letter')
         from queue q
         union all
         select
@@ -160,6 +160,15 @@ $sql$;
 
 comment on function ulak.health_check(timestamptz) is
     'one row per component with ok, warning or critical; ulak.doctor() says what to do about it';
+
+create or replace function ulak._counted(p_count numeric, p_what text)
+returns text
+language sql
+immutable
+set search_path = pg_catalog, pg_temp
+as $sql$
+    select p_count || ' ' || p_what || case when p_count = 1 then '' else 's' end
+$sql$;
 
 create or replace function ulak._check_partitions(p_now timestamptz)
 returns table (finding text)

@@ -30,7 +30,12 @@ begin
     )
     select f.severity, f.check_name, f.finding, f.fix
     from problem f
-    order by array_position(array['critical', 'warning', 'info'], f.severity), f.check_name, f.finding;
+    -- Causes before what follows from them.
+    order by
+        array_position(array['critical', 'warning', 'info'], f.severity),
+        array_position(array['cluster', 'pg_cron', 'workers', 'settings', 'maintenance', 'circuit', 'queue', 'backlog'], f.check_name),
+        f.check_name,
+        f.finding;
     if not found then
         return query values ('ok', 'all', 'nothing is wrong', null::text);
     end if;
@@ -129,23 +134,28 @@ as $sql$
         'call ulak.run_maintenance();'
     from (
         select
-            string_agg(format('%s %s', s.step, s.state) || coalesce(': ' || s.error, ''), '; ') as trouble,
-            bool_or(s.state = 'failed') as failed
+            case
+                when count(*) = 0 then case when exists (select from ulak.endpoints) then 'run_maintenance() never ran' end
+                when bool_and(s.is_late) then 'run_maintenance() last ran ' || ulak._short_duration(p_now - max(s.started_at)) || ' ago'
+                else string_agg(
+                    case
+                        when s.is_failed then format('%s failed: %s', s.step, s.last_error)
+                        else format('%s last ran %s ago', s.step, ulak._short_duration(p_now - s.started_at))
+                    end,
+                    '; '
+                    order by s.step
+                ) filter (where s.is_failed or s.is_late)
+            end as trouble,
+            bool_or(s.is_failed and not s.is_late) as failed
         from (
             select
                 r.step,
-                case
-                    when r.last_error_at >= r.started_at then 'failed'
-                    when r.started_at < p_now - interval '5 minutes'
-                        then format('ran %s ago', ulak._short_duration(p_now - r.started_at))
-                end as state,
-                case when r.last_error_at >= r.started_at then r.last_error end as error
+                r.started_at,
+                r.last_error,
+                coalesce(r.last_error_at >= r.started_at, false) as is_failed,
+                r.started_at < p_now - interval '5 minutes' as is_late
             from ulak.maintenance_runs r
-            union all
-            select 'run_maintenance()', 'never ran', null
-            where not exists (select from ulak.maintenance_runs) and exists (select from ulak.endpoints)
         ) s
-        where s.state is not null
     ) m
     where m.trouble is not null
 $sql$;
@@ -168,7 +178,7 @@ as $sql$
             h.name,
             h.circuit_state,
             ulak._short_duration(p_now - coalesce(h.last_success_at, h.created_at)),
-            h.waiting,
+            ulak._thousands(h.waiting),
             coalesce(h.last_error, 'no error is known')
         ),
         format(
@@ -186,7 +196,7 @@ as $sql$
             h.name,
             ulak._short_duration(p_now - h.due_since),
             case when h.is_estimate then 'about ' else '' end,
-            h.waiting
+            ulak._thousands(h.waiting)
         ),
         format(
             'select x.* from ulak.queue q cross join lateral ulak.explain(q.id) x where q.endpoint_id = %s and q.status = ''pending'' '
@@ -199,7 +209,7 @@ as $sql$
     select
         'info',
         'disabled',
-        format('endpoint "%s" is disabled and holds %s messages', h.name, h.waiting),
+        format('endpoint "%s" is disabled and holds %s messages', h.name, ulak._thousands(h.waiting)),
         format('select ulak.enable_endpoint(%L); -- p_rate => 100 releases them at 100 a second', h.name)
     from health h
     where not h.enabled and h.waiting > 0
@@ -207,7 +217,7 @@ as $sql$
     select
         case when f.live >= f.most then 'critical' else 'warning' end,
         'queue',
-        format('%s of %s messages that the queue may hold are in it', f.live, f.most),
+        format('%s of %s messages that the queue may hold are in it', ulak._thousands(f.live), ulak._thousands(f.most)),
         format('select ulak.configure(''max_queue_size'', ''%s'');', f.most * 2)
     from (
         select sum(h.waiting + h.in_flight) as live, ulak.setting('max_queue_size')::bigint as most

@@ -90,7 +90,7 @@ as $sql$
     select
         'warning',
         'vacuum',
-        format('%s dead rows of ulak.queue are held back by %s', d.rows, b.who),
+        format('%s dead rows of ulak.queue are held back by %s', ulak._thousands(d.rows), b.who),
         b.fix
     from dead d
     cross join blocker b
@@ -100,7 +100,7 @@ as $sql$
         'vacuum',
         format(
             '%s dead rows of ulak.queue were not vacuumed; the last vacuum %s',
-            d.rows,
+            ulak._thousands(d.rows),
             coalesce('was ' || ulak._short_duration(p_now - d.vacuumed_at) || ' ago', 'is not known')
         ),
         'vacuum ulak.queue;'

@@ -55,6 +55,15 @@ def test_the_worst_comes_first(queue: Queue) -> None:
     assert set(severities) == {"critical", "warning", "info"}
 
 
+def test_a_cause_comes_before_what_follows_from_it(queue: Queue) -> None:
+    queue.endpoint("shop", HTTP, protocol="http")
+    queue.send()
+
+    checks = queue.column("""select "check" from ulak.doctor(%s) where severity = 'critical'""", queue.at(7200))
+
+    assert checks.index("workers") < checks.index("backlog")
+
+
 # Workers and their scheduler.
 
 
@@ -206,7 +215,7 @@ def test_maintenance_that_never_ran_is_told_until_it_has(db: DB) -> None:
 
     assert (finding["severity"], finding["finding"]) == ("warning", "run_maintenance() never ran")
     assert findings(queue, "maintenance", now=-3600) == []
-    assert "recover ran 1h" in found(queue, "maintenance", now=60)["finding"]
+    assert found(queue, "maintenance", now=60)["finding"].startswith("run_maintenance() last ran 1h")
 
 
 def test_a_step_that_fails_is_critical_and_says_why(db: DB) -> None:
@@ -484,7 +493,7 @@ def held_back(queue: Queue, by: str) -> dict[str, Any]:
         return [each for each in findings(queue, "vacuum", now=120) if by in each["finding"]]
 
     (finding,) = wait_until(told, message=by)
-    assert finding["finding"].startswith("10002 dead rows of ulak.queue are held back by ")
+    assert finding["finding"].startswith("10,002 dead rows of ulak.queue are held back by ")
     return finding
 
 
@@ -499,7 +508,7 @@ def test_dead_rows_that_nobody_vacuumed_are_told(littered: Queue) -> None:
     finding = wait_until(lambda: findings(littered, "vacuum"))[0]
     mend(littered, finding)
 
-    assert finding["finding"] == "10002 dead rows of ulak.queue were not vacuumed; the last vacuum is not known"
+    assert finding["finding"] == "10,002 dead rows of ulak.queue were not vacuumed; the last vacuum is not known"
     assert findings(littered, "vacuum") == []
 
 

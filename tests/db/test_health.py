@@ -132,14 +132,14 @@ def test_an_open_circuit_is_a_warning_that_names_it(queue: Queue) -> None:
     for _ in range(10):
         queue.call("update_circuit_breaker", endpoint, False)
 
-    assert check(queue, "endpoints") == ("warning", "1 endpoints, circuit not closed: shop")
+    assert check(queue, "endpoints") == ("warning", "1 endpoint, circuit not closed: shop")
 
 
 def test_dead_letters_are_a_warning(queue: Queue) -> None:
     queue.endpoint()
     queue.bury(queue.send())
 
-    assert check(queue, "dlq") == ("warning", "1 dead letters")
+    assert check(queue, "dlq") == ("warning", "1 dead letter")
 
 
 def test_a_missing_month_is_a_warning(queue: Queue) -> None:

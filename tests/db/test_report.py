@@ -104,6 +104,18 @@ def test_the_worst_endpoint_comes_first(queue: Queue) -> None:
     assert names[:2] == ["bank pull", "shop pull"]
 
 
+def test_many_findings_of_a_kind_do_not_hide_another(queue: Queue) -> None:
+    for n in range(9):
+        queue.endpoint(f"open {n}", {"url": "https://example.com/hook"}, protocol="http")
+
+    root = parsed(page(queue))
+    told = [text(each) for each in root.iter("summary")]
+
+    assert [each for each in told if "no worker is alive" in each]
+    assert "and 6 more like these" in told
+    assert len([each for each in told if "not signed" in each]) == 9
+
+
 def test_charts_follow_the_counters(queue: Queue) -> None:
     root = parsed(page(busy(queue)))
     charts = {each.attrib["aria-label"]: each for each in root.iter("svg") if "aria-label" in each.attrib}

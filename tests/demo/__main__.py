@@ -91,7 +91,9 @@ def end_receivers() -> None:
 
 def start_receivers() -> dict[str, int]:
     command = [sys.executable, "-m", "demo.receivers", str(FOLDER)]
-    subprocess.Popen(command, start_new_session=True, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    # It outlives us, so it must not keep our output open: whoever reads `make demo` through a pipe would wait for it.
+    with (FOLDER / "receivers.log").open("w") as log:
+        subprocess.Popen(command, start_new_session=True, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
     wait_until((FOLDER / "ports.json").exists, message="the receivers")
     ports: dict[str, int] = json.loads((FOLDER / "ports.json").read_text())
     return ports

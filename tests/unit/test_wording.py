@@ -12,7 +12,8 @@ from ulak import wording
         (None, ""),
         (0, "0"),
         (0.04, "0.04"),
-        (0.44, "0.4"),
+        (0.25, "0.25"),
+        (1.25, "1.25"),
         (7, "7"),
         (99.5, "99.5"),
         (123.4, "123"),
@@ -44,11 +45,13 @@ def test_durations_have_two_units(seconds: float, text: str) -> None:
 
 
 def test_latencies_and_sizes() -> None:
-    assert [wording.milliseconds(value) for value in (None, 0, 0.42, 42.4, 2500)] == [
+    assert [wording.milliseconds(value) for value in (None, 0, 0.424, 5.0, 12.5, 424.2, 2500)] == [
         "",
         "0",
-        "0.4 ms",
-        "42 ms",
+        "0.42 ms",
+        "5 ms",
+        "12.5 ms",
+        "424 ms",
         "2.5 s",
     ]
     assert [wording.size(value) for value in (12, 8192, 81920, 5 << 20, 3 << 40)] == [
