@@ -12,11 +12,25 @@ from support.cluster import TEMPLATE, Cluster, Connect, remove_abandoned
 
 _numbers = itertools.count(1)
 
+# Whatever breaks most is told first. The workers come before the longest part, for pg_cron's minutes to pass during it.
+ORDER = ("conventions", "unit", "upgrade", "chaos", "concurrency", "worker", "db")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """In that order, and last what has to wait for the clock."""
+
+    def place(item: pytest.Item) -> int:
+        folder = item.path.parent.name
+        waits = "rehearsal" in getattr(item, "fixturenames", ())
+        return len(ORDER) if waits or folder not in ORDER else ORDER.index(folder)
+
+    items.sort(key=place)
+
 
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[Cluster]:
     remove_abandoned()
-    cluster = Cluster.create()
+    cluster = Cluster.create(in_memory=True)
     yield cluster
     cluster.remove()
 

@@ -182,7 +182,9 @@ as $sql$
     select format('select cron.unschedule(jobid) from cron.job where %s;', ulak._is_our_job())
 $sql$;
 
--- Makes pg_cron's jobs equal to the wanted ones and touches nothing that is right already.
+-- Makes pg_cron's jobs equal to the wanted ones. It reads them when it is told of a change, and may miss that: where much
+-- else changed at the same time it gets a summary, which it ignores. So jobs that are right already are written as well,
+-- and a second start() reaches it.
 create or replace function ulak._schedule_jobs(p_workers integer)
 returns table (item text, status text, detail text)
 language plpgsql
@@ -200,6 +202,8 @@ begin
         if v_job.jobid is null then
             execute 'select cron.unschedule(j.jobid) from cron.job j where j.jobname = $1' using v_job.jobname;
             execute ulak._schedule_command(v_job.jobname, v_job.command, v_job.username, v_job.database);
+        else
+            execute 'select cron.alter_job($1::bigint, active => true)' using v_job.jobid;
         end if;
         return query values (
             v_job.jobname,

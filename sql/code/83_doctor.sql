@@ -99,7 +99,8 @@ begin
             ),
             case
                 when v_is_scheduled
-                    then 'select status, return_message, start_time from cron.job_run_details order by runid desc limit 5;'
+                    then 'select status, return_message, start_time from cron.job_run_details order by runid desc limit 5; '
+                        '-- if there is none: select * from ulak.start();'
                 else 'select * from ulak.start();'
             end
         );

@@ -33,7 +33,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def victim() -> Iterator[Cluster]:
     """A cluster of its own: it is going to crash."""
     remove_abandoned()
-    cluster = Cluster.create(settings={"max_connections": 200})
+    cluster = Cluster.create(settings={"max_connections": 200}, in_memory=not FULL)
     cluster.execute("create extension pg_cron")
     cluster.create_database(TEMPLATE)
     cluster.install(TEMPLATE)

@@ -42,7 +42,7 @@ def test_gather_raises_what_a_session_raised() -> None:
 
 
 def test_a_killed_cluster_comes_back() -> None:
-    cluster = Cluster.create()
+    cluster = Cluster.create(in_memory=True)
     cluster.execute("create table t as select 1 as n")
     with cluster.connect() as survivor:
         cluster.kill()

@@ -21,7 +21,7 @@ CLAIM = "select id from ulak.claim('w', 100, 'shop')"
 
 @pytest.fixture(scope="module")
 def other_cluster() -> Iterator[Cluster]:
-    cluster = Cluster.create()
+    cluster = Cluster.create(in_memory=True)
     yield cluster
     cluster.remove()
 

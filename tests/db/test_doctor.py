@@ -129,7 +129,7 @@ def test_a_worker_that_nobody_will_start_again_is_told(cluster: Cluster, cron_da
 @pytest.fixture(scope="module")
 def other_cluster() -> Iterator[Cluster]:
     """One whose settings these tests change."""
-    cluster = Cluster.create(settings={"shared_preload_libraries": ""})
+    cluster = Cluster.create(settings={"shared_preload_libraries": ""}, in_memory=True)
     cluster.create_database("app")
     cluster.install("app")
     with cluster.connect("app") as db:

@@ -11,6 +11,7 @@ import psycopg
 import pytest
 from support.cluster import Cluster, Connect
 from support.finished import column, finish, shared_database, value
+from support.sessions import strain
 
 DB = psycopg.Connection[Any]
 
@@ -221,7 +222,7 @@ def test_making_a_month_gives_up_soon_when_somebody_reads_the_archive(bare: DB, 
     with pytest.raises(psycopg.errors.LockNotAvailable, match="in use"):
         maintain(bare, month(2030, 1))
 
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < 2 * strain()
     assert column(bare, PARTITIONS) == []
     assert value(bare, "select count(*) from ulak.archive_default") == 1
     reader.rollback()
@@ -298,7 +299,7 @@ def test_dropping_a_month_gives_up_soon_when_somebody_reads_the_archive(bare: DB
     with pytest.raises(psycopg.errors.LockNotAvailable, match="in use"):
         cleanup(bare, 1, month(2031, 1))
 
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < 2 * strain()
     assert column(bare, PARTITIONS) == ["archive_2030_01"]
 
 

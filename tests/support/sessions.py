@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any, TypeVar
 
 import psycopg
@@ -22,6 +24,13 @@ def wait_until(
             raise TimeoutError(f"{message} was not met within {timeout} s; last value: {value!r}")
         time.sleep(interval)
     return value
+
+
+def strain() -> float:
+    """1 on a machine that has a processor for everybody, and as many times more as there are runnable for each: what
+    bounds in seconds are multiplied by. The average comes late, so it is asked who runs just now as well."""
+    running = int(Path("/proc/loadavg").read_text().split()[3].split("/")[0])
+    return max(1.0, max(os.getloadavg()[0], running) / (os.cpu_count() or 1))
 
 
 def backend_pid(session: psycopg.Connection[Any] | int) -> int:

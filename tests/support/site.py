@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -12,7 +11,7 @@ import psycopg
 
 from support.cluster import Cluster
 from support.queue import Queue
-from support.sessions import Running, wait_until
+from support.sessions import Running, strain, wait_until
 
 # Not a count: it is asked again and again, and the workers have the machine's other core.
 SETTLED = """
@@ -96,7 +95,7 @@ class WorkerSession:
 
 def promptly() -> float:
     """200 ms, and more on a machine that has more to do than it can."""
-    return 0.2 * max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
+    return 0.2 * strain()
 
 
 def seconds_of(action: Callable[[], object]) -> float:

@@ -13,6 +13,7 @@ import pytest
 from support import hostile
 from support.hostile import Hostile
 from support.receiver import Certificate, Listener, Receiver, make_certificate
+from support.sessions import strain
 from ulak import endpoint, verdict
 from ulak.address import Guard
 from ulak.http import Transport
@@ -65,6 +66,7 @@ class Run:
     healthy: list[float]
     cpu_seconds: float
     kilobytes_grown: int
+    strain: float
 
 
 class Plain(Listener):
@@ -163,6 +165,7 @@ def _run(endpoints: dict[str, Endpoint], servers: dict[str, Listener], healthy: 
     # Loopback is where the tests live; one address of it stays forbidden.
     transport = Transport(Guard(allowed=["127.0.0.1/32", "::1/128"]))
     memory = _memory()
+    strained = strain()
     used = time.process_time()
     started = time.monotonic()
     for name, target in endpoints.items():
@@ -189,7 +192,7 @@ def _run(endpoints: dict[str, Endpoint], servers: dict[str, Listener], healthy: 
     used = time.process_time() - used
     grown = _memory() - memory
     transport.close()
-    return Run(results, servers, arrivals, used, grown)
+    return Run(results, servers, arrivals, used, grown, max(strained, strain()))
 
 
 @pytest.mark.parametrize("case", EXPECTED)
@@ -206,15 +209,16 @@ def test_a_hostile_receiver_is_classified_as_documented(run: Run, case: str) -> 
 
 @pytest.mark.parametrize("case", EXPECTED)
 def test_a_hostile_receiver_is_done_with_in_time(run: Run, case: str) -> None:
-    assert run.results[case].seconds < TIMEOUT + GRACE
+    assert run.results[case].seconds < TIMEOUT + GRACE * run.strain
 
 
 def test_messages_to_a_healthy_receiver_flow_meanwhile(run: Run) -> None:
     arrivals = run.healthy
-    longest_gap = max(later - earlier for earlier, later in itertools.pairwise(arrivals))
+    gaps = sorted(later - earlier for earlier, later in itertools.pairwise(arrivals))
 
     assert len(arrivals) > 100
-    assert longest_gap < GRACE
+    assert gaps[len(gaps) * 9 // 10] < 0.1
+    assert gaps[-1] < GRACE * run.strain
 
 
 @pytest.mark.parametrize("case", ["huge_body", "gzip_bomb", "gzip_bomb_in_transfer"])

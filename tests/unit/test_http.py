@@ -16,6 +16,7 @@ import pytest
 from support import hostile
 from support.hostile import Hostile
 from support.receiver import Answer, Received, Receiver
+from support.sessions import strain
 from ulak.address import Guard
 from ulak.http import Transport
 from ulak.model import Finished, Profile, Request
@@ -321,7 +322,7 @@ def test_a_step_ends_in_time_however_long_it_may_wait(transport: Transport) -> N
             assert transport.step(60) == []
             longest = max(longest, time.monotonic() - before)
 
-        assert longest < 0.4
+        assert longest < 0.4 * strain()
 
 
 def test_a_step_with_nothing_in_flight_returns_at_once(transport: Transport) -> None:
@@ -329,7 +330,7 @@ def test_a_step_with_nothing_in_flight_returns_at_once(transport: Transport) -> 
 
     assert transport.step(60) == []
 
-    assert time.monotonic() - before < 0.05
+    assert time.monotonic() - before < 0.05 * strain()
 
 
 def test_connections_that_receivers_close_cost_nothing_while_we_wait(transport: Transport) -> None:
@@ -376,7 +377,7 @@ def test_more_sockets_than_select_could_watch_are_served(receiver: Receiver) -> 
     finished = exchange(transport, [post(receiver.url) for _ in range(20)])
 
     assert {each.status for each in finished} == {200}
-    assert time.monotonic() - before < 1
+    assert time.monotonic() - before < 1 * strain()
     transport.close()
     for fd in used:
         os.close(fd)

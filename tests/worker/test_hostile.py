@@ -13,8 +13,8 @@ import pytest
 from support import hostile
 from support.hostile import Hostile
 from support.receiver import Answer, Certificate, Listener, Receiver, make_certificate
-from support.sessions import wait_until
-from support.site import Site, promptly
+from support.sessions import strain, wait_until
+from support.site import Site
 
 TIMEOUT = 1
 MESSAGES = 4
@@ -129,7 +129,6 @@ def test_hostile_receivers_are_classified_in_time_and_hold_nobody_up(
     for n in range(HEALTHY):
         site.http(f"healthy {n}", receiver.url)
     worker = site.start()
-    slack = 0.5 * promptly() / 0.2
 
     done = "select count(*) = 0 from ulak.queue where last_error is null and status in ('pending', 'processing')"
     while not site.value(done):
@@ -150,10 +149,12 @@ def test_hostile_receivers_are_classified_in_time_and_hold_nobody_up(
         join ulak.endpoints e on e.id = q.endpoint_id
     """)
     healthy = [row["latency"] for row in rows if row["name"].startswith("healthy")]
+    slack = 0.5 * strain()
     assert len(healthy) > 50
-    # At first nobody knows who hangs, and for half a second those who do may have the slots.
+    # At first nobody knows who hangs, and for half a second those who do may have the slots. Whoever waited behind them for
+    # longer would wait for their timeout.
     assert max(healthy) < 2 * slack
-    assert statistics.median(healthy) < slack
+    assert statistics.median(healthy) < 0.2 * TIMEOUT * strain()
     judged = {name: [row for row in rows if row["name"] == name] for name in EXPECTED}
     problems = [
         f"{name}: {row}"
