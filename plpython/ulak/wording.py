@@ -67,7 +67,7 @@ def ago(text: str | None, now: datetime.datetime) -> str:
 
 
 def clock(moment: datetime.datetime) -> str:
-    return f"{moment:%H:%M}"
+    return f"{moment.hour:02}:{moment.minute:02}"
 
 
 def day_and_clock(moment: datetime.datetime) -> str:

@@ -351,8 +351,10 @@ stable
 set search_path = pg_catalog, pg_temp
 as $plpgsql$
 declare
-    -- Anybody may set a parameter of this name where pg_cron isn't loaded; only its own needs a restart.
-    v_home text := (select s.setting from pg_settings s where s.name = 'cron.database_name' and s.context = 'postmaster');
+    -- Anybody may set a parameter of this name where pg_cron isn't loaded.
+    v_home text := case
+        when current_setting('shared_preload_libraries') ~ '\mpg_cron\M' then current_setting('cron.database_name', true)
+    end;
     v_version text := (select substring(e.extversion from '^\d+\.\d+') from pg_extension e where e.extname = 'pg_cron');
     v_libpq boolean := not coalesce(current_setting('cron.use_background_workers', true)::boolean, false);
     v_needed integer := p_workers + 3;

@@ -210,15 +210,19 @@ language plpgsql
 immutable
 as $plpgsql$
 declare
+    v_count bigint;
+    v_all bigint := 0;
     v_wanted double precision;
     v_below bigint := 0;
     v_from double precision;
 begin
-    select p_fraction * sum(h) into v_wanted
-    from unnest(p_histogram) h;
-    if coalesce(v_wanted, 0) = 0 then
+    foreach v_count in array coalesce(p_histogram, '{}') loop
+        v_all := v_all + coalesce(v_count, 0);
+    end loop;
+    if v_all = 0 then
         return null;
     end if;
+    v_wanted := p_fraction * v_all;
     for i in 1..cardinality(p_histogram) loop
         if p_histogram[i] > 0 and v_below + p_histogram[i] >= v_wanted then
             v_from := case when i = 1 then 0 else 2.0 ^ (i - 2) end;
