@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import psycopg
 import pytest
-from support.cluster import Cluster, Connect
+from support.cluster import Connect
 from support.sessions import Running, gather, wait_until_blocked
 
 DB = psycopg.Connection[Any]
 
 WRITERS = 8
 LIVE = "select count(*) from ulak.queue where status in ('pending', 'processing')"
-
-
-@pytest.fixture(scope="module")
-def database(cluster: Cluster, template: str) -> Iterator[str]:
-    yield cluster.create_database("backpressure_races", template)
-    cluster.drop_database("backpressure_races")
 
 
 @pytest.fixture(autouse=True)

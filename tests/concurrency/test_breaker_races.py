@@ -6,45 +6,15 @@ import os
 import random
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from threading import Barrier
 from typing import Any
 
 import psycopg
-import pytest
-from support.cluster import Cluster, Connect
-from support.queue import Queue, Sessions
+from support.queue import Begin, Queue, Sessions
 from support.sessions import Running, gather, wait_until_blocked
 
 SECONDS = 20.0 if os.environ.get("ULAK_CHAOS") == "full" else 6.0
-
-Begin = Callable[[], Queue]
-
-
-@pytest.fixture(scope="module")
-def database(cluster: Cluster, template: str) -> Iterator[str]:
-    """A session that waits where it must not gives up before the test does."""
-    cluster.create_database("breaker_races", template)
-    cluster.execute("alter database breaker_races set statement_timeout = '20s'")
-    yield "breaker_races"
-    cluster.drop_database("breaker_races")
-
-
-@pytest.fixture
-def queue(connect: Connect) -> Queue:
-    queue = Queue(connect())
-    queue.empty()
-    return queue
-
-
-@pytest.fixture
-def begin(connect: Connect, queue: Queue) -> Begin:
-    return lambda: Queue(connect(autocommit=False), queue.base)
-
-
-@pytest.fixture
-def sessions(connect: Connect, queue: Queue) -> Sessions:
-    return lambda count: [Queue(connect(), queue.base) for _ in range(count)]
 
 
 def deadlocks(queue: Queue) -> int:

@@ -3,45 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
 from threading import Barrier
 from typing import Any
 
 import psycopg
 import pytest
-from support.cluster import Cluster, Connect
-from support.queue import Queue, Sessions
+from support.cluster import Connect
+from support.queue import Begin, Queue, Sessions
 from support.sessions import Running, gather, wait_until, wait_until_blocked
 
-Begin = Callable[[], Queue]
-
-
-@pytest.fixture(scope="module")
-def database(cluster: Cluster, template: str) -> Iterator[str]:
-    """A session that waits where it must not gives up before the test does."""
-    cluster.create_database("claim_races", template)
-    cluster.execute("alter database claim_races set statement_timeout = '20s'")
-    yield "claim_races"
-    cluster.drop_database("claim_races")
-
 
 @pytest.fixture
-def queue(connect: Connect) -> Queue:
-    queue = Queue(connect())
-    queue.empty()
+def queue(queue: Queue) -> Queue:
     queue.endpoint(policy={"max_retries": 2, "backoff": "fixed", "base_delay_seconds": 10})
     return queue
-
-
-@pytest.fixture
-def begin(connect: Connect, queue: Queue) -> Begin:
-    """A session that stays in its transaction until it commits."""
-    return lambda: Queue(connect(autocommit=False), queue.base)
-
-
-@pytest.fixture
-def sessions(connect: Connect, queue: Queue) -> Sessions:
-    return lambda count: [Queue(connect(), queue.base) for _ in range(count)]
 
 
 def fails_as_stale(report: Running) -> bool:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import psycopg
 import pytest
-from support.cluster import Cluster, Connect
+from support.cluster import Connect
 from support.errors import refused
 from support.sessions import Running, gather, wait_until_blocked
 
@@ -29,12 +29,6 @@ WAYS = {
 }
 BY_NAME = ["send", "send with a key", "send_batch"]
 BY_EVENT = ["publish", "publish_batch"]
-
-
-@pytest.fixture(scope="module")
-def database(cluster: Cluster, template: str) -> Iterator[str]:
-    yield cluster.create_database("drop_endpoint_races", template)
-    cluster.drop_database("drop_endpoint_races")
 
 
 @pytest.fixture(autouse=True)

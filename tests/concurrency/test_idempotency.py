@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import psycopg
 import pytest
-from support.cluster import Cluster, Connect
+from support.cluster import Connect
 from support.sessions import Running, gather, wait_until, wait_until_blocked
 
 DB = psycopg.Connection[Any]
 
 SESSIONS = 32
 SEND = "select ulak.send('shop', %s, p_idempotency_key => %s)"
-
-
-@pytest.fixture(scope="module")
-def database(cluster: Cluster, template: str) -> Iterator[str]:
-    yield cluster.create_database("idempotency", template)
-    cluster.drop_database("idempotency")
 
 
 @pytest.fixture(autouse=True)

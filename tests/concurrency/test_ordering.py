@@ -4,44 +4,19 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from threading import Lock
 
 import psycopg
 import pytest
-from support.cluster import Cluster, Connect
-from support.queue import Queue, Sessions
+from support.queue import Begin, Queue, Sessions
 from support.sessions import Running, gather, wait_until, wait_until_blocked
 
-Begin = Callable[[], Queue]
-
-
-@pytest.fixture(scope="module")
-def database(cluster: Cluster, template: str) -> Iterator[str]:
-    """A session that waits where it must not gives up before the test does."""
-    cluster.create_database("ordering", template)
-    cluster.execute("alter database ordering set statement_timeout = '20s'")
-    yield "ordering"
-    cluster.drop_database("ordering")
-
 
 @pytest.fixture
-def queue(connect: Connect) -> Queue:
-    queue = Queue(connect())
-    queue.empty()
+def queue(queue: Queue) -> Queue:
     queue.endpoint(policy={"max_retries": 3, "backoff": "fixed", "base_delay_seconds": 1})
     return queue
-
-
-@pytest.fixture
-def begin(connect: Connect, queue: Queue) -> Begin:
-    """A session that stays in its transaction until it commits."""
-    return lambda: Queue(connect(autocommit=False), queue.base)
-
-
-@pytest.fixture
-def sessions(connect: Connect, queue: Queue) -> Sessions:
-    return lambda count: [Queue(connect(), queue.base) for _ in range(count)]
 
 
 # The next message of a key is woken, by whatever its head is settled.

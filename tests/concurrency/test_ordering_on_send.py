@@ -4,21 +4,15 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import psycopg
 import pytest
-from support.cluster import Cluster, Connect
+from support.cluster import Connect
 from support.sessions import Running, gather, wait_until_blocked
 
 DB = psycopg.Connection[Any]
-
-
-@pytest.fixture(scope="module")
-def database(cluster: Cluster, template: str) -> Iterator[str]:
-    yield cluster.create_database("ordering_on_send", template)
-    cluster.drop_database("ordering_on_send")
 
 
 @pytest.fixture(autouse=True)

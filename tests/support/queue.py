@@ -13,6 +13,7 @@ from psycopg.types.datetime import TimestamptzLoader
 from psycopg.types.json import Jsonb
 
 DB = psycopg.Connection[Any]
+Begin = Callable[[], "Queue"]
 Sessions = Callable[[int], list["Queue"]]
 
 INFINITY = datetime.max.replace(tzinfo=UTC)
