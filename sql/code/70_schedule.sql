@@ -182,9 +182,9 @@ as $sql$
     select format('select cron.unschedule(jobid) from cron.job where %s;', ulak._is_our_job())
 $sql$;
 
--- Makes pg_cron's jobs equal to the wanted ones. It reads them when it is told of a change, and may miss that: where much
--- else changed at the same time it gets a summary, which it ignores. So jobs that are right already are written as well,
--- and a second start() reaches it.
+-- Makes pg_cron's jobs equal to the wanted ones. It reads them when it is told of a change, and version 1.4 was seen to
+-- miss that while much else changed in the catalog. So jobs that are right already are written as well, and a second
+-- start() reaches it.
 create or replace function ulak._schedule_jobs(p_workers integer)
 returns table (item text, status text, detail text)
 language plpgsql
