@@ -154,7 +154,7 @@ def test_hostile_receivers_are_classified_in_time_and_hold_nobody_up(
     # At first nobody knows who hangs, and for half a second those who do may have the slots. Whoever waited behind them for
     # longer would wait for their timeout.
     assert max(healthy) < 2 * slack
-    assert statistics.median(healthy) < 0.2 * TIMEOUT * strain()
+    assert statistics.median(healthy) < slack
     judged = {name: [row for row in rows if row["name"] == name] for name in EXPECTED}
     problems = [
         f"{name}: {row}"
