@@ -72,7 +72,9 @@ class Database:
     def last_sent(self) -> int:
         self._began = True
         if self._look is None:
-            self._look = plpy.prepare("select last_value from ulak.queue_id_seq")
+            self._look = plpy.prepare(
+                "select coalesce(pg_sequence_last_value('ulak.queue_id_seq'::regclass), 0) as last_value"
+            )
         return int(plpy.execute(self._look)[0]["last_value"])
 
     def await_send(self, last_sent: int, interval: float, seconds: float) -> int:

@@ -8,6 +8,11 @@ BUSY_SECONDS = 3.0
 EXPECT_SECONDS = 0.1
 # What the wait grows by from one idle look to the next.
 GROWTH = 1.25
+# Traffic is light when messages are further apart than so many looks: most are in vain then, and come less often.
+LIGHT_LOOKS = 6
+LIGHT_WAIT = 1.5
+# Without a new id a claim is made after so many of the longest waits, for retries and for senders who committed late.
+CLAIM_WAITS = 2
 
 
 class Pace:
@@ -27,6 +32,9 @@ class Pace:
         self._expected = -1
         self._expected_until = now
         self._busy_until = now
+        self._sent_at = now
+        # Seconds from one new id to the next, of late.
+        self._gap = 0.0
         self._next_look = now
         self._next_claim = now
 
@@ -34,24 +42,27 @@ class Pace:
         """Seconds until the next look."""
         return 0.0 if self.more else max(0.0, self._next_look - now)
 
-    def until_claim(self, now: float) -> float:
-        """Seconds until a claim is due even if nobody sends."""
-        return max(0.0, self._next_claim - now)
+    def patience(self, now: float) -> float:
+        """Seconds until a claim is due even if nobody sends: one look if a sender hasn't committed yet."""
+        if self._is_expecting(now):
+            return self.interval
+        return max(self.interval, self._next_claim - now)
 
     def wants_claim(self, now: float, last_sent: int) -> bool:
         """Called at each look, with the id that was drawn last by any sender."""
         if last_sent != self.last_sent:
+            self._gap += (min(BUSY_SECONDS, now - self._sent_at) - self._gap) / 4
+            self._sent_at = now
             self.last_sent = self._expected = last_sent
             self._expected_until = now + EXPECT_SECONDS
             self._busy_until = now + BUSY_SECONDS
         # Retries fall due and late transactions commit without a new id: a claim now and then finds them.
-        expecting = self._expected >= 0 and now < self._expected_until
-        return self.more or expecting or now >= self._next_claim
+        return self.more or self._is_expecting(now) or now >= self._next_claim
 
     def looked(self, now: float) -> None:
         """After a look, whether or not it led to a claim."""
         if now < self._busy_until and self.is_poller:
-            self.interval = self.busy
+            self.interval = self.busy * (LIGHT_WAIT if self._gap > LIGHT_LOOKS * self.busy else 1)
         else:
             self.interval = min(self.idle, self.interval * GROWTH)
         self._next_look = now + self.interval
@@ -63,4 +74,7 @@ class Pace:
             self._busy_until = now + BUSY_SECONDS
             if newest >= self._expected:
                 self._expected = -1
-        self._next_claim = now + self.idle
+        self._next_claim = now + self.idle * CLAIM_WAITS
+
+    def _is_expecting(self, now: float) -> bool:
+        return self._expected >= 0 and now < self._expected_until

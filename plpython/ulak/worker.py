@@ -165,7 +165,7 @@ class Worker:
         pace, database = self._pace, self._database
         now = self._clock()
         while now < self._next_check:
-            seconds = min(self._next_check - now, max(pace.interval, pace.until_claim(now)))
+            seconds = min(self._next_check - now, pace.patience(now))
             last_sent = database.await_send(pace.last_sent, pace.interval, seconds)
             now = self._clock()
             self._is_expecting = pace.wants_claim(now, last_sent)
@@ -352,8 +352,8 @@ class Worker:
                 self._problems[each.id] = f"config: {error}"
 
     def _refill(self) -> None:
-        """Slots that came free, from the line; no transaction is needed. An eighth is left to those who are claimed next:
-        if receivers of those in line begin to hang, the others must not wait behind them."""
+        """Slots that came free, from the line; no transaction is needed. An eighth is left to those who are claimed
+        next: if receivers of those in line begin to hang, the others must not wait behind them."""
         if self._line:
             slots = self._slots
             self._begin(self._line, lambda id: min(slots.open_to(id), slots.free - slots.total // 8))

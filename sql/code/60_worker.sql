@@ -175,24 +175,24 @@ begin
 end
 $plpgsql$;
 
--- Where a worker without work spends its time: looks at the senders' sequence until it moves. Here and not in Python,
--- because what has slept must first be fetched into the processor's caches again, and this is little.
+-- Where a worker without work spends its time: looks at the senders' sequence until it moves. Here and not in Python, and
+-- without a query, because what has slept must be fetched into the processor's caches again, and this is little.
 create or replace function ulak._await_send(p_last_sent bigint, p_interval double precision, p_seconds double precision)
 returns bigint
 language plpgsql
 set search_path = pg_catalog, pg_temp
 as $plpgsql$
 declare
-    v_until timestamptz := clock_timestamp() + make_interval(secs => p_seconds);
-    v_left double precision := p_seconds;
+    v_sequence oid := 'ulak.queue_id_seq'::regclass;
+    v_looks integer := greatest(1, ceil(p_seconds / p_interval));
+    v_interval double precision := p_seconds / v_looks;
     v_sent bigint;
+    v_slept text;
 begin
-    loop
-        perform pg_sleep(least(p_interval, v_left));
-        select s.last_value into v_sent
-        from ulak.queue_id_seq s;
-        v_left := extract(epoch from v_until - clock_timestamp());
-        exit when v_sent <> p_last_sent or v_left <= 0;
+    for v_look in 1..v_looks loop
+        v_slept := pg_sleep(v_interval);
+        v_sent := coalesce(pg_sequence_last_value(v_sequence), 0);
+        exit when v_sent <> p_last_sent;
     end loop;
     return v_sent;
 end

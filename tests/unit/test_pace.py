@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from ulak.pace import BUSY_SECONDS, EXPECT_SECONDS, Pace
 
 BUSY, IDLE = 0.002, 0.05
@@ -26,6 +27,16 @@ def test_while_traffic_flows_looks_come_at_the_busy_pace() -> None:
     looked, _ = looks(pace, 0, 1, last_sent=1)
 
     assert 490 <= len(looked) <= 510
+
+
+@pytest.mark.parametrize(("gap", "wait"), [(0.005, BUSY), (0.03, 1.5 * BUSY)])
+def test_looks_come_less_often_when_most_are_in_vain(gap: float, wait: float) -> None:
+    pace = Pace(BUSY, IDLE, now=0)
+    for n in range(20):
+        looks(pace, n * gap, (n + 1) * gap, last_sent=n)
+        pace.claimed((n + 1) * gap, newest=n, more=False)
+
+    assert pace.interval == wait
 
 
 def test_without_traffic_looks_become_seldom() -> None:
@@ -56,17 +67,18 @@ def test_a_new_id_is_claimed_at_once_and_looked_for_until_its_sender_may_have_co
 
     # Each look claims, at the busy pace again.
     assert claimed[0] <= 60 + IDLE
-    assert len(claimed) >= (60 + EXPECT_SECONDS - claimed[0]) / BUSY * 0.9
+    assert len(claimed) >= (60 + EXPECT_SECONDS - claimed[0]) / (1.5 * BUSY) * 0.9
+    assert pace.patience(claimed[-1]) <= 1.5 * BUSY
 
 
-def test_a_message_that_commits_late_is_found_at_the_idle_pace() -> None:
+def test_a_message_that_commits_late_is_found_at_half_the_idle_pace() -> None:
     pace = Pace(BUSY, IDLE, now=0)
     looks(pace, 0, 60, last_sent=1)
     looks(pace, 60, 62, last_sent=2)
 
     _, claimed = looks(pace, 62, 63, last_sent=2)
 
-    assert 18 <= len(claimed) <= 22
+    assert 9 <= len(claimed) <= 11
 
 
 def test_an_id_that_was_claimed_is_not_looked_for_any_more() -> None:
@@ -75,10 +87,11 @@ def test_an_id_that_was_claimed_is_not_looked_for_any_more() -> None:
     assert pace.wants_claim(60, last_sent=2)
     pace.claimed(60, newest=2, more=False)
     pace.looked(60)
+    assert pace.patience(60) > 10 * BUSY
 
     looked, claimed = looks(pace, 60, 60.1, last_sent=2)
 
-    assert len(looked) > 40
+    assert len(looked) > 30
     assert len(claimed) <= 2
 
 
