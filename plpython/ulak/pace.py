@@ -12,7 +12,7 @@ GROWTH = 1.25
 LIGHT_LOOKS = 6
 LIGHT_WAIT = 1.5
 # Without a new id a claim is made after so many of the longest waits, for retries and for senders who committed late.
-CLAIM_WAITS = 2
+CLAIM_WAITS = 3
 
 
 class Pace:

@@ -29,7 +29,9 @@ ASIDE_SECONDS = 0.02
 # An outcome that the database has no time for is tried again after this, twice as long each time.
 RETRY_SECONDS = 0.1
 LONGEST_RETRY = 2.0
+# A stop or a cancel is to be noticed within 200 ms. While nothing is held, cancels are noticed without this.
 CHECK_SECONDS = 0.1
+CHECK_SECONDS_IDLE = 0.15
 REPORT_SECONDS = 1.0
 SWEEP_SECONDS = 10.0
 # How long a run may outlast its end because of what it holds. A request under way has its own time.
@@ -276,6 +278,7 @@ class Worker:
             size += sum(len(message.payload) for message in each.messages)
         self._held_bytes += size
         if count:
+            self._next_check = min(self._next_check, now + CHECK_SECONDS)
             self._average_bytes = max(1, size // count, self._average_bytes // 2)
         self._pace.claimed(now, newest or None, count >= limit)
         self._note_filled(claimed, rooms, room)
@@ -464,7 +467,7 @@ class Worker:
 
     def _keep_house(self, now: float) -> None:
         if now >= self._next_check:
-            self._next_check = now + CHECK_SECONDS
+            self._next_check = now + (CHECK_SECONDS if self._held else CHECK_SECONDS_IDLE)
             self._check(now)
         if now >= self._next_renewal:
             self._next_renewal = now + self._options.lease / 3

@@ -14,6 +14,14 @@ comment on procedure ulak.run_worker(integer, double precision) is
     'by default the first that is free';
 
 -- What a worker runs. One that finds another stamp leaves, so that the next run starts with the new code.
+create or replace function ulak._stamp_of(p_version text)
+returns text
+language sql
+immutable
+as $sql$
+    select ulak._python_stamp() || ' ' || p_version
+$sql$;
+
 create or replace function ulak._worker_stamp()
 returns text
 language plpgsql
@@ -21,7 +29,7 @@ stable
 set search_path = pg_catalog, pg_temp
 as $plpgsql$
 begin
-    return ulak._python_stamp() || ' ' || (select e.extversion from pg_extension e where e.extname = 'ulak');
+    return ulak._stamp_of(e.extversion) from pg_extension e where e.extname = 'ulak';
 end
 $plpgsql$;
 
@@ -158,7 +166,7 @@ begin
 end
 $plpgsql$;
 
--- Asked ten times a second: whether to go on. `stop` when stop() was called since the run began.
+-- Asked several times a second: whether to go on. `stop` when stop() was called since the run began.
 create or replace function ulak._worker_check(p_slot integer, p_stamp text)
 returns table (leave text, settings text)
 language plpgsql
@@ -166,12 +174,16 @@ security definer
 set search_path = pg_catalog, pg_temp
 as $plpgsql$
 begin
-    leave := case
-        when exists (select from ulak.workers w where w.slot = p_slot and w.stop_requested_at >= w.started_at) then 'stop'
-        when p_stamp <> ulak._worker_stamp() then 'restart'
-    end;
-    settings := ulak._settings_fingerprint();
-    return next;
+    return query
+    select
+        case
+            when w.stop_requested_at >= w.started_at then 'stop'
+            when p_stamp <> ulak._stamp_of(e.extversion) then 'restart'
+        end,
+        ulak._settings_fingerprint()
+    from pg_extension e
+    left join ulak.workers w on w.slot = p_slot
+    where e.extname = 'ulak';
 end
 $plpgsql$;
 

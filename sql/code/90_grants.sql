@@ -45,8 +45,8 @@ begin
                 '_load_python', '_python_source', '_python_stamp',
                 '_claim', '_settle_many', '_release_many', '_heartbeat_many', '_endpoint_configs',
                 'run_worker', '_take_worker_slot', '_leave_worker_slot', '_worker_parameters', '_register_worker',
-                '_worker_stamp', '_worker_options', '_worker_check', '_worker_report', '_await_send', '_blocked_endpoints', '_sweep',
-                '_become_poller'
+                '_stamp_of', '_worker_stamp', '_worker_options', '_worker_check', '_worker_report', '_await_send',
+                '_blocked_endpoints', '_sweep', '_become_poller'
             ])
     loop
         select n into v_unknown
