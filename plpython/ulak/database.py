@@ -16,6 +16,7 @@ from ulak import endpoint, options, verdict
 from ulak import ping as pinging
 from ulak.courier import Courier
 from ulak.http import Transport
+from ulak.mark import Mark, Place
 from ulak.model import ConfigError, Message, Outcome
 from ulak.port import Busy, Claimed, EndpointConfig, Outcomes, Refused, Tidings
 from ulak.worker import Worker
@@ -41,6 +42,7 @@ class Database:
         self._stamp = stamp
         self._plans: dict[str, plpy.PLyPlan] = {}
         self._look: plpy.PLyPlan | None = None
+        self._mark = Mark()
         self._began = False
         self._postmaster = os.getppid()
 
@@ -86,44 +88,37 @@ class Database:
         return int(rows[0]["sent"])
 
     def claim(self, limit: int, lease: float, rooms: Mapping[int, int], room: int) -> list[Claimed]:
+        arguments = (self._worker, limit, lease, list(rooms), list(rooms.values()), room)
+        began = time.monotonic()
+        place = self._mark.place(began)
+        rows = self._claim(arguments, place)
+        if place is not None and not len(rows):
+            place = None
+            rows = self._claim(arguments, None)
+        claimed = [_claimed(row) for row in rows]
+        count = sum(len(each.messages) for each in claimed)
+        self._mark.claimed(time.monotonic(), began, count, place is None, _last_place(rows))
+        return claimed
+
+    def _claim(self, arguments: tuple[Any, ...], place: Place | None) -> plpy.PLyResult:
         # Column by column, and nothing for a column of nulls: a row becomes a dict, which costs more than what is
         # in it.
-        rows = self._call(
+        return self._call(
             "select endpoint_id, config_version, array_agg(id) as ids, array_agg(message_id) as message_ids,"
             " array_agg(attempt) as attempts, array_agg(payload::text) as payloads,"
             " case when count(headers) > 0 then array_agg(headers::text) end as headers,"
             " case when count(metadata) > 0 then array_agg(metadata::text) end as metadata,"
             " case when count(correlation_id) > 0 then array_agg(correlation_id) end as correlation_ids,"
             " case when count(ordering_key) > 0 then array_agg(ordering_key) end as ordering_keys,"
-            " array_agg(created_at) as created_at"
+            " array_agg(created_at) as created_at,"
+            " min(priority) as lowest, max(priority) as highest, max(due_at) as due_at, max(id) as id"
             " from ulak._claim(p_worker => $1, p_limit => $2, p_protocol => 'http',"
-            " p_lease => make_interval(secs => $3), p_room_ids => $4, p_rooms => $5, p_room => $6)"
+            " p_lease => make_interval(secs => $3), p_room_ids => $4, p_rooms => $5, p_room => $6,"
+            " p_mark_endpoint_id => $7, p_mark_priority => $8, p_mark_due_at => $9, p_mark_id => $10)"
             " group by endpoint_id, config_version",
-            ("text", "int", "float8", "bigint[]", "int[]", "int"),
-            (self._worker, limit, lease, list(rooms), list(rooms.values()), room),
+            ("text", "int", "float8", "bigint[]", "int[]", "int", "bigint", "int2", "timestamptz", "bigint"),
+            (*arguments, *(place or (None, None, None, None))),
         )
-        nothing = itertools.repeat(None)
-        return [
-            Claimed(
-                row["endpoint_id"],
-                row["config_version"],
-                list(
-                    map(
-                        Message,
-                        row["ids"],
-                        row["message_ids"],
-                        row["attempts"],
-                        row["payloads"],
-                        row["headers"] or nothing,
-                        row["metadata"] or nothing,
-                        row["correlation_ids"] or nothing,
-                        row["ordering_keys"] or nothing,
-                        row["created_at"],
-                    )
-                ),
-            )
-            for row in rows
-        ]
 
     def endpoint_configs(self, ids: Iterable[int]) -> list[EndpointConfig]:
         rows = self._call(
@@ -195,6 +190,30 @@ class Database:
 
     def become_poller(self) -> bool:
         return bool(self._call("select ulak._become_poller() as won")[0]["won"])
+
+
+def _last_place(rows: plpy.PLyResult) -> Place | None:
+    if len(rows) != 1 or rows[0]["lowest"] != rows[0]["highest"]:
+        return None
+    row = rows[0]
+    return Place(row["endpoint_id"], row["lowest"], row["due_at"], row["id"])
+
+
+def _claimed(row: Mapping[str, Any]) -> Claimed:
+    nothing = itertools.repeat(None)
+    messages = map(
+        Message,
+        row["ids"],
+        row["message_ids"],
+        row["attempts"],
+        row["payloads"],
+        row["headers"] or nothing,
+        row["metadata"] or nothing,
+        row["correlation_ids"] or nothing,
+        row["ordering_keys"] or nothing,
+        row["created_at"],
+    )
+    return Claimed(row["endpoint_id"], row["config_version"], list(messages))
 
 
 def run(slot: int | None, seconds: float | None, stamp: str) -> None:

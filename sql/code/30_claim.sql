@@ -16,7 +16,12 @@ create or replace function ulak._claim(
     -- The worker's own room per endpoint: p_rooms for p_room_ids, p_room for all others; null is no bound.
     p_room_ids bigint[] default '{}',
     p_rooms integer[] default '{}',
-    p_room integer default null
+    p_room integer default null,
+    -- Where an earlier claim ended, of one endpoint and priority: if there is something due behind it, nothing else is seen.
+    p_mark_endpoint_id bigint default null,
+    p_mark_priority smallint default null,
+    p_mark_due_at timestamptz default null,
+    p_mark_id bigint default null
 )
 returns table (
     id bigint,
@@ -34,7 +39,8 @@ returns table (
     created_at timestamptz,
     expires_at timestamptz,
     lease_until timestamptz,
-    circuit_state text
+    circuit_state text,
+    due_at timestamptz
 )
 language plpgsql
 security definer
@@ -72,7 +78,19 @@ begin
         perform ulak._wake_ordering_keys(p_now);
     end if;
 
-    v_pair := ulak._only_pair(p_limit, p_protocol, p_endpoint_id, p_now, p_room_ids, p_rooms, p_room);
+    v_pair := ulak._only_pair(
+        p_limit,
+        p_protocol,
+        p_endpoint_id,
+        p_now,
+        p_room_ids,
+        p_rooms,
+        p_room,
+        p_mark_endpoint_id,
+        p_mark_priority,
+        p_mark_due_at,
+        p_mark_id
+    );
     if v_pair.size = 0 then
         return;
     elsif v_pair.size > 0 then
@@ -126,7 +144,8 @@ begin
             q.created_at,
             q.expires_at,
             q.lease_until,
-            'closed';
+            'closed',
+            q.next_retry_at;
         return;
     end if;
 
@@ -259,7 +278,8 @@ begin
         c.created_at,
         c.expires_at,
         c.lease_until,
-        case when c.circuit_state = 'closed' then 'closed' else 'half_open' end
+        case when c.circuit_state = 'closed' then 'closed' else 'half_open' end,
+        c.next_retry_at
     from claimed c
     -- In the order in which they were allotted.
     order by

@@ -2,7 +2,7 @@
 
 -- One pair of endpoint and priority that is due, of an endpoint that is well and has no limit, is the usual case of light
 -- traffic, and of one busy endpoint; nothing that is due is the usual case of an idle worker, which asks twenty times a
--- second. A few probes find out: size is then above 0, or 0. A null size is for _allot().
+-- second. A few probes find out, or one behind the mark: size is then above 0, or 0. A null size is for _allot().
 create or replace function ulak._only_pair(
     p_limit integer,
     p_protocol text,
@@ -11,6 +11,10 @@ create or replace function ulak._only_pair(
     p_room_ids bigint[],
     p_rooms integer[],
     p_room integer,
+    p_mark_endpoint_id bigint,
+    p_mark_priority smallint,
+    p_mark_due_at timestamptz,
+    p_mark_id bigint,
     out endpoint_id bigint,
     out priority smallint,
     out since timestamptz,
@@ -24,48 +28,62 @@ declare
     v_pair record;
     v_room integer;
 begin
-    select q.endpoint_id, q.priority, q.next_retry_at, q.id into v_pair
-    from ulak.queue q
-    where q.status = 'pending' and q.endpoint_id >= coalesce(p_endpoint_id, 0)
-    order by q.endpoint_id, q.priority desc, q.next_retry_at, q.id
-    limit 1;
-    for v_step in 1..4 loop
-        if v_pair.next_retry_at <= p_now and (p_endpoint_id is null or v_pair.endpoint_id = p_endpoint_id) then
-            if endpoint_id is not null then
-                return;
-            end if;
-            endpoint_id := v_pair.endpoint_id;
-            priority := v_pair.priority;
-            since := v_pair.next_retry_at;
-            first_id := v_pair.id;
-        end if;
-        exit when v_pair.endpoint_id is null;
-        select n.endpoint_id, n.priority, n.next_retry_at, n.id into v_pair
-        from (
-            (
-                select q.endpoint_id, q.priority, q.next_retry_at, q.id
-                from ulak.queue q
-                where q.status = 'pending' and q.endpoint_id = v_pair.endpoint_id and q.priority < v_pair.priority
-                order by q.priority desc, q.next_retry_at, q.id
-                limit 1
-            )
-            union all
-            (
-                select q.endpoint_id, q.priority, q.next_retry_at, q.id
-                from ulak.queue q
-                where q.status = 'pending' and q.endpoint_id > v_pair.endpoint_id and p_endpoint_id is null
-                order by q.endpoint_id, q.priority desc, q.next_retry_at, q.id
-                limit 1
-            )
-            limit 1
-        ) n;
-    end loop;
-    if v_pair.endpoint_id is not null then
-        return;
-    elsif endpoint_id is null then
-        size := 0;
-        return;
+    if p_mark_endpoint_id is not null then
+        select q.endpoint_id, q.priority, q.next_retry_at, q.id into endpoint_id, priority, since, first_id
+        from ulak.queue q
+        where q.status = 'pending'
+            and q.endpoint_id = p_mark_endpoint_id
+            and q.priority = p_mark_priority
+            and (q.next_retry_at, q.id) > (p_mark_due_at, p_mark_id)
+            and q.next_retry_at <= p_now
+        order by q.next_retry_at, q.id
+        limit 1;
     end if;
+    if endpoint_id is null then
+        select q.endpoint_id, q.priority, q.next_retry_at, q.id into v_pair
+        from ulak.queue q
+        where q.status = 'pending' and q.endpoint_id >= coalesce(p_endpoint_id, 0)
+        order by q.endpoint_id, q.priority desc, q.next_retry_at, q.id
+        limit 1;
+        for v_step in 1..4 loop
+            if v_pair.next_retry_at <= p_now and (p_endpoint_id is null or v_pair.endpoint_id = p_endpoint_id) then
+                if endpoint_id is not null then
+                    return;
+                end if;
+                endpoint_id := v_pair.endpoint_id;
+                priority := v_pair.priority;
+                since := v_pair.next_retry_at;
+                first_id := v_pair.id;
+            end if;
+            exit when v_pair.endpoint_id is null;
+            select n.endpoint_id, n.priority, n.next_retry_at, n.id into v_pair
+            from (
+                (
+                    select q.endpoint_id, q.priority, q.next_retry_at, q.id
+                    from ulak.queue q
+                    where q.status = 'pending' and q.endpoint_id = v_pair.endpoint_id and q.priority < v_pair.priority
+                    order by q.priority desc, q.next_retry_at, q.id
+                    limit 1
+                )
+                union all
+                (
+                    select q.endpoint_id, q.priority, q.next_retry_at, q.id
+                    from ulak.queue q
+                    where q.status = 'pending' and q.endpoint_id > v_pair.endpoint_id and p_endpoint_id is null
+                    order by q.endpoint_id, q.priority desc, q.next_retry_at, q.id
+                    limit 1
+                )
+                limit 1
+            ) n;
+        end loop;
+        if v_pair.endpoint_id is not null then
+            return;
+        elsif endpoint_id is null then
+            size := 0;
+            return;
+        end if;
+    end if;
+
     v_room := least(p_limit, coalesce(p_rooms[array_position(p_room_ids, endpoint_id)], p_room));
     if v_room <= 0 then
         size := 0;
