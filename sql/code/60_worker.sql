@@ -19,7 +19,7 @@ returns text
 language sql
 immutable
 as $sql$
-    select ulak._python_stamp() || ' ' || p_version
+    select ulak._python_stamp() operator(pg_catalog.||) ' ' operator(pg_catalog.||) p_version
 $sql$;
 
 create or replace function ulak._worker_stamp()
