@@ -73,6 +73,12 @@ class Slots:
         free = self._free_slow if endpoint_id in self.slow else self.free
         return max(0, min(free, max(1, self.total * 7 // 8) - self._held[endpoint_id]))
 
+    def open_in_line(self, endpoint_id: int) -> int:
+        """The same for what has waited. An eighth is left to those who are claimed next: if receivers of those in line
+        begin to hang, the others must not wait behind them. Only who has nothing in flight may have the first of it."""
+        spare = self.free - self.total // 8
+        return max(0, min(self.open_to(endpoint_id), spare if self._held[endpoint_id] else max(1, spare)))
+
     def rooms(self) -> dict[int, int]:
         """For the endpoints that room() doesn't tell about."""
         return {endpoint_id: self.room_of(endpoint_id) for endpoint_id in self._held.keys() | self.slow}

@@ -115,6 +115,8 @@ class Worker:
         self._until = until
         self._leave: str | None = None
         self._last_claim = now
+        # The last claim that saw all endpoints.
+        self._last_whole = now
         self._next_check = now
         self._next_report = now
         self._next_sweep = now
@@ -127,7 +129,8 @@ class Worker:
                 self._gather()
             else:
                 self._watch()
-            self._refill()
+            # What waits in line needs no transaction.
+            self._begin(self._line, self._slots.open_in_line)
             now = self._clock()
             self._keep_house(now)
             self._turn(now)
@@ -231,11 +234,19 @@ class Worker:
     def _can_claim(self, now: float) -> bool:
         if self._is_closing(now):
             return False
-        if not self._line:
-            return self._slots.free > 0
-        if 2 * len(self._line) < sum(self._rates.ahead(now).values()):
+        if self._ahead(now):
             return True
-        return self._slots.free > 0 and now >= self._last_claim + ASIDE_SECONDS
+        return self._slots.free > 0 and (not self._line or now >= self._last_whole + ASIDE_SECONDS)
+
+    def _ahead(self, now: float) -> dict[int, int]:
+        """How many messages of which endpoint are to be claimed for the line. Not a few: a claim has its price, however
+        many it gets."""
+        needed = {}
+        for endpoint_id, allowed in self._rates.ahead(now).items():
+            in_line = self._line.count(endpoint_id)
+            if 2 * in_line < allowed and endpoint_id not in self._slots.slow and endpoint_id not in self._deferred:
+                needed[endpoint_id] = allowed - in_line
+        return needed
 
     def _has_more(self) -> bool:
         """Whether a claim would find something and have a place for it, in a slot or in line behind others."""
@@ -285,27 +296,24 @@ class Worker:
         return claimed
 
     def _rooms(self, now: float) -> tuple[dict[int, int], int, int]:
-        """How many messages a claim may take: of some endpoints, of any other, and of all together."""
+        """How many messages a claim may take: of some endpoints, of any other, and of all together. Either for the
+        line, of endpoints that are known to be fast, or of all for the slots that are free."""
+        most = min(self._options.batch_size, (PAYLOAD_BYTES - self._held_bytes) // self._average_bytes)
+        ahead = self._ahead(now)
+        if ahead and (not self._slots.free or now < self._last_whole + ASIDE_SECONDS):
+            return ahead, 0, min(sum(ahead.values()), most)
+        self._last_whole = now
         rooms, room = self._slots.rooms(), self._slots.room()
         limit = self._slots.free
         for known in self._endpoints.values():
             if known.batch_size > 1:
                 rooms[known.id] = rooms.get(known.id, room) * known.batch_size
                 limit = self._options.batch_size
-        ahead = self._rates.ahead(now)
-        for endpoint_id in ahead.keys() | self._line.endpoint_ids():
-            in_line = self._line.count(endpoint_id)
-            allowed = 0 if endpoint_id in self._slots.slow else ahead.get(endpoint_id, 0)
-            # Not for a few: a claim has its price, however many it gets.
-            more = allowed - in_line if 2 * in_line <= allowed else 0
-            rooms[endpoint_id] = more if in_line else rooms.get(endpoint_id, room) + more
-            limit += more
-        rooms.update(dict.fromkeys(self._deferred, 0))
+        rooms.update(dict.fromkeys((*self._deferred, *self._line.endpoint_ids()), 0))
         if now >= self._until:
             rooms.update(dict.fromkeys(self._slots.slow, 0))
             self._filled -= self._slots.slow
-        memory = (PAYLOAD_BYTES - self._held_bytes) // self._average_bytes
-        return rooms, room, min(limit, self._options.batch_size, memory)
+        return rooms, room, min(limit, most)
 
     def _note_filled(self, claimed: Iterable[Claimed], rooms: dict[int, int], room: int) -> None:
         """An endpoint without room wasn't asked; a claim that reached its limit may have left out any of them."""
@@ -353,13 +361,6 @@ class Worker:
             # Not only ConfigError: whatever one config does to our code, the other endpoints' messages must go on.
             except Exception as error:
                 self._problems[each.id] = f"config: {error}"
-
-    def _refill(self) -> None:
-        """Slots that came free, from the line; no transaction is needed. An eighth is left to those who are claimed
-        next: if receivers of those in line begin to hang, the others must not wait behind them."""
-        if self._line:
-            slots = self._slots
-            self._begin(self._line, lambda id: min(slots.open_to(id), slots.free - slots.total // 8))
 
     def _begin(self, line: Line, room_of: Callable[[int], int]) -> None:
         if not line:

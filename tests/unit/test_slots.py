@@ -137,3 +137,18 @@ def test_what_an_endpoint_has_claimed_may_take_every_slot_but_the_last_eighth() 
         slots.take(1)
     assert slots.open_to(1) == 0
     assert slots.open_to(2) == 2
+
+
+def test_what_waited_in_line_leaves_the_last_eighth_to_others_unless_it_has_nothing_in_flight() -> None:
+    slots = Slots(16)
+    for _ in range(13):
+        slots.take(1)
+
+    assert slots.open_to(1) == 1
+    assert slots.open_in_line(1) == 1
+    slots.take(3)
+    assert slots.open_in_line(1) == 0
+    assert slots.open_in_line(2) == 1
+    for _ in range(2):
+        slots.take(4)
+    assert slots.open_in_line(2) == 0

@@ -512,6 +512,26 @@ def test_slow_receivers_leave_all_slots_to_the_others(stage: Stage) -> None:
     assert max(Counter(to.id for to, _, _ in stage.courier.sent if to.id < 7).values()) <= 14
 
 
+def test_only_fast_endpoints_are_claimed_ahead_of_free_slots(stage: Stage) -> None:
+    stage.database.put(1, count=3000)
+    for endpoint_id in range(2, 22):
+        stage.database.put(endpoint_id, count=20)
+    stage.courier.answer = lambda to, messages: (0.001 if to.id == 1 else 60.0, DELIVERED)
+    waiting: list[int] = []
+
+    def count(outcomes: Outcomes) -> None:
+        unclaimed = sum(each.endpoint_id > 1 for each in stage.database.pending)
+        waiting.append(400 - unclaimed - sum(to.id > 1 for to, _, _ in stage.courier.sent))
+
+    stage.database.hooks["settle"] = count
+    stage.run(seconds=2)
+
+    # The fast one is done; of the others nothing was taken that could not be sent.
+    assert all(id in stage.database.settled for id in range(1, 3001))
+    assert max(stage.database.limits) > 16
+    assert max(waiting) == 0
+
+
 def test_a_run_waits_for_what_is_under_way_and_serves_others_meanwhile(stage: Stage) -> None:
     slow = stage.database.put(1, count=2)
     stage.courier.answer = lambda to, messages: (9.0 if to.id == 1 else 0.001, DELIVERED)
