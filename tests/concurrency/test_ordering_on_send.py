@@ -88,8 +88,9 @@ def test_a_second_sender_is_first_if_the_first_rolls_back(connect: Connect, db: 
     waiting = Running(lambda: send(second))
     wait_until_blocked(second, db)
     first.rollback()
+    sent = waiting.result()
 
-    assert claim(db) == [waiting.result()]
+    assert claim(db) == [sent]
 
 
 @pytest.mark.parametrize(("key", "endpoint"), [("another", "shop"), ("o", "other")])
