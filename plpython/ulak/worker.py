@@ -239,12 +239,14 @@ class Worker:
         return self._slots.free > 0 and (not self._line or now >= self._last_whole + ASIDE_SECONDS)
 
     def _ahead(self, now: float) -> dict[int, int]:
-        """How many messages of which endpoint are to be claimed for the line. Not a few: a claim has its price, however
-        many it gets."""
+        """How many messages of which endpoint are to be claimed for the line: of those that seem to have more. Not a
+        few: a claim has its price, however many it gets."""
         needed = {}
         for endpoint_id, allowed in self._rates.ahead(now).items():
             in_line = self._line.count(endpoint_id)
-            if 2 * in_line < allowed and endpoint_id not in self._slots.slow and endpoint_id not in self._deferred:
+            if 2 * in_line >= allowed or endpoint_id in self._slots.slow or endpoint_id in self._deferred:
+                continue
+            if self._pace.more or endpoint_id in self._filled:
                 needed[endpoint_id] = allowed - in_line
         return needed
 
