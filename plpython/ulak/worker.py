@@ -226,7 +226,7 @@ class Worker:
         if self._deferred and now >= self._next_retry:
             self._settle_deferred(now)
         if self._may_claim(now, settles, opens):
-            self._prepare(self._claim(now))
+            self._claim(now)
         self._database.commit()
         self._begin(self._fresh, self._slots.open_to)
         self._line.append(self._fresh)
@@ -272,16 +272,26 @@ class Worker:
         self._pace.looked(now)
         return wants
 
-    def _claim(self, now: float) -> list[Claimed]:
+    def _claim(self, now: float) -> None:
+        """For the slots that are free, of all endpoints; then for the line, of those that are known to be fast."""
         self._last_claim = now
-        rooms, room, limit = self._rooms(now)
+        if not self._ahead(now) or (self._slots.free and now >= self._last_whole + ASIDE_SECONDS):
+            self._last_whole = now
+            self._take(now, *self._rooms(now))
+        ahead = self._ahead(now)
+        if ahead:
+            self._take(now, ahead, 0, sum(ahead.values()))
+
+    def _take(self, now: float, rooms: dict[int, int], room: int, limit: int) -> None:
+        """One claim of at most so many messages: of some endpoints, of any other, and of all together."""
+        limit = min(limit, self._options.batch_size, (PAYLOAD_BYTES - self._held_bytes) // self._average_bytes)
         if limit <= 0 and self._held:
-            return []
+            return
         try:
             claimed = self._database.claim(max(1, limit), self._options.lease, rooms, room)
         except Busy:
             self._pace.claimed(now, None, False)
-            return []
+            return
         count = size = newest = 0
         for each in claimed:
             ids = {message.id: message.attempt for message in each.messages}
@@ -295,16 +305,10 @@ class Worker:
             self._average_bytes = max(1, size // count, self._average_bytes // 2)
         self._pace.claimed(now, newest or None, count >= limit)
         self._note_filled(claimed, rooms, room)
-        return claimed
+        self._prepare(claimed)
 
     def _rooms(self, now: float) -> tuple[dict[int, int], int, int]:
-        """How many messages a claim may take: of some endpoints, of any other, and of all together. Either for the
-        line, of endpoints that are known to be fast, or of all for the slots that are free."""
-        most = min(self._options.batch_size, (PAYLOAD_BYTES - self._held_bytes) // self._average_bytes)
-        ahead = self._ahead(now)
-        if ahead and (not self._slots.free or now < self._last_whole + ASIDE_SECONDS):
-            return ahead, 0, min(sum(ahead.values()), most)
-        self._last_whole = now
+        """How many messages may be claimed for slots: of some endpoints, of any other, and of all together."""
         rooms, room = self._slots.rooms(), self._slots.room()
         limit = self._slots.free
         for known in self._endpoints.values():
@@ -315,7 +319,7 @@ class Worker:
         if now >= self._until:
             rooms.update(dict.fromkeys(self._slots.slow, 0))
             self._filled -= self._slots.slow
-        return rooms, room, min(limit, most)
+        return rooms, room, limit
 
     def _note_filled(self, claimed: Iterable[Claimed], rooms: dict[int, int], room: int) -> None:
         """An endpoint without room wasn't asked; a claim that reached its limit may have left out any of them."""
