@@ -41,7 +41,6 @@ class Database:
         self._worker = worker
         self._stamp = stamp
         self._plans: dict[str, plpy.PLyPlan] = {}
-        self._look: plpy.PLyPlan | None = None
         self._mark = Mark()
         self._began = False
         self._postmaster = os.getppid()
@@ -72,12 +71,8 @@ class Database:
         return row["fingerprint"], chosen
 
     def last_sent(self) -> int:
-        self._began = True
-        if self._look is None:
-            self._look = plpy.prepare(
-                "select coalesce(pg_sequence_last_value('ulak.queue_id_seq'::regclass), 0) as last_value"
-            )
-        return int(plpy.execute(self._look)[0]["last_value"])
+        rows = self._call("select coalesce(pg_sequence_last_value('ulak.queue_id_seq'::regclass), 0) as sent")
+        return int(rows[0]["sent"])
 
     def await_send(self, last_sent: int, interval: float, seconds: float) -> int:
         rows = self._call(
