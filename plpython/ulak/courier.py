@@ -43,6 +43,10 @@ class Courier:
         # Deliveries, not requests: those that wait for a token count too.
         self.in_flight = 0
 
+    def wake_on(self, descriptor: int) -> None:
+        """step() also ends when this can be read."""
+        self._transport.wake_on(descriptor)
+
     def send(self, endpoint: Endpoint, messages: Sequence[Message]) -> None:
         """Starts one delivery: one message, or one group of batch.group()."""
         self.in_flight += 1

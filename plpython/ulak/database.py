@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 import json
 import os
@@ -14,6 +15,7 @@ import plpy
 
 from ulak import endpoint, options, verdict
 from ulak import ping as pinging
+from ulak.bell import Bell
 from ulak.courier import Courier
 from ulak.http import Transport
 from ulak.mark import Mark, Place
@@ -43,7 +45,10 @@ class Database:
         self._plans: dict[str, plpy.PLyPlan] = {}
         self._mark = Mark()
         self._began = False
+        self._bell: Bell | None = None
         self._postmaster = os.getppid()
+        # PostgreSQL's own note that a cancel, a terminate or the like waits for its next chance.
+        self._interrupts = ctypes.c_int.in_dll(ctypes.CDLL(None), "InterruptPending")
 
     def _call(self, query: str, types: Sequence[str] = (), arguments: Sequence[Any] = ()) -> plpy.PLyResult:
         plan = self._plans.get(query)
@@ -69,6 +74,14 @@ class Database:
         chosen = options.parse(json.loads(row["settings"]), row["version"], files)
         self.commit()
         return row["fingerprint"], chosen
+
+    def heed(self) -> None:
+        # Backends notice the postmaster's death where they wait, and a worker waits in Python. As long as one of them
+        # lives, no new server can start.
+        if os.getppid() != self._postmaster:
+            plpy.fatal("the postmaster is gone")
+        if self._interrupts.value:
+            self._call("select")
 
     def last_sent(self) -> int:
         rows = self._call("select coalesce(pg_sequence_last_value('ulak.queue_id_seq'::regclass), 0) as sent")
@@ -114,6 +127,38 @@ class Database:
             ("text", "int", "float8", "bigint[]", "int[]", "int", "bigint", "int2", "timestamptz", "bigint"),
             (*arguments, *(place or (None, None, None, None))),
         )
+
+    def light_turn(self, after: int, lease: float, delivered: Mapping[int, int]) -> tuple[list[Claimed], list[int]]:
+        rows = self._call(
+            "select id, is_new, message_id, attempt, endpoint_id, config_version, payload::text, headers::text,"
+            " metadata::text, correlation_id, created_at"
+            " from ulak._light_turn($1, $2, make_interval(secs => $3), $4, $5)",
+            ("text", "bigint", "float8", "bigint[]", "int[]"),
+            (self._worker, after, lease, list(delivered), list(delivered.values())),
+        )
+        claimed: dict[int, Claimed] = {}
+        settled = []
+        for row in rows:
+            if not row["is_new"]:
+                settled.append(row["id"])
+                continue
+            endpoint_id = row["endpoint_id"]
+            if endpoint_id not in claimed:
+                claimed[endpoint_id] = Claimed(endpoint_id, row["config_version"], [])
+            claimed[endpoint_id].messages.append(
+                Message(
+                    row["id"],
+                    row["message_id"],
+                    row["attempt"],
+                    row["payload"],
+                    row["headers"],
+                    row["metadata"],
+                    row["correlation_id"],
+                    None,
+                    row["created_at"],
+                )
+            )
+        return list(claimed.values()), settled
 
     def endpoint_configs(self, ids: Iterable[int]) -> list[EndpointConfig]:
         rows = self._call(
@@ -164,10 +209,6 @@ class Database:
         return {row["id"]: row["state"] for row in rows}
 
     def check(self) -> Tidings:
-        # Backends notice the postmaster's death where they wait, and a worker waits in Python. As long as one of them
-        # lives, no new server can start.
-        if os.getppid() != self._postmaster:
-            plpy.fatal("the postmaster is gone")
         row = self._call(
             "select leave, settings from ulak._worker_check($1, $2)", ("int", "text"), (self.slot, self._stamp)
         )[0]
@@ -185,6 +226,21 @@ class Database:
 
     def become_poller(self) -> bool:
         return bool(self._call("select ulak._become_poller() as won")[0]["won"])
+
+    def listen(self) -> Bell | None:
+        if self._bell is None and self._call("select ulak._listen() as listens")[0]["listens"]:
+            self._bell = Bell()
+        return self._bell
+
+    def set_bell(self) -> int:
+        return int(self._call("select ulak._set_bell() as sent")[0]["sent"])
+
+    def unlisten(self) -> None:
+        self._call("unlisten ulak_bell")
+
+    def close(self) -> None:
+        if self._bell is not None:
+            self._bell.close()
 
 
 def _last_place(rows: plpy.PLyResult) -> Place | None:
@@ -224,9 +280,12 @@ def run(slot: int | None, seconds: float | None, stamp: str) -> None:
     row = taken[0]
     database = Database(row["slot"], row["name"], stamp)
     until = time.monotonic() + row["seconds"]
-    # A worker lives as long as its settings do.
-    while _work(database, until) == "settings":
-        pass
+    try:
+        # A worker lives as long as its settings do.
+        while _work(database, until) == "settings":
+            pass
+    finally:
+        database.close()
     plpy.execute(plpy.prepare("select ulak._leave_worker_slot($1)", ("int",)), (row["slot"],))
     plpy.commit()
 

@@ -309,6 +309,12 @@ class Transport:
         self._idle: dict[Profile, list[_Handle]] = {}
         self._never_started: list[Finished] = []
         self._named_in_flight = 0
+        self._wake: int | None = None
+
+    def wake_on(self, descriptor: int) -> None:
+        """step() also ends when this can be read."""
+        self._wake = descriptor
+        self._epoll.register(descriptor, select.EPOLLIN)
 
     def start(self, request: Request) -> None:
         """Never raises for what the request holds: that comes back from step() as a failure of kind config."""
@@ -367,7 +373,7 @@ class Transport:
         for fd, events in self._epoll.poll(wait):
             if fd in self._wanted:
                 act(fd, _FROM_EPOLL[events & 31])
-            else:
+            elif fd != self._wake:
                 # An idle connection that the receiver closed: it would be reported again and again.
                 self._forget(fd)
         left = self._timer_left()

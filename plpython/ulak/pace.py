@@ -11,6 +11,8 @@ GROWTH = 1.25
 # Traffic is light when messages are further apart than so many looks: most are in vain then, and come less often.
 LIGHT_LOOKS = 6
 LIGHT_WAIT = 1.5
+# Up to so many looks apart messages are better looked for. Beyond, a sender's bell is cheaper.
+BELL_LOOKS = 2
 # Without a new id a claim is made after so many of the longest waits, for retries and for senders who committed late.
 CLAIM_WAITS = 3
 
@@ -48,16 +50,23 @@ class Pace:
             return self.interval
         return max(self.interval, self._next_claim - now)
 
-    def wants_claim(self, now: float, last_sent: int) -> bool:
-        """Called at each look, with the id that was drawn last by any sender."""
-        if last_sent != self.last_sent:
-            self._gap += (min(BUSY_SECONDS, now - self._sent_at) - self._gap) / 4
-            self._sent_at = now
-            self.last_sent = self._expected = last_sent
-            self._expected_until = now + EXPECT_SECONDS
-            self._busy_until = now + BUSY_SECONDS
-        # Retries fall due and late transactions commit without a new id: a claim now and then finds them.
-        return self.more or self._is_expecting(now) or now >= self._next_claim
+    def is_light(self, now: float) -> bool:
+        """Whether messages come one by one, so that it is worth to be woken for each."""
+        return max(self._gap, now - self._sent_at) > BELL_LOOKS * self.busy
+
+    def wants_claim(self, now: float, last_sent: int, rings: bool = False) -> bool:
+        """Called at each look, with the id that was drawn last by any sender; rings: who commits later is heard."""
+        is_new = last_sent != self.last_sent
+        if is_new:
+            self._saw(now, last_sent)
+            if not rings:
+                self._expected = last_sent
+                self._expected_until = now + EXPECT_SECONDS
+        return is_new or self._is_expecting(now) or self.is_claim_due(now)
+
+    def is_claim_due(self, now: float) -> bool:
+        """Retries fall due and late transactions commit without a new id: a claim now and then finds them."""
+        return self.more or now >= self._next_claim
 
     def looked(self, now: float) -> None:
         """After a look, whether or not it led to a claim."""
@@ -75,6 +84,17 @@ class Pace:
             if newest >= self._expected:
                 self._expected = -1
         self._next_claim = now + self.idle * CLAIM_WAITS
+
+    def claimed_new(self, now: float, newest: int, more: bool) -> None:
+        """After a claim of what is new and nothing else."""
+        self.more = more
+        self._saw(now, max(newest, self.last_sent))
+
+    def _saw(self, now: float, last_sent: int) -> None:
+        self._gap += (min(BUSY_SECONDS, now - self._sent_at) - self._gap) / 4
+        self._sent_at = now
+        self._busy_until = now + BUSY_SECONDS
+        self.last_sent = last_sent
 
     def _is_expecting(self, now: float) -> bool:
         return self._expected >= 0 and now < self._expected_until

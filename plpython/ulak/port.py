@@ -5,7 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
+from ulak.bell import Bell
 from ulak.model import Message
+
+# What light_turn() claims at most, and how many ids ring after the bell was set.
+FEW = 16
+RINGS = 16
 
 
 class Busy(Exception):
@@ -56,6 +61,9 @@ class Database(Protocol):
 
     def commit(self) -> None: ...
 
+    def heed(self) -> None:
+        """Ends the run if it was cancelled, or if the server is gone. Costs next to nothing."""
+
     def last_sent(self) -> int:
         """The id that a sender drew last. Cheap: it tells whether a claim may find something new."""
 
@@ -64,6 +72,10 @@ class Database(Protocol):
 
     def claim(self, limit: int, lease: float, rooms: Mapping[int, int], room: int) -> list[Claimed]:
         """At most `room` messages of an endpoint; rooms has a number of their own for some."""
+
+    def light_turn(self, after: int, lease: float, delivered: Mapping[int, int]) -> tuple[list[Claimed], list[int]]:
+        """Claims what was sent after this id, FEW messages at most, and settles what was delivered, by id and attempt.
+        Both only if claim() and settle() wouldn't have to think; returns what it claimed and which it settled."""
 
     def endpoint_configs(self, ids: Iterable[int]) -> list[EndpointConfig]: ...
 
@@ -88,3 +100,11 @@ class Database(Protocol):
 
     def become_poller(self) -> bool:
         """One worker of the fleet looks often for new messages; the others come when there is much to do."""
+
+    def listen(self) -> Bell | None:
+        """A bell that senders ring, if the database can have one."""
+
+    def set_bell(self) -> int:
+        """The next RINGS senders will ring. Returns last_sent()."""
+
+    def unlisten(self) -> None: ...

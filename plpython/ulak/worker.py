@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
 from ulak import batch, endpoint, verdict
-from ulak.courier import Courier
+from ulak.courier import Courier, Settled
 from ulak.line import Line, Rates
+from ulak.listener import Listener
 from ulak.model import Endpoint, Message, OAuth2, Outcome
 from ulak.options import Options
 from ulak.pace import Pace
-from ulak.port import Busy, Claimed, Database, Outcomes, Refused
+from ulak.port import FEW, Busy, Claimed, Database, Outcomes, Refused
 from ulak.slots import SLOW_SECONDS, Slots
 from ulak.tally import Tally
 
@@ -24,14 +25,20 @@ SETTLE_SECONDS = 0.002
 SETTLE_SECONDS_UNDER_LOAD = 0.005
 SETTLE_SECONDS_IN_LINE = 0.02
 SETTLE_COUNT_IN_LINE = 256
+# In light traffic a delivery is stored with the next claim, if that isn't too far off.
+SETTLE_SECONDS_LIGHT = 0.05
 # How often endpoints that have nobody in line are looked after while others have.
 ASIDE_SECONDS = 0.02
 # An outcome that the database has no time for is tried again after this, twice as long each time.
 RETRY_SECONDS = 0.1
 LONGEST_RETRY = 2.0
-# A stop or a cancel is to be noticed within 200 ms. While nothing is held, cancels are noticed without this.
+# While the worker listens for the bell, retries and whatever else doesn't ring are looked for so often.
+WHOLE_SECONDS = 0.15
+# A stop or a cancel is to be noticed within 200 ms. While nothing is held, cancels are noticed without this. Who
+# listens hears of a stop, and only makes sure.
 CHECK_SECONDS = 0.1
 CHECK_SECONDS_IDLE = 0.15
+CHECK_SECONDS_LISTENING = 1.0
 REPORT_SECONDS = 1.0
 SWEEP_SECONDS = 10.0
 # How long a run may outlast its end because of what it holds. A request under way has its own time.
@@ -86,6 +93,7 @@ class Worker:
         now = clock()
         self._pace = Pace(options.poll_interval_busy, options.poll_interval, now)
         self._pace.is_poller = False
+        self._listener = Listener(database, self._pace)
         self._tally = Tally()
         self._endpoints: dict[int, Endpoint] = {}
         # Why an endpoint that was claimed for can't be sent to.
@@ -107,6 +115,8 @@ class Worker:
         self._done: list[_Done] = []
         # Among them is one that another message waits for.
         self._opens = False
+        # All of them are deliveries, with nothing else to store.
+        self._is_plain = True
         self._done_since = now
         # Outcomes that couldn't be stored, by endpoint: somebody has it locked.
         self._deferred: dict[int, list[_Done]] = {}
@@ -117,7 +127,7 @@ class Worker:
         self._last_claim = now
         # The last claim that saw all endpoints.
         self._last_whole = now
-        self._next_check = now
+        self._last_check = now - CHECK_SECONDS_LISTENING
         self._next_report = now
         self._next_sweep = now
         self._next_renewal = now + options.lease / 3
@@ -125,19 +135,23 @@ class Worker:
     def run(self) -> str:
         """Why it ended: over (its time), stop, restart (there is another build) or settings (they changed)."""
         while not self._is_over(self._clock()):
+            self._database.heed()
             if self._held or self._has_more():
                 self._gather()
             else:
                 self._watch()
             # What waits in line needs no transaction.
-            self._begin(self._line, self._slots.open_in_line)
+            if self._line:
+                self._begin(self._line, self._slots.open_in_line)
             now = self._clock()
             self._keep_house(now)
-            self._turn(now)
+            if not self._rests(now):
+                self._turn(now)
         return self._leave or "over"
 
     def close(self, state: str = "stopped", error: str | None = None) -> None:
         """Stores the outcomes that there are, gives everything else that is held back to the queue, unspent."""
+        self._listener.stop()
         if self._done:
             self._settle(self._clock())
         deferred = {message.id for done in self._deferred.values() for each in done for message in each.messages}
@@ -169,8 +183,13 @@ class Worker:
         """Nothing is held: waits until somebody has sent, a claim is due, or it is time for the next check."""
         pace, database = self._pace, self._database
         now = self._clock()
-        while now < self._next_check:
-            seconds = min(self._next_check - now, pace.patience(now))
+        if self._listener.is_listening:
+            self._listener.wait(min(self._until_check(now), WHOLE_SECONDS))
+            self._listener.hear()
+            return
+        # A worker that can listen for the bell does so in its next turn.
+        while (left := self._until_check(now)) > 0 and not self._listener.can_listen(now):
+            seconds = min(left, pace.patience(now))
             last_sent = database.await_send(pace.last_sent, pace.interval, seconds)
             now = self._clock()
             self._is_expecting = pace.wants_claim(now, last_sent)
@@ -181,18 +200,23 @@ class Worker:
 
     def _gather(self) -> None:
         now = self._clock()
-        wait = self._next_check - now
+        wait = self._until_check(now)
         if self._done:
             wait = min(wait, self._settle_time() - now)
-        elif self._can_claim(now):
-            soon = self._last_claim + self._options.poll_interval_busy - now
-            wait = min(wait, soon if self._has_more() else self._pace.wait(now))
+        elif self._has_more():
+            if self._can_claim(now):
+                wait = min(wait, self._last_claim + self._options.poll_interval_busy - now)
+        elif not self._listener.is_listening and self._can_claim(now):
+            wait = min(wait, self._pace.wait(now))
         wait = max(0.0, wait)
-        if not self._courier.in_flight:
-            if wait:
-                self._sleep(wait)
-            return
-        settled = self._courier.step(wait)
+        settled: Sequence[Settled] = ()
+        if self._courier.in_flight:
+            settled = self._courier.step(wait)
+        elif self._listener.is_listening:
+            self._listener.wait(min(wait, WHOLE_SECONDS))
+        elif wait:
+            self._sleep(wait)
+        self._listener.hear()
         if not settled:
             return
         now = self._clock()
@@ -204,32 +228,86 @@ class Worker:
             self._slots.give_back(to.id, seconds)
             self._tally.add(to.id, len(messages), outcome.error, seconds)
             self._opens = self._opens or to.max_in_flight is not None or _has_key(messages)
+            self._is_plain = self._is_plain and outcome.error is None and outcome.response is None
             self._done.append(_Done(to.id, messages, outcome))
 
     def _settle_time(self) -> float:
+        if self._waits_for_ring():
+            return self._done_since + SETTLE_SECONDS_LIGHT
         if self._line and not self._opens:
             return self._done_since + SETTLE_SECONDS_IN_LINE
         return self._done_since + (SETTLE_SECONDS_UNDER_LOAD if self._pace.more or self._filled else SETTLE_SECONDS)
+
+    def _waits_for_ring(self) -> bool:
+        return self._listener.is_listening and self._is_plain and not self._opens and not self._has_more()
 
     def _settle_count(self) -> int:
         return SETTLE_COUNT_IN_LINE if self._line and not self._opens else self._slots.total * 3 // 4
 
     # One transaction: what has come back, and what to send next. Nothing is sent before it is committed.
 
+    def _rests(self, now: float) -> bool:
+        """Nobody has rung, and nothing else is to be done yet."""
+        listener = self._listener
+        if not listener.is_listening or listener.has_rung or not listener.is_set:
+            return False
+        if self._deferred or not self._waits_for_ring():
+            return False
+        return now < self._last_whole + WHOLE_SECONDS and not (self._done and now >= self._settle_time())
+
     def _turn(self, now: float) -> None:
-        settles = bool(self._done) and (
-            not self._courier.in_flight or len(self._done) >= self._settle_count() or now >= self._settle_time()
-        )
-        opens = settles and self._opens
-        if settles:
-            self._settle(now)
-        if self._deferred and now >= self._next_retry:
-            self._settle_deferred(now)
-        if self._may_claim(now, settles, opens):
-            self._claim(now)
+        if not (self._listener.has_rung and self._light_turn(now)):
+            settles = bool(self._done) and self._settles(now)
+            opens = settles and self._opens
+            if settles:
+                self._settle(now)
+            if self._deferred and now >= self._next_retry:
+                self._settle_deferred(now)
+            if self._may_claim(now, settles, opens):
+                self._claim(now)
         self._database.commit()
         self._begin(self._fresh, self._slots.open_to)
         self._line.append(self._fresh)
+
+    def _settles(self, now: float) -> bool:
+        if now >= self._settle_time() or len(self._done) >= self._settle_count():
+            return True
+        return not self._courier.in_flight and not self._waits_for_ring()
+
+    def _light_turn(self, now: float) -> bool:
+        """Somebody has rung: all at once, if it is as simple as it seems."""
+        if self._has_more() or self._line or self._deferred or self._is_closing(now) or not self._slots.have_room(FEW):
+            return False
+        after = self._pace.last_sent
+        delivered = {}
+        if self._is_plain and not self._opens:
+            delivered = {
+                each.id: each.attempt for done in self._done for each in done.messages if each.id > after - FEW
+            }
+        try:
+            claimed, settled = self._database.light_turn(after, self._options.lease, delivered)
+        except Busy:
+            return False
+        if settled:
+            self._leave_out(settled)
+        self._is_plain = not self._done
+        if not claimed:
+            return False
+        self._last_claim = now
+        count, newest = self._receive(claimed)
+        self._pace.claimed_new(now, newest, count >= FEW)
+        self._listener.answered(True)
+        self._prepare(claimed)
+        return True
+
+    def _leave_out(self, settled: Collection[int]) -> None:
+        left = []
+        for done in self._done:
+            self._forget(each for each in done.messages if each.id in settled)
+            messages = [each for each in done.messages if each.id not in settled]
+            if messages:
+                left.append(done._replace(messages=messages))
+        self._done = left
 
     def _can_claim(self, now: float) -> bool:
         if self._is_closing(now):
@@ -241,7 +319,9 @@ class Worker:
     def _ahead(self, now: float) -> dict[int, int]:
         """How many messages of which endpoint are to be claimed for the line: of those that seem to have more. Not a
         few: a claim has its price, however many it gets."""
-        needed = {}
+        needed: dict[int, int] = {}
+        if not self._pace.more and not self._filled:
+            return needed
         for endpoint_id, allowed in self._rates.ahead(now).items():
             in_line = self._line.count(endpoint_id)
             if 2 * in_line >= allowed or endpoint_id in self._slots.slow or endpoint_id in self._deferred:
@@ -252,8 +332,10 @@ class Worker:
 
     def _has_more(self) -> bool:
         """Whether a claim would find something and have a place for it, in a slot or in line behind others."""
+        if self._pace.more or not self._filled:
+            return self._pace.more
         filled = self._filled - self._deferred.keys()
-        return self._pace.more or any(self._slots.room_of(each) or self._line.count(each) for each in filled)
+        return any(self._slots.room_of(each) or self._line.count(each) for each in filled)
 
     def _may_claim(self, now: float, settles: bool, opens: bool) -> bool:
         if not self._can_claim(now):
@@ -263,9 +345,15 @@ class Worker:
         if self._has_more():
             # With what is settled; by itself only if nothing is about to be.
             return settles or (not self._done and now >= self._last_claim + self._options.poll_interval_busy)
-        if self._is_expecting:
+        if self._is_expecting or self._listener.has_rung:
             self._is_expecting = False
             return True
+        if self._listener.can_listen(now):
+            if not self._listener.is_listening:
+                # What was said until now wasn't heard.
+                self._check_soon(now)
+            return self._listener.look(now) or now >= self._last_whole + WHOLE_SECONDS
+        self._listener.stop()
         if self._pace.wait(now) > 0:
             return False
         wants = self._pace.wants_claim(now, self._database.last_sent())
@@ -281,6 +369,11 @@ class Worker:
         ahead = self._ahead(now)
         if ahead:
             self._take(now, ahead, 0, sum(ahead.values()))
+        if self._listener.has_rung:
+            self._listener.answered(bool(self._fresh))
+            if not self._fresh:
+                # Then it wasn't a sender who rang.
+                self._check_soon(now)
 
     def _take(self, now: float, rooms: dict[int, int], room: int, limit: int) -> None:
         """One claim of at most so many messages: of some endpoints, of any other, and of all together."""
@@ -292,6 +385,13 @@ class Worker:
         except Busy:
             self._pace.claimed(now, None, False)
             return
+        count, newest = self._receive(claimed)
+        self._pace.claimed(now, newest or None, count >= limit)
+        self._note_filled(claimed, rooms, room)
+        self._prepare(claimed)
+
+    def _receive(self, claimed: Sequence[Claimed]) -> tuple[int, int]:
+        """How many there are, and the highest id."""
         count = size = newest = 0
         for each in claimed:
             ids = {message.id: message.attempt for message in each.messages}
@@ -301,11 +401,8 @@ class Worker:
             size += sum(len(message.payload) for message in each.messages)
         self._held_bytes += size
         if count:
-            self._next_check = min(self._next_check, now + CHECK_SECONDS)
             self._average_bytes = max(1, size // count, self._average_bytes // 2)
-        self._pace.claimed(now, newest or None, count >= limit)
-        self._note_filled(claimed, rooms, room)
-        self._prepare(claimed)
+        return count, newest
 
     def _rooms(self, now: float) -> tuple[dict[int, int], int, int]:
         """How many messages may be claimed for slots: of some endpoints, of any other, and of all together."""
@@ -346,6 +443,7 @@ class Worker:
                 self._fresh.add(known, batch.group(known, messages))
             else:
                 self._done_since = self._done_since if self._done else self._clock()
+                self._is_plain = False
                 outcome = Outcome(f"{verdict.RETRYABLE} {self._problems[endpoint_id]}")
                 self._done += [_Done(endpoint_id, [message], outcome) for message in messages]
                 self._tally.add(endpoint_id, len(messages), outcome.error, 0)
@@ -395,6 +493,7 @@ class Worker:
         except (Busy, Refused):
             self._settle_apart(now)
         self._opens = False
+        self._is_plain = True
         if failed and self._line:
             self._try(self._release_blocked)
 
@@ -473,8 +572,8 @@ class Worker:
     # What happens by the clock. What the database has no time for is left to the next time.
 
     def _keep_house(self, now: float) -> None:
-        if now >= self._next_check:
-            self._next_check = now + (CHECK_SECONDS if self._held else CHECK_SECONDS_IDLE)
+        if self._until_check(now) == 0:
+            self._last_check = now
             self._check(now)
         if now >= self._next_renewal:
             self._next_renewal = now + self._options.lease / 3
@@ -486,6 +585,16 @@ class Worker:
         if now >= self._next_report:
             self._next_report = now + REPORT_SECONDS
             self._report("running")
+
+    def _until_check(self, now: float) -> float:
+        if self._listener.is_listening and not self._line:
+            seconds = CHECK_SECONDS_LISTENING
+        else:
+            seconds = CHECK_SECONDS if self._held else CHECK_SECONDS_IDLE
+        return max(0.0, self._last_check + seconds - now)
+
+    def _check_soon(self, now: float) -> None:
+        self._last_check = now - CHECK_SECONDS_LISTENING
 
     def _try(self, action: Callable[[], object]) -> None:
         with suppress(Busy):
@@ -528,7 +637,15 @@ class Worker:
             tally.clear()
             if not self._pace.is_poller:
                 self._pace.is_poller = self._database.become_poller()
+                if self._pace.is_poller:
+                    self._listen()
         self._database.commit()
+
+    def _listen(self) -> None:
+        bell = self._database.listen()
+        if bell is not None:
+            self._listener.take(bell)
+            self._courier.wake_on(bell.fileno())
 
 
 def _has_key(messages: Sequence[Message]) -> bool:

@@ -156,6 +156,7 @@ begin
     if p_name = 'max_queue_size' then
         perform ulak._forget_headroom();
     end if;
+    perform ulak._ring();
     return v_new;
 end
 $plpgsql$;

@@ -37,6 +37,9 @@ begin
             from ulak.endpoints e
             where e.name = p_endpoint;
             if found then
+                if ulak._is_awaited(v_id) then
+                    perform ulak._ring();
+                end if;
                 return v_id;
             end if;
         end if;
@@ -161,6 +164,9 @@ begin
     from unnest(v_ids, p_endpoint_ids, p_payloads, p_event_types) m(id, endpoint_id, payload, event_type)
     join ulak.endpoints e on e.id = m.endpoint_id;
     get diagnostics v_sent = row_count;
+    if ulak._is_awaited(v_ids[1]) then
+        perform ulak._ring();
+    end if;
     -- The join has dropped what an endpoint lost while we waited for its lock.
     if v_sent < v_count then
         v_ids := array(select q.id from ulak.queue q where q.id = any (v_ids) order by q.id);
@@ -248,6 +254,9 @@ begin
             where idempotency_key is not null and status in ('pending', 'processing', 'completed')
             do nothing;
         if found then
+            if v_due <= now() and ulak._is_awaited(v_id) then
+                perform ulak._ring();
+            end if;
             return v_id;
         end if;
         -- Null when the first message of the key has just left the queue: then this one is the first.

@@ -179,15 +179,24 @@ as $sql$
     ) || coalesce(p_config -> 'circuit_breaker', '{}')
 $sql$;
 
+-- Whether a delivery means something to the breaker.
+create or replace function ulak._counts_deliveries(p_endpoint ulak.endpoints)
+returns boolean
+language sql
+immutable
+as $sql$
+    select p_endpoint.circuit_state <> 'closed'
+        or p_endpoint.circuit_failure_count > 0
+        or coalesce(p_endpoint.config #>> '{circuit_breaker,mode}', '') = 'rate'
+$sql$;
+
 -- An endpoint that is well and stays well isn't written but once a second, so its row is no hot spot.
 create or replace function ulak._notes_deliveries(p_endpoint ulak.endpoints, p_now timestamptz)
 returns boolean
 language sql
 stable
 as $sql$
-    select p_endpoint.circuit_state <> 'closed'
-        or p_endpoint.circuit_failure_count > 0
-        or p_endpoint.config #>> '{circuit_breaker,mode}' = 'rate'
+    select ulak._counts_deliveries(p_endpoint)
         or coalesce(p_endpoint.last_success_at, '-infinity') <= p_now - interval '1 second'
 $sql$;
 

@@ -157,7 +157,7 @@ begin
         left join ulak.endpoints e on e.id = q.endpoint_id
         where o.error is not null
             and q.attempts = o.attempt
-            and q.locked_by = o.worker
+            and q.locked_by is not distinct from o.worker
             and q.status is not distinct from 'processing'
         for update of q
     ),

@@ -24,6 +24,11 @@ declare
     v_endpoint_ids bigint[];
     v_dead bigint[];
 begin
+    -- What has no lease was changed by hand, and nobody holds it.
+    update ulak.queue q
+    set lease_until = p_now
+    where q.status = 'processing' and q.lease_until is null;
+
     select array_agg(s.id), array_agg(s.attempts), array_agg(s.locked_by) into v_ids, v_attempts, v_workers
     from (
         select q.id, q.attempts, q.locked_by
@@ -47,7 +52,7 @@ begin
         v_workers,
         v_ids,
         v_attempts,
-        array(select format('[RETRYABLE] lease expired: worker "%s" went silent', w) from unnest(v_workers) w),
+        array(select format('[RETRYABLE] lease expired: worker "%s" went silent', coalesce(w, 'nobody')) from unnest(v_workers) w),
         null,
         null,
         p_now

@@ -70,8 +70,14 @@ as $sql$
     values
         -- A crash that loses a commit also ends the worker, and the message is sent again.
         ('synchronous_commit', 'off'),
+        -- The workers of a parallel query talk by the signal that a bell holds back.
+        ('max_parallel_workers_per_gather', '0'),
         -- Compiling plans costs more than it saves in statements this short.
         ('jit', 'off'),
+        -- A plan that was made for an empty queue is used for a full one.
+        ('enable_seqscan', 'off'),
+        ('enable_bitmapscan', 'off'),
+        ('plan_cache_mode', 'force_generic_plan'),
         -- Somebody who holds a lock on one endpoint must not hold up the others.
         ('lock_timeout', '250ms'),
         -- Whatever the database's own defaults are.
@@ -117,6 +123,7 @@ begin
     ) then
         perform pg_advisory_unlock(hashtext('ulak_poller'), 0);
     end if;
+    unlisten ulak_bell;
     perform set_config(s.name, s.reset_val, false)
     from pg_settings s
     where lower(s.name) in (select p.name from ulak._worker_parameters() p union all values ('application_name'));
@@ -238,9 +245,10 @@ $plpgsql$;
 
 create or replace function ulak._add_endpoint_stats(p_stats jsonb, p_minute timestamptz)
 returns void
-language sql
+language plpgsql
 set search_path = pg_catalog, pg_temp
-as $sql$
+as $plpgsql$
+begin
     insert into ulak.endpoint_stats as s (
         endpoint_id, minute, delivered, failed, latency_total_ms, latency_histogram
     )
@@ -279,8 +287,9 @@ as $sql$
             select coalesce(h.before, 0) + coalesce(h.now, 0)
             from unnest(t.latency_histogram, excluded.latency_histogram) with ordinality h(before, now, bucket)
             order by h.bucket
-        )
-$sql$;
+        );
+end
+$plpgsql$;
 
 -- Endpoints that must not be sent to now, though messages for them were claimed a moment ago.
 create or replace function ulak._blocked_endpoints(p_ids bigint[])

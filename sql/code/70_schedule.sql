@@ -88,14 +88,18 @@ comment on function ulak.stop() is
 
 create or replace function ulak._ask_workers_to_leave(p_above_slot integer)
 returns table (name text)
-language sql
+language plpgsql
 set search_path = pg_catalog, pg_temp
-as $sql$
+as $plpgsql$
+begin
+    return query
     update ulak.workers w
     set stop_requested_at = clock_timestamp()
     where w.slot > p_above_slot and w.state = 'running'
-    returning w.name
-$sql$;
+    returning w.name;
+    perform ulak._ring();
+end
+$plpgsql$;
 
 -- Asks for the extension, not for its schema: anybody may make a schema of that name, and what is in it would run with
 -- our rights.

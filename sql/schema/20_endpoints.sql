@@ -46,7 +46,7 @@ comment on column ulak.endpoints.circuit_state is 'closed: traffic flows. open: 
 comment on column ulak.endpoints.circuit_failure_count is 'consecutive failures that counted; any success sets it to 0';
 comment on column ulak.endpoints.circuit_opened_at is 'when the breaker last opened; null while it is closed';
 comment on column ulak.endpoints.circuit_half_open_at is 'when an open breaker may send its next probe';
-comment on column ulak.endpoints.last_success_at is 'last delivery that succeeded, exact to about a second';
+comment on column ulak.endpoints.last_success_at is 'last delivery that succeeded, exact to about ten seconds';
 comment on column ulak.endpoints.last_failure_at is 'last delivery that failed';
 comment on column ulak.endpoints.created_at is 'when the endpoint was created';
 comment on column ulak.endpoints.updated_at is 'when name, protocol, config, retry_policy or description last changed';

@@ -264,16 +264,6 @@ def test_an_unknown_endpoint_is_named_with_a_guess(queue: Queue) -> None:
     assert "shop" in (error.message_hint or "")
 
 
-def test_a_row_in_flight_without_a_lease_cannot_exist(queue: Queue) -> None:
-    id = queue.send()
-
-    with pytest.raises(psycopg.errors.CheckViolation), queue.db.transaction():
-        queue.db.execute("update ulak.queue set status = 'processing' where id = %s", [id])
-    queue.claim_one()
-    with pytest.raises(psycopg.errors.CheckViolation), queue.db.transaction():
-        queue.db.execute("update ulak.queue set lease_until = null where id = %s", [id])
-
-
 def test_a_message_that_never_becomes_due_costs_nothing(queue: Queue) -> None:
     """What waits behind its key is due at infinity, beyond every claim's range."""
     ids = [queue.send(ordering_key="k") for _ in range(3)]

@@ -8,7 +8,7 @@ from typing import Any
 
 import psycopg
 import pytest
-from support.cluster import Cluster, Connect
+from support.cluster import Cluster, Connect, Settings
 from support.queue import Queue
 from support.sessions import Running, wait_until
 from support.standby import Standby
@@ -129,7 +129,8 @@ def test_a_worker_that_nobody_will_start_again_is_told(cluster: Cluster, cron_da
 @pytest.fixture(scope="module")
 def other_cluster() -> Iterator[Cluster]:
     """One whose settings these tests change."""
-    cluster = Cluster.create(settings={"shared_preload_libraries": ""}, in_memory=True)
+    settings: Settings = {"shared_preload_libraries": "", "max_prepared_transactions": 2}
+    cluster = Cluster.create(settings=settings, in_memory=True)
     cluster.create_database("app")
     cluster.install("app")
     with cluster.connect("app") as db:
@@ -468,6 +469,10 @@ def test_no_finding_gives_a_secret_away(queue: Queue) -> None:
 
 @pytest.fixture
 def littered(db: DB) -> Queue:
+    return to_be_littered(db)
+
+
+def to_be_littered(db: DB) -> Queue:
     """A queue that can be littered with dead rows, which nobody vacuums by himself."""
     queue = Queue(db, base=db.execute("select now()").fetchone()[0])  # type: ignore[index]
     db.execute("alter table ulak.queue set (autovacuum_enabled = off)")
@@ -537,17 +542,20 @@ def test_a_session_is_told_after_an_hour_even_if_nothing_is_dead_yet(littered: Q
     assert finding["finding"].startswith(f"vacuum will be held back by session {idler.info.backend_pid} ")
 
 
-def test_a_prepared_transaction_that_holds_vacuum_back_is_named(littered: Queue, connect: Connect) -> None:
-    session = connect()
-    session.execute("begin")
-    session.execute("create table forgotten ()")
-    session.execute("prepare transaction 'two phases'")
+def test_a_prepared_transaction_that_holds_vacuum_back_is_named(other_cluster: Cluster) -> None:
+    other_cluster.create_database("two_phases")
+    other_cluster.install("two_phases")
+    with other_cluster.connect("two_phases") as db, other_cluster.connect("two_phases") as session:
+        littered = to_be_littered(db)
+        session.execute("begin")
+        session.execute("create table forgotten ()")
+        session.execute("prepare transaction 'two phases'")
 
-    finding = held_back(littered, 'prepared transaction "two phases" of postgres')
-    mend(littered, finding)
+        finding = held_back(littered, 'prepared transaction "two phases" of postgres')
+        mend(littered, finding)
 
-    assert finding["fix"].startswith("rollback prepared 'two phases';")
-    wait_until(lambda: is_free(littered))
+        assert finding["fix"].startswith("rollback prepared 'two phases';")
+        wait_until(lambda: is_free(littered))
 
 
 def oldest_transaction(queue: Queue) -> int:

@@ -52,6 +52,15 @@ def test_a_poison_message_that_kills_its_worker_every_time_ends_in_the_dlq(queue
     assert queue.events("message.dead") == ["message.dead"]
 
 
+def test_what_is_in_flight_without_a_lease_is_taken_back(queue: Queue) -> None:
+    id = queue.send()
+    queue.db.execute("update ulak.queue set status = 'processing' where id = %s", [id])
+
+    assert queue.recover(now=0) == 1
+
+    assert queue.message(id)["last_error"] == '[RETRYABLE] lease expired: worker "nobody" went silent'
+
+
 def test_a_renewed_lease_is_left_alone(queue: Queue) -> None:
     queue.send()
     claim = queue.claim_one(lease=60)

@@ -41,7 +41,6 @@ DEFAULTS: Settings = {
     "listen_addresses": "",
     "log_line_prefix": "%m [%p] %u@%d ",
     "max_connections": 100,
-    "max_prepared_transactions": 5,
     "shared_preload_libraries": "pg_cron",
     "timezone": "UTC",
 }

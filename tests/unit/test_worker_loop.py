@@ -11,6 +11,7 @@ from typing import Any, cast
 
 import pytest
 from ulak import options
+from ulak.bell import Bell
 from ulak.courier import Courier, Settled
 from ulak.model import Endpoint, Message, Outcome
 from ulak.options import Options
@@ -94,6 +95,10 @@ class FakeDatabase:
     def commit(self) -> None:
         self.open = False
 
+    def heed(self) -> None:
+        if "heed" in self.hooks:
+            self.hooks["heed"]()
+
     def last_sent(self) -> int:
         self._called("last_sent")
         return self.sent
@@ -162,6 +167,18 @@ class FakeDatabase:
 
     def become_poller(self) -> bool:
         return True
+
+    def listen(self) -> Bell | None:
+        return None
+
+    def set_bell(self) -> int:
+        return self.last_sent()
+
+    def light_turn(self, after: int, lease: float, delivered: Mapping[int, int]) -> tuple[list[Claimed], list[int]]:
+        return [], []
+
+    def unlisten(self) -> None:
+        self._called("unlisten")
 
 
 class FakeCourier:

@@ -1,0 +1,73 @@
+"""Who hears the bell: in light traffic a worker sleeps until a sender rings, instead of looking again and again."""
+
+from __future__ import annotations
+
+from ulak.bell import Bell
+from ulak.pace import Pace
+from ulak.port import RINGS, Database
+
+# A bell that rings so often in vain, because others use NOTIFY too, is worse than none.
+FALSE_RINGS = 200
+
+
+class Listener:
+    """Deaf until it has a bell, and while traffic is dense."""
+
+    def __init__(self, database: Database, pace: Pace) -> None:
+        self._database = database
+        self._pace = pace
+        self._bell: Bell | None = None
+        # Who has drawn an id up to this one rings when he commits.
+        self._rings_to = 0
+        self._false_rings = 0
+        # Somebody has rung, and nobody has answered yet.
+        self.has_rung = False
+        self.is_listening = False
+
+    def take(self, bell: Bell) -> None:
+        self._bell = bell
+
+    def can_listen(self, now: float) -> bool:
+        return self._bell is not None and self._pace.is_light(now)
+
+    @property
+    def is_set(self) -> bool:
+        """The next senders will ring."""
+        return self._pace.last_sent + RINGS // 2 <= self._rings_to
+
+    def look(self, now: float) -> bool:
+        """Begins to listen, or goes on; whether somebody has sent who may not ring."""
+        assert self._bell is not None
+        pace = self._pace
+        if self.is_listening and self.is_set:
+            return False
+        if not self.is_listening:
+            self._bell.hold()
+            self.is_listening = True
+        last_sent = self._database.set_bell()
+        wants_claim = pace.wants_claim(now, last_sent, last_sent <= self._rings_to)
+        self._rings_to = last_sent + RINGS
+        return wants_claim
+
+    def wait(self, seconds: float) -> None:
+        assert self._bell is not None
+        self._bell.wait(seconds)
+
+    def hear(self) -> None:
+        """After each wait, of whatever kind."""
+        if self._bell is not None and self.is_listening and self._bell.rang():
+            self.has_rung = True
+
+    def answered(self, found: bool) -> None:
+        """After the claim that a ring led to."""
+        self.has_rung = False
+        self._false_rings = 0 if found else self._false_rings + 1
+        if self._false_rings >= FALSE_RINGS:
+            self.stop()
+            self._bell = None
+            self._database.unlisten()
+
+    def stop(self) -> None:
+        if self._bell is not None and self.is_listening:
+            self._bell.let_go()
+        self.is_listening = False

@@ -1,0 +1,59 @@
+-- The bell: who sends while the worker sleeps wakes it. NOTIFY has its price, one commit at a time through a lock of the whole
+-- database: so only the first few after the worker has fallen asleep pay it, and in a busy queue nobody does.
+
+-- Whether a worker sleeps that hasn't heard of this id.
+create or replace function ulak._is_awaited(p_id bigint)
+returns boolean
+language sql
+as $sql$
+    select p_id <= pg_sequence_last_value('ulak.bell')
+$sql$;
+
+-- Heard when the transaction commits. Not where transactions may be prepared: one that has rung couldn't. And a notification
+-- queue that fills up is somebody else's problem, which isn't to become the sender's.
+create or replace function ulak._ring()
+returns void
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+begin
+    if current_setting('max_prepared_transactions')::integer = 0 and pg_notification_queue_usage() < 0.5 then
+        perform pg_notify('ulak_bell', '');
+    end if;
+end
+$plpgsql$;
+
+-- From now on the next 16 ids ring. Returns the last id that was drawn, read after the bell was set: a sender either has drawn
+-- its id by now, or will see the bell.
+create or replace function ulak._set_bell()
+returns bigint
+language plpgsql
+security definer
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+declare
+    v_sequence oid := 'ulak.queue_id_seq'::regclass;
+    v_set bigint := setval('ulak.bell', coalesce(pg_sequence_last_value(v_sequence), 0) + 16);
+begin
+    return coalesce(pg_sequence_last_value(v_sequence), 0);
+end
+$plpgsql$;
+
+-- Makes this session one that hears the bell, from its next commit on; false where nobody rings, where what is sent is held
+-- until adopt(), and in background workers, which can't LISTEN.
+create or replace function ulak._listen()
+returns boolean
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+begin
+    if current_setting('max_prepared_transactions')::integer > 0
+        or not ulak._is_adopted()
+        or exists (select from pg_stat_activity a where a.pid = pg_backend_pid() and a.backend_type <> 'client backend')
+    then
+        return false;
+    end if;
+    listen ulak_bell;
+    return true;
+end
+$plpgsql$;

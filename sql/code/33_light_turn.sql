@@ -1,0 +1,82 @@
+-- A turn of the worker in light traffic, where what it costs is what it touches: after a pause nothing is in the processor's
+-- caches. So one statement stores what was delivered and claims what was sent since, for the plain case of both.
+
+-- Of p_ids, delivered at p_attempts, and of the 16 ids behind p_after. Not plain, and left to _settle_many() and _claim():
+-- messages with an ordering key, endpoints with a limit or with something to note, and whatever else is due.
+-- Returns one row for each message that it stored (not is_new) or claimed.
+create or replace function ulak._light_turn(
+    p_worker text,
+    p_after bigint,
+    p_lease interval,
+    p_ids bigint[],
+    p_attempts integer[],
+    p_now timestamptz default clock_timestamp()
+)
+returns table (
+    id bigint,
+    is_new boolean,
+    message_id uuid,
+    attempt integer,
+    endpoint_id bigint,
+    config_version bigint,
+    payload jsonb,
+    headers jsonb,
+    metadata jsonb,
+    correlation_id uuid,
+    created_at timestamptz
+)
+language plpgsql
+security definer
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+#variable_conflict use_column
+declare
+    -- What was delivered is hardly older than what is new: one range of ids has both.
+    v_first bigint := least(p_after + 1, p_ids[1]);
+begin
+    -- A burst is for _claim(), which takes more of it at a time.
+    if pg_sequence_last_value('ulak.queue_id_seq') > p_after + 16 then
+        return;
+    end if;
+    return query
+    update ulak.queue q
+    set status = case when q.status = 'pending' then 'processing' else 'completed' end,
+        attempts = q.attempts + (q.status = 'pending')::integer,
+        locked_by = case when q.status = 'pending' then p_worker end,
+        lease_until = case when q.status = 'pending' then p_now + p_lease end,
+        processing_started_at = case when q.status = 'pending' then p_now else q.processing_started_at end,
+        completed_at = case when q.status = 'processing' then p_now end,
+        response = case when q.status = 'pending' then q.response end,
+        updated_at = p_now
+    from ulak.endpoints e
+    where e.id = q.endpoint_id
+        and q.id between v_first and p_after + 16
+        and q.ordering_key is null
+        and case q.status
+            when 'pending' then
+                q.id > p_after
+                and q.next_retry_at <= p_now
+                and (q.expires_at is null or q.expires_at > p_now)
+                and e.enabled
+                and e.protocol = 'http'
+                and not ulak._is_limited(e)
+            when 'processing' then
+                q.locked_by = p_worker
+                and q.attempts = p_attempts[array_position(p_ids, q.id)]
+                and not ulak._counts_deliveries(e)
+                and e.last_success_at > p_now - interval '10 seconds'
+        end
+    returning
+        q.id,
+        q.status = 'processing',
+        q.message_id,
+        q.attempts,
+        q.endpoint_id,
+        e.config_version,
+        case when q.status = 'processing' then q.payload end,
+        q.headers,
+        q.metadata,
+        q.correlation_id,
+        q.created_at;
+end
+$plpgsql$;

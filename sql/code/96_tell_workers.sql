@@ -1,0 +1,2 @@
+-- Workers that run the version before leave when this is committed.
+select ulak._ring();
