@@ -40,13 +40,10 @@ class Bell:
         self._set_mask(_BLOCK, self._signals, None)
         self.is_held = True
 
-    def wait(self, seconds: float) -> None:
-        self._poll.poll(seconds * 1000)
-
-    def rang(self) -> bool:
-        """Whether it has rung since the last time. PostgreSQL gets its signals now. Other sessions may wait for that,
-        so it is to be asked often."""
-        if not self._poll.poll(0):
+    def rang(self, seconds: float = 0) -> bool:
+        """Whether it has rung since the last time, or does within so many seconds. PostgreSQL gets its signals then.
+        Other sessions may wait for that, so it is to be asked often."""
+        if not self._poll.poll(seconds * 1000):
             return False
         self._set_mask(_UNBLOCK, self._signals, None)
         self._set_mask(_BLOCK, self._signals, None)

@@ -44,8 +44,12 @@ class Courier:
         self.in_flight = 0
 
     def wake_on(self, descriptor: int) -> None:
-        """step() also ends when this can be read."""
+        """step() also ends when this can be read; was_woken tells."""
         self._transport.wake_on(descriptor)
+
+    @property
+    def was_woken(self) -> bool:
+        return self._transport.was_woken
 
     def send(self, endpoint: Endpoint, messages: Sequence[Message]) -> None:
         """Starts one delivery: one message, or one group of batch.group()."""

@@ -128,13 +128,16 @@ class Database:
             (*arguments, *(place or (None, None, None, None))),
         )
 
-    def light_turn(self, after: int, lease: float, delivered: Mapping[int, int]) -> tuple[list[Claimed], list[int]]:
+    def light_turn(
+        self, after: int, count: int, lease: float, delivered: Mapping[int, int]
+    ) -> tuple[list[Claimed], list[int]]:
+        ids = sorted(delivered)
         rows = self._call(
             "select id, is_new, message_id, attempt, endpoint_id, config_version, payload::text, headers::text,"
             " metadata::text, correlation_id, created_at"
-            " from ulak._light_turn($1, $2, make_interval(secs => $3), $4, $5)",
-            ("text", "bigint", "float8", "bigint[]", "int[]"),
-            (self._worker, after, lease, list(delivered), list(delivered.values())),
+            " from ulak._light_turn($1, $2, $3, make_interval(secs => $4), $5, $6)",
+            ("text", "bigint", "int", "float8", "bigint[]", "int[]"),
+            (self._worker, after, count, lease, ids, [delivered[id] for id in ids]),
         )
         claimed: dict[int, Claimed] = {}
         settled = []

@@ -310,9 +310,10 @@ class Transport:
         self._never_started: list[Finished] = []
         self._named_in_flight = 0
         self._wake: int | None = None
+        self.was_woken = False
 
     def wake_on(self, descriptor: int) -> None:
-        """step() also ends when this can be read."""
+        """step() also ends when this can be read; was_woken tells."""
         self._wake = descriptor
         self._epoll.register(descriptor, select.EPOLLIN)
 
@@ -370,10 +371,13 @@ class Transport:
         wait = 0.0 if finished else min(max_wait, MAX_WAIT)
         if left is not None:
             wait = max(0.0, min(wait, left))
+        self.was_woken = False
         for fd, events in self._epoll.poll(wait):
             if fd in self._wanted:
                 act(fd, _FROM_EPOLL[events & 31])
-            elif fd != self._wake:
+            elif fd == self._wake:
+                self.was_woken = True
+            else:
                 # An idle connection that the receiver closed: it would be reported again and again.
                 self._forget(fd)
         left = self._timer_left()

@@ -49,13 +49,9 @@ class Listener:
         self._rings_to = last_sent + RINGS
         return wants_claim
 
-    def wait(self, seconds: float) -> None:
-        assert self._bell is not None
-        self._bell.wait(seconds)
-
-    def hear(self) -> None:
-        """After each wait, of whatever kind."""
-        if self._bell is not None and self.is_listening and self._bell.rang():
+    def hear(self, seconds: float = 0) -> None:
+        """Waits for so long, unless it rings or has rung."""
+        if self._bell is not None and self._bell.rang(seconds):
             self.has_rung = True
 
     def answered(self, found: bool) -> None:

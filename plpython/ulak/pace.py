@@ -11,8 +11,8 @@ GROWTH = 1.25
 # Traffic is light when messages are further apart than so many looks: most are in vain then, and come less often.
 LIGHT_LOOKS = 6
 LIGHT_WAIT = 1.5
-# Up to so many looks apart messages are better looked for. Beyond, a sender's bell is cheaper.
-BELL_LOOKS = 2
+# Messages that come closer than this are better looked for. Beyond, a sender's bell is cheaper.
+BELL_SECONDS = 0.004
 # Without a new id a claim is made after so many of the longest waits, for retries and for senders who committed late.
 CLAIM_WAITS = 3
 
@@ -52,7 +52,7 @@ class Pace:
 
     def is_light(self, now: float) -> bool:
         """Whether messages come one by one, so that it is worth to be woken for each."""
-        return max(self._gap, now - self._sent_at) > BELL_LOOKS * self.busy
+        return max(self._gap, now - self._sent_at) > BELL_SECONDS
 
     def wants_claim(self, now: float, last_sent: int, rings: bool = False) -> bool:
         """Called at each look, with the id that was drawn last by any sender; rings: who commits later is heard."""
@@ -80,6 +80,8 @@ class Pace:
         """After a claim: the highest id that it got, if any, and whether there may be more."""
         self.more = more
         if newest is not None:
+            if newest > self.last_sent:
+                self._saw(now, newest)
             self._busy_until = now + BUSY_SECONDS
             if newest >= self._expected:
                 self._expected = -1

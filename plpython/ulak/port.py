@@ -8,8 +8,7 @@ from typing import Any, NamedTuple, Protocol
 from ulak.bell import Bell
 from ulak.model import Message
 
-# What light_turn() claims at most, and how many ids ring after the bell was set.
-FEW = 16
+# How many ids ring after the bell was set.
 RINGS = 16
 
 
@@ -73,9 +72,11 @@ class Database(Protocol):
     def claim(self, limit: int, lease: float, rooms: Mapping[int, int], room: int) -> list[Claimed]:
         """At most `room` messages of an endpoint; rooms has a number of their own for some."""
 
-    def light_turn(self, after: int, lease: float, delivered: Mapping[int, int]) -> tuple[list[Claimed], list[int]]:
-        """Claims what was sent after this id, FEW messages at most, and settles what was delivered, by id and attempt.
-        Both only if claim() and settle() wouldn't have to think; returns what it claimed and which it settled."""
+    def light_turn(
+        self, after: int, count: int, lease: float, delivered: Mapping[int, int]
+    ) -> tuple[list[Claimed], list[int]]:
+        """Claims of so many ids after this one, and settles what was delivered, by id and attempt. Both only if claim()
+        and settle() wouldn't have to think; returns what it claimed and which it settled."""
 
     def endpoint_configs(self, ids: Iterable[int]) -> list[EndpointConfig]: ...
 

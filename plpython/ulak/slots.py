@@ -67,9 +67,9 @@ class Slots:
         free = self._free_slow if endpoint_id in self.slow else self.free
         return self._share(free, self._held[endpoint_id])
 
-    def have_room(self, count: int) -> bool:
-        """For so many of whichever endpoint."""
-        return not self.slow and self.free * 7 // 8 - self._taken // 8 > count
+    def room_of_any(self) -> int:
+        """For whichever endpoint; 0 if it isn't the same for each."""
+        return 0 if self.slow else max(0, self.free * 7 // 8 - (self._taken + 7) // 8)
 
     def open_to(self, endpoint_id: int) -> int:
         """How many requests it may begin with what it has claimed: more than room_of(), which leaves others their share

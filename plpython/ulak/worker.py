@@ -15,7 +15,7 @@ from ulak.listener import Listener
 from ulak.model import Endpoint, Message, OAuth2, Outcome
 from ulak.options import Options
 from ulak.pace import Pace
-from ulak.port import FEW, Busy, Claimed, Database, Outcomes, Refused
+from ulak.port import Busy, Claimed, Database, Outcomes, Refused
 from ulak.slots import SLOW_SECONDS, Slots
 from ulak.tally import Tally
 
@@ -25,6 +25,8 @@ SETTLE_SECONDS = 0.002
 SETTLE_SECONDS_UNDER_LOAD = 0.005
 SETTLE_SECONDS_IN_LINE = 0.02
 SETTLE_COUNT_IN_LINE = 256
+# What is claimed at once in light traffic, and how far ids of what is delivered may lie behind.
+FEW = 16
 # In light traffic a delivery is stored with the next claim, if that isn't too far off.
 SETTLE_SECONDS_LIGHT = 0.05
 # How often endpoints that have nobody in line are looked after while others have.
@@ -33,7 +35,7 @@ ASIDE_SECONDS = 0.02
 RETRY_SECONDS = 0.1
 LONGEST_RETRY = 2.0
 # While the worker listens for the bell, retries and whatever else doesn't ring are looked for so often.
-WHOLE_SECONDS = 0.15
+WHOLE_SECONDS = 0.2
 # A stop or a cancel is to be noticed within 200 ms. While nothing is held, cancels are noticed without this. Who
 # listens hears of a stop, and only makes sure.
 CHECK_SECONDS = 0.1
@@ -127,16 +129,19 @@ class Worker:
         self._last_claim = now
         # The last claim that saw all endpoints.
         self._last_whole = now
-        self._last_check = now - CHECK_SECONDS_LISTENING
+        self._next_check = now
         self._next_report = now
         self._next_sweep = now
         self._next_renewal = now + options.lease / 3
+        # The first of them.
+        self._next_house = now
 
     def run(self) -> str:
         """Why it ended: over (its time), stop, restart (there is another build) or settings (they changed)."""
         while not self._is_over(self._clock()):
-            self._database.heed()
-            if self._held or self._has_more():
+            if self._listener.is_listening and not self._has_more():
+                self._attend()
+            elif self._held or self._has_more():
                 self._gather()
             else:
                 self._watch()
@@ -144,7 +149,8 @@ class Worker:
             if self._line:
                 self._begin(self._line, self._slots.open_in_line)
             now = self._clock()
-            self._keep_house(now)
+            if now >= self._next_house:
+                self._keep_house(now)
             if not self._rests(now):
                 self._turn(now)
         return self._leave or "over"
@@ -179,17 +185,45 @@ class Worker:
 
     # Waiting for messages, for answers, or for time to pass.
 
+    def _attend(self) -> None:
+        """In light traffic: waits for the bell and for answers."""
+        now = self._clock()
+        wait = min(self._next_check - now, WHOLE_SECONDS)
+        if self._done:
+            wait = min(wait, self._settle_time() - now)
+        wait = max(0.0, wait)
+        settled: Sequence[Settled] = ()
+        if self._courier.in_flight:
+            settled = self._courier.step(wait)
+            if self._courier.was_woken:
+                self._listener.hear()
+        else:
+            self._listener.hear(wait)
+        self._collect(settled)
+
+    def _gather(self) -> None:
+        now = self._clock()
+        wait = self._next_check - now
+        if self._done:
+            wait = min(wait, self._settle_time() - now)
+        elif self._can_claim(now):
+            soon = self._last_claim + self._options.poll_interval_busy - now
+            wait = min(wait, soon if self._has_more() else self._pace.wait(now))
+        wait = max(0.0, wait)
+        settled: Sequence[Settled] = ()
+        if self._courier.in_flight:
+            settled = self._courier.step(wait)
+        elif wait:
+            self._sleep(wait)
+        self._collect(settled)
+
     def _watch(self) -> None:
         """Nothing is held: waits until somebody has sent, a claim is due, or it is time for the next check."""
         pace, database = self._pace, self._database
         now = self._clock()
-        if self._listener.is_listening:
-            self._listener.wait(min(self._until_check(now), WHOLE_SECONDS))
-            self._listener.hear()
-            return
         # A worker that can listen for the bell does so in its next turn.
-        while (left := self._until_check(now)) > 0 and not self._listener.can_listen(now):
-            seconds = min(left, pace.patience(now))
+        while now < self._next_check and not self._listener.can_listen(now):
+            seconds = min(self._next_check - now, pace.patience(now))
             last_sent = database.await_send(pace.last_sent, pace.interval, seconds)
             now = self._clock()
             self._is_expecting = pace.wants_claim(now, last_sent)
@@ -198,26 +232,10 @@ class Worker:
             if self._is_expecting:
                 return
 
-    def _gather(self) -> None:
-        now = self._clock()
-        wait = self._until_check(now)
-        if self._done:
-            wait = min(wait, self._settle_time() - now)
-        elif self._has_more():
-            if self._can_claim(now):
-                wait = min(wait, self._last_claim + self._options.poll_interval_busy - now)
-        elif not self._listener.is_listening and self._can_claim(now):
-            wait = min(wait, self._pace.wait(now))
-        wait = max(0.0, wait)
-        settled: Sequence[Settled] = ()
-        if self._courier.in_flight:
-            settled = self._courier.step(wait)
-        elif self._listener.is_listening:
-            self._listener.wait(min(wait, WHOLE_SECONDS))
-        elif wait:
-            self._sleep(wait)
-        self._listener.hear()
+    def _collect(self, settled: Sequence[Settled]) -> None:
         if not settled:
+            if not self._listener.has_rung:
+                self._database.heed()
             return
         now = self._clock()
         if not self._done:
@@ -249,9 +267,7 @@ class Worker:
     def _rests(self, now: float) -> bool:
         """Nobody has rung, and nothing else is to be done yet."""
         listener = self._listener
-        if not listener.is_listening or listener.has_rung or not listener.is_set:
-            return False
-        if self._deferred or not self._waits_for_ring():
+        if listener.has_rung or not self._waits_for_ring() or self._deferred or not listener.is_set:
             return False
         return now < self._last_whole + WHOLE_SECONDS and not (self._done and now >= self._settle_time())
 
@@ -266,8 +282,9 @@ class Worker:
             if self._may_claim(now, settles, opens):
                 self._claim(now)
         self._database.commit()
-        self._begin(self._fresh, self._slots.open_to)
-        self._line.append(self._fresh)
+        if self._fresh:
+            self._begin(self._fresh, self._slots.open_to)
+            self._line.append(self._fresh)
 
     def _settles(self, now: float) -> bool:
         if now >= self._settle_time() or len(self._done) >= self._settle_count():
@@ -276,7 +293,8 @@ class Worker:
 
     def _light_turn(self, now: float) -> bool:
         """Somebody has rung: all at once, if it is as simple as it seems."""
-        if self._has_more() or self._line or self._deferred or self._is_closing(now) or not self._slots.have_room(FEW):
+        count = min(FEW, self._slots.room_of_any())
+        if count == 0 or self._has_more() or self._line or self._deferred or self._is_closing(now):
             return False
         after = self._pace.last_sent
         delivered = {}
@@ -285,7 +303,7 @@ class Worker:
                 each.id: each.attempt for done in self._done for each in done.messages if each.id > after - FEW
             }
         try:
-            claimed, settled = self._database.light_turn(after, self._options.lease, delivered)
+            claimed, settled = self._database.light_turn(after, count, self._options.lease, delivered)
         except Busy:
             return False
         if settled:
@@ -294,19 +312,25 @@ class Worker:
         if not claimed:
             return False
         self._last_claim = now
-        count, newest = self._receive(claimed)
-        self._pace.claimed_new(now, newest, count >= FEW)
+        found, newest = self._receive(claimed)
+        self._pace.claimed_new(now, newest, found >= count)
         self._listener.answered(True)
-        self._prepare(claimed)
+        if all(self._knows(each) for each in claimed):
+            self._database.commit()
+            for endpoint_id, _, messages in claimed:
+                for message in messages:
+                    self._start(self._endpoints[endpoint_id], [message], now)
+        else:
+            self._prepare(claimed)
         return True
 
     def _leave_out(self, settled: Collection[int]) -> None:
         left = []
         for done in self._done:
+            rest = [each for each in done.messages if each.id not in settled]
             self._forget(each for each in done.messages if each.id in settled)
-            messages = [each for each in done.messages if each.id not in settled]
-            if messages:
-                left.append(done._replace(messages=messages))
+            if rest:
+                left.append(done._replace(messages=rest))
         self._done = left
 
     def _can_claim(self, now: float) -> bool:
@@ -348,12 +372,14 @@ class Worker:
         if self._is_expecting or self._listener.has_rung:
             self._is_expecting = False
             return True
-        if self._listener.can_listen(now):
+        if self._listener.can_listen(now) and not self._line:
             if not self._listener.is_listening:
                 # What was said until now wasn't heard.
-                self._check_soon(now)
+                self._check_by(now)
             return self._listener.look(now) or now >= self._last_whole + WHOLE_SECONDS
-        self._listener.stop()
+        if self._listener.is_listening:
+            self._listener.stop()
+            self._check_by(now + CHECK_SECONDS)
         if self._pace.wait(now) > 0:
             return False
         wants = self._pace.wants_claim(now, self._database.last_sent())
@@ -373,7 +399,7 @@ class Worker:
             self._listener.answered(bool(self._fresh))
             if not self._fresh:
                 # Then it wasn't a sender who rang.
-                self._check_soon(now)
+                self._check_by(now)
 
     def _take(self, now: float, rooms: dict[int, int], room: int, limit: int) -> None:
         """One claim of at most so many messages: of some endpoints, of any other, and of all together."""
@@ -386,6 +412,8 @@ class Worker:
             self._pace.claimed(now, None, False)
             return
         count, newest = self._receive(claimed)
+        if count and not self._listener.is_listening:
+            self._check_by(now + CHECK_SECONDS)
         self._pace.claimed(now, newest or None, count >= limit)
         self._note_filled(claimed, rooms, room)
         self._prepare(claimed)
@@ -426,11 +454,7 @@ class Worker:
 
     def _prepare(self, claimed: Sequence[Claimed]) -> None:
         """Sorts what was claimed into requests, reading the configs that are new."""
-        unknown = set()
-        for each in claimed:
-            known = self._endpoints.get(each.endpoint_id)
-            if known is None or known.config_version != each.config_version:
-                unknown.add(each.endpoint_id)
+        unknown = {each.endpoint_id for each in claimed if not self._knows(each)}
         if unknown:
             try:
                 self._load(unknown)
@@ -447,6 +471,10 @@ class Worker:
                 outcome = Outcome(f"{verdict.RETRYABLE} {self._problems[endpoint_id]}")
                 self._done += [_Done(endpoint_id, [message], outcome) for message in messages]
                 self._tally.add(endpoint_id, len(messages), outcome.error, 0)
+
+    def _knows(self, claimed: Claimed) -> bool:
+        known = self._endpoints.get(claimed.endpoint_id)
+        return known is not None and known.config_version == claimed.config_version
 
     def _load(self, ids: set[int]) -> None:
         for endpoint_id in ids:
@@ -471,10 +499,13 @@ class Worker:
             return
         now = self._clock()
         for to, messages in line.take(room_of):
-            first = messages[0]
-            self._slots.take(to.id)
-            self._under_way[first.id, first.attempt] = _Sent(to, now)
-            self._courier.send(to, messages)
+            self._start(to, messages, now)
+
+    def _start(self, to: Endpoint, messages: Sequence[Message], now: float) -> None:
+        first = messages[0]
+        self._slots.take(to.id)
+        self._under_way[first.id, first.attempt] = _Sent(to, now)
+        self._courier.send(to, messages)
 
     # Settling. An outcome is kept until it is stored: to lose one would mean to deliver the message again.
 
@@ -572,8 +603,8 @@ class Worker:
     # What happens by the clock. What the database has no time for is left to the next time.
 
     def _keep_house(self, now: float) -> None:
-        if self._until_check(now) == 0:
-            self._last_check = now
+        if now >= self._next_check:
+            self._next_check = now + self._check_seconds()
             self._check(now)
         if now >= self._next_renewal:
             self._next_renewal = now + self._options.lease / 3
@@ -585,16 +616,16 @@ class Worker:
         if now >= self._next_report:
             self._next_report = now + REPORT_SECONDS
             self._report("running")
+        self._next_house = min(self._next_check, self._next_renewal, self._next_sweep, self._next_report)
 
-    def _until_check(self, now: float) -> float:
-        if self._listener.is_listening and not self._line:
-            seconds = CHECK_SECONDS_LISTENING
-        else:
-            seconds = CHECK_SECONDS if self._held else CHECK_SECONDS_IDLE
-        return max(0.0, self._last_check + seconds - now)
+    def _check_seconds(self) -> float:
+        if self._listener.is_listening:
+            return CHECK_SECONDS_LISTENING
+        return CHECK_SECONDS if self._held else CHECK_SECONDS_IDLE
 
-    def _check_soon(self, now: float) -> None:
-        self._last_check = now - CHECK_SECONDS_LISTENING
+    def _check_by(self, time: float) -> None:
+        self._next_check = min(self._next_check, time)
+        self._next_house = min(self._next_house, time)
 
     def _try(self, action: Callable[[], object]) -> None:
         with suppress(Busy):

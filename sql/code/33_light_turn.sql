@@ -1,12 +1,13 @@
 -- A turn of the worker in light traffic, where what it costs is what it touches: after a pause nothing is in the processor's
 -- caches. So one statement stores what was delivered and claims what was sent since, for the plain case of both.
 
--- Of p_ids, delivered at p_attempts, and of the 16 ids behind p_after. Not plain, and left to _settle_many() and _claim():
--- messages with an ordering key, endpoints with a limit or with something to note, and whatever else is due.
+-- Of p_ids (ascending), delivered at p_attempts, and of the p_count ids behind p_after. Not plain, and left to _settle_many()
+-- and _claim(): messages with an ordering key, endpoints with a limit or with something to note, and whatever else is due.
 -- Returns one row for each message that it stored (not is_new) or claimed.
 create or replace function ulak._light_turn(
     p_worker text,
     p_after bigint,
+    p_count integer,
     p_lease interval,
     p_ids bigint[],
     p_attempts integer[],
@@ -34,10 +35,6 @@ declare
     -- What was delivered is hardly older than what is new: one range of ids has both.
     v_first bigint := least(p_after + 1, p_ids[1]);
 begin
-    -- A burst is for _claim(), which takes more of it at a time.
-    if pg_sequence_last_value('ulak.queue_id_seq') > p_after + 16 then
-        return;
-    end if;
     return query
     update ulak.queue q
     set status = case when q.status = 'pending' then 'processing' else 'completed' end,
@@ -50,7 +47,7 @@ begin
         updated_at = p_now
     from ulak.endpoints e
     where e.id = q.endpoint_id
-        and q.id between v_first and p_after + 16
+        and q.id between v_first and p_after + p_count
         and q.ordering_key is null
         and case q.status
             when 'pending' then
@@ -60,6 +57,8 @@ begin
                 and e.enabled
                 and e.protocol = 'http'
                 and not ulak._is_limited(e)
+                -- Which is to get what is there in one request.
+                and not e.config ? 'batch_size'
             when 'processing' then
                 q.locked_by = p_worker
                 and q.attempts = p_attempts[array_position(p_ids, q.id)]

@@ -15,7 +15,7 @@ from ulak.bell import Bell
 from ulak.courier import Courier, Settled
 from ulak.model import Endpoint, Message, Outcome
 from ulak.options import Options
-from ulak.port import Busy, Claimed, EndpointConfig, Outcomes, Refused, Tidings
+from ulak.port import RINGS, Busy, Claimed, EndpointConfig, Outcomes, Refused, Tidings
 from ulak.worker import GRACE_SECONDS, PAYLOAD_BYTES, STOP_SECONDS, Worker
 
 SETTINGS = {
@@ -72,6 +72,7 @@ class FakeDatabase:
     renewed: Counter[int] = field(default_factory=Counter)
     open: bool = False
     sent: int = 0
+    bell: FakeBell | None = None
 
     def put(self, endpoint_id: int = 1, count: int = 1, payload: str = "{}", **fields: Any) -> list[int]:
         self.configs.setdefault(endpoint_id, {"url": "http://127.0.0.1/"})
@@ -169,16 +170,80 @@ class FakeDatabase:
         return True
 
     def listen(self) -> Bell | None:
-        return None
+        return cast(Bell, self.bell)
 
     def set_bell(self) -> int:
-        return self.last_sent()
+        self._called("set_bell")
+        assert self.bell is not None
+        self.bell.rings_to = self.sent + RINGS
+        return self.sent
 
-    def light_turn(self, after: int, lease: float, delivered: Mapping[int, int]) -> tuple[list[Claimed], list[int]]:
-        return [], []
+    def light_turn(
+        self, after: int, count: int, lease: float, delivered: Mapping[int, int]
+    ) -> tuple[list[Claimed], list[int]]:
+        self._called("light_turn")
+        self.settled.update(dict.fromkeys(delivered, Outcome()))
+        plain = [
+            each
+            for each in self.pending
+            if after < each.message.id <= after + count and each.message.ordering_key is None
+        ]
+        self.pending = [each for each in self.pending if each not in plain]
+        return [
+            Claimed(id, self.versions[id], [each.message for each in plain if each.endpoint_id == id])
+            for id in dict.fromkeys(each.endpoint_id for each in plain)
+        ], list(delivered)
 
     def unlisten(self) -> None:
         self._called("unlisten")
+
+
+class FakeBell:
+    """Rings when somebody sends: the test says when."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._senders: list[tuple[float, Callable[[], object]]] = []
+        self._has_rung = False
+        self.rings_to = 0
+        self.is_held = False
+
+    def at(self, time: float, send: Callable[[], list[int]]) -> None:
+        def ring() -> None:
+            ids = send()
+            self._has_rung = self._has_rung or not ids or ids[0] <= self.rings_to
+
+        self._senders.append((time, ring))
+
+    def pass_time(self, seconds: float) -> bool:
+        """Time passes until somebody rings, or until its end."""
+        end = self._clock.now + seconds
+        while not self._has_rung:
+            due = [each for each in self._senders if each[0] <= end]
+            if not due:
+                self._clock.now = max(self._clock.now, end)
+                break
+            self._clock.now = max(self._clock.now, due[0][0])
+            self._senders.remove(due[0])
+            due[0][1]()
+        return self._has_rung
+
+    # bell.Bell
+
+    def fileno(self) -> int:
+        return -1
+
+    def hold(self) -> None:
+        self.is_held = True
+
+    def let_go(self) -> None:
+        self.is_held = False
+
+    def rang(self, seconds: float = 0) -> bool:
+        assert self.is_held
+        found = self.pass_time(seconds)
+        self._has_rung = False
+        return found
 
 
 class FakeCourier:
@@ -193,6 +258,10 @@ class FakeCourier:
             DELIVERED,
         )
         self.sent: list[tuple[Endpoint, list[int], float]] = []
+        self.was_woken = False
+
+    def wake_on(self, descriptor: int) -> None:
+        pass
 
     @property
     def in_flight(self) -> int:
@@ -206,8 +275,12 @@ class FakeCourier:
 
     def step(self, max_wait: float) -> list[Settled]:
         assert not self._database.open, "a transaction stays open during the wait"
-        first = min(at for at, _ in self._under_way)
-        self._clock.now = max(self._clock.now, min(first, self._clock.now + max_wait))
+        seconds = max(0.0, min(min(at for at, _ in self._under_way) - self._clock.now, max_wait))
+        bell = self._database.bell
+        if bell is not None and bell.is_held:
+            self.was_woken = bell.pass_time(seconds)
+        else:
+            self._clock.now += seconds
         ended = [settled for at, settled in self._under_way if at <= self._clock.now]
         self._under_way = [each for each in self._under_way if each[0] > self._clock.now]
         return ended
@@ -646,3 +719,134 @@ def test_a_report_that_failed_is_told_with_the_next(stage: Stage) -> None:
 
     assert sum(told) == 7
     assert json.dumps(told)
+
+
+# Light traffic: a bell tells of each message.
+
+
+@pytest.fixture
+def light(stage: Stage) -> Stage:
+    stage.database.bell = FakeBell(stage.clock)
+    return stage
+
+
+def send_at(stage: Stage, *times: float, **message: Any) -> None:
+    assert stage.database.bell is not None
+    for time in times:
+        stage.database.bell.at(1000 + time, lambda: stage.database.put(**message))
+
+
+def sent_at(stage: Stage) -> list[float]:
+    return [round(at - 1000, 3) for _, _, at in stage.courier.sent]
+
+
+def test_a_message_is_sent_when_its_sender_rings(light: Stage) -> None:
+    times = [0.5 + 0.03 * n for n in range(50)]
+    send_at(light, *times)
+
+    light.run(seconds=3)
+
+    assert sent_at(light) == [round(time, 3) for time in times]
+    # Those which nobody rang for are looked for now and then.
+    assert len(light.database.times("claim")) < 3 / 0.2 + 5
+
+
+def test_a_delivery_is_stored_with_the_next_claim(light: Stage) -> None:
+    send_at(light, 0.5, 0.54, 0.58)
+
+    light.run(seconds=0.6)
+
+    assert light.database.settled.keys() == {1, 2, 3}
+    # The last one when the run ends.
+    assert len(light.database.times("light_turn")) == 3
+    assert len(light.database.times("settle")) == 1
+
+
+def test_a_delivery_does_not_wait_long_for_a_next_claim(light: Stage) -> None:
+    send_at(light, 0.5)
+
+    light.run(seconds=2)
+
+    assert [round(at - 1000, 3) for at in light.database.times("settle")] == [0.551]
+
+
+@pytest.mark.parametrize(
+    ("message", "outcome"),
+    [({}, Outcome("[RETRYABLE] HTTP 500")), ({}, Outcome(response="{}")), ({"ordering_key": "k"}, DELIVERED)],
+    ids=["a failure", "a response to keep", "one that another waits for"],
+)
+def test_what_is_not_plain_is_stored_at_once(light: Stage, message: dict[str, Any], outcome: Outcome) -> None:
+    light.courier.answer = lambda to, messages: (0.001, outcome)
+    send_at(light, 0.5, **message)
+
+    light.run(seconds=2)
+
+    assert [round(at - 1000, 3) for at in light.database.times("settle")] == [0.501]
+
+
+def test_a_bell_is_set_anew_before_its_rings_are_used_up(light: Stage) -> None:
+    times = [0.5 + 0.02 * n for n in range(100)]
+    send_at(light, *times)
+
+    light.run(seconds=3)
+
+    assert sent_at(light) == [round(time, 3) for time in times]
+    assert 100 / RINGS <= len(light.database.times("set_bell")) <= 2 * 100 / (RINGS / 2)
+
+
+def test_dense_traffic_is_looked_for_without_a_bell(light: Stage) -> None:
+    times = [0.5 + 0.001 * n for n in range(1000)]
+    send_at(light, *times)
+    assert light.database.bell is not None
+    bell = light.database.bell
+    pass_time = light.clock.sleep
+
+    def sleep(seconds: float) -> None:
+        bell.pass_time(seconds) or pass_time(0)
+
+    light.clock.sleep = sleep  # type: ignore[method-assign]
+    light.run(seconds=2)
+
+    assert len(light.database.settled) == 1000
+    assert len(light.database.times("light_turn")) < 50
+
+
+def test_a_ring_that_is_no_message_leads_to_a_check(light: Stage) -> None:
+    assert light.database.bell is not None
+
+    def stop() -> list[int]:
+        light.database.leave = "stop"
+        return []
+
+    light.database.bell.at(1000.5, stop)
+
+    assert light.run(seconds=60) == "stop"
+
+    assert light.clock.now - 1000.5 < 0.01
+
+
+def test_a_stop_that_nobody_rang_for_is_noticed_too(light: Stage) -> None:
+    light.database.hooks["report"] = lambda progress: setattr(light.database, "leave", "stop")
+
+    assert light.run(seconds=60) == "stop"
+
+    assert light.clock.now - 1000 < 1.5
+
+
+def test_a_bell_that_rings_for_others_is_not_listened_to_for_long(light: Stage) -> None:
+    assert light.database.bell is not None
+    for n in range(1000):
+        light.database.bell.at(1000.1 + n * 0.01, list)
+
+    light.run(seconds=12)
+
+    assert len(light.database.times("unlisten")) == 1
+    assert not light.database.bell.is_held
+    assert len(light.database.times("claim")) < 200 + 12 / 0.1
+
+
+def test_a_worker_that_ends_lets_go_of_the_bell(light: Stage) -> None:
+    light.run(seconds=1)
+
+    assert light.database.bell is not None
+    assert not light.database.bell.is_held

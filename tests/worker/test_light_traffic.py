@@ -1,0 +1,111 @@
+"""Messages that come one by one: the worker sleeps until somebody rings."""
+
+from __future__ import annotations
+
+import time
+
+from support.hostile import Hostile, never_answers
+from support.receiver import Receiver
+from support.sessions import strain, wait_until
+from support.site import Site, WorkerSession, promptly, seconds_of
+
+# Whoever had to look for a message would come too late.
+SELDOM = {"poll_interval": 60000, "poll_interval_busy": 1000}
+
+
+def asleep(site: Site, receiver: Receiver) -> WorkerSession:
+    """A worker that listens."""
+    site.http("shop", receiver.url)
+    site.configure(**SELDOM)
+    site.db.execute("select setval('ulak.bell', 1, false)")
+    worker = site.start()
+    wait_until(lambda: site.value("select pg_sequence_last_value('ulak.bell')"), message="a bell")
+    return worker
+
+
+def arrives(site: Site, receiver: Receiver) -> float:
+    before = len(receiver.requests)
+    site.send()
+    return seconds_of(lambda: wait_until(lambda: len(receiver.requests) > before))
+
+
+def test_a_message_wakes_the_worker(site: Site, receiver: Receiver) -> None:
+    asleep(site, receiver)
+
+    for _ in range(40):
+        assert arrives(site, receiver) < promptly()
+        time.sleep(0.02)
+
+    site.wait_until_settled()
+    assert site.value("select count(*) from ulak.queue where status = 'completed' and attempts = 1") == 40
+
+
+def test_a_message_wakes_it_while_another_is_under_way(site: Site, receiver: Receiver) -> None:
+    with Hostile(never_answers) as slow:
+        asleep(site, receiver)
+        site.http("slow", slow.url)
+        site.send("slow")
+        wait_until(lambda: slow.connections)
+
+        for _ in range(20):
+            assert arrives(site, receiver) < promptly()
+            time.sleep(0.02)
+
+
+def test_a_sender_who_stays_in_his_transaction_wakes_it_when_he_commits(site: Site, receiver: Receiver) -> None:
+    asleep(site, receiver)
+    sender = site.connect(autocommit=False)
+    sender.execute("select ulak.send('shop', '{}')")
+    # Others draw their ids and are delivered meanwhile, until the bell is set anew.
+    for _ in range(20):
+        arrives(site, receiver)
+
+    before = len(receiver.requests)
+    sender.commit()
+
+    assert seconds_of(lambda: wait_until(lambda: len(receiver.requests) > before)) < promptly()
+    sender.close()
+
+
+def test_what_the_worker_holds_is_stored_soon_even_if_nobody_sends_again(site: Site, receiver: Receiver) -> None:
+    asleep(site, receiver)
+    id = site.send()
+
+    wait_until(lambda: receiver.requests)
+
+    assert seconds_of(lambda: site.wait_for_status(id, "completed")) < promptly()
+
+
+def test_a_worker_that_sleeps_hears_of_a_stop_and_of_a_cancel(site: Site, receiver: Receiver) -> None:
+    worker = asleep(site, receiver)
+    site.db.execute("select ulak.stop()")
+    assert seconds_of(worker.result) < promptly()
+
+    another = site.start()
+    time.sleep(0.3)
+    site.db.execute("select pg_terminate_backend(%s)", [another.pid])
+    assert seconds_of(another.end) < promptly() + 0.1
+
+
+def test_other_notifications_harm_nobody(site: Site, receiver: Receiver) -> None:
+    asleep(site, receiver)
+    site.configure(poll_interval=50, poll_interval_busy=2)
+    time.sleep(0.5)
+
+    # More than the worker listens to in vain: from then on it looks.
+    for _ in range(400):
+        site.db.execute("notify somebody_else")
+        time.sleep(0.002)
+
+    assert arrives(site, receiver) < 0.5 * strain()
+
+
+def test_what_was_heard_is_not_told_to_the_client(site: Site, receiver: Receiver) -> None:
+    """Somebody who runs the worker in psql must not see notifications when it ends."""
+    worker = asleep(site, receiver)
+    arrives(site, receiver)
+    site.db.execute("select ulak.stop()")
+    worker.result()
+
+    assert list(worker.connection.notifies(timeout=0.1)) == []
+    assert worker.connection.execute("select pg_listening_channels()").fetchall() == []
