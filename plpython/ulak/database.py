@@ -95,6 +95,9 @@ class Database:
         )
         return int(rows[0]["sent"])
 
+    def has_pending(self) -> bool:
+        return bool(self._call("select ulak._has_pending() as found")[0]["found"])
+
     def claim(self, limit: int, lease: float, rooms: Mapping[int, int], room: int) -> list[Claimed]:
         arguments = (self._worker, limit, lease, list(rooms), list(rooms.values()), room)
         began = time.monotonic()

@@ -69,6 +69,9 @@ class Database(Protocol):
     def await_send(self, last_sent: int, interval: float, seconds: float) -> int:
         """Looks every interval until last_sent() isn't what it was, for at most so many seconds; returns what it is."""
 
+    def has_pending(self) -> bool:
+        """Whether there is anything that a claim could find, now or later."""
+
     def claim(self, limit: int, lease: float, rooms: Mapping[int, int], room: int) -> list[Claimed]:
         """At most `room` messages of an endpoint; rooms has a number of their own for some."""
 

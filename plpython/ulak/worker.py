@@ -376,7 +376,7 @@ class Worker:
             if not self._listener.is_listening:
                 # What was said until now wasn't heard.
                 self._check_by(now)
-            return self._listener.look(now) or now >= self._last_whole + WHOLE_SECONDS
+            return self._listener.look(now) or (now >= self._last_whole + WHOLE_SECONDS and self._has_pending(now))
         if self._listener.is_listening:
             self._listener.stop()
             self._check_by(now + CHECK_SECONDS)
@@ -385,6 +385,10 @@ class Worker:
         wants = self._pace.wants_claim(now, self._database.last_sent())
         self._pace.looked(now)
         return wants
+
+    def _has_pending(self, now: float) -> bool:
+        self._last_whole = now
+        return self._database.has_pending()
 
     def _claim(self, now: float) -> None:
         """For the slots that are free, of all endpoints; then for the line, of those that are known to be fast."""

@@ -34,7 +34,7 @@ from (
         ('max_payload_size', 'integer', '1048576', 1024, 104857600, null, 'bytes', 'largest payload that send() accepts'),
         ('max_queue_size', 'integer', '1000000', 0, 2147483647, null, 'messages', 'most messages that may wait or be in flight; 0: no limit'),
         ('poll_interval', 'integer', '50', 5, 60000, null, 'milliseconds', 'longest wait of an idle worker before it looks again'),
-        ('poll_interval_busy', 'integer', '2', 1, 1000, null, 'milliseconds', 'wait of a worker while traffic flows; half as long again while it is light'),
+        ('poll_interval_busy', 'integer', '2', 1, 1000, null, 'milliseconds', 'wait of a worker while traffic flows'),
         ('priority_aging', 'integer', '0', 0, 86400, null, 'seconds', 'a waiting message gains one step of priority each time this passes; 0: never'),
         ('response_body_max_size', 'integer', '65536', 0, 10485760, null, 'bytes', 'where a captured response body is cut'),
         ('retry_base_delay', 'integer', '10', 1, 3600, null, 'seconds', 'delay before the first retry'),

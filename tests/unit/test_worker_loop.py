@@ -111,6 +111,10 @@ class FakeDatabase:
             if (sent := self.last_sent()) != last_sent or self.clock() >= until:
                 return sent
 
+    def has_pending(self) -> bool:
+        self._called("has_pending")
+        return bool(self.pending)
+
     def claim(self, limit: int, lease: float, rooms: Mapping[int, int], room: int) -> list[Claimed]:
         self._called("claim")
         self.limits.append(limit)
