@@ -132,15 +132,16 @@ class Database:
         )
 
     def light_turn(
-        self, after: int, count: int, lease: float, delivered: Mapping[int, int]
+        self, after: int, count: int, lease: float, delivered: Sequence[Message]
     ) -> tuple[list[Claimed], list[int]]:
-        ids = sorted(delivered)
+        if len(delivered) > 1:
+            delivered = sorted(delivered)
         rows = self._call(
             "select id, is_new, message_id, attempt, endpoint_id, config_version, payload::text, headers::text,"
             " metadata::text, correlation_id, created_at"
             " from ulak._light_turn($1, $2, $3, make_interval(secs => $4), $5, $6)",
             ("text", "bigint", "int", "float8", "bigint[]", "int[]"),
-            (self._worker, after, count, lease, ids, [delivered[id] for id in ids]),
+            (self._worker, after, count, lease, [each.id for each in delivered], [each.attempt for each in delivered]),
         )
         claimed: dict[int, Claimed] = {}
         settled = []

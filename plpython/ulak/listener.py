@@ -45,9 +45,9 @@ class Listener:
             self._bell.hold()
             self.is_listening = True
         last_sent = self._database.set_bell()
-        wants_claim = pace.wants_claim(now, last_sent, last_sent <= self._rings_to)
+        has_sent = pace.sees(now, last_sent, last_sent <= self._rings_to)
         self._rings_to = last_sent + RINGS
-        return wants_claim
+        return has_sent
 
     def hear(self, seconds: float = 0) -> None:
         """Waits for so long, unless it rings or has rung."""

@@ -54,19 +54,20 @@ class Pace:
         """Whether messages come one by one, so that it is worth to be woken for each."""
         return max(self._gap, now - self._sent_at) > BELL_SECONDS
 
-    def wants_claim(self, now: float, last_sent: int, rings: bool = False) -> bool:
-        """Called at each look, with the id that was drawn last by any sender; rings: who commits later is heard."""
+    def wants_claim(self, now: float, last_sent: int) -> bool:
+        """Called at each look, with the id that was drawn last by any sender."""
+        # Retries fall due and late transactions commit without a new id: a claim now and then finds them.
+        return self.sees(now, last_sent) or self.more or now >= self._next_claim
+
+    def sees(self, now: float, last_sent: int, rings: bool = False) -> bool:
+        """Whether somebody has sent whose message wasn't found yet; rings: who commits later will be heard."""
         is_new = last_sent != self.last_sent
         if is_new:
             self._saw(now, last_sent)
             if not rings:
                 self._expected = last_sent
                 self._expected_until = now + EXPECT_SECONDS
-        return is_new or self._is_expecting(now) or self.is_claim_due(now)
-
-    def is_claim_due(self, now: float) -> bool:
-        """Retries fall due and late transactions commit without a new id: a claim now and then finds them."""
-        return self.more or now >= self._next_claim
+        return is_new or self._is_expecting(now)
 
     def looked(self, now: float) -> None:
         """After a look, whether or not it led to a claim."""

@@ -76,10 +76,10 @@ class Database(Protocol):
         """At most `room` messages of an endpoint; rooms has a number of their own for some."""
 
     def light_turn(
-        self, after: int, count: int, lease: float, delivered: Mapping[int, int]
+        self, after: int, count: int, lease: float, delivered: Sequence[Message]
     ) -> tuple[list[Claimed], list[int]]:
-        """Claims of so many ids after this one, and settles what was delivered, by id and attempt. Both only if claim()
-        and settle() wouldn't have to think; returns what it claimed and which it settled."""
+        """Claims of so many ids after this one, and settles what was delivered. Both only if claim() and settle()
+        wouldn't have to think; returns what it claimed and which it settled."""
 
     def endpoint_configs(self, ids: Iterable[int]) -> list[EndpointConfig]: ...
 

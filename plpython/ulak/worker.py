@@ -138,8 +138,10 @@ class Worker:
 
     def run(self) -> str:
         """Why it ended: over (its time), stop, restart (there is another build) or settings (they changed)."""
-        while not self._is_over(self._clock()):
-            if self._listener.is_listening and not self._has_more():
+        while not self._is_over(now := self._clock()):
+            if now >= self._until:
+                self._listener.stop()
+            if self._waits_for_ring() and self._slots.free:
                 self._attend()
             elif self._held or self._has_more():
                 self._gather()
@@ -151,8 +153,7 @@ class Worker:
             now = self._clock()
             if now >= self._next_house:
                 self._keep_house(now)
-            if not self._rests(now):
-                self._turn(now)
+            self._turn(now)
         return self._leave or "over"
 
     def close(self, state: str = "stopped", error: str | None = None) -> None:
@@ -186,20 +187,25 @@ class Worker:
     # Waiting for messages, for answers, or for time to pass.
 
     def _attend(self) -> None:
-        """In light traffic: waits for the bell and for answers."""
-        now = self._clock()
-        wait = min(self._next_check - now, WHOLE_SECONDS)
-        if self._done:
-            wait = min(wait, self._settle_time() - now)
-        wait = max(0.0, wait)
-        settled: Sequence[Settled] = ()
-        if self._courier.in_flight:
-            settled = self._courier.step(wait)
-            if self._courier.was_woken:
-                self._listener.hear()
-        else:
-            self._listener.hear(wait)
-        self._collect(settled)
+        """Light traffic: waits for the bell and for answers, and does what is plain, until there is something else."""
+        listener, courier = self._listener, self._courier
+        while listener.is_set and self._waits_for_ring():
+            now = self._clock()
+            end = min(self._next_house, self._last_whole + WHOLE_SECONDS)
+            if self._done:
+                end = min(end, self._done_since + SETTLE_SECONDS_LIGHT)
+            if now >= end:
+                return
+            settled: Sequence[Settled] = ()
+            if courier.in_flight:
+                settled = courier.step(end - now)
+                if courier.was_woken:
+                    listener.hear()
+            else:
+                listener.hear(end - now)
+            self._collect(settled)
+            if listener.has_rung and not self._light_turn(self._clock()):
+                return
 
     def _gather(self) -> None:
         now = self._clock()
@@ -213,6 +219,8 @@ class Worker:
         settled: Sequence[Settled] = ()
         if self._courier.in_flight:
             settled = self._courier.step(wait)
+            if self._courier.was_woken:
+                self._listener.hear()
         elif wait:
             self._sleep(wait)
         self._collect(settled)
@@ -257,30 +265,25 @@ class Worker:
         return self._done_since + (SETTLE_SECONDS_UNDER_LOAD if self._pace.more or self._filled else SETTLE_SECONDS)
 
     def _waits_for_ring(self) -> bool:
-        return self._listener.is_listening and self._is_plain and not self._opens and not self._has_more()
+        """In light traffic, with nothing else to do."""
+        if not self._listener.is_listening or self._listener.has_rung:
+            return False
+        return self._is_plain and not self._opens and not self._deferred and not self._has_more()
 
     def _settle_count(self) -> int:
         return SETTLE_COUNT_IN_LINE if self._line and not self._opens else self._slots.total * 3 // 4
 
     # One transaction: what has come back, and what to send next. Nothing is sent before it is committed.
 
-    def _rests(self, now: float) -> bool:
-        """Nobody has rung, and nothing else is to be done yet."""
-        listener = self._listener
-        if listener.has_rung or not self._waits_for_ring() or self._deferred or not listener.is_set:
-            return False
-        return now < self._last_whole + WHOLE_SECONDS and not (self._done and now >= self._settle_time())
-
     def _turn(self, now: float) -> None:
-        if not (self._listener.has_rung and self._light_turn(now)):
-            settles = bool(self._done) and self._settles(now)
-            opens = settles and self._opens
-            if settles:
-                self._settle(now)
-            if self._deferred and now >= self._next_retry:
-                self._settle_deferred(now)
-            if self._may_claim(now, settles, opens):
-                self._claim(now)
+        settles = bool(self._done) and self._settles(now)
+        opens = settles and self._opens
+        if settles:
+            self._settle(now)
+        if self._deferred and now >= self._next_retry:
+            self._settle_deferred(now)
+        if self._may_claim(now, settles, opens):
+            self._claim(now)
         self._database.commit()
         if self._fresh:
             self._begin(self._fresh, self._slots.open_to)
@@ -292,45 +295,42 @@ class Worker:
         return not self._courier.in_flight and not self._waits_for_ring()
 
     def _light_turn(self, now: float) -> bool:
-        """Somebody has rung: all at once, if it is as simple as it seems."""
+        """Somebody has rung: stores, claims and sends at once what is plain. Whether that was all."""
         count = min(FEW, self._slots.room_of_any())
-        if count == 0 or self._has_more() or self._line or self._deferred or self._is_closing(now):
+        if count == 0 or self._line:
             return False
         after = self._pace.last_sent
-        delivered = {}
-        if self._is_plain and not self._opens:
-            delivered = {
-                each.id: each.attempt for done in self._done for each in done.messages if each.id > after - FEW
-            }
+        delivered = [each for done in self._done for each in done.messages if each.id > after - FEW]
         try:
             claimed, settled = self._database.light_turn(after, count, self._options.lease, delivered)
         except Busy:
             return False
         if settled:
             self._leave_out(settled)
-        self._is_plain = not self._done
+            self._is_plain = not self._done
         if not claimed:
             return False
         self._last_claim = now
         found, newest = self._receive(claimed)
         self._pace.claimed_new(now, newest, found >= count)
         self._listener.answered(True)
-        if all(self._knows(each) for each in claimed):
-            self._database.commit()
-            for endpoint_id, _, messages in claimed:
-                for message in messages:
-                    self._start(self._endpoints[endpoint_id], [message], now)
-        else:
-            self._prepare(claimed)
+        for each in claimed:
+            if not self._knows(each):
+                self._prepare(claimed)
+                return False
+        self._database.commit()
+        for endpoint_id, _, messages in claimed:
+            for message in messages:
+                self._start(self._endpoints[endpoint_id], [message], now)
         return True
 
     def _leave_out(self, settled: Collection[int]) -> None:
         left = []
         for done in self._done:
-            rest = [each for each in done.messages if each.id not in settled]
-            self._forget(each for each in done.messages if each.id in settled)
-            if rest:
-                left.append(done._replace(messages=rest))
+            stored = [each for each in done.messages if each.id in settled]
+            self._forget(stored)
+            if len(stored) < len(done.messages):
+                left.append(done._replace(messages=[each for each in done.messages if each.id not in settled]))
         self._done = left
 
     def _can_claim(self, now: float) -> bool:

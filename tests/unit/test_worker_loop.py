@@ -183,10 +183,11 @@ class FakeDatabase:
         return self.sent
 
     def light_turn(
-        self, after: int, count: int, lease: float, delivered: Mapping[int, int]
+        self, after: int, count: int, lease: float, delivered: Sequence[Message]
     ) -> tuple[list[Claimed], list[int]]:
         self._called("light_turn")
-        self.settled.update(dict.fromkeys(delivered, Outcome()))
+        ids = [each.id for each in delivered]
+        self.settled.update(dict.fromkeys(ids, Outcome()))
         plain = [
             each
             for each in self.pending
@@ -196,7 +197,7 @@ class FakeDatabase:
         return [
             Claimed(id, self.versions[id], [each.message for each in plain if each.endpoint_id == id])
             for id in dict.fromkeys(each.endpoint_id for each in plain)
-        ], list(delivered)
+        ], ids
 
     def unlisten(self) -> None:
         self._called("unlisten")
@@ -854,3 +855,24 @@ def test_a_worker_that_ends_lets_go_of_the_bell(light: Stage) -> None:
 
     assert light.database.bell is not None
     assert not light.database.bell.is_held
+
+
+def test_a_worker_whose_slots_are_all_taken_waits_for_one(light: Stage) -> None:
+    light.courier.answer = lambda to, messages: (0.5, DELIVERED)
+    send_at(light, *[0.1 + 0.02 * n for n in range(10)])
+
+    light.run(seconds=8, worker_concurrency=1)
+
+    assert len(light.database.settled) == 10
+    assert len(light.database.calls) < 500
+
+
+def test_a_run_that_is_over_hears_no_bell(light: Stage) -> None:
+    light.courier.answer = lambda to, messages: (2.0, DELIVERED)
+    send_at(light, 0.5, 1.5, 1.6)
+
+    light.run(seconds=1)
+
+    assert light.courier.ids() == [1]
+    assert light.database.settled.keys() == {1}
+    assert len(light.database.calls) < 200
