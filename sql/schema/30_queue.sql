@@ -86,16 +86,19 @@ select setval('ulak.queue_headroom', 0);
 create unlogged sequence ulak.bell;
 
 -- Keys whose next message was still uncommitted when their head was settled; claim looks again.
+-- The same if another session held that message. A key may be here twice: were it unique, sessions that note it would
+-- wait for each other.
 create table ulak.ordering_wakeups (
+    id bigint generated always as identity primary key,
     endpoint_id bigint not null,
-    ordering_key text not null,
-    primary key (endpoint_id, ordering_key)
+    ordering_key text not null
 );
 
 comment on sequence ulak.queue_id_seq is 'ids of messages, in ulak.queue, ulak.dlq.original_message_id and ulak.archive alike';
 comment on sequence ulak.queue_headroom is 'how far send() may go without counting the queue; private to ulak';
 comment on sequence ulak.bell is 'up to which id a send wakes the worker; private to ulak';
 comment on table ulak.ordering_wakeups is 'ordering keys to look at again; private to ulak';
+comment on column ulak.ordering_wakeups.id is 'number of the note';
 comment on column ulak.ordering_wakeups.endpoint_id is 'the endpoint of the key';
 comment on column ulak.ordering_wakeups.ordering_key is 'the key whose head was settled';
 comment on table ulak.queue is 'every message from send() until it is archived';

@@ -10,7 +10,9 @@ from threading import Lock
 import psycopg
 import pytest
 from support.queue import Begin, Queue, Sessions
-from support.sessions import Running, gather, wait_until, wait_until_blocked
+from support.sessions import Running, gather, wait_until
+
+WAKEUPS = "select count(*) from ulak.ordering_wakeups"
 
 
 @pytest.fixture
@@ -33,7 +35,7 @@ def test_a_message_whose_sender_commits_after_the_head_was_settled_is_delivered(
     sender.db.commit()
 
     assert queue.claim_one().id == second
-    assert queue.value("select count(*) from ulak.ordering_wakeups") == 0
+    assert queue.value(WAKEUPS) == 0
 
 
 def test_a_sender_that_rolls_back_leaves_a_key_that_works(queue: Queue, begin: Begin) -> None:
@@ -47,39 +49,39 @@ def test_a_sender_that_rolls_back_leaves_a_key_that_works(queue: Queue, begin: B
     third = queue.send(ordering_key="k")
 
     assert queue.claim_one().id == third
-    assert queue.value("select count(*) from ulak.ordering_wakeups") == 0
+    assert queue.value(WAKEUPS) == 0
 
 
-def test_the_next_but_one_is_woken_if_the_next_expires_while_the_head_is_settled(queue: Queue, begin: Begin) -> None:
+@pytest.mark.parametrize("ending", ["commit", "rollback"])
+def test_what_follows_is_woken_if_the_next_is_about_to_expire_while_the_head_is_settled(
+    queue: Queue, begin: Begin, ending: str
+) -> None:
     queue.send(ordering_key="k")
-    queue.send(ordering_key="k", expires_at=60)
+    second = queue.send(ordering_key="k", expires_at=60)
     third = queue.send(ordering_key="k")
     claim = queue.claim_one()
-    sweep, worker = begin(), begin()
+    sweep = begin()
     assert sweep.expire(now=60) == 1
 
-    report = Running(lambda: worker.complete(claim, now=60))
-    wait_until_blocked(worker.db, queue.db)
-    sweep.db.commit()
-    report.result()
-    worker.db.commit()
+    queue.complete(claim, now=60)
+    assert queue.claim(now=59) == []
+    getattr(sweep.db, ending)()
 
-    assert queue.claim_one(now=61).id == third
+    assert queue.claim_one(now=59).id == (third if ending == "commit" else second)
+    assert queue.value(WAKEUPS) == 0
 
 
 def test_a_sender_that_is_under_way_while_all_this_happens_is_woken_too(queue: Queue, begin: Begin) -> None:
     queue.send(ordering_key="k")
     queue.send(ordering_key="k", expires_at=60)
     claim = queue.claim_one()
-    sweep, worker, sender = begin(), begin(), begin()
+    sweep, sender = begin(), begin()
     assert sweep.expire(now=60) == 1
     third = sender.send(ordering_key="k")
 
-    report = Running(lambda: worker.complete(claim, now=60))
-    wait_until_blocked(worker.db, queue.db)
+    queue.complete(claim, now=60)
     sweep.db.commit()
-    report.result()
-    worker.db.commit()
+    assert queue.claim(now=61) == []
     sender.db.commit()
 
     assert queue.claim_one(now=61).id == third
@@ -133,6 +135,81 @@ def test_a_message_deleted_by_hand_blocks_its_key_only_until_maintenance(queue: 
     assert queue.value("select ulak._promote_orphans()") == 1
 
     assert queue.claim_one().id == second
+
+
+# Nobody who holds a message waits for another one.
+
+
+def send_two_keys(queue: Queue) -> dict[str, int]:
+    """Three messages of each key; those that expire do so in the order k2, l2, l1, k1."""
+    expiry: dict[str, dict[str, float]] = {
+        "k2": {"expires_at": 10},
+        "l2": {"expires_at": 20},
+        "l1": {"expires_at": 30},
+        "k1": {"expires_at": 40},
+    }
+    names = [f"{key}{place}" for key in "kl" for place in (1, 2, 3)]
+    return {name: queue.send(ordering_key=name[0], **expiry.get(name, {})) for name in names}
+
+
+def test_two_sweeps_that_expire_messages_of_the_same_keys_never_deadlock(queue: Queue, begin: Begin) -> None:
+    """Each has the second message of one key and then takes the first of the other. They get there by themselves: each
+    skips what the other has."""
+    sent = send_two_keys(queue)
+    one, other = begin(), begin()
+
+    def expire(sweep: Queue, name: str) -> None:
+        assert sweep.call("mark_expired_messages", sweep.at(60), 1) == 1
+        assert sweep.status(sent[name]) == "expired"
+
+    expire(one, "k2")
+    expire(other, "l2")
+    first = Running(lambda: expire(one, "l1"))
+    wait = "select cardinality(pg_blocking_pids(%s))"
+    wait_until(lambda: first.is_done() or queue.value(wait, one.db.info.backend_pid))
+    expire(other, "k1")
+    first.result()
+    one.db.commit()
+    other.db.commit()
+
+    assert {claim.id for claim in queue.claim(10, now=60)} == {sent["k3"], sent["l3"]}
+    assert queue.value(WAKEUPS) == 0
+
+
+def test_a_key_whose_head_is_held_costs_a_claim_no_new_note(queue: Queue, begin: Begin) -> None:
+    sent = send_two_keys(queue)
+    claims = queue.claim(10)
+    assert begin().expire(now=10) == 1
+    for claim in claims:
+        queue.complete(claim)
+    notes = "select ctid, w.* from ulak.ordering_wakeups w"
+    before = queue.rows(notes)
+
+    assert [claim.id for _ in range(3) for claim in queue.claim(10)] == [sent["l2"]]
+
+    assert [row["ordering_key"] for row in before] == ["k"]
+    assert queue.rows(notes) == before
+
+
+def test_a_sweep_does_not_wait_for_a_worker_that_wakes_the_same_key(queue: Queue, begin: Begin) -> None:
+    """The worker takes a note away while the sweep leaves one: neither may be lost."""
+    queue.send(ordering_key="k")
+    claim = queue.claim_one()
+    sender = begin()
+    second = sender.send(ordering_key="k")
+    queue.complete(claim)
+    sender.db.commit()
+    queue.send(ordering_key="k", expires_at=60)
+    assert queue.value(WAKEUPS) == 1
+    worker, sweep = begin(), begin()
+
+    assert worker.claim_one().id == second
+    assert sweep.expire(now=60) == 1
+    sweep.db.commit()
+    worker.db.rollback()
+
+    assert queue.claim_one().id == second
+    assert queue.value(WAKEUPS) == 0
 
 
 # Everything at once.
