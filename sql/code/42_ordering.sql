@@ -25,14 +25,15 @@ begin
             from unnest(p_endpoint_ids, p_keys) u(endpoint_id, ordering_key)
         ) k
         left join lateral (
-            select q.id, q.ordering_key, q.next_retry_at, q.status
+            select q.id, q.next_retry_at, q.status
             from ulak.queue q
             where q.endpoint_id = k.endpoint_id
-                and q.ordering_key >= k.ordering_key
+                -- Not `=`: then the order of ids alone would do, and all of the queue might be read in it.
+                and q.ordering_key between k.ordering_key and k.ordering_key
                 and q.status in ('pending', 'processing')
             order by q.ordering_key, q.id
             limit 1
-        ) h on h.ordering_key = k.ordering_key
+        ) h on true
     ),
     locked as (
         select q.id
