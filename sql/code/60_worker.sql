@@ -39,6 +39,9 @@ returns table (slot integer, name text, seconds double precision)
 language plpgsql
 set search_path = pg_catalog, pg_temp
 as $plpgsql$
+declare
+    -- The jobs of start() name their slot.
+    v_is_scheduled boolean := p_slot is not null and current_setting('application_name') = 'pg_cron';
 begin
     if p_slot is not null and p_slot not between 1 and 32 then
         raise exception 'worker slots are numbered from 1 to 32'
@@ -53,7 +56,7 @@ begin
             seconds := coalesce(p_seconds, 60 + 0.2 * v_slot - extract(second from clock_timestamp()));
             perform set_config(s.name, s.value, false) from ulak._worker_parameters() s;
             perform set_config('application_name', format('ulak %s', name), false);
-            perform ulak._register_worker(slot, name);
+            perform ulak._register_worker(slot, name, v_is_scheduled);
             return next;
             return;
         end if;
@@ -86,14 +89,16 @@ as $sql$
         ('datestyle', 'ISO')
 $sql$;
 
-create or replace function ulak._register_worker(p_slot integer, p_worker text)
+create or replace function ulak._register_worker(p_slot integer, p_worker text, p_is_scheduled boolean)
 returns void
 language sql
 security definer
 set search_path = pg_catalog, pg_temp
 as $sql$
-    insert into ulak.workers as w (slot, name, pid, state, started_at, last_activity, heartbeat_at, version)
-    select p_slot, p_worker, pg_backend_pid(), 'running', t.now, t.now, t.now, e.extversion
+    insert into ulak.workers as w (
+        slot, name, pid, state, started_at, last_activity, heartbeat_at, is_scheduled, version
+    )
+    select p_slot, p_worker, pg_backend_pid(), 'running', t.now, t.now, t.now, p_is_scheduled, e.extversion
     from clock_timestamp() t(now), pg_extension e
     where e.extname = 'ulak'
     on conflict (slot) do update
@@ -103,6 +108,7 @@ as $sql$
         started_at = excluded.started_at,
         heartbeat_at = excluded.heartbeat_at,
         in_flight = 0,
+        is_scheduled = excluded.is_scheduled,
         version = excluded.version
 $sql$;
 
@@ -173,7 +179,8 @@ begin
 end
 $plpgsql$;
 
--- Asked several times a second: whether to go on. `stop` when stop() was called since the run began.
+-- Asked several times a second: whether to go on. `stop` when stop() was called since the run began. pg_cron may have
+-- begun it before stop() and have it registered only now: nobody could ask it to leave.
 create or replace function ulak._worker_check(p_slot integer, p_stamp text)
 returns table (leave text, settings text)
 language plpgsql
@@ -184,12 +191,13 @@ begin
     return query
     select
         case
-            when w.stop_requested_at >= w.started_at then 'stop'
+            when w.stop_requested_at >= w.started_at or w.is_scheduled and p_slot > s.workers then 'stop'
             when p_stamp <> ulak._stamp_of(e.extversion) then 'restart'
         end,
         ulak._settings_fingerprint()
     from pg_extension e
     left join ulak.workers w on w.slot = p_slot
+    left join ulak.schedule s on true
     where e.extname = 'ulak';
 end
 $plpgsql$;

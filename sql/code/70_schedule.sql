@@ -43,7 +43,7 @@ begin
         from ulak._wanted_jobs(v_workers) j;
         return query
         select w.name, 'done', 'asked to leave', null::text
-        from ulak._ask_workers_to_leave(v_workers) w;
+        from ulak._limit_workers(v_workers) w;
     end if;
 end
 $plpgsql$;
@@ -79,23 +79,29 @@ begin
     end if;
     return query
     select w.name, 'done', 'asked to leave', null::text
-    from ulak._ask_workers_to_leave(0) w;
+    from ulak._limit_workers(0) w;
 end
 $plpgsql$;
 
 comment on function ulak.stop() is
     'takes the workers and the maintenance out of pg_cron and asks running workers to leave; messages stay in the queue';
 
-create or replace function ulak._ask_workers_to_leave(p_above_slot integer)
+-- Asks the workers of other slots to leave, and notes it for those that pg_cron is just starting.
+create or replace function ulak._limit_workers(p_workers integer)
 returns table (name text)
 language plpgsql
 set search_path = pg_catalog, pg_temp
 as $plpgsql$
 begin
+    insert into ulak.schedule (workers)
+    values (p_workers)
+    on conflict (is_only) do update
+    set workers = excluded.workers;
+
     return query
     update ulak.workers w
     set stop_requested_at = clock_timestamp()
-    where w.slot > p_above_slot and w.state = 'running'
+    where w.slot > p_workers and w.state = 'running'
     returning w.name;
     perform ulak._ring();
 end
@@ -226,7 +232,7 @@ begin
     end loop;
     return query
     select w.name, 'done', 'asked to leave'
-    from ulak._ask_workers_to_leave(p_workers) w;
+    from ulak._limit_workers(p_workers) w;
 end
 $plpgsql$;
 

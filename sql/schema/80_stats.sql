@@ -14,6 +14,7 @@ create table ulak.workers (
     error_count bigint not null default 0,
     last_error text,
     stop_requested_at timestamptz,
+    is_scheduled boolean not null default false,
     version text not null,
     constraint workers_state_is_known check (
         state in (
@@ -21,6 +22,12 @@ create table ulak.workers (
             'stopped'  -- left in good order; a row that says running and whose heartbeat is old died
         )
     )
+);
+
+-- What start() and stop() last asked for: one row, or none before the first start().
+create table ulak.schedule (
+    is_only boolean primary key default true check (is_only),
+    workers integer not null
 );
 
 -- Per endpoint and minute; workers add to it about once a second, so it never slows a settle.
@@ -59,7 +66,11 @@ comment on column ulak.workers.messages_processed is 'messages settled by this s
 comment on column ulak.workers.error_count is 'failed deliveries of this slot, all runs together';
 comment on column ulak.workers.last_error is 'last failed delivery or error of the worker';
 comment on column ulak.workers.stop_requested_at is 'set by stop(): the worker leaves when it sees it';
+comment on column ulak.workers.is_scheduled is 'pg_cron runs it for start(), and not somebody else';
 comment on column ulak.workers.version is 'version of the extension that it runs';
+comment on table ulak.schedule is 'what start() and stop() last asked for; private to ulak';
+comment on column ulak.schedule.is_only is 'true: there is one row';
+comment on column ulak.schedule.workers is 'how many workers pg_cron is to run; 0 after stop()';
 comment on table ulak.endpoint_stats is 'deliveries per endpoint and minute';
 comment on column ulak.endpoint_stats.endpoint_id is 'the endpoint';
 comment on column ulak.endpoint_stats.minute is 'start of the minute';

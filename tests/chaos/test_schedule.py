@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
 from typing import Any
 
 import pytest
-from support.sessions import wait_until
+from support.gate import gate
+from support.sessions import wait_until, wait_until_blocked, wait_until_gone
 from support.world import World
 
+RUN = "select pid from pg_stat_activity where datname = current_database() and query = %s and state = 'active'"
 LAUNCHER = "select pid from pg_stat_activity where backend_type = 'pg_cron launcher'"
 
 
@@ -25,15 +29,30 @@ def test_workers_hand_over_each_minute_without_a_duplicate(world: World, close_b
     close_books()
 
 
+@contextmanager
+def late_run(world: World, slot: int) -> Iterator[None]:
+    """pg_cron has started a run of this slot, but it sleeps until the end; then it has to leave."""
+    with closing(world.connect()) as db, ExitStack() as sleep:
+        with gate(db):
+            pid = wait_until(lambda: world.value(RUN, f"call ulak.run_worker({slot})"), 70, "a run")
+            wait_until_blocked(pid, db)
+            sleep.enter_context(world.stopped(pid))
+        yield
+        sleep.close()
+        wait_until_gone(pid, db, 20)
+
+
 @pytest.mark.full
 def test_pg_cron_is_stopped_and_started(world: World, close_books: Any) -> None:
     """By ulak.stop() and ulak.start(); then its scheduler ends, which only a restart of the server brings back."""
     world.endpoint()
 
     with world.producers(pause=0.05) as producers:
-        with world.by_cron():
+        world.start_cron()
+        with late_run(world, 2):
             world.recorder.wait_for_more(50)
-        before = world.recorder.count()
+            world.stop_cron()
+            before = world.recorder.count()
         producers.wait_for(50)
         assert world.recorder.count() == before
         with world.by_cron():

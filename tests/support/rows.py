@@ -42,6 +42,7 @@ STATEMENTS = [
     insert into ulak.workers (slot, name, pid, state, started_at, last_activity, heartbeat_at, version)
     values (1, 'filler', 1, 'stopped', now(), now(), now(), '0')
     """,
+    "insert into ulak.schedule (workers) values (2)",
     """
     insert into ulak.maintenance_runs (step, started_at, duration, rows, finished, runs, errors, total_rows)
     values ('filled', now(), '1 s', 1, true, 1, 0, 1)

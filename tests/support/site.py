@@ -40,10 +40,13 @@ class Site(Queue):
     def http(self, name: str, url: str, policy: Any = None, **config: Any) -> int:
         return self.endpoint(name, {"url": url, **config}, policy, "http")
 
+    def begin(self, slot: int | None, seconds: float, role: str = "ulak_worker", **options: Any) -> WorkerSession:
+        self.workers.append(WorkerSession(self.connect(role, **options), slot, seconds))
+        return self.workers[-1]
+
     def start(self, slot: int | None = None, seconds: float = 60, role: str = "ulak_worker") -> WorkerSession:
         """A worker that has registered."""
-        worker = WorkerSession(self.connect(role), slot, seconds)
-        self.workers.append(worker)
+        worker = self.begin(slot, seconds, role)
         query = "select exists (select from ulak.workers where pid = %s and state = 'running')"
         wait_until(lambda: worker.call.is_done() or self.value(query, worker.pid), message="a worker")
         return worker
@@ -64,9 +67,8 @@ class Site(Queue):
         for worker in self.workers:
             worker.end()
         self.empty()
-        self.db.execute(
-            "truncate ulak.workers, ulak.setting_values, ulak.endpoint_stats, ulak.endpoint_totals, ulak.secrets"
-        )
+        self.db.execute("truncate ulak.workers, ulak.schedule, ulak.setting_values, ulak.secrets")
+        self.db.execute("truncate ulak.endpoint_stats, ulak.endpoint_totals")
         self.db.close()
 
 

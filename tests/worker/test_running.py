@@ -7,10 +7,11 @@ from decimal import Decimal
 import psycopg
 import pytest
 from support.errors import refused
+from support.gate import gate
 from support.hostile import Hostile, never_answers
 from support.receiver import Answer, Receiver
-from support.sessions import wait_until, wait_until_gone
-from support.site import Site, promptly, seconds_of
+from support.sessions import wait_until, wait_until_blocked, wait_until_gone
+from support.site import Site, WorkerSession, promptly, seconds_of
 
 HELD = "select count(*) from ulak.queue where status = 'processing'"
 
@@ -116,6 +117,36 @@ def test_a_worker_that_starts_after_a_stop_works(site: Site, receiver: Receiver)
 
     site.start(slot=1)
     site.send()
+
+    receiver.wait_for(1)
+
+
+def late_run(site: Site, slot: int, asked: str) -> WorkerSession:
+    """A run that pg_cron was just starting when workers were asked to leave."""
+    with gate(site.db):
+        late = site.begin(slot, 60, application_name="pg_cron")
+        wait_until_blocked(late.pid, site.db)
+        site.db.execute(asked)  # type: ignore[arg-type]
+    return late
+
+
+@pytest.mark.parametrize(("slot", "asked"), [(1, "select ulak.stop()"), (2, "select ulak._limit_workers(1)")])
+def test_a_run_that_pg_cron_was_starting_meanwhile_leaves_too(
+    site: Site, receiver: Receiver, slot: int, asked: str
+) -> None:
+    site.http("shop", receiver.url)
+    site.send()
+
+    late_run(site, slot, asked).result()
+
+    assert receiver.requests == []
+
+
+def test_a_run_that_pg_cron_was_starting_goes_on_if_it_is_still_wanted(site: Site, receiver: Receiver) -> None:
+    site.http("shop", receiver.url)
+    site.send()
+
+    late_run(site, 1, "select ulak._limit_workers(1)")
 
     receiver.wait_for(1)
 
