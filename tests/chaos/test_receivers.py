@@ -9,7 +9,7 @@ from support.recorder import Behaviour
 from support.sessions import wait_until
 from support.world import FULL, World
 
-ORDERS = 2000 if FULL else 100
+ORDERS = 1500 if FULL else 100
 
 
 def test_receivers_fail_refuse_and_come_too_late(world: World, close_books: Any) -> None:
@@ -38,7 +38,7 @@ def test_a_receiver_flaps(world: World, close_books: Any) -> None:
 
     with world.workers():
         with world.producers():
-            for _ in range(5):
+            for _ in range(3):
                 world.recorder.wait_for_more(30)
                 world.recorder.behave("/shop", Behaviour(status=503))
                 wait_until(lambda: circuit(world) == "open", message="an open circuit")

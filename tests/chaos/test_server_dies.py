@@ -31,7 +31,7 @@ CASES: dict[str, tuple[str, list[Callable[[World], None]]]] = {
 }
 if FULL:
     CASES = {
-        "immediate stop": ("loops", [stop_immediately] * 40),
+        "immediate stop": ("loops", [stop_immediately] * 30),
         "kill -9 of a worker": ("loops", [kill_a_worker] * 15),
         "kill -9 of the postmaster": ("loops", [kill_the_postmaster] * 5),
         # Each costs a minute: workers come back at its next tick.

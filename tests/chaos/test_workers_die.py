@@ -20,7 +20,7 @@ def test_a_worker_is_terminated_again_and_again(world: World, close_books: Any, 
 
     with world.producers(pause=PAUSES[runner]), world.workers_by(runner):
         # pg_cron's two come back at the next minute only.
-        for _ in range({"loops": 60 if FULL else 6, "cron": 4}[runner]):
+        for _ in range({"loops": 40 if FULL else 6, "cron": 4}[runner]):
             world.recorder.wait_for_more(30)
             world.terminate(world.wait_for_worker())
     world.deliver_the_rest()
@@ -32,7 +32,7 @@ def test_a_worker_is_cancelled_again_and_again(world: World, close_books: Any) -
     world.endpoint()
 
     with world.producers(), world.workers():
-        for _ in range(60 if FULL else 6):
+        for _ in range(40 if FULL else 6):
             world.recorder.wait_for_more(30)
             world.cancel(world.wait_for_worker())
     world.deliver_the_rest()

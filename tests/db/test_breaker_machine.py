@@ -15,7 +15,7 @@ from support.cluster import Cluster
 from support.queue import Claim, Queue
 
 STEPS = 60
-RUNS = 400 if os.environ.get("ULAK_CHAOS") == "full" else 25
+RUNS = 120 if os.environ.get("ULAK_CHAOS") == "full" else 25
 
 RULES: dict[str, dict[str, Any]] = {
     "consecutive": {"threshold": 3, "cooldown": 30},
