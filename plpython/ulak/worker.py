@@ -372,7 +372,7 @@ class Worker:
         if self._is_expecting or self._listener.has_rung:
             self._is_expecting = False
             return True
-        if self._listener.can_listen(now) and not self._line:
+        if self._listener.can_listen(now) and not self._line and now < self._until:
             if not self._listener.is_listening:
                 # What was said until now wasn't heard.
                 self._check_by(now)

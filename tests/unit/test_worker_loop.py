@@ -220,10 +220,10 @@ class FakeBell:
 
         self._senders.append((time, ring))
 
-    def pass_time(self, seconds: float) -> bool:
-        """Time passes until somebody rings, or until its end."""
+    def pass_time(self, seconds: float, is_heard: bool = True) -> bool:
+        """Time passes until somebody rings who is heard, or until its end."""
         end = self._clock.now + seconds
-        while not self._has_rung:
+        while not (self._has_rung and is_heard):
             due = [each for each in self._senders if each[0] <= end]
             if not due:
                 self._clock.now = max(self._clock.now, end)
@@ -804,12 +804,7 @@ def test_dense_traffic_is_looked_for_without_a_bell(light: Stage) -> None:
     send_at(light, *times)
     assert light.database.bell is not None
     bell = light.database.bell
-    pass_time = light.clock.sleep
-
-    def sleep(seconds: float) -> None:
-        bell.pass_time(seconds) or pass_time(0)
-
-    light.clock.sleep = sleep  # type: ignore[method-assign]
+    light.clock.sleep = lambda seconds: bell.pass_time(seconds, is_heard=False)  # type: ignore[method-assign,assignment]
     light.run(seconds=2)
 
     assert len(light.database.settled) == 1000
@@ -875,4 +870,4 @@ def test_a_run_that_is_over_hears_no_bell(light: Stage) -> None:
 
     assert light.courier.ids() == [1]
     assert light.database.settled.keys() == {1}
-    assert len(light.database.calls) < 200
+    assert len(light.database.calls) < 1000
