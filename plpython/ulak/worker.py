@@ -297,7 +297,7 @@ class Worker:
     def _light_turn(self, now: float) -> bool:
         """Somebody has rung: stores, claims and sends at once what is plain. Whether that was all."""
         count = min(FEW, self._slots.room_of_any())
-        if count == 0 or self._line:
+        if count == 0 or self._line or self._opens or not self._is_plain:
             return False
         after = self._pace.last_sent
         delivered = [each for done in self._done for each in done.messages if each.id > after - FEW]

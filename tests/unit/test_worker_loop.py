@@ -871,3 +871,14 @@ def test_a_run_that_is_over_hears_no_bell(light: Stage) -> None:
     assert light.courier.ids() == [1]
     assert light.database.settled.keys() == {1}
     assert len(light.database.calls) < 1000
+
+
+@pytest.mark.parametrize("outcome", [Outcome("[RETRYABLE] HTTP 500"), Outcome(response="{}")])
+def test_what_comes_back_when_somebody_rings_is_stored_as_what_it_is(light: Stage, outcome: Outcome) -> None:
+    light.courier.answer = lambda to, messages: (0.01, outcome if messages[0].id == 1 else DELIVERED)
+    # The second sender rings at the very moment of the first answer.
+    send_at(light, 0.5, 0.51, 0.54)
+
+    light.run(seconds=2)
+
+    assert light.database.settled == {1: outcome, 2: Outcome(), 3: Outcome()}
