@@ -209,7 +209,7 @@ class Worker:
 
     def _gather(self) -> None:
         now = self._clock()
-        wait = self._next_check - now
+        wait = min(self._next_check - now, CHECK_SECONDS)
         if self._done:
             wait = min(wait, self._settle_time() - now)
         elif self._can_claim(now):
@@ -268,7 +268,9 @@ class Worker:
         """In light traffic, with nothing else to do."""
         if not self._listener.is_listening or self._listener.has_rung:
             return False
-        return self._is_plain and not self._opens and not self._deferred and not self._has_more()
+        if self._line or self._deferred or self._has_more():
+            return False
+        return self._is_plain and not self._opens
 
     def _settle_count(self) -> int:
         return SETTLE_COUNT_IN_LINE if self._line and not self._opens else self._slots.total * 3 // 4
@@ -372,7 +374,7 @@ class Worker:
         if self._is_expecting or self._listener.has_rung:
             self._is_expecting = False
             return True
-        if self._listener.can_listen(now) and not self._line and now < self._until:
+        if self._listener.can_listen(now) and not self._line and not self._deferred and now < self._until:
             if not self._listener.is_listening:
                 # What was said until now wasn't heard.
                 self._check_by(now)
@@ -388,7 +390,9 @@ class Worker:
 
     def _has_pending(self, now: float) -> bool:
         self._last_whole = now
-        return self._database.has_pending()
+        with suppress(Busy):
+            return self._database.has_pending()
+        return False
 
     def _claim(self, now: float) -> None:
         """For the slots that are free, of all endpoints; then for the line, of those that are known to be fast."""

@@ -882,3 +882,18 @@ def test_what_comes_back_when_somebody_rings_is_stored_as_what_it_is(light: Stag
     light.run(seconds=2)
 
     assert light.database.settled == {1: outcome, 2: Outcome(), 3: Outcome()}
+
+
+@pytest.mark.parametrize("call", ["has_pending", "light_turn", "claim", "settle", "report"])
+def test_a_database_that_is_busy_in_light_traffic_stops_nothing(light: Stage, call: str) -> None:
+    def fail(*arguments: Any) -> None:
+        if light.clock.now < 1001:
+            raise Busy
+
+    light.database.hooks[call] = fail
+    send_at(light, *[0.5 + 0.03 * n for n in range(30)])
+
+    light.run(seconds=4)
+
+    assert len(light.courier.ids()) == len(light.database.settled) == 30
+    assert light.database.released == {}
