@@ -236,7 +236,11 @@ class Database:
 
     def listen(self) -> Bell | None:
         if self._bell is None and self._call("select ulak._listen() as listens")[0]["listens"]:
-            self._bell = Bell()
+            try:
+                self._bell = Bell()
+            except OSError:
+                # No descriptor left: messages can be looked for, too.
+                self.unlisten()
         return self._bell
 
     def set_bell(self) -> int:
