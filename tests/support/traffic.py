@@ -159,8 +159,12 @@ class Workers:
             thread.start()
         return self
 
-    def __exit__(self, *unused: object) -> None:
+    def stay_away(self) -> None:
+        """Once they have ended."""
         self._stopping.set()
+
+    def __exit__(self, *unused: object) -> None:
+        self.stay_away()
         while any(thread.is_alive() for thread in self._threads):
             # What pg_terminate_backend() does, and what works without a server too.
             for pid in list(self._pids):
