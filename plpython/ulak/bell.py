@@ -46,7 +46,8 @@ class Bell:
         if not self._poll.poll(seconds * 1000):
             return False
         self._set_mask(_UNBLOCK, self._signals, None)
-        self._set_mask(_BLOCK, self._signals, None)
+        if self.is_held:
+            self._set_mask(_BLOCK, self._signals, None)
         return True
 
     def let_go(self) -> None:

@@ -20,10 +20,11 @@ from ulak.courier import Courier
 from ulak.http import Transport
 from ulak.mark import Mark, Place
 from ulak.model import ConfigError, Message, Outcome
-from ulak.port import Busy, Claimed, EndpointConfig, Outcomes, Refused, Tidings
+from ulak.port import BellSet, Busy, Claimed, EndpointConfig, Outcomes, Refused, Tidings
 from ulak.worker import Worker
 
 _CANCELLED = "57014"
+LONGEST_LISTENING = 3600
 
 
 def _state(error: plpy.SPIError) -> str:
@@ -38,7 +39,7 @@ def _is_passing(state: str) -> bool:
 class Database:
     """Implements port.Database, with plans that are prepared once per run."""
 
-    def __init__(self, slot: int, worker: str, stamp: str) -> None:
+    def __init__(self, slot: int, worker: str, stamp: str, may_listen: bool = False) -> None:
         self.slot = slot
         self._worker = worker
         self._stamp = stamp
@@ -46,6 +47,8 @@ class Database:
         self._mark = Mark()
         self._began = False
         self._bell: Bell | None = None
+        self._may_listen = may_listen
+        self._listens = False
         self._postmaster = os.getppid()
         # PostgreSQL's own note that a cancel, a terminate or the like waits for its next chance.
         self._interrupts = ctypes.c_int.in_dll(ctypes.CDLL(None), "InterruptPending")
@@ -94,9 +97,6 @@ class Database:
             (last_sent, interval, seconds),
         )
         return int(rows[0]["sent"])
-
-    def has_pending(self) -> bool:
-        return bool(self._call("select ulak._has_pending() as found")[0]["found"])
 
     def claim(self, limit: int, lease: float, rooms: Mapping[int, int], room: int) -> list[Claimed]:
         arguments = (self._worker, limit, lease, list(rooms), list(rooms.values()), room)
@@ -216,6 +216,7 @@ class Database:
         return {row["id"]: row["state"] for row in rows}
 
     def check(self) -> Tidings:
+        self.heed()
         row = self._call(
             "select leave, settings from ulak._worker_check($1, $2)", ("int", "text"), (self.slot, self._stamp)
         )[0]
@@ -235,18 +236,22 @@ class Database:
         return bool(self._call("select ulak._become_poller() as won")[0]["won"])
 
     def listen(self) -> Bell | None:
-        if self._bell is None and self._call("select ulak._listen() as listens")[0]["listens"]:
+        if not self._listens and self._may_listen:
+            self._listens = bool(self._call("select ulak._listen() as listens")[0]["listens"])
+        if self._listens and self._bell is None:
             try:
                 self._bell = Bell()
             except OSError:
                 # No descriptor left: messages can be looked for, too.
                 self.unlisten()
-        return self._bell
+        return self._bell if self._listens else None
 
-    def set_bell(self) -> int:
-        return int(self._call("select ulak._set_bell() as sent")[0]["sent"])
+    def set_bell(self) -> BellSet:
+        row = self._call("select rings_to, last_sent, has_pending from ulak._set_bell()")[0]
+        return BellSet(row["rings_to"], row["last_sent"], row["has_pending"])
 
     def unlisten(self) -> None:
+        self._listens = False
         self._call("unlisten ulak_bell")
 
     def close(self) -> None:
@@ -289,7 +294,8 @@ def run(slot: int | None, seconds: float | None, stamp: str) -> None:
         plpy.notice("another session runs this worker slot")
         return
     row = taken[0]
-    database = Database(row["slot"], row["name"], stamp)
+    # Notifications are kept for a session until it is idle, which this one isn't before its end.
+    database = Database(row["slot"], row["name"], stamp, may_listen=row["seconds"] <= LONGEST_LISTENING)
     until = time.monotonic() + row["seconds"]
     try:
         # A worker lives as long as its settings do.

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 from ulak.bell import Bell
 from ulak.pace import Pace
-from ulak.port import RINGS, Database
+from ulak.port import RINGS, Busy, Database
 
-# A bell that rings so often in vain, because others use NOTIFY too, is worse than none.
+# A bell that rings so often in vain, because others use NOTIFY too, is worse than none. A true one makes up for a few.
 FALSE_RINGS = 200
+WORTH = 4
 
 
 class Listener:
@@ -36,34 +39,39 @@ class Listener:
         return self._pace.last_sent + RINGS // 2 <= self._rings_to
 
     def look(self, now: float) -> bool:
-        """Begins to listen, or goes on; whether somebody has sent who may not ring."""
+        """Begins to listen, or sets the bell anew; whether somebody has sent who may not ring, or else there is one."""
         assert self._bell is not None
-        pace = self._pace
-        if self.is_listening and self.is_set:
-            return False
         if not self.is_listening:
             self._bell.hold()
             self.is_listening = True
-        last_sent = self._database.set_bell()
-        has_sent = pace.sees(now, last_sent, last_sent <= self._rings_to)
-        self._rings_to = last_sent + RINGS
-        return has_sent
+        try:
+            found = self._database.set_bell()
+        except Busy:
+            self._do_without()
+            return True
+        has_sent = self._pace.sees(now, found.last_sent, found.last_sent <= self._rings_to)
+        self._rings_to = found.rings_to
+        return has_sent or found.has_pending
 
     def hear(self, seconds: float = 0) -> None:
         """Waits for so long, unless it rings or has rung."""
-        if self._bell is not None and self._bell.rang(seconds):
+        if self._bell is not None and self.is_listening and self._bell.rang(seconds):
             self.has_rung = True
 
     def answered(self, found: bool) -> None:
         """After the claim that a ring led to."""
         self.has_rung = False
-        self._false_rings = 0 if found else self._false_rings + 1
+        self._false_rings = max(0, self._false_rings + (-WORTH if found else 1))
         if self._false_rings >= FALSE_RINGS:
-            self.stop()
-            self._bell = None
+            self._do_without()
+
+    def _do_without(self) -> None:
+        self.stop()
+        self._bell = None
+        with suppress(Busy):
             self._database.unlisten()
 
     def stop(self) -> None:
-        if self._bell is not None and self.is_listening:
+        if self._bell is not None:
             self._bell.let_go()
         self.is_listening = False

@@ -55,6 +55,15 @@ class Outcomes(NamedTuple):
     responses: Sequence[str | None] | None
 
 
+class BellSet(NamedTuple):
+    # Who draws an id up to this one rings.
+    rings_to: int
+    # The id that a sender drew last, read after the bell was set.
+    last_sent: int
+    # Whether there is anything that a claim could find, now or later.
+    has_pending: bool
+
+
 class Database(Protocol):
     """No method but commit() ends a transaction. Each may raise Busy or Refused, and the transaction goes on."""
 
@@ -68,9 +77,6 @@ class Database(Protocol):
 
     def await_send(self, last_sent: int, interval: float, seconds: float) -> int:
         """Looks every interval until last_sent() isn't what it was, for at most so many seconds; returns what it is."""
-
-    def has_pending(self) -> bool:
-        """Whether there is anything that a claim could find, now or later."""
 
     def claim(self, limit: int, lease: float, rooms: Mapping[int, int], room: int) -> list[Claimed]:
         """At most `room` messages of an endpoint; rooms has a number of their own for some."""
@@ -108,7 +114,7 @@ class Database(Protocol):
     def listen(self) -> Bell | None:
         """A bell that senders ring, if the database can have one."""
 
-    def set_bell(self) -> int:
-        """The next RINGS senders will ring. Returns last_sent()."""
+    def set_bell(self) -> BellSet:
+        """The next RINGS senders will ring."""
 
     def unlisten(self) -> None: ...

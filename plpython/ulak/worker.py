@@ -36,11 +36,14 @@ RETRY_SECONDS = 0.1
 LONGEST_RETRY = 2.0
 # While the worker listens for the bell, retries and whatever else doesn't ring are looked for so often.
 WHOLE_SECONDS = 0.2
+WHOLE_SECONDS_AFTER_ONE = 0.05
 # A stop or a cancel is to be noticed within 200 ms. While nothing is held, cancels are noticed without this. Who
 # listens hears of a stop, and only makes sure.
 CHECK_SECONDS = 0.1
 CHECK_SECONDS_IDLE = 0.15
 CHECK_SECONDS_LISTENING = 1.0
+# After a wait of this length, who listens looks whether it was cancelled; not sooner, since answers are under way then.
+HEED_SECONDS = 0.05
 REPORT_SECONDS = 1.0
 SWEEP_SECONDS = 10.0
 # How long a run may outlast its end because of what it holds. A request under way has its own time.
@@ -129,6 +132,7 @@ class Worker:
         self._last_claim = now
         # The last claim that saw all endpoints.
         self._last_whole = now
+        self._whole_wait = WHOLE_SECONDS
         self._next_check = now
         self._next_report = now
         self._next_sweep = now
@@ -191,7 +195,7 @@ class Worker:
         listener, courier = self._listener, self._courier
         while listener.is_set and self._waits_for_ring():
             now = self._clock()
-            end = min(self._next_house, self._last_whole + WHOLE_SECONDS)
+            end = min(self._next_house, self._last_whole + self._whole_wait)
             if self._done:
                 end = min(end, self._done_since + SETTLE_SECONDS_LIGHT)
             if now >= end:
@@ -204,12 +208,17 @@ class Worker:
             else:
                 listener.hear(end - now)
             self._collect(settled)
-            if listener.has_rung and not self._light_turn(self._clock()):
-                return
+            if listener.has_rung:
+                if not self._light_turn(self._clock()):
+                    return
+            elif not settled and self._clock() - now >= HEED_SECONDS:
+                self._database.heed()
 
     def _gather(self) -> None:
         now = self._clock()
-        wait = min(self._next_check - now, CHECK_SECONDS)
+        if self._listener.is_listening:
+            self._check_by(now + CHECK_SECONDS)
+        wait = self._next_check - now
         if self._done:
             wait = min(wait, self._settle_time() - now)
         elif self._can_claim(now):
@@ -242,8 +251,6 @@ class Worker:
 
     def _collect(self, settled: Sequence[Settled]) -> None:
         if not settled:
-            if not self._listener.has_rung:
-                self._database.heed()
             return
         now = self._clock()
         if not self._done:
@@ -298,8 +305,8 @@ class Worker:
 
     def _light_turn(self, now: float) -> bool:
         """Somebody has rung: stores, claims and sends at once what is plain. Whether that was all."""
-        count = min(FEW, self._slots.room_of_any())
-        if count == 0 or self._line or self._opens or not self._is_plain:
+        count = min(FEW, self._slots.room_of_any(), (PAYLOAD_BYTES - self._held_bytes) // self._average_bytes)
+        if count <= 0 or self._line or self._opens or not self._is_plain:
             return False
         after = self._pace.last_sent
         delivered = [each for done in self._done for each in done.messages if each.id > after - FEW]
@@ -378,7 +385,7 @@ class Worker:
             if not self._listener.is_listening:
                 # What was said until now wasn't heard.
                 self._check_by(now)
-            return self._listener.look(now) or (now >= self._last_whole + WHOLE_SECONDS and self._has_pending(now))
+            return self._looks(now)
         if self._listener.is_listening:
             self._listener.stop()
             self._check_by(now + CHECK_SECONDS)
@@ -388,22 +395,30 @@ class Worker:
         self._pace.looked(now)
         return wants
 
-    def _has_pending(self, now: float) -> bool:
+    def _looks(self, now: float) -> bool:
+        """While it listens: whether there is something that nobody rang for."""
+        listener = self._listener
+        if listener.is_listening and listener.is_set and now < self._last_whole + self._whole_wait:
+            return False
+        if listener.look(now):
+            return True
         self._last_whole = now
-        with suppress(Busy):
-            return self._database.has_pending()
+        self._whole_wait = min(WHOLE_SECONDS, 2 * self._whole_wait)
         return False
 
     def _claim(self, now: float) -> None:
         """For the slots that are free, of all endpoints; then for the line, of those that are known to be fast."""
         self._last_claim = now
-        if not self._ahead(now) or (self._slots.free and now >= self._last_whole + ASIDE_SECONDS):
+        has_rung = self._listener.has_rung
+        if not self._ahead(now) or has_rung or (self._slots.free and now >= self._last_whole + ASIDE_SECONDS):
             self._last_whole = now
             self._take(now, *self._rooms(now))
         ahead = self._ahead(now)
         if ahead:
             self._take(now, ahead, 0, sum(ahead.values()))
-        if self._listener.has_rung:
+        # What is limited by time has more in a moment.
+        self._whole_wait = WHOLE_SECONDS_AFTER_ONE if self._fresh else min(WHOLE_SECONDS, 2 * self._whole_wait)
+        if has_rung:
             self._listener.answered(bool(self._fresh))
             if not self._fresh:
                 # Then it wasn't a sender who rang.
@@ -627,7 +642,7 @@ class Worker:
         self._next_house = min(self._next_check, self._next_renewal, self._next_sweep, self._next_report)
 
     def _check_seconds(self) -> float:
-        if self._listener.is_listening:
+        if self._listener.is_listening and self._slots.free:
             return CHECK_SECONDS_LISTENING
         return CHECK_SECONDS if self._held else CHECK_SECONDS_IDLE
 

@@ -23,19 +23,19 @@ begin
 end
 $plpgsql$;
 
--- From now on the next 16 ids ring. Returns the last id that was drawn, read after the bell was set: a sender either has drawn
--- its id by now, or will see the bell.
-create or replace function ulak._set_bell()
-returns bigint
+-- From now on the next 16 ids ring. last_sent is read after the bell was set: a sender either has drawn its id by now, or will
+-- see the bell. Whatever else is pending, also for a later time, is worth a claim, which costs three times as much.
+create or replace function ulak._set_bell(out rings_to bigint, out last_sent bigint, out has_pending boolean)
 language plpgsql
 security definer
 set search_path = pg_catalog, pg_temp
 as $plpgsql$
 declare
     v_sequence oid := 'ulak.queue_id_seq'::regclass;
-    v_set bigint := setval('ulak.bell', coalesce(pg_sequence_last_value(v_sequence), 0) + 16);
 begin
-    return coalesce(pg_sequence_last_value(v_sequence), 0);
+    rings_to := setval('ulak.bell', coalesce(pg_sequence_last_value(v_sequence), 0) + 16);
+    last_sent := coalesce(pg_sequence_last_value(v_sequence), 0);
+    has_pending := exists (select from ulak.queue q where q.status = 'pending');
 end
 $plpgsql$;
 

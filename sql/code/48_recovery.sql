@@ -27,7 +27,12 @@ begin
     -- What has no lease was changed by hand, and nobody holds it.
     update ulak.queue q
     set lease_until = p_now
-    where q.status = 'processing' and q.lease_until is null;
+    where q.id in (
+        select n.id
+        from ulak.queue n
+        where n.status = 'processing' and n.lease_until is null
+        for update skip locked
+    );
 
     select array_agg(s.id), array_agg(s.attempts), array_agg(s.locked_by) into v_ids, v_attempts, v_workers
     from (

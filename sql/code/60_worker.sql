@@ -191,7 +191,8 @@ begin
     return query
     select
         case
-            when w.stop_requested_at >= w.started_at or w.is_scheduled and p_slot > s.workers then 'stop'
+            when w.stop_requested_at >= w.started_at then 'stop'
+            when w.is_scheduled and p_slot > s.workers and w.started_at < s.changed_at + interval '1 minute' then 'stop'
             when p_stamp <> ulak._stamp_of(e.extversion) then 'restart'
         end,
         ulak._settings_fingerprint()
@@ -199,18 +200,6 @@ begin
     left join ulak.workers w on w.slot = p_slot
     left join ulak.schedule s on true
     where e.extname = 'ulak';
-end
-$plpgsql$;
-
--- A claim costs three times as much. Where messages wait for a later time, it is asked for all the same.
-create or replace function ulak._has_pending()
-returns boolean
-language plpgsql
-security definer
-set search_path = pg_catalog, pg_temp
-as $plpgsql$
-begin
-    return exists (select from ulak.queue q where q.status = 'pending');
 end
 $plpgsql$;
 

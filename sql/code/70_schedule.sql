@@ -96,7 +96,7 @@ begin
     insert into ulak.schedule (workers)
     values (p_workers)
     on conflict (is_only) do update
-    set workers = excluded.workers;
+    set workers = excluded.workers, changed_at = excluded.changed_at;
 
     return query
     update ulak.workers w

@@ -27,7 +27,8 @@ create table ulak.workers (
 -- What start() and stop() last asked for: one row, or none before the first start().
 create table ulak.schedule (
     is_only boolean primary key default true check (is_only),
-    workers integer not null
+    workers integer not null,
+    changed_at timestamptz not null default clock_timestamp()
 );
 
 -- Per endpoint and minute; workers add to it about once a second, so it never slows a settle.
@@ -70,6 +71,7 @@ comment on column ulak.workers.is_scheduled is 'pg_cron runs it for start(), and
 comment on column ulak.workers.version is 'version of the extension that it runs';
 comment on table ulak.schedule is 'what start() and stop() last asked for; private to ulak';
 comment on column ulak.schedule.is_only is 'true: there is one row';
+comment on column ulak.schedule.changed_at is 'when that was';
 comment on column ulak.schedule.workers is 'how many workers pg_cron is to run; 0 after stop()';
 comment on table ulak.endpoint_stats is 'deliveries per endpoint and minute';
 comment on column ulak.endpoint_stats.endpoint_id is 'the endpoint';

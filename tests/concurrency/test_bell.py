@@ -30,7 +30,7 @@ def rings(queue: Queue, connect: Connect) -> Rings:
 
 
 def set_bell(queue: Queue) -> int:
-    return int(queue.value("select ulak._set_bell()"))
+    return int(queue.value("select last_sent from ulak._set_bell()"))
 
 
 def test_nobody_rings_while_no_worker_sleeps(queue: Queue, rings: Rings) -> None:

@@ -40,7 +40,7 @@ FUNCTIONS = {
         _claim _settle_many _release_many _heartbeat_many _endpoint_configs _blocked_endpoints _sweep
         _take_worker_slot _leave_worker_slot _register_worker _worker_parameters _stamp_of _worker_stamp _worker_options
         _worker_check _worker_report _await_send _become_poller
-        _light_turn _listen _set_bell _has_pending
+        _light_turn _listen _set_bell
         _load_python _python_source _python_stamp
     """,
 }

@@ -15,7 +15,7 @@ from ulak.bell import Bell
 from ulak.courier import Courier, Settled
 from ulak.model import Endpoint, Message, Outcome
 from ulak.options import Options
-from ulak.port import RINGS, Busy, Claimed, EndpointConfig, Outcomes, Refused, Tidings
+from ulak.port import RINGS, BellSet, Busy, Claimed, EndpointConfig, Outcomes, Refused, Tidings
 from ulak.worker import GRACE_SECONDS, PAYLOAD_BYTES, STOP_SECONDS, Worker
 
 SETTINGS = {
@@ -111,10 +111,6 @@ class FakeDatabase:
             if (sent := self.last_sent()) != last_sent or self.clock() >= until:
                 return sent
 
-    def has_pending(self) -> bool:
-        self._called("has_pending")
-        return bool(self.pending)
-
     def claim(self, limit: int, lease: float, rooms: Mapping[int, int], room: int) -> list[Claimed]:
         self._called("claim")
         self.limits.append(limit)
@@ -176,11 +172,11 @@ class FakeDatabase:
     def listen(self) -> Bell | None:
         return cast(Bell, self.bell)
 
-    def set_bell(self) -> int:
+    def set_bell(self) -> BellSet:
         self._called("set_bell")
         assert self.bell is not None
         self.bell.rings_to = self.sent + RINGS
-        return self.sent
+        return BellSet(self.bell.rings_to, self.sent, bool(self.pending))
 
     def light_turn(
         self, after: int, count: int, lease: float, delivered: Sequence[Message]
@@ -282,8 +278,9 @@ class FakeCourier:
         assert not self._database.open, "a transaction stays open during the wait"
         seconds = max(0.0, min(min(at for at, _ in self._under_way) - self._clock.now, max_wait))
         bell = self._database.bell
-        if bell is not None and bell.is_held:
-            self.was_woken = bell.pass_time(seconds)
+        self.was_woken = False
+        if bell is not None:
+            self.was_woken = bell.pass_time(seconds, bell.is_held) and bell.is_held
         else:
             self._clock.now += seconds
         ended = [settled for at, settled in self._under_way if at <= self._clock.now]
@@ -731,7 +728,8 @@ def test_a_report_that_failed_is_told_with_the_next(stage: Stage) -> None:
 
 @pytest.fixture
 def light(stage: Stage) -> Stage:
-    stage.database.bell = FakeBell(stage.clock)
+    bell = stage.database.bell = FakeBell(stage.clock)
+    stage.clock.sleep = lambda seconds: bell.pass_time(seconds, is_heard=False)  # type: ignore[method-assign,assignment]
     return stage
 
 
@@ -802,9 +800,6 @@ def test_a_bell_is_set_anew_before_its_rings_are_used_up(light: Stage) -> None:
 def test_dense_traffic_is_looked_for_without_a_bell(light: Stage) -> None:
     times = [0.5 + 0.001 * n for n in range(1000)]
     send_at(light, *times)
-    assert light.database.bell is not None
-    bell = light.database.bell
-    light.clock.sleep = lambda seconds: bell.pass_time(seconds, is_heard=False)  # type: ignore[method-assign,assignment]
     light.run(seconds=2)
 
     assert len(light.database.settled) == 1000
@@ -884,7 +879,7 @@ def test_what_comes_back_when_somebody_rings_is_stored_as_what_it_is(light: Stag
     assert light.database.settled == {1: outcome, 2: Outcome(), 3: Outcome()}
 
 
-@pytest.mark.parametrize("call", ["has_pending", "light_turn", "claim", "settle", "report"])
+@pytest.mark.parametrize("call", ["set_bell", "light_turn", "claim", "settle", "report"])
 def test_a_database_that_is_busy_in_light_traffic_stops_nothing(light: Stage, call: str) -> None:
     def fail(*arguments: Any) -> None:
         if light.clock.now < 1001:
@@ -897,3 +892,17 @@ def test_a_database_that_is_busy_in_light_traffic_stops_nothing(light: Stage, ca
 
     assert len(light.courier.ids()) == len(light.database.settled) == 30
     assert light.database.released == {}
+
+
+def test_ids_that_nobody_rings_for_do_not_silence_the_bell(light: Stage) -> None:
+    def draw() -> list[int]:
+        light.database.sent += 5 * RINGS
+        return [light.database.sent]
+
+    assert light.database.bell is not None
+    light.database.bell.at(1000.5, draw)
+    send_at(light, 1.0)
+
+    light.run(seconds=2)
+
+    assert sent_at(light) == [1.0]
