@@ -84,9 +84,11 @@ class Recorder:
         with self.file.open("rb") as file:
             file.seek(self._read_up_to)
             for line in file:
-                if line.endswith(b"\n"):
-                    self._read_up_to += len(line)
-                    self._seen.add(json.loads(line)["exchange"])
+                if not line.endswith(b"\n"):
+                    # Half written: its other half would come as the next line.
+                    break
+                self._read_up_to += len(line)
+                self._seen.add(json.loads(line)["exchange"])
         return len(self._seen)
 
     def wait_for_more(self, count: int, timeout: float = 90) -> None:
