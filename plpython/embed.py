@@ -20,7 +20,7 @@ as {source_body};
 create or replace function ulak._python_stamp()
 returns text
 language sql
-immutable
+stable
 set search_path = pg_catalog, pg_temp
 as $sql$ select '{stamp}' $sql$;
 

@@ -17,7 +17,8 @@ comment on procedure ulak.run_worker(integer, double precision) is
 create or replace function ulak._stamp_of(p_version text)
 returns text
 language sql
-immutable
+-- Not immutable: a plan that a worker keeps would keep the stamp, too.
+stable
 as $sql$
     select ulak._python_stamp() operator(pg_catalog.||) ' ' operator(pg_catalog.||) p_version
 $sql$;

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from decimal import Decimal
 
 import psycopg
@@ -169,13 +170,15 @@ def test_a_worker_leaves_for_another_build_or_version(site: Site) -> None:
     build = site.value("select pg_get_functiondef('ulak._python_stamp()'::regprocedure)")
     version = site.value("select extversion from pg_extension where extname = 'ulak'")
     for there, back in (
-        ("create or replace function ulak._python_stamp() returns text immutable language sql return 'new'", build),
+        ("create or replace function ulak._python_stamp() returns text stable language sql return 'new'", build),
         (
             f"update pg_extension set extversion = '{version}.1' where extname = 'ulak'",
             f"update pg_extension set extversion = '{version}' where extname = 'ulak'",
         ),
     ):
         worker = site.start()
+        # It has looked once by then.
+        time.sleep(0.3)
         site.db.execute(there)
         # As an upgrade does when it is done.
         site.db.execute("select ulak._ring()")
