@@ -22,7 +22,7 @@ class Delivery(NamedTuple):
 
 
 class Settled(NamedTuple):
-    endpoint: Endpoint
+    endpoint_id: int
     messages: Sequence[Message]
     outcome: Outcome
 
@@ -54,7 +54,11 @@ class Courier:
     def send(self, endpoint: Endpoint, messages: Sequence[Message]) -> None:
         """Starts one delivery: one message, or one group of batch.group()."""
         self.in_flight += 1
-        self._send(Delivery(endpoint, messages))
+        delivery = Delivery(endpoint, messages)
+        if isinstance(endpoint.auth, OAuth2):
+            self._send_with_token(endpoint.auth, delivery)
+        else:
+            self._start(delivery, self._clock())
 
     def step(self, max_wait: float) -> list[Settled]:
         """Deliveries that ended, after at most max_wait seconds (and 0.1)."""
@@ -76,25 +80,22 @@ class Courier:
             if finished.status == 401 and tag.token is not None and not tag.renewed:
                 assert isinstance(endpoint.auth, OAuth2)
                 self._tokens.discard(endpoint.auth, tag.token)
-                self._send(tag._replace(token=None, renewed=True))
+                self._send_with_token(endpoint.auth, tag._replace(renewed=True))
             elif finished.status == 200 and finished.kind is None and not endpoint.profile.capture_response:
                 # The hot path: nothing to judge.
-                self._settled.append(Settled(endpoint, tag.messages, verdict.DELIVERED))
+                self._settled.append(Settled(endpoint.id, tag.messages, verdict.DELIVERED))
             else:
-                self._settled.append(Settled(endpoint, tag.messages, _judge(endpoint, finished, now)))
+                self._settled.append(Settled(endpoint.id, tag.messages, _judge(endpoint, finished, now)))
         elif isinstance(tag, _TokenRequest):
             self._take_token(tag.auth, finished, now)
 
-    def _send(self, delivery: Delivery) -> None:
-        auth = delivery.endpoint.auth
+    def _send_with_token(self, auth: OAuth2, delivery: Delivery) -> None:
         now = self._clock()
-        if isinstance(auth, OAuth2):
-            token = self._tokens.get(auth, now)
-            if token is None:
-                self._await_token(auth, delivery)
-                return
-            delivery = delivery._replace(token=token)
-        self._start(delivery, now)
+        token = self._tokens.get(auth, now)
+        if token is None:
+            self._await_token(auth, delivery)
+        else:
+            self._start(delivery._replace(token=token), now)
 
     def _start(self, delivery: Delivery, now: float) -> None:
         try:
@@ -131,7 +132,7 @@ class Courier:
             self._start(delivery._replace(token=token.value), now)
 
     def _fail(self, delivery: Delivery, error: str) -> None:
-        self._settled.append(Settled(delivery.endpoint, delivery.messages, Outcome(error)))
+        self._settled.append(Settled(delivery.endpoint.id, delivery.messages, Outcome(error)))
 
 
 def _judge(endpoint: Endpoint, finished: Finished, now: float) -> Outcome:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import itertools
 import json
 import os
@@ -24,6 +25,8 @@ from ulak.port import BellSet, Busy, Claimed, EndpointConfig, Outcomes, Refused,
 from ulak.worker import Worker
 
 _CANCELLED = "57014"
+# Python looks for cycles after so many new objects. A claim makes a thousand and more, and none of them is in a cycle.
+CYCLE_SEARCH = 20_000
 LONGEST_LISTENING = 3600
 
 
@@ -297,11 +300,14 @@ def run(slot: int | None, seconds: float | None, stamp: str) -> None:
     # Notifications are kept for a session until it is idle, which this one isn't before its end.
     database = Database(row["slot"], row["name"], stamp, may_listen=row["seconds"] <= LONGEST_LISTENING)
     until = time.monotonic() + row["seconds"]
+    thresholds = gc.get_threshold()
+    gc.set_threshold(CYCLE_SEARCH)
     try:
         # A worker lives as long as its settings do.
         while _work(database, until) == "settings":
             pass
     finally:
+        gc.set_threshold(*thresholds)
         database.close()
     plpy.execute(plpy.prepare("select ulak._leave_worker_slot($1)", ("int",)), (row["slot"],))
     plpy.commit()

@@ -7,8 +7,6 @@ import os
 import select
 import signal
 import socket
-import time
-from collections import deque
 from collections.abc import Callable
 from ipaddress import ip_address
 from typing import Any
@@ -294,9 +292,6 @@ class Transport:
         self._max_handles = max_connections
         self._multi = pycurl.CurlMulti()
         self._multi.setopt(pycurl.M_SOCKETFUNCTION, self._watch)
-        # A built-in method: libcurl sets its timer once and more per exchange. Only the last word counts.
-        self._timer_set: deque[int] = deque(maxlen=1)
-        self._multi.setopt(pycurl.M_TIMERFUNCTION, self._timer_set.append)
         # The default, four per request in flight, would close the connections of light traffic.
         self._multi.setopt(pycurl.M_MAXCONNECTS, max_connections)
         self._epoll = select.epoll()
@@ -304,7 +299,6 @@ class Transport:
         # would be two system calls per message.
         self._watched: dict[int, int] = {}
         self._wanted: set[int] = set()
-        self._timer: float | None = None
         self._handles: dict[Any, _Handle] = {}
         self._idle: dict[Profile, list[_Handle]] = {}
         self._never_started: list[Finished] = []
@@ -361,18 +355,22 @@ class Transport:
         self._epoll.close()
 
     def _advance(self, max_wait: float, finished: list[Finished]) -> None:
-        act = self._multi.socket_action
-        left = self._timer_left()
-        if left is not None and left <= 0:
-            self._timer = None
-            act(pycurl.SOCKET_TIMEOUT, 0)
+        # Asked once a step. To be told would mean to be told of each request that is added, and of each that ends.
+        left = self._multi.timeout()
+        if left == 0:
+            self._multi.socket_action(pycurl.SOCKET_TIMEOUT, 0)
             self._collect(finished)
-            left = self._timer_left()
+            left = self._multi.timeout()
         wait = 0.0 if finished else min(max_wait, MAX_WAIT)
-        if left is not None:
-            wait = max(0.0, min(wait, left))
+        if left >= 0:
+            wait = min(wait, left / 1000)
+        self._act(self._epoll.poll(wait))
+        self._collect(finished)
+
+    def _act(self, ready: list[tuple[int, int]]) -> None:
         self.was_woken = False
-        for fd, events in self._epoll.poll(wait):
+        act = self._multi.socket_action
+        for fd, events in ready:
             if fd in self._wanted:
                 act(fd, _FROM_EPOLL[events & 31])
             elif fd == self._wake:
@@ -380,19 +378,6 @@ class Transport:
             else:
                 # An idle connection that the receiver closed: it would be reported again and again.
                 self._forget(fd)
-        left = self._timer_left()
-        if left is not None and left <= 0:
-            self._timer = None
-            act(pycurl.SOCKET_TIMEOUT, 0)
-        self._collect(finished)
-
-    def _timer_left(self) -> float | None:
-        """Seconds until libcurl wants to be called, whatever happens; None if it doesn't."""
-        now = time.monotonic()
-        if self._timer_set:
-            milliseconds = self._timer_set.pop()
-            self._timer = None if milliseconds < 0 else now + milliseconds / 1000
-        return None if self._timer is None else self._timer - now
 
     def _collect(self, finished: list[Finished]) -> None:
         more = 1

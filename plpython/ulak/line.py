@@ -59,10 +59,9 @@ class Line:
             for endpoint_id in list(self._requests):
                 requests = self._requests[endpoint_id]
                 count = min(room_of(endpoint_id), len(requests) if alone else 1)
-                for _ in range(count):
-                    each = requests.popleft()
-                    self._count(endpoint_id, -len(each[1]))
-                    yield each
+                taken = [requests.popleft() for _ in range(count)]
+                self._count(endpoint_id, -sum([len(messages) for _, messages in taken]))
+                yield from taken
                 if count > 0:
                     # Behind the others, also the next time.
                     del self._requests[endpoint_id]

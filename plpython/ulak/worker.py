@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
 from ulak import batch, endpoint, verdict
 from ulak.courier import Courier, Settled
+from ulak.holding import Held
 from ulak.line import Line, Rates
 from ulak.listener import Listener
 from ulak.model import Endpoint, Message, OAuth2, Outcome
 from ulak.options import Options
 from ulak.pace import Pace
-from ulak.port import Busy, Claimed, Database, Outcomes, Refused
+from ulak.port import Busy, Claimed, Database
+from ulak.settling import RETRY_SECONDS, Settling
 from ulak.slots import SLOW_SECONDS, Slots
 from ulak.tally import Tally
 
@@ -31,9 +32,6 @@ FEW = 16
 SETTLE_SECONDS_LIGHT = 0.05
 # How often endpoints that have nobody in line are looked after while others have.
 ASIDE_SECONDS = 0.02
-# An outcome that the database has no time for is tried again after this, twice as long each time.
-RETRY_SECONDS = 0.1
-LONGEST_RETRY = 2.0
 # While the worker listens for the bell, retries and whatever else doesn't ring are looked for so often.
 WHOLE_SECONDS = 0.2
 WHOLE_SECONDS_AFTER_ONE = 0.05
@@ -51,9 +49,6 @@ GRACE_SECONDS = 30.0
 STOP_SECONDS = 2.0
 # What was claimed when the circuit changed is given back for this long.
 RELEASE_SECONDS = {"open": 10.0, "half_open": 5.0, "disabled": 10.0}
-# Payloads in memory; a claim takes fewer messages when they are big. What is unknown counts as a megabyte.
-PAYLOAD_BYTES = 64 * 1024 * 1024
-UNKNOWN_BYTES = 1024 * 1024
 
 
 class _Sent(NamedTuple):
@@ -66,14 +61,6 @@ class _Sent(NamedTuple):
     def end(self) -> float:
         """When libcurl will have given up at the latest. A token may have to be fetched, refused and fetched again."""
         return self.start + self.to.profile.timeout * (4 if isinstance(self.to.auth, OAuth2) else 1) + 1
-
-
-class _Done(NamedTuple):
-    """The outcome of one request, to be settled."""
-
-    endpoint_id: int
-    messages: Sequence[Message]
-    outcome: Outcome
 
 
 class Worker:
@@ -105,10 +92,7 @@ class Worker:
         self._problems: dict[int, str] = {}
         # A look has found that somebody has sent.
         self._is_expecting = False
-        # Claimed and not yet settled: id and attempt.
-        self._held: dict[int, int] = {}
-        self._held_bytes = 0
-        self._average_bytes = UNKNOWN_BYTES
+        self._held = Held()
         # By id and attempt of the first message. The id alone won't do: a message whose lease was lost may come again.
         self._under_way: dict[tuple[int, int], _Sent] = {}
         # Endpoints that got as much as they may in their last claim: they may well have more.
@@ -117,16 +101,7 @@ class Worker:
         self._fresh = Line()
         self._line = Line()
         self._rates = Rates()
-        self._done: list[_Done] = []
-        # Among them is one that another message waits for.
-        self._opens = False
-        # All of them are deliveries, with nothing else to store.
-        self._is_plain = True
-        self._done_since = now
-        # Outcomes that couldn't be stored, by endpoint: somebody has it locked.
-        self._deferred: dict[int, list[_Done]] = {}
-        self._retry_delay = RETRY_SECONDS
-        self._next_retry = now
+        self._settling = Settling(database, self._held, self._tally, now)
         self._until = until
         self._leave: str | None = None
         self._last_claim = now
@@ -163,12 +138,12 @@ class Worker:
     def close(self, state: str = "stopped", error: str | None = None) -> None:
         """Stores the outcomes that there are, gives everything else that is held back to the queue, unspent."""
         self._listener.stop()
-        if self._done:
+        if self._settling.done:
             self._settle(self._clock())
-        deferred = {message.id for done in self._deferred.values() for each in done for message in each.messages}
-        rest = {id: attempt for id, attempt in self._held.items() if id not in deferred}
+        deferred = self._settling.deferred_ids()
+        rest = [each for each in zip(self._held.ids(), self._held.attempts(), strict=True) if each[0] not in deferred]
         if rest:
-            self._database.release(list(rest), list(rest.values()), 0.0)
+            self._database.release([id for id, _ in rest], [attempt for _, attempt in rest], 0.0)
         self._held.clear()
         self._database.commit()
         if error is not None:
@@ -186,7 +161,9 @@ class Worker:
 
     def _is_closing(self, now: float) -> bool:
         """Whether new messages would keep a run from ending. What is stuck does so anyway; nobody is to wait for it."""
-        return now >= self._until and (self._leave == "stop" or not (self._slots.slow_in_flight or self._deferred))
+        return now >= self._until and (
+            self._leave == "stop" or not (self._slots.slow_in_flight or self._settling.deferred)
+        )
 
     # Waiting for messages, for answers, or for time to pass.
 
@@ -196,8 +173,8 @@ class Worker:
         while listener.is_set and self._waits_for_ring():
             now = self._clock()
             end = min(self._next_house, self._last_whole + self._whole_wait)
-            if self._done:
-                end = min(end, self._done_since + SETTLE_SECONDS_LIGHT)
+            if self._settling.done:
+                end = min(end, self._settling.since + SETTLE_SECONDS_LIGHT)
             if now >= end:
                 return
             settled: Sequence[Settled] = ()
@@ -219,7 +196,7 @@ class Worker:
         if self._listener.is_listening:
             self._check_by(now + CHECK_SECONDS)
         wait = self._next_check - now
-        if self._done:
+        if self._settling.done:
             wait = min(wait, self._settle_time() - now)
         elif self._can_claim(now):
             soon = self._last_claim + self._options.poll_interval_busy - now
@@ -253,44 +230,44 @@ class Worker:
         if not settled:
             return
         now = self._clock()
-        if not self._done:
-            self._done_since = now
-        for to, messages, outcome in settled:
+        for endpoint_id, messages, outcome in settled:
             first = messages[0]
-            seconds = now - self._under_way.pop((first.id, first.attempt)).start
-            self._slots.give_back(to.id, seconds)
-            self._tally.add(to.id, len(messages), outcome.error, seconds)
-            self._opens = self._opens or to.max_in_flight is not None or _has_key(messages)
-            self._is_plain = self._is_plain and outcome.error is None and outcome.response is None
-            self._done.append(_Done(to.id, messages, outcome))
+            to, start = self._under_way.pop((first.id, first.attempt))
+            seconds = now - start
+            self._slots.give_back(endpoint_id, seconds)
+            self._tally.add(endpoint_id, len(messages), outcome.error, seconds)
+            if to.max_in_flight is not None:
+                self._settling.opens = True
+        self._settling.add(settled, now)
 
     def _settle_time(self) -> float:
+        since = self._settling.since
         if self._waits_for_ring():
-            return self._done_since + SETTLE_SECONDS_LIGHT
-        if self._line and not self._opens:
-            return self._done_since + SETTLE_SECONDS_IN_LINE
-        return self._done_since + (SETTLE_SECONDS_UNDER_LOAD if self._pace.more or self._filled else SETTLE_SECONDS)
+            return since + SETTLE_SECONDS_LIGHT
+        if self._line and not self._settling.opens:
+            return since + SETTLE_SECONDS_IN_LINE
+        return since + (SETTLE_SECONDS_UNDER_LOAD if self._pace.more or self._filled else SETTLE_SECONDS)
 
     def _waits_for_ring(self) -> bool:
         """In light traffic, with nothing else to do."""
         if not self._listener.is_listening or self._listener.has_rung:
             return False
-        if self._line or self._deferred or self._has_more():
+        if self._line or self._settling.deferred or self._has_more():
             return False
-        return self._is_plain and not self._opens
+        return self._settling.is_plain and not self._settling.opens
 
     def _settle_count(self) -> int:
-        return SETTLE_COUNT_IN_LINE if self._line and not self._opens else self._slots.total * 3 // 4
+        return SETTLE_COUNT_IN_LINE if self._line and not self._settling.opens else self._slots.total * 3 // 4
 
     # One transaction: what has come back, and what to send next. Nothing is sent before it is committed.
 
     def _turn(self, now: float) -> None:
-        settles = bool(self._done) and self._settles(now)
-        opens = settles and self._opens
+        settles = bool(self._settling.done) and self._settles(now)
+        opens = settles and self._settling.opens
         if settles:
             self._settle(now)
-        if self._deferred and now >= self._next_retry:
-            self._settle_deferred(now)
+        if self._settling.deferred and now >= self._settling.next_retry:
+            self._settling.store_deferred(now)
         if self._may_claim(now, settles, opens):
             self._claim(now)
         self._database.commit()
@@ -299,28 +276,28 @@ class Worker:
             self._line.append(self._fresh)
 
     def _settles(self, now: float) -> bool:
-        if now >= self._settle_time() or len(self._done) >= self._settle_count():
+        if now >= self._settle_time() or len(self._settling.done) >= self._settle_count():
             return True
         return not self._courier.in_flight and not self._waits_for_ring()
 
     def _light_turn(self, now: float) -> bool:
         """Somebody has rung: stores, claims and sends at once what is plain. Whether that was all."""
-        count = min(FEW, self._slots.room_of_any(), (PAYLOAD_BYTES - self._held_bytes) // self._average_bytes)
-        if count <= 0 or self._line or self._opens or not self._is_plain:
+        settling = self._settling
+        count = min(FEW, self._slots.room_of_any(), self._held.room())
+        if count <= 0 or self._line or settling.opens or not settling.is_plain:
             return False
         after = self._pace.last_sent
-        delivered = [each for done in self._done for each in done.messages if each.id > after - FEW]
+        delivered = [each for done in settling.done for each in done.messages if each.id > after - FEW]
         try:
             claimed, settled = self._database.light_turn(after, count, self._options.lease, delivered)
         except Busy:
             return False
         if settled:
-            self._leave_out(settled)
-            self._is_plain = not self._done
+            settling.leave_out(settled)
         if not claimed:
             return False
         self._last_claim = now
-        found, newest = self._receive(claimed)
+        found, newest = self._held.receive(claimed)
         self._pace.claimed_new(now, newest, found >= count)
         self._listener.answered(True)
         for each in claimed:
@@ -332,15 +309,6 @@ class Worker:
             for message in messages:
                 self._start(self._endpoints[endpoint_id], [message], now)
         return True
-
-    def _leave_out(self, settled: Collection[int]) -> None:
-        left = []
-        for done in self._done:
-            stored = [each for each in done.messages if each.id in settled]
-            self._forget(stored)
-            if len(stored) < len(done.messages):
-                left.append(done._replace(messages=[each for each in done.messages if each.id not in settled]))
-        self._done = left
 
     def _can_claim(self, now: float) -> bool:
         if self._is_closing(now):
@@ -357,7 +325,7 @@ class Worker:
             return needed
         for endpoint_id, allowed in self._rates.ahead(now).items():
             in_line = self._line.count(endpoint_id)
-            if 2 * in_line >= allowed or endpoint_id in self._slots.slow or endpoint_id in self._deferred:
+            if 2 * in_line >= allowed or endpoint_id in self._slots.slow or endpoint_id in self._settling.deferred:
                 continue
             if self._pace.more or endpoint_id in self._filled:
                 needed[endpoint_id] = allowed - in_line
@@ -367,7 +335,7 @@ class Worker:
         """Whether a claim would find something and have a place for it, in a slot or in line behind others."""
         if self._pace.more or not self._filled:
             return self._pace.more
-        filled = self._filled - self._deferred.keys()
+        filled = self._filled - self._settling.deferred.keys()
         return any(self._slots.room_of(each) or self._line.count(each) for each in filled)
 
     def _may_claim(self, now: float, settles: bool, opens: bool) -> bool:
@@ -377,11 +345,11 @@ class Worker:
             return True
         if self._has_more():
             # With what is settled; by itself only if nothing is about to be.
-            return settles or (not self._done and now >= self._last_claim + self._options.poll_interval_busy)
+            return settles or (not self._settling.done and now >= self._last_claim + self._options.poll_interval_busy)
         if self._is_expecting or self._listener.has_rung:
             self._is_expecting = False
             return True
-        if self._listener.can_listen(now) and not self._line and not self._deferred and now < self._until:
+        if self._listener.can_listen(now) and not self._line and not self._settling.deferred and now < self._until:
             if not self._listener.is_listening:
                 # What was said until now wasn't heard.
                 self._check_by(now)
@@ -426,7 +394,7 @@ class Worker:
 
     def _take(self, now: float, rooms: dict[int, int], room: int, limit: int) -> None:
         """One claim of at most so many messages: of some endpoints, of any other, and of all together."""
-        limit = min(limit, self._options.batch_size, (PAYLOAD_BYTES - self._held_bytes) // self._average_bytes)
+        limit = min(limit, self._options.batch_size, self._held.room())
         if limit <= 0 and self._held:
             return
         try:
@@ -434,26 +402,12 @@ class Worker:
         except Busy:
             self._pace.claimed(now, None, False)
             return
-        count, newest = self._receive(claimed)
+        count, newest = self._held.receive(claimed)
         if count and not self._listener.is_listening:
             self._check_by(now + CHECK_SECONDS)
         self._pace.claimed(now, newest or None, count >= limit)
         self._note_filled(claimed, rooms, room)
         self._prepare(claimed)
-
-    def _receive(self, claimed: Sequence[Claimed]) -> tuple[int, int]:
-        """How many there are, and the highest id."""
-        count = size = newest = 0
-        for each in claimed:
-            ids = {message.id: message.attempt for message in each.messages}
-            self._held.update(ids)
-            newest = max(newest, *ids)
-            count += len(ids)
-            size += sum(len(message.payload) for message in each.messages)
-        self._held_bytes += size
-        if count:
-            self._average_bytes = max(1, size // count, self._average_bytes // 2)
-        return count, newest
 
     def _rooms(self, now: float) -> tuple[dict[int, int], int, int]:
         """How many messages may be claimed for slots: of some endpoints, of any other, and of all together."""
@@ -463,7 +417,7 @@ class Worker:
             if known.batch_size > 1:
                 rooms[known.id] = rooms.get(known.id, room) * known.batch_size
                 limit = self._options.batch_size
-        rooms.update(dict.fromkeys((*self._deferred, *self._line.endpoint_ids()), 0))
+        rooms.update(dict.fromkeys((*self._settling.deferred, *self._line.endpoint_ids()), 0))
         if now >= self._until:
             rooms.update(dict.fromkeys(self._slots.slow, 0))
             self._filled -= self._slots.slow
@@ -489,10 +443,8 @@ class Worker:
             if known is not None:
                 self._fresh.add(known, batch.group(known, messages))
             else:
-                self._done_since = self._done_since if self._done else self._clock()
-                self._is_plain = False
                 outcome = Outcome(f"{verdict.RETRYABLE} {self._problems[endpoint_id]}")
-                self._done += [_Done(endpoint_id, [message], outcome) for message in messages]
+                self._settling.add([Settled(endpoint_id, [message], outcome) for message in messages], self._clock())
                 self._tally.add(endpoint_id, len(messages), outcome.error, 0)
 
     def _knows(self, claimed: Claimed) -> bool:
@@ -530,89 +482,10 @@ class Worker:
         self._under_way[first.id, first.attempt] = _Sent(to, now)
         self._courier.send(to, messages)
 
-    # Settling. An outcome is kept until it is stored: to lose one would mean to deliver the message again.
-
     def _settle(self, now: float) -> None:
-        failed = any(done.outcome.error is not None for done in self._done)
-        if self._deferred:
-            # Where an endpoint is locked, the others needn't wait to see it.
-            for done in self._done:
-                if done.endpoint_id in self._deferred:
-                    self._deferred[done.endpoint_id].append(done)
-            self._done = [done for done in self._done if done.endpoint_id not in self._deferred]
-        self._rates.note(Counter(done.endpoint_id for done in self._done for _ in done.messages), now)
-        try:
-            self._store(self._done)
-            self._done = []
-        except (Busy, Refused):
-            self._settle_apart(now)
-        self._opens = False
-        self._is_plain = True
-        if failed and self._line:
+        self._rates.note(self._settling.counts, now)
+        if self._settling.store(now) and self._line:
             self._try(self._release_blocked)
-
-    def _settle_apart(self, now: float) -> None:
-        """By endpoint: one that is locked, or that answered with something that can't be stored, is on its own."""
-        apart: dict[int, list[_Done]] = {}
-        for done in self._done:
-            apart.setdefault(done.endpoint_id, []).append(done)
-        for endpoint_id, group in apart.items():
-            self._settle_endpoint(endpoint_id, group, now)
-            self._done = [done for done in self._done if done.endpoint_id != endpoint_id]
-
-    def _settle_deferred(self, now: float) -> None:
-        for endpoint_id, group in list(self._deferred.items()):
-            self._settle_endpoint(endpoint_id, group, now)
-
-    def _settle_endpoint(self, endpoint_id: int, group: list[_Done], now: float) -> None:
-        try:
-            self._store(group)
-        except Busy:
-            self._deferred[endpoint_id] = group
-            self._next_retry = now + self._retry_delay
-            self._retry_delay = min(self._retry_delay * 2, LONGEST_RETRY)
-            return
-        except Refused:
-            self._settle_singly(group)
-        if self._deferred.pop(endpoint_id, None) is not None:
-            self._retry_delay = RETRY_SECONDS
-
-    def _settle_singly(self, group: Iterable[_Done]) -> None:
-        """What can't be stored as it is, is stored in plain words. If that fails too, it is left to the lease."""
-        for done in group:
-            for message in done.messages:
-                single = done._replace(messages=[message])
-                try:
-                    self._store([single])
-                except (Busy, Refused):
-                    try:
-                        self._store([single._replace(outcome=_plain(done.outcome))])
-                    except (Busy, Refused) as error:
-                        self._tally.last_error = f"message {message.id} can't be settled: {error}"
-                        self._forget([message])
-
-    def _store(self, group: Sequence[_Done]) -> None:
-        if not group:
-            return
-        failed = any(done.outcome.error is not None for done in group)
-        answered = any(done.outcome.response is not None for done in group)
-        self._database.settle(
-            Outcomes(
-                [message.id for done in group for message in done.messages],
-                [message.attempt for done in group for message in done.messages],
-                [done.outcome.error for done in group for _ in done.messages] if failed else None,
-                [done.outcome.retry_after for done in group for _ in done.messages] if failed else None,
-                [done.outcome.response for done in group for _ in done.messages] if answered else None,
-            )
-        )
-        self._forget(message for done in group for message in done.messages)
-
-    def _forget(self, messages: Iterable[Message]) -> None:
-        for message in messages:
-            self._held_bytes -= len(message.payload)
-            # Unless it was lost and claimed again since.
-            if self._held.get(message.id) == message.attempt:
-                del self._held[message.id]
 
     def _release_blocked(self) -> None:
         """A circuit that opened takes no more: what waits for a slot to it goes back, unspent."""
@@ -621,7 +494,7 @@ class Worker:
 
     def _give_back(self, messages: Sequence[Message], delay: float) -> None:
         self._database.release([each.id for each in messages], [each.attempt for each in messages], delay)
-        self._forget(messages)
+        self._held.forget(messages)
 
     # What happens by the clock. What the database has no time for is left to the next time.
 
@@ -669,13 +542,13 @@ class Worker:
 
     def _renew(self, now: float) -> None:
         try:
-            held = set(self._database.renew(list(self._held), list(self._held.values()), self._options.lease))
+            held = set(self._database.renew(self._held.ids(), self._held.attempts(), self._options.lease))
         except Busy:
             self._next_renewal = now + min(1.0, self._options.lease / 10)
             return
         self._database.commit()
         # What was lost and not yet sent is left to whoever has it now.
-        self._forget(self._line.remove_lost(held))
+        self._held.forget(self._line.remove_lost(held))
 
     def _report(self, state: str) -> None:
         tally = self._tally
@@ -700,15 +573,3 @@ class Worker:
         if bell is not None:
             self._listener.take(bell)
             self._courier.wake_on(bell.fileno())
-
-
-def _has_key(messages: Sequence[Message]) -> bool:
-    if len(messages) == 1:
-        return messages[0].ordering_key is not None
-    return any(message.ordering_key is not None for message in messages)
-
-
-def _plain(outcome: Outcome) -> Outcome:
-    """Without what a receiver wrote: only ASCII, which every database can store, and no response."""
-    error = outcome.error and outcome.error.encode("ascii", "replace").decode().replace("\0", "?")
-    return outcome._replace(error=error, response=None)

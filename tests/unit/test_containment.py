@@ -32,11 +32,12 @@ def test_a_lack_of_sockets_is_worth_another_try(
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
     courier = Courier(transport)
+    endpoint = make_endpoint(receiver.url)
     with monkeypatch.context() as patch:
         patch.setattr("ulak.http.socket.socket", none_left)
-        courier.send(make_endpoint(receiver.url), [make_message()])
+        courier.send(endpoint, [make_message()])
         (without,) = settle(courier, 1)
-    courier.send(without.endpoint, without.messages)
+    courier.send(endpoint, without.messages)
     (again,) = settle(courier, 1)
 
     assert without.outcome.error == "[RETRYABLE] connect: no socket for 127.0.0.1: Too many open files"

@@ -13,10 +13,11 @@ import pytest
 from ulak import options
 from ulak.bell import Bell
 from ulak.courier import Courier, Settled
+from ulak.holding import PAYLOAD_BYTES
 from ulak.model import Endpoint, Message, Outcome
 from ulak.options import Options
 from ulak.port import RINGS, BellSet, Busy, Claimed, EndpointConfig, Outcomes, Refused, Tidings
-from ulak.worker import GRACE_SECONDS, PAYLOAD_BYTES, STOP_SECONDS, Worker
+from ulak.worker import GRACE_SECONDS, STOP_SECONDS, Worker
 
 SETTINGS = {
     "batch_size": "500",
@@ -272,7 +273,7 @@ class FakeCourier:
         assert not self._database.open, "sent before it was committed"
         self.sent.append((to, [message.id for message in messages], self._clock.now))
         seconds, outcome = self.answer(to, messages)
-        self._under_way.append((self._clock.now + seconds, Settled(to, messages, outcome)))
+        self._under_way.append((self._clock.now + seconds, Settled(to.id, messages, outcome)))
 
     def step(self, max_wait: float) -> list[Settled]:
         assert not self._database.open, "a transaction stays open during the wait"
