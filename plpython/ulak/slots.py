@@ -7,6 +7,9 @@ from collections.abc import Iterable
 
 # A request that takes longer makes its endpoint a slow one.
 SLOW_SECONDS = 0.5
+# Receivers that answer at once need no more requests in flight than these. What libcurl and the kernel keep for a
+# connection is 15 kB: of so many it stays in the processor's own cache.
+LEAST_WAVE = 32
 
 
 class Slots:
@@ -24,6 +27,8 @@ class Slots:
         self._held: Counter[int] = Counter()
         self._taken = 0
         self._taken_slow = 0
+        # How many may be in flight to receivers that aren't slow. Slots beyond are for those who take their time.
+        self.wave = min(total, LEAST_WAVE)
 
     @property
     def free(self) -> int:
@@ -33,6 +38,17 @@ class Slots:
     @property
     def slow_in_flight(self) -> int:
         return self._taken_slow
+
+    @property
+    def quick_in_flight(self) -> int:
+        return self._taken - self._taken_slow
+
+    def waited(self, before: int) -> None:
+        """The worker has waited for answers while others are in line; before: what quick_in_flight was."""
+        if 4 * (before - self.quick_in_flight) < before:
+            self.wave = min(self.total, 2 * self.wave)
+        else:
+            self.wave = max(min(self.total, LEAST_WAVE), self.wave - self.wave // 8)
 
     def take(self, endpoint_id: int) -> None:
         self._held[endpoint_id] += 1
@@ -74,7 +90,7 @@ class Slots:
     def open_to(self, endpoint_id: int) -> int:
         """How many requests it may begin with what it has claimed: more than room_of(), which leaves others their share
         of what is free, but never all that there is."""
-        free = self._free_slow if endpoint_id in self.slow else self.free
+        free = self._free_slow if endpoint_id in self.slow else min(self.free, self.wave - self.quick_in_flight)
         return max(0, min(free, max(1, self.total * 7 // 8) - self._held[endpoint_id]))
 
     def open_in_line(self, endpoint_id: int) -> int:

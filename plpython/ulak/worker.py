@@ -30,6 +30,8 @@ SETTLE_COUNT_IN_LINE = 256
 FEW = 16
 # In light traffic a delivery is stored with the next claim, if that isn't too far off.
 SETTLE_SECONDS_LIGHT = 0.05
+# Who is in line doesn't wait longer for answers that would make room, while there are slots.
+WAVE_SECONDS = 0.001
 # How often endpoints that have nobody in line are looked after while others have.
 ASIDE_SECONDS = 0.02
 # While the worker listens for the bell, retries and whatever else doesn't ring are looked for so often.
@@ -201,7 +203,10 @@ class Worker:
         elif self._can_claim(now):
             soon = self._last_claim + self._options.poll_interval_busy - now
             wait = min(wait, soon if self._has_more() else self._pace.wait(now))
+        if self._line and self._slots.wave < self._slots.total:
+            wait = min(wait, WAVE_SECONDS)
         wait = max(0.0, wait)
+        before = self._slots.quick_in_flight
         settled: Sequence[Settled] = ()
         if self._courier.in_flight:
             settled = self._courier.step(wait)
@@ -210,6 +215,8 @@ class Worker:
         elif wait:
             self._sleep(wait)
         self._collect(settled)
+        if self._line:
+            self._slots.waited(before)
 
     def _watch(self) -> None:
         """Nothing is held: waits until somebody has sent, a claim is due, or it is time for the next check."""

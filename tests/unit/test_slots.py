@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
-from ulak.slots import SLOW_SECONDS, Slots
+from ulak.slots import LEAST_WAVE, SLOW_SECONDS, Slots
 
 QUICK, SLOW = 0.01, SLOW_SECONDS + 1
 
@@ -12,6 +12,11 @@ QUICK, SLOW = 0.01, SLOW_SECONDS + 1
 def take(slots: Slots, endpoint_id: int, count: int) -> None:
     for _ in range(count):
         slots.take(endpoint_id)
+
+
+def give_back(slots: Slots, endpoint_id: int, count: int) -> None:
+    for _ in range(count):
+        slots.give_back(endpoint_id, QUICK)
 
 
 def test_an_endpoint_gets_at_most_seven_eighths() -> None:
@@ -152,3 +157,56 @@ def test_what_waited_in_line_leaves_the_last_eighth_to_others_unless_it_has_noth
     for _ in range(2):
         slots.take(4)
     assert slots.open_in_line(2) == 0
+
+
+def test_receivers_that_answer_at_once_have_a_wave_in_flight_and_no_more() -> None:
+    slots = Slots(128)
+    assert slots.open_to(1) == LEAST_WAVE
+    take(slots, 1, LEAST_WAVE)
+    assert (slots.open_to(1), slots.open_to(2), slots.open_in_line(2)) == (0, 0, 0)
+
+    give_back(slots, 1, LEAST_WAVE // 2)
+    slots.waited(LEAST_WAVE)
+
+    assert slots.wave == LEAST_WAVE
+    assert slots.open_to(2) == LEAST_WAVE // 2
+    # What may be claimed doesn't depend on it.
+    assert slots.free == 128 - LEAST_WAVE // 2
+
+
+def test_the_wave_grows_while_few_answers_come_and_shrinks_again() -> None:
+    slots = Slots(128)
+    take(slots, 1, LEAST_WAVE)
+
+    sizes = []
+    for _ in range(3):
+        slots.waited(slots.quick_in_flight)
+        sizes.append(slots.wave)
+        take(slots, 1, slots.open_to(1))
+
+    assert sizes == [64, 128, 128]
+    assert slots.quick_in_flight == 112
+    for _ in range(20):
+        give_back(slots, 1, slots.quick_in_flight)
+        slots.waited(112)
+        take(slots, 1, 112)
+    assert slots.wave == LEAST_WAVE
+
+
+def test_slow_receivers_are_not_part_of_the_wave() -> None:
+    slots = Slots(128)
+    take(slots, 1, LEAST_WAVE)
+    assert slots.open_to(2) == 0
+
+    slots.see_stuck([1])
+
+    assert slots.quick_in_flight == 0
+    assert slots.open_to(2) == LEAST_WAVE
+    assert slots.open_to(1) == 112 - LEAST_WAVE
+
+
+def test_a_worker_with_few_slots_uses_them_all() -> None:
+    slots = Slots(8)
+    assert slots.open_to(1) == 7
+    slots.waited(0)
+    assert slots.wave == 8

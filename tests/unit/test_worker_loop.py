@@ -17,6 +17,7 @@ from ulak.holding import PAYLOAD_BYTES
 from ulak.model import Endpoint, Message, Outcome
 from ulak.options import Options
 from ulak.port import RINGS, BellSet, Busy, Claimed, EndpointConfig, Outcomes, Refused, Tidings
+from ulak.slots import LEAST_WAVE
 from ulak.worker import GRACE_SECONDS, STOP_SECONDS, Worker
 
 SETTINGS = {
@@ -348,6 +349,27 @@ def test_a_slow_receiver_is_refilled_without_waiting_for_a_full_group(stage: Sta
     # Fourteen at once, at 74 ms on average and 5 ms for the group.
     assert len(stage.database.settled) == 600
     assert max(stage.database.times("settle")) - 1000 < 600 / 14 * 0.074 * 1.15
+
+
+def test_a_receiver_that_answers_at_once_gets_a_few_at_a_time(stage: Stage) -> None:
+    stage.database.put(count=2000)
+    stage.courier.answer = lambda to, messages: (0.0002, DELIVERED)
+
+    stage.run(worker_concurrency=128)
+
+    assert len(stage.database.settled) == 2000
+    times = Counter(at for _, _, at in stage.courier.sent)
+    assert max(times.values()) <= LEAST_WAVE
+
+
+def test_a_receiver_that_takes_its_time_gets_all_slots_within_milliseconds(stage: Stage) -> None:
+    stage.database.put(count=300)
+    stage.courier.answer = lambda to, messages: (0.05, DELIVERED)
+
+    stage.run(worker_concurrency=128)
+
+    assert len([at for _, _, at in stage.courier.sent if at < 1000.01]) == 128
+    assert len(stage.database.settled) == 300
 
 
 def test_the_next_of_an_ordering_key_is_claimed_as_soon_as_its_head_is_settled(stage: Stage) -> None:
