@@ -130,15 +130,23 @@ class World:
 
     @contextmanager
     def stopped(self, pid: int) -> Iterator[None]:
-        """Not for ever: stopped at a bad moment, it may hold what the whole server waits for."""
-        os.kill(pid, signal.SIGSTOP)
+        """Between two transactions: in one that has written, it would keep its locks, and nobody could help. And not for
+        ever: stopped at a bad moment, it may hold what the whole server waits for."""
         resume = threading.Timer(60, os.kill, (pid, signal.SIGCONT))
         resume.start()
         try:
+            wait_until(lambda: self._stop(pid), 30, "a moment without a lock", interval=0.002)
             yield
         finally:
             resume.cancel()
             os.kill(pid, signal.SIGCONT)
+
+    def _stop(self, pid: int) -> bool:
+        os.kill(pid, signal.SIGSTOP)
+        if self.value("select backend_xid is null from pg_stat_activity where pid = %s", pid):
+            return True
+        os.kill(pid, signal.SIGCONT)
+        return False
 
     def let_leases_run_out(self) -> int:
         """Ages every lease instead of waiting for its end, and takes the messages back."""
