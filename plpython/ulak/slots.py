@@ -43,8 +43,12 @@ class Slots:
     def quick_in_flight(self) -> int:
         return self._taken - self._taken_slow
 
+    @property
+    def is_wave_full(self) -> bool:
+        return self.quick_in_flight >= self.wave
+
     def waited(self, before: int) -> None:
-        """The worker has waited for answers while others are in line; before: what quick_in_flight was."""
+        """The worker has waited for answers while others are in line and the wave was full; before: of so many."""
         if 4 * (before - self.quick_in_flight) < before:
             self.wave = min(self.total, 2 * self.wave)
         else:

@@ -203,10 +203,11 @@ class Worker:
         elif self._can_claim(now):
             soon = self._last_claim + self._options.poll_interval_busy - now
             wait = min(wait, soon if self._has_more() else self._pace.wait(now))
-        if self._line and self._slots.wave < self._slots.total:
+        is_wave_full = self._line and self._slots.is_wave_full
+        before = self._slots.quick_in_flight
+        if is_wave_full and self._slots.wave < self._slots.total:
             wait = min(wait, WAVE_SECONDS)
         wait = max(0.0, wait)
-        before = self._slots.quick_in_flight
         settled: Sequence[Settled] = ()
         if self._courier.in_flight:
             settled = self._courier.step(wait)
@@ -215,7 +216,7 @@ class Worker:
         elif wait:
             self._sleep(wait)
         self._collect(settled)
-        if self._line:
+        if is_wave_full:
             self._slots.waited(before)
 
     def _watch(self) -> None:

@@ -262,6 +262,7 @@ class FakeCourier:
         )
         self.sent: list[tuple[Endpoint, list[int], float]] = []
         self.was_woken = False
+        self.steps = 0
 
     def wake_on(self, descriptor: int) -> None:
         pass
@@ -278,6 +279,7 @@ class FakeCourier:
 
     def step(self, max_wait: float) -> list[Settled]:
         assert not self._database.open, "a transaction stays open during the wait"
+        self.steps += 1
         seconds = max(0.0, min(min(at for at, _ in self._under_way) - self._clock.now, max_wait))
         bell = self._database.bell
         self.was_woken = False
@@ -370,6 +372,19 @@ def test_a_receiver_that_takes_its_time_gets_all_slots_within_milliseconds(stage
 
     assert len([at for _, _, at in stage.courier.sent if at < 1000.01]) == 128
     assert len(stage.database.settled) == 300
+
+
+def test_who_waits_in_line_for_a_receiver_that_hangs_costs_nothing(stage: Stage) -> None:
+    stage.database.put(count=1000)
+    stage.courier.answer = lambda to, messages: (0.0002 if messages[0].id <= 600 else 60, DELIVERED)
+    steps: list[int] = []
+    stage.database.hooks["report"] = lambda progress: steps.append(stage.courier.steps)
+
+    stage.run(seconds=6, worker_concurrency=128)
+
+    assert 600 + 128 <= len(stage.courier.sent) < 1000
+    # A report comes once a second. For three seconds after the last claim new messages are looked for often.
+    assert all(later - sooner <= 25 for sooner, later in itertools.pairwise(steps[5:10]))
 
 
 def test_the_next_of_an_ordering_key_is_claimed_as_soon_as_its_head_is_settled(stage: Stage) -> None:
