@@ -185,7 +185,7 @@ def slow_receiver(stage: Stage) -> Iterator[Figure]:
 def slow_neighbour(stage: Stage) -> Iterator[Figure]:
     """Alone and beside, in turn: the machine may do other things as well."""
     rates: dict[bool, list[float]] = {False: [], True: []}
-    for _ in range(2):
+    for _ in range(3):
         for beside in rates:
             with timed_receiver(10) as slow, stage.site() as site:
                 for n in range(20):
@@ -195,7 +195,7 @@ def slow_neighbour(stage: Stage) -> Iterator[Figure]:
                 if beside:
                     fill(site, "slow", 2000)
                 rates[beside].append(drain(site, watched=f"endpoint_id <> {slow_id}").rate)
-    alone, beside_slow = max(rates[False]), max(rates[True])
+    alone, beside_slow = median(rates[False]), median(rates[True])
     yield Figure("20 healthy endpoints", Quantity(alone, "/s"))
     yield Figure(
         "20 healthy endpoints beside one that takes 10 s",
@@ -215,7 +215,20 @@ def ordering(stage: Stage) -> Iterator[Figure]:
     yield Figure(f"one ordering key, {count:,} messages", Quantity(done.rate, "/s", required=300), headline=True)
 
 
+class Traffic(NamedTuple):
+    # By the clients' own account.
+    sent: float
+    delivered: Delivered
+
+
 def traffic(stage: Stage) -> Iterator[Figure]:
+    """Three times, since the machine may do other things as well."""
+    seen = sorted(send_and_deliver(stage) for _ in range(3))[1]
+    yield Figure("8 clients and 2 workers: sent", Quantity(seen.sent, "/s", required=2500), headline=True)
+    yield Figure("8 clients and 2 workers: delivered", *seen.delivered.quantities(2500), headline=True)
+
+
+def send_and_deliver(stage: Stage) -> Traffic:
     """From the first message sent to the last one settled."""
     with stage.site() as site:
         site.http("shop", stage.receiver)
@@ -234,9 +247,7 @@ def traffic(stage: Stage) -> Iterator[Figure]:
             from ulak.queue where status = 'completed'
         """).fetchone() or (0, 1.0)
         used = sum(processor_seconds(worker.pid) for worker in workers)
-    delivered = Delivered(count, took, used, written)
-    yield Figure("8 clients and 2 workers: sent", Quantity(float(sent[1]), "/s", required=2500), headline=True)
-    yield Figure("8 clients and 2 workers: delivered", *delivered.quantities(2500), headline=True)
+    return Traffic(float(sent[1]), Delivered(count, took, used, written))
 
 
 PART = Part(
