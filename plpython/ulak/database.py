@@ -104,14 +104,18 @@ class Database:
     def claim(self, limit: int, lease: float, rooms: Mapping[int, int], room: int) -> list[Claimed]:
         arguments = (self._worker, limit, lease, list(rooms), list(rooms.values()), room)
         began = time.monotonic()
-        place = self._mark.place(began)
+        # Who has no room for the mark's endpoint asks for the others, and that tells nothing about the mark.
+        marked = self._mark.endpoint_id
+        is_aside = marked is not None and not rooms.get(marked, room)
+        place = None if is_aside else self._mark.place(began)
         rows = self._claim(arguments, place)
         if place is not None and not len(rows):
             place = None
             rows = self._claim(arguments, None)
         claimed = [_claimed(row) for row in rows]
-        count = sum(len(each.messages) for each in claimed)
-        self._mark.claimed(time.monotonic(), began, count, place is None, _last_place(rows))
+        if not is_aside:
+            count = sum(len(each.messages) for each in claimed)
+            self._mark.claimed(time.monotonic(), began, count, place is None, _last_place(rows))
         return claimed
 
     def _claim(self, arguments: tuple[Any, ...], place: Place | None) -> plpy.PLyResult:

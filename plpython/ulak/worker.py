@@ -32,8 +32,11 @@ FEW = 16
 SETTLE_SECONDS_LIGHT = 0.05
 # Who is in line doesn't wait longer for answers that would make room, while there are slots.
 WAVE_SECONDS = 0.001
-# How often endpoints that have nobody in line are looked after while others have.
+# How often endpoints that have nobody in line are looked after while others have. If that takes long and finds nothing,
+# because vacuum is held back, it comes less often: one part of the time may be lost with it.
 ASIDE_SECONDS = 0.02
+LONGEST_ASIDE = 1.0
+ASIDE_PARTS = 20
 # While the worker listens for the bell, retries and whatever else doesn't ring are looked for so often.
 WHOLE_SECONDS = 0.2
 WHOLE_SECONDS_AFTER_ONE = 0.05
@@ -110,6 +113,7 @@ class Worker:
         # The last claim that saw all endpoints.
         self._last_whole = now
         self._whole_wait = WHOLE_SECONDS
+        self._aside_wait = ASIDE_SECONDS
         self._next_check = now
         self._next_report = now
         self._next_sweep = now
@@ -323,7 +327,7 @@ class Worker:
             return False
         if self._ahead(now):
             return True
-        return self._slots.free > 0 and (not self._line or now >= self._last_whole + ASIDE_SECONDS)
+        return self._slots.free > 0 and (not self._line or now >= self._last_whole + self._aside_wait)
 
     def _ahead(self, now: float) -> dict[int, int]:
         """How many messages of which endpoint are to be claimed for the line: of those that seem to have more. Not a
@@ -386,9 +390,12 @@ class Worker:
         """For the slots that are free, of all endpoints; then for the line, of those that are known to be fast."""
         self._last_claim = now
         has_rung = self._listener.has_rung
-        if not self._ahead(now) or has_rung or (self._slots.free and now >= self._last_whole + ASIDE_SECONDS):
+        if not self._ahead(now) or has_rung or (self._slots.free and now >= self._last_whole + self._aside_wait):
             self._last_whole = now
+            began = self._clock()
             self._take(now, *self._rooms(now))
+            lost = 0.0 if self._fresh else self._clock() - began
+            self._aside_wait = max(ASIDE_SECONDS, min(LONGEST_ASIDE, lost * ASIDE_PARTS))
         ahead = self._ahead(now)
         if ahead:
             self._take(now, ahead, 0, sum(ahead.values()))

@@ -67,6 +67,9 @@ class FakeDatabase:
     leave: str | None = None
     settings: str = ""
     hooks: dict[str, Callable[..., None]] = field(default_factory=dict)
+    # Claims that saw all endpoints, and how long they take.
+    wholes: list[float] = field(default_factory=list)
+    whole_seconds: float = 0.0
     calls: list[tuple[str, float]] = field(default_factory=list)
     limits: list[int] = field(default_factory=list)
     settled: dict[int, Outcome] = field(default_factory=dict)
@@ -116,6 +119,9 @@ class FakeDatabase:
     def claim(self, limit: int, lease: float, rooms: Mapping[int, int], room: int) -> list[Claimed]:
         self._called("claim")
         self.limits.append(limit)
+        if room:
+            self.wholes.append(self.clock.now)
+            self.clock.now += self.whole_seconds
         turns: Counter[int] = Counter()
         due: list[tuple[int, int, Pending]] = []
         for each in self.pending:
@@ -660,6 +666,22 @@ def test_only_fast_endpoints_are_claimed_ahead_of_free_slots(stage: Stage) -> No
     assert all(id in stage.database.settled for id in range(1, 3001))
     assert max(stage.database.limits) > 16
     assert max(waiting) == 0
+
+
+def test_others_are_looked_after_while_one_has_a_backlog_and_less_often_if_that_takes_long(stage: Stage) -> None:
+    stage.courier.answer = lambda to, messages: (0.001, DELIVERED)
+    counts = []
+    for seconds in (0.0, 0.03):
+        stage.database.put(1, count=20_000)
+        stage.database.whole_seconds = seconds
+        stage.database.wholes.clear()
+        stage.run(seconds=1)
+        counts.append(len(stage.database.wholes))
+
+    quick, slow = counts
+    assert quick >= 20
+    # Thirty milliseconds twenty times would be all that there is.
+    assert slow <= 5
 
 
 def test_a_run_waits_for_what_is_under_way_and_serves_others_meanwhile(stage: Stage) -> None:
