@@ -22,7 +22,7 @@ from bench.circumstances import circumstances, load, sentence
 from bench.figures import Figure, markdown, plain
 from bench.stage import Part, Stage, server, settings_of
 
-# About twelve minutes together, on two cores that have nothing else to do.
+# About thirteen minutes together, on two cores that have nothing else to do.
 DEFAULT = ("send", "claim", "delivery", "latency", "archive", "horizon", "growth", "peers")
 PARTS = (*DEFAULT, "observe")
 
