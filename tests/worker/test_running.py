@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import time
 from decimal import Decimal
+from functools import partial
 
 import psycopg
 import pytest
@@ -166,6 +166,9 @@ def test_a_worker_that_is_asked_to_leave_gives_back_what_hangs(site: Site) -> No
         assert (message["status"], message["attempts"], message["retry_count"]) == ("pending", 1, 0)
 
 
+HAS_REPORTED_AGAIN = "select heartbeat_at > started_at + interval '0.5 s' from ulak.workers where pid = %s"
+
+
 def test_a_worker_leaves_for_another_build_or_version(site: Site) -> None:
     build = site.value("select pg_get_functiondef('ulak._python_stamp()'::regprocedure)")
     version = site.value("select extversion from pg_extension where extname = 'ulak'")
@@ -177,8 +180,8 @@ def test_a_worker_leaves_for_another_build_or_version(site: Site) -> None:
         ),
     ):
         worker = site.start()
-        # It has looked once by then.
-        time.sleep(0.3)
+        # By its second report it has looked for another build.
+        wait_until(partial(site.value, HAS_REPORTED_AGAIN, worker.pid), 10, "a second report")
         site.db.execute(there)
         # As an upgrade does when it is done.
         site.db.execute("select ulak._ring()")
