@@ -189,7 +189,8 @@ class Worker:
                 if courier.was_woken:
                     listener.hear()
             else:
-                listener.hear(end - now)
+                # Not all of it: the wait isn't broken off by a cancel.
+                listener.hear(min(end - now, CHECK_SECONDS_IDLE))
             self._collect(settled)
             if listener.has_rung:
                 if not self._light_turn(self._clock()):
