@@ -15,7 +15,7 @@ as $plpgsql$
 declare
     v_id bigint;
 begin
-    perform ulak._lock_configs();
+    perform ulak._lock('configs');
     insert into ulak.endpoints (name, protocol, config, retry_policy, description)
     values (p_name, p_protocol, coalesce(p_config, '{}'), p_retry_policy, p_description)
     on conflict (name) do nothing
@@ -50,7 +50,7 @@ security definer
 set search_path = pg_catalog, pg_temp
 as $plpgsql$
 begin
-    perform ulak._lock_configs();
+    perform ulak._lock('configs');
     update ulak.endpoints
     set config = coalesce(p_config, config),
         retry_policy = coalesce(p_retry_policy, retry_policy),
@@ -76,7 +76,7 @@ declare
     v_id bigint;
     v_subscriptions bigint;
 begin
-    perform ulak._lock_configs();
+    perform ulak._lock('configs');
     select e.id into v_id from ulak.endpoints as e where e.name = p_name for no key update;
     if not found then
         perform ulak._raise_unknown_endpoint(p_name);
@@ -99,15 +99,6 @@ $plpgsql$;
 
 comment on function ulak.drop_endpoint(text) is
     'removes an endpoint and its subscriptions; refuses while messages wait for it or its dead letters are unresolved';
-
--- Changes of configs and of secrets wait for each other: a config is valid for the secrets that it names.
-create or replace function ulak._lock_configs()
-returns void
-language sql
-set search_path = pg_catalog, pg_temp
-as $sql$
-    select pg_advisory_xact_lock(hashtext('ulak_config'), 0)
-$sql$;
 
 -- Raises while the endpoint has messages that nobody could deliver or redrive without it.
 create or replace function ulak._require_unused(p_id bigint, p_name text)
@@ -221,7 +212,7 @@ begin
                 hint = 'Such as: billing-webhook';
     end if;
     if ulak._secret_names(new.config) <> '{}' then
-        perform ulak._lock_configs();
+        perform ulak._lock('configs');
     end if;
     perform ulak.validate_endpoint_config(new.protocol, new.config);
     v_violation := ulak._retry_policy_violation(new.retry_policy);

@@ -7,7 +7,7 @@ security definer
 set search_path = pg_catalog, pg_temp
 as $plpgsql$
 begin
-    perform ulak._lock_configs();
+    perform ulak._lock('configs');
     perform ulak._check_secret_name(p_name);
     if coalesce(p_value, '') = '' then
         raise exception 'the value of secret "%" is empty', p_name
@@ -35,7 +35,7 @@ as $plpgsql$
 declare
     v_endpoints text;
 begin
-    perform ulak._lock_configs();
+    perform ulak._lock('configs');
     select string_agg(e.name, ', ' order by e.name) into v_endpoints
     from ulak.endpoints as e
     where ulak._names_secret(e.config, p_name);
@@ -74,7 +74,7 @@ declare
     v_old text;
     v_secret text;
 begin
-    perform ulak._lock_configs();
+    perform ulak._lock('configs');
     select * into v_endpoint from ulak.endpoints as e where e.name = p_endpoint for no key update;
     if not found then
         perform ulak._raise_unknown_endpoint(p_endpoint);
@@ -124,7 +124,7 @@ begin
     if not exists (select from ulak.secrets as s where s.previous_until <= p_now) then
         return 0;
     end if;
-    perform ulak._lock_configs();
+    perform ulak._lock('configs');
     with forgotten as (
         update ulak.secrets as s
         set previous_value = null, previous_until = null

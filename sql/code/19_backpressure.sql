@@ -82,12 +82,13 @@ language plpgsql
 set search_path = pg_catalog, pg_temp
 as $plpgsql$
 begin
-    perform pg_advisory_xact_lock(hashtext('ulak_limit'), 0);
+    lock table ulak.setting_values in share update exclusive mode;
     perform setval('ulak.queue_headroom', 0);
 end
 $plpgsql$;
 
--- Whether an open transaction, our own included, has changed the limit.
+-- Whether an open transaction, our own included, has changed the limit. Vacuum takes the same lock; then the next send
+-- counts once more than it would have to.
 create or replace function ulak._limit_is_changing()
 returns boolean
 language sql
@@ -96,11 +97,10 @@ as $sql$
     select exists (
         select
         from pg_locks l
-        where l.locktype = 'advisory'
+        where l.locktype = 'relation'
             and l.database = (select d.oid from pg_database d where d.datname = current_database())
-            and l.classid = hashtext('ulak_limit')::oid
-            and l.objid = 0
-            and l.objsubid = 2
+            and l.relation = 'ulak.setting_values'::regclass
+            and l.mode = 'ShareUpdateExclusiveLock'
             and l.granted
     )
 $sql$;

@@ -318,10 +318,11 @@ $sql$;
 create or replace function ulak._sweep()
 returns void
 language plpgsql
+security definer
 set search_path = pg_catalog, pg_temp
 as $plpgsql$
 begin
-    if pg_try_advisory_xact_lock(hashtext('ulak_sweep'), 0) then
+    if ulak._try_lock('sweep') then
         perform ulak.recover_stale_messages(), ulak.mark_expired_messages();
     end if;
 end

@@ -137,7 +137,7 @@ declare
     v_error text;
     v_detail text;
 begin
-    if not pg_try_advisory_xact_lock(hashtext('ulak_maintenance'), 0) then
+    if not ulak._try_lock('maintenance') then
         outcome := 'busy';
         return;
     end if;

@@ -14,7 +14,7 @@ begin
         raise exception 'the number of workers must be between 1 and 32'
             using errcode = '22023', detail = format('It is %s.', v_workers), hint = 'To have none: select * from ulak.stop();';
     end if;
-    perform pg_advisory_xact_lock(hashtext('ulak_schedule'), 0);
+    perform ulak._lock('schedule');
     v_checks := (select jsonb_agg(to_jsonb(c)) from ulak._check_schedule(v_workers) c);
     return query
     select c.item, c.status, c.detail, c.fix
@@ -62,7 +62,7 @@ declare
     v_id bigint;
     v_name text;
 begin
-    perform pg_advisory_xact_lock(hashtext('ulak_schedule'), 0);
+    perform ulak._lock('schedule');
     if ulak._has_pg_cron() then
         for v_id, v_name in execute format('select jobid, jobname::text from cron.job where %s order by jobname', ulak._is_our_job())
         loop

@@ -6,6 +6,7 @@ from typing import Any
 
 import psycopg
 import pytest
+from support.copies import current_version
 from support.cluster import ROLES, Cluster, CommandFailed
 
 DB = psycopg.Connection[Any]
@@ -23,7 +24,7 @@ def test_a_schema_that_somebody_made_is_refused(cluster: Cluster, template: str,
 
 
 def test_the_script_is_refused_by_psql(cluster: Cluster, empty_database: str) -> None:
-    (script,) = (cluster.folder / "build").glob("ulak--*.sql")
+    script = cluster.folder / f"build/ulak--{current_version()}.sql"
 
     printed = cluster.psql(empty_database, rf"\i {script}")
 

@@ -1,7 +1,8 @@
-"""ALTER EXTENSION UPDATE leads to the same database as a fresh install: tried with a made-up next version."""
+"""ALTER EXTENSION UPDATE leads to the same database as a fresh install, from each release and to a made-up next one."""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import psycopg
 import pytest
 from support import catalog
-from support.cluster import Cluster, stage_extension
+from support.cluster import PROJECT, Cluster, stage_extension
 from support.copies import NEXT, current_version, make_next_release, use
 from support.rows import fill
 
@@ -25,6 +26,30 @@ def next_project(tmp_path: Path) -> Path:
 def fresh(cluster: Cluster, empty_database: str) -> Iterator[DB]:
     with cluster.connect(empty_database) as connection:
         yield connection
+
+
+RELEASED = sorted((PROJECT / "sql/released").glob("ulak--*.sql"))
+
+
+@pytest.mark.parametrize("release", [path.stem.removeprefix("ulak--") for path in RELEASED])
+def test_a_database_of_an_earlier_release_becomes_a_fresh_one(
+    cluster: Cluster, db: DB, empty_database: str, release: str
+) -> None:
+    with cluster.connect(empty_database) as old:
+        old.execute(f"create extension ulak version '{release}' cascade")
+
+        old.execute("alter extension ulak update")
+
+        assert old.execute("select extversion from pg_extension where extname = 'ulak'").fetchone() == (
+            current_version(),
+        )
+        assert catalog.differences(catalog.snapshot(old), catalog.snapshot(db)) == []
+
+
+def test_what_was_released_is_never_changed() -> None:
+    sums = dict(reversed(line.split()) for line in (PROJECT / "sql/released/SHA256SUMS").read_text().splitlines())
+
+    assert sums == {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in RELEASED}
 
 
 def test_an_upgraded_database_equals_a_fresh_one(db: DB, fresh: DB, next_project: Path) -> None:
