@@ -6,8 +6,8 @@ from typing import Any
 
 import psycopg
 import pytest
-from support.copies import current_version
 from support.cluster import ROLES, Cluster, CommandFailed
+from support.copies import current_version
 
 DB = psycopg.Connection[Any]
 
