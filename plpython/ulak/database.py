@@ -101,19 +101,21 @@ class Database:
         )
         return int(rows[0]["sent"])
 
-    def claim(self, limit: int, lease: float, rooms: Mapping[int, int], room: int) -> list[Claimed]:
-        arguments = (self._worker, limit, lease, list(rooms), list(rooms.values()), room)
+    def claim(
+        self, limit: int, lease: float, rooms: Mapping[int, int], room: int, endpoint_ids: Sequence[int] | None = None
+    ) -> list[Claimed]:
         began = time.monotonic()
-        # Who has no room for the mark's endpoint asks for the others, and that tells nothing about the mark.
-        marked = self._mark.endpoint_id
-        is_aside = marked is not None and not rooms.get(marked, room)
-        place = None if is_aside else self._mark.place(began)
+        place = None
+        is_alone = endpoint_ids is not None and len(endpoint_ids) == 1
+        if endpoint_ids is not None and is_alone:
+            place = self._mark.place(endpoint_ids[0], began)
+        arguments = (self._worker, limit, lease, endpoint_ids, list(rooms), list(rooms.values()), room)
         rows = self._claim(arguments, place)
         if place is not None and not len(rows):
             place = None
             rows = self._claim(arguments, None)
         claimed = [_claimed(row) for row in rows]
-        if not is_aside:
+        if is_alone:
             count = sum(len(each.messages) for each in claimed)
             self._mark.claimed(time.monotonic(), began, count, place is None, _last_place(rows))
         return claimed
@@ -128,14 +130,14 @@ class Database:
             " case when count(metadata) > 0 then array_agg(metadata::text) end as metadata,"
             " case when count(correlation_id) > 0 then array_agg(correlation_id) end as correlation_ids,"
             " case when count(ordering_key) > 0 then array_agg(ordering_key) end as ordering_keys,"
-            " array_agg(created_at) as created_at,"
+            " array_agg(created_at) as created_at, bool_or(may_have_more) as may_have_more,"
             " min(priority) as lowest, max(priority) as highest, max(due_at) as due_at, max(id) as id"
-            " from ulak._claim(p_worker => $1, p_limit => $2, p_protocol => 'http',"
-            " p_lease => make_interval(secs => $3), p_room_ids => $4, p_rooms => $5, p_room => $6,"
-            " p_mark_endpoint_id => $7, p_mark_priority => $8, p_mark_due_at => $9, p_mark_id => $10)"
+            " from ulak._claim(p_worker => $1, p_limit => $2, p_lease => make_interval(secs => $3),"
+            " p_endpoint_ids => $4, p_protocols => '{http}', p_rooms => row($5, $6, $7)::ulak._rooms,"
+            " p_resume => case when $8 is not null then row($8, $9, $10)::ulak._place end)"
             " group by endpoint_id, config_version",
-            ("text", "int", "float8", "bigint[]", "int[]", "int", "bigint", "int2", "timestamptz", "bigint"),
-            (*arguments, *(place or (None, None, None, None))),
+            ("text", "int", "float8", "bigint[]", "bigint[]", "int[]", "int", "int2", "timestamptz", "bigint"),
+            (*arguments, *(place[1:] if place else (None, None, None))),
         )
 
     def light_turn(
@@ -270,7 +272,8 @@ def _last_place(rows: plpy.PLyResult) -> Place | None:
     if len(rows) != 1 or rows[0]["lowest"] != rows[0]["highest"]:
         return None
     row = rows[0]
-    return Place(row["endpoint_id"], row["lowest"], row["due_at"], row["id"])
+    # Behind the last message that was claimed.
+    return Place(row["endpoint_id"], row["lowest"], row["due_at"], row["id"] + 1)
 
 
 def _claimed(row: Mapping[str, Any]) -> Claimed:
@@ -287,7 +290,7 @@ def _claimed(row: Mapping[str, Any]) -> Claimed:
         row["ordering_keys"] or nothing,
         row["created_at"],
     )
-    return Claimed(row["endpoint_id"], row["config_version"], list(messages))
+    return Claimed(row["endpoint_id"], row["config_version"], list(messages), row["may_have_more"])
 
 
 def run(slot: int | None, seconds: float | None, stamp: str) -> None:

@@ -38,12 +38,10 @@ class Mark:
         self._seconds = MESSAGE_SECONDS
         self._telling = 0
 
-    @property
-    def endpoint_id(self) -> int | None:
-        return None if self._place is None else self._place.endpoint_id
-
-    def place(self, now: float) -> Place | None:
+    def place(self, endpoint_id: int, now: float) -> Place | None:
         """Where to begin; None: at the beginning."""
+        if self._place is None or self._place.endpoint_id != endpoint_id:
+            return None
         return self._place if now < self._until or self._telling >= ONE_IN else None
 
     def claimed(self, now: float, began: float, count: int, whole: bool, place: Place | None) -> None:

@@ -26,6 +26,8 @@ class Claimed(NamedTuple):
     endpoint_id: int
     config_version: int
     messages: list[Message]
+    # It got all that it was asked for.
+    may_have_more: bool = False
 
 
 class EndpointConfig(NamedTuple):
@@ -78,8 +80,11 @@ class Database(Protocol):
     def await_send(self, last_sent: int, interval: float, seconds: float) -> int:
         """Looks every interval until last_sent() isn't what it was, for at most so many seconds; returns what it is."""
 
-    def claim(self, limit: int, lease: float, rooms: Mapping[int, int], room: int) -> list[Claimed]:
-        """At most `room` messages of an endpoint; rooms has a number of their own for some."""
+    def claim(
+        self, limit: int, lease: float, rooms: Mapping[int, int], room: int, endpoint_ids: Sequence[int] | None = None
+    ) -> list[Claimed]:
+        """At most `room` messages of an endpoint; rooms has a number of their own for some. Of the endpoints whose turn
+        it is, or only of some."""
 
     def light_turn(
         self, after: int, count: int, lease: float, delivered: Sequence[Message]

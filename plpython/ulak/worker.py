@@ -26,6 +26,8 @@ SETTLE_SECONDS = 0.002
 SETTLE_SECONDS_UNDER_LOAD = 0.005
 SETTLE_SECONDS_IN_LINE = 0.02
 SETTLE_COUNT_IN_LINE = 256
+# Of so many endpoints one claim takes messages at most; then it is the turn of the next.
+CLAIM_ENDPOINTS = 32
 # What is claimed at once in light traffic, and how far ids of what is delivered may lie behind.
 FEW = 16
 # In light traffic a delivery is stored with the next claim, if that isn't too far off.
@@ -318,7 +320,7 @@ class Worker:
                 self._prepare(claimed)
                 return False
         self._database.commit()
-        for endpoint_id, _, messages in claimed:
+        for endpoint_id, _, messages, _ in claimed:
             for message in messages:
                 self._start(self._endpoints[endpoint_id], [message], now)
         return True
@@ -399,7 +401,7 @@ class Worker:
             self._aside_wait = max(ASIDE_SECONDS, min(LONGEST_ASIDE, lost * ASIDE_PARTS))
         ahead = self._ahead(now)
         if ahead:
-            self._take(now, ahead, 0, sum(ahead.values()))
+            self._take(now, ahead, 0, sum(ahead.values()), list(ahead))
         # What is limited by time has more in a moment.
         self._whole_wait = WHOLE_SECONDS_AFTER_ONE if self._fresh else min(WHOLE_SECONDS, 2 * self._whole_wait)
         if has_rung:
@@ -408,20 +410,22 @@ class Worker:
                 # Then it wasn't a sender who rang.
                 self._check_by(now)
 
-    def _take(self, now: float, rooms: dict[int, int], room: int, limit: int) -> None:
+    def _take(
+        self, now: float, rooms: dict[int, int], room: int, limit: int, endpoint_ids: Sequence[int] | None = None
+    ) -> None:
         """One claim of at most so many messages: of some endpoints, of any other, and of all together."""
         limit = min(limit, self._options.batch_size, self._held.room())
         if limit <= 0 and self._held:
             return
         try:
-            claimed = self._database.claim(max(1, limit), self._options.lease, rooms, room)
+            claimed = self._database.claim(max(1, limit), self._options.lease, rooms, room, endpoint_ids)
         except Busy:
             self._pace.claimed(now, None, False)
             return
         count, newest = self._held.receive(claimed)
         if count and not self._listener.is_listening:
             self._check_by(now + CHECK_SECONDS)
-        self._pace.claimed(now, newest or None, count >= limit)
+        self._pace.claimed(now, newest or None, count >= limit or len(claimed) >= CLAIM_ENDPOINTS)
         self._note_filled(claimed, rooms, room)
         self._prepare(claimed)
 
@@ -443,7 +447,7 @@ class Worker:
         """An endpoint without room wasn't asked; a claim that reached its limit may have left out any of them."""
         if not self._pace.more:
             self._filled = {each for each in self._filled if not rooms.get(each, room)}
-        self._filled |= {id for id, _, messages in claimed if len(messages) >= rooms.get(id, room)}
+        self._filled |= {each.endpoint_id for each in claimed if each.may_have_more}
 
     def _prepare(self, claimed: Sequence[Claimed]) -> None:
         """Sorts what was claimed into requests, reading the configs that are new."""
@@ -454,7 +458,7 @@ class Worker:
             except Busy:
                 self._give_back([message for each in claimed for message in each.messages], RETRY_SECONDS)
                 return
-        for endpoint_id, _, messages in claimed:
+        for endpoint_id, _, messages, _ in claimed:
             known = self._endpoints.get(endpoint_id)
             if known is not None:
                 self._fresh.add(known, batch.group(known, messages))

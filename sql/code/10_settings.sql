@@ -20,6 +20,7 @@ from (
         ('capture_response', 'boolean', 'false', null, null, null, null, 'whether the receiver''s answer is kept with the message'),
         ('circuit_breaker_cooldown', 'integer', '30', 5, 3600, null, 'seconds', 'how long an open circuit breaker waits before it sends a probe'),
         ('circuit_breaker_counts', 'choice', 'retryable', null, null, '{retryable,all}', null, 'which failures count: retryable ones only, or all, permanent ones too'),
+        ('circuit_breaker_slow_start', 'boolean', 'true', null, null, null, null, 'whether a circuit that has closed lets through one message at first, and one more in flight with each success'),
         ('circuit_breaker_threshold', 'integer', '10', 1, 1000, null, 'failures', 'consecutive failures that open an endpoint''s circuit breaker'),
         ('cloudevents_source', 'text', '/ulak', null, null, null, null, 'source attribute of CloudEvents'),
         ('default_max_retries', 'integer', '10', 0, 1000, null, 'retries', 'retries before a message goes to the dead-letter queue'),

@@ -50,6 +50,7 @@ as $sql$
                 "threshold": {"type": "integer", "minimum": 1, "maximum": 1000},
                 "cooldown": {"type": "integer", "minimum": 5, "maximum": 3600},
                 "counts": {"enum": ["retryable", "all"]},
+                "slow_start": {"type": "boolean"},
                 "mode": {"enum": ["consecutive", "rate"]},
                 "window": {"type": "integer", "minimum": 1, "maximum": 3600},
                 "min_requests": {"type": "integer", "minimum": 1, "maximum": 1000000},

@@ -111,17 +111,7 @@ declare
     v_in_flight bigint;
     v_dead bigint;
 begin
-    if current_setting('transaction_isolation') <> 'read committed' then
-        raise exception 'drop_endpoint() needs a transaction at read committed'
-            using errcode = '25001', hint = 'Call it in a transaction of its own: its counts must see the latest messages.';
-    end if;
-    -- The other side of the shared locks that every send takes, by the endpoint's name or by its id.
-    if not pg_try_advisory_xact_lock(hashtext('ulak_endpoint'), hashtext(p_name))
-        or not pg_try_advisory_xact_lock(hashtext('ulak_endpoint_id'), p_id::integer)
-    then
-        raise exception 'an open transaction has sent to endpoint "%"', p_name
-            using errcode = '55006', hint = 'Try again when that transaction has ended.';
-    end if;
+    perform ulak._require_no_open_sender(p_name);
     select c.waiting, c.in_flight, c.dead into v_waiting, v_in_flight, v_dead from ulak._count_unresolved(p_id) as c;
     if v_waiting + v_in_flight + v_dead > 0 then
         raise exception 'endpoint "%" is in use', p_name
@@ -137,6 +127,50 @@ begin
     end if;
 end
 $plpgsql$;
+
+-- A message of a transaction that is still open isn't seen yet. Senders take no lock for the sake of a drop, so it waits a
+-- second for those that have written to the queue, and gives up on one that stays. What slips through nevertheless becomes
+-- a dead letter (ulak._bury_orphans).
+create or replace function ulak._require_no_open_sender(p_name text)
+returns void
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+declare
+    v_until timestamptz := clock_timestamp() + interval '1 second';
+    v_open text[] := ulak._open_senders();
+begin
+    loop
+        v_open := array(select unnest(v_open) intersect select unnest(ulak._open_senders()));
+        exit when v_open = '{}';
+        if clock_timestamp() > v_until then
+            raise exception 'an open transaction may have sent to endpoint "%"', p_name
+                using
+                    errcode = '55006',
+                    detail = format('These have written to ulak.queue: %s.', array_to_string(v_open, ', ')),
+                    hint = 'Try again when they have ended: select pid, state, query from pg_stat_activity; select * from pg_prepared_xacts;';
+        end if;
+        perform pg_sleep(0.01);
+    end loop;
+end
+$plpgsql$;
+
+-- Other transactions that have written to the queue and are open, by session and transaction.
+create or replace function ulak._open_senders()
+returns text[]
+language sql
+set search_path = pg_catalog, pg_temp
+as $sql$
+    select array(
+        select distinct format('%s, transaction %s', coalesce('session ' || l.pid, 'prepared'), l.virtualtransaction)
+        from pg_locks l
+        where l.locktype = 'relation'
+            and l.database = (select d.oid from pg_database d where d.datname = current_database())
+            and l.relation = 'ulak.queue'::regclass
+            and l.mode = 'RowExclusiveLock'
+            and l.pid is distinct from pg_backend_pid()
+    )
+$sql$;
 
 create or replace function ulak._how_to_free(p_id bigint, p_name text, p_is_live boolean)
 returns text

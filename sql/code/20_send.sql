@@ -26,9 +26,6 @@ begin
     if num_nonnulls(p_scheduled_at, p_idempotency_key, p_expires_at, p_ordering_key, p_headers, p_metadata) = 0
         and p_priority between 0 and 10
         and octet_length(p_payload::text) <= 1024
-        and current_setting('transaction_isolation') = 'read committed'
-        -- Against drop_endpoint(), and before the look-up, so that the look-up sees what a drop has left.
-        and pg_try_advisory_xact_lock_shared(hashtext('ulak_endpoint'), hashtext(p_endpoint))
     then
         v_id := nextval('ulak.queue_id_seq');
         if ulak._has_room(v_id) then
@@ -107,7 +104,7 @@ security definer
 set search_path = pg_catalog, pg_temp
 as $plpgsql$
 declare
-    v_endpoint_id bigint := ulak._wait_for_endpoint(p_endpoint);
+    v_endpoint_id bigint := ulak._endpoint_id(p_endpoint);
 begin
     if p_payloads is null then
         raise exception 'the payloads are null'
@@ -143,11 +140,6 @@ begin
         return '{}';
     end if;
     perform ulak._check_payloads(p_payloads);
-    perform pg_advisory_xact_lock_shared(hashtext('ulak_endpoint_id'), t.endpoint_id::integer)
-    from (select distinct u.endpoint_id from unnest(p_endpoint_ids) u(endpoint_id) order by 1) t;
-    if current_setting('transaction_isolation') <> 'read committed' then
-        perform ulak._require_endpoints(p_endpoint_ids);
-    end if;
     v_ids := array(select nextval('ulak.queue_id_seq') from generate_series(1, v_count));
     if ulak._has_room(v_ids[v_count]) is not true then
         perform ulak._require_room(v_ids[v_count], v_count);
@@ -167,7 +159,7 @@ begin
     if ulak._is_awaited(v_ids[1]) then
         perform ulak._ring();
     end if;
-    -- The join has dropped what an endpoint lost while we waited for its lock.
+    -- The join has dropped what is for an endpoint that was dropped a moment ago.
     if v_sent < v_count then
         v_ids := array(select q.id from ulak.queue q where q.id = any (v_ids) order by q.id);
     end if;
@@ -192,7 +184,7 @@ returns bigint
 language plpgsql
 as $plpgsql$
 declare
-    v_endpoint_id bigint := ulak._wait_for_endpoint(p_endpoint);
+    v_endpoint_id bigint := ulak._endpoint_id(p_endpoint);
     v_due timestamptz := greatest(now(), p_scheduled_at);
     v_hash text;
     v_id bigint;
@@ -204,8 +196,8 @@ begin
     if p_idempotency_key is not null then
         v_hash := ulak._payload_hash(p_payload);
     end if;
-    if p_ordering_key is not null and ulak._is_behind(v_endpoint_id, p_ordering_key) then
-        v_due := 'infinity';
+    if p_ordering_key is not null then
+        perform ulak._lock_ordering_key(v_endpoint_id, p_ordering_key);
     end if;
 
     -- After the lock on the ordering key: the order of ids is the order of commits.
@@ -268,42 +260,22 @@ begin
 end
 $plpgsql$;
 
--- The endpoint's id, once no drop_endpoint() is at work on it.
-create or replace function ulak._wait_for_endpoint(p_endpoint text)
+-- No lock: a message that is sent while its endpoint is dropped becomes a dead letter (ulak._bury_orphans), and no sender
+-- waits for an administrator.
+create or replace function ulak._endpoint_id(p_endpoint text)
 returns bigint
 language plpgsql
 as $plpgsql$
 declare
     v_endpoint_id bigint;
 begin
-    if not pg_try_advisory_xact_lock_shared(hashtext('ulak_endpoint'), hashtext(p_endpoint)) then
-        perform pg_advisory_xact_lock_shared(hashtext('ulak_endpoint'), hashtext(p_endpoint));
-    end if;
     select e.id into v_endpoint_id
     from ulak.endpoints e
     where e.name = p_endpoint;
     if not found then
         perform ulak._raise_unknown_endpoint(p_endpoint);
     end if;
-    if current_setting('transaction_isolation') <> 'read committed' then
-        perform ulak._require_endpoints(array[v_endpoint_id]);
-    end if;
     return v_endpoint_id;
-end
-$plpgsql$;
-
--- An older snapshot may show an endpoint that has been dropped since. A row lock looks at the latest state and fails with
--- 40001 then. Nobody but a drop minds it.
-create or replace function ulak._require_endpoints(p_endpoint_ids bigint[])
-returns void
-language plpgsql
-as $plpgsql$
-begin
-    perform
-    from ulak.endpoints e
-    where e.id = any (p_endpoint_ids)
-    order by e.id
-    for key share;
 end
 $plpgsql$;
 
@@ -315,41 +287,6 @@ stable
 parallel safe
 as $sql$
     select encode(sha256(convert_to(p_payload::text, 'UTF8')), 'hex')
-$sql$;
-
--- Whether a new message of this key must wait for an earlier one. Takes the key's lock, so that of two senders the
--- second waits until the first has committed.
-create or replace function ulak._is_behind(p_endpoint_id bigint, p_ordering_key text)
-returns boolean
-language plpgsql
-set enable_seqscan = off
-as $plpgsql$
-declare
-    v_key integer := ulak._ordering_lock(p_endpoint_id, p_ordering_key);
-begin
-    if not pg_try_advisory_xact_lock(hashtext('ulak_key'), v_key) then
-        perform pg_advisory_xact_lock(hashtext('ulak_key'), v_key);
-    end if;
-    -- An older snapshot may show a head that has been settled since, and nobody would wake the message. It is
-    -- queued as due then, and claim still sees that it isn't the head.
-    return current_setting('transaction_isolation') = 'read committed'
-        and exists (
-            select
-            from ulak.queue q
-            where q.endpoint_id = p_endpoint_id
-                and q.ordering_key = p_ordering_key
-                and q.status in ('pending', 'processing')
-        );
-end
-$plpgsql$;
-
-create or replace function ulak._ordering_lock(p_endpoint_id bigint, p_ordering_key text)
-returns integer
-language sql
-immutable
-parallel safe
-as $sql$
-    select hashtext(p_endpoint_id::text || ':' || p_ordering_key)
 $sql$;
 
 create or replace function ulak._first_of_idempotency_key(

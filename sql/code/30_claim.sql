@@ -1,27 +1,20 @@
 -- Claiming: a worker leases messages that are due.
 
--- What is claimable decides the cost, not what is stored: a loose scan finds the (endpoint, priority) pairs that have
--- pending rows, one probe each, and only the due rows of each pair are read, in order.
--- The planner's choices are pinned, because a plan that was made for an empty queue may be used for a full one: besides
--- the settings, `offset 0` keeps a subquery from becoming a join, and earlier messages of an ordering key are looked for
--- by key and id together, which only the right index has.
+-- What is claimable decides the cost, not what is stored nor how many endpoints there are. The planner's choices are pinned,
+-- because a plan that was made for an empty queue may be used for a full one.
 create or replace function ulak._claim(
     p_worker text,
     p_limit integer,
-    p_protocol text default null,
-    p_endpoint_id bigint default null,
     p_lease interval default null,
+    -- Only of these endpoints; null: of all in turn.
+    p_endpoint_ids bigint[] default null,
+    p_protocols text[] default null,
     p_generation bigint default null,
     p_now timestamptz default clock_timestamp(),
-    -- The worker's own room per endpoint: p_rooms for p_room_ids, p_room for all others; null is no bound.
-    p_room_ids bigint[] default '{}',
-    p_rooms integer[] default '{}',
-    p_room integer default null,
-    -- Where an earlier claim ended, of one endpoint and priority: if there is something due behind it, nothing else is seen.
-    p_mark_endpoint_id bigint default null,
-    p_mark_priority smallint default null,
-    p_mark_due_at timestamptz default null,
-    p_mark_id bigint default null
+    -- How many messages the worker has room for, by endpoint; null: any number.
+    p_rooms ulak._rooms default null,
+    -- Where the last claim of the only endpoint in p_endpoint_ids ended: what lies before isn't looked at.
+    p_resume ulak._place default null
 )
 returns table (
     id bigint,
@@ -40,7 +33,9 @@ returns table (
     expires_at timestamptz,
     lease_until timestamptz,
     circuit_state text,
-    due_at timestamptz
+    due_at timestamptz,
+    -- The endpoint got all that it was asked for: it may have more.
+    may_have_more boolean
 )
 language plpgsql
 security definer
@@ -54,245 +49,240 @@ set plan_cache_mode = force_generic_plan
 as $plpgsql$
 #variable_conflict use_column
 declare
-    v_lease interval := coalesce(p_lease, make_interval(secs => ulak.setting('stale_recovery_timeout')::integer));
-    v_is_adopted boolean;
-    v_has_wakeups boolean;
-    v_pair record;
-    v_aging integer;
+    v_lease_until timestamptz := p_now
+        + coalesce(p_lease, make_interval(secs => ulak.setting('stale_recovery_timeout')::integer));
+    v_aging integer := nullif(ulak._stored_setting('priority_aging')::integer, 0);
+    -- The endpoints whose turn it is, and how far each has been claimed.
     v_endpoint_ids bigint[];
-    v_priorities smallint[];
-    v_sinces timestamptz[];
-    v_first_ids bigint[];
-    v_sizes integer[];
+    v_next ulak._place[];
     v_config_versions bigint[];
+    v_quotas integer[];
     v_circuit_states text[];
     v_are_limited boolean[];
+    v_may_have_more boolean[];
+    v_left integer := p_limit;
+    -- Endpoints that got all that they were asked for, and may have more.
+    v_open integer;
+    v_share integer;
+    v_size integer;
+    v_taken record;
+    v_tids tid[] := '{}';
+    v_ids bigint[] := '{}';
+    v_places integer[] := '{}';
 begin
-    select
-        not exists (select from ulak.cluster_identity i where i.system_identifier <> ulak._system_identifier()),
-        exists (select from ulak.ordering_wakeups)
-    into v_is_adopted, v_has_wakeups;
-    if not v_is_adopted then
+    if not ulak._is_adopted() then
         return;
-    elsif v_has_wakeups then
-        perform ulak._wake_ordering_keys(p_now);
     end if;
-
-    v_pair := ulak._only_pair(
+    select
+        array_agg(t.endpoint_id),
+        array_agg(t.first),
+        array_agg(t.config_version),
+        array_agg(t.quota),
+        array_agg(t.circuit_state),
+        array_agg(t.is_limited),
+        array_fill(false, array[count(*)::integer]),
+        count(*)
+    into
+        v_endpoint_ids,
+        v_next,
+        v_config_versions,
+        v_quotas,
+        v_circuit_states,
+        v_are_limited,
+        v_may_have_more,
+        v_open
+    from ulak._endpoints_in_turn(
+        ulak._claim_position(p_endpoint_ids, p_protocols),
+        least(p_limit, coalesce(cardinality(p_endpoint_ids), 32)),
         p_limit,
-        p_protocol,
-        p_endpoint_id,
+        p_endpoint_ids,
+        p_protocols,
         p_now,
-        p_room_ids,
         p_rooms,
-        p_room,
-        p_mark_endpoint_id,
-        p_mark_priority,
-        p_mark_due_at,
-        p_mark_id
-    );
-    if v_pair.size = 0 then
-        return;
-    elsif v_pair.size > 0 then
-        return query
-        update ulak.queue q
-        set status = 'processing',
-            attempts = q.attempts + 1,
-            locked_by = p_worker,
-            lease_until = p_now + v_lease,
-            processing_started_at = p_now,
-            updated_at = p_now
-        from (
-            select q.ctid as tid
-            from ulak.queue q
-            where q.status = 'pending'
-                and q.endpoint_id = v_pair.endpoint_id
-                and q.priority = v_pair.priority
-                and (q.next_retry_at, q.id) >= (v_pair.since, v_pair.first_id)
-                and q.next_retry_at <= p_now
-                and (q.expires_at is null or q.expires_at > p_now)
-                and (p_generation is null or q.generation = p_generation)
-                and (
-                    q.ordering_key is null
-                    or not exists (
-                        select
-                        from ulak.queue h
-                        where h.endpoint_id = q.endpoint_id
-                            and h.ordering_key = q.ordering_key
-                            and h.status in ('pending', 'processing')
-                            and (h.ordering_key, h.id) < (q.ordering_key, q.id)
-                    )
-                )
-            order by q.next_retry_at, q.id
-            limit v_pair.size
-            for update skip locked
-        ) l
-        where q.ctid = l.tid
-        returning
-            q.id,
-            q.message_id,
-            q.attempts,
-            q.endpoint_id,
-            v_pair.config_version,
-            q.payload,
-            q.headers,
-            q.metadata,
-            q.correlation_id,
-            q.ordering_key,
-            q.priority,
-            q.idempotency_key,
-            q.created_at,
-            q.expires_at,
-            q.lease_until,
-            'closed',
-            q.next_retry_at;
-        return;
-    end if;
+        p_resume
+    ) t;
 
-    select
-        array_agg(a.endpoint_id),
-        array_agg(a.priority),
-        array_agg(a.since),
-        array_agg(a.first_id),
-        array_agg(a.size),
-        array_agg(a.config_version),
-        array_agg(a.circuit_state),
-        array_agg(a.is_limited)
-    into v_endpoint_ids, v_priorities, v_sinces, v_first_ids, v_sizes, v_config_versions, v_circuit_states, v_are_limited
-    from ulak._allot(p_limit, p_protocol, p_endpoint_id, p_generation, p_now, p_room_ids, p_rooms, p_room) a;
-    if v_endpoint_ids is null then
+    -- Each gets its part of the limit; what some leave is shared by the others.
+    while v_left > 0 and v_open > 0 loop
+        v_share := ceil(v_left::numeric / v_open);
+        v_open := 0;
+        for i in 1..cardinality(v_endpoint_ids) loop
+            continue when v_quotas[i] <= 0;
+            v_size := least(v_quotas[i], v_share, v_left);
+            exit when v_size <= 0;
+            v_taken := ulak._lock_due(v_endpoint_ids[i], v_size, p_generation, p_now, v_aging, v_next[i]);
+            v_left := v_left - cardinality(v_taken.tids);
+            v_tids := v_tids || v_taken.tids;
+            v_ids := v_ids || v_taken.ids;
+            v_places := v_places || array_fill(i, array[cardinality(v_taken.tids)]);
+            v_next[i] := v_taken.next;
+            v_may_have_more[i] := v_taken.next is not null;
+            if v_may_have_more[i] then
+                v_quotas[i] := v_quotas[i] - cardinality(v_taken.tids);
+                v_open := v_open + (v_quotas[i] > 0)::integer;
+            else
+                v_quotas[i] := 0;
+            end if;
+            if v_left <= 0 then
+                perform ulak._set_claim_position(v_endpoint_ids[i], p_endpoint_ids, p_protocols);
+                exit;
+            end if;
+        end loop;
+        if v_left > 0 then
+            perform ulak._set_claim_position(v_endpoint_ids[cardinality(v_endpoint_ids)], p_endpoint_ids, p_protocols);
+        end if;
+    end loop;
+    if v_tids = '{}' then
         return;
-    elsif cardinality(v_endpoint_ids) > 1 then
-        v_aging := nullif(ulak.setting('priority_aging')::integer, 0);
     end if;
 
     return query
-    -- The rows that were counted, unless another worker has them: then the next ones.
-    with leased as (
-        select q.tid, a.config_version, a.circuit_state, a.is_limited
-        from unnest(
-            v_endpoint_ids, v_priorities, v_sinces, v_first_ids, v_sizes, v_config_versions, v_circuit_states, v_are_limited
-        ) a(endpoint_id, priority, since, first_id, size, config_version, circuit_state, is_limited)
-        cross join lateral (
-            select q.ctid as tid
-            from ulak.queue q
-            where q.status = 'pending'
-                and q.endpoint_id = a.endpoint_id
-                and q.priority = a.priority
-                and (q.next_retry_at, q.id) >= (a.since, a.first_id)
-                and q.next_retry_at <= p_now
-                and (q.expires_at is null or q.expires_at > p_now)
-                and (p_generation is null or q.generation = p_generation)
-                and (
-                    q.ordering_key is null
-                    or not exists (
-                        select
-                        from ulak.queue h
-                        where h.endpoint_id = q.endpoint_id
-                            and h.ordering_key = q.ordering_key
-                            and h.status in ('pending', 'processing')
-                            and (h.ordering_key, h.id) < (q.ordering_key, q.id)
-                    )
-                )
-            order by q.next_retry_at, q.id
-            limit a.size
-            for update skip locked
-        ) q
-    ),
-    claimed as (
-        update ulak.queue q
-        set status = 'processing',
-            attempts = q.attempts + 1,
-            locked_by = p_worker,
-            lease_until = p_now + v_lease,
-            processing_started_at = p_now,
-            updated_at = p_now
-        from leased l
-        where q.ctid = l.tid
-        -- Not q.*: wide rows are copied and sorted below.
-        returning
-            q.id,
-            q.message_id,
-            q.attempts,
-            q.endpoint_id,
-            q.payload,
-            q.headers,
-            q.metadata,
-            q.correlation_id,
-            q.ordering_key,
-            q.priority,
-            q.idempotency_key,
-            q.created_at,
-            q.expires_at,
-            q.lease_until,
-            q.next_retry_at,
-            l.config_version,
-            l.circuit_state,
-            l.is_limited
-    ),
-    -- What it took out of a limit. The first message of an open circuit is its probe, and makes it half-open: the row has
-    -- been locked since it was admitted, so of all sessions one gets here.
-    spent as (
-        update ulak.endpoints e
-        set rate_tokens = ulak._rate_tokens(e, p_now) - c.messages,
-            -- Clocks of sessions differ: time that has given its tokens must not give them again.
-            rate_refilled_at = greatest(e.rate_refilled_at, p_now),
-            release_rate = case when e.release_rate is not null and ulak._has_held(e.id, e.release_before) then e.release_rate end,
-            circuit_state = case when e.circuit_state = 'closed' then 'closed' else 'half_open' end,
-            circuit_probe_id = case when e.circuit_state <> 'closed' then c.id end,
-            circuit_probe_attempt = case when e.circuit_state <> 'closed' then c.attempts end
-        from (
-            select c.endpoint_id, count(*) as messages, min(c.id) as id, min(c.attempts) as attempts
-            from claimed c
-            where c.is_limited
-            group by c.endpoint_id
-        ) c
-        where e.id = c.endpoint_id
-        returning e.id, e.name, e.circuit_failure_count
-    ),
-    logged as (
-        insert into ulak.event_log (event, endpoint_id, endpoint_name, old_value, new_value, created_at)
+    update ulak.queue q
+    set status = 'processing',
+        attempts = q.attempts + 1,
+        locked_by = p_worker,
+        lease_until = v_lease_until,
+        processing_started_at = p_now,
+        updated_at = p_now
+    from unnest(v_tids, v_places) l(tid, place)
+    where q.ctid = l.tid
+    returning
+        q.id,
+        q.message_id,
+        q.attempts,
+        q.endpoint_id,
+        v_config_versions[l.place],
+        q.payload,
+        q.headers,
+        q.metadata,
+        q.correlation_id,
+        q.ordering_key,
+        q.priority,
+        q.idempotency_key,
+        q.created_at,
+        q.expires_at,
+        q.lease_until,
+        case when v_circuit_states[l.place] = 'closed' then 'closed' else 'half_open' end,
+        q.next_retry_at,
+        v_may_have_more[l.place];
+
+    if true = any (v_are_limited) then
+        perform ulak._charge(v_endpoint_ids, v_are_limited, v_ids, v_places, p_now);
+    end if;
+end
+$plpgsql$;
+
+-- Locks up to p_size due messages of an endpoint, the first of them at the place that is given, and returns where the next
+-- one would be looked for; a null priority: there is none left that is due. A message behind another of its ordering key is
+-- parked.
+create or replace function ulak._lock_due(
+    p_endpoint_id bigint,
+    p_size integer,
+    p_generation bigint,
+    p_now timestamptz,
+    p_aging integer,
+    p_first ulak._place,
+    out next ulak._place,
+    out tids tid[],
+    out ids bigint[]
+)
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+declare
+    -- With aging, who has waited long enough comes before others of a higher priority: all of them have to be looked at.
+    v_levels smallint[] := array(select generate_series(0, 10) where p_aging is not null);
+    v_asked integer;
+    v_looked integer := 0;
+    v_found record;
+begin
+    next := p_first;
+    tids := '{}';
+    ids := '{}';
+    loop
+        v_asked := p_size - cardinality(tids);
         select
-            'circuit.half_open',
-            s.id,
-            s.name,
-            ulak._circuit_value('open', s.circuit_failure_count),
-            ulak._circuit_value('half_open', s.circuit_failure_count),
-            p_now
-        from spent s
-        where exists (select from claimed c where c.endpoint_id = s.id and c.circuit_state = 'open')
-    )
-    select
-        c.id,
-        c.message_id,
-        c.attempts,
-        c.endpoint_id,
-        c.config_version,
-        c.payload,
-        c.headers,
-        c.metadata,
-        c.correlation_id,
-        c.ordering_key,
-        c.priority,
-        c.idempotency_key,
-        c.created_at,
-        c.expires_at,
-        c.lease_until,
-        case when c.circuit_state = 'closed' then 'closed' else 'half_open' end,
-        c.next_retry_at
-    from claimed c
-    -- In the order in which they were allotted.
-    order by
-        row_number() over (
-            partition by c.endpoint_id
+            count(*) as messages,
+            array_agg(m.tid) filter (where m.head is null) as tids,
+            array_agg(m.id) filter (where m.head is null) as ids,
+            array_agg(m.tid) filter (where m.head is not null) as behind,
+            array_agg(m.head) filter (where m.head is not null) as heads,
+            (array_agg(m.next_retry_at))[count(*)] as due_at,
+            (array_agg(m.id))[count(*)] as id
+        into v_found
+        from (
+            select m.*
+            from unnest(case when p_aging is null then array[next.priority] else v_levels end) l(priority)
+            cross join lateral (
+                select
+                    q.ctid as tid,
+                    q.id,
+                    q.priority,
+                    q.next_retry_at,
+                    case
+                        when q.ordering_key is not null then ulak._head_before(q.endpoint_id, q.ordering_key, q.id)
+                    end as head
+                from ulak.queue q
+                where q.status = 'pending'
+                    and q.endpoint_id = p_endpoint_id
+                    and q.priority = l.priority
+                    and (p_aging is not null or (q.next_retry_at, q.id) >= (next.due_at, next.id))
+                    and q.next_retry_at <= p_now
+                    and (q.expires_at is null or q.expires_at > p_now)
+                    and (p_generation is null or q.generation = p_generation)
+                order by q.next_retry_at, q.id
+                limit v_asked
+                for update skip locked
+            ) m
             order by
-                case
-                    when v_aging is null then c.priority
-                    else c.priority + floor(date_part('epoch', p_now - c.next_retry_at) / v_aging)
-                end desc,
-                c.next_retry_at,
-                c.id
-        ),
-        c.endpoint_id;
+                m.priority + floor(extract(epoch from p_now - m.next_retry_at) / p_aging) desc,
+                m.next_retry_at,
+                m.id
+            limit v_asked
+        ) m;
+        tids := tids || coalesce(v_found.tids, '{}');
+        ids := ids || coalesce(v_found.ids, '{}');
+        if v_found.behind is not null then
+            perform ulak._park(v_found.behind, v_found.heads, p_now);
+        end if;
+        v_looked := v_looked + v_found.messages;
+        if p_aging is not null then
+            -- All priorities were looked at together. What is left is for another claim.
+            next := null;
+        elsif v_found.messages < v_asked then
+            next := ulak._next_level(p_endpoint_id, next.priority, p_now);
+        else
+            next.due_at := v_found.due_at;
+            next.id := v_found.id + 1;
+        end if;
+        -- A long row of messages behind their keys isn't to hold up the others.
+        exit when next is null or cardinality(tids) >= p_size or v_looked > 1000;
+    end loop;
+end
+$plpgsql$;
+
+-- Where the last claim that went round has ended: a sequence, which is read and set outside transactions. Workers and
+-- external workers go round different endpoints, and each kind has its own.
+create or replace function ulak._claim_position(p_endpoint_ids bigint[], p_protocols text[])
+returns bigint
+language sql
+as $sql$
+    select case
+        when p_endpoint_ids is not null then 0
+        when p_protocols = '{pull}' then coalesce(pg_sequence_last_value('ulak.pull_position'), 0)
+        else coalesce(pg_sequence_last_value('ulak.claim_position'), 0)
+    end
+$sql$;
+
+create or replace function ulak._set_claim_position(p_endpoint_id bigint, p_endpoint_ids bigint[], p_protocols text[])
+returns void
+language plpgsql
+as $plpgsql$
+begin
+    if p_endpoint_ids is null then
+        perform setval(
+            case when p_protocols = '{pull}' then 'ulak.pull_position' else 'ulak.claim_position' end, p_endpoint_id
+        );
+    end if;
 end
 $plpgsql$;

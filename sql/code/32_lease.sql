@@ -60,15 +60,16 @@ begin
     from ulak._claim(
         p_worker,
         p_limit,
-        -- http endpoints belong to the workers in the database, unless one is asked for by name.
-        case when p_endpoint is null then 'pull' end,
-        v_endpoint_id,
         p_lease,
+        case when p_endpoint is not null then array[v_endpoint_id] end,
+        -- http endpoints belong to the workers in the database, unless one is asked for by name.
+        case when p_endpoint is null then array['pull'] end,
         p_generation,
         p_now
     ) with ordinality c
     join ulak.endpoints e on e.id = c.endpoint_id
-    order by c.ordinality;
+    -- Endpoints take turns.
+    order by row_number() over (partition by c.endpoint_id order by c.ordinality), c.ordinality;
 end
 $plpgsql$;
 

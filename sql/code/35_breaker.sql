@@ -1,166 +1,4 @@
--- Protection of receivers: circuit breaker, rate limit, and cap of messages in flight, per endpoint.
-
--- Endpoints that a claim must lock before it takes messages of theirs.
-create or replace function ulak._is_limited(p_endpoint ulak.endpoints)
-returns boolean
-language sql
-immutable
-as $sql$
-    select p_endpoint.circuit_state <> 'closed'
-        or p_endpoint.max_in_flight is not null
-        or p_endpoint.release_rate is not null
-        or p_endpoint.config ? 'rate_limit'
-$sql$;
-
--- How many messages of an endpoint may be claimed now. Its locks, the breaker's and then the row's as in settling, are kept
--- until the claim commits and make the answer true for all workers. Who finds one taken leaves the endpoint to the
--- other, so claims never wait for each other.
-create or replace function ulak._admit(
-    p_endpoint_id bigint,
-    p_limit integer,
-    p_now timestamptz,
-    out quota integer,
-    out circuit_state text
-)
-language plpgsql
-set search_path = pg_catalog, pg_temp
-as $plpgsql$
-declare
-    v_endpoint ulak.endpoints;
-    v_quota bigint := p_limit;
-begin
-    quota := 0;
-    if not pg_try_advisory_xact_lock(hashtext('ulak_cb'), p_endpoint_id::integer) then
-        return;
-    end if;
-    select e.* into v_endpoint
-    from ulak.endpoints e
-    where e.id = p_endpoint_id and e.enabled
-    for no key update skip locked;
-    if not found then
-        return;
-    end if;
-    circuit_state := v_endpoint.circuit_state;
-    if circuit_state <> 'closed' then
-        if not ulak._may_probe(v_endpoint, p_now) then
-            return;
-        end if;
-        v_quota := 1;
-    end if;
-    if v_endpoint.max_in_flight is not null then
-        v_quota := least(v_quota, v_endpoint.max_in_flight - ulak._count_in_flight(p_endpoint_id, v_endpoint.max_in_flight));
-    end if;
-    quota := greatest(least(v_quota, floor(ulak._rate_tokens(v_endpoint, p_now))), 0);
-end
-$plpgsql$;
-
-create or replace function ulak._count_in_flight(p_endpoint_id bigint, p_at_most integer)
-returns bigint
-language sql
-stable
-set search_path = pg_catalog, pg_temp
-set enable_seqscan = off
-as $sql$
-    select count(*)
-    from (select from ulak.queue q where q.status = 'processing' and q.endpoint_id = p_endpoint_id limit p_at_most) f
-$sql$;
-
--- An open circuit gets a probe once its cooldown is over. A half-open one whose probe is no longer in flight (its worker
--- died, it was deleted, it expired) gets another instead of waiting for ever.
-create or replace function ulak._may_probe(p_endpoint ulak.endpoints, p_now timestamptz)
-returns boolean
-language plpgsql
-set search_path = pg_catalog, pg_temp
-as $plpgsql$
-begin
-    if p_endpoint.circuit_state = 'open' then
-        return p_endpoint.circuit_half_open_at <= p_now;
-    end if;
-    return not exists (
-        select
-        from ulak.queue q
-        where q.id = p_endpoint.circuit_probe_id
-            and q.attempts = p_endpoint.circuit_probe_attempt
-            and q.status is not distinct from 'processing'
-            and q.lease_until > p_now
-    );
-end
-$plpgsql$;
-
--- Whether messages that were due before a time are still waiting: one probe per priority for those that are due, one for
--- those behind another of their ordering key.
-create or replace function ulak._has_held(p_endpoint_id bigint, p_before timestamptz)
-returns boolean
-language plpgsql
-stable
-set search_path = pg_catalog, pg_temp
-set enable_seqscan = off
-set enable_bitmapscan = off
-as $plpgsql$
-begin
-    return exists (
-        select
-        from generate_series(0, 10) p(priority)
-        cross join lateral (
-            (
-                select q.next_retry_at as due_at
-                from ulak.queue q
-                where q.status = 'pending' and q.endpoint_id = p_endpoint_id and q.priority = p.priority
-                order by q.next_retry_at
-                limit 1
-            )
-            union all
-            (
-                select q.created_at
-                from ulak.queue q
-                where q.status = 'pending'
-                    and q.endpoint_id = p_endpoint_id
-                    and q.priority = p.priority
-                    and q.next_retry_at = 'infinity'
-                order by q.id
-                limit 1
-            )
-        ) m
-        where m.due_at < p_before
-    );
-end
-$plpgsql$;
-
--- Tokens in the endpoint's bucket. Without a burst of its own it holds a tenth of a second's worth, at least one: enough
--- that workers which look every few milliseconds lose none.
-create or replace function ulak._rate_tokens(p_endpoint ulak.endpoints, p_now timestamptz)
-returns double precision
-language plpgsql
-immutable
-set search_path = pg_catalog, pg_temp
-as $plpgsql$
-declare
-    v_limit jsonb := p_endpoint.config -> 'rate_limit';
-    v_rate double precision;
-    v_burst double precision;
-begin
-    if v_limit is not null then
-        v_rate := (v_limit -> 'limit')::double precision
-            / case v_limit ->> 'interval' when 'hour' then 3600 when 'minute' then 60 else 1 end;
-        v_burst := greatest(coalesce((v_limit -> 'burst')::double precision, v_rate / 10), 1);
-    end if;
-    if p_endpoint.release_rate < coalesce(v_rate, 'infinity') then
-        v_rate := p_endpoint.release_rate;
-        v_burst := greatest(v_rate / 10, 1);
-    end if;
-    if v_rate is null then
-        return 'infinity';
-    end if;
-    return least(
-        v_burst,
-        coalesce(
-            nullif(p_endpoint.rate_tokens, 'infinity')
-                + v_rate * greatest(extract(epoch from p_now - p_endpoint.rate_refilled_at), 0),
-            v_burst
-        )
-    );
-end
-$plpgsql$;
+-- The circuit breaker: it spares a receiver that is down, and finds out when it is back.
 
 -- The breaker's rules of an endpoint: its own keys over the settings.
 create or replace function ulak._circuit_rules(p_config jsonb)
@@ -173,6 +11,7 @@ as $sql$
         'threshold', ulak.setting('circuit_breaker_threshold')::integer,
         'cooldown', ulak.setting('circuit_breaker_cooldown')::integer,
         'counts', ulak.setting('circuit_breaker_counts'),
+        'slow_start', ulak.setting('circuit_breaker_slow_start')::boolean,
         'window', 60,
         'min_requests', 20,
         'failure_rate', 0.5
@@ -187,17 +26,17 @@ immutable
 as $sql$
     select p_endpoint.circuit_state <> 'closed'
         or p_endpoint.circuit_failure_count > 0
+        or p_endpoint.slow_start_limit is not null
         or coalesce(p_endpoint.config #>> '{circuit_breaker,mode}', '') = 'rate'
 $sql$;
 
--- An endpoint that is well and stays well isn't written but once a second, so its row is no hot spot.
+-- Whether a delivery to this endpoint has to be recorded.
 create or replace function ulak._notes_deliveries(p_endpoint ulak.endpoints, p_now timestamptz)
 returns boolean
 language sql
-stable
+immutable
 as $sql$
-    select ulak._counts_deliveries(p_endpoint)
-        or coalesce(p_endpoint.last_success_at, '-infinity') <= p_now - interval '1 second'
+    select ulak._counts_deliveries(p_endpoint) or ulak._is_success_old(p_endpoint, p_now)
 $sql$;
 
 -- Outcomes in their order of arrival; a null error is a delivery. Endpoints are locked in the order of their ids: two
@@ -224,7 +63,7 @@ begin
             from unnest(p_endpoint_ids, p_errors) o(endpoint_id, error)
             group by o.endpoint_id
         ) o on o.endpoint_id = e.id
-        where o.failed or ulak._notes_deliveries(e, p_now)
+        where o.failed or ulak._counts_deliveries(e)
         order by e.id
     loop
         perform ulak._apply_outcomes(
@@ -237,8 +76,43 @@ begin
         from unnest(p_endpoint_ids, p_ids, p_attempts, p_errors) with ordinality o(endpoint_id, id, attempt, error, place)
         where o.endpoint_id = v_endpoint_id;
     end loop;
+    perform ulak._note_success(p_endpoint_ids, p_errors, p_now);
 end
 $plpgsql$;
+
+-- The last success of endpoints that are well: exact to ten seconds, so that their rows are no hot spot. One that is locked
+-- is left out.
+create or replace function ulak._note_success(p_endpoint_ids bigint[], p_errors text[], p_now timestamptz)
+returns void
+language sql
+set search_path = pg_catalog, pg_temp
+as $sql$
+    with well as (
+        select e.id
+        from ulak.endpoints e
+        where e.id = any (
+                array(
+                    select distinct o.endpoint_id
+                    from unnest(p_endpoint_ids, p_errors) o(endpoint_id, error)
+                    where o.error is null
+                )
+            )
+            and ulak._is_success_old(e, p_now)
+        for no key update skip locked
+    )
+    update ulak.endpoints e
+    set last_success_at = p_now
+    from well w
+    where e.id between w.id and w.id
+$sql$;
+
+create or replace function ulak._is_success_old(p_endpoint ulak.endpoints, p_now timestamptz)
+returns boolean
+language sql
+immutable
+as $sql$
+    select coalesce(p_endpoint.last_success_at, '-infinity') <= p_now - interval '10 seconds'
+$sql$;
 
 -- Only the probe decides in a half-open circuit, and nothing does in an open one: answers to requests that were under way
 -- when it opened come too late. A null id stands for the probe.
@@ -273,13 +147,15 @@ begin
         end;
         if v_endpoint.circuit_state = 'closed' then
             v_endpoint := ulak._count_outcome(v_endpoint, v_rules, v_failed, p_now);
+            v_endpoint.slow_start_limit := ulak._next_slow_start_limit(v_endpoint, v_failed);
         elsif v_endpoint.circuit_state = 'half_open' then
             v_probe := p_ids[i] is null
                 or (p_ids[i], p_attempts[i]) = (v_endpoint.circuit_probe_id, v_endpoint.circuit_probe_attempt);
             if v_probe and v_failed then
                 v_endpoint := ulak._open_circuit(v_endpoint, v_rules, p_now);
             elsif v_probe then
-                v_endpoint := ulak._close_circuit(v_endpoint, 'circuit.closed', p_now);
+                v_endpoint := ulak._close_circuit(v_endpoint, 'circuit.closed', v_rules, p_now);
+                v_endpoint.slow_start_limit := ulak._next_slow_start_limit(v_endpoint, false);
             end if;
         end if;
     end loop;
@@ -328,6 +204,49 @@ begin
 end
 $plpgsql$;
 
+-- An open circuit gets a probe once its cooldown is over, from whoever half-opens it. A half-open one whose probe is no
+-- longer in flight (its worker died, it was deleted, it expired) gets another instead of waiting for ever.
+create or replace function ulak._may_probe(p_endpoint ulak.endpoints, p_now timestamptz)
+returns boolean
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+begin
+    if p_endpoint.circuit_state = 'open' then
+        return ulak._half_open_circuit(p_endpoint, p_now);
+    end if;
+    return not exists (
+        select
+        from ulak.queue q
+        where q.id = p_endpoint.circuit_probe_id
+            and q.attempts = p_endpoint.circuit_probe_attempt
+            and q.status is not distinct from 'processing'
+            and q.lease_until > p_now
+    );
+end
+$plpgsql$;
+
+-- Open to half-open, by compare and swap: of all sessions that find the cooldown over, the one whose update finds the
+-- circuit still open sends the probe.
+create or replace function ulak._half_open_circuit(p_endpoint ulak.endpoints, p_now timestamptz)
+returns boolean
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+declare
+    v_won integer;
+begin
+    update ulak.endpoints e
+    set circuit_state = 'half_open', circuit_probe_id = null, circuit_probe_attempt = null
+    where e.id = p_endpoint.id and e.circuit_state = 'open' and e.circuit_half_open_at <= p_now;
+    get diagnostics v_won = row_count;
+    if v_won = 1 then
+        perform ulak._log_circuit('circuit.half_open', p_endpoint, 'half_open', p_now);
+    end if;
+    return v_won = 1;
+end
+$plpgsql$;
+
 create or replace function ulak._open_circuit(p_endpoint ulak.endpoints, p_rules jsonb, p_now timestamptz)
 returns ulak.endpoints
 language plpgsql
@@ -345,13 +264,23 @@ begin
 end
 $plpgsql$;
 
-create or replace function ulak._close_circuit(p_endpoint ulak.endpoints, p_event text, p_now timestamptz)
+-- A receiver that was down may go down again under the whole backlog: one message in flight, and one more with each
+-- success, which doubles them with each round.
+create or replace function ulak._close_circuit(
+    p_endpoint ulak.endpoints,
+    p_event text,
+    p_rules jsonb,
+    p_now timestamptz
+)
 returns ulak.endpoints
 language plpgsql
 set search_path = pg_catalog, pg_temp
 as $plpgsql$
 begin
     perform ulak._log_circuit(p_event, p_endpoint, 'closed', p_now);
+    p_endpoint.slow_start_limit := case
+        when p_endpoint.circuit_state <> 'closed' and (p_rules -> 'slow_start')::boolean then 1
+    end;
     p_endpoint.circuit_state := 'closed';
     p_endpoint.circuit_failure_count := 0;
     p_endpoint.circuit_opened_at := null;
@@ -360,6 +289,27 @@ begin
     p_endpoint.circuit_probe_attempt := null;
     p_endpoint.circuit_window_started_at := null;
     return p_endpoint;
+end
+$plpgsql$;
+
+-- After an outcome: null when the endpoint is back at what it may have. A failure that doesn't count changes nothing.
+create or replace function ulak._next_slow_start_limit(p_endpoint ulak.endpoints, p_failed boolean)
+returns integer
+language plpgsql
+stable
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+declare
+    v_limit integer := p_endpoint.slow_start_limit;
+begin
+    if v_limit is null or p_failed is null then
+        return v_limit;
+    elsif p_failed then
+        return greatest(1, v_limit / 2);
+    elsif v_limit + 1 >= coalesce(p_endpoint.max_in_flight, ulak.setting('worker_concurrency')::integer) then
+        return null;
+    end if;
+    return v_limit + 1;
 end
 $plpgsql$;
 
@@ -378,6 +328,7 @@ as $sql$
         circuit_window_started_at = p_endpoint.circuit_window_started_at,
         circuit_window_requests = p_endpoint.circuit_window_requests,
         circuit_window_failures = p_endpoint.circuit_window_failures,
+        slow_start_limit = p_endpoint.slow_start_limit,
         last_success_at = p_endpoint.last_success_at,
         last_failure_at = p_endpoint.last_failure_at,
         last_error = p_endpoint.last_error
@@ -453,53 +404,15 @@ as $plpgsql$
 declare
     v_endpoint ulak.endpoints := ulak._lock_endpoint(p_name);
 begin
-    perform ulak._store_circuit(ulak._close_circuit(v_endpoint, 'circuit.reset', p_now));
+    perform ulak._store_circuit(
+        ulak._close_circuit(v_endpoint, 'circuit.reset', ulak._circuit_rules(v_endpoint.config), p_now)
+    );
     return v_endpoint.circuit_state <> 'closed';
 end
 $plpgsql$;
 
 comment on function ulak.reset_circuit_breaker(text, timestamptz) is
     'closes an endpoint''s circuit at once and clears its counters; false if it was closed already';
-
-create or replace function ulak.disable_endpoint(p_name text, p_now timestamptz default clock_timestamp())
-returns boolean
-language plpgsql
-security definer
-set search_path = pg_catalog, pg_temp
-as $plpgsql$
-declare
-    v_endpoint ulak.endpoints := ulak._lock_endpoint(p_name);
-begin
-    return ulak._switch_endpoint(v_endpoint, false, null, 'disabled by ' || session_user, p_now);
-end
-$plpgsql$;
-
-comment on function ulak.disable_endpoint(text, timestamptz) is
-    'stops deliveries to an endpoint; messages for it are still accepted, and held; false if it was disabled already';
-
-create or replace function ulak.enable_endpoint(
-    p_name text,
-    p_rate double precision default null,
-    p_now timestamptz default clock_timestamp()
-)
-returns boolean
-language plpgsql
-security definer
-set search_path = pg_catalog, pg_temp
-as $plpgsql$
-declare
-    v_endpoint ulak.endpoints := ulak._lock_endpoint(p_name);
-begin
-    if not (p_rate > 0 and p_rate < 'infinity') then
-        raise exception 'the rate must be above 0 messages a second'
-            using errcode = '22023', hint = 'Leave it out to release what was held as fast as it goes.';
-    end if;
-    return ulak._switch_endpoint(v_endpoint, true, p_rate, 'enabled by ' || session_user, p_now);
-end
-$plpgsql$;
-
-comment on function ulak.enable_endpoint(text, double precision, timestamptz) is
-    'resumes deliveries to an endpoint, what was held at p_rate messages a second if given; false if it was enabled already';
 
 create or replace function ulak._lock_endpoint(p_name text)
 returns ulak.endpoints
@@ -516,8 +429,8 @@ begin
 end
 $plpgsql$;
 
--- The breaker's lock, then the row; null if there is no such endpoint. Who locks several takes them in the order of
--- their ids, and messages before endpoints: so nobody can wait in a circle.
+-- Locks the row; null if there is no such endpoint. Who locks several takes them in the order of their ids, and messages
+-- before endpoints: so nobody can wait in a circle.
 create or replace function ulak._lock_endpoint(p_id bigint)
 returns ulak.endpoints
 language plpgsql
@@ -526,7 +439,7 @@ as $plpgsql$
 declare
     v_endpoint ulak.endpoints;
 begin
-    perform pg_advisory_xact_lock(hashtext('ulak_cb'), p_id::integer);
+    perform ulak._show_breaker_lock(p_id);
     select e.* into v_endpoint
     from ulak.endpoints e
     where e.id = p_id
@@ -535,42 +448,12 @@ begin
 end
 $plpgsql$;
 
-create or replace function ulak._switch_endpoint(
-    p_endpoint ulak.endpoints,
-    p_enabled boolean,
-    p_rate double precision,
-    p_reason text,
-    p_now timestamptz
-)
+-- The advisory lock by which other tools can tell that the breaker of an endpoint is at work, or keep away from it. It is
+-- the lock on the row that excludes our own sessions: this one is only taken if it is free, since anybody may hold it.
+create or replace function ulak._show_breaker_lock(p_id bigint)
 returns boolean
-language plpgsql
+language sql
 set search_path = pg_catalog, pg_temp
-as $plpgsql$
-begin
-    update ulak.endpoints e
-    set enabled = p_enabled,
-        release_rate = p_rate,
-        release_before = case when p_rate is not null then p_now end,
-        rate_tokens = case when p_rate is null then e.rate_tokens else 0 end,
-        rate_refilled_at = case when p_rate is null then e.rate_refilled_at else p_now end,
-        updated_at = p_now
-    where e.id = p_endpoint.id and (e.enabled <> p_enabled or e.release_rate is distinct from p_rate);
-    if p_endpoint.enabled = p_enabled then
-        return false;
-    end if;
-    insert into ulak.event_log (event, endpoint_id, endpoint_name, old_value, new_value, detail, created_at)
-    values (
-        case when p_enabled then 'endpoint.enabled' else 'endpoint.disabled' end,
-        p_endpoint.id,
-        p_endpoint.name,
-        jsonb_build_object('enabled', p_endpoint.enabled),
-        jsonb_build_object('enabled', p_enabled),
-        jsonb_strip_nulls(jsonb_build_object('reason', p_reason, 'rate', p_rate)),
-        p_now
-    );
-    if not p_enabled then
-        perform ulak._tell_disabled(p_endpoint, p_reason, p_now);
-    end if;
-    return true;
-end
-$plpgsql$;
+as $sql$
+    select pg_try_advisory_xact_lock(hashtext('ulak_cb'), p_id::integer)
+$sql$;

@@ -116,7 +116,7 @@ begin
     end if;
 
     if v_keys is not null then
-        perform ulak._promote_heads(v_key_endpoint_ids, v_keys, p_now);
+        perform ulak._unpark_heads(v_key_endpoint_ids, v_keys, p_now);
     end if;
     if v_ids <> '{}'
         and (

@@ -1,77 +1,92 @@
--- Ordering keys: when the head of a key is done, the next message of the key becomes due.
+-- Ordering keys: messages of one key are delivered in the order of their commits, one at a time.
 
--- A message behind another of its key has next_retry_at = infinity and costs a claim nothing. Senders of a key are
--- serialised, so the first committed row of a key is its head, whatever is still uncommitted.
+-- Senders of a key wait for each other (ulak._lock_ordering_key), so ids are in the order of commits, and the first live
+-- message of a key is its head, whatever is still uncommitted. Only a head is claimed. A sender queues its message as due;
+-- a claim that meets it behind another parks it: next_retry_at becomes infinity, and it costs no further claim anything.
+-- Whoever settles the head makes the next one due. So a message waits parked only while a live head is before it.
 
--- Makes heads due, but for those that another session holds, and tells which. Nobody waits here: the caller holds
--- messages that it settled or took out, and the other session may be after those. The callers pin the plan.
-create or replace function ulak._promote_free_heads(
-    p_endpoint_ids bigint[],
-    p_keys text[],
-    p_now timestamptz,
-    out promoted integer,
-    out held_endpoint_ids bigint[],
-    out held_keys text[],
-    out empty_endpoint_ids bigint[],
-    out empty_keys text[]
-)
+-- The lock that senders of one key take, until they commit. A row and not an advisory lock: anybody may take those, and
+-- the server has room for a few thousand only.
+create or replace function ulak._lock_ordering_key(p_endpoint_id bigint, p_ordering_key text)
+returns void
 language plpgsql
+set search_path = pg_catalog, pg_temp
 as $plpgsql$
 begin
-    with head as materialized (
-        select k.endpoint_id, k.ordering_key, h.id, h.status = 'pending' and h.next_retry_at = 'infinity' as waits
-        from (
-            select distinct u.endpoint_id, u.ordering_key
-            from unnest(p_endpoint_ids, p_keys) u(endpoint_id, ordering_key)
-        ) k
-        left join lateral (
-            select q.id, q.next_retry_at, q.status
-            from ulak.queue q
-            where q.endpoint_id = k.endpoint_id
-                -- Not `=`: then the order of ids alone would do, and all of the queue might be read in it.
-                and q.ordering_key between k.ordering_key and k.ordering_key
-                and q.status in ('pending', 'processing')
-            order by q.ordering_key, q.id
-            limit 1
-        ) h on true
-    ),
-    locked as (
-        select q.id
-        from ulak.queue q
-        where q.id = any (array(select h.id from head h where h.waits))
-            and q.status is not distinct from 'pending'
-            and q.next_retry_at = 'infinity'
-        for update skip locked
-    ),
-    -- A head keeps the place in the line that it had when it was sent.
-    moved as (
-        update ulak.queue q
-        set next_retry_at = greatest(q.created_at, q.scheduled_at), updated_at = p_now
-        from locked l
-        where q.id between l.id and l.id
-        returning q.id
-    ),
-    seen as materialized (
-        select
-            h.endpoint_id,
-            h.ordering_key,
-            h.id is null as is_empty,
-            h.waits and h.id not in (select m.id from moved m) as is_held
-        from head h
-    )
-    select
-        (select count(*) from moved m),
-        array_agg(s.endpoint_id) filter (where s.is_held),
-        array_agg(s.ordering_key) filter (where s.is_held),
-        array_agg(s.endpoint_id) filter (where s.is_empty),
-        array_agg(s.ordering_key) filter (where s.is_empty)
-    into promoted, held_endpoint_ids, held_keys, empty_endpoint_ids, empty_keys
-    from seen s;
+    loop
+        perform
+        from ulak.ordering_keys k
+        where k.endpoint_id = p_endpoint_id and k.ordering_key = p_ordering_key
+        for no key update;
+        exit when found;
+        insert into ulak.ordering_keys (endpoint_id, ordering_key)
+        values (p_endpoint_id, p_ordering_key)
+        on conflict do nothing;
+        exit when found;
+    end loop;
 end
 $plpgsql$;
 
--- What can't be done now gets a note, and claim looks again.
-create or replace function ulak._promote_heads(p_endpoint_ids bigint[], p_keys text[], p_now timestamptz)
+-- The same for many keys, always in the same order.
+create or replace function ulak._lock_ordering_keys(p_endpoint_ids bigint[], p_keys text[])
+returns void
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+begin
+    perform ulak._lock_ordering_key(k.endpoint_id, k.ordering_key)
+    from (
+        select distinct u.endpoint_id, u.ordering_key collate "C" as ordering_key
+        from unnest(p_endpoint_ids, p_keys) u(endpoint_id, ordering_key)
+        where u.ordering_key is not null
+        order by 1, 2
+    ) k;
+end
+$plpgsql$;
+
+-- The head of a key, if that comes before this message. By key and id together, which only the right index has.
+create or replace function ulak._head_before(p_endpoint_id bigint, p_ordering_key text, p_id bigint)
+returns bigint
+language sql
+stable
+as $sql$
+    select h.id
+    from ulak.queue h
+    where h.endpoint_id = p_endpoint_id
+        and h.ordering_key = p_ordering_key
+        and h.status in ('pending', 'processing')
+        and (h.ordering_key, h.id) < (p_ordering_key, p_id)
+    order by h.ordering_key, h.id
+    limit 1
+$sql$;
+
+-- Parks messages that the caller has locked, each behind the head that is given. The lock on the head keeps it from being
+-- settled before this is committed, so whoever settles it finds what waits. A head that another session holds is being
+-- settled right now: what is behind it stays due, and the next claim looks again.
+create or replace function ulak._park(p_tids tid[], p_heads bigint[], p_now timestamptz)
+returns void
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+declare
+    v_heads bigint[] := array(
+        select h.id
+        from ulak.queue h
+        where h.id = any (p_heads)
+            and (h.status is not distinct from 'pending' or h.status is not distinct from 'processing')
+        for share skip locked
+    );
+begin
+    update ulak.queue q
+    set next_retry_at = 'infinity', updated_at = p_now
+    from unnest(p_tids, p_heads) p(tid, head)
+    where q.ctid = p.tid and p.head = any (v_heads);
+end
+$plpgsql$;
+
+-- Makes the heads of these keys due where they are parked: their former heads have left the queue. Who finds one locked
+-- leaves it: its holder takes it out, and then does this himself, or maintenance does.
+create or replace function ulak._unpark_heads(p_endpoint_ids bigint[], p_keys text[], p_now timestamptz)
 returns integer
 language plpgsql
 set search_path = pg_catalog, pg_temp
@@ -82,90 +97,47 @@ set enable_mergejoin = off
 set plan_cache_mode = force_generic_plan
 as $plpgsql$
 declare
-    v_seen record;
-    v_again record;
+    v_ids bigint[];
+    v_count integer;
 begin
-    v_seen := ulak._promote_free_heads(p_endpoint_ids, p_keys, p_now);
-    if v_seen.empty_keys is not null then
-        -- No message of the key is left that we can see. One whose sender hasn't committed yet was queued behind the
-        -- head that is now done, and nobody else would wake it. If nobody holds the key, look again.
-        with key as materialized (
-            select
-                k.endpoint_id,
-                k.ordering_key,
-                pg_try_advisory_xact_lock(
-                    hashtext('ulak_key'), ulak._ordering_lock(k.endpoint_id, k.ordering_key)
-                ) as is_free
-            from unnest(v_seen.empty_endpoint_ids, v_seen.empty_keys) k(endpoint_id, ordering_key)
-        ),
-        noted as (
-            insert into ulak.ordering_wakeups (endpoint_id, ordering_key)
-            select k.endpoint_id, k.ordering_key
-            from key k
-            where not k.is_free
-        )
-        select
-            array_agg(k.endpoint_id) filter (where k.is_free) as endpoint_ids,
-            array_agg(k.ordering_key) filter (where k.is_free) as keys
-        into v_again
-        from key k;
-        if v_again.keys is not null then
-            v_again := ulak._promote_free_heads(v_again.endpoint_ids, v_again.keys, p_now);
-            v_seen.promoted := v_seen.promoted + v_again.promoted;
-            v_seen.held_endpoint_ids := v_seen.held_endpoint_ids || v_again.held_endpoint_ids;
-            v_seen.held_keys := v_seen.held_keys || v_again.held_keys;
-        end if;
+    select array_agg(h.id) into v_ids
+    from (
+        select distinct u.endpoint_id, u.ordering_key
+        from unnest(p_endpoint_ids, p_keys) u(endpoint_id, ordering_key)
+    ) k
+    cross join lateral (
+        select q.id, q.next_retry_at, q.status
+        from ulak.queue q
+        where q.endpoint_id = k.endpoint_id
+            -- Not `=`: then the order of ids alone would do, and all of the queue might be read in it.
+            and q.ordering_key between k.ordering_key and k.ordering_key
+            and q.status in ('pending', 'processing')
+        order by q.ordering_key, q.id
+        limit 1
+    ) h
+    where h.status = 'pending' and h.next_retry_at = 'infinity';
+    if v_ids is null then
+        return 0;
     end if;
-
-    if v_seen.held_keys is not null then
-        insert into ulak.ordering_wakeups (endpoint_id, ordering_key)
-        select k.endpoint_id, k.ordering_key
-        from unnest(v_seen.held_endpoint_ids, v_seen.held_keys) k(endpoint_id, ordering_key);
-    end if;
-    return v_seen.promoted;
-end
-$plpgsql$;
-
--- Looks again once the sender has gone and nobody else holds the head. Until then a note stays as it is.
-create or replace function ulak._wake_ordering_keys(p_now timestamptz)
-returns void
-language plpgsql
-set search_path = pg_catalog, pg_temp
-set enable_seqscan = off
-set enable_bitmapscan = off
-set enable_hashjoin = off
-set enable_mergejoin = off
-set plan_cache_mode = force_generic_plan
-as $plpgsql$
-declare
-    v_free record;
-    v_seen record;
-begin
-    with note as (
-        select w.id, w.endpoint_id, w.ordering_key
-        from ulak.ordering_wakeups w
+    with locked as (
+        select q.id
+        from ulak.queue q
+        where q.id = any (v_ids) and q.status is not distinct from 'pending' and q.next_retry_at = 'infinity'
         for update skip locked
     )
-    select array_agg(n.id) as ids, array_agg(n.endpoint_id) as endpoint_ids, array_agg(n.ordering_key) as keys
-    into v_free
-    from note n
-    where pg_try_advisory_xact_lock(hashtext('ulak_key'), ulak._ordering_lock(n.endpoint_id, n.ordering_key));
-    if v_free.ids is null then
-        return;
-    end if;
-    v_seen := ulak._promote_free_heads(v_free.endpoint_ids, v_free.keys, p_now);
-    delete from ulak.ordering_wakeups w
-    where w.id = any (v_free.ids)
-        and (w.endpoint_id, w.ordering_key) not in (
-            select k.endpoint_id, k.ordering_key
-            from unnest(v_seen.held_endpoint_ids, v_seen.held_keys) k(endpoint_id, ordering_key)
-        );
+    -- It takes the place that it had when it was sent.
+    update ulak.queue q
+    set next_retry_at = greatest(q.created_at, q.scheduled_at), updated_at = p_now
+    from locked l
+    where q.id between l.id and l.id;
+    get diagnostics v_count = row_count;
+    return v_count;
 end
 $plpgsql$;
 
--- The safety net: keys whose head waits for a message that is gone, because somebody deleted it by hand. Maintenance calls
--- it; it visits each live key once.
-create or replace function ulak._promote_orphans(p_now timestamptz default clock_timestamp())
+-- The safety net: keys whose head is parked, because what was before it was deleted by hand, or because whoever settled that
+-- found the next one locked. Maintenance calls it; it visits each live key once.
+create or replace function ulak._unpark_orphans(p_now timestamptz default clock_timestamp())
 returns integer
 language plpgsql
 set search_path = pg_catalog, pg_temp
@@ -202,6 +174,40 @@ begin
     if v_keys is null then
         return 0;
     end if;
-    return ulak._promote_heads(v_endpoint_ids, v_keys, p_now);
+    return ulak._unpark_heads(v_endpoint_ids, v_keys, p_now);
+end
+$plpgsql$;
+
+-- Forgets keys that have no live message and no sender under way. A part of the table in each call, so that a million
+-- keys cost no more than this.
+create or replace function ulak._forget_ordering_keys()
+returns integer
+language plpgsql
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+as $plpgsql$
+declare
+    v_part real := least(
+        100, 100 * 20000 / greatest((select c.reltuples from pg_class c where c.oid = 'ulak.ordering_keys'::regclass), 1)
+    );
+    v_count integer;
+begin
+    with unused as (
+        select k.ctid as tid
+        from ulak.ordering_keys k tablesample system (v_part)
+        where not exists (
+            select
+            from ulak.queue q
+            where q.endpoint_id = k.endpoint_id
+                and q.ordering_key = k.ordering_key
+                and q.status in ('pending', 'processing')
+        )
+        for update skip locked
+    )
+    delete from ulak.ordering_keys k
+    using unused u
+    where k.ctid = u.tid;
+    get diagnostics v_count = row_count;
+    return v_count;
 end
 $plpgsql$;

@@ -63,7 +63,7 @@ begin
         p_now
     ) f;
     if v_keys is not null then
-        perform ulak._promote_heads(v_endpoint_ids, v_keys, p_now);
+        perform ulak._unpark_heads(v_endpoint_ids, v_keys, p_now);
     end if;
     if v_dead is not null then
         perform ulak._announce_dead(v_dead, p_now);
@@ -115,7 +115,7 @@ begin
     into v_expired, v_keys, v_endpoint_ids
     from expired e;
     if v_keys is not null then
-        perform ulak._promote_heads(v_endpoint_ids, v_keys, p_now);
+        perform ulak._unpark_heads(v_endpoint_ids, v_keys, p_now);
     end if;
     return v_expired;
 end
@@ -123,3 +123,41 @@ $plpgsql$;
 
 comment on function ulak.mark_expired_messages(timestamptz, integer) is
     'marks waiting messages whose expires_at has passed as expired: they are never delivered; returns how many';
+
+-- Messages whose endpoint was dropped while they were being sent: nobody could deliver them.
+create or replace function ulak._bury_orphans(p_now timestamptz, p_limit integer)
+returns integer
+language plpgsql
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+as $plpgsql$
+declare
+    v_ids bigint[];
+begin
+    with orphan as (
+        select q.id
+        from ulak._orphaned_endpoints() o
+        join ulak.queue q on q.endpoint_id = o.endpoint_id and q.status = 'pending'
+        limit p_limit
+        for update of q skip locked
+    ),
+    buried as (
+        update ulak.queue q
+        set status = 'failed',
+            failed_at = p_now,
+            first_failed_at = coalesce(q.first_failed_at, p_now),
+            updated_at = p_now,
+            last_error = '[PERMANENT] its endpoint was dropped'
+        from orphan o
+        where q.id between o.id and o.id
+        returning q.id
+    )
+    select array_agg(b.id) into v_ids
+    from buried b;
+    if v_ids is null then
+        return 0;
+    end if;
+    perform ulak._bury(v_ids, p_now);
+    return cardinality(v_ids);
+end
+$plpgsql$;

@@ -171,7 +171,7 @@ begin
     end if;
     perform ulak._bury(array[p_message_id], p_now);
     if v_message.ordering_key is not null then
-        perform ulak._promote_heads(array[v_message.endpoint_id], array[v_message.ordering_key], p_now);
+        perform ulak._unpark_heads(array[v_message.endpoint_id], array[v_message.ordering_key], p_now);
     end if;
     perform ulak._announce_dead(array[p_message_id], p_now);
     return (select max(d.id) from ulak.dlq d where d.original_message_id = p_message_id);

@@ -96,7 +96,7 @@ begin
             using errcode = '22023', detail = format('The limit is %s, the rate is %s.', p_limit, p_rate);
     end if;
     if p_endpoint is not null then
-        perform ulak._wait_for_endpoint(p_endpoint);
+        perform ulak._endpoint_id(p_endpoint);
     end if;
     v_ids := array(
         select d.id
@@ -195,10 +195,8 @@ declare
     v_dlq_ids bigint[];
     v_new_ids bigint[];
     v_count integer;
-    v_endpoint_ids bigint[];
-    v_keys text[];
 begin
-    perform ulak._lock_for_requeue(array_agg(d.endpoint_id), array_agg(d.ordering_key))
+    perform ulak._lock_ordering_keys(array_agg(d.endpoint_id), array_agg(d.ordering_key))
     from ulak.dlq d
     where d.id = any (p_dlq_ids);
     v_dlq_ids := array(
@@ -252,7 +250,7 @@ begin
             m.payload,
             m.priority,
             t.scheduled_at,
-            case when m.ordering_key is null then coalesce(t.scheduled_at, p_now) else 'infinity' end,
+            coalesce(t.scheduled_at, p_now),
             p_now,
             p_now,
             m.correlation_id,
@@ -264,7 +262,6 @@ begin
         from marked m
         join numbered n on n.id = m.id
         cross join lateral (select p_now + make_interval(secs => (n.place - 1) / p_rate)) t(scheduled_at)
-        returning endpoint_id, ordering_key
     ),
     logged as (
         insert into ulak.event_log (event, endpoint_id, endpoint_name, message_id, detail, created_at)
@@ -277,36 +274,9 @@ begin
             p_now
         from marked m
     )
-    select array_agg(q.endpoint_id), array_agg(q.ordering_key) into v_endpoint_ids, v_keys
-    from queued q
-    where q.ordering_key is not null;
-
-    if v_keys is not null then
-        perform ulak._promote_heads(v_endpoint_ids, v_keys, p_now);
-    end if;
+    select count(*) into v_count
+    from marked;
     return v_count;
-end
-$plpgsql$;
-
--- The locks that send() takes, for many messages at once and always in the same order.
-create or replace function ulak._lock_for_requeue(p_endpoint_ids bigint[], p_keys text[])
-returns void
-language plpgsql
-set search_path = pg_catalog, pg_temp
-as $plpgsql$
-declare
-    v_locks integer[] := array(
-        select distinct ulak._ordering_lock(u.endpoint_id, u.ordering_key)
-        from unnest(p_endpoint_ids, p_keys) u(endpoint_id, ordering_key)
-        where u.ordering_key is not null
-        order by 1
-    );
-begin
-    perform ulak._check_ordering_keys(cardinality(v_locks));
-    perform pg_advisory_xact_lock_shared(hashtext('ulak_endpoint_id'), t.endpoint_id::integer)
-    from (select distinct u.endpoint_id from unnest(p_endpoint_ids) u(endpoint_id) order by 1) t;
-    perform pg_advisory_xact_lock(hashtext('ulak_key'), l)
-    from unnest(v_locks) l;
 end
 $plpgsql$;
 

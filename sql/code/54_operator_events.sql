@@ -39,8 +39,7 @@ begin
     into v_receivers, v_payloads
     from unnest(p_endpoint_ids, p_payloads) with ordinality v(endpoint_id, payload, place)
     cross join lateral unnest(ulak._subscribed_endpoints(p_event_type, v.payload)) r(id)
-    where r.id <> v.endpoint_id
-        and pg_try_advisory_xact_lock_shared(hashtext('ulak_endpoint_id'), r.id::integer);
+    where r.id <> v.endpoint_id;
     if v_receivers is null then
         return;
     end if;

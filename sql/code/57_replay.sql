@@ -21,7 +21,7 @@ begin
     if not found then
         perform ulak._raise_not_archived(p_archive_id);
     end if;
-    v_endpoint_name := ulak._lock_endpoint_for_replay(v_message.endpoint_id);
+    v_endpoint_name := ulak._endpoint_name(v_message.endpoint_id);
     v_new_id := (
         ulak._replay(
             v_message.endpoint_id,
@@ -69,7 +69,7 @@ declare
     v_new_ids bigint[];
 begin
     perform ulak._check_replay(p_from_ts, p_to_ts, p_status, p_limit);
-    v_endpoint_name := ulak._lock_endpoint_for_replay(p_endpoint_id);
+    v_endpoint_name := ulak._endpoint_name(p_endpoint_id);
     select coalesce(array_agg(f.id order by f.id), '{}') as ids, min(f.created_at) as first, max(f.created_at) as last
     into v_found
     from (
@@ -166,7 +166,6 @@ as $plpgsql$
 declare
     v_count integer := cardinality(p_archive_ids);
     v_keys text[];
-    v_key_endpoint_ids bigint[];
     v_ids bigint[];
 begin
     v_keys := array(
@@ -176,22 +175,18 @@ begin
             and a.created_at between p_first and p_last
             and a.ordering_key is not null
     );
-    v_key_endpoint_ids := array_fill(p_endpoint_id, array[cardinality(v_keys)]);
-    perform ulak._lock_for_requeue(v_key_endpoint_ids, v_keys);
+    perform ulak._lock_ordering_keys(array_fill(p_endpoint_id, array[cardinality(v_keys)]), v_keys);
 
     -- After the locks on the keys: the order of ids is the order of commits.
     v_ids := array(select nextval('ulak.queue_id_seq') from generate_series(1, v_count));
     perform ulak._require_room(v_ids[v_count], v_count);
     perform ulak._insert_replayed(p_archive_ids, v_ids, p_first, p_last, p_new_message_id, p_now);
-    if v_keys <> '{}' then
-        perform ulak._promote_heads(v_key_endpoint_ids, v_keys, p_now);
-    end if;
     return v_ids;
 end
 $plpgsql$;
 
 -- Budget, deadline, schedule and idempotency key start afresh. A message with an ordering key is queued behind what the key
--- has; its first one is promoted afterwards.
+-- has.
 create or replace function ulak._insert_replayed(
     p_archive_ids bigint[],
     p_ids bigint[],
@@ -224,7 +219,7 @@ as $sql$
         n.id,
         a.endpoint_id,
         case when p_new_message_id then gen_random_uuid() else a.message_id end,
-        case when a.ordering_key is null then p_now else 'infinity' end,
+        p_now,
         p_now,
         p_now,
         a.correlation_id,
@@ -263,8 +258,8 @@ as $sql$
     )
 $sql$;
 
--- As a sender does, and against drop_endpoint(). Returns the endpoint's name.
-create or replace function ulak._lock_endpoint_for_replay(p_endpoint_id bigint)
+-- Raises unless there is such an endpoint.
+create or replace function ulak._endpoint_name(p_endpoint_id bigint)
 returns text
 language plpgsql
 set search_path = pg_catalog, pg_temp
@@ -272,7 +267,6 @@ as $plpgsql$
 declare
     v_name text;
 begin
-    perform pg_advisory_xact_lock_shared(hashtext('ulak_endpoint_id'), p_endpoint_id::integer);
     select e.name into v_name
     from ulak.endpoints e
     where e.id = p_endpoint_id;
@@ -283,26 +277,6 @@ begin
                 hint = 'select id, name from ulak.endpoints;';
     end if;
     return v_name;
-end
-$plpgsql$;
-
--- Each key takes an entry of the server's lock table, which is of a fixed size: replaying or redriving everything of an
--- endpoint with a million keys would fill it for everybody.
-create or replace function ulak._check_ordering_keys(p_count integer)
-returns void
-language plpgsql
-stable
-set search_path = pg_catalog, pg_temp
-as $plpgsql$
-declare
-    v_most integer := current_setting('max_locks_per_transaction')::bigint * current_setting('max_connections')::bigint / 4;
-begin
-    if p_count > v_most then
-        raise exception 'these messages have % ordering keys, too many for one transaction', p_count
-            using errcode = '54000',
-                detail = format('%s fill a quarter of the server''s lock table.', v_most),
-                hint = 'Take a shorter range, pass p_limit, or raise max_locks_per_transaction.';
-    end if;
 end
 $plpgsql$;
 

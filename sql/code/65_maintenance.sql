@@ -31,11 +31,12 @@ from (
         (7, 'event_log_retention', 'deletes old log entries'),
         (8, 'stats_retention', 'deletes old counters'),
         (9, 'inbox_retention', 'forgets old keys of mark_handled()'),
-        (10, 'ordering', 'every ten minutes: wakes ordering keys whose first message was deleted by hand'),
+        (10, 'ordering', 'forgets ordering keys that are no longer used; every ten minutes: makes due what is parked with nothing before it'),
         (11, 'attempts_retention', 'forgets old failed attempts'),
         (12, 'samples', 'counts what waits for each endpoint, and sums up the last minutes'),
         (13, 'samples_retention', 'deletes old counts of what waited'),
-        (14, 'secrets', 'forgets signing secrets whose grace after a rotation is over')
+        (14, 'secrets', 'forgets signing secrets whose grace after a rotation is over'),
+        (15, 'orphans', 'makes dead letters of messages whose endpoint was dropped while they were being sent')
 ) s (place, step, what)
 left join ulak.maintenance_runs r on r.step = s.step
 union all
@@ -231,10 +232,13 @@ begin
         when 'samples_retention' then
             rows := ulak._cleanup('backlog_samples', null, v_batch, p_now);
             perform ulak._cleanup('traffic', null, v_batch, p_now);
+        when 'orphans' then
+            rows := ulak._bury_orphans(p_now, v_batch);
         when 'secrets' then
             rows := ulak._forget_old_secrets(p_now);
         when 'ordering' then
-            rows := case when extract(minute from p_now)::integer % 10 = 0 then ulak._promote_orphans(p_now) else 0 end;
+            rows := case when extract(minute from p_now)::integer % 10 = 0 then ulak._unpark_orphans(p_now) else 0 end;
+            perform ulak._forget_ordering_keys();
     end case;
     rows := coalesce(rows, 0);
     more := p_month is not null or (rows = v_batch and p_step <> 'samples');
@@ -303,6 +307,6 @@ language sql
 immutable
 as $sql$
     select 'vacuum (skip_locked, truncate off, parallel 0) '
-        'ulak.queue, ulak.ordering_wakeups, ulak.endpoints, ulak.endpoint_stats, ulak.endpoint_totals, ulak.workers, '
+        'ulak.queue, ulak.ordering_keys, ulak.endpoints, ulak.endpoint_stats, ulak.endpoint_totals, ulak.workers, '
         'ulak.maintenance_runs'
 $sql$;

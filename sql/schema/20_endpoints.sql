@@ -30,7 +30,8 @@ create table ulak.endpoints (
     circuit_window_requests integer,
     circuit_window_failures integer,
     dead_notified_at timestamptz,
-    last_error text
+    last_error text,
+    slow_start_limit integer
 )
 with (fillfactor = 50);
 
@@ -62,6 +63,7 @@ comment on column ulak.endpoints.circuit_window_started_at is 'start of the brea
 comment on column ulak.endpoints.circuit_window_requests is 'outcomes counted in that window';
 comment on column ulak.endpoints.dead_notified_at is 'last NOTIFY about dead letters: at most one a second';
 comment on column ulak.endpoints.circuit_window_failures is 'failures among them';
+comment on column ulak.endpoints.slow_start_limit is 'most messages in flight while a circuit that has closed is eased back into traffic; null: no such limit';
 comment on column ulak.endpoints.last_error is 'the error of last_failure_at';
 
 -- Granted to nobody: only SECURITY DEFINER functions of the extension read it.

@@ -85,27 +85,37 @@ select setval('ulak.queue_headroom', 0);
 -- nobody is asleep, and it has no value.
 create unlogged sequence ulak.bell;
 
--- Keys whose next message was still uncommitted when their head was settled; claim looks again.
--- The same if another session held that message. A key may be here twice: were it unique, sessions that note it would
--- wait for each other.
-create table ulak.ordering_wakeups (
-    id bigint generated always as identity primary key,
+-- Where the last claim that went round the endpoints has ended, for workers and for external workers. Sequences, because
+-- they are read and set outside transactions; unlogged, because any place will do to begin at.
+create unlogged sequence ulak.claim_position;
+create unlogged sequence ulak.pull_position;
+
+-- What a claim is told, and what it passes on.
+create type ulak._place as (priority smallint, due_at timestamptz, id bigint);
+create type ulak._rooms as (endpoint_ids bigint[], rooms integer[], others integer);
+
+-- Locked by whoever sends with the key, until he commits, so that ids of a key are in the order of commits.
+create table ulak.ordering_keys (
     endpoint_id bigint not null,
-    ordering_key text not null
+    ordering_key text collate "C" not null,
+    primary key (endpoint_id, ordering_key)
 );
 
 comment on sequence ulak.queue_id_seq is 'ids of messages, in ulak.queue, ulak.dlq.original_message_id and ulak.archive alike';
 comment on sequence ulak.queue_headroom is 'how far send() may go without counting the queue; private to ulak';
 comment on sequence ulak.bell is 'up to which id a send wakes the worker; private to ulak';
-comment on table ulak.ordering_wakeups is 'ordering keys to look at again; private to ulak';
-comment on column ulak.ordering_wakeups.id is 'number of the note';
-comment on column ulak.ordering_wakeups.endpoint_id is 'the endpoint of the key';
-comment on column ulak.ordering_wakeups.ordering_key is 'the key whose head was settled';
+comment on sequence ulak.claim_position is 'endpoint at which the last claim of a worker ended; private to ulak';
+comment on sequence ulak.pull_position is 'endpoint at which the last claim() over pull endpoints ended; private to ulak';
+comment on type ulak._place is 'a place in the index of waiting messages';
+comment on type ulak._rooms is 'how many messages a worker has room for: of some endpoints, and of each of the others';
+comment on table ulak.ordering_keys is 'ordering keys in use, for their locks; private to ulak';
+comment on column ulak.ordering_keys.endpoint_id is 'the endpoint of the key';
+comment on column ulak.ordering_keys.ordering_key is 'the key';
 comment on table ulak.queue is 'every message from send() until it is archived';
 comment on column ulak.queue.id is 'returned by send()';
 comment on column ulak.queue.endpoint_id is 'the endpoint it goes to (ulak.endpoints.id)';
 comment on column ulak.queue.message_id is 'sent as webhook-id; the same in every retry and redrive, so a receiver can drop duplicates';
-comment on column ulak.queue.next_retry_at is 'when it may next be tried; infinity while it waits behind an earlier message of its ordering key';
+comment on column ulak.queue.next_retry_at is 'when it may next be tried; infinity while it is parked behind an earlier message of its ordering key';
 comment on column ulak.queue.created_at is 'start of the transaction that sent it';
 comment on column ulak.queue.updated_at is 'last change of its state';
 comment on column ulak.queue.lease_until is 'in flight: until when locked_by owns it; then recovery takes it back';

@@ -17,7 +17,7 @@ begin
                 when v_relation in ('ulak.workers'::regclass, 'ulak.schedule'::regclass, 'ulak.maintenance_runs'::regclass)
                     then 'where false'
                 -- Rows that are locked, and say nothing: the restored extension has its own.
-                when v_relation in ('ulak.locks'::regclass) then 'where false'
+                when v_relation in ('ulak.locks'::regclass, 'ulak.ordering_keys'::regclass) then 'where false'
                 -- ulak's own events are code: the restored extension has them already.
                 when v_relation = 'ulak.event_types'::regclass then $$where not starts_with(name, 'ulak.')$$
                 else ''

@@ -12,7 +12,55 @@ select pg_catalog.pg_extension_config_dump('ulak.locks', 'where false');
 
 drop function ulak._lock_configs();
 
--- Sending, ordering and claiming.
+-- Sending, ordering and claiming. New columns without a default, new and empty tables: endpoints are locked for an instant.
+
+drop function ulak._admit(bigint, integer, timestamptz);
+drop function ulak._close_circuit(ulak.endpoints, text, timestamptz);
+alter table ulak.endpoints add column slow_start_limit integer;
+comment on column ulak.endpoints.slow_start_limit is 'most messages in flight while a circuit that has closed is eased back into traffic; null: no such limit';
+
+create unlogged sequence ulak.claim_position;
+create unlogged sequence ulak.pull_position;
+create type ulak._place as (priority smallint, due_at timestamptz, id bigint);
+create type ulak._rooms as (endpoint_ids bigint[], rooms integer[], others integer);
+create table ulak.ordering_keys (
+    endpoint_id bigint not null,
+    ordering_key text collate "C" not null,
+    primary key (endpoint_id, ordering_key)
+);
+comment on sequence ulak.claim_position is 'endpoint at which the last claim of a worker ended; private to ulak';
+comment on sequence ulak.pull_position is 'endpoint at which the last claim() over pull endpoints ended; private to ulak';
+comment on type ulak._place is 'a place in the index of waiting messages';
+comment on type ulak._rooms is 'how many messages a worker has room for: of some endpoints, and of each of the others';
+comment on table ulak.ordering_keys is 'ordering keys in use, for their locks; private to ulak';
+comment on column ulak.ordering_keys.endpoint_id is 'the endpoint of the key';
+comment on column ulak.ordering_keys.ordering_key is 'the key';
+comment on column ulak.queue.next_retry_at is 'when it may next be tried; infinity while it is parked behind an earlier message of its ordering key';
+comment on column ulak.archive.next_retry_at is 'when it may next be tried; infinity while it is parked behind an earlier message of its ordering key';
+select pg_catalog.pg_extension_config_dump('ulak.claim_position', ''), pg_catalog.pg_extension_config_dump('ulak.pull_position', '');
+select pg_catalog.pg_extension_config_dump('ulak.ordering_keys', 'where false');
+
+-- What waited at infinity goes on waiting, parked: nothing else is known about it. What was noted is made due.
+update ulak.queue q
+set next_retry_at = greatest(q.created_at, q.scheduled_at)
+where q.status = 'pending'
+    and q.next_retry_at = 'infinity'
+    and (q.endpoint_id, q.ordering_key) in (select w.endpoint_id, w.ordering_key from ulak.ordering_wakeups w);
+drop table ulak.ordering_wakeups;
+
+drop function ulak._claim(text, integer, text, bigint, interval, bigint, timestamptz, bigint[], integer[], integer, bigint, smallint, timestamptz, bigint);
+drop function ulak._only_pair(integer, text, bigint, timestamptz, bigint[], integer[], integer, bigint, smallint, timestamptz, bigint);
+drop function ulak._allot(integer, text, bigint, bigint, timestamptz, bigint[], integer[], integer);
+drop function ulak._require_endpoints(bigint[]);
+alter function ulak._is_behind(bigint, text) reset all;
+drop function ulak._ordering_lock(bigint, text);
+drop function ulak._promote_free_heads(bigint[], text[], timestamptz);
+drop function ulak._promote_heads(bigint[], text[], timestamptz);
+drop function ulak._wake_ordering_keys(timestamptz);
+drop function ulak._promote_orphans(timestamptz);
+drop function ulak._lock_for_requeue(bigint[], text[]);
+drop function ulak._lock_endpoint_for_replay(bigint);
+drop function ulak._check_ordering_keys(integer);
 
 -- Roles and the gate.
 

@@ -1,0 +1,151 @@
+-- Whose turn it is: a claim goes round the endpoints and takes up where the last one ended.
+
+-- The first endpoints behind p_after that have a message due and may be sent to, each with the first message of its highest
+-- priority that is due, in the order of the walk. What it costs follows what it finds: one probe of the index leads from an
+-- endpoint to the next, and the walk ends with p_most endpoints found, after all were visited once, or after 1,000 visits:
+-- endpoints with an open circuit or with nothing due yet are visited in vain, and there may be thousands of them.
+-- With p_endpoint_ids only these are visited, and with p_resume the only one begins there.
+create or replace function ulak._endpoints_in_turn(
+    p_after bigint,
+    p_most integer,
+    p_limit integer,
+    p_endpoint_ids bigint[],
+    p_protocols text[],
+    p_now timestamptz,
+    p_rooms ulak._rooms,
+    p_resume ulak._place
+)
+returns table (
+    endpoint_id bigint,
+    first ulak._place,
+    config_version bigint,
+    -- How many of its messages may be claimed.
+    quota integer,
+    circuit_state text,
+    -- Its row is locked, and what is claimed must be taken out of its limits.
+    is_limited boolean
+)
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+#variable_conflict use_column
+begin
+    return query
+    with recursive visit(endpoint_id, priority, due_at, id, has_wrapped, number) as (
+        (
+            (
+                select q.endpoint_id, q.priority, q.next_retry_at, q.id, false, 1
+                from ulak.queue q
+                where q.status = 'pending' and q.endpoint_id > p_after
+                order by q.endpoint_id, q.priority desc, q.next_retry_at, q.id
+                limit 1
+            )
+            union all
+            (
+                select q.endpoint_id, q.priority, q.next_retry_at, q.id, true, 1
+                from ulak.queue q
+                where q.status = 'pending'
+                order by q.endpoint_id, q.priority desc, q.next_retry_at, q.id
+                limit 1
+            )
+            limit 1
+        )
+        union all
+        select n.*
+        from visit v
+        cross join lateral (
+            -- Nothing of this priority is due: the next lower one of the same endpoint.
+            (
+                select q.endpoint_id, q.priority, q.next_retry_at, q.id, v.has_wrapped, v.number + 1
+                from ulak.queue q
+                where v.due_at > p_now
+                    and q.status = 'pending'
+                    and q.endpoint_id = v.endpoint_id
+                    and q.priority < v.priority
+                order by q.priority desc, q.next_retry_at, q.id
+                limit 1
+            )
+            union all
+            (
+                select q.endpoint_id, q.priority, q.next_retry_at, q.id, v.has_wrapped, v.number + 1
+                from ulak.queue q
+                where q.status = 'pending' and q.endpoint_id > v.endpoint_id
+                order by q.endpoint_id, q.priority desc, q.next_retry_at, q.id
+                limit 1
+            )
+            union all
+            (
+                select q.endpoint_id, q.priority, q.next_retry_at, q.id, true, v.number + 1
+                from ulak.queue q
+                where not v.has_wrapped and q.status = 'pending'
+                order by q.endpoint_id, q.priority desc, q.next_retry_at, q.id
+                limit 1
+            )
+            limit 1
+        ) n
+        where v.number < 1000 and (not n.has_wrapped or n.endpoint_id <= p_after)
+    )
+    select v.endpoint_id, v.first, e.config_version, e.quota, e.circuit_state, e.is_limited
+    from (
+        select v.endpoint_id, row(v.priority, v.due_at, v.id)::ulak._place as first
+        from visit v
+        where p_endpoint_ids is null and v.due_at <= p_now
+        union all
+        select n.id, coalesce(p_resume, ulak._next_level(n.id, null, p_now))
+        from unnest(p_endpoint_ids) n(id)
+        where p_endpoint_ids is not null
+    ) v
+    cross join lateral (
+        select
+            e.config_version,
+            coalesce(a.quota, r.room) as quota,
+            coalesce(a.circuit_state, 'closed') as circuit_state,
+            a.quota is not null as is_limited
+        from ulak.endpoints e
+        cross join lateral (
+            select least(p_limit, coalesce((p_rooms).rooms[array_position((p_rooms).endpoint_ids, e.id)], (p_rooms).others))
+        ) r(room)
+        -- Only an endpoint with a limit or a troubled circuit needs a lock; the others are read.
+        left join lateral (
+            select a.quota, a.circuit_state
+            from ulak._admit(e.id, r.room, p_now) a
+            where ulak._is_limited(e)
+            offset 0
+        ) a on true
+        where e.id = v.endpoint_id
+            and (v.first).id is not null
+            and e.enabled
+            and (p_protocols is null or e.protocol = any (p_protocols))
+            and r.room > 0
+            and (e.circuit_state <> 'open' or e.circuit_half_open_at <= p_now)
+        offset 0
+    ) e
+    where e.quota > 0
+    limit p_most;
+end
+$plpgsql$;
+
+-- The first message of an endpoint's highest priority below p_below (null: of all) that has something due; null if none has.
+create or replace function ulak._next_level(p_endpoint_id bigint, p_below smallint, p_now timestamptz)
+returns ulak._place
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+declare
+    v_first ulak._place;
+begin
+    v_first.priority := coalesce(p_below, 32767);
+    loop
+        select q.priority, q.next_retry_at, q.id into v_first
+        from ulak.queue q
+        where q.status = 'pending' and q.endpoint_id = p_endpoint_id and q.priority < v_first.priority
+        order by q.priority desc, q.next_retry_at, q.id
+        limit 1;
+        if not found then
+            return null;
+        elsif v_first.due_at <= p_now then
+            return v_first;
+        end if;
+    end loop;
+end
+$plpgsql$;

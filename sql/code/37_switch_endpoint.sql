@@ -1,0 +1,81 @@
+-- Enabling and disabling endpoints.
+
+create or replace function ulak.disable_endpoint(p_name text, p_now timestamptz default clock_timestamp())
+returns boolean
+language plpgsql
+security definer
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+declare
+    v_endpoint ulak.endpoints := ulak._lock_endpoint(p_name);
+begin
+    return ulak._switch_endpoint(v_endpoint, false, null, 'disabled by ' || session_user, p_now);
+end
+$plpgsql$;
+
+comment on function ulak.disable_endpoint(text, timestamptz) is
+    'stops deliveries to an endpoint; messages for it are still accepted, and held; false if it was disabled already';
+
+create or replace function ulak.enable_endpoint(
+    p_name text,
+    p_rate double precision default null,
+    p_now timestamptz default clock_timestamp()
+)
+returns boolean
+language plpgsql
+security definer
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+declare
+    v_endpoint ulak.endpoints := ulak._lock_endpoint(p_name);
+begin
+    if not (p_rate > 0 and p_rate < 'infinity') then
+        raise exception 'the rate must be above 0 messages a second'
+            using errcode = '22023', hint = 'Leave it out to release what was held as fast as it goes.';
+    end if;
+    return ulak._switch_endpoint(v_endpoint, true, p_rate, 'enabled by ' || session_user, p_now);
+end
+$plpgsql$;
+
+comment on function ulak.enable_endpoint(text, double precision, timestamptz) is
+    'resumes deliveries to an endpoint, what was held at p_rate messages a second if given; false if it was enabled already';
+
+create or replace function ulak._switch_endpoint(
+    p_endpoint ulak.endpoints,
+    p_enabled boolean,
+    p_rate double precision,
+    p_reason text,
+    p_now timestamptz
+)
+returns boolean
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+begin
+    update ulak.endpoints e
+    set enabled = p_enabled,
+        release_rate = p_rate,
+        release_before = case when p_rate is not null then p_now end,
+        rate_tokens = case when p_rate is null then e.rate_tokens else 0 end,
+        rate_refilled_at = case when p_rate is null then e.rate_refilled_at else p_now end,
+        updated_at = p_now
+    where e.id = p_endpoint.id and (e.enabled <> p_enabled or e.release_rate is distinct from p_rate);
+    if p_endpoint.enabled = p_enabled then
+        return false;
+    end if;
+    insert into ulak.event_log (event, endpoint_id, endpoint_name, old_value, new_value, detail, created_at)
+    values (
+        case when p_enabled then 'endpoint.enabled' else 'endpoint.disabled' end,
+        p_endpoint.id,
+        p_endpoint.name,
+        jsonb_build_object('enabled', p_endpoint.enabled),
+        jsonb_build_object('enabled', p_enabled),
+        jsonb_strip_nulls(jsonb_build_object('reason', p_reason, 'rate', p_rate)),
+        p_now
+    );
+    if not p_enabled then
+        perform ulak._tell_disabled(p_endpoint, p_reason, p_now);
+    end if;
+    return true;
+end
+$plpgsql$;

@@ -1,0 +1,57 @@
+-- What sessions still call that were in the middle of a function of 0.1.0 when the extension was upgraded. Goes with the
+-- release after this one.
+
+-- A worker of 0.1.0 gets nothing, and leaves with its next check.
+create or replace function ulak._claim(
+    p_worker text,
+    p_limit integer,
+    p_protocol text,
+    p_lease interval,
+    p_room_ids bigint[],
+    p_rooms integer[],
+    p_room integer,
+    p_mark_endpoint_id bigint,
+    p_mark_priority smallint,
+    p_mark_due_at timestamptz,
+    p_mark_id bigint
+)
+returns table (
+    id bigint,
+    message_id uuid,
+    attempt integer,
+    endpoint_id bigint,
+    config_version bigint,
+    payload jsonb,
+    headers jsonb,
+    metadata jsonb,
+    correlation_id uuid,
+    ordering_key text,
+    priority smallint,
+    created_at timestamptz,
+    due_at timestamptz
+)
+language sql
+set search_path = pg_catalog, pg_temp
+as $sql$
+    select null::bigint, null::uuid, null::integer, null::bigint, null::bigint, null::jsonb, null::jsonb, null::jsonb,
+        null::uuid, null::text, null::smallint, null::timestamptz, null::timestamptz
+    where false
+$sql$;
+
+-- A sender's look-ups. A message of a key is queued as due, and the claim sees what is before it.
+create or replace function ulak._wait_for_endpoint(p_endpoint text)
+returns bigint
+language sql
+as $sql$
+    select ulak._endpoint_id(p_endpoint)
+$sql$;
+
+create or replace function ulak._is_behind(p_endpoint_id bigint, p_ordering_key text)
+returns boolean
+language plpgsql
+as $plpgsql$
+begin
+    perform ulak._lock_ordering_key(p_endpoint_id, p_ordering_key);
+    return false;
+end
+$plpgsql$;
