@@ -10,6 +10,8 @@ from ulak.model import Endpoint, Message
 # A worker claims what it will have sent within this time, beyond what it has slots for. The rate is the endpoint's own:
 # for one that answers once in ten seconds this is nothing.
 AHEAD_SECONDS = 0.05
+# Fewer than these aren't worth a claim of their own: they come with the endpoint's turn.
+LEAST_AHEAD = 16
 # An endpoint that had no answer for so long has no rate.
 MEMORY_SECONDS = 0.25
 
@@ -115,4 +117,4 @@ class Rates:
         """How many messages of which endpoint may wait in line."""
         self._rates = {id: known for id, known in self._rates.items() if known[1] > now - MEMORY_SECONDS}
         found = {endpoint_id: int(rate * AHEAD_SECONDS) for endpoint_id, (rate, _) in self._rates.items()}
-        return {endpoint_id: count for endpoint_id, count in found.items() if count}
+        return {endpoint_id: count for endpoint_id, count in found.items() if count >= LEAST_AHEAD}

@@ -68,7 +68,10 @@ class Settling:
 
     def store_deferred(self, now: float) -> None:
         for endpoint_id, group in list(self.deferred.items()):
+            # In a transaction of its own: who keeps one endpoint locked and waits for another may wait in a circle.
+            self._database.commit()
             self._store_endpoint(endpoint_id, group, now)
+        self._database.commit()
 
     def deferred_ids(self) -> set[int]:
         return {message.id for done in self.deferred.values() for each in done for message in each.messages}
@@ -93,6 +96,7 @@ class Settling:
         for done in self.done:
             apart.setdefault(done.endpoint_id, []).append(done)
         for endpoint_id, group in apart.items():
+            self._database.commit()
             self._store_endpoint(endpoint_id, group, now)
             self.done = [done for done in self.done if done.endpoint_id != endpoint_id]
 

@@ -32,6 +32,7 @@ from (
         ('http_timeout', 'integer', '10', 1, 300, null, 'seconds', 'longest duration of a request'),
         ('inbox_retention_days', 'integer', '30', 1, 3650, null, 'days', 'how long ulak.mark_handled() remembers a key'),
         ('lease_seconds', 'integer', '30', 5, 3600, null, 'seconds', 'how long the worker''s claim holds; it is renewed every third of this'),
+        ('max_pending', 'integer', '0', 0, 2147483647, null, 'messages', 'most messages that may wait for an endpoint whose config has no max_pending; 0: no limit'),
         ('max_payload_size', 'integer', '1048576', 1024, 104857600, null, 'bytes', 'largest payload that send() accepts'),
         ('max_queue_size', 'integer', '1000000', 0, 2147483647, null, 'messages', 'most messages that may wait or be in flight; 0: no limit'),
         ('poll_interval', 'integer', '50', 5, 60000, null, 'milliseconds', 'longest wait of an idle worker before it looks again'),
@@ -156,6 +157,8 @@ begin
     end if;
     if p_name = 'max_queue_size' then
         perform ulak._forget_headroom();
+    elsif p_name = 'max_pending' then
+        perform ulak._apply_max_pending();
     end if;
     perform ulak._ring();
     return v_new;

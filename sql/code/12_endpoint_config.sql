@@ -33,6 +33,8 @@ immutable
 as $sql$
     select $json${
         "max_in_flight": {"type": "integer", "minimum": 1, "maximum": 10000},
+        "max_pending": {"type": "integer", "minimum": 1, "maximum": 2147483647},
+        "when_full": {"enum": ["refuse", "dead_letter"]},
         "rate_limit": {
             "type": "object",
             "required": ["limit"],

@@ -111,6 +111,10 @@ declare
     v_in_flight bigint;
     v_dead bigint;
 begin
+    if current_setting('transaction_isolation') <> 'read committed' then
+        raise exception 'drop_endpoint() needs a transaction at read committed'
+            using errcode = '25001', hint = 'Call it in a transaction of its own: its counts must see the latest messages.';
+    end if;
     perform ulak._require_no_open_sender(p_name);
     select c.waiting, c.in_flight, c.dead into v_waiting, v_in_flight, v_dead from ulak._count_unresolved(p_id) as c;
     if v_waiting + v_in_flight + v_dead > 0 then
@@ -253,6 +257,7 @@ begin
     if v_violation is not null then
         perform ulak._raise_violation('retry policy', v_violation);
     end if;
+    new.max_pending := ulak._max_pending(new.config);
     if tg_op = 'UPDATE' then
         new.updated_at := now();
         -- Workers cache by this number: it must never stand for two configs.
@@ -280,6 +285,9 @@ security definer
 set search_path = pg_catalog, pg_temp
 as $plpgsql$
 begin
+    if new.max_pending is not null then
+        perform ulak._forget_endpoint_headroom(array[new.id]);
+    end if;
     if tg_op = 'INSERT' and current_setting('row_security') <> 'off' then
         insert into ulak.event_log (event, endpoint_id, endpoint_name, detail)
         values ('endpoint.created', new.id, new.name, jsonb_build_object('protocol', new.protocol));

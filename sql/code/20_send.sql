@@ -32,7 +32,7 @@ begin
             insert into ulak.queue (id, endpoint_id, payload, priority, correlation_id)
             select v_id, e.id, p_payload, p_priority, p_correlation_id
             from ulak.endpoints e
-            where e.name = p_endpoint;
+            where e.name = p_endpoint and e.max_pending is null;
             if found then
                 if ulak._is_awaited(v_id) then
                     perform ulak._ring();
@@ -134,6 +134,7 @@ declare
     v_count integer := cardinality(p_payloads);
     v_sent integer;
     v_ids bigint[];
+    v_overflow bigint[] := '{}';
 begin
     perform ulak._check_priority(p_priority);
     if v_count = 0 then
@@ -143,6 +144,9 @@ begin
     v_ids := array(select nextval('ulak.queue_id_seq') from generate_series(1, v_count));
     if ulak._has_room(v_ids[v_count]) is not true then
         perform ulak._require_room(v_ids[v_count], v_count);
+    end if;
+    if exists (select from ulak.endpoints e where e.id = any (p_endpoint_ids) and e.max_pending is not null) then
+        v_overflow := ulak._overflow(v_ids, p_endpoint_ids);
     end if;
 
     insert into ulak.queue (id, endpoint_id, payload, priority, headers, metadata)
@@ -156,6 +160,9 @@ begin
     from unnest(v_ids, p_endpoint_ids, p_payloads, p_event_types) m(id, endpoint_id, payload, event_type)
     join ulak.endpoints e on e.id = m.endpoint_id;
     get diagnostics v_sent = row_count;
+    if v_overflow <> '{}' then
+        perform ulak._bury_overflow(v_overflow);
+    end if;
     if ulak._is_awaited(v_ids[1]) then
         perform ulak._ring();
     end if;
@@ -184,15 +191,24 @@ returns bigint
 language plpgsql
 as $plpgsql$
 declare
-    v_endpoint_id bigint := ulak._endpoint_id(p_endpoint);
+    v_endpoint_id bigint;
+    v_is_limited boolean;
+    v_overflows boolean;
+    v_is_valid boolean;
     v_due timestamptz := greatest(now(), p_scheduled_at);
     v_hash text;
     v_id bigint;
     v_first_id bigint;
-    v_is_valid boolean := ulak._check_message(
+begin
+    select e.id, e.max_pending is not null into v_endpoint_id, v_is_limited
+    from ulak.endpoints e
+    where e.name = p_endpoint;
+    if not found then
+        perform ulak._raise_unknown_endpoint(p_endpoint);
+    end if;
+    v_is_valid := ulak._check_message(
         p_payload, p_priority, p_scheduled_at, p_idempotency_key, p_expires_at, p_ordering_key, p_headers, p_metadata
     );
-begin
     if p_idempotency_key is not null then
         v_hash := ulak._payload_hash(p_payload);
     end if;
@@ -202,13 +218,14 @@ begin
 
     -- After the lock on the ordering key: the order of ids is the order of commits.
     v_id := nextval('ulak.queue_id_seq');
-    if ulak._has_room(v_id) is not true then
+    if ulak._has_room(v_id) is not true or v_is_limited then
         -- What is queued already needs no room.
         v_first_id := ulak._first_of_idempotency_key(v_endpoint_id, p_endpoint, p_idempotency_key, v_hash);
         if v_first_id is not null then
             return v_first_id;
         end if;
         perform ulak._require_room(v_id, 1);
+        v_overflows := v_is_limited and ulak._pending_room(v_endpoint_id, v_id, 1) < 1;
     end if;
 
     loop
@@ -246,7 +263,9 @@ begin
             where idempotency_key is not null and status in ('pending', 'processing', 'completed')
             do nothing;
         if found then
-            if v_due <= now() and ulak._is_awaited(v_id) then
+            if v_overflows then
+                perform ulak._bury_overflow(array[v_id]);
+            elsif v_due <= now() and ulak._is_awaited(v_id) then
                 perform ulak._ring();
             end if;
             return v_id;

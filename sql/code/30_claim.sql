@@ -52,7 +52,7 @@ declare
     v_lease_until timestamptz := p_now
         + coalesce(p_lease, make_interval(secs => ulak.setting('stale_recovery_timeout')::integer));
     v_aging integer := nullif(ulak._stored_setting('priority_aging')::integer, 0);
-    -- The endpoints whose turn it is, and how far each has been claimed.
+    -- The endpoints whose turn it is, and where the next message of each is to be looked for; null: it has no more.
     v_endpoint_ids bigint[];
     v_next ulak._place[];
     v_config_versions bigint[];
@@ -60,12 +60,12 @@ declare
     v_circuit_states text[];
     v_are_limited boolean[];
     v_may_have_more boolean[];
+    v_count integer;
     v_left integer := p_limit;
-    -- Endpoints that got all that they were asked for, and may have more.
     v_open integer;
     v_share integer;
-    v_size integer;
-    v_taken record;
+    v_sizes integer[];
+    v_locked record;
     v_tids tid[] := '{}';
     v_ids bigint[] := '{}';
     v_places integer[] := '{}';
@@ -90,7 +90,7 @@ begin
         v_circuit_states,
         v_are_limited,
         v_may_have_more,
-        v_open
+        v_count
     from ulak._endpoints_in_turn(
         ulak._claim_position(p_endpoint_ids, p_protocols),
         least(p_limit, coalesce(cardinality(p_endpoint_ids), 32)),
@@ -102,35 +102,43 @@ begin
         p_resume
     ) t;
 
-    -- Each gets its part of the limit; what some leave is shared by the others.
-    while v_left > 0 and v_open > 0 loop
+    if v_count = 0 then
+        return;
+    end if;
+
+    -- Each gets its part of the limit; what some leave is shared by the others. Rounds have an end, so that a long row of
+    -- messages behind their ordering keys doesn't hold up the worker.
+    for v_round in 1..16 loop
+        v_open := (select count(*) from unnest(v_quotas) q where q > 0);
+        exit when v_left <= 0 or v_open = 0;
         v_share := ceil(v_left::numeric / v_open);
-        v_open := 0;
-        for i in 1..cardinality(v_endpoint_ids) loop
+        v_sizes := array(select least(q, v_share) from unnest(v_quotas) q);
+        v_locked := ulak._lock_due(v_endpoint_ids, v_next, v_sizes, v_left, p_generation, p_now, v_aging);
+        v_tids := v_tids || v_locked.tids;
+        v_ids := v_ids || v_locked.ids;
+        v_places := v_places || v_locked.places;
+        v_left := v_left - cardinality(v_locked.tids);
+        if v_round = 1 and p_endpoint_ids is null then
+            -- The next claim begins behind the last endpoint that had its turn.
+            perform ulak._set_claim_position(
+                v_endpoint_ids[case when v_left <= 0 then v_locked.places[cardinality(v_locked.places)] else v_count end],
+                p_protocols
+            );
+        end if;
+        for i in 1..v_count loop
             continue when v_quotas[i] <= 0;
-            v_size := least(v_quotas[i], v_share, v_left);
-            exit when v_size <= 0;
-            v_taken := ulak._lock_due(v_endpoint_ids[i], v_size, p_generation, p_now, v_aging, v_next[i]);
-            v_left := v_left - cardinality(v_taken.tids);
-            v_tids := v_tids || v_taken.tids;
-            v_ids := v_ids || v_taken.ids;
-            v_places := v_places || array_fill(i, array[cardinality(v_taken.tids)]);
-            v_next[i] := v_taken.next;
-            v_may_have_more[i] := v_taken.next is not null;
+            v_may_have_more[i] := v_locked.looked[i] >= v_sizes[i];
             if v_may_have_more[i] then
-                v_quotas[i] := v_quotas[i] - cardinality(v_taken.tids);
-                v_open := v_open + (v_quotas[i] > 0)::integer;
-            else
-                v_quotas[i] := 0;
-            end if;
-            if v_left <= 0 then
-                perform ulak._set_claim_position(v_endpoint_ids[i], p_endpoint_ids, p_protocols);
-                exit;
+                v_quotas[i] := v_quotas[i] - v_locked.taken[i];
+                v_next[i].due_at := v_locked.last_due_at[i];
+                v_next[i].id := v_locked.last_id[i] + 1;
+            elsif v_left > 0 then
+                v_next[i] := ulak._next_level(v_endpoint_ids[i], v_next[i].priority, p_now);
+                if v_next[i] is null then
+                    v_quotas[i] := 0;
+                end if;
             end if;
         end loop;
-        if v_left > 0 then
-            perform ulak._set_claim_position(v_endpoint_ids[cardinality(v_endpoint_ids)], p_endpoint_ids, p_protocols);
-        end if;
     end loop;
     if v_tids = '{}' then
         return;
@@ -172,19 +180,24 @@ begin
 end
 $plpgsql$;
 
--- Locks up to p_size due messages of an endpoint, the first of them at the place that is given, and returns where the next
--- one would be looked for; a null priority: there is none left that is due. A message behind another of its ordering key is
--- parked.
+-- Locks due messages of some endpoints: p_sizes[i] of endpoint i at most, its priority and the first of them as p_firsts[i]
+-- says, and p_limit in all. places tells of which endpoint each is. A message behind another of its ordering key is parked.
+-- Of each endpoint: how many messages were looked at and taken, and the last of them.
 create or replace function ulak._lock_due(
-    p_endpoint_id bigint,
-    p_size integer,
+    p_endpoint_ids bigint[],
+    p_firsts ulak._place[],
+    p_sizes integer[],
+    p_limit integer,
     p_generation bigint,
     p_now timestamptz,
     p_aging integer,
-    p_first ulak._place,
-    out next ulak._place,
     out tids tid[],
-    out ids bigint[]
+    out ids bigint[],
+    out places integer[],
+    out looked integer[],
+    out taken integer[],
+    out last_due_at timestamptz[],
+    out last_id bigint[]
 )
 language plpgsql
 set search_path = pg_catalog, pg_temp
@@ -192,27 +205,18 @@ as $plpgsql$
 declare
     -- With aging, who has waited long enough comes before others of a higher priority: all of them have to be looked at.
     v_levels smallint[] := array(select generate_series(0, 10) where p_aging is not null);
-    v_asked integer;
-    v_looked integer := 0;
-    v_found record;
+    v_due_ats timestamptz[];
+    v_heads bigint[];
+    v_endpoint record;
 begin
-    next := p_first;
-    tids := '{}';
-    ids := '{}';
-    loop
-        v_asked := p_size - cardinality(tids);
-        select
-            count(*) as messages,
-            array_agg(m.tid) filter (where m.head is null) as tids,
-            array_agg(m.id) filter (where m.head is null) as ids,
-            array_agg(m.tid) filter (where m.head is not null) as behind,
-            array_agg(m.head) filter (where m.head is not null) as heads,
-            (array_agg(m.next_retry_at))[count(*)] as due_at,
-            (array_agg(m.id))[count(*)] as id
-        into v_found
-        from (
+    select array_agg(m.place), array_agg(m.tid), array_agg(m.id), array_agg(m.next_retry_at), array_agg(m.head)
+    into places, tids, ids, v_due_ats, v_heads
+    from (
+        select e.place::integer, m.tid, m.id, m.next_retry_at, m.head
+        from unnest(p_endpoint_ids, p_sizes) with ordinality e(id, size, place)
+        cross join lateral (
             select m.*
-            from unnest(case when p_aging is null then array[next.priority] else v_levels end) l(priority)
+            from unnest(case when p_aging is null then array[p_firsts[e.place].priority] else v_levels end) l(priority)
             cross join lateral (
                 select
                     q.ctid as tid,
@@ -224,40 +228,61 @@ begin
                     end as head
                 from ulak.queue q
                 where q.status = 'pending'
-                    and q.endpoint_id = p_endpoint_id
+                    and q.endpoint_id = e.id
                     and q.priority = l.priority
-                    and (p_aging is not null or (q.next_retry_at, q.id) >= (next.due_at, next.id))
+                    and (q.next_retry_at, q.id) >= (
+                        case when p_aging is null then p_firsts[e.place].due_at else '-infinity' end,
+                        case when p_aging is null then p_firsts[e.place].id else 0 end
+                    )
                     and q.next_retry_at <= p_now
                     and (q.expires_at is null or q.expires_at > p_now)
                     and (p_generation is null or q.generation = p_generation)
                 order by q.next_retry_at, q.id
-                limit v_asked
+                limit e.size
                 for update skip locked
             ) m
             order by
                 m.priority + floor(extract(epoch from p_now - m.next_retry_at) / p_aging) desc,
                 m.next_retry_at,
                 m.id
-            limit v_asked
-        ) m;
-        tids := tids || coalesce(v_found.tids, '{}');
-        ids := ids || coalesce(v_found.ids, '{}');
-        if v_found.behind is not null then
-            perform ulak._park(v_found.behind, v_found.heads, p_now);
-        end if;
-        v_looked := v_looked + v_found.messages;
-        if p_aging is not null then
-            -- All priorities were looked at together. What is left is for another claim.
-            next := null;
-        elsif v_found.messages < v_asked then
-            next := ulak._next_level(p_endpoint_id, next.priority, p_now);
-        else
-            next.due_at := v_found.due_at;
-            next.id := v_found.id + 1;
-        end if;
-        -- A long row of messages behind their keys isn't to hold up the others.
-        exit when next is null or cardinality(tids) >= p_size or v_looked > 1000;
+            limit e.size
+        ) m
+        where e.size > 0
+        limit p_limit
+    ) m;
+
+    looked := array_fill(0, array[cardinality(p_endpoint_ids)]);
+    taken := looked;
+    last_due_at := array_fill(null::timestamptz, array[cardinality(p_endpoint_ids)]);
+    last_id := array_fill(null::bigint, array[cardinality(p_endpoint_ids)]);
+    for v_endpoint in
+        select
+            m.place,
+            count(*) as looked,
+            count(*) filter (where m.head is null) as taken,
+            (array_agg(m.due_at))[count(*)] as last_due_at,
+            (array_agg(m.id))[count(*)] as last_id
+        from unnest(places, ids, v_due_ats, v_heads) m(place, id, due_at, head)
+        group by m.place
+    loop
+        looked[v_endpoint.place] := v_endpoint.looked;
+        taken[v_endpoint.place] := v_endpoint.taken;
+        last_due_at[v_endpoint.place] := v_endpoint.last_due_at;
+        last_id[v_endpoint.place] := v_endpoint.last_id;
     end loop;
+
+    if num_nonnulls(variadic v_heads) > 0 then
+        perform ulak._park(
+            array_agg(m.tid) filter (where m.head is not null), array_agg(m.head) filter (where m.head is not null), p_now
+        )
+        from unnest(tids, v_heads) m(tid, head);
+        select array_agg(m.tid), array_agg(m.id), array_agg(m.place) into tids, ids, places
+        from unnest(tids, ids, places, v_heads) m(tid, id, place, head)
+        where m.head is null;
+    end if;
+    tids := coalesce(tids, '{}');
+    ids := coalesce(ids, '{}');
+    places := coalesce(places, '{}');
 end
 $plpgsql$;
 
@@ -274,15 +299,9 @@ as $sql$
     end
 $sql$;
 
-create or replace function ulak._set_claim_position(p_endpoint_id bigint, p_endpoint_ids bigint[], p_protocols text[])
-returns void
-language plpgsql
-as $plpgsql$
-begin
-    if p_endpoint_ids is null then
-        perform setval(
-            case when p_protocols = '{pull}' then 'ulak.pull_position' else 'ulak.claim_position' end, p_endpoint_id
-        );
-    end if;
-end
-$plpgsql$;
+create or replace function ulak._set_claim_position(p_endpoint_id bigint, p_protocols text[])
+returns bigint
+language sql
+as $sql$
+    select setval(case when p_protocols = '{pull}' then 'ulak.pull_position' else 'ulak.claim_position' end, p_endpoint_id)
+$sql$;

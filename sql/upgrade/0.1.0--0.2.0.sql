@@ -19,6 +19,17 @@ drop function ulak._close_circuit(ulak.endpoints, text, timestamptz);
 alter table ulak.endpoints add column slow_start_limit integer;
 comment on column ulak.endpoints.slow_start_limit is 'most messages in flight while a circuit that has closed is eased back into traffic; null: no such limit';
 
+alter table ulak.endpoints add column max_pending integer;
+comment on column ulak.endpoints.max_pending is 'most messages that may wait for it: the config''s max_pending, else the setting; null: any number';
+create table ulak.endpoint_headroom (
+    endpoint_id bigint primary key references ulak.endpoints (id) on delete cascade,
+    safe_to bigint not null default 0
+);
+comment on table ulak.endpoint_headroom is 'how far send() may go without counting what waits for an endpoint; private to ulak';
+comment on column ulak.endpoint_headroom.endpoint_id is 'an endpoint with max_pending';
+comment on column ulak.endpoint_headroom.safe_to is 'messages with ids up to this one fit for certain';
+select pg_catalog.pg_extension_config_dump('ulak.endpoint_headroom', '');
+
 create unlogged sequence ulak.claim_position;
 create unlogged sequence ulak.pull_position;
 create type ulak._place as (priority smallint, due_at timestamptz, id bigint);
@@ -35,9 +46,8 @@ comment on type ulak._rooms is 'how many messages a worker has room for: of some
 comment on table ulak.ordering_keys is 'ordering keys in use, for their locks; private to ulak';
 comment on column ulak.ordering_keys.endpoint_id is 'the endpoint of the key';
 comment on column ulak.ordering_keys.ordering_key is 'the key';
-comment on column ulak.queue.next_retry_at is 'when it may next be tried; infinity while it is parked behind an earlier message of its ordering key';
-comment on column ulak.archive.next_retry_at is 'when it may next be tried; infinity while it is parked behind an earlier message of its ordering key';
-select pg_catalog.pg_extension_config_dump('ulak.claim_position', ''), pg_catalog.pg_extension_config_dump('ulak.pull_position', '');
+select pg_catalog.pg_extension_config_dump('ulak.claim_position', '');
+select pg_catalog.pg_extension_config_dump('ulak.pull_position', '');
 select pg_catalog.pg_extension_config_dump('ulak.ordering_keys', 'where false');
 
 -- What waited at infinity goes on waiting, parked: nothing else is known about it. What was noted is made due.
@@ -46,6 +56,9 @@ set next_retry_at = greatest(q.created_at, q.scheduled_at)
 where q.status = 'pending'
     and q.next_retry_at = 'infinity'
     and (q.endpoint_id, q.ordering_key) in (select w.endpoint_id, w.ordering_key from ulak.ordering_wakeups w);
+-- Out of the extension first: else pg_dump's list would keep their numbers.
+alter extension ulak drop sequence ulak.ordering_wakeups_id_seq;
+alter extension ulak drop table ulak.ordering_wakeups;
 drop table ulak.ordering_wakeups;
 
 drop function ulak._claim(text, integer, text, bigint, interval, bigint, timestamptz, bigint[], integer[], integer, bigint, smallint, timestamptz, bigint);
