@@ -61,10 +61,15 @@ declare
     v_are_limited boolean[];
     v_may_have_more boolean[];
     v_left integer := p_limit;
-    -- Endpoints that got all that they were asked for, and may have more.
+    -- How many of each endpoint were taken.
+    v_counts integer[];
+    -- Endpoints that got all that they were asked for and may have more, and how many these have.
     v_open integer;
+    v_shared integer := 0;
     v_share integer;
+    v_remainder integer;
     v_size integer;
+    v_walked_to bigint;
     v_taken record;
     v_tids tid[] := '{}';
     v_ids bigint[] := '{}';
@@ -74,14 +79,17 @@ begin
         return;
     end if;
     select
-        array_agg(t.endpoint_id),
-        array_agg(t.first),
-        array_agg(t.config_version),
-        array_agg(t.quota),
-        array_agg(t.circuit_state),
-        array_agg(t.is_limited),
+        array_agg(t.endpoint_id) filter (where t.quota > 0),
+        array_agg(t.first) filter (where t.quota > 0),
+        array_agg(t.config_version) filter (where t.quota > 0),
+        array_agg(t.quota) filter (where t.quota > 0),
+        array_agg(t.circuit_state) filter (where t.quota > 0),
+        array_agg(t.is_limited) filter (where t.quota > 0),
         array_fill(false, array[count(*)::integer]),
-        count(*)
+        array_fill(0, array[count(*)::integer]),
+        count(*) filter (where t.quota > 0),
+        -- Lower priorities of that endpoint may not have been visited.
+        greatest(max(t.endpoint_id) filter (where t.quota = 0) - 1, 1)
     into
         v_endpoint_ids,
         v_next,
@@ -90,7 +98,9 @@ begin
         v_circuit_states,
         v_are_limited,
         v_may_have_more,
-        v_open
+        v_counts,
+        v_open,
+        v_walked_to
     from ulak._endpoints_in_turn(
         ulak._claim_position(p_endpoint_ids, p_protocols),
         least(p_limit, coalesce(cardinality(p_endpoint_ids), 32)),
@@ -102,36 +112,46 @@ begin
         p_resume
     ) t;
 
-    -- Each gets its part of the limit; what some leave is shared by the others.
+    -- Each gets the same part of the limit, some of them one more; what some leave is shared by the others.
     while v_left > 0 and v_open > 0 loop
-        v_share := ceil(v_left::numeric / v_open);
+        v_share := (v_left + v_shared) / v_open;
+        v_remainder := (v_left + v_shared) % v_open;
         v_open := 0;
+        v_shared := 0;
         for i in 1..cardinality(v_endpoint_ids) loop
             continue when v_quotas[i] <= 0;
-            v_size := least(v_quotas[i], v_share, v_left);
-            exit when v_size <= 0;
-            v_taken := ulak._lock_due(v_endpoint_ids[i], v_size, p_generation, p_now, v_aging, v_next[i]);
-            v_left := v_left - cardinality(v_taken.tids);
-            v_tids := v_tids || v_taken.tids;
-            v_ids := v_ids || v_taken.ids;
-            v_places := v_places || array_fill(i, array[cardinality(v_taken.tids)]);
-            v_next[i] := v_taken.next;
-            v_may_have_more[i] := v_taken.next is not null;
-            if v_may_have_more[i] then
-                v_quotas[i] := v_quotas[i] - cardinality(v_taken.tids);
-                v_open := v_open + (v_quotas[i] > 0)::integer;
-            else
-                v_quotas[i] := 0;
+            v_size := least(v_quotas[i], v_share + (v_remainder > 0)::integer - v_counts[i], v_left);
+            v_remainder := v_remainder - 1;
+            if v_size > 0 then
+                v_taken := ulak._lock_due(v_endpoint_ids[i], v_size, p_generation, p_now, v_aging, v_next[i]);
+                v_left := v_left - cardinality(v_taken.tids);
+                v_tids := v_tids || v_taken.tids;
+                v_ids := v_ids || v_taken.ids;
+                v_places := v_places || array_fill(i, array[cardinality(v_taken.tids)]);
+                v_next[i] := v_taken.next;
+                v_counts[i] := v_counts[i] + cardinality(v_taken.tids);
+                v_may_have_more[i] := v_taken.next is not null;
+                -- One that got less has no more, or so many behind their ordering keys that they are left to later claims.
+                v_quotas[i] := case
+                    when v_may_have_more[i] and cardinality(v_taken.tids) = v_size then v_quotas[i] - v_size
+                    else 0
+                end;
+            end if;
+            if v_quotas[i] > 0 then
+                v_open := v_open + 1;
+                v_shared := v_shared + v_counts[i];
             end if;
             if v_left <= 0 then
                 perform ulak._set_claim_position(v_endpoint_ids[i], p_endpoint_ids, p_protocols);
                 exit;
             end if;
         end loop;
-        if v_left > 0 then
-            perform ulak._set_claim_position(v_endpoint_ids[cardinality(v_endpoint_ids)], p_endpoint_ids, p_protocols);
-        end if;
     end loop;
+    if v_left > 0 then
+        perform ulak._set_claim_position(
+            coalesce(v_walked_to, v_endpoint_ids[cardinality(v_endpoint_ids)]), p_endpoint_ids, p_protocols
+        );
+    end if;
     if v_tids = '{}' then
         return;
     end if;
@@ -193,7 +213,7 @@ declare
     -- With aging, who has waited long enough comes before others of a higher priority: all of them have to be looked at.
     v_levels smallint[] := array(select generate_series(0, 10) where p_aging is not null);
     v_asked integer;
-    v_looked integer := 0;
+    v_behind integer := 0;
     v_found record;
 begin
     next := p_first;
@@ -244,8 +264,8 @@ begin
         ids := ids || coalesce(v_found.ids, '{}');
         if v_found.behind is not null then
             perform ulak._park(v_found.behind, v_found.heads, p_now);
+            v_behind := v_behind + cardinality(v_found.behind);
         end if;
-        v_looked := v_looked + v_found.messages;
         if p_aging is not null then
             -- All priorities were looked at together. What is left is for another claim.
             next := null;
@@ -255,8 +275,8 @@ begin
             next.due_at := v_found.due_at;
             next.id := v_found.id + 1;
         end if;
-        -- A long row of messages behind their keys isn't to hold up the others.
-        exit when next is null or cardinality(tids) >= p_size or v_looked > 1000;
+        -- A long row of messages behind their keys isn't to hold up the claim: the next one finds it shorter.
+        exit when next is null or cardinality(tids) >= p_size or v_behind > 1000;
     end loop;
 end
 $plpgsql$;
@@ -279,7 +299,7 @@ returns void
 language plpgsql
 as $plpgsql$
 begin
-    if p_endpoint_ids is null then
+    if p_endpoint_ids is null and p_endpoint_id is not null then
         perform setval(
             case when p_protocols = '{pull}' then 'ulak.pull_position' else 'ulak.claim_position' end, p_endpoint_id
         );

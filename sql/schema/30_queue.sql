@@ -115,7 +115,7 @@ comment on table ulak.queue is 'every message from send() until it is archived';
 comment on column ulak.queue.id is 'returned by send()';
 comment on column ulak.queue.endpoint_id is 'the endpoint it goes to (ulak.endpoints.id)';
 comment on column ulak.queue.message_id is 'sent as webhook-id; the same in every retry and redrive, so a receiver can drop duplicates';
-comment on column ulak.queue.next_retry_at is 'when it may next be tried; infinity while it is parked behind an earlier message of its ordering key';
+comment on column ulak.queue.next_retry_at is 'when it may next be tried; infinity while it waits behind an earlier message of its ordering key';
 comment on column ulak.queue.created_at is 'start of the transaction that sent it';
 comment on column ulak.queue.updated_at is 'last change of its state';
 comment on column ulak.queue.lease_until is 'in flight: until when locked_by owns it; then recovery takes it back';

@@ -35,9 +35,8 @@ comment on type ulak._rooms is 'how many messages a worker has room for: of some
 comment on table ulak.ordering_keys is 'ordering keys in use, for their locks; private to ulak';
 comment on column ulak.ordering_keys.endpoint_id is 'the endpoint of the key';
 comment on column ulak.ordering_keys.ordering_key is 'the key';
-comment on column ulak.queue.next_retry_at is 'when it may next be tried; infinity while it is parked behind an earlier message of its ordering key';
-comment on column ulak.archive.next_retry_at is 'when it may next be tried; infinity while it is parked behind an earlier message of its ordering key';
-select pg_catalog.pg_extension_config_dump('ulak.claim_position', ''), pg_catalog.pg_extension_config_dump('ulak.pull_position', '');
+select pg_catalog.pg_extension_config_dump('ulak.claim_position', '');
+select pg_catalog.pg_extension_config_dump('ulak.pull_position', '');
 select pg_catalog.pg_extension_config_dump('ulak.ordering_keys', 'where false');
 
 -- What waited at infinity goes on waiting, parked: nothing else is known about it. What was noted is made due.
@@ -46,6 +45,9 @@ set next_retry_at = greatest(q.created_at, q.scheduled_at)
 where q.status = 'pending'
     and q.next_retry_at = 'infinity'
     and (q.endpoint_id, q.ordering_key) in (select w.endpoint_id, w.ordering_key from ulak.ordering_wakeups w);
+-- A table that is dropped as it is stays among those that pg_dump is to carry.
+alter extension ulak drop sequence ulak.ordering_wakeups_id_seq;
+alter extension ulak drop table ulak.ordering_wakeups;
 drop table ulak.ordering_wakeups;
 
 drop function ulak._claim(text, integer, text, bigint, interval, bigint, timestamptz, bigint[], integer[], integer, bigint, smallint, timestamptz, bigint);
