@@ -229,7 +229,7 @@ begin
             select
             from ulak.queue q
             where q.endpoint_id = k.endpoint_id
-                -- In the collation of the index: in another one all messages of the endpoint are read for each key.
+                -- In the collation of the queue's index, which couldn't be used otherwise.
                 and q.ordering_key = k.ordering_key collate "default"
                 and q.status in ('pending', 'processing')
         )
