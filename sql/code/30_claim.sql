@@ -61,10 +61,12 @@ declare
     v_are_limited boolean[];
     v_may_have_more boolean[];
     v_count integer;
-    v_left integer := p_limit;
-    v_open integer;
-    v_share integer;
+    -- A walk that ended before it had gone round: there the next one begins.
+    v_walked_to bigint;
+    v_counts integer[];
     v_sizes integer[];
+    v_left integer := p_limit;
+    v_behind integer := 0;
     v_locked record;
     v_tids tid[] := '{}';
     v_ids bigint[] := '{}';
@@ -74,14 +76,17 @@ begin
         return;
     end if;
     select
-        array_agg(t.endpoint_id),
-        array_agg(t.first),
-        array_agg(t.config_version),
-        array_agg(t.quota),
-        array_agg(t.circuit_state),
-        array_agg(t.is_limited),
+        array_agg(t.endpoint_id) filter (where t.quota > 0),
+        array_agg(t.first) filter (where t.quota > 0),
+        array_agg(t.config_version) filter (where t.quota > 0),
+        array_agg(t.quota) filter (where t.quota > 0),
+        array_agg(t.circuit_state) filter (where t.quota > 0),
+        array_agg(t.is_limited) filter (where t.quota > 0),
         array_fill(false, array[count(*)::integer]),
-        count(*)
+        array_fill(0, array[count(*)::integer]),
+        count(*) filter (where t.quota > 0),
+        -- Lower priorities of that endpoint may not have been visited.
+        greatest(max(t.endpoint_id) filter (where t.quota = 0) - 1, 1)
     into
         v_endpoint_ids,
         v_next,
@@ -90,7 +95,9 @@ begin
         v_circuit_states,
         v_are_limited,
         v_may_have_more,
-        v_count
+        v_counts,
+        v_count,
+        v_walked_to
     from ulak._endpoints_in_turn(
         ulak._claim_position(p_endpoint_ids, p_protocols),
         least(p_limit, coalesce(cardinality(p_endpoint_ids), 32)),
@@ -102,41 +109,36 @@ begin
         p_resume
     ) t;
 
-    if v_count = 0 then
-        return;
+    if p_endpoint_ids is null and coalesce(v_walked_to, v_endpoint_ids[v_count]) is not null then
+        perform ulak._set_claim_position(coalesce(v_walked_to, v_endpoint_ids[v_count]), p_protocols);
     end if;
 
-    -- Each gets its part of the limit; what some leave is shared by the others. Rounds have an end, so that a long row of
-    -- messages behind their ordering keys doesn't hold up the worker.
-    for v_round in 1..16 loop
-        v_open := (select count(*) from unnest(v_quotas) q where q > 0);
-        exit when v_left <= 0 or v_open = 0;
-        v_share := ceil(v_left::numeric / v_open);
-        v_sizes := array(select least(q, v_share) from unnest(v_quotas) q);
-        v_locked := ulak._lock_due(v_endpoint_ids, v_next, v_sizes, v_left, p_generation, p_now, v_aging);
+    -- In rounds: what some leave is shared by the others. A long row of messages behind their ordering keys isn't to hold up
+    -- the claim; the next one finds it shorter.
+    while v_count > 0 and v_left > 0 and v_behind <= 1000 loop
+        v_sizes := ulak._share(v_left, v_quotas, v_counts);
+        exit when v_sizes is null;
+        v_locked := ulak._lock_due(v_endpoint_ids, v_next, v_sizes, p_generation, p_now, v_aging);
         v_tids := v_tids || v_locked.tids;
         v_ids := v_ids || v_locked.ids;
         v_places := v_places || v_locked.places;
         v_left := v_left - cardinality(v_locked.tids);
-        if v_round = 1 and p_endpoint_ids is null then
-            -- The next claim begins behind the last endpoint that had its turn.
-            perform ulak._set_claim_position(
-                v_endpoint_ids[case when v_left <= 0 then v_locked.places[cardinality(v_locked.places)] else v_count end],
-                p_protocols
-            );
-        end if;
         for i in 1..v_count loop
-            continue when v_quotas[i] <= 0;
-            v_may_have_more[i] := v_locked.looked[i] >= v_sizes[i];
-            if v_may_have_more[i] then
-                v_quotas[i] := v_quotas[i] - v_locked.taken[i];
+            continue when v_sizes[i] = 0;
+            v_counts[i] := v_counts[i] + v_locked.taken[i];
+            v_quotas[i] := v_quotas[i] - v_locked.taken[i];
+            v_behind := v_behind + v_locked.looked[i] - v_locked.taken[i];
+            v_may_have_more[i] := v_locked.looked[i] = v_sizes[i];
+            if v_may_have_more[i] and v_aging is null then
                 v_next[i].due_at := v_locked.last_due_at[i];
                 v_next[i].id := v_locked.last_id[i] + 1;
-            elsif v_left > 0 then
+            elsif v_left > 0 and v_aging is null then
                 v_next[i] := ulak._next_level(v_endpoint_ids[i], v_next[i].priority, p_now);
-                if v_next[i] is null then
-                    v_quotas[i] := 0;
-                end if;
+            else
+                v_next[i] := null;
+            end if;
+            if v_next[i] is null then
+                v_quotas[i] := 0;
             end if;
         end loop;
     end loop;
@@ -180,14 +182,48 @@ begin
 end
 $plpgsql$;
 
--- Locks due messages of some endpoints: p_sizes[i] of endpoint i at most, its priority and the first of them as p_firsts[i]
--- says, and p_limit in all. places tells of which endpoint each is. A message behind another of its ordering key is parked.
--- Of each endpoint: how many messages were looked at and taken, and the last of them.
+-- How many more each endpoint gets so that all have the same, some of them one more; null if none may have more. p_quotas is
+-- what each may still get, p_counts what it has got in this claim.
+create or replace function ulak._share(p_left integer, p_quotas integer[], p_counts integer[])
+returns integer[]
+language plpgsql
+immutable
+as $plpgsql$
+declare
+    v_open integer := 0;
+    v_sum integer := p_left;
+    v_share integer;
+    v_remainder integer;
+    v_sizes integer[] := array_fill(0, array[cardinality(p_quotas)]);
+begin
+    for i in 1..cardinality(p_quotas) loop
+        if p_quotas[i] > 0 then
+            v_open := v_open + 1;
+            v_sum := v_sum + p_counts[i];
+        end if;
+    end loop;
+    if v_open = 0 then
+        return null;
+    end if;
+    v_share := v_sum / v_open;
+    v_remainder := v_sum % v_open;
+    for i in 1..cardinality(p_quotas) loop
+        if p_quotas[i] > 0 then
+            v_sizes[i] := greatest(least(p_quotas[i], v_share + (v_remainder > 0)::integer - p_counts[i]), 0);
+            v_remainder := v_remainder - 1;
+        end if;
+    end loop;
+    return v_sizes;
+end
+$plpgsql$;
+
+-- Locks due messages of some endpoints: p_sizes[i] of endpoint i at most, of the priority and from the message on that
+-- p_firsts[i] tells. places says of which endpoint each is. A message behind another of its ordering key is parked. Of each
+-- endpoint: how many messages were looked at and taken, and the last of them.
 create or replace function ulak._lock_due(
     p_endpoint_ids bigint[],
     p_firsts ulak._place[],
     p_sizes integer[],
-    p_limit integer,
     p_generation bigint,
     p_now timestamptz,
     p_aging integer,
@@ -248,7 +284,6 @@ begin
             limit e.size
         ) m
         where e.size > 0
-        limit p_limit
     ) m;
 
     looked := array_fill(0, array[cardinality(p_endpoint_ids)]);

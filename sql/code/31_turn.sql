@@ -3,7 +3,8 @@
 -- The first endpoints behind p_after that have a message due and may be sent to, each with the first message of its highest
 -- priority that is due, in the order of the walk. What it costs follows what it finds: one probe of the index leads from an
 -- endpoint to the next, and the walk ends with p_most endpoints found, after all were visited once, or after 1,000 visits:
--- endpoints with an open circuit or with nothing due yet are visited in vain, and there may be thousands of them.
+-- endpoints with an open circuit or with nothing due yet are visited in vain, and there may be thousands of them. A walk that
+-- ends so has a last row with quota 0: with this endpoint the next one has to begin.
 -- With p_endpoint_ids only these are visited, and with p_resume the only one begins there.
 create or replace function ulak._endpoints_in_turn(
     p_after bigint,
@@ -85,17 +86,17 @@ begin
         ) n
         where v.number < 1000 and (not n.has_wrapped or n.endpoint_id <= p_after)
     )
-    select v.endpoint_id, v.first, e.config_version, e.quota, e.circuit_state, e.is_limited
+    select v.endpoint_id, v.first, e.config_version, coalesce(e.quota, 0), e.circuit_state, e.is_limited
     from (
-        select v.endpoint_id, row(v.priority, v.due_at, v.id)::ulak._place as first
+        select v.endpoint_id, row(v.priority, v.due_at, v.id)::ulak._place as first, v.due_at <= p_now as is_due, v.number
         from visit v
-        where p_endpoint_ids is null and v.due_at <= p_now
+        where p_endpoint_ids is null and (v.due_at <= p_now or v.number = 1000)
         union all
-        select n.id, coalesce(p_resume, ulak._next_level(n.id, null, p_now))
+        select n.id, coalesce(p_resume, ulak._next_level(n.id, null, p_now)), true, null
         from unnest(p_endpoint_ids) n(id)
         where p_endpoint_ids is not null
     ) v
-    cross join lateral (
+    left join lateral (
         select
             e.config_version,
             coalesce(a.quota, r.room) as quota,
@@ -113,14 +114,15 @@ begin
             offset 0
         ) a on true
         where e.id = v.endpoint_id
+            and v.is_due
             and (v.first).id is not null
             and e.enabled
             and (p_protocols is null or e.protocol = any (p_protocols))
             and r.room > 0
             and (e.circuit_state <> 'open' or e.circuit_half_open_at <= p_now)
         offset 0
-    ) e
-    where e.quota > 0
+    ) e on true
+    where e.quota > 0 or v.number = 1000
     limit p_most;
 end
 $plpgsql$;

@@ -260,6 +260,8 @@ begin
     p_endpoint.circuit_probe_id := null;
     p_endpoint.circuit_probe_attempt := null;
     p_endpoint.circuit_window_started_at := null;
+    -- What still hangs since the last slow start isn't to hold up the probe.
+    p_endpoint.slow_start_limit := null;
     return p_endpoint;
 end
 $plpgsql$;

@@ -62,30 +62,40 @@ $sql$;
 
 -- Parks messages that the caller has locked, each behind the head that is given. The lock on the head keeps it from being
 -- settled before this is committed, so whoever settles it finds what waits. A head that another session holds is being
--- settled right now: what is behind it stays due, and the next claim looks again.
+-- settled right now: what is behind it stays due, and the next claim looks again. A head that is parked itself was missed
+-- when it became the head, and is made due.
 create or replace function ulak._park(p_tids tid[], p_heads bigint[], p_now timestamptz)
 returns void
 language plpgsql
 set search_path = pg_catalog, pg_temp
 as $plpgsql$
 declare
-    v_heads bigint[] := array(
-        select h.id
+    v_heads bigint[];
+    v_parked bigint[];
+begin
+    select array_agg(h.id), array_agg(h.id) filter (where h.next_retry_at = 'infinity') into v_heads, v_parked
+    from (
+        select h.id, h.next_retry_at
         from ulak.queue h
         where h.id = any (p_heads)
             and (h.status is not distinct from 'pending' or h.status is not distinct from 'processing')
         for share skip locked
-    );
-begin
+    ) h;
     update ulak.queue q
     set next_retry_at = 'infinity', updated_at = p_now
     from unnest(p_tids, p_heads) p(tid, head)
     where q.ctid = p.tid and p.head = any (v_heads);
+    if v_parked is not null then
+        perform ulak._unpark(
+            array(select h.id from ulak.queue h where h.id = any (v_parked) for update skip locked), p_now
+        );
+    end if;
 end
 $plpgsql$;
 
--- Makes the heads of these keys due where they are parked: their former heads have left the queue. Who finds one locked
--- leaves it: its holder takes it out, and then does this himself, or maintenance does.
+-- Makes the heads of these keys due where they are parked: their former heads have left the queue. One that is locked is
+-- about to leave as well, and its holder may not see that it has become the head: the next one is made due in its place.
+-- Should it stay, the claim that meets the next one finds the head parked.
 create or replace function ulak._unpark_heads(p_endpoint_ids bigint[], p_keys text[], p_now timestamptz)
 returns integer
 language plpgsql
@@ -96,40 +106,60 @@ set enable_hashjoin = off
 set enable_mergejoin = off
 set plan_cache_mode = force_generic_plan
 as $plpgsql$
+begin
+    return ulak._unpark(
+        array(
+            select n.id
+            from (
+                select distinct u.endpoint_id, u.ordering_key
+                from unnest(p_endpoint_ids, p_keys) u(endpoint_id, ordering_key)
+            ) k
+            cross join lateral (
+                select q.next_retry_at, q.status
+                from ulak.queue q
+                where q.endpoint_id = k.endpoint_id
+                    -- Not `=`: then the order of ids alone would do, and all of the queue might be read in it.
+                    and q.ordering_key between k.ordering_key and k.ordering_key
+                    and q.status in ('pending', 'processing')
+                order by q.ordering_key, q.id
+                limit 1
+            ) h
+            cross join lateral (
+                select q.id
+                from ulak.queue q
+                where h.status = 'pending'
+                    and h.next_retry_at = 'infinity'
+                    and q.endpoint_id = k.endpoint_id
+                    and q.ordering_key between k.ordering_key and k.ordering_key
+                    and q.status in ('pending', 'processing')
+                order by q.ordering_key, q.id
+                limit 1
+                for update skip locked
+            ) n
+        ),
+        p_now
+    );
+end
+$plpgsql$;
+
+-- Those of these messages, which the caller has locked, that are parked take the places that they had when they were sent.
+create or replace function ulak._unpark(p_ids bigint[], p_now timestamptz)
+returns integer
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
 declare
-    v_ids bigint[];
     v_count integer;
 begin
-    select array_agg(h.id) into v_ids
-    from (
-        select distinct u.endpoint_id, u.ordering_key
-        from unnest(p_endpoint_ids, p_keys) u(endpoint_id, ordering_key)
-    ) k
-    cross join lateral (
-        select q.id, q.next_retry_at, q.status
-        from ulak.queue q
-        where q.endpoint_id = k.endpoint_id
-            -- Not `=`: then the order of ids alone would do, and all of the queue might be read in it.
-            and q.ordering_key between k.ordering_key and k.ordering_key
-            and q.status in ('pending', 'processing')
-        order by q.ordering_key, q.id
-        limit 1
-    ) h
-    where h.status = 'pending' and h.next_retry_at = 'infinity';
-    if v_ids is null then
+    if p_ids = '{}' then
         return 0;
     end if;
-    with locked as (
-        select q.id
-        from ulak.queue q
-        where q.id = any (v_ids) and q.status is not distinct from 'pending' and q.next_retry_at = 'infinity'
-        for update skip locked
-    )
-    -- It takes the place that it had when it was sent.
     update ulak.queue q
     set next_retry_at = greatest(q.created_at, q.scheduled_at), updated_at = p_now
-    from locked l
-    where q.id between l.id and l.id;
+    from unnest(p_ids) u(id)
+    where q.id between u.id and u.id
+        and q.status is not distinct from 'pending'
+        and q.next_retry_at = 'infinity';
     get diagnostics v_count = row_count;
     return v_count;
 end
@@ -199,7 +229,8 @@ begin
             select
             from ulak.queue q
             where q.endpoint_id = k.endpoint_id
-                and q.ordering_key = k.ordering_key
+                -- In the collation of the queue's index, which couldn't be used otherwise.
+                and q.ordering_key = k.ordering_key collate "default"
                 and q.status in ('pending', 'processing')
         )
         for update skip locked

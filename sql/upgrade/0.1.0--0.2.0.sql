@@ -56,7 +56,7 @@ set next_retry_at = greatest(q.created_at, q.scheduled_at)
 where q.status = 'pending'
     and q.next_retry_at = 'infinity'
     and (q.endpoint_id, q.ordering_key) in (select w.endpoint_id, w.ordering_key from ulak.ordering_wakeups w);
--- Out of the extension first: else pg_dump's list would keep their numbers.
+-- A table that is dropped as it is stays among those that pg_dump is to carry.
 alter extension ulak drop sequence ulak.ordering_wakeups_id_seq;
 alter extension ulak drop table ulak.ordering_wakeups;
 drop table ulak.ordering_wakeups;

@@ -16,7 +16,7 @@ from support.sessions import Running, gather, wait_until_blocked
 
 SECONDS = 20.0 if os.environ.get("ULAK_CHAOS") == "full" else 6.0
 
-# Ordering keys whose head waits for nobody, and that no claim will look at again.
+# Heads of ordering keys that are parked: nothing is before them, and no claim will look at them.
 FORGOTTEN = """
     select * from (
         select distinct on (endpoint_id, ordering_key) endpoint_id, ordering_key, id, next_retry_at from ulak.queue
@@ -24,7 +24,10 @@ FORGOTTEN = """
         order by endpoint_id, ordering_key, id
     ) head
     where next_retry_at = 'infinity' and not exists (
-        select from ulak.ordering_wakeups w where (w.endpoint_id, w.ordering_key) = (head.endpoint_id, head.ordering_key)
+        select from ulak.queue q
+        where (q.endpoint_id, q.ordering_key) = (head.endpoint_id, head.ordering_key)
+            and q.status = 'pending'
+            and q.next_retry_at < 'infinity'
     )
 """
 
@@ -75,7 +78,7 @@ def test_two_reports_about_one_endpoint_wait_for_each_other(queue: Queue, begin:
     locks = queue.column("select locktype from pg_locks where pid = %s and not granted", second.db.info.backend_pid)
     first.db.commit()
 
-    assert locks == ["advisory"]
+    assert locks == ["transactionid"]
     assert report.result() == "open"
     second.db.commit()
 
@@ -220,7 +223,7 @@ def test_claim_settle_reset_disable_alter_and_all_the_rest_never_deadlock(queue:
 
 
 def test_claiming_and_settling_in_one_transaction_waits_for_nobody_in_a_circle(queue: Queue, begin: Begin) -> None:
-    """A claim of a limited endpoint locks it as settling does, the breaker's lock first."""
+    """A claim of a limited endpoint locks its row, as settling does."""
     queue.endpoint(config={"max_in_flight": 10})
     queue.send_many(2)
     other = queue.claim_one(worker="other")

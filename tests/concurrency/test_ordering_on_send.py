@@ -17,7 +17,7 @@ DB = psycopg.Connection[Any]
 
 @pytest.fixture(autouse=True)
 def shop(db: DB) -> None:
-    db.execute("truncate ulak.queue, ulak.ordering_wakeups, ulak.endpoints cascade")
+    db.execute("truncate ulak.queue, ulak.ordering_keys, ulak.endpoints cascade")
     db.execute("select ulak.create_endpoint(name, 'pull', '{}') from unnest('{shop,other}'::text[]) name")
 
 
@@ -35,14 +35,8 @@ def complete(session: DB, id: int) -> None:
     session.execute("select ulak.complete(id, locked_by, attempts) from ulak.queue where id = %s", [id])
 
 
-def held(db: DB) -> list[int]:
+def parked(db: DB) -> list[int]:
     return [id for (id,) in db.execute("select id from ulak.queue where next_retry_at = 'infinity' order by id")]
-
-
-def notes(db: DB) -> int:
-    row = db.execute("select count(*) from ulak.ordering_wakeups").fetchone()
-    assert row is not None
-    return int(row[0])
 
 
 def at_repeatable_read(connect: Connect) -> DB:
@@ -65,7 +59,8 @@ def test_a_second_sender_of_a_key_waits_until_the_first_has_committed(connect: C
 
     two = waiting.result()
     assert two > one
-    assert held(db) == [two]
+    assert claim(db) == [one]
+    assert parked(db) == [two]
 
 
 def test_the_id_is_drawn_after_the_wait(connect: Connect, db: DB) -> None:
@@ -149,13 +144,11 @@ def test_a_message_sent_before_its_head_was_settled_is_due_after_its_commit(conn
     two = send(sender)
 
     complete(db, one)
-    assert notes(db) == 1
     assert claim(db) == []
     sender.commit()
 
-    assert held(db) == [two]
+    assert parked(db) == []
     assert claim(db) == [two]
-    assert notes(db) == 0
 
 
 def test_a_message_whose_head_died_is_due_after_its_commit(connect: Connect, db: DB) -> None:
@@ -181,7 +174,7 @@ def test_a_message_whose_head_expired_is_due_after_its_commit(connect: Connect, 
     assert claim(db) == [two]
 
 
-def test_a_note_is_dropped_if_the_sender_rolls_back(connect: Connect, db: DB) -> None:
+def test_a_sender_that_rolls_back_is_in_nobodys_way(connect: Connect, db: DB) -> None:
     one = send(db)
     assert claim(db) == [one]
     sender = connect(autocommit=False)
@@ -191,21 +184,22 @@ def test_a_note_is_dropped_if_the_sender_rolls_back(connect: Connect, db: DB) ->
     sender.rollback()
 
     assert claim(db) == []
-    assert notes(db) == 0
+    two = send(db)
+    assert claim(db) == [two]
 
 
-def test_a_sender_waits_for_the_settlement_of_the_head_and_is_due(connect: Connect, db: DB) -> None:
+def test_a_sender_does_not_wait_for_the_settlement_of_the_head(connect: Connect, db: DB) -> None:
     one = send(db)
     assert claim(db) == [one]
-    worker, sender = connect(autocommit=False), connect()
+    worker = connect(autocommit=False)
     complete(worker, one)
 
-    waiting = Running(lambda: send(sender))
-    wait_until_blocked(sender, db)
+    db.execute("set statement_timeout = '5s'")
+    two = send(db)
+    assert claim(db) == []
     worker.commit()
 
-    two = waiting.result()
-    assert (held(db), notes(db)) == ([], 0)
+    assert parked(db) == []
     assert claim(db) == [two]
 
 
@@ -241,12 +235,16 @@ def test_an_older_snapshot_does_not_hold_a_message_behind_a_head_that_is_gone(co
     two = send(sender)
     sender.commit()
 
-    assert held(db) == []
+    assert parked(db) == []
     assert claim(db) == [two]
 
 
-def test_an_older_snapshot_does_not_overtake_a_head_that_is_still_there(connect: Connect, db: DB) -> None:
+def test_an_older_snapshot_does_not_overtake_what_was_sent_since(connect: Connect, db: DB) -> None:
+    """The key is older than the snapshot, the message before it isn't."""
+    first = send(db)
     sender = at_repeatable_read(connect)
+    assert claim(db) == [first]
+    complete(db, first)
     one = send(db)
 
     two = send(sender)
@@ -259,6 +257,9 @@ def test_an_older_snapshot_does_not_overtake_a_head_that_is_still_there(connect:
 
 
 def test_an_older_snapshot_waits_for_the_sender_before_it(connect: Connect, db: DB) -> None:
+    before = send(db)
+    assert claim(db) == [before]
+    complete(db, before)
     sender, first = at_repeatable_read(connect), connect(autocommit=False)
     one = send(first)
 
@@ -269,6 +270,26 @@ def test_an_older_snapshot_waits_for_the_sender_before_it(connect: Connect, db: 
     sender.commit()
 
     assert one < two
+    assert claim(db) == [one]
+    complete(db, one)
+    assert claim(db) == [two]
+
+
+@pytest.mark.parametrize("isolation", ["repeatable read", "serializable"])
+def test_a_key_that_is_newer_than_the_snapshot_is_a_serialization_failure(
+    connect: Connect, db: DB, isolation: str
+) -> None:
+    sender = connect(autocommit=False)
+    sender.execute(f"set transaction isolation level {isolation}")  # type: ignore[call-overload]
+    sender.execute("select count(*) from ulak.queue")
+    one = send(db)
+
+    with pytest.raises(psycopg.errors.SerializationFailure):
+        send(sender)
+    sender.rollback()
+
+    two = send(sender)
+    sender.commit()
     assert claim(db) == [one]
     complete(db, one)
     assert claim(db) == [two]

@@ -22,6 +22,9 @@ RULES: dict[str, dict[str, Any]] = {
     "all": {"threshold": 2, "cooldown": 30, "counts": "all"},
     "rate": {"mode": "rate", "window": 60, "min_requests": 4, "failure_rate": 0.5, "cooldown": 30},
 }
+# The most in flight by the endpoint's config, which also ends a slow start.
+CAPS = {"all": 5}
+CONCURRENCY = 128
 ERRORS = {"success": None, "failure": "[RETRYABLE] 503", "permanent": "[PERMANENT] 400"}
 
 outcomes = st.sampled_from(["success", "success", "failure", "failure", "failure", "permanent"])
@@ -33,7 +36,9 @@ class Circuit:
     """What the breaker must do, said as simply as possible."""
 
     rules: dict[str, Any]
+    cap: int | None
     state: str = "closed"
+    slow: int | None = None
     failures: int = 0
     opened_at: float | None = None
     half_open_at: float | None = None
@@ -49,8 +54,19 @@ class Circuit:
         ]
         if self.state == "closed" and failed is not None:
             self.count(failed, now)
+            self.ease(failed)
         elif self.state == "half_open" and claim in (None, self.probe):
-            self.open(now) if failed else self.close("circuit.closed")
+            if failed:
+                self.open(now)
+            else:
+                self.close("circuit.closed")
+                self.ease(False)
+
+    def ease(self, failed: bool) -> None:
+        if self.slow is not None:
+            self.slow = max(1, self.slow // 2) if failed else self.slow + 1
+            if not failed and self.slow >= (self.cap or CONCURRENCY):
+                self.slow = None
 
     def count(self, failed: bool, now: float) -> None:
         self.failures = self.failures + 1 if failed else 0
@@ -68,10 +84,11 @@ class Circuit:
     def open(self, now: float) -> None:
         self.events.append("circuit.opened")
         self.state, self.opened_at, self.half_open_at = "open", now, now + self.rules["cooldown"]
-        self.probe = self.window_from = None
+        self.probe = self.window_from = self.slow = None
 
     def close(self, event: str) -> None:
         self.events.append(event)
+        self.slow = None if self.state == "closed" else 1
         self.state, self.failures = "closed", 0
         self.opened_at = self.half_open_at = self.probe = self.window_from = None
 
@@ -84,14 +101,16 @@ class Circuit:
 class Machine(RuleBasedStateMachine):
     queue: Queue
     breaker: dict[str, Any]
+    cap: int | None
 
     @initialize()
     def start(self) -> None:
         self.queue.empty()
         policy = {"max_retries": 1000, "backoff": "schedule", "schedule": [0]}
-        self.endpoint_id = self.queue.endpoint(config={"circuit_breaker": self.breaker}, policy=policy)
+        config = {"circuit_breaker": self.breaker} | ({"max_in_flight": self.cap} if self.cap else {})
+        self.endpoint_id = self.queue.endpoint(config=config, policy=policy)
         self.queue.db.execute("delete from ulak.event_log")
-        self.circuit = Circuit(self.breaker)
+        self.circuit = Circuit(self.breaker, self.cap)
         self.now = 0.0
         self.pending: dict[int, float] = {}
         self.held: dict[tuple[int, int], tuple[Claim, float]] = {}
@@ -104,20 +123,23 @@ class Machine(RuleBasedStateMachine):
             *(row["circuit_state"], row["circuit_failure_count"]),
             *(row["circuit_opened_at"], row["circuit_half_open_at"]),
             None if probe == (None, None) else probe,
+            row["slow_start_limit"],
         )
         times = (None if at is None else self.queue.at(at) for at in (circuit.opened_at, circuit.half_open_at))
-        assert seen == (circuit.state, circuit.failures, *times, circuit.probe)
+        assert seen == (circuit.state, circuit.failures, *times, circuit.probe, circuit.slow)
         assert self.queue.events("circuit.%") == circuit.events
 
     def allowed(self) -> int:
         """How many messages the breaker lets through."""
+        caps = [cap for cap in (self.cap, self.circuit.slow) if cap is not None]
+        room = max(0, min(caps) - len(self.held)) if caps else 1000
         if self.circuit.state == "closed":
-            return 1000
+            return room
         if self.circuit.state == "open":
-            return 1 if self.now >= (self.circuit.half_open_at or 0) else 0
+            return min(room, 1) if self.now >= (self.circuit.half_open_at or 0) else 0
         assert self.circuit.probe is not None
         _, lease = self.held.get(self.circuit.probe, (None, -1.0))
-        return 0 if lease > self.now else 1
+        return 0 if lease > self.now else min(room, 1)
 
     @rule(step=st.sampled_from([0.5, 5, 15, 30, 61]))
     def wait(self, step: float) -> None:
@@ -216,6 +238,7 @@ def queue(cluster: Cluster, template: str) -> Iterator[Queue]:
 def test_the_breaker_does_what_the_model_says(queue: Queue, rules: str) -> None:
     Machine.queue = queue
     Machine.breaker = RULES[rules]
+    Machine.cap = CAPS.get(rules)
 
     run_state_machine_as_test(
         Machine,

@@ -1,4 +1,4 @@
-"""A claim that begins where an earlier one ended."""
+"""A claim that begins where an earlier one of the same endpoint ended."""
 
 from __future__ import annotations
 
@@ -7,56 +7,88 @@ from typing import Any
 from support.queue import Queue
 
 
-def claim(queue: Queue, limit: int, mark: Any = None) -> list[dict[str, Any]]:
+def claim(queue: Queue, limit: int, endpoint_id: int | None = None, behind: Any = None) -> list[dict[str, Any]]:
     return queue.rows(
         """
-        select * from ulak._claim('w', %s, p_lease => '1 minute', p_mark_endpoint_id => %s,
-            p_mark_priority => %s::smallint, p_mark_due_at => %s, p_mark_id => %s)
+        select * from ulak._claim('w', %s, p_lease => '1 minute', p_endpoint_ids => %s::bigint[],
+            p_resume => case when %s then row(%s::smallint, %s::timestamptz, %s::bigint + 1)::ulak._place end)
         """,
         limit,
-        *([mark["endpoint_id"], mark["priority"], mark["due_at"], mark["id"]] if mark else [None] * 4),
+        None if endpoint_id is None else [endpoint_id],
+        behind is not None,
+        *([behind["priority"], behind["due_at"], behind["id"]] if behind else [None] * 3),
     )
 
 
-def test_a_claim_goes_on_behind_the_mark(queue: Queue) -> None:
-    queue.endpoint()
-    ids = [queue.send() for _ in range(4)]
-    (mark,) = claim(queue, 1)
-
-    again = claim(queue, 2, mark)
-
-    assert mark["id"] == ids[0]
-    assert [row["id"] for row in again] == ids[1:3]
+def ids(rows: list[dict[str, Any]]) -> list[int]:
+    return [row["id"] for row in rows]
 
 
-def test_what_lies_before_the_mark_is_found_when_nothing_is_behind_it(queue: Queue) -> None:
-    queue.endpoint()
+def give_back(queue: Queue, id: int) -> None:
+    queue.db.execute("update ulak.queue set status = 'pending', locked_by = null, lease_until = null where id = %s", [id])
+
+
+def test_a_claim_goes_on_behind_the_last_one(queue: Queue) -> None:
+    shop = queue.endpoint()
+    sent = [queue.send() for _ in range(4)]
+    (last,) = claim(queue, 1, shop)
+
+    again = claim(queue, 2, shop, last)
+
+    assert last["id"] == sent[0]
+    assert ids(again) == sent[1:3]
+
+
+def test_what_lies_before_is_not_looked_at(queue: Queue) -> None:
+    shop = queue.endpoint()
     first, last = queue.send(), queue.send()
-    mark = {**claim(queue, 2)[1]}
-    queue.db.execute(
-        "update ulak.queue set status = 'pending', locked_by = null, lease_until = null where id = %s", [first]
-    )
+    (_, end) = claim(queue, 2, shop)
+    give_back(queue, first)
 
-    assert mark["id"] == last
-    assert [row["id"] for row in claim(queue, 5, mark)] == [first]
+    assert end["id"] == last
+    assert claim(queue, 5, shop, end) == []
+    assert ids(claim(queue, 5, shop)) == [first]
 
 
-def test_another_endpoint_waits_for_a_claim_from_the_beginning(queue: Queue) -> None:
+def test_lower_priorities_lie_behind_it(queue: Queue) -> None:
+    shop = queue.endpoint()
+    low = queue.send(priority=1)
+    first, second = queue.send(priority=5), queue.send(priority=5)
+    (end,) = claim(queue, 1, shop)
+
+    assert end["id"] == first
+    assert ids(claim(queue, 5, shop, end)) == [second, low]
+
+
+def test_other_endpoints_wait_for_a_claim_that_goes_round(queue: Queue) -> None:
     queue.endpoint("a")
-    queue.endpoint("b")
-    ids = [queue.send("b") for _ in range(3)]
-    (mark,) = claim(queue, 1)
+    shop = queue.endpoint("b")
+    sent = [queue.send("b") for _ in range(3)]
+    (end,) = claim(queue, 1, shop)
     other = queue.send("a")
 
-    assert [row["id"] for row in claim(queue, 1, mark)] == ids[1:2]
-    assert {row["id"] for row in claim(queue, 5)} == {other, ids[2]}
+    assert ids(claim(queue, 1, shop, end)) == sent[1:2]
+    assert set(ids(claim(queue, 5))) == {other, sent[2]}
 
 
-def test_an_endpoint_that_was_disabled_gets_nothing_behind_the_mark_either(queue: Queue) -> None:
-    queue.endpoint("shop")
-    queue.send("shop")
-    queue.send("shop")
-    (mark,) = claim(queue, 1)
+def test_an_endpoint_that_was_disabled_gets_nothing_there_either(queue: Queue) -> None:
+    shop = queue.endpoint()
+    queue.send()
+    queue.send()
+    (end,) = claim(queue, 1, shop)
     queue.call("disable_endpoint", "shop")
 
-    assert claim(queue, 5, mark) == []
+    assert claim(queue, 5, shop, end) == []
+
+
+def test_a_claim_tells_whether_an_endpoint_may_have_more(queue: Queue) -> None:
+    queue.endpoint("a")
+    queue.endpoint("b")
+    queue.send_many(5, "a")
+    queue.send_many(1, "b")
+
+    assert {(row["priority"], row["may_have_more"]) for row in claim(queue, 10)} == {(0, False)}
+    queue.send_many(5, "a")
+    queue.send_many(1, "b")
+    found = {row["endpoint_id"]: row["may_have_more"] for row in claim(queue, 4)}
+    assert [found[id] for id in queue.column("select id from ulak.endpoints order by name")] == [True, False]

@@ -21,25 +21,98 @@ def test_the_single_message_of_another_endpoint_is_in_the_next_claim(queue: Queu
     assert id in [claim.id for claim in queue.claim(10)]
 
 
-def test_a_claim_of_one_message_leaves_no_endpoint_out(queue: Queue) -> None:
-    """Lots are drawn: the chance of missing 200 times is 2 to the minus 200."""
-    queue.send_many(500, "busy")
+def test_claims_of_one_message_take_turns(queue: Queue) -> None:
+    queue.send_many(500, "busy", priority=10)
     id = queue.send("small")
 
-    claimed = [queue.claim_one().id for _ in range(200)]
-
-    assert id in claimed
+    assert id in [queue.claim_one().id for _ in range(2)]
 
 
-def test_a_claim_smaller_than_the_number_of_endpoints_leaves_none_out(queue: Queue) -> None:
+def test_claims_smaller_than_the_number_of_endpoints_go_round(queue: Queue) -> None:
     names = [f"busy {n}" for n in range(10)]
     for name in names:
         queue.endpoint(name)
         queue.send_many(100, name)
 
-    seen = Counter(claim.endpoint for _ in range(100) for claim in queue.claim(2))
+    for _ in range(3):
+        seen = Counter(claim.endpoint for _ in range(5) for claim in queue.claim(2))
+        assert seen == dict.fromkeys(names, 1)
 
-    assert seen.keys() == set(names)
+
+def test_many_endpoints_are_served_32_at_a_time(queue: Queue) -> None:
+    names = {f"busy {n}" for n in range(70)}
+    for name in names:
+        queue.endpoint(name)
+        queue.send_many(20, name)
+
+    served = [{claim.endpoint for claim in queue.claim(500)} for _ in range(3)]
+
+    assert [len(each) for each in served] == [32, 32, 32]
+    assert set().union(*served) == names
+
+
+def test_workers_and_external_workers_go_round_by_themselves(queue: Queue) -> None:
+    """Else claims over the endpoints of one kind would move the place of the others."""
+    for name in ("busy", "small"):
+        queue.send_many(10, name)
+    http = [queue.endpoint(f"http {n}", {"url": "https://a.b"}, protocol="http") for n in range(2)]
+    for n in range(2):
+        queue.send_many(10, f"http {n}")
+    worker = "select endpoint_id from ulak._claim('w', 1, p_protocols => '{http}', p_now => %s)"
+
+    seen = [(queue.claim_one().endpoint, queue.value(worker, queue.at(0))) for _ in range(4)]
+
+    assert {pull for pull, _ in seen[:2]} == {pull for pull, _ in seen[2:]} == {"busy", "small"}
+    assert {id for _, id in seen[:2]} == {id for _, id in seen[2:]} == set(http)
+
+
+@pytest.mark.parametrize("others", ["not due yet", "open circuits", "low priority"])
+def test_thousands_of_endpoints_that_may_not_be_sent_to_starve_nobody(queue: Queue, others: str) -> None:
+    """One walk visits a thousand of them and ends; the next begins there."""
+    queue.db.execute(
+        "insert into ulak.endpoints (name, protocol, config) select 'other ' || n, 'pull', '{}' from generate_series(1, 1300) n"
+    )
+    queue.db.execute(
+        """
+        insert into ulak.queue (endpoint_id, payload, priority, next_retry_at)
+        select e.id, '1', p, case when %s then %s::timestamptz else now() end
+        from ulak.endpoints e, generate_series(0, %s) p where e.name like 'other%%'
+        """,
+        [others != "open circuits", queue.at(3600), 1 if others == "low priority" else 0],
+    )
+    if others == "open circuits":
+        queue.db.execute(
+            "update ulak.endpoints set circuit_state = 'open', circuit_half_open_at = %s where name like 'other%%'",
+            [queue.at(3600)],
+        )
+    queue.endpoint("last")
+    first, last = queue.send("busy"), queue.send("last")
+
+    claimed = [claim.id for _ in range(4) for claim in queue.claim(10)]
+
+    assert sorted(claimed) == [first, last]
+
+
+def test_what_does_not_divide_is_shared_to_within_one(queue: Queue) -> None:
+    names = [f"busy {n}" for n in range(32)]
+    for name in names:
+        queue.endpoint(name)
+        queue.send_many(40, name)
+
+    shares = Counter(claim.endpoint for claim in queue.claim(500))
+
+    assert sorted(set(shares.values())) == [15, 16]
+    assert sum(shares.values()) == 500
+
+
+def test_what_is_left_over_is_shared_to_within_one_as_well(queue: Queue) -> None:
+    queue.endpoint("third")
+    for name, count in (("busy", 50), ("small", 1), ("third", 50)):
+        queue.send_many(count, name)
+
+    shares = Counter(claim.endpoint for claim in queue.claim(14))
+
+    assert sorted(shares.values()) == [1, 6, 7]
 
 
 def test_busy_endpoints_share_a_claim_evenly(queue: Queue) -> None:
@@ -102,7 +175,7 @@ def test_the_workers_own_room_bounds_each_endpoint(queue: Queue) -> None:
     def claimed(limit: int, room_ids: list[int], rooms: list[int], room: int | None) -> dict[int, int]:
         query = """
             select endpoint_id from ulak._claim(
-                'w', %s, p_room_ids => %s::bigint[], p_rooms => %s::integer[], p_room => %s, p_now => %s
+                'w', %s, p_rooms => row(%s::bigint[], %s::integer[], %s::integer)::ulak._rooms, p_now => %s
             )
         """
         return Counter(queue.column(query, limit, room_ids, rooms, room, queue.at(0)))

@@ -165,7 +165,7 @@ def test_maintenance_that_ran_is_well_and_one_that_failed_is_critical(db: psycop
     assert row[0] == "ok"
     assert row[1].startswith("last run ")
 
-    db.execute("alter function ulak._promote_orphans(timestamptz) rename to _promote_orphans_gone")
+    db.execute("alter function ulak._unpark_orphans(timestamptz) rename to _unpark_orphans_gone")
     db.execute("call ulak.run_maintenance(date_trunc('hour', now()))")
 
     row = db.execute(told).fetchone()

@@ -26,7 +26,7 @@ def claim(queue: Queue) -> Claim:
 
 def contents(queue: Queue) -> list[Any]:
     """Everything that a report could change."""
-    tables = ["queue", "dlq", "endpoints", "event_log", "ordering_wakeups"]
+    tables = ["queue", "dlq", "endpoints", "event_log", "ordering_keys"]
     return [queue.rows(f"select * from ulak.{table} order by 1") for table in tables]
 
 

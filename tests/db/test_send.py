@@ -156,7 +156,7 @@ def test_a_rolled_back_send_leaves_nothing(db: DB) -> None:
         db.execute("select ulak.send('shop', '1', p_idempotency_key => 'k', p_ordering_key => 'o')")
         db.execute("select ulak.send_batch('shop', '{1,2,3}')")
 
-    for table in ("queue", "dlq", "archive", "ordering_wakeups", "endpoint_stats"):
+    for table in ("queue", "dlq", "archive", "ordering_keys", "endpoint_stats"):
         assert db.execute(f"select count(*) from ulak.{table}").fetchone() == (0,)  # type: ignore[arg-type]
     assert db.execute("select count(*) from pg_locks where locktype = 'advisory'").fetchone() == (0,)
 
@@ -568,8 +568,8 @@ def test_a_send_starts_no_subtransaction(sender: DB) -> None:
         """
         select proname from pg_proc
         where pronamespace = 'ulak'::regnamespace
-            and proname in ('send', '_send', '_enqueue_many', '_check_message', '_check_payloads', '_wait_for_endpoint',
-                '_is_behind', '_first_of_idempotency_key', '_require_room', '_remember_headroom', 'setting')
+            and proname in ('send', '_send', '_enqueue_many', '_check_message', '_check_payloads', '_endpoint_id',
+                '_lock_ordering_key', '_first_of_idempotency_key', '_require_room', '_remember_headroom', 'setting')
             and prosrc ~* 'exception\\s+when'
         """
     ).fetchall()

@@ -32,7 +32,6 @@ STATEMENTS = [
     select (jsonb_populate_record(null::ulak.archive, to_jsonb(moved) || '{"created_at": "1999-01-01"}' || archived)).*
     from moved, jsonb_build_object('archived_at', now()) as archived
     """,
-    "insert into ulak.ordering_keys (endpoint_id, ordering_key) values (1, 'k')",
     "insert into ulak.endpoint_stats (endpoint_id, minute, delivered) values (1, date_trunc('minute', now()), 1)",
     "insert into ulak.endpoint_totals (endpoint_id, delivered) values (1, 1)",
     "insert into ulak.backlog_samples (endpoint_id, sampled_at, waiting, dead) values (1, now(), 1, 0)",

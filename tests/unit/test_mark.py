@@ -12,7 +12,7 @@ def test_a_claim_that_took_its_usual_time_leaves_no_mark() -> None:
 
     mark.claimed(now=100.001, began=100.0, count=10, whole=True, place=PLACE)
 
-    assert mark.place(100.001) is None
+    assert mark.place(1, 100.001) is None
 
 
 def test_after_a_claim_that_lost_time_the_next_ones_begin_at_its_end_for_a_while() -> None:
@@ -20,10 +20,10 @@ def test_after_a_claim_that_lost_time_the_next_ones_begin_at_its_end_for_a_while
     mark.claimed(now=100.011, began=100.0, count=0, whole=True, place=PLACE)
     later = PLACE._replace(id=8)
 
-    assert mark.place(100.011) == PLACE
+    assert mark.place(1, 100.011) == PLACE
     mark.claimed(now=100.05, began=100.04, count=1, whole=False, place=later)
-    assert mark.place(100.1) == later
-    assert mark.place(100.3) is None
+    assert mark.place(1, 100.1) == later
+    assert mark.place(1, 100.3) is None
 
 
 def test_no_endpoint_waits_longer_than_a_second_for_a_whole_claim() -> None:
@@ -31,8 +31,8 @@ def test_no_endpoint_waits_longer_than_a_second_for_a_whole_claim() -> None:
 
     mark.claimed(now=110.0, began=100.0, count=0, whole=True, place=PLACE)
 
-    assert mark.place(110.0 + LONGEST * 0.99) == PLACE
-    assert mark.place(110.0 + LONGEST * 1.01) is None
+    assert mark.place(1, 110.0 + LONGEST * 0.99) == PLACE
+    assert mark.place(1, 110.0 + LONGEST * 1.01) is None
 
 
 def test_a_claim_of_several_endpoints_leaves_no_mark() -> None:
@@ -40,7 +40,7 @@ def test_a_claim_of_several_endpoints_leaves_no_mark() -> None:
 
     mark.claimed(now=100.011, began=100.0, count=2, whole=True, place=None)
 
-    assert mark.place(100.011) is None
+    assert mark.place(1, 100.011) is None
 
 
 def test_what_a_message_costs_is_learned_from_claims_that_begin_at_the_mark() -> None:
@@ -49,7 +49,7 @@ def test_what_a_message_costs_is_learned_from_claims_that_begin_at_the_mark() ->
     now = 100.0
     begun = []
     for _ in range(200):
-        place = mark.place(now)
+        place = mark.place(1, now)
         begun.append(place is None)
         began = now
         now += 0.009 if place is None else 0.004
@@ -66,7 +66,7 @@ def test_on_a_machine_that_is_slow_claims_begin_at_the_beginning_all_the_same() 
     now = 100.0
     wholes = 0
     for _ in range(200):
-        place = mark.place(now)
+        place = mark.place(1, now)
         wholes += place is None
         began = now
         now += 0.02
@@ -74,3 +74,12 @@ def test_on_a_machine_that_is_slow_claims_begin_at_the_beginning_all_the_same() 
         now += 0.01
 
     assert wholes > 150
+
+
+def test_another_endpoint_has_no_mark() -> None:
+    mark = Mark()
+
+    mark.claimed(now=100.011, began=100.0, count=0, whole=True, place=PLACE)
+
+    assert mark.place(1, 100.011) == PLACE
+    assert mark.place(2, 100.011) is None

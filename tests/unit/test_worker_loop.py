@@ -116,25 +116,31 @@ class FakeDatabase:
             if (sent := self.last_sent()) != last_sent or self.clock() >= until:
                 return sent
 
-    def claim(self, limit: int, lease: float, rooms: Mapping[int, int], room: int) -> list[Claimed]:
+    def claim(
+        self, limit: int, lease: float, rooms: Mapping[int, int], room: int, endpoint_ids: Sequence[int] | None = None
+    ) -> list[Claimed]:
         self._called("claim")
         self.limits.append(limit)
-        if room:
+        if endpoint_ids is None:
             self.wholes.append(self.clock.now)
             self.clock.now += self.whole_seconds
         turns: Counter[int] = Counter()
         due: list[tuple[int, int, Pending]] = []
         for each in self.pending:
+            if endpoint_ids is not None and each.endpoint_id not in endpoint_ids:
+                continue
             if turns[each.endpoint_id] < rooms.get(each.endpoint_id, room):
                 due.append((turns[each.endpoint_id], each.message.id, each))
                 turns[each.endpoint_id] += 1
         taken = [each for _, _, each in sorted(due, key=lambda item: item[:2])[:limit]]
         ids = {each.message.id for each in taken}
         self.pending = [each for each in self.pending if each.message.id not in ids]
-        return [
-            Claimed(id, self.versions[id], [each.message for each in taken if each.endpoint_id == id])
+        messages = {
+            id: [each.message for each in taken if each.endpoint_id == id]
             for id in dict.fromkeys(each.endpoint_id for each in taken)
-        ]
+        }
+        left = {each.endpoint_id for each in self.pending}
+        return [Claimed(id, self.versions[id], found, id in left) for id, found in messages.items()]
 
     def endpoint_configs(self, ids: Iterable[int]) -> list[EndpointConfig]:
         self._called("endpoint_configs")
