@@ -86,7 +86,7 @@ begin
         array_fill(0, array[count(*)::integer]),
         count(*) filter (where t.quota > 0),
         -- Lower priorities of that endpoint may not have been visited.
-        greatest(max(t.endpoint_id) filter (where t.quota = 0) - 1, 1)
+        max(greatest(t.endpoint_id - 1, 1)) filter (where t.quota = 0)
     into
         v_endpoint_ids,
         v_next,
