@@ -111,6 +111,10 @@ declare
     v_in_flight bigint;
     v_dead bigint;
 begin
+    if current_setting('transaction_isolation') <> 'read committed' then
+        raise exception 'drop_endpoint() needs a transaction at read committed'
+            using errcode = '25001', hint = 'Call it in a transaction of its own: its counts must see the latest messages.';
+    end if;
     perform ulak._require_no_open_sender(p_name);
     select c.waiting, c.in_flight, c.dead into v_waiting, v_in_flight, v_dead from ulak._count_unresolved(p_id) as c;
     if v_waiting + v_in_flight + v_dead > 0 then
