@@ -265,9 +265,13 @@ def test_an_unknown_endpoint_is_named_with_a_guess(queue: Queue) -> None:
 
 
 def test_a_message_that_never_becomes_due_costs_nothing(queue: Queue) -> None:
-    """What waits behind its key is due at infinity, beyond every claim's range."""
+    """What waits behind its key is parked by the first claim that meets it, at infinity, beyond every claim's range."""
     ids = [queue.send(ordering_key="k") for _ in range(3)]
 
+    (head,) = queue.claim(10)
+    queue.release(head)
+
+    assert head.id == ids[0]
     assert math.isfinite(queue.due_in(ids[0]))
     assert queue.column("select next_retry_at::text from ulak.queue where id > %s", ids[0]) == ["infinity"] * 2
 

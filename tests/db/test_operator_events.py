@@ -216,7 +216,9 @@ def test_an_endpoint_that_is_being_dropped_holds_nobody_up(db: psycopg.Connectio
     Running(lambda: queue.bury(id)).result(timeout=5)
 
     dropping.commit()
-    assert queue.column("select status from ulak.queue") == ["failed"]
+    assert queue.column("select status from ulak.queue order by id") == ["failed", "pending"]
+    db.execute("call ulak.run_maintenance()")
+    assert queue.column("select status from ulak.queue order by id") == ["failed", "failed"]
 
 
 def test_they_carry_their_type_as_cloudevents_do(ops: Queue) -> None:

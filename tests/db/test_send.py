@@ -262,15 +262,16 @@ def test_a_key_is_free_again_when_its_message_is_archived(queue: Queue) -> None:
 # Order.
 
 
-def test_a_message_behind_another_of_its_key_is_held(queue: Queue) -> None:
+def test_a_message_behind_another_of_its_key_is_parked_by_the_claim_that_meets_it(queue: Queue) -> None:
     queue.endpoint("other")
 
     ids = [queue.send(ordering_key="a") for _ in range(3)]
     elsewhere = [queue.send(ordering_key="b"), queue.send("other", ordering_key="a"), queue.send()]
 
-    held = queue.column("select id from ulak.queue where next_retry_at = 'infinity' order by id")
-    assert held == ids[1:]
+    parked = "select id from ulak.queue where next_retry_at = 'infinity' order by id"
+    assert queue.column(parked) == []
     assert {claim.id for claim in queue.claim(10)} == {ids[0], *elsewhere}
+    assert queue.column(parked) == ids[1:]
 
 
 def test_the_next_message_of_a_key_is_due_when_the_one_before_is_done(queue: Queue) -> None:

@@ -186,6 +186,8 @@ def test_a_schedule_tells_what_waits_until_when(queue: Queue) -> None:
         queue.send("a", scheduled_at=seconds)
     queue.send("b", ordering_key="k")
     queue.send("b", ordering_key="k")
+    # A claim parks what is behind.
+    queue.release(queue.claim(2, endpoint="b")[0])
 
     told = queue.db.execute("select endpoint, due, messages, is_estimate from ulak._retry_schedule(%s)", [queue.base])
 

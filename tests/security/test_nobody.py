@@ -1,0 +1,143 @@
+"""What somebody without any grant can do to others: advisory locks are open to everybody, and nobody depends on one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import psycopg
+import pytest
+from support.cluster import Connect
+from support.queue import Queue
+
+# What ulak ever took, by number and by the hash of a name.
+NAMES = (
+    "ulak_cb",
+    "ulak_endpoint",
+    "ulak_endpoint_id",
+    "ulak_key",
+    "ulak_maintenance",
+    "ulak_schedule",
+    "ulak_configs",
+    "ulak_config",
+    "ulak_settings",
+    "ulak_sweep",
+    "ulak_worker",
+    "ulak_queue",
+    "ulak",
+)
+
+
+@pytest.fixture
+def queue(connect: Connect) -> Queue:
+    queue = Queue(connect())
+    queue.db.execute("set statement_timeout = '10s'")
+    queue.endpoint("shop", {"circuit_breaker": {"threshold": 2, "cooldown": 5}}, {"max_retries": 0})
+    queue.endpoint("limited", {"max_in_flight": 3, "rate_limit": {"limit": 1000, "interval": "second"}})
+    queue.call("create_event_type", "sold")
+    queue.call("subscribe", "sold", "shop")
+    return queue
+
+
+@pytest.fixture
+def nobody(connect: Connect, queue: Queue) -> psycopg.Connection[Any]:
+    """Holds every lock that anybody might want, in this database."""
+    session = connect("nobody")
+    keys = ["shop", "limited", "k", "o", *map(str, range(50))]
+    for name in NAMES:
+        session.execute("select pg_advisory_lock(hashtext(%s), n) from generate_series(0, 50) n", [name])
+        session.execute("select pg_advisory_lock(hashtext(%s), hashtext(k)) from unnest(%s::text[]) k", [name, keys])
+        session.execute("select pg_advisory_lock(hashtext(%s))", [name])
+    # Of one key of an ordering, by whatever was hashed of it.
+    for endpoint_id in queue.column("select id from ulak.endpoints"):
+        session.execute(
+            "select pg_advisory_lock(hashtext('ulak_key'), hashtext(%s || t)) from unnest(%s::text[]) t",
+            [str(endpoint_id), [" k", ":k", "k", "/k"]],
+        )
+        session.execute(
+            "select pg_advisory_lock(hashtext('ulak_key'), hashtextextended('k', %s)::bit(32)::integer)", [endpoint_id]
+        )
+    return session
+
+
+def send(queue: Queue) -> list[int]:
+    return [
+        queue.send(),
+        queue.send(ordering_key="k"),
+        queue.send(idempotency_key="i"),
+        queue.send("limited", ordering_key="k"),
+        *queue.send_many(2, "limited"),
+    ]
+
+
+@pytest.mark.usefixtures("nobody")
+def test_sending_goes_on(queue: Queue) -> None:
+    send(queue)
+
+    assert queue.call("publish", "sold", {"n": 1}) == 1
+    assert queue.value("select count(*) from ulak.queue") == 7
+
+
+@pytest.mark.usefixtures("nobody")
+def test_claiming_and_settling_go_on(queue: Queue) -> None:
+    sent = send(queue)
+
+    claims = queue.claim(100)
+    assert {claim.id for claim in claims} == set(sent)
+    for claim in claims:
+        queue.complete(claim)
+
+    assert set(queue.column("select status from ulak.queue")) == {"completed"}
+
+
+@pytest.mark.usefixtures("nobody")
+def test_a_circuit_opens_probes_and_closes(queue: Queue) -> None:
+    queue.send_many(5)
+    for claim in queue.claim(2):
+        queue.fail(claim)
+    assert queue.state() == "open"
+
+    (probe,) = queue.claim(10, now=5)
+    queue.complete(probe, now=5)
+
+    assert queue.state() == "closed"
+    assert queue.call("reset_circuit_breaker", "shop") is False
+
+
+OPERATIONS: dict[str, Callable[[Queue], object]] = {
+    "disable": lambda queue: queue.call("disable_endpoint", "shop"),
+    "alter": lambda queue: queue.call("alter_endpoint", "shop", {"max_in_flight": 2}),
+    "drop": lambda queue: queue.call("drop_endpoint", "shop"),
+    "create": lambda queue: queue.endpoint("new"),
+    "configure": lambda queue: queue.call("configure", "max_queue_size", "1000"),
+    "secret": lambda queue: queue.call("set_secret", "s", "value"),
+    "maintenance": lambda queue: queue.db.execute("call ulak.run_maintenance()"),
+    "recover": lambda queue: queue.recover(now=0),
+    "expire": lambda queue: queue.expire(now=0),
+}
+
+
+@pytest.mark.usefixtures("nobody")
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_operators_are_not_held_up(queue: Queue, operation: str) -> None:
+    OPERATIONS[operation](queue)
+
+
+@pytest.mark.usefixtures("nobody")
+def test_dead_letters_are_redriven_and_messages_replayed(queue: Queue) -> None:
+    queue.bury(queue.send(ordering_key="k"))
+    queue.send(ordering_key="k")
+    queue.complete(queue.claim_one())
+    queue.call("archive_completed_messages", 0, 1000, now=queue.at(1))
+
+    assert queue.value("select messages from ulak.redrive()") == 1
+    archived = queue.value("select id from ulak.archive where status = 'completed'")
+    assert queue.call("replay_message", archived) > 0
+
+
+def test_tables_can_not_be_locked_by_nobody(nobody: psycopg.Connection[Any]) -> None:
+    for table in ("queue", "endpoints", "ordering_keys", "locks", "setting_values"):
+        with pytest.raises(psycopg.errors.InsufficientPrivilege), nobody.transaction():
+            nobody.execute(f"lock ulak.{table} in access share mode")  # type: ignore[call-overload]
+        with pytest.raises(psycopg.errors.InsufficientPrivilege):
+            nobody.execute(f"select from ulak.{table} for share")  # type: ignore[call-overload]
