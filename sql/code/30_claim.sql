@@ -68,6 +68,7 @@ declare
     v_circuit_states text[];
     v_are_limited boolean[];
 begin
+    p_now := ulak._clock(p_now);
     select
         not exists (select from ulak.cluster_identity i where i.system_identifier <> ulak._system_identifier()),
         exists (select from ulak.ordering_wakeups)
@@ -258,7 +259,7 @@ begin
             s.name,
             ulak._circuit_value('open', s.circuit_failure_count),
             ulak._circuit_value('half_open', s.circuit_failure_count),
-            p_now
+            ulak._log_time(p_now)
         from spent s
         where exists (select from claimed c where c.endpoint_id = s.id and c.circuit_state = 'open')
     )

@@ -31,49 +31,70 @@ as $plpgsql$
 #variable_conflict use_column
 declare
     v_endpoint_id bigint;
+    -- Endpoints to claim from, one after the other: null stands for all.
+    v_endpoint_ids bigint[] := array[null];
+    v_limit integer := p_limit;
+    v_claimed integer;
 begin
     perform ulak._check_claim(p_worker, p_limit, p_lease);
     if p_endpoint is not null then
         select e.id into v_endpoint_id
         from ulak.endpoints e
         where e.name = p_endpoint;
-        if not found then
+        perform ulak._require_endpoint(v_endpoint_id, p_endpoint);
+        if v_endpoint_id is null then
             perform ulak._raise_unknown_endpoint(p_endpoint);
         end if;
+        v_endpoint_ids := array[v_endpoint_id];
+    elsif not ulak._works_everywhere() then
+        -- Lots are drawn for the case that the first ones use up the limit.
+        v_endpoint_ids := array(
+            select g.id
+            from ulak._granted_endpoints() g(id)
+            join ulak.endpoints e on e.id = g.id
+            where e.protocol = 'pull'
+            order by random()
+        );
     end if;
-    return query
-    select
-        c.id,
-        c.message_id,
-        c.attempt,
-        e.name,
-        c.payload,
-        c.headers,
-        c.metadata,
-        c.correlation_id,
-        c.ordering_key,
-        c.idempotency_key,
-        c.priority,
-        c.created_at,
-        c.expires_at,
-        c.lease_until
-    from ulak._claim(
-        p_worker,
-        p_limit,
-        -- http endpoints belong to the workers in the database, unless one is asked for by name.
-        case when p_endpoint is null then 'pull' end,
-        v_endpoint_id,
-        p_lease,
-        p_generation,
-        p_now
-    ) with ordinality c
-    join ulak.endpoints e on e.id = c.endpoint_id
-    order by c.ordinality;
+    foreach v_endpoint_id in array v_endpoint_ids loop
+        return query
+        select
+            c.id,
+            c.message_id,
+            c.attempt,
+            e.name,
+            c.payload,
+            c.headers,
+            c.metadata,
+            c.correlation_id,
+            c.ordering_key,
+            c.idempotency_key,
+            c.priority,
+            c.created_at,
+            c.expires_at,
+            c.lease_until
+        from ulak._claim(
+            p_worker,
+            v_limit,
+            -- http endpoints belong to the workers in the database, unless one is asked for by name.
+            case when p_endpoint is null then 'pull' end,
+            v_endpoint_id,
+            p_lease,
+            p_generation,
+            p_now
+        ) with ordinality c
+        join ulak.endpoints e on e.id = c.endpoint_id
+        order by c.ordinality;
+        get diagnostics v_claimed = row_count;
+        v_limit := v_limit - v_claimed;
+        exit when v_limit = 0;
+    end loop;
 end
 $plpgsql$;
 
 comment on function ulak.claim(text, integer, text, interval, bigint, timestamptz) is
-    'leases up to p_limit due messages to p_worker, of all pull endpoints or of the one that is named';
+    'leases up to p_limit due messages to p_worker, of all pull endpoints or of the one that is named; for members of '
+    'ulak_consumer, of those that were granted';
 
 create or replace function ulak._check_claim(p_worker text, p_limit integer, p_lease interval)
 returns void
@@ -110,7 +131,7 @@ security definer
 set search_path = pg_catalog, pg_temp
 as $plpgsql$
 begin
-    perform ulak._check_claim(p_worker, 1, p_lease);
+    perform ulak._check_claim(p_worker, 1, p_lease), ulak._require_message(p_id);
     return cardinality(ulak._heartbeat_many(p_worker, array[p_id], array[p_attempt], p_lease, p_now)) = 1;
 end
 $plpgsql$;
@@ -131,6 +152,7 @@ security definer
 set search_path = pg_catalog, pg_temp
 as $plpgsql$
 begin
+    perform ulak._require_message(p_id);
     if ulak._settle_many(p_worker, array[p_id], array[p_attempt], null, null, array[p_response], p_now) = '{}' then
         perform ulak._raise_stale_report(p_id, p_worker, p_attempt);
     end if;
@@ -163,6 +185,7 @@ declare
         else '[RETRYABLE] ' || v_reason
     end;
 begin
+    perform ulak._require_message(p_id);
     if p_retry_after not between interval '0' and interval '1 day' then
         raise exception 'p_retry_after must be between 0 and a day'
             using errcode = '22023', detail = format('It is %s.', p_retry_after);
@@ -206,6 +229,7 @@ security definer
 set search_path = pg_catalog, pg_temp
 as $plpgsql$
 begin
+    perform ulak._require_message(p_id);
     if p_delay is null or p_delay < interval '0' or p_delay > interval '1 day' then
         raise exception 'the delay must be between 0 and a day'
             using errcode = '22023', detail = format('It is %s.', coalesce(p_delay::text, 'null'));

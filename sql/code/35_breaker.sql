@@ -401,7 +401,7 @@ as $sql$
         p_endpoint.name,
         ulak._circuit_value(p_endpoint.circuit_state, p_endpoint.circuit_failure_count),
         ulak._circuit_value(p_new_state, case when p_new_state = 'closed' then 0 else p_endpoint.circuit_failure_count end),
-        p_now
+        ulak._log_time(p_now)
     );
     select ulak._tell_circuit(p_endpoint, p_new_state, p_now)
 $sql$;
@@ -434,7 +434,7 @@ begin
         array[null::bigint],
         array[null::integer],
         array[case when p_success then null else '[RETRYABLE] reported' end],
-        p_now
+        ulak._clock(p_now)
     );
     return (select e.circuit_state from ulak.endpoints e where e.id = p_endpoint_id);
 end
@@ -566,7 +566,7 @@ begin
         jsonb_build_object('enabled', p_endpoint.enabled),
         jsonb_build_object('enabled', p_enabled),
         jsonb_strip_nulls(jsonb_build_object('reason', p_reason, 'rate', p_rate)),
-        p_now
+        ulak._log_time(p_now)
     );
     if not p_enabled then
         perform ulak._tell_disabled(p_endpoint, p_reason, p_now);

@@ -137,6 +137,7 @@ declare
     v_error text;
     v_detail text;
 begin
+    p_now := ulak._clock(p_now);
     if not ulak._try_lock('maintenance') then
         outcome := 'busy';
         return;

@@ -27,6 +27,8 @@ begin
         select f.* from ulak._doctor_settings() f
         union all
         select f.* from ulak._doctor_signatures() f
+        union all
+        select f.* from ulak._doctor_roles() f
     )
     select f.severity, f.check_name, f.finding, f.fix
     from problem f
@@ -57,6 +59,17 @@ as $sql$
         'these messages were restored from another cluster: nothing is delivered',
         'select ulak.adopt(); -- if this cluster is to deliver them'
     where not ulak._is_adopted()
+$sql$;
+
+create or replace function ulak._doctor_roles()
+returns table (severity text, check_name text, finding text, fix text)
+language sql
+stable
+set search_path = pg_catalog, pg_temp
+as $sql$
+    select 'warning', 'roles', format('role %s %s', p.role, p.problem), p.remedy
+    from ulak._role_problems() p
+    where not p.is_usual
 $sql$;
 
 -- Whoever has workers needn't have pg_cron. A scheduler that doesn't run will be missed within a minute all the same.

@@ -1,12 +1,12 @@
 -- Who may do what, in one list. Nothing is granted to PUBLIC.
 
 -- What an earlier version granted and this one doesn't must go too, so an upgrade starts from nothing.
-revoke all on schema ulak from public, ulak_admin, ulak_application, ulak_monitor, ulak_worker;
-revoke all on all tables in schema ulak from public, ulak_admin, ulak_application, ulak_monitor, ulak_worker;
-revoke all on all sequences in schema ulak from public, ulak_admin, ulak_application, ulak_monitor, ulak_worker;
-revoke all on all routines in schema ulak from public, ulak_admin, ulak_application, ulak_monitor, ulak_worker;
+revoke all on schema ulak from public, ulak_admin, ulak_application, ulak_consumer, ulak_monitor, ulak_worker;
+revoke all on all tables in schema ulak from public, ulak_admin, ulak_application, ulak_consumer, ulak_monitor, ulak_worker;
+revoke all on all sequences in schema ulak from public, ulak_admin, ulak_application, ulak_consumer, ulak_monitor, ulak_worker;
+revoke all on all routines in schema ulak from public, ulak_admin, ulak_application, ulak_consumer, ulak_monitor, ulak_worker;
 
-grant usage on schema ulak to ulak_admin, ulak_application, ulak_monitor, ulak_worker;
+grant usage on schema ulak to ulak_admin, ulak_application, ulak_consumer, ulak_monitor, ulak_worker;
 
 -- An administrator may call every public function. The others get what is listed; a name stands for all its signatures.
 do $plpgsql$
@@ -31,6 +31,10 @@ begin
                 'send', 'send_with_options', 'send_batch', 'send_batch_with_priority',
                 'publish', 'publish_batch',
                 'message_status', 'mark_handled', 'setting', 'help'
+            ]),
+            -- External workers: for the endpoints that were granted to them, which each of these looks after.
+            ('ulak_consumer', array[
+                'claim', 'heartbeat', 'complete', 'fail', 'release', 'retry_delay', 'mark_handled', 'setting', 'help'
             ]),
             ('ulak_monitor', array[
                 'dlq_summary', 'message_status', 'retry_delay', 'setting', 'help',
@@ -73,6 +77,7 @@ grant select on
     ulak.dlq,
     ulak.archive,
     ulak.endpoints,
+    ulak.endpoint_grants,
     ulak.setting_values,
     ulak.event_types,
     ulak.subscriptions,
