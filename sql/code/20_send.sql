@@ -199,7 +199,7 @@ declare
     v_first_id bigint;
     v_is_valid boolean := ulak._check_message(
         p_payload, p_priority, p_scheduled_at, p_idempotency_key, p_expires_at, p_ordering_key, p_headers, p_metadata
-    );
+    ) and (p_headers is null or ulak._check_credentials(v_endpoint_id, p_headers));
 begin
     if p_idempotency_key is not null then
         v_hash := ulak._payload_hash(p_payload);

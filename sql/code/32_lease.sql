@@ -181,7 +181,7 @@ declare
     -- A worker may name the class itself.
     v_error text := case
         when p_permanent and not starts_with(v_reason, '[DISABLE]') then '[PERMANENT] ' || ulak._without_class(v_reason)
-        when v_reason ~ '^\[(RETRYABLE|PERMANENT|DISABLE)\]' then v_reason
+        when v_reason ~ E'^\\[(RETRYABLE|PERMANENT|DISABLE)\\]' then v_reason
         else '[RETRYABLE] ' || v_reason
     end;
 begin
@@ -213,7 +213,7 @@ returns text
 language sql
 immutable
 as $sql$
-    select regexp_replace(p_error, '^\[(RETRYABLE|PERMANENT)\]\s*', '')
+    select regexp_replace(p_error, E'^\\[(RETRYABLE|PERMANENT)\\]\\s*', '')
 $sql$;
 
 create or replace function ulak.release(

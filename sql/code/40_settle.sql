@@ -192,7 +192,7 @@ begin
     decided as materialized (
         select
             h.*,
-            h.error ~ '^\[(PERMANENT|DISABLE)\]' or h.retry_count >= (h.policy -> 'max_retries')::integer as is_dead
+            h.error ~ E'^\\[(PERMANENT|DISABLE)\\]' or h.retry_count >= (h.policy -> 'max_retries')::integer as is_dead
         from held h
     ),
     moved as (

@@ -468,9 +468,9 @@ immutable
 set search_path = pg_catalog, pg_temp
 as $sql$
     select case
-        when h.host ~ '^[0-9.]+$' then h.host !~ '^(0|10|127|169\.254|192\.168|172\.(1[6-9]|2[0-9]|3[01])|100\.(6[4-9]|[7-9][0-9]|1[01][0-9]|12[0-7]))\.'
-        when h.host ~ '^\[' then h.host !~* '^\[(::1?|f[cd][0-9a-f]{2}:.*|fe[89ab][0-9a-f]:.*)\]$'
-        else h.host ~ '\.' and h.host !~* '\.(local|localhost|internal|intranet|lan|home|corp|private|test)\.?$'
+        when h.host ~ '^[0-9.]+$' then h.host !~ E'^(0|10|127|169\\.254|192\\.168|172\\.(1[6-9]|2[0-9]|3[01])|100\\.(6[4-9]|[7-9][0-9]|1[01][0-9]|12[0-7]))\\.'
+        when h.host ~ E'^\\[' then h.host !~* E'^\\[(::1?|f[cd][0-9a-f]{2}:.*|fe[89ab][0-9a-f]:.*)\\]$'
+        else h.host ~ E'\\.' and h.host !~* E'\\.(local|localhost|internal|intranet|lan|home|corp|private|test)\\.?$'
     end
-    from (select substring(p_url from '^[A-Za-z]+://(\[[^\]]*\]|[^/:?#]+)')) h (host)
+    from (select substring(p_url from E'^[A-Za-z]+://(\\[[^\\]]*\\]|[^/:?#]+)')) h (host)
 $sql$;

@@ -44,6 +44,8 @@ comment on column ulak.endpoint_grants.granted_at is 'when it was granted';
 comment on column ulak.endpoint_grants.granted_by is 'the session user who granted it';
 select pg_catalog.pg_extension_config_dump('ulak.endpoint_grants', '');
 
+drop function ulak._are_networks(text);
+
 -- As configure() stores networks now: 10.1/16 was accepted, and no worker understood it. One row, if any.
 update ulak.setting_values v
 set value = coalesce(
