@@ -111,15 +111,8 @@ declare
     v_is_error boolean;
     v_problems text[];
     v_remedies text[];
-    v_is_accepted boolean := ulak._is_restore()
-        -- Not by whoever owns the database.
-        or pg_catalog.current_setting('ulak.accept_roles', true) = 'on'
-        and not exists (
-            select
-            from pg_catalog.pg_db_role_setting s
-            cross join lateral pg_catalog.unnest(s.setconfig) c(setting)
-            where pg_catalog.starts_with(c.setting, 'ulak.accept_roles=')
-        );
+    -- Only a superuser could set such a parameter for the sessions of others.
+    v_is_accepted boolean := ulak._is_restore() or coalesce(pg_catalog.current_setting('ulak.accept_roles', true), '') = 'on';
 begin
     for v_problem in
         select
@@ -146,8 +139,6 @@ begin
         if v_is_error then
             v_problems := v_problems || pg_catalog.format('%s %s', v_problem.role, v_problem.problem);
             v_remedies := v_remedies || v_problem.remedy;
-        elsif v_problem.is_usual then
-            raise notice 'role % %', v_problem.role, v_problem.problem using hint = v_problem.remedy;
         else
             raise warning 'role % %', v_problem.role, v_problem.problem using hint = v_problem.remedy;
         end if;
