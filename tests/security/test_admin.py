@@ -31,7 +31,7 @@ def receiver() -> Iterator[Receiver]:
 def test_it_cannot_skip_the_validation_of_a_config_as_a_restore_does(db: DB, admin: DB) -> None:
     admin.execute("set row_security = off")
 
-    denied = refused(admin, """select ulak.create_endpoint('e', 'pull', '{"max_in_flight": "many"}')""")
+    denied = refused(admin, """select ulak.create_endpoint('e', 'pull', '{}', '{"max_retries": "many"}')""")
     assert denied.sqlstate == "22023"
     admin.execute("select ulak.create_endpoint('e', 'pull', '{}')")
 

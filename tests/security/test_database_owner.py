@@ -28,7 +28,7 @@ def test_it_cannot_have_configs_go_unchecked(cluster: Cluster, owned: str) -> No
 
     with cluster.connect(owned) as superuser:
         assert superuser.execute("show row_security").fetchone() == ("off",)
-        denied = refused(superuser, """select ulak.create_endpoint('e', 'pull', '{"max_in_flight": "many"}')""")
+        denied = refused(superuser, """select ulak.create_endpoint('e', 'pull', '{}', '{"max_retries": "many"}')""")
 
     assert denied.sqlstate == "22023"
 
