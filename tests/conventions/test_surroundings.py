@@ -117,7 +117,10 @@ def test_a_turkish_database_knows_the_small_letters_of_names(cluster: Cluster, m
         assert connection.execute("select lower('I') <> 'i'").fetchone() == (True,)
 
         assert connection.execute("select name from ulak.help('CLAIM') limit 1").fetchone() == ("claim",)
-        assert refused(connection, """select ulak.send('pull', '1', p_headers => '{"WEBHOOK-ID": "x"}')""").sqlstate == "42939"
+        assert (
+            refused(connection, """select ulak.send('pull', '1', p_headers => '{"WEBHOOK-ID": "x"}')""").sqlstate
+            == "42939"
+        )
         config = json.dumps({"url": receiver.url, "headers": {"CONNECTION": "close"}})
         denied = refused(connection, "select ulak.create_endpoint('http', 'http', %s)", config)
         assert "ulak sets itself" in str(denied.message_primary)
@@ -127,6 +130,8 @@ def test_a_turkish_database_knows_the_small_letters_of_names(cluster: Cluster, m
 def test_a_session_cannot_bend_what_is_refused_by_reading_backslashes_otherwise(db: psycopg.Connection[Any]) -> None:
     db.execute("set standard_conforming_strings = off")
 
-    denied = refused(db, "select ulak.create_endpoint('http', 'http', %s)", json.dumps({"url": "http://example.com/a\\b"}))
+    denied = refused(
+        db, "select ulak.create_endpoint('http', 'http', %s)", json.dumps({"url": "http://example.com/a\\b"})
+    )
 
     assert "backslash" in str(denied.message_primary)

@@ -52,7 +52,9 @@ def test_networks_are_stored_as_workers_read_them(db: DB, admin: DB, given: str,
     assert admin.execute("select ulak.configure('http_allowed_networks', %s)", [given]).fetchone() == (stored,)
 
 
-@pytest.mark.parametrize("given", ["10.1.2.3/16", "10.0.0.0/8,", "garbage", "10.0.0.0/8;11.0.0.0/8", "1 0.0.0.0/8", "fe80::1%eth0"])
+@pytest.mark.parametrize(
+    "given", ["10.1.2.3/16", "10.0.0.0/8,", "garbage", "10.0.0.0/8;11.0.0.0/8", "1 0.0.0.0/8", "fe80::1%eth0"]
+)
 def test_networks_that_workers_couldnt_read_are_refused(admin: DB, given: str) -> None:
     assert refused(admin, "select ulak.configure('http_allowed_networks', %s)", given).sqlstate == "22023"
 
@@ -81,7 +83,10 @@ def test_networks_of_any_spelling_end_no_run(cluster: Cluster, database: str, re
         ("endpoint.enabled", "select ulak.enable_endpoint('off', null, %s)"),
         ("circuit.reset", "select ulak.reset_circuit_breaker('shop', %s)"),
         ("message.dead", "select ulak.archive_single_to_dlq(1, 'spam', %s)"),
-        ("message.dead", "select ulak.fail(id, 'w', attempt, 'no', p_permanent => true, p_now => %s) from ulak.claim('w')"),
+        (
+            "message.dead",
+            "select ulak.fail(id, 'w', attempt, 'no', p_permanent => true, p_now => %s) from ulak.claim('w')",
+        ),
         ("message.redriven", "select ulak.redrive_message(1, 'me', %s)"),
         ("circuit.opened", "select ulak.update_circuit_breaker(1, false, %s) from generate_series(1, 10)"),
     ],

@@ -47,7 +47,16 @@ def nested(levels: int) -> str:
 
 @pytest.mark.parametrize(
     "name",
-    ["ulak-event-type", "Ulak-Anything", "webhook-signature", "WEBHOOK-ID", "webhook-anything", "Host", "content-length", "TE"],
+    [
+        "ulak-event-type",
+        "Ulak-Anything",
+        "webhook-signature",
+        "WEBHOOK-ID",
+        "webhook-anything",
+        "Host",
+        "content-length",
+        "TE",
+    ],
 )
 def test_it_cannot_send_a_header_that_only_ulak_sets(db: DB, application: DB, name: str) -> None:
     endpoint(db)

@@ -31,4 +31,3 @@ def test_it_cannot_have_configs_go_unchecked(cluster: Cluster, owned: str) -> No
         denied = refused(superuser, """select ulak.create_endpoint('e', 'pull', '{}', '{"max_retries": "many"}')""")
 
     assert denied.sqlstate == "22023"
-

@@ -90,7 +90,9 @@ def test_what_is_revoked_is_lost_at_once(db: DB, consumer: DB) -> None:
 
 def test_members_of_a_granted_role_may_and_a_claim_spans_all_that_was_granted(db: DB, consumer: DB) -> None:
     db.execute("select ulak.grant_endpoint('other', 'ulak_consumer'), ulak.grant_endpoint('web', 'ulak_consumer')")
-    db.execute("select ulak.send_batch('mine', array['1', '2']::jsonb[]), ulak.send_batch('other', array['1', '2']::jsonb[])")
+    db.execute(
+        "select ulak.send_batch('mine', array['1', '2']::jsonb[]), ulak.send_batch('other', array['1', '2']::jsonb[])"
+    )
 
     few = consumer.execute("select endpoint from ulak.claim('w', 4)").fetchall()
     rest = consumer.execute("select endpoint from ulak.claim('w', 10)").fetchall()

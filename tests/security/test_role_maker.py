@@ -40,14 +40,38 @@ def fresh(untouched: Cluster) -> Iterator[Cluster]:
     [
         ("create role ulak_admin login", "ulak_admin can log in", "alter role ulak_admin nologin;"),
         ("create role ulak_admin password 'x'", "ulak_admin has a password", "alter role ulak_admin password null;"),
-        ("create role ulak_worker login password 'x'", "ulak_worker has a password", "alter role ulak_worker password null;"),
-        ("create role ulak_monitor createrole", "ulak_monitor may make or change roles", "alter role ulak_monitor nocreaterole;"),
-        ("create role ulak_consumer createdb", "ulak_consumer may make databases", "alter role ulak_consumer nocreatedb;"),
-        ("create role ulak_application superuser", "ulak_application is a superuser", "alter role ulak_application nosuperuser;"),
-        ("create role ulak_admin bypassrls", "ulak_admin may pass by row security", "alter role ulak_admin nobypassrls;"),
+        (
+            "create role ulak_worker login password 'x'",
+            "ulak_worker has a password",
+            "alter role ulak_worker password null;",
+        ),
+        (
+            "create role ulak_monitor createrole",
+            "ulak_monitor may make or change roles",
+            "alter role ulak_monitor nocreaterole;",
+        ),
+        (
+            "create role ulak_consumer createdb",
+            "ulak_consumer may make databases",
+            "alter role ulak_consumer nocreatedb;",
+        ),
+        (
+            "create role ulak_application superuser",
+            "ulak_application is a superuser",
+            "alter role ulak_application nosuperuser;",
+        ),
+        (
+            "create role ulak_admin bypassrls",
+            "ulak_admin may pass by row security",
+            "alter role ulak_admin nobypassrls;",
+        ),
         ("create role ulak_admin replication", "ulak_admin may replicate", "alter role ulak_admin noreplication;"),
         ("create role ulak_admin role maker", "ulak_admin has the member maker", "revoke ulak_admin from maker;"),
-        ("create role ulak_worker login role maker", "ulak_worker has the member maker", "revoke ulak_worker from maker;"),
+        (
+            "create role ulak_worker login role maker",
+            "ulak_worker has the member maker",
+            "revoke ulak_worker from maker;",
+        ),
         (
             "create role ulak_application admin maker",
             "ulak_application can be granted by maker",
@@ -123,7 +147,9 @@ def test_a_restore_installs_and_warns(fresh: Cluster, tmp_path: Any) -> None:
     fresh.restore("app", dump)
 
     assert fresh.psql("app", "select count(*) from ulak.endpoints") == "0"
-    assert "may make or change roles" in fresh.psql("app", """select finding from ulak.doctor() where "check" = 'roles'""")
+    assert "may make or change roles" in fresh.psql(
+        "app", """select finding from ulak.doctor() where "check" = 'roles'"""
+    )
 
 
 def test_an_upgrade_refuses_a_new_role_that_somebody_prepared_and_only_warns_of_the_old_ones(fresh: Cluster) -> None:

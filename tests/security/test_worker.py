@@ -55,7 +55,10 @@ def test_it_cannot_drop_the_archive_by_a_clock_of_its_own(db: DB, worker: DB) ->
     months = "select count(*) from ulak._archive_partitions"
     before = db.execute(months).fetchone()
 
-    refused(worker, "select * from ulak._maintenance_step('archive_retention', now(), '-infinity', now() + interval '50 years')")
+    refused(
+        worker,
+        "select * from ulak._maintenance_step('archive_retention', now(), '-infinity', now() + interval '50 years')",
+    )
 
     assert db.execute(months).fetchone() == before
 
@@ -84,5 +87,8 @@ def test_what_it_sets_for_its_own_sessions_is_named_by_doctor(db: DB) -> None:
         found = db.execute("""select finding, fix from ulak.doctor() where "check" = 'roles'""").fetchall()
 
     assert found == [
-        ("role ulak_worker begins its sessions with search_path=evil, pg_catalog", "alter role ulak_worker reset search_path;")
+        (
+            "role ulak_worker begins its sessions with search_path=evil, pg_catalog",
+            "alter role ulak_worker reset search_path;",
+        )
     ]
