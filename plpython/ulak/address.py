@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 
@@ -42,8 +43,13 @@ _GLOBAL_UNICAST_6 = IPv6Network("2000::/3")
 
 
 def networks(values: Iterable[str]) -> tuple[Network, ...]:
-    """The allow list, parsed; a network with host bits set is taken as its network."""
-    return tuple(ip_network(value.strip(), strict=False) for value in values if value.strip())
+    """The allow list, parsed; a network with host bits set is taken as its network. What can't be read allows nothing:
+    configure() refuses it, and a value that was stored in another way isn't to end every run."""
+    found: list[Network] = []
+    for value in values:
+        with contextlib.suppress(ValueError):
+            found.append(ip_network(value.strip(), strict=False))
+    return tuple(found)
 
 
 def _rule(address: Address) -> str | None:

@@ -295,6 +295,8 @@ def _claimed(row: Mapping[str, Any]) -> Claimed:
 
 def run(slot: int | None, seconds: float | None, stamp: str) -> None:
     """The body of ulak.run_worker(): takes a slot and works in it until the time is over."""
+    plpy.execute("select ulak._leave_read_only()")
+    plpy.commit()
     taken = plpy.execute(
         plpy.prepare("select slot, name, seconds from ulak._take_worker_slot($1, $2)", ("int", "float8")),
         (slot, seconds),

@@ -14,7 +14,16 @@ from ulak.report_style import STYLE
 
 Row = Mapping[str, Any]
 
-GLYPHS = {"flowing": "●", "idle": "·", "late": "▲", "failing": "▲", "half_open": "◐", "open": "○", "disabled": "■"}
+# The shipped source is ASCII: a database of any encoding takes it.
+GLYPHS = {
+    "flowing": "\u25cf",
+    "idle": "\u00b7",
+    "late": "\u25b2",
+    "failing": "\u25b2",
+    "half_open": "\u25d0",
+    "open": "\u25cb",
+    "disabled": "\u25a0",
+}
 MOODS = {"flowing": "good", "late": "warn", "failing": "warn", "half_open": "bad", "open": "bad"}
 SEVERITIES = {"critical": "bad", "warning": "warn", "info": "calm", "ok": "good"}
 WORKER_MOODS = {"running": "good", "lost": "bad", "leaving": "warn"}
@@ -54,7 +63,8 @@ def render(data: Row) -> str:
         tag("body", body),
         lang="en",
     )
-    return f"<!DOCTYPE html>\n{page}\n"
+    # The signs of the states aren't in every database's encoding; references to them are.
+    return f"<!DOCTYPE html>\n{page}\n".encode("ascii", "xmlcharrefreplace").decode()
 
 
 def _head(data: Row, now: datetime.datetime) -> Markup:

@@ -97,10 +97,17 @@ def _message_headers(endpoint: Endpoint, message: Message) -> dict[str, str]:
         if problem:
             raise MessageError(f"the message's header {name!r} {problem}")
         lower = name.lower()
-        if lower in header.RESERVED or (lower == "authorization" and endpoint.auth is not None):
+        if lower in header.RESERVED or _is_credential(endpoint, lower):
             continue
         own[name] = value
     return own
+
+
+def _is_credential(endpoint: Endpoint, name: str) -> bool:
+    """Whether the endpoint proves itself with this header. send() refuses it; the config may have changed since."""
+    if name == "authorization":
+        return endpoint.auth is not None or name in endpoint.headers
+    return name.startswith("x-amz-") and isinstance(endpoint.auth, SigV4)
 
 
 def _sigv4(endpoint: Endpoint, auth: SigV4, headers: dict[str, Line], body: bytes, now: float) -> dict[str, Line]:

@@ -48,11 +48,11 @@ as $sql$
         -- Only the likeliest are measured: the cost stays small however many names are known.
         select
             known,
-            lower(left(p_name, 64)) as wanted,
-            lower(left(known, 64)) as offered
+            lower(left(p_name, 64) collate "C") as wanted,
+            lower(left(known, 64) collate "C") as offered
         from unnest(p_known) as known
         order by
-            lower(left(known, 1)) = lower(left(p_name, 1)) desc,
+            lower(left(known, 1) collate "C") = lower(left(p_name, 1) collate "C") desc,
             abs(length(known) - length(p_name)),
             known
         limit 100

@@ -33,6 +33,9 @@ from (
         ('inbox_retention_days', 'integer', '30', 1, 3650, null, 'days', 'how long ulak.mark_handled() remembers a key'),
         ('lease_seconds', 'integer', '30', 5, 3600, null, 'seconds', 'how long the worker''s claim holds; it is renewed every third of this'),
         ('max_pending', 'integer', '0', 0, 2147483647, null, 'messages', 'most messages that may wait for an endpoint whose config has no max_pending; 0: no limit'),
+        ('max_headers_size', 'integer', '16384', 1024, 1048576, null, 'bytes', 'most that the headers of a message may take'),
+        ('max_json_depth', 'integer', '100', 10, 500, null, 'levels', 'how deep metadata, and a payload of more than 1024 bytes, may be nested'),
+        ('max_metadata_size', 'integer', '65536', 1024, 10485760, null, 'bytes', 'most that the metadata of a message may take'),
         ('max_payload_size', 'integer', '1048576', 1024, 104857600, null, 'bytes', 'largest payload that send() accepts'),
         ('max_queue_size', 'integer', '1000000', 0, 2147483647, null, 'messages', 'most messages that may wait or be in flight; 0: no limit'),
         ('poll_interval', 'integer', '50', 5, 60000, null, 'milliseconds', 'longest wait of an idle worker before it looks again'),
@@ -189,16 +192,16 @@ begin
             v_valid := v_value ~ '^[+-]?[0-9]{1,18}$' and v_value::bigint between v_setting.minimum and v_setting.maximum;
             v_value := case when v_valid then v_value::bigint::text end;
         when 'boolean' then
-            v_valid := lower(v_value) in ('true', 'on', 'yes', '1', 'false', 'off', 'no', '0');
+            v_valid := lower(v_value collate "C") in ('true', 'on', 'yes', '1', 'false', 'off', 'no', '0');
             v_value := case when v_valid then v_value::boolean::text end;
         when 'choice' then
-            v_value := lower(v_value);
+            v_value := lower(v_value collate "C");
             v_valid := v_value = any(v_setting.choices);
         when 'networks' then
-            v_value := regexp_replace(v_value, '\s+', '', 'g');
-            v_valid := ulak._are_networks(v_value);
+            v_value := ulak._networks(v_value);
+            v_valid := v_value is not null;
         else
-            v_valid := v_value ~ '^[\x21-\x7e]+$' and length(v_value) <= 2048;
+            v_valid := v_value ~ E'^[\\x21-\\x7e]+$' and length(v_value) <= 2048;
     end case;
     if not v_valid then
         raise exception 'invalid value for setting %', p_name
@@ -232,18 +235,24 @@ as $sql$
     end
 $sql$;
 
-create or replace function ulak._are_networks(p_list text)
-returns boolean
+-- The list as the worker reads it: PostgreSQL also understands 10.1/16, Python doesn't. Null if something else is in it.
+create or replace function ulak._networks(p_list text)
+returns text
 language plpgsql
 immutable
 set search_path = pg_catalog, pg_temp
 as $plpgsql$
 begin
-    perform network::cidr from unnest(string_to_array(p_list, ',')) as network;
-    return true;
+    return coalesce(
+        (
+            select string_agg(btrim(n.network)::cidr::text, ',' order by n.place)
+            from unnest(string_to_array(p_list, ',')) with ordinality n(network, place)
+        ),
+        ''
+    );
 exception
     when invalid_text_representation then
-        return false;
+        return null;
 end
 $plpgsql$;
 

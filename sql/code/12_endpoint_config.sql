@@ -246,11 +246,11 @@ begin
     end if;
     v_problem := case
         when length(p_url) > 8192 then 'must have at most 8192 characters'
-        when p_url ~ '[^\x21-\x7e]' then 'must not have spaces, control characters or characters beyond ASCII'
-        when p_url ~ '[\\#]' then 'must not have a fragment or a backslash'
+        when p_url ~ E'[^\\x21-\\x7e]' then 'must not have spaces, control characters or characters beyond ASCII'
+        when p_url ~ E'[\\\\#]' then 'must not have a fragment or a backslash'
         when v_authority is null then 'must start with http:// or https://'
         when v_authority ~ '@' then 'must not have a user or a password'
-        when v_authority !~ '^([A-Za-z0-9._~-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?$'
+        when v_authority !~ E'^([A-Za-z0-9._~-]+|\\[[0-9A-Fa-f:.]+\\])(:[0-9]{1,5})?$'
             then 'must have a valid host, and digits as port'
         when v_port::integer not between 1 and 65535 then 'must have a port from 1 to 65535'
     end;
@@ -280,15 +280,15 @@ begin
     for v_name, v_value in select h.key, h.value from jsonb_each_text(p_headers) as h loop
         v_problem := case
             when v_name !~ '^[!#$%&''*+.^_`|~0-9A-Za-z-]+$' then 'is not a valid header name'
-            when v_value ~ '[\x01-\x08\x0a-\x1f\x7f]' then 'must not have line breaks or other control characters'
-            when lower(v_name) = any(ulak._reserved_headers()) then 'is a header that ulak sets itself'
-            when lower(v_name) = 'authorization' and p_has_auth then 'is set by "auth" already'
-            when lower(v_name) = any(v_seen) then 'is given twice'
+            when v_value ~ E'[\\x01-\\x08\\x0a-\\x1f\\x7f]' then 'must not have line breaks or other control characters'
+            when lower(v_name collate "C") = any(ulak._reserved_headers()) then 'is a header that ulak sets itself'
+            when lower(v_name collate "C") = 'authorization' and p_has_auth then 'is set by "auth" already'
+            when lower(v_name collate "C") = any(v_seen) then 'is given twice'
         end;
         if v_problem is not null then
             return array['.headers' || ulak._json_path_step(v_name), v_problem, null];
         end if;
-        v_seen := v_seen || lower(v_name);
+        v_seen := v_seen || lower(v_name collate "C");
     end loop;
     return null;
 end
@@ -313,7 +313,7 @@ begin
         (
             select array['.auth.' || a.key, 'must not have line breaks or other control characters', null]
             from jsonb_each_text(p_auth) as a
-            where a.value ~ '[\x01-\x1f\x7f]'
+            where a.value ~ E'[\\x01-\\x1f\\x7f]'
             limit 1
         ),
         ulak._url_violation('.auth.token_url', p_auth ->> 'token_url')
@@ -330,7 +330,7 @@ as $plpgsql$
 begin
     if p_proxy ? 'username' <> p_proxy ? 'password' then
         return array['.proxy', 'must have both username and password, or neither', null];
-    elsif lower(split_part(p_proxy ->> 'url', ':', 1)) <> p_proxy ->> 'type' then
+    elsif lower(split_part(p_proxy ->> 'url', ':', 1) collate "C") <> p_proxy ->> 'type' then
         return array['.proxy.type', 'must be the scheme of the proxy''s url', 'It can be left out.'];
     end if;
     return ulak._url_violation('.proxy.url', p_proxy ->> 'url');
@@ -354,7 +354,7 @@ begin
                 'Let ulak make one: leave it out, then select ulak.rotate_secret(''endpoint'');'
             ];
         end if;
-    elsif length(p_secret) < 8 or p_secret ~ '[\x01-\x1f\x7f]' then
+    elsif length(p_secret) < 8 or p_secret ~ E'[\\x01-\\x1f\\x7f]' then
         return array['.signing_secret', 'must have at least 8 characters and no control characters', null];
     end if;
     return null;
@@ -395,7 +395,7 @@ begin
         return array['.permanent_on', 'has a status that retry_on has too', null];
     elsif p_config ? 'tls_client_key' and not p_config ? 'tls_client_cert' then
         return array['.tls_client_cert', 'is required beside tls_client_key', null];
-    elsif p_config ->> 'cloudevents_type' ~ '[\x01-\x1f\x7f]' then
+    elsif p_config ->> 'cloudevents_type' ~ E'[\\x01-\\x1f\\x7f]' then
         return array['.cloudevents_type', 'must not have control characters', null];
     end if;
     return null;

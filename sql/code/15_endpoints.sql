@@ -239,10 +239,10 @@ declare
     v_violation text[];
 begin
     -- A restore brings rows that were valid when they were stored, and the secrets after them.
-    if tg_op = 'INSERT' and current_setting('row_security') = 'off' then
+    if tg_op = 'INSERT' and ulak._is_restore() then
         return new;
     end if;
-    if new.name is null or new.name !~ '^[^\x01-\x1f\x7f]{1,200}$' or new.name <> btrim(new.name) then
+    if new.name is null or new.name !~ E'^[^\\x01-\\x1f\\x7f]{1,200}$' or new.name <> btrim(new.name) then
         raise exception 'invalid endpoint name'
             using
                 errcode = '22023',
@@ -288,7 +288,7 @@ begin
     if new.max_pending is not null then
         perform ulak._forget_endpoint_headroom(array[new.id]);
     end if;
-    if tg_op = 'INSERT' and current_setting('row_security') <> 'off' then
+    if tg_op = 'INSERT' and not ulak._is_restore() then
         insert into ulak.event_log (event, endpoint_id, endpoint_name, detail)
         values ('endpoint.created', new.id, new.name, jsonb_build_object('protocol', new.protocol));
     elsif tg_op = 'UPDATE' and (new.name, new.protocol, new.config, new.retry_policy, new.description)

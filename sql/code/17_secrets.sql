@@ -159,7 +159,7 @@ as $sql$
                 (
                     select s.previous_value
                     from ulak.secrets as s
-                    where s.name = e.config -> 'signing_secret' ->> '$secret' and s.previous_until > p_now
+                    where s.name = e.config -> 'signing_secret' ->> '$secret' and s.previous_until > ulak._clock(p_now)
                 )
             ],
             null

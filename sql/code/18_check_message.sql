@@ -19,7 +19,8 @@ declare
         and (octet_length(p_payload::text) <= 1024 or ulak._check_payloads(array[p_payload]))
         and ulak._check_key('idempotency key', p_idempotency_key)
         and ulak._check_key('ordering key', p_ordering_key)
-        and ulak._check_headers(p_headers);
+        and (p_headers is null or ulak._check_headers(p_headers))
+        and (p_metadata is null or ulak._check_metadata(p_metadata));
 begin
     if not isfinite(p_scheduled_at) or not isfinite(p_expires_at) then
         raise exception 'scheduled_at and expires_at must be finite'
@@ -30,10 +31,6 @@ begin
             using errcode = '22023',
                 detail = format('expires_at is %s, it is due at %s.', p_expires_at, greatest(p_scheduled_at, now())),
                 hint = 'Give an expires_at later than now and than scheduled_at.';
-    end if;
-    if jsonb_typeof(p_metadata) <> 'object' then
-        raise exception 'metadata must be a JSON object'
-            using errcode = '22023', detail = format('It is of type %s.', jsonb_typeof(p_metadata));
     end if;
     return v_is_valid;
 end
@@ -79,8 +76,88 @@ begin
                     hint = 'Send a reference to the data, or have an administrator raise it: '
                         || 'select ulak.configure(''max_payload_size'', ''...'');';
         end if;
+        -- Up to 1024 bytes nest less than 512 levels, which everybody can read.
+        perform ulak._check_depth('payload', p_payloads, 1024);
     end if;
     return true;
+end
+$plpgsql$;
+
+-- Readers of JSON go one call deeper with each level, and some give up. Costs half of what it takes to write the value as text.
+-- Values of up to p_free_size bytes as text may be as deep as they like.
+create or replace function ulak._check_depth(p_what text, p_values jsonb[], p_free_size integer default 0)
+returns boolean
+language plpgsql
+stable
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+declare
+    v_limit integer := ulak.setting('max_json_depth')::integer;
+    v_too_deep jsonpath := format('strict $.**{%s}', v_limit);
+begin
+    if exists (
+        select
+        from unnest(p_values) v
+        where case when jsonb_path_exists(v, v_too_deep) then octet_length(v::text) > p_free_size end
+    ) then
+        raise exception 'the % is nested deeper than max_json_depth', p_what
+            using errcode = '54000',
+                detail = format('The limit is %s levels.', v_limit),
+                hint = 'Send it flatter, or have an administrator raise it: select ulak.configure(''max_json_depth'', ''...'');';
+    end if;
+    return true;
+end
+$plpgsql$;
+
+-- As it is stored and as text, which can be thousands of times as long: 1e100000 takes ten bytes.
+create or replace function ulak._check_size(p_what text, p_value jsonb, p_setting text)
+returns boolean
+language plpgsql
+stable
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+declare
+    v_size bigint := pg_column_size(p_value);
+    v_limit integer;
+begin
+    -- The smallest limit that can be configured.
+    if v_size <= 1024 then
+        v_size := octet_length(p_value::text);
+    end if;
+    if v_size > 1024 then
+        v_limit := ulak.setting(p_setting)::integer;
+        if v_size <= v_limit then
+            v_size := greatest(v_size, octet_length(p_value::text));
+        end if;
+        if v_size > v_limit then
+            raise exception 'the % are larger than %', p_what, p_setting
+                using errcode = '54000',
+                    detail = format('They have %s bytes, the limit is %s.', v_size, v_limit),
+                    hint = format(
+                        'Put it into the payload, or have an administrator raise it: select ulak.configure(%L, ''...'');', p_setting
+                    );
+        end if;
+    end if;
+    return true;
+end
+$plpgsql$;
+
+-- An application must not be able to forge ulak's own events: CloudEvents take their type from here.
+create or replace function ulak._check_metadata(p_metadata jsonb)
+returns boolean
+language plpgsql
+stable
+as $plpgsql$
+declare
+    v_is_valid boolean := ulak._check_size('metadata', p_metadata, 'max_metadata_size')
+        and ulak._check_depth('metadata', array[p_metadata]);
+begin
+    if jsonb_typeof(p_metadata) <> 'object' then
+        raise exception 'metadata must be a JSON object'
+            using errcode = '22023', detail = format('It is of type %s.', jsonb_typeof(p_metadata));
+    end if;
+    perform ulak._refuse_reserved_event_type(p_metadata ->> 'event_type');
+    return v_is_valid;
 end
 $plpgsql$;
 
@@ -103,14 +180,12 @@ $plpgsql$;
 create or replace function ulak._check_headers(p_headers jsonb)
 returns boolean
 language plpgsql
-immutable
+stable
 as $plpgsql$
 declare
+    v_is_valid boolean := ulak._check_size('headers', p_headers, 'max_headers_size');
     v_name text;
 begin
-    if p_headers is null then
-        return true;
-    end if;
     if jsonb_typeof(p_headers) <> 'object' then
         raise exception 'headers must be a JSON object of names and texts'
             using errcode = '22023', detail = format('It is of type %s.', jsonb_typeof(p_headers));
@@ -119,12 +194,60 @@ begin
     from jsonb_each(p_headers) h
     where h.key !~ '^[!#$%&''*+.^_`|~0-9A-Za-z-]+$'
         or jsonb_typeof(h.value) <> 'string'
-        or (h.value #>> '{}') ~ '[\x01-\x08\x0a-\x1f\x7f]'
+        or (h.value #>> '{}') ~ E'[\\x01-\\x08\\x0a-\\x1f\\x7f]'
     limit 1;
     if found then
         raise exception 'header "%" is not a valid header', left(v_name, 64)
             using errcode = '22023',
                 hint = 'A name has letters, digits and !#$%&''*+-.^_`|~ only; a value is a text without control characters.';
+    end if;
+    select h.key into v_name
+    from jsonb_object_keys(p_headers) h(key)
+    where lower(h.key collate "C") = any (ulak._reserved_headers())
+        or lower(h.key collate "C") ~ '^(ulak|webhook)-'
+    limit 1;
+    if found then
+        raise exception 'header "%" is reserved', left(v_name, 64)
+            using errcode = '42939',
+                detail = 'The transport sets it, or its name starts with ulak- or webhook-: receivers trust those to be ulak''s.',
+                hint = 'Choose another name.';
+    end if;
+    return v_is_valid;
+end
+$plpgsql$;
+
+-- A message must not replace what its endpoint proves itself with: what "auth" and "proxy" make, a header of the config that
+-- is a secret, and under SigV4 whatever is signed by the endpoint's key and tells the service what to do.
+create or replace function ulak._check_credentials(p_endpoint_id bigint, p_headers jsonb)
+returns boolean
+language plpgsql
+stable
+as $plpgsql$
+declare
+    v_name text;
+begin
+    select h.key into v_name
+    from ulak.endpoints e
+    cross join jsonb_object_keys(p_headers) h(key)
+    cross join lateral (select lower(h.key collate "C")) l(name)
+    where e.id = p_endpoint_id
+        and (
+            l.name = 'authorization' and e.config ? 'auth'
+            or l.name = 'proxy-authorization' and e.config ? 'proxy'
+            or starts_with(l.name, 'x-amz-') and e.config -> 'auth' ->> 'type' = 'aws_sigv4'
+            or exists (
+                select
+                from jsonb_each(e.config -> 'headers') c
+                where lower(c.key collate "C") = l.name
+                    and (jsonb_typeof(c.value) = 'object' or l.name in ('authorization', 'proxy-authorization'))
+            )
+        )
+    limit 1;
+    if found then
+        raise exception 'header "%" is set by the endpoint', left(v_name, 64)
+            using errcode = '42501',
+                detail = 'A message can''t replace what its endpoint authenticates itself with.',
+                hint = 'Leave it out, or send to an endpoint whose config doesn''t set it.';
     end if;
     return true;
 end

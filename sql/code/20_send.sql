@@ -208,7 +208,7 @@ begin
     end if;
     v_is_valid := ulak._check_message(
         p_payload, p_priority, p_scheduled_at, p_idempotency_key, p_expires_at, p_ordering_key, p_headers, p_metadata
-    );
+    ) and (p_headers is null or ulak._check_credentials(v_endpoint_id, p_headers));
     if p_idempotency_key is not null then
         v_hash := ulak._payload_hash(p_payload);
     end if;

@@ -130,7 +130,7 @@ immutable
 set search_path = pg_catalog, pg_temp
 as $plpgsql$
 begin
-    if p_name is null or p_name !~ '^[^\x01-\x20\x7f]{1,200}$' then
+    if p_name is null or p_name !~ E'^[^\\x01-\\x20\\x7f]{1,200}$' then
         raise exception 'invalid name of an event type'
             using
                 errcode = '22023',
@@ -149,7 +149,7 @@ immutable
 set search_path = pg_catalog, pg_temp
 as $plpgsql$
 begin
-    if starts_with(p_name, 'ulak.') then
+    if starts_with(lower(p_name collate "C"), 'ulak.') then
         raise exception 'event type "%" is reserved', left(p_name, 200)
             using
                 errcode = '42939',
@@ -168,7 +168,7 @@ set search_path = pg_catalog, pg_temp
 as $plpgsql$
 begin
     -- With texts and keys emptied, a variable is what is left of $"name".
-    if regexp_replace(p_predicate::text, '"([^"\\]|\\.)*"', '""', 'g') ~ '\$""' then
+    if regexp_replace(p_predicate::text, E'"([^"\\\\]|\\\\.)*"', '""', 'g') ~ E'\\$""' then
         raise exception 'the predicate has a variable'
             using errcode = '22023', hint = 'Write the value itself, such as $.total > 100.';
     end if;

@@ -49,8 +49,7 @@ set plan_cache_mode = force_generic_plan
 as $plpgsql$
 #variable_conflict use_column
 declare
-    v_lease_until timestamptz := p_now
-        + coalesce(p_lease, make_interval(secs => ulak.setting('stale_recovery_timeout')::integer));
+    v_lease_until timestamptz;
     v_aging integer := nullif(ulak._stored_setting('priority_aging')::integer, 0);
     -- The endpoints whose turn it is, and where the next message of each is to be looked for; null: it has no more.
     v_endpoint_ids bigint[];
@@ -72,6 +71,8 @@ declare
     v_ids bigint[] := '{}';
     v_places integer[] := '{}';
 begin
+    p_now := ulak._clock(p_now);
+    v_lease_until := p_now + coalesce(p_lease, make_interval(secs => ulak.setting('stale_recovery_timeout')::integer));
     if not ulak._is_adopted() then
         return;
     end if;

@@ -31,15 +31,28 @@ as $plpgsql$
 #variable_conflict use_column
 declare
     v_endpoint_id bigint;
+    -- Endpoints to claim from; null: all in turn.
+    v_endpoint_ids bigint[];
 begin
     perform ulak._check_claim(p_worker, p_limit, p_lease);
     if p_endpoint is not null then
         select e.id into v_endpoint_id
         from ulak.endpoints e
         where e.name = p_endpoint;
-        if not found then
+        perform ulak._require_endpoint(v_endpoint_id, p_endpoint);
+        if v_endpoint_id is null then
             perform ulak._raise_unknown_endpoint(p_endpoint);
         end if;
+        v_endpoint_ids := array[v_endpoint_id];
+    elsif not ulak._works_everywhere() then
+        -- Lots are drawn for the case that the first ones use up the limit.
+        v_endpoint_ids := array(
+            select g.id
+            from ulak._granted_endpoints() g(id)
+            join ulak.endpoints e on e.id = g.id
+            where e.protocol = 'pull'
+            order by random()
+        );
     end if;
     return query
     select
@@ -61,7 +74,7 @@ begin
         p_worker,
         p_limit,
         p_lease,
-        case when p_endpoint is not null then array[v_endpoint_id] end,
+        v_endpoint_ids,
         -- http endpoints belong to the workers in the database, unless one is asked for by name.
         case when p_endpoint is null then array['pull'] end,
         p_generation,
@@ -74,7 +87,8 @@ end
 $plpgsql$;
 
 comment on function ulak.claim(text, integer, text, interval, bigint, timestamptz) is
-    'leases up to p_limit due messages to p_worker, of all pull endpoints or of the one that is named';
+    'leases up to p_limit due messages to p_worker, of all pull endpoints or of the one that is named; for members of '
+    'ulak_consumer, of those that were granted';
 
 create or replace function ulak._check_claim(p_worker text, p_limit integer, p_lease interval)
 returns void
@@ -111,7 +125,7 @@ security definer
 set search_path = pg_catalog, pg_temp
 as $plpgsql$
 begin
-    perform ulak._check_claim(p_worker, 1, p_lease);
+    perform ulak._check_claim(p_worker, 1, p_lease), ulak._require_message(p_id);
     return cardinality(ulak._heartbeat_many(p_worker, array[p_id], array[p_attempt], p_lease, p_now)) = 1;
 end
 $plpgsql$;
@@ -132,6 +146,7 @@ security definer
 set search_path = pg_catalog, pg_temp
 as $plpgsql$
 begin
+    perform ulak._require_message(p_id);
     if ulak._settle_many(p_worker, array[p_id], array[p_attempt], null, null, array[p_response], p_now) = '{}' then
         perform ulak._raise_stale_report(p_id, p_worker, p_attempt);
     end if;
@@ -160,10 +175,11 @@ declare
     -- A worker may name the class itself.
     v_error text := case
         when p_permanent and not starts_with(v_reason, '[DISABLE]') then '[PERMANENT] ' || ulak._without_class(v_reason)
-        when v_reason ~ '^\[(RETRYABLE|PERMANENT|DISABLE)\]' then v_reason
+        when v_reason ~ E'^\\[(RETRYABLE|PERMANENT|DISABLE)\\]' then v_reason
         else '[RETRYABLE] ' || v_reason
     end;
 begin
+    perform ulak._require_message(p_id);
     if p_retry_after not between interval '0' and interval '1 day' then
         raise exception 'p_retry_after must be between 0 and a day'
             using errcode = '22023', detail = format('It is %s.', p_retry_after);
@@ -191,7 +207,7 @@ returns text
 language sql
 immutable
 as $sql$
-    select regexp_replace(p_error, '^\[(RETRYABLE|PERMANENT)\]\s*', '')
+    select regexp_replace(p_error, E'^\\[(RETRYABLE|PERMANENT)\\]\\s*', '')
 $sql$;
 
 create or replace function ulak.release(
@@ -207,6 +223,7 @@ security definer
 set search_path = pg_catalog, pg_temp
 as $plpgsql$
 begin
+    perform ulak._require_message(p_id);
     if p_delay is null or p_delay < interval '0' or p_delay > interval '1 day' then
         raise exception 'the delay must be between 0 and a day'
             using errcode = '22023', detail = format('It is %s.', coalesce(p_delay::text, 'null'));

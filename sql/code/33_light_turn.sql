@@ -35,6 +35,7 @@ declare
     -- What was delivered is hardly older than what is new: one range of ids has both.
     v_first bigint := least(p_after + 1, p_ids[1]);
 begin
+    p_now := ulak._clock(p_now);
     return query
     update ulak.queue q
     set status = case when q.status = 'pending' then 'processing' else 'completed' end,

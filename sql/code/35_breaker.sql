@@ -354,7 +354,7 @@ as $sql$
         p_endpoint.name,
         ulak._circuit_value(p_endpoint.circuit_state, p_endpoint.circuit_failure_count),
         ulak._circuit_value(p_new_state, case when p_new_state = 'closed' then 0 else p_endpoint.circuit_failure_count end),
-        p_now
+        ulak._log_time(p_now)
     );
     select ulak._tell_circuit(p_endpoint, p_new_state, p_now)
 $sql$;
@@ -387,7 +387,7 @@ begin
         array[null::bigint],
         array[null::integer],
         array[case when p_success then null else '[RETRYABLE] reported' end],
-        p_now
+        ulak._clock(p_now)
     );
     return (select e.circuit_state from ulak.endpoints e where e.id = p_endpoint_id);
 end

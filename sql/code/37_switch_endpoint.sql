@@ -71,7 +71,7 @@ begin
         jsonb_build_object('enabled', p_endpoint.enabled),
         jsonb_build_object('enabled', p_enabled),
         jsonb_strip_nulls(jsonb_build_object('reason', p_reason, 'rate', p_rate)),
-        p_now
+        ulak._log_time(p_now)
     );
     if not p_enabled then
         perform ulak._tell_disabled(p_endpoint, p_reason, p_now);

@@ -37,6 +37,7 @@ declare
     v_key_endpoint_ids bigint[];
     v_dead bigint[];
 begin
+    p_now := ulak._clock(p_now);
     if p_errors is null and p_responses is null and p_attempts[1] = all (p_attempts) then
         -- Nothing but deliveries at the same attempt, as most are: without a row per outcome it takes a tenth less.
         with settled as (
@@ -191,7 +192,7 @@ begin
     decided as materialized (
         select
             h.*,
-            h.error ~ '^\[(PERMANENT|DISABLE)\]' or h.retry_count >= (h.policy -> 'max_retries')::integer as is_dead
+            h.error ~ E'^\\[(PERMANENT|DISABLE)\\]' or h.retry_count >= (h.policy -> 'max_retries')::integer as is_dead
         from held h
     ),
     moved as (
@@ -261,11 +262,12 @@ as $sql$
     with released as (
         update ulak.queue q
         set status = 'pending',
-            next_retry_at = greatest(p_now + p_delay, q.scheduled_at),
-            updated_at = p_now,
+            next_retry_at = greatest(c.now + p_delay, q.scheduled_at),
+            updated_at = c.now,
             locked_by = null,
             lease_until = null
-        from unnest(p_ids, p_attempts) r(id, attempt)
+        from ulak._clock(p_now) c(now)
+        cross join unnest(p_ids, p_attempts) r(id, attempt)
         where q.id between r.id and r.id
             and q.attempts = r.attempt
             and q.locked_by = p_worker
@@ -293,14 +295,15 @@ set enable_mergejoin = off
 as $sql$
     with renewed as (
         update ulak.queue q
-        set lease_until = p_now + coalesce(p_lease, make_interval(secs => ulak.setting('stale_recovery_timeout')::integer))
-        from unnest(p_ids, p_attempts) r(id, attempt)
+        set lease_until = c.now + coalesce(p_lease, make_interval(secs => ulak.setting('stale_recovery_timeout')::integer))
+        from ulak._clock(p_now) c(now)
+        cross join unnest(p_ids, p_attempts) r(id, attempt)
         where q.id between r.id and r.id
             and q.attempts = r.attempt
             and q.locked_by = p_worker
             and q.status is not distinct from 'processing'
             -- A lease that ran out is lost, even if nobody has noticed yet.
-            and q.lease_until > p_now
+            and q.lease_until > c.now
         returning q.id
     )
     select coalesce(array_agg(r.id), '{}')

@@ -75,7 +75,7 @@ begin
         e.name,
         q.id,
         jsonb_build_object('attempts', q.attempts, 'error', q.last_error),
-        p_now
+        ulak._log_time(p_now)
     from ulak.queue q
     left join ulak.endpoints e on e.id = q.endpoint_id
     where q.id = any (p_ids)
@@ -131,7 +131,7 @@ begin
             update ulak.endpoints e
             set dead_notified_at = p_now
             where e.id = v_endpoint.id;
-            perform pg_notify(
+            perform ulak._notify(
                 'ulak_events',
                 jsonb_build_object(
                     'event', 'message.dead',

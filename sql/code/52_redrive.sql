@@ -271,7 +271,7 @@ begin
             m.endpoint_name,
             m.redriven_message_id,
             jsonb_build_object('dlq_id', m.id, 'original_message_id', m.original_message_id, 'by', p_by),
-            p_now
+            ulak._log_time(p_now)
         from marked m
     )
     select count(*) into v_count

@@ -54,13 +54,22 @@ begin
                 values (
                     'operator_event.skipped',
                     jsonb_build_object('event_type', p_event_type, 'messages', cardinality(v_ids), 'reason', sqlerrm),
-                    p_now
+                    ulak._log_time(p_now)
                 );
                 return;
         end;
     end if;
-    insert into ulak.queue (id, endpoint_id, payload, metadata, next_retry_at, created_at, updated_at)
-    select m.id, e.id, m.payload, jsonb_build_object('event_type', p_event_type), p_now, p_now, p_now
+    insert into ulak.queue (id, endpoint_id, payload, headers, metadata, next_retry_at, created_at, updated_at)
+    select
+        m.id,
+        e.id,
+        m.payload,
+        -- What a receiver can trust: no application may send this header, while it may send any payload.
+        jsonb_build_object('ulak-event-type', p_event_type),
+        jsonb_build_object('event_type', p_event_type),
+        p_now,
+        p_now,
+        p_now
     from unnest(v_ids, v_receivers, v_payloads) m(id, endpoint_id, payload)
     join ulak.endpoints e on e.id = m.endpoint_id;
 end

@@ -34,6 +34,18 @@ begin
 end
 $plpgsql$;
 
+-- True if this transaction may not write, and the next one may: some databases are read-only by default.
+create or replace function ulak._leave_read_only()
+returns boolean
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+begin
+    return current_setting('transaction_read_only') = 'on'
+        and set_config('default_transaction_read_only', 'off', false) = 'off';
+end
+$plpgsql$;
+
 -- Takes a slot that no other session runs, and sets the session up; no row if there is none.
 create or replace function ulak._take_worker_slot(p_slot integer, p_seconds double precision)
 returns table (slot integer, name text, seconds double precision)
@@ -133,7 +145,7 @@ begin
     unlisten ulak_bell;
     perform set_config(s.name, s.reset_val, false)
     from pg_settings s
-    where lower(s.name) in (select p.name from ulak._worker_parameters() p union all values ('application_name'));
+    where lower(s.name collate "C") in (select p.name from ulak._worker_parameters() p union all values ('application_name'));
 end
 $plpgsql$;
 

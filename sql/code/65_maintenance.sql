@@ -88,12 +88,15 @@ declare
     v_started_at timestamptz;
     v_outcome text;
     v_reached timestamptz;
+    v_was_read_only boolean;
 begin
     if not ulak._is_adopted() then
         raise notice 'the messages of another cluster were restored here: nothing is done'
             using hint = 'If this cluster is to deliver them: select ulak.adopt();';
         return;
     end if;
+    v_was_read_only := ulak._leave_read_only();
+    commit;
     foreach v_step in array array(select s.step from ulak.maintenance_status s where s.step <> 'vacuum') loop
         v_started_at := clock_timestamp();
         v_reached := '-infinity';
@@ -106,9 +109,12 @@ begin
         end loop;
         if v_outcome = 'busy' then
             raise notice 'another run of maintenance is under way';
-            return;
+            exit;
         end if;
     end loop;
+    if v_was_read_only then
+        perform pg_catalog.set_config('default_transaction_read_only', 'on', false);
+    end if;
 end
 $plpgsql$;
 
@@ -138,6 +144,7 @@ declare
     v_error text;
     v_detail text;
 begin
+    p_now := ulak._clock(p_now);
     if not ulak._try_lock('maintenance') then
         outcome := 'busy';
         return;

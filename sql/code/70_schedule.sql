@@ -36,7 +36,7 @@ begin
             format('pg_cron lives in database "%s", where a superuser has to run this', current_setting('cron.database_name')),
             concat_ws(
                 E'\n',
-                format('\connect %I', current_setting('cron.database_name')),
+                format(E'\\connect %I', current_setting('cron.database_name')),
                 ulak._unschedule_command(),
                 string_agg(ulak._schedule_command(j.jobname, j.command, j.username, j.database), E'\n')
             )
@@ -74,7 +74,7 @@ begin
             'schedule',
             'to do',
             format('pg_cron lives in database "%s", where a superuser has to run this', current_setting('cron.database_name')),
-            format('\connect %I', current_setting('cron.database_name')) || E'\n' || ulak._unschedule_command()
+            format(E'\\connect %I', current_setting('cron.database_name')) || E'\n' || ulak._unschedule_command()
         );
     end if;
     return query
@@ -136,7 +136,7 @@ stable
 set search_path = pg_catalog, pg_temp
 as $sql$
     select format(
-        'substring(jobname from %L) = %L', '^ulak (?:worker \d+|maintenance|vacuum|log) in (.*)$', current_database()
+        'substring(jobname from %L) = %L', E'^ulak (?:worker \\d+|maintenance|vacuum|log) in (.*)$', current_database()
     )
 $sql$;
 
@@ -162,7 +162,7 @@ as $sql$
         ulak._job_name('log'),
         format(
             'delete from cron.job_run_details d where (d.jobid in (select jobid from cron.job where %s) '
-            'or d.command like ''call ulak.run\_%%'' and d.jobid not in (select jobid from cron.job)) '
+            'or starts_with(d.command, ''call ulak.run_'') and d.jobid not in (select jobid from cron.job)) '
             'and d.runid < (select max(r.runid) from cron.job_run_details r where r.start_time < now() - interval ''1 hour'')',
             ulak._is_our_job()
         ),
@@ -363,9 +363,9 @@ as $plpgsql$
 declare
     -- Anybody may set a parameter of this name where pg_cron isn't loaded.
     v_home text := case
-        when current_setting('shared_preload_libraries') ~ '\mpg_cron\M' then current_setting('cron.database_name', true)
+        when current_setting('shared_preload_libraries') ~ E'\\mpg_cron\\M' then current_setting('cron.database_name', true)
     end;
-    v_version text := (select substring(e.extversion from '^\d+\.\d+') from pg_extension e where e.extname = 'pg_cron');
+    v_version text := (select substring(e.extversion from E'^\\d+\\.\\d+') from pg_extension e where e.extname = 'pg_cron');
     v_libpq boolean := not coalesce(current_setting('cron.use_background_workers', true)::boolean, false);
     v_needed integer := p_workers + 3;
 begin

@@ -40,7 +40,7 @@ as $sql$
         end,
         ulak._sparkline(h.last_hour),
         case
-            when length(h.last_error) > 40 then left(h.last_error, 39) || '…'
+            when length(h.last_error) > 40 then left(h.last_error, 39) || ulak._sign(8230, '~')
             else h.last_error
         end
     from ulak.get_endpoint_health(null, p_now) h
@@ -62,9 +62,9 @@ select
     t.last_error
 from ulak._top() t;
 
-comment on view ulak.top is 'all endpoints at a glance, the worst first; in psql: select * from ulak.top \watch 2';
+comment on view ulak.top is E'all endpoints at a glance, the worst first; in psql: select * from ulak.top \\watch 2';
 comment on column ulak.top.endpoint is 'name of the endpoint';
-comment on column ulak.top.state is '● flowing, · idle, ▲ failing (5% or more) or late (due for over a minute), ◐ half_open, ○ open, ■ disabled';
+comment on column ulak.top.state is 'flowing, idle, failing (5% or more), late (due for over a minute), half_open, open or disabled, with a sign of its own each';
 comment on column ulak.top.waiting is 'messages that wait; ~ is the count of the last minute';
 comment on column ulak.top.oldest_wait is 'how long the oldest message that is due has waited';
 comment on column ulak.top.in_flight is 'messages that a worker holds';
@@ -76,19 +76,34 @@ comment on column ulak.top.breaker is 'state of the circuit breaker, and when an
 comment on column ulak.top.last_hour is 'deliveries of the last hour, three minutes per sign';
 comment on column ulak.top.last_error is 'last failure, cut at 40 characters';
 
+-- A character by its number in Unicode, or what stands for it in a database that can't hold it.
+create or replace function ulak._sign(p_number integer, p_plain text)
+returns text
+language plpgsql
+stable
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+begin
+    if getdatabaseencoding() = 'UTF8' then
+        return chr(p_number);
+    end if;
+    return p_plain;
+end
+$plpgsql$;
+
 create or replace function ulak._state_glyph(p_state text)
 returns text
 language sql
-immutable
+stable
 set search_path = pg_catalog, pg_temp
 as $sql$
     select case p_state
-        when 'flowing' then '●'
-        when 'idle' then '·'
-        when 'half_open' then '◐'
-        when 'open' then '○'
-        when 'disabled' then '■'
-        else '▲'
+        when 'flowing' then ulak._sign(9679, '*')
+        when 'idle' then ulak._sign(183, '-')
+        when 'half_open' then ulak._sign(9680, '%')
+        when 'open' then ulak._sign(9675, 'o')
+        when 'disabled' then ulak._sign(9632, '#')
+        else ulak._sign(9650, '^')
     end
 $sql$;
 
@@ -129,20 +144,23 @@ $plpgsql$;
 create or replace function ulak._sparkline(p_values bigint[])
 returns text
 language plpgsql
-immutable
+stable
 as $plpgsql$
 declare
     v_line text := '';
     v_value bigint;
     v_most bigint := 0;
+    v_height integer;
 begin
     foreach v_value in array p_values loop
         v_most := greatest(v_most, v_value);
     end loop;
     foreach v_value in array p_values loop
+        v_height := case when v_value > 0 then least(7, 8 * v_value / v_most) end;
+        -- From the lowest block to the full one.
         v_line := v_line || case
-            when v_value = 0 then '·'
-            else substr('▁▂▃▄▅▆▇█', least(8, 1 + (8 * v_value / v_most)::integer), 1)
+            when v_height is null then ulak._sign(183, '-')
+            else ulak._sign(9601 + v_height, (v_height + 1)::text)
         end;
     end loop;
     return v_line;

@@ -178,7 +178,7 @@ as $sql$
         ) s (family)
         cross join lateral (
             select '{' || string_agg(
-                format('%s="%s"', l.key, replace(replace(replace(l.value, '\', '\\'), '"', '\"'), E'\n', '\n')),
+                format('%s="%s"', l.key, replace(replace(replace(l.value, E'\\', E'\\\\'), '"', E'\\"'), E'\n', E'\\n')),
                 ','
                 order by l.key
             ) || '}'

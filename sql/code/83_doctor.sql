@@ -27,6 +27,8 @@ begin
         select f.* from ulak._doctor_settings() f
         union all
         select f.* from ulak._doctor_signatures() f
+        union all
+        select f.* from ulak._doctor_roles() f
     )
     select f.severity, f.check_name, f.finding, f.fix
     from problem f
@@ -57,6 +59,17 @@ as $sql$
         'these messages were restored from another cluster: nothing is delivered',
         'select ulak.adopt(); -- if this cluster is to deliver them'
     where not ulak._is_adopted()
+$sql$;
+
+create or replace function ulak._doctor_roles()
+returns table (severity text, check_name text, finding text, fix text)
+language sql
+stable
+set search_path = pg_catalog, pg_temp
+as $sql$
+    select 'warning', 'roles', format('role %s %s', p.role, p.problem), p.remedy
+    from ulak._role_problems() p
+    where not p.is_usual
 $sql$;
 
 -- Whoever has workers needn't have pg_cron. A scheduler that doesn't run will be missed within a minute all the same.
@@ -455,9 +468,9 @@ immutable
 set search_path = pg_catalog, pg_temp
 as $sql$
     select case
-        when h.host ~ '^[0-9.]+$' then h.host !~ '^(0|10|127|169\.254|192\.168|172\.(1[6-9]|2[0-9]|3[01])|100\.(6[4-9]|[7-9][0-9]|1[01][0-9]|12[0-7]))\.'
-        when h.host ~ '^\[' then h.host !~* '^\[(::1?|f[cd][0-9a-f]{2}:.*|fe[89ab][0-9a-f]:.*)\]$'
-        else h.host ~ '\.' and h.host !~* '\.(local|localhost|internal|intranet|lan|home|corp|private|test)\.?$'
+        when h.host ~ '^[0-9.]+$' then h.host !~ E'^(0|10|127|169\\.254|192\\.168|172\\.(1[6-9]|2[0-9]|3[01])|100\\.(6[4-9]|[7-9][0-9]|1[01][0-9]|12[0-7]))\\.'
+        when h.host ~ E'^\\[' then h.host !~* E'^\\[(::1?|f[cd][0-9a-f]{2}:.*|fe[89ab][0-9a-f]:.*)\\]$'
+        else h.host ~ E'\\.' and h.host !~* E'\\.(local|localhost|internal|intranet|lan|home|corp|private|test)\\.?$'
     end
-    from (select substring(p_url from '^[A-Za-z]+://(\[[^\]]*\]|[^/:?#]+)')) h (host)
+    from (select substring(p_url from E'^[A-Za-z]+://(\\[[^\\]]*\\]|[^/:?#]+)')) h (host)
 $sql$;

@@ -26,7 +26,7 @@ as $sql$
         and a.pid <> pg_backend_pid()
         and (a.backend_xmin is not null or a.backend_xid is not null)
         -- What vacuum itself sees doesn't hold vacuum back.
-        and a.query !~* '^\s*vacuum'
+        and a.query !~* E'^\\s*vacuum'
     union all
     select
         format('prepared transaction "%s" of %s, %s old', x.gid, x.owner, ulak._short_duration(p_now - x.prepared)),

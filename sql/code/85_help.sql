@@ -9,7 +9,7 @@ set search_path = pg_catalog, pg_temp
 as $plpgsql$
 #variable_conflict use_column
 declare
-    v_name text := lower(regexp_replace(btrim(p_name), '^ulak\.|\(.*$', '', 'gi'));
+    v_name text := lower(regexp_replace(btrim(p_name), E'^ulak\\.|\\(.*$', '', 'gi') collate "C");
 begin
     if v_name is null then
         return query
@@ -88,12 +88,12 @@ as $sql$
         obj_description(p.oid, 'pg_proc'),
         (
             select string_agg(r.role, ', ' order by r.role)
-            from unnest(array['ulak_admin', 'ulak_application', 'ulak_monitor', 'ulak_worker']) r (role)
+            from unnest(ulak._roles()) r (role)
             where has_function_privilege(r.role, p.oid, 'execute')
         ),
         p.oid
     from pg_proc p
-    where p.pronamespace = 'ulak'::regnamespace and p.proname not like '\_%'
+    where p.pronamespace = 'ulak'::regnamespace and p.proname not like E'\\_%'
     union all
     select
         c.relname::text,
@@ -102,7 +102,7 @@ as $sql$
         obj_description(c.oid, 'pg_class'),
         (
             select string_agg(r.role, ', ' order by r.role)
-            from unnest(array['ulak_admin', 'ulak_application', 'ulak_monitor', 'ulak_worker']) r (role)
+            from unnest(ulak._roles()) r (role)
             where has_table_privilege(r.role, c.oid, 'select')
         ),
         c.oid
@@ -110,7 +110,7 @@ as $sql$
     where c.relnamespace = 'ulak'::regnamespace
         and c.relkind in ('r', 'p', 'v')
         and not c.relispartition
-        and c.relname not like '\_%'
+        and c.relname not like E'\\_%'
         and obj_description(c.oid, 'pg_class') not like '%private to ulak'
     union all
     select

@@ -167,7 +167,7 @@ as $sql$
         ) d
         cross join lateral (
             select left(regexp_replace(
-                coalesce(d.last_error, 'unknown'), '[0-9a-f]{8}-[0-9a-f-]{27}|(?<!HTTP )\m[0-9]+', '#', 'g'
+                coalesce(d.last_error, 'unknown'), E'[0-9a-f]{8}-[0-9a-f-]{27}|(?<!HTTP )\\m[0-9]+', '#', 'g'
             ), 160)
         ) c (cause)
         where d.status = 'failed'

@@ -1,12 +1,12 @@
 -- Who may do what, in one list. Nothing is granted to PUBLIC.
 
 -- What an earlier version granted and this one doesn't must go too, so an upgrade starts from nothing.
-revoke all on schema ulak from public, ulak_admin, ulak_application, ulak_monitor, ulak_worker;
-revoke all on all tables in schema ulak from public, ulak_admin, ulak_application, ulak_monitor, ulak_worker;
-revoke all on all sequences in schema ulak from public, ulak_admin, ulak_application, ulak_monitor, ulak_worker;
-revoke all on all routines in schema ulak from public, ulak_admin, ulak_application, ulak_monitor, ulak_worker;
+revoke all on schema ulak from public, ulak_admin, ulak_application, ulak_consumer, ulak_monitor, ulak_worker;
+revoke all on all tables in schema ulak from public, ulak_admin, ulak_application, ulak_consumer, ulak_monitor, ulak_worker;
+revoke all on all sequences in schema ulak from public, ulak_admin, ulak_application, ulak_consumer, ulak_monitor, ulak_worker;
+revoke all on all routines in schema ulak from public, ulak_admin, ulak_application, ulak_consumer, ulak_monitor, ulak_worker;
 
-grant usage on schema ulak to ulak_admin, ulak_application, ulak_monitor, ulak_worker;
+grant usage on schema ulak to ulak_admin, ulak_application, ulak_consumer, ulak_monitor, ulak_worker;
 
 -- An administrator may call every public function. The others get what is listed; a name stands for all its signatures.
 do $plpgsql$
@@ -21,16 +21,20 @@ begin
             ('ulak_admin', (
                 select array_agg(distinct p.proname::text)
                 from pg_proc p
-                where p.pronamespace = 'ulak'::regnamespace and p.proname not like '\_%'
+                where p.pronamespace = 'ulak'::regnamespace and p.proname not like E'\\_%'
             )),
             -- A procedure that commits runs with the rights of its caller, and so do its parts.
-            ('ulak_admin', array['_is_adopted', '_maintenance_step']),
+            ('ulak_admin', array['_is_adopted', '_leave_read_only', '_maintenance_step']),
             -- A view runs its functions with the rights of its reader.
             ('ulak_admin', array['_top', '_retry_schedule']),
             ('ulak_application', array[
                 'send', 'send_with_options', 'send_batch', 'send_batch_with_priority',
                 'publish', 'publish_batch',
                 'message_status', 'mark_handled', 'setting', 'help'
+            ]),
+            -- External workers: for the endpoints that were granted to them, which each of these looks after.
+            ('ulak_consumer', array[
+                'claim', 'heartbeat', 'complete', 'fail', 'release', 'retry_delay', 'mark_handled', 'setting', 'help'
             ]),
             ('ulak_monitor', array[
                 'dlq_summary', 'message_status', 'retry_delay', 'setting', 'help',
@@ -40,7 +44,7 @@ begin
             ('ulak_worker', array[
                 'claim', 'heartbeat', 'complete', 'fail', 'release', 'retry_delay', 'mark_handled', 'setting', 'help',
                 'recover_stale_messages', 'mark_expired_messages', 'update_circuit_breaker',
-                'run_maintenance', '_is_adopted', '_maintenance_step',
+                'run_maintenance', '_is_adopted', '_leave_read_only', '_maintenance_step',
                 -- What the worker and the maintenance in the database are made of.
                 '_load_python', '_python_source', '_python_stamp',
                 '_claim', '_settle_many', '_release_many', '_heartbeat_many', '_endpoint_configs',
@@ -73,6 +77,7 @@ grant select on
     ulak.dlq,
     ulak.archive,
     ulak.endpoints,
+    ulak.endpoint_grants,
     ulak.setting_values,
     ulak.event_types,
     ulak.subscriptions,

@@ -6,7 +6,7 @@ do $plpgsql$
 declare
     v_name text;
 begin
-    if not current_setting('row_security')::boolean then
+    if ulak._is_restore() then
         return;
     end if;
     perform ulak.maintain_archive_partitions();

@@ -108,4 +108,4 @@ def test_drop_extension_leaves_nothing_but_roles(cluster: Cluster, empty_databas
 
         assert connection.execute(CATALOG_SIZES).fetchall() == before
         named = "select count(*) from pg_roles where rolname like 'ulak%'"
-        assert connection.execute(named).fetchone() == (4,)
+        assert connection.execute(named).fetchone() == (5,)

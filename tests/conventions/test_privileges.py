@@ -15,13 +15,16 @@ FUNCTIONS = {
         send send_with_options send_batch send_batch_with_priority publish publish_batch
         message_status mark_handled setting help
     """,
+    "ulak_consumer": """
+        claim heartbeat complete fail release retry_delay mark_handled setting help
+    """,
     "ulak_monitor": """
         dlq_summary message_status retry_delay setting help
         get_endpoint_health get_worker_status health_check metrics metrics_text doctor explain history report
         _top _retry_schedule
     """,
     "ulak_admin": """
-        create_endpoint alter_endpoint drop_endpoint enable_endpoint disable_endpoint validate_endpoint_config
+        create_endpoint alter_endpoint drop_endpoint grant_endpoint revoke_endpoint enable_endpoint disable_endpoint validate_endpoint_config
         set_secret rotate_secret drop_secret configure setting reset_circuit_breaker update_circuit_breaker
         create_event_type drop_event_type subscribe unsubscribe
         send send_with_options send_batch send_batch_with_priority publish publish_batch message_status mark_handled
@@ -29,14 +32,14 @@ FUNCTIONS = {
         redrive redrive_message redrive_endpoint redrive_all archive_single_to_dlq dlq_summary cleanup_dlq
         archive_completed_messages maintain_archive_partitions cleanup_old_archive_partitions
         replay_message replay_range cleanup_event_log cleanup_endpoint_stats cleanup_inbox adopt
-        start stop ping run_worker run_maintenance _maintenance_step _is_adopted
+        start stop ping run_worker run_maintenance _maintenance_step _is_adopted _leave_read_only
         get_endpoint_health get_worker_status health_check metrics metrics_text doctor explain history report curl help
         _top _retry_schedule
     """,
     "ulak_worker": """
         claim heartbeat complete fail release retry_delay recover_stale_messages mark_expired_messages
         update_circuit_breaker mark_handled setting help
-        run_worker run_maintenance _maintenance_step _is_adopted
+        run_worker run_maintenance _maintenance_step _is_adopted _leave_read_only
         _claim _settle_many _release_many _heartbeat_many _endpoint_configs _blocked_endpoints _sweep
         _take_worker_slot _leave_worker_slot _register_worker _worker_parameters _stamp_of _worker_stamp _worker_options
         _worker_check _worker_report _await_send _become_poller
@@ -51,6 +54,7 @@ RELATIONS = {
         "endpoint_list": "select",
         "settings": "select",
     },
+    "ulak_consumer": {},
     "ulak_monitor": {
         "attempts": "select",
         "backlog_samples": "select",
@@ -70,6 +74,7 @@ RELATIONS = {
         "attempts": "select",
         "backlog_samples": "select",
         "dlq": "select",
+        "endpoint_grants": "select",
         "endpoint_list": "select",
         "endpoint_stats": "select",
         "endpoint_totals": "select",

@@ -27,6 +27,7 @@ def shown() -> str:
 def queue(connect: Connect) -> Queue:
     queue = Queue(connect())
     queue.endpoint("billing", policy={"backoff": "schedule", "schedule": [0], "max_retries": 3})
+    queue.call("grant_endpoint", "billing", "test_ulak_consumer")
     return queue
 
 
@@ -49,7 +50,7 @@ def start(cluster: Cluster, database: str, queue: Queue) -> Iterator[Callable[[H
     workers: list[Worker] = []
 
     def start(handle: Handle) -> Worker:
-        workers.append(Worker(cluster.dsn(database, "test_ulak_worker"), handle))
+        workers.append(Worker(cluster.dsn(database, "test_ulak_consumer"), handle))
         return workers[-1]
 
     yield start

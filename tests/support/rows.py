@@ -15,6 +15,7 @@ STATEMENTS = [
         'filled_http', 'http', '{"url": "https://example.com/hook", "auth": {"type": "bearer", "token": {"$secret": "filled"}}}'
     )
     """,
+    "select ulak.grant_endpoint('filled_pull', 'ulak_consumer')",
     "select ulak.create_event_type('filled.event', 'an event', '{\"type\": \"object\"}')",
     "select ulak.subscribe('filled.event', 'filled_http')",
     "select ulak.subscribe('ulak.message.dead', 'filled_http')",

@@ -1,0 +1,56 @@
+-- Whose clock counts. Functions take their time as p_now, so that tests move time instead of waiting for it; an operator's
+-- clock decides what is due, expired, deleted and dropped, so nobody below an administrator may bring one.
+
+-- The time that a call goes by: an administrator's p_now as it is, everybody else's only if it is the time of the call (the
+-- default, or one of our own functions that passes it on), and then it is read once more.
+create or replace function ulak._clock(p_now timestamptz)
+returns timestamptz
+language plpgsql
+volatile
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+declare
+    v_now timestamptz := clock_timestamp();
+begin
+    if p_now is null then
+        return v_now;
+    elsif not isfinite(p_now) then
+        perform ulak._finite_time(p_now);
+    elsif pg_has_role(session_user, 'ulak_admin', 'member') then
+        return p_now;
+    elsif p_now not between v_now - interval '1 minute' and v_now + interval '1 minute' then
+        raise exception 'only an administrator may say what time it is'
+            using
+                errcode = '42501',
+                detail = format('p_now is %s, the clock says %s.', p_now, v_now),
+                hint = 'Leave p_now out.';
+    end if;
+    return v_now;
+end
+$plpgsql$;
+
+-- For looks that change nothing: anybody may ask how things stood, or will stand, at a time that exists.
+create or replace function ulak._finite_time(p_now timestamptz)
+returns timestamptz
+language plpgsql
+volatile
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+begin
+    if not isfinite(p_now) then
+        raise exception 'p_now must be finite'
+            using errcode = '22023', detail = format('It is %s.', p_now), hint = 'Leave p_now out.';
+    end if;
+    return coalesce(p_now, clock_timestamp());
+end
+$plpgsql$;
+
+-- What an entry of ulak.event_log is dated: a log that its actors can date is none. A superuser could write the table anyway.
+create or replace function ulak._log_time(p_now timestamptz)
+returns timestamptz
+language sql
+volatile
+set search_path = pg_catalog, pg_temp
+as $sql$
+    select case when current_setting('is_superuser') = 'on' then p_now else clock_timestamp() end
+$sql$;

@@ -1,0 +1,202 @@
+"""What a login that may send must not be able to do to others."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg.types.json import Jsonb
+from support.cluster import Cluster, Connect
+from support.errors import refused
+from support.receiver import Receiver
+from support.site import Site
+
+DB = psycopg.Connection[Any]
+
+SEND = "select ulak.send('shop', '1', p_headers => %s)"
+SIGV4 = {"type": "aws_sigv4", "access_key": "a", "secret_key": "b", "region": "eu-west-1", "service": "sqs"}
+
+
+@pytest.fixture
+def application(connect: Connect) -> DB:
+    return connect("ulak_application")
+
+
+@pytest.fixture
+def receiver() -> Iterator[Receiver]:
+    with Receiver() as receiver:
+        yield receiver
+
+
+def endpoint(db: DB, **config: Any) -> None:
+    db.execute("select ulak.create_endpoint('shop', 'http', %s)", [Jsonb({"url": "https://example.com", **config})])
+
+
+def sent(db: DB) -> int:
+    (count,) = db.execute("select count(*) from ulak.queue").fetchone() or (None,)
+    assert isinstance(count, int)
+    return count
+
+
+def nested(levels: int) -> str:
+    return '{"a":' * levels + "1" + "}" * levels
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "ulak-event-type",
+        "Ulak-Anything",
+        "webhook-signature",
+        "WEBHOOK-ID",
+        "webhook-anything",
+        "Host",
+        "content-length",
+        "TE",
+    ],
+)
+def test_it_cannot_send_a_header_that_only_ulak_sets(db: DB, application: DB, name: str) -> None:
+    endpoint(db)
+
+    denied = refused(application, SEND, Jsonb({name: "forged"}))
+
+    assert (denied.sqlstate, denied.message_primary) == ("42939", f'header "{name}" is reserved')
+    assert sent(db) == 0
+
+
+@pytest.mark.parametrize(
+    ("config", "name"),
+    [
+        ({"auth": SIGV4}, "X-Amz-Target"),
+        ({"auth": SIGV4}, "x-amz-security-token"),
+        ({"auth": SIGV4}, "Authorization"),
+        ({"auth": {"type": "bearer", "token": "t"}}, "AUTHORIZATION"),
+        ({"headers": {"Authorization": "Token t"}}, "authorization"),
+        ({"headers": {"X-Api-Key": {"$secret": "key"}}}, "x-api-KEY"),
+        ({"proxy": {"url": "http://proxy:3128"}}, "Proxy-Authorization"),
+    ],
+)
+def test_it_cannot_replace_what_the_endpoint_authenticates_itself_with(
+    db: DB, application: DB, config: dict[str, Any], name: str
+) -> None:
+    db.execute("select ulak.set_secret('key', 'k')")
+    endpoint(db, **config)
+
+    denied = refused(application, SEND, Jsonb({"x-shop": "fine", name: "mine"}))
+
+    assert (denied.sqlstate, denied.message_primary) == ("42501", f'header "{name}" is set by the endpoint')
+    assert sent(db) == 0
+
+
+def test_it_may_send_headers_that_prove_nothing(db: DB, application: DB) -> None:
+    endpoint(db, headers={"X-Shop": "endpoint"})
+
+    application.execute(SEND, [Jsonb({"X-Shop": "message", "authorization": "mine", "x-amz-target": "no SigV4 here"})])
+
+    assert sent(db) == 1
+
+
+@pytest.mark.parametrize("event_type", ["ulak.message.dead", "ULAK.message.dead", "ulak."])
+def test_it_cannot_forge_an_event_of_ulak(db: DB, application: DB, event_type: str) -> None:
+    endpoint(db, cloudevents=True)
+
+    denied = refused(application, "select ulak.send('shop', '1', p_metadata => %s)", Jsonb({"event_type": event_type}))
+
+    assert (denied.sqlstate, denied.message_primary) == ("42939", f'event type "{event_type}" is reserved')
+    assert refused(application, "select ulak.publish(%s, '1')", event_type).sqlstate == "42939"
+    assert sent(db) == 0
+
+
+def test_a_receiver_can_tell_an_event_of_ulak_by_its_header(db: DB) -> None:
+    endpoint(db)
+    db.execute("select ulak.create_endpoint('pull', 'pull', '{}')")
+    db.execute("select ulak.subscribe('ulak.message.dead', 'shop')")
+    db.execute("select ulak.archive_single_to_dlq(ulak.send('pull', '1'))")
+    db.execute("select ulak.send('pull', '2')")
+
+    db.execute("select ulak.fail(id, 'w', attempt, 'no', p_permanent => true) from ulak.claim('w', 1, 'pull')")
+
+    query = "select headers ->> 'ulak-event-type', metadata ->> 'event_type' from ulak.queue where endpoint_id = 1"
+    assert set(db.execute(query).fetchall()) == {("ulak.message.dead", "ulak.message.dead")}
+
+
+@pytest.mark.parametrize(
+    ("argument", "setting", "value"),
+    [
+        ("p_metadata", "max_metadata_size", '{{"a": "{}"}}'.format("x" * 65536)),
+        # Ten bytes each, and a hundred thousand as text: it took the worker, the claim and pg_dump beyond a gigabyte.
+        ("p_metadata", "max_metadata_size", '{"a": [1e100000, 1e100000]}'),
+        ("p_metadata", "max_metadata_size", json.dumps({"a": [1] * 20000})),
+        ("p_headers", "max_headers_size", '{{"a": "{}"}}'.format("x" * 16384)),
+        ("p_headers", "max_headers_size", json.dumps({f"a{n}": "" for n in range(2000)})),
+    ],
+)
+def test_it_cannot_send_headers_or_metadata_of_any_size(
+    db: DB, application: DB, argument: str, setting: str, value: str
+) -> None:
+    endpoint(db)
+
+    denied = refused(application, f"select ulak.send('shop', '1', {argument} => %s)", value)
+
+    assert denied.sqlstate == "54000"
+    assert str(denied.message_primary).endswith(f"are larger than {setting}")
+    assert sent(db) == 0
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "select ulak.send('shop', %s)",
+        "select ulak.send('shop', '1', p_metadata => %s)",
+        "select ulak.send_batch('shop', array['1', %s]::jsonb[])",
+        "select ulak.publish('deep', %s)",
+        "select ulak.publish_batch(jsonb_build_array(jsonb_build_object('event_type', 'deep', 'payload', %s::jsonb)))",
+    ],
+)
+def test_it_cannot_send_what_is_nested_so_deep_that_readers_give_up(db: DB, application: DB, statement: str) -> None:
+    endpoint(db)
+    db.execute("select ulak.create_event_type('deep'), ulak.subscribe('deep', 'shop')")
+
+    for levels in (300, 3000):
+        denied = refused(application, statement, nested(levels))
+
+        assert denied.sqlstate == "54000"
+        assert "deeper than max_json_depth" in str(denied.message_primary)
+    application.execute(statement, [nested(99)])  # type: ignore[call-overload]
+    assert sent(db) > 0
+
+
+def test_a_small_payload_is_delivered_however_deep_it_is(cluster: Cluster, database: str, receiver: Receiver) -> None:
+    """Up to 1024 bytes the depth isn't looked at: 511 levels at most."""
+    payload = "[" * 511 + "]" * 511
+    site = Site(cluster, database)
+    for name, config in (
+        ("plain", {}),
+        ("event", {"cloudevents": True}),
+        ("batch", {"batch_size": 10, "batch_format": "cloudevents"}),
+    ):
+        site.http(name, receiver.url, **config)
+        site.db.execute("select ulak.send(%s, %s)", [name, payload])
+
+    site.start()
+
+    site.wait_until_settled()
+    assert site.value("select array_agg(distinct status) from ulak.queue") == ["completed"]
+    assert all(b"[" * 511 in request.body for request in receiver.requests)
+    site.close()
+
+
+def test_limits_are_settings(db: DB, application: DB) -> None:
+    endpoint(db)
+    for name, value in (("max_headers_size", "1048576"), ("max_metadata_size", "1048576"), ("max_json_depth", "500")):
+        db.execute("select ulak.configure(%s, %s)", [name, value])
+
+    application.execute(
+        "select ulak.send('shop', %s, p_headers => %s, p_metadata => %s)",
+        [nested(499), Jsonb({"a": "x" * 20000}), Jsonb({"a": "x" * 100000})],
+    )
+
+    assert sent(db) == 1

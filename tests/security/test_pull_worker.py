@@ -1,0 +1,170 @@
+"""What an external worker must not be able to do: it gets the endpoints that were granted to it, and nothing else."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import psycopg
+import pytest
+from support.cluster import Connect
+from support.errors import refused
+
+DB = psycopg.Connection[Any]
+
+CLAIM = "select endpoint, payload from ulak.claim('mine', 10)"
+
+
+@pytest.fixture
+def consumer(db: DB, connect: Connect) -> DB:
+    """A member of ulak_consumer that was granted one of three endpoints."""
+    for name in ("mine", "other", "third"):
+        db.execute("select ulak.create_endpoint(%s, 'pull', '{}')", [name])
+        db.execute("select ulak.send(%s, to_jsonb(%s::text))", [name, f"for {name}"])
+    db.execute("select ulak.create_endpoint('web', 'http', '{\"url\": \"https://example.com\"}')")
+    db.execute("select ulak.send('web', '1')")
+    db.execute("select ulak.grant_endpoint('mine', 'test_ulak_consumer')")
+    return connect("ulak_consumer")
+
+
+def snapshot(db: DB) -> list[tuple[Any, ...]]:
+    return db.execute("select q::text from ulak.queue q order by id").fetchall()
+
+
+def test_a_claim_finds_what_was_granted_only(db: DB, consumer: DB) -> None:
+    assert consumer.execute(CLAIM).fetchall() == [("mine", "for mine")]
+    assert consumer.execute(CLAIM).fetchall() == []
+    assert db.execute("select count(*) from ulak.queue where status = 'pending'").fetchone() == (3,)
+
+
+def test_a_claim_of_another_endpoint_says_no_more_than_one_of_none(db: DB, consumer: DB) -> None:
+    before = snapshot(db)
+
+    for name in ("other", "web", "nothing of this name"):
+        denied = refused(consumer, "select * from ulak.claim('mine', 1, %s)", name)
+        assert (denied.sqlstate, denied.message_primary) == (
+            "42501",
+            f'endpoint "{name}" is not granted to "test_ulak_consumer"',
+        )
+
+    assert snapshot(db) == before
+
+
+@pytest.mark.parametrize(
+    "report",
+    [
+        "select ulak.heartbeat(%s, %s, %s)",
+        "select ulak.complete(%s, %s, %s)",
+        "select ulak.fail(%s, %s, %s, 'no')",
+        "select ulak.release(%s, %s, %s)",
+    ],
+)
+def test_it_cannot_settle_a_message_of_another_endpoint(db: DB, consumer: DB, report: str) -> None:
+    id, attempt = db.execute("select id, attempt from ulak.claim('theirs', 1, 'other')").fetchone() or ()
+    before = snapshot(db)
+
+    denied = refused(consumer, report, id, "theirs", attempt)
+
+    assert denied.sqlstate == "42501"
+    assert "not granted" in str(denied.message_primary)
+    assert snapshot(db) == before
+
+
+def test_it_settles_what_it_was_granted(db: DB, consumer: DB) -> None:
+    (id, attempt) = consumer.execute("select id, attempt from ulak.claim('w', 1, 'mine')").fetchone() or ()
+
+    assert consumer.execute("select ulak.heartbeat(%s, 'w', %s)", [id, attempt]).fetchone() == (True,)
+    consumer.execute("select ulak.complete(%s, 'w', %s)", [id, attempt])
+
+    assert db.execute("select status from ulak.queue where id = %s", [id]).fetchone() == ("completed",)
+
+
+def test_what_is_revoked_is_lost_at_once(db: DB, consumer: DB) -> None:
+    (id, attempt) = consumer.execute("select id, attempt from ulak.claim('w', 1, 'mine')").fetchone() or ()
+
+    assert db.execute("select ulak.revoke_endpoint('mine', 'test_ulak_consumer')").fetchone() == (True,)
+
+    assert refused(consumer, "select ulak.complete(%s, 'w', %s)", id, attempt).sqlstate == "42501"
+    assert consumer.execute(CLAIM).fetchall() == []
+    assert db.execute("select ulak.revoke_endpoint('mine', 'test_ulak_consumer')").fetchone() == (False,)
+
+
+def test_members_of_a_granted_role_may_and_a_claim_spans_all_that_was_granted(db: DB, consumer: DB) -> None:
+    db.execute("select ulak.grant_endpoint('other', 'ulak_consumer'), ulak.grant_endpoint('web', 'ulak_consumer')")
+    db.execute(
+        "select ulak.send_batch('mine', array['1', '2']::jsonb[]), ulak.send_batch('other', array['1', '2']::jsonb[])"
+    )
+
+    few = consumer.execute("select endpoint from ulak.claim('w', 4)").fetchall()
+    rest = consumer.execute("select endpoint from ulak.claim('w', 10)").fetchall()
+
+    assert (len(few), len(rest)) == (4, 2)
+    # http endpoints are the worker's in the database, unless one is asked for by name.
+    assert {name for (name,) in few + rest} == {"mine", "other"}
+    assert consumer.execute("select endpoint from ulak.claim('w', 10, 'web')").fetchall() == [("web",)]
+
+
+def test_a_consumer_without_a_grant_gets_nothing(db: DB, connect: Connect) -> None:
+    db.execute("select ulak.create_endpoint('other', 'pull', '{}'), ulak.send('other', '1')")
+
+    assert connect("ulak_consumer").execute(CLAIM).fetchall() == []
+
+
+def test_the_grant_of_a_dropped_role_troubles_nobody(db: DB, consumer: DB) -> None:
+    db.execute("create role test_passing")
+    db.execute("select ulak.grant_endpoint('mine', 'test_passing')")
+    db.execute("drop role test_passing")
+
+    assert consumer.execute(CLAIM).fetchall() == [("mine", "for mine")]
+
+
+def test_grants_are_logged_and_end_with_the_endpoint(db: DB) -> None:
+    db.execute("select ulak.create_endpoint('short', 'pull', '{}')")
+    assert db.execute("select ulak.grant_endpoint('short', 'ulak_consumer')").fetchone() == (True,)
+    assert db.execute("select ulak.grant_endpoint('short', 'ulak_consumer')").fetchone() == (False,)
+    db.execute("select ulak.revoke_endpoint('short', 'ulak_consumer')")
+    db.execute("select ulak.grant_endpoint('short', 'ulak_consumer')")
+    db.execute("select ulak.drop_endpoint('short')")
+
+    query = "select event, detail ->> 'role' from ulak.event_log where event ~ 'granted|revoked' order by id"
+    assert db.execute(query).fetchall() == [
+        ("endpoint.granted", "ulak_consumer"),
+        ("endpoint.revoked", "ulak_consumer"),
+        ("endpoint.granted", "ulak_consumer"),
+    ]
+    assert db.execute("select count(*) from ulak.endpoint_grants").fetchone() == (0,)
+
+
+def test_only_what_exists_can_be_granted(db: DB, connect: Connect) -> None:
+    db.execute("select ulak.create_endpoint('mine', 'pull', '{}')")
+
+    assert refused(db, "select ulak.grant_endpoint('min', 'ulak_consumer')").message_hint == 'Did you mean "mine"?'
+    assert refused(db, "select ulak.grant_endpoint('mine', 'no_such_role')").sqlstate == "42704"
+    assert refused(db, "select ulak.grant_endpoint('mine', null)").sqlstate == "42704"
+    for role in ("ulak_consumer", "ulak_worker", "ulak_application", "ulak_monitor"):
+        assert refused(connect(role), "select ulak.grant_endpoint('mine', 'nobody')").sqlstate == "42501"
+
+
+def test_it_cannot_claim_what_isnt_due_by_a_clock_of_its_own(db: DB, consumer: DB) -> None:
+    consumer.execute(CLAIM)
+    db.execute("select ulak.send('mine', '2', p_scheduled_at => now() + interval '1 hour')")
+    db.execute("select ulak.send('mine', '3', p_scheduled_at => now() + interval '50 seconds')")
+
+    denied = refused(consumer, "select * from ulak.claim('mine', 10, 'mine', p_now => now() + interval '2 hours')")
+
+    assert (denied.sqlstate, denied.message_primary) == ("42501", "only an administrator may say what time it is")
+    query = "select count(*) from ulak.claim('mine', 10, 'mine', p_now => now() + interval '55 seconds')"
+    assert consumer.execute(query).fetchone() == (0,)
+
+
+def test_it_reads_no_secret_and_runs_no_maintenance(consumer: DB) -> None:
+    for statement in (
+        "select * from ulak._endpoint_configs(array[1])",
+        "select * from ulak.secrets",
+        "select * from ulak.queue",
+        "select * from ulak.endpoints",
+        "select * from ulak._maintenance_step('archive', now(), now(), now())",
+        "select ulak.recover_stale_messages()",
+        "call ulak.run_maintenance()",
+        "select * from ulak._claim('w', 10)",
+    ):
+        assert refused(consumer, statement).sqlstate == "42501"
