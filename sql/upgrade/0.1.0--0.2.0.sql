@@ -18,6 +18,8 @@ drop function ulak._lock_configs();
 
 -- Workers and their schedule.
 
+drop function ulak._endpoint_configs(bigint[], timestamptz);
+
 -- Looks and statistics.
 
 -- Times, archive and maintenance.
