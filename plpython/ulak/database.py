@@ -114,6 +114,8 @@ class Database:
         self._began = False
         self._bell: Bell | None = None
         self._may_listen = may_listen
+        # There is a message that can't be read with others.
+        self._is_wary = False
         self._listens = False
         self._encoding = plpy.execute("select pg_catalog.getdatabaseencoding() as name")[0]["name"]
         self._postmaster = os.getppid()
@@ -187,12 +189,14 @@ class Database:
     def _claim(self, arguments: tuple[Any, ...], place: Place | None) -> plpy.PLyResult:
         types = ("text", "int", "float8", "bigint[]", "int[]", "int", "bigint", "int2", "timestamptz", "bigint")
         given = (*arguments, *(place or (None, None, None, None)))
-        try:
-            return self._call(_CLAIM_WITH_TEXTS, types, given)
-        except _UNREADABLE as error:
-            if not _may_be_unreadable(error):
-                raise
+        if not self._is_wary:
+            try:
+                return self._call(_CLAIM_WITH_TEXTS, types, given)
+            except _UNREADABLE as error:
+                if not _may_be_unreadable(error):
+                    raise
         # One of them has a text that no query can return. Nothing was claimed: that was undone with the query.
+        self._is_wary = False
         return self._call(_CLAIM_WITHOUT_TEXTS, types, given)
 
     def _readable(self, claimed: list[Claimed]) -> list[Claimed]:
@@ -253,6 +257,7 @@ class Database:
             if not _may_be_unreadable(error):
                 raise
             # Nothing was done: a whole claim finds out which it is.
+            self._is_wary = True
             return [], []
         claimed: dict[int, Claimed] = {}
         settled = []

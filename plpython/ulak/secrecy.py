@@ -60,7 +60,11 @@ def secrets(config: Mapping[str, Any], signing_secrets: Iterable[str], named: It
 
 
 def locations(config: Mapping[str, Any]) -> Iterator[str]:
-    """What only who may see configs may know of urls: everything behind the host. It often holds a token."""
+    """What only who may see configs may know: of urls everything behind the host, which often holds a token, and where
+    files lie."""
+    for key in ("tls_ca_bundle", "tls_client_cert", "tls_client_key"):
+        yield config.get(key) or ""
+    yield (config.get("proxy") or {}).get("ca_bundle") or ""
     for url in (config.get("url"), (config.get("auth") or {}).get("token_url"), (config.get("proxy") or {}).get("url")):
         if isinstance(url, str):
             yield from _location(url)
