@@ -51,7 +51,10 @@ _CODECS = {
 
 def line(text: str, longest: int = LONGEST_LINE) -> str:
     """On one line, printable, and cut where it gets too long."""
-    text = _UNPRINTABLE.sub(" ", _SURROGATE.sub("\ufffd", text[: 4 * longest])).strip()
+    text = text[: 4 * longest]
+    if not text.isprintable() or "  " in text:
+        text = _UNPRINTABLE.sub(" ", _SURROGATE.sub("\ufffd", text))
+    text = text.strip()
     return text if len(text) <= longest else text[:longest] + "..."
 
 

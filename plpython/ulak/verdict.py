@@ -68,7 +68,9 @@ def _excerpt(endpoint: Endpoint, finished: Finished) -> str:
     kept = finished.body[: 4 * _EXCERPT]
     is_cut = finished.truncated or len(kept) < len(finished.body) or len(kept) >= endpoint.profile.keep_body
     request = finished.request
-    answer = endpoint.private.hide(kept.decode("utf-8", "replace"), secrecy.credentials(request.headers), is_cut)
+    # Those that the endpoint has of its own are hidden anyway.
+    credentials = secrecy.credentials([each for each in request.headers if each not in endpoint.lines])
+    answer = endpoint.private.hide(kept.decode("utf-8", "replace"), credentials, is_cut)
     answer = secrecy.hide_payload(text.line(answer), request, endpoint.lines)
     if is_cut:
         answer = answer[:-_UNSURE]
