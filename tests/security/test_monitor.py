@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from support.site import Site
 
 TOKEN_URL = "http://hooks.example.com/services/hush-path?token=hush-query"
@@ -16,7 +18,7 @@ def test_doctor_and_report_show_no_more_of_a_url_than_its_host(site: Site) -> No
         (listed,) = monitor.execute("select config ->> 'url' from ulak.endpoint_list").fetchone() or [""]
 
     assert len(findings) == 1
-    assert "hush" not in f"{findings} {report}"
+    assert re.findall(r".{,40}hush.{,10}", f"{findings} {report}") == []
     assert listed == "http://hooks.example.com"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import ssl
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +14,8 @@ from support import hostile
 from support.cluster import Cluster
 from support.hostile import Hostile
 from support.receiver import Answer, Certificate, Receiver, make_certificate
-from support.site import Site
+from support.sessions import wait_until
+from support.site import Site, WorkerSession
 
 ONCE = {"max_retries": 0}
 PATIENT = {"max_retries": 1, "backoff": "schedule", "schedule": [0]}
@@ -27,6 +29,12 @@ ANSWERS = {
     "no_utf8": b'{"error": "\xff\xfe"}',
     "wide": '{"error": "日本 \U0001f4a5"}'.encode(),
 }
+
+
+def reported(site: Site, worker: WorkerSession, messages: int) -> None:
+    """Waits until it has told that it processed so many, and not with its last words."""
+    wait_until(lambda: site.worker_row(worker)["messages_processed"] >= messages, message="a report of the worker")
+    assert site.worker_row(worker)["state"] == "running"
 
 
 @pytest.mark.parametrize("status", [200, 400])
@@ -47,6 +55,7 @@ def test_no_token_server_can_end_a_run(site: Site, receiver: Receiver, answer: s
         assert "\x00" not in (row["last_error"] or "")
         assert len(row["last_error"] or "") < 300
         site.wait_for_status(site.send("other"), "completed")
+        reported(site, worker, 3)
     assert not worker.call.is_done()
 
 
@@ -67,6 +76,7 @@ def test_no_answer_can_end_a_run_in_a_database_that_cannot_hold_it(
             assert site.wait_for_status(id, "failed")["last_error"].startswith("[RETRYABLE] HTTP 500: ")
             assert site.value("select response ->> 'status' from ulak.queue where id = %s", id) == "500"
         assert site.value("select error like '[[]RETRYABLE] HTTP 500%%' from ulak.ping('wide')") is not None
+        reported(site, worker, 4)
     assert not worker.call.is_done()
 
 
@@ -149,7 +159,7 @@ def test_what_a_receiver_echoes_of_secrets_and_payload_reaches_no_monitor(
     told = f"{row['last_error']} {seen} {log}"
 
     assert "[PERMANENT] HTTP 422: Cannot POST ****" in seen
-    assert "hush" not in told
+    assert re.findall(r".{,40}hush.{,10}", told) == []
     assert "payload" not in row["last_error"]
     assert "734" not in row["last_error"]
     for name in ("authorization", "webhook-signature"):
