@@ -21,12 +21,17 @@ def group(endpoint: Endpoint, messages: Iterable[Message], max_body: int = MAX_B
     groups: list[list[Message]] = []
     size = 0
     for message in messages:
+        if endpoint.cloudevents is not None and (problem := cloudevents.problem(endpoint.cloudevents, message)):
+            # A request of its own, which fails alone.
+            message = message._replace(problem=problem)
         length = len(message.payload)
         last = groups[-1] if groups else None
         if (
             last is not None
             and len(last) < endpoint.batch_size
             and last[0].headers == message.headers
+            and last[0].problem is None
+            and message.problem is None
             and size + length <= max_body
         ):
             last.append(message)

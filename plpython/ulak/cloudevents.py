@@ -6,7 +6,7 @@ import json
 import re
 from urllib.parse import quote
 
-from ulak.model import CloudEvents, Message
+from ulak.model import CloudEvents, Message, MessageError
 
 DEFAULT_TYPE = "ulak.message"
 STRUCTURED = "application/cloudevents+json"
@@ -50,6 +50,16 @@ def binary_headers(config: CloudEvents, message: Message, traceparent: str | Non
     return {f"ce-{name}": quote(value, safe=_PLAIN) for name, value in found.items()}
 
 
+def problem(config: CloudEvents, message: Message) -> str | None:
+    """Why no event can be made of this message, or None."""
+    if message.metadata and not config.type:
+        try:
+            _event_type(message)
+        except MessageError as error:
+            return str(error)
+    return None
+
+
 def rfc3339(timestamp: str) -> str:
     """PostgreSQL's text of a timestamptz in the form that CloudEvents asks for."""
     text = timestamp.replace(" ", "T", 1)
@@ -62,6 +72,9 @@ def rfc3339(timestamp: str) -> str:
 def _event_type(message: Message) -> str | None:
     if not message.metadata:
         return None
-    metadata = json.loads(message.metadata)
+    try:
+        metadata = json.loads(message.metadata)
+    except RecursionError:
+        raise MessageError("the message's metadata is nested too deeply to be read") from None
     found = metadata.get("event_type") if isinstance(metadata, dict) else None
     return found if isinstance(found, str) and found else None

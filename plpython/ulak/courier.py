@@ -101,11 +101,13 @@ class Courier:
         try:
             built = request.build(delivery.endpoint, delivery.messages, now, delivery.token, delivery)
         except MessageError as error:
-            self._fail(delivery, f"{verdict.PERMANENT} {error}")
+            self._fail(delivery, verdict.PERMANENT, str(error))
             return
         # Whatever a message does to our code, the others' deliveries must go on.
         except Exception as error:
-            self._fail(delivery, f"{verdict.RETRYABLE} config: the request can't be built: {error!r}")
+            # Its text might quote what it stumbled over.
+            told = f"config: the request can't be built: {type(error).__name__}"
+            self._fail(delivery, verdict.RETRYABLE, told)
             return
         self._transport.start(built)
 
@@ -120,19 +122,22 @@ class Courier:
         waiting = self._waiting.pop(auth, [])
         try:
             token = oauth.parse(finished, now)
-        except oauth.TokenError as error:
+        # Not only TokenError: whatever a token server does to our code, the others' deliveries must go on.
+        except Exception as error:
             # Whatever is wrong with the credentials, nothing is wrong with the message.
             prefix = verdict.PERMANENT if finished.kind == "blocked" else verdict.RETRYABLE
+            told = str(error) if isinstance(error, oauth.TokenError) else type(error).__name__
             for delivery in waiting:
-                self._fail(delivery, f"{prefix} OAuth2 token request: {error}")
+                self._fail(delivery, prefix, f"OAuth2 token request: {told}")
             return
         self._tokens.put(auth, token, now)
         for delivery in waiting:
             # Not by way of the cache: a token that is stale on arrival would be asked for without end.
             self._start(delivery._replace(token=token.value), now)
 
-    def _fail(self, delivery: Delivery, error: str) -> None:
-        self._settled.append(Settled(delivery.endpoint.id, delivery.messages, Outcome(error)))
+    def _fail(self, delivery: Delivery, prefix: str, error: str) -> None:
+        endpoint = delivery.endpoint
+        self._settled.append(Settled(endpoint.id, delivery.messages, verdict.failed(endpoint, prefix, error)))
 
 
 def _judge(endpoint: Endpoint, finished: Finished, now: float) -> Outcome:
@@ -140,4 +145,5 @@ def _judge(endpoint: Endpoint, finished: Finished, now: float) -> Outcome:
     try:
         return verdict.judge(endpoint, finished, now)
     except Exception as error:
-        return Outcome(f"{verdict.RETRYABLE} network: the answer can't be read: {error!r}", status=finished.status)
+        told = f"network: the answer can't be read: {type(error).__name__}"
+        return verdict.failed(endpoint, verdict.RETRYABLE, told, status=finished.status)

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import shlex
 
-from ulak import header
+from ulak import header, secrecy
+from ulak.mask import MASK, Mask
 from ulak.model import Request
 
-MASK = "****"
-_SECRET = frozenset(("authorization", "cookie", "proxy-authorization", "webhook-signature", "x-amz-security-token"))
-_SECRET_PARTS = ("api-key", "apikey", "password", "secret", "signature", "token")
+_SCHEMES = frozenset(("apikey", "aws4-hmac-sha256", "basic", "bearer", "digest", "token"))
 
 
-def render(request: Request) -> str:
+def render(request: Request, mask: Mask) -> str:
+    """The payload is shown as it is; of everything that a config holds, `mask` hides what is secret."""
     profile = request.profile
     words = ["curl", "--include", "--request", profile.method]
     words += ["--max-time", f"{profile.timeout:g}", "--connect-timeout", f"{profile.connect_timeout:g}"]
@@ -25,23 +25,23 @@ def render(request: Request) -> str:
         ("--pinnedpubkey", profile.tls_pinned_public_key),
     ):
         if value is not None:
-            words += [option, value]
+            words += [option, mask.hide(value)]
     if profile.proxy is not None:
-        words += ["--proxy", profile.proxy.url]
+        words += ["--proxy", mask.hide(profile.proxy.url)]
         if profile.proxy.username is not None:
-            words += ["--proxy-user", f"{profile.proxy.username}:{MASK}"]
+            words += ["--proxy-user", f"{mask.hide(profile.proxy.username)}:{MASK}"]
     else:
         words += ["--noproxy", "*"]
     for line in request.headers:
         name, value = header.split(line)
-        words += ["--header", f"{name}: {_masked(name, value)}" if value else f"{name};"]
-    words += ["--data-binary", request.body.decode("utf-8", "replace"), profile.url]
+        words += ["--header", f"{name}: {_masked(name, value, mask)}" if value else f"{name};"]
+    words += ["--data-binary", request.body.decode("utf-8", "replace"), mask.hide(profile.url)]
     return shlex.join(words)
 
 
-def _masked(name: str, value: str) -> str:
-    if name not in _SECRET and not any(part in name for part in _SECRET_PARTS):
-        return value
+def _masked(name: str, value: str, mask: Mask) -> str:
+    if not secrecy.is_secret_header(name):
+        return mask.hide(value)
     scheme, space, _ = value.partition(" ")
     # The scheme helps to see what is wrong and gives nothing away.
-    return f"{scheme} {MASK}" if space and name == "authorization" else MASK
+    return f"{scheme} {MASK}" if space and scheme.lower() in _SCHEMES else MASK

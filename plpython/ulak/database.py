@@ -14,7 +14,7 @@ from typing import Any
 
 import plpy
 
-from ulak import endpoint, options, verdict
+from ulak import endpoint, options, text, verdict
 from ulak import ping as pinging
 from ulak.bell import Bell
 from ulak.courier import Courier
@@ -25,9 +25,56 @@ from ulak.port import BellSet, Busy, Claimed, EndpointConfig, Outcomes, Refused,
 from ulak.worker import Worker
 
 _CANCELLED = "57014"
+_OUT_OF_MEMORY = "53200"
 # Python looks for cycles after so many new objects. A claim makes a thousand and more, and none of them is in a cycle.
 CYCLE_SEARCH = 20_000
 LONGEST_LISTENING = 3600
+# Messages that take more bytes than this as they are stored are read one by one: as text they may be a hundred times as
+# large, and one that can't be read must not cost the others of its claim anything.
+LARGE = 262_144
+# What one claim brings of those; the rest is left in the queue.
+LARGE_TOGETHER = 256 * 1024 * 1024
+# Stands for a text that isn't read with the claim. No JSON is empty.
+_APART = ""
+
+_TEXTS = f"""
+    array_agg(case when pg_column_size(payload) > {LARGE} then '' else payload::text end) as payloads,
+    case when count(headers) > 0 then
+        array_agg(case when pg_column_size(headers) > {LARGE} then '' else headers::text end)
+    end as headers,
+    case when count(metadata) > 0 then
+        array_agg(case when pg_column_size(metadata) > {LARGE} then '' else metadata::text end)
+    end as metadata,
+    case when count(ordering_key) > 0 then array_agg(ordering_key) end as ordering_keys
+"""
+_NO_TEXTS = """
+    array_agg(''::text) as payloads, null::text[] as headers, null::text[] as metadata,
+    array_agg(case when ordering_key is not null then '' end) as ordering_keys
+"""
+# Column by column, and nothing for a column of nulls: a row becomes a dict, which costs more than what is in it.
+_CLAIM = """
+    select endpoint_id, config_version, array_agg(id) as ids, array_agg(message_id) as message_ids,
+        array_agg(attempt) as attempts, {texts},
+        case when count(correlation_id) > 0 then array_agg(correlation_id) end as correlation_ids,
+        array_agg(created_at) as created_at, bool_or(may_have_more) as may_have_more,
+        min(priority) as lowest, max(priority) as highest, max(due_at) as due_at, max(id) as id
+    from ulak._claim(p_worker => $1, p_limit => $2, p_lease => make_interval(secs => $3),
+        p_endpoint_ids => $4, p_protocols => '{{http}}', p_rooms => row($5, $6, $7)::ulak._rooms,
+        p_resume => case when $8 is not null then row($8, $9, $10)::ulak._place end)
+    group by endpoint_id, config_version
+"""
+_CLAIM_WITH_TEXTS = _CLAIM.format(texts=_TEXTS)
+_CLAIM_WITHOUT_TEXTS = _CLAIM.format(texts=_NO_TEXTS)
+_LIGHT_TURN = f"""
+    select id, is_new, message_id, attempt, endpoint_id, config_version,
+        case when pg_column_size(payload) > {LARGE} then '' else payload::text end as payload,
+        case when pg_column_size(headers) > {LARGE} then '' else headers::text end as headers,
+        case when pg_column_size(metadata) > {LARGE} then '' else metadata::text end as metadata,
+        correlation_id, created_at
+    from ulak._light_turn($1, $2, $3, make_interval(secs => $4), $5, $6)
+"""
+# How it shows that a text can't be returned: by the server's error, or by Python's own.
+_UNREADABLE = (plpy.SPIError, Busy, UnicodeError, RecursionError)
 
 
 def _state(error: plpy.SPIError) -> str:
@@ -37,6 +84,22 @@ def _state(error: plpy.SPIError) -> str:
 def _is_passing(state: str) -> bool:
     """Deadlocks, a lack of memory or of disk, trouble with files, a lock: another try may succeed."""
     return state[:2] in ("40", "53", "58") or state == "55P03"
+
+
+def _is_cancel(error: Exception) -> bool:
+    return isinstance(error, plpy.SPIError) and _state(error) == _CANCELLED
+
+
+def _may_be_unreadable(error: Exception) -> bool:
+    """Not if the query was cancelled or had to wait; but whatever can't be read may also take all memory."""
+    cause = error.__cause__ if isinstance(error, Busy) else error
+    return not isinstance(cause, plpy.SPIError) or not (
+        _state(cause) == _CANCELLED or (_is_passing(_state(cause)) and _state(cause) != _OUT_OF_MEMORY)
+    )
+
+
+def _is_apart(message: Message) -> bool:
+    return message.payload == _APART or message.headers == _APART or message.metadata == _APART
 
 
 class Database:
@@ -51,7 +114,10 @@ class Database:
         self._began = False
         self._bell: Bell | None = None
         self._may_listen = may_listen
+        # There is a message that can't be read with others.
+        self._is_wary = False
         self._listens = False
+        self._encoding = plpy.execute("select pg_catalog.getdatabaseencoding() as name")[0]["name"]
         self._postmaster = os.getppid()
         # PostgreSQL's own note that a cancel, a terminate or the like waits for its next chance.
         self._interrupts = ctypes.c_int.in_dll(ctypes.CDLL(None), "InterruptPending")
@@ -115,43 +181,86 @@ class Database:
             place = None
             rows = self._claim(arguments, None)
         claimed = [_claimed(row) for row in rows]
+        if any(_APART in (row[texts] or ()) for row in rows for texts in ("payloads", "headers", "metadata")):
+            claimed = self._readable(claimed)
         if is_alone:
-            count = sum(len(each.messages) for each in claimed)
+            count = sum(len(row["ids"]) for row in rows)
             self._mark.claimed(time.monotonic(), began, count, place is None, _last_place(rows))
         return claimed
 
     def _claim(self, arguments: tuple[Any, ...], place: Place | None) -> plpy.PLyResult:
-        # Column by column, and nothing for a column of nulls: a row becomes a dict, which costs more than what is
-        # in it.
-        return self._call(
-            "select endpoint_id, config_version, array_agg(id) as ids, array_agg(message_id) as message_ids,"
-            " array_agg(attempt) as attempts, array_agg(payload::text) as payloads,"
-            " case when count(headers) > 0 then array_agg(headers::text) end as headers,"
-            " case when count(metadata) > 0 then array_agg(metadata::text) end as metadata,"
-            " case when count(correlation_id) > 0 then array_agg(correlation_id) end as correlation_ids,"
-            " case when count(ordering_key) > 0 then array_agg(ordering_key) end as ordering_keys,"
-            " array_agg(created_at) as created_at, bool_or(may_have_more) as may_have_more,"
-            " min(priority) as lowest, max(priority) as highest, max(due_at) as due_at, max(id) as id"
-            " from ulak._claim(p_worker => $1, p_limit => $2, p_lease => make_interval(secs => $3),"
-            " p_endpoint_ids => $4, p_protocols => '{http}', p_rooms => row($5, $6, $7)::ulak._rooms,"
-            " p_resume => case when $8 is not null then row($8, $9, $10)::ulak._place end)"
-            " group by endpoint_id, config_version",
-            ("text", "int", "float8", "bigint[]", "bigint[]", "int[]", "int", "int2", "timestamptz", "bigint"),
-            (*arguments, *(place[1:] if place else (None, None, None))),
-        )
+        types = ("text", "int", "float8", "bigint[]", "bigint[]", "int[]", "int", "int2", "timestamptz", "bigint")
+        given = (*arguments, *(place[1:] if place else (None, None, None)))
+        if not self._is_wary:
+            try:
+                return self._call(_CLAIM_WITH_TEXTS, types, given)
+            except _UNREADABLE as error:
+                if not _may_be_unreadable(error):
+                    raise
+        # One of them has a text that no query can return. Nothing was claimed: that was undone with the query.
+        self._is_wary = False
+        return self._call(_CLAIM_WITHOUT_TEXTS, types, given)
+
+    def _readable(self, claimed: list[Claimed]) -> list[Claimed]:
+        """With the texts that the claim left out. A message with one that can't be read says so, and fails alone."""
+        room = LARGE_TOGETHER
+        left: list[Message] = []
+        readable = []
+        for each in claimed:
+            messages: list[Message] = []
+            for message in each.messages:
+                if room <= 0:
+                    left.append(message)
+                    continue
+                if _is_apart(message):
+                    message = self._read(message)
+                    room -= len(message.payload) + len(message.metadata or "") + len(message.headers or "")
+                messages.append(message)
+            if messages:
+                readable.append(each._replace(messages=messages))
+        if left:
+            self.release([each.id for each in left], [each.attempt for each in left], 0.0)
+        return readable
+
+    def _read(self, message: Message) -> Message:
+        try:
+            row = self._call(
+                "select payload, headers, metadata, ordering_key from ulak._read_claimed($1, $2, $3)",
+                ("text", "bigint", "int"),
+                (self._worker, message.id, message.attempt),
+            )[0]
+        except _UNREADABLE as error:
+            if _is_cancel(error):
+                raise
+            return message._replace(
+                payload="", headers=None, metadata=None, problem=f"the message can't be read: {error}"
+            )
+        return message._replace(**row)
 
     def light_turn(
         self, after: int, count: int, lease: float, delivered: Sequence[Message]
     ) -> tuple[list[Claimed], list[int]]:
         if len(delivered) > 1:
             delivered = sorted(delivered)
-        rows = self._call(
-            "select id, is_new, message_id, attempt, endpoint_id, config_version, payload::text, headers::text,"
-            " metadata::text, correlation_id, created_at"
-            " from ulak._light_turn($1, $2, $3, make_interval(secs => $4), $5, $6)",
-            ("text", "bigint", "int", "float8", "bigint[]", "int[]"),
-            (self._worker, after, count, lease, [each.id for each in delivered], [each.attempt for each in delivered]),
-        )
+        try:
+            rows = self._call(
+                _LIGHT_TURN,
+                ("text", "bigint", "int", "float8", "bigint[]", "int[]"),
+                (
+                    self._worker,
+                    after,
+                    count,
+                    lease,
+                    [each.id for each in delivered],
+                    [each.attempt for each in delivered],
+                ),
+            )
+        except _UNREADABLE as error:
+            if not _may_be_unreadable(error):
+                raise
+            # Nothing was done: a whole claim finds out which it is.
+            self._is_wary = True
+            return [], []
         claimed: dict[int, Claimed] = {}
         settled = []
         for row in rows:
@@ -174,13 +283,24 @@ class Database:
                     row["created_at"],
                 )
             )
-        return list(claimed.values()), settled
+        return self._readable(list(claimed.values())), settled
 
     def endpoint_configs(self, ids: Iterable[int]) -> list[EndpointConfig]:
+        ids = list(ids)
+        try:
+            return self._endpoint_configs(ids)
+        except _UNREADABLE as error:
+            if isinstance(error, Busy) or _is_cancel(error):
+                raise
+            if len(ids) == 1:
+                return [EndpointConfig(ids[0], "", 0, None, ())]
+        return [found for id in ids for found in self.endpoint_configs([id])]
+
+    def _endpoint_configs(self, ids: list[int]) -> list[EndpointConfig]:
         rows = self._call(
-            "select id, name, config_version, config, signing_secrets from ulak._endpoint_configs($1)",
+            "select id, name, config_version, config, signing_secrets, secrets from ulak._endpoint_configs($1)",
             ("bigint[]",),
-            (list(ids),),
+            (ids,),
         )
         return [
             EndpointConfig(
@@ -189,11 +309,18 @@ class Database:
                 row["config_version"],
                 json.loads(row["config"]),
                 row["signing_secrets"] or (),
+                row["secrets"] or (),
             )
             for row in rows
         ]
 
     def settle(self, outcomes: Outcomes) -> None:
+        # Here and in report() all text from outside enters the database, whoever has brought it this far.
+        if outcomes.errors is not None:
+            outcomes = outcomes._replace(errors=[self._error(each) for each in outcomes.errors])
+        if outcomes.responses is not None:
+            responses = [each and text.storable(each, self._encoding) for each in outcomes.responses]
+            outcomes = outcomes._replace(responses=responses)
         try:
             self._call(
                 "select ulak._settle_many($1, $2, $3, $4, $5, $6)",
@@ -231,12 +358,25 @@ class Database:
         )[0]
         return Tidings(row["leave"], row["settings"])
 
-    def report(self, progress: Mapping[str, object], statistics: Sequence[Mapping[str, object]]) -> None:
+    def report(self, progress: Mapping[str, Any], statistics: Sequence[Mapping[str, object]]) -> None:
+        last_error = self._error(progress["last_error"])
+        try:
+            self._report({**progress, "last_error": last_error}, statistics)
+        except plpy.SPIError as error:
+            if _state(error) == _CANCELLED or last_error is None:
+                raise
+            # To be seen alive, with its counters, matters more than the text of an error.
+            self._report({**progress, "last_error": text.plain(last_error)}, statistics)
+
+    def _report(self, progress: Mapping[str, Any], statistics: Sequence[Mapping[str, object]]) -> None:
         self._call(
             "select ulak._worker_report($1, $2, $3, $4)",
             ("int", "text", "jsonb", "jsonb"),
             (self.slot, self._worker, json.dumps(progress), json.dumps(statistics)),
         )
+
+    def _error(self, error: str | None) -> str | None:
+        return error and text.storable(text.line(error), self._encoding)
 
     def sweep(self) -> None:
         self._call("select ulak._sweep()")
@@ -357,17 +497,23 @@ def ping(endpoint_id: int) -> str:
     start = time.monotonic()
     try:
         parsed = endpoint.parse(
-            config.id, config.name, config.config_version, config.config, config.signing_secrets, chosen.endpoint
+            config.id,
+            config.name,
+            config.config_version,
+            config.config,
+            config.signing_secrets,
+            chosen.endpoint,
+            config.secrets,
         )
         outcome = pinging.ping(parsed, Transport(chosen.guard), lambda: plpy.execute("select 1"))
     except ConfigError as error:
-        outcome = Outcome(f"{verdict.PERMANENT} config: {error}")
+        outcome = Outcome(f"{verdict.PERMANENT} {endpoint.problem(error, config.secrets)}")
     return json.dumps(
         {
             "outcome": "delivered" if outcome.error is None else "failed",
             "status": outcome.status or None,
             "milliseconds": round((time.monotonic() - start) * 1000, 3),
-            "error": outcome.error,
-            "response": json.loads(outcome.response) if outcome.response else None,
+            "error": database._error(outcome.error),
+            "response": outcome.response and json.loads(text.storable(outcome.response, database._encoding)),
         }
     )

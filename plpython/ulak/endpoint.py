@@ -8,7 +8,8 @@ from types import MappingProxyType
 from typing import Any
 from urllib.parse import urlsplit
 
-from ulak import authorization, header, signature
+from ulak import authorization, header, secrecy, signature
+from ulak.mask import Mask
 from ulak.model import (
     Basic,
     Bearer,
@@ -34,16 +35,21 @@ def parse(
     id: int,
     name: str,
     config_version: int,
-    config: Mapping[str, Any],
+    config: Mapping[str, Any] | None,
     signing_secrets: Iterable[str] = (),
     settings: Settings | None = None,
+    secrets: Iterable[str] = (),
 ) -> Endpoint:
-    """Raises ConfigError; the database has checked the config already, but not with this code."""
+    """Raises ConfigError; the database has checked the config already, but not with this code. `secrets` are the values
+    that stand in the config by name."""
+    if config is None:
+        raise ConfigError("it can't be read: it isn't valid UTF-8")
     settings = settings or Settings()
     profile = _profile(config, settings)
     auth = _auth(config.get("auth"))
     headers = _headers(config, settings, auth)
-    secrets = tuple(signing_secrets) or tuple(filter(None, (config.get("signing_secret"),)))
+    signing = tuple(signing_secrets) or tuple(filter(None, (config.get("signing_secret"),)))
+    hidden = {*secrecy.secrets(config, signing, secrets), *secrecy.credentials(headers.values())}
     return Endpoint(
         id=id,
         name=name,
@@ -51,7 +57,7 @@ def parse(
         profile=profile,
         headers=MappingProxyType(headers),
         lines=tuple(headers.values()),
-        signing_keys=tuple(signature.key(secret) for secret in secrets),
+        signing_keys=tuple(signature.key(secret) for secret in signing),
         auth=auth,
         token_profile=_token_profile(profile, auth),
         cloudevents=_cloudevents(config, settings),
@@ -60,7 +66,15 @@ def parse(
         max_in_flight=config.get("max_in_flight"),
         retry_on=frozenset(str(status) for status in config.get("retry_on", ())),
         permanent_on=frozenset(str(status) for status in config.get("permanent_on", ())),
+        mask=Mask(hidden),
+        private=Mask({*hidden, *secrecy.locations(config)}),
     )
+
+
+def problem(error: Exception, secrets: Iterable[str]) -> str:
+    """An error of parse() in words. Only those of ConfigError are ours: any other may quote what it stumbled over."""
+    told = str(error) if isinstance(error, ConfigError) else f"it can't be read: {type(error).__name__}"
+    return f"config: {Mask(secrets).hide(told)}"
 
 
 def _profile(config: Mapping[str, Any], settings: Settings) -> Profile:

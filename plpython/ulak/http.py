@@ -14,13 +14,16 @@ from urllib.parse import urlsplit
 
 import pycurl
 
+from ulak import files
 from ulak.address import Guard
-from ulak.model import Finished, Profile, Request
+from ulak.model import ConfigError, Finished, Profile, Request
 
 # The longest time without a return to the caller, which must look for interrupts.
 MAX_WAIT = 0.1
 # An answer is read to its end, which keeps the connection usable, but never beyond this or what is to be kept.
 _READ_AT_LEAST = 65536
+# Of all headers of an answer together, those of interim answers and trailers included. libcurl bounds the others.
+_HEADERS_AT_MOST = 262_144
 
 # From here on libcurl would ask "may I?" and wait a second for "100 Continue", which few receivers send.
 _EXPECT_FROM = 1024 * 1024
@@ -78,6 +81,8 @@ _KINDS = {
     pycurl.E_SSL_CACERT_BADFILE: "config",
     pycurl.E_SSL_CERTPROBLEM: "config",
 }
+# GnuTLS has no code of its own for it.
+_FILE_ERROR = "error reading X.509"
 
 
 class _Handle:
@@ -88,7 +93,9 @@ class _Handle:
         "body",
         "curl",
         "dialled",
+        "files",
         "guard",
+        "header_room",
         "headers",
         "named",
         "no_socket",
@@ -108,6 +115,8 @@ class _Handle:
         self.guard = guard
         self.on_new_socket = on_new_socket
         self.headers: list[bytes] = []
+        self.header_room = _HEADERS_AT_MOST
+        self.files: tuple[files.Checked, ...] = ()
         self.body = bytearray()
         self.size = 0
         self.read_limit = 0
@@ -134,6 +143,13 @@ class _Handle:
         self.on_new_socket()
         return opened
 
+    def take_header(self, line: bytes) -> int | None:
+        self.header_room -= len(line)
+        if self.header_room < 0:
+            return 0
+        self.headers.append(line)
+        return None
+
     def write(self, chunk: bytes) -> int | None:
         room = self.profile.keep_body - len(self.body)
         if room > 0:
@@ -144,6 +160,7 @@ class _Handle:
 
     def prepare(self, profile: Profile) -> None:
         """Sets everything that stays the same from message to message."""
+        self.files = files.check(profile)
         self.curl.reset()
         setopt = self.curl.setopt
         self.profile = profile
@@ -165,8 +182,7 @@ class _Handle:
         setopt(pycurl.CONNECTTIMEOUT_MS, int(profile.connect_timeout * 1000))
         setopt(pycurl.OPENSOCKETFUNCTION, self.open_socket)
         setopt(pycurl.WRITEFUNCTION, self.write)
-        # A built-in method: no Python code runs per header. libcurl bounds how much it accepts.
-        setopt(pycurl.HEADERFUNCTION, self.headers.append)
+        setopt(pycurl.HEADERFUNCTION, self.take_header)
         self._prepare_tls(profile)
         self._prepare_proxy(profile)
 
@@ -247,6 +263,7 @@ class _Handle:
         else:
             result = Finished(request, status, body=bytes(self.body)) if self.size else Finished(request, status)
         self.headers.clear()
+        self.header_room = _HEADERS_AT_MOST
         self.dialled = False
         self.blocked = None
         self.no_socket = None
@@ -262,6 +279,10 @@ class _Handle:
     def fail(self, code: int, text: str) -> Finished:
         too_long = code == pycurl.E_WRITE_ERROR and self.size > self.read_limit
         kind = None if too_long else _KINDS.get(code, "network")
+        if self.header_room < 0:
+            text = "the answer's headers are too long"
+        elif kind == "config" or text.startswith(_FILE_ERROR):
+            kind, text = "config", files.PROBLEM
         if kind == "connect" and not self.dialled:
             if self.no_socket:
                 text = self.no_socket
@@ -313,9 +334,12 @@ class Transport:
 
     def start(self, request: Request) -> None:
         """Never raises for what the request holds: that comes back from step() as a failure of kind config."""
+        handle: _Handle | None = None
         try:
             handles = self._idle.get(request.profile)
             handle = handles.pop() if handles else self._prepared(request.profile)
+            if handle.files and any(each.has_changed() for each in handle.files):
+                handle.prepare(request.profile)
             handle.request = request
             curl = handle.curl
             headers = request.headers
@@ -325,7 +349,10 @@ class Transport:
             curl.setopt(pycurl.POSTFIELDS, request.body)
             self._multi.add_handle(curl)
         except (pycurl.error, ValueError, TypeError) as error:
-            self._never_started.append(Finished(request, 0, "config", f"the request can't be made: {error}"))
+            if handle is not None:
+                self._drop(handle)
+            told = str(error) if isinstance(error, ConfigError) else f"the request can't be made: {error}"
+            self._never_started.append(Finished(request, 0, "config", told))
             return
         self.in_flight += 1
         self._named_in_flight += handle.named
@@ -406,9 +433,17 @@ class Transport:
         if handle is None:
             # A new socket may bear the number of one closed unseen: nothing known about numbers holds any more.
             handle = _Handle(self._guard, on_new_socket=self._watched.clear)
-            self._handles[handle.curl] = handle
-        handle.prepare(profile)
+        try:
+            handle.prepare(profile)
+        except Exception:
+            self._drop(handle)
+            raise
+        self._handles[handle.curl] = handle
         return handle
+
+    def _drop(self, handle: _Handle) -> None:
+        self._handles.pop(handle.curl, None)
+        handle.curl.close()
 
     def _reusable(self) -> _Handle | None:
         for profile, handles in list(self._idle.items()):

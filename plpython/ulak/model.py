@@ -6,6 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from ulak.mask import Mask
+
+_NOTHING_SECRET = Mask()
+
 # A header as libcurl takes it: "name: value"; bytes when it isn't ASCII.
 Line = str | bytes
 
@@ -116,6 +120,9 @@ class Endpoint:
     max_in_flight: int | None = None
     retry_on: frozenset[str] = frozenset()
     permanent_on: frozenset[str] = frozenset()
+    # What nobody may read, and what only those may read who may see configs.
+    mask: Mask = _NOTHING_SECRET
+    private: Mask = _NOTHING_SECRET
 
 
 # The types made for every message are named tuples: a frozen dataclass costs four times as much to make.
@@ -131,6 +138,8 @@ class Message(NamedTuple):
     correlation_id: str | None = None
     ordering_key: str | None = None
     created_at: str | None = None
+    # Why the database could not hand it out; the payload is empty then.
+    problem: str | None = None
 
 
 class Request(NamedTuple):

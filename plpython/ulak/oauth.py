@@ -8,6 +8,7 @@ from base64 import b64encode
 from typing import NamedTuple
 from urllib.parse import quote_plus, urlencode
 
+from ulak import text
 from ulak.model import Endpoint, Finished, OAuth2, Request
 
 # A token without expires_in is asked for again after this; the specification leaves it to us.
@@ -70,7 +71,7 @@ def token_request(endpoint: Endpoint, tag: object = None) -> Request:
 
 
 def parse(finished: Finished, now: float) -> Token:
-    """The token of an answer. Errors quote the status and the server's error code, never the token."""
+    """The token of an answer. Errors quote the status and the server's error code, which may hold anything."""
     if finished.kind is not None:
         raise TokenError(f"{finished.kind}: {finished.error}")
     try:
@@ -81,13 +82,13 @@ def parse(finished: Finished, now: float) -> Token:
         answer = {}
     if not 200 <= finished.status < 300:
         code = answer.get("error")
-        raise TokenError(f"HTTP {finished.status}" + (f": {code[:100]}" if isinstance(code, str) else ""))
+        raise TokenError(f"HTTP {finished.status}" + (f": {text.line(code, 200)}" if isinstance(code, str) else ""))
     value = answer.get("access_token")
     if not isinstance(value, str) or not _TOKEN.fullmatch(value):
         raise TokenError("the answer holds no access_token")
     try:
         life = float(answer.get("expires_in", _UNKNOWN_LIFE))
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         life = _UNKNOWN_LIFE
     life = min(max(life, 0), 86400) if life == life else _UNKNOWN_LIFE
     return Token(value, now + life - min(_MARGIN, life / 10))

@@ -34,8 +34,11 @@ class EndpointConfig(NamedTuple):
     id: int
     name: str
     config_version: int
-    config: Mapping[str, Any]
+    # None: it can't be read.
+    config: Mapping[str, Any] | None
     signing_secrets: Sequence[str]
+    # The values that stand in the config by name.
+    secrets: Sequence[str] = ()
 
 
 class Tidings(NamedTuple):

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ulak import curl_command, endpoint, options, request
+from ulak.mask import MASK
 from ulak.model import Message, OAuth2
 
 
@@ -19,7 +20,8 @@ def curl(given: Mapping[str, Any], now: float) -> str:
         config["config"],
         config["signing_secrets"],
         options.parse(given["settings"], given["version"]).endpoint,
+        config["secrets"],
     )
     # A real token is none of the reader's business, and fetching one would be a request.
-    token = curl_command.MASK if isinstance(parsed.auth, OAuth2) else None
-    return curl_command.render(request.build(parsed, [Message(**given["message"])], now, token))
+    token = MASK if isinstance(parsed.auth, OAuth2) else None
+    return curl_command.render(request.build(parsed, [Message(**given["message"])], now, token), parsed.mask)

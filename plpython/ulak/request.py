@@ -18,6 +18,8 @@ def build(
     """The request for these messages (more than one only in batch mode); token is OAuth2's."""
     message = messages[0]
     timestamp = int(now)
+    if message.problem is not None:
+        raise MessageError(message.problem)
     if (
         message.headers is None
         and message.correlation_id is None
@@ -88,9 +90,12 @@ def _message_headers(endpoint: Endpoint, message: Message) -> dict[str, str]:
     """The message's own headers. A reserved name is left out: what ulak sets stands."""
     if message.headers is None:
         return {}
-    given: Any = json.loads(message.headers)
+    try:
+        given: Any = json.loads(message.headers)
+    except RecursionError:
+        given = None
     if not isinstance(given, dict):
-        raise MessageError("the message's headers aren't a JSON object")
+        raise MessageError("the message's headers aren't a JSON object of names and texts")
     own = {}
     for name, value in given.items():
         problem = header.problem(name, value)

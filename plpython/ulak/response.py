@@ -3,28 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
-from ulak.model import Finished
+from ulak import secrecy, text
+from ulak.model import Endpoint, Finished
 
-# Credentials and signatures, also those that a receiver echoes.
-_SECRET = frozenset(
-    (
-        "authorization",
-        "authentication-info",
-        "cookie",
-        "proxy-authenticate",
-        "proxy-authorization",
-        "set-cookie",
-        "set-cookie2",
-        "signature",
-        "signature-input",
-        "webhook-signature",
-        "www-authenticate",
-        "x-amz-security-token",
-        "x-api-key",
-    )
-)
 _MAX_HEADERS = 100
 _MAX_HEADER_VALUE = 1024
 
@@ -33,37 +17,43 @@ def headers(finished: Finished) -> list[tuple[str, str]]:
     """Names (lower case) and values of the final answer, after those of a proxy or a 100 Continue."""
     found: list[tuple[str, str]] = []
     for raw in finished.headers:
-        # jsonb can't hold NUL.
-        text = raw.decode("latin-1").rstrip("\r\n").replace("\0", "\ufffd")
-        if text.startswith("HTTP/"):
+        line = raw.decode("latin-1").rstrip("\r\n")
+        if line.startswith("HTTP/"):
             found = []
             continue
-        name, colon, value = text.partition(":")
+        name, colon, value = line.partition(":")
         if colon:
             found.append((name.strip().lower(), value.strip()))
     return found
 
 
-def capture(finished: Finished) -> str:
+def capture(endpoint: Endpoint, finished: Finished) -> str:
     """JSON text for the column response."""
-    kept: dict[str, Any] = {"status": finished.status, "headers": _kept_headers(finished)}
-    kept["body"] = finished.body.decode("utf-8", "replace").replace("\0", "\ufffd")
+    credentials = list(secrecy.credentials(finished.request.headers))
+
+    def kept(given: str, is_cut: bool = False) -> str:
+        # jsonb can't hold NUL.
+        return text.storable(endpoint.mask.hide(given, credentials, is_cut))
+
+    captured: dict[str, Any] = {"status": finished.status, "headers": _kept_headers(finished, kept)}
+    captured["body"] = kept(finished.body.decode("utf-8", "replace"), finished.truncated)
     if finished.truncated:
-        kept["truncated"] = True
+        captured["truncated"] = True
     if finished.error:
-        kept["error"] = finished.error
+        captured["error"] = text.line(kept(finished.error))
     if finished.seconds is not None:
-        kept["total_ms"] = round(finished.seconds * 1000, 3)
+        captured["total_ms"] = round(finished.seconds * 1000, 3)
     if finished.first_byte_seconds is not None:
-        kept["first_byte_ms"] = round(finished.first_byte_seconds * 1000, 3)
-    return json.dumps(kept, ensure_ascii=False, separators=(",", ":"))
+        captured["first_byte_ms"] = round(finished.first_byte_seconds * 1000, 3)
+    return json.dumps(captured, ensure_ascii=False, separators=(",", ":"))
 
 
-def _kept_headers(finished: Finished) -> dict[str, str]:
-    kept: dict[str, str] = {}
+def _kept_headers(finished: Finished, kept: Callable[[str], str]) -> dict[str, str]:
+    found: dict[str, str] = {}
     for name, value in headers(finished)[:_MAX_HEADERS]:
-        if name in _SECRET or name.endswith(("-signature", "-token", "-secret")):
+        # Credentials and signatures, also those that a receiver echoes.
+        if secrecy.is_secret_header(name):
             continue
-        value = value[:_MAX_HEADER_VALUE]
-        kept[name] = f"{kept[name]}, {value}" if name in kept else value
-    return kept
+        name, value = kept(name), kept(value)[:_MAX_HEADER_VALUE]
+        found[name] = f"{found[name]}, {value}" if name in found else value
+    return found

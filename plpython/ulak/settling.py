@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 
+from ulak import text
 from ulak.courier import Settled
 from ulak.holding import Held
 from ulak.model import Message, Outcome
@@ -155,5 +156,4 @@ def _has_key(messages: Iterable[Message]) -> bool:
 
 def _plain(outcome: Outcome) -> Outcome:
     """Without what a receiver wrote: only ASCII, which every database can store, and no response."""
-    error = outcome.error and outcome.error.encode("ascii", "replace").decode().replace("\0", "?")
-    return outcome._replace(error=error, response=None)
+    return outcome._replace(error=outcome.error and text.plain(outcome.error), response=None)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import re
-
-from ulak import response, retry_after
+from ulak import response, retry_after, secrecy, text
 from ulak.model import Endpoint, Finished, Outcome
 
 RETRYABLE = "[RETRYABLE]"
@@ -15,7 +13,8 @@ DISABLE = "[DISABLE]"
 _RETRYABLE_4XX = frozenset((408, 425, 429))
 DELIVERED = Outcome(status=200)
 _EXCERPT = 200
-_UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\s]+")
+# The end of an answer that was cut isn't quoted: what it repeats of the message might be cut, too, and go unnoticed.
+_UNSURE = 64
 
 
 def judge(endpoint: Endpoint, finished: Finished, now: float) -> Outcome:
@@ -23,16 +22,20 @@ def judge(endpoint: Endpoint, finished: Finished, now: float) -> Outcome:
     if finished.kind is None and 200 <= status < 300:
         if not endpoint.profile.capture_response:
             return DELIVERED if status == 200 else Outcome(status=status)
-        return Outcome(status=status, response=response.capture(finished))
-    captured = response.capture(finished) if endpoint.profile.capture_response and status else None
+        return Outcome(status=status, response=response.capture(endpoint, finished))
+    captured = response.capture(endpoint, finished) if endpoint.profile.capture_response and status else None
     # A refusal is a refusal, even if the rest of the answer never came. A success isn't one until it is complete.
     if status >= 300:
-        error = f"{_prefix(endpoint, status)} HTTP {status}{_excerpt(finished)}"
+        error = f"{_prefix(endpoint, status)} HTTP {status}{_excerpt(endpoint, finished)}"
         return Outcome(error, _delay(finished, now), captured, status)
     # An address that policy forbids stays forbidden, however often it is tried.
     prefix = PERMANENT if finished.kind == "blocked" else RETRYABLE
-    text = finished.error or "no answer"
-    return Outcome(f"{prefix} {finished.kind or 'network'}: {_clean(text)}", None, captured, status)
+    return failed(endpoint, prefix, f"{finished.kind or 'network'}: {finished.error or 'no answer'}", captured, status)
+
+
+def failed(endpoint: Endpoint, prefix: str, error: str, captured: str | None = None, status: int = 0) -> Outcome:
+    """A failure that was told in words, whoever wrote them."""
+    return Outcome(f"{prefix} {text.line(endpoint.private.hide(error))}", None, captured, status)
 
 
 def _prefix(endpoint: Endpoint, status: int) -> str:
@@ -58,12 +61,17 @@ def _delay(finished: Finished, now: float) -> int | None:
     return retry_after.seconds(values[-1], now) if values else None
 
 
-def _excerpt(finished: Finished) -> str:
-    text = _clean(finished.body[: 4 * _EXCERPT].decode("utf-8", "replace"))
-    if not text:
+def _excerpt(endpoint: Endpoint, finished: Finished) -> str:
+    """The beginning of the answer. Whoever may see errors may see neither secrets nor payloads."""
+    if not finished.body:
         return ""
-    return ": " + (text if len(text) <= _EXCERPT else text[:_EXCERPT] + "...")
-
-
-def _clean(text: str) -> str:
-    return _UNPRINTABLE.sub(" ", text).strip()
+    kept = finished.body[: 4 * _EXCERPT]
+    is_cut = finished.truncated or len(kept) < len(finished.body) or len(kept) >= endpoint.profile.keep_body
+    request = finished.request
+    # Those that the endpoint has of its own are hidden anyway.
+    credentials = secrecy.credentials([each for each in request.headers if each not in endpoint.lines])
+    answer = endpoint.private.hide(kept.decode("utf-8", "replace"), credentials, is_cut)
+    answer = secrecy.hide_payload(text.line(answer), request, endpoint.lines)
+    if is_cut:
+        answer = answer[:-_UNSURE]
+    return f": {text.line(answer, _EXCERPT)}" if answer else ""

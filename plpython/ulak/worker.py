@@ -484,10 +484,11 @@ class Worker:
                     each.config,
                     each.signing_secrets,
                     self._options.endpoint,
+                    each.secrets,
                 )
             # Not only ConfigError: whatever one config does to our code, the other endpoints' messages must go on.
             except Exception as error:
-                self._problems[each.id] = f"config: {error}"
+                self._problems[each.id] = endpoint.problem(error, each.secrets)
 
     def _begin(self, line: Line, room_of: Callable[[int], int]) -> None:
         if not line:

@@ -142,7 +142,15 @@ create or replace function ulak._endpoint_configs(
     p_ids bigint[],
     p_now timestamptz default clock_timestamp()
 )
-returns table (id bigint, name text, config_version bigint, config jsonb, signing_secrets text[])
+returns table (
+    id bigint,
+    name text,
+    config_version bigint,
+    config jsonb,
+    signing_secrets text[],
+    -- The values that config holds by name, so that they can be hidden wherever they turn up.
+    secrets text[]
+)
 language sql
 stable
 security definer
@@ -163,9 +171,11 @@ as $sql$
                 )
             ],
             null
-        )
+        ),
+        array(select v.value from jsonb_each_text(s.secrets) as v)
     from ulak.endpoints as e
-    cross join lateral ulak._put_secrets(e.config, ulak._secret_values(ulak._secret_names(e.config))) as r (config)
+    cross join lateral ulak._secret_values(ulak._secret_names(e.config)) as s (secrets)
+    cross join lateral ulak._put_secrets(e.config, s.secrets) as r (config)
     where e.id = any(p_ids)
 $sql$;
 

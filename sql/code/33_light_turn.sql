@@ -80,3 +80,34 @@ begin
         q.created_at;
 end
 $plpgsql$;
+
+-- The texts of one message that a worker has claimed, for those that are too large to be read with others. An error, if it
+-- is larger than anything that can be sent, is that message's alone.
+create or replace function ulak._read_claimed(p_worker text, p_id bigint, p_attempt integer)
+returns table (payload text, headers text, metadata text, ordering_key text)
+language plpgsql
+security definer
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+declare
+    -- The largest max_payload_size is 100 MB.
+    v_largest integer := 134217728;
+    v_message record;
+begin
+    select q.payload, q.headers, q.metadata, q.ordering_key into strict v_message
+    from ulak.queue q
+    where q.id = p_id and q.locked_by = p_worker and q.attempts = p_attempt;
+    -- As they are stored, before they are made into text.
+    if greatest(pg_column_size(v_message.payload), pg_column_size(v_message.headers), pg_column_size(v_message.metadata)) <= v_largest then
+        payload := v_message.payload::text;
+        headers := v_message.headers::text;
+        metadata := v_message.metadata::text;
+        ordering_key := v_message.ordering_key;
+    end if;
+    if payload is null or greatest(octet_length(payload), octet_length(headers), octet_length(metadata)) > v_largest then
+        raise exception 'its payload, headers or metadata are larger than 128 MB'
+            using errcode = '54000';
+    end if;
+    return next;
+end
+$plpgsql$;

@@ -443,9 +443,10 @@ as $sql$
         'warning',
         'transport',
         format('endpoint "%s" is public and reached without TLS: everybody on the way can read the messages', p.name),
+        -- Without the url: its path and query may hold a token.
         format(
-            'update ulak.endpoints set config = jsonb_set(config, ''{url}'', to_jsonb(%L::text)) where name = %L; -- if it answers there',
-            regexp_replace(p.config ->> 'url', '^http:', 'https:', 'i'),
+            'update ulak.endpoints set config = jsonb_set(config, ''{url}'', '
+            'to_jsonb(regexp_replace(config ->> ''url'', ''^http:'', ''https:'', ''i''))) where name = %L; -- if it answers there',
             p.name
         )
     from public_endpoint p

@@ -50,7 +50,7 @@ begin
                 '_claim', '_settle_many', '_release_many', '_heartbeat_many', '_endpoint_configs',
                 'run_worker', '_take_worker_slot', '_leave_worker_slot', '_worker_parameters', '_register_worker',
                 '_stamp_of', '_worker_stamp', '_worker_options', '_worker_check', '_worker_report', '_await_send',
-                '_set_bell', '_listen', '_light_turn',
+                '_set_bell', '_listen', '_light_turn', '_read_claimed',
                 '_blocked_endpoints', '_sweep', '_become_poller'
             ])
     loop

@@ -120,6 +120,8 @@ where v.name = 'http_allowed_networks';
 
 -- Workers and their schedule.
 
+drop function ulak._endpoint_configs(bigint[], timestamptz);
+
 -- Looks and statistics.
 
 -- Times, archive and maintenance.

@@ -40,7 +40,7 @@ FUNCTIONS = {
         claim heartbeat complete fail release retry_delay recover_stale_messages mark_expired_messages
         update_circuit_breaker mark_handled setting help
         run_worker run_maintenance _maintenance_step _is_adopted _leave_read_only
-        _claim _settle_many _release_many _heartbeat_many _endpoint_configs _blocked_endpoints _sweep
+        _claim _read_claimed _settle_many _release_many _heartbeat_many _endpoint_configs _blocked_endpoints _sweep
         _take_worker_slot _leave_worker_slot _register_worker _worker_parameters _stamp_of _worker_stamp _worker_options
         _worker_check _worker_report _await_send _become_poller
         _light_turn _listen _set_bell

@@ -112,6 +112,13 @@ def endless_interim_answers(server: Hostile, connection: socket.socket) -> None:
         server.send(connection, b"HTTP/1.1 102 Processing\r\nx-filler: yyyy\r\n\r\n" * 64)
 
 
+def endless_trailers(server: Hostile, connection: socket.socket) -> None:
+    server.send(connection, b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n2\r\nok\r\n0\r\n")
+    lines = b"x-filler: " + b"y" * 1000 + b"\r\n"
+    while not server.wait(0):
+        server.send(connection, lines * 64)
+
+
 def huge_body(server: Hostile, connection: socket.socket) -> None:
     """100 MB, as fast as they are taken."""
     server.send(connection, b"HTTP/1.1 200 OK\r\ncontent-length: 104857600\r\n\r\n")

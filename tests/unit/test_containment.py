@@ -62,7 +62,7 @@ def test_an_answer_that_our_code_cannot_read_is_worth_another_try(
 
     bad, good = settle(courier, 2)
 
-    assert bad.outcome.error == "[RETRYABLE] network: the answer can't be read: ZeroDivisionError('a bug')"
+    assert bad.outcome.error == "[RETRYABLE] network: the answer can't be read: ZeroDivisionError"
     assert good.outcome.error is None
     assert courier.in_flight == 0
 
@@ -84,5 +84,5 @@ def test_a_message_that_our_code_cannot_send_leaves_the_others_alone(
 
     bad, good = settle(courier, 2)
 
-    assert bad.outcome.error == "[RETRYABLE] config: the request can't be built: ZeroDivisionError('a bug')"
+    assert bad.outcome.error == "[RETRYABLE] config: the request can't be built: ZeroDivisionError"
     assert good.outcome.error is None

@@ -7,14 +7,15 @@ from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
-from ulak import response
+from ulak import endpoint, response
 from ulak.model import Finished, Profile, Request
 
+ENDPOINT = endpoint.parse(1, "orders", 1, {"url": "http://example.com/"})
 REQUEST = Request(Profile("http://example.com/"), [], b"")
 
 
 def captured(*lines: bytes, **fields: Any) -> Any:
-    return json.loads(response.capture(Finished(REQUEST, 200, headers=tuple(lines), **fields)))
+    return json.loads(response.capture(ENDPOINT, Finished(REQUEST, 200, headers=tuple(lines), **fields)))
 
 
 def test_secret_headers_are_never_kept() -> None:
@@ -53,7 +54,7 @@ def test_timing_is_in_milliseconds_and_a_cut_body_says_so() -> None:
 
 @given(st.binary(), st.lists(st.binary(max_size=50)))
 def test_any_bytes_become_json_that_postgresql_can_store(body: bytes, lines: list[bytes]) -> None:
-    text = response.capture(Finished(REQUEST, 200, headers=tuple(lines), body=body))
+    text = response.capture(ENDPOINT, Finished(REQUEST, 200, headers=tuple(lines), body=body))
 
     json.loads(text)
     text.encode()

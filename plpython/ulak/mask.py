@@ -1,0 +1,82 @@
+"""Values that nobody may read, hidden in whatever form a text repeats them."""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+from base64 import b64encode, urlsafe_b64encode
+from collections.abc import Iterable, Iterator, Sequence
+from urllib.parse import quote, quote_plus
+
+MASK = "****"
+# A shorter value protects nothing, and to mask it would tear words apart.
+SHORTEST = 4
+
+_PERCENT = re.compile(r"%[0-9A-F]{2}")
+
+
+class Mask:
+    """Hides values, also where they are encoded as receivers do it: in URLs, JSON, HTML and base64."""
+
+    __slots__ = ("_forms", "values")
+
+    def __init__(self, values: Iterable[str] = ()) -> None:
+        self.values = frozenset(value for value in values if len(value) >= SHORTEST)
+        self._forms: Sequence[str] | None = None
+
+    def hide(self, given: str, others: Iterable[str] = (), is_cut: bool = False) -> str:
+        """Without these values and the others. What was cut may end within one of them."""
+        if self._forms is None:
+            # Most endpoints never fail.
+            self._forms = sorted({form for value in self.values for form in _forms(value) if len(form) >= SHORTEST})
+        forms = [*self._forms, *(each for each in others if len(each) >= SHORTEST)]
+        hidden: list[tuple[int, int]] = []
+        for form in forms:
+            start = given.find(form)
+            while start >= 0:
+                hidden.append((start, start + len(form)))
+                start = given.find(form, start + 1)
+        if is_cut:
+            tail = max((_overlap(given, form) for form in forms), default=0)
+            if tail:
+                hidden.append((len(given) - tail, len(given)))
+        return _without(given, hidden)
+
+
+def _forms(value: str) -> Iterator[str]:
+    raw = value.encode("utf-8", "replace")
+    yield value
+    for encoded in (quote(raw), quote(raw, safe=""), quote_plus(raw)):
+        yield encoded
+        yield _PERCENT.sub(lambda match: match[0].lower(), encoded)
+    for escaped in (json.dumps(value)[1:-1], json.dumps(value, ensure_ascii=False)[1:-1]):
+        yield escaped
+        yield escaped.replace("/", "\\/")
+    yield html.escape(value)
+    yield html.escape(value, quote=False)
+    yield b64encode(raw).decode().rstrip("=")
+    yield urlsafe_b64encode(raw).decode().rstrip("=")
+    # Headers are read as Latin-1.
+    yield raw.decode("latin-1")
+
+
+def _overlap(given: str, form: str) -> int:
+    """How long a beginning of the form is at the end of the text."""
+    for length in range(min(len(form) - 1, len(given)), SHORTEST - 1, -1):
+        if given.endswith(form[:length]):
+            return length
+    return 0
+
+
+def _without(given: str, hidden: list[tuple[int, int]]) -> str:
+    if not hidden:
+        return given
+    kept: list[str] = []
+    end = 0
+    for start, stop in sorted(hidden):
+        # Values that overlap or touch are hidden as one.
+        if start > end or not kept:
+            kept += (given[end:start], MASK)
+        end = max(end, stop)
+    return "".join(kept) + given[end:]

@@ -1,0 +1,42 @@
+"""Text from outside."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from ulak import text
+
+ANYTHING = st.text(st.characters())
+
+
+@given(ANYTHING, st.sampled_from(["UTF8", "LATIN1", "SQL_ASCII", "WIN1252", "EUC_JP", "EUC_TW", "MULE_INTERNAL"]))
+def test_anything_becomes_storable_also_within_json(given: str, encoding: str) -> None:
+    stored = text.storable(given, encoding)
+
+    assert "\\u0000" not in json.dumps(stored).replace("\\\\", "")
+    stored.encode(text._CODECS.get(encoding, "ascii"))
+    assert text.storable(stored, encoding) == stored
+
+
+@given(ANYTHING)
+def test_anything_becomes_one_short_line(given: str) -> None:
+    line = text.line(given, 50)
+
+    assert len(line) <= 53
+    assert "\n" not in line and "\0" not in line and "\x1b" not in line
+    assert line == line.strip()
+    line.encode()
+
+
+@pytest.mark.parametrize(
+    ("encoding", "stored"), [("UTF8", "ü €日"), ("LATIN1", "ü ??"), ("WIN1252", "ü €?"), ("SQL_ASCII", "? ??")]
+)
+def test_what_a_database_can_hold_is_kept(encoding: str, stored: str) -> None:
+    assert text.storable("ü €日", encoding) == stored
+
+
+def test_the_direction_of_a_text_is_not_turned() -> None:
+    assert text.line("a\u202eb\u2066c") == "a b c"
