@@ -425,6 +425,7 @@ security definer
 set search_path = pg_catalog, pg_temp
 as $plpgsql$
 begin
+    p_now := ulak._clock(p_now);
     if not exists (select from ulak.endpoints e where e.id = p_endpoint_id) then
         raise exception 'endpoint % does not exist', p_endpoint_id
             using errcode = '42704', hint = 'select id, name from ulak.endpoints;';
@@ -453,6 +454,7 @@ as $plpgsql$
 declare
     v_endpoint ulak.endpoints := ulak._lock_endpoint(p_name);
 begin
+    p_now := ulak._clock(p_now);
     perform ulak._store_circuit(ulak._close_circuit(v_endpoint, 'circuit.reset', p_now));
     return v_endpoint.circuit_state <> 'closed';
 end
@@ -470,6 +472,7 @@ as $plpgsql$
 declare
     v_endpoint ulak.endpoints := ulak._lock_endpoint(p_name);
 begin
+    p_now := ulak._clock(p_now);
     return ulak._switch_endpoint(v_endpoint, false, null, 'disabled by ' || session_user, p_now);
 end
 $plpgsql$;
@@ -490,10 +493,8 @@ as $plpgsql$
 declare
     v_endpoint ulak.endpoints := ulak._lock_endpoint(p_name);
 begin
-    if not (p_rate > 0 and p_rate < 'infinity') then
-        raise exception 'the rate must be above 0 messages a second'
-            using errcode = '22023', hint = 'Leave it out to release what was held as fast as it goes.';
-    end if;
+    p_now := ulak._clock(p_now);
+    perform ulak._check_rate(p_rate);
     return ulak._switch_endpoint(v_endpoint, true, p_rate, 'enabled by ' || session_user, p_now);
 end
 $plpgsql$;

@@ -24,6 +24,7 @@ declare
     v_endpoint_ids bigint[];
     v_dead bigint[];
 begin
+    p_now := ulak._clock(p_now);
     -- What has no lease was changed by hand, and nobody holds it.
     update ulak.queue q
     set lease_until = p_now
@@ -93,6 +94,7 @@ declare
     v_keys text[];
     v_endpoint_ids bigint[];
 begin
+    p_now := ulak._clock(p_now);
     with late as (
         select q.id
         from ulak.queue q

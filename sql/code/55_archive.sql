@@ -116,11 +116,9 @@ as $plpgsql$
 declare
     v_age integer := coalesce(p_older_than_seconds, ulak.setting('archive_after')::integer);
 begin
-    if v_age < 0 then
-        raise exception 'p_older_than_seconds must not be negative, got %', v_age
-            using errcode = '22023', hint = 'select ulak.archive_completed_messages(3600);';
-    end if;
-    perform ulak._require_positive('p_batch_size', p_batch_size);
+    p_now := ulak._clock(p_now);
+    perform ulak._check_integer('p_older_than_seconds', v_age, 0);
+    perform ulak._check_integer('p_batch_size', p_batch_size, 1);
     return b.moved
     from ulak._archive_batch(p_now - make_interval(secs => v_age), '-infinity', p_batch_size, p_now) b;
 end
@@ -128,16 +126,3 @@ $plpgsql$;
 
 comment on function ulak.archive_completed_messages(integer, integer, timestamptz) is
     'moves up to p_batch_size messages that finished p_older_than_seconds ago (null: setting archive_after) to ulak.archive; returns how many';
-
-create or replace function ulak._require_positive(p_name text, p_value integer)
-returns void
-language plpgsql
-immutable
-set search_path = pg_catalog, pg_temp
-as $plpgsql$
-begin
-    if p_value is null or p_value < 1 then
-        raise exception '% must be 1 or more, got %', p_name, coalesce(p_value::text, 'null') using errcode = '22023';
-    end if;
-end
-$plpgsql$;

@@ -9,7 +9,7 @@ language sql
 security definer
 set search_path = pg_catalog, pg_temp
 as $sql$
-    select ulak._cleanup('dlq', p_retention_days, null, p_now)
+    select ulak._cleanup('dlq', p_retention_days, null, ulak._clock(p_now))
 $sql$;
 
 comment on function ulak.cleanup_dlq(integer, timestamptz) is
@@ -24,7 +24,7 @@ language sql
 security definer
 set search_path = pg_catalog, pg_temp
 as $sql$
-    select ulak._cleanup('event_log', p_retention_days, null, p_now)
+    select ulak._cleanup('event_log', p_retention_days, null, ulak._clock(p_now))
 $sql$;
 
 comment on function ulak.cleanup_event_log(integer, timestamptz) is
@@ -39,7 +39,7 @@ language sql
 security definer
 set search_path = pg_catalog, pg_temp
 as $sql$
-    select ulak._cleanup('endpoint_stats', p_retention_days, null, p_now)
+    select ulak._cleanup('endpoint_stats', p_retention_days, null, ulak._clock(p_now))
 $sql$;
 
 comment on function ulak.cleanup_endpoint_stats(integer, timestamptz) is
@@ -54,7 +54,7 @@ language sql
 security definer
 set search_path = pg_catalog, pg_temp
 as $sql$
-    select ulak._cleanup('handled', p_retention_days, null, p_now)
+    select ulak._cleanup('handled', p_retention_days, null, ulak._clock(p_now))
 $sql$;
 
 comment on function ulak.cleanup_inbox(integer, timestamptz) is
@@ -99,7 +99,7 @@ begin
             v_column := 'handled_at';
     end case;
     v_days := coalesce(p_retention_days, ulak.setting(v_setting)::integer);
-    perform ulak._require_positive('p_retention_days', v_days);
+    perform ulak._check_integer('p_retention_days', v_days, 1, 36500);
     execute format(
         $sql$
             delete from ulak.%1$I
@@ -115,7 +115,7 @@ begin
         p_table,
         v_column
     )
-    using p_now - make_interval(days => v_days), p_limit;
+    using p_now - make_interval(hours => 24 * v_days), p_limit;
     get diagnostics v_deleted = row_count;
     return v_deleted;
 end

@@ -82,12 +82,16 @@ create or replace procedure ulak.run_maintenance(
 language plpgsql
 as $plpgsql$
 declare
-    v_deadline timestamptz := clock_timestamp() + coalesce(p_budget, '45 seconds');
+    v_deadline timestamptz;
     v_step text;
     v_started_at timestamptz;
     v_outcome text;
     v_reached timestamptz;
 begin
+    -- Where it is null, each batch goes by the clock.
+    perform ulak._clock(p_now);
+    perform ulak._check_interval('p_budget', coalesce(p_budget, '45 seconds'), interval '1 day');
+    v_deadline := clock_timestamp() + coalesce(p_budget, '45 seconds');
     if not ulak._is_adopted() then
         raise notice 'the messages of another cluster were restored here: nothing is done'
             using hint = 'If this cluster is to deliver them: select ulak.adopt();';

@@ -21,3 +21,5 @@ drop function ulak._lock_configs();
 -- Looks and statistics.
 
 -- Times, archive and maintenance.
+
+drop function ulak._require_positive(text, integer);
