@@ -23,3 +23,5 @@ drop function ulak._lock_configs();
 -- Times, archive and maintenance.
 
 drop function ulak._require_positive(text, integer);
+drop function ulak._archive_batch(timestamptz, timestamptz, integer, timestamptz);
+drop function ulak._cleanup(text, integer, integer, timestamptz);

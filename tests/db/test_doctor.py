@@ -221,7 +221,7 @@ def test_maintenance_that_never_ran_is_told_until_it_has(db: DB) -> None:
 
 def test_a_step_that_fails_is_critical_and_says_why(db: DB) -> None:
     queue = Queue(db)
-    db.execute("alter function ulak._cleanup(text, integer, integer, timestamptz) rename to _cleanup_gone")
+    db.execute("alter function ulak._cleanup(text, integer, integer, bigint, timestamptz) rename to _cleanup_gone")
     db.execute("call ulak.run_maintenance()")
 
     finding = found(queue, "maintenance", now=-3600)
