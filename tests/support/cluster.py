@@ -259,10 +259,10 @@ class Cluster:
     def drop_database(self, name: str) -> None:
         self.execute(sql.SQL("drop database if exists {} with (force)").format(sql.Identifier(name)))
 
-    def install(self, database: str) -> None:
+    def install(self, database: str, version: str | None = None) -> None:
         """CREATE EXTENSION, and a login role for each of its roles."""
         with self.connect(database) as connection:
-            connection.execute("create extension ulak cascade")
+            connection.execute("create extension ulak " + (f"version '{version}' " if version else "") + "cascade")
             for role in ROLES:
                 self.ensure_login(connection, f"test_{role}", member_of=role)
             self.ensure_login(connection, "nobody")
