@@ -71,6 +71,19 @@ def stage_extension(folder: Path, project: Path = PROJECT) -> Path:
     return stage
 
 
+def major() -> int:
+    """Of the server that PG_CONFIG belongs to."""
+    return int(re.findall(r"\d+", run([PG_CONFIG, "--version"]))[0])
+
+
+def extension_path(stage: Path) -> tuple[str, str]:
+    """The setting that lets a server find what is staged, and its value. Before 18 there is only Debian's own."""
+    if major() < 18:
+        return "extension_destdir", str(stage)
+    share = run([PG_CONFIG, "--sharedir"]).strip()
+    return "extension_control_path", f"{stage}{share}:$system"
+
+
 def memory_folder() -> Path | None:
     """Where files live in memory, if there is plenty of it."""
     if not MEMORY.is_dir() or shutil.disk_usage(MEMORY).free < MEMORY_NEEDED:
@@ -125,11 +138,12 @@ class Cluster:
         sockets = tempfile.mkdtemp(prefix="ulak-", dir="/tmp")
         initdb = [str(cluster.bin / "initdb"), "-D", str(cluster.data), "-U", cluster.user]
         run([*initdb, "-A", "trust", "-E", "UTF8", "--locale=C.UTF-8", "--no-sync", "--no-instructions"])
+        place, path = extension_path(stage)
         cluster.configure(
             {
                 **DEFAULTS,
                 "cron.host": sockets,
-                "extension_destdir": str(stage),
+                place: path,
                 "port": free_port(),
                 "unix_socket_directories": sockets,
                 **(settings or {}),
