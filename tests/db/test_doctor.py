@@ -178,6 +178,9 @@ def test_a_pg_cron_that_can_not_serve_is_critical(
         other_cluster.restart()
     with other_cluster.connect("app") as db:
         queue = Queue(db)
+        if check == "mode" and not other_cluster.cron_waits_for_the_longest_job():
+            assert findings(queue, check) == []
+            return
 
         told = found(queue, check)
 

@@ -281,6 +281,13 @@ class Cluster:
                 self.ensure_login(connection, f"test_{role}", member_of=role)
             self.ensure_login(connection, "nobody")
 
+    def cron_waits_for_the_longest_job(self) -> bool:
+        """In background workers. pg_cron 1.5 and newer don't."""
+        with self.connect() as db:
+            row = db.execute("select default_version from pg_available_extensions where name = 'pg_cron'").fetchone()
+        assert row is not None
+        return tuple(map(int, row[0].split("."))) < (1, 5)
+
     def ensure_login(self, connection: psycopg.Connection[Any], name: str, member_of: str | None = None) -> None:
         if connection.execute("select from pg_roles where rolname = %s", [name]).fetchone() is None:
             connection.execute(sql.SQL("create role {} login").format(sql.Identifier(name)))
