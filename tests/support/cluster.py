@@ -286,7 +286,8 @@ class Cluster:
         with self.connect() as db:
             row = db.execute("select default_version from pg_available_extensions where name = 'pg_cron'").fetchone()
         assert row is not None
-        return tuple(map(int, row[0].split("."))) < (1, 5)
+        # It may be written 1.4-1.
+        return [int(number) for number in re.findall(r"\d+", row[0])[:2]] < [1, 5]
 
     def ensure_login(self, connection: psycopg.Connection[Any], name: str, member_of: str | None = None) -> None:
         if connection.execute("select from pg_roles where rolname = %s", [name]).fetchone() is None:
