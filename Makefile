@@ -15,7 +15,7 @@ DATA_built = $(SCRIPT) $(UPGRADES)
 DATA = $(filter-out $(patsubst $(BUILD)/%,sql/released/%,$(DATA_built)),$(wildcard sql/released/*.sql))
 EXTRA_CLEAN = $(BUILD)
 
-.PHONY: build help test lint demo demo-stop bench chaos soak
+.PHONY: build help test test-debian13 lint demo demo-stop bench chaos soak
 .DELETE_ON_ERROR:
 
 build: $(DATA_built) ## build the extension's script
@@ -37,6 +37,9 @@ test: lint ## install what is missing and run every check; ARGS="tests/db -k sen
 lint: ## ruff, mypy and pgspot
 	tests/sandbox.sh tests/lint.sh
 
+test-debian13: ## make demo and make test in a fresh Debian 13 (needs root and debootstrap); ARGS as for test
+	tests/debian13.sh $(ARGS)
+
 demo: ## workers deliver 2,000 messages to receivers that are well, moody and down; left running for a look
 	tests/sandbox.sh python -m demo start
 
@@ -54,7 +57,7 @@ soak: ## that nothing grows; ARGS="--minutes 60" is its length
 	tests/sandbox.sh python -m chaos.soak $(ARGS)
 
 help: ## this list
-	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 16
+	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 16
 	@printf 'make install    install into the server of PG_CONFIG (PGXS)\nmake uninstall  remove it\nmake clean      remove what was built\n'
 
 # PGXS brings all, install, uninstall and clean. Building does not need it.
@@ -64,7 +67,7 @@ ifneq ($(wildcard $(PGXS)),)
 include $(PGXS)
 else
 install uninstall:
-	$(error no PGXS: install postgresql-client-15, or name your PG_CONFIG)
+	$(error no PGXS: install the client package of your server's version, such as postgresql-client-17, or name your PG_CONFIG)
 clean:
 	rm -rf $(BUILD)
 endif

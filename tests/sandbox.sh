@@ -1,17 +1,12 @@
 #!/bin/bash
 # Runs a command as an unprivileged user, with PostgreSQL, a venv and the project where that user can read them.
 #   tests/sandbox.sh python -m pytest tests/db
-# PG_MAJOR picks the server (15). ULAK_RUN names another run folder. Other ULAK_ variables reach the command.
+# PG_MAJOR picks the server: without it, the one that is installed, or else the distribution's own.
+# ULAK_RUN names another run folder. Other ULAK_ variables reach the command.
 set -euo pipefail
 umask 022
 
 project=$(cd "$(dirname "$0")/.." && pwd)
-major=${PG_MAJOR:-15}
-packages=(
-    ca-certificates chromium curl make python3 python3-pycurl python3-venv
-    "postgresql-$major" "postgresql-plpython3-$major" "postgresql-$major-cron" "postgresql-$major-plpgsql-check"
-)
-
 as_root() {
     if [ "$(id -u)" = 0 ]; then "$@"; else sudo "$@"; fi
 }
@@ -20,7 +15,34 @@ as_user() {
     if [ "$(id -u)" = 0 ]; then runuser -u postgres -- "$@"; else "$@"; fi
 }
 
+# Of the package "postgresql", which stands for the distribution's own version; nothing where that isn't known.
+major_of_distribution() {
+    { apt-cache depends postgresql 2>/dev/null || true; } | sed -n 's/^ *Depends: postgresql-\([0-9]*\)$/\1/p' | head -n 1
+}
+
+find_major() {
+    local installed=(/usr/lib/postgresql/*/bin/postgres)
+    major=${PG_MAJOR:-}
+    if [ -z "$major" ] && [ "${#installed[@]}" = 1 ] && [ -x "${installed[0]}" ]; then
+        major=$(basename "$(dirname "$(dirname "${installed[0]}")")")
+    fi
+    if [ -z "$major" ]; then major=$(major_of_distribution); fi
+    if [ -z "$major" ]; then
+        # A machine that never asked for packages knows none.
+        as_root apt-get update -q
+        major=$(major_of_distribution)
+    fi
+    if [ -z "$major" ]; then
+        echo "no package postgresql is known here: name the server's version, as in PG_MAJOR=17" >&2
+        exit 1
+    fi
+}
+
 install_packages() {
+    local packages=(
+        ca-certificates chromium curl make python3 python3-pycurl python3-venv
+        "postgresql-$major" "postgresql-plpython3-$major" "postgresql-$major-cron" "postgresql-$major-plpgsql-check"
+    )
     local missing=() package
     for package in "${packages[@]}"; do
         dpkg-query -W -f '${db:Status-Abbrev}' "$package" 2>/dev/null | grep -q '^.i' || missing+=("$package")
@@ -80,6 +102,7 @@ fetch_prometheus() {
     fi
 }
 
+find_major
 install_packages
 run=${ULAK_RUN:-$project/.run}
 source=$project

@@ -74,6 +74,7 @@ declare
     v_old text;
     v_secret text;
 begin
+    p_now := ulak._clock(p_now);
     perform ulak._lock('configs');
     select * into v_endpoint from ulak.endpoints as e where e.name = p_endpoint for no key update;
     if not found then
@@ -81,15 +82,13 @@ begin
     elsif v_endpoint.protocol <> 'http' then
         raise exception 'endpoint "%" signs nothing', p_endpoint
             using errcode = '22023', detail = format('Its protocol is %s.', v_endpoint.protocol);
-    elsif p_grace is null or p_grace < '0' then
-        raise exception 'the grace must not be negative'
-            using errcode = '22023', hint = format('select ulak.rotate_secret(%L, ''24 hours'');', p_endpoint);
     end if;
+    perform ulak._check_interval('p_grace', p_grace, interval '3650 days');
     -- A secret that the config holds itself moves to the table, where there is room for two.
     v_secret := coalesce(v_endpoint.config -> 'signing_secret' ->> '$secret', ulak._signing_secret_name(v_endpoint.id));
     v_old := ulak._with_secrets(v_endpoint.config) ->> 'signing_secret';
     insert into ulak.secrets (name, value, previous_value, previous_until)
-    values (v_secret, v_new, v_old, case when v_old is not null then p_now + p_grace end)
+    values (v_secret, v_new, v_old, case when v_old is not null then p_now + ulak._exact(p_grace) end)
     on conflict (name) do update
     set value = excluded.value,
         previous_value = excluded.previous_value,

@@ -22,9 +22,11 @@ declare
         and (p_headers is null or ulak._check_headers(p_headers))
         and (p_metadata is null or ulak._check_metadata(p_metadata));
 begin
-    if not isfinite(p_scheduled_at) or not isfinite(p_expires_at) then
-        raise exception 'scheduled_at and expires_at must be finite'
-            using errcode = '22023', hint = 'Leave expires_at out for a message that never expires.';
+    if not ulak._is_sane_time(p_scheduled_at) or not ulak._is_sane_time(p_expires_at) then
+        raise exception 'scheduled_at and expires_at must be times between the years 1970 and 9000'
+            using errcode = '22023',
+                detail = format('They are %s and %s.', coalesce(p_scheduled_at::text, 'null'), coalesce(p_expires_at::text, 'null')),
+                hint = 'Leave expires_at out for a message that never expires.';
     end if;
     if p_expires_at <= greatest(p_scheduled_at, now()) then
         raise exception 'the message would expire before it is due'

@@ -34,6 +34,7 @@ declare
     -- Endpoints to claim from; null: all in turn.
     v_endpoint_ids bigint[];
 begin
+    p_now := ulak._clock(p_now);
     perform ulak._check_claim(p_worker, p_limit, p_lease);
     if p_endpoint is not null then
         select e.id into v_endpoint_id
@@ -73,7 +74,7 @@ begin
     from ulak._claim(
         p_worker,
         p_limit,
-        p_lease,
+        ulak._exact(p_lease),
         v_endpoint_ids,
         -- http endpoints belong to the workers in the database, unless one is asked for by name.
         case when p_endpoint is null then array['pull'] end,
@@ -125,8 +126,9 @@ security definer
 set search_path = pg_catalog, pg_temp
 as $plpgsql$
 begin
+    p_now := ulak._clock(p_now);
     perform ulak._check_claim(p_worker, 1, p_lease), ulak._require_message(p_id);
-    return cardinality(ulak._heartbeat_many(p_worker, array[p_id], array[p_attempt], p_lease, p_now)) = 1;
+    return cardinality(ulak._heartbeat_many(p_worker, array[p_id], array[p_attempt], ulak._exact(p_lease), p_now)) = 1;
 end
 $plpgsql$;
 
@@ -146,6 +148,7 @@ security definer
 set search_path = pg_catalog, pg_temp
 as $plpgsql$
 begin
+    p_now := ulak._clock(p_now);
     perform ulak._require_message(p_id);
     if ulak._settle_many(p_worker, array[p_id], array[p_attempt], null, null, array[p_response], p_now) = '{}' then
         perform ulak._raise_stale_report(p_id, p_worker, p_attempt);
@@ -180,9 +183,9 @@ declare
     end;
 begin
     perform ulak._require_message(p_id);
-    if p_retry_after not between interval '0' and interval '1 day' then
-        raise exception 'p_retry_after must be between 0 and a day'
-            using errcode = '22023', detail = format('It is %s.', p_retry_after);
+    p_now := ulak._clock(p_now);
+    if p_retry_after is not null then
+        perform ulak._check_interval('p_retry_after', p_retry_after, interval '1 day');
     end if;
     if ulak._settle_many(
         p_worker,
@@ -224,11 +227,9 @@ set search_path = pg_catalog, pg_temp
 as $plpgsql$
 begin
     perform ulak._require_message(p_id);
-    if p_delay is null or p_delay < interval '0' or p_delay > interval '1 day' then
-        raise exception 'the delay must be between 0 and a day'
-            using errcode = '22023', detail = format('It is %s.', coalesce(p_delay::text, 'null'));
-    end if;
-    if ulak._release_many(p_worker, array[p_id], array[p_attempt], p_delay, p_now) = '{}' then
+    p_now := ulak._clock(p_now);
+    perform ulak._check_interval('p_delay', p_delay, interval '1 day');
+    if ulak._release_many(p_worker, array[p_id], array[p_attempt], ulak._exact(p_delay), p_now) = '{}' then
         perform ulak._raise_stale_report(p_id, p_worker, p_attempt);
     end if;
 end

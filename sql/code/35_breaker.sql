@@ -378,6 +378,7 @@ security definer
 set search_path = pg_catalog, pg_temp
 as $plpgsql$
 begin
+    p_now := ulak._clock(p_now);
     if not exists (select from ulak.endpoints e where e.id = p_endpoint_id) then
         raise exception 'endpoint % does not exist', p_endpoint_id
             using errcode = '42704', hint = 'select id, name from ulak.endpoints;';
@@ -387,7 +388,7 @@ begin
         array[null::bigint],
         array[null::integer],
         array[case when p_success then null else '[RETRYABLE] reported' end],
-        ulak._clock(p_now)
+        p_now
     );
     return (select e.circuit_state from ulak.endpoints e where e.id = p_endpoint_id);
 end
@@ -406,6 +407,7 @@ as $plpgsql$
 declare
     v_endpoint ulak.endpoints := ulak._lock_endpoint(p_name);
 begin
+    p_now := ulak._clock(p_now);
     perform ulak._store_circuit(
         ulak._close_circuit(v_endpoint, 'circuit.reset', ulak._circuit_rules(v_endpoint.config), p_now)
     );

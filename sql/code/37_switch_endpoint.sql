@@ -9,6 +9,7 @@ as $plpgsql$
 declare
     v_endpoint ulak.endpoints := ulak._lock_endpoint(p_name);
 begin
+    p_now := ulak._clock(p_now);
     return ulak._switch_endpoint(v_endpoint, false, null, 'disabled by ' || session_user, p_now);
 end
 $plpgsql$;
@@ -29,10 +30,8 @@ as $plpgsql$
 declare
     v_endpoint ulak.endpoints := ulak._lock_endpoint(p_name);
 begin
-    if not (p_rate > 0 and p_rate < 'infinity') then
-        raise exception 'the rate must be above 0 messages a second'
-            using errcode = '22023', hint = 'Leave it out to release what was held as fast as it goes.';
-    end if;
+    p_now := ulak._clock(p_now);
+    perform ulak._check_rate(p_rate);
     return ulak._switch_endpoint(v_endpoint, true, p_rate, 'enabled by ' || session_user, p_now);
 end
 $plpgsql$;

@@ -158,6 +158,7 @@ as $plpgsql$
 declare
     v_message record;
 begin
+    p_now := ulak._clock(p_now);
     update ulak.queue q
     set status = 'failed',
         failed_at = p_now,

@@ -13,6 +13,7 @@ as $plpgsql$
 declare
     v_letter ulak.dlq;
 begin
+    p_now := ulak._clock(p_now);
     if ulak._redrive_rows(array[p_dlq_id], null, p_by, null, p_now) = 1 then
         return (select d.redriven_message_id from ulak.dlq d where d.id = p_dlq_id);
     end if;
@@ -91,10 +92,11 @@ as $plpgsql$
 declare
     v_ids bigint[];
 begin
-    if p_limit < 1 or p_rate <= 0 then
-        raise exception 'limit and rate must be above 0'
-            using errcode = '22023', detail = format('The limit is %s, the rate is %s.', p_limit, p_rate);
+    p_now := ulak._clock(p_now);
+    if p_limit is not null then
+        perform ulak._check_integer('p_limit', p_limit, 1);
     end if;
+    perform ulak._check_rate(p_rate);
     if p_endpoint is not null then
         perform ulak._endpoint_id(p_endpoint);
     end if;

@@ -3,13 +3,17 @@
 -- One statement deletes and inserts, so a message is in one of both tables at any time and after any crash. Rows are
 -- found in index order and deleted by their address: no plan that depends on statistics. p_after is where the batch
 -- before has ended, so that a batch doesn't walk over the corpses of all earlier ones while vacuum is held back.
+-- A batch has p_limit rows, and about p_bytes if that is given: 2,000 messages of 100 kB would be one transaction of 200 MB.
+-- What they weigh is asked of the rows alone, which know it, and not of the values stored outside of them.
 create or replace function ulak._archive_batch(
     p_before timestamptz,
     p_after timestamptz,
     p_limit integer,
+    p_bytes bigint,
     p_now timestamptz,
     out moved integer,
-    out reached timestamptz
+    out reached timestamptz,
+    out more boolean
 )
 language sql
 set search_path = pg_catalog, pg_temp
@@ -18,7 +22,25 @@ set enable_bitmapscan = off
 set enable_sort = off
 set jit = off
 as $sql$
-    with finished as (
+    with fitting as materialized (
+        select count(*) filter (where w.bytes_before < p_bytes) as rows, count(*) as seen
+        from (
+            select sum(b.bytes) over (order by q.updated_at rows unbounded preceding) - b.bytes as bytes_before
+            from ulak.queue q
+            cross join lateral (
+                select
+                    pg_column_size(q.payload)
+                    + coalesce(pg_column_size(q.response), 0)
+                    + coalesce(pg_column_size(q.failure_history), 0) as bytes
+            ) b
+            where q.status in ('completed', 'failed', 'expired')
+                and q.updated_at >= p_after
+                and q.updated_at < p_before
+            order by q.updated_at
+            limit p_limit
+        ) w
+    ),
+    finished as (
         delete from ulak.queue d
         where d.ctid = any (array(
             select q.ctid
@@ -27,7 +49,7 @@ as $sql$
                 and q.updated_at >= p_after
                 and q.updated_at < p_before
             order by q.updated_at
-            limit p_limit
+            limit case when p_bytes is null then p_limit else (select f.rows from fitting f) end
             for update skip locked
         ))
         returning d.*
@@ -99,7 +121,14 @@ as $sql$
         from finished f
         returning archive.updated_at
     )
-    select count(*)::integer, max(a.updated_at)
+    select
+        count(*)::integer,
+        max(a.updated_at),
+        count(*) > 0
+        and case
+            when p_bytes is null then count(*) = p_limit
+            else (select f.rows < f.seen or f.seen = p_limit from fitting f)
+        end
     from archived a
 $sql$;
 
@@ -116,28 +145,13 @@ as $plpgsql$
 declare
     v_age integer := coalesce(p_older_than_seconds, ulak.setting('archive_after')::integer);
 begin
-    if v_age < 0 then
-        raise exception 'p_older_than_seconds must not be negative, got %', v_age
-            using errcode = '22023', hint = 'select ulak.archive_completed_messages(3600);';
-    end if;
-    perform ulak._require_positive('p_batch_size', p_batch_size);
+    p_now := ulak._clock(p_now);
+    perform ulak._check_integer('p_older_than_seconds', v_age, 0);
+    perform ulak._check_integer('p_batch_size', p_batch_size, 1);
     return b.moved
-    from ulak._archive_batch(p_now - make_interval(secs => v_age), '-infinity', p_batch_size, p_now) b;
+    from ulak._archive_batch(p_now - make_interval(secs => v_age), '-infinity', p_batch_size, null, p_now) b;
 end
 $plpgsql$;
 
 comment on function ulak.archive_completed_messages(integer, integer, timestamptz) is
     'moves up to p_batch_size messages that finished p_older_than_seconds ago (null: setting archive_after) to ulak.archive; returns how many';
-
-create or replace function ulak._require_positive(p_name text, p_value integer)
-returns void
-language plpgsql
-immutable
-set search_path = pg_catalog, pg_temp
-as $plpgsql$
-begin
-    if p_value is null or p_value < 1 then
-        raise exception '% must be 1 or more, got %', p_name, coalesce(p_value::text, 'null') using errcode = '22023';
-    end if;
-end
-$plpgsql$;

@@ -32,10 +32,8 @@ declare
     v_month timestamptz;
     v_made integer := 0;
 begin
-    if p_months_ahead is null or p_months_ahead not between 0 and 120 then
-        raise exception 'p_months_ahead must be between 0 and 120, got %', coalesce(p_months_ahead::text, 'null')
-            using errcode = '22023';
-    end if;
+    p_now := ulak._clock(p_now);
+    perform ulak._check_integer('p_months_ahead', p_months_ahead, 0, 120);
     for v_month in select m from ulak._missing_archive_months(p_months_ahead, p_now) m loop
         v_made := v_made + ulak._make_archive_partition(v_month);
     end loop;
@@ -181,7 +179,8 @@ declare
     v_month timestamptz;
     v_dropped integer := 0;
 begin
-    perform ulak._require_positive('p_retention_months', v_months);
+    p_now := ulak._clock(p_now);
+    perform ulak._check_integer('p_retention_months', v_months, 1, 1200);
     for v_month in select m from ulak._old_archive_months(v_months, p_now) m loop
         v_dropped := v_dropped + ulak._drop_archive_partition(v_month);
     end loop;

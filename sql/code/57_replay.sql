@@ -15,6 +15,7 @@ declare
     v_endpoint_name text;
     v_new_id bigint;
 begin
+    p_now := ulak._clock(p_now);
     select a.endpoint_id, a.created_at into v_message
     from ulak.archive a
     where a.id = p_archive_id;
@@ -68,6 +69,7 @@ declare
     v_found record;
     v_new_ids bigint[];
 begin
+    p_now := ulak._clock(p_now);
     perform ulak._check_replay(p_from_ts, p_to_ts, p_status, p_limit);
     v_endpoint_name := ulak._endpoint_name(p_endpoint_id);
     select coalesce(array_agg(f.id order by f.id), '{}') as ids, min(f.created_at) as first, max(f.created_at) as last
@@ -139,7 +141,7 @@ begin
             using errcode = '22023', hint = 'completed, failed, expired, or null for all of them.';
     end if;
     if p_limit is not null then
-        perform ulak._require_positive('p_limit', p_limit);
+        perform ulak._check_integer('p_limit', p_limit, 1);
     end if;
 end
 $plpgsql$;

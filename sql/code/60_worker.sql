@@ -60,6 +60,10 @@ begin
         raise exception 'worker slots are numbered from 1 to 32'
             using errcode = '22023', detail = format('The slot given is %s.', p_slot);
     end if;
+    if p_seconds not between 0 and 31536000 then
+        raise exception 'a run of a worker takes between 0 seconds and a year'
+            using errcode = '22023', detail = format('p_seconds is %s.', p_seconds);
+    end if;
     for v_slot in coalesce(p_slot, 1)..coalesce(p_slot, 32) loop
         if pg_try_advisory_lock(hashtext('ulak_worker'), v_slot) then
             slot := v_slot;

@@ -9,7 +9,7 @@ language sql
 security definer
 set search_path = pg_catalog, pg_temp
 as $sql$
-    select ulak._cleanup('dlq', p_retention_days, null, p_now)
+    select c.deleted from ulak._cleanup('dlq', p_retention_days, null, null, ulak._clock(p_now)) c
 $sql$;
 
 comment on function ulak.cleanup_dlq(integer, timestamptz) is
@@ -24,7 +24,7 @@ language sql
 security definer
 set search_path = pg_catalog, pg_temp
 as $sql$
-    select ulak._cleanup('event_log', p_retention_days, null, p_now)
+    select c.deleted from ulak._cleanup('event_log', p_retention_days, null, null, ulak._clock(p_now)) c
 $sql$;
 
 comment on function ulak.cleanup_event_log(integer, timestamptz) is
@@ -39,7 +39,7 @@ language sql
 security definer
 set search_path = pg_catalog, pg_temp
 as $sql$
-    select ulak._cleanup('endpoint_stats', p_retention_days, null, p_now)
+    select c.deleted from ulak._cleanup('endpoint_stats', p_retention_days, null, null, ulak._clock(p_now)) c
 $sql$;
 
 comment on function ulak.cleanup_endpoint_stats(integer, timestamptz) is
@@ -54,15 +54,22 @@ language sql
 security definer
 set search_path = pg_catalog, pg_temp
 as $sql$
-    select ulak._cleanup('handled', p_retention_days, null, p_now)
+    select c.deleted from ulak._cleanup('handled', p_retention_days, null, null, ulak._clock(p_now)) c
 $sql$;
 
 comment on function ulak.cleanup_inbox(integer, timestamptz) is
     'forgets keys of mark_handled() older than p_retention_days (null: setting inbox_retention_days); returns how many';
 
--- At most p_limit rows (null: all), oldest first, in the order of the index on the time.
-create or replace function ulak._cleanup(p_table text, p_retention_days integer, p_limit integer, p_now timestamptz)
-returns integer
+-- At most p_limit rows (null: all), and about p_bytes if given, oldest first, in the order of the index on the time.
+create or replace function ulak._cleanup(
+    p_table text,
+    p_retention_days integer,
+    p_limit integer,
+    p_bytes bigint,
+    p_now timestamptz,
+    out deleted integer,
+    out more boolean
+)
 language plpgsql
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
@@ -72,13 +79,15 @@ as $plpgsql$
 declare
     v_setting text;
     v_column text;
+    -- What a row weighs; the other tables' are small.
+    v_bytes text := '0';
     v_days integer;
-    v_deleted integer;
 begin
     case p_table
         when 'dlq' then
             v_setting := 'dlq_retention_days';
             v_column := 'archived_at';
+            v_bytes := 'pg_column_size(t.payload) + coalesce(pg_column_size(t.failure_history), 0)';
         when 'event_log' then
             v_setting := 'event_log_retention_days';
             v_column := 'created_at';
@@ -99,24 +108,43 @@ begin
             v_column := 'handled_at';
     end case;
     v_days := coalesce(p_retention_days, ulak.setting(v_setting)::integer);
-    perform ulak._require_positive('p_retention_days', v_days);
+    perform ulak._check_integer('p_retention_days', v_days, 1, 36500);
     execute format(
         $sql$
-            delete from ulak.%1$I
-            where ctid = any (array(
-                select t.ctid
-                from ulak.%1$I t
-                where t.%2$I < $1
-                order by t.%2$I
-                limit $2
-                for update skip locked
-            ))
+            with fitting as materialized (
+                select count(*) filter (where w.bytes_before < $3) as rows, count(*) as seen
+                from (
+                    select sum(b.bytes) over (order by t.%2$I rows unbounded preceding) - b.bytes as bytes_before
+                    from ulak.%1$I t
+                    cross join lateral (select %3$s as bytes) b
+                    where t.%2$I < $1
+                    order by t.%2$I
+                    limit $2
+                ) w
+            ),
+            gone as (
+                delete from ulak.%1$I
+                where ctid = any (array(
+                    select t.ctid
+                    from ulak.%1$I t
+                    where t.%2$I < $1
+                    order by t.%2$I
+                    limit case when $3 is null then $2 else (select f.rows from fitting f) end
+                    for update skip locked
+                ))
+                returning 1
+            )
+            select
+                count(*),
+                count(*) > 0
+                and case when $3 is null then count(*) = $2 else (select f.rows < f.seen or f.seen = $2 from fitting f) end
+            from gone
         $sql$,
         p_table,
-        v_column
+        v_column,
+        v_bytes
     )
-    using p_now - make_interval(days => v_days), p_limit;
-    get diagnostics v_deleted = row_count;
-    return v_deleted;
+    into deleted, more
+    using p_now - make_interval(hours => 24 * v_days), p_limit::bigint, p_bytes;
 end
 $plpgsql$;

@@ -302,8 +302,8 @@ begin
             (2, 'within a minute', p_now, p_now + interval '1 minute'),
             (3, 'within 5 minutes', p_now + interval '1 minute', p_now + interval '5 minutes'),
             (4, 'within an hour', p_now + interval '5 minutes', p_now + interval '1 hour'),
-            (5, 'within a day', p_now + interval '1 hour', p_now + interval '1 day'),
-            (6, 'later', p_now + interval '1 day', timestamptz '294276-01-01 00:00:00+00'),
+            (5, 'within a day', p_now + interval '1 hour', p_now + interval '24 hours'),
+            (6, 'later', p_now + interval '24 hours', timestamptz '294276-01-01 00:00:00+00'),
             (7, 'behind another of its ordering key', timestamptz '294276-01-01 00:00:00+00', timestamptz 'infinity')
     )
     select

@@ -41,8 +41,10 @@ as $plpgsql$
 #variable_conflict use_column
 declare
     v_endpoint_id bigint;
-    v_from timestamptz := date_trunc('minute', p_now) - interval '59 minutes';
+    v_from timestamptz;
 begin
+    p_now := ulak._finite_time(p_now);
+    v_from := date_trunc('minute', p_now) - interval '59 minutes';
     if p_name is not null then
         select e.id into v_endpoint_id
         from ulak.endpoints e

@@ -15,11 +15,15 @@ returns table (
     in_flight integer,
     version text
 )
-language sql
+language plpgsql
 stable
 security definer
 set search_path = pg_catalog, pg_temp
-as $sql$
+as $plpgsql$
+#variable_conflict use_column
+begin
+    p_now := ulak._finite_time(p_now);
+    return query
     select
         w.pid,
         case
@@ -39,8 +43,9 @@ as $sql$
         w.in_flight,
         w.version
     from ulak.workers w
-    order by w.slot
-$sql$;
+    order by w.slot;
+end
+$plpgsql$;
 
 comment on function ulak.get_worker_status(timestamptz) is
     'worker slots: running, leaving (stop() was called), stopped (the run is over), or lost (no sign of life for 15 seconds)';
@@ -68,11 +73,15 @@ $sql$;
 
 create or replace function ulak.health_check(p_now timestamptz default clock_timestamp())
 returns table (component text, status text, details text, checked_at timestamptz)
-language sql
+language plpgsql
 stable
 security definer
 set search_path = pg_catalog, pg_temp
-as $sql$
+as $plpgsql$
+#variable_conflict use_column
+begin
+    p_now := ulak._finite_time(p_now);
+    return query
     with health as materialized (
         select f.*
         from ulak._endpoint_facts(null, p_now) f
@@ -155,8 +164,9 @@ as $sql$
     )
     select c.component, c.status, c.details, p_now
     from checked c
-    order by c.place
-$sql$;
+    order by c.place;
+end
+$plpgsql$;
 
 comment on function ulak.health_check(timestamptz) is
     'one row per component with ok, warning or critical; ulak.doctor() says what to do about it';

@@ -2,11 +2,15 @@
 
 create or replace function ulak.metrics(p_now timestamptz default clock_timestamp())
 returns table (metric_name text, metric_value double precision, labels jsonb, metric_type text)
-language sql
+language plpgsql
 stable
 security definer
 set search_path = pg_catalog, pg_temp
-as $sql$
+as $plpgsql$
+#variable_conflict use_column
+begin
+    p_now := ulak._finite_time(p_now);
+    return query
     with health as materialized (
         select f.*, jsonb_build_object('endpoint', f.name) as labels
         from ulak._endpoint_facts(null, p_now) f
@@ -75,8 +79,9 @@ as $sql$
         from ulak._delivery_metrics() t
     ) m
     join ulak._metric_definitions() d on d.name = m.name
-    order by d.place, m.labels ->> 'endpoint', m.labels ->> 'slot', m.labels ->> 'step', (m.labels ->> 'le')::double precision
-$sql$;
+    order by d.place, m.labels ->> 'endpoint', m.labels ->> 'slot', m.labels ->> 'step', (m.labels ->> 'le')::double precision;
+end
+$plpgsql$;
 
 comment on function ulak.metrics(timestamptz) is
     'gauges and counters as rows: name, value, labels and type; endpoint_circuit_state is 0 closed, 1 half_open, 2 open';

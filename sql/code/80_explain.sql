@@ -69,6 +69,7 @@ declare
     v_message record;
     v_endpoint text;
 begin
+    p_now := ulak._finite_time(p_now);
     select m.* into v_message
     from ulak._find_message(p_id) m;
     if not found then

@@ -114,6 +114,10 @@ begin
             'next: it waits for its ordering key "%1$s" behind message %2$s, which is %3$s: select * from ulak.explain(%2$s);',
             v_message.ordering_key, v_head.id, v_head.status
         ));
+    elsif v_message.next_retry_at = 'infinity' then
+        return query values (null::timestamptz, format(
+            'next: it is the first of its ordering key "%s" now, and becomes due with a worker''s next claim', v_message.ordering_key
+        ));
     else
         return query select n.at, n.what from ulak._explain_turn(v_message, v_endpoint, p_now) n;
     end if;

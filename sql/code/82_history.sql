@@ -19,6 +19,7 @@ set jit = off
 as $plpgsql$
 #variable_conflict use_column
 begin
+    p_now := ulak._finite_time(p_now);
     if not exists (select from ulak._find_message(p_id)) then
         perform ulak._raise_unknown_message(p_id);
     end if;

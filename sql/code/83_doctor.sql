@@ -10,6 +10,7 @@ set enable_seqscan = off
 set jit = off
 as $plpgsql$
 begin
+    p_now := ulak._finite_time(p_now);
     return query
     with problem as (
         select f.* from ulak._doctor_cluster() f
@@ -334,7 +335,7 @@ as $sql$
             ulak._short_duration(d.archived_at + r.kept - p_now), d.endpoint_name
         ),
         'select * from ulak.dlq_summary(); -- then: select * from ulak.redrive(p_endpoint => ..., p_dry_run => true);'
-    from (select make_interval(days => ulak.setting('dlq_retention_days')::integer) as kept) r
+    from (select make_interval(hours => 24 * ulak.setting('dlq_retention_days')::integer) as kept) r
     cross join lateral (
         select d.archived_at, d.endpoint_name, d.status
         from (

@@ -8,10 +8,8 @@ security definer
 set search_path = pg_catalog, pg_temp
 as $plpgsql$
 begin
-    if p_hours is null or p_hours not between 1 and 168 then
-        raise exception 'p_hours must be between 1 and 168, got %', coalesce(p_hours::text, 'null')
-            using errcode = '22023', hint = 'select ulak.report(24);';
-    end if;
+    p_now := ulak._finite_time(p_now);
+    perform ulak._check_integer('p_hours', p_hours, 1, 168);
     return ulak._draw_report(ulak._report_data(p_hours, p_now));
 end
 $plpgsql$;

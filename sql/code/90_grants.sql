@@ -24,7 +24,7 @@ begin
                 where p.pronamespace = 'ulak'::regnamespace and p.proname not like E'\\_%'
             )),
             -- A procedure that commits runs with the rights of its caller, and so do its parts.
-            ('ulak_admin', array['_is_adopted', '_leave_read_only', '_maintenance_step']),
+            ('ulak_admin', array['_is_adopted', '_leave_read_only', '_maintenance_step', '_clock', '_check_interval']),
             -- A view runs its functions with the rights of its reader.
             ('ulak_admin', array['_top', '_retry_schedule']),
             ('ulak_application', array[
@@ -44,7 +44,7 @@ begin
             ('ulak_worker', array[
                 'claim', 'heartbeat', 'complete', 'fail', 'release', 'retry_delay', 'mark_handled', 'setting', 'help',
                 'recover_stale_messages', 'mark_expired_messages', 'update_circuit_breaker',
-                'run_maintenance', '_is_adopted', '_leave_read_only', '_maintenance_step',
+                'run_maintenance', '_is_adopted', '_leave_read_only', '_maintenance_step', '_clock', '_check_interval',
                 -- What the worker and the maintenance in the database are made of.
                 '_load_python', '_python_source', '_python_stamp',
                 '_claim', '_settle_many', '_release_many', '_heartbeat_many', '_endpoint_configs',

@@ -125,3 +125,7 @@ drop function ulak._endpoint_configs(bigint[], timestamptz);
 -- Looks and statistics.
 
 -- Times, archive and maintenance.
+
+drop function ulak._require_positive(text, integer);
+drop function ulak._archive_batch(timestamptz, timestamptz, integer, timestamptz);
+drop function ulak._cleanup(text, integer, integer, timestamptz);

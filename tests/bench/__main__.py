@@ -23,7 +23,7 @@ from bench.figures import Figure, markdown, plain
 from bench.stage import Part, Stage, server, settings_of
 
 # About thirteen minutes together, on two cores that have nothing else to do.
-DEFAULT = ("send", "claim", "delivery", "latency", "archive", "horizon", "growth", "peers")
+DEFAULT = ("send", "claim", "delivery", "latency", "archive", "horizon", "growth", "peers", "upgrade")
 PARTS = (*DEFAULT, "observe")
 
 

@@ -19,7 +19,15 @@ SETTINGS = """
         or source = 'configuration file' and name <> all (%s)
 """
 # Where things are says nothing about speed.
-PLACES = ["cron.host", "extension_destdir", "port", "unix_socket_directories", "listen_addresses", "log_line_prefix"]
+PLACES = [
+    "cron.host",
+    "extension_control_path",
+    "extension_destdir",
+    "port",
+    "unix_socket_directories",
+    "listen_addresses",
+    "log_line_prefix",
+]
 
 
 def circumstances(cluster: Cluster, scale: float) -> dict[str, Any]:

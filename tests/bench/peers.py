@@ -9,11 +9,10 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Iterator
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import psycopg
-from support.cluster import PG_CONFIG, CommandFailed, run
+from support.cluster import CommandFailed, major
 from support.debian import unpacked, version
 
 from bench.figures import Figure, Quantity
@@ -125,13 +124,13 @@ def drain(db: DB, step: Step, limit: int, count: int) -> int:
 
 def fetch_pgq(stage: Stage) -> str | None:
     """Puts PgQ beside the staged extension and returns its version; None where it isn't to be had."""
-    package = f"postgresql-{run([PG_CONFIG, '--version']).split()[1].split('.')[0]}-pgq3"
+    package = f"postgresql-{major()}-pgq3"
     try:
         folder = unpacked(package)
     except (CommandFailed, OSError) as failure:
         print(f"PgQ can't be had, and is left out: {failure}", flush=True)
         return None
-    shutil.copytree(folder / "usr", Path(stage.cluster.setting("extension_destdir")) / "usr", dirs_exist_ok=True)
+    shutil.copytree(folder / "usr", stage.cluster.folder / "stage/usr", dirs_exist_ok=True)
     return version(package)
 
 

@@ -23,6 +23,7 @@ _rows: list[dict[str, Any]] = []
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "full: runs in make chaos only")
+    config.addinivalue_line("markers", "release(version): its world begins with that release of the extension")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -42,8 +43,14 @@ def victim() -> Iterator[Cluster]:
 
 
 @pytest.fixture
-def world(victim: Cluster, tmp_path: Path) -> Iterator[World]:
-    name = victim.create_database(f"world_{next(_numbers)}", TEMPLATE)
+def world(request: pytest.FixtureRequest, victim: Cluster, tmp_path: Path) -> Iterator[World]:
+    name = f"world_{next(_numbers)}"
+    release = request.node.get_closest_marker("release")
+    if release is None:
+        victim.create_database(name, TEMPLATE)
+    else:
+        victim.create_database(name)
+        victim.install(name, *release.args)
     with Recorder(tmp_path / "arrivals") as recorder:
         yield World(victim, name, recorder)
     if not victim.is_running():

@@ -5,10 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from support.copies import NEXT, make_next_release, use
+import pytest
+from support.copies import NEXT, current_version, make_next_release, use
 from support.sessions import wait_until
-from support.world import FULL, World
+from support.world import FULL, PAUSES, World
 
+VERSION = "select extversion from pg_extension where extname = 'ulak'"
 RENEWED = "select count(*) from ulak.workers where state = 'running' and version = %s"
 
 
@@ -27,3 +29,30 @@ def test_the_extension_is_upgraded_under_load(world: World, close_books: Any, tm
 
     close_books()
     assert not producers.refused
+
+
+@pytest.mark.release("0.1.0")
+@pytest.mark.parametrize("runner", ["loops", pytest.param("cron", marks=pytest.mark.full)])
+def test_the_first_release_is_upgraded_under_load(world: World, close_books: Any, runner: str) -> None:
+    """Once in vain, once for good. Workers of the old version leave and come back as new ones."""
+    world.endpoint()
+    deadlocks = world.cluster.log.read_text().count("deadlock detected")
+
+    with world.workers_by(runner), world.connect() as db:
+        with world.producers(count=4, pause=PAUSES[runner]) as producers:
+            world.recorder.wait_for_more(500 if FULL else 50)
+            with db.transaction(force_rollback=True):
+                db.execute("alter extension ulak update")
+            producers.wait_for(100)
+            world.recorder.wait_for_more(500 if FULL else 50)
+            assert world.value(VERSION) == "0.1.0"
+
+            db.execute("alter extension ulak update")
+            producers.wait_for(100)
+            wait_until(lambda: world.value(RENEWED, current_version()) == 2, 90, "workers of the new version")
+            world.recorder.wait_for_more(500 if FULL else 50)
+        world.drain()
+
+    close_books()
+    assert not producers.refused
+    assert world.cluster.log.read_text().count("deadlock detected") == deadlocks

@@ -26,6 +26,7 @@ SECTIONS = [
     "horizon:held",
     "growth:batch",
     "peers:sending",
+    "upgrade:first_release",
 ]
 
 

@@ -32,14 +32,14 @@ FUNCTIONS = {
         redrive redrive_message redrive_endpoint redrive_all archive_single_to_dlq dlq_summary cleanup_dlq
         archive_completed_messages maintain_archive_partitions cleanup_old_archive_partitions
         replay_message replay_range cleanup_event_log cleanup_endpoint_stats cleanup_inbox adopt
-        start stop ping run_worker run_maintenance _maintenance_step _is_adopted _leave_read_only
+        start stop ping run_worker run_maintenance _maintenance_step _clock _check_interval _is_adopted _leave_read_only
         get_endpoint_health get_worker_status health_check metrics metrics_text doctor explain history report curl help
         _top _retry_schedule
     """,
     "ulak_worker": """
         claim heartbeat complete fail release retry_delay recover_stale_messages mark_expired_messages
         update_circuit_breaker mark_handled setting help
-        run_worker run_maintenance _maintenance_step _is_adopted _leave_read_only
+        run_worker run_maintenance _maintenance_step _clock _check_interval _is_adopted _leave_read_only
         _claim _read_claimed _settle_many _release_many _heartbeat_many _endpoint_configs _blocked_endpoints _sweep
         _take_worker_slot _leave_worker_slot _register_worker _worker_parameters _stamp_of _worker_stamp _worker_options
         _worker_check _worker_report _await_send _become_poller

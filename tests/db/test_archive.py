@@ -176,7 +176,7 @@ def test_a_batch_that_goes_on_where_the_last_one_ended_passes_no_corpses(db: DB,
     old = connect(autocommit=False)
     old.execute("set transaction isolation level repeatable read")
     old.execute("select from ulak.queue limit 1")
-    batch = "select moved, reached from ulak._archive_batch(%s, %s, 1000, %s)"
+    batch = "select moved, reached from ulak._archive_batch(%s, %s, 1000, null, %s)"
     moved, reached = db.execute(batch, [NOW, "-infinity", NOW]).fetchone() or (0, None)
     assert moved == 1000
 

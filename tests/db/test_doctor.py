@@ -178,6 +178,9 @@ def test_a_pg_cron_that_can_not_serve_is_critical(
         other_cluster.restart()
     with other_cluster.connect("app") as db:
         queue = Queue(db)
+        if check == "mode" and not other_cluster.cron_waits_for_the_longest_job():
+            assert findings(queue, check) == []
+            return
 
         told = found(queue, check)
 
@@ -221,7 +224,7 @@ def test_maintenance_that_never_ran_is_told_until_it_has(db: DB) -> None:
 
 def test_a_step_that_fails_is_critical_and_says_why(db: DB) -> None:
     queue = Queue(db)
-    db.execute("alter function ulak._cleanup(text, integer, integer, timestamptz) rename to _cleanup_gone")
+    db.execute("alter function ulak._cleanup(text, integer, integer, bigint, timestamptz) rename to _cleanup_gone")
     db.execute("call ulak.run_maintenance()")
 
     finding = found(queue, "maintenance", now=-3600)

@@ -139,6 +139,16 @@ def test_a_message_behind_another_of_its_key_names_that_one(queue: Queue) -> Non
     assert ending(queue, head)[1] == "next: an external worker claims it"
 
 
+def test_a_message_whose_predecessor_is_gone_and_that_nobody_woke_has_a_story(queue: Queue) -> None:
+    queue.endpoint()
+    head = queue.send(ordering_key="k")
+    id = queue.send(ordering_key="k")
+    queue.db.execute("update ulak.queue set next_retry_at = 'infinity' where id = %s", [id])
+    queue.db.execute("delete from ulak.queue where id = %s", [head])
+
+    assert ending(queue, id)[1].startswith('next: it is the first of its ordering key "k" now')
+
+
 def test_an_open_circuit_says_when_it_probes(queue: Queue) -> None:
     queue.endpoint()
     id = queue.send()

@@ -336,3 +336,57 @@ def test_a_run_forgets_a_signing_secret_whose_grace_is_over(db: DB) -> None:
     assert kept == ["the old one"]
     assert column(db, "select previous_value from ulak.secrets") == [None]
     assert status(db, "rows")["secrets"] == 1
+
+
+# Stored as they are, 100 kB each.
+BIG_MESSAGES = """
+    alter table ulak.queue alter column payload set storage external;
+    insert into ulak.queue (endpoint_id, status, created_at, updated_at, payload)
+    select 1, 'completed', now(), now() - interval '1 day' + n * interval '1 ms', jsonb_build_object('t', repeat('x', 100000))
+    from generate_series(1, 250) n
+"""
+BIG_LETTERS = """
+    alter table ulak.dlq alter column payload set storage external;
+    insert into ulak.dlq (
+        original_message_id, endpoint_id, message_id, original_created_at, failed_at, archived_at, attempts, retry_count,
+        priority, endpoint_name, protocol, payload
+    )
+    select
+        n, 1, gen_random_uuid(), now(), now(), now() - interval '1 year' + n * interval '1 ms', 1, 0, 0, 'shop', 'pull',
+        jsonb_build_object('t', repeat('x', 100000))
+    from generate_series(1, 250) n
+"""
+BATCH = "select outcome, reached::text from ulak._maintenance_step(%s, now(), %s, now())"
+
+
+@pytest.mark.parametrize(
+    ("step", "rows", "left"),
+    [
+        ("archive", BIG_MESSAGES, "select count(*) from ulak.queue"),
+        ("dlq_retention", BIG_LETTERS, "select count(*) from ulak.dlq"),
+    ],
+)
+def test_a_batch_of_large_messages_is_small(db: DB, step: str, rows: str, left: str) -> None:
+    db.execute(rows)
+    found = []
+
+    outcome, reached = "more", "-infinity"
+    while outcome == "more":
+        outcome, reached = db.execute(BATCH, [step, reached]).fetchone() or ("nothing", None)
+        found.append(value(db, left))
+
+    # 8 MB are 84 rows.
+    assert found == [166, 82, 0]
+
+
+def test_large_messages_that_somebody_holds_are_passed_over(db: DB, connect: Connect) -> None:
+    db.execute(BIG_MESSAGES)
+    other = connect(autocommit=False)
+    other.execute("select id from ulak.queue order by id limit 100 for update")
+
+    db.execute("call ulak.run_maintenance()")
+
+    assert value(db, "select count(*) from ulak.queue") < 200
+    other.rollback()
+    db.execute("call ulak.run_maintenance()")
+    assert value(db, "select count(*) from ulak.queue") == 0

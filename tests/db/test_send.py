@@ -346,15 +346,15 @@ REFUSALS: dict[str, tuple[dict[str, Any], str, str, str | None, str | None]] = {
     "scheduled never": (
         {"scheduled_at": NEVER},
         "22023",
-        "scheduled_at and expires_at must be finite",
-        None,
+        "scheduled_at and expires_at must be times between the years 1970 and 9000",
+        "They are infinity and null.",
         "Leave expires_at out for a message that never expires.",
     ),
     "expires never": (
         {"expires_at": NEVER},
         "22023",
-        "scheduled_at and expires_at must be finite",
-        None,
+        "scheduled_at and expires_at must be times between the years 1970 and 9000",
+        "They are null and infinity.",
         "Leave expires_at out for a message that never expires.",
     ),
     "expired already": (

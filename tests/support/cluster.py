@@ -71,6 +71,19 @@ def stage_extension(folder: Path, project: Path = PROJECT) -> Path:
     return stage
 
 
+def major() -> int:
+    """Of the server that PG_CONFIG belongs to."""
+    return int(re.findall(r"\d+", run([PG_CONFIG, "--version"]))[0])
+
+
+def extension_path(stage: Path) -> tuple[str, str]:
+    """The setting that lets a server find what is staged, and its value. Before 18 there is only Debian's own."""
+    if major() < 18:
+        return "extension_destdir", str(stage)
+    share = run([PG_CONFIG, "--sharedir"]).strip()
+    return "extension_control_path", f"{stage}{share}:$system"
+
+
 def memory_folder() -> Path | None:
     """Where files live in memory, if there is plenty of it."""
     if not MEMORY.is_dir() or shutil.disk_usage(MEMORY).free < MEMORY_NEEDED:
@@ -125,11 +138,12 @@ class Cluster:
         sockets = tempfile.mkdtemp(prefix="ulak-", dir="/tmp")
         initdb = [str(cluster.bin / "initdb"), "-D", str(cluster.data), "-U", cluster.user]
         run([*initdb, "-A", "trust", "-E", "UTF8", "--locale=C.UTF-8", "--no-sync", "--no-instructions"])
+        place, path = extension_path(stage)
         cluster.configure(
             {
                 **DEFAULTS,
                 "cron.host": sockets,
-                "extension_destdir": str(stage),
+                place: path,
                 "port": free_port(),
                 "unix_socket_directories": sockets,
                 **(settings or {}),
@@ -259,13 +273,21 @@ class Cluster:
     def drop_database(self, name: str) -> None:
         self.execute(sql.SQL("drop database if exists {} with (force)").format(sql.Identifier(name)))
 
-    def install(self, database: str) -> None:
+    def install(self, database: str, version: str | None = None) -> None:
         """CREATE EXTENSION, and a login role for each of its roles."""
         with self.connect(database) as connection:
-            connection.execute("create extension ulak cascade")
+            connection.execute("create extension ulak " + (f"version '{version}' " if version else "") + "cascade")
             for role in ROLES:
                 self.ensure_login(connection, f"test_{role}", member_of=role)
             self.ensure_login(connection, "nobody")
+
+    def cron_waits_for_the_longest_job(self) -> bool:
+        """In background workers. pg_cron 1.5 and newer don't."""
+        with self.connect() as db:
+            row = db.execute("select default_version from pg_available_extensions where name = 'pg_cron'").fetchone()
+        assert row is not None
+        # It may be written 1.4-1.
+        return [int(number) for number in re.findall(r"\d+", row[0])[:2]] < [1, 5]
 
     def ensure_login(self, connection: psycopg.Connection[Any], name: str, member_of: str | None = None) -> None:
         if connection.execute("select from pg_roles where rolname = %s", [name]).fetchone() is None:

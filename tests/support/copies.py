@@ -8,7 +8,7 @@ from typing import Any
 
 import psycopg
 
-from support.cluster import PROJECT, stage_extension
+from support.cluster import PROJECT, extension_path, stage_extension
 
 NEXT = "9.9.9"
 
@@ -45,4 +45,4 @@ def use(connection: psycopg.Connection[Any], project: Path) -> None:
     stage = project.parent / "staged" / "stage"
     if not stage.exists():
         stage_extension(stage.parent, project)
-    connection.execute("select set_config('extension_destdir', %s, false)", [str(stage)])
+    connection.execute("select set_config(%s, %s, false)", extension_path(stage))

@@ -96,7 +96,11 @@ def rehearse() -> Rehearsal:
     seen.fix("not created", "pg_cron")
     seen.start("limits", "select * from ulak.start(4)")
 
-    for item in ("mode", "max_running_jobs", "max_worker_processes"):
+    if cluster.cron_waits_for_the_longest_job():
+        seen.fix("limits", "mode")
+    else:
+        cluster.execute("alter system set cron.use_background_workers = off")
+    for item in ("max_running_jobs", "max_worker_processes"):
         seen.fix("limits", item)
     hba = cluster.data / "pg_hba.conf"
     trusting = hba.read_text()

@@ -50,6 +50,8 @@ EXPECTED = {
     "refused": "[RETRYABLE] connect: ",
     "blocked_address": "[PERMANENT] blocked: address ",
 }
+# Newer versions of libcurl refuse an encoding that they didn't ask for.
+IF_REFUSED = {"gzip_bomb_in_transfer": "[RETRYABLE] network: Unsolicited Transfer-Encoding"}
 
 
 @dataclass
@@ -199,6 +201,8 @@ def _run(endpoints: dict[str, Endpoint], servers: dict[str, Listener], healthy: 
 def test_a_hostile_receiver_is_classified_as_documented(run: Run, case: str) -> None:
     error = run.results[case].outcome.error
     expected = EXPECTED[case]
+    if error is not None and expected is None:
+        expected = IF_REFUSED.get(case)
 
     if expected is None:
         assert error is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import threading
@@ -145,7 +146,9 @@ def test_memory_stays_flat(site: Site, receiver: Receiver) -> None:
         receiver.requests.clear()
         return resident(worker.pid)
 
-    rounds = [deliver() for _ in range(4)]
+    rounds = [deliver() for _ in range(6)]
 
-    # Over the last 21,000 messages, a hundred bytes that stay for each would show.
-    assert rounds[3] - rounds[1] < 2_000_000
+    # What stays for each message makes every round grow, a hundred bytes by a million. How much is in use at once depends on
+    # who is quicker, so that some rounds grow without a leak.
+    growth = [later - earlier for earlier, later in itertools.pairwise(rounds[1:])]
+    assert min(growth) < 500_000

@@ -1,0 +1,65 @@
+#!/bin/bash
+# A fresh Debian 13 in the run folder, and in it what a newcomer runs: make demo, make test.
+#   tests/debian13.sh                     both
+#   tests/debian13.sh tests/db -k send    only these tests
+# Kept for the next time; what was installed in it stays. To begin anew: rm -rf .run/debian13
+set -euo pipefail
+umask 022
+
+project=$(cd "$(dirname "$0")/.." && pwd)
+folder=${ULAK_RUN:-$project/.run}/debian13
+root=$folder/root
+mirror=${DEBIAN_MIRROR:-http://deb.debian.org/debian}
+
+if [ "$(id -u)" != 0 ]; then
+    echo "only root can make a Debian: sudo make test-debian13" >&2
+    exit 1
+fi
+command -v debootstrap > /dev/null || {
+    apt-get update -q
+    apt-get install -q -y --no-install-recommends -o DPkg::Lock::Timeout=300 debootstrap
+}
+
+# Only what is needed to type make. No list of packages, as on a machine that never asked for one, and no server that starts
+# because it was installed.
+make_debian() {
+    rm -rf "$root"
+    mkdir -p "$root"
+    debootstrap --variant=minbase --include=ca-certificates,make trixie "$root" "$mirror"
+    rm -rf "$root"/var/lib/apt/lists/*
+    printf '#!/bin/sh\nexit 101\n' > "$root/usr/sbin/policy-rc.d"
+    chmod +x "$root/usr/sbin/policy-rc.d"
+    touch "$folder/made"
+}
+
+# The project as git has it, and what was changed since. The network is this machine's, with its names and its certificates.
+fill_debian() {
+    rm -rf "$root/srv/ulak.new"
+    mkdir -p "$root/srv/ulak.new"
+    cp -R "$project"/[!.]* "$root/srv/ulak.new"
+    if [ -d "$root/srv/ulak/.run" ]; then mv "$root/srv/ulak/.run" "$root/srv/ulak.new"; fi
+    rm -rf "$root/srv/ulak"
+    mv "$root/srv/ulak.new" "$root/srv/ulak"
+    cp -L /etc/resolv.conf /etc/hosts "$root/etc/"
+    cp -L /etc/ssl/certs/ca-certificates.crt "$root/etc/ssl/certs/"
+}
+
+[ -e "$folder/made" ] || make_debian
+fill_debian
+
+if [ "$#" = 0 ]; then
+    commands='make demo && make demo-stop && make test'
+else
+    commands="make test ARGS=$(printf '%q' "$(printf '%q ' "$@")")"
+fi
+# What is mounted and started is gone with the command: it has mounts and processes of its own. Its /dev/shm, too, so that
+# clusters in it are nobody else's.
+exec unshare --mount --pid --fork --kill-child bash -c '
+    set -euo pipefail
+    root=$1
+    mount --rbind /dev "$root/dev"
+    mount -t tmpfs -o mode=1777 tmpfs "$root/dev/shm"
+    mount -t proc proc "$root/proc"
+    mount --rbind /sys "$root/sys"
+    chroot "$root" /bin/bash -c "cd /srv/ulak && $2"
+' debian13 "$root" "$commands"

@@ -1,0 +1,226 @@
+"""From 0.1.0 to this version: nothing is lost, everything flows, and an upgrade that fails leaves 0.1.0 as it was."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from support import catalog, first_release
+from support.cluster import PROJECT, Cluster
+from support.copies import copy_project, current_version, use
+from support.first_release import VERSION
+from support.sessions import Running, wait_until
+
+DB = psycopg.Connection[Any]
+
+# What this version has no use for any more, and what it may write anew: where a message of a key waits is its own affair.
+DROPPED = {"ulak.ordering_wakeups"}
+REWRITTEN = {"next_retry_at", "updated_at"}
+
+
+@pytest.fixture
+def old(cluster: Cluster, empty_database: str) -> Iterator[DB]:
+    cluster.install(empty_database, VERSION)
+    with cluster.connect(empty_database) as connection:
+        yield connection
+
+
+@pytest.fixture
+def sender(cluster: Cluster, old: DB) -> Iterator[DB]:
+    """A session in a transaction."""
+    with cluster.connect(old.info.dbname, autocommit=False) as connection:
+        yield connection
+
+
+def version(db: DB) -> str:
+    row = db.execute("select extversion from pg_extension where extname = 'ulak'").fetchone()
+    assert row is not None
+    return str(row[0])
+
+
+def upgrade(db: DB, sender: DB) -> None:
+    """Beside a sender in its transaction. A step that needs a table for itself waits for the sender's end."""
+    with db.cursor() as cursor, psycopg.connect(db.info.dsn, autocommit=True) as observer:
+        running = Running(lambda: cursor.execute("alter extension ulak update"))
+        blocked = "select cardinality(pg_blocking_pids(%s)) > 0"
+        wait_until(
+            lambda: running.is_done() or (observer.execute(blocked, [db.info.backend_pid]).fetchone() or [False])[0],
+            60,
+            "the upgrade",
+        )
+        sender.commit()
+        running.result()
+
+
+def kept(before: dict[str, list[str]], after: dict[str, list[str]]) -> list[str]:
+    """One line per table of which a row is gone, by the columns that both versions have."""
+    problems = []
+    for table, texts in before.items():
+        if table in DROPPED and table not in after:
+            continue
+        old_rows = [json.loads(text) if text.startswith("{") else text for text in texts]
+        new_rows = [json.loads(text) if text.startswith("{") else text for text in after.get(table, [])]
+        if old_rows and isinstance(old_rows[0], dict):
+            columns = old_rows[0].keys() & (new_rows[0].keys() if new_rows else set())
+            if table == "ulak.queue":
+                columns -= REWRITTEN
+            old_rows, new_rows = (
+                [json.dumps({c: r[c] for c in sorted(columns)}) for r in o] for o in (old_rows, new_rows)
+            )
+        if missing := Counter(old_rows) - Counter(new_rows):
+            problems.append(f"{table}: {missing.total()} of {len(old_rows)}, such as {next(iter(missing))}")
+    return problems
+
+
+def deliver(db: DB) -> dict[str, list[int]]:
+    """What a worker gets of each key of the shop, all that waits, a day later."""
+    found: dict[str, list[int]] = {}
+    now = "now() + interval '1 day'"
+    while claims := db.execute(
+        f"select id, attempt, payload from ulak.claim('w', 100, 'shop', p_now => {now})"
+    ).fetchall():
+        for id, attempt, payload in claims:
+            found.setdefault(payload.get("key", "none"), []).append(payload.get("n", 0))
+            db.execute(f"select ulak.complete(%s, 'w', %s, p_now => {now})", [id, attempt])
+    return found
+
+
+def test_every_row_comes_over(old: DB, sender: DB) -> None:
+    first_release.fill(old, sender)
+    before = catalog.contents(old, by_partition=False)
+    assert {table for table, rows in before.items() if not rows} <= {"ulak.locks"}
+
+    upgrade(old, sender)
+
+    after = catalog.contents(old, by_partition=False)
+    assert version(old) == current_version()
+    assert kept(before, after) == []
+
+
+def test_every_key_flows_in_its_order(old: DB, sender: DB) -> None:
+    (id, attempt) = first_release.fill(old, sender)
+
+    upgrade(old, sender)
+
+    # Its worker lives on and reports to the new version.
+    old.execute("select ulak.complete(%s, 'w', %s)", [id, attempt])
+    found = {"in flight": [1]}
+    for key, numbers in deliver(old).items():
+        found[key] = found.get(key, []) + numbers
+    assert {key: numbers for key, numbers in found.items() if key != "none"} == first_release.KEYS
+    assert len(found["none"]) == 3
+    left = old.execute(
+        """
+        select e.name, q.status from ulak.queue q join ulak.endpoints e on e.id = q.endpoint_id
+        where q.status in ('pending', 'processing') and e.name <> 'web'
+        """
+    ).fetchall()
+    assert left == [("disabled", "pending")]
+
+
+def test_what_was_in_flight_with_nobody_is_taken_back(old: DB, sender: DB) -> None:
+    first_release.fill(old, sender)
+
+    upgrade(old, sender)
+
+    assert old.execute("select ulak.recover_stale_messages(now() + interval '1 hour')").fetchone() == (1,)
+    assert deliver(old)["in flight"] == [1, 2, 3]
+
+
+def test_a_session_goes_on_sending_to_the_key_that_it_used_before(old: DB, sender: DB) -> None:
+    """Its plans, and what its functions remember, are of the old version."""
+    old.execute("select ulak.create_endpoint('shop', 'pull', '{}')")
+    for number in (1, 2):
+        first_release.send(sender, "k", number)
+        sender.commit()
+
+    old.execute("alter extension ulak update")
+
+    for number in (3, 4):
+        first_release.send(sender, "k", number)
+        sender.commit()
+    assert deliver(old) == {"k": [1, 2, 3, 4]}
+
+
+# Failed upgrades.
+
+
+def assert_works(db: DB) -> None:
+    """Sends, delivers, maintains and runs Python."""
+    db.execute("select ulak.create_endpoint('probe', 'pull', '{}')")
+    db.execute("select ulak.send('probe', '{}', p_ordering_key => 'k') from generate_series(1, 2)")
+    for _ in range(2):
+        ((id, attempt),) = db.execute("select id, attempt from ulak.claim('p', 10, 'probe')").fetchall()
+        db.execute("select ulak.complete(%s, 'p', %s)", [id, attempt])
+    db.execute("call ulak.run_maintenance()")
+    failed = db.execute("select step, last_error from ulak.maintenance_status where last_error is not null").fetchall()
+    db.execute("call ulak.run_worker(1, 0.1)")
+    page = db.execute("select ulak.report()").fetchone()
+    assert failed == []
+    assert page is not None
+    assert page[0].lower().startswith("<!doctype html>")
+
+
+def assert_unchanged(db: DB, before: tuple[Any, Any]) -> None:
+    assert version(db) == VERSION
+    assert catalog.differences(catalog.snapshot(db), before[0]) == []
+    after = catalog.contents(db)
+    assert catalog.lost(before[1], after) == catalog.lost(after, before[1]) == []
+
+
+def test_an_upgrade_that_is_rolled_back_leaves_the_old_version(old: DB, sender: DB) -> None:
+    first_release.fill(old, sender)
+    sender.commit()
+    before = catalog.snapshot(old), catalog.contents(old)
+
+    with old.transaction(force_rollback=True):
+        old.execute("alter extension ulak update")
+        assert version(old) == current_version()
+
+    assert_unchanged(old, before)
+    assert_works(old)
+    old.execute("alter extension ulak update")
+
+
+@pytest.mark.parametrize("place", ["sql/upgrade", "sql/code/50_midway.sql", "sql/code/99_end.sql"])
+def test_an_upgrade_that_fails_midway_leaves_the_old_version(old: DB, sender: DB, tmp_path: Path, place: str) -> None:
+    first_release.fill(old, sender)
+    sender.commit()
+    before = catalog.snapshot(old), catalog.contents(old)
+    project = copy_project(tmp_path)
+    script = project / (place if place.endswith(".sql") else f"{place}/{VERSION}--{current_version()}.sql")
+    with script.open("a") as file:
+        file.write("\ndo $$ begin raise exception 'no further'; end $$;\n")
+    with psycopg.connect(old.info.dsn, autocommit=True) as db:
+        use(db, project)
+
+        with pytest.raises(psycopg.errors.RaiseException, match="no further"):
+            db.execute("alter extension ulak update")
+
+        assert_unchanged(db, before)
+        assert_works(db)
+    old.execute("alter extension ulak update")
+    assert version(old) == current_version()
+
+
+def test_each_step_of_the_upgrade_says_what_it_locks() -> None:
+    """A statement that alters, creates or fills a table stands below a comment that speaks of locks or waiting."""
+    script = (PROJECT / f"sql/upgrade/{VERSION}--{current_version()}.sql").read_text()
+    silent, said = [], False
+    for line in script.splitlines():
+        if line.startswith("--"):
+            said = said or "lock" in line.lower() or "wait" in line.lower()
+        elif line.startswith(
+            ("alter table", "create index", "create unique index", "update ", "drop table", "drop index")
+        ):
+            if not said:
+                silent.append(line)
+        elif not line.strip():
+            said = False
+
+    assert silent == []
