@@ -13,7 +13,7 @@ from support.cluster import TEMPLATE, Cluster, Connect, remove_abandoned
 _numbers = itertools.count(1)
 
 # Whatever breaks most is told first. The workers come before the longest part, for pg_cron's minutes to pass during it.
-ORDER = ("conventions", "unit", "upgrade", "chaos", "concurrency", "worker", "db")
+ORDER = ("conventions", "unit", "upgrade", "chaos", "security", "concurrency", "worker", "db")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -35,7 +35,8 @@ from (
         (11, 'attempts_retention', 'forgets old failed attempts'),
         (12, 'samples', 'counts what waits for each endpoint, and sums up the last minutes'),
         (13, 'samples_retention', 'deletes old counts of what waited'),
-        (14, 'secrets', 'forgets signing secrets whose grace after a rotation is over')
+        (14, 'secrets', 'forgets signing secrets whose grace after a rotation is over'),
+        (15, 'schedule', 'puts right what pg_cron remembers of the server that its jobs ran on')
 ) s (place, step, what)
 left join ulak.maintenance_runs r on r.step = s.step
 union all
@@ -74,7 +75,8 @@ comment on column ulak.maintenance_status.runs is 'how often it ran';
 comment on column ulak.maintenance_status.errors is 'how many errors it met';
 comment on column ulak.maintenance_status.total_rows is 'what it changed in all its runs';
 
--- No SECURITY DEFINER, no SET clause, no exception block: each would forbid the commits. The step's function has them.
+-- No SECURITY DEFINER, no SET clause, no exception block: each would forbid the commits. The step's function has them. Until the
+-- search_path is pinned, nothing is named that another one could bend; types of variables are looked up by it, too.
 create or replace procedure ulak.run_maintenance(
     p_now timestamptz default null,
     p_budget interval default '45 seconds'
@@ -82,15 +84,19 @@ create or replace procedure ulak.run_maintenance(
 language plpgsql
 as $plpgsql$
 declare
-    v_deadline timestamptz := clock_timestamp() + coalesce(p_budget, '45 seconds');
-    v_step text;
-    v_started_at timestamptz;
-    v_outcome text;
-    v_reached timestamptz;
+    v_search_path pg_catalog.text := pg_catalog.current_setting('search_path');
+    v_deadline pg_catalog.timestamptz;
+    v_step pg_catalog.text;
+    v_started_at pg_catalog.timestamptz;
+    v_outcome pg_catalog.text;
+    v_reached pg_catalog.timestamptz;
 begin
+    perform pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', false);
+    v_deadline := clock_timestamp() + coalesce(p_budget, '45 seconds');
     if not ulak._is_adopted() then
         raise notice 'the messages of another cluster were restored here: nothing is done'
             using hint = 'If this cluster is to deliver them: select ulak.adopt();';
+        perform set_config('search_path', v_search_path, false);
         return;
     end if;
     foreach v_step in array array(select s.step from ulak.maintenance_status s where s.step <> 'vacuum') loop
@@ -105,9 +111,10 @@ begin
         end loop;
         if v_outcome = 'busy' then
             raise notice 'another run of maintenance is under way';
-            return;
+            exit;
         end if;
     end loop;
+    perform set_config('search_path', v_search_path, false);
 end
 $plpgsql$;
 
@@ -233,6 +240,8 @@ begin
             perform ulak._cleanup('traffic', null, v_batch, p_now);
         when 'secrets' then
             rows := ulak._forget_old_secrets(p_now);
+        when 'schedule' then
+            rows := ulak._bring_jobs_here();
         when 'ordering' then
             rows := case when extract(minute from p_now)::integer % 10 = 0 then ulak._promote_orphans(p_now) else 0 end;
     end case;

@@ -174,7 +174,7 @@ class FakeDatabase:
     def sweep(self) -> None:
         self._called("sweep")
 
-    def become_poller(self) -> bool:
+    def is_poller(self) -> bool:
         return True
 
     def listen(self) -> Bell | None:

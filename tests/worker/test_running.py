@@ -68,7 +68,7 @@ def test_there_are_32_slots(site: Site) -> None:
 def test_a_run_ends_just_after_the_next_minute(site: Site) -> None:
     query = """
         select extract(second from clock_timestamp()) + seconds::numeric
-        from ulak._take_worker_slot(%s, null)
+        from ulak._take_worker_slot(%s, null, false)
     """
 
     ends = [Decimal(site.value(query, slot)) for slot in (1, 2)]
@@ -125,7 +125,7 @@ def test_a_worker_that_starts_after_a_stop_works(site: Site, receiver: Receiver)
 def late_run(site: Site, slot: int, asked: str) -> WorkerSession:
     """A run that pg_cron was just starting when workers were asked to leave."""
     with gate(site.db):
-        late = site.begin(slot, 60, application_name="pg_cron")
+        late = site.begin(slot, 60, is_scheduled=True)
         wait_until_blocked(late.pid, site.db)
         site.db.execute(asked)  # type: ignore[arg-type]
     return late

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from getpass import getuser
+
 from support.rehearsal import JOBS, Rehearsal, Traffic
 from support.sessions import strain, wait_until
 
@@ -27,8 +29,8 @@ def test_start_finds_limits_that_would_hold_jobs_up(rehearsal: Rehearsal) -> Non
     }
 
     assert details["mode"].startswith("pg_cron 1.4 makes every job wait for the longest one")
-    assert details["max_running_jobs"] == "4 workers and 3 other jobs need 7, it is 4"
-    assert details["max_worker_processes"] == "7 jobs and 2 other processes need 9, it is 8"
+    assert details["max_running_jobs"] == "4 workers and 4 other jobs need 8, it is 4"
+    assert details["max_worker_processes"] == "8 jobs and 2 other processes need 10, it is 8"
     assert rehearsal.jobs["limits"] == []
 
 
@@ -37,7 +39,10 @@ def test_start_tries_the_login_that_pg_cron_will_make(rehearsal: Rehearsal) -> N
     forbidden = rehearsal.problem("no login", "login")
 
     assert "pg_hba.conf rejects connection" in rejected["detail"]
-    assert f"{rehearsal.cluster.data}/pg_hba.conf, such as: local shop ulak_worker trust" in rejected["fix"]
+    assert f"{rehearsal.cluster.data}/pg_hba.conf, above any other line for it" in rejected["fix"]
+    assert '"local shop ulak_worker peer map=ulak"' in rejected["fix"]
+    assert f"{rehearsal.cluster.data}/pg_ident.conf: \"ulak {getuser()} ulak_worker\"" in rejected["fix"]
+    assert "trust" not in rejected["fix"]
     assert 'role "ulak_worker" is not permitted to log in' in forbidden["detail"]
     assert forbidden["fix"] == "alter role ulak_worker login;"
 
@@ -55,7 +60,9 @@ def test_start_schedules_workers_and_what_keeps_the_house(rehearsal: Rehearsal) 
     assert [row[:1] + row[2:] for row in rehearsal.jobs["three"]] == [
         ("ulak log in shop", "postgres", "shop"),
         ("ulak maintenance in shop", "ulak_worker", "shop"),
+        ("ulak reboot in shop", "ulak_worker", "shop"),
         ("ulak vacuum in shop", "postgres", "shop"),
+        ("ulak watcher in shop", "ulak_worker", "shop"),
         ("ulak worker 1 in shop", "ulak_worker", "shop"),
         ("ulak worker 2 in shop", "ulak_worker", "shop"),
         ("ulak worker 3 in shop", "ulak_worker", "shop"),
@@ -71,7 +78,7 @@ def test_repeating_start_changes_nothing_and_another_number_rescales(rehearsal: 
     assert rehearsal.jobs["three again"] == rehearsal.jobs["three"]
     assert {again[name] for name, *_ in rehearsal.jobs["three"]} == {"unchanged"}
     assert fewer["ulak worker 3 in shop"] == "unscheduled"
-    assert len(rehearsal.jobs["two"]) == 5
+    assert len(rehearsal.jobs["two"]) == 7
 
 
 def test_repeating_start_tells_pg_cron_of_its_jobs_again(rehearsal: Rehearsal) -> None:
@@ -80,12 +87,12 @@ def test_repeating_start_tells_pg_cron_of_its_jobs_again(rehearsal: Rehearsal) -
     with rehearsal.cluster.connect("shop") as db, db.transaction(force_rollback=True):
         db.execute("select ulak.start()")
 
-        assert db.execute(told).fetchone() == (5,)
+        assert db.execute(told).fetchone() == (7,)
 
 
 def test_start_says_what_to_run_where_pg_cron_lives(rehearsal: Rehearsal) -> None:
     (todo,) = [row for row in rehearsal.reports["elsewhere"] if row["item"] == "schedule"]
-    connect, *statements = todo["fix"].splitlines()
+    connect, *statements, back, launch = todo["fix"].splitlines()
     with rehearsal.cluster.connect("shop") as db, db.transaction(force_rollback=True):
         before = db.execute(JOBS).fetchall()
         for statement in statements:
@@ -97,10 +104,13 @@ def test_start_says_what_to_run_where_pg_cron_lives(rehearsal: Rehearsal) -> Non
         after = db.execute(JOBS).fetchall()
 
     assert (todo["status"], connect, unschedule[0]) == ("to do", r"\connect shop", r"\connect shop")
+    assert (back, launch) == (r"\connect other", "select ulak._launch_watcher();")
     assert [(name, database) for name, _, _, database in scheduled] == [
         ("ulak log in other", "shop"),
         ("ulak maintenance in other", "other"),
+        ("ulak reboot in other", "other"),
         ("ulak vacuum in other", "other"),
+        ("ulak watcher in other", "other"),
         ("ulak worker 1 in other", "other"),
         ("ulak worker 2 in other", "other"),
     ]
@@ -120,7 +130,7 @@ def test_messages_flow_over_the_minute(rehearsal: Rehearsal, traffic: Traffic) -
     """The only test that waits for the clock: pg_cron starts its jobs with the minute."""
     runs = """
         select job_pid, status, start_time, end_time, extract(second from end_time) as ended
-        from cron.job_run_details where command = 'call ulak.run_worker({})' order by runid
+        from cron.job_run_details where command = 'call ulak.run_worker({}, p_is_scheduled => true)' order by runid
     """
 
     def two_runs() -> bool:
@@ -150,7 +160,7 @@ def test_messages_flow_over_the_minute(rehearsal: Rehearsal, traffic: Traffic) -
     (worst,) = rehearsal.ask(waits)
     assert worst["longest"].total_seconds() < 1 * slack
     assert worst["attempts"] == 1
-    others = "select distinct command, status from cron.job_run_details where command not like 'call ulak.run_worker%' and end_time is not null"
+    others = "select distinct command, status from cron.job_run_details where command !~ 'workers?\\(' and end_time is not null"
     assert {row["status"] for row in rehearsal.ask(others)} == {"succeeded"}
     assert len(rehearsal.ask(others)) == 3
 
@@ -161,7 +171,7 @@ def test_stop_unschedules_and_workers_leave(rehearsal: Rehearsal, traffic: Traff
 
     report = rehearsal.ask("select * from ulak.stop()")
 
-    assert sum(row["detail"] == "unscheduled" for row in report) == 5
+    assert sum(row["detail"] == "unscheduled" for row in report) == 7
     assert sum(row["detail"] == "asked to leave" for row in report) == running
     assert rehearsal.ask(JOBS) == []
     wait_until(lambda: rehearsal.ask(alive)[0]["n"] == 0, timeout=3)
