@@ -346,6 +346,7 @@ begin
         ulak._is_our_job()
     ) using p_workers
     loop
+        perform ulak._wait_for_workers_to_leave();
         execute 'select cron.unschedule($1::bigint)' using v_job.jobid;
         return query values (v_job.jobname, 'done', 'unscheduled');
     end loop;

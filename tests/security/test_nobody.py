@@ -7,7 +7,7 @@ from support.receiver import Receiver
 from support.site import Site
 
 
-@pytest.mark.parametrize("lock", ["ulak_worker", "ulak_poller", "ulak_schedule", "ulak_maintenance"])
+@pytest.mark.parametrize("lock", ["ulak_worker", "ulak_poller"])
 def test_advisory_locks_hold_up_no_worker(site: Site, receiver: Receiver, lock: str) -> None:
     site.http("shop", receiver.url)
     with site.connect("nobody") as nobody:

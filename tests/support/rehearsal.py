@@ -94,7 +94,7 @@ def rehearse() -> Rehearsal:
     cluster.restart()
     seen.start("not created")
     seen.fix("not created", "pg_cron")
-    seen.start("limits", "select * from ulak.start(4)")
+    seen.start("limits", "select * from ulak.start(3)")
 
     for item in ("mode", "max_running_jobs", "max_worker_processes"):
         seen.fix("limits", item)

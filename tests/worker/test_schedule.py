@@ -29,8 +29,8 @@ def test_start_finds_limits_that_would_hold_jobs_up(rehearsal: Rehearsal) -> Non
     }
 
     assert details["mode"].startswith("pg_cron 1.4 makes every job wait for the longest one")
-    assert details["max_running_jobs"] == "4 workers and 4 other jobs need 8, it is 4"
-    assert details["max_worker_processes"] == "8 jobs and 2 other processes need 10, it is 8"
+    assert details["max_running_jobs"] == "3 workers and 4 other jobs need 7, it is 4"
+    assert details["max_worker_processes"] == "7 jobs and 2 other processes need 9, it is 8"
     assert rehearsal.jobs["limits"] == []
 
 
