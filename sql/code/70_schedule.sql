@@ -499,7 +499,12 @@ declare
     v_timeout numeric;
 begin
     if v_answer ? 'problem' then
-        return query values ('login', 'problem', v_answer ->> 'problem', ulak._login_fix(p_user));
+        return query values (
+            'login',
+            'problem',
+            concat_ws('; ', v_answer ->> 'problem', ulak._login_rule(p_user)),
+            ulak._login_fix(p_user)
+        );
         return;
     end if;
     return query values ('login', 'ok', format('%s can log in', p_user), null::text);
@@ -515,6 +520,58 @@ begin
     end if;
 end
 $plpgsql$;
+
+-- Which line of pg_hba.conf decides about a role, as the file is now, and what its map lacks.
+create or replace function ulak._login_rule(p_user text)
+returns text
+language sql
+stable
+set search_path = pg_catalog, pg_temp
+as $sql$
+    select concat_ws(
+        '; ',
+        format('line %s of %s decides: %s', r.line_number, current_setting('hba_file'), r.line),
+        case
+            when r.auth_method = 'peer' and r.map is null and p_user <> ulak._system_user()
+                then format('it has no map that lets %s in as %s', ulak._system_user(), p_user)
+            when r.auth_method = 'peer' and not exists (
+                select
+                from pg_ident_file_mappings m
+                where m.map_name = r.map
+                    and m.error is null
+                    and m.sys_name = ulak._system_user()
+                    and m.pg_username in (p_user, 'all')
+            ) and r.map is not null
+                then format(
+                    'map "%s" in %s has no line that lets %s in as %s',
+                    r.map, current_setting('ident_file'), ulak._system_user(), p_user
+                )
+        end
+    )
+    from (
+        select
+            h.line_number,
+            h.auth_method,
+            concat_ws(' ', h.type, array_to_string(h.database, ','), array_to_string(h.user_name, ','), h.address, h.auth_method,
+                array_to_string(h.options, ' ')) as line,
+            (select substring(o from '^map=(.*)$') from unnest(h.options) o where o like 'map=%') as map
+        from pg_hba_file_rules h
+        where h.error is null
+            and (h.type = 'local') = (select p.host ~ '^/' from ulak._login_parameters() p)
+            and h.database && array['all', current_database()::text]
+            and (
+                h.user_name && array['all', p_user]
+                or exists (
+                    select
+                    from unnest(h.user_name) u(name)
+                    join pg_roles g on u.name = '+' || g.rolname
+                    where pg_has_role(p_user, g.oid, 'member')
+                )
+            )
+        order by h.line_number
+        limit 1
+    ) r
+$sql$;
 
 -- What lets a role in without letting in others: by the operating system's user over a socket, else by a password.
 create or replace function ulak._login_fix(p_user text)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 from dataclasses import dataclass, field
+from getpass import getuser
 from typing import Any
 
 from psycopg.rows import dict_row
@@ -39,6 +40,12 @@ class Rehearsal:
     def problem(self, name: str, item: str) -> dict[str, Any]:
         (row,) = [row for row in self.reports[name] if row["status"] == "problem" and row["item"] == item]
         return row
+
+    def reload_until(self, name: str, detail: str) -> None:
+        """Until a login fails for this reason."""
+        self.cluster.reload()
+        query = "select * from ulak._check_login('ulak_worker')"
+        self.reports[name] = wait_until(lambda: [row for row in self.ask(query) if detail in (row["detail"] or "")])
 
     def fix(self, name: str, item: str) -> None:
         """As psql would, in autocommit mode."""
@@ -103,6 +110,17 @@ def rehearse() -> Rehearsal:
     hba.write_text("local all ulak_worker reject\n" + trusting)
     cluster.restart()
     seen.start("no entry")
+
+    # As Debian has it: the operating system's user may log in under its own name only.
+    own = f"local all {cluster.user} trust\n"
+    hba.write_text(f"{own}local all all peer\n")
+    seen.reload_until("no map", "Peer authentication failed")
+    peer = f"{own}local shop ulak_worker peer map=ulak\nlocal all all peer\n"
+    hba.write_text(peer)
+    seen.reload_until("empty map", 'map "ulak" in')
+    (cluster.data / "pg_ident.conf").write_text(f"ulak {getuser()} ulak_worker\n")
+    cluster.reload()
+    wait_until(lambda: seen.ask("select * from ulak._check_login('ulak_worker')")[0]["status"] == "ok")
 
     hba.write_text(trusting)
     cluster.reload()

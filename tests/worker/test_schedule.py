@@ -41,10 +41,62 @@ def test_start_tries_the_login_that_pg_cron_will_make(rehearsal: Rehearsal) -> N
     assert "pg_hba.conf rejects connection" in rejected["detail"]
     assert f"{rehearsal.cluster.data}/pg_hba.conf, above any other line for it" in rejected["fix"]
     assert '"local shop ulak_worker peer map=ulak"' in rejected["fix"]
-    assert f"{rehearsal.cluster.data}/pg_ident.conf: \"ulak {getuser()} ulak_worker\"" in rejected["fix"]
+    assert f'{rehearsal.cluster.data}/pg_ident.conf: "ulak {getuser()} ulak_worker"' in rejected["fix"]
     assert "trust" not in rejected["fix"]
     assert 'role "ulak_worker" is not permitted to log in' in forbidden["detail"]
     assert forbidden["fix"] == "alter role ulak_worker login;"
+
+
+def test_start_says_which_line_keeps_a_role_out_and_what_its_map_lacks(rehearsal: Rehearsal) -> None:
+    """As the fix is followed step by step, up to a role that can log in."""
+    user, data = getuser(), rehearsal.cluster.data
+    no_map = rehearsal.problem("no map", "login")["detail"]
+    empty_map = rehearsal.problem("empty map", "login")["detail"]
+
+    assert f"line 2 of {data}/pg_hba.conf decides: local all all peer" in no_map
+    assert no_map.endswith(f"it has no map that lets {user} in as ulak_worker")
+    assert "line 2 of" in empty_map
+    assert f'map "ulak" in {data}/pg_ident.conf has no line that lets {user} in as ulak_worker' in empty_map
+
+
+def test_start_brings_jobs_along_that_were_made_on_another_server(rehearsal: Rehearsal) -> None:
+    """As a promoted standby finds them; so does maintenance, where it runs by other means."""
+    moved = "update cron.job set nodename = '/elsewhere', nodeport = 1 where jobname like 'ulak %'"
+    with rehearsal.cluster.connect("shop") as db, db.transaction(force_rollback=True):
+        right = db.execute("select jobid, nodename, nodeport from cron.job order by 1").fetchall()
+        db.execute(moved)
+        finding = db.execute(
+            """select severity, finding, fix from ulak.doctor() where "check" = 'pg_cron'"""
+        ).fetchall()
+        report = db.execute("select detail from ulak.start() where item = 'ulak worker 1 in shop'").fetchone()
+        by_start = db.execute("select jobid, nodename, nodeport from cron.job order by 1").fetchall()
+        db.execute(moved)
+        rows = db.execute("select w.rows from ulak._maintenance_work('schedule', null, null, now()) w").fetchone()
+        by_maintenance = db.execute("select jobid, nodename, nodeport from cron.job order by 1").fetchall()
+
+    assert finding == [
+        (
+            finding[0][0],
+            "7 jobs run on /elsewhere:1, which is not this server: it was promoted, restored or moved",
+            "select * from ulak.start();",
+        )
+    ]
+    assert report is not None and report[0].endswith("(it ran on /elsewhere:1)")
+    assert rows == (7,)
+    assert by_start == by_maintenance == right
+
+
+def test_somebody_elses_job_of_the_same_name_is_no_obstacle(rehearsal: Rehearsal) -> None:
+    with rehearsal.cluster.connect("shop") as db, db.transaction(force_rollback=True):
+        db.execute("grant usage on schema cron to nobody")
+        db.execute("set local role nobody")
+        db.execute("select cron.schedule('ulak worker 1 in shop', '* * * * *', 'select 1')")
+        db.execute("reset role")
+        db.execute("select ulak.start()")
+
+        jobs = db.execute("select username from cron.job where jobname = 'ulak worker 1 in shop'").fetchall()
+
+    assert jobs == [("ulak_worker",)]
 
 
 def test_start_finds_a_timeout_that_would_end_every_run(rehearsal: Rehearsal) -> None:
@@ -163,6 +215,36 @@ def test_messages_flow_over_the_minute(rehearsal: Rehearsal, traffic: Traffic) -
     others = "select distinct command, status from cron.job_run_details where command !~ 'workers?\\(' and end_time is not null"
     assert {row["status"] for row in rehearsal.ask(others)} == {"succeeded"}
     assert len(rehearsal.ask(others)) == 3
+
+
+PIDS = "select slot, pid from ulak.get_worker_status() where state = 'running' order by slot"
+
+
+def test_workers_that_were_terminated_come_back_without_waiting_for_the_minute(
+    rehearsal: Rehearsal, traffic: Traffic
+) -> None:
+    """All at once, and again."""
+
+    def both() -> dict[int, int]:
+        rows = rehearsal.ask(PIDS)
+        return {row["slot"]: row["pid"] for row in rows} if len(rows) == 2 else {}
+
+    for _ in range(2):
+        before = wait_until(both, 5 * strain(), "two workers")
+        rehearsal.ask(f"select pg_terminate_backend(pid, 5000) from unnest(array{list(before.values())}) pid")
+        after = wait_until(both, 5 * strain(), "two other workers")
+        assert not set(before.values()) & set(after.values())
+    (sessions,) = rehearsal.ask("select count(*) as n from pg_stat_activity where usename = 'ulak_worker'")
+    assert sessions["n"] <= 3
+
+
+def test_a_database_can_be_dropped_while_workers_run(rehearsal: Rehearsal, traffic: Traffic) -> None:
+    """Not only at the next minute: pg_cron 1.4 has to be made to answer."""
+    with rehearsal.cluster.connect("shop") as db:
+        db.execute("create database dropped")
+        db.execute("select set_config('statement_timeout', %s, false)", [f"{int(10 * strain())}s"])
+
+        db.execute("drop database dropped")
 
 
 def test_stop_unschedules_and_workers_leave(rehearsal: Rehearsal, traffic: Traffic) -> None:
