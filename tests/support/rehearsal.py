@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+from contextlib import closing
 from dataclasses import dataclass, field
 from getpass import getuser
 from typing import Any
@@ -12,8 +13,10 @@ from psycopg.rows import dict_row
 from psycopg.types.json import Jsonb
 
 from support.cluster import Cluster
+from support.hostile import Hostile, never_answers
 from support.receiver import Receiver
 from support.sessions import wait_until
+from support.site import Site
 
 Rows = list[dict[str, Any]]
 JOBS = "select jobname, command, username, database from cron.job order by jobname"
@@ -83,6 +86,20 @@ class Traffic:
         self._db.close()
 
 
+def stop_a_busy_worker(cluster: Cluster) -> Rows:
+    """Where background workers run the jobs: what stop() has come to before it unschedules anything."""
+    cluster.create_database("busy")
+    cluster.install("busy")
+    with Hostile(never_answers) as hanging, closing(Site(cluster, "busy")) as site:
+        site.http("hanging", hanging.url)
+        site.begin(1, 60, is_scheduled=True)
+        site.send_many(3, "hanging")
+        wait_until(lambda: site.value("select count(*) = 3 from ulak.queue where status = 'processing'"))
+        with site.connect(autocommit=False) as administrator:
+            administrator.execute("select ulak.stop()")
+            return site.rows("select w.state, q.status, q.retry_count from ulak.workers w cross join ulak.queue q")
+
+
 def rehearse() -> Rehearsal:
     """Ends with two workers scheduled."""
     settings: dict[str, Any] = {
@@ -102,6 +119,8 @@ def rehearse() -> Rehearsal:
     seen.start("not created")
     seen.fix("not created", "pg_cron")
     seen.start("limits", "select * from ulak.start(3)")
+
+    seen.reports["a busy worker"] = stop_a_busy_worker(cluster)
 
     for item in ("mode", "max_running_jobs", "max_worker_processes"):
         seen.fix("limits", item)

@@ -34,6 +34,11 @@ def test_start_finds_limits_that_would_hold_jobs_up(rehearsal: Rehearsal) -> Non
     assert rehearsal.jobs["limits"] == []
 
 
+def test_stop_lets_a_busy_worker_leave_before_pg_cron_ends_its_run(rehearsal: Rehearsal) -> None:
+    """Which it does to a background worker whose job is unscheduled."""
+    assert rehearsal.reports["a busy worker"] == [{"state": "stopped", "status": "pending", "retry_count": 0}] * 3
+
+
 def test_start_tries_the_login_that_pg_cron_will_make(rehearsal: Rehearsal) -> None:
     rejected = rehearsal.problem("no entry", "login")
     forbidden = rehearsal.problem("no login", "login")
@@ -63,6 +68,7 @@ def test_start_brings_jobs_along_that_were_made_on_another_server(rehearsal: Reh
     """As a promoted standby finds them; so does maintenance, where it runs by other means."""
     moved = "update cron.job set nodename = '/elsewhere', nodeport = 1 where jobname like 'ulak %'"
     with rehearsal.cluster.connect("shop") as db, db.transaction(force_rollback=True):
+        db.execute("select ulak.create_endpoint('to warn about', 'http', '{\"url\": \"https://example.com/\"}')")
         right = db.execute("select jobid, nodename, nodeport from cron.job order by 1").fetchall()
         db.execute(moved)
         finding = db.execute(
