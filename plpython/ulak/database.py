@@ -369,6 +369,7 @@ def watch(stamp: str) -> None:
     plpy.commit()
     end = time.monotonic() + 60.1 - time.time() % 60
     missing: set[int] = set()
+    problem = None
     while time.monotonic() < end:
         leave, slots = database.missing_workers()
         if leave:
@@ -378,7 +379,10 @@ def watch(stamp: str) -> None:
             try:
                 login.leave_behind(parameters, f"call ulak.run_worker({slot}, p_is_scheduled => true)")
             except login.LoginError as error:
-                plpy.warning(f"worker {slot} can't be started: {error}")
+                # Once, and not every second.
+                if problem is None:
+                    problem = str(error)
+                    plpy.warning(f"worker {slot} can't be started: {problem}")
         missing = slots
         next_look = min(end, time.monotonic() + WATCH_SECONDS)
         while (wait := next_look - time.monotonic()) > 0:
