@@ -10,11 +10,12 @@ import os
 import resource
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import plpy
 
-from ulak import endpoint, options, text, verdict
+from ulak import endpoint, login, options, text, verdict
 from ulak import ping as pinging
 from ulak.bell import Bell
 from ulak.courier import Courier
@@ -75,6 +76,10 @@ _LIGHT_TURN = f"""
 """
 # How it shows that a text can't be returned: by the server's error, or by Python's own.
 _UNREADABLE = (plpy.SPIError, Busy, UnicodeError, RecursionError)
+# A run ends at most 6.4 s after the minute, and what it holds may keep it a little longer.
+HANDOVER_SECONDS = 8.0
+LOOK_SECONDS = 0.1
+WATCH_SECONDS = 1.0
 
 
 def _state(error: plpy.SPIError) -> str:
@@ -105,8 +110,12 @@ def _is_apart(message: Message) -> bool:
 class Database:
     """Implements port.Database, with plans that are prepared once per run."""
 
-    def __init__(self, slot: int, worker: str, stamp: str, may_listen: bool = False) -> None:
+    def __init__(
+        self, slot: int, worker: str, stamp: str, may_listen: bool = False, search_path: str = "pg_catalog, pg_temp"
+    ) -> None:
+        """search_path is what the session is left with."""
         self.slot = slot
+        self.search_path = search_path
         self._worker = worker
         self._stamp = stamp
         self._plans: dict[str, plpy.PLyPlan] = {}
@@ -146,6 +155,11 @@ class Database:
         chosen = options.parse(json.loads(row["settings"]), row["version"], files)
         self.commit()
         return row["fingerprint"], chosen
+
+    def note_limit(self, limited_by: str | None) -> None:
+        with suppress(Busy):
+            self._call("select ulak._note_limit($1, $2)", ("int4", "text"), (self.slot, limited_by))
+        self.commit()
 
     def heed(self) -> None:
         # Backends notice the postmaster's death where they wait, and a worker waits in Python. As long as one of them
@@ -381,8 +395,14 @@ class Database:
     def sweep(self) -> None:
         self._call("select ulak._sweep()")
 
-    def become_poller(self) -> bool:
-        return bool(self._call("select ulak._become_poller() as won")[0]["won"])
+    def missing_workers(self) -> tuple[bool, set[int]]:
+        """Whether there is nothing to watch, and which slots nobody runs."""
+        row = self._call("select leave, slots from ulak._missing_workers($1)", ("text",), (self._stamp,))[0]
+        self.commit()
+        return row["leave"], set(row["slots"])
+
+    def is_poller(self) -> bool:
+        return bool(self._call("select ulak._is_poller($1) as is_poller", ("int",), (self.slot,))[0]["is_poller"])
 
     def listen(self) -> Bell | None:
         if not self._listens and self._may_listen:
@@ -433,21 +453,19 @@ def _claimed(row: Mapping[str, Any]) -> Claimed:
     return Claimed(row["endpoint_id"], row["config_version"], list(messages), row["may_have_more"])
 
 
-def run(slot: int | None, seconds: float | None, stamp: str) -> None:
-    """The body of ulak.run_worker(): takes a slot and works in it until the time is over."""
-    plpy.execute("select ulak._leave_read_only()")
+def run(slot: int | None, seconds: float | None, is_scheduled: bool, stamp: str, search_path: str) -> None:
+    """The body of ulak.run_worker(): takes a slot and works in it until the time is over. The session's search_path is
+    pinned by now; at the end it gets back the one that it had."""
+    plpy.execute("select ulak._enter_worker_session()")
     plpy.commit()
-    taken = plpy.execute(
-        plpy.prepare("select slot, name, seconds from ulak._take_worker_slot($1, $2)", ("int", "float8")),
-        (slot, seconds),
-    )
-    plpy.commit()
-    if not len(taken):
+    # A scheduled run may come while the one before it is still leaving.
+    row = _take_slot(slot, seconds, is_scheduled, time.monotonic() + (HANDOVER_SECONDS if is_scheduled else 0))
+    if row is None:
         plpy.notice("another session runs this worker slot")
+        _leave(None, search_path)
         return
-    row = taken[0]
     # Notifications are kept for a session until it is idle, which this one isn't before its end.
-    database = Database(row["slot"], row["name"], stamp, may_listen=row["seconds"] <= LONGEST_LISTENING)
+    database = Database(row["slot"], row["name"], stamp, row["seconds"] <= LONGEST_LISTENING, search_path)
     until = time.monotonic() + row["seconds"]
     thresholds = gc.get_threshold()
     gc.set_threshold(CYCLE_SEARCH)
@@ -458,12 +476,100 @@ def run(slot: int | None, seconds: float | None, stamp: str) -> None:
     finally:
         gc.set_threshold(*thresholds)
         database.close()
-    plpy.execute(plpy.prepare("select ulak._leave_worker_slot($1)", ("int",)), (row["slot"],))
+    _leave(row["slot"], search_path)
+
+
+def _take_slot(slot: int | None, seconds: float | None, is_scheduled: bool, until: float) -> Mapping[str, Any] | None:
+    plan = plpy.prepare(
+        "select slot, name, seconds from ulak._take_worker_slot($1, $2, $3)", ("int4", "float8", "bool")
+    )
+    while True:
+        taken = plpy.execute(plan, (slot, seconds, is_scheduled))
+        plpy.commit()
+        if len(taken):
+            return taken[0]
+        if time.monotonic() >= until:
+            return None
+        time.sleep(LOOK_SECONDS)
+
+
+def _leave(slot: int | None, search_path: str) -> None:
+    leave = plpy.prepare("select ulak._leave_worker_slot($1)", ("int4",))
+    restore = plpy.prepare("select set_config('search_path', $1, false)", ("text",))
+    plpy.execute(leave, (slot,))
+    plpy.execute(restore, (search_path,))
     plpy.commit()
+
+
+def watch(stamp: str) -> None:
+    """The body of ulak._watch_workers(): whoever is missing is started, in a session of its own."""
+    database = Database(0, "watcher", stamp)
+    plpy.execute("select ulak._enter_worker_session('watcher')")
+    plpy.commit()
+    # start() holds this lock until it commits: what it asks for is seen after that.
+    plpy.execute("select ulak._await_schedule()")
+    parameters = login_parameters("ulak_worker")
+    plpy.commit()
+    end = time.monotonic() + 60.1 - time.time() % 60
+    missing: set[int] = set()
+    problem = None
+    while time.monotonic() < end:
+        leave, slots = database.missing_workers()
+        if leave:
+            return
+        # Not at the first look: between two runs a slot is empty for a moment.
+        for slot in missing & slots:
+            try:
+                login.leave_behind(parameters, f"call ulak.run_worker({slot}, p_is_scheduled => true)")
+            except login.LoginError as error:
+                # Once, and not every second.
+                if problem is None:
+                    problem = str(error)
+                    plpy.warning(f"worker {slot} can't be started: {problem}")
+        missing = slots
+        next_look = min(end, time.monotonic() + WATCH_SECONDS)
+        while (wait := next_look - time.monotonic()) > 0:
+            time.sleep(min(wait, LOOK_SECONDS))
+            database.heed()
+            database.commit()
+
+
+def launch_watcher() -> str | None:
+    """The body of ulak._launch_watcher(): why it could not be done."""
+    try:
+        login.leave_behind(login_parameters("ulak_worker"), "call ulak._watch_workers()")
+    except login.LoginError as error:
+        return str(error)
+    return None
+
+
+def log_in(user: str) -> str:
+    """The body of ulak._log_in(): what a session of this role would have, or why there is none, as JSON."""
+    try:
+        timeout = login.ask(login_parameters(user), "select pg_catalog.current_setting('statement_timeout')")
+    except login.LoginError as error:
+        return json.dumps({"problem": str(error)})
+    return json.dumps({"statement_timeout": timeout})
+
+
+def login_parameters(user: str) -> dict[str, str]:
+    """As pg_cron would open a session of this role here."""
+    row = plpy.execute("select host, port, database from ulak._login_parameters()")[0]
+    return {
+        "host": row["host"],
+        "port": row["port"],
+        "dbname": row["database"],
+        "user": user,
+        "connect_timeout": "5",
+        "fallback_application_name": "ulak",
+        # Before the session's first query, whatever is set for its database or role. And nobody stays to listen.
+        "options": "-c search_path=pg_catalog,pg_temp -c client_connection_check_interval=0",
+    }
 
 
 def _work(database: Database, until: float) -> str:
     settings, chosen = database.options()
+    database.note_limit(chosen.limited_by)
     transport = Transport(chosen.guard, chosen.slots * 2)
     worker = Worker(database, chosen, settings, until, Courier(transport))
     try:
@@ -482,8 +588,7 @@ def _break_off(database: Database, worker: Worker, error: Exception) -> None:
     try:
         database.commit()
         worker.close("stopped", f"{type(error).__name__}: {error}")
-        plpy.execute(plpy.prepare("select ulak._leave_worker_slot($1)", ("int",)), (database.slot,))
-        plpy.commit()
+        _leave(database.slot, database.search_path)
     except (plpy.SPIError, Busy, Refused) as another:
         plpy.warning(f"the worker could not give back what it held: {another}")
 

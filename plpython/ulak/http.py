@@ -329,8 +329,9 @@ class Transport:
 
     def wake_on(self, descriptor: int) -> None:
         """step() also ends when this can be read; was_woken tells."""
-        self._wake = descriptor
-        self._epoll.register(descriptor, select.EPOLLIN)
+        if descriptor != self._wake:
+            self._wake = descriptor
+            self._epoll.register(descriptor, select.EPOLLIN)
 
     def start(self, request: Request) -> None:
         """Never raises for what the request holds: that comes back from step() as a failure of kind config."""

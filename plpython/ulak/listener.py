@@ -47,7 +47,7 @@ class Listener:
         try:
             found = self._database.set_bell()
         except Busy:
-            self._do_without()
+            self.do_without()
             return True
         has_sent = self._pace.sees(now, found.last_sent, found.last_sent <= self._rings_to)
         self._rings_to = found.rings_to
@@ -63,9 +63,9 @@ class Listener:
         self.has_rung = False
         self._false_rings = max(0, self._false_rings + (-WORTH if found else 1))
         if self._false_rings >= FALSE_RINGS:
-            self._do_without()
+            self.do_without()
 
-    def _do_without(self) -> None:
+    def do_without(self) -> None:
         self.stop()
         self._bell = None
         with suppress(Busy):

@@ -1,10 +1,11 @@
-"""Whether a role can log in: asks libpq, as pg_cron will, instead of guessing from pg_hba.conf."""
+"""Sessions opened by libpq, as pg_cron opens them: to see whether a role can log in, and to start a run at once."""
 
 from __future__ import annotations
 
 import ctypes
 import ctypes.util
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 _CONNECTION_OK = 0
 _TUPLES_OK = 2
@@ -16,6 +17,26 @@ class LoginError(Exception):
 
 def ask(parameters: Mapping[str, str], query: str) -> str:
     """Logs in with these parameters and returns the one value of a query."""
+    with _connected(parameters) as (libpq, connection):
+        result = ctypes.c_void_p(libpq.PQexec(connection, query.encode()))
+        try:
+            if libpq.PQresultStatus(result) != _TUPLES_OK:
+                raise LoginError(_text(libpq.PQerrorMessage(connection)))
+            return _text(libpq.PQgetvalue(result, 0, 0))
+        finally:
+            libpq.PQclear(result)
+
+
+def leave_behind(parameters: Mapping[str, str], statement: str) -> None:
+    """Logs in, begins a statement and hangs up: a backend looks for its client when it has something to say, which is
+    at the statement's end."""
+    with _connected(parameters) as (libpq, connection):
+        if not libpq.PQsendQuery(connection, statement.encode()):
+            raise LoginError(_text(libpq.PQerrorMessage(connection)))
+
+
+@contextmanager
+def _connected(parameters: Mapping[str, str]) -> Iterator[tuple[ctypes.CDLL, ctypes.c_void_p]]:
     libpq = _libpq()
     strings = ctypes.c_char_p * (len(parameters) + 1)
     connection = ctypes.c_void_p(
@@ -28,13 +49,7 @@ def ask(parameters: Mapping[str, str], query: str) -> str:
     try:
         if libpq.PQstatus(connection) != _CONNECTION_OK:
             raise LoginError(_text(libpq.PQerrorMessage(connection)))
-        result = ctypes.c_void_p(libpq.PQexec(connection, query.encode()))
-        try:
-            if libpq.PQresultStatus(result) != _TUPLES_OK:
-                raise LoginError(_text(libpq.PQerrorMessage(connection)))
-            return _text(libpq.PQgetvalue(result, 0, 0))
-        finally:
-            libpq.PQclear(result)
+        yield libpq, connection
     finally:
         libpq.PQfinish(connection)
 

@@ -19,6 +19,8 @@ class Options:
     lease: float
     guard: Guard
     endpoint: Settings
+    # Why there are fewer slots than worker_concurrency asks for.
+    limited_by: str | None = None
 
 
 # Files that PostgreSQL itself needs in a backend.
@@ -28,11 +30,17 @@ _OTHER_FILES = 200
 def parse(settings: Mapping[str, str], version: str, max_files: int = 1024) -> Options:
     """max_files is what the operating system lets a process have open (-1: any number); each request needs a socket."""
     slots = -(-int(settings["worker_concurrency"]) * 8 // 7)
-    if max_files >= 0:
-        # Twice: slow receivers have slots of their own.
-        slots = min(slots, max(2, (max_files - _OTHER_FILES) // 2))
+    # Twice: slow receivers have slots of their own.
+    most = max(2, (max_files - _OTHER_FILES) // 2) if max_files >= 0 else slots
+    limited_by = None
+    if most < slots:
+        limited_by = (
+            f"a process may have {max_files} files open, which is enough for {most} requests in flight;"
+            f" worker_concurrency asks for {settings['worker_concurrency']}"
+        )
     return Options(
-        slots=slots,
+        slots=min(slots, most),
+        limited_by=limited_by,
         batch_size=int(settings["batch_size"]),
         poll_interval=int(settings["poll_interval"]) / 1000,
         poll_interval_busy=int(settings["poll_interval_busy"]) / 1000,

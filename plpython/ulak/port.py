@@ -116,7 +116,7 @@ class Database(Protocol):
     def sweep(self) -> None:
         """Takes back what dead workers held and marks what expired, unless another worker is at it."""
 
-    def become_poller(self) -> bool:
+    def is_poller(self) -> bool:
         """One worker of the fleet looks often for new messages; the others come when there is much to do."""
 
     def listen(self) -> Bell | None:

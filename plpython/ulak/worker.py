@@ -583,11 +583,18 @@ class Worker:
         with suppress(Busy):
             self._database.report(progress, tally.statistics())
             tally.clear()
-            if not self._pace.is_poller:
-                self._pace.is_poller = self._database.become_poller()
-                if self._pace.is_poller:
-                    self._listen()
+            if state == "running":
+                self._see_poller(self._database.is_poller())
         self._database.commit()
+
+    def _see_poller(self, is_poller: bool) -> None:
+        if is_poller == self._pace.is_poller:
+            return
+        self._pace.is_poller = is_poller
+        if is_poller:
+            self._listen()
+        else:
+            self._listener.do_without()
 
     def _listen(self) -> None:
         bell = self._database.listen()

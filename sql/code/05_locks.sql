@@ -11,8 +11,11 @@
 -- A change of max_queue_size locks the table ulak.setting_values (share update exclusive): senders see it in pg_locks, and
 -- remember nothing that follows from the old limit.
 --
+-- stop(), where background workers run the jobs, locks the table ulak.schedule (exclusive): workers see it in pg_locks, and leave
+-- before their jobs are unscheduled.
+--
 -- Locks on rows of other tables, by those who change them: ulak.ordering_keys (senders of one key), ulak.queue (messages),
--- ulak.endpoints (circuit breaker, rate limit).
+-- ulak.endpoints (circuit breaker, rate limit), ulak.workers (a session that takes a slot, or reports).
 --
 -- The order: a named lock, then an ordering key, then messages, then endpoints by ascending id. A claim never waits: it
 -- skips what is locked.

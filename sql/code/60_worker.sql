@@ -1,17 +1,38 @@
 -- The worker that lives in the database: its procedure, and what it asks of SQL besides claiming and settling.
 
-create or replace procedure ulak.run_worker(p_slot integer default null, p_seconds double precision default null)
+-- A procedure that commits can't have a SET clause, so its first statements pin the search_path themselves. They are the same
+-- whatever path the session came with: a database's owner may set one, and objects of others may be on it.
+create or replace procedure ulak.run_worker(
+    p_slot integer default null,
+    p_seconds double precision default null,
+    p_is_scheduled boolean default false
+)
 language plpython3u
 as $python$
+    before = plpy.execute("select pg_catalog.current_setting('search_path') as path")[0]["path"]
+    plpy.execute("select pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', false)")
     plpy.execute("select ulak._load_python()")
     from ulak import database
 
-    database.run(p_slot, p_seconds, plpy.execute("select ulak._worker_stamp() as stamp")[0]["stamp"])
+    stamp = plpy.execute("select ulak._worker_stamp() as stamp")[0]["stamp"]
+    database.run(p_slot, p_seconds, p_is_scheduled, stamp, before)
 $python$;
 
-comment on procedure ulak.run_worker(integer, double precision) is
+comment on procedure ulak.run_worker(integer, double precision, boolean) is
     'delivers messages until just after the next full minute, or for p_seconds; p_slot is the worker''s number, '
-    'by default the first that is free';
+    'by default the first that is free; p_is_scheduled is for the jobs of start()';
+
+-- Keeps the workers of start() alive until just after the next full minute: pg_cron 1.4 starts jobs at the full minute and
+-- when the server starts, and nothing in between. Later versions need no watcher, they know seconds.
+create or replace procedure ulak._watch_workers()
+language plpython3u
+as $python$
+    plpy.execute("select pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', false)")
+    plpy.execute("select ulak._load_python()")
+    from ulak import database
+
+    database.watch(plpy.execute("select ulak._worker_stamp() as stamp")[0]["stamp"])
+$python$;
 
 -- What a worker runs. One that finds another stamp leaves, so that the next run starts with the new code.
 create or replace function ulak._stamp_of(p_version text)
@@ -46,15 +67,24 @@ begin
 end
 $plpgsql$;
 
--- Takes a slot that no other session runs, and sets the session up; no row if there is none.
-create or replace function ulak._take_worker_slot(p_slot integer, p_seconds double precision)
+-- In a transaction of its own: whether a transaction may write is settled when it begins.
+create or replace function ulak._enter_worker_session(p_name text default 'worker')
+returns void
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+begin
+    perform set_config(s.name, s.value, false) from ulak._worker_parameters() s;
+    perform set_config('application_name', format('ulak %s', p_name), false);
+end
+$plpgsql$;
+
+-- Takes a slot that no other session runs; no row if there is none.
+create or replace function ulak._take_worker_slot(p_slot integer, p_seconds double precision, p_is_scheduled boolean)
 returns table (slot integer, name text, seconds double precision)
 language plpgsql
 set search_path = pg_catalog, pg_temp
 as $plpgsql$
-declare
-    -- The jobs of start() name their slot.
-    v_is_scheduled boolean := p_slot is not null and current_setting('application_name') = 'pg_cron';
 begin
     if p_slot is not null and p_slot not between 1 and 32 then
         raise exception 'worker slots are numbered from 1 to 32'
@@ -65,15 +95,13 @@ begin
             using errcode = '22023', detail = format('p_seconds is %s.', p_seconds);
     end if;
     for v_slot in coalesce(p_slot, 1)..coalesce(p_slot, 32) loop
-        if pg_try_advisory_lock(hashtext('ulak_worker'), v_slot) then
+        name := format('worker %s, pid %s', v_slot, pg_backend_pid());
+        if ulak._register_worker(v_slot, name, p_is_scheduled) then
             slot := v_slot;
-            name := format('worker %s, pid %s', v_slot, pg_backend_pid());
             -- A run ends just after the minute's tick: pg_cron has queued the next one by then and starts it at once.
             -- Not all at the same moment, so that somebody is always there.
             seconds := coalesce(p_seconds, 60 + 0.2 * v_slot - extract(second from clock_timestamp()));
-            perform set_config(s.name, s.value, false) from ulak._worker_parameters() s;
             perform set_config('application_name', format('ulak %s', name), false);
-            perform ulak._register_worker(slot, name, v_is_scheduled);
             return next;
             return;
         end if;
@@ -103,20 +131,54 @@ as $sql$
         -- Whatever the database's own defaults are.
         ('default_transaction_isolation', 'read committed'),
         ('default_transaction_read_only', 'off'),
-        ('datestyle', 'ISO')
+        ('datestyle', 'ISO'),
+        -- Who started the run needn't stay for it.
+        ('client_connection_check_interval', '0')
 $sql$;
 
-create or replace function ulak._register_worker(p_slot integer, p_worker text, p_is_scheduled boolean)
-returns void
+-- Whether the session that wrote this row is still there. A pid alone comes again.
+create or replace function ulak._has_backend(p_worker ulak.workers)
+returns boolean
 language sql
-security definer
+stable
 set search_path = pg_catalog, pg_temp
 as $sql$
-    insert into ulak.workers as w (
-        slot, name, pid, state, started_at, last_activity, heartbeat_at, is_scheduled, version
+    select exists (
+        select
+        from pg_stat_get_activity(p_worker.pid) a
+        where a.backend_start = coalesce(p_worker.backend_start, a.backend_start)
     )
-    select p_slot, p_worker, pg_backend_pid(), 'running', t.now, t.now, t.now, p_is_scheduled, e.extversion
-    from clock_timestamp() t(now), pg_extension e
+$sql$;
+
+-- Whether a slot has its worker. One that has been silent for so long hangs, and another one takes its place: should it wake
+-- up, it finds that and leaves, and whatever it still does is fenced off.
+create or replace function ulak._is_taken(p_worker ulak.workers)
+returns boolean
+language sql
+stable
+set search_path = pg_catalog, pg_temp
+as $sql$
+    select p_worker.state = 'running'
+        and p_worker.heartbeat_at > clock_timestamp() - interval '2 minutes'
+        and ulak._has_backend(p_worker)
+$sql$;
+
+-- True if this session has the slot now. The conflict locks the row, and of two sessions the second one sees the first.
+create or replace function ulak._register_worker(p_slot integer, p_worker text, p_is_scheduled boolean)
+returns boolean
+language plpgsql
+security definer
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+begin
+    if p_is_scheduled and ulak._is_stopping() then
+        return false;
+    end if;
+    insert into ulak.workers as w (
+        slot, name, pid, state, started_at, last_activity, heartbeat_at, is_scheduled, version, backend_start
+    )
+    select p_slot, p_worker, a.pid, 'running', t.now, t.now, t.now, p_is_scheduled, e.extversion, a.backend_start
+    from clock_timestamp() t(now), pg_extension e, pg_stat_get_activity(pg_backend_pid()) a
     where e.extname = 'ulak'
     on conflict (slot) do update
     set name = excluded.name,
@@ -126,8 +188,12 @@ as $sql$
         heartbeat_at = excluded.heartbeat_at,
         in_flight = 0,
         is_scheduled = excluded.is_scheduled,
-        version = excluded.version
-$sql$;
+        version = excluded.version,
+        backend_start = excluded.backend_start
+    where not ulak._is_taken(w);
+    return found;
+end
+$plpgsql$;
 
 -- For a session that goes on after its worker, such as an administrator's psql.
 create or replace function ulak._leave_worker_slot(p_slot integer)
@@ -136,20 +202,91 @@ language plpgsql
 set search_path = pg_catalog, pg_temp
 as $plpgsql$
 begin
-    perform pg_advisory_unlock(hashtext('ulak_worker'), p_slot);
-    if exists (
-        select
-        from pg_locks l
-        where l.locktype = 'advisory'
-            and l.pid = pg_backend_pid()
-            and l.classid = hashtext('ulak_poller')::bigint & 4294967295
-    ) then
-        perform pg_advisory_unlock(hashtext('ulak_poller'), 0);
-    end if;
+    perform ulak._unregister_worker(p_slot);
     unlisten ulak_bell;
     perform set_config(s.name, s.reset_val, false)
     from pg_settings s
     where lower(s.name collate "C") in (select p.name from ulak._worker_parameters() p union all values ('application_name'));
+end
+$plpgsql$;
+
+-- Told by each run; in the event log once, until it is another.
+create or replace function ulak._note_limit(p_slot integer, p_limited_by text)
+returns void
+language plpgsql
+security definer
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+begin
+    update ulak.workers w
+    set limited_by = p_limited_by
+    where w.slot = p_slot and w.pid = pg_backend_pid() and w.limited_by is distinct from p_limited_by;
+    if found and p_limited_by is not null then
+        insert into ulak.event_log (event, detail)
+        values ('worker.limited', jsonb_build_object('slot', p_slot, 'limited_by', p_limited_by));
+    end if;
+end
+$plpgsql$;
+
+-- Whoever could not say that it leaves, because a lock was taken, says it here.
+create or replace function ulak._unregister_worker(p_slot integer)
+returns void
+language sql
+security definer
+set search_path = pg_catalog, pg_temp
+as $sql$
+    update ulak.workers w
+    set state = 'stopped'
+    where w.slot = p_slot and w.pid = pg_backend_pid() and w.state <> 'stopped'
+$sql$;
+
+-- Sessions that watch the workers of this database. Nobody else has this role to show.
+create or replace function ulak._watchers()
+returns table (pid integer, backend_start timestamptz)
+language sql
+stable
+set search_path = pg_catalog, pg_temp
+as $sql$
+    select a.pid, a.backend_start
+    from pg_stat_activity a
+    where a.datname = current_database() and a.usename = 'ulak_worker' and a.application_name = 'ulak watcher'
+$sql$;
+
+create or replace function ulak._await_schedule()
+returns void
+language plpgsql
+security definer
+set search_path = pg_catalog, pg_temp
+set lock_timeout = 0
+as $plpgsql$
+begin
+    perform ulak._lock('schedule');
+end
+$plpgsql$;
+
+-- Which slots of start() nobody runs, and whether a watcher has anything to watch at all.
+create or replace function ulak._missing_workers(p_stamp text)
+returns table (leave boolean, slots integer[])
+language plpgsql
+security definer
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+declare
+    v_workers integer := coalesce((select s.workers from ulak.schedule s), 0);
+begin
+    perform ulak._wake_pg_cron();
+    -- Of two watchers the one that came first leaves: the other will be there in the next minute, too.
+    leave := v_workers = 0 or p_stamp <> ulak._worker_stamp() or exists (
+        select
+        from pg_stat_get_activity(pg_backend_pid()) m
+        join ulak._watchers() w on (w.backend_start, w.pid) > (m.backend_start, m.pid)
+    );
+    slots := array(
+        select n
+        from generate_series(1, v_workers) n
+        where not exists (select from ulak.workers w where w.slot = n and ulak._is_taken(w))
+    );
+    return next;
 end
 $plpgsql$;
 
@@ -209,6 +346,9 @@ begin
     select
         case
             when w.stop_requested_at >= w.started_at then 'stop'
+            -- Another session took the slot, because this one seemed to hang.
+            when w.pid <> pg_backend_pid() then 'restart'
+            when ulak._is_stopping() then 'stop'
             when w.is_scheduled and p_slot > s.workers and w.started_at < s.changed_at + interval '1 minute' then 'stop'
             when p_stamp <> ulak._stamp_of(e.extversion) then 'restart'
         end,
@@ -344,13 +484,15 @@ begin
 end
 $plpgsql$;
 
--- A session's lock: it goes to another worker when this one ends, however it ends.
-create or replace function ulak._become_poller()
+-- One worker looks often for new messages: the one with the lowest number that is alive.
+create or replace function ulak._is_poller(p_slot integer)
 returns boolean
 language sql
+stable
+security definer
 set search_path = pg_catalog, pg_temp
 as $sql$
-    select pg_try_advisory_lock(hashtext('ulak_poller'), 0)
+    select not exists (select from ulak.workers w where w.slot < p_slot and ulak._is_taken(w))
 $sql$;
 
 create or replace function ulak._ping(p_endpoint_id bigint)

@@ -36,7 +36,8 @@ from (
         (12, 'samples', 'counts what waits for each endpoint, and sums up the last minutes'),
         (13, 'samples_retention', 'deletes old counts of what waited'),
         (14, 'secrets', 'forgets signing secrets whose grace after a rotation is over'),
-        (15, 'orphans', 'makes dead letters of messages whose endpoint was dropped while they were being sent')
+        (15, 'orphans', 'makes dead letters of messages whose endpoint was dropped while they were being sent'),
+        (16, 'schedule', 'puts right what pg_cron remembers of the server that its jobs ran on')
 ) s (place, step, what)
 left join ulak.maintenance_runs r on r.step = s.step
 union all
@@ -75,7 +76,8 @@ comment on column ulak.maintenance_status.runs is 'how often it ran';
 comment on column ulak.maintenance_status.errors is 'how many errors it met';
 comment on column ulak.maintenance_status.total_rows is 'what it changed in all its runs';
 
--- No SECURITY DEFINER, no SET clause, no exception block: each would forbid the commits. The step's function has them.
+-- No SECURITY DEFINER, no SET clause, no exception block: each would forbid the commits. The step's function has them. Until the
+-- search_path is pinned, nothing is named that another one could bend; types of variables are looked up by it, too.
 create or replace procedure ulak.run_maintenance(
     p_now timestamptz default null,
     p_budget interval default '45 seconds'
@@ -83,13 +85,15 @@ create or replace procedure ulak.run_maintenance(
 language plpgsql
 as $plpgsql$
 declare
-    v_deadline timestamptz;
-    v_step text;
-    v_started_at timestamptz;
-    v_outcome text;
-    v_reached timestamptz;
-    v_was_read_only boolean;
+    v_search_path pg_catalog.text := pg_catalog.current_setting('search_path');
+    v_deadline pg_catalog.timestamptz;
+    v_step pg_catalog.text;
+    v_started_at pg_catalog.timestamptz;
+    v_outcome pg_catalog.text;
+    v_reached pg_catalog.timestamptz;
+    v_was_read_only pg_catalog.bool;
 begin
+    perform pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', false);
     -- Where it is null, each batch goes by the clock.
     perform ulak._clock(p_now);
     perform ulak._check_interval('p_budget', coalesce(p_budget, '45 seconds'), interval '1 day');
@@ -97,6 +101,7 @@ begin
     if not ulak._is_adopted() then
         raise notice 'the messages of another cluster were restored here: nothing is done'
             using hint = 'If this cluster is to deliver them: select ulak.adopt();';
+        perform set_config('search_path', v_search_path, false);
         return;
     end if;
     v_was_read_only := ulak._leave_read_only();
@@ -117,8 +122,9 @@ begin
         end if;
     end loop;
     if v_was_read_only then
-        perform pg_catalog.set_config('default_transaction_read_only', 'on', false);
+        perform set_config('default_transaction_read_only', 'on', false);
     end if;
+    perform set_config('search_path', v_search_path, false);
 end
 $plpgsql$;
 
@@ -253,6 +259,8 @@ begin
             more := rows = v_batch;
         when p_step = 'secrets' then
             rows := ulak._forget_old_secrets(p_now);
+        when p_step = 'schedule' then
+            rows := ulak._bring_jobs_here();
         when p_step = 'ordering' then
             rows := case when extract(minute from p_now)::integer % 10 = 0 then ulak._unpark_orphans(p_now) else 0 end;
             perform ulak._forget_ordering_keys();

@@ -28,6 +28,9 @@ begin
         return query
         select s.item, s.status, s.detail, null::text
         from ulak._schedule_jobs(v_workers) s;
+        if not ulak._has_seconds() then
+            perform ulak._launch_watcher();
+        end if;
     else
         return query
         select
@@ -38,7 +41,11 @@ begin
                 E'\n',
                 format(E'\\connect %I', current_setting('cron.database_name')),
                 ulak._unschedule_command(),
-                string_agg(ulak._schedule_command(j.jobname, j.command, j.username, j.database), E'\n')
+                string_agg(ulak._schedule_command(j.jobname, j.schedule, j.command, j.username, j.database), E'\n'),
+                case
+                    when not ulak._has_seconds()
+                        then format(E'\\connect %I\nselect ulak._launch_watcher();', current_database())
+                end
             )
         from ulak._wanted_jobs(v_workers) j;
         return query
@@ -63,6 +70,7 @@ declare
     v_name text;
 begin
     perform ulak._lock('schedule');
+    perform ulak._wait_for_workers_to_leave();
     if ulak._has_pg_cron() then
         for v_id, v_name in execute format('select jobid, jobname::text from cron.job where %s order by jobname', ulak._is_our_job())
         loop
@@ -85,6 +93,53 @@ $plpgsql$;
 
 comment on function ulak.stop() is
     'takes the workers and the maintenance out of pg_cron and asks running workers to leave; messages stay in the queue';
+
+-- pg_cron ends the run of a job that is unscheduled where a background worker runs it: in the midst of its deliveries. So the
+-- workers leave first. They can't see what this transaction has written, but that it holds this lock.
+create or replace function ulak._wait_for_workers_to_leave()
+returns void
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+begin
+    if not ulak._has_background_workers() then
+        return;
+    end if;
+    lock table ulak.schedule in exclusive mode;
+    for v_look in 1..100 loop
+        exit when not exists (select from ulak.workers w where w.is_scheduled and ulak._is_taken(w));
+        perform pg_sleep(0.05), pg_stat_clear_snapshot();
+    end loop;
+end
+$plpgsql$;
+
+create or replace function ulak._is_stopping()
+returns boolean
+language plpgsql
+stable
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+begin
+    return ulak._has_background_workers() and exists (
+        select
+        from pg_locks l
+        join pg_database d on d.oid = l.database and d.datname = current_database()
+        where l.locktype = 'relation'
+            and l.relation = 'ulak.schedule'::regclass
+            and l.mode = 'ExclusiveLock'
+            and l.granted
+    );
+end
+$plpgsql$;
+
+create or replace function ulak._has_background_workers()
+returns boolean
+language sql
+stable
+set search_path = pg_catalog, pg_temp
+as $sql$
+    select coalesce(current_setting('cron.use_background_workers', true)::boolean, false)
+$sql$;
 
 -- Asks the workers of other slots to leave, and notes it for those that pg_cron is just starting.
 create or replace function ulak._limit_workers(p_workers integer)
@@ -136,50 +191,108 @@ stable
 set search_path = pg_catalog, pg_temp
 as $sql$
     select format(
-        'substring(jobname from %L) = %L', E'^ulak (?:worker \\d+|maintenance|vacuum|log) in (.*)$', current_database()
+        'substring(jobname from %L) = %L',
+        E'^ulak (?:worker \\d+|watcher|reboot|maintenance|vacuum|log) in (.*)$',
+        current_database()
     )
 $sql$;
 
--- The jobs as they should be.
-create or replace function ulak._wanted_jobs(p_workers integer)
-returns table (jobname text, command text, username text, database text)
+-- Of the extension, or of the library where it lives in another database.
+create or replace function ulak._pg_cron_version()
+returns text
 language sql
 stable
 set search_path = pg_catalog, pg_temp
 as $sql$
-    select ulak._job_name('worker ' || n), format('call ulak.run_worker(%s)', n), 'ulak_worker', current_database()::text
-    from generate_series(1, p_workers) n
-    union all
-    select ulak._job_name('maintenance'), 'call ulak.run_maintenance()', 'ulak_worker', current_database()::text
-    union all
-    -- The table's owner: nobody else may VACUUM it.
-    select ulak._job_name('vacuum'), ulak._vacuum_command(), pg_get_userbyid(c.relowner), current_database()::text
-    from pg_class c
-    where c.oid = 'ulak.queue'::regclass
-    union all
-    -- pg_cron logs each run of each job and never forgets. Runs that failed to start have no time, but their number.
+    select substring(coalesce(e.extversion, a.default_version) from '^\d+\.\d+')
+    from pg_available_extensions a
+    left join pg_extension e on e.extname = a.name
+    where a.name = 'pg_cron'
+$sql$;
+
+-- Whether pg_cron knows schedules in seconds. Before, it starts nothing but at the full minute and with the server, and workers
+-- need a watcher.
+create or replace function ulak._has_seconds()
+returns boolean
+language sql
+stable
+set search_path = pg_catalog, pg_temp
+as $sql$
+    select coalesce(string_to_array(ulak._pg_cron_version(), '.')::integer[] >= array[1, 5], false)
+$sql$;
+
+-- The jobs as they should be. Each is the call of one routine that pins its search_path, or a text that none can bend.
+create or replace function ulak._wanted_jobs(p_workers integer)
+returns table (
+    jobname text,
+    schedule text,
+    command text,
+    username text,
+    database text,
+    nodename text,
+    nodeport integer
+)
+language sql
+stable
+set search_path = pg_catalog, pg_temp
+as $sql$
+    with job (what, schedule, command, is_owners, database) as (
+        -- A run that has ended is followed by the next at once, and one that ended too soon after two seconds.
+        select
+            'worker ' || n,
+            case when ulak._has_seconds() then '2 seconds' else '* * * * *' end,
+            format('call ulak.run_worker(%s, p_is_scheduled => true)', n),
+            false,
+            current_database()
+        from generate_series(1, p_workers) n
+        union all
+        select w.what, w.schedule, 'call ulak._watch_workers()', false, current_database()
+        from (values ('watcher', '* * * * *'), ('reboot', '@reboot')) w(what, schedule)
+        where not ulak._has_seconds()
+        union all
+        select 'maintenance', '* * * * *', 'call ulak.run_maintenance()', false, current_database()
+        union all
+        -- Nobody else may VACUUM a table.
+        select 'vacuum', '* * * * *', ulak._vacuum_command(), true, current_database()
+        union all
+        -- pg_cron logs each run of each job and never forgets. Runs that failed to start have no time, but their number.
+        -- A text of its own, since there may be no ulak where pg_cron lives.
+        select
+            'log',
+            '* * * * *',
+            format(
+                'set search_path = pg_catalog, pg_temp; '
+                'delete from cron.job_run_details d where (d.jobid in (select jobid from cron.job where %s) '
+                'or d.command like ''call ulak.%%'' and d.jobid not in (select jobid from cron.job)) '
+                'and d.runid < (select max(r.runid) from cron.job_run_details r where r.start_time < now() - interval ''1 hour'')',
+                ulak._is_our_job()
+            ),
+            true,
+            current_setting('cron.database_name', true)
+    )
     select
-        ulak._job_name('log'),
-        format(
-            'delete from cron.job_run_details d where (d.jobid in (select jobid from cron.job where %s) '
-            'or starts_with(d.command, ''call ulak.run_'') and d.jobid not in (select jobid from cron.job)) '
-            'and d.runid < (select max(r.runid) from cron.job_run_details r where r.start_time < now() - interval ''1 hour'')',
-            ulak._is_our_job()
-        ),
-        pg_get_userbyid(c.relowner),
-        current_setting('cron.database_name', true)
-    from pg_class c
+        ulak._job_name(j.what),
+        j.schedule,
+        j.command,
+        case when j.is_owners then pg_get_userbyid(c.relowner) else 'ulak_worker' end,
+        j.database,
+        current_setting('cron.host', true),
+        current_setting('port')::integer
+    from job j
+    cross join pg_class c
     where c.oid = 'ulak.queue'::regclass
 $sql$;
 
-create or replace function ulak._schedule_command(p_jobname text, p_command text, p_username text, p_database text)
+create or replace function ulak._schedule_command(
+    p_jobname text, p_schedule text, p_command text, p_username text, p_database text
+)
 returns text
 language sql
 immutable
 set search_path = pg_catalog, pg_temp
 as $sql$
     select format(
-        'select cron.schedule_in_database(%L, ''* * * * *'', %L, %L, %L);', p_jobname, p_command, p_database, p_username
+        'select cron.schedule_in_database(%L, %L, %L, %L, %L);', p_jobname, p_schedule, p_command, p_database, p_username
     )
 $sql$;
 
@@ -192,7 +305,8 @@ as $sql$
     select format('select cron.unschedule(jobid) from cron.job where %s;', ulak._is_our_job())
 $sql$;
 
--- Makes pg_cron's jobs equal to the wanted ones. It reads them when it is told of a change, and version 1.4 was seen to
+-- Makes pg_cron's jobs equal to the wanted ones. A job remembers the address of the server that it was made on: one that was
+-- promoted or restored elsewhere is put right. pg_cron reads its jobs when it is told of a change, and version 1.4 was seen to
 -- miss that while much else changed in the catalog. So jobs that are right already are written as well, and a second
 -- start() reaches it.
 create or replace function ulak._schedule_jobs(p_workers integer)
@@ -204,29 +318,35 @@ declare
     v_job record;
 begin
     for v_job in execute
-        'select j.jobid, w.* from ulak._wanted_jobs($1) w left join cron.job j on j.jobname = w.jobname '
-        'and j.command = w.command and j.username = w.username and j.database = w.database and j.active '
+        'select j.jobid, w.*, (j.schedule, j.command, j.database, j.active) '
+        'is not distinct from (w.schedule, w.command, w.database, true) as is_right, '
+        '(j.nodename, j.nodeport) is not distinct from (w.nodename, w.nodeport) as is_here, '
+        'concat_ws('':'', j.nodename, j.nodeport) as place '
+        'from ulak._wanted_jobs($1) w left join cron.job j on j.jobname = w.jobname and j.username = w.username '
         'order by w.jobname'
         using p_workers
     loop
         if v_job.jobid is null then
-            execute 'select cron.unschedule(j.jobid) from cron.job j where j.jobname = $1' using v_job.jobname;
-            execute ulak._schedule_command(v_job.jobname, v_job.command, v_job.username, v_job.database);
+            execute ulak._schedule_command(v_job.jobname, v_job.schedule, v_job.command, v_job.username, v_job.database);
         else
-            execute 'select cron.alter_job($1::bigint, active => true)' using v_job.jobid;
+            execute 'update cron.job set schedule = $2, command = $3, database = $4, nodename = $5, nodeport = $6, active = true '
+                'where jobid = $1'
+                using v_job.jobid, v_job.schedule, v_job.command, v_job.database, v_job.nodename, v_job.nodeport;
         end if;
         return query values (
             v_job.jobname,
-            case when v_job.jobid is null then 'done' else 'unchanged' end,
-            format('every minute as %s: %s', v_job.username, v_job.command)
+            case when v_job.is_right and v_job.is_here then 'unchanged' else 'done' end,
+            format('%s as %s: %s', v_job.schedule, v_job.username, v_job.command)
+                || case when v_job.jobid is not null and not v_job.is_here then format(' (it ran on %s)', v_job.place) else '' end
         );
     end loop;
     for v_job in execute format(
-        'select jobid, jobname::text from cron.job where %s and jobname not in (select w.jobname from ulak._wanted_jobs($1) w) '
-        'order by jobname',
+        'select jobid, jobname::text from cron.job where %s and (jobname, username) not in '
+        '(select w.jobname, w.username from ulak._wanted_jobs($1) w) order by jobname',
         ulak._is_our_job()
     ) using p_workers
     loop
+        perform ulak._wait_for_workers_to_leave();
         execute 'select cron.unschedule($1::bigint)' using v_job.jobid;
         return query values (v_job.jobname, 'done', 'unscheduled');
     end loop;
@@ -235,6 +355,87 @@ begin
     from ulak._limit_workers(p_workers) w;
 end
 $plpgsql$;
+
+-- Where jobs of this database run that are not on this server, and how many: pg_cron goes by an address of its own for each.
+create or replace function ulak._misplaced_jobs()
+returns table (place text, jobs bigint)
+language plpgsql
+stable
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+begin
+    if ulak._has_pg_cron() and not ulak._has_background_workers() then
+        return query execute format(
+            'select concat_ws('':'', j.nodename, j.nodeport), count(*) from cron.job j '
+            'where %s and (j.nodename, j.nodeport) is distinct from ($1, $2) group by 1',
+            ulak._is_our_job()
+        ) using current_setting('cron.host', true), current_setting('port')::integer;
+    end if;
+end
+$plpgsql$;
+
+-- For maintenance: it comes here where another scheduler than pg_cron runs it, or background workers did.
+create or replace function ulak._bring_jobs_here()
+returns bigint
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+declare
+    v_jobs bigint := 0;
+begin
+    if exists (select from ulak._misplaced_jobs()) then
+        execute format(
+            'update cron.job j set nodename = $1, nodeport = $2 where %s and (j.nodename, j.nodeport) is distinct from ($1, $2)',
+            ulak._is_our_job()
+        ) using current_setting('cron.host'), current_setting('port')::integer;
+        get diagnostics v_jobs = row_count;
+    end if;
+    return v_jobs;
+end
+$plpgsql$;
+
+-- Who drops a database waits until every process has answered, and pg_cron 1.4 answers only when it has something to do: at
+-- the next full minute. Told that its jobs have changed, it reads them and answers. (No row is touched: the table's trigger
+-- is for each statement.)
+create or replace function ulak._wake_pg_cron()
+returns void
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+begin
+    if ulak._has_pg_cron() and exists (select from pg_stat_activity a where a.wait_event = 'ProcSignalBarrier') then
+        execute 'update cron.job set active = active where false';
+    end if;
+end
+$plpgsql$;
+
+-- Starts the watcher now instead of at the next minute, unless there is one.
+create or replace function ulak._launch_watcher()
+returns void
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+declare
+    v_error text;
+begin
+    if not exists (select from ulak._watchers()) then
+        v_error := ulak._launch();
+        if v_error is not null then
+            raise warning 'workers start at the next full minute: %', v_error;
+        end if;
+    end if;
+end
+$plpgsql$;
+
+create or replace function ulak._launch()
+returns text
+language plpython3u
+as $python$
+    plpy.execute("select ulak._load_python()")
+    from ulak import database
+
+    return database.launch_watcher()
+$python$;
 
 -- What has to be right before anything is scheduled, as rows: ok, or a problem and its fix, which psql can run.
 create or replace function ulak._check_schedule(p_workers integer)
@@ -253,7 +454,7 @@ begin
     return query
     select c.item, c.status, c.detail, c.fix
     from ulak._check_pg_cron(p_workers) c;
-    if v_is_usable and not coalesce(current_setting('cron.use_background_workers', true)::boolean, false) then
+    if v_is_usable and not ulak._has_background_workers() then
         return query
         select c.item, c.status, c.detail, c.fix
         from pg_class q
@@ -294,63 +495,150 @@ language plpgsql
 set search_path = pg_catalog, pg_temp
 as $plpgsql$
 declare
-    v_is_local boolean := current_setting('cron.host') ~ '^(/|$)';
-    v_answer jsonb := ulak._log_in(p_user, current_database())::jsonb;
+    v_answer jsonb := ulak._log_in(p_user)::jsonb;
+    v_timeout numeric;
 begin
     if v_answer ? 'problem' then
         return query values (
             'login',
             'problem',
-            v_answer ->> 'problem',
-            case
-                when (select r.rolcanlogin from pg_roles r where r.rolname = p_user) then format(
-                    'select pg_reload_conf(); -- after adding a line to %s, such as: %s %I %I%s trust; or put its password '
-                    'into ~/.pgpass of the server''s user',
-                    current_setting('hba_file'),
-                    case when v_is_local then 'local' else 'host' end,
-                    current_database(),
-                    p_user,
-                    case when v_is_local then '' else ' 127.0.0.1/32' end
-                )
-                else format('alter role %I login;', p_user)
-            end
+            concat_ws('; ', v_answer ->> 'problem', ulak._login_rule(p_user)),
+            ulak._login_fix(p_user)
         );
         return;
     end if;
     return query values ('login', 'ok', format('%s can log in', p_user), null::text);
     -- A run takes a minute, and longer if a receiver does.
-    if p_user = 'ulak_worker' and (v_answer -> 'statement_timeout')::integer between 1 and 599999 then
+    v_timeout := extract(epoch from (v_answer ->> 'statement_timeout')::interval);
+    if p_user = 'ulak_worker' and v_timeout > 0 and v_timeout < 600 then
         return query values (
             'statement_timeout',
             'problem',
-            format('it would end a worker''s run after %s s', round((v_answer -> 'statement_timeout')::numeric / 1000, 1)),
+            format('it would end a worker''s run after %s s', round(v_timeout, 1)),
             format('alter role %I in database %I set statement_timeout = 0;', p_user, current_database())
         );
     end if;
 end
 $plpgsql$;
 
-create or replace function ulak._log_in(p_user text, p_database text)
+-- Which line of pg_hba.conf decides about a role, as the file is now, and what its map lacks.
+create or replace function ulak._login_rule(p_user text)
+returns text
+language sql
+stable
+set search_path = pg_catalog, pg_temp
+as $sql$
+    select concat_ws(
+        '; ',
+        format('line %s of %s decides: %s', r.line_number, current_setting('hba_file'), r.line),
+        case
+            when r.auth_method = 'peer' and r.map is null and p_user <> ulak._system_user()
+                then format('it has no map that lets %s in as %s', ulak._system_user(), p_user)
+            when r.auth_method = 'peer' and not exists (
+                select
+                from pg_ident_file_mappings m
+                where m.map_name = r.map
+                    and m.error is null
+                    and m.sys_name = ulak._system_user()
+                    and m.pg_username in (p_user, 'all')
+            ) and r.map is not null
+                then format(
+                    'map "%s" in %s has no line that lets %s in as %s',
+                    r.map, current_setting('ident_file'), ulak._system_user(), p_user
+                )
+        end
+    )
+    from (
+        select
+            h.line_number,
+            h.auth_method,
+            concat_ws(' ', h.type, array_to_string(h.database, ','), array_to_string(h.user_name, ','), h.address, h.auth_method,
+                array_to_string(h.options, ' ')) as line,
+            (select substring(o from '^map=(.*)$') from unnest(h.options) o where o like 'map=%') as map
+        from pg_hba_file_rules h
+        where h.error is null
+            and (h.type = 'local') = (select p.host ~ '^/' from ulak._login_parameters() p)
+            and h.database && array['all', current_database()::text]
+            and (
+                h.user_name && array['all', p_user]
+                or exists (
+                    select
+                    from unnest(h.user_name) u(name)
+                    join pg_roles g on u.name = '+' || g.rolname
+                    where pg_has_role(p_user, g.oid, 'member')
+                )
+            )
+        order by h.line_number
+        limit 1
+    ) r
+$sql$;
+
+-- What lets a role in without letting in others: by the operating system's user over a socket, else by a password.
+create or replace function ulak._login_fix(p_user text)
+returns text
+language plpgsql
+stable
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+declare
+    v_is_local boolean := (select p.host ~ '^/' from ulak._login_parameters() p);
+    v_system_user text := ulak._system_user();
+begin
+    if not (select r.rolcanlogin from pg_roles r where r.rolname = p_user) then
+        return format('alter role %I login;', p_user);
+    elsif v_is_local then
+        return format(
+            'select pg_reload_conf(); -- after adding to %s, above any other line for it (such as "local all all peer"): '
+            '"local %s %s peer map=ulak"; and to %s: "ulak %s %s"',
+            current_setting('hba_file'), quote_ident(current_database()), quote_ident(p_user),
+            current_setting('ident_file'), v_system_user, quote_ident(p_user)
+        );
+    end if;
+    return format(
+        'alter role %1$I password ''...''; -- and put %2$s:%3$s:%4$s:%1$s:... into ~/.pgpass of the operating system''s user %5$s '
+        '(mode 0600). Or, better: alter system set cron.host = %6$L; then restart the server',
+        p_user, current_setting('cron.host'), current_setting('port'), current_database(), v_system_user,
+        btrim(split_part(current_setting('unix_socket_directories'), ',', 1))
+    );
+end
+$plpgsql$;
+
+create or replace function ulak._system_user()
 returns text
 language plpython3u
 as $python$
-    import json
+    import os
+    import pwd
 
+    return pwd.getpwuid(os.geteuid()).pw_name
+$python$;
+
+-- Where pg_cron would look for this server. The settings are a superuser's to read.
+create or replace function ulak._login_parameters()
+returns table (host text, port text, database text)
+language sql
+stable
+security definer
+set search_path = pg_catalog, pg_temp
+as $sql$
+    select
+        coalesce(
+            nullif(current_setting('cron.host', true), ''),
+            nullif(btrim(split_part(current_setting('unix_socket_directories'), ',', 1)), ''),
+            'localhost'
+        ),
+        current_setting('port'),
+        current_database()::text
+$sql$;
+
+create or replace function ulak._log_in(p_user text)
+returns text
+language plpython3u
+as $python$
     plpy.execute("select ulak._load_python()")
-    from ulak import login
+    from ulak import database
 
-    setting = plpy.prepare("select current_setting($1, true) as value", ["text"])
-
-    def current(name):
-        return plpy.execute(setting, [name])[0]["value"] or ""
-
-    host = current("cron.host") or current("unix_socket_directories").split(",")[0].strip()
-    parameters = {"host": host, "port": current("port"), "dbname": p_database, "user": p_user, "connect_timeout": "5"}
-    try:
-        timeout = login.ask(parameters, "select setting from pg_catalog.pg_settings where name = 'statement_timeout'")
-        return json.dumps({"statement_timeout": int(timeout)})
-    except login.LoginError as error:
-        return json.dumps({"problem": str(error)})
+    return database.log_in(p_user)
 $python$;
 
 -- The part that needs no Python: is pg_cron there, does it run, and in a mode that suits us.
@@ -365,9 +653,11 @@ declare
     v_home text := case
         when current_setting('shared_preload_libraries') ~ E'\\mpg_cron\\M' then current_setting('cron.database_name', true)
     end;
-    v_version text := (select substring(e.extversion from E'^\\d+\\.\\d+') from pg_extension e where e.extname = 'pg_cron');
-    v_libpq boolean := not coalesce(current_setting('cron.use_background_workers', true)::boolean, false);
-    v_needed integer := p_workers + 3;
+    v_version text := case when ulak._has_pg_cron() then ulak._pg_cron_version() end;
+    v_libpq boolean := not ulak._has_background_workers();
+    -- Beside the workers: maintenance, vacuum, log, and the watcher of those who don't know seconds.
+    v_others integer := case when ulak._has_seconds() then 3 else 4 end;
+    v_needed integer := p_workers + v_others;
 begin
     if v_home is null then
         return query values (
@@ -410,7 +700,7 @@ begin
     end if;
     return query values ('pg_cron', 'ok', coalesce('version ' || v_version, format('in database "%s"', v_home)), null::text);
 
-    if not v_libpq and string_to_array(coalesce(v_version, '1.4'), '.')::integer[] < array[1, 5] then
+    if not v_libpq and not ulak._has_seconds() then
         return query values (
             'mode',
             'problem',
@@ -437,7 +727,7 @@ begin
         return query values (
             'max_running_jobs',
             'problem',
-            format('%s workers and 3 other jobs need %s, it is %s', p_workers, v_needed,
+            format('%s workers and %s other jobs need %s, it is %s', p_workers, v_others, v_needed,
                 current_setting('cron.max_running_jobs')),
             format('alter system set cron.max_running_jobs = %s; -- then restart the server', v_needed)
         );

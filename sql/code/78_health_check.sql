@@ -48,16 +48,20 @@ end
 $plpgsql$;
 
 comment on function ulak.get_worker_status(timestamptz) is
-    'worker slots: running, leaving (stop() was called), stopped (the run is over), or lost (no sign of life for 15 seconds)';
+    'worker slots: running, leaving (stop() was called), stopped (the run is over), or lost (its session is gone, or gave no sign of life for 15 seconds)';
 
--- A worker gives a sign of life twice a second. Its slot is empty for a moment between two runs.
+-- A worker gives a sign of life every second as long as its backend is there. Its slot is empty for a moment between two runs.
 create or replace function ulak._is_alive(p_worker ulak.workers, p_now timestamptz)
 returns boolean
 language sql
-immutable
+stable
+set search_path = pg_catalog, pg_temp
 as $sql$
     select p_worker.heartbeat_at > p_now - interval '15 seconds'
-        and (p_worker.state = 'running' or coalesce(p_worker.stop_requested_at < p_worker.started_at, true))
+        and case
+            when p_worker.state = 'running' then ulak._has_backend(p_worker)
+            else coalesce(p_worker.stop_requested_at < p_worker.started_at, true)
+        end
 $sql$;
 
 create or replace function ulak._count_alive(p_now timestamptz)

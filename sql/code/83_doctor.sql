@@ -94,6 +94,36 @@ begin
     from ulak._check_pg_cron(v_workers) c
     where c.status = 'problem' and (v_alive = 0 or c.detail <> 'it is not loaded');
 
+    return query
+    select
+        case when v_alive = 0 then 'critical' else 'warning' end,
+        'pg_cron',
+        format('%s jobs run on %s, which is not this server: it was promoted, restored or moved', m.jobs, m.place),
+        'select * from ulak.start();'
+    from ulak._misplaced_jobs() m;
+
+    return query
+    select
+        'warning',
+        'pg_cron',
+        format('session %s waits for pg_cron, which answers at the next full minute: %s', a.pid, left(a.query, 60)),
+        format(
+            E'\\connect %I\nupdate cron.job set active = active where false; -- changes nothing, but makes it answer. Later '
+            'versions than 1.4 do so by themselves',
+            current_setting('cron.database_name', true)
+        )
+    from pg_stat_activity a
+    where a.wait_event = 'ProcSignalBarrier' and not ulak._has_pg_cron() and not ulak._has_seconds();
+
+    return query
+    select
+        'warning',
+        'workers',
+        format('%s is slower than it could be: %s', w.name, w.limited_by),
+        '-- raise the limit of open files for the server (systemd: LimitNOFILE=65536 in its unit), then restart it'
+    from ulak.workers w
+    where w.limited_by is not null and ulak._is_alive(w, p_now);
+
     if ulak._has_pg_cron() then
         execute 'select exists (select from cron.job j where j.database = $1 and j.jobname like $2 and j.active)'
             into v_is_scheduled

@@ -16,10 +16,12 @@ create table ulak.workers (
     stop_requested_at timestamptz,
     is_scheduled boolean not null default false,
     version text not null,
+    backend_start timestamptz,
+    limited_by text,
     constraint workers_state_is_known check (
         state in (
             'running', -- run_worker -> here
-            'stopped'  -- left in good order; a row that says running and whose heartbeat is old died
+            'stopped'  -- left in good order; a row that says running and whose backend is gone died
         )
     )
 );
@@ -69,6 +71,8 @@ comment on column ulak.workers.last_error is 'last failed delivery or error of t
 comment on column ulak.workers.stop_requested_at is 'set by stop(): the worker leaves when it sees it';
 comment on column ulak.workers.is_scheduled is 'pg_cron runs it for start(), and not somebody else';
 comment on column ulak.workers.version is 'version of the extension that it runs';
+comment on column ulak.workers.backend_start is 'when that backend was started, as in pg_stat_activity: a pid alone comes again';
+comment on column ulak.workers.limited_by is 'why it has fewer requests in flight than worker_concurrency allows';
 comment on table ulak.schedule is 'what start() and stop() last asked for; private to ulak';
 comment on column ulak.schedule.is_only is 'true: there is one row';
 comment on column ulak.schedule.changed_at is 'when that was';

@@ -118,7 +118,20 @@ set value = coalesce(
 )
 where v.name = 'http_allowed_networks';
 
--- Workers and their schedule.
+-- Workers and their schedule. The column locks ulak.workers for a moment: workers report once a second, and wait for so long.
+-- Workers of 0.1.0 held their slots by advisory locks; they leave when they see the new version.
+
+alter table ulak.workers add column backend_start timestamptz, add column limited_by text;
+comment on column ulak.workers.backend_start is 'when that backend was started, as in pg_stat_activity: a pid alone comes again';
+comment on column ulak.workers.limited_by is 'why it has fewer requests in flight than worker_concurrency allows';
+
+drop procedure ulak.run_worker(integer, double precision);
+drop function ulak._take_worker_slot(integer, double precision);
+drop function ulak._register_worker(integer, text, boolean);
+drop function ulak._become_poller();
+drop function ulak._schedule_command(text, text, text, text);
+drop function ulak._wanted_jobs(integer);
+drop function ulak._log_in(text, text);
 
 drop function ulak._endpoint_configs(bigint[], timestamptz);
 

@@ -34,7 +34,9 @@ def late_run(world: World, slot: int) -> Iterator[None]:
     """pg_cron has started a run of this slot, but it sleeps until the end; then it has to leave."""
     with closing(world.connect()) as db, ExitStack() as sleep:
         with gate(db):
-            pid = wait_until(lambda: world.value(RUN, f"call ulak.run_worker({slot})"), 70, "a run")
+            pid = wait_until(
+                lambda: world.value(RUN, f"call ulak.run_worker({slot}, p_is_scheduled => true)"), 70, "a run"
+            )
             wait_until_blocked(pid, db)
             sleep.enter_context(world.stopped(pid))
         yield

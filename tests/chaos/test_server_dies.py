@@ -34,8 +34,7 @@ if FULL:
         "immediate stop": ("loops", [stop_immediately] * 30),
         "kill -9 of a worker": ("loops", [kill_a_worker] * 15),
         "kill -9 of the postmaster": ("loops", [kill_the_postmaster] * 5),
-        # Each costs a minute: workers come back at its next tick.
-        "both, under pg_cron": ("cron", [stop_immediately, kill_a_worker]),
+        "both, under pg_cron": ("cron", [stop_immediately, kill_a_worker] * 5),
     }
 
 

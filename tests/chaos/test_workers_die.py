@@ -19,8 +19,7 @@ def test_a_worker_is_terminated_again_and_again(world: World, close_books: Any, 
     world.endpoint()
 
     with world.producers(pause=PAUSES[runner]), world.workers_by(runner):
-        # pg_cron's two come back at the next minute only.
-        for _ in range({"loops": 40 if FULL else 6, "cron": 4}[runner]):
+        for _ in range({"loops": 40 if FULL else 6, "cron": 10}[runner]):
             world.recorder.wait_for_more(30)
             world.terminate(world.wait_for_worker())
     world.deliver_the_rest()

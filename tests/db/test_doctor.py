@@ -164,8 +164,8 @@ def other_cluster() -> Iterator[Cluster]:
         (
             {},
             "max_running_jobs",
-            "2 workers and 3 other jobs need 5, it is 2",
-            "alter system set cron.max_running_jobs = 5;",
+            "2 workers and 4 other jobs need 6, it is 2",
+            "alter system set cron.max_running_jobs = 6;",
         ),
     ],
     ids=["missing", "stopped", "not created", "wrong mode", "too few jobs"],

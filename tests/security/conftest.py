@@ -30,6 +30,14 @@ def site(cluster: Cluster, site_database: str) -> Iterator[Site]:
 
 
 @pytest.fixture
+def own_site(cluster: Cluster, database: str) -> Iterator[Site]:
+    """In a database of its own, for attackers who leave things behind."""
+    site = Site(cluster, database)
+    yield site
+    site.close()
+
+
+@pytest.fixture
 def site_in(cluster: Cluster) -> Iterator[SiteIn]:
     """A site in a database of another encoding."""
     with ExitStack() as stack:

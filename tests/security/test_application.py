@@ -22,6 +22,18 @@ SIGV4 = {"type": "aws_sigv4", "access_key": "a", "secret_key": "b", "region": "e
 INSERT = "insert into ulak.queue (endpoint_id, payload, metadata) values (%s, %s, %s) returning id"
 # Each number is a few bytes in jsonb, and 131,072 digits as text.
 VAST = '{"numbers": [' + ",".join(["1e131071"] * 9000) + "]}"
+# Runs as whoever calls it; what it did shows who that was.
+EVIL = """
+    create table {schema}.seen (who text default current_user);
+    grant insert on {schema}.seen to public;
+    create function {schema}.evil(p_state uuid[], p_value uuid) returns uuid[] language plpgsql as $$
+    begin
+        insert into {schema}.seen default values;
+        return p_state || p_value;
+    end
+    $$;
+    create aggregate {schema}.array_agg(uuid) (sfunc = {schema}.evil, stype = uuid[]);
+"""
 
 
 @pytest.fixture
@@ -301,3 +313,27 @@ def test_bytes_that_are_no_utf8_fail_alone_in_light_traffic(unencoded: Site, rec
     unencoded.wait_for_status(neighbour, "completed")
     assert failure(unencoded, broken).startswith("[PERMANENT] the message can't be read: ")
     assert not worker.call.is_done()
+
+
+@pytest.mark.parametrize("schema", ["public", "postgres"])
+def test_an_aggregate_of_its_own_is_not_called_by_a_worker(
+    cluster: Cluster, own_site: Site, receiver: Receiver, schema: str
+) -> None:
+    """In public, or in a schema named like the role that runs the worker."""
+    own_site.db.execute("grant create on schema public to ulak_application")
+    own_site.db.execute(f"grant create on database {own_site.database} to ulak_application")
+    own_site.http("shop", receiver.url)
+    own_site.send_many(3)
+    with own_site.connect("ulak_application") as application:
+        if schema != "public":
+            application.execute(f"create schema {schema}")
+            application.execute(f"grant usage on schema {schema} to public")
+        application.execute(EVIL.format(schema=schema))  # type: ignore[arg-type]
+
+    own_site.start(role=cluster.user)
+    receiver.wait_for(3)
+    own_site.wait_until_settled()
+    with own_site.connect() as session:
+        session.execute("call ulak.run_maintenance()")
+
+    assert own_site.rows(f"select who from {schema}.seen") == []

@@ -4,9 +4,47 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import psycopg
 import pytest
 from support.cluster import Cluster
 from support.errors import refused
+from support.receiver import Receiver
+from support.site import Site
+
+# Each takes the place of something of pg_catalog, and notes who fell for it.
+EVIL = """
+    create schema evil;
+    grant usage on schema evil to public;
+    create table evil.seen (what text, who text default current_user);
+    grant insert on evil.seen to public;
+    create function evil.note(p_what pg_catalog.text) returns boolean language plpgsql as $$
+    begin
+        insert into evil.seen (what) values (p_what);
+        return true;
+    end
+    $$;
+    create function evil.equal(a pg_catalog.text, b pg_catalog.text) returns boolean language sql as
+        $$ select evil.note('=') and a operator(pg_catalog.=) b $$;
+    create operator evil.= (leftarg = pg_catalog.text, rightarg = pg_catalog.text, function = evil.equal);
+    create function evil.equal(a name, b pg_catalog.text) returns boolean language sql as
+        $$ select evil.note('name =') and a operator(pg_catalog.=) b $$;
+    create operator evil.= (leftarg = name, rightarg = pg_catalog.text, function = evil.equal);
+    create function evil.equal(a bigint, b bigint) returns boolean language sql as
+        $$ select evil.note('bigint =') and a operator(pg_catalog.=) b $$;
+    create operator evil.= (leftarg = bigint, rightarg = bigint, function = evil.equal);
+    create function evil.differ(a pg_catalog.text, b pg_catalog.text) returns boolean language sql as
+        $$ select evil.note('<>') and a operator(pg_catalog.<>) b $$;
+    create operator evil.<> (leftarg = pg_catalog.text, rightarg = pg_catalog.text, function = evil.differ);
+    create function evil.greater(a bigint, b integer) returns boolean language sql as
+        $$ select evil.note('>') and a operator(pg_catalog.>) b $$;
+    create operator evil.> (leftarg = bigint, rightarg = integer, function = evil.greater);
+    create function evil.clock_timestamp() returns timestamptz language sql as
+        $$ select pg_catalog.clock_timestamp() where evil.note('clock_timestamp') $$;
+    create function evil.now() returns timestamptz language sql as
+        $$ select pg_catalog.now() where evil.note('now') $$;
+    create domain evil.text as pg_catalog.text check (evil.note('text'));
+    create domain evil.float8 as pg_catalog.float8 check (evil.note('float8'));
+"""
 
 
 @pytest.fixture
@@ -31,3 +69,51 @@ def test_it_cannot_have_configs_go_unchecked(cluster: Cluster, owned: str) -> No
         denied = refused(superuser, """select ulak.create_endpoint('e', 'pull', '{}', '{"max_retries": "many"}')""")
 
     assert denied.sqlstate == "22023"
+
+
+@pytest.fixture
+def owner(cluster: Cluster, own_site: Site) -> Iterator[psycopg.Connection[tuple[object, ...]]]:
+    cluster.ensure_login(own_site.db, "shopkeeper")
+    own_site.db.execute(f"alter database {own_site.database} owner to shopkeeper")
+    with own_site.connect("shopkeeper") as owner:
+        owner.execute(EVIL)
+        owner.execute(f"alter database {own_site.database} set search_path = evil, pg_catalog")
+        yield owner
+
+
+def test_the_search_path_of_the_database_bends_no_session_of_ours(
+    cluster: Cluster, own_site: Site, receiver: Receiver, owner: psycopg.Connection[tuple[object, ...]]
+) -> None:
+    own_site.http("shop", receiver.url)
+    own_site.send_many(3)
+
+    own_site.start(role=cluster.user)
+    receiver.wait_for(3)
+    own_site.wait_until_settled()
+    for statement in (
+        "call ulak.run_maintenance()",
+        "select * from ulak.start()",
+        "select * from ulak.stop()",
+        "select * from ulak.doctor()",
+        "select * from ulak.ping('shop')",
+        "select ulak.report(1)",
+        "select ulak.curl(1)",
+    ):
+        with own_site.connect() as session:
+            session.execute(statement)
+
+    assert owner.execute("select distinct what, who from evil.seen").fetchall() == []
+
+
+def test_what_is_scheduled_can_not_be_bent(cron_database: str, cluster: Cluster) -> None:
+    """The texts of the jobs, as pg_cron runs them where it lives: in a new session of a superuser."""
+    with cluster.connect(cron_database) as db:
+        db.execute(EVIL)
+        try:
+            for (command,) in db.execute("select command from ulak._wanted_jobs(1)").fetchall():
+                with cluster.connect(cron_database, options="-c search_path=evil,pg_catalog") as session:
+                    session.execute(command.replace("run_worker(1,", "run_worker(1, 0.2,"))
+
+            assert db.execute("select distinct what, who from evil.seen").fetchall() == []
+        finally:
+            db.execute("drop schema evil cascade")

@@ -9,6 +9,8 @@ import psycopg
 import pytest
 from support.cluster import Connect
 from support.queue import Queue
+from support.receiver import Receiver
+from support.site import Site
 
 # What ulak ever took, by number and by the hash of a name.
 NAMES = (
@@ -26,6 +28,17 @@ NAMES = (
     "ulak_queue",
     "ulak",
 )
+OPERATIONS: dict[str, Callable[[Queue], object]] = {
+    "disable": lambda queue: queue.call("disable_endpoint", "shop"),
+    "alter": lambda queue: queue.call("alter_endpoint", "shop", {"max_in_flight": 2}),
+    "drop": lambda queue: queue.call("drop_endpoint", "shop"),
+    "create": lambda queue: queue.endpoint("new"),
+    "configure": lambda queue: queue.call("configure", "max_queue_size", "1000"),
+    "secret": lambda queue: queue.call("set_secret", "s", "value"),
+    "maintenance": lambda queue: queue.db.execute("call ulak.run_maintenance()"),
+    "recover": lambda queue: queue.recover(now=0),
+    "expire": lambda queue: queue.expire(now=0),
+}
 
 
 @pytest.fixture
@@ -104,19 +117,6 @@ def test_a_circuit_opens_probes_and_closes(queue: Queue) -> None:
     assert queue.call("reset_circuit_breaker", "shop") is False
 
 
-OPERATIONS: dict[str, Callable[[Queue], object]] = {
-    "disable": lambda queue: queue.call("disable_endpoint", "shop"),
-    "alter": lambda queue: queue.call("alter_endpoint", "shop", {"max_in_flight": 2}),
-    "drop": lambda queue: queue.call("drop_endpoint", "shop"),
-    "create": lambda queue: queue.endpoint("new"),
-    "configure": lambda queue: queue.call("configure", "max_queue_size", "1000"),
-    "secret": lambda queue: queue.call("set_secret", "s", "value"),
-    "maintenance": lambda queue: queue.db.execute("call ulak.run_maintenance()"),
-    "recover": lambda queue: queue.recover(now=0),
-    "expire": lambda queue: queue.expire(now=0),
-}
-
-
 @pytest.mark.usefixtures("nobody")
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_operators_are_not_held_up(queue: Queue, operation: str) -> None:
@@ -141,3 +141,26 @@ def test_tables_can_not_be_locked_by_nobody(nobody: psycopg.Connection[Any]) -> 
             nobody.execute(f"lock ulak.{table} in access share mode")  # type: ignore[call-overload]
         with pytest.raises(psycopg.errors.InsufficientPrivilege):
             nobody.execute(f"select from ulak.{table} for share")  # type: ignore[call-overload]
+
+
+@pytest.mark.parametrize("lock", ["ulak_worker", "ulak_poller"])
+def test_advisory_locks_hold_up_no_worker(own_site: Site, receiver: Receiver, lock: str) -> None:
+    own_site.http("shop", receiver.url)
+    with own_site.connect("nobody") as nobody:
+        nobody.execute("select pg_advisory_lock(hashtext(%s), n) from generate_series(0, 32) n", [lock])
+        nobody.execute("select pg_advisory_lock(hashtext(%s))", [lock])
+
+        worker = own_site.start(slot=1)
+        own_site.send()
+
+        receiver.wait_for(1)
+        assert own_site.value("select ulak._is_poller(1)")
+        assert not worker.call.is_done()
+
+
+def test_a_session_that_calls_itself_a_worker_or_a_watcher_is_neither(own_site: Site, receiver: Receiver) -> None:
+    own_site.http("shop", receiver.url)
+    with own_site.connect("nobody", application_name="ulak watcher") as nobody:
+        nobody.execute("select 1")
+
+        assert own_site.rows("select * from ulak._watchers()") == []

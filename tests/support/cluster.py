@@ -152,6 +152,21 @@ class Cluster:
         cluster.start()
         return cluster
 
+    def make_standby(self) -> Cluster:
+        """A streaming standby of this cluster, started: with a port and a socket of its own, else as this one."""
+        folder = Path(tempfile.mkdtemp(prefix=f"{self.folder.name}-standby-", dir=self.folder.parent))
+        (folder / "owner").write_text(str(os.getpid()))
+        standby = Cluster(folder)
+        source = ["-h", self.host, "-p", str(self.port), "-U", self.user]
+        run([self.bin / "pg_basebackup", "-D", standby.data, "-R", "-X", "stream", "-c", "fast", "--no-sync", *source])
+        sockets = tempfile.mkdtemp(prefix="ulak-", dir="/tmp")
+        standby.configure({"cron.host": sockets, "port": free_port(), "unix_socket_directories": sockets})
+        standby.start()
+        return standby
+
+    def promote(self) -> None:
+        self._pg_ctl("promote", "-w", "-t", "60")
+
     # Settings are appended to postgresql.conf: the last one counts.
 
     def configure(self, settings: Settings) -> None:

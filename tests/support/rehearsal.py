@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import itertools
 import threading
+from contextlib import closing
 from dataclasses import dataclass, field
+from getpass import getuser
 from typing import Any
 
 from psycopg.rows import dict_row
 from psycopg.types.json import Jsonb
 
 from support.cluster import Cluster
+from support.hostile import Hostile, never_answers
 from support.receiver import Receiver
 from support.sessions import wait_until
+from support.site import Site
 
 Rows = list[dict[str, Any]]
 JOBS = "select jobname, command, username, database from cron.job order by jobname"
@@ -39,6 +43,12 @@ class Rehearsal:
     def problem(self, name: str, item: str) -> dict[str, Any]:
         (row,) = [row for row in self.reports[name] if row["status"] == "problem" and row["item"] == item]
         return row
+
+    def reload_until(self, name: str, detail: str) -> None:
+        """Until a login fails for this reason."""
+        self.cluster.reload()
+        query = "select * from ulak._check_login('ulak_worker')"
+        self.reports[name] = wait_until(lambda: [row for row in self.ask(query) if detail in (row["detail"] or "")])
 
     def fix(self, name: str, item: str) -> None:
         """As psql would, in autocommit mode."""
@@ -76,6 +86,20 @@ class Traffic:
         self._db.close()
 
 
+def stop_a_busy_worker(cluster: Cluster) -> Rows:
+    """Where background workers run the jobs: what stop() has come to before it unschedules anything."""
+    cluster.create_database("busy")
+    cluster.install("busy")
+    with Hostile(never_answers) as hanging, closing(Site(cluster, "busy")) as site:
+        site.http("hanging", hanging.url)
+        site.begin(1, 60, is_scheduled=True)
+        site.send_many(3, "hanging")
+        wait_until(lambda: site.value("select count(*) = 3 from ulak.queue where status = 'processing'"))
+        with site.connect(autocommit=False) as administrator:
+            administrator.execute("select ulak.stop()")
+            return site.rows("select w.state, q.status, q.retry_count from ulak.workers w cross join ulak.queue q")
+
+
 def rehearse() -> Rehearsal:
     """Ends with two workers scheduled."""
     settings: dict[str, Any] = {
@@ -94,7 +118,9 @@ def rehearse() -> Rehearsal:
     cluster.restart()
     seen.start("not created")
     seen.fix("not created", "pg_cron")
-    seen.start("limits", "select * from ulak.start(4)")
+    seen.start("limits", "select * from ulak.start(3)")
+
+    seen.reports["a busy worker"] = stop_a_busy_worker(cluster)
 
     if cluster.cron_waits_for_the_longest_job():
         seen.fix("limits", "mode")
@@ -107,6 +133,17 @@ def rehearse() -> Rehearsal:
     hba.write_text("local all ulak_worker reject\n" + trusting)
     cluster.restart()
     seen.start("no entry")
+
+    # As Debian has it: the operating system's user may log in under its own name only.
+    own = f"local all {cluster.user} trust\n"
+    hba.write_text(f"{own}local all all peer\n")
+    seen.reload_until("no map", "Peer authentication failed")
+    peer = f"{own}local shop ulak_worker peer map=ulak\nlocal all all peer\n"
+    hba.write_text(peer)
+    seen.reload_until("empty map", 'map "ulak" in')
+    (cluster.data / "pg_ident.conf").write_text(f"ulak {getuser()} ulak_worker\n")
+    cluster.reload()
+    wait_until(lambda: seen.ask("select * from ulak._check_login('ulak_worker')")[0]["status"] == "ok")
 
     hba.write_text(trusting)
     cluster.reload()

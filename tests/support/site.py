@@ -40,8 +40,10 @@ class Site(Queue):
     def http(self, name: str, url: str, policy: Any = None, **config: Any) -> int:
         return self.endpoint(name, {"url": url, **config}, policy, "http")
 
-    def begin(self, slot: int | None, seconds: float, role: str = "ulak_worker", **options: Any) -> WorkerSession:
-        self.workers.append(WorkerSession(self.connect(role, **options), slot, seconds))
+    def begin(
+        self, slot: int | None, seconds: float, role: str = "ulak_worker", is_scheduled: bool = False
+    ) -> WorkerSession:
+        self.workers.append(WorkerSession(self.connect(role), slot, seconds, is_scheduled))
         return self.workers[-1]
 
     def start(self, slot: int | None = None, seconds: float = 60, role: str = "ulak_worker") -> WorkerSession:
@@ -75,12 +77,15 @@ class Site(Queue):
 class WorkerSession:
     """`call ulak.run_worker()` in a thread of its own."""
 
-    def __init__(self, connection: psycopg.Connection[Any], slot: int | None, seconds: float | None) -> None:
+    def __init__(
+        self, connection: psycopg.Connection[Any], slot: int | None, seconds: float | None, is_scheduled: bool = False
+    ) -> None:
         self.connection = connection
         self.pid = connection.info.backend_pid
         self.notices: list[str] = []
         connection.add_notice_handler(lambda notice: self.notices.append(notice.message_primary or ""))
-        self.call = Running(lambda: connection.execute("call ulak.run_worker(%s::integer, %s)", [slot, seconds]))
+        call = "call ulak.run_worker(%s::integer, %s, %s)"
+        self.call = Running(lambda: connection.execute(call, [slot, seconds, is_scheduled]))
 
     def result(self, timeout: float = 10) -> None:
         """Waits for the end of the call, and raises its error."""

@@ -32,11 +32,11 @@ def worked(
 
 
 def add_worker(queue: Queue, slot: int = 1, heartbeat: float = 0, state: str = "running") -> None:
-    """A row of ulak.workers whose last sign of life was then."""
+    """A row of ulak.workers whose last sign of life was then, and whose session is this one."""
     queue.db.execute(
         """
         insert into ulak.workers (slot, name, pid, state, started_at, last_activity, heartbeat_at, version)
-        values (%s, %s, 1, %s, %s, %s, %s, '0')
+        values (%s, %s, pg_backend_pid(), %s, %s, %s, %s, '0')
         """,
         [slot, f"worker {slot}", state, queue.at(heartbeat - 10), queue.at(heartbeat), queue.at(heartbeat)],
     )

@@ -39,6 +39,13 @@ def test_there_are_no_more_requests_than_the_process_may_have_sockets(max_files:
     assert options.parse(SETTINGS, "1.2", max_files).slots == slots
 
 
+def test_a_limit_is_told_with_its_reason() -> None:
+    assert options.parse(SETTINGS, "1.2", 100_000).limited_by is None
+    assert options.parse(SETTINGS, "1.2", 64).limited_by == (
+        "a process may have 64 files open, which is enough for 2 requests in flight; worker_concurrency asks for 1000"
+    )
+
+
 @pytest.mark.parametrize("concurrency", [1, 2, 7, 16, 128, 1000])
 def test_an_endpoint_can_have_as_many_requests_as_the_setting_says(concurrency: int) -> None:
     chosen = options.parse({**SETTINGS, "worker_concurrency": str(concurrency)}, "1.2", max_files=-1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,7 +19,7 @@ from ulak.model import Endpoint, Message, Outcome
 from ulak.options import Options
 from ulak.port import RINGS, BellSet, Busy, Claimed, EndpointConfig, Outcomes, Refused, Tidings
 from ulak.slots import LEAST_WAVE
-from ulak.worker import GRACE_SECONDS, STOP_SECONDS, Worker
+from ulak.worker import GRACE_SECONDS, REPORT_SECONDS, STOP_SECONDS, Worker
 
 SETTINGS = {
     "batch_size": "500",
@@ -78,6 +79,7 @@ class FakeDatabase:
     open: bool = False
     sent: int = 0
     bell: FakeBell | None = None
+    poller_until: float = math.inf
 
     def put(self, endpoint_id: int = 1, count: int = 1, payload: str = "{}", **fields: Any) -> list[int]:
         self.configs.setdefault(endpoint_id, {"url": "http://127.0.0.1/"})
@@ -180,8 +182,8 @@ class FakeDatabase:
     def sweep(self) -> None:
         self._called("sweep")
 
-    def become_poller(self) -> bool:
-        return True
+    def is_poller(self) -> bool:
+        return self.clock.now < self.poller_until
 
     def listen(self) -> Bell | None:
         return cast(Bell, self.bell)
@@ -861,6 +863,15 @@ def test_a_bell_is_set_anew_before_its_rings_are_used_up(light: Stage) -> None:
 
     assert sent_at(light) == [round(time, 3) for time in times]
     assert 100 / RINGS <= len(light.database.times("set_bell")) <= 2 * 100 / (RINGS / 2)
+
+
+def test_a_worker_that_is_no_longer_the_poller_leaves_the_bell_to_another(light: Stage) -> None:
+    light.database.poller_until = light.clock.now + 1
+
+    light.run(seconds=3)
+
+    assert len(light.database.times("unlisten")) == 1
+    assert max(light.database.times("set_bell")) < light.database.poller_until + REPORT_SECONDS
 
 
 def test_dense_traffic_is_looked_for_without_a_bell(light: Stage) -> None:

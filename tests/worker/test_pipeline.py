@@ -15,10 +15,7 @@ from support.sessions import wait_until
 from support.site import Site
 
 POLLERS = """
-    select pid from pg_locks
-    where locktype = 'advisory'
-        and classid = hashtext('ulak_poller')::bigint & 4294967295
-        and database = (select oid from pg_database where datname = current_database())
+    select w.pid from ulak.workers w where ulak._is_taken(w) and ulak._is_poller(w.slot)
 """
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import resource
+import signal
 from decimal import Decimal
 from functools import partial
 
@@ -58,6 +61,48 @@ def test_a_slot_runs_once(site: Site) -> None:
     assert site.worker_row(third)["slot"] == 2
 
 
+DEAD = """
+    insert into ulak.workers (slot, name, pid, state, started_at, last_activity, heartbeat_at, version, backend_start)
+    select 1, 'a dead one', a.pid, 'running', now(), now(), now(), '0', a.backend_start - interval '1 s'
+    from pg_stat_activity a where a.pid = pg_backend_pid()
+"""
+
+
+def test_a_slot_is_free_when_its_session_is_gone(site: Site) -> None:
+    """However young its row is, and though another session has its pid by now."""
+    site.db.execute(DEAD)  # type: ignore[arg-type]
+    assert site.column("select state from ulak.get_worker_status()") == ["lost"]
+
+    worker = site.start()
+
+    assert site.worker_row(worker)["slot"] == 1
+    assert site.column("select state from ulak.get_worker_status()") == ["running"]
+
+
+def test_a_worker_that_hangs_is_replaced_and_leaves_when_it_wakes_up(site: Site) -> None:
+    hanging = site.start(slot=1)
+    with site.cluster.connect(site.database) as db:
+        os.kill(hanging.pid, signal.SIGSTOP)
+        db.execute("update ulak.workers set heartbeat_at = heartbeat_at - interval '3 min'")
+
+    another = site.start(slot=1)
+    os.kill(hanging.pid, signal.SIGCONT)
+    hanging.result()
+
+    assert site.worker_row(another)["slot"] == 1
+    assert not another.call.is_done()
+
+
+def test_a_scheduled_run_waits_for_the_one_before_it(site: Site) -> None:
+    first = site.start(slot=1, seconds=0.5)
+
+    second = site.begin(1, 60, is_scheduled=True)
+
+    first.result()
+    wait_until(lambda: site.value("select pid from ulak.workers") == second.pid)
+    assert site.worker_row(second)["is_scheduled"]
+
+
 def test_there_are_32_slots(site: Site) -> None:
     refusal = refused(site.db, "call ulak.run_worker(33)")
 
@@ -68,7 +113,7 @@ def test_there_are_32_slots(site: Site) -> None:
 def test_a_run_ends_just_after_the_next_minute(site: Site) -> None:
     query = """
         select extract(second from clock_timestamp()) + seconds::numeric
-        from ulak._take_worker_slot(%s, null)
+        from ulak._take_worker_slot(%s, null, false)
     """
 
     ends = [Decimal(site.value(query, slot)) for slot in (1, 2)]
@@ -89,13 +134,35 @@ def test_the_session_is_as_before_when_a_run_is_over(site: Site) -> None:
         where name in ('jit', 'lock_timeout', 'synchronous_commit', 'application_name', 'DateStyle')
     """
     with site.connect() as session:
+        session.execute("set search_path = shop, public")
         before = session.execute(query).fetchall()
 
         session.execute("call ulak.run_worker(p_seconds => 0.2)")
+        session.execute("call ulak.run_maintenance()")
 
         assert session.execute(query).fetchall() == before
+        assert session.execute("show search_path").fetchone() == ("shop, public",)
         locks = "select count(*) from pg_locks where pid = pg_backend_pid() and locktype = 'advisory'"
         assert session.execute(locks).fetchone() == (0,)
+
+
+def test_a_worker_that_may_open_few_files_says_so(site: Site, receiver: Receiver) -> None:
+    site.http("shop", receiver.url)
+    session = site.connect("ulak_worker")
+    resource.prlimit(session.info.backend_pid, resource.RLIMIT_NOFILE, (64, 64))
+
+    site.workers.append(WorkerSession(session, 1, 60))
+
+    limit = (
+        "a process may have 64 files open, which is enough for 2 requests in flight; worker_concurrency asks for 128"
+    )
+    wait_until(lambda: site.value("select limited_by from ulak.workers") == limit)
+    finding, event = site.rows("""
+        select finding as said from ulak.doctor() where "check" = 'workers'
+        union all select detail ->> 'limited_by' from ulak.event_log where event = 'worker.limited'
+    """)
+    assert finding["said"] == f"worker 1, pid {session.info.backend_pid} is slower than it could be: {limit}"
+    assert event["said"] == limit
 
 
 def test_a_worker_leaves_when_it_is_asked_to(site: Site, receiver: Receiver) -> None:
@@ -125,7 +192,7 @@ def test_a_worker_that_starts_after_a_stop_works(site: Site, receiver: Receiver)
 def late_run(site: Site, slot: int, asked: str) -> WorkerSession:
     """A run that pg_cron was just starting when workers were asked to leave."""
     with gate(site.db):
-        late = site.begin(slot, 60, application_name="pg_cron")
+        late = site.begin(slot, 60, is_scheduled=True)
         wait_until_blocked(late.pid, site.db)
         site.db.execute(asked)  # type: ignore[arg-type]
     return late

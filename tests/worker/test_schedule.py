@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from getpass import getuser
+
 from support.rehearsal import JOBS, Rehearsal, Traffic
 from support.sessions import strain, wait_until
 
@@ -25,9 +27,14 @@ def test_start_finds_limits_that_would_hold_jobs_up(rehearsal: Rehearsal) -> Non
 
     waits = details.get("mode", "").startswith("pg_cron 1.4 makes every job wait for the longest one")
     assert waits == rehearsal.cluster.cron_waits_for_the_longest_job()
-    assert details["max_running_jobs"] == "4 workers and 3 other jobs need 7, it is 4"
+    assert details["max_running_jobs"] == "3 workers and 4 other jobs need 7, it is 4"
     assert details["max_worker_processes"] == "7 jobs and 2 other processes need 9, it is 8"
     assert rehearsal.jobs["limits"] == []
+
+
+def test_stop_lets_a_busy_worker_leave_before_pg_cron_ends_its_run(rehearsal: Rehearsal) -> None:
+    """Which it does to a background worker whose job is unscheduled."""
+    assert rehearsal.reports["a busy worker"] == [{"state": "stopped", "status": "pending", "retry_count": 0}] * 3
 
 
 def test_start_tries_the_login_that_pg_cron_will_make(rehearsal: Rehearsal) -> None:
@@ -35,9 +42,65 @@ def test_start_tries_the_login_that_pg_cron_will_make(rehearsal: Rehearsal) -> N
     forbidden = rehearsal.problem("no login", "login")
 
     assert "pg_hba.conf rejects connection" in rejected["detail"]
-    assert f"{rehearsal.cluster.data}/pg_hba.conf, such as: local shop ulak_worker trust" in rejected["fix"]
+    assert f"{rehearsal.cluster.data}/pg_hba.conf, above any other line for it" in rejected["fix"]
+    assert '"local shop ulak_worker peer map=ulak"' in rejected["fix"]
+    assert f'{rehearsal.cluster.data}/pg_ident.conf: "ulak {getuser()} ulak_worker"' in rejected["fix"]
+    assert "trust" not in rejected["fix"]
     assert 'role "ulak_worker" is not permitted to log in' in forbidden["detail"]
     assert forbidden["fix"] == "alter role ulak_worker login;"
+
+
+def test_start_says_which_line_keeps_a_role_out_and_what_its_map_lacks(rehearsal: Rehearsal) -> None:
+    """As the fix is followed step by step, up to a role that can log in."""
+    user, data = getuser(), rehearsal.cluster.data
+    no_map = rehearsal.problem("no map", "login")["detail"]
+    empty_map = rehearsal.problem("empty map", "login")["detail"]
+
+    assert f"line 2 of {data}/pg_hba.conf decides: local all all peer" in no_map
+    assert no_map.endswith(f"it has no map that lets {user} in as ulak_worker")
+    assert "line 2 of" in empty_map
+    assert f'map "ulak" in {data}/pg_ident.conf has no line that lets {user} in as ulak_worker' in empty_map
+
+
+def test_start_brings_jobs_along_that_were_made_on_another_server(rehearsal: Rehearsal) -> None:
+    """As a promoted standby finds them; so does maintenance, where it runs by other means."""
+    moved = "update cron.job set nodename = '/elsewhere', nodeport = 1 where jobname like 'ulak %'"
+    with rehearsal.cluster.connect("shop") as db, db.transaction(force_rollback=True):
+        db.execute("select ulak.create_endpoint('to warn about', 'http', '{\"url\": \"https://example.com/\"}')")
+        right = db.execute("select jobid, nodename, nodeport from cron.job order by 1").fetchall()
+        db.execute(moved)
+        finding = db.execute(
+            """select severity, finding, fix from ulak.doctor() where "check" = 'pg_cron'"""
+        ).fetchall()
+        report = db.execute("select detail from ulak.start() where item = 'ulak worker 1 in shop'").fetchone()
+        by_start = db.execute("select jobid, nodename, nodeport from cron.job order by 1").fetchall()
+        db.execute(moved)
+        rows = db.execute("select w.rows from ulak._maintenance_work('schedule', null, null, now()) w").fetchone()
+        by_maintenance = db.execute("select jobid, nodename, nodeport from cron.job order by 1").fetchall()
+
+    assert finding == [
+        (
+            finding[0][0],
+            "7 jobs run on /elsewhere:1, which is not this server: it was promoted, restored or moved",
+            "select * from ulak.start();",
+        )
+    ]
+    assert report is not None and report[0].endswith("(it ran on /elsewhere:1)")
+    assert rows == (7,)
+    assert by_start == by_maintenance == right
+
+
+def test_somebody_elses_job_of_the_same_name_is_no_obstacle(rehearsal: Rehearsal) -> None:
+    with rehearsal.cluster.connect("shop") as db, db.transaction(force_rollback=True):
+        db.execute("grant usage on schema cron to nobody")
+        db.execute("set local role nobody")
+        db.execute("select cron.schedule('ulak worker 1 in shop', '* * * * *', 'select 1')")
+        db.execute("reset role")
+        db.execute("select ulak.start()")
+
+        jobs = db.execute("select username from cron.job where jobname = 'ulak worker 1 in shop'").fetchall()
+
+    assert jobs == [("ulak_worker",)]
 
 
 def test_start_finds_a_timeout_that_would_end_every_run(rehearsal: Rehearsal) -> None:
@@ -53,7 +116,9 @@ def test_start_schedules_workers_and_what_keeps_the_house(rehearsal: Rehearsal) 
     assert [row[:1] + row[2:] for row in rehearsal.jobs["three"]] == [
         ("ulak log in shop", "postgres", "shop"),
         ("ulak maintenance in shop", "ulak_worker", "shop"),
+        ("ulak reboot in shop", "ulak_worker", "shop"),
         ("ulak vacuum in shop", "postgres", "shop"),
+        ("ulak watcher in shop", "ulak_worker", "shop"),
         ("ulak worker 1 in shop", "ulak_worker", "shop"),
         ("ulak worker 2 in shop", "ulak_worker", "shop"),
         ("ulak worker 3 in shop", "ulak_worker", "shop"),
@@ -69,7 +134,7 @@ def test_repeating_start_changes_nothing_and_another_number_rescales(rehearsal: 
     assert rehearsal.jobs["three again"] == rehearsal.jobs["three"]
     assert {again[name] for name, *_ in rehearsal.jobs["three"]} == {"unchanged"}
     assert fewer["ulak worker 3 in shop"] == "unscheduled"
-    assert len(rehearsal.jobs["two"]) == 5
+    assert len(rehearsal.jobs["two"]) == 7
 
 
 def test_repeating_start_tells_pg_cron_of_its_jobs_again(rehearsal: Rehearsal) -> None:
@@ -78,12 +143,12 @@ def test_repeating_start_tells_pg_cron_of_its_jobs_again(rehearsal: Rehearsal) -
     with rehearsal.cluster.connect("shop") as db, db.transaction(force_rollback=True):
         db.execute("select ulak.start()")
 
-        assert db.execute(told).fetchone() == (5,)
+        assert db.execute(told).fetchone() == (7,)
 
 
 def test_start_says_what_to_run_where_pg_cron_lives(rehearsal: Rehearsal) -> None:
     (todo,) = [row for row in rehearsal.reports["elsewhere"] if row["item"] == "schedule"]
-    connect, *statements = todo["fix"].splitlines()
+    connect, *statements, back, launch = todo["fix"].splitlines()
     with rehearsal.cluster.connect("shop") as db, db.transaction(force_rollback=True):
         before = db.execute(JOBS).fetchall()
         for statement in statements:
@@ -95,10 +160,13 @@ def test_start_says_what_to_run_where_pg_cron_lives(rehearsal: Rehearsal) -> Non
         after = db.execute(JOBS).fetchall()
 
     assert (todo["status"], connect, unschedule[0]) == ("to do", r"\connect shop", r"\connect shop")
+    assert (back, launch) == (r"\connect other", "select ulak._launch_watcher();")
     assert [(name, database) for name, _, _, database in scheduled] == [
         ("ulak log in other", "shop"),
         ("ulak maintenance in other", "other"),
+        ("ulak reboot in other", "other"),
         ("ulak vacuum in other", "other"),
+        ("ulak watcher in other", "other"),
         ("ulak worker 1 in other", "other"),
         ("ulak worker 2 in other", "other"),
     ]
@@ -118,7 +186,7 @@ def test_messages_flow_over_the_minute(rehearsal: Rehearsal, traffic: Traffic) -
     """The only test that waits for the clock: pg_cron starts its jobs with the minute."""
     runs = """
         select job_pid, status, start_time, end_time, extract(second from end_time) as ended
-        from cron.job_run_details where command = 'call ulak.run_worker({})' order by runid
+        from cron.job_run_details where command = 'call ulak.run_worker({}, p_is_scheduled => true)' order by runid
     """
 
     def two_runs() -> bool:
@@ -148,9 +216,39 @@ def test_messages_flow_over_the_minute(rehearsal: Rehearsal, traffic: Traffic) -
     (worst,) = rehearsal.ask(waits)
     assert worst["longest"].total_seconds() < 1 * slack
     assert worst["attempts"] == 1
-    others = "select distinct command, status from cron.job_run_details where command not like 'call ulak.run_worker%' and end_time is not null"
+    others = "select distinct command, status from cron.job_run_details where command !~ 'workers?\\(' and end_time is not null"
     assert {row["status"] for row in rehearsal.ask(others)} == {"succeeded"}
     assert len(rehearsal.ask(others)) == 3
+
+
+PIDS = "select slot, pid from ulak.get_worker_status() where state = 'running' order by slot"
+
+
+def test_workers_that_were_terminated_come_back_without_waiting_for_the_minute(
+    rehearsal: Rehearsal, traffic: Traffic
+) -> None:
+    """All at once, and again."""
+
+    def both() -> dict[int, int]:
+        rows = rehearsal.ask(PIDS)
+        return {row["slot"]: row["pid"] for row in rows} if len(rows) == 2 else {}
+
+    for _ in range(2):
+        before = wait_until(both, 5 * strain(), "two workers")
+        rehearsal.ask(f"select pg_terminate_backend(pid, 5000) from unnest(array{list(before.values())}) pid")
+        after = wait_until(both, 5 * strain(), "two other workers")
+        assert not set(before.values()) & set(after.values())
+    (sessions,) = rehearsal.ask("select count(*) as n from pg_stat_activity where usename = 'ulak_worker'")
+    assert sessions["n"] <= 3
+
+
+def test_a_database_can_be_dropped_while_workers_run(rehearsal: Rehearsal, traffic: Traffic) -> None:
+    """Not only at the next minute: pg_cron 1.4 has to be made to answer."""
+    with rehearsal.cluster.connect("shop") as db:
+        db.execute("create database dropped")
+        db.execute("select set_config('statement_timeout', %s, false)", [f"{int(10 * strain())}s"])
+
+        db.execute("drop database dropped")
 
 
 def test_stop_unschedules_and_workers_leave(rehearsal: Rehearsal, traffic: Traffic) -> None:
@@ -159,7 +257,7 @@ def test_stop_unschedules_and_workers_leave(rehearsal: Rehearsal, traffic: Traff
 
     report = rehearsal.ask("select * from ulak.stop()")
 
-    assert sum(row["detail"] == "unscheduled" for row in report) == 5
+    assert sum(row["detail"] == "unscheduled" for row in report) == 7
     assert sum(row["detail"] == "asked to leave" for row in report) == running
     assert rehearsal.ask(JOBS) == []
     wait_until(lambda: rehearsal.ask(alive)[0]["n"] == 0, timeout=3)
