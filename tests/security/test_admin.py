@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -273,3 +273,26 @@ def test_a_captured_answer_and_a_ping_show_no_secret_that_was_echoed(site: Site,
     assert "x-echo" in response["headers"]
     assert "hush" not in told
     assert request.headers["webhook-signature"].partition(",")[2] not in told
+
+
+def test_a_config_that_cannot_be_read_costs_no_other_endpoint_its_deliveries(
+    site_in: Callable[[str], Site], receiver: Receiver
+) -> None:
+    site = site_in("SQL_ASCII")
+    for name in ("broken", "healthy"):
+        site.http(name, receiver.url, ONCE)
+    site.db.execute("""
+        update ulak.endpoints
+        set config = config || jsonb_build_object('headers', jsonb_build_object('x-own', convert_from('\\xff', 'SQL_ASCII')))
+        where name = 'broken'
+    """)
+    broken, healthy = site.send("broken"), site.send("healthy")
+
+    worker = site.start()
+
+    site.wait_for_status(healthy, "completed")
+    assert (
+        site.wait_for_status(broken, "failed")["last_error"]
+        == "[RETRYABLE] config: it can't be read: it isn't valid UTF-8"
+    )
+    assert not worker.call.is_done()
