@@ -29,12 +29,12 @@ from (
         (5, 'archive_retention', 'drops old months of the archive'),
         (6, 'dlq_retention', 'deletes old dead letters'),
         (7, 'event_log_retention', 'deletes old log entries'),
-        (8, 'stats_retention', 'deletes old counters'),
+        (8, 'stats_retention', 'sums up counters of minutes to hours after two days, and deletes old ones'),
         (9, 'inbox_retention', 'forgets old keys of mark_handled()'),
         (10, 'ordering', 'every ten minutes: wakes ordering keys whose first message was deleted by hand'),
         (11, 'attempts_retention', 'forgets old failed attempts'),
         (12, 'samples', 'counts what waits for each endpoint, and sums up the last minutes'),
-        (13, 'samples_retention', 'deletes old counts of what waited'),
+        (13, 'samples_retention', 'keeps one count an hour of what waited after two days, and deletes old ones'),
         (14, 'secrets', 'forgets signing secrets whose grace after a rotation is over')
 ) s (place, step, what)
 left join ulak.maintenance_runs r on r.step = s.step
@@ -200,6 +200,7 @@ set search_path = pg_catalog, pg_temp
 as $plpgsql$
 declare
     v_batch constant integer := 2000;
+    v_deleted integer;
 begin
     reached := coalesce(p_month, p_after);
     case p_step
@@ -221,7 +222,8 @@ begin
         when 'event_log_retention' then
             rows := ulak._cleanup('event_log', null, v_batch, p_now);
         when 'stats_retention' then
-            rows := ulak._cleanup('endpoint_stats', null, v_batch, p_now);
+            v_deleted := ulak._cleanup('endpoint_stats', null, v_batch, p_now);
+            select r.rows, r.reached into rows, reached from ulak._roll_up_stats(p_after, p_now) r;
         when 'inbox_retention' then
             rows := ulak._cleanup('handled', null, v_batch, p_now);
         when 'attempts_retention' then
@@ -229,15 +231,20 @@ begin
         when 'samples' then
             rows := ulak._sample_backlog(p_now);
         when 'samples_retention' then
-            rows := ulak._cleanup('backlog_samples', null, v_batch, p_now);
+            v_deleted := ulak._cleanup('backlog_samples', null, v_batch, p_now);
             perform ulak._cleanup('traffic', null, v_batch, p_now);
+            select r.rows, r.reached into rows, reached from ulak._roll_up_samples(p_after, p_now) r;
         when 'secrets' then
             rows := ulak._forget_old_secrets(p_now);
         when 'ordering' then
             rows := case when extract(minute from p_now)::integer % 10 = 0 then ulak._promote_orphans(p_now) else 0 end;
     end case;
     rows := coalesce(rows, 0);
-    more := p_month is not null or (rows = v_batch and p_step <> 'samples');
+    more := p_month is not null
+        or (rows = v_batch and p_step <> 'samples')
+        -- A batch of a roll-up is as large as what its endpoints have.
+        or (v_deleted is not null and (v_deleted = v_batch or rows > 0));
+    rows := rows + coalesce(v_deleted, 0);
 end
 $plpgsql$;
 
