@@ -165,14 +165,10 @@ set jit = off
 as $plpgsql$
 declare
     v_deadline timestamptz := clock_timestamp() + p_budget;
-    v_ids bigint[] := array(select e.id from ulak.endpoints e order by e.id);
-    v_count integer := cardinality(v_ids);
-    -- A prime number of endpoints further each minute, so that it isn't always the same that are left out.
-    v_start integer := floor(extract(epoch from p_now) / 60)::bigint * 7919 % greatest(v_count, 1);
+    v_ids bigint[] := ulak._sample_order(p_now);
     v_sampled integer := 0;
 begin
-    v_ids := v_ids[v_start + 1 :] || v_ids[: v_start];
-    for v_place in 1..v_count by 100 loop
+    for v_place in 1..cardinality(v_ids) by 100 loop
         exit when clock_timestamp() >= v_deadline;
         v_sampled := v_sampled + ulak._sample_endpoints(v_ids[v_place : v_place + 99], p_now);
     end loop;
@@ -180,6 +176,22 @@ begin
     return v_sampled;
 end
 $plpgsql$;
+
+-- All endpoints, a prime number of them further each minute, so that it isn't always the same that time runs out for.
+create or replace function ulak._sample_order(p_now timestamptz)
+returns bigint[]
+language sql
+stable
+set search_path = pg_catalog, pg_temp
+as $sql$
+    select i.ids[i.start + 1 :] || i.ids[: i.start]
+    from (
+        select
+            coalesce(array_agg(e.id order by e.id), '{}') as ids,
+            (floor(extract(epoch from p_now) / 60)::bigint * 7919 % greatest(count(*), 1))::integer as start
+        from ulak.endpoints e
+    ) i
+$sql$;
 
 create or replace function ulak._sample_endpoints(p_endpoint_ids bigint[], p_now timestamptz)
 returns integer

@@ -114,7 +114,8 @@ stable
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 set enable_bitmapscan = off
-set enable_hashjoin = off
+set enable_hashjoin = on
+set enable_nestloop = off
 set enable_mergejoin = off
 set jit = off
 set plan_cache_mode = force_generic_plan
@@ -142,11 +143,11 @@ begin
         from (
             select
                 f.*,
-                r.per_second,
+                coalesce(r.per_second, 0) as per_second,
                 r.failed_percent,
                 ulak._endpoint_state(f.enabled, f.circuit_state, f.due_since, r.failed_percent, r.per_second, p_now) as state
             from ulak._endpoint_facts(p_endpoint_id, p_now) f
-            cross join lateral ulak._recent_rates(f.id, p_now) r
+            left join ulak._recent_rates(p_endpoint_id, p_now) r on r.endpoint_id = f.id
         ) f
         window w as ()
         order by place
@@ -253,29 +254,37 @@ begin
 end
 $plpgsql$;
 
--- Deliveries per second, and the failed among the attempts of five minutes: one minute of them says little.
-create or replace function ulak._recent_rates(
-    p_endpoint_id bigint,
-    p_now timestamptz,
-    out per_second double precision,
-    out failed_percent double precision
-)
+-- Deliveries per second, and the failed among the attempts of five minutes: one minute of them says little. Planned anew each time:
+-- one endpoint is found by its key, all of them by the minute.
+create or replace function ulak._recent_rates(p_endpoint_id bigint, p_now timestamptz)
+returns table (endpoint_id bigint, per_second double precision, failed_percent double precision)
 language plpgsql
 stable
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set enable_bitmapscan = off
+set jit = off
+set plan_cache_mode = force_custom_plan
 as $plpgsql$
+#variable_conflict use_column
 declare
     v_minute timestamptz := date_trunc('minute', p_now);
+    v_seconds double precision := extract(second from p_now);
 begin
+    return query
     select
+        t.endpoint_id,
         ulak._per_second(
             sum(t.delivered::double precision) filter (where t.minute = v_minute - interval '1 minute'),
             sum(t.delivered::double precision) filter (where t.minute = v_minute),
-            extract(second from p_now)::double precision
+            v_seconds
         ),
         100 * sum(t.failed::double precision) / nullif(sum((t.failed + t.delivered)::double precision), 0)
-    into per_second, failed_percent
     from ulak.endpoint_stats t
-    where t.endpoint_id = p_endpoint_id and t.minute > v_minute - interval '5 minutes' and t.minute <= v_minute;
+    where t.minute > v_minute - interval '5 minutes'
+        and t.minute <= v_minute
+        and (p_endpoint_id is null or t.endpoint_id = p_endpoint_id)
+    group by t.endpoint_id;
 end
 $plpgsql$;
 

@@ -216,7 +216,7 @@ as $sql$
         else 'next: a worker takes it at its next turn'
     end
     from ulak._endpoint_facts(p_endpoint.id, p_now) h
-    cross join lateral ulak._recent_rates(h.id, p_now) r
+    left join ulak._recent_rates(p_endpoint.id, p_now) r on true
 $sql$;
 
 -- Null if nothing limits it.
