@@ -350,13 +350,13 @@ returns integer
 language sql
 immutable
 as $sql$
-    select case p_state
-        when 'open' then 7
-        when 'half_open' then 6
-        when 'late' then 5
-        when 'failing' then 4
-        when 'disabled' then case when p_waiting > 0 then 3 else 0 end
-        when 'flowing' then 2
+    select case
+        when p_state = 'open' then 7
+        when p_state = 'half_open' then 6
+        when p_state = 'late' then 5
+        when p_state = 'failing' then 4
+        when p_state = 'disabled' then case when p_waiting > 0 then 3 else 0 end
+        when p_state = 'flowing' then 2
         else 1
     end
 $sql$;

@@ -88,6 +88,7 @@ create or replace function ulak._state_glyph(p_state text)
 returns text
 language sql
 immutable
+set search_path = pg_catalog, pg_temp
 as $sql$
     select case p_state
         when 'flowing' then '●'
