@@ -157,17 +157,15 @@ def _finding(finding: Row, is_open: bool) -> Markup:
 
 
 def _tiles(data: Row, now: datetime.datetime) -> Markup:
-    steps, endpoints = data["traffic"], data["endpoints"]
+    steps, totals = data["traffic"], data["totals"]
     delivered = sum(each["delivered"] for each in steps)
     failed = sum(each["failed"] for each in steps)
-    waiting = sum(each["waiting"] for each in endpoints)
-    due = min((each["due_since"] for each in endpoints if each["due_since"]), default=None)
+    due = totals["due_since"]
     late = (now - wording.time(due)).total_seconds() if due else None
     p95 = [each["p95_ms"] for each in steps if each["p95_ms"] is not None]
     alive = sum(each["state"] in ("running", "leaving") for each in data["workers"])
-    dead = sum(each["dead"] for each in endpoints)
+    dead, rate = totals["dead"], totals["per_second"]
     share = 100 * failed / (delivered + failed) if delivered + failed else None
-    rate = sum(each["per_second"] or 0 for each in endpoints)
     return tag(
         "section",
         _tile(
@@ -190,7 +188,7 @@ def _tiles(data: Row, now: datetime.datetime) -> Markup:
         ),
         _tile(
             "Waiting",
-            ("~" if any(each["is_estimate"] for each in endpoints) else "") + wording.number(waiting),
+            ("~" if totals["is_estimate"] else "") + wording.number(totals["waiting"]),
             f"oldest due for {wording.duration(late)}" if late else "nothing is due",
             "bad" if late and late > 3600 else "warn" if late and late > 60 else None,
         ),
@@ -280,7 +278,7 @@ def _endpoints(data: Row, now: datetime.datetime) -> Markup:
     rows: Sequence[Row] = data["endpoints"]
     if not rows:
         return _panel("Endpoints", _empty("There are no endpoints yet."))
-    hidden = data["endpoint_count"] - len(rows)
+    hidden = data["totals"]["endpoints"] - len(rows)
     columns: list[Column] = [
         ("", "", lambda row: _state(row["state"])),
         (
@@ -312,7 +310,7 @@ def _endpoints(data: Row, now: datetime.datetime) -> Markup:
     ]
     return _panel(
         "Endpoints",
-        [_table(rows, columns), hidden > 0 and tag("p", f"and {hidden} more", class_="quiet")],
+        [_table(rows, columns), hidden > 0 and tag("p", f"and {wording.exact(hidden)} more", class_="quiet")],
         note="the worst first",
     )
 

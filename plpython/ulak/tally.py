@@ -49,7 +49,7 @@ class Tally:
                 "delivered": counts.delivered,
                 "failed": counts.failed,
                 "latency_total_ms": round(counts.total_ms, 3),
-                "latency_histogram": counts.histogram,
+                "latency_histogram": _without_last_zeros(counts.histogram),
             }
             for endpoint_id, counts in sorted(self._counts.items())
         ]
@@ -58,3 +58,11 @@ class Tally:
         """What was told is told; the last error stays."""
         self._counts = {}
         self.processed = self.failed = 0
+
+
+def _without_last_zeros(histogram: list[int]) -> list[int]:
+    """What is missing at the end is 0: less to send, to add up and to store."""
+    size = len(histogram)
+    while size and not histogram[size - 1]:
+        size -= 1
+    return histogram[:size]

@@ -46,7 +46,7 @@ from (
         ('retry_increment', 'integer', '30', 1, 3600, null, 'seconds', 'what linear backoff adds with each retry'),
         ('retry_max_delay', 'integer', '300', 1, 86400, null, 'seconds', 'longest delay between retries'),
         ('stale_recovery_timeout', 'integer', '300', 60, 3600, null, 'seconds', 'lease of an external worker that does not name one'),
-        ('stats_retention_days', 'integer', '30', 1, 3650, null, 'days', 'how long the counters per minute in ulak.endpoint_stats are kept'),
+        ('stats_retention_days', 'integer', '30', 1, 3650, null, 'days', 'how long the counters in ulak.endpoint_stats are kept: two days by the minute, then by the hour'),
         ('worker_concurrency', 'integer', '128', 1, 1000, null, 'requests', 'most requests that one worker has in flight to one endpoint'),
         ('workers', 'integer', '2', 1, 32, null, 'workers', 'workers that ulak.start() schedules unless it is told otherwise')
     ) as d (name, kind, default_value, minimum, maximum, choices, unit, description)

@@ -409,51 +409,41 @@ begin
 end
 $plpgsql$;
 
+-- Once a second, for each endpoint that the worker has sent to since: read once, added to the minute and to the total.
 create or replace function ulak._add_endpoint_stats(p_stats jsonb, p_minute timestamptz)
 returns void
 language plpgsql
 set search_path = pg_catalog, pg_temp
 as $plpgsql$
 begin
-    insert into ulak.endpoint_stats as s (
-        endpoint_id, minute, delivered, failed, latency_total_ms, latency_histogram
+    with added as materialized (
+        select a.*
+        from jsonb_to_recordset(p_stats) a(
+            endpoint_id bigint,
+            delivered bigint,
+            failed bigint,
+            latency_total_ms double precision,
+            latency_histogram bigint[]
+        )
+    ),
+    minute as (
+        insert into ulak.endpoint_stats as s (endpoint_id, minute, delivered, failed, latency_total_ms, latency_histogram)
+        select a.endpoint_id, p_minute, a.delivered, a.failed, a.latency_total_ms, a.latency_histogram
+        from added a
+        on conflict (endpoint_id, minute) do update
+        set delivered = s.delivered + excluded.delivered,
+            failed = s.failed + excluded.failed,
+            latency_total_ms = s.latency_total_ms + excluded.latency_total_ms,
+            latency_histogram = ulak._add_histograms(s.latency_histogram, excluded.latency_histogram)
     )
-    select a.endpoint_id, p_minute, a.delivered, a.failed, a.latency_total_ms, a.latency_histogram
-    from jsonb_to_recordset(p_stats) a(
-        endpoint_id bigint,
-        delivered bigint,
-        failed bigint,
-        latency_total_ms double precision,
-        latency_histogram bigint[]
-    )
-    on conflict (endpoint_id, minute) do update
-    set delivered = s.delivered + excluded.delivered,
-        failed = s.failed + excluded.failed,
-        latency_total_ms = s.latency_total_ms + excluded.latency_total_ms,
-        latency_histogram = array(
-            select coalesce(h.before, 0) + coalesce(h.now, 0)
-            from unnest(s.latency_histogram, excluded.latency_histogram) with ordinality h(before, now, bucket)
-            order by h.bucket
-        );
-
     insert into ulak.endpoint_totals as t (endpoint_id, delivered, failed, latency_total_ms, latency_histogram)
     select a.endpoint_id, a.delivered, a.failed, a.latency_total_ms, a.latency_histogram
-    from jsonb_to_recordset(p_stats) a(
-        endpoint_id bigint,
-        delivered bigint,
-        failed bigint,
-        latency_total_ms double precision,
-        latency_histogram bigint[]
-    )
+    from added a
     on conflict (endpoint_id) do update
     set delivered = t.delivered + excluded.delivered,
         failed = t.failed + excluded.failed,
         latency_total_ms = t.latency_total_ms + excluded.latency_total_ms,
-        latency_histogram = array(
-            select coalesce(h.before, 0) + coalesce(h.now, 0)
-            from unnest(t.latency_histogram, excluded.latency_histogram) with ordinality h(before, now, bucket)
-            order by h.bucket
-        );
+        latency_histogram = ulak._add_histograms(t.latency_histogram, excluded.latency_histogram);
 end
 $plpgsql$;
 

@@ -1,4 +1,5 @@
--- Retention of what grows: dead letters, log, attempts, counters, samples and inbox. The archive's months are dropped whole.
+-- Retention of what grows: dead letters, log, attempts, counters, samples and inbox. The archive's months are dropped whole. Counters
+-- and samples are kept by the minute for two days, and then by the hour.
 
 create or replace function ulak.cleanup_dlq(
     p_retention_days integer default null,
@@ -148,3 +149,143 @@ begin
     using p_now - make_interval(hours => 24 * v_days), p_limit::bigint, p_bytes;
 end
 $plpgsql$;
+
+-- One batch: of the first hour that is over for two days and still has minutes, 200 endpoints at most. Their rows become one, at the
+-- start of the hour, so that sums over hours and days stay what they were. `reached` is that hour, for the next batch.
+create or replace function ulak._roll_up_stats(
+    p_after timestamptz,
+    p_now timestamptz,
+    out rows bigint,
+    out reached timestamptz
+)
+language plpgsql
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set enable_bitmapscan = off
+set enable_hashjoin = off
+set enable_mergejoin = off
+set jit = off
+as $plpgsql$
+declare
+    v_endpoint_ids bigint[];
+begin
+    rows := 0;
+    reached := p_after;
+    for reached in
+        select h.hour
+        from ulak._whole_hours((select min(t.minute) from ulak.endpoint_stats t), p_after, p_now) h
+        where exists (
+            select
+            from ulak.endpoint_stats t
+            where t.minute > h.hour and t.minute < h.hour + interval '1 hour'
+        )
+        order by h.hour
+        limit 1
+    loop
+        v_endpoint_ids := array(
+            select distinct t.endpoint_id
+            from (
+                select t.endpoint_id
+                from ulak.endpoint_stats t
+                where t.minute > reached and t.minute < reached + interval '1 hour'
+                order by t.minute
+                limit 200
+            ) t
+        );
+        with gone as (
+            delete from ulak.endpoint_stats t
+            using unnest(v_endpoint_ids) i (endpoint_id)
+            where t.endpoint_id = i.endpoint_id and t.minute >= reached and t.minute < reached + interval '1 hour'
+            returning t.*
+        ),
+        kept as (
+            insert into ulak.endpoint_stats (endpoint_id, minute, delivered, failed, latency_total_ms, latency_histogram)
+            select
+                g.endpoint_id,
+                reached,
+                sum(g.delivered),
+                sum(g.failed),
+                sum(g.latency_total_ms),
+                ulak._sum_histograms(g.latency_histogram)
+            from gone g
+            group by g.endpoint_id
+        )
+        select count(*) into rows
+        from gone;
+    end loop;
+end
+$plpgsql$;
+
+-- The same for samples: what was last so in an hour stays, at the start of the hour.
+create or replace function ulak._roll_up_samples(
+    p_after timestamptz,
+    p_now timestamptz,
+    out rows bigint,
+    out reached timestamptz
+)
+language plpgsql
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set enable_bitmapscan = off
+set enable_hashjoin = off
+set enable_mergejoin = off
+set jit = off
+as $plpgsql$
+declare
+    v_endpoint_ids bigint[];
+begin
+    rows := 0;
+    reached := p_after;
+    for reached in
+        select h.hour
+        from ulak._whole_hours((select min(s.sampled_at) from ulak.backlog_samples s), p_after, p_now) h
+        where exists (
+            select
+            from ulak.backlog_samples s
+            where s.sampled_at > h.hour and s.sampled_at < h.hour + interval '1 hour'
+        )
+        order by h.hour
+        limit 1
+    loop
+        v_endpoint_ids := array(
+            select distinct s.endpoint_id
+            from (
+                select s.endpoint_id
+                from ulak.backlog_samples s
+                where s.sampled_at > reached and s.sampled_at < reached + interval '1 hour'
+                order by s.sampled_at
+                limit 200
+            ) s
+        );
+        with gone as (
+            delete from ulak.backlog_samples s
+            using unnest(v_endpoint_ids) i (endpoint_id)
+            where s.endpoint_id = i.endpoint_id and s.sampled_at >= reached and s.sampled_at < reached + interval '1 hour'
+            returning s.*
+        ),
+        kept as (
+            insert into ulak.backlog_samples (endpoint_id, sampled_at, waiting, dead, oldest_id)
+            select distinct on (g.endpoint_id) g.endpoint_id, reached, g.waiting, g.dead, g.oldest_id
+            from gone g
+            order by g.endpoint_id, g.sampled_at desc
+        )
+        select count(*) into rows
+        from gone;
+    end loop;
+end
+$plpgsql$;
+
+-- From the hour of p_first or p_after, whichever is later, to the last that ended two days ago.
+create or replace function ulak._whole_hours(p_first timestamptz, p_after timestamptz, p_now timestamptz)
+returns table (hour timestamptz)
+language sql
+immutable
+set search_path = pg_catalog, pg_temp
+as $sql$
+    select h
+    from generate_series(
+        date_trunc('hour', greatest(p_first, nullif(p_after, '-infinity')), 'UTC'),
+        date_trunc('hour', p_now - interval '2 days', 'UTC') - interval '1 hour',
+        interval '1 hour'
+    ) h
+$sql$;

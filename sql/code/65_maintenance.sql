@@ -29,12 +29,12 @@ from (
         (5, 'archive_retention', 'drops old months of the archive'),
         (6, 'dlq_retention', 'deletes old dead letters'),
         (7, 'event_log_retention', 'deletes old log entries'),
-        (8, 'stats_retention', 'deletes old counters'),
+        (8, 'stats_retention', 'sums up counters of minutes to hours after two days, and deletes old ones'),
         (9, 'inbox_retention', 'forgets old keys of mark_handled()'),
         (10, 'ordering', 'forgets ordering keys that are no longer used; every ten minutes: makes due what is parked with nothing before it'),
         (11, 'attempts_retention', 'forgets old failed attempts'),
         (12, 'samples', 'counts what waits for each endpoint, and sums up the last minutes'),
-        (13, 'samples_retention', 'deletes old counts of what waited'),
+        (13, 'samples_retention', 'keeps one count an hour of what waited after two days, and deletes old ones'),
         (14, 'secrets', 'forgets signing secrets whose grace after a rotation is over'),
         (15, 'orphans', 'makes dead letters of messages whose endpoint was dropped while they were being sent'),
         (16, 'schedule', 'puts right what pg_cron remembers of the server that its jobs ran on')
@@ -228,6 +228,7 @@ declare
         when 'attempts_retention' then 'attempts'
         when 'samples_retention' then 'backlog_samples'
     end;
+    v_rolled_up bigint := 0;
 begin
     reached := coalesce(p_month, p_after);
     case
@@ -249,9 +250,15 @@ begin
         when v_table is not null then
             select c.deleted, c.more into rows, more
             from ulak._cleanup(v_table, null, v_batch, v_bytes, p_now) c;
-            if p_step = 'samples_retention' then
+            -- A batch of a roll-up is as large as what its endpoints have.
+            if p_step = 'stats_retention' then
+                select r.rows, r.reached into v_rolled_up, reached from ulak._roll_up_stats(p_after, p_now) r;
+            elsif p_step = 'samples_retention' then
                 perform ulak._cleanup('traffic', null, v_batch, v_bytes, p_now);
+                select r.rows, r.reached into v_rolled_up, reached from ulak._roll_up_samples(p_after, p_now) r;
             end if;
+            more := more or v_rolled_up > 0;
+            rows := rows + v_rolled_up;
         when p_step = 'samples' then
             rows := ulak._sample_backlog(p_now);
         when p_step = 'orphans' then

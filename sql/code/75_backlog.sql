@@ -1,23 +1,14 @@
 -- The backlog: how much waits for each endpoint, and since when, at a cost that doesn't follow its length.
 
--- Counted exactly as long as that is cheap: 10,000 messages, shared by the endpoints that have some. Beyond that the
--- count of the last minute is what is known. All of it is read from partial indexes, whatever the statistics say.
-create or replace function ulak._backlog(p_endpoint_id bigint default null, p_now timestamptz default clock_timestamp())
-returns table (
-    endpoint_id bigint,
-    waiting bigint,
-    is_estimate boolean,
-    -- When the oldest message was sent, and since when one waits that is due.
-    oldest_at timestamptz,
-    due_since timestamptz,
-    in_flight bigint,
-    dead bigint
-)
+-- The first message of each (endpoint, priority) that has some pending, found by hopping from pair to pair in the index.
+create or replace function ulak._pending_levels(p_endpoint_id bigint default null)
+returns table (endpoint_id bigint, priority smallint, first_due timestamptz)
 language plpgsql
 stable
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 set enable_bitmapscan = off
+set enable_nestloop = on
 set enable_hashjoin = off
 set enable_mergejoin = off
 set jit = off
@@ -26,7 +17,6 @@ as $plpgsql$
 #variable_conflict use_column
 begin
     return query
-    -- The first row of each (endpoint, priority), as a claim finds them.
     with recursive level as (
         (
             select q.endpoint_id, q.priority, q.next_retry_at
@@ -56,17 +46,59 @@ begin
             )
             limit 1
         ) n
-    ),
-    pending as materialized (
-        select l.endpoint_id, min(l.next_retry_at) as first_due
-        from level l
-        where p_endpoint_id is null or l.endpoint_id = p_endpoint_id
+    )
+    select l.endpoint_id, l.priority, l.next_retry_at
+    from level l
+    where p_endpoint_id is null or l.endpoint_id = p_endpoint_id;
+end
+$plpgsql$;
+
+-- Counted exactly as long as that is cheap: 10,000 messages, shared by the endpoints that have some, and 10 for each at least.
+-- Beyond that the count of the last minute is what is known. All of it is read from partial indexes, whatever the statistics
+-- say: sets are joined by hash, since a nested loop between two of them is quadratic, and a lateral look-up with a limit
+-- can't become anything but a probe of its index.
+create or replace function ulak._backlog(p_endpoint_id bigint default null, p_now timestamptz default clock_timestamp())
+returns table (
+    endpoint_id bigint,
+    waiting bigint,
+    is_estimate boolean,
+    -- When the oldest message was sent, and since when one waits that is due.
+    oldest_at timestamptz,
+    due_since timestamptz,
+    in_flight bigint,
+    dead bigint
+)
+language plpgsql
+stable
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set enable_bitmapscan = off
+set enable_hashjoin = on
+set enable_nestloop = off
+set enable_mergejoin = off
+set jit = off
+set plan_cache_mode = force_generic_plan
+as $plpgsql$
+#variable_conflict use_column
+begin
+    return query
+    with pending as materialized (
+        select l.endpoint_id, min(l.first_due) as first_due
+        from ulak._pending_levels(p_endpoint_id) l
         group by l.endpoint_id
+    ),
+    flight as materialized (
+        select q.endpoint_id, count(*) as messages
+        from ulak.queue q
+        where q.status = 'processing'
+            and q.endpoint_id >= coalesce(p_endpoint_id, 0)
+            and q.endpoint_id <= coalesce(p_endpoint_id, 9223372036854775807)
+        group by q.endpoint_id
     ),
     share as materialized (
         select
-            greatest(100, 10000 / greatest((select count(*) from pending p), 1)) as size,
-            greatest(100, 10000 / greatest((select count(*) from ulak.endpoints e), 1)) as dead
+            greatest(10, 10000 / greatest((select count(*) from pending p), 1)) as size,
+            greatest(10, 10000 / greatest((select count(*) from ulak.endpoints e), 1)) as dead
     )
     select
         e.id,
@@ -74,11 +106,12 @@ begin
         coalesce(c.messages > b.size, false),
         o.created_at,
         case when least(p.first_due, o.due_at) <= p_now then least(p.first_due, o.due_at) end,
-        f.messages,
+        coalesce(f.messages, 0),
         case when d.messages > b.dead then greatest(s.dead, d.messages) else d.messages end
     from ulak.endpoints e
     cross join share b
     left join pending p on p.endpoint_id = e.id
+    left join flight f on f.endpoint_id = e.id
     left join lateral (
         select count(*) as messages, min(q.id) as first_id
         from (
@@ -103,16 +136,8 @@ begin
         from ulak.queue q
         where q.id = case when c.messages > b.size then s.oldest_id else c.first_id end
             and q.status is not distinct from 'pending'
+        limit 1
     ) o on true
-    cross join lateral (
-        select count(*) as messages
-        from (
-            select
-            from ulak.queue q
-            where q.status = 'processing' and q.endpoint_id = e.id
-            limit 10000
-        ) q
-    ) f
     cross join lateral (
         select count(*) as messages
         from (
@@ -122,16 +147,53 @@ begin
             limit (select b.dead + 1 from share b)
         ) d
     ) d
-    where p_endpoint_id is null or e.id = p_endpoint_id;
+    where e.id >= coalesce(p_endpoint_id, 0) and e.id <= coalesce(p_endpoint_id, 9223372036854775807);
 end
 $plpgsql$;
 
--- Maintenance counts every minute. Endpoints with nothing that waits get a row as well, so that a curve falls to 0. Rows
--- that vacuum hasn't seen yet take long to count: after p_budget the rest, longest not counted first, is left to the next run.
+-- Maintenance counts every minute, 100 endpoints at a time. An endpoint gets a row when its numbers have changed, and once an
+-- hour while something waits: what was last written is what is so. Rows that vacuum hasn't seen yet take long to count: after
+-- p_budget the rest is left to the next run, which begins with other endpoints.
 create or replace function ulak._sample_backlog(
     p_now timestamptz default clock_timestamp(),
     p_budget interval default '5 seconds'
 )
+returns integer
+language plpgsql
+set search_path = pg_catalog, pg_temp
+set jit = off
+as $plpgsql$
+declare
+    v_deadline timestamptz := clock_timestamp() + p_budget;
+    v_ids bigint[] := ulak._sample_order(p_now);
+    v_sampled integer := 0;
+begin
+    for v_place in 1..cardinality(v_ids) by 100 loop
+        exit when clock_timestamp() >= v_deadline;
+        v_sampled := v_sampled + ulak._sample_endpoints(v_ids[v_place : v_place + 99], p_now);
+    end loop;
+    perform ulak._sum_traffic(p_now);
+    return v_sampled;
+end
+$plpgsql$;
+
+-- All endpoints, a prime number of them further each minute, so that it isn't always the same that time runs out for.
+create or replace function ulak._sample_order(p_now timestamptz)
+returns bigint[]
+language sql
+stable
+set search_path = pg_catalog, pg_temp
+as $sql$
+    select i.ids[i.start + 1 :] || i.ids[: i.start]
+    from (
+        select
+            coalesce(array_agg(e.id order by e.id), '{}') as ids,
+            (floor(extract(epoch from p_now) / 60)::bigint * 7919 % greatest(count(*), 1))::integer as start
+        from ulak.endpoints e
+    ) i
+$sql$;
+
+create or replace function ulak._sample_endpoints(p_endpoint_ids bigint[], p_now timestamptz)
 returns integer
 language plpgsql
 set search_path = pg_catalog, pg_temp
@@ -143,39 +205,32 @@ set jit = off
 set plan_cache_mode = force_generic_plan
 as $plpgsql$
 declare
-    v_deadline timestamptz := clock_timestamp() + p_budget;
-    v_endpoint_id bigint;
-    v_sampled integer := 0;
+    v_sampled integer;
 begin
-    for v_endpoint_id in
-        select e.id
-        from ulak.endpoints e
-        left join lateral (
-            select s.sampled_at
-            from ulak.backlog_samples s
-            where s.endpoint_id = e.id
-            order by s.sampled_at desc
-            limit 1
-        ) s on true
-        order by s.sampled_at nulls first, e.id
-    loop
-        exit when clock_timestamp() >= v_deadline;
-        insert into ulak.backlog_samples (endpoint_id, sampled_at, waiting, dead, oldest_id)
-        select v_endpoint_id, p_now, w.waiting, d.dead, w.oldest_id
-        from (
-            select count(*) as waiting, min(q.id) as oldest_id
-            from ulak.queue q
-            where q.status = 'pending' and q.endpoint_id = v_endpoint_id
-        ) w
-        cross join (
-            select count(*) as dead
-            from ulak.dlq d
-            where d.status = 'failed' and d.endpoint_id = v_endpoint_id
-        ) d
-        on conflict do nothing;
-        v_sampled := v_sampled + 1;
-    end loop;
-    perform ulak._sum_traffic(p_now);
+    insert into ulak.backlog_samples (endpoint_id, sampled_at, waiting, dead, oldest_id)
+    select i.endpoint_id, p_now, w.waiting, d.dead, w.oldest_id
+    from unnest(p_endpoint_ids) i (endpoint_id)
+    cross join lateral (
+        select count(*) as waiting, min(q.id) as oldest_id
+        from ulak.queue q
+        where q.status = 'pending' and q.endpoint_id = i.endpoint_id
+    ) w
+    cross join lateral (
+        select count(*) as dead
+        from ulak.dlq d
+        where d.status = 'failed' and d.endpoint_id = i.endpoint_id
+    ) d
+    left join lateral (
+        select s.sampled_at, s.waiting, s.dead, s.oldest_id
+        from ulak.backlog_samples s
+        where s.endpoint_id = i.endpoint_id
+        order by s.sampled_at desc
+        limit 1
+    ) s on true
+    where (w.waiting, d.dead, w.oldest_id) is distinct from (coalesce(s.waiting, 0), coalesce(s.dead, 0), s.oldest_id)
+        or (w.waiting + d.dead > 0 and s.sampled_at < date_trunc('hour', p_now, 'UTC'))
+    on conflict do nothing;
+    get diagnostics v_sampled = row_count;
     return v_sampled;
 end
 $plpgsql$;
@@ -187,7 +242,7 @@ language sql
 stable
 set search_path = pg_catalog, pg_temp
 as $sql$
-    select coalesce(max(t.minute) - interval '5 minutes', '-infinity')
+    select coalesce(max(t.minute) - interval '2 minutes', '-infinity')
     from ulak.traffic t
 $sql$;
 
@@ -198,20 +253,7 @@ language sql
 stable
 set search_path = pg_catalog, pg_temp
 as $sql$
-    select
-        t.minute,
-        sum(t.delivered)::bigint,
-        sum(t.failed)::bigint,
-        array[
-            sum(t.latency_histogram[1]), sum(t.latency_histogram[2]), sum(t.latency_histogram[3]),
-            sum(t.latency_histogram[4]), sum(t.latency_histogram[5]), sum(t.latency_histogram[6]),
-            sum(t.latency_histogram[7]), sum(t.latency_histogram[8]), sum(t.latency_histogram[9]),
-            sum(t.latency_histogram[10]), sum(t.latency_histogram[11]), sum(t.latency_histogram[12]),
-            sum(t.latency_histogram[13]), sum(t.latency_histogram[14]), sum(t.latency_histogram[15]),
-            sum(t.latency_histogram[16]), sum(t.latency_histogram[17]), sum(t.latency_histogram[18]),
-            sum(t.latency_histogram[19]), sum(t.latency_histogram[20]), sum(t.latency_histogram[21]),
-            sum(t.latency_histogram[22])
-        ]::bigint[]
+    select t.minute, sum(t.delivered)::bigint, sum(t.failed)::bigint, ulak._sum_histograms(t.latency_histogram)
     from ulak.endpoint_stats t
     where t.minute >= greatest(p_from, ulak._traffic_is_final_before())
     group by t.minute
@@ -226,7 +268,7 @@ as $sql$
     select m.minute, coalesce(r.delivered, 0), coalesce(r.failed, 0), coalesce(r.latency_histogram, '{}'), w.waiting
     from ulak._recent_traffic() r
     full join (
-        -- Where a sample is missing because time ran out, the one before it is what is known.
+        -- The last sample is what is known, whether it is missing for this minute because nothing changed or because time ran out.
         select date_trunc('minute', p_now) as minute, sum(s.waiting)::bigint as waiting
         from ulak.endpoints e
         cross join lateral (
@@ -245,7 +287,8 @@ as $sql$
         waiting = coalesce(excluded.waiting, t.waiting)
 $sql$;
 
--- What waits until when, counted up to a bound: 5,000 messages, shared by the (endpoint, priority) pairs that have some.
+-- What waits until when, counted up to a bound: 5,000 messages, shared by the (endpoint, priority) pairs that have some, and 10
+-- for each at least.
 create or replace function ulak._retry_schedule(p_now timestamptz default clock_timestamp())
 returns table (endpoint text, due text, messages bigint, is_estimate boolean, first_at timestamptz, last_at timestamptz)
 language plpgsql
@@ -262,38 +305,12 @@ as $plpgsql$
 #variable_conflict use_column
 begin
     return query
-    with recursive level as (
-        (
-            select q.endpoint_id, q.priority
-            from ulak.queue q
-            where q.status = 'pending'
-            order by q.endpoint_id, q.priority desc
-            limit 1
-        )
-        union all
-        select n.endpoint_id, n.priority
-        from level l
-        cross join lateral (
-            (
-                select q.endpoint_id, q.priority
-                from ulak.queue q
-                where q.status = 'pending' and q.endpoint_id = l.endpoint_id and q.priority < l.priority
-                order by q.priority desc
-                limit 1
-            )
-            union all
-            (
-                select q.endpoint_id, q.priority
-                from ulak.queue q
-                where q.status = 'pending' and q.endpoint_id > l.endpoint_id
-                order by q.endpoint_id, q.priority desc
-                limit 1
-            )
-            limit 1
-        ) n
+    with level as materialized (
+        select l.endpoint_id, l.priority
+        from ulak._pending_levels() l
     ),
     share as materialized (
-        select greatest(100, 5000 / greatest(count(*), 1)) as size
+        select greatest(10, 5000 / greatest(count(*), 1)) as size
         from level l
     ),
     span (place, due, after, until) as (

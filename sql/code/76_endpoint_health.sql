@@ -31,20 +31,12 @@ language plpgsql
 stable
 security definer
 set search_path = pg_catalog, pg_temp
-set enable_seqscan = off
-set enable_bitmapscan = off
-set enable_hashjoin = off
-set enable_mergejoin = off
-set jit = off
-set plan_cache_mode = force_generic_plan
 as $plpgsql$
 #variable_conflict use_column
 declare
     v_endpoint_id bigint;
-    v_from timestamptz;
 begin
     p_now := ulak._finite_time(p_now);
-    v_from := date_trunc('minute', p_now) - interval '59 minutes';
     if p_name is not null then
         select e.id into v_endpoint_id
         from ulak.endpoints e
@@ -55,6 +47,115 @@ begin
     end if;
     return query
     select
+        h.name,
+        h.protocol,
+        h.enabled,
+        h.circuit_state,
+        h.circuit_failure_count,
+        h.last_success_at,
+        h.last_failure_at,
+        h.waiting,
+        h.oldest_at,
+        h.is_estimate,
+        h.due_since,
+        h.in_flight,
+        h.dead,
+        h.per_second,
+        h.failed_percent,
+        h.p50_ms,
+        h.p95_ms,
+        h.next_probe_at,
+        h.last_error,
+        h.state,
+        h.last_hour
+    from ulak._endpoint_health(v_endpoint_id, null, p_now) h
+    order by h.place;
+end
+$plpgsql$;
+
+comment on function ulak.get_endpoint_health(text, timestamptz) is
+    'how one endpoint, or each, is doing: what waits and since when, rates and latency of the last minutes, circuit, last error; '
+    'the worst first. Of more than 1,000 endpoints the last hour is told for the worst 1,000';
+
+-- The worst p_limit endpoints (null: all) with their latency; and the last hour of the first 1,000, since it is 60 rows each.
+create or replace function ulak._endpoint_health(p_endpoint_id bigint, p_limit integer, p_now timestamptz)
+returns table (
+    place bigint,
+    name text,
+    protocol text,
+    enabled boolean,
+    circuit_state text,
+    circuit_failure_count integer,
+    last_success_at timestamptz,
+    last_failure_at timestamptz,
+    last_error text,
+    waiting bigint,
+    is_estimate boolean,
+    oldest_at timestamptz,
+    due_since timestamptz,
+    in_flight bigint,
+    dead bigint,
+    per_second double precision,
+    failed_percent double precision,
+    p50_ms double precision,
+    p95_ms double precision,
+    next_probe_at timestamptz,
+    state text,
+    last_hour bigint[],
+    -- All endpoints together, the same in each row.
+    all_waiting numeric,
+    all_estimated boolean,
+    all_due_since timestamptz,
+    all_dead numeric,
+    all_per_second double precision,
+    endpoints bigint
+)
+language plpgsql
+stable
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set enable_bitmapscan = off
+set enable_hashjoin = on
+set enable_nestloop = off
+set enable_mergejoin = off
+set jit = off
+set plan_cache_mode = force_generic_plan
+as $plpgsql$
+#variable_conflict use_column
+declare
+    v_minute timestamptz := date_trunc('minute', p_now);
+    v_from timestamptz := v_minute - interval '59 minutes';
+    -- Three minutes each: as wide as a sparkline may be.
+    v_steps timestamptz[] := array(select v_from + n * interval '3 minutes' from generate_series(0, 19) n order by n);
+begin
+    return query
+    with shown as materialized (
+        select
+            row_number() over (
+                order by ulak._pain(f.state, f.waiting) desc, f.due_since nulls last, f.waiting desc, f.name
+            ) as place,
+            f.*,
+            sum(f.waiting) over w as all_waiting,
+            bool_or(f.is_estimate) over w as all_estimated,
+            min(f.due_since) over w as all_due_since,
+            sum(f.dead) over w as all_dead,
+            sum(f.per_second) over w as all_per_second,
+            count(*) over w as endpoints
+        from (
+            select
+                f.*,
+                coalesce(r.per_second, 0) as per_second,
+                r.failed_percent,
+                ulak._endpoint_state(f.enabled, f.circuit_state, f.due_since, r.failed_percent, r.per_second, p_now) as state
+            from ulak._endpoint_facts(p_endpoint_id, p_now) f
+            left join ulak._recent_rates(p_endpoint_id, p_now) r on r.endpoint_id = f.id
+        ) f
+        window w as ()
+        order by place
+        limit p_limit
+    )
+    select
+        f.place,
         f.name,
         f.protocol,
         f.enabled,
@@ -62,39 +163,40 @@ begin
         f.circuit_failure_count,
         f.last_success_at,
         f.last_failure_at,
+        f.last_error,
         f.waiting,
-        f.oldest_at,
         f.is_estimate,
+        f.oldest_at,
         f.due_since,
         f.in_flight,
         f.dead,
         f.per_second,
         f.failed_percent,
-        f.p50_ms,
-        f.p95_ms,
+        l.percentiles[1],
+        l.percentiles[2],
         case when f.circuit_state = 'open' then f.circuit_half_open_at end,
-        f.last_error,
         f.state,
-        h.delivered
-    from ulak._endpoint_facts(v_endpoint_id, p_now) f
-    -- Three minutes each: as wide as a sparkline may be.
+        h.last_hour,
+        f.all_waiting,
+        f.all_estimated,
+        f.all_due_since,
+        f.all_dead,
+        f.all_per_second,
+        f.endpoints
+    from shown f
+    -- Latency of five minutes: one minute of it says little.
     cross join lateral (
-        select array_agg(coalesce(d.delivered, 0) order by n) as delivered
-        from generate_series(0, 19) n
-        left join (
-            select floor(extract(epoch from t.minute - v_from) / 180)::integer as n, sum(t.delivered)::bigint as delivered
-            from ulak.endpoint_stats t
-            where t.endpoint_id = f.id and t.minute >= v_from and t.minute <= p_now
-            group by 1
-        ) d using (n)
-    ) h
-    order by ulak._pain(f.state, f.waiting) desc, f.due_since nulls last, f.waiting desc, f.name;
+        select ulak._percentiles(ulak._sum_histograms(t.latency_histogram), array[0.50, 0.95]) as percentiles
+        from ulak.endpoint_stats t
+        where t.endpoint_id = f.id and t.minute > v_minute - interval '5 minutes' and t.minute <= v_minute
+    ) l
+    left join lateral (
+        select ulak._spread(array_agg(width_bucket(t.minute, v_steps)), array_agg(t.delivered), 20) as last_hour
+        from ulak.endpoint_stats t
+        where t.endpoint_id = f.id and t.minute >= v_from and t.minute <= v_minute and f.place <= 1000
+    ) h on f.place <= 1000;
 end
 $plpgsql$;
-
-comment on function ulak.get_endpoint_health(text, timestamptz) is
-    'how one endpoint, or each, is doing: what waits and since when, rates and latency of the last minutes, circuit, last error; '
-    'the worst first';
 
 -- What all the others look at.
 create or replace function ulak._endpoint_facts(p_endpoint_id bigint, p_now timestamptz)
@@ -115,12 +217,7 @@ returns table (
     oldest_at timestamptz,
     due_since timestamptz,
     in_flight bigint,
-    dead bigint,
-    per_second double precision,
-    failed_percent double precision,
-    p50_ms double precision,
-    p95_ms double precision,
-    state text
+    dead bigint
 )
 language plpgsql
 stable
@@ -152,86 +249,76 @@ begin
         b.oldest_at,
         b.due_since,
         b.in_flight,
-        b.dead,
-        r.per_second,
-        r.failed_percent,
-        ulak._percentile(r.histogram, 0.50),
-        ulak._percentile(r.histogram, 0.95),
-        ulak._endpoint_state(e.enabled, e.circuit_state, b.due_since, r.failed_percent, r.per_second, p_now)
+        b.dead
     from ulak._backlog(p_endpoint_id, p_now) b
-    join ulak.endpoints e on e.id = b.endpoint_id
-    cross join lateral ulak._recent_rates(e.id, p_now) r;
+    join ulak.endpoints e on e.id = b.endpoint_id;
 end
 $plpgsql$;
 
--- A sliding minute out of two counted ones. Failures and latency over five minutes: one minute of them says little.
-create or replace function ulak._recent_rates(
-    p_endpoint_id bigint,
-    p_now timestamptz,
-    out per_second double precision,
-    out failed_percent double precision,
-    out histogram bigint[]
-)
-language sql
+-- Deliveries per second, and the failed among the attempts of five minutes: one minute of them says little. Planned anew each time:
+-- one endpoint is found by its key, all of them by the minute.
+create or replace function ulak._recent_rates(p_endpoint_id bigint, p_now timestamptz)
+returns table (endpoint_id bigint, per_second double precision, failed_percent double precision)
+language plpgsql
 stable
-as $sql$
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set enable_bitmapscan = off
+set jit = off
+set plan_cache_mode = force_custom_plan
+as $plpgsql$
+#variable_conflict use_column
+declare
+    v_minute timestamptz := date_trunc('minute', p_now);
+    v_seconds double precision := extract(second from p_now);
+begin
+    return query
     select
-        case
-            when coalesce(sum(t.delivered) filter (where t.minute < c.minute and t.minute >= c.minute - interval '1 minute'), 0) = 0
-                then coalesce(sum(t.delivered) filter (where t.minute = c.minute), 0) / greatest(c.seconds, 10)
-            else (
-                sum(t.delivered) filter (where t.minute < c.minute and t.minute >= c.minute - interval '1 minute')
-                    * (60 - c.seconds) / 60
-                + coalesce(sum(t.delivered) filter (where t.minute = c.minute), 0)
-            ) / 60
-        end,
-        100.0 * sum(t.failed) / nullif(sum(t.failed) + sum(t.delivered), 0),
-        array[
-            sum(t.latency_histogram[1]), sum(t.latency_histogram[2]), sum(t.latency_histogram[3]),
-            sum(t.latency_histogram[4]), sum(t.latency_histogram[5]), sum(t.latency_histogram[6]),
-            sum(t.latency_histogram[7]), sum(t.latency_histogram[8]), sum(t.latency_histogram[9]),
-            sum(t.latency_histogram[10]), sum(t.latency_histogram[11]), sum(t.latency_histogram[12]),
-            sum(t.latency_histogram[13]), sum(t.latency_histogram[14]), sum(t.latency_histogram[15]),
-            sum(t.latency_histogram[16]), sum(t.latency_histogram[17]), sum(t.latency_histogram[18]),
-            sum(t.latency_histogram[19]), sum(t.latency_histogram[20]), sum(t.latency_histogram[21]),
-            sum(t.latency_histogram[22])
-        ]::bigint[]
-    from (
-        select date_trunc('minute', p_now) as minute, extract(second from p_now)::double precision as seconds
-    ) c
-    left join ulak.endpoint_stats t
-        on t.endpoint_id = p_endpoint_id and t.minute > c.minute - interval '5 minutes' and t.minute <= c.minute
-    group by c.minute, c.seconds
+        t.endpoint_id,
+        ulak._per_second(
+            sum(t.delivered::double precision) filter (where t.minute = v_minute - interval '1 minute'),
+            sum(t.delivered::double precision) filter (where t.minute = v_minute),
+            v_seconds
+        ),
+        100 * sum(t.failed::double precision) / nullif(sum((t.failed + t.delivered)::double precision), 0)
+    from ulak.endpoint_stats t
+    where t.minute > v_minute - interval '5 minutes'
+        and t.minute <= v_minute
+        and (p_endpoint_id is null or t.endpoint_id = p_endpoint_id)
+    group by t.endpoint_id;
+end
+$plpgsql$;
+
+-- A sliding minute out of two counted ones: the last whole one, and the one of which p_seconds have passed. Traffic that has just
+-- begun isn't averaged with the silence before it.
+create or replace function ulak._per_second(
+    p_before double precision,
+    p_current double precision,
+    p_seconds double precision
+)
+returns double precision
+language sql
+immutable
+as $sql$
+    select case
+        when coalesce(p_before, 0) = 0 then coalesce(p_current, 0) / greatest(p_seconds, 10)
+        else (p_before * (60 - p_seconds) / 60 + coalesce(p_current, 0)) / 60
+    end
 $sql$;
 
--- Element 1 counts what took less than 1 ms, element i what took from 2^(i-2) to 2^(i-1) ms. Within an element the times
--- are taken to be spread evenly.
-create or replace function ulak._percentile(p_histogram bigint[], p_fraction double precision)
-returns double precision
+-- p_size elements, of which element p_places[i] has got p_values[i]; several for the same place add up.
+create or replace function ulak._spread(p_places integer[], p_values bigint[], p_size integer)
+returns bigint[]
 language plpgsql
 immutable
 as $plpgsql$
 declare
-    v_count bigint;
-    v_all bigint := 0;
-    v_wanted double precision;
-    v_below bigint := 0;
-    v_from double precision;
+    v_spread bigint[] := array_fill(0::bigint, array[p_size]);
 begin
-    foreach v_count in array coalesce(p_histogram, '{}') loop
-        v_all := v_all + coalesce(v_count, 0);
+    for i in 1..coalesce(cardinality(p_places), 0) loop
+        v_spread[p_places[i]] := v_spread[p_places[i]] + p_values[i];
     end loop;
-    if v_all = 0 then
-        return null;
-    end if;
-    v_wanted := p_fraction * v_all;
-    for i in 1..cardinality(p_histogram) loop
-        if p_histogram[i] > 0 and v_below + p_histogram[i] >= v_wanted then
-            v_from := case when i = 1 then 0 else 2.0 ^ (i - 2) end;
-            return v_from + (2.0 ^ (i - 1) - v_from) * (v_wanted - v_below) / p_histogram[i];
-        end if;
-        v_below := v_below + coalesce(p_histogram[i], 0);
-    end loop;
+    return v_spread;
 end
 $plpgsql$;
 
@@ -258,19 +345,19 @@ as $sql$
     end
 $sql$;
 
+-- Without a SET clause, so that it becomes part of the query: it is asked for each endpoint.
 create or replace function ulak._pain(p_state text, p_waiting bigint)
 returns integer
 language sql
 immutable
-set search_path = pg_catalog, pg_temp
 as $sql$
-    select case p_state
-        when 'open' then 7
-        when 'half_open' then 6
-        when 'late' then 5
-        when 'failing' then 4
-        when 'disabled' then case when p_waiting > 0 then 3 else 0 end
-        when 'flowing' then 2
+    select case
+        when p_state = 'open' then 7
+        when p_state = 'half_open' then 6
+        when p_state = 'late' then 5
+        when p_state = 'failing' then 4
+        when p_state = 'disabled' then case when p_waiting > 0 then 3 else 0 end
+        when p_state = 'flowing' then 2
         else 1
     end
 $sql$;

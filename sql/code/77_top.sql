@@ -1,6 +1,6 @@
--- ulak.top: all endpoints at a glance, for \watch.
+-- ulak.top: the worst endpoints at a glance, for \watch; ulak.top(n): as many as asked for.
 
-create or replace function ulak._top(p_now timestamptz default clock_timestamp())
+create or replace function ulak.top(p_limit integer default 50, p_now timestamptz default clock_timestamp())
 returns table (
     endpoint text,
     state text,
@@ -15,18 +15,21 @@ returns table (
     last_hour text,
     last_error text
 )
-language sql
+language plpgsql
 stable
 security definer
 set search_path = pg_catalog, pg_temp
-as $sql$
+as $plpgsql$
+begin
+    perform ulak._require_positive('p_limit', p_limit);
+    return query
     select
-        h.endpoint_name,
+        h.name,
         ulak._state_glyph(h.state) || ' ' || h.state,
-        lpad(case when h.pending_is_estimate then '~' else '' end || ulak._thousands(h.pending_messages), 10),
+        lpad(case when h.is_estimate then '~' else '' end || ulak._thousands(h.waiting), 10),
         lpad(coalesce(ulak._short_duration(p_now - h.due_since), ''), 7),
         h.in_flight,
-        round(h.delivered_per_second::numeric, 1),
+        round(h.per_second::numeric, 1),
         round(h.failed_percent::numeric, 1),
         lpad(coalesce(ulak._short_duration(make_interval(secs => h.p50_ms / 1000)), ''), 6),
         lpad(coalesce(ulak._short_duration(make_interval(secs => h.p95_ms / 1000)), ''), 6),
@@ -43,8 +46,13 @@ as $sql$
             when length(h.last_error) > 40 then left(h.last_error, 39) || ulak._sign(8230, '~')
             else h.last_error
         end
-    from ulak.get_endpoint_health(null, p_now) h
-$sql$;
+    from ulak._endpoint_health(null, p_limit, p_now) h
+    order by h.place;
+end
+$plpgsql$;
+
+comment on function ulak.top(integer, timestamptz) is
+    'the worst p_limit endpoints at a glance (50), the worst first, with the columns of the view ulak.top';
 
 create or replace view ulak.top as
 select
@@ -60,9 +68,9 @@ select
     t.breaker,
     t.last_hour,
     t.last_error
-from ulak._top() t;
+from ulak.top() t;
 
-comment on view ulak.top is E'all endpoints at a glance, the worst first; in psql: select * from ulak.top \\watch 2';
+comment on view ulak.top is E'the worst 50 endpoints at a glance; in psql: select * from ulak.top \\watch 2. More of them: select * from ulak.top(500)';
 comment on column ulak.top.endpoint is 'name of the endpoint';
 comment on column ulak.top.state is 'flowing, idle, failing (5% or more), late (due for over a minute), half_open, open or disabled, with a sign of its own each';
 comment on column ulak.top.waiting is 'messages that wait; ~ is the count of the last minute';
@@ -111,7 +119,6 @@ create or replace function ulak._thousands(p_number numeric)
 returns text
 language sql
 immutable
-set search_path = pg_catalog, pg_temp
 as $sql$
     select to_char(p_number, 'FM999,999,999,990')
 $sql$;
@@ -152,10 +159,10 @@ declare
     v_most bigint := 0;
     v_height integer;
 begin
-    foreach v_value in array p_values loop
+    foreach v_value in array coalesce(p_values, '{}') loop
         v_most := greatest(v_most, v_value);
     end loop;
-    foreach v_value in array p_values loop
+    foreach v_value in array coalesce(p_values, '{}') loop
         v_height := case when v_value > 0 then least(7, 8 * v_value / v_most) end;
         -- From the lowest block to the full one.
         v_line := v_line || case

@@ -1,23 +1,134 @@
 -- Metrics: gauges and counters as rows, and as text for Prometheus.
 
-create or replace function ulak.metrics(p_now timestamptz default clock_timestamp())
+create or replace function ulak.metrics(
+    p_now timestamptz default clock_timestamp(),
+    p_active_within interval default null
+)
 returns table (metric_name text, metric_value double precision, labels jsonb, metric_type text)
-language plpgsql
+language sql
 stable
 security definer
 set search_path = pg_catalog, pg_temp
-as $plpgsql$
-#variable_conflict use_column
-begin
-    p_now := ulak._finite_time(p_now);
-    return query
-    with health as materialized (
-        select f.*, jsonb_build_object('endpoint', f.name) as labels
-        from ulak._endpoint_facts(null, p_now) f
+set jit = off
+set work_mem = '64MB'
+as $sql$
+    -- The limits are the same for all: made once. The metrics are sorted, and a nested loop, the only join there is for this
+    -- condition, keeps it: to sort them all once more would take as long as to make them.
+    with bucket as materialized (
+        select n, jsonb_build_object('le', ulak._bucket_limit(n)) as le
+        from generate_series(1, 22) n
     )
-    select m.name, m.value::double precision, m.labels, d.type
+    select
+        m.name,
+        coalesce(m.value, m.buckets[b.n]),
+        case when b.n is null then m.labels else m.labels || b.le end,
+        m.type
     from (
-        select v.name, v.value, '{}'::jsonb as labels
+        select
+            v.name,
+            v.type,
+            v.value,
+            v.buckets,
+            case when v.label is null then '{}' else jsonb_build_object(v.label, v.label_value) end as labels
+        from ulak._metric_values(ulak._finite_time(p_now), p_active_within) v
+        order by v.place, v.rank
+    ) m
+    left join bucket b on m.buckets is not null
+$sql$;
+
+comment on function ulak.metrics(timestamptz, interval) is
+    'gauges and counters as rows: name, value, labels and type; endpoint_circuit_state is 0 closed, 1 half_open, 2 open. '
+    'p_active_within leaves out endpoints that have nothing due or in flight and tried nothing for so long; totals count all';
+
+create or replace function ulak.metrics_text(
+    p_now timestamptz default clock_timestamp(),
+    p_active_within interval default null
+)
+returns text
+language sql
+stable
+security definer
+set search_path = pg_catalog, pg_temp
+set jit = off
+as $sql$
+    -- All lines of one histogram, to be filled in: the label is the first value, the buckets follow.
+    with bucket as materialized (
+        select string_agg(
+            format(E'ulak_delivery_duration_seconds_bucket{%%1$s,le="%s"} %%%s$s\n', ulak._bucket_limit(n), n + 1), '' order by n
+        ) as template
+        from generate_series(1, 22) n
+    )
+    select string_agg(f.lines, '' order by f.place)
+    from (
+        select
+            min(d.place) as place,
+            format(E'# HELP ulak_%1$s %2$s\n# TYPE ulak_%1$s %3$s\n', d.family, min(d.help), min(d.type)) || string_agg(m.lines, '') as lines
+        from ulak._metric_definitions() d
+        join (
+            -- In the order in which they come.
+            select v.place, string_agg(
+                case
+                    when v.buckets is not null then format(b.template, variadic v.label_text || v.buckets::text[])
+                    else concat('ulak_', v.name, '{' || v.label_text || '}', ' ', v.value, E'\n')
+                end,
+                ''
+            ) as lines
+            from ulak._metric_values(ulak._finite_time(p_now), p_active_within) v
+            cross join bucket b
+            group by v.place
+        ) m on m.place = d.place
+        group by d.family
+    ) f
+$sql$;
+
+comment on function ulak.metrics_text(timestamptz, interval) is
+    'metrics() in the text format that Prometheus scrapes, each name with the prefix ulak_';
+
+-- One row per metric and label, those of one metric in order. A histogram is one row as well: its buckets, each with those below it.
+create or replace function ulak._metric_values(p_now timestamptz, p_active_within interval)
+returns table (
+    place integer,
+    name text,
+    type text,
+    label text,
+    label_value text,
+    -- As Prometheus wants it.
+    label_text text,
+    rank bigint,
+    value double precision,
+    buckets bigint[]
+)
+language sql
+stable
+set search_path = pg_catalog, pg_temp
+set enable_hashjoin = on
+set enable_mergejoin = off
+set jit = off
+set work_mem = '64MB'
+as $sql$
+    with health as materialized (
+        select f.*
+        from ulak._endpoint_facts(null, p_now) f
+    ),
+    told as materialized (
+        select
+            row_number() over (order by h.name) as rank,
+            h.*,
+            'endpoint="' || replace(replace(replace(h.name, E'\\', E'\\\\'), '"', E'\\"'), E'\n', E'\\n') || '"' as label_text,
+            t.delivered,
+            t.failed,
+            t.latency_total_ms,
+            ulak._running_sums(t.latency_histogram) as buckets
+        from health h
+        left join ulak.endpoint_totals t on t.endpoint_id = h.id
+        where p_active_within is null
+            or h.in_flight > 0
+            or h.due_since is not null
+            or greatest(h.last_success_at, h.last_failure_at) >= p_now - p_active_within
+    )
+    select d.place, m.name, d.type, m.label, m.label_value, m.label_text, m.rank, m.value::double precision, m.buckets
+    from (
+        select v.name, v.value, null as label, null as label_value, null as label_text, 1::bigint as rank, null::bigint[] as buckets
         from (
             select
                 coalesce(sum(h.waiting), 0) as waiting,
@@ -42,20 +153,27 @@ begin
                 ('queue_dead_rows', pg_stat_get_dead_tuples('ulak.queue'::regclass))
         ) v (name, value)
         union all
-        select v.name, v.value, h.labels
-        from health h
+        select v.name, v.value, 'endpoint', h.name, h.label_text, h.rank, v.buckets
+        from told h
         cross join lateral (
             values
-                ('queue_depth_by_endpoint', h.waiting + h.in_flight),
-                ('in_flight_by_endpoint', h.in_flight),
-                ('dlq_depth_by_endpoint', h.dead),
-                ('delivery_delay_by_endpoint_seconds', coalesce(extract(epoch from p_now - h.due_since), 0)),
-                ('endpoint_circuit_state', case h.circuit_state when 'closed' then 0 when 'half_open' then 1 else 2 end),
-                ('endpoint_circuit_failures', h.circuit_failure_count),
-                ('endpoint_enabled', h.enabled::integer)
-        ) v (name, value)
+                ('queue_depth_by_endpoint', (h.waiting + h.in_flight)::double precision, null::bigint[]),
+                ('in_flight_by_endpoint', h.in_flight, null),
+                ('dlq_depth_by_endpoint', h.dead, null),
+                ('delivery_delay_by_endpoint_seconds', coalesce(date_part('epoch', p_now - h.due_since), 0), null),
+                ('endpoint_circuit_state', case h.circuit_state when 'closed' then 0 when 'half_open' then 1 else 2 end, null),
+                ('endpoint_circuit_failures', h.circuit_failure_count, null),
+                ('endpoint_enabled', h.enabled::integer, null),
+                ('delivered_total', h.delivered, null),
+                ('failed_attempts_total', h.failed, null),
+                ('delivery_duration_seconds_bucket', null, h.buckets),
+                ('delivery_duration_seconds_sum', h.latency_total_ms / 1000, null),
+                ('delivery_duration_seconds_count', case when h.buckets is not null then coalesce(h.buckets[cardinality(h.buckets)], 0) end, null)
+        ) v (name, value, buckets)
+        -- An endpoint that no worker has sent anything to has no counters yet.
+        where v.value is not null or v.buckets is not null
         union all
-        select v.name, v.value, jsonb_build_object('slot', w.slot::text)
+        select v.name, v.value, 'slot', w.slot::text, format('slot="%s"', w.slot), w.slot, null
         from ulak.workers w
         cross join lateral (
             values
@@ -65,8 +183,8 @@ begin
                 ('worker_heartbeat_age_seconds', greatest(extract(epoch from p_now - w.heartbeat_at), 0))
         ) v (name, value)
         union all
-        select v.name, v.value, jsonb_build_object('step', r.step)
-        from ulak.maintenance_runs r
+        select v.name, v.value, 'step', r.step, format('step="%s"', r.step), r.rank, null
+        from (select r.*, row_number() over (order by r.step) as rank from ulak.maintenance_runs r) r
         cross join lateral (
             values
                 ('maintenance_age_seconds', greatest(extract(epoch from p_now - r.started_at), 0)),
@@ -74,58 +192,54 @@ begin
                 ('maintenance_errors_total', r.errors),
                 ('maintenance_rows_total', r.total_rows)
         ) v (name, value)
-        union all
-        select t.name, t.value::numeric, t.labels
-        from ulak._delivery_metrics() t
     ) m
     join ulak._metric_definitions() d on d.name = m.name
-    order by d.place, m.labels ->> 'endpoint', m.labels ->> 'slot', m.labels ->> 'step', (m.labels ->> 'le')::double precision;
+$sql$;
+
+-- Prometheus counts in each bucket all that is below its limit, and wants the same buckets each time: 22, however many were stored.
+create or replace function ulak._running_sums(p_histogram bigint[])
+returns bigint[]
+language plpgsql
+immutable
+as $plpgsql$
+declare
+    v_sums bigint[] := '{}';
+    v_sum bigint := 0;
+begin
+    if p_histogram is null then
+        return null;
+    end if;
+    for i in 1..22 loop
+        v_sum := v_sum + coalesce(p_histogram[i], 0);
+        v_sums[i] := v_sum;
+    end loop;
+    return v_sums;
 end
 $plpgsql$;
 
-comment on function ulak.metrics(timestamptz) is
-    'gauges and counters as rows: name, value, labels and type; endpoint_circuit_state is 0 closed, 1 half_open, 2 open';
-
--- Counters of deliveries, and their latency as a cumulative histogram in seconds.
-create or replace function ulak._delivery_metrics()
-returns table (name text, value double precision, labels jsonb)
+-- In seconds; the last of the 22 has none.
+create or replace function ulak._bucket_limit(p_bucket integer)
+returns text
 language sql
-stable
-set search_path = pg_catalog, pg_temp
+immutable
 as $sql$
-    with total as materialized (
-        select t.*, jsonb_build_object('endpoint', e.name) as labels
-        from ulak.endpoints e
-        join ulak.endpoint_totals t on t.endpoint_id = e.id
-    )
-    select v.name, v.value, t.labels
-    from total t
-    cross join lateral (
-        values
-            ('delivered_total', t.delivered::double precision),
-            ('failed_attempts_total', t.failed),
-            ('delivery_duration_seconds_sum', t.latency_total_ms / 1000),
-            ('delivery_duration_seconds_count', (select coalesce(sum(h), 0) from unnest(t.latency_histogram) h))
-    ) v (name, value)
-    union all
-    select
-        'delivery_duration_seconds_bucket',
-        sum(h.requests) over (partition by t.endpoint_id order by h.bucket),
-        t.labels || jsonb_build_object(
-            'le', case when h.bucket = cardinality(t.latency_histogram) then '+Inf' else (2 ^ (h.bucket - 1) / 1000)::text end
-        )
-    from total t
-    cross join lateral unnest(t.latency_histogram) with ordinality h (requests, bucket)
+    select case when p_bucket = 22 then '+Inf' else (2 ^ (p_bucket - 1) / 1000)::text end
 $sql$;
 
--- In the order in which they are told. A histogram's three series share a definition in Prometheus.
+-- In the order in which they are told. A histogram's three series are one family in Prometheus.
 create or replace function ulak._metric_definitions()
-returns table (place integer, name text, type text, help text)
+returns table (place integer, name text, type text, help text, family text)
 language sql
 immutable
 set search_path = pg_catalog, pg_temp
 as $sql$
-    values
+    select
+        d.place,
+        d.name,
+        d.type,
+        d.help,
+        case d.type when 'histogram' then regexp_replace(d.name, '_(bucket|sum|count)$', '') else d.name end
+    from (values
         (1, 'queue_depth', 'gauge', 'messages that wait or are in flight'),
         (2, 'queue_limit', 'gauge', 'setting max_queue_size; 0 is no limit'),
         (3, 'oldest_message_age_seconds', 'gauge', 'age of the oldest message that waits'),
@@ -157,41 +271,5 @@ as $sql$
         (29, 'queue_live_rows', 'gauge', 'rows of ulak.queue, as the statistics system knows them'),
         (30, 'queue_dead_rows', 'gauge', 'dead rows of ulak.queue, as the statistics system knows them'),
         (31, 'cluster_adopted', 'gauge', '1: this cluster delivers; 0: restored messages are held until ulak.adopt()')
+    ) d (place, name, type, help)
 $sql$;
-
-create or replace function ulak.metrics_text(p_now timestamptz default clock_timestamp())
-returns text
-language sql
-stable
-security definer
-set search_path = pg_catalog, pg_temp
-as $sql$
-    select string_agg(f.lines, '' order by f.place)
-    from (
-        select
-            min(d.place) as place,
-            format(E'# HELP ulak_%1$s %2$s\n# TYPE ulak_%1$s %3$s\n', s.family, min(d.help), min(d.type))
-                || string_agg(
-                    format(E'ulak_%s%s %s\n', m.metric_name, l.labels, m.metric_value),
-                    ''
-                    order by m.place
-                ) as lines
-        from ulak.metrics(p_now) with ordinality m (metric_name, metric_value, labels, metric_type, place)
-        join ulak._metric_definitions() d on d.name = m.metric_name
-        cross join lateral (
-            select case d.type when 'histogram' then regexp_replace(d.name, '_(bucket|sum|count)$', '') else d.name end
-        ) s (family)
-        cross join lateral (
-            select '{' || string_agg(
-                format('%s="%s"', l.key, replace(replace(replace(l.value, E'\\', E'\\\\'), '"', E'\\"'), E'\n', E'\\n')),
-                ','
-                order by l.key
-            ) || '}'
-            from jsonb_each_text(m.labels) l
-        ) l (labels)
-        group by s.family
-    ) f
-$sql$;
-
-comment on function ulak.metrics_text(timestamptz) is
-    'metrics() in the text format that Prometheus scrapes, each name with the prefix ulak_';

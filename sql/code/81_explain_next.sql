@@ -90,12 +90,7 @@ begin
     select q.* into v_message from ulak.queue q where q.id = p_id;
     select e.* into v_endpoint from ulak.endpoints e where e.id = v_message.endpoint_id;
     select q.id, q.status into v_head
-    from ulak.queue q
-    where q.endpoint_id = v_message.endpoint_id
-        and q.ordering_key = v_message.ordering_key
-        and q.status in ('pending', 'processing')
-    order by q.id
-    limit 1;
+    from ulak._earlier_of_key(p_id, v_message.endpoint_id, v_message.ordering_key) q;
     if v_endpoint.id is null then
         return query values (null::timestamptz, format(
             'next: nothing, its endpoint was dropped. To take it out: select ulak.archive_single_to_dlq(%s, ''endpoint dropped'');', p_id
@@ -109,7 +104,7 @@ begin
         return query values (null::timestamptz, format(
             'next: nothing, endpoint "%1$s" is disabled. To release what it holds: select ulak.enable_endpoint(%1$L);', v_endpoint.name
         ));
-    elsif v_head.id < p_id then
+    elsif v_head.id is not null then
         return query values (null::timestamptz, format(
             'next: it waits for its ordering key "%1$s" behind message %2$s, which is %3$s: select * from ulak.explain(%2$s);',
             v_message.ordering_key, v_head.id, v_head.status
@@ -123,6 +118,26 @@ begin
     end if;
 end
 $plpgsql$;
+
+-- The first live message of the same ordering key, if it was sent before this one.
+create or replace function ulak._earlier_of_key(p_id bigint, p_endpoint_id bigint, p_ordering_key text)
+returns table (id bigint, status text)
+language sql
+stable
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set enable_bitmapscan = off
+set jit = off
+as $sql$
+    select q.id, q.status
+    from ulak.queue q
+    where q.endpoint_id = p_endpoint_id
+        and q.ordering_key = p_ordering_key
+        and q.status in ('pending', 'processing')
+        and q.id < p_id
+    order by q.id
+    limit 1
+$sql$;
 
 -- Reasons that pass by themselves, and then: a worker's next turn.
 create or replace function ulak._explain_turn(p_message ulak.queue, p_endpoint ulak.endpoints, p_now timestamptz)
@@ -138,7 +153,15 @@ declare
     v_rate double precision := ulak._rate_per_second(p_endpoint);
     v_ready timestamptz := p_now + make_interval(secs => (1 - v_tokens) / v_rate);
 begin
-    if v_due > p_now then
+    if v_due = 'infinity' then
+        return query values (null::timestamptz, case
+            when p_message.ordering_key is null then 'next: nothing, it is scheduled for a time that never comes'
+            else format(
+                'next: it is the first of its ordering key "%s" now; a worker or maintenance finds that out within ten minutes',
+                p_message.ordering_key
+            )
+        end);
+    elsif v_due > p_now then
         return query values (v_due, format(
             case
                 when p_message.retry_count > 0 then 'next: retry %3$s of %4$s, in %1$s'
@@ -188,15 +211,16 @@ set search_path = pg_catalog, pg_temp
 as $sql$
     select case
         when p_endpoint.protocol = 'pull' then 'next: an external worker claims it'
-        when h.waiting > 100 and h.per_second >= 1 then format(
+        when h.waiting > 100 and r.per_second >= 1 then format(
             'next: a worker takes it in its turn; %s wait for this endpoint, at %s a second all are out in about %s',
             h.waiting,
-            round(h.per_second::numeric),
-            ulak._short_duration(make_interval(secs => h.waiting / h.per_second))
+            round(r.per_second::numeric),
+            ulak._short_duration(make_interval(secs => h.waiting / r.per_second))
         )
         else 'next: a worker takes it at its next turn'
     end
     from ulak._endpoint_facts(p_endpoint.id, p_now) h
+    left join ulak._recent_rates(p_endpoint.id, p_now) r on true
 $sql$;
 
 -- Null if nothing limits it.

@@ -12,7 +12,7 @@ as $plpgsql$
 begin
     p_now := ulak._finite_time(p_now);
     return query
-    with problem as (
+    with problem as materialized (
         select f.* from ulak._doctor_cluster() f
         union all
         select f.* from ulak._doctor_workers(p_now) f
@@ -30,15 +30,34 @@ begin
         select f.* from ulak._doctor_signatures() f
         union all
         select f.* from ulak._doctor_roles() f
+        union all
+        select f.* from ulak._doctor_locks(p_now) f
+    ),
+    counted as (
+        select
+            p.*,
+            row_number() over (partition by p.severity, p.check_name order by p.finding) as place,
+            count(*) over (partition by p.severity, p.check_name) as alike
+        from problem p
+    ),
+    -- Thousands of one kind would hide the others.
+    shown as (
+        select c.severity, c.check_name, c.finding, c.fix, c.place
+        from counted c
+        where c.place <= 20
+        union all
+        select c.severity, c.check_name, format('and %s more like these', ulak._thousands(c.alike - 20)), null, 21
+        from counted c
+        where c.place = 21
     )
     select f.severity, f.check_name, f.finding, f.fix
-    from problem f
+    from shown f
     -- Causes before what follows from them.
     order by
         array_position(array['critical', 'warning', 'info'], f.severity),
         array_position(array['cluster', 'pg_cron', 'workers', 'settings', 'maintenance', 'circuit', 'queue', 'backlog'], f.check_name),
         f.check_name,
-        f.finding;
+        f.place;
     if not found then
         return query values ('ok', 'all', 'nothing is wrong', null::text);
     end if;
@@ -46,7 +65,7 @@ end
 $plpgsql$;
 
 comment on function ulak.doctor(timestamptz) is
-    'looks for what is wrong, the worst first; fix is SQL to run, what it can''t do is in a comment';
+    'looks for what is wrong, the worst first, at most 20 of a kind; fix is SQL to run, what it can''t do is in a comment';
 
 create or replace function ulak._doctor_cluster()
 returns table (severity text, check_name text, finding text, fix text)
@@ -279,6 +298,23 @@ as $sql$
             o.endpoint_id
         )
     from ulak._orphaned_endpoints() o
+    union all
+    select
+        'warning',
+        'ordering',
+        format(
+            'message %s is the first of ordering key "%s" for endpoint "%s" and was to go %s ago, but nobody has taken it',
+            k.message_id, k.ordering_key, h.name, ulak._short_duration(p_now - k.due_at)
+        ),
+        format('select * from ulak.explain(%s); -- then: call ulak.run_maintenance();', k.message_id)
+    from (
+        select h.id, h.name
+        from health h
+        where h.enabled and h.circuit_state = 'closed' and h.due_since < p_now - interval '15 minutes'
+        order by h.due_since
+        limit 50
+    ) h
+    cross join lateral ulak._stuck_ordering_keys(h.id, p_now) k
 $sql$;
 
 -- Ids of endpoints that messages wait for and that are gone: only somebody who deletes rows by hand gets there.
@@ -289,30 +325,88 @@ stable
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 set enable_bitmapscan = off
+set enable_hashjoin = on
 set jit = off
 as $sql$
-    with recursive present as (
+    select distinct l.endpoint_id
+    from ulak._pending_levels() l
+    where not exists (select from ulak.endpoints e where e.id = l.endpoint_id)
+$sql$;
+
+-- Keys of an endpoint whose first message should have gone long ago: something keeps it. The first twenty messages of each priority
+-- are looked at, and twenty of those that no time will wake.
+create or replace function ulak._stuck_ordering_keys(p_endpoint_id bigint, p_now timestamptz)
+returns table (message_id bigint, ordering_key text, due_at timestamptz)
+language sql
+stable
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set enable_bitmapscan = off
+set enable_hashjoin = off
+set enable_mergejoin = off
+set jit = off
+as $sql$
+    select q.id, q.ordering_key, q.due_at
+    from ulak._pending_levels(p_endpoint_id) l
+    cross join lateral (
         (
-            select q.endpoint_id
+            select q.id, q.ordering_key, q.next_retry_at as due_at
             from ulak.queue q
             where q.status = 'pending'
-            order by q.endpoint_id
-            limit 1
+                and q.endpoint_id = l.endpoint_id
+                and q.priority = l.priority
+                and q.next_retry_at < p_now - interval '15 minutes'
+            order by q.next_retry_at, q.id
+            limit 20
         )
         union all
-        select (
-            select q.endpoint_id
+        (
+            select q.id, q.ordering_key, q.updated_at
             from ulak.queue q
-            where q.status = 'pending' and q.endpoint_id > p.endpoint_id
-            order by q.endpoint_id
-            limit 1
+            where q.status = 'pending'
+                and q.endpoint_id = l.endpoint_id
+                and q.priority = l.priority
+                and q.next_retry_at = 'infinity'
+            order by q.id
+            limit 20
         )
-        from present p
-        where p.endpoint_id is not null
-    )
-    select p.endpoint_id
-    from present p
-    where p.endpoint_id is not null and not exists (select from ulak.endpoints e where e.id = p.endpoint_id)
+    ) q
+    where q.ordering_key is not null
+        and q.due_at < p_now - interval '15 minutes'
+        and not exists (select from ulak._earlier_of_key(q.id, l.endpoint_id, q.ordering_key))
+    order by q.due_at, q.id
+    limit 3
+$sql$;
+
+-- An advisory lock can be taken by anybody. Whoever keeps the circuit breaker's makes its workers wait.
+create or replace function ulak._doctor_locks(p_now timestamptz)
+returns table (severity text, check_name text, finding text, fix text)
+language sql
+stable
+set search_path = pg_catalog, pg_temp
+as $sql$
+    select
+        'warning',
+        'locks',
+        format(
+            'session %s of %s has held the lock of the circuit breaker of %s for %s',
+            a.pid,
+            a.usename,
+            coalesce(format('endpoint "%s"', e.name), 'no endpoint'),
+            ulak._short_duration(p_now - h.since)
+        ),
+        format('select pg_terminate_backend(%s);', a.pid)
+    from pg_locks l
+    join pg_stat_activity a on a.pid = l.pid
+    cross join lateral (select coalesce(a.xact_start, a.state_change)) h (since)
+    left join ulak.endpoints e on e.id = l.objid::bigint
+    where l.locktype = 'advisory'
+        and l.database = (select d.oid from pg_database d where d.datname = current_database())
+        and l.classid = (hashtext('ulak_cb')::bigint & 4294967295)::oid
+        and l.objsubid = 2
+        and l.granted
+        and l.pid <> pg_backend_pid()
+        and h.since < p_now - interval '5 seconds'
 $sql$;
 
 -- Growing: more entered in the last hour than in the one before. Both are counted up to a bound.
@@ -444,8 +538,12 @@ stable
 set search_path = pg_catalog, pg_temp
 as $sql$
     with public_endpoint as materialized (
-        select e.name, e.config, ulak._put_secrets(e.config, ulak._secret_values(ulak._secret_names(e.config))) ->> 'signing_secret' as secret
+        select
+            e.name,
+            e.config,
+            case when jsonb_typeof(e.config -> 'signing_secret') = 'string' then e.config ->> 'signing_secret' else s.value end as secret
         from ulak.endpoints e
+        left join ulak.secrets s on s.name = e.config #>> '{signing_secret,$secret}'
         where e.protocol = 'http' and e.enabled and ulak._is_public_url(e.config ->> 'url')
     )
     select
@@ -497,7 +595,6 @@ create or replace function ulak._is_public_url(p_url text)
 returns boolean
 language sql
 immutable
-set search_path = pg_catalog, pg_temp
 as $sql$
     select case
         when h.host ~ '^[0-9.]+$' then h.host !~ E'^(0|10|127|169\\.254|192\\.168|172\\.(1[6-9]|2[0-9]|3[01])|100\\.(6[4-9]|[7-9][0-9]|1[01][0-9]|12[0-7]))\\.'

@@ -43,16 +43,8 @@ as $sql$
         'now', p_now,
         'hours', p_hours,
         'traffic', ulak._report_traffic(p_hours, p_now),
-        'endpoints', (
-            select coalesce(jsonb_agg(to_jsonb(h) order by h.place), '[]')
-            from ulak.get_endpoint_health(null, p_now) with ordinality h (
-                name, protocol, enabled, circuit_state, circuit_failure_count, last_success_at, last_failure_at, waiting, oldest_at,
-                is_estimate, due_since, in_flight, dead, per_second, failed_percent, p50_ms, p95_ms, next_probe_at, last_error,
-                state, last_hour, place
-            )
-            where h.place <= 50
-        ),
-        'endpoint_count', (select count(*) from ulak.endpoints),
+        'endpoints', h.endpoints,
+        'totals', h.totals,
         'findings', (
             select coalesce(jsonb_agg(to_jsonb(d) order by d.place), '[]')
             from ulak.doctor(p_now) with ordinality d (severity, check_name, finding, fix, place)
@@ -78,6 +70,22 @@ as $sql$
         ),
         'queue_bytes', pg_total_relation_size('ulak.queue')
     )
+    from (
+        -- The worst 50, and what all have together.
+        select
+            coalesce(jsonb_agg(
+                to_jsonb(h) - '{all_waiting,all_estimated,all_due_since,all_dead,all_per_second,endpoints}'::text[] order by h.place
+            ), '[]') as endpoints,
+            jsonb_build_object(
+                'endpoints', coalesce(max(h.endpoints), 0),
+                'waiting', coalesce(max(h.all_waiting), 0),
+                'is_estimate', coalesce(bool_or(h.all_estimated), false),
+                'due_since', max(h.all_due_since),
+                'dead', coalesce(max(h.all_dead), 0),
+                'per_second', coalesce(max(h.all_per_second), 0)
+            ) as totals
+        from ulak._endpoint_health(null, 50, p_now) h
+    ) h
 $sql$;
 
 -- All endpoints together, in 60 steps of whole minutes.
@@ -101,16 +109,7 @@ as $sql$
             sum(t.delivered) as delivered,
             sum(t.failed) as failed,
             max(t.waiting) as waiting,
-            array[
-                sum(t.latency_histogram[1]), sum(t.latency_histogram[2]), sum(t.latency_histogram[3]),
-                sum(t.latency_histogram[4]), sum(t.latency_histogram[5]), sum(t.latency_histogram[6]),
-                sum(t.latency_histogram[7]), sum(t.latency_histogram[8]), sum(t.latency_histogram[9]),
-                sum(t.latency_histogram[10]), sum(t.latency_histogram[11]), sum(t.latency_histogram[12]),
-                sum(t.latency_histogram[13]), sum(t.latency_histogram[14]), sum(t.latency_histogram[15]),
-                sum(t.latency_histogram[16]), sum(t.latency_histogram[17]), sum(t.latency_histogram[18]),
-                sum(t.latency_histogram[19]), sum(t.latency_histogram[20]), sum(t.latency_histogram[21]),
-                sum(t.latency_histogram[22])
-            ]::bigint[] as histogram
+            ulak._percentiles(ulak._sum_histograms(t.latency_histogram), array[0.50, 0.95]) as percentiles
         from span s
         cross join lateral (
             select t.minute, t.delivered, t.failed, t.latency_histogram, t.waiting
@@ -133,8 +132,8 @@ as $sql$
             'seconds', extract(epoch from least(s.starts_at + (n + 1) * s.step, p_now) - (s.starts_at + n * s.step)),
             'delivered', coalesce(c.delivered, 0),
             'failed', coalesce(c.failed, 0),
-            'p50_ms', ulak._percentile(c.histogram, 0.50),
-            'p95_ms', ulak._percentile(c.histogram, 0.95),
+            'p50_ms', c.percentiles[1],
+            'p95_ms', c.percentiles[2],
             'waiting', c.waiting
         )
         order by n

@@ -26,7 +26,7 @@ begin
             -- A procedure that commits runs with the rights of its caller, and so do its parts.
             ('ulak_admin', array['_is_adopted', '_leave_read_only', '_maintenance_step', '_clock', '_check_interval']),
             -- A view runs its functions with the rights of its reader.
-            ('ulak_admin', array['_top', '_retry_schedule']),
+            ('ulak_admin', array['_retry_schedule']),
             ('ulak_application', array[
                 'send', 'send_with_options', 'send_batch', 'send_batch_with_priority',
                 'publish', 'publish_batch',
@@ -39,7 +39,7 @@ begin
             ('ulak_monitor', array[
                 'dlq_summary', 'message_status', 'retry_delay', 'setting', 'help',
                 'get_endpoint_health', 'get_worker_status', 'health_check', 'metrics', 'metrics_text', 'doctor',
-                'explain', 'history', 'report', '_top', '_retry_schedule'
+                'explain', 'history', 'report', 'top', '_retry_schedule'
             ]),
             ('ulak_worker', array[
                 'claim', 'heartbeat', 'complete', 'fail', 'release', 'retry_delay', 'mark_handled', 'setting', 'help',

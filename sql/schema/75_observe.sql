@@ -12,7 +12,8 @@ create table ulak.attempts (
 
 create index attempts_ended_at_idx on ulak.attempts (ended_at);
 
--- Counting a long backlog takes time in proportion to it, so maintenance counts once a minute and others read the result.
+-- Counting a long backlog takes time in proportion to it, so maintenance counts once a minute and others read the result. A row says
+-- what is so until the next one.
 create table ulak.backlog_samples (
     endpoint_id bigint not null,
     sampled_at timestamptz not null,
@@ -52,13 +53,13 @@ comment on column ulak.attempts.attempt is 'number of the attempt, as in ulak.qu
 comment on column ulak.attempts.started_at is 'when it was claimed';
 comment on column ulak.attempts.ended_at is 'when the failure was settled, or found by recovery';
 comment on column ulak.attempts.error is 'what ulak.queue.last_error was after it';
-comment on table ulak.backlog_samples is 'messages that wait and dead letters per endpoint, counted by maintenance every minute, for stats_retention_days';
+comment on table ulak.backlog_samples is 'messages that wait and dead letters per endpoint, counted by maintenance every minute and written when they have changed, once an hour at least while there are any; after two days one row an hour, for stats_retention_days';
 comment on column ulak.backlog_samples.endpoint_id is 'the endpoint';
-comment on column ulak.backlog_samples.sampled_at is 'when they were counted';
+comment on column ulak.backlog_samples.sampled_at is 'when they were counted; after two days the start of that hour, whose last count it is';
 comment on column ulak.backlog_samples.waiting is 'messages that were pending';
 comment on column ulak.backlog_samples.dead is 'dead letters that nobody has redriven';
 comment on column ulak.backlog_samples.oldest_id is 'lowest id of those that were pending';
-comment on table ulak.traffic is 'all endpoints together, summed up by maintenance every minute, for stats_retention_days; the last five minutes may still change';
+comment on table ulak.traffic is 'all endpoints together, summed up by maintenance every minute, for stats_retention_days; the last two minutes may still change';
 comment on column ulak.traffic.minute is 'start of the minute';
 comment on column ulak.traffic.delivered is 'messages delivered';
 comment on column ulak.traffic.failed is 'attempts that failed';

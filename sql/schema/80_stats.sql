@@ -33,7 +33,8 @@ create table ulak.schedule (
     changed_at timestamptz not null default clock_timestamp()
 );
 
--- Per endpoint and minute; workers add to it about once a second, so it never slows a settle.
+-- Per endpoint and minute; workers add to it about once a second, so it never slows a settle. After two days maintenance makes one
+-- row of an hour.
 create table ulak.endpoint_stats (
     endpoint_id bigint not null,
     minute timestamptz not null,
@@ -77,13 +78,13 @@ comment on table ulak.schedule is 'what start() and stop() last asked for; priva
 comment on column ulak.schedule.is_only is 'true: there is one row';
 comment on column ulak.schedule.changed_at is 'when that was';
 comment on column ulak.schedule.workers is 'how many workers pg_cron is to run; 0 after stop()';
-comment on table ulak.endpoint_stats is 'deliveries per endpoint and minute';
+comment on table ulak.endpoint_stats is 'deliveries per endpoint and minute; after two days per endpoint and hour, for stats_retention_days. Minutes without any have no row';
 comment on column ulak.endpoint_stats.endpoint_id is 'the endpoint';
-comment on column ulak.endpoint_stats.minute is 'start of the minute';
+comment on column ulak.endpoint_stats.minute is 'start of the minute, or of the hour';
 comment on column ulak.endpoint_stats.delivered is 'messages delivered';
 comment on column ulak.endpoint_stats.failed is 'attempts that failed';
 comment on column ulak.endpoint_stats.latency_total_ms is 'sum of the requests'' times';
-comment on column ulak.endpoint_stats.latency_histogram is 'requests by time: bucket i counts those below 2^i ms';
+comment on column ulak.endpoint_stats.latency_histogram is 'requests by time: element i counts those from 2^(i-2) to 2^(i-1) ms; what is missing at the end is 0';
 comment on table ulak.handled is 'keys that mark_handled() has seen';
 comment on column ulak.handled.consumer is 'who handled it';
 comment on column ulak.handled.key is 'what was handled';

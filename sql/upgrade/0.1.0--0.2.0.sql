@@ -137,6 +137,28 @@ drop function ulak._endpoint_configs(bigint[], timestamptz);
 
 -- Looks and statistics.
 
+-- Functions whose parameters or result have changed. Locks nothing but themselves; a look that is under way ends first where it
+-- reads the view.
+
+drop view ulak.top;
+drop function ulak._top(timestamptz);
+drop function ulak._endpoint_facts(bigint, timestamptz);
+drop function ulak._recent_rates(bigint, timestamptz);
+drop function ulak._percentile(bigint[], double precision);
+drop function ulak.metrics(timestamptz);
+drop function ulak.metrics_text(timestamptz);
+drop function ulak._delivery_metrics();
+drop function ulak._metric_definitions();
+
+-- Comments: each locks its table against other changes of it (share update exclusive) for a moment; rows are read and written meanwhile.
+
+comment on table ulak.backlog_samples is 'messages that wait and dead letters per endpoint, counted by maintenance every minute and written when they have changed, once an hour at least while there are any; after two days one row an hour, for stats_retention_days';
+comment on column ulak.backlog_samples.sampled_at is 'when they were counted; after two days the start of that hour, whose last count it is';
+comment on table ulak.traffic is 'all endpoints together, summed up by maintenance every minute, for stats_retention_days; the last two minutes may still change';
+comment on table ulak.endpoint_stats is 'deliveries per endpoint and minute; after two days per endpoint and hour, for stats_retention_days. Minutes without any have no row';
+comment on column ulak.endpoint_stats.minute is 'start of the minute, or of the hour';
+comment on column ulak.endpoint_stats.latency_histogram is 'requests by time: element i counts those from 2^(i-2) to 2^(i-1) ms; what is missing at the end is 0';
+
 -- Times, archive and maintenance.
 
 drop function ulak._require_positive(text, integer);

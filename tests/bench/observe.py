@@ -1,7 +1,8 @@
-"""How fast the administrator's views and functions answer with a million messages in the queue."""
+"""How fast the administrator's views and functions answer with a million messages in the queue, and with ten thousand endpoints."""
 
 from __future__ import annotations
 
+import json
 import statistics
 import time
 from collections.abc import Iterator
@@ -18,6 +19,8 @@ DB = psycopg.Connection[Any]
 LIMIT_MS = 50
 # A page for people, drawn by Python.
 LIMITS = {"report": 150}
+# Of each look, with thousands of endpoints.
+MANY_LIMIT_MS = 1000
 ROUNDS = 7
 
 # The id is that of a message in the middle.
@@ -57,6 +60,58 @@ FILL = [
     select e, date_trunc('minute', now()) - m * interval '1 minute', 1000, m %% 7, 12000,
         array[1, 2, 3, 10, 50, 100, 30, 20, 5, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]
     from generate_series(1, %(endpoints)s) e, generate_series(0, 4320) m
+    """,
+    """
+    insert into ulak.endpoint_totals
+    select endpoint_id, sum(delivered), sum(failed), 1, array_fill(7::bigint, array[22]) from ulak.endpoint_stats group by 1
+    """,
+]
+
+# A few endpoints have thousands of messages, most have some, a tenth has none. Some are open, some disabled. All of them were busy
+# in each minute of the last hour, and now and then for two days.
+FILL_MANY = [
+    "select ulak.configure('max_queue_size', '0')",
+    """
+    select ulak.create_endpoint('e' || n, 'http', '{"url": "https://example.com/hook"}') from generate_series(1, %(endpoints)s) n
+    """,
+    """
+    update ulak.endpoints
+    set enabled = id %% 100 <> 4,
+        circuit_state = case when id %% 100 = 3 then 'open' else 'closed' end,
+        circuit_failure_count = case when id %% 100 = 3 then 10 else 0 end,
+        circuit_half_open_at = case when id %% 100 = 3 then now() + interval '1 hour' end,
+        last_error = case when id %% 100 = 3 then '[RETRYABLE] HTTP 503' end,
+        last_success_at = case when id %% 100 <> 3 then now() end
+    """,
+    """
+    insert into ulak.queue (endpoint_id, payload, priority, next_retry_at, created_at, status, locked_by, lease_until)
+    select
+        1 + floor(0.9 * %(endpoints)s * (n::bigint * 7919 %% 1000003 / 1000003.0) ^ 3),
+        jsonb_build_object('n', n, 'text', repeat('x', 170)),
+        n %% 3,
+        t,
+        least(t, now()),
+        case when n %% 500 = 0 then 'processing' else 'pending' end,
+        case when n %% 500 = 0 then 'worker' end,
+        case when n %% 500 = 0 then now() + interval '1 day' end
+    from generate_series(1, %(messages)s) n
+    cross join lateral (select now() - interval '1 hour' + n * interval '10 ms') m (t)
+    """,
+    """
+    insert into ulak.dlq (
+        original_message_id, endpoint_id, message_id, original_created_at, failed_at, archived_at, attempts, retry_count, priority,
+        endpoint_name, protocol, payload, last_error
+    )
+    select n, e, gen_random_uuid(), t, t, t, 3, 3, 0, 'e' || e, 'http', '{}', '[RETRYABLE] HTTP 503'
+    from generate_series(1, %(messages)s / 20) n
+    cross join lateral (select 1 + n * 31 %% %(endpoints)s, now() - n * interval '3 seconds') m (e, t)
+    """,
+    """
+    insert into ulak.endpoint_stats (endpoint_id, minute, delivered, failed, latency_total_ms, latency_histogram)
+    select e, date_trunc('minute', now()) + interval '30 minutes' - m * interval '1 minute', 1000, m %% 7, 12000,
+        array[1, 2, 3, 10, 50, 100, 30, 20, 5, 1]
+    from generate_series(0, 2880) m, generate_series(1, %(endpoints)s) e
+    where m <= 90 or (m + e) %% 40 = 0
     """,
     """
     insert into ulak.endpoint_totals
@@ -110,8 +165,55 @@ def look(stage: Stage, endpoints: int) -> Iterator[Figure]:
         yield from compare(stage, name, f"{waiting}, vacuumed and analysed", messages)
 
 
+def look_at_many(stage: Stage) -> Iterator[Figure]:
+    """Each look for itself: none may follow the number of endpoints any further."""
+    messages, endpoints = stage.scaled(1_000_000, 1000), stage.scaled(10_000, 100)
+    with stage.database() as name, stage.cluster.connect(name) as db:
+        for statement in FILL_MANY:
+            db.execute(statement, {"endpoints": endpoints, "messages": messages}, prepare=False)  # type: ignore[call-overload]
+        db.execute("vacuum analyze")
+        # What a look of theirs begins with.
+        backend = db.info.backend_pid
+        before = processor_seconds(backend)
+        db.execute("select ulak._sample_backlog()")
+        first = processor_seconds(backend) - before
+        db.execute("select ulak._sample_backlog(clock_timestamp() + interval '1 minute')")
+        sampled = Quantity(
+            (processor_seconds(backend) - before - first) * 1000, "ms", "of processor", required=MANY_LIMIT_MS
+        )
+        waiting = f"{messages:,} messages for {endpoints:,} endpoints"
+        yield Figure(f"{waiting}: maintenance counts what waits", sampled)
+        found = {}
+        for look, query in LOOKS.items():
+            with stage.cluster.connect(name) as session:
+                session.prepare_threshold = None
+                found[look] = measure(session, query.format(id=messages // 2 + 1))
+            yield Figure(f"{waiting}: {look}", Quantity(found[look][2], "ms", "of processor", required=MANY_LIMIT_MS))
+        stage.details[waiting] = found
+        yield from add_counters(db, endpoints)
+
+
+def add_counters(db: DB, endpoints: int) -> Iterator[Figure]:
+    """What a worker that has sent to all of them reports each second."""
+    report = """
+        select jsonb_agg(jsonb_build_object(
+            'endpoint_id', e, 'delivered', 3, 'failed', 0, 'latency_total_ms', 12.3, 'latency_histogram', '[0, 0, 0, 1, 2]'::jsonb
+        ))
+        from generate_series(1, %s) e
+    """
+    row = db.execute(report, [endpoints]).fetchone()
+    assert row is not None
+    stats, backend, used = json.dumps(row[0]), db.info.backend_pid, []
+    for _ in range(ROUNDS):
+        before = processor_seconds(backend)
+        db.execute("select ulak._add_endpoint_stats(%s, date_trunc('minute', now()))", [stats])
+        used.append((processor_seconds(backend) - before) * 1000)
+    quantity = Quantity(statistics.median(used[1:]), "ms", "of processor")
+    yield Figure(f"a worker's report of {endpoints:,} endpoints", quantity)
+
+
 PART = Part(
     "What an administrator's look costs; the slowest of the views and functions and the report, which Python draws",
-    {"one": lambda stage: look(stage, 1), "twenty": lambda stage: look(stage, 20)},
+    {"one": lambda stage: look(stage, 1), "twenty": lambda stage: look(stage, 20), "many": look_at_many},
     QUIET,
 )

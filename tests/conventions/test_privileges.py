@@ -21,7 +21,7 @@ FUNCTIONS = {
     "ulak_monitor": """
         dlq_summary message_status retry_delay setting help
         get_endpoint_health get_worker_status health_check metrics metrics_text doctor explain history report
-        _top _retry_schedule
+        top _retry_schedule
     """,
     "ulak_admin": """
         create_endpoint alter_endpoint drop_endpoint grant_endpoint revoke_endpoint enable_endpoint disable_endpoint validate_endpoint_config
@@ -34,7 +34,7 @@ FUNCTIONS = {
         replay_message replay_range cleanup_event_log cleanup_endpoint_stats cleanup_inbox adopt
         start stop ping run_worker run_maintenance _maintenance_step _clock _check_interval _is_adopted _leave_read_only
         get_endpoint_health get_worker_status health_check metrics metrics_text doctor explain history report curl help
-        _top _retry_schedule
+        top _retry_schedule
     """,
     "ulak_worker": """
         claim heartbeat complete fail release retry_delay recover_stale_messages mark_expired_messages

@@ -15,7 +15,7 @@ HTTP = {"url": "https://example.com/hook"}
 
 
 def top(queue: Queue, now: float = 0) -> list[dict[str, Any]]:
-    return queue.rows("select * from ulak._top(%s)", queue.at(now))
+    return queue.rows("select * from ulak.top(p_now => %s)", queue.at(now))
 
 
 def row(queue: Queue, endpoint: str = "shop", now: float = 0) -> dict[str, Any]:
