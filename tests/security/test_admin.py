@@ -122,3 +122,15 @@ def test_no_notification_is_sent_past_the_guard_against_a_full_queue(db: DB) -> 
     query = "select proname from pg_proc where pronamespace = 'ulak'::regnamespace and prosrc ~ 'pg_notify|notify ulak'"
 
     assert db.execute(query).fetchall() == [("_notify",)]
+
+
+def test_networks_that_an_earlier_version_stored_are_put_right(
+    cluster: Cluster, template: str, empty_database: str
+) -> None:
+    with cluster.connect(empty_database) as db:
+        db.execute("create extension ulak version '0.1.0' cascade")
+        db.execute("select ulak.configure('http_allowed_networks', '10.1/16, 127.0.0.1')")
+
+        db.execute("alter extension ulak update")
+
+        assert db.execute("select ulak.setting('http_allowed_networks')").fetchone() == ("10.1.0.0/16,127.0.0.1/32",)
