@@ -9,27 +9,30 @@ as $sql$
     select p_id <= pg_sequence_last_value('ulak.bell')
 $sql$;
 
--- Every NOTIFY of ulak, heard when the transaction commits. Not where transactions may be prepared: one that has notified
--- couldn't. And a notification queue that fills up is somebody else's problem, which isn't to become the sender's.
+-- Every NOTIFY of ulak, heard when the transaction commits. A notification queue that fills up is somebody else's problem,
+-- which isn't to become the problem of whoever sends or settles.
 create or replace function ulak._notify(p_channel text, p_payload text)
 returns void
 language plpgsql
 set search_path = pg_catalog, pg_temp
 as $plpgsql$
 begin
-    if current_setting('max_prepared_transactions')::integer = 0 and pg_notification_queue_usage() < 0.5 then
+    if pg_notification_queue_usage() < 0.5 then
         perform pg_notify(p_channel, p_payload);
     end if;
 end
 $plpgsql$;
 
+-- Not where transactions may be prepared: one that has notified couldn't.
 create or replace function ulak._ring()
 returns void
 language plpgsql
 set search_path = pg_catalog, pg_temp
 as $plpgsql$
 begin
-    perform ulak._notify('ulak_bell', '');
+    if current_setting('max_prepared_transactions')::integer = 0 then
+        perform ulak._notify('ulak_bell', '');
+    end if;
 end
 $plpgsql$;
 

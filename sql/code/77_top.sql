@@ -21,7 +21,7 @@ security definer
 set search_path = pg_catalog, pg_temp
 as $plpgsql$
 begin
-    perform ulak._require_positive('p_limit', p_limit);
+    perform ulak._check_integer('p_limit', p_limit, 1);
     return query
     select
         h.name,

@@ -296,3 +296,15 @@ def test_a_config_that_cannot_be_read_costs_no_other_endpoint_its_deliveries(
         == "[RETRYABLE] config: it can't be read: it isn't valid UTF-8"
     )
     assert not worker.call.is_done()
+
+
+def test_networks_that_an_earlier_version_stored_are_put_right(
+    cluster: Cluster, template: str, empty_database: str
+) -> None:
+    with cluster.connect(empty_database) as db:
+        db.execute("create extension ulak version '0.1.0' cascade")
+        db.execute("select ulak.configure('http_allowed_networks', '10.1/16, 127.0.0.1')")
+
+        db.execute("alter extension ulak update")
+
+        assert db.execute("select ulak.setting('http_allowed_networks')").fetchone() == ("10.1.0.0/16,127.0.0.1/32",)
