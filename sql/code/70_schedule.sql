@@ -204,7 +204,7 @@ language sql
 stable
 set search_path = pg_catalog, pg_temp
 as $sql$
-    select substring(coalesce(e.extversion, a.default_version) from '^\d+\.\d+')
+    select substring(coalesce(e.extversion, a.default_version) from E'^\\d+\\.\\d+')
     from pg_available_extensions a
     left join pg_extension e on e.extname = a.name
     where a.name = 'pg_cron'

@@ -21,6 +21,7 @@ security definer
 set search_path = pg_catalog, pg_temp
 as $plpgsql$
 begin
+    p_now := ulak._finite_time(p_now);
     perform ulak._check_integer('p_limit', p_limit, 1);
     return query
     select

@@ -1,6 +1,29 @@
 -- From 0.1.0 to 0.2.0: what replaying sql/code can't do. Each step says what it locks, and for how long.
 
--- Locks: a new, empty table; nobody waits.
+-- The tables that senders and workers use, before anything else: they take them in either order, so who waited for the second
+-- with the first in hand would wait in a circle. Each try is short, and everybody goes on in between. From here on senders and
+-- workers wait until the upgrade commits.
+do $plpgsql$
+begin
+    perform set_config('lock_timeout', '100ms', true);
+    for v_try in 1..300 loop
+        begin
+            lock table ulak.queue, ulak.endpoints, ulak.workers, ulak.ordering_wakeups in access exclusive mode;
+            perform set_config('lock_timeout', '0', true);
+            return;
+        exception
+            when lock_not_available then
+                perform pg_sleep(0.05);
+        end;
+    end loop;
+    raise exception 'a transaction that uses ulak does not end'
+        using
+            errcode = '55P03',
+            hint = 'select pid, state, xact_start, query from pg_stat_activity where xact_start < now() - interval ''10 s'';';
+end
+$plpgsql$;
+
+-- Named locks: a new, empty table.
 
 create table ulak.locks (
     name text primary key

@@ -9,7 +9,7 @@ import psycopg
 STATEMENTS = [
     "select ulak.configure('batch_size', '123')",
     "select ulak.set_secret('filled', 'not to be seen')",
-    "select ulak.create_endpoint('filled_pull', 'pull', '{}', '{\"max_retries\": 0}')",
+    "select ulak.create_endpoint('filled_pull', 'pull', '{\"max_pending\": 1000}', '{\"max_retries\": 0}')",
     """
     select ulak.create_endpoint(
         'filled_http', 'http', '{"url": "https://example.com/hook", "auth": {"type": "bearer", "token": {"$secret": "filled"}}}'
