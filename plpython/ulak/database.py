@@ -461,7 +461,6 @@ def run(slot: int | None, seconds: float | None, is_scheduled: bool, stamp: str,
     # A scheduled run may come while the one before it is still leaving.
     row = _take_slot(slot, seconds, is_scheduled, time.monotonic() + (HANDOVER_SECONDS if is_scheduled else 0))
     if row is None:
-        plpy.notice("another session runs this worker slot")
         _leave(None, search_path)
         return
     # Notifications are kept for a session until it is idle, which this one isn't before its end.
@@ -486,9 +485,13 @@ def _take_slot(slot: int | None, seconds: float | None, is_scheduled: bool, unti
     while True:
         taken = plpy.execute(plan, (slot, seconds, is_scheduled))
         plpy.commit()
+        if len(taken) and taken[0]["slot"] is None:
+            plpy.notice("no worker is wanted in this slot: start() or stop() were called")
+            return None
         if len(taken):
             return taken[0]
         if time.monotonic() >= until:
+            plpy.notice("another session runs this worker slot")
             return None
         time.sleep(LOOK_SECONDS)
 

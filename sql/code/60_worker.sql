@@ -79,7 +79,7 @@ begin
 end
 $plpgsql$;
 
--- Takes a slot that no other session runs; no row if there is none.
+-- Takes a slot that no other session runs; no row if there is none, and a row of nulls if start() or stop() don't want the run.
 create or replace function ulak._take_worker_slot(p_slot integer, p_seconds double precision, p_is_scheduled boolean)
 returns table (slot integer, name text, seconds double precision)
 language plpgsql
@@ -93,6 +93,10 @@ begin
     if p_seconds not between 0 and 31536000 then
         raise exception 'a run of a worker takes between 0 seconds and a year'
             using errcode = '22023', detail = format('p_seconds is %s.', p_seconds);
+    end if;
+    if p_is_scheduled and not ulak._is_wanted(p_slot) then
+        return next;
+        return;
     end if;
     for v_slot in coalesce(p_slot, 1)..coalesce(p_slot, 32) loop
         name := format('worker %s, pid %s', v_slot, pg_backend_pid());
@@ -163,6 +167,17 @@ as $sql$
         and ulak._has_backend(p_worker)
 $sql$;
 
+-- Whether pg_cron is to run this slot. It may have begun a run before stop(), or before a start() with fewer workers.
+create or replace function ulak._is_wanted(p_slot integer)
+returns boolean
+language sql
+stable
+security definer
+set search_path = pg_catalog, pg_temp
+as $sql$
+    select not ulak._is_stopping() and not exists (select from ulak.schedule s where s.workers < p_slot)
+$sql$;
+
 -- True if this session has the slot now. The conflict locks the row, and of two sessions the second one sees the first.
 create or replace function ulak._register_worker(p_slot integer, p_worker text, p_is_scheduled boolean)
 returns boolean
@@ -171,9 +186,6 @@ security definer
 set search_path = pg_catalog, pg_temp
 as $plpgsql$
 begin
-    if p_is_scheduled and ulak._is_stopping() then
-        return false;
-    end if;
     insert into ulak.workers as w (
         slot, name, pid, state, started_at, last_activity, heartbeat_at, is_scheduled, version, backend_start
     )
@@ -333,8 +345,7 @@ begin
 end
 $plpgsql$;
 
--- Asked several times a second: whether to go on. `stop` when stop() was called since the run began. pg_cron may have
--- begun it before stop() and have it registered only now: nobody could ask it to leave.
+-- Asked several times a second: whether to go on. `stop` when stop() was called since the run began.
 create or replace function ulak._worker_check(p_slot integer, p_stamp text)
 returns table (leave text, settings text)
 language plpgsql
@@ -348,14 +359,12 @@ begin
             when w.stop_requested_at >= w.started_at then 'stop'
             -- Another session took the slot, because this one seemed to hang.
             when w.pid <> pg_backend_pid() then 'restart'
-            when ulak._is_stopping() then 'stop'
-            when w.is_scheduled and p_slot > s.workers and w.started_at < s.changed_at + interval '1 minute' then 'stop'
+            when w.is_scheduled and not ulak._is_wanted(p_slot) then 'stop'
             when p_stamp <> ulak._stamp_of(e.extversion) then 'restart'
         end,
         ulak._settings_fingerprint()
     from pg_extension e
     left join ulak.workers w on w.slot = p_slot
-    left join ulak.schedule s on true
     where e.extname = 'ulak';
 end
 $plpgsql$;
