@@ -285,7 +285,7 @@ security definer
 set search_path = pg_catalog, pg_temp
 as $plpgsql$
 begin
-    if new.max_pending is not null then
+    if new.max_pending is not null and not ulak._is_restore() then
         perform ulak._forget_endpoint_headroom(array[new.id]);
     end if;
     if tg_op = 'INSERT' and not ulak._is_restore() then

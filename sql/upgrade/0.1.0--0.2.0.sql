@@ -39,9 +39,11 @@ drop function ulak._lock_configs();
 
 drop function ulak._admit(bigint, integer, timestamptz);
 drop function ulak._close_circuit(ulak.endpoints, text, timestamptz);
+-- Locks ulak.endpoints, which is ours already; nothing is rewritten.
 alter table ulak.endpoints add column slow_start_limit integer;
 comment on column ulak.endpoints.slow_start_limit is 'most messages in flight while a circuit that has closed is eased back into traffic; null: no such limit';
 
+-- Locks ulak.endpoints, as above.
 alter table ulak.endpoints add column max_pending integer;
 comment on column ulak.endpoints.max_pending is 'most messages that may wait for it: the config''s max_pending, else the setting; null: any number';
 create table ulak.endpoint_headroom (
@@ -131,6 +133,7 @@ select pg_catalog.pg_extension_config_dump('ulak.endpoint_grants', '');
 drop function ulak._are_networks(text);
 
 -- As configure() stores networks now: 10.1/16 was accepted, and no worker understood it. One row, if any.
+-- Locks that row.
 update ulak.setting_values v
 set value = coalesce(
     (
@@ -144,6 +147,7 @@ where v.name = 'http_allowed_networks';
 -- Workers and their schedule. The column locks ulak.workers for a moment: workers report once a second, and wait for so long.
 -- Workers of 0.1.0 held their slots by advisory locks; they leave when they see the new version.
 
+-- Locks ulak.workers, which is ours already.
 alter table ulak.workers add column backend_start timestamptz, add column limited_by text;
 comment on column ulak.workers.backend_start is 'when that backend was started, as in pg_stat_activity: a pid alone comes again';
 comment on column ulak.workers.limited_by is 'why it has fewer requests in flight than worker_concurrency allows';

@@ -19,7 +19,7 @@ from support.sessions import Running, wait_until
 DB = psycopg.Connection[Any]
 
 # What this version has no use for any more, and what it may write anew: where a message of a key waits is its own affair.
-DROPPED = {"ulak.ordering_wakeups"}
+DROPPED = {"ulak.ordering_wakeups", "ulak.ordering_wakeups_id_seq"}
 REWRITTEN = {"next_retry_at", "updated_at"}
 
 
