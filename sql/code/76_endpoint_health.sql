@@ -68,7 +68,7 @@ begin
         h.last_error,
         h.state,
         h.last_hour
-    from ulak._endpoint_health(v_endpoint_id, null, p_now) h
+    from ulak._endpoint_health(array(select f from ulak._endpoint_facts(v_endpoint_id, p_now) f), v_endpoint_id, null, p_now) h
     order by h.place;
 end
 $plpgsql$;
@@ -77,8 +77,13 @@ comment on function ulak.get_endpoint_health(text, timestamptz) is
     'how one endpoint, or each, is doing: what waits and since when, rates and latency of the last minutes, circuit, last error; '
     'the worst first. Of more than 1,000 endpoints the last hour is told for the worst 1,000';
 
--- The worst p_limit endpoints (null: all) with their latency; and the last hour of the first 1,000, since it is 60 rows each.
-create or replace function ulak._endpoint_health(p_endpoint_id bigint, p_limit integer, p_now timestamptz)
+-- The worst p_limit of those endpoints (null: all; all of them are one if it is p_endpoint_id) with their latency; and the last hour of the first 1,000, since it is 60 rows each.
+create or replace function ulak._endpoint_health(
+    p_facts ulak._endpoint_fact[],
+    p_endpoint_id bigint,
+    p_limit integer,
+    p_now timestamptz
+)
 returns table (
     place bigint,
     name text,
@@ -147,7 +152,7 @@ begin
                 coalesce(r.per_second, 0) as per_second,
                 r.failed_percent,
                 ulak._endpoint_state(f.enabled, f.circuit_state, f.due_since, r.failed_percent, r.per_second, p_now) as state
-            from ulak._endpoint_facts(p_endpoint_id, p_now) f
+            from unnest(p_facts) f
             left join ulak._recent_rates(p_endpoint_id, p_now) r on r.endpoint_id = f.id
         ) f
         window w as ()
@@ -200,25 +205,7 @@ $plpgsql$;
 
 -- What all the others look at.
 create or replace function ulak._endpoint_facts(p_endpoint_id bigint, p_now timestamptz)
-returns table (
-    id bigint,
-    name text,
-    protocol text,
-    enabled boolean,
-    circuit_state text,
-    circuit_failure_count integer,
-    circuit_half_open_at timestamptz,
-    created_at timestamptz,
-    last_success_at timestamptz,
-    last_failure_at timestamptz,
-    last_error text,
-    waiting bigint,
-    is_estimate boolean,
-    oldest_at timestamptz,
-    due_since timestamptz,
-    in_flight bigint,
-    dead bigint
-)
+returns setof ulak._endpoint_fact
 language plpgsql
 stable
 set search_path = pg_catalog, pg_temp

@@ -47,7 +47,7 @@ begin
             when length(h.last_error) > 40 then left(h.last_error, 39) || ulak._sign(8230, '~')
             else h.last_error
         end
-    from ulak._endpoint_health(null, p_limit, p_now) h
+    from ulak._endpoint_health(array(select f from ulak._endpoint_facts(null, p_now) f), null, p_limit, p_now) h
     order by h.place;
 end
 $plpgsql$;

@@ -29,7 +29,7 @@ as $sql$
             v.type,
             v.value,
             v.buckets,
-            case when v.label is null then '{}' else jsonb_build_object(v.label, v.label_value) end as labels
+            v.labels
         from ulak._metric_values(ulak._finite_time(p_now), p_active_within) v
         order by v.place, v.rank
     ) m
@@ -49,7 +49,9 @@ language sql
 stable
 security definer
 set search_path = pg_catalog, pg_temp
+set enable_sort = off
 set jit = off
+set work_mem = '64MB'
 as $sql$
     -- All lines of one histogram, to be filled in: the label is the first value, the buckets follow.
     with bucket as materialized (
@@ -65,7 +67,7 @@ as $sql$
             format(E'# HELP ulak_%1$s %2$s\n# TYPE ulak_%1$s %3$s\n', d.family, min(d.help), min(d.type)) || string_agg(m.lines, '') as lines
         from ulak._metric_definitions() d
         join (
-            -- In the order in which they come.
+            -- In the order in which they come: hashed, since a sort by place would lose it.
             select v.place, string_agg(
                 case
                     when v.buckets is not null then format(b.template, variadic v.label_text || v.buckets::text[])
@@ -90,9 +92,8 @@ returns table (
     place integer,
     name text,
     type text,
-    label text,
-    label_value text,
-    -- As Prometheus wants it.
+    labels jsonb,
+    -- The same as Prometheus wants it; null: none.
     label_text text,
     rank bigint,
     value double precision,
@@ -103,6 +104,7 @@ stable
 set search_path = pg_catalog, pg_temp
 set enable_hashjoin = on
 set enable_mergejoin = off
+set enable_sort = on
 set jit = off
 set work_mem = '64MB'
 as $sql$
@@ -114,6 +116,7 @@ as $sql$
         select
             row_number() over (order by h.name) as rank,
             h.*,
+            jsonb_build_object('endpoint', h.name) as labels,
             'endpoint="' || replace(replace(replace(h.name, E'\\', E'\\\\'), '"', E'\\"'), E'\n', E'\\n') || '"' as label_text,
             t.delivered,
             t.failed,
@@ -126,9 +129,9 @@ as $sql$
             or h.due_since is not null
             or greatest(h.last_success_at, h.last_failure_at) >= p_now - p_active_within
     )
-    select d.place, m.name, d.type, m.label, m.label_value, m.label_text, m.rank, m.value::double precision, m.buckets
+    select d.place, m.name, d.type, m.labels, m.label_text, m.rank, m.value::double precision, m.buckets
     from (
-        select v.name, v.value, null as label, null as label_value, null as label_text, 1::bigint as rank, null::bigint[] as buckets
+        select v.name, v.value, '{}'::jsonb as labels, null as label_text, 1::bigint as rank, null::bigint[] as buckets
         from (
             select
                 coalesce(sum(h.waiting), 0) as waiting,
@@ -153,7 +156,7 @@ as $sql$
                 ('queue_dead_rows', pg_stat_get_dead_tuples('ulak.queue'::regclass))
         ) v (name, value)
         union all
-        select v.name, v.value, 'endpoint', h.name, h.label_text, h.rank, v.buckets
+        select v.name, v.value, h.labels, h.label_text, h.rank, v.buckets
         from told h
         cross join lateral (
             values
@@ -173,7 +176,7 @@ as $sql$
         -- An endpoint that no worker has sent anything to has no counters yet.
         where v.value is not null or v.buckets is not null
         union all
-        select v.name, v.value, 'slot', w.slot::text, format('slot="%s"', w.slot), w.slot, null
+        select v.name, v.value, jsonb_build_object('slot', w.slot::text), format('slot="%s"', w.slot), w.slot, null
         from ulak.workers w
         cross join lateral (
             values
@@ -183,7 +186,7 @@ as $sql$
                 ('worker_heartbeat_age_seconds', greatest(extract(epoch from p_now - w.heartbeat_at), 0))
         ) v (name, value)
         union all
-        select v.name, v.value, 'step', r.step, format('step="%s"', r.step), r.rank, null
+        select v.name, v.value, jsonb_build_object('step', r.step), format('step="%s"', r.step), r.rank, null
         from (select r.*, row_number() over (order by r.step) as rank from ulak.maintenance_runs r) r
         cross join lateral (
             values

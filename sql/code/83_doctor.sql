@@ -6,9 +6,26 @@ language plpgsql
 stable
 security definer
 set search_path = pg_catalog, pg_temp
+as $plpgsql$
+begin
+    return query
+    select f.severity, f.check_name, f.finding, f.fix
+    from ulak._doctor(array(select f from ulak._endpoint_facts(null, p_now) f), p_now) f;
+end
+$plpgsql$;
+
+comment on function ulak.doctor(timestamptz) is
+    'looks for what is wrong, the worst first, at most 20 of a kind; fix is SQL to run, what it can''t do is in a comment';
+
+create or replace function ulak._doctor(p_facts ulak._endpoint_fact[], p_now timestamptz)
+returns table (severity text, check_name text, finding text, fix text)
+language plpgsql
+stable
+set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 set jit = off
 as $plpgsql$
+#variable_conflict use_column
 begin
     p_now := ulak._finite_time(p_now);
     return query
@@ -19,7 +36,7 @@ begin
         union all
         select f.* from ulak._doctor_maintenance(p_now) f
         union all
-        select f.* from ulak._doctor_endpoints(p_now) f
+        select f.* from ulak._doctor_endpoints(p_facts, p_now) f
         union all
         select f.* from ulak._doctor_dlq(p_now) f
         union all
@@ -63,9 +80,6 @@ begin
     end if;
 end
 $plpgsql$;
-
-comment on function ulak.doctor(timestamptz) is
-    'looks for what is wrong, the worst first, at most 20 of a kind; fix is SQL to run, what it can''t do is in a comment';
 
 create or replace function ulak._doctor_cluster()
 returns table (severity text, check_name text, finding text, fix text)
@@ -224,7 +238,7 @@ as $sql$
     where m.trouble is not null
 $sql$;
 
-create or replace function ulak._doctor_endpoints(p_now timestamptz)
+create or replace function ulak._doctor_endpoints(p_facts ulak._endpoint_fact[], p_now timestamptz)
 returns table (severity text, check_name text, finding text, fix text)
 language sql
 stable
@@ -232,7 +246,7 @@ set search_path = pg_catalog, pg_temp
 as $sql$
     with health as materialized (
         select f.*
-        from ulak._endpoint_facts(null, p_now) f
+        from unnest(p_facts) f
     )
     select
         'critical',

@@ -47,7 +47,7 @@ as $sql$
         'totals', h.totals,
         'findings', (
             select coalesce(jsonb_agg(to_jsonb(d) order by d.place), '[]')
-            from ulak.doctor(p_now) with ordinality d (severity, check_name, finding, fix, place)
+            from ulak._doctor(e.facts, p_now) with ordinality d (severity, check_name, finding, fix, place)
         ),
         'dead', ulak._report_dead(),
         'workers', (
@@ -70,7 +70,8 @@ as $sql$
         ),
         'queue_bytes', pg_total_relation_size('ulak.queue')
     )
-    from (
+    from (select array(select f from ulak._endpoint_facts(null, p_now) f) as facts offset 0) e
+    cross join lateral (
         -- The worst 50, and what all have together.
         select
             coalesce(jsonb_agg(
@@ -84,7 +85,7 @@ as $sql$
                 'dead', coalesce(max(h.all_dead), 0),
                 'per_second', coalesce(max(h.all_per_second), 0)
             ) as totals
-        from ulak._endpoint_health(null, 50, p_now) h
+        from ulak._endpoint_health(e.facts, null, 50, p_now) h
     ) h
 $sql$;
 

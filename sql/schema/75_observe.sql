@@ -43,6 +43,27 @@ create table ulak.endpoint_totals (
     latency_histogram bigint[] not null default '{}'
 ) with (fillfactor = 50);
 
+-- What the looks know of an endpoint: gathered once, and handed to each part of a look that shows several.
+create type ulak._endpoint_fact as (
+    id bigint,
+    name text,
+    protocol text,
+    enabled boolean,
+    circuit_state text,
+    circuit_failure_count integer,
+    circuit_half_open_at timestamptz,
+    created_at timestamptz,
+    last_success_at timestamptz,
+    last_failure_at timestamptz,
+    last_error text,
+    waiting bigint,
+    is_estimate boolean,
+    oldest_at timestamptz,
+    due_since timestamptz,
+    in_flight bigint,
+    dead bigint
+);
+
 -- Replays of a range are logged once, not once per message: this leads to the entry.
 create index event_log_replays_idx on ulak.event_log (created_at)
     where event in ('message.replayed', 'messages.replayed');
@@ -71,3 +92,4 @@ comment on column ulak.endpoint_totals.delivered is 'messages delivered';
 comment on column ulak.endpoint_totals.failed is 'attempts that failed';
 comment on column ulak.endpoint_totals.latency_total_ms is 'sum of the requests'' times';
 comment on column ulak.endpoint_totals.latency_histogram is 'requests by time: element i counts those from 2^(i-2) to 2^(i-1) ms';
+comment on type ulak._endpoint_fact is 'what the looks know of an endpoint; private to ulak';

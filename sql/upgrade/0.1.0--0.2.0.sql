@@ -176,6 +176,30 @@ drop function ulak.metrics(timestamptz);
 drop function ulak.metrics_text(timestamptz);
 drop function ulak._delivery_metrics();
 drop function ulak._metric_definitions();
+drop function ulak._doctor_endpoints(timestamptz);
+
+-- What the looks know of an endpoint: gathered once, and handed to each part of a look that shows several.
+create type ulak._endpoint_fact as (
+    id bigint,
+    name text,
+    protocol text,
+    enabled boolean,
+    circuit_state text,
+    circuit_failure_count integer,
+    circuit_half_open_at timestamptz,
+    created_at timestamptz,
+    last_success_at timestamptz,
+    last_failure_at timestamptz,
+    last_error text,
+    waiting bigint,
+    is_estimate boolean,
+    oldest_at timestamptz,
+    due_since timestamptz,
+    in_flight bigint,
+    dead bigint
+);
+
+comment on type ulak._endpoint_fact is 'what the looks know of an endpoint; private to ulak';
 
 -- Comments: each locks its table against other changes of it (share update exclusive) for a moment; rows are read and written meanwhile.
 
