@@ -78,80 +78,85 @@ begin
     if not ulak._is_adopted() then
         return;
     end if;
-    select
-        array_agg(t.endpoint_id) filter (where t.quota > 0),
-        array_agg(t.first) filter (where t.quota > 0),
-        array_agg(t.config_version) filter (where t.quota > 0),
-        array_agg(t.quota) filter (where t.quota > 0),
-        array_agg(t.circuit_state) filter (where t.quota > 0),
-        array_agg(t.is_limited) filter (where t.quota > 0),
-        array_fill(false, array[count(*)::integer]),
-        array_fill(0, array[count(*)::integer]),
-        count(*) filter (where t.quota > 0),
-        -- Lower priorities of that endpoint may not have been visited.
-        greatest(max(t.endpoint_id) filter (where t.quota = 0) - 1, 1)
-    into
-        v_endpoint_ids,
-        v_next,
-        v_config_versions,
-        v_quotas,
-        v_circuit_states,
-        v_are_limited,
-        v_may_have_more,
-        v_counts,
-        v_open,
-        v_walked_to
-    from ulak._endpoints_in_turn(
-        ulak._claim_position(p_endpoint_ids, p_protocols),
-        least(p_limit, coalesce(cardinality(p_endpoint_ids), 32)),
-        p_limit,
-        p_endpoint_ids,
-        p_protocols,
-        p_now,
-        p_rooms,
-        p_resume
-    ) t;
+    -- Endpoints may turn out to have nothing but messages behind their ordering keys or past their time: then it is the turn
+    -- of the next ones. Eight times at most: a claim that gets nothing has to end too.
+    for v_walk in 1..8 loop
+        select
+            array_agg(t.endpoint_id) filter (where t.quota > 0),
+            array_agg(t.first) filter (where t.quota > 0),
+            array_agg(t.config_version) filter (where t.quota > 0),
+            array_agg(t.quota) filter (where t.quota > 0),
+            array_agg(t.circuit_state) filter (where t.quota > 0),
+            array_agg(t.is_limited) filter (where t.quota > 0),
+            array_fill(false, array[count(*)::integer]),
+            array_fill(0, array[count(*)::integer]),
+            count(*) filter (where t.quota > 0),
+            -- Lower priorities of that endpoint may not have been visited.
+            case when bool_or(t.quota = 0) then greatest(max(t.endpoint_id) filter (where t.quota = 0) - 1, 1) end
+        into
+            v_endpoint_ids,
+            v_next,
+            v_config_versions,
+            v_quotas,
+            v_circuit_states,
+            v_are_limited,
+            v_may_have_more,
+            v_counts,
+            v_open,
+            v_walked_to
+        from ulak._endpoints_in_turn(
+            ulak._claim_position(p_endpoint_ids, p_protocols),
+            least(p_limit, coalesce(cardinality(p_endpoint_ids), 32)),
+            p_limit,
+            p_endpoint_ids,
+            p_protocols,
+            p_now,
+            p_rooms,
+            p_resume
+        ) t;
 
-    -- Each gets the same part of the limit, some of them one more; what some leave is shared by the others.
-    while v_left > 0 and v_open > 0 loop
-        v_share := (v_left + v_shared) / v_open;
-        v_remainder := (v_left + v_shared) % v_open;
-        v_open := 0;
-        v_shared := 0;
-        for i in 1..cardinality(v_endpoint_ids) loop
-            continue when v_quotas[i] <= 0;
-            v_size := least(v_quotas[i], v_share + (v_remainder > 0)::integer - v_counts[i], v_left);
-            v_remainder := v_remainder - 1;
-            if v_size > 0 then
-                v_taken := ulak._lock_due(v_endpoint_ids[i], v_size, p_generation, p_now, v_aging, v_next[i]);
-                v_left := v_left - cardinality(v_taken.tids);
-                v_tids := v_tids || v_taken.tids;
-                v_ids := v_ids || v_taken.ids;
-                v_places := v_places || array_fill(i, array[cardinality(v_taken.tids)]);
-                v_next[i] := v_taken.next;
-                v_counts[i] := v_counts[i] + cardinality(v_taken.tids);
-                v_may_have_more[i] := v_taken.next is not null;
-                -- One that got less has no more, or so many behind their ordering keys that they are left to later claims.
-                v_quotas[i] := case
-                    when v_may_have_more[i] and cardinality(v_taken.tids) = v_size then v_quotas[i] - v_size
-                    else 0
-                end;
-            end if;
-            if v_quotas[i] > 0 then
-                v_open := v_open + 1;
-                v_shared := v_shared + v_counts[i];
-            end if;
-            if v_left <= 0 then
-                perform ulak._set_claim_position(v_endpoint_ids[i], p_endpoint_ids, p_protocols);
-                exit;
-            end if;
+        -- Each gets the same part of the limit, some of them one more; what some leave is shared by the others.
+        while v_left > 0 and v_open > 0 loop
+            v_share := (v_left + v_shared) / v_open;
+            v_remainder := (v_left + v_shared) % v_open;
+            v_open := 0;
+            v_shared := 0;
+            for i in 1..cardinality(v_endpoint_ids) loop
+                continue when v_quotas[i] <= 0;
+                v_size := least(v_quotas[i], v_share + (v_remainder > 0)::integer - v_counts[i], v_left);
+                v_remainder := v_remainder - 1;
+                if v_size > 0 then
+                    v_taken := ulak._lock_due(v_endpoint_ids[i], v_size, p_generation, p_now, v_aging, v_next[i]);
+                    v_left := v_left - cardinality(v_taken.tids);
+                    v_tids := v_tids || v_taken.tids;
+                    v_ids := v_ids || v_taken.ids;
+                    v_places := v_places || array_fill(i, array[cardinality(v_taken.tids)]);
+                    v_next[i] := v_taken.next;
+                    v_counts[i] := v_counts[i] + cardinality(v_taken.tids);
+                    v_may_have_more[i] := v_taken.next is not null;
+                    -- One that got less has no more, or so many behind their ordering keys that they are left to later claims.
+                    v_quotas[i] := case
+                        when v_may_have_more[i] and cardinality(v_taken.tids) = v_size then v_quotas[i] - v_size
+                        else 0
+                    end;
+                end if;
+                if v_quotas[i] > 0 then
+                    v_open := v_open + 1;
+                    v_shared := v_shared + v_counts[i];
+                end if;
+                if v_left <= 0 then
+                    perform ulak._set_claim_position(v_endpoint_ids[i], p_endpoint_ids, p_protocols);
+                    exit;
+                end if;
+            end loop;
         end loop;
+        if v_left > 0 then
+            perform ulak._set_claim_position(
+                coalesce(v_walked_to, v_endpoint_ids[cardinality(v_endpoint_ids)]), p_endpoint_ids, p_protocols
+            );
+        end if;
+        exit when v_tids <> '{}' or v_endpoint_ids is null or v_walked_to is not null or p_endpoint_ids is not null;
     end loop;
-    if v_left > 0 then
-        perform ulak._set_claim_position(
-            coalesce(v_walked_to, v_endpoint_ids[cardinality(v_endpoint_ids)]), p_endpoint_ids, p_protocols
-        );
-    end if;
     if v_tids = '{}' then
         return;
     end if;
