@@ -89,7 +89,9 @@ def test_a_drop_waits_for_a_sender_that_is_about_to_commit(connect: Connect, db:
 
     dropping = Running(lambda: dropper.execute(DROP))
     sleeps = "select 1 from pg_stat_activity where pid = %s and wait_event = 'PgSleep'"
-    wait_until(lambda: db.execute(sleeps, [dropper.info.backend_pid]).fetchone(), message="a drop that waits", interval=0)
+    wait_until(
+        lambda: db.execute(sleeps, [dropper.info.backend_pid]).fetchone(), message="a drop that waits", interval=0
+    )
     sender.rollback()
     dropping.result()
 
@@ -154,9 +156,7 @@ def test_what_is_sent_while_its_endpoint_is_dropped_becomes_a_dead_letter(connec
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_what_is_sent_while_a_drop_is_rolled_back_is_a_message_as_any_other(
-    connect: Connect, db: DB, way: str
-) -> None:
+def test_what_is_sent_while_a_drop_is_rolled_back_is_a_message_as_any_other(connect: Connect, db: DB, way: str) -> None:
     dropper, sender = connect(autocommit=False), connect()
     dropper.execute(DROP)
 

@@ -25,7 +25,9 @@ def ids(rows: list[dict[str, Any]]) -> list[int]:
 
 
 def give_back(queue: Queue, id: int) -> None:
-    queue.db.execute("update ulak.queue set status = 'pending', locked_by = null, lease_until = null where id = %s", [id])
+    queue.db.execute(
+        "update ulak.queue set status = 'pending', locked_by = null, lease_until = null where id = %s", [id]
+    )
 
 
 def test_a_claim_goes_on_behind_the_last_one(queue: Queue) -> None:

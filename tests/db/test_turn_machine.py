@@ -63,7 +63,9 @@ class Endpoint:
         return sorted(found, key=lambda each: (-each.priority, each.due, each.id))
 
     def quota(self, room: int | None) -> int:
-        limits = [limit for limit in (room, None if self.cap is None else self.cap - len(self.in_flight)) if limit is not None]
+        limits = [
+            limit for limit in (room, None if self.cap is None else self.cap - len(self.in_flight)) if limit is not None
+        ]
         return max(0, min([1_000_000, *limits])) if self.enabled and not self.is_open else 0
 
 
@@ -166,9 +168,7 @@ class Machine(RuleBasedStateMachine):
 
     def check_claim(self, limit: int, rooms: dict[int, int], others: int | None) -> None:
         heads = {id: each.heads(self.now) for id, each in self.endpoints.items()}
-        may = {
-            id: min(limit, len(heads[id]), each.quota(rooms.get(id, others))) for id, each in self.endpoints.items()
-        }
+        may = {id: min(limit, len(heads[id]), each.quota(rooms.get(id, others))) for id, each in self.endpoints.items()}
         rows = self.queue.rows(CLAIM, limit, self.queue.at(self.now), list(rooms), list(rooms.values()), others)
         taken = Counter(row["endpoint_id"] for row in rows)
 
