@@ -6,6 +6,7 @@ import random
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from itertools import chain
 from threading import Event, Lock
 
@@ -378,7 +379,7 @@ def test_a_key_that_is_locked_without_a_pause_flows(queue: Queue, begin: Begin) 
     sent = [here.send(ordering_key="k")]
     delivered = []
     for _ in range(10):
-        sends = Running(lambda: there.send(ordering_key="k"))
+        sends = Running(partial(there.send, ordering_key="k"))
         wait_until_blocked(there.db, queue.db)
         here.db.commit()
         sent.append(sends.result())
