@@ -50,100 +50,20 @@ as $plpgsql$
 #variable_conflict use_column
 declare
     v_lease_until timestamptz;
-    v_aging integer := nullif(ulak._stored_setting('priority_aging')::integer, 0);
-    -- The endpoints whose turn it is, and where the next message of each is to be looked for; null: it has no more.
-    v_endpoint_ids bigint[];
-    v_next ulak._place[];
-    v_config_versions bigint[];
-    v_quotas integer[];
-    v_circuit_states text[];
-    v_are_limited boolean[];
-    v_may_have_more boolean[];
-    v_count integer;
-    -- A walk that ended before it had gone round: there the next one begins.
-    v_walked_to bigint;
-    v_counts integer[];
-    v_sizes integer[];
-    v_left integer := p_limit;
-    v_behind integer := 0;
-    v_locked record;
-    v_tids tid[] := '{}';
-    v_ids bigint[] := '{}';
-    v_places integer[] := '{}';
+    v_turn record;
 begin
     p_now := ulak._clock(p_now);
     v_lease_until := p_now + coalesce(p_lease, make_interval(secs => ulak.setting('stale_recovery_timeout')::integer));
     if not ulak._is_adopted() then
         return;
     end if;
-    select
-        array_agg(t.endpoint_id) filter (where t.quota > 0),
-        array_agg(t.first) filter (where t.quota > 0),
-        array_agg(t.config_version) filter (where t.quota > 0),
-        array_agg(t.quota) filter (where t.quota > 0),
-        array_agg(t.circuit_state) filter (where t.quota > 0),
-        array_agg(t.is_limited) filter (where t.quota > 0),
-        array_fill(false, array[count(*)::integer]),
-        array_fill(0, array[count(*)::integer]),
-        count(*) filter (where t.quota > 0),
-        -- Lower priorities of that endpoint may not have been visited.
-        max(greatest(t.endpoint_id - 1, 1)) filter (where t.quota = 0)
-    into
-        v_endpoint_ids,
-        v_next,
-        v_config_versions,
-        v_quotas,
-        v_circuit_states,
-        v_are_limited,
-        v_may_have_more,
-        v_counts,
-        v_count,
-        v_walked_to
-    from ulak._endpoints_in_turn(
-        ulak._claim_position(p_endpoint_ids, p_protocols),
-        least(p_limit, coalesce(cardinality(p_endpoint_ids), 32)),
-        p_limit,
-        p_endpoint_ids,
-        p_protocols,
-        p_now,
-        p_rooms,
-        p_resume
-    ) t;
-
-    if p_endpoint_ids is null and coalesce(v_walked_to, v_endpoint_ids[v_count]) is not null then
-        perform ulak._set_claim_position(coalesce(v_walked_to, v_endpoint_ids[v_count]), p_protocols);
-    end if;
-
-    -- In rounds: what some leave is shared by the others. A long row of messages behind their ordering keys isn't to hold up
-    -- the claim; the next one finds it shorter.
-    while v_count > 0 and v_left > 0 and v_behind <= 1000 loop
-        v_sizes := ulak._share(v_left, v_quotas, v_counts);
-        exit when v_sizes is null;
-        v_locked := ulak._lock_due(v_endpoint_ids, v_next, v_sizes, p_generation, p_now, v_aging);
-        v_tids := v_tids || v_locked.tids;
-        v_ids := v_ids || v_locked.ids;
-        v_places := v_places || v_locked.places;
-        v_left := v_left - cardinality(v_locked.tids);
-        for i in 1..v_count loop
-            continue when v_sizes[i] = 0;
-            v_counts[i] := v_counts[i] + v_locked.taken[i];
-            v_quotas[i] := v_quotas[i] - v_locked.taken[i];
-            v_behind := v_behind + v_locked.looked[i] - v_locked.taken[i];
-            v_may_have_more[i] := v_locked.looked[i] = v_sizes[i];
-            if v_may_have_more[i] and v_aging is null then
-                v_next[i].due_at := v_locked.last_due_at[i];
-                v_next[i].id := v_locked.last_id[i] + 1;
-            elsif v_left > 0 and v_aging is null then
-                v_next[i] := ulak._next_level(v_endpoint_ids[i], v_next[i].priority, p_now);
-            else
-                v_next[i] := null;
-            end if;
-            if v_next[i] is null then
-                v_quotas[i] := 0;
-            end if;
-        end loop;
+    -- Endpoints may turn out to have nothing but messages behind their ordering keys or past their time: then it is the turn
+    -- of the next ones. Eight times at most: a claim that gets nothing has to end too.
+    for v_walk in 1..8 loop
+        v_turn := ulak._take_turn(p_limit, p_endpoint_ids, p_protocols, p_generation, p_now, p_rooms, p_resume);
+        exit when v_turn.tids <> '{}' or v_turn.is_last;
     end loop;
-    if v_tids = '{}' then
+    if v_turn.tids = '{}' then
         return;
     end if;
 
@@ -155,14 +75,14 @@ begin
         lease_until = v_lease_until,
         processing_started_at = p_now,
         updated_at = p_now
-    from unnest(v_tids, v_places) l(tid, place)
+    from unnest(v_turn.tids, v_turn.places) l(tid, place)
     where q.ctid = l.tid
     returning
         q.id,
         q.message_id,
         q.attempts,
         q.endpoint_id,
-        v_config_versions[l.place],
+        v_turn.config_versions[l.place],
         q.payload,
         q.headers,
         q.metadata,
@@ -173,13 +93,121 @@ begin
         q.created_at,
         q.expires_at,
         q.lease_until,
-        case when v_circuit_states[l.place] = 'closed' then 'closed' else 'half_open' end,
+        case when v_turn.circuit_states[l.place] = 'closed' then 'closed' else 'half_open' end,
         q.next_retry_at,
-        v_may_have_more[l.place];
+        v_turn.may_have_more[l.place];
 
-    if true = any (v_are_limited) then
-        perform ulak._charge(v_endpoint_ids, v_are_limited, v_ids, v_places, p_now);
+    if true = any (v_turn.are_limited) then
+        perform ulak._charge(v_turn.endpoint_ids, v_turn.are_limited, v_turn.ids, v_turn.places, p_now);
     end if;
+end
+$plpgsql$;
+
+-- Locks messages of the endpoints whose turn it is: places[i] says of which endpoint of endpoint_ids message i is.
+create or replace function ulak._take_turn(
+    p_limit integer,
+    p_endpoint_ids bigint[],
+    p_protocols text[],
+    p_generation bigint,
+    p_now timestamptz,
+    p_rooms ulak._rooms,
+    p_resume ulak._place,
+    out endpoint_ids bigint[],
+    out config_versions bigint[],
+    out circuit_states text[],
+    out are_limited boolean[],
+    out may_have_more boolean[],
+    out tids tid[],
+    out ids bigint[],
+    out places integer[],
+    -- There is nobody whose turn would be next.
+    out is_last boolean
+)
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+declare
+    v_aging integer := nullif(ulak._stored_setting('priority_aging')::integer, 0);
+    -- Of each endpoint: where its next message is to be looked for, how many it may still get, how many it has got.
+    v_next ulak._place[];
+    v_quotas integer[];
+    v_counts integer[];
+    v_sizes integer[];
+    -- A walk that ended before it had gone round: there the next one begins.
+    v_walked_to bigint;
+    v_locked record;
+    v_left integer := p_limit;
+    v_behind integer := 0;
+begin
+    tids := '{}';
+    ids := '{}';
+    places := '{}';
+    select
+        array_agg(t.endpoint_id) filter (where t.quota > 0),
+        array_agg(t.first) filter (where t.quota > 0),
+        array_agg(t.config_version) filter (where t.quota > 0),
+        array_agg(t.quota) filter (where t.quota > 0),
+        array_agg(t.circuit_state) filter (where t.quota > 0),
+        array_agg(t.is_limited) filter (where t.quota > 0),
+        array_fill(false, array[count(*)::integer]),
+        array_fill(0, array[count(*)::integer]),
+        -- Lower priorities of that endpoint may not have been visited.
+        max(greatest(t.endpoint_id - 1, 1)) filter (where t.quota = 0)
+    into
+        endpoint_ids,
+        v_next,
+        config_versions,
+        v_quotas,
+        circuit_states,
+        are_limited,
+        may_have_more,
+        v_counts,
+        v_walked_to
+    from ulak._endpoints_in_turn(
+        ulak._claim_position(p_endpoint_ids, p_protocols),
+        least(p_limit, coalesce(cardinality(p_endpoint_ids), 32)),
+        p_limit,
+        p_endpoint_ids,
+        p_protocols,
+        p_now,
+        p_rooms,
+        p_resume
+    ) t;
+    is_last := endpoint_ids is null or v_walked_to is not null or p_endpoint_ids is not null;
+    if p_endpoint_ids is null and (endpoint_ids is not null or v_walked_to is not null) then
+        perform ulak._set_claim_position(coalesce(v_walked_to, endpoint_ids[cardinality(endpoint_ids)]), p_protocols);
+    end if;
+
+    -- In rounds: what some leave is shared by the others. A long row of messages behind their ordering keys isn't to hold up
+    -- the claim; the next one finds it shorter.
+    while endpoint_ids is not null and v_left > 0 and v_behind <= 1000 loop
+        v_sizes := ulak._share(v_left, v_quotas, v_counts);
+        exit when v_sizes is null;
+        v_locked := ulak._lock_due(endpoint_ids, v_next, v_sizes, p_generation, p_now, v_aging);
+        tids := tids || v_locked.tids;
+        ids := ids || v_locked.ids;
+        places := places || v_locked.places;
+        v_left := v_left - cardinality(v_locked.tids);
+        for i in 1..cardinality(endpoint_ids) loop
+            continue when v_sizes[i] = 0;
+            v_counts[i] := v_counts[i] + v_locked.taken[i];
+            v_quotas[i] := v_quotas[i] - v_locked.taken[i];
+            v_behind := v_behind + v_locked.looked[i] - v_locked.taken[i];
+            may_have_more[i] := v_locked.looked[i] = v_sizes[i];
+            if v_aging is not null then
+                -- All priorities were looked at together, and a second round would find the same ones again.
+                v_quotas[i] := 0;
+            elsif may_have_more[i] then
+                v_next[i].due_at := v_locked.last_due_at[i];
+                v_next[i].id := v_locked.last_id[i] + 1;
+            elsif v_left > 0 then
+                v_next[i] := ulak._next_level(endpoint_ids[i], v_next[i].priority, p_now);
+                if v_next[i] is null then
+                    v_quotas[i] := 0;
+                end if;
+            end if;
+        end loop;
+    end loop;
 end
 $plpgsql$;
 

@@ -51,6 +51,21 @@ def test_many_endpoints_are_served_32_at_a_time(queue: Queue) -> None:
     assert set().union(*served) == names
 
 
+def test_a_claim_that_was_not_filled_is_followed_by_those_behind_it_too(queue: Queue) -> None:
+    names = {f"small {n}" for n in range(40)}
+    for name in names:
+        queue.endpoint(name)
+        queue.send(name)
+    first = {claim.endpoint for claim in queue.claim(500)}
+    for name in first:
+        queue.send(name)
+
+    second = {claim.endpoint for claim in queue.claim(500)}
+
+    assert (len(first), len(second)) == (32, 32)
+    assert first | second == names
+
+
 def test_workers_and_external_workers_go_round_by_themselves(queue: Queue) -> None:
     """Else claims over the endpoints of one kind would move the place of the others."""
     for name in ("busy", "small"):
@@ -91,6 +106,23 @@ def test_thousands_of_endpoints_that_may_not_be_sent_to_starve_nobody(queue: Que
     claimed = [claim.id for _ in range(4) for claim in queue.claim(10)]
 
     assert sorted(claimed) == [first, last]
+
+
+@pytest.mark.parametrize("why", ["behind their key", "past their time"])
+def test_an_endpoint_with_nothing_that_may_go_out_costs_others_no_turn(queue: Queue, why: str) -> None:
+    for n in range(5):
+        queue.endpoint(f"vain {n}")
+        queue.send(f"vain {n}", ordering_key="k")
+        queue.claim_one(endpoint=f"vain {n}")
+    for n in range(5):
+        if why == "past their time":
+            queue.send(f"vain {n}", expires_at=10)
+        else:
+            queue.send(f"vain {n}", ordering_key="k")
+    queue.endpoint("last")
+    ids = queue.send_many(3, "last")
+
+    assert [queue.claim_one(now=20).id for _ in range(3)] == ids
 
 
 def test_what_does_not_divide_is_shared_to_within_one(queue: Queue) -> None:

@@ -239,9 +239,12 @@ class Machine(RuleBasedStateMachine):
             taken[claim.endpoint].append(claim.id)
         for name, ids in taken.items():
             assert ids == lines[name][: len(ids)], "each endpoint's messages come in their order"
-            if len(ids) < len(lines[name]):
+            # A claim visits as many endpoints as it is to take messages: a smaller one may leave some to the next.
+            if len(ids) < len(lines[name]) and (ids or limit >= len(POLICIES)):
                 assert max(map(len, taken.values())) <= len(ids) + 1, "endpoints take turns"
-        assert len(claims) == min(limit, sum(map(len, lines.values())))
+        if limit >= len(POLICIES):
+            assert len(claims) == min(limit, sum(map(len, lines.values())))
+        assert bool(claims) == any(lines.values())
         self.took(claims, worker, lease)
 
     def took(self, claims: list[Claim], worker: str, lease: float) -> None:

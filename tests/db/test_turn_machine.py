@@ -73,17 +73,21 @@ class Machine(RuleBasedStateMachine):
     queue: Queue
 
     @initialize(
-        count=st.integers(1, 6) | st.integers(30, 45), caps=st.lists(st.sampled_from([None, None, 1, 3]), min_size=45)
+        count=st.integers(2, 6) | st.integers(30, 45),
+        caps=st.lists(st.sampled_from([None, None, None, 1, 3]), min_size=5, max_size=5),
+        backlog=st.integers(0, 60),
     )
-    def start(self, count: int, caps: list[int | None]) -> None:
+    def start(self, count: int, caps: list[int | None], backlog: int) -> None:
         self.queue.empty()
         self.queue.db.execute("select setval('ulak.pull_position', 1, false)")
         self.now = 0.0
         self.endpoints: dict[int, Endpoint] = {}
         for n in range(count):
-            config = {"max_in_flight": caps[n]} if caps[n] else {}
-            id = self.queue.endpoint(f"e{n}", config)
-            self.endpoints[id] = Endpoint(id, f"e{n}", caps[n])
+            cap = caps[n % len(caps)]
+            id = self.queue.endpoint(f"e{n}", {"max_in_flight": cap} if cap else {})
+            self.endpoints[id] = Endpoint(id, f"e{n}", cap)
+        if backlog:
+            self.send_to_all(0, backlog)
 
     def pick(self, number: int) -> Endpoint:
         return list(self.endpoints.values())[number % len(self.endpoints)]
@@ -127,22 +131,20 @@ class Machine(RuleBasedStateMachine):
     def wait(self, step: float) -> None:
         self.now += step
 
-    @rule(number=which)
-    def switch(self, number: int) -> None:
+    @rule(number=which, by=st.sampled_from(["operator", "breaker"]))
+    def switch(self, number: int, by: str) -> None:
         endpoint = self.pick(number)
-        endpoint.enabled = not endpoint.enabled
-        self.queue.call("enable_endpoint" if endpoint.enabled else "disable_endpoint", endpoint.name)
+        if by == "operator":
+            endpoint.enabled = not endpoint.enabled
+            self.queue.call("enable_endpoint" if endpoint.enabled else "disable_endpoint", endpoint.name)
+        else:
+            endpoint.is_open = not endpoint.is_open
+            self.queue.db.execute(
+                "update ulak.endpoints set circuit_state = %s, circuit_half_open_at = 'infinity' where id = %s",
+                ["open" if endpoint.is_open else "closed", endpoint.id],
+            )
 
-    @rule(number=which)
-    def trip(self, number: int) -> None:
-        endpoint = self.pick(number)
-        endpoint.is_open = not endpoint.is_open
-        self.queue.db.execute(
-            "update ulak.endpoints set circuit_state = %s, circuit_half_open_at = 'infinity' where id = %s",
-            ["open" if endpoint.is_open else "closed", endpoint.id],
-        )
-
-    @rule(number=which, count=st.integers(1, 20))
+    @rule(number=which, count=st.integers(1, 20) | st.just(100))
     def settle(self, number: int, count: int) -> None:
         held = [(endpoint, claim) for endpoint in self.endpoints.values() for claim in endpoint.in_flight]
         for endpoint, (message, attempt) in held[number % (len(held) + 1) :][:count]:
@@ -150,7 +152,7 @@ class Machine(RuleBasedStateMachine):
             endpoint.in_flight.remove((message, attempt))
 
     @rule(
-        limit=st.integers(1, 3) | st.integers(1, 200),
+        limit=st.integers(1, 60),
         rooms=st.dictionaries(st.integers(0, 5), st.integers(0, 4), max_size=3),
         others=st.sampled_from([None, None, 0, 2, 10]),
     )
@@ -159,9 +161,10 @@ class Machine(RuleBasedStateMachine):
         self.check_claim(limit, by_id, others)
 
     @precondition(lambda self: any(each.waiting for each in self.endpoints.values()))
-    @rule(limit=st.integers(1, 20))
-    def claim_without_rooms(self, limit: int) -> None:
-        self.check_claim(limit, {}, None)
+    @rule(limits=st.lists(st.integers(1, 12) | st.integers(20, 200), min_size=1, max_size=4))
+    def claim_without_rooms(self, limits: list[int]) -> None:
+        for limit in limits:
+            self.check_claim(limit, {}, None)
 
     def check_claim(self, limit: int, rooms: dict[int, int], others: int | None) -> None:
         heads = {id: each.heads(self.now) for id, each in self.endpoints.items()}
