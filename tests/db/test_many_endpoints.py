@@ -60,7 +60,7 @@ def test_top_shows_the_worst_fifty_and_more_if_asked(queue: Queue) -> None:
 
 @pytest.mark.parametrize("limit", [0, -1, None])
 def test_top_is_asked_for_one_at_least(queue: Queue, limit: int | None) -> None:
-    with pytest.raises(psycopg.errors.InvalidParameterValue, match="p_limit must be 1 or more"):
+    with pytest.raises(psycopg.errors.InvalidParameterValue, match="p_limit must be between 1 and"):
         queue.value("select ulak.top(%s::integer)", limit)
 
 

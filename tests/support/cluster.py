@@ -291,6 +291,8 @@ class Cluster:
     def install(self, database: str, version: str | None = None) -> None:
         """CREATE EXTENSION, and a login role for each of its roles."""
         with self.connect(database) as connection:
+            # They have members, from a database before this one.
+            connection.execute("set ulak.accept_roles = on")
             connection.execute("create extension ulak " + (f"version '{version}' " if version else "") + "cascade")
             for role in ROLES:
                 self.ensure_login(connection, f"test_{role}", member_of=role)

@@ -122,4 +122,4 @@ def test_a_rate_follows_an_endpoint_that_slows_down() -> None:
         now += 0.01
         rates.note({1: count}, now)
 
-    assert rates.ahead(now)[1] <= 100 * AHEAD_SECONDS + 10
+    assert rates.ahead(now) == {}
