@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import re
 import time
-import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from statistics import mean, median
 from typing import Any, NamedTuple
 
-import pycurl
 from support.cluster import run
 from support.sessions import wait_until
 from support.site import SETTLED, Site
 from support.timed_receiver import timed_receiver
 
 from bench.figures import Figure, Quantity
-from bench.measure import processor_seconds
+from bench.measure import Sample, processor_seconds
 from bench.stage import Part, Stage
-
-PAYLOAD = "x" * 180  # with its key and number about 200 bytes
+from bench.yardstick import PAYLOAD, Bare, bare_loop
 
 WAL = "select pg_wal_lsn_diff(pg_current_wal_insert_lsn(), '0/0')::bigint"
 
@@ -37,6 +34,12 @@ class Delivered(NamedTuple):
     def rate(self) -> float:
         return self.messages / self.seconds
 
+    @property
+    def sample(self) -> Sample:
+        """Of each message. Where none was delivered in time it is one that took all of it."""
+        messages = max(1, self.messages)
+        return Sample(self.seconds * 1e6 / messages, self.processor * 1e6 / messages)
+
     def quantities(
         self, required: float | None = None, aim: float | None = None, processor: float | None = None
     ) -> tuple[Quantity, ...]:
@@ -46,51 +49,6 @@ class Delivered(NamedTuple):
             Quantity(self.processor * 1e6 / self.messages, "us", "of processor each", aim=processor),
             Quantity(self.wal_bytes / self.messages, "bytes", "of WAL each"),
         )
-
-
-class Bare(NamedTuple):
-    seconds: float
-    processor: float
-
-
-def bare_loop(url: str, count: int) -> Bare:
-    """libcurl's multi interface with nothing around it: as many requests at once, the same bodies and headers."""
-    multi = pycurl.CurlMulti()
-    fixed = ["content-type: application/json", "user-agent: ulak/0.0.0"]
-    fixed += ["webhook-timestamp: 1800000000", "ulak-attempt: 1"]
-    requests = [
-        ([*fixed, f"webhook-id: {uuid.uuid4()}"], b'{"n": %d, "text": "%b"}' % (n, PAYLOAD.encode()))
-        for n in range(1, count + 1)
-    ]
-    free = []
-    for _ in range(128):
-        curl = pycurl.Curl()
-        curl.setopt(pycurl.URL, url)
-        curl.setopt(pycurl.POST, 1)
-        curl.setopt(pycurl.WRITEFUNCTION, lambda chunk: None)
-        free.append(curl)
-    done = 0
-    began, used = time.monotonic(), time.process_time()
-    while done < count:
-        while free and requests:
-            curl = free.pop()
-            headers, body = requests.pop()
-            curl.setopt(pycurl.HTTPHEADER, headers)
-            curl.setopt(pycurl.POSTFIELDS, body)
-            multi.add_handle(curl)
-        multi.perform()
-        left = 1
-        while left:
-            left, ended, failed = multi.info_read()
-            assert not failed, failed
-            for curl in ended:
-                assert curl.getinfo(pycurl.RESPONSE_CODE) == 200
-                multi.remove_handle(curl)
-                free.append(curl)
-                done += 1
-        if not free:
-            multi.select(0.1)
-    return Bare(time.monotonic() - began, time.process_time() - used)
 
 
 def fill(site: Site, endpoint: str, count: int) -> None:
@@ -104,8 +62,9 @@ def fill(site: Site, endpoint: str, count: int) -> None:
     )
 
 
-def drain(site: Site, workers: int = 1, watched: str = "true") -> Delivered:
-    """Starts workers on a full queue and waits until the watched messages are done."""
+def drain(site: Site, workers: int = 1, watched: str = "true", at_most: float = 600) -> Delivered:
+    """Starts workers on a full queue and waits until the watched messages are done, or for so many seconds: then it is what
+    was delivered by then, in the time since they began."""
     site.db.execute("vacuum analyze ulak.queue")
     before = site.value(WAL)
     sessions = [site.start(seconds=600) for _ in range(workers)]
@@ -114,14 +73,19 @@ def drain(site: Site, workers: int = 1, watched: str = "true") -> Delivered:
         select not exists (select from ulak.queue where status = 'pending' and {watched})
             and not exists (select from ulak.queue where status = 'processing' and {watched})
     """
-    wait_until(lambda: site.value(left), 600, "the last message", interval=0.1)
+    began = time.monotonic()
+    while not (is_done := bool(site.value(left))) and time.monotonic() - began < at_most:
+        time.sleep(min(0.1, at_most))
+    took = time.monotonic() - began
     used = sum(processor_seconds(session.pid) for session in sessions)
     written = site.value(WAL) - before
     count, seconds = site.db.execute(f"""
         select count(*), extract(epoch from max(completed_at) - min(processing_started_at))::float
         from ulak.queue where status = 'completed' and {watched}
     """).fetchone() or (0, 0.0)
-    return Delivered(count, seconds, used, written)
+    for session in sessions:
+        session.end()
+    return Delivered(count, seconds if is_done else took, used, written)
 
 
 def deliver(

@@ -259,10 +259,11 @@ class Cluster:
     def drop_database(self, name: str) -> None:
         self.execute(sql.SQL("drop database if exists {} with (force)").format(sql.Identifier(name)))
 
-    def install(self, database: str) -> None:
-        """CREATE EXTENSION, and a login role for each of its roles."""
+    def install(self, database: str, version: str | None = None) -> None:
+        """CREATE EXTENSION, of this version or of the one under test, and a login role for each of its roles."""
+        wanted = sql.SQL("") if version is None else sql.SQL(" version {}").format(sql.Literal(version))
         with self.connect(database) as connection:
-            connection.execute("create extension ulak cascade")
+            connection.execute(sql.SQL("create extension ulak{} cascade").format(wanted))
             for role in ROLES:
                 self.ensure_login(connection, f"test_{role}", member_of=role)
             self.ensure_login(connection, "nobody")
