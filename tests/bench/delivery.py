@@ -89,10 +89,16 @@ def drain(site: Site, workers: int = 1, watched: str = "true", at_most: float = 
 
 
 def deliver(
-    stage: Stage, url: str, count: int, workers: int = 1, claims: int | None = None, **config: Any
+    stage: Stage,
+    url: str,
+    count: int,
+    workers: int = 1,
+    claims: int | None = None,
+    release: str | None = None,
+    **config: Any,
 ) -> Delivered:
     """So many messages to one endpoint, in a fresh database."""
-    with stage.site() as site:
+    with stage.site(release) as site:
         # Before and not after they are sent: a message's pages have been written since the last checkpoint, as they have
         # where messages are delivered at once, so that the WAL holds its changes and not whole pages.
         site.db.execute("checkpoint")

@@ -43,6 +43,7 @@ STATEMENTS = {
     """,
     "send() with an idempotency key": "select ulak.send('shop', :payload, p_idempotency_key => gen_random_uuid()::text)",
     "send() with an ordering key": "select ulak.send('shop', :payload, p_ordering_key => gen_random_uuid()::text)",
+    "send() with the same ordering key": "select ulak.send('shop', :payload, p_ordering_key => 'k')",
 }
 
 
