@@ -63,11 +63,11 @@ def create_endpoints(db: DB, count: int, url: str = "", protocol: str = "http", 
 
 
 def send_to(db: DB, endpoints: int, messages: int, first: int = 1) -> int:
-    """As many to each of so many endpoints, in turn, by batches of a hundred at most; how many. A transaction is for a
+    """As many to each of so many endpoints, in turn, by batches of a hundred at most; how many, which may be a few more. A transaction is for a
     thousand endpoints at most: senders take a lock for each."""
     each = max(1, messages // endpoints)
     rounds = -(-each // 100)
-    batch = each // rounds
+    batch = -(-each // rounds)
     last = first + endpoints - 1
     for _ in range(rounds):
         for since in range(first, last + 1, SOME):
@@ -196,7 +196,7 @@ def drains(
             for name, make in made.items()
             if release is None or bounded is None or name in bounded
         }
-        measured = interleave({key: field.drain for key, field in fields.items()}, rounds=3, unmeasured=0)
+        measured = interleave({key: field.drain for key, field in fields.items()}, rounds=stage.rounds(3), unmeasured=0)
         stage.details.setdefault("drains", {}).update(
             {
                 f"{name_of(release)}{name}": [each._asdict() for each in taken.samples]
@@ -249,8 +249,8 @@ def neighbours(stage: Stage) -> Iterator[Figure]:
     others = f"{count - 1:,}"
     made: dict[str, Made] = {
         "alone": plainly(1),
-        f"beside {others} open circuits with a backlog": lambda *given: OpenCircuits(*given, count),
-        f"beside {others} with something due tomorrow": lambda *given: DueTomorrow(*given, count),
+        f"beside {others} open circuits with a backlog": partial(OpenCircuits, endpoints=count),
+        f"beside {others} with something due tomorrow": partial(DueTomorrow, endpoints=count),
     }
     measured, _ = drains(stage, made)
     yield from beside(stage, measured, "one endpoint ", "alone", "it alone")
@@ -283,7 +283,7 @@ def subscribers(stage: Stage) -> Iterator[Figure]:
         parts = {("published", release): field.drain for release, field in made.items()}
         for release in made:
             parts["sent", release] = Field(stage, release, stack.enter_context(stage.site(release)), count).drain
-        drained = interleave(parts, rounds=3, unmeasured=0)
+        drained = interleave(parts, rounds=stage.rounds(3), unmeasured=0)
     for release in made:
         publish, batch = published["publish()", release], published["send_batch()", release]
         yield Figure(
@@ -298,9 +298,7 @@ def subscribers(stage: Stage) -> Iterator[Figure]:
         yield Figure(
             f"{name_of(release)}delivered to {count:,} subscribers",
             *quantities(taken),
-            Quantity(
-                taken.of(plain), "of", "as many sent", required=NEIGHBOURS_REQUIRED if release is None else None
-            ),
+            Quantity(taken.of(plain), "of", "as many sent", required=NEIGHBOURS_REQUIRED if release is None else None),
             headline=release is None,
         )
 
@@ -394,7 +392,7 @@ def light(stage: Stage) -> Iterator[Figure]:
 def claim(stage: Stage) -> Iterator[Figure]:
     """Each takes 500 of what is due for so many endpoints. The exponent is that of a line through all widths."""
     widths = sorted({stage.scaled(count, least) for least, count in enumerate((1, 10, 100, SOME, MANY), 1)})
-    rounds = 5
+    rounds = stage.rounds(5)
     due = {width: max(width, (rounds + 1) * LIMIT) for width in widths}
     found: dict[str | None, dict[int, Measured]] = {}
     with ExitStack() as stack:
@@ -424,10 +422,10 @@ def claim(stage: Stage) -> Iterator[Figure]:
                 Quantity(taken.processor, "us", "of the server's processor"),
             )
         required = 0.1 if release is None else None
-        slopes = [
-            exponent({width: value(taken) for width, taken in taken_by.items()})
-            for value in (lambda taken: taken.elapsed, lambda taken: taken.processor)
-        ]
+        slopes = (
+            exponent({width: taken.elapsed for width, taken in taken_by.items()}),
+            exponent({width: taken.processor for width, taken in taken_by.items()}),
+        )
         yield Figure(
             f"{name_of(release)}growth of a claim, {min(taken_by):,} to {max(taken_by):,} endpoints",
             # The machine may have been busy with something else, or the clock too coarse: not both.
@@ -456,7 +454,7 @@ def exponent(costs: dict[int, float]) -> float:
 def first(stage: Stage) -> Iterator[Figure]:
     """Groups of endpoints get one message each, twice, from the same worker: it has never seen them, then it has. What is
     compared is the worker's processor for all of it, claim and settling included."""
-    size, groups = stage.scaled(SOME, 10), 4
+    size, groups = stage.scaled(SOME, 10), 1 + stage.rounds(3)
     used: dict[Key, list[float]] = {}
     with ExitStack() as stack:
         workers = {}
@@ -472,7 +470,9 @@ def first(stage: Stage) -> Iterator[Figure]:
                     site.wait_until_settled(120)
                     # The first group warms up what is no endpoint's.
                     if group > 0:
-                        used.setdefault((which, release), []).append((processor_seconds(worker.pid) - before) * 1e6 / size)
+                        used.setdefault((which, release), []).append(
+                            (processor_seconds(worker.pid) - before) * 1e6 / size
+                        )
     for release in stage.releases:
         new, known = used["never seen", release], used["known", release]
         yield Figure(

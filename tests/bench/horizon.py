@@ -15,10 +15,11 @@ from psycopg import IsolationLevel
 from support.cluster import run
 from support.site import Site
 
-from bench.delivery import PAYLOAD, fill
+from bench.delivery import fill
 from bench.figures import Figure, Quantity
 from bench.measure import percentile, processor_seconds
 from bench.stage import Part, Stage
+from bench.yardstick import PAYLOAD
 
 RATE = 800
 READERS = 4

@@ -41,17 +41,27 @@ def name_of(release: str | None) -> str:
     return "" if release is None else f"{release}: "
 
 
+WITH_KEYS = """
+    select ulak.send(
+        %(endpoint)s,
+        jsonb_build_object('n', n, 'text', %(text)s::text),
+        p_ordering_key => 'key ' || n %% %(keys)s::integer
+    )
+    from generate_series(%(first)s::integer, %(last)s::integer) n
+"""
+WITHOUT = """
+    select ulak.send_batch(%(endpoint)s, array_agg(jsonb_build_object('n', n, 'text', %(text)s::text)))
+    from generate_series(%(first)s::integer, %(last)s::integer) n
+"""
+
+
 def send_keys(db: DB, keys: int, messages: int, endpoint: str = "shop") -> None:
-    """In turn, by transactions of a few hundred: each key takes a lock until its end. Without keys, a key is null."""
+    """In turn, by transactions of a few hundred: each key takes a lock until its end. 0 are messages without a key."""
+    query = WITH_KEYS if keys else WITHOUT
     for first in range(1, messages + 1, LIMIT):
-        db.execute(
-            """
-            select ulak.send(%s, jsonb_build_object('n', n, 'text', %s::text), p_ordering_key => 'key ' || n %% nullif(%s, 0))
-            from generate_series(%s::integer, %s::integer) n
-            """,
-            [endpoint, PAYLOAD, keys, first, min(first + LIMIT - 1, messages)],
-            prepare=True,
-        )
+        last = min(first + LIMIT - 1, messages)
+        given = {"endpoint": endpoint, "text": PAYLOAD, "keys": keys, "first": first, "last": last}
+        db.execute(query, given, prepare=True)
 
 
 # Senders that go on.
@@ -112,7 +122,7 @@ def hot(stage: Stage) -> Iterator[Figure]:
     seconds = stage.scaled(6, 1)
     bare: list[float] = []
     found: dict[str | None, list[Flow]] = {release: [] for release in stage.releases}
-    for _ in range(3):
+    for _ in range(stage.rounds(3)):
         bare.append(one_at_a_time(stage, max(1, seconds // 3)))
         for release, flows in found.items():
             flows.append(flow(stage, release, SENDERS, seconds))
@@ -165,10 +175,8 @@ def widths(stage: Stage) -> Iterator[Figure]:
         return bare_loop(stage.receiver, stage.scaled(3000, 50), at_once=1).sample
 
     parts: dict[tuple[int, str | None], Callable[[], Sample]] = {(-1, None): bare}
-    parts |= {
-        (keys, release): partial(drained, release, keys) for keys in counts for release in stage.releases
-    }
-    measured = interleave(parts, rounds=3, unmeasured=0)
+    parts |= {(keys, release): partial(drained, release, keys) for keys in counts for release in stage.releases}
+    measured = interleave(parts, rounds=stage.rounds(3), unmeasured=0)
     single = measured.pop((-1, None))
     yield Figure("bare pycurl loop, one request at a time", Quantity(single.rate, "/s"))
     for (keys, release), taken in measured.items():
@@ -241,18 +249,14 @@ def deep(stage: Stage) -> Iterator[Figure]:
             for release in stage.releases
             for depth in (0, waiting)
         }
-        measured = interleave(parts, rounds=3)
+        measured = interleave(parts, stage.rounds(3))
     for (depth, release), taken in measured.items():
         times = taken.least_times(measured[0, release])
         yield Figure(
             f"{name_of(release)}one ordering key with {depth or size:,} messages waiting",
             Quantity(taken.rate, "/s"),
             Quantity(taken.processor, "us", "of processor each"),
-            *(
-                [Quantity(times, "times", f"with {size:,}", required=1.2 if release is None else None)]
-                if depth
-                else []
-            ),
+            *([Quantity(times, "times", f"with {size:,}", required=1.2 if release is None else None)] if depth else []),
             headline=release is None,
         )
 
@@ -268,7 +272,7 @@ def claim(db: DB) -> int:
 
 def beside(stage: Stage) -> Iterator[Figure]:
     """Messages without a key that were sent after all those of keys whose heads are in flight."""
-    waiting, keys, rounds = stage.scaled(DEEP, 500), stage.scaled(10_000, 20), 5
+    waiting, keys, rounds = stage.scaled(DEEP, 500), stage.scaled(10_000, 20), stage.rounds(5)
     cases = {
         "nothing": (0, 0, "shop"),
         f"{waiting:,} of one key": (1, waiting, "shop"),

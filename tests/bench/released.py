@@ -59,7 +59,9 @@ def send(stage: Stage) -> Iterator[Figure]:
             shop = Shop(stage, stack.enter_context(stage.database(release)))
             for name, (transactions, clients) in SENDS.items():
                 statement = name.removesuffix(" by 8 clients")
-                parts[name, release] = partial(shop.sample, statement, stage.scaled(transactions, 10 * clients), clients)
+                parts[name, release] = partial(
+                    shop.sample, statement, stage.scaled(transactions, 10 * clients), clients
+                )
         # By statement and not by release: what is compared is done one after the other.
         order = [(name, release) for name in SENDS for release in stage.releases]
         measured = interleave({key: parts[key] for key in order}, stage.rounds(7))

@@ -39,11 +39,20 @@ _numbers = itertools.count(1)
 
 
 class Stage:
-    def __init__(self, cluster: Cluster, scale: float, resources: ExitStack, against: str | None = None) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        scale: float,
+        resources: ExitStack,
+        against: str | None = None,
+        # Medians are taken.
+        least_rounds: int = 3,
+    ) -> None:
         self.cluster = cluster
         self.scale = scale
         # The release that the version under test is compared with; None: with none.
         self.against = against
+        self._least_rounds = least_rounds
         # What doesn't fit into a table, for the file.
         self.details: dict[str, Any] = {}
         self._resources = resources
@@ -52,8 +61,8 @@ class Stage:
         return max(least, round(count * self.scale))
 
     def rounds(self, count: int) -> int:
-        """How often something is repeated: three times at least, since medians are taken."""
-        return min(count, max(3, round(count * self.scale * 2)))
+        """How often something is repeated."""
+        return min(count, max(self._least_rounds, round(count * self.scale * 2)))
 
     @cached_property
     def receiver(self) -> str:

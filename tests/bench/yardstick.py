@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import time
 import uuid
 from typing import NamedTuple
@@ -18,6 +19,8 @@ class Bare(NamedTuple):
     messages: int
     seconds: float
     processor: float
+    # Seconds, by libcurl's account: the median.
+    round_trip: float
 
     @property
     def rate(self) -> float:
@@ -37,7 +40,7 @@ def bare_loop(url: str, count: int, at_once: int = AT_ONCE, pause: float = 0) ->
         ([*fixed, f"webhook-id: {uuid.uuid4()}"], b'{"n": %d, "text": "%b"}' % (n, PAYLOAD.encode()))
         for n in range(1, count + 1)
     ]
-    free = []
+    free, round_trips = [], []
     for _ in range(at_once):
         curl = pycurl.Curl()
         curl.setopt(pycurl.URL, url)
@@ -60,6 +63,7 @@ def bare_loop(url: str, count: int, at_once: int = AT_ONCE, pause: float = 0) ->
             assert not failed, failed
             for curl in ended:
                 assert curl.getinfo(pycurl.RESPONSE_CODE) == 200
+                round_trips.append(curl.getinfo(pycurl.TOTAL_TIME))
                 multi.remove_handle(curl)
                 free.append(curl)
                 done += 1
@@ -67,4 +71,5 @@ def bare_loop(url: str, count: int, at_once: int = AT_ONCE, pause: float = 0) ->
                     time.sleep(pause)
         if not free:
             multi.select(0.1)
-    return Bare(count, time.monotonic() - began, time.process_time() - used)
+    took, used = time.monotonic() - began, time.process_time() - used
+    return Bare(count, took, used, statistics.median(round_trips))
