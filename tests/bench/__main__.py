@@ -23,7 +23,7 @@ from bench.circumstances import circumstances, load, sentence
 from bench.figures import Figure, markdown, plain
 from bench.stage import Part, Stage, server, settings_of
 
-# About thirteen minutes together, on two cores that have nothing else to do.
+# About half an hour together, on two cores that have nothing else to do.
 DEFAULT = (
     "send",
     "claim",
@@ -148,7 +148,7 @@ def main() -> None:
     if chosen.markdown:
         print(f"\n{sentence(run.circumstances)}\n\n{markdown(run.figures)}")
     print(f"\nwritten to {run.file}")
-    # Required of two cores that have nothing else to do, and of the whole work; another machine may not reach it.
+    # Required of the whole work: with a part of it, what is done once weighs too much.
     missed = [figure.name for figures in run.figures.values() for figure in figures if not figure.is_kept]
     if missed:
         print(f"not as required: {', '.join(missed)}")

@@ -156,7 +156,8 @@ def watch(stage: Stage, holding: Callable[[Site], AbstractContextManager[None]],
             took = [drain(site, backlog) for _ in range(BACKLOGS)]
             used = schedule.processor() - before
     return Seen(
-        delivered / seconds,
+        # One at least: what others lose is a part of it.
+        max(1, delivered) / seconds,
         percentile(durations, 0.99),
         waited * 1000,
         dead,

@@ -66,7 +66,8 @@ class Measured(NamedTuple):
         return statistics.median(mine.elapsed / theirs.elapsed for mine, theirs in pairs)
 
     def times_processor(self, other: Measured) -> float:
-        return self.processor / other.processor
+        """Where the other one took less than the clock shows, the time has to do."""
+        return self.processor / other.processor if other.processor else self.times(other)
 
     def least_times(self, other: Measured) -> float:
         """The machine may have been busy with something else, or the clock too coarse: not both."""
