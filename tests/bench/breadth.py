@@ -23,7 +23,7 @@ from support.timed_receiver import TimedReceiver, timed_receiver
 from bench.delivery import Delivered, drain
 from bench.figures import Figure, Quantity
 from bench.measure import Measured, Sample, interleave, percentile, processor_seconds, sample
-from bench.stage import Part, Stage
+from bench.stage import Part, Stage, name_of
 from bench.yardstick import PAYLOAD
 
 DB = psycopg.Connection[Any]
@@ -43,10 +43,6 @@ GENEROUS: dict[str, dict[str, Any]] = {
     "rate limits": {"rate_limit": {"limit": 1_000_000, "interval": "second"}},
     "max_in_flight": {"max_in_flight": 1000},
 }
-
-
-def name_of(release: str | None) -> str:
-    return "" if release is None else f"{release}: "
 
 
 def create_endpoints(db: DB, count: int, url: str = "", protocol: str = "http", **config: Any) -> None:
@@ -161,8 +157,7 @@ class Subscribers(Field):
         site.db.execute("analyze ulak.subscriptions")
 
     def fill(self) -> None:
-        self.publish()
-        for _ in range(self.messages // self.endpoints - 1):
+        for _ in range(max(1, self.messages // self.endpoints)):
             self.publish()
 
     def publish(self) -> int:
@@ -185,16 +180,13 @@ Made = Callable[[Stage, str | None, Site], Field]
 Key = tuple[str, str | None]
 
 
-def drains(
-    stage: Stage, made: dict[str, Made], bounded: list[str] | None = None
-) -> tuple[dict[Key, Measured], dict[Key, Field]]:
-    """All of them in turn, old and new; only these of the old version, or all."""
+def drains(stage: Stage, made: dict[str, Made]) -> tuple[dict[Key, Measured], dict[Key, Field]]:
+    """All of them in turn, old and new."""
     with ExitStack() as stack:
         fields = {
             (name, release): make(stage, release, stack.enter_context(stage.site(release)))
-            for release in stage.releases
             for name, make in made.items()
-            if release is None or bounded is None or name in bounded
+            for release in stage.releases
         }
         measured = interleave({key: field.drain for key, field in fields.items()}, rounds=stage.rounds(3), unmeasured=0)
         stage.details.setdefault("drains", {}).update(
@@ -397,12 +389,10 @@ def claim(stage: Stage) -> Iterator[Figure]:
     found: dict[str | None, dict[int, Measured]] = {}
     with ExitStack() as stack:
         parts: dict[tuple[int, str | None], Callable[[], Sample]] = {}
-        left_out = []
         for release in stage.releases:
             for width in widths:
-                # There one claim takes 20 s, which says enough once.
+                # There one claim of 0.1.0 takes 20 s.
                 if release is not None and width > SOME:
-                    left_out.append(width)
                     continue
                 db = stack.enter_context(stage.cluster.connect(stack.enter_context(stage.database(release))))
                 create_endpoints(db, width, protocol="pull")

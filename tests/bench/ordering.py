@@ -24,7 +24,7 @@ from support.site import Site
 from bench.delivery import drain
 from bench.figures import Figure, Quantity
 from bench.measure import Measured, Sample, interleave, processor_seconds, sample
-from bench.stage import Part, Stage
+from bench.stage import Part, Stage, name_of
 from bench.yardstick import PAYLOAD, bare_loop
 
 DB = psycopg.Connection[Any]
@@ -38,10 +38,6 @@ HOT_REQUIRED = 0.03
 ONE_KEY_REQUIRED = 0.05
 # Seconds for one drain: who is slow is stopped, and what it delivered counts.
 AT_MOST = 6
-
-
-def name_of(release: str | None) -> str:
-    return "" if release is None else f"{release}: "
 
 
 WITH_KEYS = """
@@ -186,7 +182,9 @@ def widths(stage: Stage) -> Iterator[Figure]:
         is_new = release is None
         parts_of = []
         if keys == 1:
-            parts_of.append(Quantity(taken.of(single), "of", "the bare loop's", required=ONE_KEY_REQUIRED if is_new else None))
+            parts_of.append(
+                Quantity(taken.of(single), "of", "the bare loop's", required=ONE_KEY_REQUIRED if is_new else None)
+            )
         elif keys > 1:
             parts_of.append(Quantity(taken.of(measured[0, release]), "of", "that without keys"))
         if is_new and stage.against:

@@ -38,6 +38,11 @@ QUIET: Settings = {"autovacuum": False}
 _numbers = itertools.count(1)
 
 
+def name_of(release: str | None) -> str:
+    """What the names of its figures begin with. The version under test has none."""
+    return "" if release is None else f"{release}: "
+
+
 class Stage:
     def __init__(
         self,
