@@ -114,13 +114,10 @@ def light(stage: Stage) -> Iterator[Figure]:
             release: Light(stack.enter_context(stage.site(release)), stack.enter_context(timed_receiver()), 1)
             for release in stage.releases
         }
-        for shop in shops.values():
-            shop.latencies(20, 1)
         for _ in range(rounds):
             for release, shop in shops.items():
-                before = shop.processor()
                 found.setdefault(release, []).append(shop.latencies(block, 1))
-                used.setdefault(release, []).append((shop.processor() - before) * 1e6 / block)
+                used.setdefault(release, []).append(shop.used)
     medians = {release: [percentile(each, 0.5) for each in blocks] for release, blocks in found.items()}
     quantities = [
         Quantity(statistics.median(medians[None]), "ms", "p50"),
