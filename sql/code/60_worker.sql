@@ -11,6 +11,7 @@ language plpython3u
 as $python$
     before = plpy.execute("select pg_catalog.current_setting('search_path') as path")[0]["path"]
     plpy.execute("select pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', false)")
+    plpy.execute(plpy.prepare("select ulak._check_run($1, $2)", ["int4", "float8"]), [p_slot, p_seconds])
     plpy.execute("select ulak._load_python()")
     from ulak import database
 
@@ -21,6 +22,25 @@ $python$;
 comment on procedure ulak.run_worker(integer, double precision, boolean) is
     'delivers messages until just after the next full minute, or for p_seconds; p_slot is the worker''s number, '
     'by default the first that is free; p_is_scheduled is for the jobs of start()';
+
+-- Before anything else is done: a call that is refused leaves the session as it was.
+create or replace function ulak._check_run(p_slot integer, p_seconds double precision)
+returns void
+language plpgsql
+immutable
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+begin
+    if p_slot is not null and p_slot not between 1 and 32 then
+        raise exception 'worker slots are numbered from 1 to 32'
+            using errcode = '22023', detail = format('The slot given is %s.', p_slot);
+    end if;
+    if p_seconds not between 0 and 31536000 then
+        raise exception 'a run of a worker takes between 0 seconds and a year'
+            using errcode = '22023', detail = format('p_seconds is %s.', p_seconds);
+    end if;
+end
+$plpgsql$;
 
 -- Keeps the workers of start() alive until just after the next full minute: pg_cron 1.4 starts jobs at the full minute and
 -- when the server starts, and nothing in between. Later versions need no watcher, they know seconds.
@@ -86,14 +106,6 @@ language plpgsql
 set search_path = pg_catalog, pg_temp
 as $plpgsql$
 begin
-    if p_slot is not null and p_slot not between 1 and 32 then
-        raise exception 'worker slots are numbered from 1 to 32'
-            using errcode = '22023', detail = format('The slot given is %s.', p_slot);
-    end if;
-    if p_seconds not between 0 and 31536000 then
-        raise exception 'a run of a worker takes between 0 seconds and a year'
-            using errcode = '22023', detail = format('p_seconds is %s.', p_seconds);
-    end if;
     if p_is_scheduled and not ulak._is_wanted(p_slot) then
         return next;
         return;

@@ -48,7 +48,7 @@ begin
                 -- What the worker and the maintenance in the database are made of.
                 '_load_python', '_python_source', '_python_stamp',
                 '_claim', '_settle_many', '_release_many', '_heartbeat_many', '_endpoint_configs',
-                'run_worker', '_enter_worker_session', '_take_worker_slot', '_leave_worker_slot', '_worker_parameters',
+                'run_worker', '_check_run', '_enter_worker_session', '_take_worker_slot', '_leave_worker_slot', '_worker_parameters',
                 '_is_wanted', '_register_worker', '_unregister_worker', '_watch_workers', '_missing_workers', '_login_parameters',
                 '_await_schedule', '_note_limit',
                 '_stamp_of', '_worker_stamp', '_worker_options', '_worker_check', '_worker_report', '_await_send',

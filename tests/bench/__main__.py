@@ -1,6 +1,7 @@
 """make bench: how fast it is.
 
 make bench ARGS="send delivery:throughput --scale 0.1 --markdown"
+make bench ARGS="released breadth ordering --against 0.1.0"
 """
 
 from __future__ import annotations
@@ -16,14 +17,27 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from support.cluster import WORK, Cluster, remove_abandoned
+from support.cluster import PROJECT, WORK, Cluster, remove_abandoned
 
 from bench.circumstances import circumstances, load, sentence
 from bench.figures import Figure, markdown, plain
 from bench.stage import Part, Stage, server, settings_of
 
-# About thirteen minutes together, on two cores that have nothing else to do.
-DEFAULT = ("send", "claim", "delivery", "latency", "archive", "horizon", "growth", "peers", "upgrade")
+# About half an hour together, on two cores that have nothing else to do.
+DEFAULT = (
+    "send",
+    "claim",
+    "delivery",
+    "ordering",
+    "breadth",
+    "latency",
+    "archive",
+    "horizon",
+    "growth",
+    "peers",
+    "released",
+    "upgrade",
+)
 PARTS = (*DEFAULT, "observe")
 
 
@@ -33,12 +47,13 @@ def part_of(name: str) -> Part:
 
 
 class Run:
-    def __init__(self, cluster: Cluster, scale: float) -> None:
+    def __init__(self, cluster: Cluster, scale: float, against: str | None) -> None:
         self.cluster = cluster
         self.scale = scale
+        self.against = against
         self.figures: dict[str, list[Figure]] = {}
         self.failed: list[str] = []
-        self.circumstances = circumstances(cluster, scale)
+        self.circumstances = {**circumstances(cluster, scale), "against": against}
         self.file: Path = WORK / "bench" / f"{datetime.now(UTC):%Y-%m-%dT%H%M%SZ}.json"
         self._parts: dict[str, dict[str, Any]] = {}
 
@@ -48,7 +63,7 @@ class Run:
         began, load_before = time.monotonic(), load()
         with ExitStack() as resources:
             resources.enter_context(settings_of(self.cluster, part))
-            stage = Stage(self.cluster, self.scale, resources)
+            stage = Stage(self.cluster, self.scale, resources, self.against)
             for section in sections:
                 say(f"{name}:{section} ...")
                 self._perform_section(f"{name}:{section}", part, stage, figures)
@@ -98,10 +113,24 @@ def chosen_sections(names: list[str]) -> dict[str, list[str]]:
     return {part: chosen[part] for part in PARTS if part in chosen}
 
 
+def released() -> list[str]:
+    """Versions whose frozen script is there, the last one last."""
+    names = [path.stem.partition("--")[2] for path in (PROJECT / "sql/released").glob("ulak--*.sql")]
+    return sorted((name for name in names if "--" not in name), key=lambda name: [*map(int, name.split("."))])
+
+
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="make bench", description=f"Parts: {', '.join(PARTS)}.")
     parser.add_argument("parts", nargs="*", help=f"part or part:section; without: {', '.join(DEFAULT)}")
     parser.add_argument("--scale", type=float, default=1, help="of the work: 0.1 for a quick look (default 1)")
+    parser.add_argument(
+        "--against",
+        type=lambda given: None if given == "none" else given,
+        choices=[*released(), None],
+        default=released()[-1],
+        metavar="VERSION",
+        help=f"the release to compare with: {', '.join(released())} (default the last), or none",
+    )
     parser.add_argument("--markdown", action="store_true", help="end with the table that README shows")
     return parser.parse_args()
 
@@ -111,7 +140,7 @@ def main() -> None:
     sections = chosen_sections(chosen.parts)
     remove_abandoned()
     with server() as cluster:
-        run = Run(cluster, chosen.scale)
+        run = Run(cluster, chosen.scale, chosen.against)
         say(f"{run.circumstances['postgresql']}, {run.circumstances['pycurl']}, {run.circumstances['cores']} cores")
         for part, names in sections.items():
             run.perform(part, names)
@@ -120,7 +149,7 @@ def main() -> None:
     if chosen.markdown:
         print(f"\n{sentence(run.circumstances)}\n\n{markdown(run.figures)}")
     print(f"\nwritten to {run.file}")
-    # Required of two cores that have nothing else to do, and of the whole work; another machine may not reach it.
+    # Required of the whole work: with a part of it, what is done once weighs too much.
     missed = [figure.name for figures in run.figures.values() for figure in figures if not figure.is_kept]
     if missed:
         print(f"not as required: {', '.join(missed)}")

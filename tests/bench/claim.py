@@ -12,6 +12,7 @@ from support.sessions import gather
 
 from bench.figures import Figure, Quantity, table
 from bench.measure import Measured, Sample, interleave, sample
+from bench.peers import TABLES, drain, mark_and_finish
 from bench.stage import QUIET, Part, Stage
 
 DB = psycopg.Connection[Any]
@@ -157,8 +158,8 @@ class Way:
         self.ordering = ordering
         self.error = error
 
-    def run(self, stage: Stage, count: int) -> Sample:
-        with stage.database() as name, stage.cluster.connect(name) as db:
+    def run(self, stage: Stage, count: int, release: str | None = None) -> Sample:
+        with stage.database(release) as name, stage.cluster.connect(name) as db:
             db.execute(
                 "select ulak.create_endpoint('busy ' || n, 'pull', %s) from generate_series(1, %s) n",
                 [self.config, BUSY],
@@ -213,16 +214,44 @@ OTHER_WAYS = [
 ]
 
 
-def ways(stage: Stage) -> Iterator[Figure]:
-    for way in [DELIVERED, *OTHER_WAYS]:
-        found = way.run(stage, stage.scaled(way.messages, LIMIT) // BUSY * BUSY)
-        yield Figure(
-            f"claimed by {LIMIT} and settled: {way.name}",
-            Quantity(1e6 / found.elapsed, "/s"),
-            Quantity(found.elapsed, "us", "each", required=60 if way is DELIVERED else None),
-            Quantity(found.processor, "us", "of the server's processor"),
-            headline=way is DELIVERED,
+def plain_table(stage: Stage, count: int) -> Sample:
+    """The yardstick: a table of one's own, whose rows are marked and then finished by as many."""
+    with stage.database() as name, stage.cluster.connect(name) as db:
+        db.execute(TABLES)
+        db.execute(
+            "insert into updated (payload) select jsonb_build_object('order', n, 'text', repeat('x', 160)) "
+            "from generate_series(1, %s) n",
+            [count],
         )
+        db.execute("vacuum full updated")
+        db.execute("set jit = off")
+        db.execute("set synchronous_commit = off")
+        return sample(db, lambda: drain(db, mark_and_finish, LIMIT, count))
+
+
+def ways(stage: Stage) -> Iterator[Figure]:
+    count = stage.scaled(DELIVERED.messages, LIMIT) // BUSY * BUSY
+    parts = {"plain": partial(plain_table, stage, count), "ulak": partial(DELIVERED.run, stage, count)}
+    measured = interleave(parts, rounds=stage.rounds(3), unmeasured=0)
+    plain, ours = measured["plain"], measured["ulak"]
+    yield Figure(f"rows of a plain table, marked by {LIMIT} and finished", *way_quantities(plain))
+    yield Figure(
+        f"claimed by {LIMIT} and settled: {DELIVERED.name}",
+        *way_quantities(ours),
+        Quantity(ours.least_times(plain), "times", "the plain table", required=2.5),
+        headline=True,
+    )
+    for way in OTHER_WAYS:
+        found = way.run(stage, stage.scaled(way.messages, LIMIT) // BUSY * BUSY)
+        yield Figure(f"claimed by {LIMIT} and settled: {way.name}", *way_quantities(Measured([found])))
+
+
+def way_quantities(measured: Measured) -> tuple[Quantity, ...]:
+    return (
+        Quantity(measured.rate, "/s"),
+        Quantity(measured.elapsed, "us", "each"),
+        Quantity(measured.processor, "us", "of the server's processor"),
+    )
 
 
 PART = Part(

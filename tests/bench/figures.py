@@ -6,10 +6,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-# How a number of each unit is written. Of a rate more is better, of everything else less.
+# How a number of each unit is written. Of a rate, and of a part of one, more is better; of everything else less.
 RATE = "/s"
+PART_OF = "of"
 UNITS = {
     RATE: "{:,.0f}/s",
+    PART_OF: "{:.2f} of",
     "us": "{:,.{}f} us",
     "ms": "{:,.{}f} ms",
     "s": "{:,.{}f} s",
@@ -38,8 +40,12 @@ class Quantity:
     # What it strives for.
     aim: float | None = None
 
+    @property
+    def more_is_better(self) -> bool:
+        return self.unit in (RATE, PART_OF)
+
     def reaches(self, limit: float) -> bool:
-        return self.value >= limit if self.unit == RATE else self.value <= limit
+        return self.value >= limit if self.more_is_better else self.value <= limit
 
     @property
     def is_kept(self) -> bool:
@@ -53,10 +59,13 @@ class Quantity:
         return f"{shown(self.value, self.unit)} {self.what}".rstrip()
 
     def goals(self) -> str:
-        sign = ">=" if self.unit == RATE else "<="
-        required = "" if self.required is None else f"{sign} {shown(self.required, self.unit)}"
-        aim = "" if self.aim is None else f"aim {sign} {shown(self.aim, self.unit)}"
+        sign = ">=" if self.more_is_better else "<="
+        required = "" if self.required is None else f"{sign} {self._goal(self.required)}"
+        aim = "" if self.aim is None else f"aim {sign} {self._goal(self.aim)}"
         return ", ".join(filter(None, (required, aim)))
+
+    def _goal(self, limit: float) -> str:
+        return shown(limit, self.unit).removesuffix(f" {PART_OF}")
 
 
 class Figure:

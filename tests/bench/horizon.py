@@ -15,10 +15,11 @@ from psycopg import IsolationLevel
 from support.cluster import run
 from support.site import Site
 
-from bench.delivery import PAYLOAD, fill
+from bench.delivery import fill
 from bench.figures import Figure, Quantity
 from bench.measure import percentile, processor_seconds
 from bench.stage import Part, Stage
+from bench.yardstick import PAYLOAD
 
 RATE = 800
 READERS = 4
@@ -155,7 +156,8 @@ def watch(stage: Stage, holding: Callable[[Site], AbstractContextManager[None]],
             took = [drain(site, backlog) for _ in range(BACKLOGS)]
             used = schedule.processor() - before
     return Seen(
-        delivered / seconds,
+        # One at least: what others lose is a part of it.
+        max(1, delivered) / seconds,
         percentile(durations, 0.99),
         waited * 1000,
         dead,

@@ -6,10 +6,10 @@ import os
 import re
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import psycopg
 from support.cluster import Cluster, run
@@ -66,16 +66,30 @@ class Measured(NamedTuple):
         return statistics.median(mine.elapsed / theirs.elapsed for mine, theirs in pairs)
 
     def times_processor(self, other: Measured) -> float:
-        return self.processor / other.processor
+        """Where the other one took less than the clock shows, the time has to do."""
+        return self.processor / other.processor if other.processor else self.times(other)
+
+    def least_times(self, other: Measured) -> float:
+        """The machine may have been busy with something else, or the clock too coarse: not both."""
+        return min(self.times(other), self.times_processor(other))
+
+    def of(self, other: Measured) -> float:
+        """Its rate as a part of the other's. Where the rounds differ in number they aren't compared one by one."""
+        if len(self.samples) != len(other.samples):
+            return self.rate / other.rate
+        return 1 / self.times(other)
 
 
-def interleave(parts: Mapping[str, Callable[[], Sample]], rounds: int) -> dict[str, Measured]:
-    """All parts in turn, as often as there are rounds, after one round that doesn't count."""
-    samples: dict[str, list[Sample]] = {name: [] for name in parts}
-    for number in range(rounds + 1):
+Name = TypeVar("Name", bound=Hashable)
+
+
+def interleave(parts: Mapping[Name, Callable[[], Sample]], rounds: int, unmeasured: int = 1) -> dict[Name, Measured]:
+    """All parts in turn, as often as there are rounds, after some that don't count."""
+    samples: dict[Name, list[Sample]] = {name: [] for name in parts}
+    for number in range(unmeasured + rounds):
         for name, part in parts.items():
             sample = part()
-            if number > 0:
+            if number >= unmeasured:
                 samples[name].append(sample)
     return {name: Measured(taken) for name, taken in samples.items()}
 

@@ -1,4 +1,9 @@
-"""What every part of the bench is given: a server, fresh databases in it, a receiver, and how much work to do."""
+"""What every part of the bench is given: a server, fresh databases in it, a receiver, and how much work to do.
+
+Old beside new: an installed script of a release carries all of it, its Python too, so a database with the released version
+stands beside one with the version under test on the same server. The parts `released`, `breadth` and `ordering` do their work
+in both in turn, and what they ask for is a ratio of two figures of the same minute; a rate alone says more about the machine.
+"""
 
 from __future__ import annotations
 
@@ -24,16 +29,35 @@ SERVER: Settings = {
     "shared_buffers": "1GB",
 }
 
+# How a database is called that has this version of the extension and nothing else.
+RELEASED = f"{TEMPLATE}_{{}}"
+
 # For parts that compare small costs: a round must not pay for another one's rows.
 QUIET: Settings = {"autovacuum": False}
 
 _numbers = itertools.count(1)
 
 
+def name_of(release: str | None) -> str:
+    """What the names of its figures begin with. The version under test has none."""
+    return "" if release is None else f"{release}: "
+
+
 class Stage:
-    def __init__(self, cluster: Cluster, scale: float, resources: ExitStack) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        scale: float,
+        resources: ExitStack,
+        against: str | None = None,
+        # Medians are taken.
+        least_rounds: int = 3,
+    ) -> None:
         self.cluster = cluster
         self.scale = scale
+        # The release that the version under test is compared with; None: with none.
+        self.against = against
+        self._least_rounds = least_rounds
         # What doesn't fit into a table, for the file.
         self.details: dict[str, Any] = {}
         self._resources = resources
@@ -42,31 +66,47 @@ class Stage:
         return max(least, round(count * self.scale))
 
     def rounds(self, count: int) -> int:
-        """How often something is repeated: three times at least, since medians are taken."""
-        return min(count, max(3, round(count * self.scale * 2)))
+        """How often something is repeated."""
+        return min(count, max(self._least_rounds, round(count * self.scale * 2)))
 
     @cached_property
     def receiver(self) -> str:
         """The URL of an nginx that answers at once."""
         return self._resources.enter_context(nginx(self.cluster.folder / "nginx"))
 
+    @property
+    def releases(self) -> list[str | None]:
+        """What is measured in turn: the release to compare with, if any, and the version under test, which is None."""
+        return [None] if self.against is None else [self.against, None]
+
     @contextmanager
-    def database(self) -> Iterator[str]:
+    def database(self, release: str | None = None) -> Iterator[str]:
         """A fresh one with the extension."""
-        name = self.cluster.create_database(f"bench_{next(_numbers)}", TEMPLATE)
+        name = self.cluster.create_database(f"bench_{next(_numbers)}", self._template(release))
         try:
             yield name
         finally:
             self.cluster.drop_database(name)
 
+    def _template(self, release: str | None) -> str:
+        if release is None:
+            return TEMPLATE
+        name = RELEASED.format(release)
+        with self.cluster.connect() as db:
+            is_there = db.execute("select from pg_database where datname = %s", [name]).fetchone() is not None
+        if not is_there:
+            self.cluster.create_database(name)
+            self.cluster.install(name, release)
+        return name
+
     @contextmanager
-    def site(self) -> Iterator[Site]:
-        with self.database() as name:
+    def site(self, release: str | None = None) -> Iterator[Site]:
+        with self.database(release) as name:
             site = Site(self.cluster, name)
             try:
                 yield site
             finally:
-                site.close()
+                site.end()
 
 
 Section = Callable[[Stage], Iterable[Figure]]
@@ -106,7 +146,7 @@ def settings_of(cluster: Cluster, part: Part) -> Iterator[None]:
             "select datname from pg_database where not datistemplate and datname <> 'postgres'"
         ).fetchall()
     for (name,) in left:
-        if name != TEMPLATE:
+        if not name.startswith(TEMPLATE):
             cluster.drop_database(name)
     cluster.reload()
     cluster.execute("checkpoint")

@@ -41,7 +41,7 @@ FUNCTIONS = {
         update_circuit_breaker mark_handled setting help
         run_worker run_maintenance _maintenance_step _clock _check_interval _is_adopted _leave_read_only
         _claim _read_claimed _settle_many _release_many _heartbeat_many _endpoint_configs _blocked_endpoints _sweep
-        _enter_worker_session _take_worker_slot _leave_worker_slot _register_worker _unregister_worker _worker_parameters
+        _check_run _enter_worker_session _take_worker_slot _leave_worker_slot _register_worker _unregister_worker _worker_parameters
         _stamp_of _worker_stamp _worker_options _worker_check _worker_report _await_send _is_poller
         _is_wanted _watch_workers _missing_workers _login_parameters _await_schedule _note_limit
         _light_turn _listen _set_bell

@@ -289,11 +289,12 @@ class Cluster:
         self.execute(sql.SQL("drop database if exists {} with (force)").format(sql.Identifier(name)))
 
     def install(self, database: str, version: str | None = None) -> None:
-        """CREATE EXTENSION, and a login role for each of its roles."""
+        """CREATE EXTENSION, of this version or of the one under test, and a login role for each of its roles."""
+        wanted = sql.SQL("") if version is None else sql.SQL(" version {}").format(sql.Literal(version))
         with self.connect(database) as connection:
             # They have members, from a database before this one.
             connection.execute("set ulak.accept_roles = on")
-            connection.execute("create extension ulak " + (f"version '{version}' " if version else "") + "cascade")
+            connection.execute(sql.SQL("create extension ulak{} cascade").format(wanted))
             for role in ROLES:
                 self.ensure_login(connection, f"test_{role}", member_of=role)
             self.ensure_login(connection, "nobody")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -80,3 +81,16 @@ class Running:
 
     def result(self, timeout: float = 10) -> Any:
         return self._future.result(timeout)
+
+
+def stop_between_transactions(value: Callable[..., Any], pid: int) -> None:
+    """SIGSTOP. In a transaction that has written it would keep its locks, and nobody could help."""
+
+    def stop() -> bool:
+        os.kill(pid, signal.SIGSTOP)
+        if value("select backend_xid is null from pg_stat_activity where pid = %s", pid):
+            return True
+        os.kill(pid, signal.SIGCONT)
+        return False
+
+    wait_until(stop, 30, "a moment without a lock", interval=0.002)

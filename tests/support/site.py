@@ -64,6 +64,12 @@ class Site(Queue):
         (row,) = self.rows("select * from ulak.workers where pid = %s", worker.pid)
         return row
 
+    def end(self) -> None:
+        """Without a look at what is left: for a database that nobody uses again."""
+        for worker in self.workers:
+            worker.end()
+        self.db.close()
+
     def close(self) -> None:
         """Ends the workers and leaves the database as it was made."""
         for worker in self.workers:

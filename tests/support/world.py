@@ -17,7 +17,7 @@ from support import books
 from support.books import NO_EXCUSE, Allowance, Ledger, Report
 from support.cluster import Cluster, run
 from support.recorder import Recorder
-from support.sessions import wait_until
+from support.sessions import stop_between_transactions, wait_until
 from support.traffic import SHOP, Producers, Workers, worker_pids
 
 FULL = os.environ.get("ULAK_CHAOS") == "full"
@@ -135,18 +135,11 @@ class World:
         resume = threading.Timer(60, os.kill, (pid, signal.SIGCONT))
         resume.start()
         try:
-            wait_until(lambda: self._stop(pid), 30, "a moment without a lock", interval=0.002)
+            stop_between_transactions(self.value, pid)
             yield
         finally:
             resume.cancel()
             os.kill(pid, signal.SIGCONT)
-
-    def _stop(self, pid: int) -> bool:
-        os.kill(pid, signal.SIGSTOP)
-        if self.value("select backend_xid is null from pg_stat_activity where pid = %s", pid):
-            return True
-        os.kill(pid, signal.SIGCONT)
-        return False
 
     def let_leases_run_out(self) -> int:
         """Ages every lease instead of waiting for its end, and takes the messages back."""

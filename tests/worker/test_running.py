@@ -14,7 +14,7 @@ from support.errors import refused
 from support.gate import gate
 from support.hostile import Hostile, never_answers
 from support.receiver import Answer, Receiver
-from support.sessions import wait_until, wait_until_blocked, wait_until_gone
+from support.sessions import stop_between_transactions, wait_until, wait_until_blocked, wait_until_gone
 from support.site import Site, WorkerSession, promptly, seconds_of
 
 HELD = "select count(*) from ulak.queue where status = 'processing'"
@@ -82,7 +82,7 @@ def test_a_slot_is_free_when_its_session_is_gone(site: Site) -> None:
 def test_a_worker_that_hangs_is_replaced_and_leaves_when_it_wakes_up(site: Site) -> None:
     hanging = site.start(slot=1)
     with site.cluster.connect(site.database) as db:
-        os.kill(hanging.pid, signal.SIGSTOP)
+        stop_between_transactions(site.value, hanging.pid)
         db.execute("update ulak.workers set heartbeat_at = heartbeat_at - interval '3 min'")
 
     another = site.start(slot=1)

@@ -1,0 +1,504 @@
+"""Thousands of endpoints: what is left of the speed that one has, and what neighbours cost those that are well.
+
+Everything is a ratio of two figures of one run. The release that it is compared with is bounded by time: where it would take
+minutes, what it delivered within AT_MOST seconds counts.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from functools import partial
+from typing import Any
+
+import psycopg
+from support.site import Site
+from support.timed_receiver import TimedReceiver, timed_receiver
+
+from bench.delivery import Delivered, drain
+from bench.figures import Figure, Quantity
+from bench.measure import Measured, Sample, interleave, percentile, processor_seconds, sample
+from bench.stage import Part, Stage, name_of
+from bench.yardstick import PAYLOAD
+
+DB = psycopg.Connection[Any]
+
+MESSAGES = 20_000
+MANY = 10_000
+SOME = 1_000
+# Of the rate of one endpoint.
+REQUIRED = {100: 0.9, SOME: 0.8, MANY: 0.6}
+NEIGHBOURS_REQUIRED = 0.8
+# Seconds for one drain.
+AT_MOST = 15
+OLD_AT_MOST = 8
+LIMIT = 500
+
+# Messages.
+WARM_UP = 20
+
+GENEROUS: dict[str, dict[str, Any]] = {
+    "rate limits": {"rate_limit": {"limit": 1_000_000, "interval": "second"}},
+    "max_in_flight": {"max_in_flight": 1000},
+}
+
+
+def create_endpoints(db: DB, count: int, url: str = "", protocol: str = "http", **config: Any) -> None:
+    """endpoint 1, endpoint 2 and so on, each with a path of its own at the same host."""
+    given = "'{}'::jsonb" if protocol == "pull" else "jsonb_build_object('url', %(url)s::text || n)"
+    db.execute(
+        f"""
+        select ulak.create_endpoint('endpoint ' || n, %(protocol)s, {given} || %(config)s::jsonb)
+        from generate_series(1, %(count)s) n
+        """,  # type: ignore[arg-type]
+        {"url": url, "protocol": protocol, "config": json.dumps(config), "count": count},
+    )
+    db.execute("vacuum analyze ulak.endpoints")
+
+
+def send_to(db: DB, endpoints: int, messages: int, first: int = 1) -> int:
+    """As many to each of so many endpoints, in turn, by batches of a hundred at most; how many, which may be a few more. A transaction is for a
+    thousand endpoints at most: senders take a lock for each."""
+    each = max(1, messages // endpoints)
+    rounds = -(-each // 100)
+    batch = -(-each // rounds)
+    last = first + endpoints - 1
+    for _ in range(rounds):
+        for since in range(first, last + 1, SOME):
+            db.execute(
+                """
+                select ulak.send_batch(
+                    'endpoint ' || n, array_fill(jsonb_build_object('n', n, 'text', %s::text), array[%s::integer])
+                )
+                from generate_series(%s::integer, %s::integer) n
+                """,
+                [PAYLOAD, batch, since, min(since + SOME - 1, last)],
+            )
+    return rounds * batch * endpoints
+
+
+def empty(db: DB) -> None:
+    db.execute("truncate ulak.queue")
+    db.execute("checkpoint")
+
+
+class Field:
+    """A database with so many endpoints, filled and drained again and again."""
+
+    def __init__(self, stage: Stage, release: str | None, site: Site, endpoints: int, **config: Any) -> None:
+        self.site = site
+        self.endpoints = endpoints
+        self.messages = stage.scaled(MESSAGES, 200)
+        self.at_most = AT_MOST if release is None else max(1.0, OLD_AT_MOST * min(1, stage.scale))
+        # What is to be drained: that of the first so many endpoints.
+        self.watched = endpoints
+        create_endpoints(site.db, endpoints, stage.receiver, **config)
+
+    def fill(self) -> None:
+        send_to(self.site.db, self.watched, self.messages)
+
+    def drain(self) -> Sample:
+        empty(self.site.db)
+        self.fill()
+        return self.delivered().sample
+
+    def delivered(self) -> Delivered:
+        watched = "true" if self.watched == self.endpoints else f"endpoint_id <= {self.watched}"
+        return drain(self.site, watched=watched, at_most=self.at_most)
+
+
+class OpenCircuits(Field):
+    """The first one is well. All others have an open circuit, and two messages each that are due."""
+
+    def __init__(self, stage: Stage, release: str | None, site: Site, endpoints: int) -> None:
+        super().__init__(stage, release, site, endpoints)
+        self.watched = 1
+        site.db.execute(
+            "update ulak.endpoints set circuit_state = 'open', circuit_opened_at = now(), circuit_half_open_at = 'infinity' "
+            "where id > 1"
+        )
+        site.db.execute("vacuum analyze ulak.endpoints")
+
+    def fill(self) -> None:
+        super().fill()
+        send_to(self.site.db, self.endpoints - 1, 2 * (self.endpoints - 1), first=2)
+
+
+class DueTomorrow(Field):
+    """The first one is well. All others have something due tomorrow."""
+
+    def __init__(self, stage: Stage, release: str | None, site: Site, endpoints: int) -> None:
+        super().__init__(stage, release, site, endpoints)
+        self.watched = 1
+
+    def fill(self) -> None:
+        super().fill()
+        for first in range(2, self.endpoints + 1, SOME):
+            self.site.db.execute(
+                """
+                select ulak.send('endpoint ' || n, '{}', p_scheduled_at => now() + interval '1 day')
+                from generate_series(%s::integer, %s::integer) n
+                """,
+                [first, min(first + SOME - 1, self.endpoints)],
+            )
+
+
+class Subscribers(Field):
+    """Every endpoint has subscribed to the same event."""
+
+    def __init__(self, stage: Stage, release: str | None, site: Site, endpoints: int) -> None:
+        super().__init__(stage, release, site, endpoints)
+        site.db.execute("select ulak.create_event_type('order.created')")
+        site.db.execute(
+            "select ulak.subscribe('order.created', 'endpoint ' || n) from generate_series(1, %s) n", [endpoints]
+        )
+        site.db.execute("analyze ulak.subscriptions")
+
+    def fill(self) -> None:
+        for _ in range(max(1, self.messages // self.endpoints)):
+            self.publish()
+
+    def publish(self) -> int:
+        payload = json.dumps({"n": 1, "text": PAYLOAD})
+        self.site.db.execute("select ulak.publish('order.created', %s)", [payload])
+        return self.endpoints
+
+    def send_batch(self) -> int:
+        payload = json.dumps({"n": 1, "text": PAYLOAD})
+        query = "select ulak.send_batch('endpoint 1', array_fill(%s::jsonb, array[%s::integer]))"
+        self.site.db.execute(query, [payload, self.endpoints])
+        return self.endpoints
+
+    def sample(self, work: Callable[[], int]) -> Sample:
+        empty(self.site.db)
+        return sample(self.site.db, work)
+
+
+Made = Callable[[Stage, str | None, Site], Field]
+Key = tuple[str, str | None]
+
+
+def drains(stage: Stage, made: dict[str, Made]) -> tuple[dict[Key, Measured], dict[Key, Field]]:
+    """All of them in turn, old and new."""
+    with ExitStack() as stack:
+        fields = {
+            (name, release): make(stage, release, stack.enter_context(stage.site(release)))
+            for name, make in made.items()
+            for release in stage.releases
+        }
+        measured = interleave({key: field.drain for key, field in fields.items()}, rounds=stage.rounds(3), unmeasured=0)
+        stage.details.setdefault("drains", {}).update(
+            {
+                f"{name_of(release)}{name}": [each._asdict() for each in taken.samples]
+                for (name, release), taken in measured.items()
+            }
+        )
+        return measured, fields
+
+
+def plainly(endpoints: int, **config: Any) -> Made:
+    return lambda stage, release, site: Field(stage, release, site, endpoints, **config)
+
+
+def quantities(measured: Measured) -> tuple[Quantity, Quantity]:
+    return Quantity(measured.rate, "/s"), Quantity(measured.processor, "us", "of processor each")
+
+
+def parts_of(taken: Measured, base: Measured, what: str, required: float | None) -> tuple[Quantity, Quantity]:
+    """A machine with other work to do changes the first of them, but hardly the second."""
+    return (
+        Quantity(taken.of(base), "of", what, required=required),
+        Quantity(taken.times_processor(base), "times", "the processor"),
+    )
+
+
+def widths(stage: Stage) -> Iterator[Figure]:
+    counts = {1: 1, **{full: stage.scaled(full, 2) for full in REQUIRED}}
+    made = {f"{full}": plainly(count) for full, count in counts.items()}
+    measured, fields = drains(stage, made)
+    for full, count in counts.items():
+        for release in stage.releases:
+            key = (f"{full}", release)
+            one, this = measured["1", release], measured[key]
+            required = REQUIRED.get(full) if release is None else None
+            part = [] if full == 1 else parts_of(this, one, "one endpoint's", required)
+            yield Figure(
+                f"{name_of(release)}{fields[key].messages:,} messages, {count:,} endpoint{'s' * (count > 1)}",
+                *quantities(this),
+                *part,
+                headline=release is None,
+            )
+
+
+def limits(stage: Stage) -> Iterator[Figure]:
+    """Endpoints with limits that nobody reaches, beside as many without."""
+    count = stage.scaled(SOME, 2)
+    made = {
+        "without limits": plainly(count),
+        **{f"with {name}": plainly(count, **config) for name, config in GENEROUS.items()},
+    }
+    measured, _ = drains(stage, made)
+    yield from beside(stage, measured, f"{count:,} endpoints, ", "without limits", "those without")
+
+
+def neighbours(stage: Stage) -> Iterator[Figure]:
+    """One endpoint that is well, alone and beside many that nothing can be taken from."""
+    count = stage.scaled(MANY, 10)
+    others = f"{count - 1:,}"
+    made: dict[str, Made] = {
+        "alone": plainly(1),
+        f"beside {others} open circuits with a backlog": partial(OpenCircuits, endpoints=count),
+        f"beside {others} with something due tomorrow": partial(DueTomorrow, endpoints=count),
+    }
+    measured, _ = drains(stage, made)
+    yield from beside(stage, measured, "one endpoint ", "alone", "it alone")
+
+
+def beside(stage: Stage, measured: dict[Key, Measured], title: str, base: str, what: str) -> Iterator[Figure]:
+    for (name, release), taken in measured.items():
+        required = NEIGHBOURS_REQUIRED if release is None else None
+        part = [] if name == base else parts_of(taken, measured[base, release], what, required)
+        yield Figure(
+            f"{name_of(release)}{title}{name}", *quantities(taken), *part, headline=release is None and name != base
+        )
+
+
+def subscribers(stage: Stage) -> Iterator[Figure]:
+    """One event for all of them: what it costs to publish beside one send_batch() of as many, and how it is delivered beside
+    messages that were sent to as many endpoints one by one."""
+    count = stage.scaled(MANY, 10)
+    with ExitStack() as stack:
+        made = {}
+        for release in stage.releases:
+            field = Subscribers(stage, release, stack.enter_context(stage.site(release)), count)
+            if release is None or can_publish(field, release):
+                made[release] = field
+        parts: dict[Key, Callable[[], Sample]] = {}
+        for release, field in made.items():
+            parts["publish()", release] = partial(field.sample, field.publish)
+            parts["send_batch()", release] = partial(field.sample, field.send_batch)
+        published = interleave(parts, stage.rounds(5))
+        parts = {("published", release): field.drain for release, field in made.items()}
+        for release in made:
+            parts["sent", release] = Field(stage, release, stack.enter_context(stage.site(release)), count).drain
+        drained = interleave(parts, rounds=stage.rounds(3), unmeasured=0)
+    for release in made:
+        publish, batch = published["publish()", release], published["send_batch()", release]
+        yield Figure(
+            f"{name_of(release)}publish() to {count:,} subscribers beside send_batch() of as many",
+            Quantity(publish.rate, "/s"),
+            Quantity(batch.rate, "/s", "in a batch"),
+            Quantity(publish.least_times(batch), "times", "its time", required=1.5 if release is None else None),
+            headline=release is None,
+        )
+    for release in made:
+        taken, plain = drained["published", release], drained["sent", release]
+        yield Figure(
+            f"{name_of(release)}delivered to {count:,} subscribers",
+            *quantities(taken),
+            Quantity(taken.of(plain), "of", "as many sent", required=NEIGHBOURS_REQUIRED if release is None else None),
+            headline=release is None,
+        )
+
+
+def can_publish(field: Subscribers, release: str) -> bool:
+    """0.1.0 takes a lock for each subscriber, and the server runs out of them."""
+    try:
+        field.publish()
+    except psycopg.errors.OutOfMemory as error:
+        print(f"{release} can't publish to {field.endpoints:,} subscribers, and is left out: {error}", flush=True)
+        return False
+    return True
+
+
+# Light traffic.
+
+
+class Light:
+    """One worker, and now and then a message: for any of so many endpoints, which the worker then hardly ever knows, or for
+    a few of them that it does."""
+
+    def __init__(self, site: Site, receiver: TimedReceiver, endpoints: int) -> None:
+        create_endpoints(site.db, endpoints, receiver.url)
+        self._site = site
+        self._receiver = receiver
+        self._worker = site.start(seconds=600)
+        self._chance = random.Random(1)
+        # Microseconds of the worker's processor for each message of the last call.
+        self.used = 0.0
+
+    def latencies(self, count: int, among: int) -> list[float]:
+        """Milliseconds from the call of send() to the arrival. From the commit would be less, and less than nothing where
+        the worker is sooner than the client hears of it, so that no ratio could be had. Those before it wake whoever has
+        slept while others were measured."""
+        if count > WARM_UP:
+            self.latencies(WARM_UP, among)
+        self.used = processor_seconds(self._worker.pid)
+        called = {}
+        for n in range(count):
+            endpoint = f"endpoint {self._chance.randint(1, among)}"
+            called[n] = time.monotonic()
+            self._site.db.execute("select ulak.send(%s, jsonb_build_object('n', %s::int))", [endpoint, n])
+            time.sleep(self._chance.uniform(0.005, 0.05))
+        self._site.wait_until_settled(60)
+        self.used = (processor_seconds(self._worker.pid) - self.used) * 1e6 / count
+        arrived = {int(json.loads(body)["n"]): at for at, body in self._receiver.arrivals()}
+        return [(arrived[n] - called[n]) * 1000 for n in called]
+
+
+def light(stage: Stage) -> Iterator[Figure]:
+    """In turn, by a hundred messages: the workers of the others sleep meanwhile."""
+    many = stage.scaled(MANY, 10)
+    cases = {"1 endpoint": (1, 1), f"{many:,} endpoints, 10 of them": (many, 10), f"{many:,} endpoints": (many, many)}
+    block, rounds = stage.scaled(100, 10), stage.rounds(4)
+    found: dict[Key, list[list[float]]] = {}
+    used: dict[Key, list[float]] = {}
+    with ExitStack() as stack:
+        shops = {
+            (count, release): Light(
+                stack.enter_context(stage.site(release)), stack.enter_context(timed_receiver()), count
+            )
+            for release in stage.releases
+            for count in (1, many)
+        }
+        for _ in range(rounds):
+            for name, (count, among) in cases.items():
+                for release in stage.releases:
+                    shop = shops[count, release]
+                    found.setdefault((name, release), []).append(shop.latencies(block, among))
+                    used.setdefault((name, release), []).append(shop.used)
+    stage.details["light_ms"] = {f"{name_of(release)}{name}": each for (name, release), each in found.items()}
+    base, *_ = cases
+    for (name, release), blocks in found.items():
+        pairs = zip(blocks, found[base, release], strict=True)
+        times = statistics.median(percentile(mine, 0.5) / percentile(one, 0.5) for mine, one in pairs)
+        required = 1.5 if release is None else None
+        every = [each for block in blocks for each in block]
+        yield Figure(
+            f"{name_of(release)}light traffic (5 to 50 ms apart), {name}",
+            Quantity(percentile(every, 0.5), "ms", "p50"),
+            Quantity(percentile(every, 0.99), "ms", "p99"),
+            Quantity(statistics.median(used[name, release]), "us", "of processor each"),
+            *([] if name == base else [Quantity(times, "times", "the p50 of one", required=required)]),
+            headline=release is None,
+        )
+
+
+# A claim.
+
+
+def claim(stage: Stage) -> Iterator[Figure]:
+    """Each takes 500 of what is due for so many endpoints. The exponent is that of a line through all widths."""
+    widths = sorted({stage.scaled(count, least) for least, count in enumerate((1, 10, 100, SOME, MANY), 1)})
+    rounds = stage.rounds(5)
+    due = {width: max(width, (rounds + 1) * LIMIT) for width in widths}
+    found: dict[str | None, dict[int, Measured]] = {}
+    with ExitStack() as stack:
+        parts: dict[tuple[int, str | None], Callable[[], Sample]] = {}
+        for release in stage.releases:
+            for width in widths:
+                # There one claim of 0.1.0 takes 20 s.
+                if release is not None and width > SOME:
+                    continue
+                db = stack.enter_context(stage.cluster.connect(stack.enter_context(stage.database(release))))
+                create_endpoints(db, width, protocol="pull")
+                each = -(-due[width] // width)
+                send_to(db, width, each * width)
+                db.execute("vacuum analyze ulak.queue")
+                db.execute("set jit = off")
+                parts[width, release] = partial(sample, db, partial(claim_some, db))
+        measured = interleave(parts, rounds)
+    for (width, release), taken in measured.items():
+        found.setdefault(release, {})[width] = taken
+    for release, taken_by in found.items():
+        for width, taken in taken_by.items():
+            yield Figure(
+                f"{name_of(release)}claim of {LIMIT} from {width:,} endpoint{'s' * (width > 1)}",
+                Quantity(taken.elapsed, "us", "a message"),
+                Quantity(taken.processor, "us", "of the server's processor"),
+            )
+        required = 0.1 if release is None else None
+        slopes = (
+            exponent({width: taken.elapsed for width, taken in taken_by.items()}),
+            exponent({width: taken.processor for width, taken in taken_by.items()}),
+        )
+        yield Figure(
+            f"{name_of(release)}growth of a claim, {min(taken_by):,} to {max(taken_by):,} endpoints",
+            # The machine may have been busy with something else, or the clock too coarse: not both.
+            Quantity(min(slopes), "exponent", required=required),
+            headline=release is None,
+        )
+
+
+def claim_some(db: DB) -> int:
+    row = db.execute("select count(*) from ulak.claim('bench', %s)", [LIMIT], prepare=True).fetchone()
+    assert row is not None and row[0] == LIMIT, f"{row} messages were claimed"
+    return LIMIT
+
+
+def exponent(costs: dict[int, float]) -> float:
+    """0 is not at all, 1 is in proportion."""
+    if len(costs) < 2:
+        return 0.0
+    widths, values = [math.log(each) for each in costs], [math.log(each) for each in costs.values()]
+    return statistics.linear_regression(widths, values).slope
+
+
+# The first request to an endpoint.
+
+
+def first(stage: Stage) -> Iterator[Figure]:
+    """Groups of endpoints get one message each, twice, from the same worker: it has never seen them, then it has. What is
+    compared is the worker's processor for all of it, claim and settling included."""
+    size, groups = stage.scaled(SOME, 10), 1 + stage.rounds(3)
+    used: dict[Key, list[float]] = {}
+    with ExitStack() as stack:
+        workers = {}
+        for release in stage.releases:
+            site = stack.enter_context(stage.site(release))
+            create_endpoints(site.db, size * groups, stage.receiver)
+            workers[release] = site, site.start(seconds=600)
+        for group in range(groups):
+            for release, (site, worker) in workers.items():
+                for which in ("never seen", "known"):
+                    before = processor_seconds(worker.pid)
+                    send_to(site.db, size, size, first=1 + group * size)
+                    site.wait_until_settled(120)
+                    # The first group warms up what is no endpoint's.
+                    if group > 0:
+                        used.setdefault((which, release), []).append(
+                            (processor_seconds(worker.pid) - before) * 1e6 / size
+                        )
+    for release in stage.releases:
+        new, known = used["never seen", release], used["known", release]
+        yield Figure(
+            f"{name_of(release)}one message each to {size:,} endpoints never seen before",
+            Quantity(statistics.median(new), "us", "of processor each"),
+            Quantity(statistics.median(known), "us", "the second time"),
+            Quantity(
+                statistics.median(a / b for a, b in zip(new, known, strict=True)),
+                "times",
+                required=2 if release is None else None,
+            ),
+            headline=release is None,
+        )
+
+
+PART = Part(
+    f"Many endpoints: draining {MESSAGES:,} messages by one worker to nginx, each endpoint with a path of its own; medians of "
+    f"interleaved rounds; a release that it is compared with is stopped after {OLD_AT_MOST} s",
+    {
+        "widths": widths,
+        "limits": limits,
+        "neighbours": neighbours,
+        "subscribers": subscribers,
+        "light": light,
+        "claim": claim,
+        "first": first,
+    },
+)

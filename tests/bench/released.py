@@ -1,0 +1,142 @@
+"""The version under test beside the last release: sending, claiming, delivery to one endpoint and light traffic.
+
+Nothing may become slower. Each figure is the median of interleaved rounds in two databases of the same server; how much of it is
+noise is told by `--against` a release that is the same code.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from functools import partial
+
+from support.timed_receiver import timed_receiver
+
+from bench.breadth import Light
+from bench.claim import BUSY, DELIVERED, DUE, LIMIT, claim, prepare
+from bench.delivery import deliver
+from bench.figures import Figure, Quantity
+from bench.measure import Measured, Sample, interleave, percentile, sample
+from bench.send import BATCH, Shop
+from bench.stage import QUIET, Part, Stage
+
+# What the figures of the same code differ by from run to run.
+NOISE = 1.1
+
+SENDS = {
+    "send()": (1500, 1),
+    "send() by 8 clients": (6000, 8),
+    "send_batch()": (10, 1),
+    "send() with an idempotency key": (1500, 1),
+    "send() with an ordering key": (1500, 1),
+    "send() with the same ordering key": (1500, 1),
+    "send() with the same ordering key by 8 clients": (4000, 8),
+}
+
+
+def compared(
+    stage: Stage, title: str, measured: dict[tuple[str, str | None], Measured], names: list[str], messages: int = 1
+) -> Iterator[Figure]:
+    for name in names:
+        new, old = measured[name, None], measured.get((name, stage.against))
+        stage.details[name] = [each._asdict() for each in new.samples]
+        quantities = [Quantity(new.rate * messages, "/s")]
+        if old is not None:
+            quantities += [
+                Quantity(old.rate * messages, "/s", f"with {stage.against}"),
+                Quantity(new.times(old), "times", "its time"),
+                Quantity(new.times_processor(old), "times", "its processor"),
+                Quantity(new.least_times(old), "times", "the lesser", required=NOISE),
+            ]
+        yield Figure(f"{title}{name}", *quantities, headline=True)
+
+
+def send(stage: Stage) -> Iterator[Figure]:
+    parts: dict[tuple[str, str | None], Callable[[], Sample]] = {}
+    with ExitStack() as stack:
+        for release in stage.releases:
+            shop = Shop(stage, stack.enter_context(stage.database(release)))
+            for name, (transactions, clients) in SENDS.items():
+                statement = name.removesuffix(" by 8 clients")
+                parts[name, release] = partial(
+                    shop.sample, statement, stage.scaled(transactions, 10 * clients), clients
+                )
+        # By statement and not by release: what is compared is done one after the other.
+        order = [(name, release) for name in SENDS for release in stage.releases]
+        measured = interleave({key: parts[key] for key in order}, stage.rounds(7))
+    for name in SENDS:
+        yield from compared(stage, "", measured, [name], BATCH if "batch" in name else 1)
+
+
+def claims(stage: Stage) -> Iterator[Figure]:
+    """A claim alone, and claim and settle."""
+    rounds = stage.rounds(9)
+    parts: dict[tuple[str, str | None], Callable[[], Sample]] = {}
+    with ExitStack() as stack:
+        for release in stage.releases:
+            db = stack.enter_context(stage.cluster.connect(stack.enter_context(stage.database(release))))
+            prepare(db)
+            db.execute(DUE, [(rounds + 1) * LIMIT // BUSY])
+            db.execute("vacuum analyze ulak.queue")
+            db.execute("set jit = off")
+            parts[f"a claim of {LIMIT}", release] = partial(sample, db, partial(claim, db))
+        measured = interleave(parts, rounds)
+    yield from compared(stage, "", measured, [f"a claim of {LIMIT}"])
+    name = f"claimed by {LIMIT} and settled"
+    count = stage.scaled(DELIVERED.messages // 2, LIMIT) // BUSY * BUSY
+    parts = {(name, release): partial(DELIVERED.run, stage, count, release) for release in stage.releases}
+    yield from compared(stage, "", interleave(parts, stage.rounds(4), unmeasured=0), [name])
+
+
+def delivery(stage: Stage) -> Iterator[Figure]:
+    count = stage.scaled(30_000, 500)
+
+    def delivered(release: str | None, workers: int) -> Sample:
+        return deliver(stage, stage.receiver, count, workers, release=release).sample
+
+    cases = {f"{count:,} messages, one worker": 1, f"{count:,} messages, 2 workers": 2}
+    parts = {
+        (name, release): partial(delivered, release, workers)
+        for name, workers in cases.items()
+        for release in stage.releases
+    }
+    yield from compared(stage, "", interleave(parts, stage.rounds(5), unmeasured=0), list(cases))
+
+
+def light(stage: Stage) -> Iterator[Figure]:
+    """By blocks in turn: the other one's worker sleeps meanwhile."""
+    block, rounds = stage.scaled(150, 10), stage.rounds(5)
+    found: dict[str | None, list[list[float]]] = {}
+    used: dict[str | None, list[float]] = {}
+    with ExitStack() as stack:
+        shops = {
+            release: Light(stack.enter_context(stage.site(release)), stack.enter_context(timed_receiver()), 1)
+            for release in stage.releases
+        }
+        for _ in range(rounds):
+            for release, shop in shops.items():
+                found.setdefault(release, []).append(shop.latencies(block, 1))
+                used.setdefault(release, []).append(shop.used)
+    medians = {release: [percentile(each, 0.5) for each in blocks] for release, blocks in found.items()}
+    quantities = [
+        Quantity(statistics.median(medians[None]), "ms", "p50"),
+        Quantity(percentile([each for one in found[None] for each in one], 0.99), "ms", "p99"),
+        Quantity(statistics.median(used[None]), "us", "of processor each"),
+    ]
+    if stage.against is not None:
+        times = statistics.median(new / old for new, old in zip(medians[None], medians[stage.against], strict=True))
+        cost = statistics.median(new / old for new, old in zip(used[None], used[stage.against], strict=True))
+        quantities += [
+            Quantity(times, "times", f"the p50 of {stage.against}", required=1.2),
+            Quantity(cost, "times", "its processor", required=NOISE),
+        ]
+    yield Figure("light traffic (5 to 50 ms apart), call to arrival", *quantities, headline=True)
+
+
+PART = Part(
+    "The version under test beside a release in the same run; of time and processor the lesser is asked for, since the machine "
+    "may have been busy with something else, or the clock too coarse",
+    {"send": send, "claim": claims, "delivery": delivery, "light": light},
+    QUIET,
+)
