@@ -10,8 +10,9 @@ from ulak.model import Endpoint, Message
 # A worker claims what it will have sent within this time, beyond what it has slots for. The rate is the endpoint's own:
 # for one that answers once in ten seconds this is nothing.
 AHEAD_SECONDS = 0.05
-# Fewer than these aren't worth a claim of their own: they come with the endpoint's turn.
-LEAST_AHEAD = 16
+# If more endpoints than these are answering, none is claimed ahead: a turn of all of them brings enough, and costs less than
+# a claim of each.
+MOST_AHEAD = 8
 # An endpoint that had no answer for so long has no rate.
 MEMORY_SECONDS = 0.25
 
@@ -117,4 +118,5 @@ class Rates:
         """How many messages of which endpoint may wait in line."""
         self._rates = {id: known for id, known in self._rates.items() if known[1] > now - MEMORY_SECONDS}
         found = {endpoint_id: int(rate * AHEAD_SECONDS) for endpoint_id, (rate, _) in self._rates.items()}
-        return {endpoint_id: count for endpoint_id, count in found.items() if count >= LEAST_AHEAD}
+        ahead = {endpoint_id: count for endpoint_id, count in found.items() if count}
+        return ahead if len(ahead) <= MOST_AHEAD else {}

@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import replace
 from typing import Any
 
-from ulak.line import AHEAD_SECONDS, MEMORY_SECONDS, Line, Rates
+from ulak.line import AHEAD_SECONDS, MEMORY_SECONDS, MOST_AHEAD, Line, Rates
 
 
 def fill(line: Line, make_endpoint: Any, make_message: Any, id: int, count: int, size: int = 1) -> None:
@@ -122,4 +122,14 @@ def test_a_rate_follows_an_endpoint_that_slows_down() -> None:
         now += 0.01
         rates.note({1: count}, now)
 
-    assert rates.ahead(now) == {}
+    assert rates.ahead(now)[1] <= 100 * AHEAD_SECONDS + 10
+
+
+def test_nobody_is_claimed_ahead_where_many_endpoints_answer() -> None:
+    rates = Rates()
+    rates.note(dict.fromkeys(range(MOST_AHEAD), 100), 1.0)
+    assert len(rates.ahead(1.0)) == MOST_AHEAD
+
+    rates.note({MOST_AHEAD: 100}, 1.0)
+
+    assert rates.ahead(1.0) == {}
