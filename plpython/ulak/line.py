@@ -54,22 +54,23 @@ class Line:
         other._messages = 0
         other._counts.clear()
 
-    def take(self, room_of: Callable[[int], int]) -> Iterator[Waiting]:
+    def take(self, room_of: Callable[[int], int], has_room: Callable[[], bool]) -> Iterator[Waiting]:
         """As many as there is room for, which the caller takes before it asks for the next."""
-        while self._requests:
+        while self._requests and has_room():
             alone = len(self._requests) == 1
             before = self._messages
             for endpoint_id in list(self._requests):
-                requests = self._requests[endpoint_id]
-                count = min(room_of(endpoint_id), len(requests) if alone else 1)
-                taken = [requests.popleft() for _ in range(count)]
-                self._count(endpoint_id, -sum([len(messages) for _, messages in taken]))
-                yield from taken
+                count = room_of(endpoint_id)
                 if count > 0:
+                    requests = self._requests.pop(endpoint_id)
+                    taken = [requests.popleft() for _ in range(min(count, len(requests)) if alone else 1)]
+                    self._count(endpoint_id, -sum([len(messages) for _, messages in taken]))
+                    yield from taken
                     # Behind the others, also the next time.
-                    del self._requests[endpoint_id]
-                if requests:
-                    self._requests[endpoint_id] = requests
+                    if requests:
+                        self._requests[endpoint_id] = requests
+                elif not has_room():
+                    return
             if self._messages == before:
                 return
 
@@ -105,6 +106,8 @@ class Rates:
 
     def __init__(self) -> None:
         self._rates: dict[int, tuple[float, float]] = {}
+        # Until when those that have none any more may stay.
+        self._forget_at = 0.0
 
     def note(self, counts: Mapping[int, int], now: float) -> None:
         for endpoint_id, count in counts.items():
@@ -116,7 +119,11 @@ class Rates:
 
     def ahead(self, now: float) -> dict[int, int]:
         """How many messages of which endpoint may wait in line."""
-        self._rates = {id: known for id, known in self._rates.items() if known[1] > now - MEMORY_SECONDS}
+        if now >= self._forget_at or len(self._rates) <= 2 * MOST_AHEAD:
+            self._forget_at = now + MEMORY_SECONDS
+            self._rates = {id: known for id, known in self._rates.items() if known[1] > now - MEMORY_SECONDS}
+        if len(self._rates) > 2 * MOST_AHEAD:
+            return {}
         found = {endpoint_id: int(rate * AHEAD_SECONDS) for endpoint_id, (rate, _) in self._rates.items()}
         ahead = {endpoint_id: count for endpoint_id, count in found.items() if count}
         return ahead if len(ahead) <= MOST_AHEAD else {}

@@ -97,6 +97,10 @@ class Slots:
         free = self._free_slow if endpoint_id in self.slow else min(self.free, self.wave - self.quick_in_flight)
         return max(0, min(free, max(1, self.total * 7 // 8) - self._held[endpoint_id]))
 
+    def has_room(self) -> bool:
+        """Whether any endpoint may begin a request."""
+        return self.wave > self.quick_in_flight and self.free > 0 or (bool(self.slow) and self._free_slow > 0)
+
     def open_in_line(self, endpoint_id: int) -> int:
         """The same for what has waited. An eighth is left to those who are claimed next: if receivers of those in line
         begin to hang, the others must not wait behind them. Only who has nothing in flight may have the first of it."""

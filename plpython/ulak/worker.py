@@ -494,7 +494,7 @@ class Worker:
         if not line:
             return
         now = self._clock()
-        for to, messages in line.take(room_of):
+        for to, messages in line.take(room_of, self._slots.has_room):
             self._start(to, messages, now)
 
     def _start(self, to: Endpoint, messages: Sequence[Message], now: float) -> None:

@@ -27,7 +27,7 @@ class Room:
 
     def take(self, line: Line) -> list[int]:
         order = []
-        for to, _ in line.take(self.of):
+        for to, _ in line.take(self.of, lambda: self.free > 0):
             self.free -= 1
             self.taken[to.id] += 1
             order.append(to.id)
