@@ -159,10 +159,10 @@ as $sql$
         e.id,
         e.name,
         e.config_version,
-        r.config,
+        coalesce(r.config, e.config),
         array_remove(
             array[
-                r.config ->> 'signing_secret',
+                coalesce(r.config, e.config) ->> 'signing_secret',
                 (
                     select s.previous_value
                     from ulak.secrets as s
@@ -171,10 +171,15 @@ as $sql$
             ],
             null
         ),
-        array(select v.value from jsonb_each_text(s.secrets) as v)
+        array(select v.value from jsonb_each_text(r.secrets) as v)
     from ulak.endpoints as e
-    cross join lateral ulak._secret_values(ulak._secret_names(e.config)) as s (secrets)
-    cross join lateral ulak._put_secrets(e.config, s.secrets) as r (config)
+    -- Most configs name no secret, and a worker may have to read thousands of configs.
+    left join lateral (
+        select s.secrets, ulak._put_secrets(e.config, s.secrets) as config
+        from ulak._secret_values(ulak._secret_names(e.config)) as s (secrets)
+        where jsonb_path_exists(e.config, '$.**."$secret"')
+        offset 0
+    ) as r on true
     where e.id = any(p_ids)
 $sql$;
 

@@ -34,7 +34,7 @@ $sql$;
 create or replace function ulak._notes_deliveries(p_endpoint ulak.endpoints, p_now timestamptz)
 returns boolean
 language sql
-immutable
+stable
 as $sql$
     select ulak._counts_deliveries(p_endpoint) or ulak._is_success_old(p_endpoint, p_now)
 $sql$;
@@ -106,10 +106,11 @@ as $sql$
     where e.id between w.id and w.id
 $sql$;
 
+-- Stable, as what it computes with is: else it wouldn't be inlined.
 create or replace function ulak._is_success_old(p_endpoint ulak.endpoints, p_now timestamptz)
 returns boolean
 language sql
-immutable
+stable
 as $sql$
     select coalesce(p_endpoint.last_success_at, '-infinity') <= p_now - interval '10 seconds'
 $sql$;
