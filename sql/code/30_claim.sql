@@ -288,8 +288,19 @@ begin
                     q.id,
                     q.priority,
                     q.next_retry_at,
+                    -- The head of its ordering key, if that is another one. Looked for by key and id together, which only
+                    -- the right index has.
                     case
-                        when q.ordering_key is not null then ulak._head_before(q.endpoint_id, q.ordering_key, q.id)
+                        when q.ordering_key is not null then (
+                            select h.id
+                            from ulak.queue h
+                            where h.endpoint_id = q.endpoint_id
+                                and h.ordering_key = q.ordering_key
+                                and h.status in ('pending', 'processing')
+                                and (h.ordering_key, h.id) < (q.ordering_key, q.id)
+                            order by h.ordering_key, h.id
+                            limit 1
+                        )
                     end as head
                 from ulak.queue q
                 where q.status = 'pending'

@@ -44,22 +44,6 @@ begin
 end
 $plpgsql$;
 
--- The head of a key, if that comes before this message. By key and id together, which only the right index has.
-create or replace function ulak._head_before(p_endpoint_id bigint, p_ordering_key text, p_id bigint)
-returns bigint
-language sql
-stable
-as $sql$
-    select h.id
-    from ulak.queue h
-    where h.endpoint_id = p_endpoint_id
-        and h.ordering_key = p_ordering_key
-        and h.status in ('pending', 'processing')
-        and (h.ordering_key, h.id) < (p_ordering_key, p_id)
-    order by h.ordering_key, h.id
-    limit 1
-$sql$;
-
 -- Parks messages that the caller has locked, each behind the head that is given. The lock on the head keeps it from being
 -- settled before this is committed, so whoever settles it finds what waits. A head that another session holds is being
 -- settled right now: what is behind it stays due, and the next claim looks again. A head that is parked itself was missed
