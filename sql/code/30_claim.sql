@@ -288,18 +288,20 @@ begin
                     q.id,
                     q.priority,
                     q.next_retry_at,
-                    -- The head of its ordering key, if that is another one. Looked for by key and id together, which only
-                    -- the right index has.
+                    -- The head of its ordering key, if that is another one: the first live message of the key. Not `=`: then
+                    -- the order of ids alone would do, and all of the queue might be read in it.
                     case
-                        when q.ordering_key is not null then (
-                            select h.id
-                            from ulak.queue h
-                            where h.endpoint_id = q.endpoint_id
-                                and h.ordering_key = q.ordering_key
-                                and h.status in ('pending', 'processing')
-                                and (h.ordering_key, h.id) < (q.ordering_key, q.id)
-                            order by h.ordering_key, h.id
-                            limit 1
+                        when q.ordering_key is not null then nullif(
+                            (
+                                select h.id
+                                from ulak.queue h
+                                where h.endpoint_id = q.endpoint_id
+                                    and h.ordering_key between q.ordering_key and q.ordering_key
+                                    and h.status in ('pending', 'processing')
+                                order by h.ordering_key, h.id
+                                limit 1
+                            ),
+                            q.id
                         )
                     end as head
                 from ulak.queue q

@@ -33,9 +33,9 @@ SENDERS = 8
 LIMIT = 500
 MESSAGES = 20_000
 DEEP = 100_000
-# Of the bare loop's rate with one request at a time. On two cores that is 8,000/s beside eight clients, and 16,000/s alone:
-# 500/s while they send, and 800/s.
-HOT_REQUIRED = 0.06
+# Of the bare loop's rate with one request at a time, which is 22,000/s to 24,000/s on two cores beside eight clients, and
+# 16,000/s alone where it is the only one that is measured: about 500/s while they send, and 800/s.
+HOT_REQUIRED = 0.02
 ONE_KEY_REQUIRED = 0.05
 # Seconds for one drain: who is slow is stopped, and what it delivered counts.
 AT_MOST = 6
@@ -215,13 +215,19 @@ class Key:
         self._worker = site.start(seconds=600)
 
     def sample(self) -> Sample:
-        """Once a tenth of them is delivered: the beginning is no part of it."""
+        """Once a tenth of them is delivered and those behind are parked: that is done once, whoever waits how long."""
         if not self._waiting:
             send_keys(self._site.db, 1, self._size)
         first = self._site.value("select min(id) from ulak.queue where status = 'pending'")
         since, last = first + self._size // 10, first + self._size - 1
         self._site.call("enable_endpoint", "shop")
         self._wait_for(since)
+        due = "select exists (select from ulak.queue where status = 'pending' and next_retry_at < 'infinity' offset 2)"
+        wait_until(lambda: not self._site.value(due), 120, "those behind being parked", interval=0.005)
+        # As the job of maintenance does every minute: where they were due, they left dead entries in the index.
+        self._site.db.execute("vacuum ulak.queue")
+        since = self._site.value("select max(id) from ulak.queue where status = 'completed'")
+        last = since + self._size // 2
         used, began = processor_seconds(self._worker.pid), time.monotonic()
         self._wait_for(last)
         took, used = time.monotonic() - began, processor_seconds(self._worker.pid) - used
