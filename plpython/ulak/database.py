@@ -15,15 +15,17 @@ from typing import Any
 
 import plpy
 
-from ulak import endpoint, login, options, text, verdict
-from ulak import ping as pinging
-from ulak.bell import Bell
-from ulak.courier import Courier
-from ulak.http import Transport
-from ulak.mark import Mark, Place
-from ulak.model import ConfigError, Message, Outcome
-from ulak.port import BellSet, Busy, Claimed, EndpointConfig, Outcomes, Refused, Tidings
-from ulak.worker import Worker
+from ulak import login, text
+from ulak.http import endpoint, verdict
+from ulak.http import ping as pinging
+from ulak.http.client import Transport
+from ulak.http.model import ConfigError, Message, Outcome
+from ulak.http.transport import Courier
+from ulak.worker import options
+from ulak.worker.loop import Worker
+from ulak.worker.port import BellSet, Busy, Claimed, EndpointConfig, Outcomes, Refused, Tidings
+from ulak.worker.resume_point import Mark, Place
+from ulak.worker.wake_up import Bell
 
 _CANCELLED = "57014"
 _OUT_OF_MEMORY = "53200"

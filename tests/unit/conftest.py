@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 from support.receiver import Certificate, Receiver, make_certificate
-from ulak import endpoint
-from ulak.address import Guard
-from ulak.http import Transport
-from ulak.model import Endpoint, Message, Settings
+from ulak.http import endpoint
+from ulak.http.address import Guard
+from ulak.http.client import Transport
+from ulak.http.model import Endpoint, Message, Settings
 
 MakeEndpoint = Callable[..., Endpoint]
 MakeMessage = Callable[..., Message]

@@ -7,7 +7,7 @@ import sys
 
 PRELUDE = """
 import os, select, signal, time
-from ulak.bell import Bell
+from ulak.worker.wake_up import Bell
 
 handled = []
 signal.signal(signal.SIGUSR1, lambda number, frame: handled.append(number))

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 from support.receiver import Answer, Receiver
-from ulak import request, verdict
-from ulak.courier import Courier, Settled
-from ulak.http import Transport
-from ulak.model import Outcome
+from ulak.http import request, verdict
+from ulak.http.client import Transport
+from ulak.http.model import Outcome
+from ulak.http.transport import Courier, Settled
 
 
 def settle(courier: Courier, count: int) -> list[Settled]:
@@ -34,7 +34,7 @@ def test_a_lack_of_sockets_is_worth_another_try(
     courier = Courier(transport)
     endpoint = make_endpoint(receiver.url)
     with monkeypatch.context() as patch:
-        patch.setattr("ulak.http.socket.socket", none_left)
+        patch.setattr("ulak.http.client.socket.socket", none_left)
         courier.send(endpoint, [make_message()])
         (without,) = settle(courier, 1)
     courier.send(endpoint, without.messages)
@@ -54,7 +54,7 @@ def test_an_answer_that_our_code_cannot_read_is_worth_another_try(
             raise ZeroDivisionError("a bug")
         return judged(endpoint, finished, now)
 
-    monkeypatch.setattr("ulak.courier.verdict.judge", judge)
+    monkeypatch.setattr("ulak.http.transport.verdict.judge", judge)
     receiver.answer = Answer(201)
     courier, endpoint = Courier(transport), make_endpoint(receiver.url)
     courier.send(endpoint, [make_message(1, '"bad"')])
@@ -77,7 +77,7 @@ def test_a_message_that_our_code_cannot_send_leaves_the_others_alone(
             raise ZeroDivisionError("a bug")
         return build(endpoint, messages, *rest)
 
-    monkeypatch.setattr("ulak.courier.request.build", building)
+    monkeypatch.setattr("ulak.http.transport.request.build", building)
     courier, endpoint = Courier(transport), make_endpoint(receiver.url)
     courier.send(endpoint, [make_message(1)])
     courier.send(endpoint, [make_message(2)])

@@ -8,11 +8,11 @@ from typing import Any
 
 from standardwebhooks import Webhook
 from support.receiver import Answer, Receiver
-from ulak import batch
-from ulak.courier import Courier, Settled
-from ulak.http import Transport
-from ulak.model import Settings
-from ulak.ping import ping
+from ulak.http import batch
+from ulak.http.client import Transport
+from ulak.http.model import Settings
+from ulak.http.ping import ping
+from ulak.http.transport import Courier, Settled
 
 
 def settle(courier: Courier) -> list[Settled]:

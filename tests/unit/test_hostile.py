@@ -14,10 +14,10 @@ from support import hostile
 from support.hostile import Hostile
 from support.receiver import Certificate, Listener, Receiver, make_certificate
 from support.sessions import strain
-from ulak import endpoint, verdict
-from ulak.address import Guard
-from ulak.http import Transport
-from ulak.model import Endpoint, Finished, Outcome, Request
+from ulak.http import endpoint, verdict
+from ulak.http.address import Guard
+from ulak.http.client import Transport
+from ulak.http.model import Endpoint, Finished, Outcome, Request
 
 TIMEOUT = 1.0
 GRACE = 0.5

@@ -17,9 +17,9 @@ from support import hostile
 from support.hostile import Hostile
 from support.receiver import Answer, Received, Receiver
 from support.sessions import strain
-from ulak.address import Guard
-from ulak.http import Transport
-from ulak.model import Finished, Profile, Request
+from ulak.http.address import Guard
+from ulak.http.client import Transport
+from ulak.http.model import Finished, Profile, Request
 
 
 def exchange(transport: Transport, requests: Sequence[Request], seconds: float = 10) -> list[Finished]:

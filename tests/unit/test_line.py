@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import replace
 from typing import Any
 
-from ulak.line import AHEAD_SECONDS, MEMORY_SECONDS, Line, Rates
+from ulak.worker.prefetch import AHEAD_SECONDS, MEMORY_SECONDS, Line, Rates
 
 
 def fill(line: Line, make_endpoint: Any, make_message: Any, id: int, count: int, size: int = 1) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ulak.mark import LONGEST, Mark, Place
+from ulak.worker.resume_point import LONGEST, Mark, Place
 
 PLACE = Place(1, 0, "2026-11-16 12:00:00+00", 7)
 

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.receiver import Answer, Received, Receiver
-from ulak import oauth
-from ulak.address import Guard
-from ulak.courier import Courier, Settled
-from ulak.http import Transport
-from ulak.model import Finished, Message, OAuth2, Profile, Request
+from ulak.http import oauth
+from ulak.http.address import Guard
+from ulak.http.client import Transport
+from ulak.http.model import Finished, Message, OAuth2, Profile, Request
+from ulak.http.transport import Courier, Settled
 
 REQUEST = Request(Profile("http://example.com/"), [], b"")
 AUTH = OAuth2("http://example.com/token", "id", "secret")

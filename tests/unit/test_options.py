@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from ulak import options
-from ulak.slots import Slots
+from ulak.worker import options
+from ulak.worker.request_slots import Slots
 
 SETTINGS = {
     "batch_size": "500",

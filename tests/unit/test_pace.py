@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from ulak.pace import BUSY_SECONDS, EXPECT_SECONDS, Pace
+from ulak.worker.pace import BUSY_SECONDS, EXPECT_SECONDS, Pace
 
 BUSY, IDLE = 0.002, 0.05
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
-from ulak.slots import LEAST_WAVE, SLOW_SECONDS, Slots
+from ulak.worker.request_slots import LEAST_WAVE, SLOW_SECONDS, Slots
 
 QUICK, SLOW = 0.01, SLOW_SECONDS + 1
 

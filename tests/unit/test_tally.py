@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ulak.tally import BUCKETS, Tally
+from ulak.worker.counters import BUCKETS, Tally
 
 
 def test_each_endpoint_has_its_counts_in_the_order_of_ids() -> None:

@@ -11,15 +11,15 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 import pytest
-from ulak import options
-from ulak.bell import Bell
-from ulak.courier import Courier, Settled
-from ulak.holding import PAYLOAD_BYTES
-from ulak.model import Endpoint, Message, Outcome
-from ulak.options import Options
-from ulak.port import RINGS, BellSet, Busy, Claimed, EndpointConfig, Outcomes, Refused, Tidings
-from ulak.slots import LEAST_WAVE
-from ulak.worker import GRACE_SECONDS, REPORT_SECONDS, STOP_SECONDS, Worker
+from ulak.http.model import Endpoint, Message, Outcome
+from ulak.http.transport import Courier, Settled
+from ulak.worker import options
+from ulak.worker.leases import PAYLOAD_BYTES
+from ulak.worker.loop import GRACE_SECONDS, REPORT_SECONDS, STOP_SECONDS, Worker
+from ulak.worker.options import Options
+from ulak.worker.port import RINGS, BellSet, Busy, Claimed, EndpointConfig, Outcomes, Refused, Tidings
+from ulak.worker.request_slots import LEAST_WAVE
+from ulak.worker.wake_up import Bell
 
 SETTINGS = {
     "batch_size": "500",

@@ -6,8 +6,8 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from ulak import batch, cloudevents, header, signature, sigv4
-from ulak.model import Endpoint, Line, Message, MessageError, Request, SigV4
+from ulak.http import batch, cloudevents, header, signature, sigv4
+from ulak.http.model import Endpoint, Line, Message, MessageError, Request, SigV4
 
 CORRELATION = "x-correlation-id"
 

@@ -6,7 +6,7 @@ import json
 import re
 from urllib.parse import quote
 
-from ulak.model import CloudEvents, Message, MessageError
+from ulak.http.model import CloudEvents, Message, MessageError
 
 DEFAULT_TYPE = "ulak.message"
 STRUCTURED = "application/cloudevents+json"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import shlex
 
-from ulak import header, secrecy
+from ulak.http import header, secrecy
+from ulak.http.model import Request
 from ulak.mask import MASK, Mask
-from ulak.model import Request
 
 _SCHEMES = frozenset(("apikey", "aws4-hmac-sha256", "basic", "bearer", "digest", "token"))
 

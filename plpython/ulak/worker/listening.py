@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from contextlib import suppress
 
-from ulak.bell import Bell
-from ulak.pace import Pace
-from ulak.port import RINGS, Busy, Database
+from ulak.worker.pace import Pace
+from ulak.worker.port import RINGS, Busy, Database
+from ulak.worker.wake_up import Bell
 
 # A bell that rings so often in vain, because others use NOTIFY too, is worse than none. A true one makes up for a few.
 FALSE_RINGS = 200

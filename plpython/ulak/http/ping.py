@@ -7,9 +7,9 @@ import uuid
 from collections.abc import Callable
 from dataclasses import replace
 
-from ulak.courier import Courier
-from ulak.http import Transport
-from ulak.model import Endpoint, Message, Outcome
+from ulak.http.client import Transport
+from ulak.http.model import Endpoint, Message, Outcome
+from ulak.http.transport import Courier
 
 PAYLOAD = '{"type": "ulak.ping"}'
 

@@ -8,9 +8,8 @@ from types import MappingProxyType
 from typing import Any
 from urllib.parse import urlsplit
 
-from ulak import authorization, header, secrecy, signature
-from ulak.mask import Mask
-from ulak.model import (
+from ulak.http import authorization, header, secrecy, signature
+from ulak.http.model import (
     Basic,
     Bearer,
     CloudEvents,
@@ -23,6 +22,7 @@ from ulak.model import (
     Settings,
     SigV4,
 )
+from ulak.mask import Mask
 
 METHODS = ("POST", "PUT", "PATCH", "DELETE")
 # What an error message quotes of an answer that isn't captured.

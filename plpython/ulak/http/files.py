@@ -7,7 +7,7 @@ import stat
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from ulak.model import ConfigError, Profile
+from ulak.http.model import ConfigError, Profile
 
 LARGEST = 1024 * 1024
 # One text whatever the reason: else a config could find out which files there are, and which the server may read.

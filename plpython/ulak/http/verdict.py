@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from ulak import response, retry_after, secrecy, text
-from ulak.model import Endpoint, Finished, Outcome
+from ulak import text
+from ulak.http import response, retry_after, secrecy
+from ulak.http.model import Endpoint, Finished, Outcome
 
 RETRYABLE = "[RETRYABLE]"
 PERMANENT = "[PERMANENT]"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from ulak.model import Line
+from ulak.http.model import Line
 
 # ulak or libcurl sets these. accept-encoding: an answer is never asked for, nor read, compressed.
 RESERVED = frozenset(

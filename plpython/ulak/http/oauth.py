@@ -9,7 +9,7 @@ from typing import NamedTuple
 from urllib.parse import quote_plus, urlencode
 
 from ulak import text
-from ulak.model import Endpoint, Finished, OAuth2, Request
+from ulak.http.model import Endpoint, Finished, OAuth2, Request
 
 # A token without expires_in is asked for again after this; the specification leaves it to us.
 _UNKNOWN_LIFE = 300

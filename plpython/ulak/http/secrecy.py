@@ -10,9 +10,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import quote_plus, unquote, urlsplit
 
-from ulak import header, text
+from ulak import text
+from ulak.http import header
+from ulak.http.model import Line, Request
 from ulak.mask import MASK, SHORTEST
-from ulak.model import Line, Request
 
 _SECRET_NAMES = ("api-key", "apikey", "authenticat", "authoriz", "cookie", "password", "secret", "signature", "token")
 # The parts of a credential that are long enough to be one.

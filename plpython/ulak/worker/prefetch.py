@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
-from ulak.model import Endpoint, Message
+from ulak.http.model import Endpoint, Message
 
 # A worker claims what it will have sent within this time, beyond what it has slots for. The rate is the endpoint's own:
 # for one that answers once in ten seconds this is nothing.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from base64 import b64encode
 
-from ulak.model import Basic, Bearer
+from ulak.http.model import Basic, Bearer
 
 
 def value(auth: Basic | Bearer) -> str:

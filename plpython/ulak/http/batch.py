@@ -5,8 +5,8 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterable, Sequence
 
-from ulak import cloudevents
-from ulak.model import Endpoint, Message
+from ulak.http import cloudevents
+from ulak.http.model import Endpoint, Message
 
 # A fixed namespace makes a batch's id a function of its messages' ids.
 _NAMESPACE = uuid.UUID("6f1a8c1e-6a3d-5c0b-9c3f-0b7a5b8f2d11")

@@ -14,9 +14,9 @@ from urllib.parse import urlsplit
 
 import pycurl
 
-from ulak import files
-from ulak.address import Guard
-from ulak.model import ConfigError, Finished, Profile, Request
+from ulak.http import files
+from ulak.http.address import Guard
+from ulak.http.model import ConfigError, Finished, Profile, Request
 
 # The longest time without a return to the caller, which must look for interrupts.
 MAX_WAIT = 0.1

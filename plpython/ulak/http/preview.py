@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ulak import curl_command, endpoint, options, request
+from ulak.http import curl_command, endpoint, request
+from ulak.http.model import Message, OAuth2
 from ulak.mask import MASK
-from ulak.model import Message, OAuth2
+from ulak.worker import options
 
 
 def curl(given: Mapping[str, Any], now: float) -> str:

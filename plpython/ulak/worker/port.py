@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
-from ulak.bell import Bell
-from ulak.model import Message
+from ulak.http.model import Message
+from ulak.worker.wake_up import Bell
 
 # How many ids ring after the bell was set.
 RINGS = 16

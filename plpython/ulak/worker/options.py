@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ulak.address import Guard
-from ulak.model import Settings
+from ulak.http.address import Guard
+from ulak.http.model import Settings
 
 
 @dataclass(frozen=True, slots=True)

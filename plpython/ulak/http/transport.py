@@ -6,9 +6,9 @@ import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from ulak import oauth, request, verdict
-from ulak.http import Transport
-from ulak.model import Endpoint, Finished, Message, MessageError, OAuth2, Outcome
+from ulak.http import oauth, request, verdict
+from ulak.http.client import Transport
+from ulak.http.model import Endpoint, Finished, Message, MessageError, OAuth2, Outcome
 
 
 class Delivery(NamedTuple):

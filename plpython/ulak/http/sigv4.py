@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from urllib.parse import quote, unquote, urlsplit
 
-from ulak.model import SigV4
+from ulak.http.model import SigV4
 
 _ALGORITHM = "AWS4-HMAC-SHA256"
 _UNRESERVED = "-_.~"

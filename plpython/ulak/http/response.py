@@ -6,8 +6,9 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from ulak import secrecy, text
-from ulak.model import Endpoint, Finished
+from ulak import text
+from ulak.http import secrecy
+from ulak.http.model import Endpoint, Finished
 
 _MAX_HEADERS = 100
 _MAX_HEADER_VALUE = 1024

@@ -7,7 +7,7 @@ import hmac
 from base64 import b64decode, b64encode
 from collections.abc import Sequence
 
-from ulak.model import ConfigError
+from ulak.http.model import ConfigError
 
 _PREFIX = "whsec_"
 

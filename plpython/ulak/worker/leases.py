@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from ulak.model import Message
-from ulak.port import Claimed
+from ulak.http.model import Message
+from ulak.worker.port import Claimed
 
 # Payloads in memory; a claim takes fewer messages when they are big. What is unknown counts as a megabyte.
 PAYLOAD_BYTES = 64 * 1024 * 1024

@@ -7,18 +7,18 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
-from ulak import batch, endpoint, verdict
-from ulak.courier import Courier, Settled
-from ulak.holding import Held
-from ulak.line import Line, Rates
-from ulak.listener import Listener
-from ulak.model import Endpoint, Message, OAuth2, Outcome
-from ulak.options import Options
-from ulak.pace import Pace
-from ulak.port import Busy, Claimed, Database
-from ulak.settling import RETRY_SECONDS, Settling
-from ulak.slots import SLOW_SECONDS, Slots
-from ulak.tally import Tally
+from ulak.http import batch, endpoint, verdict
+from ulak.http.model import Endpoint, Message, OAuth2, Outcome
+from ulak.http.transport import Courier, Settled
+from ulak.worker.counters import Tally
+from ulak.worker.leases import Held
+from ulak.worker.listening import Listener
+from ulak.worker.options import Options
+from ulak.worker.outcomes import RETRY_SECONDS, Settling
+from ulak.worker.pace import Pace
+from ulak.worker.port import Busy, Claimed, Database
+from ulak.worker.prefetch import Line, Rates
+from ulak.worker.request_slots import SLOW_SECONDS, Slots
 
 # Outcomes are settled in groups: three quarters of the slots, or what has come within this time. While others wait in
 # line, a group can be larger without holding anything up.

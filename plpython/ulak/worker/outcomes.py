@@ -7,12 +7,12 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 
 from ulak import text
-from ulak.courier import Settled
-from ulak.holding import Held
-from ulak.model import Message, Outcome
-from ulak.port import Busy, Database, Outcomes, Refused
-from ulak.tally import Tally
-from ulak.verdict import DELIVERED
+from ulak.http.model import Message, Outcome
+from ulak.http.transport import Settled
+from ulak.http.verdict import DELIVERED
+from ulak.worker.counters import Tally
+from ulak.worker.leases import Held
+from ulak.worker.port import Busy, Database, Outcomes, Refused
 
 # An outcome that the database has no time for is tried again after this, twice as long each time.
 RETRY_SECONDS = 0.1
