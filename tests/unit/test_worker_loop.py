@@ -668,11 +668,11 @@ def test_only_fast_endpoints_are_claimed_ahead_of_free_slots(stage: Stage) -> No
         waiting.append(400 - unclaimed - sum(to.id > 1 for to, _, _ in stage.courier.sent))
 
     stage.database.hooks["settle"] = count
-    stage.run(seconds=2)
+    stage.run(seconds=2, worker_concurrency=28)
 
     # The fast one is done; of the others nothing was taken that could not be sent.
     assert all(id in stage.database.settled for id in range(1, 3001))
-    assert max(stage.database.limits) > 16
+    assert max(stage.database.limits) > 32
     assert max(waiting) == 0
 
 
@@ -684,10 +684,12 @@ def test_others_are_looked_after_while_one_has_a_backlog_and_less_often_if_that_
         stage.database.whole_seconds = seconds
         stage.database.wholes.clear()
         stage.run(seconds=1)
-        counts.append(len(stage.database.wholes))
+        # How fast the receiver is has to be learnt first.
+        learnt = stage.clock.now - 0.7
+        counts.append(len([at for at in stage.database.wholes if at > learnt]))
 
     quick, slow = counts
-    assert quick >= 20
+    assert quick >= 14
     # Thirty milliseconds twenty times would be all that there is.
     assert slow <= 5
 
