@@ -1,25 +1,21 @@
-"""The transport: many HTTP exchanges at once over libcurl's multi interface, within one thread."""
+"""Many HTTP exchanges at once over libcurl's multi interface, within one thread, and without ever waiting."""
 
 from __future__ import annotations
 
-import contextlib
 import os
-import select
 import signal
 import socket
 from collections.abc import Callable
-from ipaddress import ip_address
 from typing import Any
-from urllib.parse import urlsplit
 
 import pycurl
 
 from ulak.http import files
 from ulak.http.address import Guard
 from ulak.http.model import ConfigError, Finished, Profile, Request
+from ulak.worker.transport import Ready
+from ulak.worker.waiting import READABLE, WRITABLE, Descriptors
 
-# The longest time without a return to the caller, which must look for interrupts.
-MAX_WAIT = 0.1
 # An answer is read to its end, which keeps the connection usable, but never beyond this or what is to be kept.
 _READ_AT_LEAST = 65536
 # Of all headers of an answer together, those of interim answers and trailers included. libcurl bounds the others.
@@ -32,15 +28,12 @@ _EXPECT_FROM = 1024 * 1024
 # resolver's thread, which can't be stopped and may take half a minute.
 _QUICK_EXIT = 322
 
-_TO_EPOLL = {
-    pycurl.POLL_IN: select.EPOLLIN,
-    pycurl.POLL_OUT: select.EPOLLOUT,
-    pycurl.POLL_INOUT: select.EPOLLIN | select.EPOLLOUT,
-}
-_FROM_EPOLL = tuple(
-    (pycurl.CSELECT_IN if events & (select.EPOLLIN | select.EPOLLHUP) else 0)
-    | (pycurl.CSELECT_OUT if events & select.EPOLLOUT else 0)
-    | (pycurl.CSELECT_ERR if events & select.EPOLLERR else 0)
+_WANTED = {pycurl.POLL_IN: READABLE, pycurl.POLL_OUT: WRITABLE, pycurl.POLL_INOUT: READABLE | WRITABLE}
+# By epoll's events, of which EPOLLERR is 8 and EPOLLHUP 16.
+_READY = tuple(
+    (pycurl.CSELECT_IN if events & (READABLE | 16) else 0)
+    | (pycurl.CSELECT_OUT if events & WRITABLE else 0)
+    | (pycurl.CSELECT_ERR if events & 8 else 0)
     for events in range(32)
 )
 
@@ -97,7 +90,6 @@ class _Handle:
         "guard",
         "header_room",
         "headers",
-        "named",
         "no_socket",
         "on_new_socket",
         "profile",
@@ -123,7 +115,6 @@ class _Handle:
         self.dialled = False
         self.blocked: str | None = None
         self.no_socket: str | None = None
-        self.named = False
         self.sent_again = False
 
     def open_socket(self, purpose: int, address: Any) -> Any:
@@ -158,6 +149,11 @@ class _Handle:
         # Fewer bytes than given: libcurl stops reading and closes the connection.
         return 0 if self.size > self.read_limit else None
 
+    def switch(self, profile: Profile) -> None:
+        """To another receiver of the same shape."""
+        self.profile = profile
+        self.curl.setopt(pycurl.URL, profile.url)
+
     def prepare(self, profile: Profile) -> None:
         """Sets everything that stays the same from message to message."""
         self.files = files.check(profile)
@@ -165,7 +161,6 @@ class _Handle:
         setopt = self.curl.setopt
         self.profile = profile
         self.read_limit = max(_READ_AT_LEAST, profile.keep_body)
-        self.named = _needs_resolver(profile)
         setopt(pycurl.URL, profile.url)
         setopt(pycurl.POST, 1)
         if profile.method != "POST":
@@ -292,55 +287,42 @@ class _Handle:
         return result._replace(kind=kind, error=None if too_long else text or self.curl.errstr())
 
 
-def _needs_resolver(profile: Profile) -> bool:
-    for url in (profile.url, profile.proxy.url if profile.proxy else None):
-        try:
-            ip_address((urlsplit(url).hostname or "") if url else "::")
-        except ValueError:
-            return True
-    return False
-
-
-class Transport:
-    """start() any number of requests, then step() until each has come back as exactly one Finished.
+class Client:
+    """start() any number of requests, then advance() until each has come back as exactly one Finished.
 
     The caller bounds what is in flight: libcurl's timeout also runs while a request waits for a connection.
     """
 
-    def __init__(self, guard: Guard, max_connections: int = 256) -> None:
+    def __init__(self, guard: Guard, descriptors: Descriptors, max_connections: int = 256) -> None:
         self.in_flight = 0
         self._guard = guard
+        self._descriptors = descriptors
         self._max_handles = max_connections
         self._multi = pycurl.CurlMulti()
         self._multi.setopt(pycurl.M_SOCKETFUNCTION, self._watch)
         # The default, four per request in flight, would close the connections of light traffic.
         self._multi.setopt(pycurl.M_MAXCONNECTS, max_connections)
-        self._epoll = select.epoll()
         # What the kernel watches. A socket stays there between two exchanges: taking it out and putting it back
         # would be two system calls per message.
         self._watched: dict[int, int] = {}
         self._wanted: set[int] = set()
         self._handles: dict[Any, _Handle] = {}
-        self._idle: dict[Profile, list[_Handle]] = {}
+        # By the shape of the profile.
+        self._idle: dict[int, list[_Handle]] = {}
         self._never_started: list[Finished] = []
         self._named_in_flight = 0
-        self._wake: int | None = None
-        self.was_woken = False
-
-    def wake_on(self, descriptor: int) -> None:
-        """step() also ends when this can be read; was_woken tells."""
-        if descriptor != self._wake:
-            self._wake = descriptor
-            self._epoll.register(descriptor, select.EPOLLIN)
 
     def start(self, request: Request) -> None:
-        """Never raises for what the request holds: that comes back from step() as a failure of kind config."""
+        """Never raises for what the request holds: that comes back from advance() as a failure of kind config."""
         handle: _Handle | None = None
+        profile = request.profile
         try:
-            handles = self._idle.get(request.profile)
-            handle = handles.pop() if handles else self._prepared(request.profile)
+            handles = self._idle.get(profile.shape)
+            handle = handles.pop() if handles else self._prepared(profile)
             if handle.files and any(each.has_changed() for each in handle.files):
-                handle.prepare(request.profile)
+                handle.prepare(profile)
+            elif handle.profile is not profile:
+                handle.switch(profile)
             handle.request = request
             curl = handle.curl
             headers = request.headers
@@ -356,19 +338,27 @@ class Transport:
             self._never_started.append(Finished(request, 0, "config", told))
             return
         self.in_flight += 1
-        self._named_in_flight += handle.named
+        self._named_in_flight += profile.is_named
 
-    def step(self, max_wait: float) -> list[Finished]:
-        """What has ended, after at most max_wait seconds (and 0.1); at once if nothing is in flight."""
+    def timeout(self) -> float | None:
+        """As worker.transport.Transport has it."""
+        if self._never_started:
+            return 0.0
+        if not self.in_flight:
+            return None
+        # Asked once a step. To be told would mean to be told of each request that is added, and of each that ends.
+        left = self._multi.timeout()
+        return left / 1000 if left >= 0 else None
+
+    def advance(self, ready: Ready) -> list[Finished]:
+        """What has ended. The sockets in `ready` can be read or written; if there are none, a timeout has passed."""
         finished, self._never_started = self._never_started, []
-        if self.in_flight == 0:
-            return finished
-        if self._named_in_flight == 0:
-            self._advance(max_wait, finished)
+        if not self._named_in_flight:
+            self._advance(ready, finished)
             return finished
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, _BACKEND_SIGNALS)
         try:
-            self._advance(max_wait, finished)
+            self._advance(ready, finished)
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         return finished
@@ -380,32 +370,19 @@ class Transport:
         self._handles.clear()
         self._idle.clear()
         self._multi.close()
-        self._epoll.close()
 
-    def _advance(self, max_wait: float, finished: list[Finished]) -> None:
-        # Asked once a step. To be told would mean to be told of each request that is added, and of each that ends.
-        left = self._multi.timeout()
-        if left == 0:
-            self._multi.socket_action(pycurl.SOCKET_TIMEOUT, 0)
-            self._collect(finished)
-            left = self._multi.timeout()
-        wait = 0.0 if finished else min(max_wait, MAX_WAIT)
-        if left >= 0:
-            wait = min(wait, left / 1000)
-        self._act(self._epoll.poll(wait))
-        self._collect(finished)
-
-    def _act(self, ready: list[tuple[int, int]]) -> None:
-        self.was_woken = False
+    def _advance(self, ready: Ready, finished: list[Finished]) -> None:
         act = self._multi.socket_action
-        for fd, events in ready:
-            if fd in self._wanted:
-                act(fd, _FROM_EPOLL[events & 31])
-            elif fd == self._wake:
-                self.was_woken = True
+        if not ready:
+            act(pycurl.SOCKET_TIMEOUT, 0)
+        for descriptor, events in ready:
+            if descriptor in self._wanted:
+                act(descriptor, _READY[events & 31])
             else:
                 # An idle connection that the receiver closed: it would be reported again and again.
-                self._forget(fd)
+                self._watched.pop(descriptor, None)
+                self._descriptors.forget(descriptor)
+        self._collect(finished)
 
     def _collect(self, finished: list[Finished]) -> None:
         more = 1
@@ -424,12 +401,12 @@ class Transport:
         self._multi.remove_handle(curl)
         handle = self._handles[curl]
         self.in_flight -= 1
-        self._named_in_flight -= handle.named
-        self._idle.setdefault(handle.profile, []).append(handle)
+        self._named_in_flight -= handle.profile.is_named
+        self._idle.setdefault(handle.profile.shape, []).append(handle)
         return handle
 
     def _prepared(self, profile: Profile) -> _Handle:
-        """A handle for a profile that has none idle: a new one, or the idle one that waited longest."""
+        """A handle for a shape that has none idle: a new one, or an idle one of another shape."""
         handle = self._reusable() if len(self._handles) >= self._max_handles else None
         if handle is None:
             # A new socket may bear the number of one closed unseen: nothing known about numbers holds any more.
@@ -447,10 +424,10 @@ class Transport:
         handle.curl.close()
 
     def _reusable(self) -> _Handle | None:
-        for profile, handles in list(self._idle.items()):
+        for shape, handles in list(self._idle.items()):
             if handles:
                 return handles.pop()
-            del self._idle[profile]
+            del self._idle[shape]
         return None
 
     def _watch(self, event: int, fd: int, multi: object, data: object) -> None:
@@ -459,17 +436,7 @@ class Transport:
             self._wanted.discard(fd)
             return
         self._wanted.add(fd)
-        events = _TO_EPOLL[event]
-        if self._watched.get(fd) == events:
-            return
-        try:
-            self._epoll.modify(fd, events)
-        except FileNotFoundError:
-            self._epoll.register(fd, events)
-        self._watched[fd] = events
-
-    def _forget(self, fd: int) -> None:
-        self._watched.pop(fd, None)
-        # Closed since: the kernel has forgotten it already.
-        with contextlib.suppress(OSError):
-            self._epoll.unregister(fd)
+        events = _WANTED[event]
+        if self._watched.get(fd) != events:
+            self._descriptors.watch(fd, events)
+            self._watched[fd] = events

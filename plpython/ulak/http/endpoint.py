@@ -71,12 +71,6 @@ def parse(
     )
 
 
-def problem(error: Exception, secrets: Iterable[str]) -> str:
-    """An error of parse() in words. Only those of ConfigError are ours: any other may quote what it stumbled over."""
-    told = str(error) if isinstance(error, ConfigError) else f"it can't be read: {type(error).__name__}"
-    return f"config: {Mask(secrets).hide(told)}"
-
-
 def _profile(config: Mapping[str, Any], settings: Settings) -> Profile:
     method = config.get("method", "POST")
     if method not in METHODS:

@@ -1,25 +1,23 @@
-"""The values that cross borders: settings, endpoint, message, request, what came back, and the outcome."""
+"""The values of HTTP: settings, endpoint, request, and what came back."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, field, fields
+from ipaddress import ip_address
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
 
+from ulak.delivery import ConfigError as ConfigError
+from ulak.delivery import Message as Message
+from ulak.delivery import MessageError as MessageError
+from ulak.delivery import Outcome as Outcome
 from ulak.mask import Mask
 
 _NOTHING_SECRET = Mask()
 
 # A header as libcurl takes it: "name: value"; bytes when it isn't ASCII.
 Line = str | bytes
-
-
-class ConfigError(ValueError):
-    """An endpoint's config can't be used; nothing is wrong with the message."""
-
-
-class MessageError(ValueError):
-    """A message can't be sent as it is, however often it is tried."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +42,7 @@ class Proxy:
     ssl_verify: bool = True
 
 
-# Compared by identity: a handle prepared for one profile serves exactly that profile.
+# Compared by identity.
 @dataclass(frozen=True, slots=True, eq=False)
 class Profile:
     """What libcurl must know about a receiver; set once per handle, not once per message."""
@@ -61,6 +59,30 @@ class Profile:
     proxy: Proxy | None = None
     capture_response: bool = False
     keep_body: int = 512
+    # The same for all profiles that differ in nothing but the rest of the URL: a handle that was prepared for one of
+    # them serves the others with another URL.
+    shape: int = field(init=False)
+    # Names have to be resolved.
+    is_named: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        is_tls = self.url[:6].lower() == "https:"
+        given = (is_tls, *(getattr(self, name) for name in _SHAPING))
+        object.__setattr__(self, "shape", _shapes.setdefault(given, len(_shapes)))
+        is_named = _is_named(self.url) or (self.proxy is not None and _is_named(self.proxy.url))
+        object.__setattr__(self, "is_named", is_named)
+
+
+_SHAPING = tuple(each.name for each in fields(Profile) if each.init and each.name != "url")
+_shapes: dict[tuple[Any, ...], int] = {}
+
+
+def _is_named(url: str) -> bool:
+    try:
+        ip_address(urlsplit(url).hostname or "")
+    except ValueError:
+        return True
+    return False
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,23 +147,6 @@ class Endpoint:
     private: Mask = _NOTHING_SECRET
 
 
-# The types made for every message are named tuples: a frozen dataclass costs four times as much to make.
-class Message(NamedTuple):
-    """One claimed message; payload, headers and metadata are JSON text as the database gives them."""
-
-    id: int
-    message_id: str
-    attempt: int
-    payload: str
-    headers: str | None = None
-    metadata: str | None = None
-    correlation_id: str | None = None
-    ordering_key: str | None = None
-    created_at: str | None = None
-    # Why the database could not hand it out; the payload is empty then.
-    problem: str | None = None
-
-
 class Request(NamedTuple):
     profile: Profile
     headers: list[Line]
@@ -164,13 +169,3 @@ class Finished(NamedTuple):
     # Total, and until the first byte of the answer; only measured for a captured response.
     seconds: float | None = None
     first_byte_seconds: float | None = None
-
-
-class Outcome(NamedTuple):
-    """What the database is told: error is None for delivered, else it starts with [RETRYABLE] or its siblings."""
-
-    error: str | None = None
-    retry_after: int | None = None
-    # JSON text, only with capture_response.
-    response: str | None = None
-    status: int = 0

@@ -2,29 +2,23 @@
 
 from __future__ import annotations
 
-import time
 import uuid
 from collections.abc import Callable
 from dataclasses import replace
 
-from ulak.http.client import Transport
-from ulak.http.model import Endpoint, Message, Outcome
-from ulak.http.transport import Courier
+from ulak.delivery import Endpoint, Message, Outcome
+from ulak.worker.dispatcher import Dispatcher
 
 PAYLOAD = '{"type": "ulak.ping"}'
 
 
-def ping(
-    endpoint: Endpoint,
-    transport: Transport,
-    between_steps: Callable[[], object],
-    clock: Callable[[], float] = time.time,
-) -> Outcome:
+def ping(endpoint: Endpoint, dispatcher: Dispatcher, between_steps: Callable[[], object]) -> Outcome:
     """The outcome with its response captured; between_steps() is called at least every 100 ms."""
-    capturing = replace(endpoint, profile=replace(endpoint.profile, capture_response=True))
-    courier = Courier(transport, clock)
-    courier.send(capturing, [Message(id=0, message_id=str(uuid.uuid4()), attempt=1, payload=PAYLOAD)])
+    receiver = endpoint.target
+    capturing = replace(receiver, profile=replace(receiver.profile, capture_response=True))
+    message = Message(id=0, message_id=str(uuid.uuid4()), attempt=1, payload=PAYLOAD)
+    dispatcher.start(endpoint._replace(target=capturing), [message])
     while True:
-        for settled in courier.step(0.1):
+        for settled in dispatcher.step(0.1):
             return settled.outcome
         between_steps()

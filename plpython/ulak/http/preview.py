@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ulak.http import curl_command, endpoint, request
+from ulak.http import curl_command, endpoint, options, request
 from ulak.http.model import Message, OAuth2
 from ulak.mask import MASK
-from ulak.worker import options
 
 
 def curl(given: Mapping[str, Any], now: float) -> str:
@@ -20,7 +19,7 @@ def curl(given: Mapping[str, Any], now: float) -> str:
         config["config_version"],
         config["config"],
         config["signing_secrets"],
-        options.parse(given["settings"], given["version"]).endpoint,
+        options.endpoint_settings(given["settings"], given["version"]),
         config["secrets"],
     )
     # A real token is none of the reader's business, and fetching one would be a request.

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from ulak import text
+from ulak.delivery import DELIVERED, DISABLE, PERMANENT, RETRYABLE
 from ulak.http import response, retry_after, secrecy
 from ulak.http.model import Endpoint, Finished, Outcome
 
-RETRYABLE = "[RETRYABLE]"
-PERMANENT = "[PERMANENT]"
-DISABLE = "[DISABLE]"
-
 # Of 4xx these ask for another try: request timeout, too early, too many requests.
 _RETRYABLE_4XX = frozenset((408, 425, 429))
-DELIVERED = Outcome(status=200)
 _EXCERPT = 200
 # The end of an answer that was cut isn't quoted: what it repeats of the message might be cut, too, and go unnoticed.
 _UNSURE = 64

@@ -1,4 +1,4 @@
-"""What the worker has done since it last told: per endpoint for the statistics, in sum for its own row."""
+"""What the worker has done since its last report: per endpoint for the statistics, in sum for its own row."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class _Counts:
         self.histogram = [0] * BUCKETS
 
 
-class Tally:
+class Counters:
     def __init__(self) -> None:
         self._counts: dict[int, _Counts] = {}
         self.processed = 0

@@ -1,18 +1,15 @@
-"""What the worker holds: claimed, and neither settled nor given back."""
+"""The leases that a worker holds: on messages it has claimed, and neither settled nor given back."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from ulak.http.model import Message
+from ulak.delivery import Message
 from ulak.worker.port import Claimed
-
-# Payloads in memory; a claim takes fewer messages when they are big. What is unknown counts as a megabyte.
-PAYLOAD_BYTES = 64 * 1024 * 1024
-UNKNOWN_BYTES = 1024 * 1024
+from ulak.worker.tuning import PAYLOAD_BYTES, UNKNOWN_BYTES
 
 
-class Held:
+class Leases:
     def __init__(self) -> None:
         self._attempts: dict[int, int] = {}
         self._bytes = 0

@@ -1,77 +1,79 @@
-"""Who hears the bell: in light traffic a worker sleeps until a sender rings, instead of looking again and again."""
+"""Being woken by senders: in light traffic a worker sleeps until one notifies it, instead of looking again and again.
+
+NOTIFY has its price for the sender, so only the first few after the worker has asked for it pay it
+(ulak._request_wake_ups()), and in a busy queue nobody does.
+"""
 
 from __future__ import annotations
 
 from contextlib import suppress
 
-from ulak.worker.pace import Pace
-from ulak.worker.port import RINGS, Busy, Database
-from ulak.worker.wake_up import Bell
-
-# A bell that rings so often in vain, because others use NOTIFY too, is worse than none. A true one makes up for a few.
-FALSE_RINGS = 200
-WORTH = 4
+from ulak.worker.polling import Pace
+from ulak.worker.port import Busy, Database
+from ulak.worker.tuning import TRUE_WAKE_UP_WORTH, VAIN_WAKE_UPS, WAKE_UPS
+from ulak.worker.wake_up import WakeUp
 
 
-class Listener:
-    """Deaf until it has a bell, and while traffic is dense."""
+class Listening:
+    """Off until there is a wake-up to wait for, and while traffic is dense."""
 
     def __init__(self, database: Database, pace: Pace) -> None:
         self._database = database
         self._pace = pace
-        self._bell: Bell | None = None
-        # Who has drawn an id up to this one rings when he commits.
-        self._rings_to = 0
-        self._false_rings = 0
-        # Somebody has rung, and nobody has answered yet.
-        self.has_rung = False
-        self.is_listening = False
+        self._wake_up: WakeUp | None = None
+        # Who has drawn an id up to this one notifies when he commits.
+        self._notified_to = 0
+        self._vain = 0
+        # A sender has notified, and no claim has followed yet.
+        self.was_notified = False
+        self.is_on = False
 
-    def take(self, bell: Bell) -> None:
-        self._bell = bell
+    def use(self, wake_up: WakeUp) -> None:
+        self._wake_up = wake_up
 
-    def can_listen(self, now: float) -> bool:
-        return self._bell is not None and self._pace.is_light(now)
+    def is_worth_it(self, now: float) -> bool:
+        return self._wake_up is not None and self._pace.is_light(now)
 
     @property
-    def is_set(self) -> bool:
-        """The next senders will ring."""
-        return self._pace.last_sent + RINGS // 2 <= self._rings_to
+    def is_armed(self) -> bool:
+        """The next senders will notify."""
+        return self._pace.last_sent + WAKE_UPS // 2 <= self._notified_to
 
-    def look(self, now: float) -> bool:
-        """Begins to listen, or sets the bell anew; whether somebody has sent who may not ring, or else there is one."""
-        assert self._bell is not None
-        if not self.is_listening:
-            self._bell.hold()
-            self.is_listening = True
+    def renew(self, now: float) -> bool:
+        """Begins to listen, or asks for the next wake-ups; whether somebody has sent who may not notify, or else
+        something is pending."""
+        assert self._wake_up is not None
+        if not self.is_on:
+            self._wake_up.hold_back()
+            self.is_on = True
         try:
-            found = self._database.set_bell()
+            found = self._database.request_wake_ups()
         except Busy:
-            self.do_without()
+            self.give_up()
             return True
-        has_sent = self._pace.sees(now, found.last_sent, found.last_sent <= self._rings_to)
-        self._rings_to = found.rings_to
+        has_sent = self._pace.sees(now, found.last_sent, found.last_sent <= self._notified_to)
+        self._notified_to = found.notified_to
         return has_sent or found.has_pending
 
-    def hear(self, seconds: float = 0) -> None:
-        """Waits for so long, unless it rings or has rung."""
-        if self._bell is not None and self.is_listening and self._bell.rang(seconds):
-            self.has_rung = True
+    def wait(self, seconds: float = 0) -> None:
+        """For so long, unless a sender notifies or has done so."""
+        if self._wake_up is not None and self.is_on and self._wake_up.wait(seconds):
+            self.was_notified = True
 
     def answered(self, found: bool) -> None:
-        """After the claim that a ring led to."""
-        self.has_rung = False
-        self._false_rings = max(0, self._false_rings + (-WORTH if found else 1))
-        if self._false_rings >= FALSE_RINGS:
-            self.do_without()
+        """After the claim that a wake-up led to."""
+        self.was_notified = False
+        self._vain = max(0, self._vain + (-TRUE_WAKE_UP_WORTH if found else 1))
+        if self._vain >= VAIN_WAKE_UPS:
+            self.give_up()
 
-    def do_without(self) -> None:
+    def give_up(self) -> None:
         self.stop()
-        self._bell = None
+        self._wake_up = None
         with suppress(Busy):
             self._database.unlisten()
 
     def stop(self) -> None:
-        if self._bell is not None:
-            self._bell.let_go()
-        self.is_listening = False
+        if self._wake_up is not None:
+            self._wake_up.let_go()
+        self.is_on = False

@@ -7,35 +7,30 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 
 from ulak import text
-from ulak.http.model import Message, Outcome
-from ulak.http.transport import Settled
-from ulak.http.verdict import DELIVERED
-from ulak.worker.counters import Tally
-from ulak.worker.leases import Held
+from ulak.delivery import DELIVERED, Message, Outcome, Settled
+from ulak.worker.counters import Counters
+from ulak.worker.leases import Leases
 from ulak.worker.port import Busy, Database, Outcomes, Refused
-
-# An outcome that the database has no time for is tried again after this, twice as long each time.
-RETRY_SECONDS = 0.1
-LONGEST_RETRY = 2.0
+from ulak.worker.tuning import SETTLE_RETRY_LONGEST, SETTLE_RETRY_SECONDS
 
 
 class Settling:
-    def __init__(self, database: Database, held: Held, tally: Tally, now: float) -> None:
+    def __init__(self, database: Database, leases: Leases, counters: Counters, now: float) -> None:
         self._database = database
-        self._held = held
-        self._tally = tally
+        self._leases = leases
+        self._counters = counters
         self.done: list[Settled] = []
         self.since = now
         # Among them is one that another message waits for.
-        self.opens = False
+        self.unblocks_others = False
         # All of them are deliveries, with nothing else to store.
-        self.is_plain = True
+        self.only_deliveries = True
         # Messages, by endpoint.
         self.counts: Counter[int] = Counter()
         # Outcomes that couldn't be stored, by endpoint: somebody has it locked.
         self.deferred: dict[int, list[Settled]] = {}
         self.next_retry = now
-        self._retry_delay = RETRY_SECONDS
+        self._retry_delay = SETTLE_RETRY_SECONDS
 
     def add(self, settled: Sequence[Settled], now: float) -> None:
         if not self.done:
@@ -43,14 +38,14 @@ class Settling:
         for endpoint_id, messages, outcome in settled:
             self.counts[endpoint_id] += len(messages)
             if outcome is not DELIVERED and (outcome.error is not None or outcome.response is not None):
-                self.is_plain = False
+                self.only_deliveries = False
             if messages[0].ordering_key is not None or (len(messages) > 1 and _has_key(messages)):
-                self.opens = True
+                self.unblocks_others = True
         self.done += settled
 
     def store(self, now: float) -> bool:
         """All that is done; what the database has no time for is deferred. Whether there was a failure."""
-        failed = _has_failed(self.done, self.is_plain)
+        failed = _has_failed(self.done, self.only_deliveries)
         if self.deferred:
             # Where an endpoint is locked, the others needn't wait to see it.
             for done in self.done:
@@ -58,12 +53,12 @@ class Settling:
                     self.deferred[done.endpoint_id].append(done)
             self.done = [done for done in self.done if done.endpoint_id not in self.deferred]
         try:
-            self._store(self.done, self.is_plain)
+            self._store(self.done, self.only_deliveries)
             self.done = []
         except (Busy, Refused):
             self._store_apart(now)
-        self.opens = False
-        self.is_plain = True
+        self.unblocks_others = False
+        self.only_deliveries = True
         self.counts.clear()
         return failed
 
@@ -82,12 +77,12 @@ class Settling:
         left = []
         for done in self.done:
             messages = [each for each in done.messages if each.id in stored]
-            self._held.forget(messages)
+            self._leases.forget(messages)
             if len(messages) < len(done.messages):
                 left.append(done._replace(messages=[each for each in done.messages if each.id not in stored]))
         self.done = left
         # What somebody took away from the worker isn't for a light turn.
-        self.is_plain = not left
+        self.only_deliveries = not left
         if not left:
             self.counts.clear()
 
@@ -107,12 +102,12 @@ class Settling:
         except Busy:
             self.deferred[endpoint_id] = group
             self.next_retry = now + self._retry_delay
-            self._retry_delay = min(self._retry_delay * 2, LONGEST_RETRY)
+            self._retry_delay = min(self._retry_delay * 2, SETTLE_RETRY_LONGEST)
             return
         except Refused:
             self._store_singly(group)
         if self.deferred.pop(endpoint_id, None) is not None:
-            self._retry_delay = RETRY_SECONDS
+            self._retry_delay = SETTLE_RETRY_SECONDS
 
     def _store_singly(self, group: Iterable[Settled]) -> None:
         """What can't be stored as it is, is stored in plain words. If that fails too, it is left to the lease."""
@@ -125,14 +120,14 @@ class Settling:
                     try:
                         self._store([single._replace(outcome=_plain(done.outcome))])
                     except (Busy, Refused) as error:
-                        self._tally.last_error = f"message {message.id} can't be settled: {error}"
-                        self._held.forget([message])
+                        self._counters.last_error = f"message {message.id} can't be settled: {error}"
+                        self._leases.forget([message])
 
-    def _store(self, group: Sequence[Settled], is_plain: bool = False) -> None:
+    def _store(self, group: Sequence[Settled], only_deliveries: bool = False) -> None:
         if not group:
             return
-        failed = _has_failed(group, is_plain)
-        answered = not is_plain and any(done.outcome.response is not None for done in group)
+        failed = _has_failed(group, only_deliveries)
+        answered = not only_deliveries and any(done.outcome.response is not None for done in group)
         messages = [message for done in group for message in done.messages]
         self._database.settle(
             Outcomes(
@@ -143,11 +138,11 @@ class Settling:
                 [done.outcome.response for done in group for _ in done.messages] if answered else None,
             )
         )
-        self._held.forget(messages)
+        self._leases.forget(messages)
 
 
-def _has_failed(group: Iterable[Settled], is_plain: bool) -> bool:
-    return not is_plain and any(done.outcome.error is not None for done in group)
+def _has_failed(group: Iterable[Settled], only_deliveries: bool) -> bool:
+    return not only_deliveries and any(done.outcome.error is not None for done in group)
 
 
 def _has_key(messages: Iterable[Message]) -> bool:

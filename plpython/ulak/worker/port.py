@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
-from ulak.http.model import Message
-from ulak.worker.wake_up import Bell
-
-# How many ids ring after the bell was set.
-RINGS = 16
+from ulak.delivery import EndpointConfig, Message
+from ulak.worker.wake_up import WakeUp
 
 
 class Busy(Exception):
@@ -30,19 +27,8 @@ class Claimed(NamedTuple):
     may_have_more: bool = False
 
 
-class EndpointConfig(NamedTuple):
-    id: int
-    name: str
-    config_version: int
-    # None: it can't be read.
-    config: Mapping[str, Any] | None
-    signing_secrets: Sequence[str]
-    # The values that stand in the config by name.
-    secrets: Sequence[str] = ()
-
-
-class Tidings(NamedTuple):
-    """What a worker is told when it asks."""
+class Orders(NamedTuple):
+    """What a worker is told when it asks whether to go on."""
 
     # "stop": leave at once; "restart": leave in good order, another run will follow; None: go on.
     leave: str | None
@@ -60,10 +46,12 @@ class Outcomes(NamedTuple):
     responses: Sequence[str | None] | None
 
 
-class BellSet(NamedTuple):
-    # Who draws an id up to this one rings.
-    rings_to: int
-    # The id that a sender drew last, read after the bell was set.
+class WakeUps(NamedTuple):
+    """What was asked for, and what there was at that moment."""
+
+    # Who draws an id up to this one notifies.
+    notified_to: int
+    # The id that a sender drew last, read after the wake-ups were asked for.
     last_sent: int
     # Whether there is anything that a claim could find, now or later.
     has_pending: bool
@@ -74,7 +62,7 @@ class Database(Protocol):
 
     def commit(self) -> None: ...
 
-    def heed(self) -> None:
+    def check_interrupts(self) -> None:
         """Ends the run if it was cancelled, or if the server is gone. Costs next to nothing."""
 
     def last_sent(self) -> int:
@@ -107,7 +95,7 @@ class Database(Protocol):
     def blocked_endpoints(self, ids: Iterable[int]) -> Mapping[int, str]:
         """Of these endpoints, those that must not be sent to now, and why: open, half_open or disabled."""
 
-    def check(self) -> Tidings:
+    def check(self) -> Orders:
         """Whether to go on. Also the moment at which a cancel is noticed, so it is called ten times a second."""
 
     def report(self, progress: Mapping[str, object], statistics: Sequence[Mapping[str, object]]) -> None:
@@ -119,10 +107,10 @@ class Database(Protocol):
     def is_poller(self) -> bool:
         """One worker of the fleet looks often for new messages; the others come when there is much to do."""
 
-    def listen(self) -> Bell | None:
-        """A bell that senders ring, if the database can have one."""
+    def listen(self) -> WakeUp | None:
+        """What senders wake the worker with, if the database can have it."""
 
-    def set_bell(self) -> BellSet:
-        """The next RINGS senders will ring."""
+    def request_wake_ups(self) -> WakeUps:
+        """The next tuning.WAKE_UPS senders will notify."""
 
     def unlisten(self) -> None: ...

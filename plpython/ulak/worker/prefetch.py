@@ -1,24 +1,17 @@
-"""Requests that wait for a slot: claimed already, so that one is under way as soon as another ends."""
+"""Prefetched requests: claimed before there is a request slot, so that one is under way as soon as another ends."""
 
 from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
-from ulak.http.model import Endpoint, Message
-
-# A worker claims what it will have sent within this time, beyond what it has slots for. The rate is the endpoint's own:
-# for one that answers once in ten seconds this is nothing.
-AHEAD_SECONDS = 0.05
-# Fewer than these aren't worth a claim of their own: they come with the endpoint's turn.
-LEAST_AHEAD = 16
-# An endpoint that had no answer for so long has no rate.
-MEMORY_SECONDS = 0.25
+from ulak.delivery import Endpoint, Message
+from ulak.worker.tuning import PREFETCH_LEAST, PREFETCH_SECONDS, RATE_MEMORY_SECONDS
 
 Waiting = tuple[Endpoint, Sequence[Message]]
 
 
-class Line:
+class Prefetched:
     """Endpoints take turns."""
 
     def __init__(self) -> None:
@@ -44,8 +37,8 @@ class Line:
             requests.append((to, messages))
             self._count(to.id, len(messages))
 
-    def append(self, other: Line) -> None:
-        """All that is in another line, which is empty then."""
+    def append(self, other: Prefetched) -> None:
+        """All of another, which is empty then."""
         for endpoint_id, requests in other._requests.items():
             self._requests.setdefault(endpoint_id, deque()).extend(requests)
             self._count(endpoint_id, other.count(endpoint_id))
@@ -107,14 +100,14 @@ class Rates:
 
     def note(self, counts: Mapping[int, int], now: float) -> None:
         for endpoint_id, count in counts.items():
-            rate, at = self._rates.get(endpoint_id, (0.0, now - MEMORY_SECONDS))
+            rate, at = self._rates.get(endpoint_id, (0.0, now - RATE_MEMORY_SECONDS))
             seconds = max(0.001, now - at)
             # The older what is known, the less it counts.
-            weight = min(1.0, seconds / AHEAD_SECONDS)
+            weight = min(1.0, seconds / PREFETCH_SECONDS)
             self._rates[endpoint_id] = (rate + (count / seconds - rate) * weight, now)
 
-    def ahead(self, now: float) -> dict[int, int]:
-        """How many messages of which endpoint may wait in line."""
-        self._rates = {id: known for id, known in self._rates.items() if known[1] > now - MEMORY_SECONDS}
-        found = {endpoint_id: int(rate * AHEAD_SECONDS) for endpoint_id, (rate, _) in self._rates.items()}
-        return {endpoint_id: count for endpoint_id, count in found.items() if count >= LEAST_AHEAD}
+    def allowed(self, now: float) -> dict[int, int]:
+        """How many messages of which endpoint may be prefetched."""
+        self._rates = {id: known for id, known in self._rates.items() if known[1] > now - RATE_MEMORY_SECONDS}
+        found = {endpoint_id: int(rate * PREFETCH_SECONDS) for endpoint_id, (rate, _) in self._rates.items()}
+        return {endpoint_id: count for endpoint_id, count in found.items() if count >= PREFETCH_LEAST}

@@ -1,18 +1,14 @@
-"""Which endpoint may have how many of the worker's requests in flight."""
+"""Request slots: which endpoint may have how many of the worker's deliveries in flight."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
 
-# A request that takes longer makes its endpoint a slow one.
-SLOW_SECONDS = 0.5
-# Receivers that answer at once need no more requests in flight than these. What libcurl and the kernel keep for a
-# connection is 15 kB: of so many it stays in the processor's own cache.
-LEAST_WAVE = 32
+from ulak.worker.tuning import LEAST_WINDOW, SLOW_SECONDS
 
 
-class Slots:
+class RequestSlots:
     """Two lanes of the same width: receivers that are slow have their own, and can't hold the others up.
 
     Within its lane an endpoint gets at most seven eighths of what the others leave, so it can't take all.
@@ -27,8 +23,8 @@ class Slots:
         self._held: Counter[int] = Counter()
         self._taken = 0
         self._taken_slow = 0
-        # How many may be in flight to receivers that aren't slow. Slots beyond are for those who take their time.
-        self.wave = min(total, LEAST_WAVE)
+        # The in-flight window: how many deliveries may be under way to receivers that aren't slow.
+        self.window = min(total, LEAST_WINDOW)
 
     @property
     def free(self) -> int:
@@ -44,15 +40,15 @@ class Slots:
         return self._taken - self._taken_slow
 
     @property
-    def is_wave_full(self) -> bool:
-        return self.quick_in_flight >= self.wave
+    def is_window_full(self) -> bool:
+        return self.quick_in_flight >= self.window
 
-    def waited(self, before: int) -> None:
-        """The worker has waited for answers while others are in line and the wave was full; before: of so many."""
+    def adapt_window(self, before: int) -> None:
+        """After a wait for answers with prefetched requests and a full window; before: so many were in flight."""
         if 4 * (before - self.quick_in_flight) < before:
-            self.wave = min(self.total, 2 * self.wave)
+            self.window = min(self.total, 2 * self.window)
         else:
-            self.wave = max(min(self.total, LEAST_WAVE), self.wave - self.wave // 8)
+            self.window = max(min(self.total, LEAST_WINDOW), self.window - self.window // 8)
 
     def take(self, endpoint_id: int) -> None:
         self._held[endpoint_id] += 1
@@ -91,17 +87,18 @@ class Slots:
         """For whichever endpoint; 0 if it isn't the same for each."""
         return 0 if self.slow else max(0, self.free * 7 // 8 - (self._taken + 7) // 8)
 
-    def open_to(self, endpoint_id: int) -> int:
+    def may_start(self, endpoint_id: int) -> int:
         """How many requests it may begin with what it has claimed: more than room_of(), which leaves others their share
         of what is free, but never all that there is."""
-        free = self._free_slow if endpoint_id in self.slow else min(self.free, self.wave - self.quick_in_flight)
+        free = self._free_slow if endpoint_id in self.slow else min(self.free, self.window - self.quick_in_flight)
         return max(0, min(free, max(1, self.total * 7 // 8) - self._held[endpoint_id]))
 
-    def open_in_line(self, endpoint_id: int) -> int:
-        """The same for what has waited. An eighth is left to those who are claimed next: if receivers of those in line
-        begin to hang, the others must not wait behind them. Only who has nothing in flight may have the first of it."""
+    def may_start_prefetched(self, endpoint_id: int) -> int:
+        """The same for prefetched requests. An eighth of the slots is left to what is claimed next: if the receivers of
+        prefetched requests begin to hang, the others must not wait behind them. Only an endpoint with nothing in flight
+        may have the first of that eighth."""
         spare = self.free - self.total // 8
-        return max(0, min(self.open_to(endpoint_id), spare if self._held[endpoint_id] else max(1, spare)))
+        return max(0, min(self.may_start(endpoint_id), spare if self._held[endpoint_id] else max(1, spare)))
 
     def rooms(self) -> dict[int, int]:
         """For the endpoints that room() doesn't tell about."""

@@ -1,4 +1,4 @@
-"""The bell: waiting until a sender has committed, together with everything else that the kernel can tell of.
+"""The wake-up: waiting until a sender has committed, together with everything else that the kernel can tell of.
 
 A sender's NOTIFY reaches this process as SIGUSR1, like all messages between backends. While the worker listens the
 signal is held back, and a descriptor tells that there is one. So none is missed between a claim and the wait that
@@ -17,7 +17,7 @@ _BLOCK = int(signal.SIG_BLOCK)
 _UNBLOCK = int(signal.SIG_UNBLOCK)
 
 
-class Bell:
+class WakeUp:
     def __init__(self) -> None:
         library = ctypes.CDLL(None, use_errno=True)
         self._signals = ctypes.create_string_buffer(_SIGSET_BYTES)
@@ -29,30 +29,30 @@ class Bell:
             raise OSError(ctypes.get_errno(), "no signalfd")
         self._poll = select.poll()
         self._poll.register(self._descriptor, select.POLLIN)
-        self.is_held = False
+        self.is_held_back = False
 
     def fileno(self) -> int:
-        """Readable when it has rung while it was held."""
+        """Readable when a wake-up has arrived while it was held back."""
         return self._descriptor
 
-    def hold(self) -> None:
-        """Rings are kept from now on, until rang() asks."""
+    def hold_back(self) -> None:
+        """Wake-ups are kept from now on, until wait() asks."""
         self._set_mask(_BLOCK, self._signals, None)
-        self.is_held = True
+        self.is_held_back = True
 
-    def rang(self, seconds: float = 0) -> bool:
-        """Whether it has rung since the last time, or does within so many seconds. PostgreSQL gets its signals then.
-        Other sessions may wait for that, so it is to be asked often."""
+    def wait(self, seconds: float = 0) -> bool:
+        """Whether one has arrived since the last time, or does within so many seconds. PostgreSQL gets its signals
+        then. Other sessions may wait for that, so it is to be asked often."""
         if not self._poll.poll(seconds * 1000):
             return False
         self._set_mask(_UNBLOCK, self._signals, None)
-        if self.is_held:
+        if self.is_held_back:
             self._set_mask(_BLOCK, self._signals, None)
         return True
 
     def let_go(self) -> None:
         self._set_mask(_UNBLOCK, self._signals, None)
-        self.is_held = False
+        self.is_held_back = False
 
     def close(self) -> None:
         self.let_go()

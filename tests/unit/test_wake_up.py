@@ -1,4 +1,4 @@
-"""The bell, with real signals. Each test is a process of its own, in which Python handles the signal, as PostgreSQL does."""
+"""The wake-up, with real signals. Each test is a process of its own, in which Python handles the signal, as PostgreSQL does."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ import sys
 
 PRELUDE = """
 import os, select, signal, time
-from ulak.worker.wake_up import Bell
+from ulak.worker.wake_up import WakeUp
 
 handled = []
 signal.signal(signal.SIGUSR1, lambda number, frame: handled.append(number))
-bell = Bell()
+wake_up = WakeUp()
 
 
-def ring():
+def notify():
     os.kill(os.getpid(), signal.SIGUSR1)
 
 
-def ring_soon():
+def notify_soon():
     if os.fork() == 0:
         time.sleep(0.1)
         os.kill(os.getppid(), signal.SIGUSR1)
@@ -31,84 +31,84 @@ def run(script: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_a_ring_is_kept_until_it_is_asked_for_and_then_handled() -> None:
+def test_a_wake_up_is_kept_until_it_is_asked_for_and_then_handled() -> None:
     run("""
-bell.hold()
-ring()
+wake_up.hold_back()
+notify()
 assert handled == []
-assert bell.rang()
+assert wake_up.wait()
 assert handled == [signal.SIGUSR1]
-assert not bell.rang()
+assert not wake_up.wait()
 """)
 
 
-def test_it_keeps_the_next_ring_too() -> None:
+def test_it_keeps_the_next_one_too() -> None:
     run("""
-bell.hold()
+wake_up.hold_back()
 for n in (1, 2, 3):
-    ring()
+    notify()
     assert len(handled) == n - 1
-    assert bell.rang()
+    assert wake_up.wait()
     assert len(handled) == n
 """)
 
 
-def test_a_ring_ends_the_wait() -> None:
+def test_a_wake_up_ends_the_wait() -> None:
     run("""
-bell.hold()
-ring_soon()
+wake_up.hold_back()
+notify_soon()
 began = time.monotonic()
-assert bell.rang(10)
+assert wake_up.wait(10)
 assert 0.05 < time.monotonic() - began < 5
 assert len(handled) == 1
 """)
 
 
-def test_a_ring_ends_somebody_elses_wait() -> None:
+def test_a_wake_up_ends_somebody_elses_wait() -> None:
     run("""
-bell.hold()
+wake_up.hold_back()
 epoll = select.epoll()
-epoll.register(bell.fileno(), select.EPOLLIN)
-ring_soon()
-assert epoll.poll(10) == [(bell.fileno(), select.EPOLLIN)]
+epoll.register(wake_up.fileno(), select.EPOLLIN)
+notify_soon()
+assert epoll.poll(10) == [(wake_up.fileno(), select.EPOLLIN)]
 assert handled == []
-assert bell.rang()
+assert wake_up.wait()
 """)
 
 
-def test_without_a_ring_the_wait_ends_in_time() -> None:
+def test_without_a_wake_up_the_wait_ends_in_time() -> None:
     run("""
-bell.hold()
+wake_up.hold_back()
 began = time.monotonic()
-assert not bell.rang(0.05)
+assert not wake_up.wait(0.05)
 assert 0.04 < time.monotonic() - began < 5
 """)
 
 
 def test_who_lets_go_handles_what_was_kept_and_what_follows() -> None:
     run("""
-bell.hold()
-ring()
-bell.let_go()
+wake_up.hold_back()
+notify()
+wake_up.let_go()
 assert len(handled) == 1
-ring()
+notify()
 assert len(handled) == 2
 """)
 
 
-def test_what_rang_before_it_was_held_is_not_told() -> None:
+def test_what_arrived_before_it_was_held_back_is_not_told() -> None:
     run("""
-ring()
+notify()
 assert len(handled) == 1
-bell.hold()
-assert not bell.rang()
+wake_up.hold_back()
+assert not wake_up.wait()
 """)
 
 
 def test_who_closes_it_lets_go() -> None:
     run("""
-bell.hold()
-bell.close()
-ring()
+wake_up.hold_back()
+wake_up.close()
+notify()
 assert len(handled) == 1
 """)

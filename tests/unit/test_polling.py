@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from ulak.worker.pace import BUSY_SECONDS, EXPECT_SECONDS, Pace
+from ulak.worker.polling import Pace
+from ulak.worker.tuning import BUSY_SECONDS, EXPECT_SECONDS
 
 BUSY, IDLE = 0.002, 0.05
 
@@ -22,7 +23,7 @@ def looks(pace: Pace, start: float, end: float, last_sent: int) -> tuple[list[fl
 
 def test_while_traffic_flows_looks_come_at_the_busy_pace() -> None:
     pace = Pace(BUSY, IDLE, now=0)
-    pace.claimed(0, newest=1, more=False)
+    pace.claimed(0, newest=1, may_have_more=False)
 
     looked, _ = looks(pace, 0, 1, last_sent=1)
 
@@ -34,14 +35,14 @@ def test_looks_come_less_often_when_most_are_in_vain(gap: float, wait: float) ->
     pace = Pace(BUSY, IDLE, now=0)
     for n in range(20):
         looks(pace, n * gap, (n + 1) * gap, last_sent=n)
-        pace.claimed((n + 1) * gap, newest=n, more=False)
+        pace.claimed((n + 1) * gap, newest=n, may_have_more=False)
 
     assert pace.interval == wait
 
 
 def test_without_traffic_looks_become_seldom() -> None:
     pace = Pace(BUSY, IDLE, now=0)
-    pace.claimed(0, newest=1, more=False)
+    pace.claimed(0, newest=1, may_have_more=False)
 
     looks(pace, 0, BUSY_SECONDS + 2, last_sent=1)
     looked, claimed = looks(pace, BUSY_SECONDS + 2, BUSY_SECONDS + 12, last_sent=1)
@@ -85,7 +86,7 @@ def test_an_id_that_was_claimed_is_not_looked_for_any_more() -> None:
     pace = Pace(BUSY, IDLE, now=0)
     looks(pace, 0, 60, last_sent=1)
     assert pace.wants_claim(60, last_sent=2)
-    pace.claimed(60, newest=2, more=False)
+    pace.claimed(60, newest=2, may_have_more=False)
     pace.looked(60)
     assert pace.patience(60) > 10 * BUSY
 
@@ -110,6 +111,6 @@ def test_there_is_no_wait_while_there_are_more() -> None:
     pace = Pace(BUSY, IDLE, now=0)
     pace.looked(0)
 
-    pace.claimed(0, newest=5, more=True)
+    pace.claimed(0, newest=5, may_have_more=True)
 
     assert pace.wait(0) == 0

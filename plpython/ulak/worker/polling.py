@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-# How long traffic counts as flowing.
-BUSY_SECONDS = 3.0
-# How long a message that was sent but not yet seen is looked for: its sender may not have committed.
-EXPECT_SECONDS = 0.1
-# What the wait grows by from one idle look to the next.
-GROWTH = 1.25
-# Traffic is light when messages are further apart than so many looks: most are in vain then, and come less often.
-LIGHT_LOOKS = 6
-LIGHT_WAIT = 1.5
-# Messages that come closer than this are better looked for. Beyond, a sender's bell is cheaper.
-BELL_SECONDS = 0.004
-# Without a new id a claim is made after so many of the longest waits, for retries and for senders who committed late.
-CLAIM_WAITS = 3
+from ulak.worker.tuning import (
+    BUSY_SECONDS,
+    CLAIM_WAITS,
+    EXPECT_SECONDS,
+    IDLE_GROWTH,
+    LIGHT_LOOKS,
+    LIGHT_WAIT,
+    LISTEN_GAP_SECONDS,
+)
 
 
 class Pace:
@@ -26,7 +22,7 @@ class Pace:
         # Only one worker of a fleet looks at the busy pace: one is enough to notice.
         self.is_poller = True
         # The last claim got all that it asked for: there are more where these came from.
-        self.more = False
+        self.may_have_more = False
         # From one look to the next.
         self.interval = busy
         # What the last look saw.
@@ -42,7 +38,7 @@ class Pace:
 
     def wait(self, now: float) -> float:
         """Seconds until the next look."""
-        return 0.0 if self.more else max(0.0, self._next_look - now)
+        return 0.0 if self.may_have_more else max(0.0, self._next_look - now)
 
     def patience(self, now: float) -> float:
         """Seconds until a claim is due even if nobody sends: one look if a sender hasn't committed yet."""
@@ -52,19 +48,20 @@ class Pace:
 
     def is_light(self, now: float) -> bool:
         """Whether messages come one by one, so that it is worth to be woken for each."""
-        return max(self._gap, now - self._sent_at) > BELL_SECONDS
+        return max(self._gap, now - self._sent_at) > LISTEN_GAP_SECONDS
 
     def wants_claim(self, now: float, last_sent: int) -> bool:
         """Called at each look, with the id that was drawn last by any sender."""
         # Retries fall due and late transactions commit without a new id: a claim now and then finds them.
-        return self.sees(now, last_sent) or self.more or now >= self._next_claim
+        return self.sees(now, last_sent) or self.may_have_more or now >= self._next_claim
 
-    def sees(self, now: float, last_sent: int, rings: bool = False) -> bool:
-        """Whether somebody has sent whose message wasn't found yet; rings: who commits later will be heard."""
+    def sees(self, now: float, last_sent: int, will_notify: bool = False) -> bool:
+        """Whether somebody has sent whose message wasn't found yet; will_notify: who
+        commits later wakes the worker."""
         is_new = last_sent != self.last_sent
         if is_new:
             self._saw(now, last_sent)
-            if not rings:
+            if not will_notify:
                 self._expected = last_sent
                 self._expected_until = now + EXPECT_SECONDS
         return is_new or self._is_expecting(now)
@@ -74,12 +71,12 @@ class Pace:
         if now < self._busy_until and self.is_poller:
             self.interval = self.busy * (LIGHT_WAIT if self._gap > LIGHT_LOOKS * self.busy else 1)
         else:
-            self.interval = min(self.idle, self.interval * GROWTH)
+            self.interval = min(self.idle, self.interval * IDLE_GROWTH)
         self._next_look = now + self.interval
 
-    def claimed(self, now: float, newest: int | None, more: bool) -> None:
+    def claimed(self, now: float, newest: int | None, may_have_more: bool) -> None:
         """After a claim: the highest id that it got, if any, and whether there may be more."""
-        self.more = more
+        self.may_have_more = may_have_more
         if newest is not None:
             if newest > self.last_sent:
                 self._saw(now, newest)
@@ -88,9 +85,9 @@ class Pace:
                 self._expected = -1
         self._next_claim = now + self.idle * CLAIM_WAITS
 
-    def claimed_new(self, now: float, newest: int, more: bool) -> None:
+    def claimed_new(self, now: float, newest: int, may_have_more: bool) -> None:
         """After a claim of what is new and nothing else."""
-        self.more = more
+        self.may_have_more = may_have_more
         self._saw(now, max(newest, self.last_sent))
 
     def _saw(self, now: float, last_sent: int) -> None:

@@ -7,31 +7,31 @@ import time
 from typing import Any
 
 from standardwebhooks import Webhook
+from support.deliveries import Deliveries, worker_endpoint
 from support.receiver import Answer, Receiver
+from ulak.delivery import Settled
 from ulak.http import batch
-from ulak.http.client import Transport
 from ulak.http.model import Settings
 from ulak.http.ping import ping
-from ulak.http.transport import Courier, Settled
 
 
-def settle(courier: Courier) -> list[Settled]:
+def settle(deliveries: Deliveries) -> list[Settled]:
     settled: list[Settled] = []
     until = time.monotonic() + 10
-    while courier.in_flight:
-        settled += courier.step(0.1)
+    while deliveries.in_flight:
+        settled += deliveries.step(0.1)
         assert time.monotonic() < until
     return settled
 
 
 def test_every_message_is_settled_once(
-    transport: Transport, receiver: Receiver, make_endpoint: Any, make_message: Any
+    deliveries: Deliveries, receiver: Receiver, make_endpoint: Any, make_message: Any
 ) -> None:
-    courier, endpoint = Courier(transport), make_endpoint(receiver.url)
+    endpoint = make_endpoint(receiver.url)
     for number in range(100):
-        courier.send(endpoint, [make_message(number)])
+        deliveries.send(endpoint, [make_message(number)])
 
-    settled = settle(courier)
+    settled = settle(deliveries)
 
     assert sorted(each.messages[0].id for each in settled) == list(range(100))
     assert {each.outcome.error for each in settled} == {None}
@@ -39,12 +39,11 @@ def test_every_message_is_settled_once(
 
 
 def test_a_receiver_can_verify_what_arrives(
-    transport: Transport, receiver: Receiver, make_endpoint: Any, make_message: Any
+    deliveries: Deliveries, receiver: Receiver, make_endpoint: Any, make_message: Any
 ) -> None:
-    courier = Courier(transport)
 
-    courier.send(make_endpoint(receiver.url, secrets=["whsec_bmV3", "whsec_b2xk"]), [make_message()])
-    settle(courier)
+    deliveries.send(make_endpoint(receiver.url, secrets=["whsec_bmV3", "whsec_b2xk"]), [make_message()])
+    settle(deliveries)
 
     (got,) = receiver.requests
     assert Webhook("whsec_bmV3").verify(got.body, got.headers) == {"order": 1}
@@ -52,15 +51,15 @@ def test_a_receiver_can_verify_what_arrives(
 
 
 def test_a_batch_is_one_request_and_one_outcome(
-    transport: Transport, receiver: Receiver, make_endpoint: Any, make_message: Any
+    deliveries: Deliveries, receiver: Receiver, make_endpoint: Any, make_message: Any
 ) -> None:
     receiver.answer = Answer(422)
-    courier, endpoint = Courier(transport), make_endpoint(receiver.url, batch_size=3)
+    endpoint = make_endpoint(receiver.url, batch_size=3)
     messages = [make_message(number, str(number)) for number in range(7)]
     for group in batch.group(endpoint, messages):
-        courier.send(endpoint, group)
+        deliveries.send(endpoint, group)
 
-    settled = settle(courier)
+    settled = settle(deliveries)
 
     assert sorted(json.loads(each.body) for each in receiver.requests) == [[0, 1, 2], [3, 4, 5], [6]]
     assert sorted(len(each.messages) for each in settled) == [1, 3, 3]
@@ -68,13 +67,13 @@ def test_a_batch_is_one_request_and_one_outcome(
 
 
 def test_a_message_that_cannot_be_sent_is_permanent_and_alone(
-    transport: Transport, receiver: Receiver, make_endpoint: Any, make_message: Any
+    deliveries: Deliveries, receiver: Receiver, make_endpoint: Any, make_message: Any
 ) -> None:
-    courier, endpoint = Courier(transport), make_endpoint(receiver.url)
-    courier.send(endpoint, [make_message(1, headers='{"a\\nb": "c"}')])
-    courier.send(endpoint, [make_message(2)])
+    endpoint = make_endpoint(receiver.url)
+    deliveries.send(endpoint, [make_message(1, headers='{"a\\nb": "c"}')])
+    deliveries.send(endpoint, [make_message(2)])
 
-    errors = {each.messages[0].id: each.outcome.error for each in settle(courier)}
+    errors = {each.messages[0].id: each.outcome.error for each in settle(deliveries)}
 
     assert errors[1] is not None and errors[1].startswith("[PERMANENT] the message's header 'a\\nb'")
     assert errors[2] is None
@@ -96,16 +95,16 @@ RETRY_AFTER = {
 
 
 def test_every_retry_after_of_429_and_503_reaches_its_outcome(
-    transport: Transport, receiver: Receiver, make_endpoint: Any, make_message: Any
+    deliveries: Deliveries, receiver: Receiver, make_endpoint: Any, make_message: Any
 ) -> None:
     values = list(RETRY_AFTER)
     receiver.answer = lambda got: Answer(int(got.body) // 100, {"Retry-After": values[int(got.body) % 100]}, b"busy")
-    courier, endpoint = Courier(transport), make_endpoint(receiver.url)
+    endpoint = make_endpoint(receiver.url)
     for status in (429, 503):
         for number in range(len(values)):
-            courier.send(endpoint, [make_message(number, str(status * 100 + number))])
+            deliveries.send(endpoint, [make_message(number, str(status * 100 + number))])
 
-    settled = settle(courier)
+    settled = settle(deliveries)
 
     assert len(settled) == 2 * len(values)
     for each in settled:
@@ -115,14 +114,13 @@ def test_every_retry_after_of_429_and_503_reaches_its_outcome(
 
 
 def test_a_captured_response_reaches_the_outcome(
-    transport: Transport, receiver: Receiver, make_endpoint: Any, make_message: Any
+    deliveries: Deliveries, receiver: Receiver, make_endpoint: Any, make_message: Any
 ) -> None:
     receiver.answer = Answer(202, {"X-Id": "7", "Set-Cookie": "hush"}, b"0123456789")
-    courier = Courier(transport)
     settings = Settings(capture_response=True, response_body_max_size=4)
-    courier.send(make_endpoint(receiver.url, settings), [make_message()])
+    deliveries.send(make_endpoint(receiver.url, settings), [make_message()])
 
-    (settled,) = settle(courier)
+    (settled,) = settle(deliveries)
 
     assert settled.outcome.response is not None
     kept = json.loads(settled.outcome.response)
@@ -132,22 +130,25 @@ def test_a_captured_response_reaches_the_outcome(
 
 
 def test_a_step_returns_at_once_what_never_needed_the_network(
-    transport: Transport, make_endpoint: Any, make_message: Any
+    deliveries: Deliveries, make_endpoint: Any, make_message: Any
 ) -> None:
-    courier = Courier(transport)
-    courier.send(make_endpoint(), [make_message(headers="[]")])
+    deliveries.send(make_endpoint(), [make_message(headers="[]")])
 
-    assert len(courier.step(60)) == 1
-    assert courier.in_flight == 0
+    assert len(deliveries.step(60)) == 1
+    assert deliveries.in_flight == 0
 
 
 def test_a_ping_is_signed_and_tells_what_came_back(
-    transport: Transport, receiver: Receiver, make_endpoint: Any
+    deliveries: Deliveries, receiver: Receiver, make_endpoint: Any
 ) -> None:
     receiver.answer = Answer(404, body=b"no such hook", delay=0.25)
     steps = []
 
-    outcome = ping(make_endpoint(receiver.url, secrets=["correct horse"]), transport, lambda: steps.append(1))
+    outcome = ping(
+        worker_endpoint(make_endpoint(receiver.url, secrets=["correct horse"])),
+        deliveries.dispatcher,
+        lambda: steps.append(1),
+    )
 
     (got,) = receiver.requests
     Webhook(b"correct horse").verify(got.body, got.headers)
