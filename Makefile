@@ -21,7 +21,7 @@ EXTRA_CLEAN = $(BUILD)
 build: $(DATA_built) ## build the extension's script
 
 # The folders are prerequisites too, so that a deleted file is noticed.
-$(BUILD)/python.sql: plpython/embed.py plpython/loader.py plpython/ulak $(wildcard plpython/ulak/*.py)
+$(BUILD)/python.sql: plpython/embed.py plpython/loader.py $(shell find plpython/ulak -name "*.py" -o -type d -not -name __pycache__)
 	@mkdir -p $(BUILD)
 	python3 -B plpython/embed.py > $@
 

@@ -1,50 +1,37 @@
-"""The worker's database: each method is one call of one ulak function."""
+"""The worker's way to SQL: each method is one call of one ulak function."""
 
 from __future__ import annotations
 
 import ctypes
-import gc
 import itertools
 import json
 import os
-import resource
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 import plpy
 
-from ulak import endpoint, login, options, text, verdict
-from ulak import ping as pinging
-from ulak.bell import Bell
-from ulak.courier import Courier
-from ulak.http import Transport
-from ulak.mark import Mark, Place
-from ulak.model import ConfigError, Message, Outcome
-from ulak.port import BellSet, Busy, Claimed, EndpointConfig, Outcomes, Refused, Tidings
-from ulak.worker import Worker
+from ulak import text
+from ulak.delivery import EndpointConfig, Message
+from ulak.worker.port import Busy, Claimed, Orders, Outcomes, Refused, WakeUps
+from ulak.worker.resume_point import Place, ResumePoint
+from ulak.worker.tuning import LARGE_MESSAGE, LARGE_TOGETHER
+from ulak.worker.wake_up import WakeUp
 
 _CANCELLED = "57014"
 _OUT_OF_MEMORY = "53200"
-# Python looks for cycles after so many new objects. A claim makes a thousand and more, and none of them is in a cycle.
-CYCLE_SEARCH = 20_000
-LONGEST_LISTENING = 3600
-# Messages that take more bytes than this as they are stored are read one by one: as text they may be a hundred times as
-# large, and one that can't be read must not cost the others of its claim anything.
-LARGE = 262_144
-# What one claim brings of those; the rest is left in the queue.
-LARGE_TOGETHER = 256 * 1024 * 1024
 # Stands for a text that isn't read with the claim. No JSON is empty.
 _APART = ""
 
 _TEXTS = f"""
-    array_agg(case when pg_column_size(payload) > {LARGE} then '' else payload::text end) as payloads,
+    array_agg(case when pg_column_size(payload) > {LARGE_MESSAGE} then '' else payload::text end) as payloads,
     case when count(headers) > 0 then
-        array_agg(case when pg_column_size(headers) > {LARGE} then '' else headers::text end)
+        array_agg(case when pg_column_size(headers) > {LARGE_MESSAGE} then '' else headers::text end)
     end as headers,
     case when count(metadata) > 0 then
-        array_agg(case when pg_column_size(metadata) > {LARGE} then '' else metadata::text end)
+        array_agg(case when pg_column_size(metadata) > {LARGE_MESSAGE} then '' else metadata::text end)
     end as metadata,
     case when count(ordering_key) > 0 then array_agg(ordering_key) end as ordering_keys
 """
@@ -68,18 +55,14 @@ _CLAIM_WITH_TEXTS = _CLAIM.format(texts=_TEXTS)
 _CLAIM_WITHOUT_TEXTS = _CLAIM.format(texts=_NO_TEXTS)
 _LIGHT_TURN = f"""
     select id, is_new, message_id, attempt, endpoint_id, config_version,
-        case when pg_column_size(payload) > {LARGE} then '' else payload::text end as payload,
-        case when pg_column_size(headers) > {LARGE} then '' else headers::text end as headers,
-        case when pg_column_size(metadata) > {LARGE} then '' else metadata::text end as metadata,
+        case when pg_column_size(payload) > {LARGE_MESSAGE} then '' else payload::text end as payload,
+        case when pg_column_size(headers) > {LARGE_MESSAGE} then '' else headers::text end as headers,
+        case when pg_column_size(metadata) > {LARGE_MESSAGE} then '' else metadata::text end as metadata,
         correlation_id, created_at
     from ulak._light_turn($1, $2, $3, make_interval(secs => $4), $5, $6)
 """
 # How it shows that a text can't be returned: by the server's error, or by Python's own.
 _UNREADABLE = (plpy.SPIError, Busy, UnicodeError, RecursionError)
-# A run ends at most 6.4 s after the minute, and what it holds may keep it a little longer.
-HANDOVER_SECONDS = 8.0
-LOOK_SECONDS = 0.1
-WATCH_SECONDS = 1.0
 
 
 def _state(error: plpy.SPIError) -> str:
@@ -107,6 +90,14 @@ def _is_apart(message: Message) -> bool:
     return message.payload == _APART or message.headers == _APART or message.metadata == _APART
 
 
+class WorkerOptions(NamedTuple):
+    settings: Mapping[str, str]
+    # Of the extension.
+    version: str
+    # All settings as one text, to see whether they changed.
+    fingerprint: str
+
+
 class Database:
     """Implements port.Database, with plans that are prepared once per run."""
 
@@ -119,9 +110,9 @@ class Database:
         self._worker = worker
         self._stamp = stamp
         self._plans: dict[str, plpy.PLyPlan] = {}
-        self._mark = Mark()
+        self._resume_point = ResumePoint()
         self._began = False
-        self._bell: Bell | None = None
+        self._wake_up: WakeUp | None = None
         self._may_listen = may_listen
         # There is a message that can't be read with others.
         self._is_wary = False
@@ -149,19 +140,17 @@ class Database:
             plpy.commit()
             self._began = False
 
-    def options(self) -> tuple[str, options.Options]:
+    def options(self) -> WorkerOptions:
         row = self._call("select settings, version, fingerprint from ulak._worker_options()")[0]
-        files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        chosen = options.parse(json.loads(row["settings"]), row["version"], files)
         self.commit()
-        return row["fingerprint"], chosen
+        return WorkerOptions(json.loads(row["settings"]), row["version"], row["fingerprint"])
 
     def note_limit(self, limited_by: str | None) -> None:
         with suppress(Busy):
             self._call("select ulak._note_limit($1, $2)", ("int4", "text"), (self.slot, limited_by))
         self.commit()
 
-    def heed(self) -> None:
+    def check_interrupts(self) -> None:
         # Backends notice the postmaster's death where they wait, and a worker waits in Python. As long as one of them
         # lives, no new server can start.
         if os.getppid() != self._postmaster:
@@ -188,7 +177,7 @@ class Database:
         place = None
         is_alone = endpoint_ids is not None and len(endpoint_ids) == 1
         if endpoint_ids is not None and is_alone:
-            place = self._mark.place(endpoint_ids[0], began)
+            place = self._resume_point.place(endpoint_ids[0], began)
         arguments = (self._worker, limit, lease, endpoint_ids, list(rooms), list(rooms.values()), room)
         rows = self._claim(arguments, place)
         if place is not None and not len(rows):
@@ -199,7 +188,7 @@ class Database:
             claimed = self._readable(claimed)
         if is_alone:
             count = sum(len(row["ids"]) for row in rows)
-            self._mark.claimed(time.monotonic(), began, count, place is None, _last_place(rows))
+            self._resume_point.claimed(time.monotonic(), began, count, place is None, _last_place(rows))
         return claimed
 
     def _claim(self, arguments: tuple[Any, ...], place: Place | None) -> plpy.PLyResult:
@@ -331,9 +320,9 @@ class Database:
     def settle(self, outcomes: Outcomes) -> None:
         # Here and in report() all text from outside enters the database, whoever has brought it this far.
         if outcomes.errors is not None:
-            outcomes = outcomes._replace(errors=[self._error(each) for each in outcomes.errors])
+            outcomes = outcomes._replace(errors=[self.error_text(each) for each in outcomes.errors])
         if outcomes.responses is not None:
-            responses = [each and text.storable(each, self._encoding) for each in outcomes.responses]
+            responses = [each and self.response_text(each) for each in outcomes.responses]
             outcomes = outcomes._replace(responses=responses)
         try:
             self._call(
@@ -365,15 +354,15 @@ class Database:
         rows = self._call("select id, state from ulak._blocked_endpoints($1)", ("bigint[]",), (list(ids),))
         return {row["id"]: row["state"] for row in rows}
 
-    def check(self) -> Tidings:
-        self.heed()
+    def check(self) -> Orders:
+        self.check_interrupts()
         row = self._call(
             "select leave, settings from ulak._worker_check($1, $2)", ("int", "text"), (self.slot, self._stamp)
         )[0]
-        return Tidings(row["leave"], row["settings"])
+        return Orders(row["leave"], row["settings"])
 
     def report(self, progress: Mapping[str, Any], statistics: Sequence[Mapping[str, object]]) -> None:
-        last_error = self._error(progress["last_error"])
+        last_error = self.error_text(progress["last_error"])
         try:
             self._report({**progress, "last_error": last_error}, statistics)
         except plpy.SPIError as error:
@@ -389,8 +378,11 @@ class Database:
             (self.slot, self._worker, json.dumps(progress), json.dumps(statistics)),
         )
 
-    def _error(self, error: str | None) -> str | None:
+    def error_text(self, error: str | None) -> str | None:
         return error and text.storable(text.line(error), self._encoding)
+
+    def response_text(self, response: str) -> str:
+        return text.storable(response, self._encoding)
 
     def sweep(self) -> None:
         self._call("select ulak._sweep()")
@@ -404,28 +396,28 @@ class Database:
     def is_poller(self) -> bool:
         return bool(self._call("select ulak._is_poller($1) as is_poller", ("int",), (self.slot,))[0]["is_poller"])
 
-    def listen(self) -> Bell | None:
+    def listen(self) -> WakeUp | None:
         if not self._listens and self._may_listen:
             self._listens = bool(self._call("select ulak._listen() as listens")[0]["listens"])
-        if self._listens and self._bell is None:
+        if self._listens and self._wake_up is None:
             try:
-                self._bell = Bell()
+                self._wake_up = WakeUp()
             except OSError:
                 # No descriptor left: messages can be looked for, too.
                 self.unlisten()
-        return self._bell if self._listens else None
+        return self._wake_up if self._listens else None
 
-    def set_bell(self) -> BellSet:
+    def request_wake_ups(self) -> WakeUps:
         row = self._call("select rings_to, last_sent, has_pending from ulak._set_bell()")[0]
-        return BellSet(row["rings_to"], row["last_sent"], row["has_pending"])
+        return WakeUps(row["rings_to"], row["last_sent"], row["has_pending"])
 
     def unlisten(self) -> None:
         self._listens = False
         self._call("unlisten ulak_bell")
 
     def close(self) -> None:
-        if self._bell is not None:
-            self._bell.close()
+        if self._wake_up is not None:
+            self._wake_up.close()
 
 
 def _last_place(rows: plpy.PLyResult) -> Place | None:
@@ -451,177 +443,3 @@ def _claimed(row: Mapping[str, Any]) -> Claimed:
         row["created_at"],
     )
     return Claimed(row["endpoint_id"], row["config_version"], list(messages), row["may_have_more"])
-
-
-def run(slot: int | None, seconds: float | None, is_scheduled: bool, stamp: str, search_path: str) -> None:
-    """The body of ulak.run_worker(): takes a slot and works in it until the time is over. The session's search_path is
-    pinned by now; at the end it gets back the one that it had."""
-    plpy.execute("select ulak._enter_worker_session()")
-    plpy.commit()
-    # A scheduled run may come while the one before it is still leaving.
-    row = _take_slot(slot, seconds, is_scheduled, time.monotonic() + (HANDOVER_SECONDS if is_scheduled else 0))
-    if row is None:
-        _leave(None, search_path)
-        return
-    # Notifications are kept for a session until it is idle, which this one isn't before its end.
-    database = Database(row["slot"], row["name"], stamp, row["seconds"] <= LONGEST_LISTENING, search_path)
-    until = time.monotonic() + row["seconds"]
-    thresholds = gc.get_threshold()
-    gc.set_threshold(CYCLE_SEARCH)
-    try:
-        # A worker lives as long as its settings do.
-        while _work(database, until) == "settings":
-            pass
-    finally:
-        gc.set_threshold(*thresholds)
-        database.close()
-    _leave(row["slot"], search_path)
-
-
-def _take_slot(slot: int | None, seconds: float | None, is_scheduled: bool, until: float) -> Mapping[str, Any] | None:
-    plan = plpy.prepare(
-        "select slot, name, seconds from ulak._take_worker_slot($1, $2, $3)", ("int4", "float8", "bool")
-    )
-    while True:
-        taken = plpy.execute(plan, (slot, seconds, is_scheduled))
-        plpy.commit()
-        if len(taken) and taken[0]["slot"] is None:
-            plpy.notice("no worker is wanted in this slot: start() or stop() were called")
-            return None
-        if len(taken):
-            return taken[0]
-        if time.monotonic() >= until:
-            plpy.notice("another session runs this worker slot")
-            return None
-        time.sleep(LOOK_SECONDS)
-
-
-def _leave(slot: int | None, search_path: str) -> None:
-    leave = plpy.prepare("select ulak._leave_worker_slot($1)", ("int4",))
-    restore = plpy.prepare("select set_config('search_path', $1, false)", ("text",))
-    plpy.execute(leave, (slot,))
-    plpy.execute(restore, (search_path,))
-    plpy.commit()
-
-
-def watch(stamp: str) -> None:
-    """The body of ulak._watch_workers(): whoever is missing is started, in a session of its own."""
-    database = Database(0, "watcher", stamp)
-    plpy.execute("select ulak._enter_worker_session('watcher')")
-    plpy.commit()
-    # start() holds this lock until it commits: what it asks for is seen after that.
-    plpy.execute("select ulak._await_schedule()")
-    parameters = login_parameters("ulak_worker")
-    plpy.commit()
-    end = time.monotonic() + 60.1 - time.time() % 60
-    missing: set[int] = set()
-    problem = None
-    while time.monotonic() < end:
-        leave, slots = database.missing_workers()
-        if leave:
-            return
-        # Not at the first look: between two runs a slot is empty for a moment.
-        for slot in missing & slots:
-            try:
-                login.leave_behind(parameters, f"call ulak.run_worker({slot}, p_is_scheduled => true)")
-            except login.LoginError as error:
-                # Once, and not every second.
-                if problem is None:
-                    problem = str(error)
-                    plpy.warning(f"worker {slot} can't be started: {problem}")
-        missing = slots
-        next_look = min(end, time.monotonic() + WATCH_SECONDS)
-        while (wait := next_look - time.monotonic()) > 0:
-            time.sleep(min(wait, LOOK_SECONDS))
-            database.heed()
-            database.commit()
-
-
-def launch_watcher() -> str | None:
-    """The body of ulak._launch_watcher(): why it could not be done."""
-    try:
-        login.leave_behind(login_parameters("ulak_worker"), "call ulak._watch_workers()")
-    except login.LoginError as error:
-        return str(error)
-    return None
-
-
-def log_in(user: str) -> str:
-    """The body of ulak._log_in(): what a session of this role would have, or why there is none, as JSON."""
-    try:
-        timeout = login.ask(login_parameters(user), "select pg_catalog.current_setting('statement_timeout')")
-    except login.LoginError as error:
-        return json.dumps({"problem": str(error)})
-    return json.dumps({"statement_timeout": timeout})
-
-
-def login_parameters(user: str) -> dict[str, str]:
-    """As pg_cron would open a session of this role here."""
-    row = plpy.execute("select host, port, database from ulak._login_parameters()")[0]
-    return {
-        "host": row["host"],
-        "port": row["port"],
-        "dbname": row["database"],
-        "user": user,
-        "connect_timeout": "5",
-        "fallback_application_name": "ulak",
-        # Before the session's first query, whatever is set for its database or role. And nobody stays to listen.
-        "options": "-c search_path=pg_catalog,pg_temp -c client_connection_check_interval=0",
-    }
-
-
-def _work(database: Database, until: float) -> str:
-    settings, chosen = database.options()
-    database.note_limit(chosen.limited_by)
-    transport = Transport(chosen.guard, chosen.slots * 2)
-    worker = Worker(database, chosen, settings, until, Courier(transport))
-    try:
-        ended = worker.run()
-    except Exception as error:
-        # A cancel, or a bug of ours. The transaction is sound: only the call that failed was undone.
-        _break_off(database, worker, error)
-        raise
-    worker.close("running" if ended == "settings" else "stopped")
-    transport.close()
-    return ended
-
-
-def _break_off(database: Database, worker: Worker, error: Exception) -> None:
-    """What can still be done; if it can't, the leases run out."""
-    try:
-        database.commit()
-        worker.close("stopped", f"{type(error).__name__}: {error}")
-        _leave(database.slot, database.search_path)
-    except (plpy.SPIError, Busy, Refused) as another:
-        plpy.warning(f"the worker could not give back what it held: {another}")
-
-
-def ping(endpoint_id: int) -> str:
-    """The body of ulak._ping(): the outcome of one test request as JSON."""
-    database = Database(0, "ping", "")
-    row = plpy.execute("select settings, version from ulak._worker_options()")[0]
-    chosen = options.parse(json.loads(row["settings"]), row["version"])
-    config = database.endpoint_configs([endpoint_id])[0]
-    start = time.monotonic()
-    try:
-        parsed = endpoint.parse(
-            config.id,
-            config.name,
-            config.config_version,
-            config.config,
-            config.signing_secrets,
-            chosen.endpoint,
-            config.secrets,
-        )
-        outcome = pinging.ping(parsed, Transport(chosen.guard), lambda: plpy.execute("select 1"))
-    except ConfigError as error:
-        outcome = Outcome(f"{verdict.PERMANENT} {endpoint.problem(error, config.secrets)}")
-    return json.dumps(
-        {
-            "outcome": "delivered" if outcome.error is None else "failed",
-            "status": outcome.status or None,
-            "milliseconds": round((time.monotonic() - start) * 1000, 3),
-            "error": database._error(outcome.error),
-            "response": outcome.response and json.loads(text.storable(outcome.response, database._encoding)),
-        }
-    )

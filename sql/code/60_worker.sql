@@ -13,10 +13,10 @@ as $python$
     plpy.execute("select pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', false)")
     plpy.execute(plpy.prepare("select ulak._check_run($1, $2)", ["int4", "float8"]), [p_slot, p_seconds])
     plpy.execute("select ulak._load_python()")
-    from ulak import database
+    from ulak import entry_points
 
     stamp = plpy.execute("select ulak._worker_stamp() as stamp")[0]["stamp"]
-    database.run(p_slot, p_seconds, p_is_scheduled, stamp, before)
+    entry_points.run(p_slot, p_seconds, p_is_scheduled, stamp, before)
 $python$;
 
 comment on procedure ulak.run_worker(integer, double precision, boolean) is
@@ -49,9 +49,9 @@ language plpython3u
 as $python$
     plpy.execute("select pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', false)")
     plpy.execute("select ulak._load_python()")
-    from ulak import database
+    from ulak import entry_points
 
-    database.watch(plpy.execute("select ulak._worker_stamp() as stamp")[0]["stamp"])
+    entry_points.watch(plpy.execute("select ulak._worker_stamp() as stamp")[0]["stamp"])
 $python$;
 
 -- What a worker runs. One that finds another stamp leaves, so that the next run starts with the new code.
@@ -511,9 +511,9 @@ returns text
 language plpython3u
 as $python$
     plpy.execute("select ulak._load_python()")
-    from ulak import database
+    from ulak import entry_points
 
-    return database.ping(p_endpoint_id)
+    return entry_points.ping(p_endpoint_id)
 $python$;
 
 create or replace function ulak.ping(p_endpoint text)

@@ -432,9 +432,9 @@ returns text
 language plpython3u
 as $python$
     plpy.execute("select ulak._load_python()")
-    from ulak import database
+    from ulak import entry_points
 
-    return database.launch_watcher()
+    return entry_points.launch_watcher()
 $python$;
 
 -- What has to be right before anything is scheduled, as rows: ok, or a problem and its fix, which psql can run.
@@ -636,9 +636,9 @@ returns text
 language plpython3u
 as $python$
     plpy.execute("select ulak._load_python()")
-    from ulak import database
+    from ulak import entry_points
 
-    return database.log_in(p_user)
+    return entry_points.log_in(p_user)
 $python$;
 
 -- The part that needs no Python: is pg_cron there, does it run, and in a mode that suits us.

@@ -86,7 +86,7 @@ as $python$
     plpy.execute("select ulak._load_python()")
     import json
     import time
-    from ulak import preview
+    from ulak.http import preview
 
     return preview.curl(json.loads(p_request), time.time())
 $python$;

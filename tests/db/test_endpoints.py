@@ -12,7 +12,7 @@ import pytest
 from support.cluster import Cluster, Connect
 from support.errors import refused
 from support.sessions import gather
-from ulak import header
+from ulak.http import header
 
 DB = psycopg.Connection[Any]
 

@@ -7,22 +7,31 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.deliveries import Deliveries, Exchanges
 from support.receiver import Certificate, Receiver, make_certificate
-from ulak import endpoint
-from ulak.address import Guard
-from ulak.http import Transport
-from ulak.model import Endpoint, Message, Settings
+from support.stage import Stage
+from ulak.http import endpoint
+from ulak.http.address import Guard
+from ulak.http.model import Endpoint, Message, Settings
 
 MakeEndpoint = Callable[..., Endpoint]
 MakeMessage = Callable[..., Message]
 
 
 @pytest.fixture
-def transport() -> Iterator[Transport]:
+def exchanges() -> Iterator[Exchanges]:
     """May dial loopback, which the tests need."""
-    transport = Transport(Guard(allow_internal=True))
-    yield transport
-    transport.close()
+    exchanges = Exchanges(Guard(allow_internal=True))
+    yield exchanges
+    exchanges.close()
+
+
+@pytest.fixture
+def deliveries() -> Iterator[Deliveries]:
+    """May dial loopback, too."""
+    deliveries = Deliveries()
+    yield deliveries
+    deliveries.close()
 
 
 @pytest.fixture
@@ -54,3 +63,8 @@ def make_message() -> MakeMessage:
         return Message(number, f"0190a5d2-5b9e-7000-8000-{number:012d}", fields.pop("attempt", 1), payload, **fields)
 
     return make
+
+
+@pytest.fixture
+def stage() -> Stage:
+    return Stage()

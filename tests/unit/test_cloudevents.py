@@ -9,8 +9,8 @@ import pytest
 from cloudevents.core.bindings.http import HTTPMessage, from_http_event
 from hypothesis import given
 from hypothesis import strategies as st
-from ulak import cloudevents, header, request
-from ulak.model import CloudEvents, Message, Request, Settings
+from ulak.http import cloudevents, header, request
+from ulak.http.model import CloudEvents, Message, Request, Settings
 
 CONFIG = CloudEvents("structured", "/shop", "order.created")
 MESSAGE = Message(

@@ -9,43 +9,42 @@ import time
 from typing import Any
 
 import pytest
+from support.deliveries import Deliveries
 from support.receiver import Answer, Receiver
-from ulak import request, verdict
-from ulak.courier import Courier, Settled
-from ulak.http import Transport
-from ulak.model import Outcome
+from ulak.delivery import Settled
+from ulak.http import request, verdict
+from ulak.http.model import Outcome
 
 
-def settle(courier: Courier, count: int) -> list[Settled]:
+def settle(deliveries: Deliveries, count: int) -> list[Settled]:
     settled: list[Settled] = []
     until = time.monotonic() + 10
     while len(settled) < count:
-        settled += courier.step(0.1)
+        settled += deliveries.step(0.1)
         assert time.monotonic() < until
     return sorted(settled, key=lambda each: each.messages[0].id)
 
 
 def test_a_lack_of_sockets_is_worth_another_try(
-    transport: Transport, receiver: Receiver, make_endpoint: Any, make_message: Any, monkeypatch: pytest.MonkeyPatch
+    deliveries: Deliveries, receiver: Receiver, make_endpoint: Any, make_message: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def none_left(*_: object) -> socket.socket:
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
-    courier = Courier(transport)
     endpoint = make_endpoint(receiver.url)
     with monkeypatch.context() as patch:
-        patch.setattr("ulak.http.socket.socket", none_left)
-        courier.send(endpoint, [make_message()])
-        (without,) = settle(courier, 1)
-    courier.send(endpoint, without.messages)
-    (again,) = settle(courier, 1)
+        patch.setattr("ulak.http.client.socket.socket", none_left)
+        deliveries.send(endpoint, [make_message()])
+        (without,) = settle(deliveries, 1)
+    deliveries.send(endpoint, without.messages)
+    (again,) = settle(deliveries, 1)
 
     assert without.outcome.error == "[RETRYABLE] connect: no socket for 127.0.0.1: Too many open files"
     assert again.outcome.error is None
 
 
 def test_an_answer_that_our_code_cannot_read_is_worth_another_try(
-    transport: Transport, receiver: Receiver, make_endpoint: Any, make_message: Any, monkeypatch: pytest.MonkeyPatch
+    deliveries: Deliveries, receiver: Receiver, make_endpoint: Any, make_message: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     judged = verdict.judge
 
@@ -54,21 +53,21 @@ def test_an_answer_that_our_code_cannot_read_is_worth_another_try(
             raise ZeroDivisionError("a bug")
         return judged(endpoint, finished, now)
 
-    monkeypatch.setattr("ulak.courier.verdict.judge", judge)
+    monkeypatch.setattr("ulak.http.transport.verdict.judge", judge)
     receiver.answer = Answer(201)
-    courier, endpoint = Courier(transport), make_endpoint(receiver.url)
-    courier.send(endpoint, [make_message(1, '"bad"')])
-    courier.send(endpoint, [make_message(2)])
+    endpoint = make_endpoint(receiver.url)
+    deliveries.send(endpoint, [make_message(1, '"bad"')])
+    deliveries.send(endpoint, [make_message(2)])
 
-    bad, good = settle(courier, 2)
+    bad, good = settle(deliveries, 2)
 
     assert bad.outcome.error == "[RETRYABLE] network: the answer can't be read: ZeroDivisionError"
     assert good.outcome.error is None
-    assert courier.in_flight == 0
+    assert deliveries.in_flight == 0
 
 
 def test_a_message_that_our_code_cannot_send_leaves_the_others_alone(
-    transport: Transport, receiver: Receiver, make_endpoint: Any, make_message: Any, monkeypatch: pytest.MonkeyPatch
+    deliveries: Deliveries, receiver: Receiver, make_endpoint: Any, make_message: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     build = request.build
 
@@ -77,12 +76,12 @@ def test_a_message_that_our_code_cannot_send_leaves_the_others_alone(
             raise ZeroDivisionError("a bug")
         return build(endpoint, messages, *rest)
 
-    monkeypatch.setattr("ulak.courier.request.build", building)
-    courier, endpoint = Courier(transport), make_endpoint(receiver.url)
-    courier.send(endpoint, [make_message(1)])
-    courier.send(endpoint, [make_message(2)])
+    monkeypatch.setattr("ulak.http.transport.request.build", building)
+    endpoint = make_endpoint(receiver.url)
+    deliveries.send(endpoint, [make_message(1)])
+    deliveries.send(endpoint, [make_message(2)])
 
-    bad, good = settle(courier, 2)
+    bad, good = settle(deliveries, 2)
 
     assert bad.outcome.error == "[RETRYABLE] config: the request can't be built: ZeroDivisionError"
     assert good.outcome.error is None

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from ulak import endpoint
-from ulak.model import CloudEvents, ConfigError, OAuth2, Settings
+from ulak.http import endpoint
+from ulak.http.model import CloudEvents, ConfigError, OAuth2, Settings
 
 
 def parse(settings: Settings | None = None, **config: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Every hostile receiver, all at once in one transport, while a healthy one is served beside them."""
+"""Every hostile receiver, all at once in one exchanges, while a healthy one is served beside them."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 from support import hostile
+from support.deliveries import Exchanges
 from support.hostile import Hostile
 from support.receiver import Certificate, Listener, Receiver, make_certificate
 from support.sessions import strain
-from ulak import endpoint, verdict
-from ulak.address import Guard
-from ulak.http import Transport
-from ulak.model import Endpoint, Finished, Outcome, Request
+from ulak.http import endpoint, verdict
+from ulak.http.address import Guard
+from ulak.http.model import Endpoint, Finished, Outcome, Request
 
 TIMEOUT = 1.0
 GRACE = 0.5
@@ -165,22 +165,22 @@ def run(tmp_path_factory: pytest.TempPathFactory, certificate: Certificate) -> I
 
 def _run(endpoints: dict[str, Endpoint], servers: dict[str, Listener], healthy: Endpoint) -> Run:
     # Loopback is where the tests live; one address of it stays forbidden.
-    transport = Transport(Guard(allowed=["127.0.0.1/32", "::1/128"]))
+    exchanges = Exchanges(Guard(allowed=["127.0.0.1/32", "::1/128"]))
     memory = _memory()
     strained = strain()
     used = time.process_time()
     started = time.monotonic()
     for name, target in endpoints.items():
-        transport.start(Request(target.profile, [], b"{}", name))
+        exchanges.start(Request(target.profile, [], b"{}", name))
     results: dict[str, Result] = {}
     arrivals: list[float] = []
     waiting = 0
     while len(results) < len(endpoints):
         assert time.monotonic() < started + TIMEOUT + 5, f"never ended: {endpoints.keys() - results.keys()}"
         while waiting < 4:
-            transport.start(Request(healthy.profile, [], b"{}"))
+            exchanges.start(Request(healthy.profile, [], b"{}"))
             waiting += 1
-        for finished in transport.step(0.1):
+        for finished in exchanges.step(0.1):
             now = time.monotonic()
             case = finished.request.tag
             if case is None:
@@ -193,7 +193,7 @@ def _run(endpoints: dict[str, Endpoint], servers: dict[str, Listener], healthy: 
                 results[case] = Result(finished, outcome, now - started)
     used = time.process_time() - used
     grown = _memory() - memory
-    transport.close()
+    exchanges.close()
     return Run(results, servers, arrivals, used, grown, max(strained, strain()))
 
 

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import serialization
+from support.deliveries import Exchanges
 from support.http2 import Http2Receiver
 from support.receiver import Certificate, Receiver, make_certificate
-from ulak.http import Transport
-from ulak.model import Finished, Profile, Request
+from ulak.http.model import Finished, Profile, Request
 
 
 @pytest.fixture
@@ -24,40 +24,40 @@ def secure(certificate: Certificate) -> Iterator[Receiver]:
         yield receiver
 
 
-def post(transport: Transport, url: str, **profile: Any) -> Finished:
-    transport.start(Request(Profile(url, **profile), [], b"{}"))
+def post(exchanges: Exchanges, url: str, **profile: Any) -> Finished:
+    exchanges.start(Request(Profile(url, **profile), [], b"{}"))
     while True:
-        for finished in transport.step(0.1):
+        for finished in exchanges.step(0.1):
             return finished
 
 
 def test_a_trusted_authority_opens_the_connection(
-    transport: Transport, secure: Receiver, certificate: Certificate
+    exchanges: Exchanges, secure: Receiver, certificate: Certificate
 ) -> None:
     bundle = str(certificate.certificate)
 
-    assert post(transport, secure.url, tls_ca_bundle=bundle).status == 200
-    assert post(transport, secure.on("localhost"), tls_ca_bundle=bundle).status == 200
+    assert post(exchanges, secure.url, tls_ca_bundle=bundle).status == 200
+    assert post(exchanges, secure.on("localhost"), tls_ca_bundle=bundle).status == 200
 
 
-def test_without_verification_anybody_is_trusted_but_only_then(transport: Transport, secure: Receiver) -> None:
-    assert post(transport, secure.url, ssl_verify=False).status == 200
-    assert post(transport, secure.url).kind == "tls"
+def test_without_verification_anybody_is_trusted_but_only_then(exchanges: Exchanges, secure: Receiver) -> None:
+    assert post(exchanges, secure.url, ssl_verify=False).status == 200
+    assert post(exchanges, secure.url).kind == "tls"
 
 
 def test_a_configs_authorities_replace_the_systems(
-    transport: Transport, secure: Receiver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, certificate: Certificate
+    exchanges: Exchanges, secure: Receiver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, certificate: Certificate
 ) -> None:
     other = make_certificate(tmp_path)
-    monkeypatch.setattr("ulak.http._SYSTEM_AUTHORITIES", str(certificate.certificate))
+    monkeypatch.setattr("ulak.http.client._SYSTEM_AUTHORITIES", str(certificate.certificate))
 
-    assert post(transport, secure.url).status == 200
-    assert post(transport, secure.url, tls_ca_bundle=str(other.certificate)).kind == "tls"
+    assert post(exchanges, secure.url).status == 200
+    assert post(exchanges, secure.url, tls_ca_bundle=str(other.certificate)).kind == "tls"
 
 
 @pytest.mark.parametrize("trust", ["file", "nobody"])
 def test_the_systems_folder_of_authorities_is_left_unread(
-    transport: Transport, secure: Receiver, certificate: Certificate, trust: str
+    exchanges: Exchanges, secure: Receiver, certificate: Certificate, trust: str
 ) -> None:
     def bytes_read() -> int:
         return int(Path("/proc/self/io").read_text().split()[1])
@@ -67,31 +67,31 @@ def test_the_systems_folder_of_authorities_is_left_unread(
     )
     before = bytes_read()
 
-    assert post(transport, secure.url, **options).status == 200
+    assert post(exchanges, secure.url, **options).status == 200
 
     # The folder holds some 200 kB; read, its authorities would be trusted beside the file's.
     assert bytes_read() - before < 50_000
 
 
-def test_a_missing_authority_file_is_the_configs_fault(transport: Transport, secure: Receiver) -> None:
-    finished = post(transport, secure.url, tls_ca_bundle="/nowhere/ca.pem")
+def test_a_missing_authority_file_is_the_configs_fault(exchanges: Exchanges, secure: Receiver) -> None:
+    finished = post(exchanges, secure.url, tls_ca_bundle="/nowhere/ca.pem")
 
     assert finished.kind in ("config", "tls")
     assert secure.requests == []
 
 
-def test_a_pinned_key_must_match(transport: Transport, secure: Receiver, certificate: Certificate) -> None:
+def test_a_pinned_key_must_match(exchanges: Exchanges, secure: Receiver, certificate: Certificate) -> None:
     public_key = x509.load_pem_x509_certificate(certificate.certificate.read_bytes()).public_key()
     encoded = public_key.public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
     pin = "sha256//" + base64.b64encode(hashlib.sha256(encoded).digest()).decode()
     bundle = str(certificate.certificate)
 
-    assert post(transport, secure.url, tls_ca_bundle=bundle, tls_pinned_public_key=pin).status == 200
+    assert post(exchanges, secure.url, tls_ca_bundle=bundle, tls_pinned_public_key=pin).status == 200
     wrong = "sha256//" + base64.b64encode(bytes(32)).decode()
-    assert post(transport, secure.url, tls_ca_bundle=bundle, tls_pinned_public_key=wrong).kind == "tls"
+    assert post(exchanges, secure.url, tls_ca_bundle=bundle, tls_pinned_public_key=wrong).kind == "tls"
 
 
-def test_a_client_certificate_is_presented(transport: Transport, certificate: Certificate, tmp_path: Path) -> None:
+def test_a_client_certificate_is_presented(exchanges: Exchanges, certificate: Certificate, tmp_path: Path) -> None:
     client = make_certificate(tmp_path, names=("client",), file="client")
     with Receiver(certificate=certificate) as strict:
         assert strict._context is not None
@@ -99,9 +99,9 @@ def test_a_client_certificate_is_presented(transport: Transport, certificate: Ce
         strict._context.load_verify_locations(client.certificate)
         bundle = str(certificate.certificate)
 
-        without = post(transport, strict.url, tls_ca_bundle=bundle)
+        without = post(exchanges, strict.url, tls_ca_bundle=bundle)
         presented = post(
-            transport,
+            exchanges,
             strict.url,
             tls_ca_bundle=bundle,
             tls_client_cert=str(client.certificate),
@@ -112,14 +112,14 @@ def test_a_client_certificate_is_presented(transport: Transport, certificate: Ce
     assert presented.status == 200
 
 
-def test_receivers_that_offer_http_2_share_one_connection(transport: Transport, certificate: Certificate) -> None:
+def test_receivers_that_offer_http_2_share_one_connection(exchanges: Exchanges, certificate: Certificate) -> None:
     with Http2Receiver(certificate) as receiver:
         profile = Profile(receiver.url, tls_ca_bundle=str(certificate.certificate))
         for number in range(30):
-            transport.start(Request(profile, [], b"%d" % number, number))
+            exchanges.start(Request(profile, [], b"%d" % number, number))
         finished: list[Finished] = []
         while len(finished) < 30:
-            finished += transport.step(0.1)
+            finished += exchanges.step(0.1)
 
         assert {each.status for each in finished} == {200}
         assert sorted(int(body) for body in receiver.bodies) == list(range(30))

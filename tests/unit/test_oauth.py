@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.deliveries import Deliveries
 from support.receiver import Answer, Received, Receiver
-from ulak import oauth
-from ulak.address import Guard
-from ulak.courier import Courier, Settled
-from ulak.http import Transport
-from ulak.model import Finished, Message, OAuth2, Profile, Request
+from ulak.delivery import Settled
+from ulak.http import oauth
+from ulak.http.address import Guard
+from ulak.http.model import Finished, Message, OAuth2, Profile, Request
 
 REQUEST = Request(Profile("http://example.com/"), [], b"")
 AUTH = OAuth2("http://example.com/token", "id", "secret")
@@ -46,23 +46,22 @@ Deliver = Callable[..., list[Settled]]
 
 
 @pytest.fixture
-def deliver(transport: Transport, receiver: Receiver, make_endpoint: Any, make_message: Any) -> Deliver:
-    """Sends this many messages with one courier and returns how they ended."""
-    couriers: dict[str, Courier] = {}
+def deliver(receiver: Receiver, make_endpoint: Any, make_message: Any) -> Deliver:
+    """Sends this many messages with one transport and returns how they ended."""
     endpoints: dict[str, Any] = {}
     clock: dict[str, float | None] = {}
+    deliveries = Deliveries(clock=lambda: clock["now"] or time.time())
 
     def run(token_url: str, count: int = 1, now: float | None = None) -> list[Settled]:
         clock["now"] = now
-        courier = couriers.setdefault("one", Courier(transport, lambda: clock["now"] or time.time()))
         auth = {"type": "oauth2", "token_url": token_url, "client_id": "a b", "client_secret": "s&t", "scope": "x y"}
         endpoint = endpoints.setdefault(token_url, make_endpoint(receiver.url, auth=auth))
         for number in range(count):
-            courier.send(endpoint, [make_message(number)])
+            deliveries.send(endpoint, [make_message(number)])
         settled: list[Settled] = []
         until = time.monotonic() + 10
-        while courier.in_flight:
-            settled += courier.step(0.1)
+        while deliveries.in_flight:
+            settled += deliveries.step(0.1)
             assert time.monotonic() < until
         return settled
 
@@ -164,20 +163,19 @@ def test_a_failed_token_request_is_made_again_for_the_next_message(deliver: Deli
 
 
 def test_a_token_url_on_a_blocked_address_is_not_dialled(make_endpoint: Any, tokens: TokenServer) -> None:
-    transport = Transport(Guard())
-    courier = Courier(transport)
+    deliveries = Deliveries(Guard())
     auth = {"type": "oauth2", "token_url": tokens.url, "client_id": "a", "client_secret": "b"}
 
-    courier.send(make_endpoint("http://example.com/", auth=auth), [Message(1, "id", 1, "{}")])
+    deliveries.send(make_endpoint("http://example.com/", auth=auth), [Message(1, "id", 1, "{}")])
     settled: list[Settled] = []
     while not settled:
-        settled = courier.step(0.1)
+        settled = deliveries.step(0.1)
 
     assert settled[0].outcome.error == (
         "[PERMANENT] OAuth2 token request: blocked: address 127.0.0.1 is blocked (loopback, 127.0.0.0/8)"
     )
     assert tokens.connections == 0
-    transport.close()
+    deliveries.close()
 
 
 @given(

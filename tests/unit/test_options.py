@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from ulak import options
-from ulak.slots import Slots
+from ulak.http import options as http_options
+from ulak.worker import options
+from ulak.worker.request_slots import RequestSlots
 
 SETTINGS = {
     "batch_size": "500",
@@ -23,31 +24,37 @@ SETTINGS = {
 
 
 def test_texts_become_what_they_mean() -> None:
-    chosen = options.parse(SETTINGS, "1.2", max_files=-1)
+    chosen = options.parse(SETTINGS, max_files=-1)
 
     assert (chosen.slots, chosen.batch_size, chosen.lease) == (1143, 500, 30)
     assert (chosen.poll_interval, chosen.poll_interval_busy) == (0.05, 0.002)
-    assert chosen.guard.blocked_by("10.1.2.3") is None
-    assert chosen.guard.blocked_by("127.0.0.1") is None
-    assert chosen.guard.blocked_by("127.0.0.2") == "loopback, 127.0.0.0/8"
-    assert chosen.endpoint.capture_response
-    assert (chosen.endpoint.user_agent, chosen.endpoint.cloudevents_source) == ("ulak/1.2", "/shop")
+
+
+def test_those_of_http_too() -> None:
+    guard = http_options.guard(SETTINGS)
+    defaults = http_options.endpoint_settings(SETTINGS, "1.2")
+
+    assert guard.blocked_by("10.1.2.3") is None
+    assert guard.blocked_by("127.0.0.1") is None
+    assert guard.blocked_by("127.0.0.2") == "loopback, 127.0.0.0/8"
+    assert defaults.capture_response
+    assert (defaults.user_agent, defaults.cloudevents_source) == ("ulak/1.2", "/shop")
 
 
 @pytest.mark.parametrize(("max_files", "slots"), [(1024, 412), (100_000, 1143), (64, 2)])
 def test_there_are_no_more_requests_than_the_process_may_have_sockets(max_files: int, slots: int) -> None:
-    assert options.parse(SETTINGS, "1.2", max_files).slots == slots
+    assert options.parse(SETTINGS, max_files).slots == slots
 
 
 def test_a_limit_is_told_with_its_reason() -> None:
-    assert options.parse(SETTINGS, "1.2", 100_000).limited_by is None
-    assert options.parse(SETTINGS, "1.2", 64).limited_by == (
+    assert options.parse(SETTINGS, 100_000).limited_by is None
+    assert options.parse(SETTINGS, 64).limited_by == (
         "a process may have 64 files open, which is enough for 2 requests in flight; worker_concurrency asks for 1000"
     )
 
 
 @pytest.mark.parametrize("concurrency", [1, 2, 7, 16, 128, 1000])
 def test_an_endpoint_can_have_as_many_requests_as_the_setting_says(concurrency: int) -> None:
-    chosen = options.parse({**SETTINGS, "worker_concurrency": str(concurrency)}, "1.2", max_files=-1)
+    chosen = options.parse({**SETTINGS, "worker_concurrency": str(concurrency)}, max_files=-1)
 
-    assert Slots(chosen.slots).room() == concurrency
+    assert RequestSlots(chosen.slots).room() == concurrency

@@ -1,0 +1,97 @@
+"""The values that the worker and its transports share: a message, an endpoint, and how a delivery ended."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from ulak.mask import Mask
+
+# How an error begins, which the database decides by.
+RETRYABLE = "[RETRYABLE]"
+PERMANENT = "[PERMANENT]"
+DISABLE = "[DISABLE]"
+
+
+class ConfigError(ValueError):
+    """An endpoint's config can't be used; nothing is wrong with the message."""
+
+
+class MessageError(ValueError):
+    """A message can't be sent as it is, however often it is tried."""
+
+
+# The types made for every message are named tuples: a frozen dataclass costs four times as much to make.
+class Message(NamedTuple):
+    """One claimed message; payload, headers and metadata are JSON text as the database gives them."""
+
+    id: int
+    message_id: str
+    attempt: int
+    payload: str
+    headers: str | None = None
+    metadata: str | None = None
+    correlation_id: str | None = None
+    ordering_key: str | None = None
+    created_at: str | None = None
+    # Why the database could not hand it out; the payload is empty then.
+    problem: str | None = None
+
+
+class Outcome(NamedTuple):
+    """What the database is told: error is None for delivered, else it starts with [RETRYABLE] or its siblings."""
+
+    error: str | None = None
+    retry_after: int | None = None
+    # JSON text, only with capture_response.
+    response: str | None = None
+    status: int = 0
+
+
+# Nothing to store but that it was delivered.
+DELIVERED = Outcome(status=200)
+
+
+class Settled(NamedTuple):
+    """A delivery that ended."""
+
+    endpoint_id: int
+    messages: Sequence[Message]
+    outcome: Outcome
+
+
+class EndpointConfig(NamedTuple):
+    """An endpoint as the database has it."""
+
+    id: int
+    name: str
+    config_version: int
+    # None: it can't be read.
+    config: Mapping[str, Any] | None
+    signing_secrets: Sequence[str] = ()
+    # The values that stand in the config by name.
+    secrets: Sequence[str] = ()
+    protocol: str = "http"
+
+
+class Endpoint(NamedTuple):
+    """An endpoint as the worker knows it, whatever its protocol; made once per config_version."""
+
+    id: int
+    name: str
+    config_version: int
+    protocol: str
+    # Messages that one delivery may carry.
+    batch_size: int
+    max_in_flight: int | None
+    # Seconds after which a delivery has ended in any case.
+    longest: float
+    # What its transport made of the config; nobody else looks into it.
+    target: Any
+
+
+def config_problem(error: Exception, secrets: Iterable[str]) -> str:
+    """An error of Transport.parse() in words. Only those of ConfigError are ours: any other may quote what it stumbled
+    over."""
+    told = str(error) if isinstance(error, ConfigError) else f"it can't be read: {type(error).__name__}"
+    return f"config: {Mask(secrets).hide(told)}"

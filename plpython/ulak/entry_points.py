@@ -1,0 +1,204 @@
+"""Where SQL enters the Python: the bodies of ulak.run_worker() and its siblings."""
+
+from __future__ import annotations
+
+import gc
+import json
+import resource
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import plpy
+
+from ulak import login
+from ulak.database import Database, WorkerOptions
+from ulak.delivery import PERMANENT, ConfigError, Outcome, config_problem
+from ulak.transports import transports
+from ulak.worker import options
+from ulak.worker.dispatcher import Dispatcher
+from ulak.worker.loop import Worker
+from ulak.worker.port import Busy, Refused
+from ulak.worker.tuning import (
+    CYCLE_SEARCH,
+    HANDOVER_SECONDS,
+    LONGEST_LISTENING_RUN,
+    LOOK_SECONDS,
+    WATCH_SECONDS,
+)
+
+
+def run(slot: int | None, seconds: float | None, is_scheduled: bool, stamp: str, search_path: str) -> None:
+    """The body of ulak.run_worker(): takes a slot and works in it until the time is over. The session's search_path is
+    pinned by now; at the end it gets back the one that it had."""
+    plpy.execute("select ulak._enter_worker_session()")
+    plpy.commit()
+    # A scheduled run may come while the one before it is still leaving.
+    row = _take_slot(slot, seconds, is_scheduled, time.monotonic() + (HANDOVER_SECONDS if is_scheduled else 0))
+    if row is None:
+        _leave(None, search_path)
+        return
+    # Notifications are kept for a session until it is idle, which this one isn't before its end.
+    database = Database(row["slot"], row["name"], stamp, row["seconds"] <= LONGEST_LISTENING_RUN, search_path)
+    until = time.monotonic() + row["seconds"]
+    thresholds = gc.get_threshold()
+    gc.set_threshold(CYCLE_SEARCH)
+    try:
+        # A worker lives as long as its settings do.
+        while _work(database, until) == "settings":
+            pass
+    finally:
+        gc.set_threshold(*thresholds)
+        database.close()
+    _leave(row["slot"], search_path)
+
+
+def _take_slot(slot: int | None, seconds: float | None, is_scheduled: bool, until: float) -> Mapping[str, Any] | None:
+    plan = plpy.prepare(
+        "select slot, name, seconds from ulak._take_worker_slot($1, $2, $3)", ("int4", "float8", "bool")
+    )
+    while True:
+        taken = plpy.execute(plan, (slot, seconds, is_scheduled))
+        plpy.commit()
+        if len(taken) and taken[0]["slot"] is None:
+            plpy.notice("no worker is wanted in this slot: start() or stop() were called")
+            return None
+        if len(taken):
+            return taken[0]
+        if time.monotonic() >= until:
+            plpy.notice("another session runs this worker slot")
+            return None
+        time.sleep(LOOK_SECONDS)
+
+
+def _leave(slot: int | None, search_path: str) -> None:
+    leave = plpy.prepare("select ulak._leave_worker_slot($1)", ("int4",))
+    restore = plpy.prepare("select set_config('search_path', $1, false)", ("text",))
+    plpy.execute(leave, (slot,))
+    plpy.execute(restore, (search_path,))
+    plpy.commit()
+
+
+def watch(stamp: str) -> None:
+    """The body of ulak._watch_workers(): whoever is missing is started, in a session of its own."""
+    database = Database(0, "watcher", stamp)
+    plpy.execute("select ulak._enter_worker_session('watcher')")
+    plpy.commit()
+    # start() holds this lock until it commits: what it asks for is seen after that.
+    plpy.execute("select ulak._await_schedule()")
+    parameters = login_parameters("ulak_worker")
+    plpy.commit()
+    end = time.monotonic() + 60.1 - time.time() % 60
+    missing: set[int] = set()
+    problem = None
+    while time.monotonic() < end:
+        leave, slots = database.missing_workers()
+        if leave:
+            return
+        # Not at the first look: between two runs a slot is empty for a moment.
+        for slot in missing & slots:
+            try:
+                login.leave_behind(parameters, f"call ulak.run_worker({slot}, p_is_scheduled => true)")
+            except login.LoginError as error:
+                # Once, and not every second.
+                if problem is None:
+                    problem = str(error)
+                    plpy.warning(f"worker {slot} can't be started: {problem}")
+        missing = slots
+        next_look = min(end, time.monotonic() + WATCH_SECONDS)
+        while (wait := next_look - time.monotonic()) > 0:
+            time.sleep(min(wait, LOOK_SECONDS))
+            database.check_interrupts()
+            database.commit()
+
+
+def launch_watcher() -> str | None:
+    """The body of ulak._launch_watcher(): why it could not be done."""
+    try:
+        login.leave_behind(login_parameters("ulak_worker"), "call ulak._watch_workers()")
+    except login.LoginError as error:
+        return str(error)
+    return None
+
+
+def log_in(user: str) -> str:
+    """The body of ulak._log_in(): what a session of this role would have, or why there is none, as JSON."""
+    try:
+        timeout = login.ask(login_parameters(user), "select pg_catalog.current_setting('statement_timeout')")
+    except login.LoginError as error:
+        return json.dumps({"problem": str(error)})
+    return json.dumps({"statement_timeout": timeout})
+
+
+def login_parameters(user: str) -> dict[str, str]:
+    """As pg_cron would open a session of this role here."""
+    row = plpy.execute("select host, port, database from ulak._login_parameters()")[0]
+    return {
+        "host": row["host"],
+        "port": row["port"],
+        "dbname": row["database"],
+        "user": user,
+        "connect_timeout": "5",
+        "fallback_application_name": "ulak",
+        # Before the session's first query, whatever is set for its database or role. And nobody stays to listen.
+        "options": "-c search_path=pg_catalog,pg_temp -c client_connection_check_interval=0",
+    }
+
+
+def _dispatcher(given: WorkerOptions, max_in_flight: int) -> Dispatcher:
+    return Dispatcher(transports(given.settings, given.version, max_in_flight, plpy.log))
+
+
+def _work(database: Database, until: float) -> str:
+    given = database.options()
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    chosen = options.parse(given.settings, files)
+    database.note_limit(chosen.limited_by)
+    # Twice: slow receivers have slots of their own.
+    dispatcher = _dispatcher(given, chosen.slots * 2)
+    worker = Worker(database, chosen, given.fingerprint, until, dispatcher)
+    try:
+        ended = worker.run()
+    except Exception as error:
+        # A cancel, or a bug of ours. The transaction is sound: only the call that failed was undone.
+        _break_off(database, worker, error)
+        raise
+    worker.close("running" if ended == "settings" else "stopped")
+    dispatcher.close()
+    return ended
+
+
+def _break_off(database: Database, worker: Worker, error: Exception) -> None:
+    """What can still be done; if it can't, the leases run out."""
+    try:
+        database.commit()
+        worker.close("stopped", f"{type(error).__name__}: {error}")
+        _leave(database.slot, database.search_path)
+    except (plpy.SPIError, Busy, Refused) as another:
+        plpy.warning(f"the worker could not give back what it held: {another}")
+
+
+def ping(endpoint_id: int) -> str:
+    """The body of ulak._ping(): the outcome of one test request as JSON."""
+    from ulak.http.ping import ping
+
+    database = Database(0, "ping", "")
+    row = plpy.execute("select settings, version, fingerprint from ulak._worker_options()")[0]
+    dispatcher = _dispatcher(WorkerOptions(json.loads(row["settings"]), row["version"], row["fingerprint"]), 1)
+    config = database.endpoint_configs([endpoint_id])[0]
+    start = time.monotonic()
+    try:
+        outcome = ping(dispatcher.parse(config), dispatcher, lambda: plpy.execute("select 1"))
+    except ConfigError as error:
+        outcome = Outcome(f"{PERMANENT} {config_problem(error, config.secrets)}")
+    milliseconds = round((time.monotonic() - start) * 1000, 3)
+    dispatcher.close()
+    return json.dumps(
+        {
+            "outcome": "delivered" if outcome.error is None else "failed",
+            "status": outcome.status or None,
+            "milliseconds": milliseconds,
+            "error": database.error_text(outcome.error),
+            "response": outcome.response and json.loads(database.response_text(outcome.response)),
+        }
+    )

@@ -1,0 +1,1 @@
+"""Delivery over HTTP."""

@@ -1,0 +1,184 @@
+"""An endpoint's config, as the database gives it, made into what the delivery side works with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Any
+from urllib.parse import urlsplit
+
+from ulak.http import authorization, header, secrecy, signature
+from ulak.http.model import (
+    Basic,
+    Bearer,
+    CloudEvents,
+    ConfigError,
+    Endpoint,
+    Line,
+    OAuth2,
+    Profile,
+    Proxy,
+    Settings,
+    SigV4,
+)
+from ulak.mask import Mask
+
+METHODS = ("POST", "PUT", "PATCH", "DELETE")
+# What an error message quotes of an answer that isn't captured.
+EXCERPT = 512
+# More than any sane token answer.
+_TOKEN_ANSWER = 65536
+
+
+def parse(
+    id: int,
+    name: str,
+    config_version: int,
+    config: Mapping[str, Any] | None,
+    signing_secrets: Iterable[str] = (),
+    settings: Settings | None = None,
+    secrets: Iterable[str] = (),
+) -> Endpoint:
+    """Raises ConfigError; the database has checked the config already, but not with this code. `secrets` are the values
+    that stand in the config by name."""
+    if config is None:
+        raise ConfigError("it can't be read: it isn't valid UTF-8")
+    settings = settings or Settings()
+    profile = _profile(config, settings)
+    auth = _auth(config.get("auth"))
+    headers = _headers(config, settings, auth)
+    signing = tuple(signing_secrets) or tuple(filter(None, (config.get("signing_secret"),)))
+    hidden = {*secrecy.secrets(config, signing, secrets), *secrecy.credentials(headers.values())}
+    return Endpoint(
+        id=id,
+        name=name,
+        config_version=config_version,
+        profile=profile,
+        headers=MappingProxyType(headers),
+        lines=tuple(headers.values()),
+        signing_keys=tuple(signature.key(secret) for secret in signing),
+        auth=auth,
+        token_profile=_token_profile(profile, auth),
+        cloudevents=_cloudevents(config, settings),
+        batch_size=int(config.get("batch_size", 1)),
+        batch_format=config.get("batch_format", "cloudevents" if config.get("cloudevents") else "json"),
+        max_in_flight=config.get("max_in_flight"),
+        retry_on=frozenset(str(status) for status in config.get("retry_on", ())),
+        permanent_on=frozenset(str(status) for status in config.get("permanent_on", ())),
+        mask=Mask(hidden),
+        private=Mask({*hidden, *secrecy.locations(config)}),
+    )
+
+
+def _profile(config: Mapping[str, Any], settings: Settings) -> Profile:
+    method = config.get("method", "POST")
+    if method not in METHODS:
+        raise ConfigError(f"method {method} isn't one of {', '.join(METHODS)}")
+    timeout = float(config.get("timeout", settings.http_timeout))
+    return Profile(
+        url=_url(config.get("url"), "url"),
+        method=method,
+        timeout=timeout,
+        connect_timeout=min(timeout, float(config.get("connect_timeout", settings.http_connect_timeout))),
+        ssl_verify=bool(config.get("ssl_verify", True)),
+        tls_ca_bundle=config.get("tls_ca_bundle"),
+        tls_client_cert=config.get("tls_client_cert"),
+        tls_client_key=config.get("tls_client_key"),
+        tls_pinned_public_key=config.get("tls_pinned_public_key"),
+        proxy=_proxy(config.get("proxy")),
+        capture_response=settings.capture_response,
+        keep_body=settings.response_body_max_size if settings.capture_response else EXCERPT,
+    )
+
+
+def _url(url: Any, key: str) -> str:
+    try:
+        parts = urlsplit(url)
+        host, user = parts.hostname, parts.username
+    except (ValueError, AttributeError) as error:
+        raise ConfigError(f"{key} isn't a URL") from error
+    if parts.scheme not in ("http", "https") or not host:
+        raise ConfigError(f"{key} must start with http:// or https:// and have a host")
+    if user is not None:
+        raise ConfigError(f"{key} must not have a user or a password")
+    return str(url)
+
+
+def _proxy(config: Mapping[str, Any] | None) -> Proxy | None:
+    if not config:
+        return None
+    return Proxy(
+        url=_url(config.get("url"), "proxy.url"),
+        username=config.get("username"),
+        password=config.get("password"),
+        no_proxy=config.get("no_proxy"),
+        ca_bundle=config.get("ca_bundle"),
+        ssl_verify=bool(config.get("ssl_verify", True)),
+    )
+
+
+def _auth(config: Mapping[str, Any] | None) -> Basic | Bearer | OAuth2 | SigV4 | None:
+    if not config:
+        return None
+    fields = {key: value for key, value in config.items() if key != "type"}
+    kinds: dict[Any, type[Basic | Bearer | OAuth2 | SigV4]] = {
+        "basic": Basic,
+        "bearer": Bearer,
+        "oauth2": OAuth2,
+        "aws_sigv4": SigV4,
+    }
+    kind = kinds.get(config.get("type"))
+    if kind is None:
+        raise ConfigError(f"auth.type {config.get('type')} isn't one of {', '.join(kinds)}")
+    try:
+        auth = kind(**fields)
+    except TypeError as error:
+        raise ConfigError(f"auth: {error}") from error
+    if isinstance(auth, OAuth2):
+        _url(auth.token_url, "auth.token_url")
+    return auth
+
+
+def _token_profile(profile: Profile, auth: object) -> Profile | None:
+    """The same proxy and authorities as the endpoint, but not its client certificate nor its pinned key."""
+    if not isinstance(auth, OAuth2):
+        return None
+    return replace(
+        profile,
+        url=auth.token_url,
+        method="POST",
+        tls_client_cert=None,
+        tls_client_key=None,
+        tls_pinned_public_key=None,
+        capture_response=False,
+        keep_body=_TOKEN_ANSWER,
+    )
+
+
+def _headers(config: Mapping[str, Any], settings: Settings, auth: object) -> dict[str, Line]:
+    headers: dict[str, Line] = {
+        "user-agent": header.line("user-agent", settings.user_agent),
+        "content-type": "content-type: application/json",
+    }
+    for name, value in config.get("headers", {}).items():
+        problem = header.problem(name, value)
+        if name.lower() in header.RESERVED:
+            problem = "is a header that ulak sets itself"
+        if problem:
+            raise ConfigError(f"header {name!r} {problem}")
+        headers[name.lower()] = header.line(name, value)
+    if isinstance(auth, Basic | Bearer):
+        headers["authorization"] = header.line("authorization", authorization.value(auth))
+    return headers
+
+
+def _cloudevents(config: Mapping[str, Any], settings: Settings) -> CloudEvents | None:
+    batched = int(config.get("batch_size", 1)) > 1 and config.get("batch_format") == "cloudevents"
+    if not (config.get("cloudevents") or batched):
+        return None
+    return CloudEvents(
+        mode=config.get("cloudevents_mode", "structured"),
+        source=settings.cloudevents_source,
+        type=config.get("cloudevents_type"),
+    )

@@ -1,0 +1,27 @@
+"""The request of one message as it would be sent now, without sending it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ulak.http import curl_command, endpoint, options, request
+from ulak.http.model import Message, OAuth2
+from ulak.mask import MASK
+
+
+def curl(given: Mapping[str, Any], now: float) -> str:
+    """As a curl command. `given` holds endpoint, settings, version and message, as ulak.curl() gathers them."""
+    config = given["endpoint"]
+    parsed = endpoint.parse(
+        config["id"],
+        config["name"],
+        config["config_version"],
+        config["config"],
+        config["signing_secrets"],
+        options.endpoint_settings(given["settings"], given["version"]),
+        config["secrets"],
+    )
+    # A real token is none of the reader's business, and fetching one would be a request.
+    token = MASK if isinstance(parsed.auth, OAuth2) else None
+    return curl_command.render(request.build(parsed, [Message(**given["message"])], now, token), parsed.mask)

@@ -1,0 +1,60 @@
+"""What is kept of an answer: status, headers but for the secret ones, the body up to its limit, and timing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+from ulak import text
+from ulak.http import secrecy
+from ulak.http.model import Endpoint, Finished
+
+_MAX_HEADERS = 100
+_MAX_HEADER_VALUE = 1024
+
+
+def headers(finished: Finished) -> list[tuple[str, str]]:
+    """Names (lower case) and values of the final answer, after those of a proxy or a 100 Continue."""
+    found: list[tuple[str, str]] = []
+    for raw in finished.headers:
+        line = raw.decode("latin-1").rstrip("\r\n")
+        if line.startswith("HTTP/"):
+            found = []
+            continue
+        name, colon, value = line.partition(":")
+        if colon:
+            found.append((name.strip().lower(), value.strip()))
+    return found
+
+
+def capture(endpoint: Endpoint, finished: Finished) -> str:
+    """JSON text for the column response."""
+    credentials = list(secrecy.credentials(finished.request.headers))
+
+    def kept(given: str, is_cut: bool = False) -> str:
+        # jsonb can't hold NUL.
+        return text.storable(endpoint.mask.hide(given, credentials, is_cut))
+
+    captured: dict[str, Any] = {"status": finished.status, "headers": _kept_headers(finished, kept)}
+    captured["body"] = kept(finished.body.decode("utf-8", "replace"), finished.truncated)
+    if finished.truncated:
+        captured["truncated"] = True
+    if finished.error:
+        captured["error"] = text.line(kept(finished.error))
+    if finished.seconds is not None:
+        captured["total_ms"] = round(finished.seconds * 1000, 3)
+    if finished.first_byte_seconds is not None:
+        captured["first_byte_ms"] = round(finished.first_byte_seconds * 1000, 3)
+    return json.dumps(captured, ensure_ascii=False, separators=(",", ":"))
+
+
+def _kept_headers(finished: Finished, kept: Callable[[str], str]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for name, value in headers(finished)[:_MAX_HEADERS]:
+        # Credentials and signatures, also those that a receiver echoes.
+        if secrecy.is_secret_header(name):
+            continue
+        name, value = kept(name), kept(value)[:_MAX_HEADER_VALUE]
+        found[name] = f"{found[name]}, {value}" if name in found else value
+    return found

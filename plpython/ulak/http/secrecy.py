@@ -1,0 +1,153 @@
+"""What must not be read in a text that leaves ulak: which values of a config are secret, and what repeats a payload."""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+from base64 import b64encode
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+from urllib.parse import quote_plus, unquote, urlsplit
+
+from ulak import text
+from ulak.http import header
+from ulak.http.model import Line, Request
+from ulak.mask import MASK, SHORTEST
+
+_SECRET_NAMES = ("api-key", "apikey", "authenticat", "authoriz", "cookie", "password", "secret", "signature", "token")
+# The parts of a credential that are long enough to be one.
+_CREDENTIAL = re.compile(r"[^\s,;=\"]{20,}")
+
+# Larger payloads aren't searched, which takes 10 ms per 100 kB of small values: nothing of the answer is quoted then.
+_LARGEST_SEARCHED = 64 * 1024
+# So much of a long text in the payload counts as a quotation; each of 2 * _QUOTATION - 1 characters is found.
+_QUOTATION = 12
+_FIELD_NAME = re.compile(r"[A-Za-z_$][A-Za-z_.$-]*")
+# Of what ulak sets itself, nothing is the sender's.
+_OWN_HEADERS = frozenset(("content-type", "ulak-attempt", "user-agent", "webhook-id", "webhook-timestamp"))
+
+
+@functools.lru_cache(maxsize=1024)
+def is_secret_header(name: str) -> bool:
+    """By its name (lower case): whether a header holds a credential or a signature."""
+    return any(part in name for part in _SECRET_NAMES)
+
+
+def secrets(config: Mapping[str, Any], signing_secrets: Iterable[str], named: Iterable[str]) -> Iterator[str]:
+    """What a config holds that nobody may read: values that it names by $secret, and all that are credentials."""
+    named = set(named)
+    yield from named
+    for secret in signing_secrets:
+        yield secret
+        yield secret.removeprefix("whsec_").rstrip("=")
+    auth = config.get("auth") or {}
+    for key in ("password", "token", "client_secret", "access_key", "secret_key", "session_token"):
+        if key in auth:
+            yield str(auth[key])
+    proxy = config.get("proxy") or {}
+    if "password" in proxy:
+        yield str(proxy["password"])
+    for user, password in (
+        (auth.get("username"), auth.get("password")),
+        (proxy.get("username"), proxy.get("password")),
+        (quote_plus(str(auth.get("client_id"))), quote_plus(str(auth.get("client_secret")))),
+    ):
+        if password is not None:
+            yield b64encode(f"{user}:{password}".encode()).decode().rstrip("=")
+    # Of a url that is a secret as a whole, the host is one, too: it is what errors tell.
+    for url in (config.get("url"), proxy.get("url"), auth.get("token_url")):
+        if url in named:
+            yield from _location(str(url))
+            yield urlsplit(str(url)).hostname or ""
+
+
+def locations(config: Mapping[str, Any]) -> Iterator[str]:
+    """What only who may see configs may know: of urls everything behind the host, which often holds a token, and where
+    files lie."""
+    for key in ("tls_ca_bundle", "tls_client_cert", "tls_client_key"):
+        yield config.get(key) or ""
+    yield (config.get("proxy") or {}).get("ca_bundle") or ""
+    for url in (config.get("url"), (config.get("auth") or {}).get("token_url"), (config.get("proxy") or {}).get("url")):
+        if isinstance(url, str):
+            yield from _location(url)
+
+
+def _location(url: str) -> Iterator[str]:
+    parts = urlsplit(url)
+    yield url
+    yield f"{parts.path}?{parts.query}" if parts.query else parts.path
+    yield parts.path
+    yield parts.query
+    for segment in parts.path.split("/"):
+        # Not every word of a path: "orders" may well stand in an error.
+        if len(segment) >= 8 and any(letter.isdigit() for letter in segment):
+            yield segment
+    for pair in parts.query.split("&"):
+        _, _, value = pair.partition("=")
+        yield value
+        yield unquote(value)
+
+
+def credentials(lines: Iterable[Line]) -> Iterator[str]:
+    """The values of header lines that hold a credential or a signature."""
+    for each in lines:
+        name, value = header.split(each)
+        if is_secret_header(name):
+            yield value
+            # Without the scheme: Bearer, v1, AWS4-HMAC-SHA256.
+            yield value.partition(" ")[2]
+            yield from _CREDENTIAL.findall(value)
+
+
+def hide_payload(answer: str, request: Request, endpoint_lines: Sequence[Line]) -> str:
+    """An answer without what it repeats of the message, or nothing of it. Names of fields stay: they help."""
+    if len(request.body) > _LARGEST_SEARCHED:
+        return ""
+    try:
+        # Numbers as they are spelled.
+        document = json.loads(request.body or b"null", parse_float=str, parse_int=str)
+    except (ValueError, RecursionError):
+        return ""
+    sent = set(_values(document))
+    sent.update(_own_headers(request, endpoint_lines))
+    lowered = answer.lower()
+    # A single character tells nothing; two or three do so only as a word.
+    found = [each for each in sent if len(each) >= 2 and each.lower() in lowered]
+    if found:
+        found.sort(key=len, reverse=True)
+        words = (re.escape(each) if len(each) >= SHORTEST else rf"(?<!\w){re.escape(each)}(?!\w)" for each in found)
+        answer = re.sub("|".join(words), MASK, answer, flags=re.IGNORECASE)
+    long_texts = "\n".join(each.lower() for each in sent if len(each) >= _QUOTATION)
+    return "" if _quotes(answer.lower(), long_texts) else answer
+
+
+def _values(document: object) -> Iterator[str]:
+    """Every text and number; of keys those that are data rather than names."""
+    left = [document]
+    while left:
+        value = left.pop()
+        if isinstance(value, str):
+            # As the answer has it: on one line.
+            yield value.strip() if value.isprintable() and "  " not in value else text.line(value, _LARGEST_SEARCHED)
+            if not value.isascii() or '"' in value or "\\" in value:
+                yield text.line(json.dumps(value)[1:-1], _LARGEST_SEARCHED)
+        elif isinstance(value, list):
+            left += value
+        elif isinstance(value, dict):
+            left += value.values()
+            left += (key for key in value if not _FIELD_NAME.fullmatch(key))
+
+
+def _own_headers(request: Request, endpoint_lines: Sequence[Line]) -> Iterator[str]:
+    for each in request.headers:
+        if each not in endpoint_lines:
+            name, value = header.split(each)
+            if name not in _OWN_HEADERS:
+                yield value
+
+
+def _quotes(answer: str, long_texts: str) -> bool:
+    """Whether a piece of one is in the other that is long enough to be no accident."""
+    starts = range(0, len(answer) - _QUOTATION + 1, _QUOTATION)
+    return any(answer[start : start + _QUOTATION] in long_texts for start in starts)

@@ -1,0 +1,74 @@
+"""Is an exchange a delivery, worth another try, or hopeless: the prefix that the database decides by."""
+
+from __future__ import annotations
+
+from ulak import text
+from ulak.delivery import DELIVERED, DISABLE, PERMANENT, RETRYABLE
+from ulak.http import response, retry_after, secrecy
+from ulak.http.model import Endpoint, Finished, Outcome
+
+# Of 4xx these ask for another try: request timeout, too early, too many requests.
+_RETRYABLE_4XX = frozenset((408, 425, 429))
+_EXCERPT = 200
+# The end of an answer that was cut isn't quoted: what it repeats of the message might be cut, too, and go unnoticed.
+_UNSURE = 64
+
+
+def judge(endpoint: Endpoint, finished: Finished, now: float) -> Outcome:
+    status = finished.status
+    if finished.kind is None and 200 <= status < 300:
+        if not endpoint.profile.capture_response:
+            return DELIVERED if status == 200 else Outcome(status=status)
+        return Outcome(status=status, response=response.capture(endpoint, finished))
+    captured = response.capture(endpoint, finished) if endpoint.profile.capture_response and status else None
+    # A refusal is a refusal, even if the rest of the answer never came. A success isn't one until it is complete.
+    if status >= 300:
+        error = f"{_prefix(endpoint, status)} HTTP {status}{_excerpt(endpoint, finished)}"
+        return Outcome(error, _delay(finished, now), captured, status)
+    # An address that policy forbids stays forbidden, however often it is tried.
+    prefix = PERMANENT if finished.kind == "blocked" else RETRYABLE
+    return failed(endpoint, prefix, f"{finished.kind or 'network'}: {finished.error or 'no answer'}", captured, status)
+
+
+def failed(endpoint: Endpoint, prefix: str, error: str, captured: str | None = None, status: int = 0) -> Outcome:
+    """A failure that was told in words, whoever wrote them."""
+    return Outcome(f"{prefix} {text.line(endpoint.private.hide(error))}", None, captured, status)
+
+
+def _prefix(endpoint: Endpoint, status: int) -> str:
+    exact, group = str(status), f"{status // 100}xx"
+    # A status that is named wins over its class.
+    for name in (exact, group):
+        if name in endpoint.retry_on:
+            return RETRYABLE
+        if name in endpoint.permanent_on:
+            return PERMANENT
+    if status == 410:
+        return DISABLE
+    # A redirect isn't followed, and the receiver will send it again.
+    if 300 <= status < 500 and status not in _RETRYABLE_4XX:
+        return PERMANENT
+    return RETRYABLE
+
+
+def _delay(finished: Finished, now: float) -> int | None:
+    if finished.status not in (429, 503):
+        return None
+    values = [value for name, value in response.headers(finished) if name == "retry-after"]
+    return retry_after.seconds(values[-1], now) if values else None
+
+
+def _excerpt(endpoint: Endpoint, finished: Finished) -> str:
+    """The beginning of the answer. Whoever may see errors may see neither secrets nor payloads."""
+    if not finished.body:
+        return ""
+    kept = finished.body[: 4 * _EXCERPT]
+    is_cut = finished.truncated or len(kept) < len(finished.body) or len(kept) >= endpoint.profile.keep_body
+    request = finished.request
+    # Those that the endpoint has of its own are hidden anyway.
+    credentials = secrecy.credentials([each for each in request.headers if each not in endpoint.lines])
+    answer = endpoint.private.hide(kept.decode("utf-8", "replace"), credentials, is_cut)
+    answer = secrecy.hide_payload(text.line(answer), request, endpoint.lines)
+    if is_cut:
+        answer = answer[:-_UNSURE]
+    return f": {text.line(answer, _EXCERPT)}" if answer else ""

@@ -1,0 +1,1 @@
+"""The worker: claims, delivers and settles until its time is over."""

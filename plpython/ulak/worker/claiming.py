@@ -1,0 +1,235 @@
+"""Claims: of all endpoints for the request slots that are free, of fast ones ahead of them, and the light one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from ulak.delivery import RETRYABLE, Message, Outcome, Settled
+from ulak.worker.counters import Counters
+from ulak.worker.dispatcher import Dispatcher
+from ulak.worker.endpoints import Endpoints
+from ulak.worker.leases import Leases
+from ulak.worker.options import Options
+from ulak.worker.outcomes import Settling
+from ulak.worker.polling import Pace
+from ulak.worker.port import Busy, Claimed, Database
+from ulak.worker.prefetch import Rates
+from ulak.worker.sending import Sending
+from ulak.worker.tuning import (
+    CLAIM_ENDPOINTS,
+    FULL_CLAIM_LONGEST,
+    FULL_CLAIM_PARTS,
+    FULL_CLAIM_SECONDS,
+    LIGHT_CLAIM,
+    LISTENING_LOOK_SECONDS,
+    LISTENING_LOOK_SECONDS_AFTER_ONE,
+    RELEASE_SECONDS,
+    SETTLE_RETRY_SECONDS,
+)
+
+
+class Claiming:
+    """A full claim sees all endpoints; prefetching only those that are known to be fast."""
+
+    def __init__(
+        self,
+        database: Database,
+        options: Options,
+        dispatcher: Dispatcher,
+        sending: Sending,
+        settling: Settling,
+        leases: Leases,
+        counters: Counters,
+        pace: Pace,
+        clock: Callable[[], float],
+    ) -> None:
+        self._database = database
+        self._options = options
+        self._dispatcher = dispatcher
+        self._sending = sending
+        self._slots = sending.slots
+        self._settling = settling
+        self._leases = leases
+        self._counters = counters
+        self._pace = pace
+        self._clock = clock
+        self._endpoints = Endpoints(database, dispatcher)
+        self.rates = Rates()
+        # Endpoints that got as much as they may in their last claim: they may well have more.
+        self._may_have_more: set[int] = set()
+        now = clock()
+        self.last_claim = now
+        self._last_full = now
+        self._full_wait = FULL_CLAIM_SECONDS
+        self._look_wait = LISTENING_LOOK_SECONDS
+
+    # What there is to claim.
+
+    @property
+    def is_under_load(self) -> bool:
+        return self._pace.may_have_more or bool(self._may_have_more)
+
+    @property
+    def next_look(self) -> float:
+        """When a listening worker looks for what nobody notifies of."""
+        return self._last_full + self._look_wait
+
+    def can_claim(self, now: float) -> bool:
+        """Whether there is a place for what a claim finds: a request slot, or one to be prefetched for."""
+        if self._slots.free > 0 and (not self._sending.prefetched or now >= self._last_full + self._full_wait):
+            return True
+        return bool(self._to_prefetch(now))
+
+    def has_more(self) -> bool:
+        """Whether a claim would find something and have a place for it."""
+        if self._pace.may_have_more or not self._may_have_more:
+            return self._pace.may_have_more
+        endpoints = self._may_have_more - self._settling.deferred.keys()
+        return any(self._slots.room_of(each) or self._sending.prefetched.count(each) for each in endpoints)
+
+    def looked(self, now: float) -> None:
+        """A listening worker has seen that there is nothing to claim."""
+        self._last_full = now
+        self._look_wait = min(LISTENING_LOOK_SECONDS, 2 * self._look_wait)
+
+    # Claims. What they get is in sending.fresh.
+
+    def claim(self, now: float, was_notified: bool, until: float) -> None:
+        """For the slots that are free, of all endpoints; then ahead of them, of those that are known to be fast."""
+        self.last_claim = now
+        prefetch = self._to_prefetch(now)
+        if not prefetch or was_notified or (self._slots.free and now >= self._last_full + self._full_wait):
+            self._full_claim(now, until)
+            prefetch = self._to_prefetch(now)
+        if prefetch:
+            self._claim(now, prefetch, 0, sum(prefetch.values()), list(prefetch))
+        if self._sending.fresh:
+            self._look_wait = LISTENING_LOOK_SECONDS_AFTER_ONE
+        else:
+            self._look_wait = min(LISTENING_LOOK_SECONDS, 2 * self._look_wait)
+
+    def light_claim(self, now: float) -> list[Claimed] | None:
+        """One statement stores what was delivered and claims what was sent since, where neither needs more thought.
+        None if that found nothing, or can't be done."""
+        settling = self._settling
+        count = min(LIGHT_CLAIM, self._slots.room_of_any(), self._leases.room())
+        if count <= 0 or self._sending.prefetched or settling.unblocks_others or not settling.only_deliveries:
+            return None
+        after = self._pace.last_sent
+        delivered = [each for done in settling.done for each in done.messages if each.id > after - LIGHT_CLAIM]
+        try:
+            claimed, settled = self._database.light_turn(after, count, self._options.lease, delivered)
+        except Busy:
+            return None
+        if settled:
+            settling.leave_out(settled)
+        if not claimed:
+            return None
+        self.last_claim = now
+        found, newest = self._leases.receive(claimed)
+        self._pace.claimed_new(now, newest, found >= count)
+        return claimed
+
+    def start(self, claimed: Sequence[Claimed], now: float) -> bool:
+        """What a light claim got, at once; if a config has to be read first, it is left in sending.fresh."""
+        for each in claimed:
+            if not self._endpoints.knows(each):
+                self._prepare(claimed)
+                return False
+        self._database.commit()
+        for each in claimed:
+            to = self._endpoints.get(each.endpoint_id)
+            assert to is not None
+            for message in each.messages:
+                self._sending.start(to, [message], now)
+        return True
+
+    # Giving back.
+
+    def release_blocked(self) -> None:
+        """A circuit that opened takes no more: what was prefetched for it goes back, unspent."""
+        prefetched = self._sending.prefetched
+        for endpoint_id, state in self._database.blocked_endpoints(prefetched.endpoint_ids()).items():
+            self._give_back(prefetched.remove(endpoint_id), RELEASE_SECONDS[state])
+
+    def _give_back(self, messages: Sequence[Message], delay: float) -> None:
+        self._database.release([each.id for each in messages], [each.attempt for each in messages], delay)
+        self._leases.forget(messages)
+
+    # How many of which endpoint.
+
+    def _to_prefetch(self, now: float) -> dict[int, int]:
+        """How many messages of which endpoint are to be prefetched: of those that seem to have more. Not a few: a claim
+        has its price, however many it gets."""
+        needed: dict[int, int] = {}
+        if not self.is_under_load:
+            return needed
+        for endpoint_id, allowed in self.rates.allowed(now).items():
+            prefetched = self._sending.prefetched.count(endpoint_id)
+            if 2 * prefetched >= allowed or endpoint_id in self._slots.slow or endpoint_id in self._settling.deferred:
+                continue
+            if self._pace.may_have_more or endpoint_id in self._may_have_more:
+                needed[endpoint_id] = allowed - prefetched
+        return needed
+
+    def _full_claim(self, now: float, until: float) -> None:
+        self._last_full = now
+        began = self._clock()
+        is_leaving = now >= until
+        if is_leaving:
+            self._may_have_more -= self._slots.slow
+        self._claim(now, *self._rooms(is_leaving))
+        lost = 0.0 if self._sending.fresh else self._clock() - began
+        self._full_wait = max(FULL_CLAIM_SECONDS, min(FULL_CLAIM_LONGEST, lost * FULL_CLAIM_PARTS))
+
+    def _rooms(self, is_leaving: bool) -> tuple[dict[int, int], int, int]:
+        """How many messages may be claimed for slots: of some endpoints, of any other, and of all together."""
+        rooms, room = self._slots.rooms(), self._slots.room()
+        limit = self._slots.free
+        for endpoint_id, batch_size in self._endpoints.batch_sizes.items():
+            rooms[endpoint_id] = rooms.get(endpoint_id, room) * batch_size
+            limit = self._options.batch_size
+        rooms.update(dict.fromkeys((*self._settling.deferred, *self._sending.prefetched.endpoint_ids()), 0))
+        if is_leaving:
+            rooms.update(dict.fromkeys(self._slots.slow, 0))
+        return rooms, room, limit
+
+    def _claim(
+        self, now: float, rooms: dict[int, int], room: int, limit: int, endpoint_ids: Sequence[int] | None = None
+    ) -> None:
+        """One claim of at most so many messages: of some endpoints, of any other, and of all together."""
+        limit = min(limit, self._options.batch_size, self._leases.room())
+        if limit <= 0 and self._leases:
+            return
+        try:
+            claimed = self._database.claim(max(1, limit), self._options.lease, rooms, room, endpoint_ids)
+        except Busy:
+            self._pace.claimed(now, None, False)
+            return
+        count, newest = self._leases.receive(claimed)
+        self._pace.claimed(now, newest or None, count >= limit or len(claimed) >= CLAIM_ENDPOINTS)
+        # An endpoint without room wasn't asked; a claim that reached its limit may have left out any of them.
+        if not self._pace.may_have_more:
+            self._may_have_more = {each for each in self._may_have_more if not rooms.get(each, room)}
+        self._may_have_more |= {each.endpoint_id for each in claimed if each.may_have_more}
+        self._prepare(claimed)
+
+    def _prepare(self, claimed: Sequence[Claimed]) -> None:
+        """Sorts what was claimed into requests, reading the configs that are new."""
+        try:
+            self._endpoints.load(claimed)
+        except Busy:
+            self._give_back([message for each in claimed for message in each.messages], SETTLE_RETRY_SECONDS)
+            return
+        for endpoint_id, _, messages, _ in claimed:
+            known = self._endpoints.get(endpoint_id)
+            if known is not None:
+                self._sending.fresh.add(known, self._dispatcher.group(known, messages))
+            else:
+                self._fail(endpoint_id, messages)
+
+    def _fail(self, endpoint_id: int, messages: Iterable[Message]) -> None:
+        outcome = Outcome(f"{RETRYABLE} {self._endpoints.problems[endpoint_id]}")
+        failed = [Settled(endpoint_id, [message], outcome) for message in messages]
+        self._settling.add(failed, self._clock())
+        self._counters.add(endpoint_id, len(failed), outcome.error, 0)

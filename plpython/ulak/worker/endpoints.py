@@ -1,0 +1,45 @@
+"""The endpoints that a worker has met, parsed once per version of their config."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ulak.delivery import Endpoint, config_problem
+from ulak.worker.dispatcher import Dispatcher
+from ulak.worker.port import Claimed, Database
+
+
+class Endpoints:
+    def __init__(self, database: Database, dispatcher: Dispatcher) -> None:
+        self._database = database
+        self._dispatcher = dispatcher
+        self._known: dict[int, Endpoint] = {}
+        # Why an endpoint that was claimed for can't be sent to.
+        self.problems: dict[int, str] = {}
+        # Those whose messages travel together, and how many of them.
+        self.batch_sizes: dict[int, int] = {}
+
+    def get(self, endpoint_id: int) -> Endpoint | None:
+        return self._known.get(endpoint_id)
+
+    def knows(self, claimed: Claimed) -> bool:
+        known = self._known.get(claimed.endpoint_id)
+        return known is not None and known.config_version == claimed.config_version
+
+    def load(self, claimed: Iterable[Claimed]) -> None:
+        """Reads the configs that are new. May raise Busy."""
+        unknown = {each.endpoint_id for each in claimed if not self.knows(each)}
+        if not unknown:
+            return
+        for endpoint_id in unknown:
+            self._known.pop(endpoint_id, None)
+            self.batch_sizes.pop(endpoint_id, None)
+            self.problems[endpoint_id] = "config: the endpoint is gone"
+        for each in self._database.endpoint_configs(unknown):
+            try:
+                parsed = self._known[each.id] = self._dispatcher.parse(each)
+                if parsed.batch_size > 1:
+                    self.batch_sizes[each.id] = parsed.batch_size
+            # Not only ConfigError: whatever one config does to our code, the other endpoints' messages must go on.
+            except Exception as error:
+                self.problems[each.id] = config_problem(error, each.secrets)

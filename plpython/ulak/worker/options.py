@@ -1,0 +1,41 @@
+"""The settings that the worker lives by, whatever it delivers over."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ulak.worker.tuning import OTHER_FILES
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    # Request slots, of which one endpoint may have seven eighths: worker_concurrency.
+    slots: int
+    batch_size: int
+    poll_interval: float
+    poll_interval_busy: float
+    lease: float
+    # Why there are fewer slots than worker_concurrency asks for.
+    limited_by: str | None = None
+
+
+def parse(settings: Mapping[str, str], max_files: int = 1024) -> Options:
+    """max_files is what the operating system lets a process have open (-1: any number); each request needs a socket."""
+    slots = -(-int(settings["worker_concurrency"]) * 8 // 7)
+    # Twice: slow receivers have slots of their own.
+    most = max(2, (max_files - OTHER_FILES) // 2) if max_files >= 0 else slots
+    limited_by = None
+    if most < slots:
+        limited_by = (
+            f"a process may have {max_files} files open, which is enough for {most} requests in flight;"
+            f" worker_concurrency asks for {settings['worker_concurrency']}"
+        )
+    return Options(
+        slots=min(slots, most),
+        limited_by=limited_by,
+        batch_size=int(settings["batch_size"]),
+        poll_interval=int(settings["poll_interval"]) / 1000,
+        poll_interval_busy=int(settings["poll_interval_busy"]) / 1000,
+        lease=float(settings["lease_seconds"]),
+    )

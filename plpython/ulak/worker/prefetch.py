@@ -1,0 +1,122 @@
+"""Prefetched requests: claimed before there is a request slot, so that one is under way as soon as another ends."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+
+from ulak.delivery import Endpoint, Message
+from ulak.worker.tuning import PREFETCH_ENDPOINTS, PREFETCH_SECONDS, RATE_MEMORY_SECONDS
+
+Waiting = tuple[Endpoint, Sequence[Message]]
+
+
+class Prefetched:
+    """Endpoints take turns."""
+
+    def __init__(self) -> None:
+        self._requests: dict[int, deque[Waiting]] = {}
+        # Messages, not requests: in sum and by endpoint.
+        self._messages = 0
+        self._counts: Counter[int] = Counter()
+
+    def __len__(self) -> int:
+        """Messages, not requests."""
+        return self._messages
+
+    def endpoint_ids(self) -> Collection[int]:
+        return self._requests.keys()
+
+    def count(self, endpoint_id: int) -> int:
+        return self._counts[endpoint_id]
+
+    def add(self, to: Endpoint, groups: Iterable[Sequence[Message]]) -> None:
+        """One request each."""
+        requests = self._requests.setdefault(to.id, deque())
+        for messages in groups:
+            requests.append((to, messages))
+            self._count(to.id, len(messages))
+
+    def append(self, other: Prefetched) -> None:
+        """All of another, which is empty then."""
+        for endpoint_id, requests in other._requests.items():
+            self._requests.setdefault(endpoint_id, deque()).extend(requests)
+            self._count(endpoint_id, other.count(endpoint_id))
+        other._requests = {}
+        other._messages = 0
+        other._counts.clear()
+
+    def take(self, room_of: Callable[[int], int], has_room: Callable[[], bool]) -> Iterator[Waiting]:
+        """As many as there is room for, which the caller takes before it asks for the next."""
+        while self._requests and has_room():
+            alone = len(self._requests) == 1
+            before = self._messages
+            for endpoint_id in list(self._requests):
+                count = room_of(endpoint_id)
+                if count > 0:
+                    requests = self._requests.pop(endpoint_id)
+                    taken = [requests.popleft() for _ in range(min(count, len(requests)) if alone else 1)]
+                    self._count(endpoint_id, -sum([len(messages) for _, messages in taken]))
+                    yield from taken
+                    # Behind the others, also the next time.
+                    if requests:
+                        self._requests[endpoint_id] = requests
+                elif not has_room():
+                    return
+            if self._messages == before:
+                return
+
+    def remove(self, endpoint_id: int) -> list[Message]:
+        """All of an endpoint."""
+        removed = [message for _, messages in self._requests.pop(endpoint_id, ()) for message in messages]
+        self._count(endpoint_id, -len(removed))
+        return removed
+
+    def remove_lost(self, held: Collection[int]) -> list[Message]:
+        """Requests of which a message is no longer held."""
+        lost: list[Message] = []
+        for endpoint_id, requests in list(self._requests.items()):
+            kept: deque[Waiting] = deque()
+            for each in requests:
+                if all(message.id in held for message in each[1]):
+                    kept.append(each)
+                else:
+                    lost += each[1]
+                    self._count(endpoint_id, -len(each[1]))
+            self._requests[endpoint_id] = kept
+            if not kept:
+                del self._requests[endpoint_id]
+        return lost
+
+    def _count(self, endpoint_id: int, messages: int) -> None:
+        self._messages += messages
+        self._counts[endpoint_id] += messages
+
+
+class Rates:
+    """How many messages of an endpoint are answered per second, of late."""
+
+    def __init__(self) -> None:
+        self._rates: dict[int, tuple[float, float]] = {}
+        # Until when those that have none any more may stay.
+        self._forget_at = 0.0
+
+    def note(self, counts: Mapping[int, int], now: float) -> None:
+        for endpoint_id, count in counts.items():
+            rate, at = self._rates.get(endpoint_id, (0.0, now - RATE_MEMORY_SECONDS))
+            seconds = max(0.001, now - at)
+            # The older what is known, the less it counts.
+            weight = min(1.0, seconds / PREFETCH_SECONDS)
+            self._rates[endpoint_id] = (rate + (count / seconds - rate) * weight, now)
+
+    def allowed(self, now: float) -> dict[int, int]:
+        """How many messages of which endpoint may be prefetched."""
+        few = 2 * PREFETCH_ENDPOINTS
+        if now >= self._forget_at or len(self._rates) <= few:
+            self._forget_at = now + RATE_MEMORY_SECONDS
+            self._rates = {id: known for id, known in self._rates.items() if known[1] > now - RATE_MEMORY_SECONDS}
+        if len(self._rates) > few:
+            return {}
+        found = {endpoint_id: int(rate * PREFETCH_SECONDS) for endpoint_id, (rate, _) in self._rates.items()}
+        allowed = {endpoint_id: count for endpoint_id, count in found.items() if count}
+        return allowed if len(allowed) <= PREFETCH_ENDPOINTS else {}

@@ -1,0 +1,35 @@
+"""The seam between the worker and the ways to deliver: all that it knows of a transport.
+
+A transport is made by ulak/transports.py, which is the one place that knows them all. It never waits: it tells its
+descriptors to what it was made with (worker/waiting.py) and for how long it can be left alone, and is advanced when one
+of them is ready or that time is over. tests/unit/test_transport_contract.py holds every transport to this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from ulak.delivery import Endpoint, EndpointConfig, Message, Settled
+
+Ready = Sequence[tuple[int, int]]
+
+
+class Transport(Protocol):
+    def parse(self, config: EndpointConfig) -> Endpoint:
+        """Raises ConfigError; any other error is taken for one whose words may quote a secret."""
+
+    def group(self, endpoint: Endpoint, messages: Sequence[Message]) -> Sequence[Sequence[Message]]:
+        """Which of these travel together, in their order: at most endpoint.batch_size in one delivery."""
+
+    def start(self, endpoint: Endpoint, messages: Sequence[Message]) -> None:
+        """Begins one delivery. Never raises for what the messages hold: that is an outcome."""
+
+    def timeout(self) -> float | None:
+        """Seconds after which it wants to be advanced whatever is ready: 0 at once; None: there is no such time."""
+
+    def advance(self, ready: Ready) -> list[Settled]:
+        """Goes on, with the descriptors that are ready and their events. Each delivery ends in exactly one Settled."""
+
+    def close(self) -> None:
+        """Drops what is under way."""

@@ -1,0 +1,140 @@
+"""Every number of the worker that was tuned, with what it trades and what was measured.
+
+Measured on two shared cores with PostgreSQL 15 unless it says otherwise; `make bench ARGS="delivery latency"` is how to
+measure again after a change. Times are in seconds.
+"""
+
+from __future__ import annotations
+
+# Storing outcomes ----------------------------------------------------------------------------------------------------
+# Settling costs 16 us a message in large groups and many times that alone, so outcomes are stored in groups: when three
+# quarters of the request slots have come back, or so long after the first of a group. Longer: fewer transactions, but
+# what waits for a request slot waits too.
+SETTLE_SECONDS = 0.002
+# While there is more to claim than request slots, a group is worth waiting for.
+SETTLE_SECONDS_UNDER_LOAD = 0.005
+# While prefetched requests fill the slots, a late group holds nothing up.
+SETTLE_SECONDS_PREFETCHED = 0.02
+SETTLE_COUNT_PREFETCHED = 256
+# In light traffic an outcome is stored in the transaction of the next claim, which saves one of two commits, unless
+# that takes longer than this.
+SETTLE_SECONDS_LIGHT = 0.05
+# An outcome whose endpoint is locked is tried again after this, twice as long each time up to the longest: each try
+# may wait for the lock and hold up everything else.
+SETTLE_RETRY_SECONDS = 0.1
+SETTLE_RETRY_LONGEST = 2.0
+
+# Claiming ------------------------------------------------------------------------------------------------------------
+# A full claim takes messages of so many endpoints at most (ulak._claim() ends its walk there); one that got as many
+# may have left others out.
+CLAIM_ENDPOINTS = 32
+# Messages claimed in one light turn, and how far the id of a delivered message may lie behind the newest to be stored
+# by it. As many as wake-ups are asked for at once.
+LIGHT_CLAIM = 16
+# How often endpoints without prefetched requests get a full claim while others have some.
+FULL_CLAIM_SECONDS = 0.02
+# Where vacuum is held back, a full claim walks over dead index entries and may take long to find nothing. At most one
+# part in so many of the worker's time goes into such claims, and it is never put off longer than this.
+FULL_CLAIM_PARTS = 20
+FULL_CLAIM_LONGEST = 1.0
+# While the worker listens, retries and others that nobody notifies of are looked for so often; sooner after a claim
+# that found some, since a rate-limited endpoint refills within milliseconds.
+LISTENING_LOOK_SECONDS = 0.2
+LISTENING_LOOK_SECONDS_AFTER_ONE = 0.05
+# Payloads in memory; a claim takes fewer messages when they are big. What is unknown counts as a megabyte.
+PAYLOAD_BYTES = 64 * 1024 * 1024
+UNKNOWN_BYTES = 1024 * 1024
+# What was claimed when the endpoint's circuit changed is given back for this long.
+RELEASE_SECONDS = {"open": 10.0, "half_open": 5.0, "disabled": 10.0}
+
+# Prefetching ---------------------------------------------------------------------------------------------------------
+# A worker claims what an endpoint will have answered within this time, beyond what it has slots for. Shorter: slots run
+# empty while a claim is made (20 us a message). Longer: a stopped worker gives more back.
+PREFETCH_SECONDS = 0.05
+# If more endpoints than these are answering, nothing is prefetched: a turn of all of them brings enough, and costs less
+# than a claim of each. With 1,000 endpoints a message took 160 us of processor with it and 128 us without.
+PREFETCH_ENDPOINTS = 8
+# An endpoint that had no answer for so long has no rate.
+RATE_MEMORY_SECONDS = 0.25
+
+# Request slots -------------------------------------------------------------------------------------------------------
+# A request that takes longer makes its endpoint a slow one, which has slots of its own.
+SLOW_SECONDS = 0.5
+# Receivers that answer at once need no more requests in flight than these: libcurl and the kernel keep 15 kB for a
+# connection, and those of so many stay in the processor's own cache.
+LEAST_WINDOW = 32
+# With a full window, prefetched requests wait so long for an answer before the window grows.
+WINDOW_SECONDS = 0.001
+
+# Looking for new messages --------------------------------------------------------------------------------------------
+# How long traffic counts as flowing after a message: looks come at poll_interval_busy.
+BUSY_SECONDS = 3.0
+# How long a message that was sent but not yet seen is looked for: its sender may not have committed.
+EXPECT_SECONDS = 0.1
+# What the wait grows by from one idle look to the next.
+IDLE_GROWTH = 1.25
+# When messages are further apart than so many looks most looks are in vain, and come less often by this factor.
+LIGHT_LOOKS = 6
+LIGHT_WAIT = 1.5
+# Without a new id a claim is made after so many of the longest waits: for retries and senders who committed late.
+CLAIM_WAITS = 3
+# Messages that come closer than this are better looked for; beyond, being notified by the sender is cheaper. NOTIFY
+# takes a lock of the whole database at commit: with one per message 32 clients sent at a quarter of the rate.
+LISTEN_GAP_SECONDS = 0.004
+# How many senders notify after the worker has asked for it (ulak._request_wake_ups()).
+WAKE_UPS = 16
+# Other uses of NOTIFY wake the worker, too. So many vain wake-ups more than true ones, each of which makes up for a
+# few, and it goes back to polling.
+VAIN_WAKE_UPS = 200
+TRUE_WAKE_UP_WORTH = 4
+
+# Timers --------------------------------------------------------------------------------------------------------------
+# A stop or a cancel is to be noticed within 200 ms. While nothing is held, cancels are noticed without this. Who
+# listens is notified of a stop, and only makes sure.
+CHECK_SECONDS = 0.1
+CHECK_SECONDS_IDLE = 0.15
+CHECK_SECONDS_LISTENING = 1.0
+# After a wait of this length a listening worker looks whether it was cancelled; not sooner, since answers are due.
+INTERRUPT_SECONDS = 0.05
+REPORT_SECONDS = 1.0
+SWEEP_SECONDS = 10.0
+# The longest wait without a return to PostgreSQL: neither a cancel nor the postmaster's death is seen inside of it.
+LONGEST_WAIT = 0.1
+
+# Leaving -------------------------------------------------------------------------------------------------------------
+# How long a run may outlast its end because of what it holds. A request under way has its own time.
+GRACE_SECONDS = 30.0
+STOP_SECONDS = 2.0
+
+# Resume points (worker/resume_point.py) ------------------------------------------------------------------------------
+# What a claim may take, and each message of it, as long as nothing else is known.
+CLAIM_SECONDS = 0.001
+MESSAGE_SECONDS = 0.0001
+# Claims of so many tell what a message costs when nothing is walked over. One in a few resumes to learn it.
+TELLING_CLAIM = 32
+RESUME_ONE_IN = 8
+# At most one part in so many of the time may be lost by claims that begin at the beginning, and none of them is put off
+# for longer than this.
+RESUME_PARTS = 20
+RESUME_LONGEST = 1.0
+
+# Python --------------------------------------------------------------------------------------------------------------
+# Python looks for cycles after so many new objects (700 by default). A claim makes a thousand and more, and none of
+# them is in a cycle.
+CYCLE_SEARCH = 20_000
+# Messages that take more bytes than this as they are stored are read one by one: as text they may be a hundred times as
+# large, and one that can't be read must not cost the others of its claim anything.
+LARGE_MESSAGE = 262_144
+# What one claim brings of those; the rest is left in the queue.
+LARGE_TOGETHER = 256 * 1024 * 1024
+# Files that PostgreSQL itself needs in a backend.
+OTHER_FILES = 200
+
+# Runs ----------------------------------------------------------------------------------------------------------------
+# Notifications are kept for a session until it is idle, so one that runs for longer must not listen.
+LONGEST_LISTENING_RUN = 3600
+# A run ends at most 6.4 s after the minute, and what it holds may keep it a little longer: so long the next one waits
+# for its place.
+HANDOVER_SECONDS = 8.0
+LOOK_SECONDS = 0.1
+WATCH_SECONDS = 1.0

@@ -1,0 +1,91 @@
+"""Delivery over HTTP without a worker: the parts that never wait, and a wait for them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+from ulak.delivery import Endpoint, EndpointConfig, Message, Settled
+from ulak.http.address import Guard
+from ulak.http.client import Client
+from ulak.http.model import Endpoint as Receiver
+from ulak.http.model import Finished, Request
+from ulak.http.transport import HttpTransport, longest
+from ulak.worker.dispatcher import Dispatcher
+from ulak.worker.transport import Transport
+from ulak.worker.tuning import LONGEST_WAIT
+from ulak.worker.waiting import Descriptors, Waiting
+
+
+class Exchanges:
+    """HTTP exchanges: start() some, step() until they have ended."""
+
+    def __init__(self, guard: Guard, max_connections: int = 256) -> None:
+        self.waiting = Waiting()
+        self.descriptors = Descriptors(self.waiting)
+        self.client = Client(guard, self.descriptors, max_connections)
+
+    @property
+    def in_flight(self) -> int:
+        return self.client.in_flight
+
+    def start(self, request: Request) -> None:
+        self.client.start(request)
+
+    def step(self, max_wait: float) -> list[Finished]:
+        finished: list[Finished] = []
+        left = self.client.timeout()
+        if left == 0:
+            finished += self.client.advance(())
+            left = self.client.timeout()
+        if not self.in_flight:
+            return finished
+        self.waiting.wait(0 if finished else min(max_wait, LONGEST_WAIT if left is None else min(left, LONGEST_WAIT)))
+        if ready := self.descriptors.take_ready():
+            finished += self.client.advance(ready)
+        return finished
+
+    def close(self) -> None:
+        self.client.close()
+        self.waiting.close()
+
+
+def worker_endpoint(receiver: Receiver) -> Endpoint:
+    """As HttpTransport.parse() makes it."""
+    return Endpoint(
+        receiver.id,
+        receiver.name,
+        receiver.config_version,
+        "http",
+        receiver.batch_size,
+        receiver.max_in_flight,
+        longest(receiver),
+        receiver,
+    )
+
+
+class Deliveries:
+    """Deliveries over HTTP: send() some, step() until they are settled."""
+
+    def __init__(self, guard: Guard | None = None, clock: Callable[[], float] = time.time) -> None:
+        """May dial loopback, unless a guard forbids it."""
+
+        def make(descriptors: Descriptors) -> Transport:
+            return HttpTransport(Client(guard or Guard(allow_internal=True), descriptors), clock=clock)
+
+        self.dispatcher = Dispatcher({"http": make})
+        # With its first endpoint the transport is made.
+        self.dispatcher.parse(EndpointConfig(0, "first", 1, {"url": "http://127.0.0.1/"}))
+
+    @property
+    def in_flight(self) -> int:
+        return self.dispatcher.in_flight
+
+    def send(self, receiver: Receiver, messages: Sequence[Message]) -> None:
+        self.dispatcher.start(worker_endpoint(receiver), messages)
+
+    def step(self, max_wait: float) -> list[Settled]:
+        return self.dispatcher.step(max_wait)
+
+    def close(self) -> None:
+        self.dispatcher.close()

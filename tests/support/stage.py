@@ -1,0 +1,335 @@
+"""The worker's loop on a stage: a database and receivers that do as the test says, and time that only the test moves."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+from ulak.delivery import DELIVERED, Endpoint, EndpointConfig, Message, Outcome, Settled
+from ulak.http.client import Client
+from ulak.http.transport import HttpTransport
+from ulak.worker import options
+from ulak.worker.dispatcher import Dispatcher
+from ulak.worker.loop import Worker
+from ulak.worker.options import Options
+from ulak.worker.port import Claimed, Orders, Outcomes, WakeUps
+from ulak.worker.tuning import WAKE_UPS
+from ulak.worker.wake_up import WakeUp
+
+SETTINGS = {
+    "batch_size": "500",
+    "capture_response": "false",
+    "cloudevents_source": "/ulak",
+    "http_allow_internal_urls": "false",
+    "http_allowed_networks": "",
+    "http_connect_timeout": "5",
+    "http_timeout": "10",
+    "lease_seconds": "30",
+    "poll_interval": "50",
+    "poll_interval_busy": "2",
+    "response_body_max_size": "65536",
+    "worker_concurrency": "14",
+}
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+@dataclass
+class Pending:
+    endpoint_id: int
+    message: Message
+
+
+@dataclass
+class FakeDatabase:
+    """Hands out what was put in, and remembers what it was told. A hook may raise before a call is done."""
+
+    clock: Clock
+    pending: list[Pending] = field(default_factory=list)
+    configs: dict[int, dict[str, Any]] = field(default_factory=dict)
+    versions: dict[int, int] = field(default_factory=dict)
+    blocked: dict[int, str] = field(default_factory=dict)
+    lost: set[int] = field(default_factory=set)
+    leave: str | None = None
+    settings: str = ""
+    hooks: dict[str, Callable[..., None]] = field(default_factory=dict)
+    # Claims that saw all endpoints, and how long they take.
+    full_claims: list[float] = field(default_factory=list)
+    full_claim_seconds: float = 0.0
+    calls: list[tuple[str, float]] = field(default_factory=list)
+    limits: list[int] = field(default_factory=list)
+    settled: dict[int, Outcome] = field(default_factory=dict)
+    released: dict[int, float] = field(default_factory=dict)
+    renewed: Counter[int] = field(default_factory=Counter)
+    open: bool = False
+    sent: int = 0
+    wake_up: FakeWakeUp | None = None
+    poller_until: float = math.inf
+
+    def put(self, endpoint_id: int = 1, count: int = 1, payload: str = "{}", **fields: Any) -> list[int]:
+        self.configs.setdefault(endpoint_id, {"url": "http://127.0.0.1/"})
+        self.versions.setdefault(endpoint_id, 1)
+        ids = list(range(self.sent + 1, self.sent + count + 1))
+        self.sent += count
+        self.pending += [Pending(endpoint_id, Message(id, f"m{id}", 1, payload, **fields)) for id in ids]
+        return ids
+
+    def _called(self, name: str, *arguments: Any) -> None:
+        self.calls.append((name, self.clock.now))
+        self.open = True
+        if name in self.hooks:
+            self.hooks[name](*arguments)
+
+    def times(self, name: str) -> list[float]:
+        return [at for called, at in self.calls if called == name]
+
+    # port.Database
+
+    def commit(self) -> None:
+        self.open = False
+
+    def check_interrupts(self) -> None:
+        if "check_interrupts" in self.hooks:
+            self.hooks["check_interrupts"]()
+
+    def last_sent(self) -> int:
+        self._called("last_sent")
+        return self.sent
+
+    def await_send(self, last_sent: int, interval: float, seconds: float) -> int:
+        until = self.clock() + seconds
+        while True:
+            self.clock.sleep(min(interval, until - self.clock()))
+            if (sent := self.last_sent()) != last_sent or self.clock() >= until:
+                return sent
+
+    def claim(
+        self, limit: int, lease: float, rooms: Mapping[int, int], room: int, endpoint_ids: Sequence[int] | None = None
+    ) -> list[Claimed]:
+        self._called("claim")
+        self.limits.append(limit)
+        if endpoint_ids is None:
+            self.full_claims.append(self.clock.now)
+            self.clock.now += self.full_claim_seconds
+        turns: Counter[int] = Counter()
+        due: list[tuple[int, int, Pending]] = []
+        for each in self.pending:
+            if endpoint_ids is not None and each.endpoint_id not in endpoint_ids:
+                continue
+            if turns[each.endpoint_id] < rooms.get(each.endpoint_id, room):
+                due.append((turns[each.endpoint_id], each.message.id, each))
+                turns[each.endpoint_id] += 1
+        taken = [each for _, _, each in sorted(due, key=lambda item: item[:2])[:limit]]
+        ids = {each.message.id for each in taken}
+        self.pending = [each for each in self.pending if each.message.id not in ids]
+        messages = {
+            id: [each.message for each in taken if each.endpoint_id == id]
+            for id in dict.fromkeys(each.endpoint_id for each in taken)
+        }
+        left = {each.endpoint_id for each in self.pending}
+        return [Claimed(id, self.versions[id], found, id in left) for id, found in messages.items()]
+
+    def endpoint_configs(self, ids: Iterable[int]) -> list[EndpointConfig]:
+        self._called("endpoint_configs")
+        known = [id for id in ids if id in self.configs]
+        return [EndpointConfig(id, f"e{id}", self.versions[id], self.configs[id], ()) for id in known]
+
+    def settle(self, outcomes: Outcomes) -> None:
+        self._called("settle", outcomes)
+        for place, id in enumerate(outcomes.ids):
+            assert id not in self.settled
+            self.settled[id] = Outcome(
+                outcomes.errors[place] if outcomes.errors else None,
+                outcomes.retry_after[place] if outcomes.retry_after else None,
+                outcomes.responses[place] if outcomes.responses else None,
+            )
+
+    def release(self, ids: Sequence[int], attempts: Sequence[int], delay: float) -> None:
+        self._called("release", ids)
+        self.released |= dict.fromkeys(ids, delay)
+
+    def renew(self, ids: Sequence[int], attempts: Sequence[int], lease: float) -> Sequence[int]:
+        self._called("renew")
+        self.renewed.update(ids)
+        return [id for id in ids if id not in self.lost]
+
+    def blocked_endpoints(self, ids: Iterable[int]) -> Mapping[int, str]:
+        self._called("blocked_endpoints")
+        return {id: state for id, state in self.blocked.items() if id in set(ids)}
+
+    def check(self) -> Orders:
+        self._called("check")
+        return Orders(self.leave, self.settings)
+
+    def report(self, progress: Mapping[str, object], statistics: Sequence[Mapping[str, object]]) -> None:
+        self._called("report", progress)
+
+    def sweep(self) -> None:
+        self._called("sweep")
+
+    def is_poller(self) -> bool:
+        return self.clock.now < self.poller_until
+
+    def listen(self) -> WakeUp | None:
+        return cast(WakeUp, self.wake_up)
+
+    def request_wake_ups(self) -> WakeUps:
+        self._called("request_wake_ups")
+        assert self.wake_up is not None
+        self.wake_up.notified_to = self.sent + WAKE_UPS
+        return WakeUps(self.wake_up.notified_to, self.sent, bool(self.pending))
+
+    def light_turn(
+        self, after: int, count: int, lease: float, delivered: Sequence[Message]
+    ) -> tuple[list[Claimed], list[int]]:
+        self._called("light_turn")
+        ids = [each.id for each in delivered]
+        self.settled.update(dict.fromkeys(ids, Outcome()))
+        plain = [
+            each
+            for each in self.pending
+            if after < each.message.id <= after + count and each.message.ordering_key is None
+        ]
+        self.pending = [each for each in self.pending if each not in plain]
+        return [
+            Claimed(id, self.versions[id], [each.message for each in plain if each.endpoint_id == id])
+            for id in dict.fromkeys(each.endpoint_id for each in plain)
+        ], ids
+
+    def unlisten(self) -> None:
+        self._called("unlisten")
+
+
+class FakeWakeUp:
+    """A sender notifies: the test says when."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._senders: list[tuple[float, Callable[[], object]]] = []
+        self._was_notified = False
+        self.notified_to = 0
+        self.is_held_back = False
+
+    def at(self, time: float, send: Callable[[], list[int]]) -> None:
+        def notify() -> None:
+            ids = send()
+            self._was_notified = self._was_notified or not ids or ids[0] <= self.notified_to
+
+        self._senders.append((time, notify))
+
+    def pass_time(self, seconds: float, is_noticed: bool = True) -> bool:
+        """Time passes until somebody notifies, or until its end."""
+        end = self._clock.now + seconds
+        while not (self._was_notified and is_noticed):
+            due = [each for each in self._senders if each[0] <= end]
+            if not due:
+                self._clock.now = max(self._clock.now, end)
+                break
+            self._clock.now = max(self._clock.now, due[0][0])
+            self._senders.remove(due[0])
+            due[0][1]()
+        return self._was_notified
+
+    # wake_up.WakeUp
+
+    def fileno(self) -> int:
+        return -1
+
+    def hold_back(self) -> None:
+        self.is_held_back = True
+
+    def let_go(self) -> None:
+        self.is_held_back = False
+
+    def wait(self, seconds: float = 0) -> bool:
+        assert self.is_held_back
+        found = self.pass_time(seconds)
+        self._was_notified = False
+        return found
+
+
+class FakeDispatcher:
+    """Answers after as many seconds as the test says."""
+
+    def __init__(self, clock: Clock, database: FakeDatabase) -> None:
+        self._clock = clock
+        self._database = database
+        # Only what never sends: parse() and group().
+        self._http = HttpTransport(cast(Client, None))
+        self._under_way: list[tuple[float, Settled]] = []
+        self.answer: Callable[[Endpoint, Sequence[Message]], tuple[float, Outcome]] = lambda to, messages: (
+            0.001,
+            DELIVERED,
+        )
+        self.sent: list[tuple[Endpoint, list[int], float]] = []
+        self.was_woken = False
+        self.steps = 0
+
+    def wait_also_for(self, descriptor: int) -> None:
+        pass
+
+    def parse(self, config: EndpointConfig) -> Endpoint:
+        return self._http.parse(config)
+
+    def group(self, endpoint: Endpoint, messages: Sequence[Message]) -> Sequence[Sequence[Message]]:
+        return self._http.group(endpoint, messages)
+
+    @property
+    def in_flight(self) -> int:
+        return len(self._under_way)
+
+    def start(self, to: Endpoint, messages: Sequence[Message]) -> None:
+        assert not self._database.open, "sent before it was committed"
+        self.sent.append((to, [message.id for message in messages], self._clock.now))
+        seconds, outcome = self.answer(to, messages)
+        self._under_way.append((self._clock.now + seconds, Settled(to.id, messages, outcome)))
+
+    def step(self, max_wait: float) -> list[Settled]:
+        assert not self._database.open, "a transaction stays open during the wait"
+        self.steps += 1
+        seconds = max(0.0, min(min(at for at, _ in self._under_way) - self._clock.now, max_wait))
+        wake_up = self._database.wake_up
+        self.was_woken = False
+        if wake_up is not None:
+            self.was_woken = wake_up.pass_time(seconds, wake_up.is_held_back) and wake_up.is_held_back
+        else:
+            self._clock.now += seconds
+        ended = [settled for at, settled in self._under_way if at <= self._clock.now]
+        self._under_way = [each for each in self._under_way if each[0] > self._clock.now]
+        return ended
+
+    def ids(self) -> list[int]:
+        return [id for _, ids, _ in self.sent for id in ids]
+
+
+class Stage:
+    def __init__(self) -> None:
+        self.clock = Clock()
+        self.database = FakeDatabase(self.clock)
+        self.dispatcher = FakeDispatcher(self.clock, self.database)
+        self.worker: Worker | None = None
+
+    def options(self, **settings: Any) -> Options:
+        return options.parse({**SETTINGS, **{name: str(value) for name, value in settings.items()}}, -1)
+
+    def run(self, seconds: float = 1, **settings: Any) -> str:
+        until = self.clock.now + seconds
+        dispatcher = cast(Dispatcher, self.dispatcher)
+        self.worker = Worker(
+            self.database, self.options(**settings), "", until, dispatcher, self.clock, self.clock.sleep
+        )
+        ended = self.worker.run()
+        self.worker.close()
+        return ended

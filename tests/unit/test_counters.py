@@ -1,0 +1,40 @@
+"""What a worker tells about its work."""
+
+from __future__ import annotations
+
+from ulak.worker.counters import BUCKETS, Counters
+
+
+def test_each_endpoint_has_its_counts_in_the_order_of_ids() -> None:
+    counters = Counters()
+    counters.add(7, 1, None, 0.010)
+    counters.add(3, 2, "[RETRYABLE] HTTP 500", 0.5)
+    counters.add(7, 1, None, 0.020)
+
+    first, second = counters.statistics()
+
+    assert (first["endpoint_id"], first["delivered"], first["failed"]) == (3, 0, 2)
+    assert (second["endpoint_id"], second["delivered"], second["failed"]) == (7, 2, 0)
+    assert (first["latency_total_ms"], second["latency_total_ms"]) == (1000, 30)
+    assert (counters.processed, counters.failed, counters.last_error) == (4, 2, "[RETRYABLE] HTTP 500")
+
+
+def test_bucket_n_counts_requests_below_two_to_the_n_milliseconds() -> None:
+    expected = {0.0005: 0, 0.001: 1, 0.0019: 1, 0.002: 2, 0.010: 4, 1.0: 10, 1e9: BUCKETS - 1}
+
+    for seconds, bucket in expected.items():
+        counters = Counters()
+        counters.add(1, 3, None, seconds)
+        (counts,) = counters.statistics()
+        # Zeros at the end are left out.
+        assert counts["latency_histogram"] == [0] * bucket + [3]
+
+
+def test_what_was_told_is_told_but_for_the_last_error() -> None:
+    counters = Counters()
+    counters.add(1, 1, "[PERMANENT] HTTP 404", 0.1)
+
+    counters.clear()
+
+    assert (counters.statistics(), counters.processed, counters.failed) == ([], 0, 0)
+    assert counters.last_error == "[PERMANENT] HTTP 404"

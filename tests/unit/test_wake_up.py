@@ -1,0 +1,114 @@
+"""The wake-up, with real signals. Each test is a process of its own, in which Python handles the signal, as PostgreSQL does."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+PRELUDE = """
+import os, select, signal, time
+from ulak.worker.wake_up import WakeUp
+
+handled = []
+signal.signal(signal.SIGUSR1, lambda number, frame: handled.append(number))
+wake_up = WakeUp()
+
+
+def notify():
+    os.kill(os.getpid(), signal.SIGUSR1)
+
+
+def notify_soon():
+    if os.fork() == 0:
+        time.sleep(0.1)
+        os.kill(os.getppid(), signal.SIGUSR1)
+        os._exit(0)
+"""
+
+
+def run(script: str) -> None:
+    done = subprocess.run([sys.executable, "-c", PRELUDE + script], check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_wake_up_is_kept_until_it_is_asked_for_and_then_handled() -> None:
+    run("""
+wake_up.hold_back()
+notify()
+assert handled == []
+assert wake_up.wait()
+assert handled == [signal.SIGUSR1]
+assert not wake_up.wait()
+""")
+
+
+def test_it_keeps_the_next_one_too() -> None:
+    run("""
+wake_up.hold_back()
+for n in (1, 2, 3):
+    notify()
+    assert len(handled) == n - 1
+    assert wake_up.wait()
+    assert len(handled) == n
+""")
+
+
+def test_a_wake_up_ends_the_wait() -> None:
+    run("""
+wake_up.hold_back()
+notify_soon()
+began = time.monotonic()
+assert wake_up.wait(10)
+assert 0.05 < time.monotonic() - began < 5
+assert len(handled) == 1
+""")
+
+
+def test_a_wake_up_ends_somebody_elses_wait() -> None:
+    run("""
+wake_up.hold_back()
+epoll = select.epoll()
+epoll.register(wake_up.fileno(), select.EPOLLIN)
+notify_soon()
+assert epoll.poll(10) == [(wake_up.fileno(), select.EPOLLIN)]
+assert handled == []
+assert wake_up.wait()
+""")
+
+
+def test_without_a_wake_up_the_wait_ends_in_time() -> None:
+    run("""
+wake_up.hold_back()
+began = time.monotonic()
+assert not wake_up.wait(0.05)
+assert 0.04 < time.monotonic() - began < 5
+""")
+
+
+def test_who_lets_go_handles_what_was_kept_and_what_follows() -> None:
+    run("""
+wake_up.hold_back()
+notify()
+wake_up.let_go()
+assert len(handled) == 1
+notify()
+assert len(handled) == 2
+""")
+
+
+def test_what_arrived_before_it_was_held_back_is_not_told() -> None:
+    run("""
+notify()
+assert len(handled) == 1
+wake_up.hold_back()
+assert not wake_up.wait()
+""")
+
+
+def test_who_closes_it_lets_go() -> None:
+    run("""
+wake_up.hold_back()
+wake_up.close()
+notify()
+assert len(handled) == 1
+""")

@@ -1,0 +1,204 @@
+"""The worker in light traffic, where senders wake it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from support.stage import FakeWakeUp, Stage
+from ulak.delivery import DELIVERED, Outcome
+from ulak.worker.port import Busy
+from ulak.worker.tuning import REPORT_SECONDS, WAKE_UPS
+
+
+@pytest.fixture
+def light(stage: Stage) -> Stage:
+    wake_up = stage.database.wake_up = FakeWakeUp(stage.clock)
+    stage.clock.sleep = lambda seconds: wake_up.pass_time(seconds, is_noticed=False)  # type: ignore[method-assign,assignment]
+    return stage
+
+
+def send_at(stage: Stage, *times: float, **message: Any) -> None:
+    assert stage.database.wake_up is not None
+    for time in times:
+        stage.database.wake_up.at(1000 + time, lambda: stage.database.put(**message))
+
+
+def sent_at(stage: Stage) -> list[float]:
+    return [round(at - 1000, 3) for _, _, at in stage.dispatcher.sent]
+
+
+def test_a_message_is_sent_when_its_sender_notifies(light: Stage) -> None:
+    times = [0.5 + 0.03 * n for n in range(50)]
+    send_at(light, *times)
+
+    light.run(seconds=3)
+
+    assert sent_at(light) == [round(time, 3) for time in times]
+    # Those which nobody notified of are looked for now and then.
+    assert len(light.database.times("claim")) < 3 / 0.2 + 5
+
+
+def test_a_delivery_is_stored_with_the_next_claim(light: Stage) -> None:
+    send_at(light, 0.5, 0.54, 0.58)
+
+    light.run(seconds=0.6)
+
+    assert light.database.settled.keys() == {1, 2, 3}
+    # The last one when the run ends.
+    assert len(light.database.times("light_turn")) == 3
+    assert len(light.database.times("settle")) == 1
+
+
+def test_a_delivery_does_not_wait_long_for_a_next_claim(light: Stage) -> None:
+    send_at(light, 0.5)
+
+    light.run(seconds=2)
+
+    assert [round(at - 1000, 3) for at in light.database.times("settle")] == [0.551]
+
+
+@pytest.mark.parametrize(
+    ("message", "outcome"),
+    [({}, Outcome("[RETRYABLE] HTTP 500")), ({}, Outcome(response="{}")), ({"ordering_key": "k"}, DELIVERED)],
+    ids=["a failure", "a response to keep", "one that another waits for"],
+)
+def test_what_is_more_than_a_delivery_is_stored_at_once(
+    light: Stage, message: dict[str, Any], outcome: Outcome
+) -> None:
+    light.dispatcher.answer = lambda to, messages: (0.001, outcome)
+    send_at(light, 0.5, **message)
+
+    light.run(seconds=2)
+
+    assert [round(at - 1000, 3) for at in light.database.times("settle")] == [0.501]
+
+
+def test_wake_ups_are_asked_for_again_before_they_are_used_up(light: Stage) -> None:
+    times = [0.5 + 0.02 * n for n in range(100)]
+    send_at(light, *times)
+
+    light.run(seconds=3)
+
+    assert sent_at(light) == [round(time, 3) for time in times]
+    assert 100 / WAKE_UPS <= len(light.database.times("request_wake_ups")) <= 2 * 100 / (WAKE_UPS / 2)
+
+
+def test_a_worker_that_is_no_longer_the_poller_leaves_listening_to_another(light: Stage) -> None:
+    light.database.poller_until = light.clock.now + 1
+
+    light.run(seconds=3)
+
+    assert len(light.database.times("unlisten")) == 1
+    assert max(light.database.times("request_wake_ups")) < light.database.poller_until + REPORT_SECONDS
+
+
+def test_dense_traffic_is_looked_for_without_wake_ups(light: Stage) -> None:
+    times = [0.5 + 0.001 * n for n in range(1000)]
+    send_at(light, *times)
+    light.run(seconds=2)
+
+    assert len(light.database.settled) == 1000
+    assert len(light.database.times("light_turn")) < 50
+
+
+def test_a_wake_up_without_a_message_leads_to_a_check(light: Stage) -> None:
+    assert light.database.wake_up is not None
+
+    def stop() -> list[int]:
+        light.database.leave = "stop"
+        return []
+
+    light.database.wake_up.at(1000.5, stop)
+
+    assert light.run(seconds=60) == "stop"
+
+    assert light.clock.now - 1000.5 < 0.01
+
+
+def test_a_stop_that_nobody_notified_of_is_noticed_too(light: Stage) -> None:
+    light.database.hooks["report"] = lambda progress: setattr(light.database, "leave", "stop")
+
+    assert light.run(seconds=60) == "stop"
+
+    assert light.clock.now - 1000 < 1.5
+
+
+def test_a_worker_that_is_woken_for_others_does_not_listen_for_long(light: Stage) -> None:
+    assert light.database.wake_up is not None
+    for n in range(1000):
+        light.database.wake_up.at(1000.1 + n * 0.01, list)
+
+    light.run(seconds=12)
+
+    assert len(light.database.times("unlisten")) == 1
+    assert not light.database.wake_up.is_held_back
+    assert len(light.database.times("claim")) < 200 + 12 / 0.1
+
+
+def test_a_worker_that_ends_lets_go_of_the_wake_up(light: Stage) -> None:
+    light.run(seconds=1)
+
+    assert light.database.wake_up is not None
+    assert not light.database.wake_up.is_held_back
+
+
+def test_a_worker_whose_slots_are_all_taken_waits_for_one(light: Stage) -> None:
+    light.dispatcher.answer = lambda to, messages: (0.5, DELIVERED)
+    send_at(light, *[0.1 + 0.02 * n for n in range(10)])
+
+    light.run(seconds=8, worker_concurrency=1)
+
+    assert len(light.database.settled) == 10
+    assert len(light.database.calls) < 500
+
+
+def test_a_run_that_is_over_is_not_woken(light: Stage) -> None:
+    light.dispatcher.answer = lambda to, messages: (2.0, DELIVERED)
+    send_at(light, 0.5, 1.5, 1.6)
+
+    light.run(seconds=1)
+
+    assert light.dispatcher.ids() == [1]
+    assert light.database.settled.keys() == {1}
+    assert len(light.database.calls) < 1000
+
+
+@pytest.mark.parametrize("outcome", [Outcome("[RETRYABLE] HTTP 500"), Outcome(response="{}")])
+def test_what_comes_back_when_somebody_notifies_is_stored_as_what_it_is(light: Stage, outcome: Outcome) -> None:
+    light.dispatcher.answer = lambda to, messages: (0.01, outcome if messages[0].id == 1 else DELIVERED)
+    # The second sender notifies at the very moment of the first answer.
+    send_at(light, 0.5, 0.51, 0.54)
+
+    light.run(seconds=2)
+
+    assert light.database.settled == {1: outcome, 2: Outcome(), 3: Outcome()}
+
+
+@pytest.mark.parametrize("call", ["request_wake_ups", "light_turn", "claim", "settle", "report"])
+def test_a_database_that_is_busy_in_light_traffic_stops_nothing(light: Stage, call: str) -> None:
+    def fail(*arguments: Any) -> None:
+        if light.clock.now < 1001:
+            raise Busy
+
+    light.database.hooks[call] = fail
+    send_at(light, *[0.5 + 0.03 * n for n in range(30)])
+
+    light.run(seconds=4)
+
+    assert len(light.dispatcher.ids()) == len(light.database.settled) == 30
+    assert light.database.released == {}
+
+
+def test_ids_that_nobody_notifies_of_do_not_end_the_wake_ups(light: Stage) -> None:
+    def draw() -> list[int]:
+        light.database.sent += 5 * WAKE_UPS
+        return [light.database.sent]
+
+    assert light.database.wake_up is not None
+    light.database.wake_up.at(1000.5, draw)
+    send_at(light, 1.0)
+
+    light.run(seconds=2)
+
+    assert sent_at(light) == [1.0]
