@@ -78,7 +78,7 @@ class Claiming:
         """Whether there is a place for what a claim finds: a request slot, or one to be prefetched for."""
         if self._slots.free > 0 and (not self._sending.prefetched or now >= self._last_full + self._full_wait):
             return True
-        return bool(self._to_prefetch(now))
+        return bool(self._to_prefetch(now) or self._to_prefetch_in_turn(now))
 
     def has_more(self) -> bool:
         """Whether a claim would find something and have a place for it."""
@@ -178,14 +178,22 @@ class Claiming:
         is_leaving = now >= until
         if is_leaving:
             self._may_have_more -= self._slots.slow
-        self._claim(now, *self._rooms(is_leaving))
+        self._claim(now, *self._rooms(now, is_leaving))
         lost = 0.0 if self._sending.fresh else self._clock() - began
         self._full_wait = max(FULL_CLAIM_SECONDS, min(FULL_CLAIM_LONGEST, lost * FULL_CLAIM_PARTS))
 
-    def _rooms(self, is_leaving: bool) -> tuple[dict[int, int], int, int]:
+    def _to_prefetch_in_turn(self, now: float) -> int:
+        """How many messages are to be prefetched of whoever's turn it is, where many endpoints answer."""
+        if not self.is_under_load:
+            return 0
+        allowed, prefetched = self.rates.allowed_in_turn(now), len(self._sending.prefetched)
+        return 0 if 2 * prefetched >= allowed else allowed - prefetched
+
+    def _rooms(self, now: float, is_leaving: bool) -> tuple[dict[int, int], int, int]:
         """How many messages may be claimed for slots: of some endpoints, of any other, and of all together."""
-        rooms, room = self._slots.rooms(), self._slots.room()
-        limit = self._slots.free
+        in_turn = self._to_prefetch_in_turn(now)
+        rooms, room = self._slots.rooms(), max(self._slots.room(), -(-in_turn // CLAIM_ENDPOINTS))
+        limit = self._slots.free + in_turn
         for endpoint_id, batch_size in self._endpoints.batch_sizes.items():
             rooms[endpoint_id] = rooms.get(endpoint_id, room) * batch_size
             limit = self._options.batch_size

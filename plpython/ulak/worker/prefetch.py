@@ -94,29 +94,43 @@ class Prefetched:
 
 
 class Rates:
-    """How many messages of an endpoint are answered per second, of late."""
+    """How many messages are answered per second, of late: of each endpoint, and of all."""
 
     def __init__(self) -> None:
         self._rates: dict[int, tuple[float, float]] = {}
+        self._total = (0.0, 0.0)
         # Until when those that have none any more may stay.
         self._forget_at = 0.0
 
     def note(self, counts: Mapping[int, int], now: float) -> None:
+        start = (0.0, now - RATE_MEMORY_SECONDS)
         for endpoint_id, count in counts.items():
-            rate, at = self._rates.get(endpoint_id, (0.0, now - RATE_MEMORY_SECONDS))
-            seconds = max(0.001, now - at)
-            # The older what is known, the less it counts.
-            weight = min(1.0, seconds / PREFETCH_SECONDS)
-            self._rates[endpoint_id] = (rate + (count / seconds - rate) * weight, now)
+            self._rates[endpoint_id] = _follow(self._rates.get(endpoint_id, start), count, now)
+        self._total = _follow(max(self._total, start, key=lambda known: known[1]), sum(counts.values()), now)
 
     def allowed(self, now: float) -> dict[int, int]:
-        """How many messages of which endpoint may be prefetched."""
-        few = 2 * PREFETCH_ENDPOINTS
-        if now >= self._forget_at or len(self._rates) <= few:
-            self._forget_at = now + RATE_MEMORY_SECONDS
-            self._rates = {id: known for id, known in self._rates.items() if known[1] > now - RATE_MEMORY_SECONDS}
-        if len(self._rates) > few:
+        """How many messages of which endpoint may be prefetched; of none where many answer."""
+        if not self._are_few(now):
             return {}
         found = {endpoint_id: int(rate * PREFETCH_SECONDS) for endpoint_id, (rate, _) in self._rates.items()}
         allowed = {endpoint_id: count for endpoint_id, count in found.items() if count}
         return allowed if len(allowed) <= PREFETCH_ENDPOINTS else {}
+
+    def allowed_in_turn(self, now: float) -> int:
+        """How many messages may be prefetched of all endpoints together, as their turns come; none where few answer."""
+        return 0 if self._are_few(now) else int(self._total[0] * PREFETCH_SECONDS)
+
+    def _are_few(self, now: float) -> bool:
+        few = 2 * PREFETCH_ENDPOINTS
+        if now >= self._forget_at or len(self._rates) <= few:
+            self._forget_at = now + RATE_MEMORY_SECONDS
+            self._rates = {id: known for id, known in self._rates.items() if known[1] > now - RATE_MEMORY_SECONDS}
+        return len(self._rates) <= few
+
+
+def _follow(known: tuple[float, float], count: int, now: float) -> tuple[float, float]:
+    """A rate after so many more answers. The older what is known, the less it counts."""
+    rate, at = known
+    seconds = max(0.001, now - at)
+    weight = min(1.0, seconds / PREFETCH_SECONDS)
+    return rate + (count / seconds - rate) * weight, now
