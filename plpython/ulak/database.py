@@ -47,7 +47,7 @@ _CLAIM = """
         array_agg(created_at) as created_at, bool_or(may_have_more) as may_have_more,
         min(priority) as lowest, max(priority) as highest, max(due_at) as due_at, max(id) as id
     from ulak._claim(p_worker => $1, p_limit => $2, p_lease => make_interval(secs => $3),
-        p_endpoint_ids => $4, p_protocols => '{{http}}', p_rooms => row($5, $6, $7)::ulak._rooms,
+        p_endpoint_ids => $4, p_protocols => ulak._worker_protocols(), p_rooms => row($5, $6, $7)::ulak._rooms,
         p_resume => case when $8 is not null then row($8, $9, $10)::ulak._place end)
     group by endpoint_id, config_version
 """
@@ -301,7 +301,10 @@ class Database:
 
     def _endpoint_configs(self, ids: list[int]) -> list[EndpointConfig]:
         rows = self._call(
-            "select id, name, config_version, config, signing_secrets, secrets from ulak._endpoint_configs($1)",
+            """
+            select id, name, config_version, config, signing_secrets, secrets, protocol
+            from ulak._endpoint_configs($1)
+            """,
             ("bigint[]",),
             (ids,),
         )
@@ -313,6 +316,7 @@ class Database:
                 json.loads(row["config"]),
                 row["signing_secrets"] or (),
                 row["secrets"] or (),
+                row["protocol"],
             )
             for row in rows
         ]
@@ -408,8 +412,8 @@ class Database:
         return self._wake_up if self._listens else None
 
     def request_wake_ups(self) -> WakeUps:
-        row = self._call("select rings_to, last_sent, has_pending from ulak._set_bell()")[0]
-        return WakeUps(row["rings_to"], row["last_sent"], row["has_pending"])
+        row = self._call("select notified_to, last_sent, has_pending from ulak._request_wake_ups()")[0]
+        return WakeUps(row["notified_to"], row["last_sent"], row["has_pending"])
 
     def unlisten(self) -> None:
         self._listens = False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import html
 import json
 import re
@@ -13,7 +14,14 @@ MASK = "****"
 # A shorter value protects nothing, and to mask it would tear words apart.
 SHORTEST = 4
 
+_SECRET_NAMES = ("api-key", "apikey", "authenticat", "authoriz", "cookie", "password", "secret", "signature", "token")
 _PERCENT = re.compile(r"%[0-9A-F]{2}")
+
+
+@functools.lru_cache(maxsize=1024)
+def is_secret_header(name: str) -> bool:
+    """By its name (lower case): whether a header holds a credential or a signature."""
+    return any(part in name for part in _SECRET_NAMES)
 
 
 class Mask:

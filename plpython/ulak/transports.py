@@ -22,4 +22,9 @@ def transports(
         client = Client(options.guard(settings), descriptors, max_in_flight)
         return HttpTransport(client, options.endpoint_settings(settings, version))
 
-    return {"http": http}
+    def log_lines(descriptors: Descriptors) -> Transport:
+        from ulak.log.transport import LogTransport
+
+        return LogTransport(log)
+
+    return {"http": http, "log": log_lines}

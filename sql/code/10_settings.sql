@@ -163,7 +163,7 @@ begin
     elsif p_name = 'max_pending' then
         perform ulak._apply_max_pending();
     end if;
-    perform ulak._ring();
+    perform ulak._wake_workers();
     return v_new;
 end
 $plpgsql$;

@@ -148,7 +148,8 @@ returns table (
     config jsonb,
     signing_secrets text[],
     -- The values that config holds by name, so that they can be hidden wherever they turn up.
-    secrets text[]
+    secrets text[],
+    protocol text
 )
 language sql
 stable
@@ -171,7 +172,8 @@ as $sql$
             ],
             null
         ),
-        array(select v.value from jsonb_each_text(r.secrets) as v)
+        array(select v.value from jsonb_each_text(r.secrets) as v),
+        e.protocol
     from ulak.endpoints as e
     -- Most configs name no secret, and a worker may have to read thousands of configs.
     left join lateral (

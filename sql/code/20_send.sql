@@ -34,8 +34,8 @@ begin
             from ulak.endpoints e
             where e.name = p_endpoint and e.max_pending is null;
             if found then
-                if ulak._is_awaited(v_id) then
-                    perform ulak._ring();
+                if ulak._wants_wake_up(v_id) then
+                    perform ulak._wake_workers();
                 end if;
                 return v_id;
             end if;
@@ -163,8 +163,8 @@ begin
     if v_overflow <> '{}' then
         perform ulak._bury_overflow(v_overflow);
     end if;
-    if ulak._is_awaited(v_ids[1]) then
-        perform ulak._ring();
+    if ulak._wants_wake_up(v_ids[1]) then
+        perform ulak._wake_workers();
     end if;
     -- The join has dropped what is for an endpoint that was dropped a moment ago.
     if v_sent < v_count then
@@ -265,8 +265,8 @@ begin
         if found then
             if v_overflows then
                 perform ulak._bury_overflow(array[v_id]);
-            elsif v_due <= now() and ulak._is_awaited(v_id) then
-                perform ulak._ring();
+            elsif v_due <= now() and ulak._wants_wake_up(v_id) then
+                perform ulak._wake_workers();
             end if;
             return v_id;
         end if;

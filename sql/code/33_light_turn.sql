@@ -56,7 +56,7 @@ begin
                 and q.next_retry_at <= p_now
                 and (q.expires_at is null or q.expires_at > p_now)
                 and e.enabled
-                and e.protocol = 'http'
+                and e.protocol = any (ulak._worker_protocols())
                 and not ulak._is_limited(e)
                 -- Which is to get what is there in one request.
                 and not e.config ? 'batch_size'

@@ -134,7 +134,7 @@ as $sql$
     values
         -- A crash that loses a commit also ends the worker, and the message is sent again.
         ('synchronous_commit', 'off'),
-        -- The workers of a parallel query talk by the signal that a bell holds back.
+        -- The workers of a parallel query talk by the signal that a listening worker holds back.
         ('max_parallel_workers_per_gather', '0'),
         -- Compiling plans costs more than it saves in statements this short.
         ('jit', 'off'),

@@ -158,7 +158,7 @@ begin
     set stop_requested_at = clock_timestamp()
     where w.slot > p_workers and w.state = 'running'
     returning w.name;
-    perform ulak._ring();
+    perform ulak._wake_workers();
 end
 $plpgsql$;
 

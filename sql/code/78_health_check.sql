@@ -96,7 +96,7 @@ begin
             coalesce(sum(h.in_flight), 0) as in_flight,
             coalesce(sum(h.dead), 0) as dead,
             min(h.due_since) filter (where h.enabled) as due_since,
-            count(*) filter (where h.protocol = 'http') as http,
+            count(*) filter (where h.protocol = any (ulak._worker_protocols())) as delivered,
             count(*) as endpoints,
             string_agg(h.name, ', ' order by h.name) filter (where h.circuit_state <> 'closed') as troubled,
             nullif(ulak.setting('max_queue_size')::bigint, 0) as most
@@ -117,7 +117,7 @@ begin
         select
             1,
             'workers',
-            case when ulak._count_alive(p_now) > 0 or q.http = 0 then 'ok' else 'critical' end,
+            case when ulak._count_alive(p_now) > 0 or q.delivered = 0 then 'ok' else 'critical' end,
             format('%s alive', ulak._count_alive(p_now))
         from queue q
         union all

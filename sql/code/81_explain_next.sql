@@ -171,7 +171,7 @@ begin
             ulak._short_duration(v_due - p_now), v_due, p_message.retry_count,
             (ulak._retry_defaults() || coalesce(p_endpoint.retry_policy, '{}')) ->> 'max_retries'
         ));
-    elsif p_endpoint.protocol = 'http' and ulak._count_alive(p_now) = 0 then
+    elsif p_endpoint.protocol = any (ulak._worker_protocols()) and ulak._count_alive(p_now) = 0 then
         return query values (null::timestamptz, 'next: nothing, no worker is alive: select * from ulak.start();');
     elsif p_endpoint.circuit_state = 'open' and p_endpoint.circuit_half_open_at > p_now then
         return query values (p_endpoint.circuit_half_open_at, format(

@@ -119,7 +119,7 @@ declare
     v_alive bigint := ulak._count_alive(p_now);
     v_is_scheduled boolean := false;
 begin
-    if not exists (select from ulak.endpoints e where e.protocol = 'http') then
+    if not exists (select from ulak.endpoints e where e.protocol = any (ulak._worker_protocols())) then
         return;
     end if;
     return query

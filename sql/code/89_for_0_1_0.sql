@@ -38,6 +38,29 @@ as $sql$
     where false
 $sql$;
 
+-- How senders woke a worker, and a worker asked for it.
+create or replace function ulak._is_awaited(p_id bigint)
+returns boolean
+language sql
+as $sql$
+    select ulak._wants_wake_up(p_id)
+$sql$;
+
+create or replace function ulak._ring()
+returns void
+language sql
+set search_path = pg_catalog, pg_temp
+as $sql$
+    select ulak._wake_workers()
+$sql$;
+
+create or replace function ulak._set_bell(out rings_to bigint, out last_sent bigint, out has_pending boolean)
+language sql
+set search_path = pg_catalog, pg_temp
+as $sql$
+    select w.notified_to, w.last_sent, w.has_pending from ulak._request_wake_ups() w
+$sql$;
+
 -- A sender's look-ups. A message of a key is queued as due, and the claim sees what is before it.
 create or replace function ulak._wait_for_endpoint(p_endpoint text)
 returns bigint

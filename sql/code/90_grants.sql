@@ -52,7 +52,7 @@ begin
                 '_is_wanted', '_register_worker', '_unregister_worker', '_watch_workers', '_missing_workers', '_login_parameters',
                 '_await_schedule', '_note_limit',
                 '_stamp_of', '_worker_stamp', '_worker_options', '_worker_check', '_worker_report', '_await_send',
-                '_set_bell', '_listen', '_light_turn', '_read_claimed',
+                '_request_wake_ups', '_set_bell', '_worker_protocols', '_listen', '_light_turn', '_read_claimed',
                 '_blocked_endpoints', '_sweep', '_is_poller'
             ])
     loop

@@ -1,2 +1,2 @@
 -- Workers that run the version before leave when this is committed.
-select ulak._ring();
+select ulak._wake_workers();

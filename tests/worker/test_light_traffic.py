@@ -1,4 +1,4 @@
-"""Messages that come one by one: the worker sleeps until somebody rings."""
+"""Messages that come one by one: the worker sleeps until a sender wakes it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def asleep(site: Site, receiver: Receiver) -> WorkerSession:
     site.configure(**SELDOM)
     site.db.execute("select setval('ulak.bell', 1, false)")
     worker = site.start()
-    wait_until(lambda: site.value("select pg_sequence_last_value('ulak.bell')"), message="a bell")
+    wait_until(lambda: site.value("select pg_sequence_last_value('ulak.bell')"), message="a worker that listens")
     return worker
 
 
@@ -56,7 +56,7 @@ def test_a_sender_who_stays_in_his_transaction_wakes_it_when_he_commits(site: Si
     asleep(site, receiver)
     sender = site.connect(autocommit=False)
     sender.execute("select ulak.send('shop', '{}')")
-    # Others draw their ids and are delivered meanwhile, until the bell is set anew.
+    # Others draw their ids and are delivered meanwhile, until wake-ups are asked for again.
     for _ in range(20):
         arrives(site, receiver)
 

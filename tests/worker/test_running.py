@@ -251,7 +251,7 @@ def test_a_worker_leaves_for_another_build_or_version(site: Site) -> None:
         wait_until(partial(site.value, HAS_REPORTED_AGAIN, worker.pid), 10, "a second report")
         site.db.execute(there)
         # As an upgrade does when it is done.
-        site.db.execute("select ulak._ring()")
+        site.db.execute("select ulak._wake_workers()")
 
         try:
             assert seconds_of(worker.result) < 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import re
 from base64 import b64encode
@@ -14,8 +13,8 @@ from ulak import text
 from ulak.http import header
 from ulak.http.model import Line, Request
 from ulak.mask import MASK, SHORTEST
+from ulak.mask import is_secret_header as is_secret_header
 
-_SECRET_NAMES = ("api-key", "apikey", "authenticat", "authoriz", "cookie", "password", "secret", "signature", "token")
 # The parts of a credential that are long enough to be one.
 _CREDENTIAL = re.compile(r"[^\s,;=\"]{20,}")
 
@@ -26,12 +25,6 @@ _QUOTATION = 12
 _FIELD_NAME = re.compile(r"[A-Za-z_$][A-Za-z_.$-]*")
 # Of what ulak sets itself, nothing is the sender's.
 _OWN_HEADERS = frozenset(("content-type", "ulak-attempt", "user-agent", "webhook-id", "webhook-timestamp"))
-
-
-@functools.lru_cache(maxsize=1024)
-def is_secret_header(name: str) -> bool:
-    """By its name (lower case): whether a header holds a credential or a signature."""
-    return any(part in name for part in _SECRET_NAMES)
 
 
 def secrets(config: Mapping[str, Any], signing_secrets: Iterable[str], named: Iterable[str]) -> Iterator[str]:

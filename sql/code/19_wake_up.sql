@@ -1,15 +1,16 @@
--- The bell: who sends while the worker sleeps wakes it. NOTIFY has its price, one commit at a time through a lock of the whole
--- database: so only the first few after the worker has fallen asleep pay it, and in a busy queue nobody does.
+-- Waking a worker: who sends while it sleeps notifies it. NOTIFY has its price, one commit at a time through a lock of the whole
+-- database: so only the first few senders after the worker has asked for it pay it, and in a busy queue nobody does.
+-- The sequence ulak.bell holds the id up to which senders notify. It and the channel ulak_bell have their names from 0.1.0.
 
--- Whether a worker sleeps that hasn't heard of this id.
-create or replace function ulak._is_awaited(p_id bigint)
+-- Whether a worker has asked to be notified of this id.
+create or replace function ulak._wants_wake_up(p_id bigint)
 returns boolean
 language sql
 as $sql$
     select p_id <= pg_sequence_last_value('ulak.bell')
 $sql$;
 
--- Every NOTIFY of ulak, heard when the transaction commits. A notification queue that fills up is somebody else's problem,
+-- Every NOTIFY of ulak, delivered when the transaction commits. A notification queue that fills up is somebody else's problem,
 -- which isn't to become the problem of whoever sends or settles.
 create or replace function ulak._notify(p_channel text, p_payload text)
 returns void
@@ -24,7 +25,7 @@ end
 $plpgsql$;
 
 -- Not where transactions may be prepared: one that has notified couldn't.
-create or replace function ulak._ring()
+create or replace function ulak._wake_workers()
 returns void
 language plpgsql
 set search_path = pg_catalog, pg_temp
@@ -36,9 +37,10 @@ begin
 end
 $plpgsql$;
 
--- From now on the next 16 ids ring. last_sent is read after the bell was set: a sender either has drawn its id by now, or will
--- see the bell. Whatever else is pending, also for a later time, is worth a claim, which costs three times as much.
-create or replace function ulak._set_bell(out rings_to bigint, out last_sent bigint, out has_pending boolean)
+-- From now on the senders of the next 16 ids notify. last_sent is read after that was asked for: a sender either has drawn its
+-- id by now, or will see that it is to notify. Whatever else is pending, also for a later time, is worth a claim, which costs
+-- three times as much.
+create or replace function ulak._request_wake_ups(out notified_to bigint, out last_sent bigint, out has_pending boolean)
 language plpgsql
 security definer
 set search_path = pg_catalog, pg_temp
@@ -46,13 +48,13 @@ as $plpgsql$
 declare
     v_sequence oid := 'ulak.queue_id_seq'::regclass;
 begin
-    rings_to := setval('ulak.bell', coalesce(pg_sequence_last_value(v_sequence), 0) + 16);
+    notified_to := setval('ulak.bell', coalesce(pg_sequence_last_value(v_sequence), 0) + 16);
     last_sent := coalesce(pg_sequence_last_value(v_sequence), 0);
     has_pending := exists (select from ulak.queue q where q.status = 'pending');
 end
 $plpgsql$;
 
--- Makes this session one that hears the bell, from its next commit on; false where nobody rings, where what is sent is held
+-- Makes this session one that is notified, from its next commit on; false where nobody notifies, where what is sent is held
 -- until adopt(), and in background workers, which can't LISTEN.
 create or replace function ulak._listen()
 returns boolean

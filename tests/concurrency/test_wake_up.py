@@ -1,4 +1,4 @@
-"""Who rings: the first few who send after a worker has fallen asleep, when they commit."""
+"""Who notifies: the first few who send after a worker has fallen asleep, when they commit."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import pytest
 from support.cluster import Cluster, Connect
 from support.queue import Queue
 
-Rings = Callable[[], int]
+Notifications = Callable[[], int]
 
 
 @pytest.fixture
-def rings(queue: Queue, connect: Connect) -> Rings:
-    """How often the bell has rung since the last time."""
+def notifications(queue: Queue, connect: Connect) -> Notifications:
+    """How often the worker was notified since the last time."""
     queue.endpoint()
     queue.db.execute("select setval('ulak.bell', 1, false)")
     listener = connect(role="ulak_worker")
@@ -29,54 +29,56 @@ def rings(queue: Queue, connect: Connect) -> Rings:
     return count
 
 
-def set_bell(queue: Queue) -> int:
-    return int(queue.value("select last_sent from ulak._set_bell()"))
+def request_wake_ups(queue: Queue) -> int:
+    return int(queue.value("select last_sent from ulak._request_wake_ups()"))
 
 
-def test_nobody_rings_while_no_worker_sleeps(queue: Queue, rings: Rings) -> None:
+def test_nobody_notifies_while_no_worker_sleeps(queue: Queue, notifications: Notifications) -> None:
     queue.send()
 
-    assert rings() == 0
+    assert notifications() == 0
 
 
-def test_the_first_sixteen_ring(queue: Queue, rings: Rings) -> None:
+def test_the_first_sixteen_notify(queue: Queue, notifications: Notifications) -> None:
     queue.send()
-    set_bell(queue)
+    request_wake_ups(queue)
 
     for _ in range(20):
         queue.send()
 
-    assert rings() == 16
-    set_bell(queue)
+    assert notifications() == 16
+    request_wake_ups(queue)
     queue.send()
-    assert rings() == 1
+    assert notifications() == 1
 
 
-def test_the_bell_is_set_from_the_last_id_that_was_drawn(queue: Queue, connect: Connect, rings: Rings) -> None:
+def test_wake_ups_are_counted_from_the_last_id_that_was_drawn(
+    queue: Queue, connect: Connect, notifications: Notifications
+) -> None:
     sender = connect(autocommit=False)
     drawn = sender.execute("select ulak.send('shop', '{}')").fetchone()
     assert drawn is not None
 
-    assert set_bell(queue) == drawn[0]
+    assert request_wake_ups(queue) == drawn[0]
 
 
-def test_a_sender_rings_when_he_commits(queue: Queue, connect: Connect, rings: Rings) -> None:
-    set_bell(queue)
+def test_a_sender_notifies_when_he_commits(queue: Queue, connect: Connect, notifications: Notifications) -> None:
+    request_wake_ups(queue)
     sender = connect(autocommit=False)
     sender.execute("select ulak.send('shop', '{}'), ulak.send('shop', '{}')")
 
-    assert rings() == 0
+    assert notifications() == 0
     sender.commit()
-    assert rings() == 1
+    assert notifications() == 1
 
 
-def test_who_rolls_back_does_not_ring(queue: Queue, connect: Connect, rings: Rings) -> None:
-    set_bell(queue)
+def test_who_rolls_back_does_not_notify(queue: Queue, connect: Connect, notifications: Notifications) -> None:
+    request_wake_ups(queue)
     sender = connect(autocommit=False)
     sender.execute("select ulak.send('shop', '{}')")
     sender.rollback()
 
-    assert rings() == 0
+    assert notifications() == 0
 
 
 @pytest.mark.parametrize(
@@ -90,22 +92,24 @@ def test_who_rolls_back_does_not_ring(queue: Queue, connect: Connect, rings: Rin
         ("select ulak.configure('batch_size', '100')", 1),
     ],
 )
-def test_every_way_to_send_rings_but_not_for_later(queue: Queue, rings: Rings, statement: str, expected: int) -> None:
-    set_bell(queue)
+def test_every_way_to_send_notifies_but_not_for_later(
+    queue: Queue, notifications: Notifications, statement: str, expected: int
+) -> None:
+    request_wake_ups(queue)
 
     queue.db.execute(statement)  # type: ignore[arg-type]
 
-    assert rings() == expected
+    assert notifications() == expected
 
 
-def test_what_waits_behind_its_key_rings_too(queue: Queue, rings: Rings) -> None:
+def test_what_waits_behind_its_key_notifies_too(queue: Queue, notifications: Notifications) -> None:
     """Whether it has to wait is for the claim to find: the head may be settled before the sender commits."""
     queue.send(ordering_key="k")
-    set_bell(queue)
+    request_wake_ups(queue)
 
     queue.send(ordering_key="k")
 
-    assert rings() == 1
+    assert notifications() == 1
 
 
 @contextlib.contextmanager
@@ -120,14 +124,14 @@ def of_two_phases() -> Iterator[psycopg.Connection[Any]]:
         cluster.remove()
 
 
-def test_where_transactions_may_be_prepared_nobody_rings_nor_listens() -> None:
+def test_where_transactions_may_be_prepared_nobody_notifies_nor_listens() -> None:
     """PostgreSQL refuses to prepare a transaction that has rung."""
     with of_two_phases() as db:
         queue = Queue(db)
         queue.endpoint()
 
         assert queue.value("select ulak._listen()") is False
-        set_bell(queue)
+        request_wake_ups(queue)
         db.execute("begin")
         queue.send()
         db.execute("prepare transaction 'sent'")

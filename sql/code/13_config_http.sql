@@ -1,66 +1,4 @@
--- What an endpoint's config and retry policy may hold. Checks are made on the config with its secrets put in.
-
-create or replace function ulak._protocols()
-returns text[]
-language sql
-immutable
-as $sql$
-    select array['http', 'pull']
-$sql$;
-
--- The shape of a config. null: not a protocol.
-create or replace function ulak._config_schema(p_protocol text)
-returns jsonb
-language sql
-immutable
-set search_path = pg_catalog, pg_temp
-as $sql$
-    select case p_protocol
-        when 'http' then ulak._http_config_schema() || jsonb_build_object(
-            'properties', ulak._http_config_schema() -> 'properties' || ulak._delivery_config_schema()
-        )
-        when 'pull' then jsonb_build_object(
-            'type', 'object', 'additionalProperties', false, 'properties', ulak._delivery_config_schema()
-        )
-    end
-$sql$;
-
--- Keys that govern claiming, whatever the protocol.
-create or replace function ulak._delivery_config_schema()
-returns jsonb
-language sql
-immutable
-as $sql$
-    select $json${
-        "max_in_flight": {"type": "integer", "minimum": 1, "maximum": 10000},
-        "max_pending": {"type": "integer", "minimum": 1, "maximum": 2147483647},
-        "when_full": {"enum": ["refuse", "dead_letter"]},
-        "rate_limit": {
-            "type": "object",
-            "required": ["limit"],
-            "additionalProperties": false,
-            "properties": {
-                "limit": {"type": "integer", "minimum": 1, "maximum": 1000000},
-                "interval": {"enum": ["second", "minute", "hour"]},
-                "burst": {"type": "integer", "minimum": 1, "maximum": 1000000}
-            }
-        },
-        "circuit_breaker": {
-            "type": "object",
-            "additionalProperties": false,
-            "properties": {
-                "threshold": {"type": "integer", "minimum": 1, "maximum": 1000},
-                "cooldown": {"type": "integer", "minimum": 5, "maximum": 3600},
-                "counts": {"enum": ["retryable", "all"]},
-                "slow_start": {"type": "boolean"},
-                "mode": {"enum": ["consecutive", "rate"]},
-                "window": {"type": "integer", "minimum": 1, "maximum": 3600},
-                "min_requests": {"type": "integer", "minimum": 1, "maximum": 1000000},
-                "failure_rate": {"type": "number", "exclusiveMinimum": 0, "maximum": 1}
-            }
-        }
-    }$json$::pg_catalog.jsonb
-$sql$;
+-- What the config of an http endpoint may hold.
 
 create or replace function ulak._http_config_schema()
 returns jsonb
@@ -167,31 +105,6 @@ as $sql$
     }$json$::pg_catalog.jsonb -> p_type
 $sql$;
 
-create or replace function ulak._retry_policy_schema()
-returns jsonb
-language sql
-immutable
-as $sql$
-    select $json${
-        "type": "object",
-        "additionalProperties": false,
-        "properties": {
-            "max_retries": {"type": "integer", "minimum": 0, "maximum": 1000},
-            "backoff": {"enum": ["exponential", "linear", "fixed", "quadratic", "schedule"]},
-            "base_delay_seconds": {"type": "integer", "minimum": 1, "maximum": 3600},
-            "max_delay_seconds": {"type": "integer", "minimum": 1, "maximum": 86400},
-            "increment_seconds": {"type": "integer", "minimum": 1, "maximum": 3600},
-            "schedule": {
-                "type": "array",
-                "minItems": 1,
-                "maxItems": 1000,
-                "items": {"type": "integer", "minimum": 0, "maximum": 2592000}
-            },
-            "jitter": {"enum": ["none", "full", "equal"]}
-        }
-    }$json$::pg_catalog.jsonb
-$sql$;
-
 -- Headers that ulak or libcurl sets: a config or a message must not.
 create or replace function ulak._reserved_headers()
 returns text[]
@@ -203,31 +116,6 @@ as $sql$
         'upgrade', 'expect', 'accept-encoding', 'webhook-id', 'webhook-timestamp', 'webhook-signature', 'ulak-attempt'
     ]
 $sql$;
-
--- {path, problem, hint} of the first thing wrong with a config, or null. The config has its secrets put in.
-create or replace function ulak._config_violation(p_protocol text, p_config jsonb)
-returns text[]
-language plpgsql
-immutable
-set search_path = pg_catalog, pg_temp
-as $plpgsql$
-declare
-    v_violation text[] := ulak._json_violation(ulak._config_schema(p_protocol), p_config);
-begin
-    v_violation := coalesce(v_violation, ulak._circuit_breaker_violation(p_config -> 'circuit_breaker'));
-    if p_protocol = 'http' and v_violation is null then
-        v_violation := coalesce(
-            ulak._url_violation('.url', p_config ->> 'url'),
-            ulak._headers_violation(p_config -> 'headers', p_config ? 'auth'),
-            ulak._auth_violation(p_config -> 'auth'),
-            ulak._signing_secret_violation(p_config ->> 'signing_secret'),
-            ulak._proxy_violation(p_config -> 'proxy'),
-            ulak._http_keys_violation(p_config)
-        );
-    end if;
-    return v_violation;
-end
-$plpgsql$;
 
 -- No userinfo (it would end in logs), nothing that two parsers could read in two ways.
 create or replace function ulak._url_violation(p_path text, p_url text)
@@ -361,29 +249,6 @@ begin
 end
 $plpgsql$;
 
--- A key that has no effect beside the others is a mistake that nobody would notice.
-create or replace function ulak._circuit_breaker_violation(p_breaker jsonb)
-returns text[]
-language plpgsql
-immutable
-set search_path = pg_catalog, pg_temp
-as $plpgsql$
-declare
-    v_key text;
-begin
-    if p_breaker ->> 'mode' is distinct from 'rate' then
-        foreach v_key in array array['window', 'min_requests', 'failure_rate'] loop
-            if p_breaker ? v_key then
-                return array['.circuit_breaker.' || v_key, 'has no effect without "mode": "rate"', null];
-            end if;
-        end loop;
-    elsif p_breaker ? 'threshold' then
-        return array['.circuit_breaker.threshold', 'has no effect with "mode": "rate"', null];
-    end if;
-    return null;
-end
-$plpgsql$;
-
 create or replace function ulak._http_keys_violation(p_config jsonb)
 returns text[]
 language plpgsql
@@ -402,65 +267,19 @@ begin
 end
 $plpgsql$;
 
-create or replace function ulak._retry_policy_violation(p_policy jsonb)
+-- As ulak._config_violation(), for a config that has the right shape.
+create or replace function ulak._http_config_violation(p_config jsonb)
 returns text[]
-language plpgsql
+language sql
 immutable
 set search_path = pg_catalog, pg_temp
-as $plpgsql$
-declare
-    v_violation text[] := ulak._json_violation(ulak._retry_policy_schema(), p_policy);
-begin
-    if v_violation is not null then
-        return v_violation;
-    elsif p_policy ->> 'backoff' = 'schedule' and not p_policy ? 'schedule' then
-        return array['.schedule', 'is required with "backoff": "schedule"', null];
-    elsif p_policy ? 'schedule' and p_policy ->> 'backoff' is distinct from 'schedule' then
-        return array['.schedule', 'has no effect without "backoff": "schedule"', null];
-    elsif (p_policy ->> 'base_delay_seconds')::numeric > (p_policy ->> 'max_delay_seconds')::numeric then
-        return array['.base_delay_seconds', 'must not exceed max_delay_seconds', null];
-    end if;
-    return null;
-end
-$plpgsql$;
-
-create or replace function ulak._raise_violation(p_what text, p_violation text[])
-returns void
-language plpgsql
-set search_path = pg_catalog, pg_temp
-as $plpgsql$
-begin
-    raise exception 'invalid %: $% %', p_what, p_violation[1], p_violation[2]
-        using
-            errcode = '22023',
-            hint = coalesce(p_violation[3], 'Correct the value at this path.');
-end
-$plpgsql$;
-
--- True, or an error that says what is wrong where.
-create or replace function ulak.validate_endpoint_config(p_protocol text, p_config jsonb)
-returns boolean
-language plpgsql
-security definer
-set search_path = pg_catalog, pg_temp
-as $plpgsql$
-declare
-    v_violation text[];
-begin
-    if p_protocol is null or p_protocol <> all(ulak._protocols()) then
-        raise exception 'unknown protocol %', coalesce(quote_literal(p_protocol), 'null')
-            using
-                errcode = '22023',
-                detail = 'http: the worker delivers. pull: external workers fetch.',
-                hint = ulak._did_you_mean(p_protocol, ulak._protocols());
-    end if;
-    v_violation := ulak._config_violation(p_protocol, ulak._with_secrets(coalesce(p_config, 'null')));
-    if v_violation is not null then
-        perform ulak._raise_violation(format('config of %s endpoint', p_protocol), v_violation);
-    end if;
-    return true;
-end
-$plpgsql$;
-
-comment on function ulak.validate_endpoint_config(text, jsonb) is
-    'true if create_endpoint() would accept this config; otherwise the error that it would raise';
+as $sql$
+    select coalesce(
+        ulak._url_violation('.url', p_config ->> 'url'),
+        ulak._headers_violation(p_config -> 'headers', p_config ? 'auth'),
+        ulak._auth_violation(p_config -> 'auth'),
+        ulak._signing_secret_violation(p_config ->> 'signing_secret'),
+        ulak._proxy_violation(p_config -> 'proxy'),
+        ulak._http_keys_violation(p_config)
+    )
+$sql$;

@@ -1,0 +1,1 @@
+"""Delivery into the server's log."""

@@ -1,0 +1,9 @@
+-- What the config of a pull endpoint may hold: nothing of its own. External workers claim its messages.
+
+create or replace function ulak._pull_config_schema()
+returns jsonb
+language sql
+immutable
+as $sql$
+    select $json${"type": "object", "additionalProperties": false, "properties": {}}$json$::pg_catalog.jsonb
+$sql$;

@@ -1,0 +1,171 @@
+"""What the worker may rely on, whatever the transport. Who adds a transport adds a case."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from support.receiver import Receiver
+from ulak.delivery import ConfigError, Endpoint, EndpointConfig, Message, Settled
+from ulak.transports import transports
+from ulak.worker.dispatcher import Dispatcher
+from ulak.worker.tuning import LONGEST_WAIT
+
+SETTINGS = {
+    "capture_response": "false",
+    "cloudevents_source": "/ulak",
+    "http_allow_internal_urls": "true",
+    "http_allowed_networks": "",
+    "http_connect_timeout": "5",
+    "http_timeout": "2",
+    "response_body_max_size": "65536",
+}
+
+
+@dataclass
+class Case:
+    """A transport with a receiver that takes everything."""
+
+    protocol: str
+    config: dict[str, Any]
+    dispatcher: Dispatcher
+    # How many messages have arrived.
+    arrived: Callable[[], int]
+    # A config that parse() refuses.
+    bad: dict[str, Any]
+    lines: list[str] = field(default_factory=list)
+
+    def endpoint(self, **config: Any) -> Endpoint:
+        return self.dispatcher.parse(EndpointConfig(7, "orders", 3, {**self.config, **config}, protocol=self.protocol))
+
+    def settle(self) -> list[Settled]:
+        settled: list[Settled] = []
+        until = time.monotonic() + 10
+        while self.dispatcher.in_flight:
+            settled += self.dispatcher.step(1)
+            assert time.monotonic() < until
+        return settled
+
+
+@pytest.fixture(params=sorted(transports(SETTINGS, "1.0", 8, print)))
+def case(request: pytest.FixtureRequest, receiver: Receiver) -> Iterator[Case]:
+    lines: list[str] = []
+    dispatcher = Dispatcher(transports(SETTINGS, "1.0", 8, lines.append))
+    cases = {
+        "http": Case("http", {"url": receiver.url}, dispatcher, lambda: len(receiver.requests), {"url": "ftp://x"}),
+        "log": Case("log", {}, dispatcher, lambda: len(lines), {"max_bytes": -1}, lines),
+    }
+    yield cases[request.param]
+    dispatcher.close()
+
+
+def message(number: int, payload: str = '{"order": 1}', **fields: Any) -> Message:
+    return Message(number, f"0190a5d2-5b9e-7000-8000-{number:012d}", 1, payload, **fields)
+
+
+def test_each_delivery_arrives_and_is_settled_once(case: Case) -> None:
+    endpoint = case.endpoint()
+    for number in range(50):
+        case.dispatcher.start(endpoint, [message(number)])
+
+    settled = case.settle()
+
+    assert sorted(each.messages[0].id for each in settled) == list(range(50))
+    assert {(each.endpoint_id, each.outcome.error) for each in settled} == {(7, None)}
+    assert case.arrived() == 50
+
+
+def test_an_endpoint_is_what_the_worker_has_to_know(case: Case) -> None:
+    endpoint = case.endpoint(max_in_flight=5)
+
+    assert endpoint[:4] == (7, "orders", 3, case.protocol)
+    assert (endpoint.batch_size, endpoint.max_in_flight) == (1, 5)
+    assert 0 < endpoint.longest < 60
+
+
+def test_messages_are_grouped_in_their_order_and_within_the_batch_size(case: Case) -> None:
+    endpoint = case.endpoint()
+    messages = [message(number) for number in range(10)]
+
+    groups = case.dispatcher.group(endpoint, messages)
+
+    assert [each for group in groups for each in group] == messages
+    assert max(len(group) for group in groups) <= endpoint.batch_size
+
+
+@pytest.mark.parametrize("config", ["bad", None], ids=["bad", "unreadable"])
+def test_a_config_that_cannot_be_used_is_an_error_of_that_config(case: Case, config: str | None) -> None:
+    given = case.bad if config == "bad" else None
+
+    with pytest.raises(ConfigError):
+        case.dispatcher.parse(EndpointConfig(1, "bad", 1, given, protocol=case.protocol))
+
+
+def test_a_message_that_cannot_be_read_fails_for_good_and_the_others_arrive(case: Case) -> None:
+    endpoint = case.endpoint()
+    case.dispatcher.start(endpoint, [message(1, "", problem="the message can't be read: too large")])
+    case.dispatcher.start(endpoint, [message(2)])
+
+    outcomes = {each.messages[0].id: each.outcome for each in case.settle()}
+
+    assert outcomes[1].error == "[PERMANENT] the message can't be read: too large"
+    assert outcomes[2].error is None
+
+
+def test_whatever_a_message_holds_starting_it_raises_nothing(case: Case) -> None:
+    endpoint = case.endpoint()
+    awkward = [
+        message(1, '"\u2028 \u202e caf\u00e9 \U0001f600"'),
+        message(2, headers="[]"),
+        message(3, headers='{"x": "a\\nb"}'),
+        message(4, headers="not json"),
+        message(5, "[" * 10_000 + "]" * 10_000, headers="[" * 100_000),
+    ]
+    for each in awkward:
+        case.dispatcher.start(endpoint, [each])
+
+    settled = case.settle()
+
+    assert len(settled) == len(awkward)
+
+
+def test_nothing_under_way_is_nothing_to_wait_for(case: Case) -> None:
+    case.endpoint()
+
+    assert case.dispatcher.in_flight == 0
+    assert case.dispatcher.step(0) == []
+
+
+def test_a_protocol_without_a_transport_is_an_error_of_the_config() -> None:
+    dispatcher = Dispatcher({})
+
+    with pytest.raises(ConfigError, match="no worker delivers protocol pull"):
+        dispatcher.parse(EndpointConfig(1, "orders", 1, {}, protocol="pull"))
+
+
+def test_the_wait_never_keeps_the_worker_from_its_interrupts() -> None:
+    class Hanging:
+        def parse(self, config: EndpointConfig) -> Endpoint:
+            return Endpoint(1, "orders", 1, "hanging", 1, None, 60, None)
+
+        def start(self, *_: object) -> None:
+            pass
+
+        def timeout(self) -> None:
+            return None
+
+        def close(self) -> None:
+            pass
+
+    dispatcher = Dispatcher({"hanging": lambda descriptors: Hanging()})  # type: ignore[dict-item,arg-type,return-value]
+    dispatcher.start(dispatcher.parse(EndpointConfig(1, "orders", 1, {}, protocol="hanging")), [message(1)])
+    waits: list[float] = []
+    dispatcher._waiting.wait = waits.append  # type: ignore[method-assign]
+
+    dispatcher.step(60)
+
+    assert waits == [LONGEST_WAIT]
+    dispatcher.close()
