@@ -184,15 +184,12 @@ set search_path = pg_catalog, pg_temp
 as $sql$
     select case
         when p_is_live then format(
-            'Let the worker deliver them. To see them: select * from ulak.queue where endpoint_id = %s '
-            'and status in (''pending'', ''processing'');',
-            p_id
+            'Let the worker deliver them, or take back what waits, after a dry run: '
+            'select * from ulak.purge(%L, p_dry_run => true);',
+            p_name
         )
         else format(
-            'select ulak.redrive_endpoint(%L); or, to give them up, as a superuser: '
-            'delete from ulak.dlq where endpoint_id = %s and status = ''failed'';',
-            p_name,
-            p_id
+            'Send them again: select ulak.redrive_endpoint(%1$L); or give them up: select * from ulak.discard(%1$L);', p_name
         )
     end
 $sql$;

@@ -80,7 +80,7 @@ begin
         where a.endpoint_id = p_endpoint_id
             and a.created_at >= p_from_ts
             and a.created_at < p_to_ts
-            and (p_status is null or a.status = p_status)
+            and case when p_status is null then a.status <> 'cancelled' else a.status = p_status end
         order by a.id
         limit p_limit
     ) f;
@@ -136,9 +136,9 @@ begin
             using errcode = '22023',
                 detail = format('It goes from %s up to, not including, %s.', p_from_ts, p_to_ts);
     end if;
-    if p_status not in ('completed', 'failed', 'expired') then
+    if p_status not in ('completed', 'failed', 'expired', 'cancelled') then
         raise exception 'no archived message has status "%"', p_status
-            using errcode = '22023', hint = 'completed, failed, expired, or null for all of them.';
+            using errcode = '22023', hint = 'completed, failed, expired, cancelled, or null for all but the cancelled ones.';
     end if;
     if p_limit is not null then
         perform ulak._check_integer('p_limit', p_limit, 1);

@@ -30,6 +30,7 @@ begin
             ('ulak_application', array[
                 'send', 'send_with_options', 'send_batch', 'send_batch_with_priority',
                 'publish', 'publish_batch',
+                'cancel', 'cancel_by_key', 'reschedule', 'reprioritise',
                 'message_status', 'mark_handled', 'setting', 'help'
             ]),
             -- External workers: for the endpoints that were granted to them, which each of these looks after.
