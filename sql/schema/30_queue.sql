@@ -67,6 +67,9 @@ create index queue_ordering_idx on ulak.queue (endpoint_id, ordering_key, id)
 create unique index queue_idempotency_idx on ulak.queue (endpoint_id, idempotency_key)
     where idempotency_key is not null and status in ('pending', 'processing', 'completed');
 
+-- What find_messages() looks a conversation up by; who sends without a correlation id pays nothing for it.
+create index queue_correlation_idx on ulak.queue (correlation_id) where correlation_id is not null;
+
 -- Rows die fast here. Thresholds that follow the table's size would let a burst leave its corpses for hours.
 alter table ulak.queue set (
     autovacuum_vacuum_scale_factor = 0.0,
