@@ -250,7 +250,12 @@ class Worker:
             to, start = self._under_way.pop((first.id, first.attempt))
             seconds = now - start
             self._slots.give_back(endpoint_id, seconds)
-            self._tally.add(endpoint_id, len(messages), outcome.error, seconds)
+            if outcome.failures is None:
+                self._tally.add(endpoint_id, len(messages), outcome.error, seconds)
+            else:
+                failed = list(outcome.failures.values())
+                self._tally.add(endpoint_id, len(messages) - len(failed), None, seconds)
+                self._tally.add(endpoint_id, len(failed), failed[-1].error, seconds)
             if to.max_in_flight is not None:
                 self._settling.opens = True
         self._settling.add(settled, now)

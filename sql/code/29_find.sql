@@ -1,8 +1,9 @@
 -- Finding messages by what their sender knows of them, wherever they are: in the queue, among the dead letters, in the archive.
 
 -- Who sent a message isn't recorded, so a member of ulak_application finds everybody's; but neither payload, headers, metadata nor
--- response. Planned for what is asked for: by correlation id or idempotency key an index of the queue is used, otherwise the queue is
--- read. The archive has indexes on id and time alone, which is why it is searched no further back than a day unless p_since says so.
+-- response. Planned for what is asked for: by correlation id an index of the queue is used, otherwise the queue is
+-- read, which takes 0.1 s for a million messages: less than an index on message_id would cost all senders together. The archive has
+-- indexes on id and time alone, which is why it is searched no further back than a day unless p_since says so.
 create or replace function ulak.find_messages(
     p_endpoint text default null,
     p_idempotency_key text default null,

@@ -255,3 +255,6 @@ $plpgsql$;
 
 drop function ulak._redrive_command(text, timestamptz, timestamptz, text, jsonpath, integer, double precision, text, bigint);
 drop function ulak.dlq_summary();
+
+-- Workers of 0.1.0 that are settling find the new one, which takes one parameter more.
+drop function ulak._settle_many(text, bigint[], integer[], text[], integer[], jsonb[], timestamptz);

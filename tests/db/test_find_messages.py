@@ -72,7 +72,11 @@ def test_in_the_archive_and_among_the_dead_letters_too(queue: Queue) -> None:
     assert [(row["id"], row["status"]) for row in rows] == [
         (sent[3], "pending"), (sent[2], "cancelled"), (sent[1], "failed"), (sent[0], "completed"),
     ]  # fmt: skip
-    assert (rows[2]["dlq_id"], rows[2]["dlq_status"], rows[2]["last_error"]) == (letter, "failed", "[PERMANENT] refused")
+    assert (rows[2]["dlq_id"], rows[2]["dlq_status"], rows[2]["last_error"]) == (
+        letter,
+        "failed",
+        "[PERMANENT] refused",
+    )
 
 
 def test_a_message_that_only_its_dead_letter_knows(queue: Queue) -> None:
@@ -128,7 +132,9 @@ def test_the_queue_has_an_index_for_it(queue: Queue, criterion: str, index: str)
 
 def test_an_application_finds_and_explains_without_seeing_what_was_sent(connect: Connect, db: DB) -> None:
     admin = Queue(db)
-    admin.endpoint("shop", {"url": "https://example.com/private-path", "headers": {"x-key": "endpoint-key"}}, protocol="http")
+    admin.endpoint(
+        "shop", {"url": "https://example.com/private-path", "headers": {"x-key": "endpoint-key"}}, protocol="http"
+    )
     id = admin.send(payload={"card": "4111"}, headers={"x-token": "header-secret"}, metadata={"note": "meta-secret"})
     admin.fail(admin.claim_one(endpoint="shop"), "no answer")
     application = connect("ulak_application")
