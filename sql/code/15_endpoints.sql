@@ -23,7 +23,7 @@ begin
     if v_id is null then
         raise exception 'endpoint "%" exists already', p_name
             using
-                errcode = '42710',
+                errcode = '23505',
                 detail = (
                     select format('It is endpoint %s, protocol %s.', e.id, e.protocol)
                     from ulak.endpoints as e
@@ -221,7 +221,8 @@ begin
     raise exception 'unknown endpoint %', coalesce('"' || left(p_name, 200) || '"', 'null')
         using
             errcode = '42704',
-            detail = 'Endpoints are made by ulak.create_endpoint(); select name from ulak.endpoint_list; lists them.',
+            detail = 'Endpoints are made by ulak.create_endpoint()'
+                || case when ulak._may_read('ulak.endpoint_list') then '; select name from ulak.endpoint_list; lists them.' else '.' end,
             hint = ulak._did_you_mean(p_name, array(select e.name from ulak.endpoints as e));
 end
 $plpgsql$;

@@ -31,7 +31,7 @@ begin
                 'send', 'send_with_options', 'send_batch', 'send_batch_with_priority',
                 'publish', 'publish_batch',
                 'cancel', 'cancel_by_key', 'reschedule', 'reprioritise',
-                'message_status', 'find_messages', 'explain', 'mark_handled', 'setting', 'help'
+                'message_status', 'find_messages', 'await_delivery', 'explain', 'mark_handled', 'setting', 'help'
             ]),
             -- External workers: for the endpoints that were granted to them, which each of these looks after.
             ('ulak_consumer', array[

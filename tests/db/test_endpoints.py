@@ -374,7 +374,7 @@ def test_a_second_endpoint_of_the_same_name_is_refused(db: DB) -> None:
 
     error = refused(db, CREATE, "a", "http", json.dumps({"url": URL}))
 
-    assert error.sqlstate == "42710"
+    assert error.sqlstate == "23505"
     assert error.message_detail == "It is endpoint 1, protocol pull."
 
 
@@ -382,13 +382,13 @@ def test_racing_sessions_create_one_endpoint(connect: Connect, db: DB) -> None:
     def create(session: DB) -> str | None:
         try:
             session.execute(CREATE, ["a", "pull", "{}"])
-        except psycopg.errors.DuplicateObject as error:
+        except psycopg.errors.UniqueViolation as error:
             return error.diag.sqlstate
         return None
 
     results = gather([partial(create, connect()) for _ in range(8)])
 
-    assert sorted(results, key=str) == ["42710"] * 7 + [None]
+    assert sorted(results, key=str) == ["23505"] * 7 + [None]
     assert db.execute("select count(*) from ulak.endpoints").fetchone() == (1,)
 
 
