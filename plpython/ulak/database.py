@@ -330,8 +330,8 @@ class Database:
             outcomes = outcomes._replace(responses=responses)
         try:
             self._call(
-                "select ulak._settle_many($1, $2, $3, $4, $5, $6)",
-                ("text", "bigint[]", "int[]", "text[]", "int[]", "jsonb[]"),
+                "select ulak._settle_many($1, $2, $3, $4, $5, $6, p_requests => $7)",
+                ("text", "bigint[]", "int[]", "text[]", "int[]", "jsonb[]", "int[]"),
                 (self._worker, *outcomes),
             )
         except plpy.SPIError as error:

@@ -46,6 +46,11 @@ class Outcome(NamedTuple):
     # JSON text, only with capture_response.
     response: str | None = None
     status: int = 0
+    # Of a batch that was delivered but for these messages: what became of them, by Message.id.
+    failures: Mapping[int, Outcome] | None = None
+
+    def of(self, message: Message) -> Outcome:
+        return self if self.failures is None else self.failures.get(message.id, self)
 
 
 # Nothing to store but that it was delivered.

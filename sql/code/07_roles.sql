@@ -103,6 +103,16 @@ as $sql$
         and (split_part(c.setting, '=', 1) in ('search_path', 'role') or split_part(c.setting, '=', 1) like '%preload_libraries')
 $sql$;
 
+-- Whether whoever called may read this table or view, so that a hint names nothing else. Not at the top of any path that is hot.
+create or replace function ulak._may_read(p_relation text)
+returns boolean
+language sql
+stable
+set search_path = pg_catalog, pg_temp
+as $sql$
+    select has_table_privilege(session_user, p_relation, 'select')
+$sql$;
+
 -- A role that has grants here is one of ours since an earlier version; one that has grants in another database probably is,
 -- and then it may have members and a password. Whoever installs may say that it is all as it should be.
 do $plpgsql$

@@ -45,7 +45,7 @@ as $sql$
             },
             "auto_disable_on_gone": {"type": "boolean"},
             "batch_size": {"type": "integer", "minimum": 1, "maximum": 10000},
-            "batch_format": {"enum": ["cloudevents", "json"]},
+            "batch_format": {"enum": ["cloudevents", "json", "envelope"]},
             "retry_on": {
                 "type": "array",
                 "items": {"type": ["integer", "string"], "minimum": 100, "maximum": 599, "pattern": "^[345]xx$"}

@@ -23,7 +23,7 @@ begin
     if v_id is null then
         raise exception 'endpoint "%" exists already', p_name
             using
-                errcode = '42710',
+                errcode = '23505',
                 detail = (
                     select format('It is endpoint %s, protocol %s.', e.id, e.protocol)
                     from ulak.endpoints as e
@@ -184,15 +184,12 @@ set search_path = pg_catalog, pg_temp
 as $sql$
     select case
         when p_is_live then format(
-            'Let the worker deliver them. To see them: select * from ulak.queue where endpoint_id = %s '
-            'and status in (''pending'', ''processing'');',
-            p_id
+            'Let the worker deliver them, or take back what waits, after a dry run: '
+            'select * from ulak.purge(%L, p_dry_run => true);',
+            p_name
         )
         else format(
-            'select ulak.redrive_endpoint(%L); or, to give them up, as a superuser: '
-            'delete from ulak.dlq where endpoint_id = %s and status = ''failed'';',
-            p_name,
-            p_id
+            'Send them again: select ulak.redrive_endpoint(%1$L); or give them up: select * from ulak.discard(%1$L);', p_name
         )
     end
 $sql$;
@@ -224,7 +221,8 @@ begin
     raise exception 'unknown endpoint %', coalesce('"' || left(p_name, 200) || '"', 'null')
         using
             errcode = '42704',
-            detail = 'Endpoints are made by ulak.create_endpoint(); select name from ulak.endpoint_list; lists them.',
+            detail = 'Endpoints are made by ulak.create_endpoint()'
+                || case when ulak._may_read('ulak.endpoint_list') then '; select name from ulak.endpoint_list; lists them.' else '.' end,
             hint = ulak._did_you_mean(p_name, array(select e.name from ulak.endpoints as e));
 end
 $plpgsql$;

@@ -126,7 +126,39 @@ as $plpgsql$
 begin
     raise exception 'the queue is full'
         using errcode = '53400',
-            detail = format('%s more would exceed max_queue_size, which is %s.', p_count, p_limit),
-            hint = 'Try again later. An administrator can see what waits: select * from ulak.get_endpoint_health();';
+            detail = concat_ws(
+                ' ',
+                format('%s more would exceed max_queue_size, which is %s.', p_count, p_limit),
+                'Most wait for ' || ulak._fullest_endpoints() || '.'
+            ),
+            hint = 'This is backpressure: try again later, when receivers have caught up. '
+                || 'An administrator can see what waits: select * from ulak.get_endpoint_health();';
 end
 $plpgsql$;
+
+-- The three endpoints for which most waited when maintenance last counted, in words. Null if it hasn't, or if there are so many
+-- endpoints that each refused sender would pay for it.
+create or replace function ulak._fullest_endpoints()
+returns text
+language sql
+stable
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+as $sql$
+    select string_agg(format('"%s" (%s)', f.name, f.waiting), ', ' order by f.waiting desc, f.name)
+    from (
+        select e.name, s.waiting
+        from (select e.id, e.name from ulak.endpoints e limit 1000) e
+        cross join lateral (
+            select s.waiting
+            from ulak.backlog_samples s
+            where s.endpoint_id = e.id
+            order by s.sampled_at desc
+            limit 1
+        ) s
+        where s.waiting > 0 and (select count(*) from (select from ulak.endpoints e limit 1001) e) <= 1000
+        order by s.waiting desc, e.name
+        limit 3
+    ) f
+$sql$;

@@ -21,7 +21,7 @@ begin
     if not found then
         raise exception 'event type "%" exists already', p_name
             using
-                errcode = '42710',
+                errcode = '23505',
                 hint = format('select * from ulak.event_types where name = %L;', p_name);
     end if;
     return p_name;
@@ -95,7 +95,7 @@ begin
     if found then
         raise exception 'endpoint "%" has this subscription to "%" already', p_endpoint, p_event_type
             using
-                errcode = '42710',
+                errcode = '23505',
                 detail = format('It is subscription %s.', v_id),
                 hint = format('To remove it: select ulak.unsubscribe(%s);', v_id);
     end if;
@@ -154,7 +154,7 @@ begin
             using
                 errcode = '42939',
                 detail = 'Names that start with ulak. are for events that ulak publishes itself.',
-                hint = 'Endpoints can subscribe to them: select ulak.subscribe(''ulak.message.dead'', ''my-endpoint'');';
+                hint = 'An administrator can subscribe endpoints to them: select ulak.subscribe(''ulak.message.dead'', ''my-endpoint'');';
     end if;
 end
 $plpgsql$;
@@ -194,7 +194,8 @@ begin
     raise exception 'unknown event type %', coalesce('"' || left(p_name, 200) || '"', 'null')
         using
             errcode = '42704',
-            detail = 'Event types are made by ulak.create_event_type(); select name from ulak.event_types; lists them.',
+            detail = 'Event types are made by ulak.create_event_type()'
+                || case when ulak._may_read('ulak.event_types') then '; select name from ulak.event_types; lists them.' else '.' end,
             hint = ulak._did_you_mean(p_name, array(select t.name from ulak.event_types as t));
 end
 $plpgsql$;

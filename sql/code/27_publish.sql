@@ -117,7 +117,11 @@ begin
                 hint = concat_ws(
                     ' ',
                     v_violation[3],
-                    format('select schema from ulak.event_types where name = %L;', p_event_type)
+                    case
+                        when ulak._may_read('ulak.event_types')
+                            then format('select schema from ulak.event_types where name = %L;', p_event_type)
+                        else 'An administrator can tell you the schema.'
+                    end
                 );
     end if;
 end

@@ -15,7 +15,9 @@ create or replace function ulak._settle_many(
     p_errors text[] default null,
     p_retry_after integer[] default null,
     p_responses jsonb[] default null,
-    p_now timestamptz default clock_timestamp()
+    p_now timestamptz default clock_timestamp(),
+    -- Which of them came in one request; null: each in its own.
+    p_requests integer[] default null
 )
 returns bigint[]
 language plpgsql
@@ -38,7 +40,7 @@ declare
     v_dead bigint[];
 begin
     p_now := ulak._clock(p_now);
-    if p_errors is null and p_responses is null and p_attempts[1] = all (p_attempts) then
+    if p_errors is null and p_responses is null and p_requests is null and p_attempts[1] = all (p_attempts) then
         -- Nothing but deliveries at the same attempt, as most are: without a row per outcome it takes a tenth less.
         with settled as (
             update ulak.queue q
@@ -125,13 +127,17 @@ begin
             or exists (select from ulak.endpoints e where e.id = any (v_endpoint_ids) and ulak._notes_deliveries(e, p_now))
         )
     then
-        perform ulak._record_outcomes(
-            v_endpoint_ids,
-            v_ids,
-            array(select p_attempts[p] from unnest(v_places) p),
-            array(select p_errors[p] from unnest(v_places) p),
-            p_now
-        );
+        if p_requests is null then
+            perform ulak._record_outcomes(
+                v_endpoint_ids,
+                v_ids,
+                array(select p_attempts[p] from unnest(v_places) p),
+                array(select p_errors[p] from unnest(v_places) p),
+                p_now
+            );
+        else
+            perform ulak._record_requests(v_endpoint_ids, v_ids, v_places, p_attempts, p_errors, p_requests, p_now);
+        end if;
     end if;
     if v_dead is not null then
         perform ulak._announce_dead(v_dead, p_now);
@@ -139,6 +145,34 @@ begin
     return v_ids;
 end
 $plpgsql$;
+
+-- The breaker counts requests: of each one of its messages, one that was delivered if there is any.
+create or replace function ulak._record_requests(
+    p_endpoint_ids bigint[],
+    p_ids bigint[],
+    p_places bigint[],
+    p_attempts integer[],
+    p_errors text[],
+    p_requests integer[],
+    p_now timestamptz
+)
+returns void
+language sql
+set search_path = pg_catalog, pg_temp
+as $sql$
+    select ulak._record_outcomes(
+        array_agg(r.endpoint_id order by r.place),
+        array_agg(r.id order by r.place),
+        array_agg(p_attempts[r.place] order by r.place),
+        array_agg(p_errors[r.place] order by r.place),
+        p_now
+    )
+    from (
+        select distinct on (p_requests[s.place]) s.endpoint_id, s.id, s.place
+        from unnest(p_endpoint_ids, p_ids, p_places) s(endpoint_id, id, place)
+        order by p_requests[s.place], p_errors[s.place] is not null, s.place
+    ) r
+$sql$;
 
 -- Failures, reported or found by recovery, all take this way: retry after a delay, or the dead-letter queue. The caller
 -- promotes what waited behind a dead message and announces it.

@@ -205,7 +205,8 @@ returns table (
     failed bigint,
     redriven bigint,
     oldest timestamptz,
-    newest timestamptz
+    newest timestamptz,
+    discarded bigint
 )
 language sql
 stable
@@ -217,13 +218,14 @@ as $sql$
         count(*) filter (where d.status = 'failed'),
         count(*) filter (where d.status = 'redriven'),
         min(d.failed_at),
-        max(d.failed_at)
+        max(d.failed_at),
+        count(*) filter (where d.status = 'discarded')
     from ulak.dlq d
     group by d.endpoint_name
     order by 2 desc, 1
 $sql$;
 
-comment on function ulak.dlq_summary() is 'dead letters per endpoint: waiting for a decision, redriven, and their time range';
+comment on function ulak.dlq_summary() is 'dead letters per endpoint: waiting for a decision, redriven, their time range, and discarded';
 
 create or replace function ulak.mark_handled(p_consumer text, p_key text)
 returns boolean

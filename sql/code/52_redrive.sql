@@ -29,6 +29,15 @@ begin
                 detail = format('It was "%s".', v_letter.endpoint_name),
                 hint = 'Send its payload to another endpoint with ulak.send().';
     end if;
+    if v_letter.status = 'discarded' then
+        raise exception 'dead letter % was discarded', p_dlq_id
+            using errcode = '55000',
+                detail = format('By %s at %s.', v_letter.discarded_by, v_letter.discarded_at),
+                hint = format(
+                    'It is kept in the archive, once maintenance has moved it: select ulak.replay_message(%s);',
+                    v_letter.original_message_id
+                );
+    end if;
     raise exception 'dead letter % was redriven already', p_dlq_id
         using errcode = '55000',
             detail = format(
@@ -109,27 +118,29 @@ begin
             and (p_since is null or d.failed_at >= p_since)
             and (p_until is null or d.failed_at < p_until)
             and (p_error_like is null or d.last_error like p_error_like)
-            and (p_filter is null or jsonb_path_exists(d.payload, p_filter, silent => true))
+            and (p_filter is null or jsonb_path_exists_tz(d.payload, p_filter, silent => true))
         order by d.original_message_id
         limit p_limit
     );
     messages := cardinality(v_ids);
-    sample := (
-        select jsonb_agg(
-            jsonb_build_object(
-                'dlq_id', d.id,
-                'endpoint', d.endpoint_name,
-                'failed_at', d.failed_at,
-                'last_error', d.last_error
-            )
-            order by d.original_message_id
-        )
-        from ulak.dlq d
-        where d.id = any (v_ids[1:5])
-    );
+    sample := ulak._sample_of_letters(v_ids[1:5]);
     if p_dry_run then
-        command := ulak._redrive_command(
-            p_endpoint, p_since, p_until, p_error_like, p_filter, p_limit, p_rate, p_by, p_new_generation
+        command := ulak._command(
+            'redrive',
+            array[
+                'p_endpoint', 'p_since', 'p_until', 'p_error_like', 'p_filter', 'p_limit', 'p_rate', 'p_by', 'p_new_generation'
+            ],
+            array[
+                p_endpoint,
+                p_since::text,
+                p_until::text,
+                p_error_like,
+                p_filter::text,
+                p_limit::text,
+                p_rate::text,
+                p_by,
+                p_new_generation::text
+            ]
         );
     elsif messages > 0 then
         messages := ulak._redrive_rows(v_ids, p_rate, p_by, p_new_generation, p_now);
@@ -143,42 +154,6 @@ comment on function ulak.redrive(
 ) is
     'puts the dead letters that match all filters back into the queue, at p_rate a second if given; '
     'with p_dry_run it only counts them, shows a sample and the command to run';
-
--- The call that a dry run stands for.
-create or replace function ulak._redrive_command(
-    p_endpoint text,
-    p_since timestamptz,
-    p_until timestamptz,
-    p_error_like text,
-    p_filter jsonpath,
-    p_limit integer,
-    p_rate double precision,
-    p_by text,
-    p_new_generation bigint
-)
-returns text
-language sql
-stable
-as $sql$
-    select format('select * from ulak.redrive(%s);', string_agg(format('%s => %L', a.name, a.value), ', ' order by a.place))
-    from unnest(
-        array[
-            'p_endpoint', 'p_since', 'p_until', 'p_error_like', 'p_filter', 'p_limit', 'p_rate', 'p_by', 'p_new_generation'
-        ],
-        array[
-            p_endpoint,
-            p_since::text,
-            p_until::text,
-            p_error_like,
-            p_filter::text,
-            p_limit::text,
-            p_rate::text,
-            p_by,
-            p_new_generation::text
-        ]
-    ) with ordinality a(name, value, place)
-    where a.value is not null
-$sql$;
 
 -- The guarded update is the lock: of two operators only one sees status 'failed'. New ids are drawn in the order the
 -- messages were created, under the locks of their ordering keys.

@@ -75,13 +75,27 @@ begin
     select coalesce(array_agg(f.id order by f.id), '{}') as ids, min(f.created_at) as first, max(f.created_at) as last
     into v_found
     from (
-        select a.id, a.created_at
-        from ulak.archive a
-        where a.endpoint_id = p_endpoint_id
-            and a.created_at >= p_from_ts
-            and a.created_at < p_to_ts
-            and (p_status is null or a.status = p_status)
-        order by a.id
+        select l.id, l.created_at
+        from (
+            -- A redriven or replayed message keeps its message_id: the last of them stands for all.
+            select distinct on (a.message_id) a.id, a.created_at
+            from ulak.archive a
+            where a.endpoint_id = p_endpoint_id
+                and a.created_at >= p_from_ts
+                and a.created_at < p_to_ts
+                and case when p_status is null then a.status <> 'cancelled' else a.status = p_status end
+                -- Its next cycle is a message of its own, in this range or still under way; or it was given up.
+                and not (
+                    a.status = 'failed'
+                    and exists (
+                        select
+                        from ulak.dlq d
+                        where d.original_message_id = a.id and d.status in ('redriven', 'discarded')
+                    )
+                )
+            order by a.message_id, a.id desc
+        ) l
+        order by l.id
         limit p_limit
     ) f;
     if p_dry_run or v_found.ids = '{}' then
@@ -113,7 +127,31 @@ $plpgsql$;
 
 comment on function ulak.replay_range(bigint, timestamptz, timestamptz, text, boolean, integer, boolean, timestamptz) is
     'queues the archived messages of an endpoint again that were created from p_from_ts up to, not including, p_to_ts, '
-    'in their old order; returns how many';
+    'in their old order and each once; neither cancelled ones, unless p_status says so, nor dead letters that were redriven or '
+    'discarded; returns how many';
+
+create or replace function ulak.replay_range(
+    p_endpoint text,
+    p_from_ts timestamptz,
+    p_to_ts timestamptz,
+    p_status text default null,
+    p_new_message_id boolean default false,
+    p_limit integer default null,
+    p_dry_run boolean default false,
+    p_now timestamptz default clock_timestamp()
+)
+returns integer
+language sql
+security definer
+set search_path = pg_catalog, pg_temp
+as $sql$
+    select ulak.replay_range(
+        ulak._endpoint_id(p_endpoint), p_from_ts, p_to_ts, p_status, p_new_message_id, p_limit, p_dry_run, p_now
+    )
+$sql$;
+
+comment on function ulak.replay_range(text, timestamptz, timestamptz, text, boolean, integer, boolean, timestamptz) is
+    'the same by the name of the endpoint';
 
 create or replace function ulak._check_replay(
     p_from_ts timestamptz,
@@ -136,9 +174,9 @@ begin
             using errcode = '22023',
                 detail = format('It goes from %s up to, not including, %s.', p_from_ts, p_to_ts);
     end if;
-    if p_status not in ('completed', 'failed', 'expired') then
+    if p_status not in ('completed', 'failed', 'expired', 'cancelled') then
         raise exception 'no archived message has status "%"', p_status
-            using errcode = '22023', hint = 'completed, failed, expired, or null for all of them.';
+            using errcode = '22023', hint = 'completed, failed, expired, cancelled, or null for all but the cancelled ones.';
     end if;
     if p_limit is not null then
         perform ulak._check_integer('p_limit', p_limit, 1);

@@ -149,6 +149,7 @@ as $sql$
                 ('dlq_depth', q.dead),
                 ('queue_limit', ulak.setting('max_queue_size')::numeric),
                 ('message_ids_total', (select s.last_value from ulak.queue_id_seq s)),
+                ('messages_cancelled_total', coalesce(pg_sequence_last_value('ulak.messages_cancelled'), 0)),
                 ('workers_alive', ulak._count_alive(p_now)),
                 ('cluster_adopted', ulak._is_adopted()::integer),
                 ('archive_partitions_missing', (select count(*) from ulak._check_partitions(p_now))),
@@ -247,11 +248,11 @@ as $sql$
         (2, 'queue_limit', 'gauge', 'setting max_queue_size; 0 is no limit'),
         (3, 'oldest_message_age_seconds', 'gauge', 'age of the oldest message that waits'),
         (4, 'delivery_delay_seconds', 'gauge', 'how long the oldest message that is due has waited'),
-        (5, 'dlq_depth', 'gauge', 'dead letters that nobody has redriven'),
+        (5, 'dlq_depth', 'gauge', 'dead letters that nobody has redriven or discarded'),
         (6, 'message_ids_total', 'counter', 'ids given to messages, those of rolled back transactions included'),
         (7, 'queue_depth_by_endpoint', 'gauge', 'messages that wait or are in flight, per endpoint'),
         (8, 'in_flight_by_endpoint', 'gauge', 'messages that a worker holds, per endpoint'),
-        (9, 'dlq_depth_by_endpoint', 'gauge', 'dead letters that nobody has redriven, per endpoint'),
+        (9, 'dlq_depth_by_endpoint', 'gauge', 'dead letters that nobody has redriven or discarded, per endpoint'),
         (10, 'delivery_delay_by_endpoint_seconds', 'gauge', 'how long the oldest message that is due has waited, per endpoint'),
         (11, 'endpoint_circuit_state', 'gauge', '0 closed, 1 half_open, 2 open'),
         (12, 'endpoint_circuit_failures', 'gauge', 'consecutive failures that the circuit breaker has counted'),
@@ -273,6 +274,7 @@ as $sql$
         (28, 'archive_partitions_missing', 'gauge', 'problems with partitions of the archive'),
         (29, 'queue_live_rows', 'gauge', 'rows of ulak.queue, as the statistics system knows them'),
         (30, 'queue_dead_rows', 'gauge', 'dead rows of ulak.queue, as the statistics system knows them'),
-        (31, 'cluster_adopted', 'gauge', '1: this cluster delivers; 0: restored messages are held until ulak.adopt()')
+        (31, 'cluster_adopted', 'gauge', '1: this cluster delivers; 0: restored messages are held until ulak.adopt()'),
+        (32, 'messages_cancelled_total', 'counter', 'messages cancelled or purged, those of rolled back transactions included')
     ) d (place, name, type, help)
 $sql$;

@@ -107,6 +107,13 @@ begin
         from ulak.attempts a
         where a.message_id = p_id
         union all
+        select 4, 0, l.created_at, case l.event
+            when 'message.rescheduled' then format('rescheduled by %s, not before %s', l.actor, l.new_value ->> 'at')
+            else format('given priority %s by %s', l.new_value ->> 'priority', l.actor)
+        end
+        from ulak.event_log l
+        where l.message_id = p_id and l.event in ('message.rescheduled', 'message.reprioritised')
+        union all
         select 4, e.step, e.at, e.what
         from ulak._explain_end(
             p_id, v_message.place, v_message.status, v_message.created_at, v_message.updated_at, v_message.completed_at,
@@ -246,6 +253,13 @@ begin
                     ulak._short_duration(p_completed_at - p_created_at)
                 )
             );
+        when 'cancelled' then
+            return query
+            select p_updated_at, concat('cancelled', ' by ' || max(l.detail ->> 'by'), case
+                when p_attempts > 0 then format(' after %s', ulak._attempts(p_attempts)) else ' before its first attempt'
+            end)
+            from ulak.event_log l
+            where l.message_id = p_id and l.event = 'message.cancelled';
         when 'expired' then
             return query values (p_updated_at, format('expired: it was not delivered by %s', p_expires_at));
         when 'failed' then
@@ -256,6 +270,10 @@ begin
             select d.redriven_at, format('redriven by %s as message %s', d.redriven_by, d.redriven_message_id)
             from ulak.dlq d
             where d.original_message_id = p_id and d.status = 'redriven';
+            return query
+            select d.discarded_at, format('discarded by %s', d.discarded_by)
+            from ulak.dlq d
+            where d.original_message_id = p_id and d.status = 'discarded';
         else
             null;
     end case;

@@ -26,6 +26,7 @@ begin
                 when v_letter.id is null then 'next: nothing. Its dead letter was deleted after dlq_retention_days'
                 when v_letter.status = 'redriven'
                     then format('next: it goes on as another message: select * from ulak.explain(%s);', v_letter.redriven_message_id)
+                when v_letter.status = 'discarded' then 'next: nothing, its dead letter was discarded'
                 else format('next: nothing, it is dead letter %1$s. To try again: select ulak.redrive_message(%1$s);', v_letter.id)
             end
         );

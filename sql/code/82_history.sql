@@ -46,6 +46,11 @@ begin
         from cycle c
         cross join lateral ulak._find_message(c.id) m
         where m.status in ('completed', 'processing')
+        union all
+        select c.id, null, m.updated_at, m.updated_at, 'cancelled', null
+        from cycle c
+        cross join lateral ulak._find_message(c.id) m
+        where m.status = 'cancelled'
     )
     select
         t.id,

@@ -30,14 +30,15 @@ begin
             ('ulak_application', array[
                 'send', 'send_with_options', 'send_batch', 'send_batch_with_priority',
                 'publish', 'publish_batch',
-                'message_status', 'mark_handled', 'setting', 'help'
+                'cancel', 'cancel_by_key', 'reschedule', 'reprioritise',
+                'message_status', 'find_messages', 'await_delivery', 'explain', 'mark_handled', 'setting', 'help'
             ]),
             -- External workers: for the endpoints that were granted to them, which each of these looks after.
             ('ulak_consumer', array[
                 'claim', 'heartbeat', 'complete', 'fail', 'release', 'retry_delay', 'mark_handled', 'setting', 'help'
             ]),
             ('ulak_monitor', array[
-                'dlq_summary', 'message_status', 'retry_delay', 'setting', 'help',
+                'dlq_summary', 'message_status', 'find_messages', 'retry_delay', 'setting', 'help',
                 'get_endpoint_health', 'get_worker_status', 'health_check', 'metrics', 'metrics_text', 'doctor',
                 'explain', 'history', 'report', 'top', '_retry_schedule'
             ]),

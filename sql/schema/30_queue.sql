@@ -26,6 +26,7 @@ create table ulak.queue (
     -- completed: complete -> here; delivered
     -- failed: fail, recovery -> here; a copy lies in ulak.dlq
     -- expired: mark_expired_messages -> here; expires_at passed before delivery
+    -- cancelled: cancel, purge -> at once into ulak.archive, never here
     status text not null default 'pending',
     payload jsonb not null,
     locked_by text,
@@ -66,6 +67,9 @@ create index queue_ordering_idx on ulak.queue (endpoint_id, ordering_key, id)
 create unique index queue_idempotency_idx on ulak.queue (endpoint_id, idempotency_key)
     where idempotency_key is not null and status in ('pending', 'processing', 'completed');
 
+-- What find_messages() looks a conversation up by; who sends without a correlation id pays nothing for it.
+create index queue_correlation_idx on ulak.queue (correlation_id) where correlation_id is not null;
+
 -- Rows die fast here. Thresholds that follow the table's size would let a burst leave its corpses for hours.
 alter table ulak.queue set (
     autovacuum_vacuum_scale_factor = 0.0,
@@ -94,6 +98,9 @@ create unlogged sequence ulak.pull_position;
 create type ulak._place as (priority smallint, due_at timestamptz, id bigint);
 create type ulak._rooms as (endpoint_ids bigint[], rooms integer[], others integer);
 
+-- Counts what was cancelled. A sequence, because a counter that applications lock until they commit would be waited for.
+create sequence ulak.messages_cancelled;
+
 -- Locked by whoever sends with the key, until he commits, so that ids of a key are in the order of commits.
 create table ulak.ordering_keys (
     endpoint_id bigint not null,
@@ -103,6 +110,7 @@ create table ulak.ordering_keys (
 
 comment on sequence ulak.queue_id_seq is 'ids of messages, in ulak.queue, ulak.dlq.original_message_id and ulak.archive alike';
 comment on sequence ulak.queue_headroom is 'how far send() may go without counting the queue; private to ulak';
+comment on sequence ulak.messages_cancelled is 'messages cancelled so far, also by transactions that rolled back; private to ulak';
 comment on sequence ulak.bell is 'up to which id a send wakes the worker; private to ulak';
 comment on sequence ulak.claim_position is 'endpoint at which the last claim of a worker ended; private to ulak';
 comment on sequence ulak.pull_position is 'endpoint at which the last claim() over pull endpoints ended; private to ulak';
@@ -130,7 +138,7 @@ comment on column ulak.queue.generation is 'claim can be limited to one generati
 comment on column ulak.queue.attempts is 'claims started, also by workers that died: the fencing token, it only rises';
 comment on column ulak.queue.retry_count is 'budget used: reported failures and expired leases';
 comment on column ulak.queue.priority is '0 to 10, higher first';
-comment on column ulak.queue.status is 'pending, processing, completed, failed or expired';
+comment on column ulak.queue.status is 'pending, processing, completed, failed or expired; in the archive also cancelled';
 comment on column ulak.queue.payload is 'the body; it can''t be changed once sent';
 comment on column ulak.queue.locked_by is 'in flight: the worker that claimed it';
 comment on column ulak.queue.last_error is 'last failure; starts with [RETRYABLE], [PERMANENT] or [DISABLE]';

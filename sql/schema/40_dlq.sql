@@ -31,10 +31,13 @@ create table ulak.dlq (
     response jsonb,
     failure_history jsonb,
     redriven_by text,
+    discarded_at timestamptz,
+    discarded_by text,
     constraint dlq_status_is_known check (
         status in (
             'failed',  -- fail, recovery -> here; waits for an operator
-            'redriven' -- redrive -> here; a new message is in ulak.queue, this row is the audit trail
+            'redriven', -- redrive -> here; a new message is in ulak.queue, this row is the audit trail
+            'discarded' -- discard -> here; given up, this row is the audit trail
         )
     )
 );
@@ -61,7 +64,7 @@ comment on column ulak.dlq.generation is 'as it was when it failed';
 comment on column ulak.dlq.attempts is 'claims started in the last cycle';
 comment on column ulak.dlq.retry_count is 'budget used in the last cycle';
 comment on column ulak.dlq.priority is 'as sent';
-comment on column ulak.dlq.status is 'failed, or redriven';
+comment on column ulak.dlq.status is 'failed, redriven or discarded';
 comment on column ulak.dlq.endpoint_name is 'the endpoint''s name when it failed';
 comment on column ulak.dlq.protocol is 'the endpoint''s protocol when it failed';
 comment on column ulak.dlq.payload is 'as sent';
@@ -74,3 +77,5 @@ comment on column ulak.dlq.metadata is 'as sent';
 comment on column ulak.dlq.response is 'the last answer, if capture_response is on';
 comment on column ulak.dlq.failure_history is 'earlier failed cycles, newest last, at most 20';
 comment on column ulak.dlq.redriven_by is 'who put it back';
+comment on column ulak.dlq.discarded_at is 'when it was given up';
+comment on column ulak.dlq.discarded_by is 'who gave it up';

@@ -216,3 +216,46 @@ comment on column ulak.endpoint_stats.latency_histogram is 'requests by time: el
 drop function ulak._require_positive(text, integer);
 drop function ulak._archive_batch(timestamptz, timestamptz, integer, timestamptz);
 drop function ulak._cleanup(text, integer, integer, timestamptz);
+
+-- Taking back and finding.
+
+create sequence ulak.messages_cancelled;
+comment on sequence ulak.messages_cancelled is 'messages cancelled so far, also by transactions that rolled back; private to ulak';
+select pg_catalog.pg_extension_config_dump('ulak.messages_cancelled', '');
+
+-- Locks ulak.dlq until the upgrade commits, and reads it once to see that each status is known: 0.1 s for a million dead letters.
+-- Senders don't use it; a worker that buries a message waits.
+alter table ulak.dlq
+    add column discarded_at timestamptz,
+    add column discarded_by text,
+    drop constraint dlq_status_is_known,
+    add constraint dlq_status_is_known check (status in ('failed', 'redriven', 'discarded'));
+comment on column ulak.dlq.status is 'failed, redriven or discarded';
+comment on column ulak.dlq.discarded_at is 'when it was given up';
+comment on column ulak.dlq.discarded_by is 'who gave it up';
+
+-- Reads the queue once, which is ours already: 0.2 s for a million messages without a correlation id, 1 s if all have one.
+create index queue_correlation_idx on ulak.queue (correlation_id) where correlation_id is not null;
+
+-- A comment each: locks nothing that anybody waits for.
+do $plpgsql$
+declare
+    v_relation regclass;
+begin
+    for v_relation in
+        select 'ulak.queue'::regclass
+        union all
+        select t.relid from pg_catalog.pg_partition_tree('ulak.archive') t where t.relid <> 'ulak.archive_default'::regclass
+    loop
+        execute format(
+            'comment on column %s.status is %L', v_relation, 'pending, processing, completed, failed or expired; in the archive also cancelled'
+        );
+    end loop;
+end
+$plpgsql$;
+
+drop function ulak._redrive_command(text, timestamptz, timestamptz, text, jsonpath, integer, double precision, text, bigint);
+drop function ulak.dlq_summary();
+
+-- Workers of 0.1.0 that are settling find the new one, which takes one parameter more.
+drop function ulak._settle_many(text, bigint[], integer[], text[], integer[], jsonb[], timestamptz);

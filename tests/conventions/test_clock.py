@@ -14,6 +14,7 @@ DB = psycopg.Connection[Any]
 
 # What the parameters without a default are given: each names something that exists.
 GIVEN = {
+    "p_at": "now()",
     "p_archive_id": "(select min(id) from ulak.archive)",
     "p_attempt": "1",
     "p_dlq_id": "(select min(id) from ulak.dlq where status = 'failed')",
@@ -22,8 +23,10 @@ GIVEN = {
     "p_error": "'broken'",
     "p_from_ts": "'-infinity'",
     "p_id": "(select min(id) from ulak.queue where status = 'processing')",
+    "p_idempotency_key": "'k'",
     "p_message_id": "(select min(id) from ulak.queue where status = 'pending')",
     "p_name": "'shop'",
+    "p_priority": "1",
     "p_success": "true",
     "p_to_ts": "'infinity'",
     "p_worker": "'w'",

@@ -14,7 +14,10 @@ from support.queue import DB, Queue
 
 LIVE = "select count(*) from ulak.queue where status in ('pending', 'processing')"
 HEADROOM = "select last_value from ulak.queue_headroom"
-HINT = "Try again later. An administrator can see what waits: select * from ulak.get_endpoint_health();"
+HINT = (
+    "This is backpressure: try again later, when receivers have caught up. "
+    "An administrator can see what waits: select * from ulak.get_endpoint_health();"
+)
 
 Step = tuple[str, int]
 
@@ -418,3 +421,18 @@ def test_the_promise_gives_the_verdicts_of_a_count(shop: Queue, steps: list[Step
             )
         else:
             limit(shop, size := number)
+
+
+def test_the_error_names_the_endpoints_for_which_most_waits(shop: Queue) -> None:
+    for count, name in enumerate(("quiet", "third", "second", "first")):
+        shop.endpoint(name)
+        if count:
+            shop.send_many(count, name)
+    shop.value("select ulak._sample_backlog()")
+    limit(shop, 6)
+
+    error = shop.refuses("send", "shop", {"n": 1})
+
+    assert error.message_detail == (
+        '1 more would exceed max_queue_size, which is 6. Most wait for "first" (3), "second" (2), "third" (1).'
+    )

@@ -499,3 +499,56 @@ def test_consecutive_failures_do_not_open_one_that_goes_by_rate(queue: Queue) ->
 
     assert queue.state() == "closed"
     assert queue.circuit()["circuit_failure_count"] == 20
+
+
+# Batches: the breaker counts requests.
+
+
+def settle_batches(queue: Queue, claims: list[Claim], errors: str, requests: str) -> None:
+    words = {"s": None, "f": "[RETRYABLE] 503", "p": "[PERMANENT] 400"}
+    queue.value(
+        "select ulak._settle_many('w', %s, %s, %s, p_now => %s, p_requests => %s)",
+        [claim.id for claim in claims],
+        [claim.attempt for claim in claims],
+        [words[letter] for letter in errors] if errors.strip("s") else None,
+        queue.at(0),
+        [int(request) for request in requests],
+    )
+
+
+@pytest.mark.parametrize(
+    ("errors", "requests", "state", "failures"),
+    [
+        ("ffffffff", "00000000", "closed", 1),
+        ("ffffffff", "00001111", "closed", 2),
+        ("ffffffff", "00011122", "open", 3),
+        # Some messages of the second were delivered: its receiver is well.
+        ("fffsffff", "00111122", "closed", 1),
+        ("ffffsssp", "00112222", "closed", 0),
+        ("ssssssss", "00112222", "closed", 0),
+    ],
+)
+def test_a_request_counts_once_however_many_messages_it_carried(
+    queue: Queue, shop: int, errors: str, requests: str, state: str, failures: int
+) -> None:
+    queue.send_many(8)
+    claims = sorted(queue.claim(8), key=lambda claim: claim.id)
+
+    settle_batches(queue, claims, errors, requests)
+
+    assert (queue.state(), queue.circuit()["circuit_failure_count"]) == (state, failures)
+    assert len(queue.column("select id from ulak.queue where status = 'processing'")) == 0
+
+
+def test_a_batch_of_deliveries_closes_a_circuit_by_its_probe(queue: Queue, shop: int) -> None:
+    opened(queue)
+    claim = probe(queue, 30)
+
+    queue.value(
+        "select ulak._settle_many('w', %s, %s, p_now => %s, p_requests => '{7}')",
+        [claim.id],
+        [claim.attempt],
+        queue.at(31),
+    )
+
+    assert queue.state() == "closed"

@@ -69,8 +69,8 @@ def test_the_summary_counts_by_endpoint_the_worst_first(queue: Queue) -> None:
     queue.call("redrive_message", letters[3])
 
     assert queue.rows("select * from ulak.dlq_summary()") == [
-        {"endpoint": "other", "failed": 2, "redriven": 1, "oldest": queue.at(1), "newest": queue.at(3)},
-        {"endpoint": "shop", "failed": 1, "redriven": 0, "oldest": queue.at(0), "newest": queue.at(0)},
+        {"endpoint": "other", "failed": 2, "redriven": 1, "oldest": queue.at(1), "newest": queue.at(3), "discarded": 0},
+        {"endpoint": "shop", "failed": 1, "redriven": 0, "oldest": queue.at(0), "newest": queue.at(0), "discarded": 0},
     ]
 
 

@@ -31,7 +31,7 @@ def test_an_event_type_is_created_with_description_and_schema(db: DB) -> None:
 def test_a_second_event_type_of_the_same_name_is_refused(db: DB) -> None:
     db.execute("select ulak.create_event_type('e')")
 
-    assert refused(db, "select ulak.create_event_type('e', 'other')").sqlstate == "42710"
+    assert refused(db, "select ulak.create_event_type('e', 'other')").sqlstate == "23505"
 
 
 def test_a_name_must_be_printable_and_short(db: DB) -> None:
@@ -108,7 +108,7 @@ def test_the_same_subscription_is_refused_and_another_filter_is_not(db: DB) -> N
         assert db.execute(statement.encode()).fetchone() == (number,)
     for number, statement in enumerate(statements, 1):
         error = refused(db, statement)
-        assert (error.sqlstate, error.message_detail) == ("42710", f"It is subscription {number}.")
+        assert (error.sqlstate, error.message_detail) == ("23505", f"It is subscription {number}.")
 
 
 def test_racing_sessions_make_one_subscription(connect: Connect, db: DB) -> None:
@@ -117,13 +117,13 @@ def test_racing_sessions_make_one_subscription(connect: Connect, db: DB) -> None
     def subscribe(session: DB) -> str | None:
         try:
             session.execute("select ulak.subscribe('e', 'a')")
-        except psycopg.errors.DuplicateObject as error:
+        except psycopg.errors.UniqueViolation as error:
             return error.diag.sqlstate
         return None
 
     results = gather([partial(subscribe, connect()) for _ in range(6)])
 
-    assert sorted(results, key=str) == ["42710"] * 5 + [None]
+    assert sorted(results, key=str) == ["23505"] * 5 + [None]
 
 
 def test_subscribing_an_unknown_endpoint_is_answered_with_the_nearest(db: DB) -> None:

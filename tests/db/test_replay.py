@@ -10,6 +10,7 @@ import psycopg
 import pytest
 from support.cluster import Cluster, Connect
 from support.finished import column, finish, shared_database, value
+from support.queue import Queue
 from support.sessions import Running, wait_until_blocked
 
 DB = psycopg.Connection[Any]
@@ -379,3 +380,84 @@ def test_an_endpoint_cannot_be_dropped_under_a_replay(db: DB, connect: Connect) 
 
     operator.commit()
     assert value(db, "select count(*) from ulak.endpoints") == 1
+
+
+# Each message once, however many times it went round.
+
+
+EVERYTHING = ("-infinity", "infinity")
+
+
+def bury_and_archive(queue: Queue, payload: Any) -> tuple[int, int]:
+    """The ids of a message and of its dead letter."""
+    id = queue.send(payload=payload)
+    letter = queue.bury(id)
+    queue.call("archive_completed_messages", 0, 1000, now=queue.at(3600))
+    return id, letter
+
+
+def deliver(queue: Queue) -> None:
+    for claim in queue.claim(100, now=10):
+        queue.complete(claim, now=11)
+    queue.call("archive_completed_messages", 0, 1000, now=queue.at(3600))
+
+
+def test_a_message_whose_dead_letter_was_redriven_is_replayed_once(queue: Queue) -> None:
+    queue.endpoint()
+    _, letter = bury_and_archive(queue, {"n": 1})
+    queue.call("redrive_message", letter)
+    deliver(queue)
+    assert queue.column("select status from ulak.archive order by id") == ["failed", "completed"]
+
+    assert queue.call("replay_range", "shop", *EVERYTHING, dry_run=True) == 1
+    assert queue.call("replay_range", "shop", *EVERYTHING) == 1
+    assert queue.column("select payload from ulak.queue") == [{"n": 1}]
+
+
+def test_a_message_whose_redriven_copy_is_under_way_is_not_replayed(queue: Queue) -> None:
+    queue.endpoint()
+    _, letter = bury_and_archive(queue, {"n": 1})
+    queue.call("redrive_message", letter)
+
+    assert queue.call("replay_range", "shop", *EVERYTHING, status="failed") == 0
+
+
+def test_once_although_the_dead_letter_is_deleted(queue: Queue) -> None:
+    queue.endpoint()
+    _, letter = bury_and_archive(queue, {"n": 1})
+    queue.call("redrive_message", letter)
+    deliver(queue)
+    queue.db.execute("delete from ulak.dlq")
+
+    assert queue.call("replay_range", "shop", *EVERYTHING) == 1
+
+
+def test_what_was_replayed_before_is_replayed_once(queue: Queue) -> None:
+    queue.endpoint()
+    queue.send_many(3)
+    deliver(queue)
+
+    for _ in range(3):
+        assert queue.call("replay_range", "shop", *EVERYTHING) == 3
+        deliver(queue)
+
+
+def test_a_discarded_letter_is_not_replayed_with_a_range_but_by_itself(queue: Queue) -> None:
+    queue.endpoint()
+    id, _ = bury_and_archive(queue, {"n": 1})
+    bury_and_archive(queue, {"n": 2})
+    queue.rows("select * from ulak.discard('shop', p_filter => '$ ? (@.n == 1)')")
+
+    assert queue.call("replay_range", "shop", *EVERYTHING) == 1
+    assert queue.column("select payload from ulak.queue") == [{"n": 2}]
+    assert queue.status(queue.call("replay_message", id)) == "pending"
+
+
+def test_a_range_by_the_name_of_its_endpoint(queue: Queue) -> None:
+    id = queue.endpoint()
+    queue.send()
+    deliver(queue)
+
+    assert queue.call("replay_range", "shop", *EVERYTHING, dry_run=True) == 1
+    assert queue.call("replay_range", id, *EVERYTHING, dry_run=True) == 1
+    assert queue.refuses("replay_range", "shpo", *EVERYTHING).message_hint == 'Did you mean "shop"?'

@@ -337,3 +337,23 @@ def test_an_aggregate_of_its_own_is_not_called_by_a_worker(
         session.execute("call ulak.run_maintenance()")
 
     assert own_site.rows(f"select who from {schema}.seen") == []
+
+
+# Hints.
+
+
+def told(db: DB, query: str) -> str:
+    error = refused(db, query)
+    return f"{error.message_detail} {error.message_hint}"
+
+
+def test_errors_name_only_what_the_caller_may_read(connect: Connect, db: DB) -> None:
+    db.execute("select ulak.create_event_type('order.created', null, '{\"type\": \"object\"}')")
+    mistakes = ["select ulak.publish('order.craeted', '1')", "select ulak.publish('order.created', '1')"]
+
+    for mistake in mistakes:
+        assert "ulak.event_types" in told(db, mistake)
+        assert "ulak.event_types" not in told(connect("ulak_application"), mistake)
+    assert "order.created" in told(connect("ulak_application"), mistakes[0])
+    assert "ulak.endpoint_list" in told(connect("ulak_application"), "select ulak.send('nowhere', '1')")
+    assert "ulak.endpoint_list" not in told(connect("ulak_consumer"), "select ulak.claim('w', 1, 'nowhere')")

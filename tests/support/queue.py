@@ -90,7 +90,7 @@ class Queue:
     def empty(self) -> None:
         """No message, no endpoint, no trace of either: for tests that share a database. TRUNCATE would also throw away
         the plans of the functions under test."""
-        for table in ("queue", "dlq", "endpoints", "event_log", "handled", "ordering_keys"):
+        for table in ("queue", "archive", "dlq", "endpoints", "event_log", "handled", "ordering_keys"):
             self.db.execute(f"delete from ulak.{table}")
 
     # Applications.

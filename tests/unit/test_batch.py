@@ -82,3 +82,53 @@ def test_the_attempt_of_a_batch_is_its_most_tried_messages() -> None:
     built = request.build(BATCHING, [first, second._replace(attempt=4)], 0)
 
     assert "ulak-attempt: 4" in built.headers
+
+
+def header_of(built: Any, name: str) -> str | None:
+    return dict(header.split(line) for line in built.headers).get(name)
+
+
+def test_a_plain_batch_names_its_messages_in_a_header_in_the_order_of_the_array() -> None:
+    assert header_of(request.build(BATCHING, messages(3), 0), "ulak-message-ids") == "id-0,id-1,id-2"
+    assert header_of(request.build(BATCHING, messages(1), 0), "ulak-message-ids") == "id-0"
+
+
+def test_what_is_no_plain_batch_has_no_such_header() -> None:
+    for config in ({}, {"batch_size": 5, "batch_format": "cloudevents"}, {"batch_size": 5, "batch_format": "envelope"}):
+        target = endpoint.parse(1, "orders", 1, {"url": "http://example.com/", **config})
+        assert header_of(request.build(target, messages(1), 0), "ulak-message-ids") is None
+
+
+def test_an_envelope_holds_a_message_and_its_id() -> None:
+    target = endpoint.parse(1, "orders", 1, {"url": "http://example.com/", "batch_size": 9, "batch_format": "envelope"})
+    known = {"created_at": "2026-11-16 07:18:55+00", "ordering_key": 'k"ö', "correlation_id": "c"}
+
+    built = request.build(target, [messages(1)[0], messages(2, **known)[1]._replace(attempt=3)], 0)
+
+    assert json.loads(built.body) == [
+        {"id": "id-0", "attempt": 1, "payload": {"n": 0}},
+        {
+            "id": "id-1",
+            "attempt": 3,
+            "time": "2026-11-16T07:18:55+00:00",
+            "ordering_key": 'k"ö',
+            "correlation_id": "c",
+            "payload": {"n": 1},
+        },
+    ]
+    assert "content-type: application/json" in built.headers
+
+
+def test_messages_of_a_batch_are_in_the_order_of_their_ids() -> None:
+    first, second, third = messages(3)
+
+    assert batch.group(BATCHING, [third, first, second]) == [[first, second, third]]
+    assert batch.request_id([first, second]) == batch.request_id(batch.group(BATCHING, [second, first])[0])
+
+
+def test_a_header_never_has_to_hold_more_ids_than_receivers_take() -> None:
+    def size(**config: Any) -> int:
+        return endpoint.parse(1, "orders", 1, {"url": "http://example.com/", "batch_size": 5000, **config}).batch_size
+
+    assert size() == size(batch_format="json") == 100
+    assert size(batch_format="envelope") == size(batch_format="cloudevents") == size(cloudevents=True) == 5000

@@ -48,10 +48,10 @@ def test_an_answer_that_our_code_cannot_read_is_worth_another_try(
 ) -> None:
     judged = verdict.judge
 
-    def judge(endpoint: Any, finished: Any, now: float) -> Outcome:
+    def judge(endpoint: Any, finished: Any, now: float, messages: Any) -> Outcome:
         if b"bad" in finished.request.body:
             raise ZeroDivisionError("a bug")
-        return judged(endpoint, finished, now)
+        return judged(endpoint, finished, now, messages)
 
     monkeypatch.setattr("ulak.http.transport.verdict.judge", judge)
     receiver.answer = Answer(201)

@@ -149,3 +149,44 @@ def test_memory_stays_flat(site: Site, receiver: Receiver) -> None:
     # who is quicker, so that some rounds grow without a leak.
     growth = [later - earlier for earlier, later in itertools.pairwise(rounds[1:])]
     assert min(growth) < 500_000
+
+
+def test_of_a_batch_that_was_taken_in_part_only_the_rest_is_sent_again(site: Site) -> None:
+    def answer(request: Received) -> Answer:
+        ids = request.headers["ulak-message-ids"].split(",")
+        numbers = [body["n"] for body in json.loads(request.body)]
+        assert len(ids) == len(numbers) and numbers == sorted(numbers)
+        if request.headers["ulak-attempt"] != "1":
+            return Answer(200)
+        failed: list[object] = [id for id, n in zip(ids, numbers, strict=True) if n % 10 == 3]
+        failed += [
+            {"id": id, "error": "no such thing", "permanent": True}
+            for id, n in zip(ids, numbers, strict=True)
+            if n == 5
+        ]
+        return Answer(207, body=json.dumps({"failed": failed}).encode())
+
+    with Receiver(answer) as receiver:
+        site.http(
+            "shop",
+            receiver.url,
+            batch_size=50,
+            circuit_breaker={"threshold": 1},
+            policy={"base_delay_seconds": 1, "jitter": "none"},
+        )
+        site.start()
+        site.send_many(40)
+        site.wait_until_settled()
+
+        again = [
+            body["n"]
+            for got in receiver.requests
+            if got.headers["ulak-attempt"] != "1"
+            for body in json.loads(got.body)
+        ]
+    assert sorted(again) == [3, 13, 23, 33]
+    assert site.column("select payload -> 'n' from ulak.dlq") == [5]
+    assert site.value("select last_error from ulak.dlq") == "[PERMANENT] HTTP 207: no such thing"
+    assert site.value("select count(*) from ulak.queue where status = 'completed'") == 39
+    # Each request was answered: the receiver is well.
+    assert site.value("select circuit_state from ulak.endpoints") == "closed"

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Any
 from urllib.parse import urlsplit
 
-from ulak.http import authorization, header, secrecy, signature
+from ulak.http import authorization, batch, header, secrecy, signature
 from ulak.http.model import (
     Basic,
     Bearer,
@@ -27,6 +27,8 @@ from ulak.mask import Mask
 METHODS = ("POST", "PUT", "PATCH", "DELETE")
 # What an error message quotes of an answer that isn't captured.
 EXCERPT = 512
+# Of the answer to a batch, which may say which of its messages failed.
+_BATCH_ANSWER = 1024 * 1024
 # More than any sane token answer.
 _TOKEN_ANSWER = 65536
 
@@ -61,8 +63,8 @@ def parse(
         auth=auth,
         token_profile=_token_profile(profile, auth),
         cloudevents=_cloudevents(config, settings),
-        batch_size=int(config.get("batch_size", 1)),
-        batch_format=config.get("batch_format", "cloudevents" if config.get("cloudevents") else "json"),
+        batch_size=_batch_size(config),
+        batch_format=_batch_format(config),
         max_in_flight=config.get("max_in_flight"),
         retry_on=frozenset(str(status) for status in config.get("retry_on", ())),
         permanent_on=frozenset(str(status) for status in config.get("permanent_on", ())),
@@ -88,8 +90,23 @@ def _profile(config: Mapping[str, Any], settings: Settings) -> Profile:
         tls_pinned_public_key=config.get("tls_pinned_public_key"),
         proxy=_proxy(config.get("proxy")),
         capture_response=settings.capture_response,
-        keep_body=settings.response_body_max_size if settings.capture_response else EXCERPT,
+        keep_body=_keep_body(config, settings),
     )
+
+
+def _keep_body(config: Mapping[str, Any], settings: Settings) -> int:
+    if settings.capture_response:
+        return settings.response_body_max_size
+    return _BATCH_ANSWER if _batch_size(config) > 1 else EXCERPT
+
+
+def _batch_size(config: Mapping[str, Any]) -> int:
+    size = int(config.get("batch_size", 1))
+    return min(size, batch.MAX_IDS) if _batch_format(config) == "json" else size
+
+
+def _batch_format(config: Mapping[str, Any]) -> str:
+    return str(config.get("batch_format", "cloudevents" if config.get("cloudevents") else "json"))
 
 
 def _url(url: Any, key: str) -> str:

@@ -74,7 +74,8 @@ def _body(endpoint: Endpoint, messages: Sequence[Message], traceparent: str | No
     """The body's text, and the headers that its format decides."""
     if endpoint.batch_size > 1:
         text, content_type = batch.body(endpoint, messages)
-        return text, {"content-type": content_type} if content_type else {}
+        decided = batch.headers(endpoint, messages)
+        return text, {**decided, "content-type": content_type} if content_type else decided
     config, message = endpoint.cloudevents, messages[0]
     if config is None:
         return message.payload, {}

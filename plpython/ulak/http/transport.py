@@ -98,7 +98,8 @@ class HttpTransport:
                 # The hot path: nothing to judge.
                 self._settled.append(Settled(endpoint.id, tag.messages, DELIVERED))
             else:
-                self._settled.append(Settled(endpoint.id, tag.messages, _judge(endpoint, finished, now)))
+                outcome = _judge(endpoint, tag.messages, finished, now)
+                self._settled.append(Settled(endpoint.id, tag.messages, outcome))
         elif isinstance(tag, _TokenRequest):
             self._take_token(tag.auth, finished, now)
 
@@ -153,10 +154,10 @@ class HttpTransport:
         self._settled.append(Settled(endpoint.id, delivery.messages, verdict.failed(endpoint, prefix, error)))
 
 
-def _judge(endpoint: Receiver, finished: Finished, now: float) -> Outcome:
+def _judge(endpoint: Receiver, messages: Sequence[Message], finished: Finished, now: float) -> Outcome:
     """Whatever an answer does to our code, the others' deliveries must go on."""
     try:
-        return verdict.judge(endpoint, finished, now)
+        return verdict.judge(endpoint, finished, now, messages)
     except Exception as error:
         told = f"network: the answer can't be read: {type(error).__name__}"
         return verdict.failed(endpoint, RETRYABLE, told, status=finished.status)

@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ulak import text
 from ulak.delivery import DELIVERED, DISABLE, PERMANENT, RETRYABLE
-from ulak.http import response, retry_after, secrecy
-from ulak.http.model import Endpoint, Finished, Outcome
+from ulak.http import multistatus, response, retry_after, secrecy
+from ulak.http.model import Endpoint, Finished, Message, Outcome
 
 # Of 4xx these ask for another try: request timeout, too early, too many requests.
 _RETRYABLE_4XX = frozenset((408, 425, 429))
 _EXCERPT = 200
+_MULTI_STATUS = 207
+# To look for payloads in what a receiver wrote takes time in proportion to the batch.
+_MOST_QUOTED = 10
 # The end of an answer that was cut isn't quoted: what it repeats of the message might be cut, too, and go unnoticed.
 _UNSURE = 64
 
 
-def judge(endpoint: Endpoint, finished: Finished, now: float) -> Outcome:
+def judge(endpoint: Endpoint, finished: Finished, now: float, messages: Sequence[Message] = ()) -> Outcome:
+    """messages are those of a batch, which its answer may tell apart."""
     status = finished.status
     if finished.kind is None and 200 <= status < 300:
+        if status == _MULTI_STATUS and endpoint.batch_size > 1:
+            return _judge_apart(endpoint, finished, messages)
         if not endpoint.profile.capture_response:
             return DELIVERED if status == 200 else Outcome(status=status)
         return Outcome(status=status, response=response.capture(endpoint, finished))
@@ -28,6 +36,25 @@ def judge(endpoint: Endpoint, finished: Finished, now: float) -> Outcome:
     # An address that policy forbids stays forbidden, however often it is tried.
     prefix = PERMANENT if finished.kind == "blocked" else RETRYABLE
     return failed(endpoint, prefix, f"{finished.kind or 'network'}: {finished.error or 'no answer'}", captured, status)
+
+
+def _judge_apart(endpoint: Endpoint, finished: Finished, messages: Sequence[Message]) -> Outcome:
+    """Who answers 207 says that not all is well. If it isn't understood what, all of it has to be sent again."""
+    captured = response.capture(endpoint, finished) if endpoint.profile.capture_response else None
+    try:
+        refused = multistatus.parse(finished.body, messages)
+    except ValueError as reason:
+        told = f"{RETRYABLE} HTTP {finished.status} that doesn't tell which messages failed: {reason}"
+        return Outcome(told, None, captured, finished.status)
+    quoted: dict[str, str] = {}
+    failures = {}
+    for each in refused:
+        if each.error not in quoted:
+            quoted[each.error] = _quote(endpoint, finished, each.error) if len(quoted) < _MOST_QUOTED else ""
+        prefix = PERMANENT if each.is_permanent else RETRYABLE
+        error = f"{prefix} HTTP {finished.status}{quoted[each.error]}"
+        failures[each.message.id] = Outcome(error, None, captured, finished.status)
+    return Outcome(None, None, captured, finished.status, failures or None)
 
 
 def failed(endpoint: Endpoint, prefix: str, error: str, captured: str | None = None, status: int = 0) -> Outcome:
@@ -64,10 +91,14 @@ def _excerpt(endpoint: Endpoint, finished: Finished) -> str:
         return ""
     kept = finished.body[: 4 * _EXCERPT]
     is_cut = finished.truncated or len(kept) < len(finished.body) or len(kept) >= endpoint.profile.keep_body
+    return _quote(endpoint, finished, kept.decode("utf-8", "replace"), is_cut)
+
+
+def _quote(endpoint: Endpoint, finished: Finished, answer: str, is_cut: bool = False) -> str:
     request = finished.request
     # Those that the endpoint has of its own are hidden anyway.
     credentials = secrecy.credentials([each for each in request.headers if each not in endpoint.lines])
-    answer = endpoint.private.hide(kept.decode("utf-8", "replace"), credentials, is_cut)
+    answer = endpoint.private.hide(answer, credentials, is_cut)
     answer = secrecy.hide_payload(text.line(answer), request, endpoint.lines)
     if is_cut:
         answer = answer[:-_UNSURE]

@@ -37,7 +37,7 @@ class Settling:
             self.since = now
         for endpoint_id, messages, outcome in settled:
             self.counts[endpoint_id] += len(messages)
-            if outcome is not DELIVERED and (outcome.error is not None or outcome.response is not None):
+            if outcome is not DELIVERED and (outcome.error or outcome.response or outcome.failures):
                 self.only_deliveries = False
             if messages[0].ordering_key is not None or (len(messages) > 1 and _has_key(messages)):
                 self.unblocks_others = True
@@ -129,20 +129,23 @@ class Settling:
         failed = _has_failed(group, only_deliveries)
         answered = not only_deliveries and any(done.outcome.response is not None for done in group)
         messages = [message for done in group for message in done.messages]
+        # One request carried them, so the circuit breaker counts them as one.
+        batched = len(messages) > len(group)
         self._database.settle(
             Outcomes(
                 [message.id for message in messages],
                 [message.attempt for message in messages],
-                [done.outcome.error for done in group for _ in done.messages] if failed else None,
-                [done.outcome.retry_after for done in group for _ in done.messages] if failed else None,
+                [done.outcome.of(each).error for done in group for each in done.messages] if failed else None,
+                [done.outcome.of(each).retry_after for done in group for each in done.messages] if failed else None,
                 [done.outcome.response for done in group for _ in done.messages] if answered else None,
+                [place for place, done in enumerate(group) for _ in done.messages] if batched else None,
             )
         )
         self._leases.forget(messages)
 
 
 def _has_failed(group: Iterable[Settled], only_deliveries: bool) -> bool:
-    return not only_deliveries and any(done.outcome.error is not None for done in group)
+    return not only_deliveries and any(done.outcome.error is not None or done.outcome.failures for done in group)
 
 
 def _has_key(messages: Iterable[Message]) -> bool:
@@ -151,4 +154,5 @@ def _has_key(messages: Iterable[Message]) -> bool:
 
 def _plain(outcome: Outcome) -> Outcome:
     """Without what a receiver wrote: only ASCII, which every database can store, and no response."""
-    return outcome._replace(error=outcome.error and text.plain(outcome.error), response=None)
+    failures = outcome.failures and {id: _plain(each) for id, each in outcome.failures.items()}
+    return outcome._replace(error=outcome.error and text.plain(outcome.error), response=None, failures=failures)

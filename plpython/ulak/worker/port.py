@@ -44,6 +44,8 @@ class Outcomes(NamedTuple):
     errors: Sequence[str | None] | None
     retry_after: Sequence[int | None] | None
     responses: Sequence[str | None] | None
+    # Which came in one request, for the circuit breaker; None: each came in its own.
+    requests: Sequence[int] | None = None
 
 
 class WakeUps(NamedTuple):

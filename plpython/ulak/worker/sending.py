@@ -51,7 +51,12 @@ class Sending:
             to, start = self._under_way.pop((first.id, first.attempt))
             seconds = now - start
             self.slots.give_back(endpoint_id, seconds)
-            self._counters.add(endpoint_id, len(messages), outcome.error, seconds)
+            if outcome.failures is None:
+                self._counters.add(endpoint_id, len(messages), outcome.error, seconds)
+            else:
+                failed = list(outcome.failures.values())
+                self._counters.add(endpoint_id, len(messages) - len(failed), None, seconds)
+                self._counters.add(endpoint_id, len(failed), failed[-1].error, seconds)
             if to.max_in_flight is not None:
                 self._settling.unblocks_others = True
 
