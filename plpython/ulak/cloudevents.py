@@ -6,6 +6,7 @@ import json
 import re
 from urllib.parse import quote
 
+from ulak import header
 from ulak.model import CloudEvents, Message, MessageError
 
 DEFAULT_TYPE = "ulak.message"
@@ -21,7 +22,8 @@ def attributes(config: CloudEvents, message: Message, traceparent: str | None = 
     """Context attributes; partitionkey and traceparent are extensions that the specification documents."""
     found = {
         "specversion": "1.0",
-        "id": message.message_id,
+        # That of the event, if it is one: a receiver behind two endpoints gets it twice and can tell.
+        "id": header.event_id(message.headers) or message.message_id,
         "source": config.source,
         "type": config.type or _event_type(message) or DEFAULT_TYPE,
         "datacontenttype": "application/json",

@@ -47,7 +47,7 @@ def _build(endpoint: Endpoint, messages: Sequence[Message], now: float, token: s
     message = messages[0]
     timestamp = int(now)
     headers = dict(endpoint.headers)
-    own = _message_headers(endpoint, message)
+    own = _message_headers(endpoint, message if len(messages) == 1 else _without_event_id(message))
     headers.update({name.lower(): header.line(name, value) for name, value in own.items()})
     traceparent = next((value for name, value in own.items() if name.lower() == "traceparent"), None)
 
@@ -106,6 +106,11 @@ def _message_headers(endpoint: Endpoint, message: Message) -> dict[str, str]:
             continue
         own[name] = value
     return own
+
+
+def _without_event_id(message: Message) -> Message:
+    """Several messages in one request are of several events."""
+    return message._replace(headers=header.without_event_id(message.headers))
 
 
 def _is_credential(endpoint: Endpoint, name: str) -> bool:

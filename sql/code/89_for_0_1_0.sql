@@ -55,3 +55,11 @@ begin
     return false;
 end
 $plpgsql$;
+
+-- What a publisher's call goes on with.
+create or replace function ulak._publish(p_event_type text, p_payload jsonb)
+returns integer
+language sql
+as $sql$
+    select ulak.publish(p_event_type, p_payload)
+$sql$;

@@ -28,7 +28,7 @@ begin
             -- A view runs its functions with the rights of its reader.
             ('ulak_admin', array['_retry_schedule']),
             ('ulak_application', array[
-                'send', 'send_with_options', 'send_batch', 'send_batch_with_priority',
+                'send', 'send_with_options', 'send_batch', 'send_batch_with_priority', 'send_messages', 'send_many',
                 'publish', 'publish_batch',
                 'message_status', 'mark_handled', 'setting', 'help'
             ]),

@@ -100,6 +100,23 @@ drop function ulak._lock_for_requeue(bigint[], text[]);
 drop function ulak._lock_endpoint_for_replay(bigint);
 drop function ulak._check_ordering_keys(integer);
 
+-- New parameters, so the old signature goes; a session in the middle of the old one goes on with it. A function or a view of
+-- yours that was made with BEGIN ATOMIC and calls it has to be dropped first. Locks nothing but the function.
+create type ulak._message as (
+    endpoint_id bigint,
+    payload jsonb,
+    priority integer,
+    scheduled_at timestamptz,
+    idempotency_key text,
+    correlation_id uuid,
+    expires_at timestamptz,
+    ordering_key text,
+    headers jsonb,
+    metadata jsonb
+);
+comment on type ulak._message is 'one of many messages that are sent together; private to ulak';
+drop function ulak.publish(text, jsonb);
+
 -- Roles and the gate.
 
 -- A role of the cluster; sql/code/07_roles.sql looks at one that is there already. Nobody waits.

@@ -12,7 +12,7 @@ DB = psycopg.Connection[Any]
 # What each role may execute. Whatever is not listed for a role, it may not.
 FUNCTIONS = {
     "ulak_application": """
-        send send_with_options send_batch send_batch_with_priority publish publish_batch
+        send send_with_options send_batch send_batch_with_priority send_messages send_many publish publish_batch
         message_status mark_handled setting help
     """,
     "ulak_consumer": """
@@ -27,7 +27,7 @@ FUNCTIONS = {
         create_endpoint alter_endpoint drop_endpoint grant_endpoint revoke_endpoint enable_endpoint disable_endpoint validate_endpoint_config
         set_secret rotate_secret drop_secret configure setting reset_circuit_breaker update_circuit_breaker
         create_event_type drop_event_type subscribe unsubscribe
-        send send_with_options send_batch send_batch_with_priority publish publish_batch message_status mark_handled
+        send send_with_options send_batch send_batch_with_priority send_messages send_many publish publish_batch message_status mark_handled
         claim heartbeat complete fail release retry_delay recover_stale_messages mark_expired_messages
         redrive redrive_message redrive_endpoint redrive_all archive_single_to_dlq dlq_summary cleanup_dlq
         archive_completed_messages maintain_archive_partitions cleanup_old_archive_partitions

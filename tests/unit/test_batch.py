@@ -82,3 +82,20 @@ def test_the_attempt_of_a_batch_is_its_most_tried_messages() -> None:
     built = request.build(BATCHING, [first, second._replace(attempt=4)], 0)
 
     assert "ulak-attempt: 4" in built.headers
+
+
+def test_different_events_share_a_request_and_each_keeps_its_id() -> None:
+    ids = [f"0190a5d2-5b9e-7000-8000-00000000000{n}" for n in range(3)]
+    headers = ['{"x-a": "b", "ulak-event-id": "%s", "ulak-event-type": "sold"}' % id for id in ids]
+    sent = [Message(n, f"id-{n}", 1, "1", headers[n]) for n in range(3)]
+    target = endpoint.parse(
+        1, "orders", 1, {"url": "http://example.com/", "batch_size": 10, "batch_format": "cloudevents"}
+    )
+
+    assert batch.group(target, sent) == [sent]
+    built = request.build(target, sent, 0)
+
+    assert [event["id"] for event in json.loads(built.body)] == ids
+    lines = dict(header.split(line) for line in built.headers)
+    assert "ulak-event-id" not in lines
+    assert (lines["x-a"], lines["ulak-event-type"]) == ("b", "sold")

@@ -102,3 +102,25 @@ def test_no_attribute_can_break_out_of_its_header(source: str, key: str) -> None
     for name, value in headers.items():
         assert header.problem(name, value) is None
         assert value.isascii()
+
+
+EVENT = '{"ulak-event-id": "0190a5d2-5b9e-7000-8000-0000000000ff", "ulak-event-type": "order.created"}'
+
+
+@pytest.mark.parametrize("mode", ["structured", "binary"])
+def test_a_published_event_has_the_events_id_whichever_endpoint_it_goes_to(make_endpoint: Any, mode: str) -> None:
+    endpoint = make_endpoint(cloudevents=True, cloudevents_mode=mode)
+
+    built = request.build(endpoint, [MESSAGE._replace(headers=EVENT)], 1_800_000_000)
+
+    assert read(built).get_id() == "0190a5d2-5b9e-7000-8000-0000000000ff"
+    lines = dict(header.split(line) for line in built.headers)
+    assert lines["ulak-event-id"] == "0190a5d2-5b9e-7000-8000-0000000000ff"
+    assert lines["webhook-id"] == MESSAGE.message_id
+
+
+def test_a_header_that_quotes_an_event_id_is_no_event_id() -> None:
+    text = json.dumps({"x-a": '"ulak-event-id": "0190a5d2-5b9e-7000-8000-0000000000ff", '})
+
+    assert header.event_id(text) is None
+    assert header.without_event_id(text) == text

@@ -147,6 +147,26 @@ def test_a_session_goes_on_sending_to_the_key_that_it_used_before(old: DB, sende
     assert deliver(old) == {"k": [1, 2, 3, 4]}
 
 
+def test_a_publisher_in_the_middle_of_its_call_goes_on(cluster: Cluster, old: DB, sender: DB) -> None:
+    """Its transaction waits for a lock that the upgrade holds, inside the publish() of the old version."""
+    old.execute("select ulak.create_endpoint('shop', 'pull', '{}'), ulak.create_event_type('sold')")
+    old.execute("select ulak.subscribe('sold', 'shop')")
+    with cluster.connect(old.info.dbname, autocommit=False) as upgrader:
+        upgrader.execute("lock table ulak.event_types in access exclusive mode")
+        running = Running(lambda: sender.execute("select ulak.publish('sold', '1')").fetchone())
+        blocked = "select cardinality(pg_blocking_pids(%s)) > 0"
+        wait_until(
+            lambda: bool((old.execute(blocked, [sender.info.backend_pid]).fetchone() or [False])[0]), 60, "the sender"
+        )
+        upgrader.execute("alter extension ulak update")
+        upgrader.commit()
+
+    assert running.result() == (1,)
+    sender.commit()
+    assert version(old) == current_version()
+    assert old.execute("select payload from ulak.queue").fetchall() == [(1,)]
+
+
 # Failed upgrades.
 
 
