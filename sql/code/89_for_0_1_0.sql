@@ -56,10 +56,24 @@ begin
 end
 $plpgsql$;
 
--- What a publisher's call goes on with.
+-- publish(), as it was, and what it called.
+create or replace function ulak._publish_of_0_1_0(p_event_type text, p_payload jsonb)
+returns integer
+language plpgsql
+security definer
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+begin
+    return ulak.publish(p_event_type, p_payload);
+end
+$plpgsql$;
+
 create or replace function ulak._publish(p_event_type text, p_payload jsonb)
 returns integer
-language sql
-as $sql$
-    select ulak.publish(p_event_type, p_payload)
-$sql$;
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+begin
+    return ulak.publish(p_event_type, p_payload);
+end
+$plpgsql$;

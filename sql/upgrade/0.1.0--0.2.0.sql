@@ -100,8 +100,7 @@ drop function ulak._lock_for_requeue(bigint[], text[]);
 drop function ulak._lock_endpoint_for_replay(bigint);
 drop function ulak._check_ordering_keys(integer);
 
--- New parameters, so the old signature goes; a session in the middle of the old one goes on with it. A function or a view of
--- yours that was made with BEGIN ATOMIC and calls it has to be dropped first. Locks nothing but the function.
+-- Publishing and sending many. A new type; nobody waits.
 create type ulak._message as (
     endpoint_id bigint,
     payload jsonb,
@@ -115,7 +114,10 @@ create type ulak._message as (
     metadata jsonb
 );
 comment on type ulak._message is 'one of many messages that are sent together; private to ulak';
-drop function ulak.publish(text, jsonb);
+-- It has more parameters now. The old one stays under another name, for statements that are in the middle of calling it and for what
+-- applications have built on it: both know it by its oid.
+alter function ulak.publish(text, jsonb) rename to _publish_of_0_1_0;
+comment on function ulak._publish_of_0_1_0(text, jsonb) is null;
 
 -- Roles and the gate.
 

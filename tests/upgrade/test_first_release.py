@@ -148,12 +148,13 @@ def test_a_session_goes_on_sending_to_the_key_that_it_used_before(old: DB, sende
 
 
 def test_a_publisher_in_the_middle_of_its_call_goes_on(cluster: Cluster, old: DB, sender: DB) -> None:
-    """Its transaction waits for a lock that the upgrade holds, inside the publish() of the old version."""
+    """It waits for a lock that the upgrade holds, inside the publish() of the old version, and calls that again after."""
     old.execute("select ulak.create_endpoint('shop', 'pull', '{}'), ulak.create_event_type('sold')")
     old.execute("select ulak.subscribe('sold', 'shop')")
     with cluster.connect(old.info.dbname, autocommit=False) as upgrader:
         upgrader.execute("lock table ulak.event_types in access exclusive mode")
-        running = Running(lambda: sender.execute("select ulak.publish('sold', '1')").fetchone())
+        publish = "select ulak.publish('sold', to_jsonb(n)) from generate_series(1, 3) n"
+        running = Running(lambda: sender.execute(publish).fetchall())
         blocked = "select cardinality(pg_blocking_pids(%s)) > 0"
         wait_until(
             lambda: bool((old.execute(blocked, [sender.info.backend_pid]).fetchone() or [False])[0]), 60, "the sender"
@@ -161,10 +162,20 @@ def test_a_publisher_in_the_middle_of_its_call_goes_on(cluster: Cluster, old: DB
         upgrader.execute("alter extension ulak update")
         upgrader.commit()
 
-    assert running.result() == (1,)
+    assert running.result() == [(1,)] * 3
     sender.commit()
     assert version(old) == current_version()
-    assert old.execute("select payload from ulak.queue").fetchall() == [(1,)]
+    assert old.execute("select payload from ulak.queue order by id").fetchall() == [(1,), (2,), (3,)]
+
+
+def test_a_function_of_the_application_that_depends_on_publish_goes_on(old: DB) -> None:
+    old.execute("select ulak.create_endpoint('shop', 'pull', '{}'), ulak.create_event_type('sold')")
+    old.execute("select ulak.subscribe('sold', 'shop')")
+    old.execute("create function sell() returns integer begin atomic select ulak.publish('sold', '1'); end")
+
+    old.execute("alter extension ulak update")
+
+    assert old.execute("select sell()").fetchone() == (1,)
 
 
 # Failed upgrades.
