@@ -78,7 +78,7 @@ def problem(error: Exception, secrets: Iterable[str]) -> str:
 
 
 def _profile(config: Mapping[str, Any], settings: Settings) -> Profile:
-    method = config.get("method", "POST")
+    method = str(config.get("method", "POST")).upper()
     if method not in METHODS:
         raise ConfigError(f"method {method} isn't one of {', '.join(METHODS)}")
     timeout = float(config.get("timeout", settings.http_timeout))

@@ -75,8 +75,8 @@ as $sql$
             "url": {"type": "string"},
             "method": {"enum": ["POST", "PUT", "PATCH", "DELETE"]},
             "headers": {"type": "object", "additionalProperties": {"type": "string"}},
-            "timeout": {"type": "integer", "minimum": 1, "maximum": 300},
-            "connect_timeout": {"type": "integer", "minimum": 1, "maximum": 60},
+            "timeout": {"type": "number", "minimum": 0.1, "maximum": 300},
+            "connect_timeout": {"type": "number", "minimum": 0.1, "maximum": 60},
             "signing_secret": {"type": "string"},
             "cloudevents": {"type": "boolean"},
             "cloudevents_mode": {"enum": ["structured", "binary"]},
@@ -212,7 +212,15 @@ immutable
 set search_path = pg_catalog, pg_temp
 as $plpgsql$
 declare
-    v_violation text[] := ulak._json_violation(ulak._config_schema(p_protocol), p_config);
+    v_method text := upper(p_config ->> 'method' collate "C");
+    v_violation text[] := ulak._json_violation(
+        ulak._config_schema(p_protocol),
+        -- A method may be written in lower case.
+        case
+            when jsonb_typeof(p_config -> 'method') = 'string' then jsonb_set(p_config, '{method}', to_jsonb(v_method))
+            else p_config
+        end
+    );
 begin
     v_violation := coalesce(v_violation, ulak._circuit_breaker_violation(p_config -> 'circuit_breaker'));
     if p_protocol = 'http' and v_violation is null then

@@ -167,6 +167,7 @@ begin
         select distinct s.endpoint_id
         from ulak.subscriptions as s
         where s.event_type = p_event_type
+            and s.enabled
             and (s.filter is null or p_payload @> s.filter)
             and (s.predicate is null or jsonb_path_match_tz(p_payload, s.predicate, '{}', true))
         order by s.endpoint_id

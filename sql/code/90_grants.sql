@@ -83,6 +83,7 @@ grant select on
     ulak.setting_values,
     ulak.event_types,
     ulak.subscriptions,
+    ulak.subscription_list,
     ulak.handled
 to ulak_admin;
 grant update (config, retry_policy, description) on ulak.endpoints to ulak_admin;

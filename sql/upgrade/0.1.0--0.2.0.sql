@@ -8,7 +8,7 @@ begin
     perform set_config('lock_timeout', '100ms', true);
     for v_try in 1..300 loop
         begin
-            lock table ulak.queue, ulak.endpoints, ulak.workers, ulak.ordering_wakeups in access exclusive mode;
+            lock table ulak.queue, ulak.endpoints, ulak.workers, ulak.subscriptions, ulak.ordering_wakeups in access exclusive mode;
             perform set_config('lock_timeout', '0', true);
             return;
         exception
@@ -118,6 +118,11 @@ comment on type ulak._message is 'one of many messages that are sent together; p
 -- applications have built on it: both know it by its oid.
 alter function ulak.publish(text, jsonb) rename to _publish_of_0_1_0;
 comment on function ulak._publish_of_0_1_0(text, jsonb) is null;
+
+-- Locks ulak.subscriptions, which is ours already; nothing is rewritten.
+alter table ulak.subscriptions add column enabled boolean not null default true, add column description text;
+comment on column ulak.subscriptions.enabled is 'false: it is passed over, and what is published meanwhile is not sent later';
+comment on column ulak.subscriptions.description is 'free text for people';
 
 -- Roles and the gate.
 

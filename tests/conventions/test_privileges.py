@@ -26,7 +26,7 @@ FUNCTIONS = {
     "ulak_admin": """
         create_endpoint alter_endpoint drop_endpoint grant_endpoint revoke_endpoint enable_endpoint disable_endpoint validate_endpoint_config
         set_secret rotate_secret drop_secret configure setting reset_circuit_breaker update_circuit_breaker
-        create_event_type drop_event_type subscribe unsubscribe
+        create_event_type alter_event_type drop_event_type subscribe alter_subscription unsubscribe
         send send_with_options send_batch send_batch_with_priority send_messages send_many publish publish_batch message_status mark_handled
         claim heartbeat complete fail release retry_delay recover_stale_messages mark_expired_messages
         redrive redrive_message redrive_endpoint redrive_all archive_single_to_dlq dlq_summary cleanup_dlq
@@ -89,6 +89,7 @@ RELATIONS = {
         "setting_values": "select",
         "settings": "select",
         "subscriptions": "select",
+        "subscription_list": "select",
         "top": "select",
         "traffic": "select",
         "workers": "select",

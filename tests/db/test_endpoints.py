@@ -118,11 +118,12 @@ def test_each_kind_of_auth_has_its_keys(shared: DB, auth: dict[str, str]) -> Non
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"method": "GET"}, "$.method must be one of POST, PUT, PATCH, DELETE"),
-    ({"method": "post"}, "$.method must be one of POST, PUT, PATCH, DELETE"),
-    ({"timeout": 0}, "$.timeout must be at least 1"),
+    ({"method": "get"}, "$.method must be one of POST, PUT, PATCH, DELETE"),
+    ({"method": 1}, "$.method must be one of POST, PUT, PATCH, DELETE"),
+    ({"timeout": 0}, "$.timeout must be at least 0.1"),
     ({"timeout": 301}, "$.timeout must be at most 300"),
-    ({"timeout": "10"}, "$.timeout must be of type integer"),
-    ({"timeout": None}, "$.timeout must be of type integer"),
+    ({"timeout": "10"}, "$.timeout must be of type number"),
+    ({"timeout": None}, "$.timeout must be of type number"),
     ({"connect_timeout": 61}, "$.connect_timeout must be at most 60"),
     ({"headers": ["X: y"]}, "$.headers must be of type object"),
     ({"headers": {"X-A": 1}}, "$.headers.X-A must be of type string"),
@@ -595,3 +596,11 @@ def test_breaker_updates_stay_on_their_page_and_pass_the_trigger_by(db: DB) -> N
     query = "select n_tup_upd, n_tup_hot_upd from pg_stat_user_tables where relid = 'ulak.endpoints'::regclass"
     assert db.execute(query).fetchone() == (20, 20)
     assert db.execute("select updated_at = created_at, config_version from ulak.endpoints").fetchone() == (True, 1)
+
+
+@pytest.mark.parametrize("config", [{"method": "post"}, {"method": "Patch"}, {"timeout": 2.5, "connect_timeout": 0.5}])
+def test_methods_in_lower_case_and_fractions_of_seconds_are_accepted(db: DB, config: dict[str, Any]) -> None:
+    db.execute("select ulak.create_endpoint('web', 'http', %s)", [json.dumps({"url": URL, **config})])
+
+    stored = db.execute("select config - 'url' from ulak.endpoints where name = 'web'").fetchone()
+    assert stored == (config,)

@@ -74,3 +74,9 @@ def test_an_uncaptured_body_is_kept_only_for_an_excerpt() -> None:
 def test_a_config_that_cannot_work_is_refused(config: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
         parse(**config)
+
+
+def test_a_method_in_lower_case_is_sent_in_upper_case_and_seconds_may_be_fractions() -> None:
+    profile = parse(method="patch", timeout=2.5, connect_timeout=0.5).profile
+
+    assert (profile.method, profile.timeout, profile.connect_timeout) == ("PATCH", 2.5, 0.5)
