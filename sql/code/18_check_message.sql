@@ -231,7 +231,7 @@ begin
 end
 $plpgsql$;
 
--- Of these headers, those that the endpoint proves itself with: what "auth" and "proxy" make, a header of the config that is a
+-- Of these headers, those that the endpoint proves itself with: what "auth", "proxy" and "signature" make, a header of the config that is a
 -- secret, and under SigV4 whatever is signed by the endpoint's key and tells the service what to do.
 create or replace function ulak._credential_headers(p_endpoint_id bigint, p_headers jsonb)
 returns text[]
@@ -246,6 +246,7 @@ as $sql$
         where e.id = p_endpoint_id
             and (
                 l.name = 'authorization' and e.config ? 'auth'
+                or l.name = ulak._signature_header(e.config)
                 or l.name = 'proxy-authorization' and e.config ? 'proxy'
                 or starts_with(l.name, 'x-amz-') and e.config -> 'auth' ->> 'type' = 'aws_sigv4'
                 or exists (

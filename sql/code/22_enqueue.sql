@@ -1,5 +1,26 @@
 -- Many messages at once, each with its own options, by the same rules as single sends. The caller has checked them.
 
+-- One message whose request has particulars.
+create or replace function ulak._send_request(
+    p_message ulak._message,
+    p_is_raw boolean,
+    p_content_type text,
+    p_path text,
+    p_timeout double precision
+)
+returns bigint
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+begin
+    perform ulak._check_messages(array[p_message]);
+    p_message.headers := ulak._request_headers(
+        p_message.endpoint_id, p_message.headers, p_is_raw, p_content_type, p_path, p_timeout
+    );
+    return (ulak._enqueue(array[p_message]))[1];
+end
+$plpgsql$;
+
 -- Ids in the order of the messages. What repeats an idempotency key, of this call or of an earlier one, has the id of the first.
 create or replace function ulak._enqueue(p_messages ulak._message[])
 returns bigint[]

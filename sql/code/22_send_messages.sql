@@ -16,11 +16,12 @@ begin
     end if;
     if not ulak._are_messages(p_messages) then
         perform ulak._require_valid('messages', ulak._messages_schema(), p_messages);
+        perform ulak._require_bodies(p_messages);
     end if;
     v_messages := array(
         select (
             v_endpoint_id,
-            coalesce(m.payload, 'null'),
+            case when m.raw is null then coalesce(m.payload, 'null') else to_jsonb(m.raw) end,
             coalesce(m.priority, 0),
             m.scheduled_at,
             m.idempotency_key,
@@ -40,18 +41,52 @@ begin
                 expires_at timestamptz,
                 ordering_key text,
                 headers jsonb,
-                metadata jsonb
+                metadata jsonb,
+                raw text
             )
         ) with ordinality m
         order by m.ordinality
     );
     perform ulak._check_messages(v_messages);
+    if exists (
+        select from jsonb_array_elements(p_messages) m where m ?| array['raw', 'content_type', 'path', 'timeout']
+    ) then
+        v_messages := ulak._with_requests(v_messages, p_messages);
+    end if;
     return ulak._enqueue(v_messages);
 end
 $plpgsql$;
 
 comment on function ulak.send_messages(text, jsonb) is
     'queues an array of {"payload": ..., and options of send()} for one endpoint, all or none; returns ids in the order of the array';
+
+-- The same messages; element i of p_requests says what is particular to the request of the i-th.
+create or replace function ulak._with_requests(p_messages ulak._message[], p_requests jsonb)
+returns ulak._message[]
+language sql
+stable
+set search_path = pg_catalog, pg_temp
+as $sql$
+    select array(
+        select (
+            m.endpoint_id,
+            m.payload,
+            m.priority,
+            m.scheduled_at,
+            m.idempotency_key,
+            m.correlation_id,
+            m.expires_at,
+            m.ordering_key,
+            ulak._request_headers(m.endpoint_id, m.headers, m.raw is not null, m.content_type, m.path, m.timeout),
+            m.metadata
+        )::ulak._message
+        from rows from (
+            unnest(p_messages),
+            jsonb_to_recordset(p_requests) as (raw text, content_type text, path text, timeout double precision)
+        ) with ordinality m
+        order by m.ordinality
+    )
+$sql$;
 
 create or replace function ulak.send_many(
     p_endpoints text[],
@@ -121,6 +156,19 @@ as $sql$
     }$json$::pg_catalog.jsonb
 $sql$;
 
+create or replace function ulak._request_options_schema()
+returns jsonb
+language sql
+immutable
+as $sql$
+    select $json${
+        "raw": {"type": ["string", "null"]},
+        "content_type": {"type": ["string", "null"]},
+        "path": {"type": ["string", "null"]},
+        "timeout": {"type": ["number", "null"]}
+    }$json$::pg_catalog.jsonb
+$sql$;
+
 create or replace function ulak._messages_schema()
 returns jsonb
 language sql
@@ -131,9 +179,8 @@ as $sql$
         'type', 'array',
         'items', jsonb_build_object(
             'type', 'object',
-            'required', '["payload"]'::jsonb,
             'additionalProperties', false,
-            'properties', ulak._message_options_schema()
+            'properties', ulak._message_options_schema() || ulak._request_options_schema()
         )
     )
 $sql$;
@@ -184,6 +231,29 @@ as $sql$
             )
     )
 $sql$;
+
+-- A message has a payload, which may be null, or a raw body.
+create or replace function ulak._require_bodies(p_messages jsonb)
+returns void
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+declare
+    v_place bigint;
+begin
+    select m.place - 1 into v_place
+    from jsonb_array_elements(p_messages) with ordinality m(message, place)
+    where m.message ? 'payload' = coalesce(jsonb_typeof(m.message -> 'raw') = 'string', false)
+    order by m.place
+    limit 1;
+    if found then
+        perform ulak._raise_violation(
+            'messages',
+            array[format('[%s]', v_place), 'must have a payload or a raw body', 'Such as {"payload": {"id": 1}} or {"raw": "text"}.']
+        );
+    end if;
+end
+$plpgsql$;
 
 create or replace function ulak._require_valid(p_what text, p_schema jsonb, p_value jsonb)
 returns void

@@ -29,7 +29,7 @@ begin
             ('ulak_admin', array['_retry_schedule']),
             ('ulak_application', array[
                 'send', 'send_with_options', 'send_batch', 'send_batch_with_priority', 'send_messages', 'send_many',
-                'publish', 'publish_batch', '_publish_of_0_1_0',
+                'publish', 'publish_batch', '_publish_of_0_1_0', '_send_of_0_1_0',
                 'message_status', 'mark_handled', 'setting', 'help'
             ]),
             -- External workers: for the endpoints that were granted to them, which each of these looks after.

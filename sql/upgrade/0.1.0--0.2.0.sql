@@ -114,10 +114,18 @@ create type ulak._message as (
     metadata jsonb
 );
 comment on type ulak._message is 'one of many messages that are sent together; private to ulak';
--- It has more parameters now. The old one stays under another name, for statements that are in the middle of calling it and for what
--- applications have built on it: both know it by its oid.
+-- These have more parameters now. The old ones stay under another name, for statements that are in the middle of calling them and for what
+-- applications have built on them: both know them by their oids.
 alter function ulak.publish(text, jsonb) rename to _publish_of_0_1_0;
 comment on function ulak._publish_of_0_1_0(text, jsonb) is null;
+alter function ulak.send(text, jsonb, integer, timestamptz, text, uuid, timestamptz, text, jsonb, jsonb) rename to _send_of_0_1_0;
+comment on function ulak._send_of_0_1_0(text, jsonb, integer, timestamptz, text, uuid, timestamptz, text, jsonb, jsonb) is null;
+
+-- "cloudevents": true alone meant structured events and means binary ones now. Receivers go on getting what they got. Locks
+-- ulak.endpoints, which is ours already.
+update ulak.endpoints e
+set config = e.config || '{"cloudevents_mode": "structured"}'
+where e.protocol = 'http' and e.config -> 'cloudevents' = 'true' and not e.config ? 'cloudevents_mode';
 
 -- Locks ulak.subscriptions, which is ours already; nothing is rewritten.
 alter table ulak.subscriptions add column enabled boolean not null default true, add column description text;

@@ -12,7 +12,7 @@ DB = psycopg.Connection[Any]
 # What each role may execute. Whatever is not listed for a role, it may not.
 FUNCTIONS = {
     "ulak_application": """
-        send send_with_options send_batch send_batch_with_priority send_messages send_many publish publish_batch _publish_of_0_1_0
+        send send_with_options send_batch send_batch_with_priority send_messages send_many publish publish_batch _publish_of_0_1_0 _send_of_0_1_0
         message_status mark_handled setting help
     """,
     "ulak_consumer": """

@@ -156,7 +156,8 @@ def test_what_does_not_fit_becomes_a_dead_letter_where_the_endpoint_says_so(queu
 
 
 BAD: list[tuple[Any, str, str]] = [
-    ({}, "22023", "invalid messages: $[1].payload is required"),
+    ({}, "22023", "invalid messages: $[1] must have a payload or a raw body"),
+    ({"payload": 1, "raw": "x"}, "22023", "invalid messages: $[1] must have a payload or a raw body"),
     ({"payload": 1, "prority": 1}, "22023", "invalid messages: $[1].prority is not a known key"),
     ({"payload": 1, "priority": 1.5}, "22023", "invalid messages: $[1].priority must be of type integer or null"),
     ({"payload": 1, "priority": 11}, "22023", "invalid messages: $[1].priority must be at most 10"),

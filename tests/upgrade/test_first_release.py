@@ -168,14 +168,16 @@ def test_a_publisher_in_the_middle_of_its_call_goes_on(cluster: Cluster, old: DB
     assert old.execute("select payload from ulak.queue order by id").fetchall() == [(1,), (2,), (3,)]
 
 
-def test_a_function_of_the_application_that_depends_on_publish_goes_on(old: DB) -> None:
+def test_a_function_of_the_application_that_depends_on_send_or_publish_goes_on(old: DB) -> None:
     old.execute("select ulak.create_endpoint('shop', 'pull', '{}'), ulak.create_event_type('sold')")
     old.execute("select ulak.subscribe('sold', 'shop')")
     old.execute("create function sell() returns integer begin atomic select ulak.publish('sold', '1'); end")
+    old.execute("create function post() returns bigint begin atomic select ulak.send('shop', '2', 1); end")
 
     old.execute("alter extension ulak update")
 
-    assert old.execute("select sell()").fetchone() == (1,)
+    assert old.execute("select sell(), post() > 0").fetchone() == (1, True)
+    assert old.execute("select payload, priority from ulak.queue order by id").fetchall() == [(1, 0), (2, 1)]
 
 
 # Failed upgrades.
