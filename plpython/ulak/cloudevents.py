@@ -44,9 +44,7 @@ def attributes(
     return found
 
 
-def structured(
-    config: CloudEvents, message: Message, traceparent: str | None = None, content_type: str = JSON
-) -> str:
+def structured(config: CloudEvents, message: Message, traceparent: str | None = None, content_type: str = JSON) -> str:
     """The event as JSON text; the payload is JSON text already and goes in as it is."""
     found = attributes(config, message, traceparent, content_type)
     head = json.dumps(found, ensure_ascii=False, separators=(",", ":"))

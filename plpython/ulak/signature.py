@@ -1,4 +1,4 @@
-"""Signatures: Standard Webhooks (HMAC-SHA256 over id, timestamp and body, one per secret), or an HMAC of the body alone."""
+"""Signatures: Standard Webhooks (HMAC-SHA256 over id, timestamp and body, one per secret), or an HMAC of the body."""
 
 from __future__ import annotations
 
@@ -32,6 +32,6 @@ def sign(keys: Sequence[bytes], message_id: str, timestamp: int, body: bytes) ->
 
 
 def of_body(scheme: Signature, keys: Sequence[bytes], body: bytes) -> str:
-    """The value of the scheme's header. There is room for one signature: while a secret is being rotated, the new one counts."""
+    """The value of the scheme's header. It has room for one signature: while a secret is rotated, the new one counts."""
     digest = hmac.digest(keys[0], body, scheme.algorithm)
     return scheme.prefix + (digest.hex() if scheme.encoding == "hex" else b64encode(digest).decode())

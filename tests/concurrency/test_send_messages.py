@@ -70,7 +70,7 @@ def test_sessions_that_use_the_same_keys_in_any_order_do_not_deadlock(connect: C
     found = gather([sender(seed) for seed in range(4)])
 
     if key == "idempotency_key":
-        assert len({tuple(ids) for ids in sum(found, [])}) == 1
+        assert len({tuple(ids) for each in found for ids in each}) == 1
         assert db.execute("select count(*) from ulak.queue").fetchone() == (len(keys),)
     else:
         assert db.execute("select count(*) from ulak.queue").fetchone() == (4 * 15 * len(keys),)

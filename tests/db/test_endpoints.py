@@ -102,6 +102,8 @@ def test_a_config_with_every_key_is_accepted(shared: DB) -> None:
             "client_id": "c",
             "client_secret": "s",
             "scope": "a b",
+            "audience": "https://api.example.com",
+            "credentials": "body",
         },
         {"type": "aws_sigv4", "access_key": "A", "secret_key": "s", "region": "eu-west-1", "service": "execute-api"},
     ],
@@ -110,7 +112,7 @@ def test_a_config_with_every_key_is_accepted(shared: DB) -> None:
 def test_each_kind_of_auth_has_its_keys(shared: DB, auth: dict[str, str]) -> None:
     assert validate(shared, {"url": URL, "auth": auth}) == (True,)
 
-    for key in set(auth) - {"type", "scope"}:
+    for key in set(auth) - {"type", "scope", "audience", "credentials"}:
         without = {name: value for name, value in auth.items() if name != key}
         assert problem(shared, {"url": URL, "auth": without}) == f"$.auth.{key} is required"
     assert problem(shared, {"url": URL, "auth": {**auth, "user": "x"}}) == "$.auth.user is not a known key"
@@ -138,6 +140,19 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         {"headers": {"Authorization": "x"}, "auth": {"type": "bearer", "token": "t"}},
         '$.headers.Authorization is set by "auth" already',
     ),
+    ({"signature": {}}, "$.signature.scheme is required"),
+    ({"signature": {"scheme": "stripe"}}, "$.signature.scheme must be one of standard, github, hmac"),
+    ({"signature": {"scheme": "hmac"}}, '$.signature.header is required with "scheme": "hmac"'),
+    ({"signature": {"scheme": "github", "prefix": "x"}}, '$.signature.prefix has no effect without "scheme": "hmac"'),
+    ({"signature": {"scheme": "hmac", "header": "a b"}}, "$.signature.header is not a valid header name"),
+    ({"signature": {"scheme": "hmac", "header": "Webhook-Id"}}, "$.signature.header is a header that ulak sets itself"),
+    ({"signature": {"scheme": "hmac", "header": "x", "prefix": "\n"}}, "$.signature.prefix must be printable ASCII"),
+    (
+        {"signature": {"scheme": "hmac", "header": "x-a"}, "headers": {"X-A": "b"}},
+        '$.signature sets the header x-a, which "headers" has too',
+    ),
+    ({"cloudevents_source": "a\nb"}, "$.cloudevents_source must not have control characters"),
+    ({"cloudevents_subject": ""}, "$.cloudevents_subject must have at least 1 characters"),
     ({"auth": {"type": "digest"}}, "$.auth.type must be one of basic, bearer, oauth2, aws_sigv4"),
     ({"auth": {"token": "t"}}, "$.auth.type is required"),
     (

@@ -121,7 +121,10 @@ def test_a_key_of_another_payload_refuses_all(queue: Queue) -> None:
     )
 
     assert (within.sqlstate, within.message_primary) == ("23505", 'idempotency key "k" was used for another payload')
-    assert (before.sqlstate, before.message_primary) == ("23505", 'idempotency key "before" was used for another payload')
+    assert (before.sqlstate, before.message_primary) == (
+        "23505",
+        'idempotency key "before" was used for another payload',
+    )
     assert count(queue) == 1
 
 

@@ -55,10 +55,18 @@ def test_a_schema_and_a_description_are_cleared(db: DB) -> None:
     ("statement", "code", "message"),
     [
         ("select ulak.alter_event_type('ordre', 'x')", "42704", 'unknown event type "ordre"'),
-        ("select ulak.alter_event_type('ulak.message.dead', 'x')", "42939", 'event type "ulak.message.dead" is reserved'),
+        (
+            "select ulak.alter_event_type('ulak.message.dead', 'x')",
+            "42939",
+            'event type "ulak.message.dead" is reserved',
+        ),
         ("select ulak.alter_subscription(0, p_enabled => false)", "42704", "subscription 0 does not exist"),
         ("select ulak.alter_subscription(null)", "42704", "subscription null does not exist"),
-        ("select ulak.alter_subscription(1, p_predicate => '$.a')", "22023", "the predicate is a path, not a condition"),
+        (
+            "select ulak.alter_subscription(1, p_predicate => '$.a')",
+            "22023",
+            "the predicate is a path, not a condition",
+        ),
         ("select ulak.unsubscribe('order', 'c')", "42704", 'unknown endpoint "c"'),
         ("select ulak.unsubscribe('ordre', 'a')", "42704", 'unknown event type "ordre"'),
     ],
@@ -70,7 +78,10 @@ def test_what_is_not_there_or_not_valid_is_refused(db: DB, statement: str, code:
 
 
 def test_a_schema_that_is_none_is_refused(db: DB) -> None:
-    assert refused(db, """select ulak.alter_event_type('order', p_schema => '{"type": "no such type"}')""").sqlstate == "22023"
+    assert (
+        refused(db, """select ulak.alter_event_type('order', p_schema => '{"type": "no such type"}')""").sqlstate
+        == "22023"
+    )
 
 
 def test_a_subscription_is_changed_in_place(db: DB) -> None:
@@ -78,7 +89,11 @@ def test_a_subscription_is_changed_in_place(db: DB) -> None:
 
     db.execute("""select ulak.alter_subscription(%s, '{"id": 1}', '$.total > 10', p_description => 'big ones')""", [id])
 
-    assert (publish(db, {"id": 1, "total": 11}), publish(db, {"id": 1, "total": 9}), publish(db, {"id": 2})) == (2, 1, 1)
+    assert (publish(db, {"id": 1, "total": 11}), publish(db, {"id": 1, "total": 9}), publish(db, {"id": 2})) == (
+        2,
+        1,
+        1,
+    )
     db.execute("select ulak.alter_subscription(%s, '{}')", [id])
     assert (publish(db, {"id": 2, "total": 11}), publish(db, {"id": 2})) == (2, 1)
     db.execute("select ulak.alter_subscription(%s, p_predicate => 'true', p_description => '')", [id])

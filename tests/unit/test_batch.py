@@ -86,7 +86,7 @@ def test_the_attempt_of_a_batch_is_its_most_tried_messages() -> None:
 
 def test_different_events_share_a_request_and_each_keeps_its_id() -> None:
     ids = [f"0190a5d2-5b9e-7000-8000-00000000000{n}" for n in range(3)]
-    headers = ['{"x-a": "b", "ulak-event-id": "%s", "ulak-event-type": "sold"}' % id for id in ids]
+    headers = [json.dumps({"x-a": "b", "ulak-event-id": id, "ulak-event-type": "sold"}) for id in ids]
     sent = [Message(n, f"id-{n}", 1, "1", headers[n]) for n in range(3)]
     target = endpoint.parse(
         1, "orders", 1, {"url": "http://example.com/", "batch_size": 10, "batch_format": "cloudevents"}

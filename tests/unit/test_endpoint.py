@@ -17,7 +17,7 @@ def test_what_a_config_leaves_open_comes_from_the_settings() -> None:
     parsed = parse(Settings(http_timeout=7, http_connect_timeout=3, cloudevents_source="/shop"), cloudevents=True)
 
     assert (parsed.profile.timeout, parsed.profile.connect_timeout) == (7, 3)
-    assert parsed.cloudevents == CloudEvents("structured", "/shop", None)
+    assert parsed.cloudevents == CloudEvents("binary", "/shop", None)
     assert (parsed.profile.method, parsed.profile.ssl_verify, parsed.batch_size) == ("POST", True, 1)
 
 

@@ -180,6 +180,21 @@ def test_a_function_of_the_application_that_depends_on_send_or_publish_goes_on(o
     assert old.execute("select payload, priority from ulak.queue order by id").fetchall() == [(1, 0), (2, 1)]
 
 
+def test_receivers_of_cloudevents_go_on_getting_them_in_the_mode_that_they_know(old: DB) -> None:
+    for name, config in (
+        ("a", {"cloudevents": True}),
+        ("b", {"cloudevents_mode": "binary", "cloudevents": True}),
+        ("c", {}),
+    ):
+        config = {"url": "https://example.com", **config}
+        old.execute("select ulak.create_endpoint(%s, 'http', %s)", [name, json.dumps(config)])
+
+    old.execute("alter extension ulak update")
+
+    modes = old.execute("select name, config ->> 'cloudevents_mode' from ulak.endpoints order by 1").fetchall()
+    assert modes == [("a", "structured"), ("b", "binary"), ("c", None)]
+
+
 # Failed upgrades.
 
 
