@@ -107,7 +107,15 @@ immutable
 set search_path = pg_catalog, pg_temp
 as $plpgsql$
 declare
-    v_violation text[] := ulak._json_violation(ulak._config_schema(p_protocol), p_config);
+    v_method text := upper(p_config ->> 'method' collate "C");
+    v_violation text[] := ulak._json_violation(
+        ulak._config_schema(p_protocol),
+        -- A method may be written in lower case.
+        case
+            when jsonb_typeof(p_config -> 'method') = 'string' then jsonb_set(p_config, '{method}', to_jsonb(v_method))
+            else p_config
+        end
+    );
 begin
     v_violation := coalesce(v_violation, ulak._circuit_breaker_violation(p_config -> 'circuit_breaker'));
     if p_protocol = 'http' then

@@ -13,12 +13,26 @@ as $sql$
             "url": {"type": "string"},
             "method": {"enum": ["POST", "PUT", "PATCH", "DELETE"]},
             "headers": {"type": "object", "additionalProperties": {"type": "string"}},
-            "timeout": {"type": "integer", "minimum": 1, "maximum": 300},
-            "connect_timeout": {"type": "integer", "minimum": 1, "maximum": 60},
+            "timeout": {"type": "number", "minimum": 0.1, "maximum": 300},
+            "connect_timeout": {"type": "number", "minimum": 0.1, "maximum": 60},
             "signing_secret": {"type": "string"},
             "cloudevents": {"type": "boolean"},
             "cloudevents_mode": {"enum": ["structured", "binary"]},
             "cloudevents_type": {"type": "string", "minLength": 1, "maxLength": 2048},
+            "cloudevents_source": {"type": "string", "minLength": 1, "maxLength": 2048},
+            "cloudevents_subject": {"type": "string", "minLength": 1, "maxLength": 2048},
+            "signature": {
+                "type": "object",
+                "required": ["scheme"],
+                "additionalProperties": false,
+                "properties": {
+                    "scheme": {"enum": ["standard", "github", "hmac"]},
+                    "header": {"type": "string", "minLength": 1, "maxLength": 100},
+                    "prefix": {"type": "string", "maxLength": 100},
+                    "encoding": {"enum": ["hex", "base64"]},
+                    "algorithm": {"enum": ["sha1", "sha256", "sha512"]}
+                }
+            },
             "auth": {
                 "type": "object",
                 "required": ["type"],
@@ -87,7 +101,9 @@ as $sql$
                 "token_url": {"type": "string"},
                 "client_id": {"type": "string", "minLength": 1},
                 "client_secret": {"type": "string", "minLength": 1},
-                "scope": {"type": "string"}
+                "scope": {"type": "string"},
+                "audience": {"type": "string", "minLength": 1},
+                "credentials": {"enum": ["header", "body"]}
             }
         },
         "aws_sigv4": {
@@ -249,6 +265,50 @@ begin
 end
 $plpgsql$;
 
+-- Where the signature goes, in lower case, if it isn't webhook-signature.
+create or replace function ulak._signature_header(p_config jsonb)
+returns text
+language sql
+immutable
+as $sql$
+    select case p_config -> 'signature' ->> 'scheme'
+        when 'github' then 'x-hub-signature-256'
+        when 'hmac' then lower(p_config -> 'signature' ->> 'header' collate "C")
+    end
+$sql$;
+
+create or replace function ulak._signature_violation(p_config jsonb)
+returns text[]
+language plpgsql
+immutable
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+declare
+    v_signature jsonb := p_config -> 'signature';
+    v_header text := ulak._signature_header(p_config);
+    v_key text;
+begin
+    if v_signature ->> 'scheme' <> 'hmac' then
+        select k into v_key from jsonb_object_keys(v_signature) k where k <> 'scheme' limit 1;
+        if found then
+            return array['.signature.' || v_key, 'has no effect without "scheme": "hmac"', null];
+        end if;
+    elsif not v_signature ? 'header' then
+        return array['.signature.header', 'is required with "scheme": "hmac"', 'Such as "x-signature".'];
+    elsif v_header !~ '^[!#$%&''*+.^_`|~0-9a-z-]+$' then
+        return array['.signature.header', 'is not a valid header name', null];
+    elsif v_header = any (ulak._reserved_headers() || array['authorization', 'content-type', 'user-agent']) or v_header ~ '^(ulak|ce)-' then
+        return array['.signature.header', 'is a header that ulak sets itself', null];
+    elsif v_signature ->> 'prefix' ~ E'[^\\x20-\\x7e]' then
+        return array['.signature.prefix', 'must be printable ASCII', null];
+    end if;
+    if exists (select from jsonb_object_keys(p_config -> 'headers') h where lower(h collate "C") = v_header) then
+        return array['.signature', format('sets the header %s, which "headers" has too', v_header), null];
+    end if;
+    return null;
+end
+$plpgsql$;
+
 create or replace function ulak._http_keys_violation(p_config jsonb)
 returns text[]
 language plpgsql
@@ -260,10 +320,13 @@ begin
         return array['.permanent_on', 'has a status that retry_on has too', null];
     elsif p_config ? 'tls_client_key' and not p_config ? 'tls_client_cert' then
         return array['.tls_client_cert', 'is required beside tls_client_key', null];
-    elsif p_config ->> 'cloudevents_type' ~ E'[\\x01-\\x1f\\x7f]' then
-        return array['.cloudevents_type', 'must not have control characters', null];
     end if;
-    return null;
+    return (
+        select array['.' || k.key, 'must not have control characters', null]
+        from unnest(array['cloudevents_type', 'cloudevents_source', 'cloudevents_subject']) k(key)
+        where p_config ->> k.key ~ E'[\\x01-\\x1f\\x7f]'
+        limit 1
+    );
 end
 $plpgsql$;
 
@@ -279,6 +342,7 @@ as $sql$
         ulak._headers_violation(p_config -> 'headers', p_config ? 'auth'),
         ulak._auth_violation(p_config -> 'auth'),
         ulak._signing_secret_violation(p_config ->> 'signing_secret'),
+        ulak._signature_violation(p_config),
         ulak._proxy_violation(p_config -> 'proxy'),
         ulak._http_keys_violation(p_config)
     )

@@ -28,12 +28,6 @@ begin
                 detail = format('They are %s and %s.', coalesce(p_scheduled_at::text, 'null'), coalesce(p_expires_at::text, 'null')),
                 hint = 'Leave expires_at out for a message that never expires.';
     end if;
-    if p_expires_at <= greatest(p_scheduled_at, now()) then
-        raise exception 'the message would expire before it is due'
-            using errcode = '22023',
-                detail = format('expires_at is %s, it is due at %s.', p_expires_at, greatest(p_scheduled_at, now())),
-                hint = 'Give an expires_at later than now and than scheduled_at.';
-    end if;
     return v_is_valid;
 end
 $plpgsql$;
@@ -218,39 +212,75 @@ begin
 end
 $plpgsql$;
 
--- A message must not replace what its endpoint proves itself with: what "auth" and "proxy" make, a header of the config that
--- is a secret, and under SigV4 whatever is signed by the endpoint's key and tells the service what to do.
+-- A message must not replace what its endpoint proves itself with.
 create or replace function ulak._check_credentials(p_endpoint_id bigint, p_headers jsonb)
 returns boolean
 language plpgsql
 stable
 as $plpgsql$
 declare
-    v_name text;
+    v_names text[] := ulak._credential_headers(p_endpoint_id, p_headers);
 begin
-    select h.key into v_name
-    from ulak.endpoints e
-    cross join jsonb_object_keys(p_headers) h(key)
-    cross join lateral (select lower(h.key collate "C")) l(name)
-    where e.id = p_endpoint_id
-        and (
-            l.name = 'authorization' and e.config ? 'auth'
-            or l.name = 'proxy-authorization' and e.config ? 'proxy'
-            or starts_with(l.name, 'x-amz-') and e.config -> 'auth' ->> 'type' = 'aws_sigv4'
-            or exists (
-                select
-                from jsonb_each(e.config -> 'headers') c
-                where lower(c.key collate "C") = l.name
-                    and (jsonb_typeof(c.value) = 'object' or l.name in ('authorization', 'proxy-authorization'))
-            )
-        )
-    limit 1;
-    if found then
-        raise exception 'header "%" is set by the endpoint', left(v_name, 64)
+    if v_names <> '{}' then
+        raise exception 'header "%" is set by the endpoint', left(v_names[1], 64)
             using errcode = '42501',
                 detail = 'A message can''t replace what its endpoint authenticates itself with.',
                 hint = 'Leave it out, or send to an endpoint whose config doesn''t set it.';
     end if;
+    return true;
+end
+$plpgsql$;
+
+-- Of these headers, those that the endpoint proves itself with: what "auth", "proxy" and "signature" make, a header of the config that is a
+-- secret, and under SigV4 whatever is signed by the endpoint's key and tells the service what to do.
+create or replace function ulak._credential_headers(p_endpoint_id bigint, p_headers jsonb)
+returns text[]
+language sql
+stable
+as $sql$
+    select array(
+        select h.key
+        from ulak.endpoints e
+        cross join jsonb_object_keys(p_headers) h(key)
+        cross join lateral (select lower(h.key collate "C")) l(name)
+        where e.id = p_endpoint_id
+            and (
+                l.name = 'authorization' and e.config ? 'auth'
+                or l.name = ulak._signature_header(e.config)
+                or l.name = 'proxy-authorization' and e.config ? 'proxy'
+                or starts_with(l.name, 'x-amz-') and e.config -> 'auth' ->> 'type' = 'aws_sigv4'
+                or exists (
+                    select
+                    from jsonb_each(e.config -> 'headers') c
+                    where lower(c.key collate "C") = l.name
+                        and (jsonb_typeof(c.value) = 'object' or l.name in ('authorization', 'proxy-authorization'))
+                )
+            )
+        order by h.key
+    )
+$sql$;
+
+-- _check_message() for many. What has neither headers nor metadata needs no call of its own.
+create or replace function ulak._check_messages(p_messages ulak._message[])
+returns boolean
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+begin
+    perform ulak._check_payloads(array(select m.payload from unnest(p_messages) m));
+    perform ulak._check_message(
+        m.payload, m.priority, m.scheduled_at, m.idempotency_key, m.expires_at, m.ordering_key, m.headers, m.metadata
+    ) and (m.headers is null or ulak._check_credentials(m.endpoint_id, m.headers))
+    from unnest(p_messages) m
+    where num_nonnulls(m.headers, m.metadata) > 0
+        or m.priority is null
+        or m.priority not between 0 and 10
+        or m.idempotency_key = ''
+        or m.ordering_key = ''
+        or octet_length(m.idempotency_key) > 512
+        or octet_length(m.ordering_key) > 512
+        or not ulak._is_sane_time(m.scheduled_at)
+        or not ulak._is_sane_time(m.expires_at);
     return true;
 end
 $plpgsql$;

@@ -4,7 +4,7 @@
 -- What is left, errors included, goes the long way.
 create or replace function ulak.send(
     p_endpoint text,
-    p_payload jsonb,
+    p_payload jsonb default null,
     p_priority integer default 0,
     p_scheduled_at timestamptz default null,
     p_idempotency_key text default null,
@@ -12,7 +12,11 @@ create or replace function ulak.send(
     p_expires_at timestamptz default null,
     p_ordering_key text default null,
     p_headers jsonb default null,
-    p_metadata jsonb default null
+    p_metadata jsonb default null,
+    p_raw text default null,
+    p_content_type text default null,
+    p_path text default null,
+    p_timeout double precision default null
 )
 returns bigint
 language plpgsql
@@ -23,7 +27,10 @@ declare
     v_id bigint;
 begin
     -- 1024: the smallest max_payload_size that can be configured.
-    if num_nonnulls(p_scheduled_at, p_idempotency_key, p_expires_at, p_ordering_key, p_headers, p_metadata) = 0
+    if num_nonnulls(
+            p_scheduled_at, p_idempotency_key, p_expires_at, p_ordering_key, p_headers, p_metadata, p_raw, p_content_type, p_path,
+            p_timeout
+        ) = 0
         and p_priority between 0 and 10
         and octet_length(p_payload::text) <= 1024
     then
@@ -41,6 +48,26 @@ begin
             end if;
         end if;
     end if;
+    if num_nonnulls(p_raw, p_content_type, p_path, p_timeout) > 0 then
+        return ulak._send_request(
+            (
+                ulak._endpoint_id(p_endpoint),
+                ulak._body(p_payload, p_raw),
+                p_priority,
+                p_scheduled_at,
+                p_idempotency_key,
+                p_correlation_id,
+                p_expires_at,
+                p_ordering_key,
+                p_headers,
+                p_metadata
+            )::ulak._message,
+            p_raw is not null,
+            p_content_type,
+            p_path,
+            p_timeout
+        );
+    end if;
     return ulak._send(
         p_endpoint,
         p_payload,
@@ -56,8 +83,9 @@ begin
 end
 $plpgsql$;
 
-comment on function ulak.send(text, jsonb, integer, timestamptz, text, uuid, timestamptz, text, jsonb, jsonb) is
-    'queues one message in the caller''s transaction and returns its id';
+comment on function ulak.send(
+    text, jsonb, integer, timestamptz, text, uuid, timestamptz, text, jsonb, jsonb, text, text, text, double precision
+) is 'queues one message in the caller''s transaction and returns its id';
 
 create or replace function ulak.send_with_options(
     p_endpoint text,

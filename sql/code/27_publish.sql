@@ -1,59 +1,27 @@
 -- Publishing: an event becomes a message for each endpoint that has a matching subscription.
 
-create or replace function ulak.publish(p_event_type text, p_payload jsonb)
+create or replace function ulak.publish(
+    p_event_type text,
+    p_payload jsonb,
+    p_priority integer default 0,
+    p_scheduled_at timestamptz default null,
+    p_idempotency_key text default null,
+    p_correlation_id uuid default null,
+    p_expires_at timestamptz default null,
+    p_ordering_key text default null,
+    p_headers jsonb default null,
+    p_metadata jsonb default null,
+    p_event_id uuid default null
+)
 returns integer
 language plpgsql
 security definer
-set search_path = pg_catalog, pg_temp
-as $plpgsql$
-begin
-    perform ulak._refuse_reserved_event_type(p_event_type);
-    return ulak._publish(p_event_type, p_payload);
-end
-$plpgsql$;
-
-comment on function ulak.publish(text, jsonb) is
-    'queues an event for every endpoint with a matching subscription, in the caller''s transaction; returns how many';
-
-create or replace function ulak.publish_batch(p_events jsonb)
-returns integer
-language plpgsql
-security definer
-set search_path = pg_catalog, pg_temp
-as $plpgsql$
-declare
-    v_endpoint_ids bigint[];
-    v_payloads jsonb[];
-    v_event_types text[];
-begin
-    perform ulak._check_events(p_events);
-    select
-        array_agg(m.endpoint_id order by e.number, m.endpoint_id),
-        array_agg(e.payload order by e.number, m.endpoint_id),
-        array_agg(e.event_type order by e.number, m.endpoint_id)
-    into v_endpoint_ids, v_payloads, v_event_types
-    from ulak._events(p_events) as e
-    cross join lateral unnest(ulak._subscribed_endpoints(e.event_type, e.payload)) as m (endpoint_id);
-    if v_payloads is null then
-        return 0;
-    end if;
-    return cardinality(ulak._enqueue_many(v_endpoint_ids, v_payloads, 0, v_event_types));
-end
-$plpgsql$;
-
-comment on function ulak.publish_batch(jsonb) is
-    'publishes an array of {"event_type": ..., "payload": ...}, all or none; returns the number of messages queued';
-
--- publish() without the guard of reserved names, for ulak's own events.
-create or replace function ulak._publish(p_event_type text, p_payload jsonb)
-returns integer
-language plpgsql
 set search_path = pg_catalog, pg_temp
 as $plpgsql$
 declare
     v_schema jsonb;
-    v_endpoint_ids bigint[];
 begin
+    perform ulak._refuse_reserved_event_type(p_event_type);
     select t.schema into v_schema from ulak.event_types as t where t.name = p_event_type;
     if not found then
         perform ulak._raise_unknown_event_type(p_event_type);
@@ -65,16 +33,121 @@ begin
     if v_schema is not null then
         perform ulak._check_event(p_event_type, v_schema, p_payload, '$');
     end if;
-    v_endpoint_ids := ulak._subscribed_endpoints(p_event_type, p_payload);
-    if v_endpoint_ids = '{}' then
+    perform ulak._check_message(
+        p_payload, p_priority, p_scheduled_at, p_idempotency_key, p_expires_at, p_ordering_key, p_headers, p_metadata
+    );
+    return ulak._fan_out(array[(
+        null,
+        p_payload,
+        p_priority,
+        p_scheduled_at,
+        p_idempotency_key,
+        p_correlation_id,
+        p_expires_at,
+        p_ordering_key,
+        p_headers,
+        p_metadata
+    )::ulak._message], array[p_event_type], array[p_event_id]);
+end
+$plpgsql$;
+
+comment on function ulak.publish(text, jsonb, integer, timestamptz, text, uuid, timestamptz, text, jsonb, jsonb, uuid) is
+    'queues an event for every endpoint with a matching subscription, in the caller''s transaction, with the options of send(); returns how many';
+
+create or replace function ulak.publish_batch(p_events jsonb)
+returns integer
+language plpgsql
+security definer
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+declare
+    v_messages ulak._message[];
+    v_event_types text[];
+    v_event_ids uuid[];
+begin
+    perform ulak._check_events(p_events);
+    select
+        array_agg(
+            (
+                null,
+                coalesce(e.payload, 'null'),
+                coalesce(e.priority, 0),
+                e.scheduled_at,
+                e.idempotency_key,
+                e.correlation_id,
+                e.expires_at,
+                e.ordering_key,
+                e.headers,
+                e.metadata
+            )::ulak._message
+            order by e.ordinality
+        ),
+        array_agg(e.event_type order by e.ordinality),
+        array_agg(e.event_id order by e.ordinality)
+    into v_messages, v_event_types, v_event_ids
+    from rows from (
+        jsonb_to_recordset(p_events) as (
+            event_type text,
+            event_id uuid,
+            payload jsonb,
+            priority numeric,
+            scheduled_at timestamptz,
+            idempotency_key text,
+            correlation_id uuid,
+            expires_at timestamptz,
+            ordering_key text,
+            headers jsonb,
+            metadata jsonb
+        )
+    ) with ordinality as e;
+    if v_messages is null then
         return 0;
     end if;
+    perform ulak._check_messages(v_messages);
+    return ulak._fan_out(v_messages, v_event_types, v_event_ids);
+end
+$plpgsql$;
+
+comment on function ulak.publish_batch(jsonb) is
+    'publishes an array of {"event_type": ..., "payload": ..., and options of publish()}, all or none; returns the number of messages queued';
+
+-- Each event, as a message without an endpoint, becomes one for every endpoint that subscribes to it; element i of the arrays is
+-- one event. A receiver behind two of the endpoints knows it by its event id. Headers that an endpoint proves itself with are
+-- left out: a publisher doesn't know who subscribes, and what an administrator configures must not fail its transaction.
+create or replace function ulak._fan_out(p_events ulak._message[], p_event_types text[], p_event_ids uuid[])
+returns integer
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+begin
     return cardinality(
-        ulak._enqueue_many(
-            v_endpoint_ids,
-            array_fill(p_payload, array[cardinality(v_endpoint_ids)]),
-            0,
-            array_fill(p_event_type, array[cardinality(v_endpoint_ids)])
+        ulak._enqueue(
+            array(
+                select (
+                    s.endpoint_id,
+                    e.payload,
+                    e.priority,
+                    e.scheduled_at,
+                    e.idempotency_key,
+                    e.correlation_id,
+                    e.expires_at,
+                    e.ordering_key,
+                    case when e.headers is null then '{}' else e.headers - ulak._credential_headers(s.endpoint_id, e.headers) end
+                    || jsonb_build_object('ulak-event-type', e.event_type, 'ulak-event-id', e.event_id),
+                    coalesce(e.metadata, '{}') || jsonb_build_object('event_type', e.event_type)
+                )::ulak._message
+                from (
+                    select u.*, coalesce(u.given_id, gen_random_uuid()) as event_id
+                    from unnest(p_event_types, p_event_ids, p_events) with ordinality as u (
+                        event_type, given_id, no_endpoint, payload, priority, scheduled_at, idempotency_key, correlation_id,
+                        expires_at, ordering_key, headers, metadata, place
+                    )
+                    -- Once for each event, not once for each use of its id.
+                    offset 0
+                ) as e
+                cross join lateral unnest(ulak._subscribed_endpoints(e.event_type, e.payload)) as s (endpoint_id)
+                order by e.place, s.endpoint_id
+            )
         )
     );
 end
@@ -94,6 +167,7 @@ begin
         select distinct s.endpoint_id
         from ulak.subscriptions as s
         where s.event_type = p_event_type
+            and s.enabled
             and (s.filter is null or p_payload @> s.filter)
             and (s.predicate is null or jsonb_path_match_tz(p_payload, s.predicate, '{}', true))
         order by s.endpoint_id
@@ -151,7 +225,7 @@ begin
             using errcode = '22004', hint = 'Pass a JSON array; an empty one publishes nothing.';
     end if;
     if not ulak._are_events(p_events) then
-        perform ulak._raise_violation('events', ulak._json_violation(ulak._events_schema(), p_events));
+        perform ulak._require_valid('events', ulak._events_schema(), p_events);
     end if;
     for v_event in
         select distinct on (e.event_type) e.event_type, t.name is not null as is_known
@@ -189,7 +263,11 @@ begin
             case jsonb_typeof(e)
                 when 'object' then jsonb_typeof(e -> 'event_type') = 'string'
                     and e ? 'payload'
-                    and e - array['event_type', 'payload'] = '{}'
+                    and (
+                        e - array['event_type', 'payload'] = '{}'
+                        or coalesce(jsonb_typeof(e -> 'event_id'), 'null') in ('string', 'null')
+                        and ulak._are_message_options(e, array['event_type', 'event_id', 'payload'])
+                    )
             end,
             false
         )
@@ -201,14 +279,16 @@ create or replace function ulak._events_schema()
 returns jsonb
 language sql
 immutable
+set search_path = pg_catalog, pg_temp
 as $sql$
-    select $json${
-        "type": "array",
-        "items": {
-            "type": "object",
-            "required": ["event_type", "payload"],
-            "additionalProperties": false,
-            "properties": {"event_type": {"type": "string"}, "payload": true}
-        }
-    }$json$::pg_catalog.jsonb
+    select jsonb_build_object(
+        'type', 'array',
+        'items', jsonb_build_object(
+            'type', 'object',
+            'required', '["event_type", "payload"]'::jsonb,
+            'additionalProperties', false,
+            'properties', ulak._message_options_schema()
+                || '{"event_type": {"type": "string"}, "event_id": {"type": ["string", "null"]}}'
+        )
+    )
 $sql$;

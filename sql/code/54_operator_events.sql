@@ -14,7 +14,7 @@ returns boolean
 language sql
 stable
 as $sql$
-    select exists (select from ulak.subscriptions s where s.event_type = p_event_type)
+    select exists (select from ulak.subscriptions s where s.event_type = p_event_type and s.enabled)
 $sql$;
 
 -- One event about each of some endpoints: element i of the arrays is one event. Never to the endpoint that it is about, and
@@ -33,11 +33,19 @@ as $plpgsql$
 declare
     v_receivers bigint[];
     v_payloads jsonb[];
+    v_event_ids uuid[];
     v_ids bigint[];
 begin
-    select array_agg(r.id order by v.place, r.id), array_agg(v.payload order by v.place, r.id)
-    into v_receivers, v_payloads
-    from unnest(p_endpoint_ids, p_payloads) with ordinality v(endpoint_id, payload, place)
+    select
+        array_agg(r.id order by v.place, r.id),
+        array_agg(v.payload order by v.place, r.id),
+        array_agg(v.event_id order by v.place, r.id)
+    into v_receivers, v_payloads, v_event_ids
+    from (
+        select u.endpoint_id, u.payload, u.place, gen_random_uuid() as event_id
+        from unnest(p_endpoint_ids, p_payloads) with ordinality u(endpoint_id, payload, place)
+        offset 0
+    ) v
     cross join lateral unnest(ulak._subscribed_endpoints(p_event_type, v.payload)) r(id)
     where r.id <> v.endpoint_id;
     if v_receivers is null then
@@ -65,12 +73,12 @@ begin
         e.id,
         m.payload,
         -- What a receiver can trust: no application may send this header, while it may send any payload.
-        jsonb_build_object('ulak-event-type', p_event_type),
+        jsonb_build_object('ulak-event-type', p_event_type, 'ulak-event-id', m.event_id),
         jsonb_build_object('event_type', p_event_type),
         p_now,
         p_now,
         p_now
-    from unnest(v_ids, v_receivers, v_payloads) m(id, endpoint_id, payload)
+    from unnest(v_ids, v_receivers, v_payloads, v_event_ids) m(id, endpoint_id, payload, event_id)
     join ulak.endpoints e on e.id = m.endpoint_id;
 end
 $plpgsql$;

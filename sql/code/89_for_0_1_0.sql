@@ -78,3 +78,59 @@ begin
     return false;
 end
 $plpgsql$;
+
+-- publish(), as it was, and what it called.
+create or replace function ulak._publish_of_0_1_0(p_event_type text, p_payload jsonb)
+returns integer
+language plpgsql
+security definer
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+begin
+    return ulak.publish(p_event_type, p_payload);
+end
+$plpgsql$;
+
+create or replace function ulak._publish(p_event_type text, p_payload jsonb)
+returns integer
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+begin
+    return ulak.publish(p_event_type, p_payload);
+end
+$plpgsql$;
+
+-- send(), as it was.
+create or replace function ulak._send_of_0_1_0(
+    p_endpoint text,
+    p_payload jsonb,
+    p_priority integer default 0,
+    p_scheduled_at timestamptz default null,
+    p_idempotency_key text default null,
+    p_correlation_id uuid default null,
+    p_expires_at timestamptz default null,
+    p_ordering_key text default null,
+    p_headers jsonb default null,
+    p_metadata jsonb default null
+)
+returns bigint
+language plpgsql
+security definer
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+begin
+    return ulak.send(
+        p_endpoint,
+        p_payload,
+        p_priority,
+        p_scheduled_at,
+        p_idempotency_key,
+        p_correlation_id,
+        p_expires_at,
+        p_ordering_key,
+        p_headers,
+        p_metadata
+    );
+end
+$plpgsql$;

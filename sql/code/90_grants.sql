@@ -28,8 +28,8 @@ begin
             -- A view runs its functions with the rights of its reader.
             ('ulak_admin', array['_retry_schedule']),
             ('ulak_application', array[
-                'send', 'send_with_options', 'send_batch', 'send_batch_with_priority',
-                'publish', 'publish_batch',
+                'send', 'send_with_options', 'send_batch', 'send_batch_with_priority', 'send_messages', 'send_many',
+                'publish', 'publish_batch', '_publish_of_0_1_0', '_send_of_0_1_0',
                 'cancel', 'cancel_by_key', 'reschedule', 'reprioritise',
                 'message_status', 'find_messages', 'await_delivery', 'explain', 'mark_handled', 'setting', 'help'
             ]),
@@ -84,6 +84,7 @@ grant select on
     ulak.setting_values,
     ulak.event_types,
     ulak.subscriptions,
+    ulak.subscription_list,
     ulak.handled
 to ulak_admin;
 grant update (config, retry_policy, description) on ulak.endpoints to ulak_admin;

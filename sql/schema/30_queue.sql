@@ -101,6 +101,20 @@ create type ulak._rooms as (endpoint_ids bigint[], rooms integer[], others integ
 -- Counts what was cancelled. A sequence, because a counter that applications lock until they commit would be waited for.
 create sequence ulak.messages_cancelled;
 
+-- One of many messages that are sent together, as send() takes it.
+create type ulak._message as (
+    endpoint_id bigint,
+    payload jsonb,
+    priority integer,
+    scheduled_at timestamptz,
+    idempotency_key text,
+    correlation_id uuid,
+    expires_at timestamptz,
+    ordering_key text,
+    headers jsonb,
+    metadata jsonb
+);
+
 -- Locked by whoever sends with the key, until he commits, so that ids of a key are in the order of commits.
 create table ulak.ordering_keys (
     endpoint_id bigint not null,
@@ -116,6 +130,7 @@ comment on sequence ulak.claim_position is 'endpoint at which the last claim of 
 comment on sequence ulak.pull_position is 'endpoint at which the last claim() over pull endpoints ended; private to ulak';
 comment on type ulak._place is 'a place in the index of waiting messages';
 comment on type ulak._rooms is 'how many messages a worker has room for: of some endpoints, and of each of the others';
+comment on type ulak._message is 'one of many messages that are sent together; private to ulak';
 comment on table ulak.ordering_keys is 'ordering keys in use, for their locks; private to ulak';
 comment on column ulak.ordering_keys.endpoint_id is 'the endpoint of the key';
 comment on column ulak.ordering_keys.ordering_key is 'the key';

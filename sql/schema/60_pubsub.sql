@@ -20,7 +20,9 @@ create table ulak.subscriptions (
     endpoint_id bigint not null references ulak.endpoints (id) on delete cascade,
     filter jsonb,
     predicate jsonpath,
-    created_at timestamptz not null default now()
+    created_at timestamptz not null default now(),
+    enabled boolean not null default true,
+    description text
 );
 
 create index subscriptions_event_type on ulak.subscriptions (event_type);
@@ -33,3 +35,5 @@ comment on column ulak.subscriptions.endpoint_id is 'the endpoint that receives 
 comment on column ulak.subscriptions.filter is 'only payloads that contain this (payload @> filter); null: all';
 comment on column ulak.subscriptions.predicate is 'only payloads for which this jsonpath predicate is true; an error in it counts as false; null: all';
 comment on column ulak.subscriptions.created_at is 'when the subscription was made';
+comment on column ulak.subscriptions.enabled is 'false: it is passed over, and what is published meanwhile is not sent later';
+comment on column ulak.subscriptions.description is 'free text for people';

@@ -8,7 +8,7 @@ begin
     perform set_config('lock_timeout', '100ms', true);
     for v_try in 1..300 loop
         begin
-            lock table ulak.queue, ulak.endpoints, ulak.workers, ulak.ordering_wakeups in access exclusive mode;
+            lock table ulak.queue, ulak.endpoints, ulak.workers, ulak.subscriptions, ulak.ordering_wakeups in access exclusive mode;
             perform set_config('lock_timeout', '0', true);
             return;
         exception
@@ -99,6 +99,38 @@ drop function ulak._promote_orphans(timestamptz);
 drop function ulak._lock_for_requeue(bigint[], text[]);
 drop function ulak._lock_endpoint_for_replay(bigint);
 drop function ulak._check_ordering_keys(integer);
+
+-- Publishing and sending many. A new type; nobody waits.
+create type ulak._message as (
+    endpoint_id bigint,
+    payload jsonb,
+    priority integer,
+    scheduled_at timestamptz,
+    idempotency_key text,
+    correlation_id uuid,
+    expires_at timestamptz,
+    ordering_key text,
+    headers jsonb,
+    metadata jsonb
+);
+comment on type ulak._message is 'one of many messages that are sent together; private to ulak';
+-- These have more parameters now. The old ones stay under another name, for statements that are in the middle of calling them and for what
+-- applications have built on them: both know them by their oids.
+alter function ulak.publish(text, jsonb) rename to _publish_of_0_1_0;
+comment on function ulak._publish_of_0_1_0(text, jsonb) is null;
+alter function ulak.send(text, jsonb, integer, timestamptz, text, uuid, timestamptz, text, jsonb, jsonb) rename to _send_of_0_1_0;
+comment on function ulak._send_of_0_1_0(text, jsonb, integer, timestamptz, text, uuid, timestamptz, text, jsonb, jsonb) is null;
+
+-- "cloudevents": true alone meant structured events and means binary ones now. Receivers go on getting what they got. Locks
+-- ulak.endpoints, which is ours already.
+update ulak.endpoints e
+set config = e.config || '{"cloudevents_mode": "structured"}'
+where e.protocol = 'http' and e.config -> 'cloudevents' = 'true' and not e.config ? 'cloudevents_mode';
+
+-- Locks ulak.subscriptions, which is ours already; nothing is rewritten.
+alter table ulak.subscriptions add column enabled boolean not null default true, add column description text;
+comment on column ulak.subscriptions.enabled is 'false: it is passed over, and what is published meanwhile is not sent later';
+comment on column ulak.subscriptions.description is 'free text for people';
 
 -- Roles and the gate.
 

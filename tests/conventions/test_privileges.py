@@ -12,7 +12,7 @@ DB = psycopg.Connection[Any]
 # What each role may execute. Whatever is not listed for a role, it may not.
 FUNCTIONS = {
     "ulak_application": """
-        send send_with_options send_batch send_batch_with_priority publish publish_batch
+        send send_with_options send_batch send_batch_with_priority send_messages send_many publish publish_batch _publish_of_0_1_0 _send_of_0_1_0
         cancel cancel_by_key reschedule reprioritise
         message_status find_messages await_delivery explain mark_handled setting help
     """,
@@ -27,8 +27,8 @@ FUNCTIONS = {
     "ulak_admin": """
         create_endpoint alter_endpoint drop_endpoint grant_endpoint revoke_endpoint enable_endpoint disable_endpoint validate_endpoint_config
         set_secret rotate_secret drop_secret configure setting reset_circuit_breaker update_circuit_breaker
-        create_event_type drop_event_type subscribe unsubscribe
-        send send_with_options send_batch send_batch_with_priority publish publish_batch message_status mark_handled
+        create_event_type alter_event_type drop_event_type subscribe alter_subscription unsubscribe
+        send send_with_options send_batch send_batch_with_priority send_messages send_many publish publish_batch message_status mark_handled
         claim heartbeat complete fail release retry_delay recover_stale_messages mark_expired_messages
         cancel cancel_by_key reschedule reprioritise purge discard find_messages await_delivery
         redrive redrive_message redrive_endpoint redrive_all archive_single_to_dlq dlq_summary cleanup_dlq
@@ -91,6 +91,7 @@ RELATIONS = {
         "setting_values": "select",
         "settings": "select",
         "subscriptions": "select",
+        "subscription_list": "select",
         "top": "select",
         "traffic": "select",
         "workers": "select",

@@ -102,6 +102,8 @@ def test_a_config_with_every_key_is_accepted(shared: DB) -> None:
             "client_id": "c",
             "client_secret": "s",
             "scope": "a b",
+            "audience": "https://api.example.com",
+            "credentials": "body",
         },
         {"type": "aws_sigv4", "access_key": "A", "secret_key": "s", "region": "eu-west-1", "service": "execute-api"},
     ],
@@ -110,7 +112,7 @@ def test_a_config_with_every_key_is_accepted(shared: DB) -> None:
 def test_each_kind_of_auth_has_its_keys(shared: DB, auth: dict[str, str]) -> None:
     assert validate(shared, {"url": URL, "auth": auth}) == (True,)
 
-    for key in set(auth) - {"type", "scope"}:
+    for key in set(auth) - {"type", "scope", "audience", "credentials"}:
         without = {name: value for name, value in auth.items() if name != key}
         assert problem(shared, {"url": URL, "auth": without}) == f"$.auth.{key} is required"
     assert problem(shared, {"url": URL, "auth": {**auth, "user": "x"}}) == "$.auth.user is not a known key"
@@ -118,11 +120,12 @@ def test_each_kind_of_auth_has_its_keys(shared: DB, auth: dict[str, str]) -> Non
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"method": "GET"}, "$.method must be one of POST, PUT, PATCH, DELETE"),
-    ({"method": "post"}, "$.method must be one of POST, PUT, PATCH, DELETE"),
-    ({"timeout": 0}, "$.timeout must be at least 1"),
+    ({"method": "get"}, "$.method must be one of POST, PUT, PATCH, DELETE"),
+    ({"method": 1}, "$.method must be one of POST, PUT, PATCH, DELETE"),
+    ({"timeout": 0}, "$.timeout must be at least 0.1"),
     ({"timeout": 301}, "$.timeout must be at most 300"),
-    ({"timeout": "10"}, "$.timeout must be of type integer"),
-    ({"timeout": None}, "$.timeout must be of type integer"),
+    ({"timeout": "10"}, "$.timeout must be of type number"),
+    ({"timeout": None}, "$.timeout must be of type number"),
     ({"connect_timeout": 61}, "$.connect_timeout must be at most 60"),
     ({"headers": ["X: y"]}, "$.headers must be of type object"),
     ({"headers": {"X-A": 1}}, "$.headers.X-A must be of type string"),
@@ -137,6 +140,19 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         {"headers": {"Authorization": "x"}, "auth": {"type": "bearer", "token": "t"}},
         '$.headers.Authorization is set by "auth" already',
     ),
+    ({"signature": {}}, "$.signature.scheme is required"),
+    ({"signature": {"scheme": "stripe"}}, "$.signature.scheme must be one of standard, github, hmac"),
+    ({"signature": {"scheme": "hmac"}}, '$.signature.header is required with "scheme": "hmac"'),
+    ({"signature": {"scheme": "github", "prefix": "x"}}, '$.signature.prefix has no effect without "scheme": "hmac"'),
+    ({"signature": {"scheme": "hmac", "header": "a b"}}, "$.signature.header is not a valid header name"),
+    ({"signature": {"scheme": "hmac", "header": "Webhook-Id"}}, "$.signature.header is a header that ulak sets itself"),
+    ({"signature": {"scheme": "hmac", "header": "x", "prefix": "\n"}}, "$.signature.prefix must be printable ASCII"),
+    (
+        {"signature": {"scheme": "hmac", "header": "x-a"}, "headers": {"X-A": "b"}},
+        '$.signature sets the header x-a, which "headers" has too',
+    ),
+    ({"cloudevents_source": "a\nb"}, "$.cloudevents_source must not have control characters"),
+    ({"cloudevents_subject": ""}, "$.cloudevents_subject must have at least 1 characters"),
     ({"auth": {"type": "digest"}}, "$.auth.type must be one of basic, bearer, oauth2, aws_sigv4"),
     ({"auth": {"token": "t"}}, "$.auth.type is required"),
     (
@@ -595,3 +611,11 @@ def test_breaker_updates_stay_on_their_page_and_pass_the_trigger_by(db: DB) -> N
     query = "select n_tup_upd, n_tup_hot_upd from pg_stat_user_tables where relid = 'ulak.endpoints'::regclass"
     assert db.execute(query).fetchone() == (20, 20)
     assert db.execute("select updated_at = created_at, config_version from ulak.endpoints").fetchone() == (True, 1)
+
+
+@pytest.mark.parametrize("config", [{"method": "post"}, {"method": "Patch"}, {"timeout": 2.5, "connect_timeout": 0.5}])
+def test_methods_in_lower_case_and_fractions_of_seconds_are_accepted(db: DB, config: dict[str, Any]) -> None:
+    db.execute("select ulak.create_endpoint('web', 'http', %s)", [json.dumps({"url": URL, **config})])
+
+    stored = db.execute("select config - 'url' from ulak.endpoints where name = 'web'").fetchone()
+    assert stored == (config,)

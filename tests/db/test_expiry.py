@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from support.queue import Queue
 
@@ -95,3 +97,33 @@ def test_the_sweep_takes_no_more_than_its_limit(queue: Queue) -> None:
     taken = [queue.call("mark_expired_messages", limit=2, now=queue.at(60)) for _ in range(4)]
 
     assert taken == [2, 2, 1, 0]
+
+
+@pytest.mark.parametrize("options", [{"expires_at": -60}, {"expires_at": 0}, {"expires_at": -60, "ordering_key": "k"}])
+def test_a_message_that_is_sent_too_late_expires_at_once_and_is_never_delivered(
+    queue: Queue, options: dict[str, Any]
+) -> None:
+    late = queue.send(**options)
+    after = queue.send(ordering_key="k") if "ordering_key" in options else None
+
+    assert [claim.id for claim in queue.claim(10, now=0)] == []
+    assert queue.expire(now=0) == 1
+
+    assert queue.status(late) == "expired"
+    assert [claim.id for claim in queue.claim(10, now=0)] == ([after] if after else [])
+
+
+def test_a_message_that_expires_before_it_is_due_expires_then(queue: Queue) -> None:
+    id = queue.send(scheduled_at=100, expires_at=50)
+
+    assert queue.expire(now=49) == 0
+    assert queue.expire(now=50) == 1
+    assert queue.status(id) == "expired"
+
+
+def test_an_event_that_is_published_too_late_expires_too(queue: Queue) -> None:
+    queue.db.execute("select ulak.create_event_type('sold')")
+    queue.db.execute("select ulak.subscribe('sold', 'shop')")
+
+    assert queue.value("select ulak.publish('sold', '1', p_expires_at => '2001-01-01')") == 1
+    assert queue.expire(now=0) == 1

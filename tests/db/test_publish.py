@@ -193,7 +193,18 @@ BAD_EVENTS: list[tuple[Any, str]] = [
     ({"event_type": "free"}, "invalid events: $[1].payload is required"),
     ({"payload": 1}, "invalid events: $[1].event_type is required"),
     ({"event_type": 1, "payload": 1}, "invalid events: $[1].event_type must be of type string"),
-    ({"event_type": "free", "payload": 1, "priority": 2}, "invalid events: $[1].priority is not a known key"),
+    ({"event_type": "free", "payload": 1, "prority": 2}, "invalid events: $[1].prority is not a known key"),
+    ({"event_type": "free", "payload": 1, "priority": 11}, "invalid events: $[1].priority must be at most 10"),
+    (
+        {"event_type": "free", "payload": 1, "headers": []},
+        "invalid events: $[1].headers must be of type object or null",
+    ),
+    (
+        {"event_type": "free", "payload": 1, "event_id": 1},
+        "invalid events: $[1].event_id must be of type string or null",
+    ),
+    ({"event_type": "free", "payload": 1, "ordering_key": ""}, "ordering key must have 1 to 512 bytes"),
+    ({"event_type": "free", "payload": 1, "metadata": {"event_type": "ulak.x"}}, 'event type "ulak.x" is reserved'),
     ("free", "invalid events: $[1] must be of type object"),
     (None, "invalid events: $[1] must be of type object"),
 ]
@@ -282,3 +293,93 @@ def test_publishing_opens_no_subtransaction(db: DB) -> None:
         publish_batch(db, ("order", {"id": 2}))
         query = "select count(*), count(*) filter (where xmin::text::bigint = txid_current() % (2^32)::bigint) from ulak.queue"
         assert db.execute(query).fetchone() == (4, 4)
+
+
+# Options.
+
+EVENT_ID = "0190a5d2-5b9e-7000-8000-000000000007"
+OPTIONS: dict[str, Any] = {
+    "priority": 7,
+    "scheduled_at": "2030-01-01 00:00:00+00",
+    "idempotency_key": "i",
+    "correlation_id": "c0ffee00-0000-4000-8000-000000000000",
+    "expires_at": "2031-01-01 00:00:00+00",
+    "ordering_key": "o",
+    "headers": {"traceparent": "00-1-2-01"},
+    "metadata": {"why": "test"},
+    "event_id": EVENT_ID,
+}
+STORED = """
+    select distinct priority, scheduled_at = next_retry_at, scheduled_at = '2030-01-01 00:00:00+00', idempotency_key,
+        correlation_id::text, expires_at = '2031-01-01 00:00:00+00', ordering_key, headers, metadata
+    from ulak.queue
+"""
+
+
+def publish_with_options(db: DB) -> Any:
+    named = ", ".join(f"p_{name} => %({name})s" for name in OPTIONS)
+    given = {name: json.dumps(value) if isinstance(value, dict) else value for name, value in OPTIONS.items()}
+    row = db.execute(f"select ulak.publish('free', '1', {named})", given).fetchone()  # type: ignore[arg-type]
+    assert row is not None
+    return row[0]
+
+
+def publish_batch_with_options(db: DB) -> Any:
+    event = json.dumps([{"event_type": "free", "payload": 1, **OPTIONS}])
+    row = db.execute("select ulak.publish_batch(%s)", [event]).fetchone()
+    assert row is not None
+    return row[0]
+
+
+@pytest.mark.parametrize("way", [publish_with_options, publish_batch_with_options])
+def test_an_event_has_the_options_of_a_message_at_every_subscriber(db: DB, way: Any) -> None:
+    db.execute("select ulak.subscribe('free', name) from unnest('{a,b,c}'::text[]) name")
+
+    assert way(db) == 3
+
+    headers = {"traceparent": "00-1-2-01", "ulak-event-id": EVENT_ID, "ulak-event-type": "free"}
+    metadata = {"why": "test", "event_type": "free"}
+    expected = (7, True, True, "i", OPTIONS["correlation_id"], True, "o", headers, metadata)
+    assert db.execute(STORED).fetchall() == [expected]
+    assert way(db) == 3
+    assert db.execute("select count(*) from ulak.queue").fetchone() == (3,)
+
+
+def test_an_event_has_one_id_at_all_its_subscribers_and_another_event_another(db: DB) -> None:
+    db.execute("select ulak.subscribe('free', name) from unnest('{a,b,c}'::text[]) name")
+
+    publish(db, "free", 1)
+    publish_batch(db, ("free", 2), ("free", 3))
+
+    query = """
+        select payload, count(*), count(distinct headers ->> 'ulak-event-id'), count(distinct message_id)
+        from ulak.queue group by payload order by payload
+    """
+    assert db.execute(query).fetchall() == [(1, 3, 1, 3), (2, 3, 1, 3), (3, 3, 1, 3)]
+    assert db.execute("select count(distinct headers ->> 'ulak-event-id') from ulak.queue").fetchone() == (3,)
+
+
+def test_an_idempotency_key_stands_for_one_payload_of_an_event(db: DB) -> None:
+    db.execute("select ulak.subscribe('free', name) from unnest('{a,b}'::text[]) name")
+    db.execute("select ulak.publish('free', '1', p_idempotency_key => 'k')")
+
+    error = refused(db, "select ulak.publish('free', '2', p_idempotency_key => 'k')")
+
+    assert (error.sqlstate, error.message_primary) == ("23505", 'idempotency key "k" was used for another payload')
+
+
+def test_a_subscriber_that_authenticates_itself_does_not_fail_the_publisher(db: DB) -> None:
+    config = {"url": "https://example.com", "auth": {"type": "bearer", "token": "t"}}
+    db.execute("select ulak.create_endpoint('web', 'http', %s)", [json.dumps(config)])
+    db.execute("select ulak.subscribe('free', name) from unnest('{a,web}'::text[]) name")
+
+    db.execute("""select ulak.publish('free', '1', p_headers => '{"Authorization": "mine", "x-a": "b"}')""")
+
+    query = "select headers - 'ulak-event-id' - 'ulak-event-type' from ulak.queue order by endpoint_id"
+    assert db.execute(query).fetchall() == [({"Authorization": "mine", "x-a": "b"},), ({"x-a": "b"},)]
+
+
+def test_options_of_an_event_are_checked_even_if_nobody_subscribes(db: DB) -> None:
+    error = refused(db, "select ulak.publish('free', '1', p_priority => 11)")
+
+    assert (error.sqlstate, error.message_primary) == ("22023", "priority must be between 0 and 10")

@@ -132,3 +132,20 @@ def test_a_header_never_has_to_hold_more_ids_than_receivers_take() -> None:
 
     assert size() == size(batch_format="json") == 100
     assert size(batch_format="envelope") == size(batch_format="cloudevents") == size(cloudevents=True) == 5000
+
+
+def test_different_events_share_a_request_and_each_keeps_its_id() -> None:
+    ids = [f"0190a5d2-5b9e-7000-8000-00000000000{n}" for n in range(3)]
+    headers = [json.dumps({"x-a": "b", "ulak-event-id": id, "ulak-event-type": "sold"}) for id in ids]
+    sent = [Message(n, f"id-{n}", 1, "1", headers[n]) for n in range(3)]
+    target = endpoint.parse(
+        1, "orders", 1, {"url": "http://example.com/", "batch_size": 10, "batch_format": "cloudevents"}
+    )
+
+    assert batch.group(target, sent) == [sent]
+    built = request.build(target, sent, 0)
+
+    assert [event["id"] for event in json.loads(built.body)] == ids
+    lines = dict(header.split(line) for line in built.headers)
+    assert "ulak-event-id" not in lines
+    assert (lines["x-a"], lines["ulak-event-type"]) == ("b", "sold")

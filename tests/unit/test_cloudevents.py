@@ -10,7 +10,7 @@ from cloudevents.core.bindings.http import HTTPMessage, from_http_event
 from hypothesis import given
 from hypothesis import strategies as st
 from ulak.http import cloudevents, header, request
-from ulak.http.model import CloudEvents, Message, Request, Settings
+from ulak.http.model import CloudEvents, Message, MessageError, Request, Settings
 
 CONFIG = CloudEvents("structured", "/shop", "order.created")
 MESSAGE = Message(
@@ -63,7 +63,7 @@ def test_a_messages_traceparent_becomes_an_attribute_too(make_endpoint: Any, mod
 
 
 def test_the_content_type_of_a_structured_event_is_not_the_endpoints(make_endpoint: Any) -> None:
-    endpoint = make_endpoint(cloudevents=True, headers={"Content-Type": "text/plain"})
+    endpoint = make_endpoint(cloudevents=True, cloudevents_mode="structured", headers={"Content-Type": "text/plain"})
 
     headers = dict(header.split(line) for line in request.build(endpoint, [MESSAGE], 0).headers)
 
@@ -102,3 +102,67 @@ def test_no_attribute_can_break_out_of_its_header(source: str, key: str) -> None
     for name, value in headers.items():
         assert header.problem(name, value) is None
         assert value.isascii()
+
+
+EVENT = '{"ulak-event-id": "0190a5d2-5b9e-7000-8000-0000000000ff", "ulak-event-type": "order.created"}'
+
+
+@pytest.mark.parametrize("mode", ["structured", "binary"])
+def test_a_published_event_has_the_events_id_whichever_endpoint_it_goes_to(make_endpoint: Any, mode: str) -> None:
+    endpoint = make_endpoint(cloudevents=True, cloudevents_mode=mode)
+
+    built = request.build(endpoint, [MESSAGE._replace(headers=EVENT)], 1_800_000_000)
+
+    assert read(built).get_id() == "0190a5d2-5b9e-7000-8000-0000000000ff"
+    lines = dict(header.split(line) for line in built.headers)
+    assert lines["ulak-event-id"] == "0190a5d2-5b9e-7000-8000-0000000000ff"
+    assert lines["webhook-id"] == MESSAGE.message_id
+
+
+def test_a_header_that_quotes_an_event_id_is_no_event_id() -> None:
+    text = json.dumps({"x-a": '"ulak-event-id": "0190a5d2-5b9e-7000-8000-0000000000ff", '})
+
+    assert header.event_id(text) is None
+    assert header.without_event_id(text) == text
+
+
+@pytest.mark.parametrize("mode", ["structured", "binary"])
+def test_source_and_subject_can_be_the_endpoints_own(make_endpoint: Any, mode: str) -> None:
+    endpoint = make_endpoint(
+        cloudevents=True, cloudevents_mode=mode, cloudevents_source="/orders", cloudevents_subject="küche 1"
+    )
+
+    event = read(request.build(endpoint, [MESSAGE], 1_800_000_000))
+
+    assert (event.get_source(), event.get_subject()) == ("/orders", "küche 1")
+
+
+RAW = '{ "b": 1,   "a": 2 }'
+
+
+def raw(text: str, content_type: str | None = None) -> Message:
+    headers = {":body": "raw"} | ({"content-type": content_type} if content_type else {})
+    return MESSAGE._replace(payload=json.dumps(text), headers=json.dumps(headers))
+
+
+def test_a_raw_body_is_the_body_of_a_binary_event(make_endpoint: Any) -> None:
+    endpoint = make_endpoint(cloudevents=True)
+
+    built = request.build(endpoint, [raw("<a/>", "application/xml")], 0)
+
+    assert built.body == b"<a/>"
+    event = read(built)
+    assert (event.get_datacontenttype(), event.get_id()) == ("application/xml", MESSAGE.message_id)
+
+
+def test_a_raw_body_is_the_data_of_a_structured_event_as_its_type_asks(make_endpoint: Any) -> None:
+    endpoint = make_endpoint(cloudevents=True, cloudevents_mode="structured")
+
+    as_json = request.build(endpoint, [raw(RAW)], 0)
+    as_text = read(request.build(endpoint, [raw("a;b\n", "text/csv")], 0))
+
+    assert RAW.encode() in as_json.body
+    assert read(as_json).get_data() == {"a": 2, "b": 1}
+    assert (as_text.get_data(), as_text.get_datacontenttype()) == ("a;b\n", "text/csv")
+    with pytest.raises(MessageError, match="raw body isn't JSON"):
+        request.build(endpoint, [raw("<a/>", "application/vnd.x+json")], 0)

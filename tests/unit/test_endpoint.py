@@ -17,7 +17,7 @@ def test_what_a_config_leaves_open_comes_from_the_settings() -> None:
     parsed = parse(Settings(http_timeout=7, http_connect_timeout=3, cloudevents_source="/shop"), cloudevents=True)
 
     assert (parsed.profile.timeout, parsed.profile.connect_timeout) == (7, 3)
-    assert parsed.cloudevents == CloudEvents("structured", "/shop", None)
+    assert parsed.cloudevents == CloudEvents("binary", "/shop", None)
     assert (parsed.profile.method, parsed.profile.ssl_verify, parsed.batch_size) == ("POST", True, 1)
 
 
@@ -74,3 +74,9 @@ def test_an_uncaptured_body_is_kept_only_for_an_excerpt() -> None:
 def test_a_config_that_cannot_work_is_refused(config: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
         parse(**config)
+
+
+def test_a_method_in_lower_case_is_sent_in_upper_case_and_seconds_may_be_fractions() -> None:
+    profile = parse(method="patch", timeout=2.5, connect_timeout=0.5).profile
+
+    assert (profile.method, profile.timeout, profile.connect_timeout) == ("PATCH", 2.5, 0.5)

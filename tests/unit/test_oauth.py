@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
+from urllib.parse import parse_qs
 
 import pytest
 from hypothesis import given
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from support.deliveries import Deliveries
 from support.receiver import Answer, Received, Receiver
 from ulak.delivery import Settled
-from ulak.http import oauth
+from ulak.http import endpoint, oauth
 from ulak.http.address import Guard
 from ulak.http.model import Finished, Message, OAuth2, Profile, Request
 
@@ -216,3 +217,21 @@ def test_a_late_refusal_of_an_old_token_keeps_the_new_one() -> None:
     cache.discard(AUTH, "old")
 
     assert cache.get(AUTH, 1000) == "new"
+
+
+def form(auth: dict[str, str]) -> tuple[dict[str, list[str]], list[str]]:
+    config = {"url": "http://example.com/", "auth": {"type": "oauth2", "token_url": "http://example.com/t", **auth}}
+    asked = oauth.token_request(endpoint.parse(1, "a", 1, config))
+    return parse_qs(asked.body.decode()), [str(line).partition(":")[0] for line in asked.headers]
+
+
+def test_an_audience_and_credentials_in_the_body_are_asked_for_as_the_config_says() -> None:
+    client = {"client_id": "me", "client_secret": "s & t", "audience": "https://api.example"}
+    common = {"grant_type": ["client_credentials"], "audience": ["https://api.example"]}
+
+    in_body, body_headers = form({**client, "credentials": "body"})
+    in_header, header_headers = form(client)
+
+    assert in_body == {**common, "client_id": ["me"], "client_secret": ["s & t"]}
+    assert in_header == common
+    assert ("authorization" in body_headers, "authorization" in header_headers) == (False, True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import hmac
 import json
 from typing import Any
 
@@ -139,3 +141,93 @@ def test_the_user_agent_names_the_version(make_endpoint: Any, make_message: Any)
     endpoint = make_endpoint(settings=Settings(user_agent="ulak/0.1.0"))
 
     assert headers(request.build(endpoint, [make_message()], NOW))["user-agent"] == "ulak/0.1.0"
+
+
+# What is particular to one request.
+
+
+@pytest.mark.parametrize(
+    ("url", "path", "expected"),
+    [
+        ("https://a.example", "orders", "https://a.example/orders"),
+        ("https://a.example/", "/orders", "https://a.example/orders"),
+        ("https://a.example/v1", "orders/5", "https://a.example/v1/orders/5"),
+        ("https://a.example/v1/", "/orders/5/", "https://a.example/v1/orders/5/"),
+        ("https://a.example/v1?k=1", "orders?l=2", "https://a.example/v1/orders?k=1&l=2"),
+        ("https://a.example/v1?k=1", "?l=2", "https://a.example/v1?k=1&l=2"),
+        ("https://a.example?k=1", "orders", "https://a.example/orders?k=1"),
+        ("https://a.example", "?l=2", "https://a.example/?l=2"),
+        # Refused by send(); nothing leads to another host even so.
+        ("https://a.example", "//b.example/", "https://a.example/b.example/"),
+        ("https://a.example", "@b.example", "https://a.example/@b.example"),
+    ],
+)
+def test_a_path_is_appended_to_the_url(
+    make_endpoint: Any, make_message: Any, url: str, path: str, expected: str
+) -> None:
+    message = make_message(headers=json.dumps({":path": path, "x-a": "b"}))
+
+    built = request.build(make_endpoint(url=url), [message], 0)
+
+    assert built.profile.url == expected
+    assert not [line for line in built.headers if ":path" in str(line)]
+    assert "x-a: b" in built.headers
+
+
+def test_a_time_out_is_at_most_the_endpoints(make_endpoint: Any, make_message: Any) -> None:
+    endpoint = make_endpoint(timeout=5, connect_timeout=3)
+    times = []
+    for timeout in ("2.5", "10"):
+        profile = request.build(endpoint, [make_message(headers=json.dumps({":timeout": timeout}))], 0).profile
+        times.append((profile.timeout, profile.connect_timeout))
+
+    assert times == [(2.5, 2.5), (5, 3)]
+
+
+def test_a_raw_body_is_sent_byte_for_byte(make_endpoint: Any, make_message: Any) -> None:
+    text = '{ "b": 1,\t"a": "Ç\\u00e7" }\r\n'
+    message = make_message(payload=json.dumps(text), headers='{":body": "raw", "content-type": "text/x"}')
+
+    built = request.build(make_endpoint(), [message], 0)
+
+    assert built.body == text.encode()
+    assert [line for line in built.headers if str(line).startswith("content-type")] == ["content-type: text/x"]
+
+
+def test_the_signature_of_aws_covers_the_messages_path(make_endpoint: Any, make_message: Any) -> None:
+    auth = {"type": "aws_sigv4", "access_key": "A", "secret_key": "s", "region": "eu-west-1", "service": "x"}
+    endpoint = make_endpoint(auth=auth)
+
+    def signed(headers: str | None) -> str:
+        lines = dict(header.split(line) for line in request.build(endpoint, [make_message(headers=headers)], 0).headers)
+        return lines["authorization"]
+
+    assert signed('{":path": "a"}') != signed('{":path": "b"}') != signed(None)
+
+
+# Signatures of the body alone. The vector is from GitHub's documentation.
+
+
+def test_githubs_own_example_of_a_signature(make_endpoint: Any, make_message: Any) -> None:
+    endpoint = make_endpoint(signing_secret="It's a Secret to Everybody", signature={"scheme": "github"})
+    message = make_message(payload=json.dumps("Hello, World!"), headers='{":body": "raw"}')
+
+    lines = dict(header.split(line) for line in request.build(endpoint, [message], 0).headers)
+
+    assert lines["x-hub-signature-256"] == "sha256=757107ea0eb2509fc211221cce984b8a37570b6d7586c22c46f4379c8b043e17"
+    assert "webhook-signature" not in lines
+    assert "webhook-id" in lines
+
+
+@pytest.mark.parametrize("algorithm", ["sha1", "sha256", "sha512"])
+@pytest.mark.parametrize("encoding", ["hex", "base64"])
+def test_a_plain_signature_is_made_as_the_config_says(
+    make_endpoint: Any, make_message: Any, algorithm: str, encoding: str
+) -> None:
+    scheme = {"scheme": "hmac", "header": "X-Mac", "prefix": "v=", "encoding": encoding, "algorithm": algorithm}
+    endpoint = make_endpoint(signing_secret="whsec_as it is written", signature=scheme)
+
+    lines = dict(header.split(line) for line in request.build(endpoint, [make_message(payload="{}")], 0).headers)
+
+    made = hmac.new(b"whsec_as it is written", b"{}", algorithm).digest()
+    assert lines["x-mac"] == "v=" + (made.hex() if encoding == "hex" else base64.b64encode(made).decode())

@@ -147,6 +147,54 @@ def test_a_session_goes_on_sending_to_the_key_that_it_used_before(old: DB, sende
     assert deliver(old) == {"k": [1, 2, 3, 4]}
 
 
+def test_a_publisher_in_the_middle_of_its_call_goes_on(cluster: Cluster, old: DB, sender: DB) -> None:
+    """It waits for a lock that the upgrade holds, inside the publish() of the old version, and calls that again after."""
+    old.execute("select ulak.create_endpoint('shop', 'pull', '{}'), ulak.create_event_type('sold')")
+    old.execute("select ulak.subscribe('sold', 'shop')")
+    with cluster.connect(old.info.dbname, autocommit=False) as upgrader:
+        upgrader.execute("lock table ulak.event_types in access exclusive mode")
+        publish = "select ulak.publish('sold', to_jsonb(n)) from generate_series(1, 3) n"
+        running = Running(lambda: sender.execute(publish).fetchall())
+        blocked = "select cardinality(pg_blocking_pids(%s)) > 0"
+        wait_until(
+            lambda: bool((old.execute(blocked, [sender.info.backend_pid]).fetchone() or [False])[0]), 60, "the sender"
+        )
+        upgrader.execute("alter extension ulak update")
+        upgrader.commit()
+
+    assert running.result() == [(1,)] * 3
+    sender.commit()
+    assert version(old) == current_version()
+    assert old.execute("select payload from ulak.queue order by id").fetchall() == [(1,), (2,), (3,)]
+
+
+def test_a_function_of_the_application_that_depends_on_send_or_publish_goes_on(old: DB) -> None:
+    old.execute("select ulak.create_endpoint('shop', 'pull', '{}'), ulak.create_event_type('sold')")
+    old.execute("select ulak.subscribe('sold', 'shop')")
+    old.execute("create function sell() returns integer begin atomic select ulak.publish('sold', '1'); end")
+    old.execute("create function post() returns bigint begin atomic select ulak.send('shop', '2', 1); end")
+
+    old.execute("alter extension ulak update")
+
+    assert old.execute("select sell(), post() > 0").fetchone() == (1, True)
+    assert old.execute("select payload, priority from ulak.queue order by id").fetchall() == [(1, 0), (2, 1)]
+
+
+def test_receivers_of_cloudevents_go_on_getting_them_in_the_mode_that_they_know(old: DB) -> None:
+    for name, config in (
+        ("a", {"cloudevents": True}),
+        ("b", {"cloudevents_mode": "binary", "cloudevents": True}),
+        ("c", {}),
+    ):
+        config = {"url": "https://example.com", **config}
+        old.execute("select ulak.create_endpoint(%s, 'http', %s)", [name, json.dumps(config)])
+
+    old.execute("alter extension ulak update")
+
+    modes = old.execute("select name, config ->> 'cloudevents_mode' from ulak.endpoints order by 1").fetchall()
+    assert modes == [("a", "structured"), ("b", "binary"), ("c", None)]
+
+
 # Failed upgrades.
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import hmac
 import json
 import ssl
 from typing import Any
@@ -309,3 +310,44 @@ def test_a_ping_that_hangs_can_be_cancelled(site: Site) -> None:
 
         with pytest.raises(psycopg.errors.QueryCanceled):
             ping.result(promptly())
+
+
+def test_raw_bodies_paths_time_outs_and_signatures_reach_the_receiver(site: Site, receiver: Receiver) -> None:
+    secret = "a secret of this test"
+    site.http("shop", receiver.url, signing_secret=secret, signature={"scheme": "github"})
+    site.start()
+    raw = '{ "b": 1,  "a": "Ç" }\r\n'
+
+    id = site.value("select ulak.send('shop', p_raw => %s, p_content_type => 'text/x', p_path => 'a/b?c=1')", raw)
+    site.wait_for_status(id, "completed")
+
+    (got,) = receiver.requests
+    assert (got.path, got.body, got.headers["content-type"]) == ("/hook/a/b?c=1", raw.encode(), "text/x")
+    made = hmac.new(secret.encode(), raw.encode(), "sha256").hexdigest()
+    assert got.headers["x-hub-signature-256"] == f"sha256={made}"
+
+
+def test_a_messages_own_time_out_ends_its_request(site: Site) -> None:
+    with Hostile(never_answers) as hanging:
+        site.http("shop", hanging.url, policy={"max_retries": 0}, timeout=60)
+        site.start()
+
+        id = site.value("select ulak.send('shop', '1', p_timeout => 0.2)")
+
+        assert "timeout" in site.wait_for_status(id, "failed")["last_error"]
+
+
+def test_an_event_has_one_id_at_two_endpoints_of_one_receiver(site: Site, receiver: Receiver) -> None:
+    site.call("create_event_type", "sold")
+    for name in ("a", "b"):
+        site.http(name, receiver.url, cloudevents=True)
+        site.call("subscribe", "sold", name)
+    site.start()
+
+    site.value("select ulak.publish('sold', '1')")
+    site.wait_until_settled()
+    site.call("drop_event_type", "sold")
+
+    assert len({each.headers["ce-id"] for each in receiver.requests}) == 1
+    assert len({each.headers["ulak-event-id"] for each in receiver.requests}) == 1
+    assert len({each.headers["webhook-id"] for each in receiver.requests}) == 2

@@ -6,9 +6,11 @@ import json
 import re
 from urllib.parse import quote
 
+from ulak.http import header
 from ulak.http.model import CloudEvents, Message, MessageError
 
 DEFAULT_TYPE = "ulak.message"
+JSON = "application/json"
 STRUCTURED = "application/cloudevents+json"
 BATCH = "application/cloudevents-batch+json"
 
@@ -17,15 +19,20 @@ _PLAIN = "".join(chr(code) for code in range(0x21, 0x7F) if chr(code) not in '"%
 _OFFSET = re.compile(r"([+-]\d\d)(:?)(\d\d)?$")
 
 
-def attributes(config: CloudEvents, message: Message, traceparent: str | None = None) -> dict[str, str]:
+def attributes(
+    config: CloudEvents, message: Message, traceparent: str | None = None, content_type: str = JSON
+) -> dict[str, str]:
     """Context attributes; partitionkey and traceparent are extensions that the specification documents."""
     found = {
         "specversion": "1.0",
-        "id": message.message_id,
+        # That of the event, if it is one: a receiver behind two endpoints gets it twice and can tell.
+        "id": header.event_id(message.headers) or message.message_id,
         "source": config.source,
         "type": config.type or _event_type(message) or DEFAULT_TYPE,
-        "datacontenttype": "application/json",
+        "datacontenttype": content_type,
     }
+    if config.subject:
+        found["subject"] = config.subject
     if message.created_at:
         found["time"] = rfc3339(message.created_at)
     if message.ordering_key:
@@ -37,9 +44,10 @@ def attributes(config: CloudEvents, message: Message, traceparent: str | None = 
     return found
 
 
-def structured(config: CloudEvents, message: Message, traceparent: str | None = None) -> str:
+def structured(config: CloudEvents, message: Message, traceparent: str | None = None, content_type: str = JSON) -> str:
     """The event as JSON text; the payload is JSON text already and goes in as it is."""
-    head = json.dumps(attributes(config, message, traceparent), ensure_ascii=False, separators=(",", ":"))
+    found = attributes(config, message, traceparent, content_type)
+    head = json.dumps(found, ensure_ascii=False, separators=(",", ":"))
     return f'{head[:-1]},"data":{message.payload}}}'
 
 
@@ -78,3 +86,8 @@ def _event_type(message: Message) -> str | None:
         raise MessageError("the message's metadata is nested too deeply to be read") from None
     found = metadata.get("event_type") if isinstance(metadata, dict) else None
     return found if isinstance(found, str) and found else None
+
+
+def is_json(content_type: str) -> bool:
+    kind = content_type.partition(";")[0].strip().lower()
+    return kind in (JSON, "text/json") or kind.endswith("+json")

@@ -20,6 +20,7 @@ from ulak.http.model import (
     Profile,
     Proxy,
     Settings,
+    Signature,
     SigV4,
 )
 from ulak.mask import Mask
@@ -50,6 +51,7 @@ def parse(
     profile = _profile(config, settings)
     auth = _auth(config.get("auth"))
     headers = _headers(config, settings, auth)
+    scheme = _signature(config.get("signature"))
     signing = tuple(signing_secrets) or tuple(filter(None, (config.get("signing_secret"),)))
     hidden = {*secrecy.secrets(config, signing, secrets), *secrecy.credentials(headers.values())}
     return Endpoint(
@@ -59,7 +61,8 @@ def parse(
         profile=profile,
         headers=MappingProxyType(headers),
         lines=tuple(headers.values()),
-        signing_keys=tuple(signature.key(secret) for secret in signing),
+        signing_keys=tuple(signature.key(secret) if scheme is None else secret.encode() for secret in signing),
+        signature=scheme,
         auth=auth,
         token_profile=_token_profile(profile, auth),
         cloudevents=_cloudevents(config, settings),
@@ -74,7 +77,7 @@ def parse(
 
 
 def _profile(config: Mapping[str, Any], settings: Settings) -> Profile:
-    method = config.get("method", "POST")
+    method = str(config.get("method", "POST")).upper()
     if method not in METHODS:
         raise ConfigError(f"method {method} isn't one of {', '.join(METHODS)}")
     timeout = float(config.get("timeout", settings.http_timeout))
@@ -190,12 +193,26 @@ def _headers(config: Mapping[str, Any], settings: Settings, auth: object) -> dic
     return headers
 
 
+def _signature(config: Mapping[str, Any] | None) -> Signature | None:
+    """None: Standard Webhooks. Other receivers take a secret as it is written, also one that starts with whsec_."""
+    scheme = (config or {}).get("scheme", "standard")
+    if scheme == "standard":
+        return None
+    if scheme == "github":
+        return Signature("x-hub-signature-256", "sha256=")
+    try:
+        return Signature(**{key: value for key, value in (config or {}).items() if key != "scheme"})
+    except TypeError as error:
+        raise ConfigError(f"signature: {error}") from error
+
+
 def _cloudevents(config: Mapping[str, Any], settings: Settings) -> CloudEvents | None:
     batched = int(config.get("batch_size", 1)) > 1 and config.get("batch_format") == "cloudevents"
     if not (config.get("cloudevents") or batched):
         return None
     return CloudEvents(
-        mode=config.get("cloudevents_mode", "structured"),
-        source=settings.cloudevents_source,
+        mode=config.get("cloudevents_mode", "binary"),
+        source=config.get("cloudevents_source", settings.cloudevents_source),
         type=config.get("cloudevents_type"),
+        subject=config.get("cloudevents_subject"),
     )

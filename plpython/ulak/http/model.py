@@ -102,6 +102,9 @@ class OAuth2:
     client_id: str
     client_secret: str
     scope: str | None = None
+    audience: str | None = None
+    # Where client id and secret go: "header" (HTTP Basic) or "body".
+    credentials: str = "header"
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +121,17 @@ class CloudEvents:
     mode: str
     source: str
     type: str | None = None
+    subject: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """An HMAC of the body alone, in a header of its own, as many receivers ask for it."""
+
+    header: str
+    prefix: str = ""
+    encoding: str = "hex"
+    algorithm: str = "sha256"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -133,6 +147,8 @@ class Endpoint:
     # The same, ready to send when the message brings no header of its own.
     lines: tuple[Line, ...]
     signing_keys: tuple[bytes, ...] = ()
+    # None: Standard Webhooks.
+    signature: Signature | None = None
     auth: Basic | Bearer | OAuth2 | SigV4 | None = None
     # The token request's own profile: the same proxy, another receiver.
     token_profile: Profile | None = None

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from urllib.parse import quote_plus, urlencode
 
 from ulak import text
-from ulak.http.model import Endpoint, Finished, OAuth2, Request
+from ulak.http.model import Endpoint, Finished, Line, OAuth2, Request
 
 # A token without expires_in is asked for again after this; the specification leaves it to us.
 _UNKNOWN_LIFE = 300
@@ -50,24 +50,25 @@ class TokenCache:
 
 
 def token_request(endpoint: Endpoint, tag: object = None) -> Request:
-    """Client id and secret by HTTP Basic, which every server of the specification must take."""
+    """Client id and secret by HTTP Basic, which every server of the specification must take, or in the body."""
     auth = endpoint.auth
     assert isinstance(auth, OAuth2) and endpoint.token_profile is not None
     form = {"grant_type": "client_credentials"}
     if auth.scope:
         form["scope"] = auth.scope
-    pair = f"{quote_plus(auth.client_id)}:{quote_plus(auth.client_secret)}"
-    return Request(
-        endpoint.token_profile,
-        [
-            "accept: application/json",
-            endpoint.headers["user-agent"],
-            "content-type: application/x-www-form-urlencoded",
-            "authorization: Basic " + b64encode(pair.encode()).decode(),
-        ],
-        urlencode(form).encode(),
-        tag,
-    )
+    if auth.audience:
+        form["audience"] = auth.audience
+    lines: list[Line] = [
+        "accept: application/json",
+        endpoint.headers["user-agent"],
+        "content-type: application/x-www-form-urlencoded",
+    ]
+    if auth.credentials == "body":
+        form |= {"client_id": auth.client_id, "client_secret": auth.client_secret}
+    else:
+        pair = f"{quote_plus(auth.client_id)}:{quote_plus(auth.client_secret)}"
+        lines.append("authorization: Basic " + b64encode(pair.encode()).decode())
+    return Request(endpoint.token_profile, lines, urlencode(form).encode(), tag)
 
 
 def parse(finished: Finished, now: float) -> Token:

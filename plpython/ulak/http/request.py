@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from ulak.http import batch, cloudevents, header, signature, sigv4
-from ulak.http.model import Endpoint, Line, Message, MessageError, Request, SigV4
+from ulak.http.model import Endpoint, Line, Message, MessageError, Profile, Request, SigV4
 
 CORRELATION = "x-correlation-id"
 
@@ -25,6 +26,7 @@ def build(
         and message.correlation_id is None
         and endpoint.cloudevents is None
         and endpoint.batch_size == 1
+        and endpoint.signature is None
         and token is None
         and not isinstance(endpoint.auth, SigV4)
     ):
@@ -47,11 +49,11 @@ def _build(endpoint: Endpoint, messages: Sequence[Message], now: float, token: s
     message = messages[0]
     timestamp = int(now)
     headers = dict(endpoint.headers)
-    own = _message_headers(endpoint, message)
+    own, particular = _message_headers(endpoint, message if len(messages) == 1 else _without_event_id(message))
     headers.update({name.lower(): header.line(name, value) for name, value in own.items()})
     traceparent = next((value for name, value in own.items() if name.lower() == "traceparent"), None)
 
-    text, fixed = _body(endpoint, messages, traceparent)
+    text, fixed = _body(endpoint, messages, traceparent, particular, _content_type(own))
     body = text.encode()
     request_id = batch.request_id(messages)
     fixed["webhook-id"] = request_id
@@ -60,23 +62,80 @@ def _build(endpoint: Endpoint, messages: Sequence[Message], now: float, token: s
     correlations = {each.correlation_id for each in messages}
     if len(correlations) == 1 and message.correlation_id:
         fixed[CORRELATION] = message.correlation_id
-    if endpoint.signing_keys:
+    if endpoint.signing_keys and endpoint.signature is not None:
+        fixed[endpoint.signature.header.lower()] = signature.of_body(endpoint.signature, endpoint.signing_keys, body)
+    elif endpoint.signing_keys:
         fixed["webhook-signature"] = signature.sign(endpoint.signing_keys, request_id, timestamp, body)
     if token is not None:
         fixed["authorization"] = "Bearer " + token
     headers.update({name: header.line(name, value) for name, value in fixed.items()})
+    profile = _profile(endpoint.profile, particular)
     if isinstance(endpoint.auth, SigV4):
-        headers.update(_sigv4(endpoint, endpoint.auth, headers, body, now))
-    return Request(endpoint.profile, list(headers.values()), body, tag)
+        headers.update(_sigv4(profile, endpoint.auth, headers, body, now))
+    return Request(profile, list(headers.values()), body, tag)
 
 
-def _body(endpoint: Endpoint, messages: Sequence[Message], traceparent: str | None) -> tuple[str, dict[str, str]]:
+def _profile(profile: Profile, particular: Mapping[str, str]) -> Profile:
+    """With the message's own path behind the endpoint's, and its time-out if that is shorter."""
+    if ":path" in particular:
+        profile = replace(profile, url=_joined(profile.url, particular[":path"]))
+    if ":timeout" in particular:
+        timeout = min(profile.timeout, float(particular[":timeout"]))
+        profile = replace(profile, timeout=timeout, connect_timeout=min(profile.connect_timeout, timeout))
+    return profile
+
+
+def _joined(url: str, path: str) -> str:
+    """Whatever the path is, it stands behind the host."""
+    base, _, query = url.partition("?")
+    more, _, more_query = path.partition("?")
+    start = "" if base.count("/") > 2 else "/"
+    text = f"{base}{start}".rstrip("/") + "/" + more.lstrip("/") if more else base + start
+    return "?".join(filter(None, (text, "&".join(filter(None, (query, more_query))))))
+
+
+def _content_type(own: Mapping[str, str]) -> str | None:
+    return next((value for name, value in own.items() if name.lower() == "content-type"), None)
+
+
+def _raw_body(
+    endpoint: Endpoint, message: Message, traceparent: str | None, content_type: str | None
+) -> tuple[str, dict[str, str]]:
+    """A raw body is stored as a JSON string, and sent as it was given."""
+    raw = json.loads(message.payload)
+    if not isinstance(raw, str):
+        raise MessageError("the message's raw body isn't a text")
+    config = endpoint.cloudevents
+    if config is None:
+        return raw, {}
+    kind = content_type or cloudevents.JSON
+    if config.mode == "binary":
+        return raw, {"content-type": kind, **cloudevents.binary_headers(config, message, traceparent)}
+    if cloudevents.is_json(kind):
+        try:
+            json.loads(raw)
+        except (ValueError, RecursionError):
+            raise MessageError(f"the message's raw body isn't JSON, and its content type is {kind}") from None
+        message = message._replace(payload=raw)
+    # Data of another type is a JSON string in the event, which is how it is stored.
+    return cloudevents.structured(config, message, traceparent, kind), {"content-type": cloudevents.STRUCTURED}
+
+
+def _body(
+    endpoint: Endpoint,
+    messages: Sequence[Message],
+    traceparent: str | None,
+    particular: Mapping[str, str],
+    content_type: str | None,
+) -> tuple[str, dict[str, str]]:
     """The body's text, and the headers that its format decides."""
     if endpoint.batch_size > 1:
         text, content_type = batch.body(endpoint, messages)
         decided = batch.headers(endpoint, messages)
         return text, {**decided, "content-type": content_type} if content_type else decided
     config, message = endpoint.cloudevents, messages[0]
+    if particular.get(":body") == "raw":
+        return _raw_body(endpoint, message, traceparent, content_type)
     if config is None:
         return message.payload, {}
     if config.mode == "binary":
@@ -87,18 +146,22 @@ def _body(endpoint: Endpoint, messages: Sequence[Message], traceparent: str | No
     return cloudevents.structured(config, message, traceparent), {"content-type": cloudevents.STRUCTURED}
 
 
-def _message_headers(endpoint: Endpoint, message: Message) -> dict[str, str]:
-    """The message's own headers. A reserved name is left out: what ulak sets stands."""
+def _message_headers(endpoint: Endpoint, message: Message) -> tuple[dict[str, str], dict[str, str]]:
+    """The message's own headers, and what else is particular to its request: names that start with a colon. A reserved
+    name is left out: what ulak sets stands."""
     if message.headers is None:
-        return {}
+        return {}, {}
     try:
         given: Any = json.loads(message.headers)
     except RecursionError:
         given = None
     if not isinstance(given, dict):
         raise MessageError("the message's headers aren't a JSON object of names and texts")
+    particular = {name: str(value) for name, value in given.items() if name in (":body", ":path", ":timeout")}
     own = {}
     for name, value in given.items():
+        if name in particular:
+            continue
         problem = header.problem(name, value)
         if problem:
             raise MessageError(f"the message's header {name!r} {problem}")
@@ -106,7 +169,12 @@ def _message_headers(endpoint: Endpoint, message: Message) -> dict[str, str]:
         if lower in header.RESERVED or _is_credential(endpoint, lower):
             continue
         own[name] = value
-    return own
+    return own, particular
+
+
+def _without_event_id(message: Message) -> Message:
+    """Several messages in one request are of several events."""
+    return message._replace(headers=header.without_event_id(message.headers))
 
 
 def _is_credential(endpoint: Endpoint, name: str) -> bool:
@@ -116,8 +184,7 @@ def _is_credential(endpoint: Endpoint, name: str) -> bool:
     return name.startswith("x-amz-") and isinstance(endpoint.auth, SigV4)
 
 
-def _sigv4(endpoint: Endpoint, auth: SigV4, headers: dict[str, Line], body: bytes, now: float) -> dict[str, Line]:
-    profile = endpoint.profile
+def _sigv4(profile: Profile, auth: SigV4, headers: dict[str, Line], body: bytes, now: float) -> dict[str, Line]:
     present = dict(header.split(line) for line in headers.values())
     added = sigv4.sign(auth, profile.method, profile.url, present, body, now)
     return {name: header.line(name, value) for name, value in added.items()}

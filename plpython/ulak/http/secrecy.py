@@ -38,6 +38,8 @@ def secrets(config: Mapping[str, Any], signing_secrets: Iterable[str], named: It
     for key in ("password", "token", "client_secret", "access_key", "secret_key", "session_token"):
         if key in auth:
             yield str(auth[key])
+    if auth.get("credentials") == "body":
+        yield quote_plus(str(auth.get("client_secret")))
     proxy = config.get("proxy") or {}
     if "password" in proxy:
         yield str(proxy["password"])

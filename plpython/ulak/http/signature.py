@@ -1,4 +1,4 @@
-"""Standard Webhooks signatures: HMAC-SHA256 over id, timestamp and body, one per secret."""
+"""Signatures: Standard Webhooks (HMAC-SHA256 over id, timestamp and body, one per secret), or an HMAC of the body."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import hmac
 from base64 import b64decode, b64encode
 from collections.abc import Sequence
 
-from ulak.http.model import ConfigError
+from ulak.http.model import ConfigError, Signature
 
 _PREFIX = "whsec_"
 
@@ -29,3 +29,9 @@ def sign(keys: Sequence[bytes], message_id: str, timestamp: int, body: bytes) ->
     content = b"%b.%d.%b" % (message_id.encode(), timestamp, body)
     digests = [b64encode(hmac.digest(key, content, "sha256")).decode() for key in keys]
     return " ".join(["v1," + digest for digest in digests])
+
+
+def of_body(scheme: Signature, keys: Sequence[bytes], body: bytes) -> str:
+    """The value of the scheme's header. It has room for one signature: while a secret rotates, the new one counts."""
+    digest = hmac.digest(keys[0], body, scheme.algorithm)
+    return scheme.prefix + (digest.hex() if scheme.encoding == "hex" else b64encode(digest).decode())

@@ -1,0 +1,98 @@
+-- What is particular to the request of one message: a body that is sent byte for byte, a path behind the endpoint's url, a
+-- time-out. It travels with the message's headers, wherever those go, under names that no header can have: ":body", ":path" and
+-- ":timeout", as HTTP/2 names what isn't a header.
+
+-- A body that is sent as it is, which jsonb would reorder, is stored as the JSON string of its text.
+create or replace function ulak._body(p_payload jsonb, p_raw text)
+returns jsonb
+language plpgsql
+immutable
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+begin
+    if p_raw is null then
+        return p_payload;
+    elsif p_payload is not null then
+        raise exception 'a message has a payload or a raw body, not both'
+            using errcode = '22023', hint = 'Leave p_payload out: select ulak.send(''my-endpoint'', p_raw => ''...'');';
+    end if;
+    return to_jsonb(p_raw);
+end
+$plpgsql$;
+
+-- A message's headers with its request's particulars, which are checked here; the headers were before.
+create or replace function ulak._request_headers(
+    p_endpoint_id bigint,
+    p_headers jsonb,
+    p_is_raw boolean,
+    p_content_type text,
+    p_path text,
+    p_timeout double precision
+)
+returns jsonb
+language plpgsql
+stable
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+declare
+    v_protocol text;
+begin
+    if num_nonnulls(p_path, p_timeout) > 0 then
+        select e.protocol into v_protocol from ulak.endpoints e where e.id = p_endpoint_id;
+        if v_protocol <> 'http' then
+            raise exception 'a message for a % endpoint has no path and no time-out', v_protocol
+                using errcode = '22023', hint = 'Leave them out, or put them into the headers for your own workers.';
+        end if;
+    end if;
+    if p_content_type !~ E'^[!#$%&''*+.^_`|~0-9A-Za-z-]+/[!#$%&''*+.^_`|~0-9A-Za-z-]+( *;[\\x20-\\x7e]*)?$' or length(p_content_type) > 255 then
+        raise exception 'content type "%" is not valid', left(p_content_type, 64)
+            using errcode = '22023', hint = 'Such as application/xml or text/csv; charset=utf-8.';
+    elsif p_timeout is not null and p_timeout not between 0.1 and 300 then
+        raise exception 'the time-out must be between 0.1 and 300 seconds'
+            using errcode = '22023',
+                detail = format('It is %s.', p_timeout),
+                hint = 'The endpoint''s own time-out is the longest that holds; an administrator can raise that one.';
+    end if;
+    perform ulak._check_path(p_path);
+    return nullif(
+        coalesce(p_headers, '{}')
+        || jsonb_strip_nulls(
+            jsonb_build_object(
+                ':body', case when p_is_raw then 'raw' end,
+                ':path', p_path,
+                ':timeout', p_timeout::text,
+                'content-type', p_content_type
+            )
+        ),
+        '{}'
+    );
+end
+$plpgsql$;
+
+-- What is appended can't lead to another host, nor out of the endpoint's own path: also not for receivers that decode it first.
+create or replace function ulak._check_path(p_path text)
+returns void
+language plpgsql
+immutable
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+declare
+    v_decoded text := replace(
+        replace(replace(lower(split_part(p_path, '?', 1) collate "C"), '%2e', '.'), '%2f', '/'), '%5c', '/'
+    );
+    v_problem text := case
+        when p_path = '' or octet_length(p_path) > 2048 then 'must have 1 to 2048 bytes'
+        when p_path !~ E'^[!$%&''()*+,./0-9:;=?@A-Z_a-z~-]+$'
+            then 'must be percent-encoded: no spaces, control characters, backslashes, fragments, nor characters beyond ASCII'
+        when p_path ~ '%(?![0-9A-Fa-f]{2})' then 'has a % that is not followed by two hexadecimal digits'
+        when p_path ~ '%(0[0-9A-Fa-f]|1[0-9A-Fa-f]|7[Ff])' then 'must not have control characters'
+        when p_path ~ '^[A-Za-z][A-Za-z0-9+.-]*:' or p_path ~ '^//' then 'must not have a scheme or a host'
+        when v_decoded ~ E'(^|/)\\.{1,2}(/|$)' then 'must not have the segments . and ..'
+    end;
+begin
+    if v_problem is not null then
+        raise exception 'the path %', v_problem
+            using errcode = '22023', hint = 'Such as orders/5 or /orders/5?notify=true; it is appended to the endpoint''s url.';
+    end if;
+end
+$plpgsql$;
