@@ -48,11 +48,13 @@ alter table ulak.endpoints add column max_pending integer;
 comment on column ulak.endpoints.max_pending is 'most messages that may wait for it: the config''s max_pending, else the setting; null: any number';
 create table ulak.endpoint_headroom (
     endpoint_id bigint primary key references ulak.endpoints (id) on delete cascade,
-    safe_to bigint not null default 0
+    safe_to bigint not null default 0,
+    overflow_logged_at timestamptz
 );
 comment on table ulak.endpoint_headroom is 'how far send() may go without counting what waits for an endpoint; private to ulak';
 comment on column ulak.endpoint_headroom.endpoint_id is 'an endpoint with max_pending';
 comment on column ulak.endpoint_headroom.safe_to is 'messages with ids up to this one fit for certain';
+comment on column ulak.endpoint_headroom.overflow_logged_at is 'last line of the server''s log about messages that did not fit: at most one a minute';
 select pg_catalog.pg_extension_config_dump('ulak.endpoint_headroom', '');
 
 create unlogged sequence ulak.claim_position;
@@ -166,6 +168,11 @@ drop function ulak._endpoint_configs(bigint[], timestamptz);
 
 -- Functions whose parameters or result have changed. Locks nothing but themselves; a look that is under way ends first where it
 -- reads the view.
+
+-- Locks ulak.endpoints, which is ours already; nothing is rewritten.
+alter table ulak.endpoints add column dead_log_started_at timestamptz, add column dead_log_letters integer;
+comment on column ulak.endpoints.dead_log_started_at is 'start of the minute whose dead letters dead_log_letters counts';
+comment on column ulak.endpoints.dead_log_letters is 'dead letters of that minute: the first ten have a line of the server''s log each';
 
 drop view ulak.top;
 drop function ulak._top(timestamptz);
