@@ -324,8 +324,8 @@ as $sql$
     from (
         select h.id, h.name
         from health h
-        where h.enabled and h.circuit_state = 'closed' and h.due_since < p_now - interval '15 minutes'
-        order by h.due_since
+        where h.enabled and h.circuit_state = 'closed' and h.waiting_since < p_now - interval '15 minutes'
+        order by h.waiting_since
         limit 50
     ) h
     cross join lateral ulak._stuck_ordering_keys(h.id, p_now) k

@@ -8,7 +8,8 @@ begin
     perform set_config('lock_timeout', '100ms', true);
     for v_try in 1..300 loop
         begin
-            lock table ulak.queue, ulak.endpoints, ulak.workers, ulak.ordering_wakeups in access exclusive mode;
+            lock table ulak.queue, ulak.endpoints, ulak.workers, ulak.ordering_wakeups, ulak.endpoint_stats, ulak.traffic
+                in access exclusive mode;
             perform set_config('lock_timeout', '0', true);
             return;
         exception
@@ -170,11 +171,29 @@ drop function ulak._endpoint_configs(bigint[], timestamptz);
 -- reads the view.
 
 -- Locks ulak.endpoints, which is ours already; nothing is rewritten.
-alter table ulak.endpoints add column dead_log_started_at timestamptz, add column dead_log_letters integer;
+alter table ulak.endpoints
+    add column dead_log_started_at timestamptz,
+    add column dead_log_letters integer,
+    add column circuit_broken_since timestamptz;
+-- Rows whose circuit isn't closed; nobody else can have them locked.
+update ulak.endpoints set circuit_broken_since = circuit_opened_at where circuit_state <> 'closed';
 comment on column ulak.endpoints.dead_log_started_at is 'start of the minute whose dead letters dead_log_letters counts';
 comment on column ulak.endpoints.dead_log_letters is 'dead letters of that minute: the first ten have a line of the server''s log each';
+comment on column ulak.endpoints.circuit_broken_since is 'since when the breaker has not been closed; null while it is';
+
+-- Locks ulak.endpoint_stats, which is ours already; nothing is rewritten.
+alter table ulak.endpoint_stats add column latency_max_ms double precision;
+-- Locks ulak.traffic, which is ours already; nothing is rewritten.
+alter table ulak.traffic add column latency_max_ms double precision;
+comment on column ulak.endpoint_stats.latency_max_ms is 'the longest of the requests'' times; null before version 0.2.0';
+comment on column ulak.traffic.latency_max_ms is 'the longest of the requests'' times; null before version 0.2.0';
+comment on column ulak.traffic.latency_histogram is 'requests by time: element 100 + i counts those from 2^((i-1)/4) to 2^(i/4) ms, element 100 those below 1 ms, element 185 the rest. Elements 1 to 22 are of version 0.1.0: element i from 2^(i-2) to 2^(i-1) ms';
+comment on column ulak.endpoint_totals.latency_histogram is 'requests by time: element 100 + i counts those from 2^((i-1)/4) to 2^(i/4) ms, element 100 those below 1 ms, element 185 the rest. Elements 1 to 22 are of version 0.1.0: element i from 2^(i-2) to 2^(i-1) ms';
 
 drop view ulak.top;
+drop function ulak._backlog(bigint, timestamptz);
+drop function ulak._recent_traffic(timestamptz);
+drop function ulak._endpoint_state(boolean, text, timestamptz, double precision, double precision, timestamptz);
 drop function ulak._top(timestamptz);
 drop function ulak._endpoint_facts(bigint, timestamptz);
 drop function ulak._recent_rates(bigint, timestamptz);
@@ -203,7 +222,13 @@ create type ulak._endpoint_fact as (
     oldest_at timestamptz,
     due_since timestamptz,
     in_flight bigint,
-    dead bigint
+    dead bigint,
+    dead_is_estimate boolean,
+    waiting_since timestamptz,
+    sampled_at timestamptz,
+    dead_sampled_at timestamptz,
+    circuit_broken_since timestamptz,
+    max_pending integer
 );
 
 comment on type ulak._endpoint_fact is 'what the looks know of an endpoint; private to ulak';
@@ -216,7 +241,7 @@ comment on column ulak.backlog_samples.sampled_at is 'when they were counted; af
 comment on table ulak.traffic is 'all endpoints together, summed up by maintenance every minute, for stats_retention_days; the last two minutes may still change';
 comment on table ulak.endpoint_stats is 'deliveries per endpoint and minute; after two days per endpoint and hour, for stats_retention_days. Minutes without any have no row';
 comment on column ulak.endpoint_stats.minute is 'start of the minute, or of the hour';
-comment on column ulak.endpoint_stats.latency_histogram is 'requests by time: element i counts those from 2^(i-2) to 2^(i-1) ms; what is missing at the end is 0';
+comment on column ulak.endpoint_stats.latency_histogram is 'requests by time: element 100 + i counts those from 2^((i-1)/4) to 2^(i/4) ms, element 100 those below 1 ms, element 185 the rest. Elements 1 to 22 are of version 0.1.0: element i from 2^(i-2) to 2^(i-1) ms';
 
 -- Times, archive and maintenance.
 
