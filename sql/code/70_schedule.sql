@@ -31,6 +31,12 @@ begin
         if not ulak._has_seconds() then
             perform ulak._launch_watcher();
         end if;
+        return query
+        select 'workers', 'ok', format('%s: %s', ulak._counted(v_workers, 'worker'), case
+            when ulak._count_alive(clock_timestamp()) > 0 then 'running; others begin ' || b.starts
+            else 'the first begins ' || b.starts || ' after this transaction commits'
+        end), null::text
+        from ulak._workers_begin(clock_timestamp()) b;
     else
         return query
         select

@@ -203,6 +203,7 @@ drop function ulak.metrics_text(timestamptz);
 drop function ulak._delivery_metrics();
 drop function ulak._metric_definitions();
 drop function ulak._doctor_endpoints(timestamptz);
+drop function ulak._doctor_dlq(timestamptz);
 
 -- What the looks know of an endpoint: gathered once, and handed to each part of a look that shows several.
 create type ulak._endpoint_fact as (
