@@ -9,13 +9,11 @@ language plpgsql
 immutable
 as $plpgsql$
 begin
-    if p_sum is null or p_sum = '{}' then
-        return coalesce(p_more, '{}');
+    if cardinality(p_sum) = 0 then
+        return p_more;
     end if;
     for i in coalesce(array_lower(p_more, 1), 1)..coalesce(array_upper(p_more, 1), 0) loop
-        if p_more[i] > 0 then
-            p_sum[i] := coalesce(p_sum[i], 0) + p_more[i];
-        end if;
+        p_sum[i] := coalesce(p_sum[i], 0) + coalesce(p_more[i], 0);
     end loop;
     return p_sum;
 end
@@ -39,7 +37,7 @@ language plpgsql
 immutable
 as $plpgsql$
 declare
-    v_histogram bigint[] := ulak._fine_histogram(p_histogram);
+    v_histogram bigint[] := p_histogram;
     v_count bigint;
     v_all bigint := 0;
     v_below bigint := 0;
@@ -48,6 +46,9 @@ declare
     v_found double precision[] := '{}';
     v_next integer := 1;
 begin
+    if array_lower(v_histogram, 1) < 100 then
+        v_histogram := ulak._fine_histogram(v_histogram);
+    end if;
     foreach v_count in array coalesce(v_histogram, '{}') loop
         v_all := v_all + coalesce(v_count, 0);
     end loop;
@@ -73,19 +74,15 @@ begin
 end
 $plpgsql$;
 
--- What 0.1.0 counted, in the elements of today: each of its own is four of them.
+-- What 0.1.0 counted, in the elements of today: each of its own is four of them. For histograms that have such elements.
 create or replace function ulak._fine_histogram(p_histogram bigint[])
 returns bigint[]
 language plpgsql
 immutable
 as $plpgsql$
 declare
-    v_fine bigint[];
+    v_fine bigint[] := array_fill(0::bigint, array[86], array[100]);
 begin
-    if p_histogram is null or p_histogram = '{}' or array_lower(p_histogram, 1) >= 100 then
-        return p_histogram;
-    end if;
-    v_fine := array_fill(0::bigint, array[86], array[100]);
     for i in 100..array_upper(p_histogram, 1) loop
         v_fine[i] := coalesce(p_histogram[i], 0);
     end loop;

@@ -113,6 +113,8 @@ begin
             min(h.sampled_at) as sampled_at,
             coalesce(sum(h.in_flight), 0) as in_flight,
             coalesce(sum(h.dead), 0) as dead,
+            coalesce(bool_or(h.dead_is_estimate), false) as dead_is_estimate,
+            min(h.dead_sampled_at) as dead_sampled_at,
             min(h.due_since) filter (where h.enabled) as due_since,
             count(*) as endpoints,
             ulak._names(array_agg(h.name order by h.name) filter (where h.circuit_state <> 'closed')) as broken
@@ -157,7 +159,13 @@ begin
         from queue q
         cross join failing f
         union all
-        select 4, 'dlq', ulak._counted(q.dead, 'dead letter')
+        select
+            4,
+            'dlq',
+            case
+                when q.dead_is_estimate then ulak._known_count(q.dead, true, q.dead_sampled_at, p_now) || ' dead letters'
+                else ulak._counted(q.dead, 'dead letter')
+            end
         from queue q
         union all
         select 5, 'maintenance', coalesce(m.trouble, 'last run ' || ulak._short_duration(p_now - m.last_run) || ' ago')

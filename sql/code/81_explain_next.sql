@@ -222,7 +222,7 @@ as $sql$
         when p_endpoint.protocol = 'pull' then 'next: an external worker claims it'
         when h.waiting > 100 and r.per_second >= 1 then format(
             'next: a worker takes it in its turn; %s wait for this endpoint, at %s a second all are out in about %s',
-            h.waiting,
+            ulak._known_count(h.waiting, h.is_estimate, h.sampled_at, p_now),
             round(r.per_second::numeric),
             ulak._short_duration(make_interval(secs => h.waiting / r.per_second))
         )

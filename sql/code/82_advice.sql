@@ -8,14 +8,18 @@ language sql
 stable
 as $sql$
     select
-        a.cause,
+        case when e.is_token then 'its token server: ' else '' end || a.cause,
         case
             when a.fix is null then format('select * from ulak.ping(%L);', p_name)
             when starts_with(a.fix, 'select ') then a.fix
             else format('select * from ulak.ping(%L); -- %s', p_name, a.fix)
         end,
         a.is_lasting
-    from (select regexp_replace(p_error, E'^\\[[A-Z]+\\] ', '')) e (error)
+    from (
+        select
+            regexp_replace(p_error, E'^\\[[A-Z]+\\] (OAuth2 token request: )?', ''),
+            coalesce(p_error ~ E'^\\[[A-Z]+\\] OAuth2 token request: ', false)
+    ) e (error, is_token)
     cross join lateral (
         select v.cause, v.fix, v.is_lasting
         from (
@@ -76,7 +80,9 @@ begin
     return ulak.setting('http_allow_internal_urls')::boolean or exists (
         select
         from unnest(string_to_array(nullif(ulak.setting('http_allowed_networks'), ''), ',')) n (network)
-        where n.network::cidr >>= substring(p_error from 'blocked: address ([0-9a-f.:]+) ')::inet
+        where n.network::cidr >>= substring(
+            p_error from E'^\\[[A-Z]+\\] (?:OAuth2 token request: )?blocked: address ([0-9a-f.:]+) is blocked'
+        )::inet
     );
 end
 $plpgsql$;

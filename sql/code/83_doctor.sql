@@ -356,7 +356,7 @@ as $sql$
     ) h
     cross join lateral ulak._advice(h.name, h.last_error) a
     where (a.is_lasting or h.failed >= 3)
-        and not (h.last_error like '%] blocked: address %' and ulak._is_unblocked(h.last_error))
+        and not (a.cause ~ 'address is blocked$' and ulak._is_unblocked(h.last_error))
     union all
     select
         case when h.due_since < p_now - interval '1 hour' then 'critical' else 'warning' end,
@@ -378,7 +378,9 @@ as $sql$
     select
         'info',
         'disabled',
-        format('endpoint "%s" is disabled and holds %s messages', h.name, ulak._thousands(h.waiting)),
+        format(
+            'endpoint "%s" is disabled and holds %s messages', h.name, ulak._known_count(h.waiting, h.is_estimate, h.sampled_at, p_now)
+        ),
         format('select ulak.enable_endpoint(%L); -- p_rate => 100 releases them at 100 a second', h.name)
     from health h
     where not h.enabled and h.waiting > 0

@@ -136,7 +136,7 @@ def test_workers_that_start_has_just_asked_for_are_not_missed_yet(cluster: Clust
         (told,) = queue.rows("select * from ulak.start() where item = 'workers'")
 
         assert told["status"] == "ok"
-        assert told["detail"].startswith("2 workers: the first begins ")
+        assert told["detail"] == "2 workers: they begin within a few seconds after this transaction commits"
         finding = found(queue, "workers", now=1)
         assert finding["severity"] == "info"
         assert finding["finding"].startswith("no worker is alive yet: start() was called ")
@@ -146,6 +146,12 @@ def test_workers_that_start_has_just_asked_for_are_not_missed_yet(cluster: Clust
         assert (health["status"], health["details"][:22]) == ("ok", "0 alive; no worker is ")
         # Those that never come are missed.
         assert found(queue, "workers", now=100)["severity"] == "critical"
+        # And one that came and was killed, at once: its row is young, but nobody has its pid.
+        add_worker(queue, heartbeat=12)
+        db.execute("update ulak.workers set pid = 1, started_at = now() + interval '2 s'")
+        finding = found(queue, "workers", now=12)
+        assert finding["severity"] == "critical"
+        assert finding["finding"].startswith("no worker is alive; the next one starts ")
 
 
 @pytest.fixture(scope="module")
@@ -429,7 +435,7 @@ def test_a_sender_that_waits_for_an_ordering_key_is_told_with_who_holds_it(db: D
     finding = found(queue, "ordering key", now=60)
 
     assert finding["finding"].startswith(f"session {holder.info.backend_pid} of ")
-    assert 'idle in transaction for' in finding["finding"]
+    assert "idle in transaction for" in finding["finding"]
     assert 'holds ordering key "k" of endpoint "shop": a sender waits, the first for ' in finding["finding"]
     assert queue.value("select status from ulak.health_check(%s) where component = 'queue'", queue.at(60)) == "warning"
     mend(queue, finding)

@@ -235,8 +235,7 @@ def test_messages_that_do_not_fit_are_one_line_a_minute(queue: Queue, cluster: C
 
     (line,) = written(cluster, before)
     assert line == (
-        "ulak: endpoint is full, what is sent to it becomes dead letters: "
-        '{"endpoint": "small", "max_pending": 1}'
+        'ulak: endpoint is full, what is sent to it becomes dead letters: {"endpoint": "small", "max_pending": 1}'
     )
 
 

@@ -115,8 +115,9 @@ def test_the_doctor_and_the_check_agree(queue: Queue) -> None:
     queue.send("late")
     queue.endpoint("dead")
     queue.bury(queue.send("dead"))
+    broken = queue.endpoint("broken")
     for _ in range(10):
-        queue.call("update_circuit_breaker", queue.endpoint("broken") if not _ else queue.circuit("broken")["id"], False)
+        queue.call("update_circuit_breaker", broken, False)
 
     for now in (0, 301, 3601):
         found = dict(

@@ -18,6 +18,7 @@ def worked(
     **buckets: int,
 ) -> None:
     """One report; b3=5 are five requests below 8 ms and not below the limit before it, 2^(11/4) ms."""
+    counts = ",".join(str(buckets.get(f"b{i // 4}", 0) if i % 4 == 0 else 0) for i in range(86))
     stats = [
         {
             "endpoint_id": endpoint,
@@ -25,9 +26,7 @@ def worked(
             "failed": failed,
             "latency_total_ms": milliseconds,
             "latency_max_ms": longest,
-            "latency_histogram": "[100:185]={%s}" % ",".join(  # noqa: UP031
-                str(buckets.get(f"b{i // 4}", 0) if i % 4 == 0 else 0) for i in range(86)
-            ),
+            "latency_histogram": f"[100:185]={{{counts}}}",
         }
     ]
     queue.db.execute(

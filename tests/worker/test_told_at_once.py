@@ -59,7 +59,12 @@ def test_an_endpoint_that_succeeds_again_is_told_no_more(site: Site) -> None:
 
 def test_a_receiver_that_does_not_answer_in_time_is_told_after_three_attempts(site: Site) -> None:
     open_again = threading.Event()
-    with Receiver(lambda _: open_again.wait(20) and Answer() or Answer()) as receiver:
+
+    def answer(_: object) -> Answer:
+        open_again.wait(20)
+        return Answer()
+
+    with Receiver(answer) as receiver:
         site.http("slow", receiver.url, ONCE, timeout=1)
         site.start()
 

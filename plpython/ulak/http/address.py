@@ -38,8 +38,8 @@ _RULES: tuple[tuple[str, tuple[str, ...]], ...] = (
 _BLOCKED: tuple[tuple[str, Network], ...] = tuple(
     (rule, ip_network(network)) for rule, networks in _RULES for network in networks
 )
-# Networks that a receiver of one's own may well live in, and how wide a part of them one would open for it; None: all of it. Nobody is
-# advised to open the others.
+# Networks that a receiver of one's own may well live in, and how wide a part of them one would open for it; None: all
+# of it. Nobody is advised to open the others.
 _OWN: Mapping[str, int | None] = {
     "127.0.0.0/8": None,
     "::1/128": None,
@@ -93,7 +93,7 @@ class Guard:
         return _rule(address)
 
     def remedy(self, text: str) -> str | None:
-        """The statement that allows the network of this address beside those that are allowed; None if nobody should."""
+        """The statement that allows this address's network beside those that are allowed; None if nobody should."""
         try:
             address = ip_address(text)
         except ValueError:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Mapping
 
-# Bucket i counts requests below its limit, 2^(i/4) milliseconds: no figure made of them is off by more than a fifth. The last
-# bucket takes the rest (above half an hour).
+# Bucket i counts requests below its limit, 2^(i/4) milliseconds: no figure made of them is off by more than a fifth.
+# The last bucket takes the rest (above half an hour).
 LIMITS = tuple(2 ** (i / 4) for i in range(85))
 BUCKETS = len(LIMITS) + 1
 # The number of bucket 0 in what is stored: the elements below are those of version 0.1.0.
@@ -69,8 +69,8 @@ class Counters:
 
 
 def _stored(histogram: list[int]) -> str:
-    """As PostgreSQL reads an array that doesn't begin with element 1: from the first bucket that counts something to the last.
-    Less to send, to add up and to store."""
+    """As PostgreSQL reads an array that doesn't begin with element 1: from the first bucket that counts something to
+    the last. Less to send, to add up and to store."""
     counting = [i for i, messages in enumerate(histogram) if messages]
     if not counting:
         return "{}"
