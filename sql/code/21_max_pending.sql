@@ -136,5 +136,38 @@ begin
     from ulak.endpoints e
     where q.id = any (p_ids) and e.id = q.endpoint_id;
     perform ulak._bury(p_ids, now());
+    perform ulak._log_overflow(p_ids);
+end
+$plpgsql$;
+
+-- Once a minute and endpoint. Nobody waits here: who finds the row locked leaves the line to another sender.
+create or replace function ulak._log_overflow(p_ids bigint[])
+returns void
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+declare
+    v_full record;
+begin
+    for v_full in
+        update ulak.endpoint_headroom h
+        set overflow_logged_at = now()
+        from (
+            select r.endpoint_id
+            from ulak.endpoint_headroom r
+            where r.endpoint_id in (select q.endpoint_id from ulak.queue q where q.id = any (p_ids))
+                and coalesce(r.overflow_logged_at, '-infinity') <= now() - interval '1 minute'
+                -- Under a snapshot of its own, another sender's update would be an error.
+                and current_setting('transaction_isolation') = 'read committed'
+            for no key update skip locked
+        ) r
+        join ulak.endpoints e on e.id = r.endpoint_id
+        where h.endpoint_id = r.endpoint_id
+        returning e.name, e.max_pending
+    loop
+        perform ulak._log('ulak: endpoint is full, what is sent to it becomes dead letters: ' || jsonb_build_object(
+            'endpoint', v_full.name, 'max_pending', v_full.max_pending
+        )::text);
+    end loop;
 end
 $plpgsql$;

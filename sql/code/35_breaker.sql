@@ -257,6 +257,7 @@ begin
     perform ulak._log_circuit('circuit.opened', p_endpoint, 'open', p_now);
     p_endpoint.circuit_state := 'open';
     p_endpoint.circuit_opened_at := p_now;
+    p_endpoint.circuit_broken_since := coalesce(p_endpoint.circuit_broken_since, p_now);
     p_endpoint.circuit_half_open_at := p_now + make_interval(secs => (p_rules -> 'cooldown')::double precision);
     p_endpoint.circuit_probe_id := null;
     p_endpoint.circuit_probe_attempt := null;
@@ -287,6 +288,7 @@ begin
     p_endpoint.circuit_state := 'closed';
     p_endpoint.circuit_failure_count := 0;
     p_endpoint.circuit_opened_at := null;
+    p_endpoint.circuit_broken_since := null;
     p_endpoint.circuit_half_open_at := null;
     p_endpoint.circuit_probe_id := null;
     p_endpoint.circuit_probe_attempt := null;
@@ -325,6 +327,7 @@ as $sql$
     set circuit_state = p_endpoint.circuit_state,
         circuit_failure_count = p_endpoint.circuit_failure_count,
         circuit_opened_at = p_endpoint.circuit_opened_at,
+        circuit_broken_since = p_endpoint.circuit_broken_since,
         circuit_half_open_at = p_endpoint.circuit_half_open_at,
         circuit_probe_id = p_endpoint.circuit_probe_id,
         circuit_probe_attempt = p_endpoint.circuit_probe_attempt,

@@ -160,6 +160,7 @@ begin
         return 0;
     end if;
     perform ulak._bury(v_ids, p_now);
+    perform ulak._log(format('ulak: %s message(s) of dropped endpoints became dead letters, message %s first', cardinality(v_ids), v_ids[1]));
     return cardinality(v_ids);
 end
 $plpgsql$;

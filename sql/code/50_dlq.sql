@@ -1,14 +1,12 @@
 -- The dead-letter queue: burying messages, and bringing them back.
 
--- Copies messages that have just failed for good, and logs them.
+-- Copies messages that have just failed for good.
 create or replace function ulak._bury(p_ids bigint[], p_now timestamptz)
 returns void
 language plpgsql
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 as $plpgsql$
-declare
-    v_dead record;
 begin
     insert into ulak.dlq (
         original_message_id,
@@ -81,20 +79,6 @@ begin
     where q.id = any (p_ids)
     order by q.id;
 
-    for v_dead in
-        select q.id, e.name as endpoint, q.attempts, q.last_error
-        from ulak.queue q
-        left join ulak.endpoints e on e.id = q.endpoint_id
-        where q.id = any (p_ids)
-        order by q.id
-    loop
-        raise log 'ulak: dead letter: %', jsonb_build_object(
-            'message', v_dead.id,
-            'endpoint', v_dead.endpoint,
-            'attempts', v_dead.attempts,
-            'error', v_dead.last_error
-        );
-    end loop;
     perform ulak._tell_dead(p_ids, p_now);
 end
 $plpgsql$;
@@ -126,6 +110,7 @@ begin
         if v_dead.is_gone and v_endpoint.enabled and (v_endpoint.config -> 'auto_disable_on_gone')::boolean then
             perform ulak._switch_endpoint(v_endpoint, false, null, 'the receiver answered 410 Gone', p_now);
         end if;
+        perform ulak._log_dead(v_endpoint, p_ids, v_dead.endpoint_id, p_now);
         -- At most once a second and endpoint: NOTIFY takes a lock that all databases of the server share.
         if v_endpoint.id is not null and coalesce(v_endpoint.dead_notified_at, '-infinity') <= p_now - interval '1 second' then
             update ulak.endpoints e
@@ -141,6 +126,90 @@ begin
                 )::text
             );
         end if;
+    end loop;
+end
+$plpgsql$;
+
+-- Dead letters of an endpoint that the caller has locked, in the server's log: a line each for the first ten of a minute. The others
+-- are counted, and told in one line when the minute is over: by the next dead letter, or else by maintenance.
+create or replace function ulak._log_dead(p_endpoint ulak.endpoints, p_ids bigint[], p_endpoint_id bigint, p_now timestamptz)
+returns void
+language plpgsql
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+as $plpgsql$
+declare
+    v_most constant integer := 10;
+    v_before integer := 0;
+    v_dead record;
+    v_letters integer := 0;
+begin
+    if p_endpoint.dead_log_started_at > p_now - interval '1 minute' and p_endpoint.dead_log_started_at <= p_now then
+        v_before := p_endpoint.dead_log_letters;
+    else
+        perform ulak._log_left_out(p_endpoint.name, p_endpoint.dead_log_letters - v_most, p_endpoint.dead_log_started_at);
+    end if;
+    for v_dead in
+        select q.id, q.attempts, q.last_error
+        from ulak.queue q
+        where q.id = any (p_ids) and q.endpoint_id = p_endpoint_id
+        order by q.id
+    loop
+        v_letters := v_letters + 1;
+        if v_before + v_letters <= v_most then
+            perform ulak._log('ulak: dead letter: ' || jsonb_build_object(
+                'message', v_dead.id,
+                'endpoint', p_endpoint.name,
+                'attempts', v_dead.attempts,
+                'error', v_dead.last_error
+            )::text);
+        end if;
+    end loop;
+    -- Nobody counts for an endpoint that was dropped.
+    if p_endpoint.id is null then
+        perform ulak._log_left_out('(dropped)', v_letters - v_most, p_now);
+    end if;
+    update ulak.endpoints e
+    set dead_log_started_at = case when v_before > 0 then p_endpoint.dead_log_started_at else p_now end,
+        dead_log_letters = v_before + v_letters
+    where e.id = p_endpoint.id;
+end
+$plpgsql$;
+
+create or replace function ulak._log_left_out(p_endpoint text, p_letters integer, p_since timestamptz)
+returns void
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+begin
+    if p_letters > 0 then
+        perform ulak._log('ulak: dead letters left out of this log: ' || jsonb_build_object(
+            'endpoint', p_endpoint, 'letters', p_letters, 'since', p_since
+        )::text);
+    end if;
+end
+$plpgsql$;
+
+-- For maintenance: what was left out of a minute that nobody has come to close. An endpoint that is locked is left to the next run.
+create or replace function ulak._close_dead_logs(p_now timestamptz)
+returns void
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+declare
+    v_endpoint record;
+begin
+    for v_endpoint in
+        select e.id, e.name, e.dead_log_letters, e.dead_log_started_at
+        from ulak.endpoints e
+        where e.dead_log_letters > 10 and e.dead_log_started_at <= p_now - interval '1 minute'
+        order by e.id
+        for no key update skip locked
+    loop
+        perform ulak._log_left_out(v_endpoint.name, v_endpoint.dead_log_letters - 10, v_endpoint.dead_log_started_at);
+        update ulak.endpoints e
+        set dead_log_started_at = null, dead_log_letters = null
+        where e.id = v_endpoint.id;
     end loop;
 end
 $plpgsql$;

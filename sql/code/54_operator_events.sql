@@ -57,7 +57,20 @@ begin
             perform ulak._require_room(v_ids[cardinality(v_ids)], cardinality(v_ids));
         exception
             when configuration_limit_exceeded then
-                raise log 'ulak: the queue is full: % event(s) % were not sent', cardinality(v_ids), p_event_type;
+                -- Once a minute: a queue that is full stays so for a while, and the event log has them all.
+                if not exists (
+                    select
+                    from (
+                        select l.event
+                        from ulak.event_log l
+                        where l.created_at > ulak._log_time(p_now) - interval '1 minute'
+                        order by l.created_at desc
+                        limit 1000
+                    ) l
+                    where l.event = 'operator_event.skipped'
+                ) then
+                    perform ulak._log(format('ulak: the queue is full: %s event(s) %s were not sent', cardinality(v_ids), p_event_type));
+                end if;
                 insert into ulak.event_log (event, detail, created_at)
                 values (
                     'operator_event.skipped',

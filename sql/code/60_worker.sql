@@ -444,18 +444,23 @@ begin
             delivered bigint,
             failed bigint,
             latency_total_ms double precision,
+            latency_max_ms double precision,
             latency_histogram bigint[]
         )
     ),
     minute as (
-        insert into ulak.endpoint_stats as s (endpoint_id, minute, delivered, failed, latency_total_ms, latency_histogram)
-        select a.endpoint_id, p_minute, a.delivered, a.failed, a.latency_total_ms, a.latency_histogram
+        insert into ulak.endpoint_stats as s (
+            endpoint_id, minute, delivered, failed, latency_total_ms, latency_histogram, latency_max_ms
+        )
+        select a.endpoint_id, p_minute, a.delivered, a.failed, a.latency_total_ms, a.latency_histogram, a.latency_max_ms
         from added a
         on conflict (endpoint_id, minute) do update
         set delivered = s.delivered + excluded.delivered,
             failed = s.failed + excluded.failed,
             latency_total_ms = s.latency_total_ms + excluded.latency_total_ms,
-            latency_histogram = ulak._add_histograms(s.latency_histogram, excluded.latency_histogram)
+            latency_histogram = ulak._add_histograms(s.latency_histogram, excluded.latency_histogram),
+            -- A minute that 0.1.0 began has none.
+            latency_max_ms = case when s.latency_max_ms is not null then greatest(s.latency_max_ms, excluded.latency_max_ms) end
     )
     insert into ulak.endpoint_totals as t (endpoint_id, delivered, failed, latency_total_ms, latency_histogram)
     select a.endpoint_id, a.delivered, a.failed, a.latency_total_ms, a.latency_histogram

@@ -199,14 +199,17 @@ begin
             returning t.*
         ),
         kept as (
-            insert into ulak.endpoint_stats (endpoint_id, minute, delivered, failed, latency_total_ms, latency_histogram)
+            insert into ulak.endpoint_stats (
+                endpoint_id, minute, delivered, failed, latency_total_ms, latency_histogram, latency_max_ms
+            )
             select
                 g.endpoint_id,
                 reached,
                 sum(g.delivered),
                 sum(g.failed),
                 sum(g.latency_total_ms),
-                ulak._sum_histograms(g.latency_histogram)
+                ulak._sum_histograms(g.latency_histogram),
+                max(g.latency_max_ms)
             from gone g
             group by g.endpoint_id
         )

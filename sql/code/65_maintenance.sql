@@ -261,6 +261,7 @@ begin
             rows := rows + v_rolled_up;
         when p_step = 'samples' then
             rows := ulak._sample_backlog(p_now);
+            perform ulak._close_dead_logs(p_now);
         when p_step = 'orphans' then
             rows := ulak._bury_orphans(p_now, v_batch);
             more := rows = v_batch;
@@ -292,7 +293,7 @@ set search_path = pg_catalog, pg_temp
 as $plpgsql$
 begin
     if p_error is not null then
-        raise warning 'maintenance step % failed: %', p_step, p_error;
+        perform ulak._warn(format('ulak: maintenance step %s failed: %s', p_step, p_error));
         insert into ulak.event_log (event, detail)
         select 'maintenance.failed', jsonb_build_object('step', p_step, 'error', p_error)
         where not exists (

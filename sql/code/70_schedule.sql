@@ -9,6 +9,7 @@ as $plpgsql$
 declare
     v_workers integer := coalesce(p_workers, ulak.setting('workers')::integer);
     v_checks jsonb;
+    v_is_watched boolean;
 begin
     if v_workers not between 1 and 32 then
         raise exception 'the number of workers must be between 1 and 32'
@@ -28,9 +29,19 @@ begin
         return query
         select s.item, s.status, s.detail, null::text
         from ulak._schedule_jobs(v_workers) s;
-        if not ulak._has_seconds() then
-            perform ulak._launch_watcher();
-        end if;
+        v_is_watched := ulak._has_seconds() or ulak._launch_watcher();
+        return query
+        select
+            'workers',
+            'ok',
+            format(
+                '%s: %s begin %s',
+                ulak._counted(v_workers, 'worker'),
+                case when ulak._count_alive(clock_timestamp()) > 0 then 'those that are missing' else 'they' end,
+                case when v_is_watched then 'within a few seconds after this transaction commits' else b.starts end
+            ),
+            null::text
+        from ulak._workers_begin(clock_timestamp()) b;
     else
         return query
         select
@@ -409,9 +420,9 @@ begin
 end
 $plpgsql$;
 
--- Starts the watcher now instead of at the next minute, unless there is one.
+-- Starts the watcher now instead of at the next minute, unless there is one. False if it could not be done.
 create or replace function ulak._launch_watcher()
-returns void
+returns boolean
 language plpgsql
 set search_path = pg_catalog, pg_temp
 as $plpgsql$
@@ -424,6 +435,7 @@ begin
             raise warning 'workers start at the next full minute: %', v_error;
         end if;
     end if;
+    return v_error is null;
 end
 $plpgsql$;
 

@@ -53,10 +53,10 @@ begin
 end
 $plpgsql$;
 
--- Counted exactly as long as that is cheap: 10,000 messages, shared by the endpoints that have some, and 10 for each at least.
--- Beyond that the count of the last minute is what is known. All of it is read from partial indexes, whatever the statistics
--- say: sets are joined by hash, since a nested loop between two of them is quadratic, and a lateral look-up with a limit
--- can't become anything but a probe of its index.
+-- Counted exactly as long as that is cheap: 10,000 messages in all. If there are more, the endpoints that have some share them, and
+-- what some leave over is shared by the others; 10 for each at least. Beyond that the count of the last minute is what is known. All
+-- of it is read from partial indexes, whatever the statistics say: sets are joined by hash, since a nested loop between two of them
+-- is quadratic, and a lateral look-up with a limit can't become anything but a probe of its index.
 create or replace function ulak._backlog(p_endpoint_id bigint default null, p_now timestamptz default clock_timestamp())
 returns table (
     endpoint_id bigint,
@@ -66,7 +66,13 @@ returns table (
     oldest_at timestamptz,
     due_since timestamptz,
     in_flight bigint,
-    dead bigint
+    dead bigint,
+    dead_is_estimate boolean,
+    -- Since when the oldest message waits that is due or was so before its retries.
+    waiting_since timestamptz,
+    -- When an estimate was counted; null: there are more than were counted now, and that is all that is known.
+    sampled_at timestamptz,
+    dead_sampled_at timestamptz
 )
 language plpgsql
 stable
@@ -80,6 +86,17 @@ set jit = off
 set plan_cache_mode = force_generic_plan
 as $plpgsql$
 #variable_conflict use_column
+declare
+    v_first bigint := coalesce(p_endpoint_id, 0);
+    v_last bigint := coalesce(p_endpoint_id, 9223372036854775807);
+    v_few boolean := 10000 >= (
+        select count(*)
+        from (select from ulak.queue q where q.status = 'pending' and q.endpoint_id between v_first and v_last limit 10001) q
+    );
+    v_few_dead boolean := 10000 >= (
+        select count(*)
+        from (select from ulak.dlq d where d.status = 'failed' and d.endpoint_id between v_first and v_last limit 10001) d
+    );
 begin
     return query
     with pending as materialized (
@@ -90,64 +107,126 @@ begin
     flight as materialized (
         select q.endpoint_id, count(*) as messages
         from ulak.queue q
-        where q.status = 'processing'
-            and q.endpoint_id >= coalesce(p_endpoint_id, 0)
-            and q.endpoint_id <= coalesce(p_endpoint_id, 9223372036854775807)
+        where q.status = 'processing' and q.endpoint_id between v_first and v_last
         group by q.endpoint_id
     ),
     share as materialized (
         select
-            greatest(10, 10000 / greatest((select count(*) from pending p), 1)) as size,
-            greatest(10, 10000 / greatest((select count(*) from ulak.endpoints e), 1)) as dead
+            case when v_few then 10000 else greatest(10, 10000 / greatest((select count(*) from pending p), 1)) end as size,
+            case when v_few_dead then 10000 else greatest(10, 10000 / greatest((select count(*) from ulak.endpoints e), 1)) end as dead
+    ),
+    counted as materialized (
+        select p.endpoint_id, p.first_due, c.messages, c.first_id
+        from pending p
+        cross join lateral (
+            select count(*) as messages, min(q.id) as first_id
+            from (
+                select q.id
+                from ulak.queue q
+                where q.status = 'pending' and q.endpoint_id = p.endpoint_id
+                limit (select b.size + 1 from share b)
+            ) q
+        ) c
+    ),
+    buried as materialized (
+        select e.id as endpoint_id, d.messages
+        from ulak.endpoints e
+        cross join lateral (
+            select count(*) as messages
+            from (
+                select
+                from ulak.dlq d
+                where d.status = 'failed' and d.endpoint_id = e.id
+                limit (select b.dead + 1 from share b)
+            ) d
+        ) d
+        where e.id between v_first and v_last and d.messages > 0
+    ),
+    -- The share of those that have more than the first one.
+    larger as materialized (
+        select
+            greatest(b.size, 10000 / greatest((select count(*) from counted c where c.messages > b.size), 1)) as size,
+            greatest(b.dead, 10000 / greatest((select count(*) from buried d where d.messages > b.dead), 1)) as dead
+        from share b
+    ),
+    recounted as materialized (
+        select k.endpoint_id, c.messages, c.first_id
+        from counted k
+        cross join lateral (
+            select count(*) as messages, min(q.id) as first_id
+            from (
+                select q.id
+                from ulak.queue q
+                where q.status = 'pending' and q.endpoint_id = k.endpoint_id
+                limit (select l.size + 1 from larger l)
+            ) q
+        ) c
+        where k.messages > (select b.size from share b) and (select l.size from larger l) > (select b.size from share b)
+    ),
+    reburied as materialized (
+        select k.endpoint_id, d.messages
+        from buried k
+        cross join lateral (
+            select count(*) as messages
+            from (
+                select
+                from ulak.dlq d
+                where d.status = 'failed' and d.endpoint_id = k.endpoint_id
+                limit (select l.dead + 1 from larger l)
+            ) d
+        ) d
+        where k.messages > (select b.dead from share b) and (select l.dead from larger l) > (select b.dead from share b)
     )
     select
         e.id,
-        case when c.messages > b.size then greatest(s.waiting, c.messages) else coalesce(c.messages, 0) end,
-        coalesce(c.messages > b.size, false),
+        case when c.is_estimate then greatest(s.waiting, c.messages) else coalesce(c.messages, 0) end,
+        coalesce(c.is_estimate, false),
         o.created_at,
-        case when least(p.first_due, o.due_at) <= p_now then least(p.first_due, o.due_at) end,
+        case when c.first_due <= p_now then c.first_due end,
         coalesce(f.messages, 0),
-        case when d.messages > b.dead then greatest(s.dead, d.messages) else d.messages end
+        case when d.is_estimate then greatest(s.dead, d.messages) else coalesce(d.messages, 0) end,
+        coalesce(d.is_estimate, false),
+        case when least(c.first_due, o.due_at) <= p_now then least(c.first_due, o.due_at) end,
+        case when c.is_estimate and s.waiting >= c.messages then s.sampled_at end,
+        case when d.is_estimate and s.dead >= d.messages then s.sampled_at end
     from ulak.endpoints e
-    cross join share b
-    left join pending p on p.endpoint_id = e.id
     left join flight f on f.endpoint_id = e.id
+    left join (
+        select
+            k.endpoint_id,
+            k.first_due,
+            coalesce(r.messages, k.messages) as messages,
+            coalesce(r.first_id, k.first_id) as first_id,
+            coalesce(r.messages, k.messages) > (select l.size from larger l) as is_estimate
+        from counted k
+        left join recounted r on r.endpoint_id = k.endpoint_id
+    ) c on c.endpoint_id = e.id
+    left join (
+        select
+            k.endpoint_id,
+            coalesce(r.messages, k.messages) as messages,
+            coalesce(r.messages, k.messages) > (select l.dead from larger l) as is_estimate
+        from buried k
+        left join reburied r on r.endpoint_id = k.endpoint_id
+    ) d on d.endpoint_id = e.id
     left join lateral (
-        select count(*) as messages, min(q.id) as first_id
-        from (
-            select q.id
-            from ulak.queue q
-            where q.status = 'pending' and q.endpoint_id = p.endpoint_id
-            limit (select b.size + 1 from share b)
-        ) q
-    ) c on p.endpoint_id is not null
-    left join lateral (
-        select s.waiting, s.dead, s.oldest_id
+        select s.waiting, s.dead, s.oldest_id, s.sampled_at
         from ulak.backlog_samples s
-        where s.endpoint_id = e.id
+        where s.endpoint_id = e.id and s.sampled_at <= p_now and (c.is_estimate or d.is_estimate)
         order by s.sampled_at desc
         limit 1
-    ) s on true
+    ) s on c.is_estimate or d.is_estimate
     -- Ids are drawn in the order of sending. What waits for its schedule isn't late.
     left join lateral (
         select
             q.created_at,
             case when q.scheduled_at is null or q.scheduled_at <= p_now then greatest(q.created_at, q.scheduled_at) end as due_at
         from ulak.queue q
-        where q.id = case when c.messages > b.size then s.oldest_id else c.first_id end
+        where q.id = case when c.is_estimate then s.oldest_id else c.first_id end
             and q.status is not distinct from 'pending'
         limit 1
     ) o on true
-    cross join lateral (
-        select count(*) as messages
-        from (
-            select
-            from ulak.dlq d
-            where d.status = 'failed' and d.endpoint_id = e.id
-            limit (select b.dead + 1 from share b)
-        ) d
-    ) d
-    where e.id >= coalesce(p_endpoint_id, 0) and e.id <= coalesce(p_endpoint_id, 9223372036854775807);
+    where e.id between v_first and v_last;
 end
 $plpgsql$;
 
@@ -248,12 +327,13 @@ $sql$;
 
 -- The minutes that aren't final, all endpoints together.
 create or replace function ulak._recent_traffic(p_from timestamptz default '-infinity')
-returns table (minute timestamptz, delivered bigint, failed bigint, latency_histogram bigint[])
+returns table (minute timestamptz, delivered bigint, failed bigint, latency_histogram bigint[], latency_max_ms double precision)
 language sql
 stable
 set search_path = pg_catalog, pg_temp
 as $sql$
-    select t.minute, sum(t.delivered)::bigint, sum(t.failed)::bigint, ulak._sum_histograms(t.latency_histogram)
+    select
+        t.minute, sum(t.delivered)::bigint, sum(t.failed)::bigint, ulak._sum_histograms(t.latency_histogram), max(t.latency_max_ms)
     from ulak.endpoint_stats t
     where t.minute >= greatest(p_from, ulak._traffic_is_final_before())
     group by t.minute
@@ -264,8 +344,9 @@ returns void
 language sql
 set search_path = pg_catalog, pg_temp
 as $sql$
-    insert into ulak.traffic as t (minute, delivered, failed, latency_histogram, waiting)
-    select m.minute, coalesce(r.delivered, 0), coalesce(r.failed, 0), coalesce(r.latency_histogram, '{}'), w.waiting
+    insert into ulak.traffic as t (minute, delivered, failed, latency_histogram, waiting, latency_max_ms)
+    select
+        m.minute, coalesce(r.delivered, 0), coalesce(r.failed, 0), coalesce(r.latency_histogram, '{}'), w.waiting, r.latency_max_ms
     from ulak._recent_traffic() r
     full join (
         -- The last sample is what is known, whether it is missing for this minute because nothing changed or because time ran out.
@@ -284,7 +365,8 @@ as $sql$
     set delivered = excluded.delivered,
         failed = excluded.failed,
         latency_histogram = excluded.latency_histogram,
-        waiting = coalesce(excluded.waiting, t.waiting)
+        waiting = coalesce(excluded.waiting, t.waiting),
+        latency_max_ms = excluded.latency_max_ms
 $sql$;
 
 -- What waits until when, counted up to a bound: 5,000 messages, shared by the (endpoint, priority) pairs that have some, and 10
@@ -325,34 +407,46 @@ begin
     )
     select
         coalesce(e.name, format('(endpoint %s, dropped)', l.endpoint_id)),
-        s.due,
-        sum(least(c.messages, (select b.size from share b)))::bigint,
-        bool_or(c.messages > (select b.size from share b)),
+        d.due,
+        sum(c.messages)::bigint,
+        bool_or(c.is_cut),
         min(c.first_at),
-        case when bool_or(c.messages > (select b.size from share b)) then null else max(c.last_at) end
+        case when bool_or(c.is_cut) then null else max(c.last_at) end
     from level l
     cross join span s
     cross join lateral (
         select
-            count(*) as messages,
-            min(nullif(q.next_retry_at, 'infinity')) as first_at,
-            max(nullif(q.next_retry_at, 'infinity')) as last_at
+            q.is_behind,
+            count(*) - (bool_or(q.place > (select b.size from share b)))::integer as messages,
+            bool_or(q.place > (select b.size from share b)) as is_cut,
+            min(nullif(q.next_retry_at, 'infinity')) filter (where not q.is_behind) as first_at,
+            max(nullif(q.next_retry_at, 'infinity')) filter (where not q.is_behind) as last_at
         from (
-            select q.next_retry_at
-            from ulak.queue q
-            where q.status = 'pending'
-                and q.endpoint_id = l.endpoint_id
-                and q.priority = l.priority
-                and q.next_retry_at > s.after
-                and q.next_retry_at <= s.until
-            order by q.next_retry_at
-            limit (select b.size + 1 from share b)
+            select
+                q.next_retry_at,
+                row_number() over () as place,
+                -- A sender queues its message as due; the claim that meets it behind another parks it.
+                s.place = 1 and q.ordering_key is not null
+                    and ulak._head_before(l.endpoint_id, q.ordering_key, q.id) is not null as is_behind
+            from (
+                select q.id, q.ordering_key, q.next_retry_at
+                from ulak.queue q
+                where q.status = 'pending'
+                    and q.endpoint_id = l.endpoint_id
+                    and q.priority = l.priority
+                    and q.next_retry_at > s.after
+                    and q.next_retry_at <= s.until
+                order by q.next_retry_at
+                limit (select b.size + 1 from share b)
+            ) q
         ) q
+        group by q.is_behind
     ) c
+    join span d on d.place = case when c.is_behind then 7 else s.place end
     left join ulak.endpoints e on e.id = l.endpoint_id
     where c.messages > 0
-    group by l.endpoint_id, e.name, s.place, s.due
-    order by 1, s.place;
+    group by l.endpoint_id, e.name, d.place, d.due
+    order by 1, d.place;
 end
 $plpgsql$;
 

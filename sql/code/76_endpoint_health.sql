@@ -107,6 +107,12 @@ returns table (
     next_probe_at timestamptz,
     state text,
     last_hour bigint[],
+    -- Attempts that failed, in the same steps as last_hour, which counts deliveries.
+    last_hour_failed bigint[],
+    max_ms double precision,
+    dead_is_estimate boolean,
+    waiting_since timestamptz,
+    sampled_at timestamptz,
     -- All endpoints together, the same in each row.
     all_waiting numeric,
     all_estimated boolean,
@@ -137,7 +143,7 @@ begin
     with shown as materialized (
         select
             row_number() over (
-                order by ulak._pain(f.state, f.waiting) desc, f.due_since nulls last, f.waiting desc, f.name
+                order by ulak._pain(f.state, f.waiting) desc, f.due_since nulls last, f.waiting + f.in_flight desc, f.name
             ) as place,
             f.*,
             sum(f.waiting) over w as all_waiting,
@@ -151,7 +157,16 @@ begin
                 f.*,
                 coalesce(r.per_second, 0) as per_second,
                 r.failed_percent,
-                ulak._endpoint_state(f.enabled, f.circuit_state, f.due_since, r.failed_percent, r.per_second, p_now) as state
+                ulak._endpoint_state(
+                    f.enabled,
+                    f.circuit_state,
+                    f.due_since,
+                    r.failed_percent,
+                    coalesce(f.last_success_at > f.last_failure_at + interval '10 seconds' or r.last_failed_percent < 5, false),
+                    r.per_second,
+                    f.in_flight,
+                    p_now
+                ) as state
             from unnest(p_facts) f
             left join ulak._recent_rates(p_endpoint_id, p_now) r on r.endpoint_id = f.id
         ) f
@@ -182,6 +197,11 @@ begin
         case when f.circuit_state = 'open' then f.circuit_half_open_at end,
         f.state,
         h.last_hour,
+        h.last_hour_failed,
+        l.max_ms,
+        f.dead_is_estimate,
+        f.waiting_since,
+        f.sampled_at,
         f.all_waiting,
         f.all_estimated,
         f.all_due_since,
@@ -191,12 +211,22 @@ begin
     from shown f
     -- Latency of five minutes: one minute of it says little.
     cross join lateral (
-        select ulak._percentiles(ulak._sum_histograms(t.latency_histogram), array[0.50, 0.95]) as percentiles
-        from ulak.endpoint_stats t
-        where t.endpoint_id = f.id and t.minute > v_minute - interval '5 minutes' and t.minute <= v_minute
+        select
+            ulak._percentiles(t.histogram, array[0.50, 0.95], t.max_ms) as percentiles,
+            t.max_ms
+        from (
+            select
+                ulak._sum_histograms(t.latency_histogram) as histogram,
+                -- Minutes that were counted by 0.1.0 don't know their longest.
+                case when bool_and(t.latency_max_ms is not null) then max(t.latency_max_ms) end as max_ms
+            from ulak.endpoint_stats t
+            where t.endpoint_id = f.id and t.minute > v_minute - interval '5 minutes' and t.minute <= v_minute
+        ) t
     ) l
     left join lateral (
-        select ulak._spread(array_agg(width_bucket(t.minute, v_steps)), array_agg(t.delivered), 20) as last_hour
+        select
+            ulak._spread(array_agg(width_bucket(t.minute, v_steps)), array_agg(t.delivered), 20) as last_hour,
+            ulak._spread(array_agg(width_bucket(t.minute, v_steps)), array_agg(t.failed), 20) as last_hour_failed
         from ulak.endpoint_stats t
         where t.endpoint_id = f.id and t.minute >= v_from and t.minute <= v_minute and f.place <= 1000
     ) h on f.place <= 1000;
@@ -236,7 +266,13 @@ begin
         b.oldest_at,
         b.due_since,
         b.in_flight,
-        b.dead
+        b.dead,
+        b.dead_is_estimate,
+        b.waiting_since,
+        b.sampled_at,
+        b.dead_sampled_at,
+        case when e.circuit_state <> 'closed' then coalesce(e.circuit_broken_since, e.circuit_opened_at) end,
+        e.max_pending
     from ulak._backlog(p_endpoint_id, p_now) b
     join ulak.endpoints e on e.id = b.endpoint_id;
 end
@@ -245,7 +281,14 @@ $plpgsql$;
 -- Deliveries per second, and the failed among the attempts of five minutes: one minute of them says little. Planned anew each time:
 -- one endpoint is found by its key, all of them by the minute.
 create or replace function ulak._recent_rates(p_endpoint_id bigint, p_now timestamptz)
-returns table (endpoint_id bigint, per_second double precision, failed_percent double precision)
+returns table (
+    endpoint_id bigint,
+    per_second double precision,
+    failed_percent double precision,
+    -- The same of the last minute that has any attempts: how it is now, and not how it was.
+    last_failed_percent double precision,
+    failed bigint
+)
 language plpgsql
 stable
 set search_path = pg_catalog, pg_temp
@@ -267,7 +310,10 @@ begin
             sum(t.delivered::double precision) filter (where t.minute = v_minute),
             v_seconds
         ),
-        100 * sum(t.failed::double precision) / nullif(sum((t.failed + t.delivered)::double precision), 0)
+        100 * sum(t.failed::double precision) / nullif(sum((t.failed + t.delivered)::double precision), 0),
+        (array_agg(100 * t.failed::double precision / (t.failed + t.delivered) order by t.minute desc)
+            filter (where t.failed + t.delivered > 0))[1],
+        sum(t.failed)::bigint
     from ulak.endpoint_stats t
     where t.minute > v_minute - interval '5 minutes'
         and t.minute <= v_minute
@@ -309,13 +355,16 @@ begin
 end
 $plpgsql$;
 
--- One word for an endpoint. Late: a message that is due has waited for more than a minute.
+-- One word for an endpoint. Late: a message that is due has waited for more than a minute. Failing: of the attempts of the last
+-- minutes, and not before its last successes. Sending: requests are under way, and none of the last minute has ended well.
 create or replace function ulak._endpoint_state(
     p_enabled boolean,
     p_circuit_state text,
     p_due_since timestamptz,
     p_failed_percent double precision,
+    p_has_recovered boolean,
     p_per_second double precision,
+    p_in_flight bigint,
     p_now timestamptz
 )
 returns text
@@ -326,8 +375,9 @@ as $sql$
         when not p_enabled then 'disabled'
         when p_circuit_state <> 'closed' then p_circuit_state
         when p_due_since < p_now - interval '1 minute' then 'late'
-        when p_failed_percent >= 5 then 'failing'
+        when p_failed_percent >= 5 and not p_has_recovered then 'failing'
         when p_per_second > 0 then 'flowing'
+        when p_in_flight > 0 then 'sending'
         else 'idle'
     end
 $sql$;
@@ -339,12 +389,26 @@ language sql
 immutable
 as $sql$
     select case
-        when p_state = 'open' then 7
-        when p_state = 'half_open' then 6
-        when p_state = 'late' then 5
-        when p_state = 'failing' then 4
-        when p_state = 'disabled' then case when p_waiting > 0 then 3 else 0 end
+        when p_state = 'open' then 8
+        when p_state = 'half_open' then 7
+        when p_state = 'late' then 6
+        when p_state = 'failing' then 5
+        when p_state = 'disabled' then case when p_waiting > 0 then 4 else 0 end
+        when p_state = 'sending' then 3
         when p_state = 'flowing' then 2
         else 1
+    end
+$sql$;
+
+-- A count as it is known: all of them, about so many when they were last counted, or more than were counted.
+create or replace function ulak._known_count(p_count numeric, p_is_estimate boolean, p_sampled_at timestamptz, p_now timestamptz)
+returns text
+language sql
+immutable
+as $sql$
+    select case
+        when not p_is_estimate then ulak._thousands(p_count)
+        when p_sampled_at is null then 'more than ' || ulak._thousands(p_count - 1)
+        else format('about %s (counted %s ago)', ulak._thousands(p_count), ulak._short_duration(p_now - p_sampled_at))
     end
 $sql$;

@@ -13,7 +13,9 @@ returns table (
     p95 text,
     breaker text,
     last_hour text,
-    last_error text
+    last_error text,
+    last_failed text,
+    slowest text
 )
 language plpgsql
 stable
@@ -27,8 +29,12 @@ begin
     select
         h.name,
         ulak._state_glyph(h.state) || ' ' || h.state,
-        lpad(case when h.is_estimate then '~' else '' end || ulak._thousands(h.waiting), 10),
-        lpad(coalesce(ulak._short_duration(p_now - h.due_since), ''), 7),
+        case
+            when not h.is_estimate then lpad(ulak._thousands(h.waiting), 10)
+            when h.sampled_at is null then lpad('>' || ulak._thousands(h.waiting - 1), 10)
+            else format('%10s, %s ago', '~' || ulak._thousands(h.waiting), ulak._short_duration(p_now - h.sampled_at))
+        end,
+        lpad(coalesce(ulak._short_duration(p_now - h.waiting_since), ''), 7),
         h.in_flight,
         round(h.per_second::numeric, 1),
         round(h.failed_percent::numeric, 1),
@@ -42,11 +48,16 @@ begin
             when 'half_open' then 'probing'
             else case when h.circuit_failure_count > 0 then format('closed, %s failed', h.circuit_failure_count) else 'closed' end
         end,
-        ulak._sparkline(h.last_hour),
+        -- Attempts, whatever became of them: an endpoint that answers nothing but errors isn't a quiet one.
+        ulak._sparkline(array(
+            select n.delivered + n.failed from unnest(h.last_hour, h.last_hour_failed) with ordinality n (delivered, failed, place) order by n.place
+        )),
         case
             when length(h.last_error) > 40 then left(h.last_error, 39) || ulak._sign(8230, '~')
             else h.last_error
-        end
+        end,
+        format('%10s', ulak._short_duration(p_now - h.last_failure_at) || ' ago'),
+        lpad(coalesce(ulak._short_duration(make_interval(secs => h.max_ms / 1000)), ''), 6)
     from ulak._endpoint_health(array(select f from ulak._endpoint_facts(null, p_now) f), null, p_limit, p_now) h
     order by h.place;
 end
@@ -68,22 +79,26 @@ select
     t.p95,
     t.breaker,
     t.last_hour,
-    t.last_error
+    t.last_error,
+    t.last_failed,
+    t.slowest
 from ulak.top() t;
 
 comment on view ulak.top is E'the worst 50 endpoints at a glance; in psql: select * from ulak.top \\watch 2. More of them: select * from ulak.top(500)';
 comment on column ulak.top.endpoint is 'name of the endpoint';
-comment on column ulak.top.state is 'flowing, idle, failing (5% or more), late (due for over a minute), half_open, open or disabled, with a sign of its own each';
-comment on column ulak.top.waiting is 'messages that wait; ~ is the count of the last minute';
-comment on column ulak.top.oldest_wait is 'how long the oldest message that is due has waited';
+comment on column ulak.top.state is 'flowing, idle, sending (requests are under way, none has succeeded in the last minute), failing (5% or more), late (due for over a minute), half_open, open or disabled, with a sign of its own each';
+comment on column ulak.top.waiting is 'messages that wait; ~ is what was counted so long ago, > that there are more';
+comment on column ulak.top.oldest_wait is 'how long the oldest message has waited since it was first due, its retries included';
 comment on column ulak.top.in_flight is 'messages that a worker holds';
 comment on column ulak.top.per_second is 'deliveries per second in the last minute (http endpoints)';
 comment on column ulak.top.failed_percent is 'share of attempts that failed in the last five minutes';
 comment on column ulak.top.p50 is 'half of the requests of the last five minutes took less';
 comment on column ulak.top.p95 is '95% of the requests of the last five minutes took less';
 comment on column ulak.top.breaker is 'state of the circuit breaker, and when an open one sends its next probe';
-comment on column ulak.top.last_hour is 'deliveries of the last hour, three minutes per sign';
+comment on column ulak.top.last_hour is 'attempts of the last hour, delivered and failed, three minutes per sign';
 comment on column ulak.top.last_error is 'last failure, cut at 40 characters';
+comment on column ulak.top.last_failed is 'when that was';
+comment on column ulak.top.slowest is 'the longest request of the last five minutes';
 
 -- A character by its number in Unicode, or what stands for it in a database that can't hold it.
 create or replace function ulak._sign(p_number integer, p_plain text)
@@ -109,6 +124,7 @@ as $sql$
     select case p_state
         when 'flowing' then ulak._sign(9679, '*')
         when 'idle' then ulak._sign(183, '-')
+        when 'sending' then ulak._sign(9654, '>')
         when 'half_open' then ulak._sign(9680, '%')
         when 'open' then ulak._sign(9675, 'o')
         when 'disabled' then ulak._sign(9632, '#')

@@ -83,24 +83,50 @@ security definer
 set search_path = pg_catalog, pg_temp
 as $plpgsql$
 #variable_conflict use_column
+declare
+    v_facts ulak._endpoint_fact[];
 begin
     p_now := ulak._finite_time(p_now);
+    v_facts := array(select f from ulak._endpoint_facts(null, p_now) f);
     return query
     with health as materialized (
         select f.*
-        from ulak._endpoint_facts(null, p_now) f
+        from unnest(v_facts) f
+    ),
+    -- What doctor() finds, so that both agree.
+    trouble as materialized (
+        select t.*
+        from ulak._trouble(v_facts, p_now) t
+    ),
+    worst as (
+        select
+            t.component,
+            case when bool_or(t.severity = 'critical') then 'critical' when bool_or(t.severity = 'warning') then 'warning' else 'ok' end as status,
+            min(t.finding) filter (where t.check_name = 'workers' and t.severity = 'info') as remark
+        from trouble t
+        group by t.component
     ),
     queue as (
         select
             coalesce(sum(h.waiting), 0) as waiting,
+            coalesce(bool_or(h.is_estimate), false) as is_estimate,
+            min(h.sampled_at) as sampled_at,
             coalesce(sum(h.in_flight), 0) as in_flight,
             coalesce(sum(h.dead), 0) as dead,
+            coalesce(bool_or(h.dead_is_estimate), false) as dead_is_estimate,
+            min(h.dead_sampled_at) as dead_sampled_at,
             min(h.due_since) filter (where h.enabled) as due_since,
-            count(*) filter (where h.protocol = any (ulak._worker_protocols())) as delivered,
             count(*) as endpoints,
-            string_agg(h.name, ', ' order by h.name) filter (where h.circuit_state <> 'closed') as troubled,
-            nullif(ulak.setting('max_queue_size')::bigint, 0) as most
+            ulak._names(array_agg(h.name order by h.name) filter (where h.circuit_state <> 'closed')) as broken
         from health h
+    ),
+    failing as (
+        select ulak._names(array_agg(n.name order by n.name)) as names
+        from (
+            select substring(t.finding from '^endpoint "(.*?)" fails: ') as name
+            from trouble t
+            where t.check_name = 'failing'
+        ) n
     ),
     maintenance as (
         select
@@ -108,30 +134,19 @@ begin
                 when bool_and(m.state = 'never ran') then 'it never ran'
                 else string_agg(format('%s %s', m.step, m.state), ', ') filter (where m.state in ('failed', 'late', 'never ran'))
             end as trouble,
-            bool_or(m.state = 'failed') as failed,
             max(m.started_at) as last_run
         from ulak.maintenance_status m
         where m.step <> 'vacuum'
     ),
-    checked (place, component, status, details) as (
-        select
-            1,
-            'workers',
-            case when ulak._count_alive(p_now) > 0 or q.delivered = 0 then 'ok' else 'critical' end,
-            format('%s alive', ulak._count_alive(p_now))
-        from queue q
+    checked (place, component, details) as (
+        select 1, 'workers', format('%s alive', ulak._count_alive(p_now))
         union all
         select
             2,
             'queue',
-            case
-                when q.waiting + q.in_flight >= q.most then 'critical'
-                when q.due_since < p_now - interval '5 minutes' or q.waiting + q.in_flight > 0.8 * q.most then 'warning'
-                else 'ok'
-            end,
             concat_ws(
                 ', ',
-                format('%s waiting', q.waiting),
+                case when q.is_estimate then ulak._known_count(q.waiting, true, q.sampled_at, p_now) else q.waiting::text end || ' waiting',
                 format('%s in flight', q.in_flight),
                 'oldest due for ' || ulak._short_duration(p_now - q.due_since)
             )
@@ -140,40 +155,68 @@ begin
         select
             3,
             'endpoints',
-            case when q.troubled is null then 'ok' else 'warning' end,
-            concat_ws(', ', ulak._counted(q.endpoints, 'endpoint'), 'circuit not closed: ' || q.troubled)
+            concat_ws(', ', ulak._counted(q.endpoints, 'endpoint'), 'circuit not closed: ' || q.broken, 'failing: ' || f.names)
         from queue q
-        union all
-        select 4, 'dlq', case when q.dead = 0 then 'ok' else 'warning' end, ulak._counted(q.dead, 'dead letter')
-        from queue q
+        cross join failing f
         union all
         select
-            5,
-            'maintenance',
-            case when m.failed then 'critical' when m.trouble is not null then 'warning' else 'ok' end,
-            coalesce(m.trouble, 'last run ' || ulak._short_duration(p_now - m.last_run) || ' ago')
+            4,
+            'dlq',
+            case
+                when q.dead_is_estimate then ulak._known_count(q.dead, true, q.dead_sampled_at, p_now) || ' dead letters'
+                else ulak._counted(q.dead, 'dead letter')
+            end
+        from queue q
+        union all
+        select 5, 'maintenance', coalesce(m.trouble, 'last run ' || ulak._short_duration(p_now - m.last_run) || ' ago')
         from maintenance m
         union all
-        select 6, 'archive', case when a.problem is null then 'ok' else 'warning' end, coalesce(a.problem, 'partitions are in place')
-        from (select string_agg(p.finding, ', ') from ulak._check_partitions(p_now) p) a (problem)
+        select 6, 'archive', coalesce((select string_agg(p.finding, ', ') from ulak._check_partitions(p_now) p), 'partitions are in place')
         union all
         select
             7,
             'cluster',
-            case when ulak._is_adopted() then 'ok' else 'critical' end,
             case
                 when ulak._is_adopted() then 'this cluster delivers'
                 else 'messages of another cluster were restored here and are held until ulak.adopt()'
             end
     )
-    select c.component, c.status, c.details, p_now
+    select c.component, coalesce(w.status, 'ok'), concat_ws('; ', c.details, w.remark), p_now
     from checked c
+    left join worst w on w.component = c.component
     order by c.place;
 end
 $plpgsql$;
 
 comment on function ulak.health_check(timestamptz) is
-    'one row per component with ok, warning or critical; ulak.doctor() says what to do about it';
+    'one row per component with ok, warning or critical, as doctor() finds them; ulak.doctor() says what to do about it';
+
+create or replace function ulak.health(p_now timestamptz default clock_timestamp())
+returns text
+language sql
+stable
+security definer
+set search_path = pg_catalog, pg_temp
+as $sql$
+    select case
+        when bool_or(h.status = 'critical') then 'critical'
+        when bool_or(h.status = 'warning') then 'warning'
+        else 'ok'
+    end
+    from ulak.health_check(p_now) h
+$sql$;
+
+comment on function ulak.health(timestamptz) is 'the worst status of health_check() as one word, for probes: ok, warning or critical';
+
+-- The first five of them.
+create or replace function ulak._names(p_names text[])
+returns text
+language sql
+immutable
+as $sql$
+    select array_to_string(p_names[:5], ', ')
+        || case when cardinality(p_names) > 5 then format(' and %s more', cardinality(p_names) - 5) else '' end
+$sql$;
 
 create or replace function ulak._counted(p_count numeric, p_what text)
 returns text

@@ -214,7 +214,15 @@ begin
         return null;
     end if;
     for i in 1..22 loop
-        v_sum := v_sum + coalesce(p_histogram[i], 0);
+        -- Four elements, which end where the bucket does, and the one of 0.1.0; all the rest is in the last bucket.
+        v_sum := v_sum
+            + coalesce(p_histogram[i], 0)
+            + coalesce(p_histogram[96 + 4 * i], 0)
+            + case
+                when i = 1 then 0
+                else coalesce(p_histogram[93 + 4 * i], 0) + coalesce(p_histogram[94 + 4 * i], 0) + coalesce(p_histogram[95 + 4 * i], 0)
+            end
+            + case when i = 22 then coalesce(p_histogram[185], 0) else 0 end;
         v_sums[i] := v_sum;
     end loop;
     return v_sums;

@@ -173,7 +173,15 @@ begin
             (ulak._retry_defaults() || coalesce(p_endpoint.retry_policy, '{}')) ->> 'max_retries'
         ));
     elsif p_endpoint.protocol = any (ulak._worker_protocols()) and ulak._count_alive(p_now) = 0 then
-        return query values (null::timestamptz, 'next: nothing, no worker is alive: select * from ulak.start();');
+        return query
+        select null::timestamptz, case
+            when b.is_new then format('next: a worker takes it; start() was called, and workers begin %s', b.starts)
+            when b.is_scheduled then format(
+                'next: no worker is alive; the next one starts %s. If none does: select * from ulak.doctor();', b.starts
+            )
+            else 'next: nothing, no worker is alive: select * from ulak.start();'
+        end
+        from ulak._workers_begin(p_now) b;
     elsif p_endpoint.circuit_state = 'open' and p_endpoint.circuit_half_open_at > p_now then
         return query values (p_endpoint.circuit_half_open_at, format(
             'next: the circuit of endpoint "%s" is open; one message is sent as a probe in %s',
@@ -214,7 +222,7 @@ as $sql$
         when p_endpoint.protocol = 'pull' then 'next: an external worker claims it'
         when h.waiting > 100 and r.per_second >= 1 then format(
             'next: a worker takes it in its turn; %s wait for this endpoint, at %s a second all are out in about %s',
-            h.waiting,
+            ulak._known_count(h.waiting, h.is_estimate, h.sampled_at, p_now),
             round(r.per_second::numeric),
             ulak._short_duration(make_interval(secs => h.waiting / r.per_second))
         )

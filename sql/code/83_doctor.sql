@@ -30,25 +30,13 @@ begin
     p_now := ulak._finite_time(p_now);
     return query
     with problem as materialized (
-        select f.* from ulak._doctor_cluster() f
-        union all
-        select f.* from ulak._doctor_workers(p_now) f
-        union all
-        select f.* from ulak._doctor_maintenance(p_now) f
-        union all
-        select f.* from ulak._doctor_endpoints(p_facts, p_now) f
-        union all
-        select f.* from ulak._doctor_dlq(p_now) f
-        union all
-        select f.* from ulak._doctor_vacuum(p_now) f
+        select f.severity, f.check_name, f.finding, f.fix from ulak._trouble(p_facts, p_now) f
         union all
         select f.* from ulak._doctor_settings() f
         union all
         select f.* from ulak._doctor_signatures() f
         union all
         select f.* from ulak._doctor_roles() f
-        union all
-        select f.* from ulak._doctor_locks(p_now) f
     ),
     counted as (
         select
@@ -72,7 +60,7 @@ begin
     -- Causes before what follows from them.
     order by
         array_position(array['critical', 'warning', 'info'], f.severity),
-        array_position(array['cluster', 'pg_cron', 'workers', 'settings', 'maintenance', 'circuit', 'queue', 'backlog'], f.check_name),
+        array_position(array['cluster', 'pg_cron', 'workers', 'settings', 'maintenance', 'circuit', 'failing', 'ordering key', 'session', 'queue', 'backlog'], f.check_name),
         f.check_name,
         f.place;
     if not found then
@@ -80,6 +68,32 @@ begin
     end if;
 end
 $plpgsql$;
+
+-- What keeps messages from their receivers, or will: the findings of doctor() that health_check() goes by, too, with the component that
+-- each belongs to.
+create or replace function ulak._trouble(p_facts ulak._endpoint_fact[], p_now timestamptz)
+returns table (component text, severity text, check_name text, finding text, fix text)
+language sql
+stable
+set search_path = pg_catalog, pg_temp
+as $sql$
+    select 'cluster', f.* from ulak._doctor_cluster() f
+    union all
+    select 'workers', f.* from ulak._doctor_workers(p_now) f
+    union all
+    select case f.check_name when 'partitions' then 'archive' else 'maintenance' end, f.* from ulak._doctor_maintenance(p_now) f
+    union all
+    select case when f.check_name in ('queue', 'backlog', 'ordering', 'dropped endpoint') then 'queue' else 'endpoints' end, f.*
+    from ulak._doctor_endpoints(p_facts, p_now) f
+    union all
+    select 'dlq', f.* from ulak._doctor_dlq(p_facts, p_now) f
+    union all
+    select 'queue', f.* from ulak._doctor_vacuum(p_now) f
+    union all
+    select 'queue', f.* from ulak._doctor_locks(p_now) f
+    union all
+    select 'queue', f.* from ulak._doctor_sessions(p_now) f
+$sql$;
 
 create or replace function ulak._doctor_cluster()
 returns table (severity text, check_name text, finding text, fix text)
@@ -117,7 +131,10 @@ as $plpgsql$
 declare
     v_workers integer := ulak.setting('workers')::integer;
     v_alive bigint := ulak._count_alive(p_now);
-    v_is_scheduled boolean := false;
+    v_lost_at timestamptz := (select max(w.heartbeat_at) from ulak.workers w);
+    v_is_scheduled boolean;
+    v_is_new boolean;
+    v_starts text;
 begin
     if not exists (select from ulak.endpoints e where e.protocol = any (ulak._worker_protocols())) then
         return;
@@ -157,25 +174,32 @@ begin
     from ulak.workers w
     where w.limited_by is not null and ulak._is_alive(w, p_now);
 
-    if ulak._has_pg_cron() then
-        execute 'select exists (select from cron.job j where j.database = $1 and j.jobname like $2 and j.active)'
-            into v_is_scheduled
-            using current_database(), 'ulak worker %';
-    end if;
-    if v_alive = 0 then
+    select b.is_scheduled, b.is_new, b.starts into v_is_scheduled, v_is_new, v_starts
+    from ulak._workers_begin(p_now) b;
+    if v_alive = 0 and v_is_new then
+        return query values (
+            'info',
+            'workers',
+            format('no worker is alive yet: start() was called %s ago, and they begin %s', ulak._short_duration(p_now - (select s.changed_at from ulak.schedule s)), v_starts),
+            null::text
+        );
+    elsif v_alive = 0 then
         return query values (
             'critical',
             'workers',
             case
-                when v_is_scheduled then 'no worker is alive, though pg_cron has jobs for them: cron.job_run_details says why'
+                when v_is_scheduled and v_lost_at > p_now - interval '75 seconds' then 'no worker is alive; the next one starts ' || v_starts
+                when v_is_scheduled and ulak._has_pg_cron()
+                    then 'no worker is alive, though pg_cron has jobs for them: cron.job_run_details says why'
+                when v_is_scheduled then 'no worker is alive, though start() was called: its jobs are to be made where pg_cron lives'
                 when ulak._has_pg_cron() then 'no worker is alive, and pg_cron has no job for one'
                 else 'no worker is alive'
             end || coalesce(
-                '; the last sign of life was ' || ulak._short_duration(p_now - (select max(w.heartbeat_at) from ulak.workers w)) || ' ago',
+                '; the last sign of life was ' || ulak._short_duration(p_now - v_lost_at) || ' ago',
                 ''
             ),
             case
-                when v_is_scheduled
+                when v_is_scheduled and ulak._has_pg_cron()
                     then 'select status, return_message, start_time from cron.job_run_details order by runid desc limit 5; '
                         '-- if there is none: select * from ulak.start();'
                 else 'select * from ulak.start();'
@@ -189,10 +213,47 @@ begin
     select
         'warning',
         'workers',
-        format('%s went silent %s ago', w.name, ulak._short_duration(p_now - w.heartbeat_at)),
+        format('%s went silent %s ago', w.name, ulak._short_duration(p_now - w.heartbeat_at))
+            || coalesce('; the next one starts ' || v_starts, ''),
         format('select * from ulak.start(); -- its messages go back when their leases are over')
     from ulak.get_worker_status(p_now) w
     where w.state = 'lost' and v_alive > 0;
+end
+$plpgsql$;
+
+-- Whether pg_cron is to run workers, when it starts the next one, and whether that is still to come since start() was called.
+create or replace function ulak._workers_begin(p_now timestamptz)
+returns table (is_scheduled boolean, is_new boolean, starts text)
+language plpgsql
+stable
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+declare
+    v_minute timestamptz := date_trunc('minute', p_now) + interval '1 minute';
+begin
+    if ulak._has_pg_cron() then
+        execute 'select exists (select from cron.job j where j.database = $1 and j.jobname like $2 and j.active)'
+            into is_scheduled
+            using current_database(), 'ulak worker %';
+    else
+        -- Its jobs can't be seen from here.
+        is_scheduled := current_setting('shared_preload_libraries') ~ E'\\mpg_cron\\M'
+            and exists (select from ulak.schedule s where s.workers > 0);
+    end if;
+    is_new := is_scheduled and exists (
+        select
+        from ulak.schedule s
+        where s.workers > 0
+            and s.changed_at > p_now - interval '75 seconds'
+            and not exists (select from ulak.workers w where w.started_at >= s.changed_at)
+    );
+    if is_scheduled then
+        starts := case
+            when ulak._has_seconds() or exists (select from ulak._watchers()) then 'within a few seconds'
+            else format('at %s, in %s', to_char(v_minute, 'HH24:MI:SS'), ulak._short_duration(v_minute - p_now))
+        end;
+    end if;
+    return next;
 end
 $plpgsql$;
 
@@ -249,14 +310,16 @@ as $sql$
         from unnest(p_facts) f
     )
     select
-        'critical',
+        case when h.circuit_broken_since <= p_now - interval '10 minutes' then 'critical' else 'warning' end,
         'circuit',
         format(
-            'endpoint "%s" is %s and has had no success for %s, %s messages wait: %s',
+            'the circuit of endpoint "%s" opened %s ago%s: %s. %s messages wait, %s: %s',
             h.name,
-            h.circuit_state,
-            ulak._short_duration(p_now - coalesce(h.last_success_at, h.created_at)),
-            ulak._thousands(h.waiting),
+            ulak._short_duration(p_now - h.circuit_broken_since),
+            case when h.circuit_state = 'half_open' then ' and is being probed' else '' end,
+            a.cause,
+            ulak._known_count(h.waiting, h.is_estimate, h.sampled_at, p_now),
+            coalesce('the last success was ' || ulak._short_duration(p_now - h.last_success_at) || ' ago', 'there never was a success'),
             coalesce(h.last_error, 'no error is known')
         ),
         format(
@@ -264,17 +327,45 @@ as $sql$
             h.name
         )
     from health h
-    where h.circuit_state <> 'closed' and coalesce(h.last_success_at, h.created_at) < p_now - interval '10 minutes'
+    cross join lateral ulak._advice(h.name, h.last_error) a
+    where h.circuit_state <> 'closed'
+    union all
+    -- Nothing but failures, and no success since: what only somebody can mend at once, the rest when it goes on.
+    select
+        'warning',
+        'failing',
+        format(
+            'endpoint "%s" fails: %s. %sthe last one was %s ago: %s',
+            h.name,
+            a.cause,
+            case when h.failed > 0 then format('%s attempts in five minutes, none succeeded; ', ulak._thousands(h.failed)) else '' end,
+            ulak._short_duration(p_now - h.last_failure_at),
+            h.last_error
+        ),
+        a.fix
+    from (
+        select h.*, r.failed
+        from health h
+        left join ulak._recent_rates(null, p_now) r on r.endpoint_id = h.id
+        where h.enabled
+            and h.protocol = 'http'
+            and h.circuit_state = 'closed'
+            and h.last_failure_at > coalesce(h.last_success_at, '-infinity')
+            and h.last_failure_at > p_now - interval '1 day'
+            and coalesce(r.last_failed_percent, 100) = 100
+    ) h
+    cross join lateral ulak._advice(h.name, h.last_error) a
+    where (a.is_lasting or h.failed >= 3)
+        and not (a.cause ~ 'address is blocked$' and ulak._is_unblocked(h.last_error))
     union all
     select
         case when h.due_since < p_now - interval '1 hour' then 'critical' else 'warning' end,
         'backlog',
         format(
-            'the oldest message for endpoint "%s" has waited for %s, %s%s wait',
+            'the oldest message for endpoint "%s" that is due has waited for %s, %s wait',
             h.name,
             ulak._short_duration(p_now - h.due_since),
-            case when h.is_estimate then 'about ' else '' end,
-            ulak._thousands(h.waiting)
+            ulak._known_count(h.waiting, h.is_estimate, h.sampled_at, p_now)
         ),
         format(
             'select x.* from ulak.queue q cross join lateral ulak.explain(q.id) x where q.endpoint_id = %s and q.status = ''pending'' '
@@ -282,12 +373,14 @@ as $sql$
             h.id
         )
     from health h
-    where h.enabled and h.due_since < p_now - interval '15 minutes'
+    where h.enabled and h.due_since < p_now - interval '5 minutes'
     union all
     select
         'info',
         'disabled',
-        format('endpoint "%s" is disabled and holds %s messages', h.name, ulak._thousands(h.waiting)),
+        format(
+            'endpoint "%s" is disabled and holds %s messages', h.name, ulak._known_count(h.waiting, h.is_estimate, h.sampled_at, p_now)
+        ),
         format('select ulak.enable_endpoint(%L); -- p_rate => 100 releases them at 100 a second', h.name)
     from health h
     where not h.enabled and h.waiting > 0
@@ -295,13 +388,39 @@ as $sql$
     select
         case when f.live >= f.most then 'critical' else 'warning' end,
         'queue',
-        format('%s of %s messages that the queue may hold are in it', ulak._thousands(f.live), ulak._thousands(f.most)),
+        format(
+            '%s of %s messages that the queue may hold are in it, most of them for %s',
+            ulak._thousands(f.live), ulak._thousands(f.most), f.fillers
+        ),
         format('select ulak.configure(''max_queue_size'', ''%s'');', f.most * 2)
     from (
-        select sum(h.waiting + h.in_flight) as live, ulak.setting('max_queue_size')::bigint as most
+        select
+            sum(h.waiting + h.in_flight) as live,
+            ulak.setting('max_queue_size')::bigint as most,
+            (
+                select string_agg(format('"%s" (%s)', t.name, ulak._thousands(t.messages)), ', ' order by t.messages desc, t.name)
+                from (
+                    select h.name, h.waiting + h.in_flight as messages
+                    from health h
+                    where h.waiting + h.in_flight > 0
+                    order by 2 desc, 1
+                    limit 3
+                ) t
+            ) as fillers
         from health h
     ) f
     where f.most > 0 and f.live > 0.8 * f.most
+    union all
+    select
+        'warning',
+        'queue',
+        format(
+            'endpoint "%s" is full: %s messages wait for it, its max_pending is %s',
+            h.name, ulak._known_count(h.waiting, h.is_estimate, h.sampled_at, p_now), ulak._thousands(h.max_pending)
+        ),
+        format('select * from ulak.get_endpoint_health(%L); -- when it is well, it drains. To let more wait: "max_pending" in its config', h.name)
+    from health h
+    where h.waiting >= h.max_pending
     union all
     select
         'warning',
@@ -324,8 +443,8 @@ as $sql$
     from (
         select h.id, h.name
         from health h
-        where h.enabled and h.circuit_state = 'closed' and h.due_since < p_now - interval '15 minutes'
-        order by h.due_since
+        where h.enabled and h.circuit_state = 'closed' and h.waiting_since < p_now - interval '15 minutes'
+        order by h.waiting_since
         limit 50
     ) h
     cross join lateral ulak._stuck_ordering_keys(h.id, p_now) k
@@ -423,8 +542,9 @@ as $sql$
         and h.since < p_now - interval '5 seconds'
 $sql$;
 
--- Growing: more entered in the last hour than in the one before. Both are counted up to a bound.
-create or replace function ulak._doctor_dlq(p_now timestamptz)
+-- Growing: more entered in the last hour than in the one before. Both are counted up to a bound. What doesn't grow waits for
+-- somebody's decision all the same.
+create or replace function ulak._doctor_dlq(p_facts ulak._endpoint_fact[], p_now timestamptz)
 returns table (severity text, check_name text, finding text, fix text)
 language sql
 stable
@@ -433,37 +553,66 @@ set enable_seqscan = off
 set enable_bitmapscan = off
 set jit = off
 as $sql$
+    with entered as materialized (
+        select n.letters, b.letters as before, n.endpoint, n.error, n.letters >= 10 and n.letters > b.letters as is_growing
+        from (
+            select count(*) as letters, mode() within group (order by d.endpoint_name) as endpoint,
+                mode() within group (order by d.last_error) as error
+            from (
+                select d.endpoint_name, d.last_error, d.status
+                from ulak.dlq d
+                where d.archived_at > p_now - interval '1 hour' and d.archived_at <= p_now
+                limit 5001
+            ) d
+            where d.status = 'failed'
+        ) n
+        cross join (
+            select count(*) as letters
+            from (
+                select
+                from ulak.dlq d
+                where d.archived_at > p_now - interval '2 hours' and d.archived_at <= p_now - interval '1 hour'
+                limit 5001
+            ) d
+        ) b
+    )
     select
         'warning',
         'dlq',
         format(
             'the dead-letter queue grows: %s%s entered in the last hour, %s in the hour before; most often: %s',
-            n.letters, case when n.letters > 5000 then ' or more' else '' end, b.letters, n.error
+            n.letters, case when n.letters > 5000 then ' or more' else '' end, n.before, n.error
         ),
         format(
             'select * from ulak.redrive(p_endpoint => %L, p_since => %L, p_dry_run => true);', n.endpoint, p_now - interval '1 hour'
         )
+    from entered n
+    where n.is_growing
+    union all
+    select
+        'warning',
+        'dlq',
+        format(
+            case
+                when d.letters = 1 then '%s dead letter waits for a decision, of endpoint "%s"'
+                when d.endpoints = 1 then '%s dead letters wait for a decision, of endpoint "%s"'
+                else '%s dead letters wait for a decision, most of them of endpoint "%s"'
+            end,
+            ulak._known_count(d.letters, d.is_estimate, d.sampled_at, p_now),
+            d.endpoint
+        ),
+        format('select * from ulak.redrive(p_endpoint => %L, p_dry_run => true);', d.endpoint)
     from (
-        select count(*) as letters, mode() within group (order by d.endpoint_name) as endpoint,
-            mode() within group (order by d.last_error) as error
-        from (
-            select d.endpoint_name, d.last_error, d.status
-            from ulak.dlq d
-            where d.archived_at > p_now - interval '1 hour' and d.archived_at <= p_now
-            limit 5001
-        ) d
-        where d.status = 'failed'
-    ) n
-    cross join (
-        select count(*) as letters
-        from (
-            select
-            from ulak.dlq d
-            where d.archived_at > p_now - interval '2 hours' and d.archived_at <= p_now - interval '1 hour'
-            limit 5001
-        ) d
-    ) b
-    where n.letters >= 10 and n.letters > b.letters
+        select
+            sum(f.dead) as letters,
+            count(*) as endpoints,
+            bool_or(f.dead_is_estimate) as is_estimate,
+            min(f.dead_sampled_at) as sampled_at,
+            (array_agg(f.name order by f.dead desc, f.name))[1] as endpoint
+        from unnest(p_facts) f
+        where f.dead > 0
+    ) d
+    where d.letters > 0 and not (select n.is_growing from entered n)
     union all
     select
         'warning',

@@ -13,7 +13,7 @@ as $sql$
             'session %s of %s%s, %s, in its transaction for %s',
             a.pid,
             a.usename,
-            coalesce(format(' (%s)', nullif(a.application_name, '')), ''),
+            coalesce(' (' || nullif(a.application_name, '') || ')', ''),
             a.state,
             ulak._short_duration(p_now - a.xact_start)
         ),

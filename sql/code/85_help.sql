@@ -43,7 +43,13 @@ begin
             'parameter',
             format_type(a.type, null)
                 || coalesce(', default ' || regexp_replace(pg_get_function_arg_default(c.id, a.number::integer), '::[a-z ]+$', ''), ''),
-            null,
+            (
+                select h.description
+                from ulak._parameter_help() h
+                where h.parameter = a.name and (h.function_name is null or h.function_name = c.name)
+                order by h.function_name nulls last
+                limit 1
+            ),
             null
         from chosen c
         join pg_proc p on p.oid = c.id

@@ -39,7 +39,7 @@ begin
             ]),
             ('ulak_monitor', array[
                 'dlq_summary', 'message_status', 'find_messages', 'retry_delay', 'setting', 'help',
-                'get_endpoint_health', 'get_worker_status', 'health_check', 'metrics', 'metrics_text', 'doctor',
+                'get_endpoint_health', 'get_worker_status', 'health_check', 'health', 'metrics', 'metrics_text', 'doctor',
                 'explain', 'history', 'report', 'top', '_retry_schedule'
             ]),
             ('ulak_worker', array[

@@ -32,7 +32,10 @@ create table ulak.endpoints (
     dead_notified_at timestamptz,
     last_error text,
     slow_start_limit integer,
-    max_pending integer
+    max_pending integer,
+    dead_log_started_at timestamptz,
+    dead_log_letters integer,
+    circuit_broken_since timestamptz
 )
 with (fillfactor = 50);
 
@@ -66,18 +69,23 @@ comment on column ulak.endpoints.dead_notified_at is 'last NOTIFY about dead let
 comment on column ulak.endpoints.circuit_window_failures is 'failures among them';
 comment on column ulak.endpoints.slow_start_limit is 'most messages in flight while a circuit that has closed is eased back into traffic; null: no such limit';
 comment on column ulak.endpoints.max_pending is 'most messages that may wait for it: the config''s max_pending, else the setting; null: any number';
+comment on column ulak.endpoints.dead_log_started_at is 'start of the minute whose dead letters dead_log_letters counts';
+comment on column ulak.endpoints.dead_log_letters is 'dead letters of that minute: the first ten have a line of the server''s log each';
+comment on column ulak.endpoints.circuit_broken_since is 'since when the breaker has not been closed; null while it is';
 comment on column ulak.endpoints.last_error is 'the error of last_failure_at';
 
 -- Of endpoints with max_pending: up to which message id a send needs no look at what waits for it. A table of its own, because
 -- who has written it keeps it locked until he commits, and the breaker needs the endpoint's row.
 create table ulak.endpoint_headroom (
     endpoint_id bigint primary key references ulak.endpoints (id) on delete cascade,
-    safe_to bigint not null default 0
+    safe_to bigint not null default 0,
+    overflow_logged_at timestamptz
 );
 
 comment on table ulak.endpoint_headroom is 'how far send() may go without counting what waits for an endpoint; private to ulak';
 comment on column ulak.endpoint_headroom.endpoint_id is 'an endpoint with max_pending';
 comment on column ulak.endpoint_headroom.safe_to is 'messages with ids up to this one fit for certain';
+comment on column ulak.endpoint_headroom.overflow_logged_at is 'last line of the server''s log about messages that did not fit: at most one a minute';
 
 -- Granted to nobody: only SECURITY DEFINER functions of the extension read it.
 create table ulak.secrets (

@@ -83,7 +83,8 @@ alter table ulak.queue set (
 -- (negative, milliseconds since 1970). A sequence, because it is read and set outside transactions: an application that
 -- stays in its transaction neither hides the value from others nor blocks them.
 create sequence ulak.queue_headroom minvalue -9223372036854775807 start 1;
-select setval('ulak.queue_headroom', 0);
+-- As many as the default of max_queue_size: nothing waits yet. So the first send needs no look, and its message has the first id.
+select setval('ulak.queue_headroom', 1000000);
 
 -- Up to this id a send rings: a worker sleeps. Unlogged, so that it costs neither WAL nor a wait for the disk; after a crash
 -- nobody is asleep, and it has no value.

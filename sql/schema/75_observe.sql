@@ -31,7 +31,8 @@ create table ulak.traffic (
     delivered bigint not null default 0,
     failed bigint not null default 0,
     latency_histogram bigint[] not null default '{}',
-    waiting bigint
+    waiting bigint,
+    latency_max_ms double precision
 ) with (fillfactor = 50);
 
 -- Counters that only rise, as Prometheus wants them: ulak.endpoint_stats forgets.
@@ -61,7 +62,13 @@ create type ulak._endpoint_fact as (
     oldest_at timestamptz,
     due_since timestamptz,
     in_flight bigint,
-    dead bigint
+    dead bigint,
+    dead_is_estimate boolean,
+    waiting_since timestamptz,
+    sampled_at timestamptz,
+    dead_sampled_at timestamptz,
+    circuit_broken_since timestamptz,
+    max_pending integer
 );
 
 -- Replays of a range are logged once, not once per message: this leads to the entry.
@@ -84,12 +91,13 @@ comment on table ulak.traffic is 'all endpoints together, summed up by maintenan
 comment on column ulak.traffic.minute is 'start of the minute';
 comment on column ulak.traffic.delivered is 'messages delivered';
 comment on column ulak.traffic.failed is 'attempts that failed';
-comment on column ulak.traffic.latency_histogram is 'requests by time: element i counts those from 2^(i-2) to 2^(i-1) ms';
+comment on column ulak.traffic.latency_histogram is 'requests by time: element 100 + i counts those from 2^((i-1)/4) to 2^(i/4) ms, element 100 those below 1 ms, element 185 the rest. Elements 1 to 22 are of version 0.1.0: element i from 2^(i-2) to 2^(i-1) ms';
 comment on column ulak.traffic.waiting is 'messages that were pending when maintenance last counted';
+comment on column ulak.traffic.latency_max_ms is 'the longest of the requests'' times; null before version 0.2.0';
 comment on table ulak.endpoint_totals is 'deliveries per endpoint since it was created; only rises';
 comment on column ulak.endpoint_totals.endpoint_id is 'the endpoint';
 comment on column ulak.endpoint_totals.delivered is 'messages delivered';
 comment on column ulak.endpoint_totals.failed is 'attempts that failed';
 comment on column ulak.endpoint_totals.latency_total_ms is 'sum of the requests'' times';
-comment on column ulak.endpoint_totals.latency_histogram is 'requests by time: element i counts those from 2^(i-2) to 2^(i-1) ms';
+comment on column ulak.endpoint_totals.latency_histogram is 'requests by time: element 100 + i counts those from 2^((i-1)/4) to 2^(i/4) ms, element 100 those below 1 ms, element 185 the rest. Elements 1 to 22 are of version 0.1.0: element i from 2^(i-2) to 2^(i-1) ms';
 comment on type ulak._endpoint_fact is 'what the looks know of an endpoint; private to ulak';

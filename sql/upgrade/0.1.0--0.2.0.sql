@@ -8,7 +8,8 @@ begin
     perform set_config('lock_timeout', '100ms', true);
     for v_try in 1..300 loop
         begin
-            lock table ulak.queue, ulak.endpoints, ulak.workers, ulak.subscriptions, ulak.ordering_wakeups in access exclusive mode;
+            lock table ulak.queue, ulak.endpoints, ulak.workers, ulak.subscriptions, ulak.ordering_wakeups, ulak.endpoint_stats, ulak.traffic
+                in access exclusive mode;
             perform set_config('lock_timeout', '0', true);
             return;
         exception
@@ -48,11 +49,13 @@ alter table ulak.endpoints add column max_pending integer;
 comment on column ulak.endpoints.max_pending is 'most messages that may wait for it: the config''s max_pending, else the setting; null: any number';
 create table ulak.endpoint_headroom (
     endpoint_id bigint primary key references ulak.endpoints (id) on delete cascade,
-    safe_to bigint not null default 0
+    safe_to bigint not null default 0,
+    overflow_logged_at timestamptz
 );
 comment on table ulak.endpoint_headroom is 'how far send() may go without counting what waits for an endpoint; private to ulak';
 comment on column ulak.endpoint_headroom.endpoint_id is 'an endpoint with max_pending';
 comment on column ulak.endpoint_headroom.safe_to is 'messages with ids up to this one fit for certain';
+comment on column ulak.endpoint_headroom.overflow_logged_at is 'last line of the server''s log about messages that did not fit: at most one a minute';
 select pg_catalog.pg_extension_config_dump('ulak.endpoint_headroom', '');
 
 create unlogged sequence ulak.claim_position;
@@ -199,7 +202,30 @@ drop function ulak._endpoint_configs(bigint[], timestamptz);
 -- Functions whose parameters or result have changed. Locks nothing but themselves; a look that is under way ends first where it
 -- reads the view.
 
+-- Locks ulak.endpoints, which is ours already; nothing is rewritten.
+alter table ulak.endpoints
+    add column dead_log_started_at timestamptz,
+    add column dead_log_letters integer,
+    add column circuit_broken_since timestamptz;
+-- Rows whose circuit isn't closed; nobody else can have them locked.
+update ulak.endpoints set circuit_broken_since = circuit_opened_at where circuit_state <> 'closed';
+comment on column ulak.endpoints.dead_log_started_at is 'start of the minute whose dead letters dead_log_letters counts';
+comment on column ulak.endpoints.dead_log_letters is 'dead letters of that minute: the first ten have a line of the server''s log each';
+comment on column ulak.endpoints.circuit_broken_since is 'since when the breaker has not been closed; null while it is';
+
+-- Locks ulak.endpoint_stats, which is ours already; nothing is rewritten.
+alter table ulak.endpoint_stats add column latency_max_ms double precision;
+-- Locks ulak.traffic, which is ours already; nothing is rewritten.
+alter table ulak.traffic add column latency_max_ms double precision;
+comment on column ulak.endpoint_stats.latency_max_ms is 'the longest of the requests'' times; null before version 0.2.0';
+comment on column ulak.traffic.latency_max_ms is 'the longest of the requests'' times; null before version 0.2.0';
+comment on column ulak.traffic.latency_histogram is 'requests by time: element 100 + i counts those from 2^((i-1)/4) to 2^(i/4) ms, element 100 those below 1 ms, element 185 the rest. Elements 1 to 22 are of version 0.1.0: element i from 2^(i-2) to 2^(i-1) ms';
+comment on column ulak.endpoint_totals.latency_histogram is 'requests by time: element 100 + i counts those from 2^((i-1)/4) to 2^(i/4) ms, element 100 those below 1 ms, element 185 the rest. Elements 1 to 22 are of version 0.1.0: element i from 2^(i-2) to 2^(i-1) ms';
+
 drop view ulak.top;
+drop function ulak._backlog(bigint, timestamptz);
+drop function ulak._recent_traffic(timestamptz);
+drop function ulak._endpoint_state(boolean, text, timestamptz, double precision, double precision, timestamptz);
 drop function ulak._top(timestamptz);
 drop function ulak._endpoint_facts(bigint, timestamptz);
 drop function ulak._recent_rates(bigint, timestamptz);
@@ -209,6 +235,7 @@ drop function ulak.metrics_text(timestamptz);
 drop function ulak._delivery_metrics();
 drop function ulak._metric_definitions();
 drop function ulak._doctor_endpoints(timestamptz);
+drop function ulak._doctor_dlq(timestamptz);
 
 -- What the looks know of an endpoint: gathered once, and handed to each part of a look that shows several.
 create type ulak._endpoint_fact as (
@@ -228,7 +255,13 @@ create type ulak._endpoint_fact as (
     oldest_at timestamptz,
     due_since timestamptz,
     in_flight bigint,
-    dead bigint
+    dead bigint,
+    dead_is_estimate boolean,
+    waiting_since timestamptz,
+    sampled_at timestamptz,
+    dead_sampled_at timestamptz,
+    circuit_broken_since timestamptz,
+    max_pending integer
 );
 
 comment on type ulak._endpoint_fact is 'what the looks know of an endpoint; private to ulak';
@@ -241,7 +274,7 @@ comment on column ulak.backlog_samples.sampled_at is 'when they were counted; af
 comment on table ulak.traffic is 'all endpoints together, summed up by maintenance every minute, for stats_retention_days; the last two minutes may still change';
 comment on table ulak.endpoint_stats is 'deliveries per endpoint and minute; after two days per endpoint and hour, for stats_retention_days. Minutes without any have no row';
 comment on column ulak.endpoint_stats.minute is 'start of the minute, or of the hour';
-comment on column ulak.endpoint_stats.latency_histogram is 'requests by time: element i counts those from 2^(i-2) to 2^(i-1) ms; what is missing at the end is 0';
+comment on column ulak.endpoint_stats.latency_histogram is 'requests by time: element 100 + i counts those from 2^((i-1)/4) to 2^(i/4) ms, element 100 those below 1 ms, element 185 the rest. Elements 1 to 22 are of version 0.1.0: element i from 2^(i-2) to 2^(i-1) ms';
 
 -- Times, archive and maintenance.
 

@@ -21,7 +21,7 @@ FUNCTIONS = {
     """,
     "ulak_monitor": """
         dlq_summary message_status find_messages retry_delay setting help
-        get_endpoint_health get_worker_status health_check metrics metrics_text doctor explain history report
+        get_endpoint_health get_worker_status health health_check metrics metrics_text doctor explain history report
         top _retry_schedule
     """,
     "ulak_admin": """
@@ -35,7 +35,7 @@ FUNCTIONS = {
         archive_completed_messages maintain_archive_partitions cleanup_old_archive_partitions
         replay_message replay_range cleanup_event_log cleanup_endpoint_stats cleanup_inbox adopt
         start stop ping run_worker run_maintenance _maintenance_step _clock _check_interval _is_adopted _leave_read_only
-        get_endpoint_health get_worker_status health_check metrics metrics_text doctor explain history report curl help
+        get_endpoint_health get_worker_status health health_check metrics metrics_text doctor explain history report curl help
         top _retry_schedule
     """,
     "ulak_worker": """

@@ -10,7 +10,7 @@ import psycopg
 import pytest
 from support.cluster import Cluster, Connect, Settings
 from support.queue import Queue
-from support.sessions import Running, wait_until
+from support.sessions import Running, wait_until, wait_until_blocked
 from support.standby import Standby
 from support.statistics import add_worker
 
@@ -124,6 +124,34 @@ def test_a_worker_that_nobody_will_start_again_is_told(cluster: Cluster, cron_da
         assert finding["finding"] == "workers run, but pg_cron has no job that will start the next ones"
         assert findings(queue, "workers") == []
         running.result()
+
+
+def test_workers_that_start_has_just_asked_for_are_not_missed_yet(cluster: Cluster, cron_database: str) -> None:
+    with cluster.connect(cron_database) as db, db.transaction(force_rollback=True):
+        queue = Queue(db, base=db.execute("select now()").fetchone()[0])  # type: ignore[index]
+        queue.endpoint("shop", HTTP, protocol="http")
+        message = queue.send()
+        assert found(queue, "workers", now=1)["severity"] == "critical"
+
+        (told,) = queue.rows("select * from ulak.start() where item = 'workers'")
+
+        assert told["status"] == "ok"
+        assert told["detail"] == "2 workers: they begin within a few seconds after this transaction commits"
+        finding = found(queue, "workers", now=1)
+        assert finding["severity"] == "info"
+        assert finding["finding"].startswith("no worker is alive yet: start() was called ")
+        story = queue.column("select what from ulak.explain(%s, %s)", message, queue.at(1))
+        assert story[-1].startswith("next: a worker takes it; start() was called, and workers begin ")
+        (health,) = queue.rows("select * from ulak.health_check(%s) where component = 'workers'", queue.at(1))
+        assert (health["status"], health["details"][:22]) == ("ok", "0 alive; no worker is ")
+        # Those that never come are missed.
+        assert found(queue, "workers", now=100)["severity"] == "critical"
+        # And one that came and was killed, at once: its row is young, but nobody has its pid.
+        add_worker(queue, heartbeat=12)
+        db.execute("update ulak.workers set pid = 1, started_at = now() + interval '2 s'")
+        finding = found(queue, "workers", now=12)
+        assert finding["severity"] == "critical"
+        assert finding["finding"].startswith("no worker is alive; the next one starts ")
 
 
 @pytest.fixture(scope="module")
@@ -276,7 +304,7 @@ def test_a_dead_letter_queue_that_grows_is_told_with_its_commonest_cause(queue: 
     ids = queue.send_many(21)
     for id in ids[:9]:
         queue.bury(id, "HTTP 404")
-    assert findings(queue, "dlq") == []
+    assert found(queue, "dlq")["finding"] == '9 dead letters wait for a decision, of endpoint "shop"'
 
     queue.bury(ids[9], "HTTP 422")
 
@@ -288,9 +316,9 @@ def test_a_dead_letter_queue_that_grows_is_told_with_its_commonest_cause(queue: 
     # No more than before: it doesn't grow.
     for id in ids[10:20]:
         queue.bury(id, "HTTP 404", now=3700)
-    assert findings(queue, "dlq", now=3700) == []
+    assert found(queue, "dlq", now=3700)["finding"] == '20 dead letters wait for a decision, of endpoint "shop"'
     queue.bury(ids[20], "HTTP 404", now=3700)
-    assert len(findings(queue, "dlq", now=3700)) == 1
+    assert found(queue, "dlq", now=3700)["finding"].startswith("the dead-letter queue grows: 11 ")
     queue.call("redrive_all")
     assert findings(queue, "dlq", now=3700) == []
 
@@ -299,9 +327,11 @@ def test_dead_letters_that_are_about_to_be_deleted_are_told(queue: Queue) -> Non
     queue.endpoint()
     letter = queue.bury(queue.send())
     later = timedelta(days=28).total_seconds()
-    assert findings(queue, "dlq", now=timedelta(days=26).total_seconds()) == []
+    earlier = found(queue, "dlq", now=timedelta(days=26).total_seconds())
+    assert earlier["finding"] == '1 dead letter waits for a decision, of endpoint "shop"'
+    mend(queue, earlier)
 
-    finding = found(queue, "dlq", now=later)
+    _, finding = findings(queue, "dlq", now=later)
     mend(queue, finding)
     queue.call("redrive_message", letter)
 
@@ -314,34 +344,39 @@ def test_dead_letters_that_are_about_to_be_deleted_are_told(queue: Queue) -> Non
 # Endpoints.
 
 
-def test_an_endpoint_that_is_open_for_long_is_critical(queue: Queue) -> None:
+def test_a_circuit_that_opened_is_told_at_once_and_critical_after_ten_minutes(queue: Queue) -> None:
     endpoint = queue.endpoint()
     queue.call("update_circuit_breaker", endpoint, True, now=queue.at(0))
     for _ in range(10):
         queue.call("update_circuit_breaker", endpoint, False, now=queue.at(60))
-    assert findings(queue, "circuit", now=599) == []
 
-    finding = found(queue, "circuit", now=601)
+    finding = found(queue, "circuit", now=60)
 
-    assert finding["severity"] == "critical"
+    assert finding["severity"] == "warning"
     assert finding["finding"] == (
-        'endpoint "shop" is open and has had no success for 10m 1s, 0 messages wait: [RETRYABLE] reported'
+        'the circuit of endpoint "shop" opened 0.0ms ago: its answers are no success. 0 messages wait, '
+        "the last success was 1m 0s ago: [RETRYABLE] reported"
     )
+    # A probe that fails begins a new cooldown, and no new outage.
+    queue.send()
+    queue.fail(queue.claim_one(now=600), now=601)
+    assert found(queue, "circuit", now=659)["severity"] == "warning"
+    assert found(queue, "circuit", now=660)["severity"] == "critical"
     assert finding["fix"].startswith("select * from ulak.ping('shop'); -- when it answers again: ")
     queue.db.execute(finding["fix"].split("again: ")[1])
-    assert findings(queue, "circuit", now=601) == []
+    assert findings(queue, "circuit", now=660) == []
 
 
 def test_a_message_that_waits_for_long_is_told(queue: Queue) -> None:
     queue.endpoint()
     queue.send_many(2)
-    assert findings(queue, "backlog", now=899) == []
+    assert findings(queue, "backlog", now=299) == []
 
-    finding = found(queue, "backlog", now=901)
+    finding = found(queue, "backlog", now=301)
     mend(queue, finding)
 
     assert finding["severity"] == "warning"
-    assert finding["finding"] == 'the oldest message for endpoint "shop" has waited for 15m 1s, 2 wait'
+    assert finding["finding"] == 'the oldest message for endpoint "shop" that is due has waited for 5m 1s, 2 wait'
     assert found(queue, "backlog", now=3601)["severity"] == "critical"
 
 
@@ -357,9 +392,12 @@ def test_a_disabled_endpoint_that_holds_messages_is_told(queue: Queue) -> None:
     assert findings(queue, "disabled") == []
 
 
-def test_a_queue_that_fills_up_is_told(queue: Queue) -> None:
+def test_a_queue_that_fills_up_is_told_with_who_fills_it(queue: Queue) -> None:
     queue.endpoint()
-    queue.send_many(9)
+    queue.endpoint("other")
+    queue.endpoint("idle")
+    queue.send_many(8)
+    queue.send("other")
     queue.call("configure", "max_queue_size", "10")
 
     finding = found(queue, "queue")
@@ -367,9 +405,90 @@ def test_a_queue_that_fills_up_is_told(queue: Queue) -> None:
 
     assert (finding["severity"], finding["finding"]) == (
         "warning",
-        "9 of 10 messages that the queue may hold are in it",
+        '9 of 10 messages that the queue may hold are in it, most of them for "shop" (8), "other" (1)',
     )
     assert findings(queue, "queue") == []
+
+
+def test_an_endpoint_that_is_full_is_told(queue: Queue) -> None:
+    queue.endpoint("small", {"max_pending": 2})
+    queue.send("small")
+    assert findings(queue, "queue") == []
+
+    queue.send("small")
+
+    finding = found(queue, "queue")
+    mend(queue, finding)
+    assert finding["finding"] == 'endpoint "small" is full: 2 messages wait for it, its max_pending is 2'
+
+
+def test_a_sender_that_waits_for_an_ordering_key_is_told_with_who_holds_it(db: DB, connect: Connect) -> None:
+    queue = Queue(db, base=db.execute("select now()").fetchone()[0])  # type: ignore[index]
+    queue.endpoint()
+    queue.send(ordering_key="k")
+    holder, waiter = connect(autocommit=False), connect(autocommit=False)
+    holder.execute("select ulak.send('shop', '{}', p_ordering_key => 'k')")
+    waiting = Running(lambda: waiter.execute("select ulak.send('shop', '{}', p_ordering_key => 'k')"))
+    wait_until_blocked(waiter.info.backend_pid, db)
+    assert findings(queue, "ordering key") == []
+
+    finding = found(queue, "ordering key", now=60)
+
+    assert finding["finding"].startswith(f"session {holder.info.backend_pid} of ")
+    assert "idle in transaction for" in finding["finding"]
+    assert 'holds ordering key "k" of endpoint "shop": a sender waits, the first for ' in finding["finding"]
+    assert queue.value("select status from ulak.health_check(%s) where component = 'queue'", queue.at(60)) == "warning"
+    mend(queue, finding)
+    waiting.result()
+    assert findings(queue, "ordering key", now=60) == []
+
+
+def test_a_sender_that_waits_for_a_new_ordering_key_is_told(db: DB, connect: Connect) -> None:
+    queue = Queue(db, base=db.execute("select now()").fetchone()[0])  # type: ignore[index]
+    queue.endpoint()
+    holder, waiter = connect(autocommit=False), connect(autocommit=False)
+    holder.execute("select ulak.send('shop', '{}', p_ordering_key => 'k')")
+    waiting = Running(lambda: waiter.execute("select ulak.send('shop', '{}', p_ordering_key => 'k')"))
+    wait_until_blocked(waiter.info.backend_pid, db)
+
+    finding = found(queue, "ordering key", now=60)
+    mend(queue, finding)
+    waiting.result()
+
+    assert "holds an ordering key: a sender waits" in finding["finding"]
+
+
+def test_a_wait_for_an_applications_own_rows_is_not_ours_to_tell(db: DB, connect: Connect) -> None:
+    queue = Queue(db, base=db.execute("select now()").fetchone()[0])  # type: ignore[index]
+    queue.endpoint()
+    db.execute("create table public.orders as select 1 as id")
+    holder, waiter = connect(autocommit=False), connect(autocommit=False)
+    for key, session in (("a", holder), ("b", waiter)):
+        session.execute("select ulak.send('shop', '{}', p_ordering_key => %s)", [key])
+    holder.execute("update public.orders set id = 2")
+    waiting = Running(lambda: waiter.execute("update public.orders set id = 3"))
+    wait_until_blocked(waiter.info.backend_pid, db)
+
+    assert findings(queue, "ordering key", now=50) == []
+    holder.rollback()
+    waiting.result()
+
+
+def test_a_session_that_has_sent_and_is_idle_in_its_transaction_is_told(db: DB, connect: Connect) -> None:
+    queue = Queue(db, base=db.execute("select now()").fetchone()[0])  # type: ignore[index]
+    queue.endpoint()
+    idle, reader = connect(autocommit=False), connect(autocommit=False)
+    idle.execute("select ulak.send('shop', '{}')")
+    reader.execute("select count(*) from ulak.queue")
+    assert findings(queue, "session", now=50) == []
+
+    finding = found(queue, "session", now=200)
+    mend(queue, finding)
+
+    assert finding["finding"].startswith(f"session {idle.info.backend_pid} of ")
+    assert " has sent messages and is idle in its transaction for 3m" in finding["finding"]
+    assert "()" not in finding["finding"]
+    wait_until(lambda: not findings(queue, "session", now=200))
 
 
 def test_messages_of_a_dropped_endpoint_are_told(queue: Queue) -> None:

@@ -169,6 +169,13 @@ def test_every_death_is_in_the_event_log_without_the_payload(queue: Queue) -> No
     assert "swordfish" not in str(event)
 
 
+def written(cluster: Cluster, since: int) -> list[str]:
+    """What the server has logged since then, but for its prefix."""
+    with cluster.log.open() as log:
+        log.seek(since)
+        return [line.rstrip("\n").split("LOG:  ")[-1] for line in log]
+
+
 def test_every_death_is_one_structured_line_of_the_servers_log(queue: Queue, cluster: Cluster) -> None:
     before = cluster.log.stat().st_size
     ids = [queue.send(payload={"secret": "swordfish"}) for _ in range(2)]
@@ -176,12 +183,60 @@ def test_every_death_is_one_structured_line_of_the_servers_log(queue: Queue, clu
     for claim in queue.claim(2):
         queue.fail(claim, 'said "no"', permanent=True)
 
-    with cluster.log.open() as log:
-        log.seek(before)
-        lines = [line.split("dead letter: ")[1] for line in log if "dead letter: " in line]
-    assert [json.loads(line) for line in lines] == [
+    # Nothing else: neither the calls that led there nor the statement.
+    lines = written(cluster, before)
+    assert [json.loads(line.removeprefix("ulak: dead letter: ")) for line in lines] == [
         {"message": id, "endpoint": "shop", "attempts": 1, "error": '[PERMANENT] said "no"'} for id in ids
     ]
+
+
+def test_a_minute_of_an_endpoint_has_ten_lines_and_the_next_one_says_how_many_were_left_out(
+    queue: Queue, cluster: Cluster
+) -> None:
+    queue.endpoint("other")
+    queue.send_many(30)
+    queue.send("other")
+    before = cluster.log.stat().st_size
+
+    for place, claim in enumerate(queue.claim(29, endpoint="shop")):
+        queue.fail(claim, permanent=True, now=place)
+    queue.fail(queue.claim_one(endpoint="other"), permanent=True, now=30)
+    lines = written(cluster, before)
+    queue.fail(queue.claim_one(endpoint="shop"), permanent=True, now=61)
+    later = written(cluster, before)[len(lines) :]
+
+    assert [line.count('"shop"') for line in lines] == [1] * 10 + [0]
+    assert '"letters": 19' in later[0]
+    assert '"endpoint": "shop"' in later[0]
+    assert later[1].startswith("ulak: dead letter: ")
+    assert len(later) == 2
+
+
+def test_maintenance_says_what_was_left_out_when_no_other_death_follows(queue: Queue, cluster: Cluster) -> None:
+    for id in queue.send_many(15):
+        queue.bury(id)
+    before = cluster.log.stat().st_size
+
+    queue.db.execute("select ulak._close_dead_logs(%s)", [queue.at(59)])
+    assert written(cluster, before) == []
+    queue.db.execute("select ulak._close_dead_logs(%s)", [queue.at(60)])
+    queue.db.execute("select ulak._close_dead_logs(%s)", [queue.at(120)])
+
+    (line,) = written(cluster, before)
+    assert '"letters": 5' in line
+
+
+def test_messages_that_do_not_fit_are_one_line_a_minute(queue: Queue, cluster: Cluster) -> None:
+    queue.endpoint("small", {"max_pending": 1, "when_full": "dead_letter"})
+    before = cluster.log.stat().st_size
+
+    queue.send_many(5, "small")
+    queue.send("small")
+
+    (line,) = written(cluster, before)
+    assert line == (
+        'ulak: endpoint is full, what is sent to it becomes dead letters: {"endpoint": "small", "max_pending": 1}'
+    )
 
 
 def test_a_retry_is_not_worth_an_event(queue: Queue) -> None:

@@ -94,9 +94,48 @@ def test_a_worker_that_was_asked_to_stop_is_leaving(queue: Queue) -> None:
 def test_all_is_well_in_a_fresh_installation(queue: Queue) -> None:
     told = dict(queue.db.execute("select component, status from ulak.health_check()").fetchall())
 
-    assert told.pop("maintenance") == "warning"
     assert set(told.values()) == {"ok"}
-    assert set(told) == {"workers", "queue", "endpoints", "dlq", "archive", "cluster"}
+    assert queue.value("select ulak.health()") == "ok"
+    assert set(told) == {"workers", "queue", "endpoints", "dlq", "maintenance", "archive", "cluster"}
+
+
+def test_one_word_is_the_worst_of_all(queue: Queue) -> None:
+    queue.endpoint()
+    queue.bury(queue.send())
+    assert queue.value("select ulak.health()") == "warning"
+
+    queue.db.execute("update ulak.cluster_identity set system_identifier = 1")
+
+    assert queue.value("select ulak.health()") == "critical"
+
+
+def test_the_doctor_and_the_check_agree(queue: Queue) -> None:
+    """Whatever the doctor finds about deliveries makes a component that bad."""
+    queue.endpoint("late")
+    queue.send("late")
+    queue.endpoint("dead")
+    queue.bury(queue.send("dead"))
+    broken = queue.endpoint("broken")
+    for _ in range(10):
+        queue.call("update_circuit_breaker", broken, False)
+
+    for now in (0, 301, 3601):
+        found = dict(
+            queue.db.execute(
+                """
+                select case "check" when 'circuit' then 'endpoints' when 'backlog' then 'queue' else "check" end, min(severity)
+                from ulak.doctor(%s) where "check" in ('circuit', 'backlog', 'dlq') group by 1
+                """,
+                [queue.at(now)],
+            ).fetchall()
+        )
+        told = dict(
+            queue.db.execute(
+                "select component, status from ulak.health_check(%s) where component in ('endpoints', 'queue', 'dlq')",
+                [queue.at(now)],
+            ).fetchall()
+        )
+        assert {component: status for component, status in told.items() if status != "ok"} == found
 
 
 def test_workers_are_critical_when_none_is_alive(queue: Queue) -> None:
@@ -173,7 +212,9 @@ def test_maintenance_that_ran_is_well_and_one_that_failed_is_critical(db: psycop
     assert queue.value("select state from ulak.maintenance_status where step = 'ordering'") == "failed"
 
 
-@pytest.mark.parametrize("function", ["get_endpoint_health", "get_worker_status", "health_check", "dlq_summary"])
+@pytest.mark.parametrize(
+    "function", ["get_endpoint_health", "get_worker_status", "health_check", "health", "dlq_summary"]
+)
 def test_a_monitor_may_ask(connect: Connect, function: str) -> None:
     connect("ulak_monitor").execute(f"select * from ulak.{function}()")
 

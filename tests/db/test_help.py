@@ -35,6 +35,38 @@ def test_a_topic_brings_its_relatives_and_its_parameters(queue: Queue) -> None:
     ).items()
 
 
+def test_each_parameter_is_described_and_nothing_else_is(queue: Queue) -> None:
+    """The texts are a list of their own: it follows the catalog."""
+    parameters = queue.db.execute(
+        r"""
+        select p.proname::text, a.name
+        from pg_proc p
+        cross join unnest(p.proargnames) with ordinality a (name, number)
+        where p.pronamespace = 'ulak'::regnamespace and p.proname not like '\_%' and a.number <= p.pronargs
+        """
+    ).fetchall()
+    texts = queue.db.execute("select function_name, parameter from ulak._parameter_help()").fetchall()
+
+    missing = {each for each in parameters if each not in texts and (None, each[1]) not in texts}
+    stale = {
+        (function, parameter)
+        for function, parameter in texts
+        if not any(parameter == name and function in (None, owner) for owner, name in parameters)
+    }
+    assert (missing, stale) == (set(), set())
+    assert len(texts) == len(set(texts))
+
+
+def test_the_parameters_of_send_are_described(queue: Queue) -> None:
+    told = dict(
+        queue.db.execute("select btrim(name), description from ulak.help('send') where kind = 'parameter'").fetchall()
+    )
+
+    assert len(told) == 10
+    assert told["p_ordering_key"].startswith("messages of one key are delivered in the order of their commits")
+    assert None not in told.values()
+
+
 def test_required_parameters_come_before_the_brackets(queue: Queue) -> None:
     (usage, *_) = queue.column("select usage from ulak.help('claim')")
 

@@ -601,3 +601,10 @@ def test_a_plain_send_asks_nothing_but_its_insert(sender: DB) -> None:
         ).fetchall()
 
     assert calls == [("send", 20)]
+
+
+def test_the_first_message_of_an_installation_is_number_one(db: psycopg.Connection[Any]) -> None:
+    queue = Queue(db)
+    queue.endpoint()
+
+    assert [queue.send(), queue.send()] == [1, 2]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from datetime import timedelta
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from support.cluster import Connect
 from support.queue import Queue
 from support.statistics import worked
+from ulak.tally import Tally
 
 HTTP = {"url": "https://example.com/hook"}
 
@@ -66,11 +68,55 @@ def test_a_long_backlog_is_an_estimate_of_the_last_minute(queue: Queue) -> None:
     queue.db.execute(
         "insert into ulak.queue (endpoint_id, payload) select id, '{}' from ulak.endpoints, generate_series(1, 10050)"
     )
-    assert row(queue)["waiting"].strip() == "~10,001"
+    assert row(queue)["waiting"].strip() == ">10,000"
 
     queue.value("select ulak._sample_backlog(%s)", queue.base)
 
-    assert row(queue)["waiting"].strip() == "~10,050"
+    assert row(queue, now=42)["waiting"].strip() == "~10,050, 42.0s ago"
+
+
+def test_ten_thousand_messages_and_dead_letters_are_counted_exactly_however_they_are_spread(queue: Queue) -> None:
+    for n in range(40):
+        queue.endpoint(f"e{n}")
+    queue.db.execute(
+        """
+        insert into ulak.queue (endpoint_id, payload)
+        select id, '{}' from ulak.endpoints, generate_series(1, case when name = 'e7' then 2103 else 1 end)
+        """
+    )
+    queue.value("select ulak._sample_backlog(%s)", queue.base)
+    # One more than the sample knows of.
+    queue.send("e7")
+    queue.db.execute(
+        """
+        insert into ulak.dlq (original_message_id, endpoint_id, endpoint_name, protocol, message_id, original_created_at,
+            failed_at, attempts, retry_count, priority, payload)
+        select n, id, name, 'pull', gen_random_uuid(), now(), now(), 1, 0, 0, '{}'
+        from ulak.endpoints, generate_series(1, 1891) n where name = 'e7'
+        """
+    )
+
+    (told,) = queue.rows("select * from ulak.get_endpoint_health('e7', %s)", queue.base)
+    (among_all,) = queue.rows("select * from ulak.get_endpoint_health(null, %s) where endpoint_name = 'e7'", queue.base)
+
+    assert (told["pending_messages"], told["pending_is_estimate"], told["dead_letters"]) == (2104, False, 1891)
+    assert (among_all["pending_messages"], among_all["pending_is_estimate"]) == (2104, False)
+    assert among_all["dead_letters"] == 1891
+
+
+def test_what_small_backlogs_leave_over_counts_the_larger_ones(queue: Queue) -> None:
+    for n in range(10):
+        queue.endpoint(f"e{n}")
+    queue.db.execute(
+        """
+        insert into ulak.queue (endpoint_id, payload)
+        select id, '{}' from ulak.endpoints,
+            generate_series(1, case name when 'e7' then 2103 when 'e8' then 12000 else 1 end)
+        """
+    )
+
+    assert row(queue, "e7")["waiting"].strip() == "2,103"
+    assert row(queue, "e8")["waiting"].strip() == ">5,000"
 
 
 def test_the_oldest_of_a_long_backlog_is_known_though_it_was_retried(queue: Queue) -> None:
@@ -95,12 +141,57 @@ def test_a_message_that_waits_for_its_schedule_is_not_late(queue: Queue) -> None
     assert (row(queue, now=3700)["state"], row(queue, now=3700)["oldest_wait"].strip()) == ("▲ late", "1m 40s")
 
 
-def test_a_message_that_fails_for_hours_is_late_though_it_is_not_due(queue: Queue) -> None:
+def test_a_message_in_backoff_has_waited_for_hours_and_is_not_late(queue: Queue) -> None:
     queue.endpoint(policy={"backoff": "fixed", "base_delay_seconds": 300})
     queue.send()
     queue.fail(queue.claim_one(now=7000), now=7000)
 
-    assert row(queue, now=7200)["oldest_wait"].strip() == "2h 0m"
+    told = row(queue, now=7200)
+
+    assert (told["oldest_wait"].strip(), told["state"]) == ("2h 0m", "· idle")
+    assert queue.column("select due from ulak._retry_schedule(%s)", queue.at(7200)) == ["within 5 minutes"]
+    assert "backlog" not in queue.column('select "check" from ulak.doctor(%s)', queue.at(7200))
+    details = queue.value("select details from ulak.health_check(%s) where component = 'queue'", queue.at(7200))
+    assert details == "1 waiting, 0 in flight"
+    assert row(queue, now=7361)["state"] == "▲ late"
+
+
+def test_an_endpoint_with_requests_under_way_and_none_finished_is_not_idle(queue: Queue) -> None:
+    for name in ("calm", "busy", "stuck"):
+        queue.endpoint(name)
+    worked(queue, queue.circuit("busy")["id"], delivered=10)
+    queue.send_many(28, "stuck")
+    queue.claim(28, endpoint="stuck")
+
+    assert [(each["endpoint"], each["state"]) for each in top(queue)] == [
+        ("stuck", "▶ sending"),
+        ("busy", "● flowing"),
+        ("calm", "· idle"),
+    ]
+
+
+def test_an_endpoint_that_has_recovered_is_not_failing(queue: Queue) -> None:
+    endpoint = queue.endpoint()
+    start = 60 - queue.base.second - queue.base.microsecond / 1e6
+    worked(queue, endpoint, failed=1000, now=start)
+    assert row(queue, now=start)["state"] == "▲ failing"
+
+    worked(queue, endpoint, delivered=10, now=start + 60)
+
+    assert row(queue, now=start + 60)["state"] == "● flowing"
+
+
+def test_an_endpoint_that_recovers_within_its_minute_is_told_by_its_last_success(queue: Queue) -> None:
+    endpoint = queue.endpoint()
+    worked(queue, endpoint, failed=1000, delivered=10)
+    queue.send_many(2)
+    first, second = queue.claim(2)
+    queue.fail(first, permanent=True)
+    assert row(queue)["state"] == "▲ failing"
+
+    queue.complete(second, now=11)
+
+    assert row(queue, now=11)["state"] == "● flowing"
 
 
 def test_rates_slide_over_the_last_minute(queue: Queue) -> None:
@@ -123,12 +214,47 @@ def test_traffic_that_has_just_begun_is_not_averaged_with_silence(queue: Queue) 
 
 def test_percentiles_are_interpolated_within_their_bucket(queue: Queue) -> None:
     endpoint = queue.endpoint()
-    # 90 requests from 16 to 32 ms, 10 from 128 to 256 ms.
+    # 90 requests from 26.9 to 32 ms, 10 from 215 to 256 ms.
     worked(queue, endpoint, delivered=100, b5=90, b8=10)
 
     told = row(queue)
 
-    assert (told["p50"].strip(), told["p95"].strip()) == ("25ms", "192ms")
+    assert (told["p50"].strip(), told["p95"].strip()) == ("30ms", "236ms")
+
+
+def test_no_percentile_is_above_what_was_measured(queue: Queue) -> None:
+    endpoint = queue.endpoint()
+    tally = Tally()
+    for _ in range(30):
+        tally.add(endpoint, 1, "[RETRYABLE] timeout", 10.002)
+    queue.db.execute(
+        "select ulak._add_endpoint_stats(%s, date_trunc('minute', %s::timestamptz))",
+        [json.dumps(tally.statistics()), queue.base],
+    )
+
+    told = row(queue)
+
+    assert [told[name].strip() for name in ("p50", "p95", "slowest")] == ["10.0s", "10.0s", "10.0s"]
+    health = queue.rows("select p50_ms, p95_ms from ulak.get_endpoint_health('shop', %s)", queue.base)
+    assert 9742 < health[0]["p50_ms"] <= health[0]["p95_ms"] <= 10002
+
+
+def test_what_version_0_1_0_counted_is_still_read(queue: Queue) -> None:
+    endpoint = queue.endpoint()
+    # 100 requests from 16 to 32 ms.
+    queue.db.execute(
+        """
+        insert into ulak.endpoint_stats (endpoint_id, minute, delivered, latency_histogram)
+        values (%s, date_trunc('minute', %s::timestamptz), 100, '{0,0,0,0,0,100}')
+        """,
+        [endpoint, queue.base],
+    )
+    assert (row(queue)["p50"].strip(), row(queue)["slowest"].strip()) == ("23ms", "")
+
+    worked(queue, endpoint, delivered=100, b8=100, longest=250)
+
+    assert row(queue)["p50"].strip() == "32ms"
+    assert row(queue)["p95"].strip() == "252ms"
 
 
 def test_minutes_older_than_five_no_longer_count(queue: Queue) -> None:
@@ -154,6 +280,13 @@ def test_the_sparkline_shows_the_last_hour(queue: Queue) -> None:
     assert sum(sign != "·" for sign in spark) == 3
 
 
+def test_the_sparkline_shows_attempts_that_failed(queue: Queue) -> None:
+    endpoint = queue.endpoint()
+    worked(queue, endpoint, failed=100)
+
+    assert row(queue)["last_hour"] == "·" * 19 + "█"
+
+
 def test_the_breaker_says_when_it_probes(queue: Queue) -> None:
     endpoint = queue.endpoint()
     queue.call("update_circuit_breaker", endpoint, False, now=queue.at(0))
@@ -176,6 +309,7 @@ def test_the_last_error_is_cut_at_forty_characters(queue: Queue) -> None:
 
     assert row(queue)["last_error"] == "[RETRYABLE] HTTP 503: the upstream is n…"
     assert len(row(queue)["last_error"]) == 40
+    assert row(queue, now=192)["last_failed"].strip() == "3m 12s ago"
 
 
 def test_a_schedule_tells_what_waits_until_when(queue: Queue) -> None:
@@ -201,6 +335,17 @@ def test_a_schedule_tells_what_waits_until_when(queue: Queue) -> None:
         ("b", "now", 1, False),
         ("b", "behind another of its ordering key", 1, False),
     ]
+
+
+def test_a_message_behind_its_ordering_key_is_not_due_now_though_no_claim_has_met_it(queue: Queue) -> None:
+    queue.endpoint()
+    for _ in range(3):
+        queue.send(ordering_key="k")
+    queue.send(ordering_key="other")
+
+    told = queue.db.execute("select due, messages, first_at from ulak._retry_schedule(%s)", [queue.base]).fetchall()
+
+    assert told == [("now", 2, queue.base), ("behind another of its ordering key", 2, None)]
 
 
 def test_a_schedule_is_counted_up_to_a_bound(queue: Queue) -> None:

@@ -14,16 +14,19 @@ def worked(
     failed: int = 0,
     milliseconds: float = 0,
     now: float = 0,
+    longest: float | None = None,
     **buckets: int,
 ) -> None:
-    """One report; b3=5 are five requests from 4 to 8 ms."""
+    """One report; b3=5 are five requests below 8 ms and not below the limit before it, 2^(11/4) ms."""
+    counts = ",".join(str(buckets.get(f"b{i // 4}", 0) if i % 4 == 0 else 0) for i in range(86))
     stats = [
         {
             "endpoint_id": endpoint,
             "delivered": delivered,
             "failed": failed,
             "latency_total_ms": milliseconds,
-            "latency_histogram": [buckets.get(f"b{i}", 0) for i in range(22)],
+            "latency_max_ms": longest,
+            "latency_histogram": f"[100:185]={{{counts}}}",
         }
     ]
     queue.db.execute(

@@ -71,3 +71,27 @@ def test_whatever_python_calls_private_is_blocked(address: object) -> None:
 
     if not parsed.is_global or parsed.is_multicast or parsed.is_reserved or parsed.is_loopback:
         assert Guard().blocked_by(str(parsed)) is not None
+
+
+@pytest.mark.parametrize(
+    ("address", "networks"),
+    [
+        ("127.0.0.1", "127.0.0.0/8"),
+        ("::1", "::1/128"),
+        ("10.1.2.3", "10.1.2.0/24"),
+        ("172.18.0.4", "172.18.0.0/24"),
+        ("fd12::5", "fd12::/64"),
+    ],
+)
+def test_the_network_of_a_receiver_of_ones_own_can_be_allowed(address: str, networks: str) -> None:
+    guard = Guard(allowed=["192.168.7.0/24"])
+
+    assert guard.remedy(address) == f"select ulak.configure('http_allowed_networks', '192.168.7.0/24,{networks}');"
+    assert Guard(allowed=[networks]).blocked_by(address) is None
+
+
+@pytest.mark.parametrize(
+    "address", ["169.254.169.254", "fd00:ec2::254", "169.254.1.1", "0.0.0.0", "224.0.0.1", "8.8.8.8", "x"]
+)
+def test_nobody_is_advised_to_allow_other_addresses(address: str) -> None:
+    assert Guard().remedy(address) is None

@@ -19,15 +19,26 @@ def test_each_endpoint_has_its_counts_in_the_order_of_ids() -> None:
     assert (counters.processed, counters.failed, counters.last_error) == (4, 2, "[RETRYABLE] HTTP 500")
 
 
-def test_bucket_n_counts_requests_below_two_to_the_n_milliseconds() -> None:
-    expected = {0.0005: 0, 0.001: 1, 0.0019: 1, 0.002: 2, 0.010: 4, 1.0: 10, 1e9: BUCKETS - 1}
+def test_bucket_n_counts_requests_below_two_to_a_quarter_of_n_milliseconds() -> None:
+    expected = {0.0005: 0, 0.001: 1, 0.00118: 1, 0.002: 5, 0.010: 14, 1.0: 40, 10.0: 54, 1e9: BUCKETS - 1}
 
     for seconds, bucket in expected.items():
         counters = Counters()
         counters.add(1, 3, None, seconds)
         (counts,) = counters.statistics()
-        # Zeros at the end are left out.
-        assert counts["latency_histogram"] == [0] * bucket + [3]
+        # Only what counts something.
+        assert counts["latency_histogram"] == f"[{100 + bucket}:{100 + bucket}]={{3}}"
+
+
+def test_the_longest_time_is_kept() -> None:
+    counters = Counters()
+    for seconds in (0.002, 10.0023, 0.004):
+        counters.add(1, 1, None, seconds)
+
+    (counts,) = counters.statistics()
+
+    assert counts["latency_max_ms"] == 10002.3
+    assert str(counts["latency_histogram"]).startswith("[105:154]={1,0,0,0,1,")
 
 
 def test_what_was_told_is_told_but_for_the_last_error() -> None:

@@ -268,7 +268,10 @@ def test_changed_settings_hold_at_once_and_without_a_pause(site: Site, receiver:
     site.configure(http_allowed_networks="")
 
     error = wait_until(lambda: site.send() and site.value("select max(last_error) from ulak.dlq"))
-    assert error == "[PERMANENT] blocked: address 127.0.0.1 is blocked (loopback, 127.0.0.0/8)"
+    assert error == (
+        "[PERMANENT] blocked: address 127.0.0.1 is blocked (loopback, 127.0.0.0/8); "
+        "to allow it: select ulak.configure('http_allowed_networks', '127.0.0.0/8');"
+    )
     assert not worker.call.is_done()
 
 

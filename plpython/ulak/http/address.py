@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 
 Address = IPv4Address | IPv6Address
@@ -38,6 +38,16 @@ _RULES: tuple[tuple[str, tuple[str, ...]], ...] = (
 _BLOCKED: tuple[tuple[str, Network], ...] = tuple(
     (rule, ip_network(network)) for rule, networks in _RULES for network in networks
 )
+# Networks that a receiver of one's own may well live in, and how wide a part of them one would open for it; None: all
+# of it. Nobody is advised to open the others.
+_OWN: Mapping[str, int | None] = {
+    "127.0.0.0/8": None,
+    "::1/128": None,
+    "10.0.0.0/8": 24,
+    "172.16.0.0/12": 24,
+    "192.168.0.0/16": 24,
+    "fc00::/7": 64,
+}
 # Everything that IANA hasn't given out as global unicast.
 _GLOBAL_UNICAST_6 = IPv6Network("2000::/3")
 
@@ -81,3 +91,19 @@ class Guard:
         if any(address.version == network.version and address in network for network in self._allowed):
             return None
         return _rule(address)
+
+    def remedy(self, text: str) -> str | None:
+        """The statement that allows this address's network beside those that are allowed; None if nobody should."""
+        try:
+            address = ip_address(text)
+        except ValueError:
+            return None
+        for rule, blocked in _BLOCKED:
+            if address.version == blocked.version and address in blocked:
+                if rule == "cloud metadata" or str(blocked) not in _OWN:
+                    return None
+                width = _OWN[str(blocked)]
+                network = blocked if width is None else ip_network(f"{address}/{width}", strict=False)
+                names = ",".join(map(str, (*self._allowed, network)))
+                return f"select ulak.configure('http_allowed_networks', '{names}');"
+        return None

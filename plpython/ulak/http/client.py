@@ -122,7 +122,8 @@ class _Handle:
         family, kind, protocol, where = address
         rule = self.guard.blocked_by(where[0]) if family in (socket.AF_INET, socket.AF_INET6) else "not an IP address"
         if rule is not None:
-            self.blocked = f"address {where[0]} is blocked ({rule})"
+            remedy = self.guard.remedy(where[0])
+            self.blocked = f"address {where[0]} is blocked ({rule})" + (f"; to allow it: {remedy}" if remedy else "")
             return pycurl.SOCKET_BAD
         try:
             opened = socket.socket(family, kind, protocol)

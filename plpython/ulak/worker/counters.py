@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Mapping
 
-# Bucket i counts requests below 2^i milliseconds; the last one takes the rest (above half an hour).
-BUCKETS = 22
+# Bucket i counts requests below its limit, 2^(i/4) milliseconds: no figure made of them is off by more than a fifth.
+# The last bucket takes the rest (above half an hour).
+LIMITS = tuple(2 ** (i / 4) for i in range(85))
+BUCKETS = len(LIMITS) + 1
+# The number of bucket 0 in what is stored: the elements below are those of version 0.1.0.
+FIRST_ELEMENT = 100
 
 
 class _Counts:
-    __slots__ = ("delivered", "failed", "histogram", "total_ms")
+    __slots__ = ("delivered", "failed", "histogram", "max_ms", "total_ms")
 
     def __init__(self) -> None:
         self.delivered = 0
         self.failed = 0
         self.total_ms = 0.0
+        self.max_ms = 0.0
         self.histogram = [0] * BUCKETS
 
 
@@ -39,7 +45,8 @@ class Counters:
             self.last_error = error
         milliseconds = seconds * 1000
         counts.total_ms += milliseconds * messages
-        counts.histogram[min(int(milliseconds).bit_length(), BUCKETS - 1)] += messages
+        counts.max_ms = max(counts.max_ms, milliseconds)
+        counts.histogram[bisect_right(LIMITS, milliseconds)] += messages
 
     def statistics(self) -> list[Mapping[str, object]]:
         """In the order of endpoint ids: the order in which rows are locked."""
@@ -49,7 +56,8 @@ class Counters:
                 "delivered": counts.delivered,
                 "failed": counts.failed,
                 "latency_total_ms": round(counts.total_ms, 3),
-                "latency_histogram": _without_last_zeros(counts.histogram),
+                "latency_max_ms": round(counts.max_ms, 3),
+                "latency_histogram": _stored(counts.histogram),
             }
             for endpoint_id, counts in sorted(self._counts.items())
         ]
@@ -60,9 +68,12 @@ class Counters:
         self.processed = self.failed = 0
 
 
-def _without_last_zeros(histogram: list[int]) -> list[int]:
-    """What is missing at the end is 0: less to send, to add up and to store."""
-    size = len(histogram)
-    while size and not histogram[size - 1]:
-        size -= 1
-    return histogram[:size]
+def _stored(histogram: list[int]) -> str:
+    """As PostgreSQL reads an array that doesn't begin with element 1: from the first bucket that counts something to
+    the last. Less to send, to add up and to store."""
+    counting = [i for i, messages in enumerate(histogram) if messages]
+    if not counting:
+        return "{}"
+    first, last = counting[0], counting[-1]
+    counts = ",".join(map(str, histogram[first : last + 1]))
+    return f"[{FIRST_ELEMENT + first}:{FIRST_ELEMENT + last}]={{{counts}}}"

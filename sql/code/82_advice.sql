@@ -1,0 +1,88 @@
+-- What an endpoint's last error means, and what to do about it.
+
+-- Lasting: trying again won't help, somebody has to change something. Without a SET clause, so that it becomes part of the query.
+-- The words of an error are the worker's own up to the first colon behind its kind; what follows may be the receiver's.
+create or replace function ulak._advice(p_name text, p_error text)
+returns table (cause text, fix text, is_lasting boolean)
+language sql
+stable
+as $sql$
+    select
+        case when e.is_token then 'its token server: ' else '' end || a.cause,
+        case
+            when a.fix is null then format('select * from ulak.ping(%L);', p_name)
+            when starts_with(a.fix, 'select ') then a.fix
+            else format('select * from ulak.ping(%L); -- %s', p_name, a.fix)
+        end,
+        a.is_lasting
+    from (
+        select
+            regexp_replace(p_error, E'^\\[[A-Z]+\\] (OAuth2 token request: )?', ''),
+            coalesce(p_error ~ E'^\\[[A-Z]+\\] OAuth2 token request: ', false)
+    ) e (error, is_token)
+    cross join lateral (
+        select v.cause, v.fix, v.is_lasting
+        from (
+            values
+                (
+                    1, '^HTTP (401|403|407)', true, 'it refuses our credentials',
+                    'then correct "auth", "headers" or the signing secret in its config'
+                ),
+                (
+                    2, '^HTTP 3', true, 'it has moved, and redirects are not followed',
+                    'the response names the new place in "location": put it into "url" of its config'
+                ),
+                (3, '^HTTP (404|405)', true, 'there is nothing at its url, or not for this method', 'then correct "url" or "method" in its config'),
+                (4, '^HTTP 410', true, 'it is gone for good', format('then: select ulak.disable_endpoint(%L);', p_name)),
+                (5, '^HTTP 429', false, 'it is sent more than it takes', 'then set "rate_limit" in its config'),
+                (6, '^HTTP 4', false, 'it refuses the messages', 'and compare its answer with what is sent: ulak.curl()'),
+                (7, '^HTTP 5', false, 'it has an error of its own', null),
+                (8, '^blocked: ', true, 'its address is blocked', ulak._unblock(e.error)),
+                (9, '^timeout: ', false, 'it does not answer in time', 'if it needs longer: raise "timeout" in its config'),
+                (10, '^resolve: ', true, 'its host name is not known', 'then correct "url" in its config'),
+                (11, '^connect: ', false, 'nothing answers at its address', 'then start the receiver, or correct "url" in its config'),
+                (12, '^tls: ', true, 'its certificate is not accepted', 'then have it renewed, or set "tls_ca_bundle" in its config'),
+                (13, '^config: ', true, 'its config makes no request', 'then correct its config'),
+                (14, '^lease expired: ', false, 'the workers that held its messages went silent', 'and look at the workers: select * from ulak.get_worker_status();'),
+                (15, '', false, 'its answers are no success', null)
+        ) v (place, pattern, is_lasting, cause, fix)
+        where coalesce(e.error, '') ~ v.pattern
+        order by v.place
+        limit 1
+    ) a
+$sql$;
+
+-- The statement that lets requests through to the network that such an error names, beside those that are allowed already. Null if it
+-- names none: it isn't one that anybody should open.
+create or replace function ulak._unblock(p_error text)
+returns text
+language sql
+stable
+as $sql$
+    select format(
+        'select ulak.configure(''http_allowed_networks'', %L);',
+        concat_ws(',', nullif(ulak.setting('http_allowed_networks'), ''), n.network)
+    )
+    from (
+        select substring(p_error from E'^blocked: .*''http_allowed_networks'', ''(?:[0-9a-f.:/]+,)*([0-9a-f.:]+/[0-9]+)''\\);$')
+    ) n (network)
+    where n.network is not null
+$sql$;
+
+-- Whether such an error is from before the network was allowed.
+create or replace function ulak._is_unblocked(p_error text)
+returns boolean
+language plpgsql
+stable
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+begin
+    return ulak.setting('http_allow_internal_urls')::boolean or exists (
+        select
+        from unnest(string_to_array(nullif(ulak.setting('http_allowed_networks'), ''), ',')) n (network)
+        where n.network::cidr >>= substring(
+            p_error from E'^\\[[A-Z]+\\] (?:OAuth2 token request: )?blocked: address ([0-9a-f.:]+) is blocked'
+        )::inet
+    );
+end
+$plpgsql$;

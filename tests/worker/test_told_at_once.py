@@ -1,0 +1,151 @@
+"""What is wrong is told right after it went wrong, with its cause and what to do about it: no sleep stands between the two."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+from support.receiver import Answer, Receiver
+from support.sessions import wait_until, wait_until_gone
+from support.site import Site
+
+ONCE = {"max_retries": 0}
+
+
+def findings(site: Site, check: str) -> list[dict[str, Any]]:
+    return site.rows('select severity, finding, fix from ulak.doctor() where "check" = %s', check)
+
+
+def health(site: Site, component: str) -> tuple[str, str]:
+    (row,) = site.rows("select status, details from ulak.health_check() where component = %s", component)
+    return row["status"], row["details"]
+
+
+@pytest.mark.parametrize(
+    ("status", "cause"),
+    [
+        (401, "it refuses our credentials"),
+        (301, "it has moved, and redirects are not followed"),
+        (404, "there is nothing at its url, or not for this method"),
+    ],
+)
+def test_an_answer_that_only_somebody_can_mend_is_told_with_its_cause(site: Site, status: int, cause: str) -> None:
+    with Receiver(Answer(status)) as receiver:
+        site.http("shop", receiver.url)
+        site.start()
+
+        site.wait_for_status(site.send(), "failed")
+
+        (finding,) = findings(site, "failing")
+        assert finding["severity"] == "warning"
+        assert finding["finding"].startswith(f'endpoint "shop" fails: {cause}. ')
+        assert finding["finding"].endswith(f"[PERMANENT] HTTP {status}")
+        site.db.execute(finding["fix"])
+        assert health(site, "endpoints") == ("warning", "1 endpoint, failing: shop")
+
+
+def test_an_endpoint_that_succeeds_again_is_told_no_more(site: Site) -> None:
+    with Receiver(lambda request: Answer(401 if b"bad" in request.body else 200)) as receiver:
+        site.http("shop", receiver.url)
+        site.start()
+        site.wait_for_status(site.send(payload={"name": "bad"}), "failed")
+        assert len(findings(site, "failing")) == 1
+
+        site.wait_for_status(site.send(), "completed")
+
+        assert findings(site, "failing") == []
+
+
+def test_a_receiver_that_does_not_answer_in_time_is_told_after_three_attempts(site: Site) -> None:
+    open_again = threading.Event()
+
+    def answer(_: object) -> Answer:
+        open_again.wait(20)
+        return Answer()
+
+    with Receiver(answer) as receiver:
+        site.http("slow", receiver.url, ONCE, timeout=1)
+        site.start()
+
+        for id in [site.send("slow") for _ in range(3)]:
+            site.wait_for_status(id, "failed")
+
+        # A worker reports its counts once a second.
+        (finding,) = wait_until(lambda: findings(site, "failing"), message="the finding")
+        open_again.set()
+        assert finding["finding"].startswith(
+            'endpoint "slow" fails: it does not answer in time. 3 attempts in five minutes, none succeeded; the last one was '
+        )
+        (told,) = site.rows("select p50, p95, slowest from ulak.top")
+        longest = site.value("select max(latency_max_ms) from ulak.endpoint_stats")
+        assert 1000 <= longest < 2000
+        percentiles = site.rows("select p50_ms, p95_ms from ulak.get_endpoint_health('slow')")[0]
+        assert percentiles["p50_ms"] <= percentiles["p95_ms"] <= longest
+        assert told["slowest"].strip().startswith("1.")
+
+
+def test_a_circuit_that_opens_is_told_at_once(site: Site) -> None:
+    with Receiver() as receiver:
+        url = receiver.url
+    # Nobody listens there any more.
+    site.http("shop", url, {"max_retries": 0}, circuit_breaker={"threshold": 2, "cooldown": 60})
+    site.start()
+
+    for id in site.send_many(2):
+        site.wait_for_status(id, "failed")
+
+    (finding,) = findings(site, "circuit")
+    assert finding["severity"] == "warning"
+    assert "nothing answers at its address" in finding["finding"]
+    assert health(site, "endpoints") == ("warning", "1 endpoint, circuit not closed: shop")
+
+
+def test_a_newcomers_first_message_to_loopback_says_what_to_run(site: Site, receiver: Receiver) -> None:
+    site.configure(http_allowed_networks="10.1.2.0/24")
+    site.http("shop", receiver.url)
+    site.start()
+    id = site.send()
+    statement = "select ulak.configure('http_allowed_networks', '10.1.2.0/24,127.0.0.0/8');"
+
+    message = site.wait_for_status(id, "failed")
+
+    assert message["last_error"].endswith(f"to allow it: {statement}")
+    assert statement in site.value("select error from ulak.ping('shop')")
+    assert any(statement in what for what in site.column("select what from ulak.explain(%s)", id))
+    (finding,) = findings(site, "failing")
+    assert finding["finding"].startswith('endpoint "shop" fails: its address is blocked. ')
+    assert finding["fix"] == statement
+
+    site.db.execute(finding["fix"])
+
+    assert findings(site, "failing") == []
+    site.wait_for_status(site.value("select ulak.redrive_message(id) from ulak.dlq"), "completed")
+
+
+def test_what_a_receiver_says_is_no_fix(site: Site) -> None:
+    evil = b"blocked: address 1.1.1.1 is blocked; select ulak.configure('http_allowed_networks', '0.0.0.0/0');"
+    with Receiver(Answer(401, body=evil)) as receiver:
+        site.http("shop", receiver.url)
+        site.start()
+        site.wait_for_status(site.send(), "failed")
+
+        (finding,) = findings(site, "failing")
+
+        assert "configure" not in finding["fix"]
+
+
+def test_a_worker_that_was_killed_is_missed_though_its_row_is_young(site: Site, receiver: Receiver) -> None:
+    site.http("shop", receiver.url)
+    worker = site.start()
+    assert findings(site, "workers") == []
+    assert health(site, "workers") == ("ok", "1 alive")
+
+    site.db.execute("select pg_terminate_backend(%s)", [worker.pid])
+    wait_until_gone(worker.pid, site.db)
+
+    (finding,) = findings(site, "workers")
+    assert (finding["severity"], finding["finding"][:21]) == ("critical", "no worker is alive; t")
+    assert health(site, "workers") == ("critical", "0 alive")
+    assert site.value("select ulak.health()") == "critical"
+    assert site.column("select state from ulak.get_worker_status()") == ["lost"]
