@@ -427,7 +427,15 @@ begin
                 row_number() over () as place,
                 -- A sender queues its message as due; the claim that meets it behind another parks it.
                 s.place = 1 and q.ordering_key is not null
-                    and ulak._head_before(l.endpoint_id, q.ordering_key, q.id) is not null as is_behind
+                    and q.id <> (
+                        select h.id
+                        from ulak.queue h
+                        where h.endpoint_id = l.endpoint_id
+                            and h.ordering_key between q.ordering_key and q.ordering_key
+                            and h.status in ('pending', 'processing')
+                        order by h.ordering_key, h.id
+                        limit 1
+                    ) as is_behind
             from (
                 select q.id, q.ordering_key, q.next_retry_at
                 from ulak.queue q

@@ -173,7 +173,8 @@ def test_a_token_url_on_a_blocked_address_is_not_dialled(make_endpoint: Any, tok
         settled = deliveries.step(0.1)
 
     assert settled[0].outcome.error == (
-        "[PERMANENT] OAuth2 token request: blocked: address 127.0.0.1 is blocked (loopback, 127.0.0.0/8)"
+        "[PERMANENT] OAuth2 token request: blocked: address 127.0.0.1 is blocked (loopback, 127.0.0.0/8); to allow it: "
+        "select ulak.configure('http_allowed_networks', '127.0.0.0/8');"
     )
     assert tokens.connections == 0
     deliveries.close()
