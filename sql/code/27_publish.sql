@@ -44,7 +44,7 @@ $plpgsql$;
 comment on function ulak.publish_batch(jsonb) is
     'publishes an array of {"event_type": ..., "payload": ...}, all or none; returns the number of messages queued';
 
--- publish() without the guard of reserved names, for ulak's own events.
+-- publish(), once the name is known not to be reserved.
 create or replace function ulak._publish(p_event_type text, p_payload jsonb)
 returns integer
 language plpgsql

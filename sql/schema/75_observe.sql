@@ -84,12 +84,12 @@ comment on table ulak.traffic is 'all endpoints together, summed up by maintenan
 comment on column ulak.traffic.minute is 'start of the minute';
 comment on column ulak.traffic.delivered is 'messages delivered';
 comment on column ulak.traffic.failed is 'attempts that failed';
-comment on column ulak.traffic.latency_histogram is 'requests by time: element i counts those from 2^(i-2) to 2^(i-1) ms';
+comment on column ulak.traffic.latency_histogram is 'requests by time: element 1 counts those below 1 ms, element i those from 2^(i-2) to 2^(i-1) ms';
 comment on column ulak.traffic.waiting is 'messages that were pending when maintenance last counted';
 comment on table ulak.endpoint_totals is 'deliveries per endpoint since it was created; only rises';
 comment on column ulak.endpoint_totals.endpoint_id is 'the endpoint';
 comment on column ulak.endpoint_totals.delivered is 'messages delivered';
 comment on column ulak.endpoint_totals.failed is 'attempts that failed';
 comment on column ulak.endpoint_totals.latency_total_ms is 'sum of the requests'' times';
-comment on column ulak.endpoint_totals.latency_histogram is 'requests by time: element i counts those from 2^(i-2) to 2^(i-1) ms';
+comment on column ulak.endpoint_totals.latency_histogram is 'requests by time: element 1 counts those below 1 ms, element i those from 2^(i-2) to 2^(i-1) ms';
 comment on type ulak._endpoint_fact is 'what the looks know of an endpoint; private to ulak';

@@ -84,7 +84,7 @@ comment on column ulak.endpoint_stats.minute is 'start of the minute, or of the 
 comment on column ulak.endpoint_stats.delivered is 'messages delivered';
 comment on column ulak.endpoint_stats.failed is 'attempts that failed';
 comment on column ulak.endpoint_stats.latency_total_ms is 'sum of the requests'' times';
-comment on column ulak.endpoint_stats.latency_histogram is 'requests by time: element i counts those from 2^(i-2) to 2^(i-1) ms; what is missing at the end is 0';
+comment on column ulak.endpoint_stats.latency_histogram is 'requests by time: element 1 counts those below 1 ms, element i those from 2^(i-2) to 2^(i-1) ms; what is missing at the end is 0';
 comment on table ulak.handled is 'keys that mark_handled() has seen';
 comment on column ulak.handled.consumer is 'who handled it';
 comment on column ulak.handled.key is 'what was handled';

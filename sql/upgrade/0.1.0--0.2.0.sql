@@ -209,7 +209,10 @@ comment on column ulak.backlog_samples.sampled_at is 'when they were counted; af
 comment on table ulak.traffic is 'all endpoints together, summed up by maintenance every minute, for stats_retention_days; the last two minutes may still change';
 comment on table ulak.endpoint_stats is 'deliveries per endpoint and minute; after two days per endpoint and hour, for stats_retention_days. Minutes without any have no row';
 comment on column ulak.endpoint_stats.minute is 'start of the minute, or of the hour';
-comment on column ulak.endpoint_stats.latency_histogram is 'requests by time: element i counts those from 2^(i-2) to 2^(i-1) ms; what is missing at the end is 0';
+comment on column ulak.endpoint_stats.latency_histogram is 'requests by time: element 1 counts those below 1 ms, element i those from 2^(i-2) to 2^(i-1) ms; what is missing at the end is 0';
+comment on column ulak.traffic.latency_histogram is 'requests by time: element 1 counts those below 1 ms, element i those from 2^(i-2) to 2^(i-1) ms';
+comment on column ulak.endpoint_totals.latency_histogram is 'requests by time: element 1 counts those below 1 ms, element i those from 2^(i-2) to 2^(i-1) ms';
+comment on column ulak.queue.metadata is 'the sender''s own notes, not sent, but for event_type: it is the type of a CloudEvent';
 
 -- Times, archive and maintenance.
 
@@ -259,3 +262,8 @@ drop function ulak.dlq_summary();
 
 -- Workers of 0.1.0 that are settling find the new one, which takes one parameter more.
 drop function ulak._settle_many(text, bigint[], integer[], text[], integer[], jsonb[], timestamptz);
+
+-- Nothing called them. Locks nothing but themselves.
+
+drop function ulak._setting_integer(text);
+drop function ulak._json_schema_violation(jsonb, jsonb);
