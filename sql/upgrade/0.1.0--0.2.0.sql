@@ -214,6 +214,23 @@ comment on column ulak.traffic.latency_histogram is 'requests by time: element 1
 comment on column ulak.endpoint_totals.latency_histogram is 'requests by time: element 1 counts those below 1 ms, element i those from 2^(i-2) to 2^(i-1) ms';
 comment on column ulak.queue.metadata is 'the sender''s own notes, not sent, but for event_type: it is the type of a CloudEvent';
 
+-- The archive and its months have copies of the queue's comments.
+do $plpgsql$
+declare
+    v_table regclass;
+begin
+    for v_table in select t.relid from pg_partition_tree('ulak.archive') t loop
+        execute format(
+            'comment on column %s.metadata is %L',
+            v_table,
+            col_description('ulak.queue'::regclass, (
+                select a.attnum from pg_attribute a where a.attrelid = 'ulak.queue'::regclass and a.attname = 'metadata'
+            ))
+        );
+    end loop;
+end
+$plpgsql$;
+
 -- Times, archive and maintenance.
 
 drop function ulak._require_positive(text, integer);

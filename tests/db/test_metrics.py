@@ -158,4 +158,4 @@ def test_a_metric_without_a_definition_is_an_error(queue: Queue) -> None:
 
     error = refused(queue.db, "select * from ulak.metrics()")
 
-    assert (error.sqlstate, error.diag.message_primary) == ("XX000", 'metric "dlq_depth" has no definition')
+    assert (error.sqlstate, error.message_primary) == ("XX000", 'metric "dlq_depth" has no definition')
