@@ -219,7 +219,9 @@ do $plpgsql$
 declare
     v_table regclass;
 begin
-    for v_table in select t.relid from pg_partition_tree('ulak.archive') t loop
+    for v_table in
+        select t.relid from pg_partition_tree('ulak.archive') t where t.relid <> 'ulak.archive_default'::regclass
+    loop
         execute format(
             'comment on column %s.metadata is %L',
             v_table,
