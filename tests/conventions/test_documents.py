@@ -1,0 +1,67 @@
+"""What the documents point to is there."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from support.cluster import PROJECT
+
+DOCUMENTS = sorted(
+    path
+    for folder in ("", "docker", "plpython", "sql", "tests", "tests/bench")
+    for path in (PROJECT / folder).glob("*.md")
+    if path.name != "CHANGELOG.md"
+)
+IDS = [str(path.relative_to(PROJECT)) for path in DOCUMENTS]
+
+
+def without_code(text: str) -> str:
+    return re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
+
+
+def anchors(path: Path) -> set[str]:
+    """As GitHub makes them."""
+    headings = re.findall(r"^#+ (.*)$", without_code(path.read_text()), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=IDS)
+def test_every_link_leads_somewhere(document: Path) -> None:
+    broken = []
+    for target in re.findall(r"\]\(([^)\s]+)\)", without_code(document.read_text())):
+        if target.startswith("https://"):
+            continue
+        name, _, anchor = target.partition("#")
+        path = (document.parent / name).resolve() if name else document
+        if not path.exists() or (anchor and anchor not in anchors(path)):
+            broken.append(target)
+
+    assert broken == []
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=IDS)
+def test_every_function_that_is_named_exists(db: psycopg.Connection[Any], document: Path) -> None:
+    named = set(re.findall(r"\bulak\.(\w+)\(", document.read_text()))
+    there = {name for (name,) in db.execute("select proname from pg_proc where pronamespace = 'ulak'::regnamespace")}
+
+    assert sorted(named - there) == []
+
+
+@pytest.mark.parametrize("folder", ["schema", "code"])
+def test_the_map_of_the_sql_has_every_file_and_no_other(folder: str) -> None:
+    text = (PROJECT / "sql" / "README.md").read_text()
+    start = text.index(f"`{folder}/` | |")
+    named = re.findall(r"`(\d\d_\w+\.sql)`", text[start : text.index("\n\n", start)])
+
+    assert sorted(named) == sorted(path.name for path in (PROJECT / "sql" / folder).glob("*.sql"))
+
+
+def test_no_function_named_in_the_map_of_the_sql_is_gone(db: psycopg.Connection[Any]) -> None:
+    text = (PROJECT / "sql" / "README.md").read_text()
+    there = {name for (name,) in db.execute("select proname from pg_proc where pronamespace = 'ulak'::regnamespace")}
+
+    assert [name for name in re.findall(r"`(_?[a-z_]+)\(\)`", text) if name not in there] == []
