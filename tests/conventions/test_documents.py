@@ -44,6 +44,13 @@ def test_every_link_leads_somewhere(document: Path) -> None:
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=IDS)
+def test_every_file_of_the_project_that_is_named_exists(document: Path) -> None:
+    named = re.findall(r"`((?:docker|plpython|sql|tests)/[\w./]+)`", document.read_text())
+
+    assert [name for name in named if not (PROJECT / name).exists()] == []
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=IDS)
 def test_every_function_that_is_named_exists(db: psycopg.Connection[Any], document: Path) -> None:
     named = set(re.findall(r"\bulak\.(\w+)\(", document.read_text()))
     there = {name for (name,) in db.execute("select proname from pg_proc where pronamespace = 'ulak'::regnamespace")}
