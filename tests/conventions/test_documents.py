@@ -72,3 +72,25 @@ def test_no_function_named_in_the_map_of_the_sql_is_gone(db: psycopg.Connection[
     there = {name for (name,) in db.execute("select proname from pg_proc where pronamespace = 'ulak'::regnamespace")}
 
     assert [name for name in re.findall(r"`(_?[a-z_]+)\(\)`", text) if name not in there] == []
+
+
+def test_readme_names_every_key_of_a_config_and_of_a_retry_policy(db: psycopg.Connection[Any]) -> None:
+    text = (PROJECT / "README.md").read_text()
+    keys = db.execute(
+        """
+        select jsonb_object_keys(ulak._config_schema('http') -> 'properties')
+        union select jsonb_object_keys(ulak._config_schema('pull') -> 'properties')
+        union select jsonb_object_keys(ulak._retry_policy_schema() -> 'properties')
+        """
+    ).fetchall()
+
+    assert [key for (key,) in keys if f"`{key}`" not in text] == []
+
+
+def test_the_runbook_names_every_step_of_maintenance(db: psycopg.Connection[Any]) -> None:
+    text = (PROJECT / "docker" / "OPERATIONS.md").read_text()
+    table = text[text.index("| step | what it does") :].split("\n\n")[0]
+    named = {step for line in table.splitlines() for step in line.split("|")[1].strip().split(", ")}
+    steps = {step for (step,) in db.execute("select step from ulak.maintenance_status where step <> 'vacuum'")}
+
+    assert named - {"step", "---"} == steps
