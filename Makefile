@@ -15,7 +15,7 @@ DATA_built = $(SCRIPT) $(UPGRADES)
 DATA = $(filter-out $(patsubst $(BUILD)/%,sql/released/%,$(DATA_built)),$(wildcard sql/released/*.sql))
 EXTRA_CLEAN = $(BUILD)
 
-.PHONY: build help test test-debian13 lint demo demo-stop bench chaos soak
+.PHONY: build help test test-debian13 lint reference demo demo-stop bench chaos soak
 .DELETE_ON_ERROR:
 
 build: $(DATA_built) ## build the extension's script
@@ -39,6 +39,11 @@ lint: ## ruff, mypy and pgspot
 
 test-debian13: ## make demo and make test in a fresh Debian 13 (needs root and debootstrap); ARGS as for test
 	tests/debian13.sh $(ARGS)
+
+reference: ## write sql/REFERENCE.md anew, from the comments in the catalog
+	@mkdir -p $(BUILD)
+	tests/sandbox.sh python -m support.reference > $(BUILD)/REFERENCE.md
+	mv $(BUILD)/REFERENCE.md sql/REFERENCE.md
 
 demo: ## workers deliver 2,000 messages to receivers that are well, moody and down; left running for a look
 	tests/sandbox.sh python -m demo start

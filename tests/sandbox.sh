@@ -102,8 +102,9 @@ fetch_prometheus() {
     fi
 }
 
-find_major
-install_packages
+# What is printed is the command's own.
+find_major >&2
+install_packages >&2
 run=${ULAK_RUN:-$project/.run}
 source=$project
 if ! user_can_read_project; then
@@ -116,7 +117,7 @@ make_run_folder
     if [ "$source" != "$project" ]; then copy_project; fi
     make_venv
     fetch_prometheus
-) 9> "$run/lock"
+) 9> "$run/lock" >&2
 
 cd "$source"
 mapfile -t given < <(env | grep '^ULAK_[A-Z]*=' || true)

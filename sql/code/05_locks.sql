@@ -1,24 +1,54 @@
--- Every lock that ulak takes, and the order in which they are taken.
+-- Every lock that ulak takes, and the order in which they are taken. tests/conventions/test_locks.py keeps both lists true.
 --
 -- Named locks are rows of ulak.locks, held until the transaction ends:
 --
 --     name            who holds it
 --     configs         whoever changes a config or a secret: a config is valid for the secrets that it names
---     schedule        start() and stop()
+--     schedule        start() and stop(), and for an instant a worker that waits until they are done
 --     maintenance     one batch of maintenance; who finds it taken leaves
 --     sweep           one worker that takes back what others left; who finds it taken leaves
 --
--- A change of max_queue_size locks the table ulak.setting_values (share update exclusive): senders see it in pg_locks, and
--- remember nothing that follows from the old limit.
+-- Locks that a function takes by name of their mode. "Waits": for whoever has the row or the table. "Skips": what is locked is
+-- left to who has it, so nobody waits.
 --
--- stop(), where background workers run the jobs, locks the table ulak.schedule (exclusive): workers see it in pg_locks, and leave
--- before their jobs are unscheduled.
+--     function                        what it locks, and how
+--     _lock                           a named lock; waits
+--     _try_lock                       a named lock; skips
+--     _forget_headroom                table ulak.setting_values (share update exclusive), with a change of max_queue_size; waits. Senders see
+--                                     it in pg_locks, and remember nothing that follows from the old limit
+--     _lock_ordering_key              the row of an ordering key: senders of one key, until they commit; waits
+--     _forget_ordering_keys           rows of keys that nobody uses any more, to delete them; skips
+--     _lock_due                       messages that a claim takes; skips
+--     _park                           heads of ordering keys, shared, while others are parked behind them; skips
+--     _unpark_heads                   parked heads of ordering keys; skips
+--     _fail_rows                      messages that failed, to decide about their retries; waits for a heartbeat at most
+--     recover_stale_messages          messages whose lease ran out; skips
+--     mark_expired_messages           messages past their expires_at; skips
+--     _bury_orphans                   messages whose endpoint was dropped; skips
+--     _redrive_rows                   dead letters; waits: of two operators, the second finds them redriven
+--     _archive_batch                  finished messages; skips
+--     _cleanup                        rows past their retention; skips
+--     drop_event_type                 the event type's row; waits for subscribe()
+--     subscribe                       the event type's row; waits for other subscribers of it
+--     _keep_endpoint                  an endpoint's row, so that it isn't dropped meanwhile (key share); waits for drop_endpoint() only
+--     _lock_endpoint                  an endpoint's row: circuit, limits, switching, dropping, rotating; waits
+--     _renew_configs                  endpoints that name a secret, in the order of their ids; waits
+--     _admit                          an endpoint's row, for a claim under a limit; skips
+--     _note_success                   endpoints whose last success is old; skips
+--     _remember_endpoint_headroom     an endpoint's row of ulak.endpoint_headroom; skips
+--     _show_breaker_lock              an advisory lock that others can look at; nothing depends on it; skips
+--     _make_archive_partition         table ulak.archive (share update exclusive; access exclusive if archive_default has rows of the month) and
+--                                     ulak.archive_default (share row exclusive); waits half a second
+--     _drop_archive_partition         table ulak.archive (access exclusive); waits half a second
+--     adopt                           table ulak.cluster_identity (share row exclusive); waits for another adopt()
+--     _wait_for_workers_to_leave      table ulak.schedule (exclusive), in stop() where background workers run the jobs: workers see it in
+--                                     pg_locks, and leave before their jobs are unscheduled; waits
 --
--- Locks on rows of other tables, by those who change them: ulak.ordering_keys (senders of one key), ulak.queue (messages),
--- ulak.endpoints (circuit breaker, rate limit), ulak.workers (a session that takes a slot, or reports).
+-- An update locks its rows too: messages by settling, heartbeats and the turn in light traffic, each the worker's own; ulak.workers by
+-- the session that has the number; ulak.endpoints by alter_endpoint() and whoever called _lock_endpoint() before.
 --
--- The order: a named lock, then an ordering key, then messages, then endpoints by ascending id. A claim never waits: it
--- skips what is locked.
+-- The order: a named lock, then ordering keys by endpoint and key, then messages and dead letters, then endpoints by ascending id. Who
+-- has a later one never waits for an earlier one. A claim never waits at all.
 
 insert into ulak.locks (name)
 values ('configs'), ('schedule'), ('maintenance'), ('sweep')

@@ -1,28 +1,7 @@
 -- JSON Schema, the part of it that ulak understands: for payloads of events, configs of endpoints and retry policies.
 
--- The first thing in p_value that p_schema forbids, or nulls. Says what was expected where, and never the value itself:
--- it may be a secret.
-create or replace function ulak._json_schema_violation(
-    p_schema jsonb,
-    p_value jsonb,
-    out path text,
-    out problem text,
-    out hint text
-)
-language plpgsql
-immutable
-set search_path = pg_catalog, pg_temp
-as $plpgsql$
-declare
-    v_violation text[] := ulak._json_violation(p_schema, p_value);
-begin
-    path := '$' || v_violation[1];
-    problem := v_violation[2];
-    hint := v_violation[3];
-end
-$plpgsql$;
-
--- Null, or {path, problem, hint}. This runs for every value of every published payload: plain expressions only, which
+-- The first thing in p_value that p_schema forbids, as {path below $, problem, hint}; null if there is none. It says what was
+-- expected where, and never the value itself: that may be a secret. This runs for every value of every published payload: plain expressions only, which
 -- PL/pgSQL evaluates without the executor, and a path that is put together on the way back from a violation.
 -- A keyword says nothing about a value of another type, as the standard has it.
 create or replace function ulak._json_violation(p_schema jsonb, p_value jsonb)

@@ -123,14 +123,6 @@ $plpgsql$;
 
 comment on function ulak.setting(text) is 'the value of a setting that holds in this session';
 
-create or replace function ulak._setting_integer(p_name text)
-returns integer
-language sql
-stable
-as $sql$
-    select ulak.setting(p_name)::integer
-$sql$;
-
 create or replace function ulak.configure(p_name text, p_value text)
 returns text
 language plpgsql

@@ -77,10 +77,7 @@ declare
     v_subscriptions bigint;
 begin
     perform ulak._lock('configs');
-    select e.id into v_id from ulak.endpoints as e where e.name = p_name for no key update;
-    if not found then
-        perform ulak._raise_unknown_endpoint(p_name);
-    end if;
+    v_id := (ulak._lock_endpoint(p_name)).id;
     perform ulak._require_unused(v_id, p_name);
     with gone as (
         delete from ulak.subscriptions as s where s.endpoint_id = v_id returning s.id
@@ -99,6 +96,23 @@ $plpgsql$;
 
 comment on function ulak.drop_endpoint(text) is
     'removes an endpoint and its subscriptions; refuses while messages wait for it or its dead letters are unresolved';
+
+-- Its id; until the caller commits it can't be dropped, while everything else goes on.
+create or replace function ulak._keep_endpoint(p_name text)
+returns bigint
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+declare
+    v_id bigint;
+begin
+    select e.id into v_id from ulak.endpoints as e where e.name = p_name for key share;
+    if not found then
+        perform ulak._raise_unknown_endpoint(p_name);
+    end if;
+    return v_id;
+end
+$plpgsql$;
 
 -- Raises while the endpoint has messages that nobody could deliver or redrive without it.
 create or replace function ulak._require_unused(p_id bigint, p_name text)

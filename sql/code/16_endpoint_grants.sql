@@ -7,12 +7,9 @@ security definer
 set search_path = pg_catalog, pg_temp
 as $plpgsql$
 declare
-    v_id bigint;
+    v_id bigint := ulak._keep_endpoint(p_name);
 begin
-    select e.id into v_id from ulak.endpoints as e where e.name = p_name for key share;
-    if not found then
-        perform ulak._raise_unknown_endpoint(p_name);
-    elsif not exists (select from pg_roles as r where r.rolname = p_role) then
+    if not exists (select from pg_roles as r where r.rolname = p_role) then
         raise exception 'role % does not exist', coalesce('"' || left(p_role, 200) || '"', 'null')
             using errcode = '42704', hint = 'Give the name of a role as it stands in pg_roles, without quotes.';
     end if;

@@ -76,10 +76,8 @@ declare
 begin
     p_now := ulak._clock(p_now);
     perform ulak._lock('configs');
-    select * into v_endpoint from ulak.endpoints as e where e.name = p_endpoint for no key update;
-    if not found then
-        perform ulak._raise_unknown_endpoint(p_endpoint);
-    elsif v_endpoint.protocol <> 'http' then
+    v_endpoint := ulak._lock_endpoint(p_endpoint);
+    if v_endpoint.protocol <> 'http' then
         raise exception 'endpoint "%" signs nothing', p_endpoint
             using errcode = '22023', detail = format('Its protocol is %s.', v_endpoint.protocol);
     end if;

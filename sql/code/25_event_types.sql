@@ -82,10 +82,7 @@ begin
     if not found then
         perform ulak._raise_unknown_event_type(p_event_type);
     end if;
-    select e.id into v_endpoint_id from ulak.endpoints as e where e.name = p_endpoint for key share;
-    if not found then
-        perform ulak._raise_unknown_endpoint(p_endpoint);
-    end if;
+    v_endpoint_id := ulak._keep_endpoint(p_endpoint);
     select s.id into v_id
     from ulak.subscriptions as s
     where s.event_type = p_event_type

@@ -5,7 +5,7 @@
 -- endpoint to the next, and the walk ends with p_most endpoints found, after all were visited once, or after 1,000 visits:
 -- endpoints with an open circuit or with nothing due yet are visited in vain, and there may be thousands of them. A walk that
 -- ends so has a last row with quota 0: with this endpoint the next one has to begin.
--- With p_endpoint_ids only these are visited, and with p_resume the only one begins there.
+-- p_endpoint_ids: only these are visited. p_resume, with one endpoint: nothing before this place is due, so look from there on.
 create or replace function ulak._endpoints_in_turn(
     p_after bigint,
     p_most integer,

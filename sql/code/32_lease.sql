@@ -46,7 +46,7 @@ begin
         end if;
         v_endpoint_ids := array[v_endpoint_id];
     elsif not ulak._works_everywhere() then
-        -- Lots are drawn for the case that the first ones use up the limit.
+        -- In random order: otherwise the same first endpoints would use up a small limit each time.
         v_endpoint_ids := array(
             select g.id
             from ulak._granted_endpoints() g(id)

@@ -33,7 +33,8 @@ as $plpgsql$
 declare
     v_ids bigint[];
     v_endpoint_ids bigint[];
-    -- Of what was settled, in the arrays that were given; where all are alike, the first stands for each.
+    -- Where each settled message stands in the arrays that were given. If all are deliveries at one attempt, place 1 tells what
+    -- there is to know about any of them.
     v_places bigint[];
     v_keys text[];
     v_key_endpoint_ids bigint[];

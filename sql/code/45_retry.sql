@@ -59,8 +59,12 @@ begin
             v_seconds := least(v_base * power(v_step + 1.0, 2), v_cap);
         when 'schedule' then
             v_seconds := p_policy #> array['schedule', least(v_step, jsonb_array_length(p_policy -> 'schedule') - 1)::text];
-        else
+        when 'exponential' then
             v_seconds := case when v_step > 10 then v_cap else least(v_base * power(2.0, v_step), v_cap) end;
+        else
+            raise exception 'there is no backoff %', coalesce('"' || (p_policy ->> 'backoff') || '"', 'null')
+                using errcode = '22023',
+                    hint = 'Backoffs are fixed, linear, quadratic, schedule and exponential.';
     end case;
     return make_interval(
         secs => case p_policy ->> 'jitter'

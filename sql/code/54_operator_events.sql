@@ -96,7 +96,8 @@ begin
 end
 $plpgsql$;
 
--- The breaker calls it at every transition; a probe that failed again is none that operators need to hear of.
+-- Called at every transition of a circuit. Operators are told when it opens and when it closes again, but nothing of the probes
+-- in between: neither that one was sent, nor that it failed.
 create or replace function ulak._tell_circuit(p_endpoint ulak.endpoints, p_new_state text, p_now timestamptz)
 returns void
 language plpgsql

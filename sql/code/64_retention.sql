@@ -219,7 +219,7 @@ begin
 end
 $plpgsql$;
 
--- The same for samples: what was last so in an hour stays, at the start of the hour.
+-- The same for samples: of each hour the last sample stays, dated to the start of the hour.
 create or replace function ulak._roll_up_samples(
     p_after timestamptz,
     p_now timestamptz,

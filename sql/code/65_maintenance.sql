@@ -94,7 +94,7 @@ declare
     v_was_read_only pg_catalog.bool;
 begin
     perform pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', false);
-    -- Where it is null, each batch goes by the clock.
+    -- Only a check: p_now stays null if it was, and each batch takes the time at which it begins.
     perform ulak._clock(p_now);
     perform ulak._check_interval('p_budget', coalesce(p_budget, '45 seconds'), interval '1 day');
     v_deadline := clock_timestamp() + coalesce(p_budget, '45 seconds');

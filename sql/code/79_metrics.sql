@@ -129,7 +129,7 @@ as $sql$
             or h.due_since is not null
             or greatest(h.last_success_at, h.last_failure_at) >= p_now - p_active_within
     )
-    select d.place, m.name, d.type, m.labels, m.label_text, m.rank, m.value::double precision, m.buckets
+    select coalesce(d.place, ulak._raise_undefined_metric(m.name)), m.name, d.type, m.labels, m.label_text, m.rank, m.value::double precision, m.buckets
     from (
         select v.name, v.value, '{}'::jsonb as labels, null as label_text, 1::bigint as rank, null::bigint[] as buckets
         from (
@@ -197,8 +197,19 @@ as $sql$
                 ('maintenance_rows_total', r.total_rows)
         ) v (name, value)
     ) m
-    join ulak._metric_definitions() d on d.name = m.name
+    left join ulak._metric_definitions() d on d.name = m.name
 $sql$;
+
+-- A metric that _metric_values() tells must be among the definitions: without help and type it could not be shown.
+create or replace function ulak._raise_undefined_metric(p_name text)
+returns integer
+language plpgsql
+as $plpgsql$
+begin
+    raise exception 'metric "%" has no definition', p_name
+        using errcode = 'XX000', hint = 'Add it to ulak._metric_definitions().';
+end
+$plpgsql$;
 
 -- Prometheus counts in each bucket all that is below its limit, and wants the same buckets each time: 22, however many were stored.
 create or replace function ulak._running_sums(p_histogram bigint[])

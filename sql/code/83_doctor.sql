@@ -511,7 +511,7 @@ as $sql$
     limit 3
 $sql$;
 
--- An advisory lock can be taken by anybody. Whoever keeps the circuit breaker's makes its workers wait.
+-- An advisory lock can be taken by anybody. Nothing of ulak's waits for the circuit breaker's, but other tools that look at it do.
 create or replace function ulak._doctor_locks(p_now timestamptz)
 returns table (severity text, check_name text, finding text, fix text)
 language sql

@@ -162,6 +162,6 @@ comment on column ulak.queue.idempotency_key is 'one message per endpoint and ke
 comment on column ulak.queue.payload_hash is 'sha256 of the payload''s text, where an idempotency key was given';
 comment on column ulak.queue.ordering_key is 'messages of one endpoint and key are delivered in commit order, one at a time';
 comment on column ulak.queue.headers is 'extra request headers';
-comment on column ulak.queue.metadata is 'the sender''s own notes; never sent';
+comment on column ulak.queue.metadata is 'the sender''s own notes, not sent, but for event_type: it is the type of a CloudEvent';
 comment on column ulak.queue.response is 'what the receiver answered, if capture_response is on';
 comment on column ulak.queue.failure_history is 'earlier failed cycles, newest last, at most 20';

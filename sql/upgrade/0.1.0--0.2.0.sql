@@ -275,6 +275,26 @@ comment on table ulak.traffic is 'all endpoints together, summed up by maintenan
 comment on table ulak.endpoint_stats is 'deliveries per endpoint and minute; after two days per endpoint and hour, for stats_retention_days. Minutes without any have no row';
 comment on column ulak.endpoint_stats.minute is 'start of the minute, or of the hour';
 comment on column ulak.endpoint_stats.latency_histogram is 'requests by time: element 100 + i counts those from 2^((i-1)/4) to 2^(i/4) ms, element 100 those below 1 ms, element 185 the rest. Elements 1 to 22 are of version 0.1.0: element i from 2^(i-2) to 2^(i-1) ms';
+comment on column ulak.queue.metadata is 'the sender''s own notes, not sent, but for event_type: it is the type of a CloudEvent';
+
+-- The archive and its months have copies of the queue's comments.
+do $plpgsql$
+declare
+    v_table regclass;
+begin
+    for v_table in
+        select t.relid from pg_partition_tree('ulak.archive') t where t.relid <> 'ulak.archive_default'::regclass
+    loop
+        execute format(
+            'comment on column %s.metadata is %L',
+            v_table,
+            col_description('ulak.queue'::regclass, (
+                select a.attnum from pg_attribute a where a.attrelid = 'ulak.queue'::regclass and a.attname = 'metadata'
+            ))
+        );
+    end loop;
+end
+$plpgsql$;
 
 -- Times, archive and maintenance.
 
@@ -324,3 +344,8 @@ drop function ulak.dlq_summary();
 
 -- Workers of 0.1.0 that are settling find the new one, which takes one parameter more.
 drop function ulak._settle_many(text, bigint[], integer[], text[], integer[], jsonb[], timestamptz);
+
+-- Nothing called them. Locks nothing but themselves.
+
+drop function ulak._setting_integer(text);
+drop function ulak._json_schema_violation(jsonb, jsonb);

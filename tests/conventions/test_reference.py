@@ -1,30 +1,29 @@
-"""README's reference names everything that users can call."""
+"""The reference is what the catalog says."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import psycopg
-from support.cluster import PROJECT
+from support import reference
 
 DB = psycopg.Connection[Any]
 
 
-def test_every_public_function_has_a_line_in_the_readme(db: DB) -> None:
-    readme = (PROJECT / "README.md").read_text()
-    public = db.execute(
+def test_the_reference_is_what_the_catalog_says(db: DB) -> None:
+    """If not: make reference."""
+    assert reference.PATH.read_text() == reference.reference(db)
+
+
+def test_the_reference_names_every_public_function_and_setting(db: DB) -> None:
+    text = reference.reference(db)
+    functions = db.execute(
         r"""
         select distinct proname from pg_proc
         where pronamespace = 'ulak'::regnamespace and proname not like '\_%' order by 1
         """
     ).fetchall()
+    settings = db.execute("select name from ulak.settings order by 1").fetchall()
 
-    # As `name(...)`, in the reference's tables and lists.
-    assert [name for (name,) in public if f"`{name}(" not in readme and f"`ulak.{name}(" not in readme] == []
-
-
-def test_every_setting_is_in_the_readme(db: DB) -> None:
-    readme = (PROJECT / "README.md").read_text()
-    names = db.execute("select name from ulak.settings order by 1").fetchall()
-
-    assert [name for (name,) in names if f"`{name}`" not in readme] == []
+    assert [name for (name,) in functions if f"\n### {name}\n" not in text] == []
+    assert [name for (name,) in settings if f"\n| `{name}` |" not in text] == []

@@ -7,6 +7,7 @@ from typing import Any
 import psycopg
 from prometheus_client.parser import text_string_to_metric_families
 from support.cluster import Connect
+from support.errors import refused
 from support.queue import Queue
 from support.statistics import add_worker, worked
 
@@ -149,3 +150,12 @@ def test_a_monitor_may_scrape(connect: Connect) -> None:
 
     assert monitor.execute("select count(*) > 5 from ulak.metrics()").fetchone() == (True,)
     assert str(monitor.execute("select ulak.metrics_text()").fetchone()).count("# TYPE ulak_queue_depth gauge") == 1
+
+
+def test_a_metric_without_a_definition_is_an_error(queue: Queue) -> None:
+    definition = str(queue.value("select pg_get_functiondef('ulak._metric_definitions()'::regprocedure)"))
+    queue.db.execute(definition.replace("'dlq_depth',", "'dlq_deep',"))
+
+    error = refused(queue.db, "select * from ulak.metrics()")
+
+    assert (error.sqlstate, error.message_primary) == ("XX000", 'metric "dlq_depth" has no definition')

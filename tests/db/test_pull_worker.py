@@ -1,4 +1,4 @@
-"""The external worker that README shows, word for word."""
+"""The external worker that the runbook shows, word for word."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ Handle = Callable[[Any], None]
 
 def shown() -> str:
     """The first Python of the section."""
-    readme = (PROJECT / "README.md").read_text()
-    found = re.search(r"^#+ An external worker$.*?^```python\n(.*?)^```$", readme, re.MULTILINE | re.DOTALL)
-    assert found is not None, "README shows no external worker"
+    runbook = (PROJECT / "docker" / "OPERATIONS.md").read_text()
+    found = re.search(r"^#+ An external worker$.*?^```python\n(.*?)^```$", runbook, re.MULTILINE | re.DOTALL)
+    assert found is not None, "the runbook shows no external worker"
     return found[1]
 
 
@@ -32,12 +32,12 @@ def queue(connect: Connect) -> Queue:
 
 
 class Worker:
-    """README's worker in a thread of its own."""
+    """The runbook's worker in a thread of its own."""
 
     def __init__(self, dsn: str, handle: Handle) -> None:
         self.stop = threading.Event()
         self.text: dict[str, Any] = {}
-        exec(compile(shown(), "README.md", "exec"), self.text)
+        exec(compile(shown(), "OPERATIONS.md", "exec"), self.text)
         self._running = Running(lambda: self.text["work"](dsn, "billing", handle, self.stop))
 
     def end(self) -> None:

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from psycopg.types.json import Jsonb
+from support.errors import refused
 from support.queue import Queue
 
 quick = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -185,3 +186,12 @@ def test_a_change_of_the_policy_holds_for_the_next_failure(queue: Queue) -> None
     queue.fail(queue.claim_one())
 
     assert queue.due_in(id) == 5
+
+
+def test_a_backoff_that_nobody_has_written_is_an_error(queue: Queue) -> None:
+    """One that is allowed in a policy and forgotten in the code must not pass for another one."""
+    policy = 'ulak._retry_defaults() || \'{"backoff": "fibonacci"}\''
+
+    error = refused(queue.db, f"select ulak._backoff({policy}, 3)")
+
+    assert (error.sqlstate, error.message_primary) == ("22023", 'there is no backoff "fibonacci"')
