@@ -90,8 +90,9 @@ class WorkerSession:
         self.pid = connection.info.backend_pid
         self.notices: list[str] = []
         connection.add_notice_handler(lambda notice: self.notices.append(notice.message_primary or ""))
-        call = "call ulak.run_worker(%s::integer, %s, %s)"
-        self.call = Running(lambda: connection.execute(call, [slot, seconds, is_scheduled]))
+        # 0.1.0 doesn't know of the last one.
+        call = "call ulak.run_worker(%s::integer, %s" + (", p_is_scheduled => true)" if is_scheduled else ")")
+        self.call = Running(lambda: connection.execute(call, [slot, seconds]))  # type: ignore[call-overload]
 
     def result(self, timeout: float = 10) -> None:
         """Waits for the end of the call, and raises its error."""
