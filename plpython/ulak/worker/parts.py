@@ -1,0 +1,92 @@
+"""What a worker is made of, and the situation that follows from it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ulak.worker import modes
+from ulak.worker.claiming import Claiming
+from ulak.worker.counters import Counters
+from ulak.worker.dispatcher import Dispatcher
+from ulak.worker.ending import Ending
+from ulak.worker.leases import Leases
+from ulak.worker.listening import Listening
+from ulak.worker.modes import Situation
+from ulak.worker.options import Options
+from ulak.worker.outcomes import Settling
+from ulak.worker.polling import Pace
+from ulak.worker.port import Database
+from ulak.worker.request_slots import RequestSlots
+from ulak.worker.sending import Sending
+from ulak.worker.timers import Timers
+
+
+class Parts:
+    def __init__(
+        self,
+        database: Database,
+        options: Options,
+        dispatcher: Dispatcher,
+        ending: Ending,
+        clock: Callable[[], float],
+    ) -> None:
+        now = clock()
+        self.database = database
+        self.options = options
+        self.dispatcher = dispatcher
+        self.ending = ending
+        self.clock = clock
+        self.leases = Leases()
+        self.counters = Counters()
+        self.pace = Pace(options.poll_interval_busy, options.poll_interval, now)
+        self.pace.is_poller = False
+        self.listening = Listening(database, self.pace)
+        self.slots = RequestSlots(options.slots)
+        self.settling = Settling(database, self.leases, self.counters, now)
+        self.sending = Sending(dispatcher, self.slots, self.settling, self.counters)
+        self.claiming = Claiming(
+            database,
+            options,
+            dispatcher,
+            self.sending,
+            self.settling,
+            self.leases,
+            self.counters,
+            self.pace,
+            clock,
+        )
+        self.timers = Timers(
+            database,
+            options.lease,
+            self.leases,
+            self.sending,
+            self.claiming,
+            self.counters,
+            ending,
+            now,
+        )
+
+    def situation(self, now: float) -> Situation:
+        ending, settling = self.ending, self.settling
+        return Situation(
+            until=ending.until,
+            last_moment=ending.last_moment(self.sending.last_end()) if now >= ending.until else 0.0,
+            holds_messages=bool(self.leases),
+            has_free_slot=self.slots.free > 0,
+            has_more=self.claiming.has_more(),
+            has_backlog=bool(self.sending.prefetched or settling.deferred),
+            has_only_deliveries=settling.only_deliveries and not settling.unblocks_others,
+            is_listening=self.listening.is_on,
+            was_notified=self.listening.was_notified,
+        )
+
+    def is_quiet(self, now: float) -> bool:
+        """Whether there is nothing to do until a sender notifies or an answer comes."""
+        return self.listening.is_on and modes.is_quiet(self.situation(now))
+
+    def can_claim(self, now: float) -> bool:
+        """New messages would keep a run from ending. What is stuck does so anyway; nobody is to wait for it."""
+        is_kept = self.slots.slow_in_flight or self.settling.deferred
+        if now >= self.ending.until and (self.ending.is_stop or not is_kept):
+            return False
+        return self.claiming.can_claim(now)
