@@ -426,8 +426,14 @@ begin
                 q.next_retry_at,
                 row_number() over () as place,
                 -- A sender queues its message as due; the claim that meets it behind another parks it.
-                s.place = 1 and q.ordering_key is not null
-                    and ulak._head_before(l.endpoint_id, q.ordering_key, q.id) is not null as is_behind
+                s.place = 1 and q.ordering_key is not null and exists (
+                    select
+                    from ulak.queue h
+                    where h.endpoint_id = l.endpoint_id
+                        and h.ordering_key = q.ordering_key
+                        and h.status in ('pending', 'processing')
+                        and (h.ordering_key, h.id) < (q.ordering_key, q.id)
+                ) as is_behind
             from (
                 select q.id, q.ordering_key, q.next_retry_at
                 from ulak.queue q
