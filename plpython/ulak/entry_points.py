@@ -103,7 +103,8 @@ def watch(stamp: str) -> None:
                 # Once, and not every second.
                 if problem is None:
                     problem = str(error)
-                    plpy.warning(f"worker {slot} can't be started: {problem}")
+                    warn = plpy.prepare("select ulak._warn($1)", ("text",))
+                    plpy.execute(warn, (f"ulak: worker {slot} can't be started: {problem}",))
         missing = slots
         next_look = min(end, time.monotonic() + WATCH_SECONDS)
         while (wait := next_look - time.monotonic()) > 0:
@@ -146,7 +147,13 @@ def login_parameters(user: str) -> dict[str, str]:
 
 
 def _dispatcher(given: WorkerOptions, max_in_flight: int) -> Dispatcher:
-    return Dispatcher(transports(given.settings, given.version, max_in_flight, plpy.log))
+    # Not plpy.log(): that adds where it was called, and the statement.
+    write = plpy.prepare("select ulak._log($1)", ("text",))
+
+    def log(line: str) -> None:
+        plpy.execute(write, (line,))
+
+    return Dispatcher(transports(given.settings, given.version, max_in_flight, log))
 
 
 def _work(database: Database, until: float) -> str:

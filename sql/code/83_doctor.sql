@@ -348,7 +348,7 @@ as $sql$
         from health h
         left join ulak._recent_rates(null, p_now) r on r.endpoint_id = h.id
         where h.enabled
-            and h.protocol = 'http'
+            and h.protocol = any (ulak._worker_protocols())
             and h.circuit_state = 'closed'
             and h.last_failure_at > coalesce(h.last_success_at, '-infinity')
             and h.last_failure_at > p_now - interval '1 day'

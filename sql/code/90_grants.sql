@@ -51,7 +51,7 @@ begin
                 '_claim', '_settle_many', '_release_many', '_heartbeat_many', '_endpoint_configs',
                 'run_worker', '_check_run', '_enter_worker_session', '_take_worker_slot', '_leave_worker_slot', '_worker_parameters',
                 '_is_wanted', '_register_worker', '_unregister_worker', '_watch_workers', '_missing_workers', '_login_parameters',
-                '_await_schedule', '_note_limit',
+                '_await_schedule', '_note_limit', '_log', '_warn',
                 '_stamp_of', '_worker_stamp', '_worker_options', '_worker_check', '_worker_report', '_await_send',
                 '_request_wake_ups', '_set_bell', '_worker_protocols', '_listen', '_light_turn', '_read_claimed',
                 '_blocked_endpoints', '_sweep', '_is_poller'

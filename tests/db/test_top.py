@@ -11,7 +11,7 @@ import pytest
 from support.cluster import Connect
 from support.queue import Queue
 from support.statistics import worked
-from ulak.tally import Tally
+from ulak.worker.counters import Counters
 
 HTTP = {"url": "https://example.com/hook"}
 
@@ -224,12 +224,12 @@ def test_percentiles_are_interpolated_within_their_bucket(queue: Queue) -> None:
 
 def test_no_percentile_is_above_what_was_measured(queue: Queue) -> None:
     endpoint = queue.endpoint()
-    tally = Tally()
+    counters = Counters()
     for _ in range(30):
-        tally.add(endpoint, 1, "[RETRYABLE] timeout", 10.002)
+        counters.add(endpoint, 1, "[RETRYABLE] timeout", 10.002)
     queue.db.execute(
         "select ulak._add_endpoint_stats(%s, date_trunc('minute', %s::timestamptz))",
-        [json.dumps(tally.statistics()), queue.base],
+        [json.dumps(counters.statistics()), queue.base],
     )
 
     told = row(queue)
