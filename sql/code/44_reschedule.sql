@@ -11,7 +11,6 @@ security definer
 set search_path = pg_catalog, pg_temp
 as $plpgsql$
 declare
-    v_expires_at timestamptz;
     v_message record;
 begin
     p_now := ulak._clock(p_now);
@@ -22,22 +21,21 @@ begin
             using errcode = '22023', detail = format('It is %s.', p_at), hint = 'To have it never sent: select ulak.cancel(...);';
     end if;
     perform ulak._refuse_operator_event(p_id);
-    select q.expires_at into v_expires_at
+    select q.endpoint_id, q.expires_at into v_message
     from ulak.queue q
     where q.id = p_id and q.status is not distinct from 'pending'
     for no key update;
     if not found then
         return false;
-    elsif v_expires_at <= p_at then
+    elsif v_message.expires_at <= p_at then
         raise exception 'the message would expire before it is due'
             using errcode = '22023',
-                detail = format('It expires at %s.', v_expires_at),
+                detail = format('It expires at %s.', v_message.expires_at),
                 hint = 'Give an earlier time, or cancel it and send another one.';
     end if;
     update ulak.queue q
     set scheduled_at = p_at, next_retry_at = greatest(p_at, q.created_at), updated_at = p_now
-    where q.id = p_id
-    returning q.endpoint_id, q.scheduled_at into v_message;
+    where q.id = p_id;
     perform ulak._log_change('message.rescheduled', p_id, v_message.endpoint_id, jsonb_build_object('at', p_at), p_now);
     return true;
 end
@@ -54,7 +52,7 @@ security definer
 set search_path = pg_catalog, pg_temp
 as $plpgsql$
 declare
-    v_message record;
+    v_endpoint_id bigint;
 begin
     p_now := ulak._clock(p_now);
     perform ulak._check_priority(p_priority);
@@ -66,12 +64,12 @@ begin
         end,
         updated_at = p_now
     where q.id = p_id and q.status is not distinct from 'pending'
-    returning q.endpoint_id into v_message;
+    returning q.endpoint_id into v_endpoint_id;
     if not found then
         return false;
     end if;
     perform ulak._log_change(
-        'message.reprioritised', p_id, v_message.endpoint_id, jsonb_build_object('priority', p_priority), p_now
+        'message.reprioritised', p_id, v_endpoint_id, jsonb_build_object('priority', p_priority), p_now
     );
     return true;
 end

@@ -216,6 +216,42 @@ class Machine(RuleBasedStateMachine):
             self.fresh(id, endpoint)
         self.check()
 
+    def any_message(self, which: int) -> Message:
+        return list(self.model.messages.values())[-1 - which % len(self.model.messages)]
+
+    @precondition(lambda self: self.model.messages)
+    @rule(which=which)
+    def cancel(self, which: int) -> None:
+        message = self.any_message(which)
+        is_waiting = message.status == "pending"
+        assert self.queue.call("cancel", message.id, now=self.queue.at(self.model.now)) == is_waiting
+        if is_waiting:
+            del self.model.messages[message.id]
+        self.check()
+
+    @precondition(lambda self: self.model.messages)
+    @rule(which=which, delay=st.sampled_from([0, 15, 50]))
+    def reschedule(self, which: int, delay: float) -> None:
+        message, at = self.any_message(which), self.model.now + delay
+        call = ("reschedule", message.id, self.queue.at(at))
+        if message.status == "pending" and message.expires <= at:
+            assert self.queue.refuses(*call, now=self.queue.at(self.model.now)).sqlstate == "22023"
+        else:
+            assert self.queue.call(*call, now=self.queue.at(self.model.now)) == (message.status == "pending")
+            if message.status == "pending":
+                message.scheduled = message.due = at
+        self.check()
+
+    @precondition(lambda self: self.model.messages)
+    @rule(which=which, priority=st.sampled_from([0, 5, 10]))
+    def reprioritise(self, which: int, priority: int) -> None:
+        message = self.any_message(which)
+        call = ("reprioritise", message.id, priority)
+        assert self.queue.call(*call, now=self.queue.at(self.model.now)) == (message.status == "pending")
+        if message.status == "pending":
+            message.priority = priority
+        self.check()
+
     # Workers.
 
     @rule(
@@ -299,10 +335,10 @@ class Machine(RuleBasedStateMachine):
     @rule(which=which)
     def heartbeat(self, which: int) -> None:
         claim, worker = self.claims[-1 - which % len(self.claims)]
-        message = self.model.messages[claim.id]
-        alive = self.model.is_held(claim, worker) and self.model.now < (message.lease or 0)
+        message = self.model.messages.get(claim.id)
+        alive = self.model.is_held(claim, worker) and message is not None and self.model.now < (message.lease or 0)
         assert self.queue.heartbeat(claim, worker=worker, lease=50, now=self.model.now) == alive
-        if alive:
+        if alive and message is not None:
             message.lease = self.model.now + 50
         self.check()
 
