@@ -4,7 +4,7 @@
 --
 --     name            who holds it
 --     configs         whoever changes a config or a secret: a config is valid for the secrets that it names
---     schedule        start() and stop(), and for an instant a worker that waits until they are done
+--     schedule        start() and stop(), schedule() and unschedule(), and for an instant a worker that waits until they are done
 --     maintenance     one batch of maintenance; who finds it taken leaves
 --     sweep           one worker that takes back what others left; who finds it taken leaves
 --

@@ -83,7 +83,11 @@ begin
     perform ulak._lock('schedule');
     perform ulak._wait_for_workers_to_leave();
     if ulak._has_pg_cron() then
-        for v_id, v_name in execute format('select jobid, jobname::text from cron.job where %s order by jobname', ulak._is_our_job())
+        for v_id, v_name in execute format(
+            'select jobid, jobname::text from cron.job where %s and not (%s) is true order by jobname',
+            ulak._is_our_job(),
+            ulak._is_recurring_job()
+        )
         loop
             execute 'select cron.unschedule($1::bigint)' using v_id;
             return query values (v_name, 'done', 'unscheduled', null::text);
@@ -93,7 +97,11 @@ begin
             'schedule',
             'to do',
             format('pg_cron lives in database "%s", where a superuser has to run this', current_setting('cron.database_name')),
-            format(E'\\connect %I', current_setting('cron.database_name')) || E'\n' || ulak._unschedule_command()
+            format(E'\\connect %I', current_setting('cron.database_name')) || E'\n' || format(
+                'select cron.unschedule(jobid) from cron.job where %s and not (%s) is true;',
+                ulak._is_our_job(),
+                ulak._is_recurring_job()
+            )
         );
     end if;
     return query
@@ -103,7 +111,8 @@ end
 $plpgsql$;
 
 comment on function ulak.stop() is
-    'takes the workers and the maintenance out of pg_cron and asks running workers to leave; messages stay in the queue';
+    'takes the workers and the maintenance out of pg_cron and asks running workers to leave; messages stay in the queue, and what '
+    'schedule() began goes on sending';
 
 -- pg_cron ends the run of a job that is unscheduled where a background worker runs it: in the midst of its deliveries. So the
 -- workers leave first. They can't see what this transaction has written, but that it holds this lock.
@@ -203,7 +212,7 @@ set search_path = pg_catalog, pg_temp
 as $sql$
     select format(
         'substring(jobname from %L) = %L',
-        E'^ulak (?:worker \\d+|watcher|reboot|maintenance|vacuum|log) in (.*)$',
+        E'^ulak (?:worker \\d+|watcher|reboot|maintenance|vacuum|log|recurring [A-Za-z0-9._-]+) in (.*)$',
         current_database()
     )
 $sql$;
@@ -292,6 +301,9 @@ as $sql$
     from job j
     cross join pg_class c
     where c.oid = 'ulak.queue'::regclass
+    union all
+    select r.jobname, r.schedule, r.command, r.username, r.database, current_setting('cron.host', true), current_setting('port')::integer
+    from ulak._recurring_jobs() r
 $sql$;
 
 create or replace function ulak._schedule_command(

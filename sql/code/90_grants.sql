@@ -54,7 +54,7 @@ begin
                 '_await_schedule', '_note_limit', '_log', '_warn',
                 '_stamp_of', '_worker_stamp', '_worker_options', '_worker_check', '_worker_report', '_await_send',
                 '_request_wake_ups', '_set_bell', '_worker_protocols', '_listen', '_light_turn', '_read_claimed',
-                '_blocked_endpoints', '_sweep', '_is_poller'
+                '_blocked_endpoints', '_sweep', '_is_poller', '_send_recurring'
             ])
     loop
         select n into v_unknown
@@ -85,6 +85,8 @@ grant select on
     ulak.event_types,
     ulak.subscriptions,
     ulak.subscription_list,
+    ulak.recurring,
+    ulak.recurring_list,
     ulak.handled
 to ulak_admin;
 grant update (config, retry_policy, description) on ulak.endpoints to ulak_admin;

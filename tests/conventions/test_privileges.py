@@ -34,7 +34,7 @@ FUNCTIONS = {
         redrive redrive_message redrive_endpoint redrive_all archive_single_to_dlq dlq_summary cleanup_dlq
         archive_completed_messages maintain_archive_partitions cleanup_old_archive_partitions
         replay_message replay_range cleanup_event_log cleanup_endpoint_stats cleanup_inbox adopt
-        start stop ping run_worker run_maintenance _maintenance_step _clock _check_interval _is_adopted _leave_read_only
+        schedule unschedule start stop ping run_worker run_maintenance _maintenance_step _clock _check_interval _is_adopted _leave_read_only
         get_endpoint_health get_worker_status health health_check metrics metrics_text doctor explain history report curl help
         top _retry_schedule
     """,
@@ -44,7 +44,7 @@ FUNCTIONS = {
         run_worker run_maintenance _maintenance_step _clock _check_interval _is_adopted _leave_read_only
         _claim _read_claimed _settle_many _release_many _heartbeat_many _endpoint_configs _blocked_endpoints _sweep
         _check_run _enter_worker_session _take_worker_slot _leave_worker_slot _register_worker _unregister_worker _worker_parameters
-        _stamp_of _worker_stamp _worker_options _worker_check _worker_report _await_send _is_poller
+        _send_recurring _stamp_of _worker_stamp _worker_options _worker_check _worker_report _await_send _is_poller
         _is_wanted _watch_workers _missing_workers _login_parameters _await_schedule _note_limit _log _warn
         _light_turn _listen _request_wake_ups _set_bell _worker_protocols
         _load_python _python_source _python_stamp
@@ -92,6 +92,8 @@ RELATIONS = {
         "settings": "select",
         "subscriptions": "select",
         "subscription_list": "select",
+        "recurring": "select",
+        "recurring_list": "select",
         "top": "select",
         "traffic": "select",
         "workers": "select",

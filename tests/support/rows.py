@@ -19,6 +19,10 @@ STATEMENTS = [
     "select ulak.create_event_type('filled.event', 'an event', '{\"type\": \"object\"}')",
     "select ulak.subscribe('filled.event', 'filled_http')",
     "select ulak.subscribe('ulak.message.dead', 'filled_http')",
+    """
+    insert into ulak.recurring (name, cron, endpoint_id, payload, priority)
+    select 'filled', '0 0 1 1 *', id, '1', 0 from ulak.endpoints where name = 'filled_http'
+    """,
     # A message in each state: pending, ordered, in flight, completed, dead, expired, archived by month and by default.
     "select ulak.send('filled_http', '{\"n\": 1}', p_idempotency_key => 'filled', p_headers => '{\"x-a\": \"b\"}')",
     "select ulak.send('filled_http', '{\"n\": 2}', p_ordering_key => 'k') from generate_series(1, 2)",
