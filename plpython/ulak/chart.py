@@ -136,6 +136,7 @@ def sparkline(
         gaps and tag("path", class_="spark none", d=gaps),
         tag("title", label),
         class_="sparkline",
+        preserveAspectRatio="none",
         viewBox=f"0 0 {width:g} {height:g}",
         role="img",
         aria_label=label,

@@ -43,11 +43,15 @@ def render(data: Row) -> str:
         _endpoints(data, now),
         tag(
             "div",
-            report_tasks.causes(data["dead"], now),
+            tag(
+                "div",
+                report_tasks.causes(data["dead"], now),
+                report_tasks.schedule(data["schedule"], now),
+                class_="stack",
+            ),
             report_tasks.letters(data["letters"], now),
             class_="pair",
         ),
-        report_tasks.schedule(data["schedule"], now),
         tag(
             "div",
             report_tasks.events(data["events"], now),

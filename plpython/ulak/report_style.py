@@ -130,6 +130,7 @@ td.error span, .causes .error { display: block; overflow: hidden; text-overflow:
 .tasks, .log { list-style: none; padding: 0; display: grid; gap: 14px; grid-template-columns: minmax(0, 1fr); }
 .tasks .error, .log .error { overflow-wrap: anywhere; }
 .tasks .amount { margin-top: 4px; }
+.tasks pre { padding: 2px 10px 3px; margin-top: 3px; }
 .facts { display: flex; flex-wrap: wrap; gap: 2px 10px; align-items: baseline; }
 .facts b { font-weight: 600; }
 .facts > * { overflow-wrap: anywhere; }

@@ -1,4 +1,7 @@
-"""The sections of ulak.report() to work from: open circuits, dead letters, what waits until when, and what happened."""
+"""The sections of ulak.report() to work from: open circuits, dead letters, what waits until when, and what happened.
+
+Attributes data-endpoint, data-letter, data-message, data-receiver and data-pattern are for a console that serves the
+page and puts links there."""
 
 from __future__ import annotations
 
@@ -88,6 +91,8 @@ def causes(rows: Sequence[Row], now: datetime.datetime) -> Markup:
                         class_="amount",
                     ),
                     command(row["command"], "Its endpoint was dropped: send the payload to another one."),
+                    data_receiver=row["receiver"],
+                    data_pattern=row["receiver"] and row["pattern"],
                 )
                 for row in rows
             ),
@@ -109,7 +114,7 @@ def letters(rows: Sequence[Row], now: datetime.datetime) -> Markup:
                     "li",
                     tag(
                         "p",
-                        tag("b", f"{row['id']}", data_letter=row["id"]),
+                        tag("b", f"{row['id']}", data_letter=row["command"] and row["id"]),
                         tag("span", row["endpoint"]),
                         tag(
                             "span", "message ", tag("span", row["message"], data_message=row["message"]), class_="quiet"
