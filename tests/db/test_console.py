@@ -259,6 +259,17 @@ def test_who_may_not_log_in_gets_no_session(console: Console, role: str, passwor
     assert "ulak" not in answer.cookies
 
 
+def test_who_guesses_passwords_has_to_wait(cluster: Cluster, watched: str, tmp_path: Path) -> None:
+    with Console(cluster, watched, tmp_path / "log") as console:
+        for n in range(10):
+            assert "is wrong" in console.login("console_admin", f"guess {n}").text
+
+        answer = console.login("console_admin", PASSWORD)
+
+    assert answer.status == 403
+    assert "wait a minute" in answer.text
+
+
 def test_without_a_login_every_page_leads_there(console: Console) -> None:
     for path in ("/", "/message?id=1", "/endpoint?name=shop", "/act/disable?endpoint=shop"):
         for cookie in ({}, {"ulak": "guessed"}):

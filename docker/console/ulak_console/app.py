@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import datetime
 import os
+import re
 import secrets
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -70,6 +72,8 @@ def create_app(environment: Mapping[str, str] = os.environ) -> Flask:
         if request.endpoint != "static":
             response.headers["Cache-Control"] = "no-store"
         return response
+
+    app.add_template_filter(_plain, "plain")
 
     @app.context_processor
     def known() -> dict[str, Any]:
@@ -150,8 +154,14 @@ def create_app(environment: Mapping[str, str] = os.environ) -> Flask:
                 "select config, description from ulak.endpoint_list where name = %s", [name]
             ).fetchone()
             offered = actions.offered(cursor) if g.session.is_admin else {}
-        health.pop("last_hour", None)
-        shown = [each for each in offered.values() if each.fields[0].name == "endpoint"]
+        useless = {
+            "enable": health["enabled"],
+            "disable": not health["enabled"],
+            "reset": health["circuit_state"] == "closed",
+        }
+        shown = [each for each in offered.values() if each.fields[0].name == "endpoint" and not useless.get(each.name)]
+        for column in ("endpoint_name", "last_hour", "pending_is_estimate"):
+            health.pop(column, None)
         return render_template("endpoint.html", name=name, health=health, config=config, actions=shown)
 
     @app.get("/act/<name>")
@@ -234,6 +244,19 @@ def _require_token(action: str, given: Mapping[str, str]) -> None:
 
 def _given(action: actions.Action, form: Mapping[str, str]) -> dict[str, str]:
     return {field.name: value for field in action.fields if (value := form.get(field.name, "").strip())}
+
+
+def _plain(value: object) -> str:
+    """A value of the database, as people read it. Times that come in JSON are text."""
+    if isinstance(value, str) and re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\S*", value):
+        value = datetime.datetime.fromisoformat(value)
+    if isinstance(value, datetime.datetime):
+        return f"{value.astimezone(datetime.UTC):%d %b %H:%M:%S}"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:.1f}"
+    return "" if value is None else str(value)
 
 
 def _one_of(name: str, allowed: tuple[int, ...], otherwise: int) -> int:
