@@ -9,9 +9,9 @@ import datetime
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from ulak import chart, wording
-from ulak.markup import Child, Markup, tag
-from ulak.report_parts import Column, Row, command, empty, panel, table
+from ulak.report import chart, wording
+from ulak.report.markup import Child, Markup, tag
+from ulak.report.parts import Column, Row, command, empty, panel, table
 
 # The spans of ulak.retry_schedule, and what stands over their columns.
 SPANS = {

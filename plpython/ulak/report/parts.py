@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ulak.markup import Child, Markup, tag
+from ulak.report.markup import Child, Markup, tag
 
 Row = Mapping[str, Any]
 # Title, class and what stands in a row.

@@ -6,11 +6,11 @@ import datetime
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 
-from ulak import chart, report_tasks, wording
-from ulak.chart import Series
-from ulak.markup import Child, Markup, tag
-from ulak.report_parts import Column, Row, empty, legend, panel, table
-from ulak.report_style import STYLE
+from ulak.report import chart, tasks, wording
+from ulak.report.chart import Series
+from ulak.report.markup import Child, Markup, tag
+from ulak.report.parts import Column, Row, empty, legend, panel, table
+from ulak.report.style import STYLE
 
 # The shipped source is ASCII: a database of any encoding takes it.
 GLYPHS = {
@@ -38,23 +38,23 @@ def render(data: Row) -> str:
         _head(data, now),
         _verdict(data),
         _tiles(data, now),
-        report_tasks.circuits(data["circuits"], now),
+        tasks.circuits(data["circuits"], now),
         _traffic(data),
         _endpoints(data, now),
         tag(
             "div",
             tag(
                 "div",
-                report_tasks.causes(data["dead"], now),
-                report_tasks.schedule(data["schedule"], now),
+                tasks.causes(data["dead"], now),
+                tasks.schedule(data["schedule"], now),
                 class_="stack",
             ),
-            report_tasks.letters(data["letters"], now),
+            tasks.letters(data["letters"], now),
             class_="pair",
         ),
         tag(
             "div",
-            report_tasks.events(data["events"], now),
+            tasks.events(data["events"], now),
             tag("div", _workers(data, now), _maintenance(data, now), _partitions(data), class_="stack"),
             class_="pair",
         ),
