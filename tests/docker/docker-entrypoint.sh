@@ -15,7 +15,8 @@ fi
 
 if [ ! -s "$PGDATA/PG_VERSION" ]; then
     : "${POSTGRES_PASSWORD:?the official image refuses to start without it}"
-    initdb --username="$POSTGRES_USER" --pwfile=<(printf '%s\n' "$POSTGRES_PASSWORD") --no-sync
+    # shellcheck disable=SC2086
+    initdb ${POSTGRES_INITDB_ARGS:-} --username="$POSTGRES_USER" --pwfile=<(printf '%s\n' "$POSTGRES_PASSWORD") --no-sync
     printf 'host all all all scram-sha-256\n' >> "$PGDATA/pg_hba.conf"
     # As the official one does: with the settings of the command, on the socket alone.
     pg_ctl -D "$PGDATA" -w start -o "$(printf '%q ' "${@:2}") -c listen_addresses='' -p ${PGPORT:-5432}"
