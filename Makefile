@@ -15,7 +15,7 @@ DATA_built = $(SCRIPT) $(UPGRADES)
 DATA = $(filter-out $(patsubst $(BUILD)/%,sql/released/%,$(DATA_built)),$(wildcard sql/released/*.sql))
 EXTRA_CLEAN = $(BUILD)
 
-.PHONY: build help test test-debian13 lint reference demo demo-stop bench chaos soak
+.PHONY: build help test test-debian13 docker-test lint reference demo demo-stop bench chaos soak
 .DELETE_ON_ERROR:
 
 build: $(DATA_built) ## build the extension's script
@@ -44,6 +44,9 @@ reference: ## write sql/REFERENCE.md anew, from the comments in the catalog
 	@mkdir -p $(BUILD)
 	tests/sandbox.sh python -m support.reference > $(BUILD)/REFERENCE.md
 	mv $(BUILD)/REFERENCE.md sql/REFERENCE.md
+
+docker-test: ## build the images of docker/ and run them, with buildah upon a Debian of debootstrap's (needs root)
+	tests/docker/run.sh
 
 demo: ## workers deliver 2,000 messages to receivers that are well, moody and down; left running for a look
 	tests/sandbox.sh python -m demo start

@@ -1,4 +1,5 @@
--- report(): one page of HTML about the last hours. SQL gathers, Python draws.
+-- report(): one page of HTML about the last hours, to work from. SQL gathers, Python draws. It is made for ulak_monitor: errors,
+-- counts, names and hosts, but no payload, no config and no secret.
 
 create or replace function ulak.report(p_hours integer default 6, p_now timestamptz default clock_timestamp())
 returns text
@@ -24,9 +25,9 @@ set search_path = pg_catalog, pg_temp
 as $python$
     plpy.execute("select ulak._load_python()")
     import json
-    from ulak import report
+    from ulak.report import page
 
-    return report.render(json.loads(p_data))
+    return page.render(json.loads(p_data))
 $python$;
 
 create or replace function ulak._report_data(p_hours integer, p_now timestamptz)
@@ -50,6 +51,10 @@ as $sql$
             from ulak._doctor(e.facts, p_now) with ordinality d (severity, check_name, finding, fix, place)
         ),
         'dead', ulak._report_dead(),
+        'letters', ulak._report_letters(),
+        'circuits', ulak._report_circuits(),
+        'schedule', ulak._report_schedule(p_now),
+        'events', ulak._report_events(),
         'workers', (
             select coalesce(jsonb_agg(to_jsonb(w) order by w.slot), '[]')
             from ulak.get_worker_status(p_now) w
@@ -75,7 +80,9 @@ as $sql$
         -- The worst 50, and what all have together.
         select
             coalesce(jsonb_agg(
-                to_jsonb(h) - '{all_waiting,all_estimated,all_due_since,all_dead,all_per_second,endpoints}'::text[] order by h.place
+                to_jsonb(h) - '{all_waiting,all_estimated,all_due_since,all_dead,all_per_second,endpoints}'::text[]
+                    || jsonb_build_object('host', r.host, 'failed_last_hour', r.failed_last_hour)
+                order by h.place
             ), '[]') as endpoints,
             jsonb_build_object(
                 'endpoints', coalesce(max(h.endpoints), 0),
@@ -86,10 +93,36 @@ as $sql$
                 'per_second', coalesce(max(h.all_per_second), 0)
             ) as totals
         from ulak._endpoint_health(e.facts, null, 50, p_now) h
+        cross join lateral ulak._report_receiver(h.name, p_now) r
     ) h
 $sql$;
 
--- All endpoints together, in 60 steps of whole minutes.
+-- Of one endpoint: where it delivers to, without path and query, which may hold a token; and its failed attempts in the last
+-- hour, in steps of three minutes like the deliveries of _endpoint_health().
+create or replace function ulak._report_receiver(p_name text, p_now timestamptz, out host text, out failed_last_hour bigint[])
+language sql
+stable
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set enable_bitmapscan = off
+set jit = off
+as $sql$
+    select
+        substring(e.config ->> 'url' from '^[A-Za-z]+://([^/?#]+)'),
+        (
+            select ulak._spread(
+                array_agg(floor(extract(epoch from t.minute - s.starts_at) / 180)::integer + 1), array_agg(t.failed::bigint), 20
+            )
+            from ulak.endpoint_stats t
+            where t.endpoint_id = e.id and t.minute >= s.starts_at and t.minute <= p_now
+        )
+    from ulak.endpoints e
+    cross join (select date_trunc('minute', p_now) - interval '59 minutes') s (starts_at)
+    where e.name = p_name
+$sql$;
+
+-- All endpoints together, in at most 60 steps of whole minutes. It begins with the first minute that anything is known of, but
+-- shows 20 at least.
 create or replace function ulak._report_traffic(p_hours integer, p_now timestamptz)
 returns jsonb
 language sql
@@ -98,15 +131,28 @@ set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 set jit = off
 as $sql$
-    with span as materialized (
+    with known as materialized (
         select
-            date_trunc('minute', p_now) - make_interval(hours => p_hours) + interval '1 minute' as starts_at,
-            make_interval(mins => p_hours) as step,
-            ulak._traffic_is_final_before() as final_before
+            ulak._traffic_is_final_before() as final_before,
+            greatest(
+                date_trunc('minute', p_now) - make_interval(hours => p_hours) + interval '1 minute',
+                least(
+                    (select min(t.minute) from ulak.traffic t),
+                    (select min(t.minute) from ulak._recent_traffic() t),
+                    date_trunc('minute', p_now) - interval '19 minutes'
+                )
+            ) as starts_at
+    ),
+    span as materialized (
+        select k.final_before, k.starts_at, g.minutes, ceil(g.minutes / 60.0)::integer as step
+        from known k
+        cross join lateral (
+            select (extract(epoch from date_trunc('minute', p_now) - k.starts_at) / 60)::integer + 1
+        ) g (minutes)
     ),
     counted as materialized (
         select
-            floor(extract(epoch from t.minute - s.starts_at) / (60 * p_hours))::integer as n,
+            floor(extract(epoch from t.minute - s.starts_at) / (60 * s.step))::integer as n,
             sum(t.delivered) as delivered,
             sum(t.failed) as failed,
             max(t.waiting) as waiting,
@@ -129,8 +175,8 @@ as $sql$
     )
     select jsonb_agg(
         jsonb_build_object(
-            'at', s.starts_at + n * s.step,
-            'seconds', extract(epoch from least(s.starts_at + (n + 1) * s.step, p_now) - (s.starts_at + n * s.step)),
+            'at', f.starts_at,
+            'seconds', greatest(extract(epoch from least(f.starts_at + make_interval(mins => s.step), p_now) - f.starts_at), 1),
             'delivered', coalesce(c.delivered, 0),
             'failed', coalesce(c.failed, 0),
             'p50_ms', c.percentiles[1],
@@ -140,11 +186,13 @@ as $sql$
         order by n
     )
     from span s
-    cross join generate_series(0, 59) n
+    cross join lateral generate_series(0, ceil(s.minutes::numeric / s.step)::integer - 1) n
+    cross join lateral (select s.starts_at + make_interval(mins => n * s.step)) f (starts_at)
     left join counted c using (n)
 $sql$;
 
--- The newest dead letters by endpoint and cause; numbers in an error don't make another cause.
+-- The newest dead letters by endpoint and cause; numbers in an error don't make another cause. The command finds them all again:
+-- whatever stands for a number matches any text.
 create or replace function ulak._report_dead()
 returns jsonb
 language sql
@@ -154,23 +202,170 @@ set enable_seqscan = off
 set enable_bitmapscan = off
 set jit = off
 as $sql$
-    select coalesce(jsonb_agg(to_jsonb(g) order by g.letters desc, g.endpoint, g.cause), '[]')
+    select coalesce(jsonb_agg(
+        to_jsonb(g) || jsonb_build_object(
+            'command',
+            case
+                when g.receiver is null then null
+                when g.cause is null then format('select * from ulak.redrive(p_endpoint => %L, p_dry_run => true);', g.receiver)
+                else format(
+                    'select * from ulak.redrive(p_endpoint => %L, p_error_like => %L, p_dry_run => true);', g.receiver, g.pattern
+                )
+            end
+        )
+        order by g.letters desc, g.endpoint, g.cause
+    ), '[]')
     from (
-        select d.endpoint_name as endpoint, c.cause, count(*) as letters, min(d.failed_at) as first_at, max(d.failed_at) as last_at
+        select
+            d.endpoint_name as endpoint,
+            c.cause,
+            count(*) as letters,
+            min(d.failed_at) as first_at,
+            max(d.failed_at) as last_at,
+            -- Its name of today; null once it was dropped.
+            e.name as receiver,
+            replace(regexp_replace(c.cause, E'([\\\\%_])', E'\\\\\\1', 'g'), '#', '%')
+                || case when length(c.cause) = 160 then '%' else '' end as pattern
         from (
-            select d.endpoint_name, d.last_error, d.failed_at, d.status
+            select d.endpoint_id, d.endpoint_name, d.last_error, d.failed_at, d.status
             from ulak.dlq d
             order by d.archived_at desc
             limit 5000
         ) d
+        left join ulak.endpoints e on e.id = d.endpoint_id
         cross join lateral (
             select left(regexp_replace(
-                coalesce(d.last_error, 'unknown'), E'[0-9a-f]{8}-[0-9a-f-]{27}|(?<!HTTP )\\m[0-9]+', '#', 'g'
+                d.last_error, E'[0-9a-f]{8}-[0-9a-f-]{27}|(?<!HTTP )\\m[0-9]+', '#', 'g'
             ), 160)
         ) c (cause)
         where d.status = 'failed'
-        group by d.endpoint_name, c.cause
+        group by d.endpoint_name, c.cause, e.name
         order by letters desc, d.endpoint_name, c.cause
         limit 12
+    ) g
+$sql$;
+
+-- The newest of them one by one. Those that were redriven since lie between them: no more than 5,000 are looked at.
+create or replace function ulak._report_letters()
+returns jsonb
+language sql
+stable
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set enable_bitmapscan = off
+set jit = off
+as $sql$
+    select coalesce(jsonb_agg(to_jsonb(l) - 'archived_at' order by l.archived_at desc, l.id desc), '[]')
+    from (
+        select
+            d.id,
+            d.original_message_id as message,
+            d.endpoint_name as endpoint,
+            left(d.last_error, 500) as error,
+            d.attempts,
+            d.failed_at,
+            d.archived_at,
+            case
+                when exists (select from ulak.endpoints e where e.id = d.endpoint_id)
+                    then format('select ulak.redrive_message(%s);', d.id)
+            end as command
+        from (
+            select d.id, d.original_message_id, d.endpoint_id, d.endpoint_name, d.last_error, d.attempts, d.failed_at, d.archived_at, d.status
+            from ulak.dlq d
+            order by d.archived_at desc
+            limit 5000
+        ) d
+        where d.status = 'failed'
+        order by d.archived_at desc, d.id desc
+        limit 10
+    ) l
+$sql$;
+
+-- Circuits that aren't closed, the longest open first.
+create or replace function ulak._report_circuits()
+returns jsonb
+language sql
+stable
+set search_path = pg_catalog, pg_temp
+as $sql$
+    select coalesce(jsonb_agg(to_jsonb(c) order by c.opened_at, c.endpoint), '[]')
+    from (
+        select
+            e.name as endpoint,
+            substring(e.config ->> 'url' from '^[A-Za-z]+://([^/?#]+)') as host,
+            e.circuit_state as state,
+            e.circuit_failure_count as failures,
+            e.circuit_opened_at as opened_at,
+            case when e.circuit_state = 'open' then e.circuit_half_open_at end as next_probe_at,
+            left(e.last_error, 500) as error,
+            format('select ulak.reset_circuit_breaker(%L);', e.name) as command
+        from ulak.endpoints e
+        where e.circuit_state <> 'closed'
+        order by e.circuit_opened_at, e.name
+        limit 20
+    ) c
+$sql$;
+
+-- What waits until when: the endpoints with the most, a column for each span that _retry_schedule() tells apart.
+create or replace function ulak._report_schedule(p_now timestamptz)
+returns jsonb
+language sql
+stable
+set search_path = pg_catalog, pg_temp
+as $sql$
+    select coalesce(jsonb_agg(to_jsonb(g) order by g.messages desc, g.endpoint), '[]')
+    from (
+        select
+            r.endpoint,
+            sum(r.messages) as messages,
+            min(r.first_at) filter (where r.first_at > p_now) as next_at,
+            jsonb_object_agg(r.due, jsonb_build_object('messages', r.messages, 'is_estimate', r.is_estimate)) as spans
+        from ulak._retry_schedule(p_now) r
+        group by r.endpoint
+        order by 2 desc, 1
+        limit 12
+    ) g
+$sql$;
+
+-- The newest entries of the log, which holds no payload, no config and no secret. Equal ones in a row become one line.
+create or replace function ulak._report_events()
+returns jsonb
+language sql
+stable
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+as $sql$
+    select coalesce(jsonb_agg(to_jsonb(g) order by g.newest desc), '[]')
+    from (
+        select
+            r.event,
+            r.endpoint,
+            max(r.id) as newest,
+            count(*) as entries,
+            max(r.created_at) as at,
+            (array_agg(r.actor order by r.id desc))[1] as actor,
+            (array_agg(r.message order by r.id desc))[1] as message,
+            (array_agg(r.told order by r.id desc))[1] as told
+        from (
+            select
+                l.id,
+                l.event,
+                l.endpoint_name as endpoint,
+                l.message_id as message,
+                l.actor,
+                l.created_at,
+                jsonb_strip_nulls(jsonb_build_object('old', l.old_value, 'new', l.new_value, 'detail', l.detail)) as told,
+                row_number() over (order by l.id desc)
+                    - row_number() over (partition by l.event, l.endpoint_name order by l.id desc) as run
+            from (
+                select l.*
+                from ulak.event_log l
+                order by l.id desc
+                limit 500
+            ) l
+        ) r
+        group by r.event, r.endpoint, r.run
+        order by newest desc
+        limit 20
     ) g
 $sql$;

@@ -9,8 +9,8 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from ulak import chart, wording
-from ulak.chart import Series
+from ulak.report import chart, wording
+from ulak.report.chart import Series
 
 START = datetime(2031, 3, 5, 10, 30, tzinfo=UTC)
 TIMES = [START + timedelta(minutes=6 * i) for i in range(60)]
@@ -77,6 +77,40 @@ def test_a_sparkline_fits_its_box(values: list[float]) -> None:
 
     assert len(heights) == len(values)
     assert all(0 < height <= 26 for height in heights)
+
+
+@given(st.lists(st.tuples(st.integers(0, 10**9), st.integers(0, 10**9)), max_size=60))
+def test_failures_in_a_sparkline_stand_upon_the_deliveries_and_fit_its_box(values: list[tuple[int, int]]) -> None:
+    svg = parse(chart.sparkline("x", [each[0] for each in values], [each[1] for each in values]))
+
+    paths = {
+        each.attrib["class"]: re.findall(r"M[0-9.]+ ([0-9.]+)v-([0-9.]+)", each.attrib["d"])
+        for each in svg.iter("path")
+    }
+
+    assert len(paths.get("spark failed", [])) == sum(failed > 0 for _, failed in values)
+    for strokes in paths.values():
+        assert all(-0.1 <= float(foot) - float(high) <= float(foot) <= 26 for foot, high in strokes)
+
+
+def test_few_bars_stay_slender() -> None:
+    svg = parse(chart.bars("x", TIMES[:2], [Series("a", "delivered", [1.0, 1.0])], wording.number))
+
+    assert {each.attrib["width"] for each in svg.iter("rect") if each.get("class") == "delivered"} == {"24.0"}
+
+
+def test_a_chart_for_a_phone_has_fewer_labels() -> None:
+    svg = parse(chart.lines("x", TIMES, [Series("a", "p95", [1.0] * 60)], wording.number, width=chart.PHONE))
+
+    assert [each.text for each in svg.iter("text") if ":" in str(each.text)] == ["12:00", "14:00", "16:00"]
+    assert svg.attrib["class"] == "chart phone"
+
+
+def test_a_short_span_is_labelled_in_minutes() -> None:
+    times = [START + timedelta(minutes=i) for i in range(20)]
+    svg = parse(chart.lines("x", times, [Series("a", "p95", [1.0] * 20)], wording.number))
+
+    assert [each.text for each in svg.iter("text") if ":" in str(each.text)] == ["10:35", "10:40", "10:45"]
 
 
 def test_a_sparkline_shows_nothing_in_another_colour_than_little() -> None:

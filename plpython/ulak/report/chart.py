@@ -7,10 +7,14 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-from ulak import wording
-from ulak.markup import Markup, tag
+from ulak.report import wording
+from ulak.report.markup import Markup, tag
 
 Values = Sequence[float | None]
+
+# A chart is drawn twice, since letters in a drawing shrink with it: for a desk, and for a phone.
+PHONE = 340
+WIDEST_BAR = 24
 
 
 class Series(NamedTuple):
@@ -48,10 +52,11 @@ def bars(
     width: float = 1120,
     height: float = 220,
 ) -> Markup:
-    """Stacked, the first at the bottom. Each place says its values when pointed at."""
+    """Stacked, the first at the bottom. Each place says its values when pointed at. A few bars stay slender."""
     sums = [sum(each.values[i] or 0 for each in series) for i in range(len(times))]
     frame = _frame(width, height, max(sums, default=0))
     step = frame.x(1 / len(times)) - frame.x(0)
+    wide = min(step * 0.76, WIDEST_BAR)
     columns = []
     for i, moment in enumerate(times):
         below = 0.0
@@ -62,7 +67,7 @@ def bars(
                 # What is there at all is at least a hair high.
                 top, foot = frame.y(below + value), frame.y(below)
                 parts.append(
-                    _bar(frame.x(i / len(times)) + step * 0.12, min(top, foot - 1), step * 0.76, foot, each.style)
+                    _bar(frame.x((i + 0.5) / len(times)) - wide / 2, min(top, foot - 1), wide, foot, each.style)
                 )
                 below += value
         columns.append(_column(frame, i, len(times), _said(moment, series, i, tell), *parts))
@@ -104,33 +109,49 @@ def lines(
     return _chart(label, frame, times, tell, *drawn, *columns)
 
 
-def sparkline(label: str, values: Sequence[float], width: float = 120, height: float = 26) -> Markup:
-    """One path for all bars: a page has a thousand of them."""
-    most = max(values, default=0)
-    step = width / max(len(values), 1)
-    bars, gaps = "", ""
-    for i, value in enumerate(values):
-        high = max(1.5, (height - 2) * value / most) if value else 1.0
-        bar = f"M{i * step + step * 0.15:.1f} {height:g}v-{high:.1f}h{step * 0.7:.1f}v{high:.1f}z"
-        if value:
-            bars += bar
-        else:
-            gaps += bar
+def sparkline(
+    label: str, values: Sequence[float], failed: Sequence[float] = (), width: float = 120, height: float = 26
+) -> Markup:
+    """What failed stands upon what was delivered. One path for all bars: a page has a thousand of them."""
+    sums = [value + (failed[i] if i < len(failed) else 0) for i, value in enumerate(values)]
+    most = max(sums, default=0)
+    step = width / max(len(sums), 1)
+    bars, above, gaps = "", "", ""
+    for i, (value, total) in enumerate(zip(values, sums, strict=True)):
+        high = max(1.5, (height - 2) * total / most) if total else 1.0
+        lower = high * value / total if total else high
+        x = i * step + step * 0.15
+        if not total:
+            gaps += _stroke(x, height, high, step * 0.7)
+        elif value:
+            bars += _stroke(x, height, lower, step * 0.7)
+        if total > value:
+            # However few have failed: it can be seen.
+            red = min(high, max(high - lower, 1.5))
+            above += _stroke(x, height - high + red, red, step * 0.7)
     return tag(
         "svg",
         bars and tag("path", class_="spark", d=bars),
+        above and tag("path", class_="spark failed", d=above),
         gaps and tag("path", class_="spark none", d=gaps),
+        tag("title", label),
         class_="sparkline",
+        preserveAspectRatio="none",
         viewBox=f"0 0 {width:g} {height:g}",
         role="img",
         aria_label=label,
     )
 
 
+def _stroke(x: float, foot: float, high: float, wide: float) -> str:
+    return f"M{x:.1f} {foot:.1f}v-{high:.1f}h{wide:.1f}v{high:.1f}z"
+
+
 def meter(share: float, style: str) -> Markup:
-    """A bar in a row of a table; at least visible if it isn't nothing."""
+    """A bar in a row of a table; at least visible if it isn't nothing. A drawing, since a page under a strict policy
+    may have no style in an attribute."""
     wide = 0 if share <= 0 else max(1.5, min(share, 1) * 100)
-    return tag("span", tag("span", class_=style, style=f"width:{wide:.1f}%"), class_="meter")
+    return tag("svg", tag("rect", class_=style, width=f"{wide:.1f}%", height="100%", rx=2.5), class_="meter")
 
 
 def _frame(width: float, height: float, most: float) -> Frame:
@@ -157,7 +178,7 @@ def _chart(
             tag("line", class_="grid" if value else "axis", x1=frame.left, x2=frame.width - frame.right, y1=y, y2=y)
         )
         grid.append(tag("text", tell(value), class_="tick", x=frame.left - 8, y=y + 3.5, text_anchor="end"))
-    for place, moment in _hours(times):
+    for place, moment in _hours(times, labels=int(min(8, frame.width // 65))):
         grid.append(
             tag(
                 "text", wording.clock(moment), class_="tick", x=frame.x(place), y=frame.height - 6, text_anchor="middle"
@@ -167,20 +188,21 @@ def _chart(
         "svg",
         *grid,
         *drawn,
-        class_="chart wide" if frame.width > 800 else "chart",
+        class_="chart phone" if frame.width <= PHONE else "chart desk",
         viewBox=f"0 0 {frame.width:g} {frame.height:g}",
         role="img",
         aria_label=label,
     )
 
 
-def _hours(times: Sequence[datetime.datetime]) -> Iterator[tuple[float, datetime.datetime]]:
-    """Full hours, or every second, third and so on, that leave room for their labels: at most eight."""
+def _hours(times: Sequence[datetime.datetime], labels: int) -> Iterator[tuple[float, datetime.datetime]]:
+    """Full hours, or every second, third and so on, or parts of an hour, that leave room for so many labels."""
     if len(times) < 2:
         return
     step = (times[1] - times[0]).total_seconds()
     span = step * len(times)
-    every = next(hours for hours in (0.25, 0.5, 1, 2, 3, 4, 6, 12, 24, 48) if span / 3600 / hours <= 8) * 3600
+    minutes = (5, 10, 15, 30, 60, 120, 180, 240, 360, 720, 1440, 2880, 5760)
+    every = next((each for each in minutes if span / 60 / each <= labels), minutes[-1]) * 60
     moment = math.ceil(times[0].timestamp() / every) * every
     while moment < times[0].timestamp() + span:
         place = (moment - times[0].timestamp()) / span

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import datetime
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
 
-from ulak import chart, wording
-from ulak.chart import Series
-from ulak.markup import Child, Markup, tag
-from ulak.report_style import STYLE
-
-Row = Mapping[str, Any]
+from ulak.report import chart, tasks, wording
+from ulak.report.chart import Series
+from ulak.report.markup import Child, Markup, tag
+from ulak.report.parts import Column, Row, empty, legend, panel, table
+from ulak.report.style import STYLE
 
 # The shipped source is ASCII: a database of any encoding takes it.
 GLYPHS = {
@@ -40,12 +38,24 @@ def render(data: Row) -> str:
         _head(data, now),
         _verdict(data),
         _tiles(data, now),
+        tasks.circuits(data["circuits"], now),
         _traffic(data),
         _endpoints(data, now),
         tag(
             "div",
-            tag("div", _dead(data, now), _partitions(data), class_="stack"),
-            tag("div", _workers(data, now), _maintenance(data, now), class_="stack"),
+            tag(
+                "div",
+                tasks.causes(data["dead"], now),
+                tasks.schedule(data["schedule"], now),
+                class_="stack",
+            ),
+            tasks.letters(data["letters"], now),
+            class_="pair",
+        ),
+        tag(
+            "div",
+            tasks.events(data["events"], now),
+            tag("div", _workers(data, now), _maintenance(data, now), _partitions(data), class_="stack"),
             class_="pair",
         ),
         tag("footer", f"ulak {data['version']} on PostgreSQL {data['server']}. All times are UTC."),
@@ -212,13 +222,18 @@ def _traffic(data: Row) -> Child:
     steps: Sequence[Row] = data["traffic"]
     times = [wording.time(each["at"]) for each in steps]
     per_second = [[each[name] / each["seconds"] for each in steps] for name in ("delivered", "failed")]
-    throughput = chart.bars(
-        "Deliveries and failed attempts per second",
-        times,
-        [Series("delivered", "delivered", per_second[0]), Series("failed", "failed", per_second[1])],
-        wording.number,
-    )
-    latency = chart.lines(
+    throughput = [
+        chart.bars(
+            "Deliveries and failed attempts per second",
+            times,
+            [Series("delivered", "delivered", per_second[0]), Series("failed", "failed", per_second[1])],
+            wording.number,
+            width=width,
+            height=height,
+        )
+        for width, height in ((1120, 220), (chart.PHONE, 190))
+    ]
+    latency = _twice(
         "Latency of requests in milliseconds",
         times,
         [
@@ -227,7 +242,7 @@ def _traffic(data: Row) -> Child:
         ],
         wording.milliseconds,
     )
-    backlog = chart.lines(
+    backlog = _twice(
         "Messages that wait",
         times,
         [Series("waiting", "waiting", [each["waiting"] for each in steps])],
@@ -236,59 +251,72 @@ def _traffic(data: Row) -> Child:
         least=4,
     )
     return [
-        _panel(
-            "Throughput",
-            tag("div", throughput, class_="scroll"),
-            _legend(("delivered", "delivered"), ("failed", "failed attempts")),
-            "messages a second",
+        panel(
+            "Throughput", throughput, legend(("delivered", "delivered"), ("failed", "failed attempts")), _since(times)
         ),
         tag(
             "div",
-            _panel("Latency", latency, _legend(("p50", "p50"), ("p95", "p95")), "from request to answer"),
-            _panel("Backlog", backlog, _legend(("waiting", "waiting")), "messages, all endpoints"),
+            panel("Latency", latency, legend(("p50", "p50"), ("p95", "p95")), "from request to answer"),
+            panel("Backlog", backlog, legend(("waiting", "waiting")), "messages, all endpoints"),
             class_="pair",
         ),
     ]
 
 
-def _panel(title: str, content: Child, aside: Child = None, note: str | None = None) -> Markup:
-    return tag(
-        "section",
-        tag("div", tag("h2", title, note and tag("span", note, class_="quiet")), aside, class_="title"),
-        content,
-        class_="panel",
-    )
+def _twice(
+    label: str,
+    times: Sequence[datetime.datetime],
+    series: Sequence[Series],
+    tell: Callable[[float], str],
+    least: float = 0,
+) -> list[Markup]:
+    """For a desk and for a phone: the style shows one of them."""
+    return [
+        chart.lines(label, times, series, tell, least=least, width=width, height=height)
+        for width, height in ((552, 200), (chart.PHONE, 180))
+    ]
 
 
-def _legend(*names: tuple[str, str]) -> Markup:
-    return tag("p", (tag("span", tag("i", class_=f"key {style}"), text) for style, text in names), class_="legend")
-
-
-Column = tuple[str, str, Callable[[Row], Child]]
-
-
-def _table(rows: Sequence[Row], columns: Sequence[Column]) -> Markup:
-    """Columns are title, class and what stands in a row."""
-    head = tag("tr", (tag("th", title, class_=style or None) for title, style, _ in columns))
-    body = (tag("tr", (tag("td", cell(row), class_=style or None) for _, style, cell in columns)) for row in rows)
-    return tag("div", tag("table", tag("thead", head), tag("tbody", body)), class_="scroll")
+def _since(times: Sequence[datetime.datetime]) -> str:
+    """The axis is no longer than what is known."""
+    return f"messages a second since {wording.clock(times[0])}"
 
 
 def _endpoints(data: Row, now: datetime.datetime) -> Markup:
     rows: Sequence[Row] = data["endpoints"]
     if not rows:
-        return _panel("Endpoints", _empty("There are no endpoints yet."))
+        return panel("Endpoints", empty("There are no endpoints yet."))
     hidden = data["totals"]["endpoints"] - len(rows)
-    columns: list[Column] = [
-        ("", "", lambda row: _state(row["state"])),
-        (
-            "endpoint",
-            "name",
-            lambda row: [
-                tag("b", row["name"]),
-                row["protocol"] != "http" and tag("span", row["protocol"], class_="quiet"),
-            ],
-        ),
+    busy = [row for row in rows if not _is_quiet(row)]
+    quiet = [row for row in rows if _is_quiet(row)]
+    columns = _endpoint_columns(now)
+    more = f"and {wording.exact(hidden)} more"
+    return panel(
+        "Endpoints",
+        [
+            table(busy, columns) if busy else empty("Nothing is under way."),
+            quiet
+            and tag(
+                "details",
+                tag("summary", f"{wording.exact(len(quiet))} with nothing to do" + (f", {more}" if hidden > 0 else "")),
+                table(quiet, columns),
+                class_="folded",
+            ),
+            hidden > 0 and not quiet and tag("p", more, class_="quiet"),
+        ],
+        note="the worst first",
+    )
+
+
+def _is_quiet(row: Row) -> bool:
+    """Nothing flows, waits or has died: there is nothing to look at."""
+    return row["state"] in ("idle", "disabled") and not (row["waiting"] or row["in_flight"] or row["dead"])
+
+
+def _endpoint_columns(now: datetime.datetime) -> list[Column]:
+    return [
+        ("", "state", lambda row: _state(row["state"])),
+        ("endpoint", "name", _name),
         ("waiting", "n", lambda row: ("~" if row["is_estimate"] else "") + wording.exact(row["waiting"])),
         (
             "due for",
@@ -301,18 +329,23 @@ def _endpoints(data: Row, now: datetime.datetime) -> Markup:
         ("p50", "n quiet", lambda row: wording.milliseconds(row["p50_ms"])),
         ("p95", "n", lambda row: wording.milliseconds(row["p95_ms"])),
         ("dead", "n", lambda row: tag("b", wording.exact(row["dead"]), class_="warn") if row["dead"] else ""),
-        (
-            "last hour",
-            "spaced",
-            lambda row: chart.sparkline(f"deliveries of {row['name']} in the last hour", row["last_hour"] or []),
-        ),
+        ("last hour", "spaced", _last_hour),
         ("last error", "error", lambda row: _error(row, now)),
     ]
-    return _panel(
-        "Endpoints",
-        [_table(rows, columns), hidden > 0 and tag("p", f"and {wording.exact(hidden)} more", class_="quiet")],
-        note="the worst first",
-    )
+
+
+def _name(row: Row) -> Child:
+    """The receiver's host, never its path or query: they may hold a token."""
+    return [
+        tag("b", row["name"], data_endpoint=row["name"]),
+        tag("span", row["host"] or row["protocol"], class_="quiet host", title=row["host"]),
+    ]
+
+
+def _last_hour(row: Row) -> Markup:
+    delivered, failed = row["last_hour"] or [], row["failed_last_hour"] or []
+    said = f"the last hour of {row['name']}: {wording.exact(sum(delivered))} delivered"
+    return chart.sparkline(f"{said}, {wording.exact(sum(failed))} failed attempts", delivered, failed)
 
 
 def _state(state: str) -> Markup:
@@ -335,47 +368,19 @@ def _error(row: Row, now: datetime.datetime) -> Child:
     ]
 
 
-def _dead(data: Row, now: datetime.datetime) -> Markup:
-    rows: Sequence[Row] = data["dead"]
-    if not rows:
-        return _panel("Dead letters by cause", _empty("No dead letter waits for a decision."))
-    most = max(row["letters"] for row in rows)
-    return _panel(
-        "Dead letters by cause",
-        tag(
-            "ul",
-            (
-                tag(
-                    "li",
-                    tag("p", tag("b", row["endpoint"]), tag("span", row["cause"], class_="error", title=row["cause"])),
-                    tag(
-                        "p",
-                        chart.meter(row["letters"] / most, "failed"),
-                        tag("b", wording.exact(row["letters"]), class_="n"),
-                        tag("small", "last " + wording.ago(row["last_at"], now), class_="quiet"),
-                        class_="amount",
-                    ),
-                )
-                for row in rows
-            ),
-            class_="causes",
-        ),
-    )
-
-
 def _workers(data: Row, now: datetime.datetime) -> Markup:
     rows: Sequence[Row] = data["workers"]
     if not rows:
-        return _panel("Workers", _empty("No worker has ever reported. To start some: select * from ulak.start();"))
+        return panel("Workers", empty("No worker has ever reported. To start some: select * from ulak.start();"))
     columns: list[Column] = [
-        ("", "", lambda row: tag("span", row["state"], class_=f"pill {WORKER_MOODS.get(row['state'], 'calm')}")),
+        ("", "state", lambda row: tag("span", row["state"], class_=f"pill {WORKER_MOODS.get(row['state'], 'calm')}")),
         ("worker", "name", lambda row: tag("b", row["slot"])),
         ("in flight", "n", lambda row: row["in_flight"] or ""),
         ("settled", "n", lambda row: wording.number(row["messages_processed"])),
         ("failed", "n", lambda row: wording.number(row["error_count"])),
         ("last seen", "n", lambda row: wording.ago(row["heartbeat_at"], now)),
     ]
-    return _panel("Workers", _table(rows, columns))
+    return panel("Workers", table(rows, columns))
 
 
 def _partitions(data: Row) -> Markup:
@@ -388,7 +393,7 @@ def _partitions(data: Row) -> Markup:
         ("size", "n", lambda row: wording.size(row["bytes"])),
         ("", "wide", lambda row: chart.meter(row["bytes"] / most, "delivered")),
     ]
-    return _panel("Archive", _table(rows, columns), note=f"the queue itself takes {wording.size(data['queue_bytes'])}")
+    return panel("Archive", table(rows, columns), note=f"the queue itself takes {wording.size(data['queue_bytes'])}")
 
 
 def _maintenance(data: Row, now: datetime.datetime) -> Markup:
@@ -410,12 +415,8 @@ def _maintenance(data: Row, now: datetime.datetime) -> Markup:
         if row["state"] == "failed"
     )
     last = max((row["started_at"] for row in rows if row["started_at"] and row["step"] != "vacuum"), default=None)
-    return _panel(
+    return panel(
         "Maintenance",
         [tag("p", chips, class_="chips"), tag("ul", errors, class_="causes")],
         note=f"ran {wording.ago(last, now)}" if last else "never ran",
     )
-
-
-def _empty(text: str) -> Markup:
-    return tag("p", text, class_="empty")

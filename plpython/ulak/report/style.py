@@ -56,8 +56,9 @@ small { font-size: 12px; }
 .findings details[open] summary::after { content: "\\2212"; }
 .findings .pill { justify-self: start; }
 .findings .more { grid-column: 2; color: var(--quiet); }
+.findings pre { margin: 5px 26px 5px 122px; }
 pre {
-  margin: 5px 26px 5px 122px; background: var(--code); border: 1px solid var(--line); border-radius: 8px; padding:
+  margin: 5px 0 0; background: var(--code); border: 1px solid var(--line); border-radius: 8px; padding:
   6px 10px;
   white-space: pre-wrap; overflow-wrap: anywhere;
 }
@@ -65,7 +66,7 @@ pre {
   .findings summary, .findings li p { grid-template-columns: minmax(0, 1fr) 14px; gap: 3px 8px; }
   .findings .pill { grid-column: 1 / -1; }
   .findings .more { grid-column: 1; }
-  pre { margin-left: 0; }
+  .findings pre { margin: 5px 0; }
 }
 code { font: 12.5px/1.4 ui-monospace, "SF Mono", Menlo, Consolas, "DejaVu Sans Mono", monospace; }
 .pill {
@@ -86,7 +87,8 @@ code { font: 12.5px/1.4 ui-monospace, "SF Mono", Menlo, Consolas, "DejaVu Sans M
 .tile.warn .value, b.warn { color: var(--warn); } .tile.bad .value { color: var(--bad); }
 svg { display: block; }
 .chart { width: 100%; height: auto; }
-.chart.wide { min-width: 720px; }
+.chart.phone { display: none; }
+@media (max-width: 600px) { .chart.desk { display: none; } .chart.phone { display: block; } }
 .grid { stroke: var(--grid); } .axis { stroke: var(--line); }
 .tick { fill: var(--quiet); font-size: 11px; font-variant-numeric: tabular-nums; }
 .touch { fill: transparent; }
@@ -98,11 +100,10 @@ rect.delivered { fill: var(--delivered); } rect.failed { fill: var(--failed); }
 .area { fill-opacity: 0.13; }
 .area.p95 { fill: var(--p95); } .area.p50 { fill: var(--p50); } .area.waiting { fill: var(--waiting); }
 .sparkline { width: 120px; height: 26px; }
-.spark { fill: var(--delivered); } .spark.none { fill: var(--line); }
+.spark { fill: var(--delivered); } .spark.failed { fill: var(--failed); } .spark.none { fill: var(--line); }
 .legend { display: flex; gap: 14px; font-size: 12.5px; color: var(--quiet); }
 .key { display: inline-block; width: 9px; height: 9px; border-radius: 3px; margin-right: 6px; }
-.key.delivered, .meter .delivered { background: var(--delivered); }
-.key.failed, .meter .failed { background: var(--failed); }
+.key.delivered { background: var(--delivered); } .key.failed { background: var(--failed); }
 .key.p50 { background: var(--p50); } .key.p95 { background: var(--p95); } .key.waiting { background: var(--waiting); }
 .scroll { overflow-x: auto; }
 table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
@@ -114,17 +115,31 @@ td { padding: 8px 12px 8px 0; border-top: 1px solid var(--line); vertical-align:
 th:last-child, td:last-child { padding-right: 0; }
 th.n, td.n { text-align: right; }
 td.n .meter { margin: 3px 0 0 auto; width: 44px; }
-td.name .quiet { margin-left: 8px; font-size: 12px; }
+td.name .quiet { display: block; font-size: 12px; max-width: 180px; overflow: hidden; text-overflow: ellipsis; }
 td.name b { font-weight: 600; }
 th.spaced, td.spaced { padding-left: 10px; }
 td.wide { width: 40%; }
 .error { color: var(--quiet); font-size: 12.5px; }
-td.error { max-width: 0; width: 34%; min-width: 180px; }
+td.error { max-width: 0; width: 30%; min-width: 150px; }
 td.error span, .causes .error { display: block; overflow: hidden; text-overflow: ellipsis; white-space: nowrap; }
-.meter { display: block; height: 5px; border-radius: 99px; background: var(--calm-soft); overflow: hidden; }
-.meter span { display: block; height: 100%; border-radius: 99px; }
+.meter {
+  display: block; width: 100%; height: 5px; border-radius: 99px; background: var(--calm-soft); overflow: hidden;
+}
 .causes { list-style: none; padding: 0; display: grid; gap: 13px; grid-template-columns: minmax(0, 1fr); }
 .causes b { font-weight: 600; }
+.tasks, .log { list-style: none; padding: 0; display: grid; gap: 14px; grid-template-columns: minmax(0, 1fr); }
+.tasks .error, .log .error { overflow-wrap: anywhere; }
+.tasks .amount { margin-top: 4px; }
+.tasks pre { padding: 2px 10px 3px; margin-top: 3px; }
+.facts { display: flex; flex-wrap: wrap; gap: 2px 10px; align-items: baseline; }
+.facts b { font-weight: 600; }
+.facts > * { overflow-wrap: anywhere; }
+.log { gap: 9px; }
+.log li { display: grid; grid-template-columns: 76px minmax(0, 1fr); gap: 1px 8px; align-items: baseline; }
+.log li > * { grid-column: 2; } .log li > small { grid-column: 1; }
+.folded { margin-top: 8px; }
+.folded summary { cursor: pointer; color: var(--quiet); font-size: 13px; padding: 4px 0; }
+.folded[open] summary { margin-bottom: 8px; }
 .amount { display: grid; grid-template-columns: minmax(0, 1fr) auto auto; gap: 12px; align-items: center; }
 .chips { display: flex; flex-wrap: wrap; gap: 7px; padding-bottom: 4px; }
 .chip {
@@ -140,5 +155,34 @@ td.error span, .causes .error { display: block; overflow: hidden; text-overflow:
 .light.warn { background: var(--warn); }
 .light.bad { background: var(--bad); }
 .empty { color: var(--quiet); padding: 14px 0 10px; }
+@media (max-width: 600px) {
+  main { padding: 18px 10px 32px; gap: 12px; }
+  .panel { padding: 14px 12px 12px; }
+  .tiles { grid-template-columns: repeat(2, minmax(0, 1fr)); gap: 8px; }
+  .tile { padding: 10px 12px; }
+  .tile .value { font-size: 22px; }
+  .scroll { overflow-x: visible; }
+  table, tbody { display: block; }
+  thead { display: none; }
+  tr {
+    display: grid; grid-template-columns: repeat(3, minmax(0, 1fr)); gap: 6px 10px; padding: 10px 0;
+    border-top: 1px solid var(--line);
+  }
+  tr:first-child { border-top: 0; padding-top: 0; }
+  td, th:last-child, td:last-child, th.spaced, td.spaced { display: block; border: 0; padding: 0; width: auto; }
+  td:empty { display: none; }
+  td[data-label]::before { content: attr(data-label); display: block; font-size: 11px; color: var(--quiet); }
+  td.name::before { display: none !important; }
+  td.n { text-align: left; }
+  td.n .meter { margin-left: 0; }
+  td.state { grid-column: 3; grid-row: 1; text-align: right; }
+  td.name { grid-column: 1 / 3; white-space: normal; overflow-wrap: anywhere; }
+  td.name .quiet { max-width: none; }
+  td.spaced, td.error, td.wide { grid-column: 1 / -1; }
+  td.error { max-width: none; min-width: 0; white-space: normal; }
+  td.error span { white-space: normal; overflow-wrap: anywhere; }
+  td .sparkline { width: 100%; }
+  .log li { grid-template-columns: minmax(0, 1fr); } .log li > *, .log li > small { grid-column: 1; }
+}
 footer { color: var(--quiet); font-size: 12.5px; padding: 4px; }
 """

@@ -1,5 +1,6 @@
-"""Prints every message that arrives and answers 204."""
+"""Prints every message that arrives and answers 204. Its port is 8080, or the one that it is given."""
 
+import sys
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 
@@ -17,4 +18,4 @@ class Receiver(BaseHTTPRequestHandler):
 
 
 if __name__ == "__main__":
-    ThreadingHTTPServer(("0.0.0.0", 8080), Receiver).serve_forever()
+    ThreadingHTTPServer(("0.0.0.0", int(sys.argv[1]) if len(sys.argv) > 1 else 8080), Receiver).serve_forever()

@@ -1,0 +1,1 @@
+"""A console for ulak: the page of ulak.report(), live, with a search for messages and an administrator's actions."""

@@ -1,0 +1,11 @@
+-- What compose.yaml adds to the image to have something to look at. Runs once, after ulak was installed.
+
+-- The receiver has an address of a private network of Docker's: the ranges that it takes by default.
+select ulak.configure('http_allowed_networks', '172.16.0.0/12, 192.168.0.0/16');
+select ulak.create_endpoint('receiver', 'http', '{"url": "http://receiver:8080/"}');
+
+-- Who logs in: the exporter of monitoring.yaml, which sees counts and health, and an operator, who acts in the console.
+\getenv scraper_password ULAK_SCRAPER_PASSWORD
+\getenv operator_password ULAK_OPERATOR_PASSWORD
+create role ulak_scraper login password :'scraper_password' in role ulak_monitor;
+create role ulak_operator login password :'operator_password' in role ulak_admin;

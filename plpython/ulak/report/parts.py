@@ -1,0 +1,47 @@
+"""What the sections of ulak.report() are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from ulak.report.markup import Child, Markup, tag
+
+Row = Mapping[str, Any]
+# Title, class and what stands in a row.
+Column = tuple[str, str, Callable[[Row], Child]]
+
+
+def panel(title: str, content: Child, aside: Child = None, note: str | None = None) -> Markup:
+    return tag(
+        "section",
+        tag("div", tag("h2", title, note and tag("span", note, class_="quiet")), aside, class_="title"),
+        content,
+        class_="panel",
+    )
+
+
+def legend(*names: tuple[str, str]) -> Markup:
+    return tag("p", (tag("span", tag("i", class_=f"key {style}"), text) for style, text in names), class_="legend")
+
+
+def table(rows: Sequence[Row], columns: Sequence[Column]) -> Markup:
+    """On a phone each row becomes a card, and each cell says what it is by itself."""
+    head = tag("tr", (tag("th", title, class_=style or None) for title, style, _ in columns))
+    body = (
+        tag(
+            "tr",
+            (tag("td", cell(row), class_=style or None, data_label=title or None) for title, style, cell in columns),
+        )
+        for row in rows
+    )
+    return tag("div", tag("table", tag("thead", head), tag("tbody", body)), class_="scroll")
+
+
+def empty(text: str) -> Markup:
+    return tag("p", text, class_="empty")
+
+
+def command(text: str | None, otherwise: str) -> Markup:
+    """SQL to run, or why there is none."""
+    return tag("pre", tag("code", text)) if text else tag("p", otherwise, class_="quiet")
