@@ -19,6 +19,8 @@
 --     _lock_ordering_key              the row of an ordering key: senders of one key, until they commit; waits
 --     _forget_ordering_keys           rows of keys that nobody uses any more, to delete them; skips
 --     _lock_due                       messages that a claim takes; skips
+--     reschedule                      a message that waits, to give it another time; waits for a claim or another change of it
+--     purge                           messages that wait, to cancel them; skips
 --     _park                           heads of ordering keys, shared, while others are parked behind them; skips
 --     _unpark_heads                   parked heads of ordering keys; skips
 --     _fail_rows                      messages that failed, to decide about their retries; waits for a heartbeat at most
@@ -26,6 +28,7 @@
 --     mark_expired_messages           messages past their expires_at; skips
 --     _bury_orphans                   messages whose endpoint was dropped; skips
 --     _redrive_rows                   dead letters; waits: of two operators, the second finds them redriven
+--     _discard_rows                   dead letters; waits: of two operators, the second finds them discarded
 --     _archive_batch                  finished messages; skips
 --     _cleanup                        rows past their retention; skips
 --     drop_event_type                 the event type's row; waits for subscribe()
