@@ -19,6 +19,8 @@
 --     _lock_ordering_key              the row of an ordering key: senders of one key, until they commit; waits
 --     _forget_ordering_keys           rows of keys that nobody uses any more, to delete them; skips
 --     _lock_due                       messages that a claim takes; skips
+--     reschedule                      a message that waits, to give it another time; waits for a claim or another change of it
+--     purge                           messages that wait, to cancel them; skips
 --     _park                           heads of ordering keys, shared, while others are parked behind them; skips
 --     _unpark_heads                   parked heads of ordering keys; skips
 --     _fail_rows                      messages that failed, to decide about their retries; waits for a heartbeat at most
@@ -26,15 +28,19 @@
 --     mark_expired_messages           messages past their expires_at; skips
 --     _bury_orphans                   messages whose endpoint was dropped; skips
 --     _redrive_rows                   dead letters; waits: of two operators, the second finds them redriven
+--     _discard_rows                   dead letters; waits: of two operators, the second finds them discarded
 --     _archive_batch                  finished messages; skips
 --     _cleanup                        rows past their retention; skips
 --     drop_event_type                 the event type's row; waits for subscribe()
 --     subscribe                       the event type's row; waits for other subscribers of it
+--     alter_subscription              the same
 --     _keep_endpoint                  an endpoint's row, so that it isn't dropped meanwhile (key share); waits for drop_endpoint() only
 --     _lock_endpoint                  an endpoint's row: circuit, limits, switching, dropping, rotating; waits
 --     _renew_configs                  endpoints that name a secret, in the order of their ids; waits
 --     _admit                          an endpoint's row, for a claim under a limit; skips
 --     _note_success                   endpoints whose last success is old; skips
+--     _close_dead_logs                endpoints whose dead letters were left out of the server's log; skips
+--     _log_overflow                   rows of ulak.endpoint_headroom of endpoints that are full, once a minute; skips
 --     _remember_endpoint_headroom     an endpoint's row of ulak.endpoint_headroom; skips
 --     _show_breaker_lock              an advisory lock that others can look at; nothing depends on it; skips
 --     _make_archive_partition         table ulak.archive (share update exclusive; access exclusive if archive_default has rows of the month) and

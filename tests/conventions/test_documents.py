@@ -79,6 +79,7 @@ def test_readme_names_every_key_of_a_config_and_of_a_retry_policy(db: psycopg.Co
     keys = db.execute(
         """
         select jsonb_object_keys(ulak._config_schema('http') -> 'properties')
+        union select jsonb_object_keys(ulak._config_schema('log') -> 'properties')
         union select jsonb_object_keys(ulak._config_schema('pull') -> 'properties')
         union select jsonb_object_keys(ulak._retry_policy_schema() -> 'properties')
         """
