@@ -58,7 +58,7 @@ select
     null,
     null
 from (
-    select t.*, greatest(t.last_vacuum, t.last_autovacuum) as last_run
+    select t.n_dead_tup, t.vacuum_count, t.autovacuum_count, greatest(t.last_vacuum, t.last_autovacuum) as last_run
     from pg_catalog.pg_stat_all_tables t
     where t.relid = 'ulak.queue'::regclass
 ) v;

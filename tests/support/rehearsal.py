@@ -118,7 +118,7 @@ def rehearse() -> Rehearsal:
     cluster.restart()
     seen.start("not created")
     seen.fix("not created", "pg_cron")
-    seen.start("limits", "select * from ulak.start(3)")
+    seen.start("limits", "select * from ulak.start(4)")
 
     seen.reports["a busy worker"] = stop_a_busy_worker(cluster)
 
