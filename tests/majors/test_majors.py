@@ -60,7 +60,9 @@ def old(recorder: Recorder) -> Iterator[Cluster]:
 def send_what_is_held(db: DB, recorder: Recorder) -> None:
     """In flight, and waiting behind it in its ordering key, when the server goes down."""
     recorder.behave("/web", Behaviour(hold=True))
-    send = "select ulak.send('web', jsonb_build_object('token', n), p_ordering_key => 'k') from generate_series(11, 15) n"
+    send = (
+        "select ulak.send('web', jsonb_build_object('token', n), p_ordering_key => 'k') from generate_series(11, 15) n"
+    )
     db.execute(send)
     wait_until(lambda: value(db, "select count(*) from ulak.queue where status = 'processing' and ordering_key = 'k'"))
 
@@ -212,7 +214,8 @@ def restore_without_pg_cron(cluster: Cluster, database: str, dump: Path) -> None
 def restored_rows(db: DB) -> list[tuple[Any, ...]]:
     tables = ["queue", "dlq", "archive"]
     return db.execute(
-        " union all ".join(f"select '{t}', status, count(*) from ulak.{t} group by 2" for t in tables) + " order by 1, 2"
+        " union all ".join(f"select '{t}', status, count(*) from ulak.{t} group by 2" for t in tables)
+        + " order by 1, 2"
     ).fetchall()
 
 

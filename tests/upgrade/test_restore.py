@@ -23,7 +23,7 @@ NOT_CARRIED = ["ulak.maintenance_runs: 1", "ulak.ordering_keys: 1", "ulak.schedu
 @pytest.fixture(scope="module")
 def other() -> Iterator[Cluster]:
     """Its pg_cron lives in a database of another name. Whoever follows a publication may come to it."""
-    settings = {"cron.database_name": "restored", "cron.launch_active_jobs": False, "wal_level": "logical"}
+    settings = {"cron.database_name": "restored", "cron.max_running_jobs": 8, "wal_level": "logical"}
     cluster = Cluster.create(settings=settings, in_memory=True)
     yield cluster
     cluster.remove()
@@ -144,27 +144,23 @@ JOBS = """
 
 
 def test_jobs_that_a_restore_brought_are_named_and_put_right_by_start(cluster: Cluster, jobs_of_another: DB) -> None:
-    """pg_cron would run them in the other cluster, whose address they have. Both have a database "postgres"; a "gone" has neither."""
+    """pg_cron would run them in the other cluster, whose address they have. Both have a database "postgres", and neither has "gone"."""
     db = jobs_of_another
-    db.execute("update cron.job set jobname = 'ulak vacuum in gone', database = 'gone' where jobname like 'ulak vacuum%'")
+    db.execute(
+        "update cron.job set jobname = 'ulak vacuum in gone', database = 'gone' where jobname like 'ulak vacuum%'"
+    )
     count = value(db, "select count(*) from cron.job")
     place = f"{cluster.host}:{cluster.port}"
 
-    findings = column(db, """select finding from ulak.doctor() where "check" = 'pg_cron'""")
-    db.execute("alter system set cron.launch_active_jobs = on")
-    db.execute("select pg_reload_conf()")
-    wait_until(lambda: value(db, "select current_setting('cron.launch_active_jobs')") == "on")
-    db.execute("update cron.job set active = false")
-    with db.transaction():
+    with db.transaction(force_rollback=True):
+        findings = column(db, """select finding from ulak.doctor() where "check" = 'pg_cron'""")
         report = dict(db.execute("select item, detail from ulak.start()").fetchall())
-        db.execute("update cron.job set active = false")
-    db.execute("alter system reset cron.launch_active_jobs")
-    db.execute("select pg_reload_conf()")
+        jobs = db.execute(JOBS).fetchall()
 
     assert f"{count} jobs run on {place}, which is not this server: it was promoted, restored or moved" in findings
     assert report["ulak vacuum in gone"] == "unscheduled"
     here = (db.info.host, db.info.port)
-    assert db.execute(JOBS).fetchall() == [(*here, "postgres", "postgres"), (*here, "restored", "restored")]
+    assert jobs == [(*here, "postgres", "postgres"), (*here, "restored", "restored")]
 
 
 def test_adopt_brings_jobs_here(jobs_of_another: DB) -> None:
