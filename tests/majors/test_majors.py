@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -84,12 +82,7 @@ class Upgraded:
         old.configure({"shared_preload_libraries": "pg_cron"})
         self.cluster = Cluster.create(settings=SETTINGS)
         self.cluster.stop()
-        shutil.rmtree(self.cluster.host)
-        place = {"cron.host": old.host, "port": old.port, "unix_socket_directories": old.host}
-        self.cluster.configure(place)
-        with tempfile.TemporaryDirectory(prefix="ulak-", dir="/tmp") as sockets:
-            between = ["-b", old.bin, "-B", self.cluster.bin, "-d", old.data, "-D", self.cluster.data]
-            run([self.cluster.bin / "pg_upgrade", *between, "-U", old.user, "-s", sockets], cwd=self.cluster.folder)
+        self.cluster.take_over(old)
         self.cluster.configure({"shared_preload_libraries": ""})
         self.cluster.start()
 

@@ -165,6 +165,14 @@ class Cluster:
         standby.start()
         return standby
 
+    def take_over(self, old: Cluster) -> None:
+        """pg_upgrade of a cluster into this one, which is empty. Both are stopped; this one then has the other's address."""
+        shutil.rmtree(self.host)
+        self.configure({"cron.host": old.host, "port": old.port, "unix_socket_directories": old.host})
+        with tempfile.TemporaryDirectory(prefix="ulak-", dir="/tmp") as sockets:
+            between = ["-b", old.bin, "-B", self.bin, "-d", old.data, "-D", self.data, "-s", sockets, "-U", old.user]
+            run([self.bin / "pg_upgrade", *between], cwd=self.folder)
+
     def promote(self) -> None:
         self._pg_ctl("promote", "-w", "-t", "60")
 
