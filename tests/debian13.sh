@@ -66,14 +66,14 @@ dpkg -x python3-pycurl_*.deb .
 cp usr/lib/python3/dist-packages/pycurl.cpython-311-*.so /usr/lib/python3/dist-packages/
 SCRIPT
 majors="bash /srv/add-debian12.sh $mirror"
-majors="$majors && PG_MAJOR=17 ULAK_OLDER=/usr/lib/postgresql/15/bin/pg_config tests/sandbox.sh python -m pytest"
+majors="$majors && ULAK_OLDER=/usr/lib/postgresql/15/bin/pg_config tests/sandbox.sh python -m pytest"
 
 if [ "$#" = 0 ]; then
-    commands="make demo && make demo-stop && PG_MAJOR=17 make test && $majors tests/majors"
+    commands="make demo && make demo-stop && make test && $majors tests/majors"
 elif [[ $1 == tests/majors* ]]; then
     commands="$majors $(printf '%q ' "$@")"
 else
-    commands="PG_MAJOR=17 make test ARGS=$(printf '%q' "$(printf '%q ' "$@")")"
+    commands="make test ARGS=$(printf '%q' "$(printf '%q ' "$@")")"
 fi
 # What is mounted and started is gone with the command: it has mounts and processes of its own. Its /dev/shm, too, so that
 # clusters in it are nobody else's.
