@@ -170,8 +170,8 @@ class Cluster:
         shutil.rmtree(self.host)
         self.configure({"cron.host": old.host, "port": old.port, "unix_socket_directories": old.host})
         with tempfile.TemporaryDirectory(prefix="ulak-", dir="/tmp") as sockets:
-            between = ["-b", old.bin, "-B", self.bin, "-d", old.data, "-D", self.data, "-s", sockets, "-U", old.user]
-            run([self.bin / "pg_upgrade", *between], cwd=self.folder)
+            places: list[str | Path] = ["-b", old.bin, "-B", self.bin, "-d", old.data, "-D", self.data]
+            run([self.bin / "pg_upgrade", *places, "-s", sockets, "-U", old.user], cwd=self.folder)
 
     def promote(self) -> None:
         self._pg_ctl("promote", "-w", "-t", "60")
