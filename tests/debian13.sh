@@ -1,7 +1,8 @@
 #!/bin/bash
 # A fresh Debian 13 in the run folder, and in it what a newcomer runs: make demo, make test.
-#   tests/debian13.sh                     both
+#   tests/debian13.sh                     both; then, with Debian 12's server beside its own, tests/majors
 #   tests/debian13.sh tests/db -k send    only these tests
+#   tests/debian13.sh tests/majors        from one server to the other
 # Kept for the next time; what was installed in it stays. To begin anew: rm -rf .run/debian13
 set -euo pipefail
 umask 022
@@ -47,8 +48,30 @@ fill_debian() {
 [ -e "$folder/made" ] || make_debian
 fill_debian
 
+# Debian 12's server is installed from its own packages, and only that. Of its pycurl, which can't be installed beside the one
+# for a newer Python, the one file that is made for the older.
+cat > "$root/srv/add-debian12.sh" <<'SCRIPT'
+set -euo pipefail
+[ ! -e /usr/lib/python3/dist-packages/pycurl.cpython-311-*.so ] || exit 0
+echo "deb $1 bookworm main" > /etc/apt/sources.list.d/bookworm.list
+printf 'Package: *\nPin: release n=bookworm\nPin-Priority: 100\n' > /etc/apt/preferences.d/bookworm
+apt-get update -q
+DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends \
+    postgresql-15 postgresql-plpython3-15 postgresql-15-cron
+folder=$(mktemp -d)
+chmod a+rx "$folder"
+cd "$folder"
+apt-get download -q python3-pycurl/bookworm
+dpkg -x python3-pycurl_*.deb .
+cp usr/lib/python3/dist-packages/pycurl.cpython-311-*.so /usr/lib/python3/dist-packages/
+SCRIPT
+majors="bash /srv/add-debian12.sh $mirror"
+majors="$majors && ULAK_OLDER=/usr/lib/postgresql/15/bin/pg_config tests/sandbox.sh python -m pytest"
+
 if [ "$#" = 0 ]; then
-    commands='make demo && make demo-stop && make test'
+    commands="make demo && make demo-stop && make test && $majors tests/majors"
+elif [[ $1 == tests/majors* ]]; then
+    commands="$majors $(printf '%q ' "$@")"
 else
     commands="make test ARGS=$(printf '%q' "$(printf '%q ' "$@")")"
 fi

@@ -118,7 +118,8 @@ class Database:
         self._is_wary = False
         self._listens = False
         self._encoding = plpy.execute("select pg_catalog.getdatabaseencoding() as name")[0]["name"]
-        self._postmaster = os.getppid()
+        # Not the parent: a run that begins while the postmaster dies has another one already.
+        self._postmaster = ctypes.c_int.in_dll(ctypes.CDLL(None), "PostmasterPid").value
         # PostgreSQL's own note that a cancel, a terminate or the like waits for its next chance.
         self._interrupts = ctypes.c_int.in_dll(ctypes.CDLL(None), "InterruptPending")
 

@@ -58,7 +58,7 @@ select
     null,
     null
 from (
-    select t.*, greatest(t.last_vacuum, t.last_autovacuum) as last_run
+    select t.n_dead_tup, t.vacuum_count, t.autovacuum_count, greatest(t.last_vacuum, t.last_autovacuum) as last_run
     from pg_catalog.pg_stat_all_tables t
     where t.relid = 'ulak.queue'::regclass
 ) v;
@@ -159,10 +159,7 @@ begin
         outcome := 'busy';
         return;
     end if;
-    -- Where the installation took itself for a restore, it left this to the first run.
-    insert into ulak.cluster_identity (system_identifier)
-    select ulak._system_identifier()
-    where not exists (select from ulak.cluster_identity);
+    perform ulak._follow_cluster();
     -- A crash that loses such a commit loses a move as a whole; the next run does it again.
     perform set_config('synchronous_commit', 'off', true);
     begin

@@ -210,11 +210,26 @@ language sql
 stable
 set search_path = pg_catalog, pg_temp
 as $sql$
-    select format(
-        'substring(jobname from %L) = %L',
-        E'^ulak (?:worker \\d+|watcher|reboot|maintenance|vacuum|log|recurring [A-Za-z0-9._-]+) in (.*)$',
-        current_database()
-    )
+    select format('%s = %L', ulak._database_of_job(), current_database())
+$sql$;
+
+-- Jobs of a database that isn't in this cluster: a restore brought them, or it was dropped.
+create or replace function ulak._is_stray_job()
+returns text
+language sql
+stable
+set search_path = pg_catalog, pg_temp
+as $sql$
+    select format('%s not in (select datname from pg_catalog.pg_database)', ulak._database_of_job())
+$sql$;
+
+create or replace function ulak._database_of_job()
+returns text
+language sql
+immutable
+set search_path = pg_catalog, pg_temp
+as $sql$
+    select format('substring(jobname from %L)', E'^ulak (?:worker \\d+|watcher|reboot|maintenance|vacuum|log|recurring [A-Za-z0-9._-]+) in (.*)$')
 $sql$;
 
 -- Of the extension, or of the library where it lives in another database.
@@ -364,22 +379,25 @@ begin
         );
     end loop;
     for v_job in execute format(
-        'select jobid, jobname::text from cron.job where %s and (jobname, username) not in '
+        'select jobid, jobname::text from cron.job where (%s or %s) and (jobname, username) not in '
         '(select w.jobname, w.username from ulak._wanted_jobs($1) w) order by jobname',
-        ulak._is_our_job()
+        ulak._is_our_job(),
+        ulak._is_stray_job()
     ) using p_workers
     loop
         perform ulak._wait_for_workers_to_leave();
         execute 'select cron.unschedule($1::bigint)' using v_job.jobid;
         return query values (v_job.jobname, 'done', 'unscheduled');
     end loop;
+    perform ulak._bring_jobs_here();
     return query
     select w.name, 'done', 'asked to leave'
     from ulak._limit_workers(p_workers) w;
 end
 $plpgsql$;
 
--- Where jobs of this database run that are not on this server, and how many: pg_cron goes by an address of its own for each.
+-- Where jobs run that are not on this server, and how many: pg_cron goes by an address of its own for each. Those of other
+-- databases count, too: a restore may have brought them from a cluster that is still alive, and they would run there.
 create or replace function ulak._misplaced_jobs()
 returns table (place text, jobs bigint)
 language plpgsql
@@ -390,14 +408,14 @@ begin
     if ulak._has_pg_cron() and not ulak._has_background_workers() then
         return query execute format(
             'select concat_ws('':'', j.nodename, j.nodeport), count(*) from cron.job j '
-            'where %s and (j.nodename, j.nodeport) is distinct from ($1, $2) group by 1',
-            ulak._is_our_job()
+            'where %s is not null and (j.nodename, j.nodeport) is distinct from ($1, $2) group by 1',
+            ulak._database_of_job()
         ) using current_setting('cron.host', true), current_setting('port')::integer;
     end if;
 end
 $plpgsql$;
 
--- For maintenance: it comes here where another scheduler than pg_cron runs it, or background workers did.
+-- For start(), adopt(), and for maintenance: it comes here where another scheduler than pg_cron runs it, or background workers did.
 create or replace function ulak._bring_jobs_here()
 returns bigint
 language plpgsql
@@ -408,8 +426,9 @@ declare
 begin
     if exists (select from ulak._misplaced_jobs()) then
         execute format(
-            'update cron.job j set nodename = $1, nodeport = $2 where %s and (j.nodename, j.nodeport) is distinct from ($1, $2)',
-            ulak._is_our_job()
+            'update cron.job j set nodename = $1, nodeport = $2 '
+            'where %s is not null and (j.nodename, j.nodeport) is distinct from ($1, $2)',
+            ulak._database_of_job()
         ) using current_setting('cron.host'), current_setting('port')::integer;
         get diagnostics v_jobs = row_count;
     end if;

@@ -9,6 +9,9 @@ alter table ulak.archive alter column id drop default;
 
 create table ulak.archive_default partition of ulak.archive default;
 
+-- Maintenance moves its rows. Where a publication is for all tables, a table whose rows can't be told apart lets nobody do that.
+alter table ulak.archive_default replica identity full;
+
 -- Each partition has these two indexes of its own (ulak._create_archive_table() makes those of the months), and the
 -- parent has none: pg_dump writes the months' indexes out, and a parent that has them already, because CREATE EXTENSION
 -- made it, would have given them to the months by then. The restore would stop at "already exists".

@@ -20,11 +20,24 @@ create table ulak.cluster_identity (
     recorded_at timestamptz not null default now()
 );
 
+-- adopt() deletes from it, also where a publication is for all tables.
+alter table ulak.cluster_identity replica identity full;
+
 -- A dump that is being restored (it turns row_security off) brings the row of its own cluster.
 insert into ulak.cluster_identity (system_identifier)
 select c.system_identifier
 from pg_catalog.pg_control_system() c
 where current_setting('row_security')::boolean;
+
+-- No dump carries this table, but pg_upgrade, which takes every table's file along. So after pg_upgrade both tables name the
+-- cluster that was, and after a restore only the other one does: that is how the two are told apart.
+create table ulak.cluster_home (
+    system_identifier bigint primary key
+);
+
+insert into ulak.cluster_home (system_identifier)
+select c.system_identifier
+from pg_catalog.pg_control_system() c;
 
 comment on table ulak.maintenance_runs is 'last run of each step of run_maintenance()';
 comment on column ulak.maintenance_runs.step is 'name of the step';
@@ -40,3 +53,5 @@ comment on column ulak.maintenance_runs.total_rows is 'what it changed in all it
 comment on table ulak.cluster_identity is 'cluster that delivers these messages; another cluster''s identifier in it means that they are held until adopt()';
 comment on column ulak.cluster_identity.system_identifier is 'as in pg_control_system()';
 comment on column ulak.cluster_identity.recorded_at is 'when it was written';
+comment on table ulak.cluster_home is 'cluster whose files these tables are part of, as it was last seen; private to ulak';
+comment on column ulak.cluster_home.system_identifier is 'as in pg_control_system()';

@@ -16,6 +16,8 @@ begin
                 -- Who worked in one cluster, and what maintenance last did there, says nothing in another.
                 when v_relation in ('ulak.workers'::regclass, 'ulak.schedule'::regclass, 'ulak.maintenance_runs'::regclass)
                     then 'where false'
+                -- A restore mustn't look like pg_upgrade: see sql/schema/55_maintenance.sql.
+                when v_relation = 'ulak.cluster_home'::regclass then 'where false'
                 -- Rows that are locked, and say nothing: the restored extension has its own.
                 when v_relation in ('ulak.locks'::regclass, 'ulak.ordering_keys'::regclass) then 'where false'
                 -- ulak's own events are code: the restored extension has them already.

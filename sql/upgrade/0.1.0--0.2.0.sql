@@ -8,7 +8,9 @@ begin
     perform set_config('lock_timeout', '100ms', true);
     for v_try in 1..300 loop
         begin
-            lock table ulak.queue, ulak.endpoints, ulak.workers, ulak.subscriptions, ulak.ordering_wakeups, ulak.endpoint_stats, ulak.traffic
+            lock table
+                ulak.queue, ulak.endpoints, ulak.workers, ulak.subscriptions, ulak.ordering_wakeups, ulak.endpoint_stats, ulak.traffic,
+                ulak.cluster_identity, ulak.archive_default
                 in access exclusive mode;
             perform set_config('lock_timeout', '0', true);
             return;
@@ -378,3 +380,18 @@ drop function ulak._settle_many(text, bigint[], integer[], text[], integer[], js
 
 drop function ulak._setting_integer(text);
 drop function ulak._json_schema_violation(jsonb, jsonb);
+
+-- Which cluster delivers. A new table; nobody waits.
+create table ulak.cluster_home (
+    system_identifier bigint primary key
+);
+insert into ulak.cluster_home (system_identifier)
+select c.system_identifier
+from pg_catalog.pg_control_system() c;
+comment on table ulak.cluster_home is 'cluster whose files these tables are part of, as it was last seen; private to ulak';
+comment on column ulak.cluster_home.system_identifier is 'as in pg_control_system()';
+select pg_catalog.pg_extension_config_dump('ulak.cluster_home', 'where false');
+
+-- So that a publication for all tables lets maintenance and adopt() do their work. Locks both, which are ours already.
+alter table ulak.cluster_identity replica identity full;
+alter table ulak.archive_default replica identity full;

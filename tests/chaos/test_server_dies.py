@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import psycopg
 import pytest
+from support.sessions import Running, wait_until
 from support.world import FULL, PAUSES, World
 
 
@@ -52,3 +54,19 @@ def test_the_server_crashes_again_and_again(
     world.deliver_the_rest()
 
     close_books(duplicates=True, repeated_attempts=True)
+
+
+def test_a_worker_that_begins_while_the_postmaster_dies_ends_with_it(world: World) -> None:
+    """It waits for the slot of the one before it, in Python, where nothing tells it of the postmaster."""
+    sessions = [world.cluster.connect(world.database, "ulak_worker") for _ in range(2)]
+    runs = [Running(lambda s=s: s.execute("call ulak.run_worker(1, 60, true)")) for s in sessions]  # type: ignore[misc]
+    busy = "select count(*) from pg_stat_activity where usename = 'test_ulak_worker' and query like 'call%' and state = 'active'"
+    wait_until(lambda: world.value(busy) == 2 and world.value("select count(*) from ulak.workers") == 1, message="both")
+
+    world.cluster.kill()
+
+    for run, session in zip(runs, sessions, strict=True):
+        with pytest.raises(psycopg.Error):
+            run.result()
+        session.close()
+    world.cluster.start()

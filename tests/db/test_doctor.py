@@ -192,8 +192,8 @@ def other_cluster() -> Iterator[Cluster]:
         (
             {},
             "max_running_jobs",
-            "2 workers and 4 other jobs need 6, it is 2",
-            "alter system set cron.max_running_jobs = 6;",
+            "2 workers and {others} other jobs need {needed}, it is 2",
+            "alter system set cron.max_running_jobs = {needed};",
         ),
     ],
     ids=["missing", "stopped", "not created", "wrong mode", "too few jobs"],
@@ -210,11 +210,14 @@ def test_a_pg_cron_that_can_not_serve_is_critical(
             assert findings(queue, check) == []
             return
 
+        # Only pg_cron 1.4 needs a watcher.
+        others = 4 if other_cluster.cron_waits_for_the_longest_job() else 3
+
         told = found(queue, check)
 
         assert told["severity"] == "critical"
-        assert told["finding"].startswith(finding)
-        assert told["fix"].startswith(fix)
+        assert told["finding"].startswith(finding.format(others=others, needed=2 + others))
+        assert told["fix"].startswith(fix.format(needed=2 + others))
         db.execute(told["fix"])
         db.execute("alter system reset all")
 

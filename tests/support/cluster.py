@@ -63,24 +63,24 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def stage_extension(folder: Path, project: Path = PROJECT) -> Path:
+def stage_extension(folder: Path, project: Path = PROJECT, pg_config: str = PG_CONFIG) -> Path:
     """`make install` into folder/stage: nothing of the system is touched."""
     stage = folder / "stage"
-    variables = [f"PG_CONFIG={PG_CONFIG}", f"BUILD={folder}/build", f"DESTDIR={stage}"]
+    variables = [f"PG_CONFIG={pg_config}", f"BUILD={folder}/build", f"DESTDIR={stage}"]
     run(["make", "-s", "-C", str(project), "install", *variables])
     return stage
 
 
-def major() -> int:
-    """Of the server that PG_CONFIG belongs to."""
-    return int(re.findall(r"\d+", run([PG_CONFIG, "--version"]))[0])
+def major(pg_config: str = PG_CONFIG) -> int:
+    """Of the server that pg_config belongs to."""
+    return int(re.findall(r"\d+", run([pg_config, "--version"]))[0])
 
 
-def extension_path(stage: Path) -> tuple[str, str]:
+def extension_path(stage: Path, pg_config: str = PG_CONFIG) -> tuple[str, str]:
     """The setting that lets a server find what is staged, and its value. Before 18 there is only Debian's own."""
-    if major() < 18:
+    if major(pg_config) < 18:
         return "extension_destdir", str(stage)
-    share = run([PG_CONFIG, "--sharedir"]).strip()
+    share = run([pg_config, "--sharedir"]).strip()
     return "extension_control_path", f"{stage}{share}:$system"
 
 
@@ -106,11 +106,11 @@ def remove_abandoned() -> None:
 class Cluster:
     """`folder` holds data, log, staged extension; the socket has its own short path."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, pg_config: str = PG_CONFIG) -> None:
         self.folder = folder
         self.data = folder / "data"
         self.log = folder / "log"
-        self.bin = Path(run([PG_CONFIG, "--bindir"]).strip())
+        self.bin = Path(run([pg_config, "--bindir"]).strip())
         self.user = "postgres"
 
     @classmethod
@@ -122,6 +122,7 @@ class Cluster:
         owned: bool = True,
         in_memory: bool = False,
         project: Path = PROJECT,
+        pg_config: str = PG_CONFIG,
     ) -> Cluster:
         """Made and started. An owned cluster is removed by a later run if this process dies without doing so. One that
         may be in memory is there if there is room."""
@@ -133,12 +134,12 @@ class Cluster:
         folder.mkdir(parents=True, exist_ok=True)
         if owned:
             (folder / "owner").write_text(str(os.getpid()))
-        cluster = cls(folder)
-        stage = stage_extension(folder, project)
+        cluster = cls(folder, pg_config)
+        stage = stage_extension(folder, project, pg_config)
         sockets = tempfile.mkdtemp(prefix="ulak-", dir="/tmp")
         initdb = [str(cluster.bin / "initdb"), "-D", str(cluster.data), "-U", cluster.user]
         run([*initdb, "-A", "trust", "-E", "UTF8", "--locale=C.UTF-8", "--no-sync", "--no-instructions"])
-        place, path = extension_path(stage)
+        place, path = extension_path(stage, pg_config)
         cluster.configure(
             {
                 **DEFAULTS,
@@ -163,6 +164,14 @@ class Cluster:
         standby.configure({"cron.host": sockets, "port": free_port(), "unix_socket_directories": sockets})
         standby.start()
         return standby
+
+    def take_over(self, old: Cluster) -> None:
+        """pg_upgrade of a cluster into this one, which is empty. Both are stopped; this one then has the other's address."""
+        shutil.rmtree(self.host)
+        self.configure({"cron.host": old.host, "port": old.port, "unix_socket_directories": old.host})
+        with tempfile.TemporaryDirectory(prefix="ulak-", dir="/tmp") as sockets:
+            places: list[str | Path] = ["-b", old.bin, "-B", self.bin, "-d", old.data, "-D", self.data]
+            run([self.bin / "pg_upgrade", *places, "-s", sockets, "-U", old.user], cwd=self.folder)
 
     def promote(self) -> None:
         self._pg_ctl("promote", "-w", "-t", "60")
