@@ -24,9 +24,9 @@ set search_path = pg_catalog, pg_temp
 as $python$
     plpy.execute("select ulak._load_python()")
     import json
-    from ulak import report
+    from ulak.report import page
 
-    return report.render(json.loads(p_data))
+    return page.render(json.loads(p_data))
 $python$;
 
 create or replace function ulak._report_data(p_hours integer, p_now timestamptz)

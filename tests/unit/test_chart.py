@@ -9,8 +9,8 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from ulak import chart, wording
-from ulak.chart import Series
+from ulak.report import chart, wording
+from ulak.report.chart import Series
 
 START = datetime(2031, 3, 5, 10, 30, tzinfo=UTC)
 TIMES = [START + timedelta(minutes=6 * i) for i in range(60)]

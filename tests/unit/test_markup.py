@@ -6,7 +6,7 @@ import xml.etree.ElementTree as ElementTree
 
 from hypothesis import given
 from hypothesis import strategies as st
-from ulak.markup import Markup, join, tag
+from ulak.report.markup import Markup, join, tag
 
 
 def test_text_is_escaped_and_markup_is_not() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from ulak import wording
+from ulak.report import wording
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,8 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-from ulak import wording
-from ulak.markup import Markup, tag
+from ulak.report import wording
+from ulak.report.markup import Markup, tag
 
 Values = Sequence[float | None]
 

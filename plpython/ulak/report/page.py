@@ -7,10 +7,10 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from ulak import chart, wording
-from ulak.chart import Series
-from ulak.markup import Child, Markup, tag
-from ulak.report_style import STYLE
+from ulak.report import chart, wording
+from ulak.report.chart import Series
+from ulak.report.markup import Child, Markup, tag
+from ulak.report.style import STYLE
 
 Row = Mapping[str, Any]
 

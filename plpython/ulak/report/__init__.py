@@ -1,0 +1,1 @@
+"""The report: one page of HTML that shows how ulak is doing."""
