@@ -1,1 +1,1 @@
-"""The page of ulak.report()."""
+"""The report: one page of HTML that shows how ulak is doing."""
