@@ -267,7 +267,8 @@ as $sql$
         a.priority,
         a.payload,
         a.ordering_key,
-        a.headers,
+        -- The id of its event is what a receiver of CloudEvents drops duplicates by.
+        case when p_new_message_id then a.headers - 'ulak-event-id' else a.headers end,
         a.metadata,
         case when a.status = 'failed' then ulak._archived_history(a, p_now) else a.failure_history end
     from unnest(p_archive_ids, p_ids) n(archive_id, id)

@@ -116,6 +116,17 @@ def test_a_replay_keeps_the_message_id_unless_a_new_one_is_asked_for(alone: DB) 
     assert value(alone, message_id, other) != old
 
 
+def test_a_replay_keeps_the_events_id_unless_a_new_message_id_is_asked_for(alone: DB) -> None:
+    (id,) = archived(alone)
+    alone.execute("""update ulak.archive set headers = '{"ulak-event-id": "e", "ulak-event-type": "sold"}'""")
+
+    same, other = replay(alone, id), replay(alone, id, p_new_message_id=True)
+
+    headers = "select headers from ulak.queue where id = %s"
+    assert value(alone, headers, same) == {"ulak-event-id": "e", "ulak-event-type": "sold"}
+    assert value(alone, headers, other) == {"ulak-event-type": "sold"}
+
+
 def test_a_failed_cycle_becomes_part_of_the_history(alone: DB) -> None:
     alone.execute(
         """
