@@ -350,7 +350,13 @@ comment on column ulak.dlq.status is 'failed, redriven or discarded';
 comment on column ulak.dlq.discarded_at is 'when it was given up';
 comment on column ulak.dlq.discarded_by is 'who gave it up';
 
--- Reads the queue once, which is ours already: 0.2 s for a million messages without a correlation id, 1 s if all have one.
+-- For the index below to be sorted in memory; it holds until the script ends. Locks nothing.
+select pg_catalog.set_config(
+    'maintenance_work_mem',
+    greatest(pg_catalog.pg_size_bytes(pg_catalog.current_setting('maintenance_work_mem')), 256 * 1024 * 1024) / 1024 || 'kB',
+    true
+);
+-- Reads the queue once, which is ours already: 0.2 s for a million messages without a correlation id, 0.5 s if all have one.
 create index queue_correlation_idx on ulak.queue (correlation_id) where correlation_id is not null;
 
 -- A comment each: locks nothing that anybody waits for.

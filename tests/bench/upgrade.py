@@ -17,10 +17,11 @@ DB = psycopg.Connection[Any]
 
 RELEASE = "0.1.0"
 
-# As 0.1.0 leaves them: a tenth is in the archive, of the rest most are done, some wait, some behind their ordering key.
+# As 0.1.0 leaves them: most are done, some wait, some behind their ordering key. Each has what the upgrade makes an index of.
 ROWS = """
-    insert into ulak.queue (endpoint_id, status, attempts, updated_at, completed_at, ordering_key, next_retry_at, payload)
+    insert into ulak.queue (correlation_id, endpoint_id, status, attempts, updated_at, completed_at, ordering_key, next_retry_at, payload)
     select
+        gen_random_uuid(),
         1,
         case when n %% 10 < 7 then 'completed' else 'pending' end,
         (n %% 10 < 7)::integer,
