@@ -339,7 +339,7 @@ create sequence ulak.messages_cancelled;
 comment on sequence ulak.messages_cancelled is 'messages cancelled so far, also by transactions that rolled back; private to ulak';
 select pg_catalog.pg_extension_config_dump('ulak.messages_cancelled', '');
 
--- Locks ulak.dlq until the upgrade commits, and reads it once to see that each status is known: 0.1 s for a million dead letters.
+-- Locks ulak.dlq until the upgrade commits, and reads it once to see that each status is known: 0.4 s for a million dead letters.
 -- Senders don't use it; a worker that buries a message waits.
 alter table ulak.dlq
     add column discarded_at timestamptz,
