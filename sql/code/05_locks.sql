@@ -47,6 +47,7 @@
 --                                     ulak.archive_default (share row exclusive); waits half a second
 --     _drop_archive_partition         table ulak.archive (access exclusive); waits half a second
 --     adopt                           table ulak.cluster_identity (share row exclusive); waits for another adopt()
+--     _follow_cluster                 the same, in maintenance after a pg_upgrade; waits for adopt()
 --     _wait_for_workers_to_leave      table ulak.schedule (exclusive), in stop() where background workers run the jobs: workers see it in
 --                                     pg_locks, and leave before their jobs are unscheduled; waits
 --
