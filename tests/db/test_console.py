@@ -274,6 +274,19 @@ def test_who_may_not_log_in_gets_no_session(console: Console, role: str, passwor
     assert "ulak" not in answer.cookies
 
 
+def test_a_database_without_an_encoding_is_shown_too(cluster: Cluster, watched: str, tmp_path: Path) -> None:
+    cluster.execute("create database console_ascii template template0 encoding 'SQL_ASCII' locale 'C'")
+    try:
+        cluster.install("console_ascii")
+        with Console(cluster, "console_ascii", tmp_path / "log") as console:
+            answer = console.get("/", cookies(console, "console_monitor"))
+    finally:
+        cluster.drop_database("console_ascii")
+
+    assert answer.status == 200
+    assert "What happened" in answer.text
+
+
 def test_who_guesses_passwords_has_to_wait(cluster: Cluster, watched: str, tmp_path: Path) -> None:
     with Console(cluster, watched, tmp_path / "log") as console:
         for n in range(10):
