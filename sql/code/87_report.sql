@@ -81,7 +81,7 @@ as $sql$
         select
             coalesce(jsonb_agg(
                 to_jsonb(h) - '{all_waiting,all_estimated,all_due_since,all_dead,all_per_second,endpoints}'::text[]
-                    || jsonb_build_object('host', r.host, 'failed_last_hour', r.failed_last_hour)
+                    || jsonb_build_object('host', ulak._receiver_host(r.config))
                 order by h.place
             ), '[]') as endpoints,
             jsonb_build_object(
@@ -93,32 +93,18 @@ as $sql$
                 'per_second', coalesce(max(h.all_per_second), 0)
             ) as totals
         from ulak._endpoint_health(e.facts, null, 50, p_now) h
-        cross join lateral ulak._report_receiver(h.name, p_now) r
+        join ulak.endpoints r on r.name = h.name
     ) h
 $sql$;
 
--- Of one endpoint: where it delivers to, without path and query, which may hold a token; and its failed attempts in the last
--- hour, in steps of three minutes like the deliveries of _endpoint_health().
-create or replace function ulak._report_receiver(p_name text, p_now timestamptz, out host text, out failed_last_hour bigint[])
+-- Where an endpoint delivers to, without path and query: they may hold a token. Null for one without a url.
+create or replace function ulak._receiver_host(p_config jsonb)
+returns text
 language sql
-stable
+immutable
 set search_path = pg_catalog, pg_temp
-set enable_seqscan = off
-set enable_bitmapscan = off
-set jit = off
 as $sql$
-    select
-        substring(e.config ->> 'url' from '^[A-Za-z]+://([^/?#]+)'),
-        (
-            select ulak._spread(
-                array_agg(floor(extract(epoch from t.minute - s.starts_at) / 180)::integer + 1), array_agg(t.failed::bigint), 20
-            )
-            from ulak.endpoint_stats t
-            where t.endpoint_id = e.id and t.minute >= s.starts_at and t.minute <= p_now
-        )
-    from ulak.endpoints e
-    cross join (select date_trunc('minute', p_now) - interval '59 minutes') s (starts_at)
-    where e.name = p_name
+    select substring(p_config ->> 'url' from '^[A-Za-z]+://([^/?#]+)')
 $sql$;
 
 -- All endpoints together, in at most 60 steps of whole minutes. It begins with the first minute that anything is known of, but
@@ -156,18 +142,23 @@ as $sql$
             sum(t.delivered) as delivered,
             sum(t.failed) as failed,
             max(t.waiting) as waiting,
-            ulak._percentiles(ulak._sum_histograms(t.latency_histogram), array[0.50, 0.95]) as percentiles
+            ulak._percentiles(
+                ulak._sum_histograms(t.latency_histogram),
+                array[0.50, 0.95],
+                -- Minutes that were counted by 0.1.0 don't know their longest.
+                case when bool_and(t.latency_max_ms is not null) filter (where t.delivered + t.failed > 0) then max(t.latency_max_ms) end
+            ) as percentiles
         from span s
         cross join lateral (
-            select t.minute, t.delivered, t.failed, t.latency_histogram, t.waiting
+            select t.minute, t.delivered, t.failed, t.latency_histogram, t.latency_max_ms, t.waiting
             from ulak.traffic t
             where t.minute >= s.starts_at and t.minute <= p_now and t.minute < s.final_before
             union all
-            select t.minute, t.delivered, t.failed, t.latency_histogram, null
+            select t.minute, t.delivered, t.failed, t.latency_histogram, t.latency_max_ms, null
             from ulak._recent_traffic(s.starts_at) t
             where t.minute <= p_now
             union all
-            select t.minute, 0, 0, '{}', t.waiting
+            select t.minute, 0, 0, '{}', null, t.waiting
             from ulak.traffic t
             where t.minute >= s.starts_at and t.minute <= p_now and t.minute >= s.final_before
         ) t
@@ -292,16 +283,16 @@ as $sql$
     from (
         select
             e.name as endpoint,
-            substring(e.config ->> 'url' from '^[A-Za-z]+://([^/?#]+)') as host,
+            ulak._receiver_host(e.config) as host,
             e.circuit_state as state,
             e.circuit_failure_count as failures,
-            e.circuit_opened_at as opened_at,
+            coalesce(e.circuit_broken_since, e.circuit_opened_at) as opened_at,
             case when e.circuit_state = 'open' then e.circuit_half_open_at end as next_probe_at,
             left(e.last_error, 500) as error,
             format('select ulak.reset_circuit_breaker(%L);', e.name) as command
         from ulak.endpoints e
         where e.circuit_state <> 'closed'
-        order by e.circuit_opened_at, e.name
+        order by opened_at, e.name
         limit 20
     ) c
 $sql$;

@@ -137,6 +137,21 @@ def test_an_administrator_redrives_a_cause_after_a_look_at_it(browser: Browser, 
     assert queue.value("select count(*) from ulak.dlq where status = 'failed'") == 2
 
 
+def test_an_administrator_discards_dead_letters_after_a_look_at_them(
+    browser: Browser, console: Console, queue: Queue
+) -> None:
+    log_in(browser, console, "console_admin")
+
+    browser.follow("[data-endpoint=shop] a")
+    browser.follow(".actions [href*='/act/discard?']")
+    assert "3 dead letters match." in browser.text()
+    assert queue.value("select count(*) from ulak.dlq where status = 'failed'") == 4
+    browser.follow("#confirm")
+
+    assert "3 dead letters discarded." in browser.text()
+    assert queue.column("select endpoint_name from ulak.dlq where status = 'failed'") == [HOSTILE]
+
+
 def test_an_administrator_redrives_one_dead_letter(browser: Browser, console: Console, queue: Queue) -> None:
     id = queue.value("select max(id) from ulak.dlq where endpoint_name = 'shop'")
     log_in(browser, console, "console_admin")
@@ -259,6 +274,19 @@ def test_who_may_not_log_in_gets_no_session(console: Console, role: str, passwor
     assert "ulak" not in answer.cookies
 
 
+def test_a_database_without_an_encoding_is_shown_too(cluster: Cluster, watched: str, tmp_path: Path) -> None:
+    cluster.execute("create database console_ascii template template0 encoding 'SQL_ASCII' locale 'C'")
+    try:
+        cluster.install("console_ascii")
+        with Console(cluster, "console_ascii", tmp_path / "log") as console:
+            answer = console.get("/", cookies(console, "console_monitor"))
+    finally:
+        cluster.drop_database("console_ascii")
+
+    assert answer.status == 200
+    assert "What happened" in answer.text
+
+
 def test_who_guesses_passwords_has_to_wait(cluster: Cluster, watched: str, tmp_path: Path) -> None:
     with Console(cluster, watched, tmp_path / "log") as console:
         for n in range(10):
@@ -363,18 +391,6 @@ def test_what_the_database_refuses_is_told_with_its_hint(console: Console, queue
         answer = console.get(path, session)
         assert answer.status == 400, path
         assert said in answer.text
-
-
-def test_discard_is_offered_only_where_ulak_has_it(console: Console, queue: Queue, watched: str) -> None:
-    has_it = queue.value(
-        "select exists (select from pg_proc where proname = 'discard' and pronamespace = 'ulak'::regnamespace)"
-    )
-    session = cookies(console, "console_admin")
-
-    answer = console.get("/act/discard?endpoint=shop", session)
-
-    assert answer.status == (200 if has_it else 404)
-    assert ("Discard dead letters" in console.get("/endpoint?name=shop", session).text) is has_it
 
 
 def test_a_session_ends_when_its_user_leaves_and_when_the_server_ends_it(

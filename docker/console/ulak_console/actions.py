@@ -40,8 +40,6 @@ class Action(NamedTuple):
     preview: Callable[[Cursor, Parameters], Preview]
     perform: Callable[[Cursor, Parameters], str]
     is_grave: bool = False
-    # The function it needs.
-    function: str | None = None
 
 
 class Missing(Exception):
@@ -259,7 +257,6 @@ ACTIONS = {
             _preview_letters("discard", FILTERS),
             _perform_letters("discard", FILTERS, "discarded"),
             is_grave=True,
-            function="discard",
         ),
         Action(
             "replay",
@@ -306,15 +303,3 @@ ACTIONS = {
         ),
     )
 }
-
-
-def offered(cursor: Cursor) -> dict[str, Action]:
-    """Those whose function this version of ulak has."""
-    found = {}
-    for action in ACTIONS.values():
-        if action.function is not None:
-            query = "select from pg_proc p where p.pronamespace = 'ulak'::regnamespace and p.proname = %s limit 1"
-            if cursor.execute(query, [action.function]).fetchone() is None:
-                continue
-        found[action.name] = action
-    return found

@@ -153,13 +153,16 @@ def create_app(environment: Mapping[str, str] = os.environ) -> Flask:
             config = cursor.execute(
                 "select config, description from ulak.endpoint_list where name = %s", [name]
             ).fetchone()
-            offered = actions.offered(cursor) if g.session.is_admin else {}
         useless = {
             "enable": health["enabled"],
             "disable": not health["enabled"],
             "reset": health["circuit_state"] == "closed",
         }
-        shown = [each for each in offered.values() if each.fields[0].name == "endpoint" and not useless.get(each.name)]
+        shown = [
+            each
+            for each in actions.ACTIONS.values()
+            if g.session.is_admin and each.fields[0].name == "endpoint" and not useless.get(each.name)
+        ]
         for column in ("endpoint_name", "last_hour", "pending_is_estimate"):
             health.pop(column, None)
         return render_template("endpoint.html", name=name, health=health, config=config, actions=shown)
@@ -168,7 +171,7 @@ def create_app(environment: Mapping[str, str] = os.environ) -> Flask:
     def act(name: str) -> Any:
         """Looks, and offers to confirm what it has seen."""
         with _as_admin().reading() as cursor:
-            action = actions.offered(cursor).get(name) or abort(404, "This version of ulak has no such action.")
+            action = actions.ACTIONS.get(name) or abort(404, "There is no such action.")
             given = _given(action, request.args)
             # A form that was opened to be filled in.
             is_asked = all(given.get(field.name) for field in action.fields if field.is_needed)
@@ -184,7 +187,7 @@ def create_app(environment: Mapping[str, str] = os.environ) -> Flask:
     @app.post("/act/<name>")
     def confirm(name: str) -> Any:
         with _as_admin().writing() as cursor:
-            action = actions.offered(cursor).get(name) or abort(404, "This version of ulak has no such action.")
+            action = actions.ACTIONS.get(name) or abort(404, "There is no such action.")
             given = _given(action, request.form)
             _require_token(name, given)
             g.session.told = action.perform(cursor, given)

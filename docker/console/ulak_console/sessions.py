@@ -129,6 +129,8 @@ class Sessions:
                 password=password,
                 options=OPTIONS,
                 application_name="ulak console",
+                # A database in SQL_ASCII would give us bytes.
+                client_encoding="UTF8",
                 connect_timeout=10,
                 autocommit=True,
                 row_factory=dict_row,

@@ -15,6 +15,7 @@ from ulak.report.style import STYLE
 # The shipped source is ASCII: a database of any encoding takes it.
 GLYPHS = {
     "flowing": "\u25cf",
+    "sending": "\u25b6",
     "idle": "\u00b7",
     "late": "\u25b2",
     "failing": "\u25b2",
@@ -328,7 +329,7 @@ def _endpoint_columns(now: datetime.datetime) -> list[Column]:
         ("failed", "n", _failed),
         ("p50", "n quiet", lambda row: wording.milliseconds(row["p50_ms"])),
         ("p95", "n", lambda row: wording.milliseconds(row["p95_ms"])),
-        ("dead", "n", lambda row: tag("b", wording.exact(row["dead"]), class_="warn") if row["dead"] else ""),
+        ("dead", "n", _dead),
         ("last hour", "spaced", _last_hour),
         ("last error", "error", lambda row: _error(row, now)),
     ]
@@ -342,8 +343,13 @@ def _name(row: Row) -> Child:
     ]
 
 
+def _dead(row: Row) -> Child:
+    about = "~" if row["dead_is_estimate"] else ""
+    return tag("b", about + wording.exact(row["dead"]), class_="warn") if row["dead"] else ""
+
+
 def _last_hour(row: Row) -> Markup:
-    delivered, failed = row["last_hour"] or [], row["failed_last_hour"] or []
+    delivered, failed = row["last_hour"] or [], row["last_hour_failed"] or []
     said = f"the last hour of {row['name']}: {wording.exact(sum(delivered))} delivered"
     return chart.sparkline(f"{said}, {wording.exact(sum(failed))} failed attempts", delivered, failed)
 
