@@ -45,7 +45,7 @@ def test_every_link_leads_somewhere(document: Path) -> None:
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=IDS)
 def test_every_file_of_the_project_that_is_named_exists(document: Path) -> None:
-    named = re.findall(r"`((?:docker|plpython|sql|tests)/[\w./]+)`", document.read_text())
+    named = re.findall(r"`((?:docker|plpython|sql|tests)/[a-z\d_./]+)`", document.read_text())
 
     assert [name for name in named if not (PROJECT / name).exists()] == []
 
