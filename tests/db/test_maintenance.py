@@ -181,7 +181,7 @@ def test_a_step_that_fails_is_recorded_and_logged_and_does_not_stop_the_others(d
 
     messages = run(db)
 
-    assert messages == ["WARNING: maintenance step expire failed: no luck None at all."]
+    assert messages == ["WARNING: ulak: maintenance step expire failed: no luck None at all."]
     states = status(db, "state")
     assert states.pop("expire") == "failed"
     assert {states[step] for step in STEPS if step != "expire"} == {"ok"}
