@@ -99,6 +99,8 @@ class FakeDatabase:
 
     def commit(self) -> None:
         self.open = False
+        if "commit" in self.hooks:
+            self.hooks["commit"]()
 
     def check_interrupts(self) -> None:
         if "check_interrupts" in self.hooks:

@@ -41,6 +41,32 @@ def test_an_outcome_waits_out_a_lock_and_the_others_pass_it(stage: Stage) -> Non
     assert len(stage.database.times("settle")) < 30
 
 
+def test_outcomes_that_are_stored_apart_never_share_a_transaction(stage: Stage) -> None:
+    """Two workers, each with one endpoint locked and after the other's, would wait in a circle."""
+    stage.database.put(1, count=3)
+    stage.database.put(2, count=3)
+    stored: list[tuple[int, set[int]]] = []
+    commits = itertools.count()
+    transaction = 0
+
+    def commit() -> None:
+        nonlocal transaction
+        transaction = next(commits)
+
+    def settle(outcomes: Outcomes) -> None:
+        endpoints = {to.id for to, messages, _ in stage.dispatcher.sent for each in messages if each.id in outcomes.ids}
+        if len(endpoints) > 1:
+            raise Busy
+        stored.append((transaction, endpoints))
+
+    stage.database.hooks["commit"] = commit
+    stage.database.hooks["settle"] = settle
+    stage.run(seconds=1)
+
+    assert {frozenset(endpoints) for _, endpoints in stored} == {frozenset({1}), frozenset({2})}
+    assert len({transaction for transaction, _ in stored}) == len(stored)
+
+
 def test_an_outcome_that_cannot_be_stored_is_stored_in_plain_words(stage: Stage) -> None:
     ids = stage.database.put(count=5)
 
