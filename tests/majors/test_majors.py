@@ -192,8 +192,9 @@ def test_the_newer_pg_cron_is_used_after_its_update_and_start(upgraded: Upgraded
         schedules = "select distinct schedule from cron.job where jobname like 'ulak worker%%'"
         assert column(db, schedules) == ["2 seconds"]
         assert value(db, "select count(*) from cron.job where jobname like 'ulak watcher%%'") == 0
+        before = recorder.count()
         db.execute("select ulak.send('web', '{\"token\": \"last\"}')")
-        recorder.wait_for_more(1, 60)
+        wait_until(lambda: recorder.count() > before, 60, "the last delivery")
 
 
 def restore_without_pg_cron(cluster: Cluster, database: str, dump: Path) -> None:

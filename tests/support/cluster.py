@@ -304,7 +304,10 @@ class Cluster:
             # They have members, from a database before this one.
             connection.execute("set ulak.accept_roles = on")
             connection.execute(sql.SQL("create extension ulak{} cascade").format(wanted))
+            # An earlier release has fewer of them.
             for role in ROLES:
+                if connection.execute("select to_regrole(%s)", [role]).fetchone() == (None,):
+                    continue
                 self.ensure_login(connection, f"test_{role}", member_of=role)
             self.ensure_login(connection, "nobody")
 
