@@ -1,4 +1,4 @@
-"""What README shows runs: its SQL in the order of the page, and its receivers."""
+"""What README and the guide show runs: their SQL in the order of the page, and README's receivers."""
 
 from __future__ import annotations
 
@@ -11,14 +11,34 @@ from pathlib import Path
 
 import pytest
 from support.cluster import PROJECT, Cluster, free_port
+from support.receiver import Receiver
 from support.sessions import wait_until
 from support.site import Site
 
 README = (PROJECT / "README.md").read_text()
+GUIDE = (PROJECT / "sql" / "GUIDE.md").read_text()
 
 
-def shown(language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
+def shown(language: str, document: str = README) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", document, re.MULTILINE | re.DOTALL)
+
+
+def play(cluster: Cluster, database: str, script: str) -> None:
+    """An error is one that the page shows, in its words. The rows behind --> are the last that came out until there."""
+    rows_shown = re.compile(r"(?:^--> .*\n)+", re.MULTILINE)
+    expected = [[row.removeprefix("--> ") for row in rows.splitlines()] for rows in rows_shown.findall(script)]
+
+    done = subprocess.run(
+        [cluster.bin / "psql", "-X", "-q", "-A", "-t", "-F", " | ", "-d", cluster.dsn(database)],
+        input=rows_shown.sub(r"\\echo -->\n", script),
+        text=True,
+        capture_output=True,
+        check=False,
+    )
+
+    assert re.findall(r"^ERROR: .*", done.stderr, re.MULTILINE) == re.findall(r"^-- (ERROR: .*)", script, re.MULTILINE)
+    printed = [[line.rstrip() for line in part.splitlines()] for part in done.stdout.split("-->\n")[:-1]]
+    assert [part[-len(rows) :] for part, rows in zip(printed, expected, strict=True)] == expected
 
 
 @pytest.fixture
@@ -31,19 +51,29 @@ def readers_database(cluster: Cluster, template: str) -> Iterator[str]:
 
 
 def test_every_statement_of_readme_does_what_the_page_says(cluster: Cluster, readers_database: str) -> None:
-    """An error is one that the page shows, in its words."""
     script = "\n".join(shown("sql"))
 
-    done = subprocess.run(
-        [cluster.bin / "psql", "-X", "-q", "-d", cluster.dsn(readers_database)],
-        input=script,
-        text=True,
-        capture_output=True,
-        check=False,
-    )
-
     assert "ulak.send(" in script
-    assert re.findall(r"^ERROR: .*", done.stderr, re.MULTILINE) == re.findall(r"^-- (ERROR: .*)", script, re.MULTILINE)
+    play(cluster, readers_database, script)
+
+
+def test_every_statement_of_the_guide_does_what_the_page_says(
+    cluster: Cluster, cron_database: str, receiver: Receiver
+) -> None:
+    """In pg_cron's database, for what it schedules; its worker reaches a receiver at the port of this run."""
+    script = "\n".join(shown("sql", GUIDE)).replace("http://127.0.0.1:8080", receiver.origin)
+    logged_before = len(cluster.log.read_bytes())
+    site = Site(cluster, cron_database)
+    try:
+        site.start()
+        play(cluster, cron_database, script)
+    finally:
+        site.end()
+
+    (line,) = re.findall(r"^    (LOG: .*)", GUIDE, re.MULTILINE)
+    logged = cluster.log.read_bytes()[logged_before:].decode(errors="replace")
+    assert re.search(re.escape(line).replace(re.escape("..."), '[^"]+'), logged)
+    assert not re.search(r"^    (=>|select|call) ", GUIDE, re.MULTILINE), "SQL that isn't run"
 
 
 def receiver_in_python(folder: Path) -> list[str]:
