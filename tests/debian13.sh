@@ -10,7 +10,8 @@ umask 022
 project=$(cd "$(dirname "$0")/.." && pwd)
 folder=${ULAK_RUN:-$project/.run}/debian13
 root=$folder/root
-mirror=${DEBIAN_MIRROR:-http://deb.debian.org/debian}
+# Where this machine's own packages come from.
+mirror=${DEBIAN_MIRROR:-$(apt-get indextargets --format '$(REPO_URI)' 'Created-By: Packages' | sed -n 1p)}
 
 if [ "$(id -u)" != 0 ]; then
     echo "only root can make a Debian: sudo make test-debian13" >&2

@@ -9,7 +9,8 @@ umask 022
 
 project=$(cd "$(dirname "$0")/../.." && pwd)
 folder=${ULAK_RUN:-$project/.run}/docker
-mirror=${DEBIAN_MIRROR:-http://deb.debian.org/debian}
+# Where this machine's own packages come from.
+mirror=${DEBIAN_MIRROR:-$(apt-get indextargets --format '$(REPO_URI)' 'Created-By: Packages' | sed -n 1p)}
 major=${PG_MAJOR:-15}
 port=${PORT:-54329}
 console_port=${CONSOLE_PORT:-54328}
