@@ -33,9 +33,9 @@ SENDERS = 8
 LIMIT = 500
 MESSAGES = 20_000
 DEEP = 100_000
-# Of the bare loop's rate with one request at a time, which is 22,000/s to 24,000/s on two cores beside eight clients, and
-# 16,000/s alone where it is the only one that is measured: about 500/s while they send, and 800/s.
-HOT_REQUIRED = 0.02
+# Of the bare loop's rate with one request at a time, which was 10,400/s on two quiet cores beside eight clients: 500/s while
+# they send. On a busy machine the yardstick was twice as high, and the figure says nothing.
+HOT_REQUIRED = 0.048
 ONE_KEY_REQUIRED = 0.05
 # Seconds for one drain: who is slow is stopped, and what it delivered counts.
 AT_MOST = 6
