@@ -12,8 +12,10 @@ from typing import Any
 import plpy
 
 from ulak import login
+from ulak import ping as pinging
 from ulak.database import Database, WorkerOptions
 from ulak.delivery import PERMANENT, ConfigError, Outcome, config_problem
+from ulak.transports import missing_client as missing_client
 from ulak.transports import transports
 from ulak.worker import options
 from ulak.worker.dispatcher import Dispatcher
@@ -187,15 +189,15 @@ def _break_off(database: Database, worker: Worker, error: Exception) -> None:
 
 def ping(endpoint_id: int) -> str:
     """The body of ulak._ping(): the outcome of one test request as JSON."""
-    from ulak.http.ping import ping
-
     database = Database(0, "ping", "")
     row = plpy.execute("select settings, version, fingerprint from ulak._worker_options()")[0]
-    dispatcher = _dispatcher(WorkerOptions(json.loads(row["settings"]), row["version"], row["fingerprint"]), 1)
+    # What came back is what the caller wants to see.
+    settings = {**json.loads(row["settings"]), "capture_response": "true"}
+    dispatcher = _dispatcher(WorkerOptions(settings, row["version"], row["fingerprint"]), 1)
     config = database.endpoint_configs([endpoint_id])[0]
     start = time.monotonic()
     try:
-        outcome = ping(dispatcher.parse(config), dispatcher, lambda: plpy.execute("select 1"))
+        outcome = pinging.deliver(dispatcher.parse(config), dispatcher, lambda: plpy.execute("select 1"))
     except ConfigError as error:
         outcome = Outcome(f"{PERMANENT} {config_problem(error, config.secrets)}")
     milliseconds = round((time.monotonic() - start) * 1000, 3)
@@ -203,7 +205,7 @@ def ping(endpoint_id: int) -> str:
     return json.dumps(
         {
             "outcome": "delivered" if outcome.error is None else "failed",
-            "status": outcome.status or None,
+            "status": (config.protocol == "http" and outcome.status) or None,
             "milliseconds": milliseconds,
             "error": database.error_text(outcome.error),
             "response": outcome.response and json.loads(database.response_text(outcome.response)),

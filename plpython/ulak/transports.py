@@ -3,10 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from importlib.util import find_spec
 
+from ulak.address import guard
+from ulak.delivery import ConfigError
 from ulak.worker.dispatcher import MakeTransport
 from ulak.worker.transport import Transport
 from ulak.worker.waiting import Descriptors
+
+# Python's module, and Debian's package of it. Only those who deliver over a protocol need its client.
+CLIENTS: Mapping[str, tuple[str, str]] = {
+    "http": ("pycurl", "python3-pycurl"),
+}
+
+
+def missing_client(protocol: str) -> str | None:
+    """The package that has to be installed before a worker can deliver over this protocol."""
+    module, package = CLIENTS.get(protocol, (None, None))
+    return package if module is not None and find_spec(module) is None else None
 
 
 def transports(
@@ -19,7 +33,7 @@ def transports(
         from ulak.http.client import Client
         from ulak.http.transport import HttpTransport
 
-        client = Client(options.guard(settings), descriptors, max_in_flight)
+        client = Client(guard(settings), descriptors, max_in_flight)
         return HttpTransport(client, options.endpoint_settings(settings, version))
 
     def log_lines(descriptors: Descriptors) -> Transport:
@@ -27,4 +41,20 @@ def transports(
 
         return LogTransport(log)
 
-    return {"http": http, "log": log_lines}
+    return {
+        protocol: _checked(protocol, make)
+        for protocol, make in {
+            "http": http,
+            "log": log_lines,
+        }.items()
+    }
+
+
+def _checked(protocol: str, make: MakeTransport) -> MakeTransport:
+    def checked(descriptors: Descriptors) -> Transport:
+        package = missing_client(protocol)
+        if package is not None:
+            raise ConfigError(f"{package} isn't installed where the worker runs, and protocol {protocol} needs it")
+        return make(descriptors)
+
+    return checked

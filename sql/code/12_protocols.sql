@@ -118,10 +118,12 @@ declare
     );
 begin
     v_violation := coalesce(v_violation, ulak._circuit_breaker_violation(p_config -> 'circuit_breaker'));
-    if p_protocol = 'http' then
-        v_violation := coalesce(v_violation, ulak._http_config_violation(p_config));
-    end if;
-    return v_violation;
+    return coalesce(
+        v_violation,
+        case p_protocol
+            when 'http' then ulak._http_config_violation(p_config)
+        end
+    );
 end
 $plpgsql$;
 

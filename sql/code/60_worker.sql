@@ -535,8 +535,8 @@ begin
     where e.name = p_endpoint;
     if not found then
         perform ulak._raise_unknown_endpoint(p_endpoint);
-    elsif v_endpoint.protocol <> 'http' then
-        raise exception 'endpoint "%" is not an http endpoint', p_endpoint
+    elsif v_endpoint.protocol <> all (ulak._worker_protocols()) then
+        raise exception 'no worker delivers to endpoint "%"', p_endpoint
             using errcode = '22023', detail = format('Its protocol is %s.', v_endpoint.protocol);
     end if;
     return query
@@ -552,4 +552,4 @@ end
 $plpgsql$;
 
 comment on function ulak.ping(text) is
-    'sends one signed test request to an endpoint now and returns its outcome; neither queue nor circuit breaker notice';
+    'sends one test message to an endpoint now, signed like any other, and returns its outcome; neither queue nor circuit breaker notice';

@@ -169,6 +169,17 @@ begin
     select
         'warning',
         'workers',
+        format(
+            '%s is not installed on this server: no worker in the database delivers to the %s of protocol %s',
+            m.package, ulak._counted(m.endpoints, 'endpoint'), m.protocol
+        ),
+        format('-- as root on the server: apt-get install %s', m.package)
+    from ulak._missing_clients() m;
+
+    return query
+    select
+        'warning',
+        'workers',
         format('%s is slower than it could be: %s', w.name, w.limited_by),
         '-- raise the limit of open files for the server (systemd: LimitNOFILE=65536 in its unit), then restart it'
     from ulak.workers w

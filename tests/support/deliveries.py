@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
+from ulak.address import Guard
 from ulak.delivery import Endpoint, EndpointConfig, Message, Settled
-from ulak.http.address import Guard
 from ulak.http.client import Client
 from ulak.http.model import Endpoint as Receiver
 from ulak.http.model import Finished, Request

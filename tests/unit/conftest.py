@@ -10,8 +10,8 @@ import pytest
 from support.deliveries import Deliveries, Exchanges
 from support.receiver import Certificate, Receiver, make_certificate
 from support.stage import Stage
+from ulak.address import Guard
 from ulak.http import endpoint
-from ulak.http.address import Guard
 from ulak.http.model import Endpoint, Message, Settings
 
 MakeEndpoint = Callable[..., Endpoint]

@@ -9,8 +9,10 @@ import pytest
 from cloudevents.core.bindings.http import HTTPMessage, from_http_event
 from hypothesis import given
 from hypothesis import strategies as st
-from ulak.http import cloudevents, header, request
-from ulak.http.model import CloudEvents, Message, MessageError, Request, Settings
+from ulak import cloudevents, event
+from ulak.cloudevents import CloudEvents
+from ulak.http import header, request
+from ulak.http.model import Message, MessageError, Request, Settings
 
 CONFIG = CloudEvents("structured", "/shop", "order.created")
 MESSAGE = Message(
@@ -97,9 +99,10 @@ def test_postgresqls_timestamps_become_rfc_3339(given_text: str, expected: str) 
 def test_no_attribute_can_break_out_of_its_header(source: str, key: str) -> None:
     config = CloudEvents("binary", source, "t")
 
-    headers = cloudevents.binary_headers(config, MESSAGE._replace(ordering_key=key))
+    found = cloudevents.represent(config, MESSAGE._replace(ordering_key=key), False, None, None)
 
-    for name, value in headers.items():
+    for name, given_value in found.attributes.items():
+        value = cloudevents.header_value(given_value)
         assert header.problem(name, value) is None
         assert value.isascii()
 
@@ -122,8 +125,10 @@ def test_a_published_event_has_the_events_id_whichever_endpoint_it_goes_to(make_
 def test_a_header_that_quotes_an_event_id_is_no_event_id() -> None:
     text = json.dumps({"x-a": '"ulak-event-id": "0190a5d2-5b9e-7000-8000-0000000000ff", '})
 
-    assert header.event_id(text) is None
-    assert header.without_event_id(text) == text
+    quoting = MESSAGE._replace(headers=text)
+
+    assert event.id_of(quoting) is None
+    assert event.headers_without_id(quoting) == text
 
 
 @pytest.mark.parametrize("mode", ["structured", "binary"])

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from ulak.cloudevents import CloudEvents
 from ulak.http import endpoint
-from ulak.http.model import CloudEvents, ConfigError, OAuth2, Settings
+from ulak.http.model import ConfigError, OAuth2, Settings
 
 
 def parse(settings: Settings | None = None, **config: Any) -> Any:

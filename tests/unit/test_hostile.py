@@ -15,8 +15,8 @@ from support.deliveries import Exchanges
 from support.hostile import Hostile
 from support.receiver import Certificate, Listener, Receiver, make_certificate
 from support.sessions import strain
+from ulak.address import Guard
 from ulak.http import endpoint, verdict
-from ulak.http.address import Guard
 from ulak.http.model import Endpoint, Finished, Outcome, Request
 
 TIMEOUT = 1.0

@@ -18,7 +18,7 @@ from support.deliveries import Exchanges
 from support.hostile import Hostile
 from support.receiver import Answer, Received, Receiver
 from support.sessions import strain
-from ulak.http.address import Guard
+from ulak.address import Guard
 from ulak.http.model import Finished, Profile, Request
 
 

@@ -9,10 +9,10 @@ from typing import Any
 from standardwebhooks import Webhook
 from support.deliveries import Deliveries, worker_endpoint
 from support.receiver import Answer, Receiver
+from ulak import ping
 from ulak.delivery import Settled
 from ulak.http import batch
 from ulak.http.model import Settings
-from ulak.http.ping import ping
 
 
 def settle(deliveries: Deliveries) -> list[Settled]:
@@ -144,8 +144,10 @@ def test_a_ping_is_signed_and_tells_what_came_back(
     receiver.answer = Answer(404, body=b"no such hook", delay=0.25)
     steps = []
 
-    outcome = ping(
-        worker_endpoint(make_endpoint(receiver.url, secrets=["correct horse"])),
+    outcome = ping.deliver(
+        worker_endpoint(
+            make_endpoint(receiver.url, secrets=["correct horse"], settings=Settings(capture_response=True))
+        ),
         deliveries.dispatcher,
         lambda: steps.append(1),
     )

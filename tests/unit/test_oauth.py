@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.deliveries import Deliveries
 from support.receiver import Answer, Received, Receiver
+from ulak.address import Guard
 from ulak.delivery import Settled
 from ulak.http import endpoint, oauth
-from ulak.http.address import Guard
 from ulak.http.model import Finished, Message, OAuth2, Profile, Request
 
 REQUEST = Request(Profile("http://example.com/"), [], b"")

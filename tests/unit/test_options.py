@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from ulak import address
 from ulak.http import options as http_options
 from ulak.worker import options
 from ulak.worker.request_slots import RequestSlots
@@ -31,7 +32,7 @@ def test_texts_become_what_they_mean() -> None:
 
 
 def test_those_of_http_too() -> None:
-    guard = http_options.guard(SETTINGS)
+    guard = address.guard(SETTINGS)
     defaults = http_options.endpoint_settings(SETTINGS, "1.2")
 
     assert guard.blocked_by("10.1.2.3") is None

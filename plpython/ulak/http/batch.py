@@ -6,7 +6,7 @@ import json
 import uuid
 from collections.abc import Iterable, Sequence
 
-from ulak.http import cloudevents, header
+from ulak import cloudevents, event
 from ulak.http.model import Endpoint, Message
 
 # A fixed namespace makes a batch's id a function of its messages' ids.
@@ -34,7 +34,7 @@ def group(endpoint: Endpoint, messages: Iterable[Message], max_body: int = MAX_B
         if (
             last is not None
             and len(last) < endpoint.batch_size
-            and header.without_event_id(last[0].headers) == header.without_event_id(message.headers)
+            and event.headers_without_id(last[0]) == event.headers_without_id(message)
             and last[0].problem is None
             and message.problem is None
             and size + length <= max_body

@@ -10,9 +10,11 @@ from typing import Any
 
 import pycurl
 
-from ulak.http import files
-from ulak.http.address import Guard
+from ulak import files
+from ulak.address import Guard
+from ulak.http.files import named
 from ulak.http.model import ConfigError, Finished, Profile, Request
+from ulak.signals import BACKEND_SIGNALS
 from ulak.worker.transport import Ready
 from ulak.worker.waiting import READABLE, WRITABLE, Descriptors
 
@@ -35,12 +37,6 @@ _READY = tuple(
     | (pycurl.CSELECT_OUT if events & WRITABLE else 0)
     | (pycurl.CSELECT_ERR if events & 8 else 0)
     for events in range(32)
-)
-
-# PostgreSQL's handlers must run in the backend's own thread: a thread that libcurl starts for name resolution
-# inherits this mask. Restored as it was, since PostgreSQL keeps some signals blocked on purpose.
-_BACKEND_SIGNALS = frozenset(
-    (signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGALRM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGURG)
 )
 
 # Where distributions keep the authorities in one file: Debian, Fedora, SUSE, Alpine.
@@ -157,7 +153,7 @@ class _Handle:
 
     def prepare(self, profile: Profile) -> None:
         """Sets everything that stays the same from message to message."""
-        self.files = files.check(profile)
+        self.files = files.check(named(profile))
         self.curl.reset()
         setopt = self.curl.setopt
         self.profile = profile
@@ -357,7 +353,7 @@ class Client:
         if not self._named_in_flight:
             self._advance(ready, finished)
             return finished
-        mask = signal.pthread_sigmask(signal.SIG_BLOCK, _BACKEND_SIGNALS)
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, BACKEND_SIGNALS)
         try:
             self._advance(ready, finished)
         finally:

@@ -8,11 +8,12 @@ from types import MappingProxyType
 from typing import Any
 from urllib.parse import urlsplit
 
+from ulak import cloudevents
+from ulak.cloudevents import CloudEvents
 from ulak.http import authorization, batch, header, secrecy, signature
 from ulak.http.model import (
     Basic,
     Bearer,
-    CloudEvents,
     ConfigError,
     Endpoint,
     Line,
@@ -210,9 +211,4 @@ def _cloudevents(config: Mapping[str, Any], settings: Settings) -> CloudEvents |
     batched = int(config.get("batch_size", 1)) > 1 and config.get("batch_format") == "cloudevents"
     if not (config.get("cloudevents") or batched):
         return None
-    return CloudEvents(
-        mode=config.get("cloudevents_mode", "binary"),
-        source=config.get("cloudevents_source", settings.cloudevents_source),
-        type=config.get("cloudevents_type"),
-        subject=config.get("cloudevents_subject"),
-    )
+    return cloudevents.parse(config, settings.cloudevents_source)

@@ -53,18 +53,3 @@ def split(text: Line) -> tuple[str, str]:
         text = text.decode()
     name, colon, value = text.partition(":")
     return (name.lower(), value.strip()) if colon else (name.rstrip(";").lower(), "")
-
-
-# As the database writes it; inside a value the quotes would be escaped.
-_EVENT_ID = re.compile(r'"ulak-event-id": "([0-9a-f-]{36})"')
-
-
-def event_id(headers: str | None) -> str | None:
-    """The id of the event that a message with these headers (JSON text of the database) is of."""
-    found = _EVENT_ID.search(headers) if headers else None
-    return found[1] if found else None
-
-
-def without_event_id(headers: str | None) -> str | None:
-    # "ulak-event-type" is always there too, and longer: the database writes it behind.
-    return re.sub(_EVENT_ID.pattern + ", ", "", headers, count=1) if headers else headers

@@ -8,6 +8,7 @@ from ipaddress import ip_address
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
+from ulak.cloudevents import CloudEvents
 from ulak.delivery import ConfigError as ConfigError
 from ulak.delivery import Message as Message
 from ulak.delivery import MessageError as MessageError
@@ -114,14 +115,6 @@ class SigV4:
     region: str
     service: str
     session_token: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class CloudEvents:
-    mode: str
-    source: str
-    type: str | None = None
-    subject: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,15 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ulak.http.address import Guard
 from ulak.http.model import Settings
-
-
-def guard(settings: Mapping[str, str]) -> Guard:
-    return Guard(
-        allow_internal=settings["http_allow_internal_urls"] == "true",
-        allowed=settings["http_allowed_networks"].split(","),
-    )
 
 
 def endpoint_settings(settings: Mapping[str, str], version: str) -> Settings:

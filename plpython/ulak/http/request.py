@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ulak.http import batch, cloudevents, header, signature, sigv4
+from ulak import cloudevents, event
+from ulak.http import batch, header, signature, sigv4
 from ulak.http.model import Endpoint, Line, Message, MessageError, Profile, Request, SigV4
 
 CORRELATION = "x-correlation-id"
@@ -98,29 +99,6 @@ def _content_type(own: Mapping[str, str]) -> str | None:
     return next((value for name, value in own.items() if name.lower() == "content-type"), None)
 
 
-def _raw_body(
-    endpoint: Endpoint, message: Message, traceparent: str | None, content_type: str | None
-) -> tuple[str, dict[str, str]]:
-    """A raw body is stored as a JSON string, and sent as it was given."""
-    raw = json.loads(message.payload)
-    if not isinstance(raw, str):
-        raise MessageError("the message's raw body isn't a text")
-    config = endpoint.cloudevents
-    if config is None:
-        return raw, {}
-    kind = content_type or cloudevents.JSON
-    if config.mode == "binary":
-        return raw, {"content-type": kind, **cloudevents.binary_headers(config, message, traceparent)}
-    if cloudevents.is_json(kind):
-        try:
-            json.loads(raw)
-        except (ValueError, RecursionError):
-            raise MessageError(f"the message's raw body isn't JSON, and its content type is {kind}") from None
-        message = message._replace(payload=raw)
-    # Data of another type is a JSON string in the event, which is how it is stored.
-    return cloudevents.structured(config, message, traceparent, kind), {"content-type": cloudevents.STRUCTURED}
-
-
 def _body(
     endpoint: Endpoint,
     messages: Sequence[Message],
@@ -134,16 +112,12 @@ def _body(
         decided = batch.headers(endpoint, messages)
         return text, {**decided, "content-type": content_type} if content_type else decided
     config, message = endpoint.cloudevents, messages[0]
-    if particular.get(":body") == "raw":
-        return _raw_body(endpoint, message, traceparent, content_type)
+    is_raw = particular.get(":body") == "raw"
     if config is None:
-        return message.payload, {}
-    if config.mode == "binary":
-        return message.payload, {
-            "content-type": "application/json",
-            **cloudevents.binary_headers(config, message, traceparent),
-        }
-    return cloudevents.structured(config, message, traceparent), {"content-type": cloudevents.STRUCTURED}
+        return cloudevents.raw_body(message) if is_raw else message.payload, {}
+    found = cloudevents.represent(config, message, is_raw, traceparent, content_type)
+    headers = {f"ce-{name}": cloudevents.header_value(value) for name, value in found.attributes.items()}
+    return found.body, {"content-type": found.content_type, **headers}
 
 
 def _message_headers(endpoint: Endpoint, message: Message) -> tuple[dict[str, str], dict[str, str]]:
@@ -174,7 +148,7 @@ def _message_headers(endpoint: Endpoint, message: Message) -> tuple[dict[str, st
 
 def _without_event_id(message: Message) -> Message:
     """Several messages in one request are of several events."""
-    return message._replace(headers=header.without_event_id(message.headers))
+    return message._replace(headers=event.headers_without_id(message))
 
 
 def _is_credential(endpoint: Endpoint, name: str) -> bool:

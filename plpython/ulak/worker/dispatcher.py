@@ -61,8 +61,7 @@ class Dispatcher:
         settled: list[Settled] = []
         wait = min(max_wait, LONGEST_WAIT)
         for member in self._members.values():
-            if not member.in_flight:
-                continue
+            # Also of one with nothing in flight: a connection that is kept may have a heartbeat to send.
             left = member.transport.timeout()
             if left == 0:
                 self._advance(member, settled)

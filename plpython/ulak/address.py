@@ -107,3 +107,11 @@ class Guard:
                 names = ",".join(map(str, (*self._allowed, network)))
                 return f"select ulak.configure('http_allowed_networks', '{names}');"
         return None
+
+
+def guard(settings: Mapping[str, str]) -> Guard:
+    """By the settings of ulak.settings, whatever the protocol."""
+    return Guard(
+        allow_internal=settings["http_allow_internal_urls"] == "true",
+        allowed=settings["http_allowed_networks"].split(","),
+    )

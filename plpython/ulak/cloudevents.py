@@ -1,13 +1,16 @@
-"""CloudEvents 1.0: a message as a structured event, or its attributes as ce- headers."""
+"""CloudEvents 1.0: a message as a structured event, or its attributes beside the body."""
 
 from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 from urllib.parse import quote
 
-from ulak.http import header
-from ulak.http.model import CloudEvents, Message, MessageError
+from ulak import event
+from ulak.delivery import Message, MessageError
 
 DEFAULT_TYPE = "ulak.message"
 JSON = "application/json"
@@ -19,6 +22,24 @@ _PLAIN = "".join(chr(code) for code in range(0x21, 0x7F) if chr(code) not in '"%
 _OFFSET = re.compile(r"([+-]\d\d)(:?)(\d\d)?$")
 
 
+@dataclass(frozen=True, slots=True)
+class CloudEvents:
+    mode: str
+    source: str
+    type: str | None = None
+    subject: str | None = None
+
+
+def parse(config: Mapping[str, Any], default_source: str) -> CloudEvents:
+    """The keys of a config, whatever the protocol."""
+    return CloudEvents(
+        mode=config.get("cloudevents_mode", "binary"),
+        source=config.get("cloudevents_source", default_source),
+        type=config.get("cloudevents_type"),
+        subject=config.get("cloudevents_subject"),
+    )
+
+
 def attributes(
     config: CloudEvents, message: Message, traceparent: str | None = None, content_type: str = JSON
 ) -> dict[str, str]:
@@ -26,9 +47,9 @@ def attributes(
     found = {
         "specversion": "1.0",
         # That of the event, if it is one: a receiver behind two endpoints gets it twice and can tell.
-        "id": header.event_id(message.headers) or message.message_id,
+        "id": event.id_of(message) or message.message_id,
         "source": config.source,
-        "type": config.type or _event_type(message) or DEFAULT_TYPE,
+        "type": config.type or event.type_of(message) or DEFAULT_TYPE,
         "datacontenttype": content_type,
     }
     if config.subject:
@@ -51,18 +72,52 @@ def structured(config: CloudEvents, message: Message, traceparent: str | None = 
     return f'{head[:-1]},"data":{message.payload}}}'
 
 
-def binary_headers(config: CloudEvents, message: Message, traceparent: str | None = None) -> dict[str, str]:
-    """ce- headers; datacontenttype travels as content-type, the payload as the body."""
-    found = attributes(config, message, traceparent)
-    del found["datacontenttype"]
-    return {f"ce-{name}": quote(value, safe=_PLAIN) for name, value in found.items()}
+class Represented(NamedTuple):
+    """A message as an event: what stands in the body, what it is, and the attributes that travel beside it."""
+
+    body: str
+    content_type: str
+    attributes: Mapping[str, str]
+
+
+def represent(
+    config: CloudEvents, message: Message, is_raw: bool, traceparent: str | None, content_type: str | None
+) -> Represented:
+    """The content type is that of a raw body; any other payload is JSON."""
+    kind = (is_raw and content_type) or JSON
+    body = raw_body(message) if is_raw else message.payload
+    if config.mode == "binary":
+        found = attributes(config, message, traceparent)
+        del found["datacontenttype"]
+        return Represented(body, kind, found)
+    if is_raw and is_json(kind):
+        try:
+            json.loads(body)
+        except (ValueError, RecursionError):
+            raise MessageError(f"the message's raw body isn't JSON, and its content type is {kind}") from None
+        message = message._replace(payload=body)
+    # Data of another type is a JSON string in the event, which is how a raw body is stored.
+    return Represented(structured(config, message, traceparent, kind), STRUCTURED, {})
+
+
+def raw_body(message: Message) -> str:
+    """A raw body is stored as a JSON string, and sent as it was given."""
+    raw = json.loads(message.payload)
+    if not isinstance(raw, str):
+        raise MessageError("the message's raw body isn't a text")
+    return raw
+
+
+def header_value(value: str) -> str:
+    """As the HTTP binding writes an attribute."""
+    return quote(value, safe=_PLAIN)
 
 
 def problem(config: CloudEvents, message: Message) -> str | None:
     """Why no event can be made of this message, or None."""
     if message.metadata and not config.type:
         try:
-            _event_type(message)
+            event.type_of(message)
         except MessageError as error:
             return str(error)
     return None
@@ -75,17 +130,6 @@ def rfc3339(timestamp: str) -> str:
     if offset is None:
         return text if text.endswith("Z") else text + "Z"
     return f"{text[: offset.start()]}{offset[1]}:{offset[3] or '00'}"
-
-
-def _event_type(message: Message) -> str | None:
-    if not message.metadata:
-        return None
-    try:
-        metadata = json.loads(message.metadata)
-    except RecursionError:
-        raise MessageError("the message's metadata is nested too deeply to be read") from None
-    found = metadata.get("event_type") if isinstance(metadata, dict) else None
-    return found if isinstance(found, str) and found else None
 
 
 def is_json(content_type: str) -> bool:

@@ -1,0 +1,1 @@
+"""What the transports to brokers have in common."""

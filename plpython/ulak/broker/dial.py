@@ -1,0 +1,238 @@
+"""A connection to host and port, with TLS if asked for, made step by step without ever waiting."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import ssl
+from collections.abc import Callable
+from ipaddress import ip_address
+from typing import Any, Protocol
+
+from ulak.address import Guard
+from ulak.delivery import PERMANENT, RETRYABLE
+from ulak.signals import start_thread
+from ulak.worker.waiting import READABLE, WRITABLE
+
+_Address = tuple[int, Any]
+
+
+class Descriptors(Protocol):
+    """As worker.waiting.Descriptors, of which these may be a part."""
+
+    def watch(self, descriptor: int, events: int) -> None: ...
+
+    def forget(self, descriptor: int) -> None: ...
+
+
+class DialError(Exception):
+    """Why there is no connection: the prefix that the database decides by, and words for a human."""
+
+    def __init__(self, problem: str, prefix: str = RETRYABLE) -> None:
+        super().__init__(problem)
+        self.prefix = prefix
+
+
+class Dial:
+    """advance() when one of its descriptors is ready, until it gives the socket, which doesn't block."""
+
+    def __init__(
+        self,
+        descriptors: Descriptors,
+        guard: Guard,
+        host: str,
+        port: int,
+        context: ssl.SSLContext | None,
+        deadline: float,
+        clock: Callable[[], float],
+    ) -> None:
+        self.deadline = deadline
+        self._descriptors = descriptors
+        self._guard = guard
+        self._host = host
+        self._port = port
+        self._context = context
+        self._clock = clock
+        self._left: list[_Address] = []
+        self._socket: socket.socket | None = None
+        self._answer: _Answer | None = None
+        self._is_connected = False
+        # When the address that is being tried has had its time.
+        self._turn_ends = deadline
+        self._problem = "no address"
+        if _is_address(host):
+            self._judge([(socket.AF_INET6 if ":" in host else socket.AF_INET, (host, port))])
+            self._connect_next()
+        else:
+            self._answer = _Answer(host, port)
+            descriptors.watch(self._answer.descriptor, READABLE)
+
+    def next_deadline(self) -> float:
+        return min(self.deadline, self._turn_ends)
+
+    def advance(self) -> socket.socket | None:
+        """The socket once it can be used, and it is the caller's then. Raises DialError."""
+        if self._clock() >= self.deadline:
+            raise DialError(f"timeout: no connection to {self._host}:{self._port} in time ({self._problem})")
+        if self._answer is not None:
+            if not self._answer.is_there():
+                return None
+            found = self._take_answer()
+            self._judge(found)
+            self._connect_next()
+            return None
+        assert self._socket is not None
+        if not self._is_connected:
+            failed = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+            if failed or self._clock() >= self._turn_ends:
+                self._problem = f"connect: {os.strerror(failed or errno.ETIMEDOUT)}"
+                self._drop()
+                self._connect_next()
+                return None
+            try:
+                self._socket.getpeername()
+            except OSError:
+                # Neither failed nor connected.
+                return None
+            self._is_connected = True
+            self._turn_ends = self.deadline
+            self._begin_tls()
+        return self._go_on_with_tls()
+
+    def close(self) -> None:
+        self._drop()
+        if self._answer is not None:
+            self._descriptors.forget(self._answer.descriptor)
+            self._answer.close()
+            self._answer = None
+
+    def _take_answer(self) -> list[_Address]:
+        assert self._answer is not None
+        answer, self._answer = self._answer, None
+        self._descriptors.forget(answer.descriptor)
+        answer.close()
+        if answer.problem is not None or not answer.found:
+            raise DialError(f"resolve: {self._host}: {answer.problem or 'has no address'}")
+        return answer.found
+
+    def _judge(self, found: list[_Address]) -> None:
+        """What is judged is what will be dialled, never the name."""
+        blocked = None
+        for family, where in found:
+            rule = self._guard.blocked_by(where[0])
+            if rule is None:
+                self._left.append((family, where))
+            else:
+                remedy = self._guard.remedy(where[0])
+                blocked = f"address {where[0]} is blocked ({rule})" + (f"; to allow it: {remedy}" if remedy else "")
+        if not self._left and blocked is not None:
+            # An address that policy forbids stays forbidden, however often it is tried.
+            raise DialError(f"blocked: {blocked}", PERMANENT)
+
+    def _connect_next(self) -> None:
+        while self._left:
+            now = self._clock()
+            self._turn_ends = now + (self.deadline - now) / len(self._left)
+            family, where = self._left.pop(0)
+            try:
+                self._socket = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+                self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                failed = self._socket.connect_ex(where)
+            except OSError as error:
+                failed = error.errno or errno.EIO
+            if failed in (0, errno.EINPROGRESS):
+                assert self._socket is not None
+                self._descriptors.watch(self._socket.fileno(), WRITABLE)
+                return
+            self._problem = f"connect: {os.strerror(failed)}"
+            self._drop()
+        raise DialError(f"{self._problem} ({self._host}:{self._port})")
+
+    def _begin_tls(self) -> None:
+        if self._context is not None:
+            assert self._socket is not None
+            self._descriptors.forget(self._socket.fileno())
+            try:
+                self._socket = self._context.wrap_socket(
+                    self._socket, server_hostname=self._host, do_handshake_on_connect=False
+                )
+            except (OSError, ValueError) as error:
+                raise DialError(f"tls: {_words(error)} ({self._host}:{self._port})") from None
+
+    def _go_on_with_tls(self) -> socket.socket | None:
+        opened = self._socket
+        assert opened is not None
+        if isinstance(opened, ssl.SSLSocket):
+            try:
+                opened.do_handshake()
+            except ssl.SSLWantReadError:
+                self._descriptors.watch(opened.fileno(), READABLE)
+                return None
+            except ssl.SSLWantWriteError:
+                self._descriptors.watch(opened.fileno(), WRITABLE)
+                return None
+            except (OSError, ValueError) as error:
+                raise DialError(f"tls: {_words(error)} ({self._host}:{self._port})") from None
+        self._descriptors.forget(opened.fileno())
+        self._socket = None
+        return opened
+
+    def _drop(self) -> None:
+        if self._socket is not None:
+            self._descriptors.forget(self._socket.fileno())
+            self._socket.close()
+            self._socket = None
+
+
+class _Answer:
+    """The addresses of a name, which only a thread can ask for without waiting. One that hangs is left alone: what it
+    holds is its own."""
+
+    def __init__(self, host: str, port: int) -> None:
+        self.found: list[_Address] = []
+        self.problem: str | None = None
+        ours, theirs = socket.socketpair()
+        ours.setblocking(False)
+        self._ours = ours
+
+        def ask() -> None:
+            try:
+                for family, _, _, _, where in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+                    self.found.append((family, where))
+            except (OSError, UnicodeError) as error:
+                self.problem = _words(error)
+            finally:
+                # Which can be read at the other end.
+                theirs.close()
+
+        start_thread(ask)
+
+    @property
+    def descriptor(self) -> int:
+        return self._ours.fileno()
+
+    def is_there(self) -> bool:
+        try:
+            return self._ours.recv(1) == b""
+        except BlockingIOError:
+            return False
+
+    def close(self) -> None:
+        self._ours.close()
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+def _words(error: Exception) -> str:
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return str(error.verify_message)
+    if isinstance(error, ssl.SSLError):
+        return str(error.reason or error.strerror or "the handshake failed")
+    return (isinstance(error, OSError) and error.strerror) or type(error).__name__

@@ -1,0 +1,174 @@
+"""The seam of worker/transport.py over connections to brokers, one for each endpoint, kept and used again."""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from ulak.address import Guard
+from ulak.broker.connection import Connection, Surroundings
+from ulak.broker.delivery import Delivery
+from ulak.delivery import ConfigError, Endpoint, EndpointConfig, Message, Settled
+from ulak.worker.transport import Ready
+from ulak.worker.waiting import Descriptors
+
+# Of one delivery, so that acknowledgements come within its time.
+MAX_BYTES = 1024 * 1024
+# Connections that nobody needs at the moment are closed beyond so many.
+MOST_CONNECTIONS = 200
+
+
+class Target(Protocol):
+    """What a protocol makes of a config."""
+
+    @property
+    def timeout(self) -> float:
+        """Seconds that a delivery may take, the connection included."""
+
+    @property
+    def batch_size(self) -> int:
+        """Messages that one delivery may carry."""
+
+
+class BrokerTransport(ABC):
+    """Implements worker.transport.Transport."""
+
+    def __init__(self, descriptors: Descriptors, guard: Guard, clock: Callable[[], float] = time.monotonic) -> None:
+        self._descriptors = descriptors
+        self._guard = guard
+        self._clock = clock
+        self._settled: list[Settled] = []
+        # By endpoint, the one that was used last at the end.
+        self._connections: dict[int, Connection] = {}
+        # Of earlier configs, with something under way.
+        self._leaving: set[Connection] = set()
+        self._owners: dict[int, Connection] = {}
+
+    @abstractmethod
+    def target(self, config: EndpointConfig) -> Target:
+        """Raises ConfigError."""
+
+    @abstractmethod
+    def connect(self, endpoint: Endpoint, surroundings: Surroundings) -> Connection:
+        """Begins to dial."""
+
+    def parse(self, config: EndpointConfig) -> Endpoint:
+        if config.config is None:
+            raise ConfigError("it can't be read: it isn't valid UTF-8")
+        target = self.target(config)
+        return Endpoint(
+            config.id,
+            config.name,
+            config.config_version,
+            config.protocol,
+            target.batch_size,
+            config.config.get("max_in_flight"),
+            target.timeout + 1,
+            target,
+        )
+
+    def group(self, endpoint: Endpoint, messages: Sequence[Message]) -> Sequence[Sequence[Message]]:
+        groups: list[list[Message]] = []
+        size = 0
+        for message in messages:
+            length = len(message.payload)
+            if groups and len(groups[-1]) < endpoint.batch_size and size + length <= MAX_BYTES:
+                groups[-1].append(message)
+                size += length
+            else:
+                groups.append([message])
+                size = length
+        return groups
+
+    def start(self, endpoint: Endpoint, messages: Sequence[Message]) -> None:
+        target: Target = endpoint.target
+        delivery = Delivery(endpoint, messages, self._clock() + target.timeout)
+        self._connection(endpoint).deliver(delivery)
+
+    def timeout(self) -> float | None:
+        if self._settled:
+            return 0.0
+        times = [each.next_deadline() for each in (*self._connections.values(), *self._leaving)]
+        first = min((each for each in times if each is not None), default=None)
+        return None if first is None else max(0.0, first - self._clock())
+
+    def advance(self, ready: Ready) -> list[Settled]:
+        for descriptor, events in ready:
+            owner = self._owners.get(descriptor)
+            if owner is not None:
+                owner.advance(events)
+        now = self._clock()
+        for each in [*self._connections.values(), *self._leaving]:
+            deadline = each.next_deadline()
+            if deadline is not None and deadline <= now:
+                each.pass_time()
+            if each.is_lost or (each in self._leaving and each.is_idle):
+                self._forget(each)
+        settled = list(self._settled)
+        # The list is known to the connections.
+        self._settled.clear()
+        return settled
+
+    def close(self) -> None:
+        for each in [*self._connections.values(), *self._leaving]:
+            each.close()
+
+    def _connection(self, endpoint: Endpoint) -> Connection:
+        known = self._connections.pop(endpoint.id, None)
+        if known is not None and (known.is_lost or known.endpoint.config_version != endpoint.config_version):
+            if not known.is_lost:
+                self._leaving.add(known)
+            known = None
+        if known is None:
+            self._close_idle()
+            own = _Own(self._descriptors, self._owners)
+            surroundings = Surroundings(own, self._guard, self._clock, self._settled)
+            known = self.connect(endpoint, surroundings)
+            own.belong_to(known)
+        self._connections[endpoint.id] = known
+        return known
+
+    def _close_idle(self) -> None:
+        if len(self._connections) >= MOST_CONNECTIONS:
+            for endpoint_id, each in self._connections.items():
+                if each.is_idle:
+                    each.close()
+                    del self._connections[endpoint_id]
+                    return
+
+    def _forget(self, connection: Connection) -> None:
+        connection.close()
+        self._leaving.discard(connection)
+        if self._connections.get(connection.endpoint.id) is connection:
+            del self._connections[connection.endpoint.id]
+
+
+class _Own:
+    """The descriptors of one connection among those of its transport."""
+
+    def __init__(self, descriptors: Descriptors, owners: dict[int, Connection]) -> None:
+        self._descriptors = descriptors
+        self._owners = owners
+        self._owner: Connection | None = None
+        # What it began to watch before it was known.
+        self._early: set[int] = set()
+
+    def belong_to(self, owner: Connection) -> None:
+        self._owner = owner
+        for descriptor in self._early:
+            self._owners[descriptor] = owner
+        self._early.clear()
+
+    def watch(self, descriptor: int, events: int) -> None:
+        self._descriptors.watch(descriptor, events)
+        if self._owner is None:
+            self._early.add(descriptor)
+        else:
+            self._owners[descriptor] = self._owner
+
+    def forget(self, descriptor: int) -> None:
+        self._descriptors.forget(descriptor)
+        self._early.discard(descriptor)
+        self._owners.pop(descriptor, None)

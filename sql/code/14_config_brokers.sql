@@ -1,0 +1,46 @@
+-- What the configs of brokers have in common: how an event is written, and where in the broker it goes.
+
+-- Keys of CloudEvents, for the protocols that have a binding.
+create or replace function ulak._cloudevents_config_schema()
+returns jsonb
+language sql
+immutable
+as $sql$
+    select $json${
+        "cloudevents": {"type": "boolean"},
+        "cloudevents_mode": {"enum": ["structured", "binary"]},
+        "cloudevents_type": {"type": "string", "minLength": 1, "maxLength": 2048},
+        "cloudevents_source": {"type": "string", "minLength": 1, "maxLength": 2048},
+        "cloudevents_subject": {"type": "string", "minLength": 1, "maxLength": 2048}
+    }$json$::pg_catalog.jsonb
+$sql$;
+
+-- A topic, a stream or a routing key: what stands in braces is the name of a field of the message's metadata.
+create or replace function ulak._route_violation(p_path text, p_route text)
+returns text[]
+language sql
+immutable
+set search_path = pg_catalog, pg_temp
+as $sql$
+    select case
+        when p_route ~ E'[\\x01-\\x1f\\x7f]' then array[p_path, 'must not have control characters', null]
+        when regexp_replace(p_route, E'\\{[A-Za-z_][A-Za-z0-9_.-]*\\}', '', 'g') ~ '[{}]' then array[
+            p_path,
+            'has a brace that does not enclose a name',
+            'Such as "orders.{event_type}": the name of a field of the message''s metadata.'
+        ]
+    end
+$sql$;
+
+-- A host by its name or address, without a scheme, a user or a port.
+create or replace function ulak._host_violation(p_path text, p_host text)
+returns text[]
+language sql
+immutable
+set search_path = pg_catalog, pg_temp
+as $sql$
+    select case
+        when p_host !~ E'^([A-Za-z0-9_]([A-Za-z0-9._-]*[A-Za-z0-9_])?|[0-9A-Fa-f:.]+)$' or length(p_host) > 253 then
+            array[p_path, 'must be the name or the address of a host', 'Such as "broker.example.com" or "10.0.0.5".']
+    end
+$sql$;

@@ -1,0 +1,306 @@
+"""What all transports to brokers share, over real sockets: a protocol of one line per message, answered by one line."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import pytest
+from support.receiver import Certificate, Listener
+from ulak.address import Guard
+from ulak.broker import tls
+from ulak.broker.connection import Address, Connection, Lost, Surroundings
+from ulak.broker.delivery import Delivery
+from ulak.broker.transport import BrokerTransport
+from ulak.delivery import ConfigError, Endpoint, EndpointConfig, Message, MessageError, Settled
+from ulak.mask import Mask
+from ulak.worker.dispatcher import Dispatcher
+from ulak.worker.waiting import Descriptors
+
+
+class Target(NamedTuple):
+    address: Address
+    timeout: float = 5
+    batch_size: int = 10
+    connect_timeout: float = 5
+
+
+class LineConnection(Connection):
+    def __init__(self, endpoint: Endpoint, surroundings: Surroundings) -> None:
+        target: Target = endpoint.target
+        super().__init__(endpoint, target.address, Mask(["open sesame"]), target.connect_timeout, surroundings)
+        self._asked: list[tuple[Delivery, Message]] = []
+        self._line = b""
+
+    def connected(self) -> None:
+        self.write(b"hello\n")
+
+    def received(self, data: bytes) -> None:
+        *lines, self._line = (self._line + data).split(b"\n")
+        for line in lines:
+            if line == b"welcome":
+                self.open()
+                continue
+            if line == b"go away":
+                raise Lost("the broker says: open sesame")
+            delivery, message = self._asked.pop(0)
+            if line == b"taken":
+                delivery.succeed(message)
+            else:
+                delivery.fail(message, self.error("[RETRYABLE]", line.decode()))
+            self.settle(delivery)
+
+    def send(self, delivery: Delivery) -> None:
+        for index, message in enumerate(delivery.messages):
+            if message.problem is not None:
+                self.reject(delivery, index, MessageError(message.problem))
+                continue
+            self.write(message.payload.encode() + b"\n")
+            self._asked.append((delivery, message))
+
+
+class LineTransport(BrokerTransport):
+    def target(self, config: EndpointConfig) -> Target:
+        assert config.config is not None
+        return Target(**config.config["target"])
+
+    def connect(self, endpoint: Endpoint, surroundings: Surroundings) -> Connection:
+        return LineConnection(endpoint, surroundings)
+
+
+class Broker(Listener):
+    """Answers each line as told."""
+
+    def __init__(self, certificate: Certificate | None = None) -> None:
+        self.answer: Callable[[str], str | None] = lambda line: "welcome" if line == "hello" else "taken"
+        self.lines: list[str] = []
+        super().__init__(certificate=certificate)
+
+    def serve(self, connection: socket.socket, number: int) -> None:
+        for line in connection.makefile(encoding="utf-8"):
+            self.lines.append(line.strip())
+            answer = self.answer(line.strip())
+            if answer == "close":
+                return
+            if answer is not None:
+                connection.sendall(f"{answer}\n".encode())
+
+
+@pytest.fixture
+def broker() -> Iterator[Broker]:
+    broker = Broker()
+    yield broker
+    broker.close()
+
+
+ALL = Guard(allow_internal=True)
+
+
+class Stage:
+    def __init__(self, guard: Guard = ALL) -> None:
+        self.dispatcher = Dispatcher({"line": lambda descriptors: self._make(descriptors, guard)})
+
+    def _make(self, descriptors: Descriptors, guard: Guard) -> LineTransport:
+        self.transport = LineTransport(descriptors, guard)
+        return self.transport
+
+    def endpoint(self, port: int, host: str = "127.0.0.1", version: int = 1, **target: Any) -> Endpoint:
+        context = target.pop("tls", None)
+        given = {"target": {"address": Address(host, port, context), **target}}
+        return self.dispatcher.parse(EndpointConfig(7, "orders", version, given, protocol="line"))
+
+    def settle(self) -> list[Settled]:
+        settled: list[Settled] = []
+        until = time.monotonic() + 10
+        while self.dispatcher.in_flight:
+            settled += self.dispatcher.step(1)
+            assert time.monotonic() < until
+        return settled
+
+    def errors(self) -> list[str | None]:
+        return [each.outcome.of(message).error for each in self.settle() for message in each.messages]
+
+
+@pytest.fixture
+def stage() -> Iterator[Stage]:
+    stage = Stage()
+    yield stage
+    stage.dispatcher.close()
+
+
+def message(number: int, **fields: Any) -> Message:
+    return Message(number, f"id-{number}", 1, f'"{number}"', **fields)
+
+
+def test_deliveries_wait_for_the_connection_and_share_it(stage: Stage, broker: Broker) -> None:
+    endpoint = stage.endpoint(broker.port)
+    for number in range(5):
+        stage.dispatcher.start(endpoint, [message(number)])
+
+    assert stage.errors() == [None] * 5
+    stage.dispatcher.start(endpoint, [message(9)])
+    assert stage.errors() == [None]
+    assert broker.connections == 1
+    assert broker.lines == ["hello", '"0"', '"1"', '"2"', '"3"', '"4"', '"9"']
+
+
+def test_each_message_of_a_delivery_has_its_own_outcome(stage: Stage, broker: Broker) -> None:
+    broker.answer = lambda line: {"hello": "welcome", '"2"': "full"}.get(line, "taken")
+    messages = [message(1), message(2), message(3, problem="can't be read")]
+    stage.dispatcher.start(stage.endpoint(broker.port), messages)
+
+    (settled,) = stage.settle()
+
+    errors = [settled.outcome.of(each).error for each in messages]
+    assert errors == [None, "[RETRYABLE] full", "[PERMANENT] can't be read"]
+
+
+def test_what_is_under_way_when_the_broker_closes_has_failed(stage: Stage, broker: Broker) -> None:
+    broker.answer = lambda line: {"hello": "welcome", '"2"': "close"}.get(line, "taken")
+    stage.dispatcher.start(stage.endpoint(broker.port), [message(1), message(2), message(3)])
+
+    errors = stage.errors()
+
+    assert errors[0] is None
+    assert errors[1:] == [f"[RETRYABLE] network: 127.0.0.1:{broker.port} closed the connection"] * 2
+
+
+def test_the_next_delivery_dials_again(stage: Stage, broker: Broker) -> None:
+    broker.answer = lambda line: {"hello": "welcome", '"1"': "close"}.get(line, "taken")
+    endpoint = stage.endpoint(broker.port)
+    stage.dispatcher.start(endpoint, [message(1)])
+    stage.settle()
+
+    stage.dispatcher.start(endpoint, [message(2)])
+
+    assert stage.errors() == [None]
+    assert broker.connections == 2
+
+
+def test_an_idle_connection_that_is_closed_fails_nothing(stage: Stage, broker: Broker) -> None:
+    broker.answer = lambda line: {"hello": "welcome", '"2"': "taken"}.get(line, "taken\ngo away")
+    endpoint = stage.endpoint(broker.port)
+    stage.dispatcher.start(endpoint, [message(1)])
+    assert stage.errors() == [None]
+    stage.dispatcher.step(0.1)
+
+    stage.dispatcher.start(endpoint, [message(2)])
+
+    assert stage.errors() == [None]
+
+
+def test_what_a_broker_says_is_told_without_secrets(stage: Stage, broker: Broker) -> None:
+    broker.answer = lambda line: "go away"
+    stage.dispatcher.start(stage.endpoint(broker.port), [message(1)])
+
+    assert stage.errors() == ["[RETRYABLE] the broker says: ****"]
+
+
+def test_a_broker_that_does_not_answer_is_given_up_in_time(stage: Stage, broker: Broker) -> None:
+    broker.answer = lambda line: "welcome" if line == "hello" else None
+    stage.dispatcher.start(stage.endpoint(broker.port, timeout=0.2), [message(1)])
+
+    assert stage.errors() == [f"[RETRYABLE] timeout: no acknowledgement from 127.0.0.1:{broker.port} in time"]
+
+
+def test_so_is_one_that_does_not_greet(stage: Stage, broker: Broker) -> None:
+    broker.answer = lambda line: None
+    stage.dispatcher.start(stage.endpoint(broker.port, connect_timeout=0.2), [message(1)])
+
+    assert stage.errors() == [f"[RETRYABLE] timeout: no connection to 127.0.0.1:{broker.port} in time"]
+
+
+def test_nobody_listens(stage: Stage) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    stage.dispatcher.start(stage.endpoint(port), [message(1)])
+
+    assert stage.errors() == [f"[RETRYABLE] connect: Connection refused (127.0.0.1:{port})"]
+
+
+def test_a_name_is_resolved_and_what_it_stands_for_is_dialled(stage: Stage, broker: Broker) -> None:
+    stage.dispatcher.start(stage.endpoint(broker.port, "localhost"), [message(1)])
+
+    assert stage.errors() == [None]
+
+
+def test_a_name_that_nobody_knows(stage: Stage, broker: Broker) -> None:
+    stage.dispatcher.start(stage.endpoint(broker.port, "nowhere.invalid"), [message(1)])
+
+    (error,) = stage.errors()
+
+    assert error is not None and error.startswith("[RETRYABLE] resolve: nowhere.invalid: ")
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+def test_an_address_that_is_forbidden_is_not_dialled(broker: Broker, host: str) -> None:
+    stage = Stage(Guard())
+    stage.dispatcher.start(stage.endpoint(broker.port, host), [message(1)])
+
+    (error,) = stage.errors()
+
+    assert error is not None and error.startswith("[PERMANENT] blocked: address ")
+    assert "select ulak.configure('http_allowed_networks'" in error
+    assert broker.connections == 0
+    stage.dispatcher.close()
+
+
+def test_a_new_config_has_a_connection_of_its_own_and_the_old_one_ends(stage: Stage, broker: Broker) -> None:
+    stage.dispatcher.start(stage.endpoint(broker.port), [message(1)])
+    stage.dispatcher.start(stage.endpoint(broker.port, version=2), [message(2)])
+
+    assert stage.errors() == [None, None]
+    assert broker.connections == 2
+    assert len(stage.transport._connections) == 1
+    assert not stage.transport._leaving
+
+
+def test_connections_that_nobody_needs_are_closed_beyond_a_number(
+    stage: Stage, broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ulak.broker.transport.MOST_CONNECTIONS", 2)
+    for id in range(5):
+        endpoint = stage.endpoint(broker.port)._replace(id=id)
+        stage.dispatcher.start(endpoint, [message(id)])
+        stage.settle()
+
+    assert sorted(stage.transport._connections) == [3, 4]
+
+
+def test_tls_is_verified_by_the_authority_that_the_config_names(stage: Stage, certificate: Certificate) -> None:
+    broker = Broker(certificate)
+    trusting = stage.endpoint(
+        broker.port, "localhost", tls=lambda: tls.context(str(certificate.certificate), None, None)
+    )
+    stage.dispatcher.start(trusting, [message(1)])
+    assert stage.errors() == [None]
+
+    doubting = stage.endpoint(broker.port, "localhost", version=2, tls=lambda: tls.context(None, None, None))
+    stage.dispatcher.start(doubting, [message(2)])
+    (error,) = stage.errors()
+    assert error is not None and error.startswith("[RETRYABLE] tls: ")
+
+    careless = stage.endpoint(broker.port, "localhost", version=3, tls=lambda: tls.context(None, None, None, False))
+    stage.dispatcher.start(careless, [message(3)])
+    assert stage.errors() == [None]
+    broker.close()
+
+
+def test_a_file_that_cannot_be_used_is_an_error_of_the_config(stage: Stage, broker: Broker) -> None:
+    with pytest.raises(ConfigError, match="a file that the config names"):
+        tls.context("/dev/zero", None, None)
+    stage.dispatcher.start(stage.endpoint(broker.port, tls=lambda: tls.context("/nowhere", None, None)), [message(1)])
+
+    (error,) = stage.errors()
+
+    assert error is not None and error.startswith("[RETRYABLE] config: a file that the config names")
+
+
+def test_large_deliveries_go_on_where_the_sockets_buffer_was_full(stage: Stage, broker: Broker) -> None:
+    large = Message(1, "id", 1, '"' + "x" * 5_000_000 + '"')
+    stage.dispatcher.start(stage.endpoint(broker.port), [large])
+
+    assert stage.errors() == [None]
+    assert broker.lines[1] == large.payload
