@@ -15,7 +15,7 @@ DATA_built = $(SCRIPT) $(UPGRADES)
 DATA = $(filter-out $(patsubst $(BUILD)/%,sql/released/%,$(DATA_built)),$(wildcard sql/released/*.sql))
 EXTRA_CLEAN = $(BUILD)
 
-.PHONY: build help test test-debian13 docker-test lint reference demo demo-stop bench chaos soak
+.PHONY: build help test test-debian13 test-debian14 docker-test lint reference demo demo-stop bench chaos soak
 .DELETE_ON_ERROR:
 
 build: $(DATA_built) ## build the extension's script
@@ -37,8 +37,11 @@ test: lint ## install what is missing and run every check; ARGS="tests/db -k sen
 lint: ## ruff, mypy and pgspot
 	tests/sandbox.sh tests/lint.sh
 
-test-debian13: ## make demo and make test in a fresh Debian 13 (needs root and debootstrap); ARGS as for test
-	tests/debian13.sh $(ARGS)
+test-debian13: ## make demo and make test in a fresh Debian 13, PostgreSQL 17 (needs root and debootstrap); ARGS as for test
+	tests/debian.sh trixie $(ARGS)
+
+test-debian14: ## the same in what is to be Debian 14, PostgreSQL 18
+	tests/debian.sh forky $(ARGS)
 
 reference: ## write sql/REFERENCE.md anew, from the comments in the catalog
 	@mkdir -p $(BUILD)

@@ -1,20 +1,22 @@
 #!/bin/bash
-# A fresh Debian 13 in the run folder, and in it what a newcomer runs: make demo, make test.
-#   tests/debian13.sh                     both; then, with Debian 12's server beside its own, tests/majors
-#   tests/debian13.sh tests/db -k send    only these tests
-#   tests/debian13.sh tests/majors        from one server to the other
-# Kept for the next time; what was installed in it stays. To begin anew: rm -rf .run/debian13
+# A fresh Debian of another release in the run folder, and in it what a newcomer runs: make demo, make test.
+#   tests/debian.sh trixie                     both; then, with Debian 12's server beside its own, tests/majors
+#   tests/debian.sh trixie tests/db -k send    only these tests
+#   tests/debian.sh trixie tests/majors        from one server to the other
+# Kept for the next time; what was installed in it stays. To begin anew: rm -rf .run/debian-trixie
 set -euo pipefail
 umask 022
 
 project=$(cd "$(dirname "$0")/.." && pwd)
-folder=${ULAK_RUN:-$project/.run}/debian13
+release=${1:?which release: trixie (Debian 13), forky (Debian 14)}
+shift
+folder=${ULAK_RUN:-$project/.run}/debian-$release
 root=$folder/root
 # Where this machine's own packages come from.
 mirror=${DEBIAN_MIRROR:-$(apt-get indextargets --format '$(REPO_URI)' 'Created-By: Packages' | sed -n 1p)}
 
 if [ "$(id -u)" != 0 ]; then
-    echo "only root can make a Debian: sudo make test-debian13" >&2
+    echo "only root can make a Debian" >&2
     exit 1
 fi
 command -v debootstrap > /dev/null || {
@@ -25,9 +27,12 @@ command -v debootstrap > /dev/null || {
 # Only what is needed to type make. No list of packages, as on a machine that never asked for one, and no server that starts
 # because it was installed.
 make_debian() {
+    # A release that is newer than debootstrap is made as the one before it was.
+    local script=/usr/share/debootstrap/scripts/$release
+    [ -e "$script" ] || script=/usr/share/debootstrap/scripts/trixie
     rm -rf "$root"
     mkdir -p "$root"
-    debootstrap --variant=minbase --include=ca-certificates,make trixie "$root" "$mirror"
+    debootstrap --variant=minbase --include=ca-certificates,make "$release" "$root" "$mirror" "$script"
     rm -rf "$root"/var/lib/apt/lists/*
     printf '#!/bin/sh\nexit 101\n' > "$root/usr/sbin/policy-rc.d"
     chmod +x "$root/usr/sbin/policy-rc.d"
@@ -86,4 +91,4 @@ exec unshare --mount --pid --fork --kill-child bash -c '
     mount -t proc proc "$root/proc"
     mount --rbind /sys "$root/sys"
     chroot "$root" /bin/bash -c "cd /srv/ulak && $2"
-' debian13 "$root" "$commands"
+' debian "$root" "$commands"
