@@ -36,6 +36,8 @@ make_debian() {
     rm -rf "$root"/var/lib/apt/lists/*
     printf '#!/bin/sh\nexit 101\n' > "$root/usr/sbin/policy-rc.d"
     chmod +x "$root/usr/sbin/policy-rc.d"
+    # A mirror may be some days behind, and a release that isn't out yet says how long its list holds.
+    echo 'Acquire::Check-Valid-Until "false";' > "$root/etc/apt/apt.conf.d/mirror"
     touch "$folder/made"
 }
 
