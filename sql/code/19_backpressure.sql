@@ -1,8 +1,9 @@
 -- Backpressure: a queue that is full refuses messages, and a queue that isn't costs a send one comparison.
 
--- Counting the queue takes time in proportion to its size. So a count is turned into a promise: with c live messages and
--- a limit of L, the next L - c ids can't overflow the queue whatever happens meanwhile. Sends compare their id with the
--- end of that promise (ulak.queue_headroom), and only past it is the queue counted.
+-- Whether n more messages fit below a limit of L is an OFFSET probe: they do if there is no live message at offset L - n. Such a
+-- probe walks over all that is live, so it isn't made by each send. It asks for a larger reserve r first: without a live message
+-- at offset L - r, the next r ids can't overflow the queue, whatever happens meanwhile. That is the promise (ulak.queue_headroom)
+-- with which sends compare their id, and only past its end is the queue probed again.
 create or replace function ulak._has_room(p_last_id bigint)
 returns boolean
 language sql
@@ -24,7 +25,7 @@ declare
     v_is_shared boolean := v_limit = ulak._stored_setting('max_queue_size')::bigint;
     v_headroom bigint := pg_sequence_last_value('ulak.queue_headroom');
     v_clock bigint := extract(epoch from clock_timestamp()) * 1000;
-    v_live bigint;
+    v_reserve bigint;
 begin
     if v_is_shared and p_last_id <= v_headroom then
         return;
@@ -39,20 +40,69 @@ begin
         perform ulak._raise_queue_full(v_limit, p_count);
     end if;
 
-    v_live := ulak._count_live(v_limit);
+    v_reserve := ulak._probe_reserve(v_limit, p_count);
     if v_is_shared then
         perform ulak._remember_headroom(
             case
-                when v_live + p_count <= v_limit then p_last_id + v_limit - v_live - p_count
-                -- So that many senders at a full queue don't all count it.
-                when v_live >= v_limit then -(v_clock + 1000)
+                when v_reserve >= p_count then p_last_id + v_reserve - p_count
+                -- So that many senders at a full queue don't all probe it.
+                when v_reserve = 0 then -(v_clock + 1000)
             end,
             v_limit
         );
     end if;
-    if v_live + p_count > v_limit then
+    if v_reserve < p_count then
         perform ulak._raise_queue_full(v_limit, p_count);
     end if;
+end
+$plpgsql$;
+
+-- How many messages fit below a limit, for somebody who has p_count of them: of the whole queue (pending and processing), or of
+-- what waits for one endpoint. At least p_count: they fit, and so many may be promised, which is at least half of what is free or
+-- half of the limit. Less: they don't, and exactly so many would.
+--
+-- The reserves are a ladder: half of the limit, a quarter ... p_count. Offsets rise from rung to rung, so one cursor answers all of
+-- them: each probe goes on where the last one ended, and the whole ladder costs no more than its last probe alone.
+create or replace function ulak._probe_reserve(p_limit bigint, p_count integer, p_endpoint_id bigint default null)
+returns bigint
+language plpgsql
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+as $plpgsql$
+declare
+    v_live refcursor;
+    v_reserve bigint := greatest(p_limit / 2, p_count);
+    v_passed bigint := 0;
+    v_further bigint := 0;
+begin
+    if p_endpoint_id is null then
+        open v_live no scroll for
+            select true from ulak.queue q where q.status = 'pending'
+            union all
+            select true from ulak.queue q where q.status = 'processing';
+    else
+        open v_live no scroll for select true from ulak.queue q where q.status = 'pending' and q.endpoint_id = p_endpoint_id;
+    end if;
+
+    while v_reserve <= p_limit loop
+        -- The row at offset p_limit - v_reserve, counted from those that are passed.
+        move relative p_limit - v_reserve + 1 - v_passed in v_live;
+        if not found then
+            close v_live;
+            return v_reserve;
+        end if;
+        v_passed := p_limit - v_reserve + 1;
+        exit when v_reserve = p_count;
+        v_reserve := greatest(v_reserve / 2, p_count);
+    end loop;
+
+    if v_passed < p_limit then
+        move forward p_limit - v_passed in v_live;
+        get diagnostics v_further = row_count;
+    end if;
+    close v_live;
+    return p_limit - v_passed - v_further;
 end
 $plpgsql$;
 
@@ -75,7 +125,7 @@ begin
 end
 $plpgsql$;
 
--- After a change of the limit, the next send counts again.
+-- After a change of the limit, the next send probes again.
 create or replace function ulak._forget_headroom()
 returns void
 language plpgsql
@@ -88,7 +138,7 @@ end
 $plpgsql$;
 
 -- Whether an open transaction, our own included, has changed the limit. Vacuum takes the same lock; then the next send
--- counts once more than it would have to.
+-- probes once more than it would have to.
 create or replace function ulak._limit_is_changing()
 returns boolean
 language sql
@@ -103,19 +153,6 @@ as $sql$
             and l.mode = 'ShareUpdateExclusiveLock'
             and l.granted
     )
-$sql$;
-
--- Live messages, counted up to a limit, in index order of what is live: completed rows don't cost.
-create or replace function ulak._count_live(p_at_most bigint)
-returns bigint
-language sql
-stable
-set search_path = pg_catalog, pg_temp
-set enable_seqscan = off
-as $sql$
-    select
-        (select count(*) from (select from ulak.queue q where q.status = 'pending' limit p_at_most) p)
-        + (select count(*) from (select from ulak.queue q where q.status = 'processing' limit p_at_most) p)
 $sql$;
 
 create or replace function ulak._raise_queue_full(p_limit bigint, p_count integer)

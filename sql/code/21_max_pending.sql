@@ -1,7 +1,7 @@
 -- Backpressure of one endpoint: a receiver that is down must not fill the queue for all.
 
--- As for the whole queue, a count is turned into a promise: with c messages waiting and a limit of L, the next L - c ids
--- can't exceed it, whoever they are for. Sends compare their id with the end of that promise.
+-- As for the whole queue (19_backpressure.sql), a probe's reserve is a promise: the next ids, as many as the reserve, can't exceed
+-- the limit, whoever they are for. Sends compare their id with the end of that promise.
 
 create or replace function ulak._max_pending(p_config jsonb)
 returns integer
@@ -44,7 +44,6 @@ create or replace function ulak._pending_room(p_endpoint_id bigint, p_last_id bi
 returns integer
 language plpgsql
 set search_path = pg_catalog, pg_temp
-set enable_seqscan = off
 as $plpgsql$
 declare
     v_endpoint record;
@@ -56,15 +55,11 @@ begin
     select e.name, e.max_pending, e.config ->> 'when_full' as when_full into v_endpoint
     from ulak.endpoints e
     where e.id = p_endpoint_id;
-    v_room := v_endpoint.max_pending - (
-        select count(*)
-        from (
-            select
-            from ulak.queue q
-            where q.status = 'pending' and q.endpoint_id = p_endpoint_id
-            limit v_endpoint.max_pending
-        ) w
-    );
+    -- An administrator has lifted the limit since the sender read it.
+    if v_endpoint.max_pending is null then
+        return p_count;
+    end if;
+    v_room := ulak._probe_reserve(v_endpoint.max_pending, p_count, p_endpoint_id);
     if v_room >= p_count then
         perform ulak._remember_endpoint_headroom(p_endpoint_id, p_last_id + v_room - p_count);
     elsif v_endpoint.when_full is distinct from 'dead_letter' then
@@ -79,7 +74,7 @@ begin
                 ),
                 hint = 'Try again later. An administrator can let what exceeds it become dead letters: "when_full": "dead_letter".';
     end if;
-    return greatest(least(v_room, p_count), 0);
+    return least(v_room, p_count);
 end
 $plpgsql$;
 
@@ -103,7 +98,7 @@ as $sql$
     )
 $sql$;
 
--- Nobody waits here: who finds the row locked leaves it, and the next one counts again. What follows from an older snapshot
+-- Nobody waits here: who finds the row locked leaves it, and the next one probes again. What follows from an older snapshot
 -- isn't remembered.
 create or replace function ulak._remember_endpoint_headroom(p_endpoint_id bigint, p_safe_to bigint)
 returns void

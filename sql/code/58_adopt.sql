@@ -43,7 +43,9 @@ begin
     if ulak._is_adopted() then
         return 0;
     end if;
-    v_released := ulak._count_live(null);
+    select count(*) into v_released
+    from ulak.queue q
+    where q.status in ('pending', 'processing');
     perform ulak._record_cluster('cluster.adopted', jsonb_build_object('released', v_released));
     perform ulak._bring_jobs_here();
     return v_released;

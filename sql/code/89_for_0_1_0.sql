@@ -134,3 +134,16 @@ begin
     );
 end
 $plpgsql$;
+
+-- How a send looked at the size of the queue.
+create or replace function ulak._count_live(p_at_most bigint)
+returns bigint
+language sql
+stable
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+as $sql$
+    select
+        (select count(*) from (select from ulak.queue q where q.status = 'pending' limit p_at_most) p)
+        + (select count(*) from (select from ulak.queue q where q.status = 'processing' limit p_at_most) p)
+$sql$;

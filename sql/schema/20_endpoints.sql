@@ -82,7 +82,7 @@ create table ulak.endpoint_headroom (
     overflow_logged_at timestamptz
 );
 
-comment on table ulak.endpoint_headroom is 'how far send() may go without counting what waits for an endpoint; private to ulak';
+comment on table ulak.endpoint_headroom is 'how far send() may go without probing what waits for an endpoint; private to ulak';
 comment on column ulak.endpoint_headroom.endpoint_id is 'an endpoint with max_pending';
 comment on column ulak.endpoint_headroom.safe_to is 'messages with ids up to this one fit for certain';
 comment on column ulak.endpoint_headroom.overflow_logged_at is 'last line of the server''s log about messages that did not fit: at most one a minute';

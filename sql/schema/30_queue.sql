@@ -79,11 +79,11 @@ alter table ulak.queue set (
     autovacuum_vacuum_cost_delay = 0
 );
 
--- Up to which id a send needs no look at the queue's size (positive), or until when the queue counts as full
+-- Up to which id a send needs no probe of the queue (positive), or until when the queue counts as full
 -- (negative, milliseconds since 1970). A sequence, because it is read and set outside transactions: an application that
 -- stays in its transaction neither hides the value from others nor blocks them.
 create sequence ulak.queue_headroom minvalue -9223372036854775807 start 1;
--- As many as the default of max_queue_size: nothing waits yet. So the first send needs no look, and its message has the first id.
+-- As many as the default of max_queue_size: nothing waits yet. So the first send needs no probe, and its message has the first id.
 select setval('ulak.queue_headroom', 1000000);
 
 -- Up to this id a send rings: a worker sleeps. Unlogged, so that it costs neither WAL nor a wait for the disk; after a crash
@@ -124,7 +124,7 @@ create table ulak.ordering_keys (
 );
 
 comment on sequence ulak.queue_id_seq is 'ids of messages, in ulak.queue, ulak.dlq.original_message_id and ulak.archive alike';
-comment on sequence ulak.queue_headroom is 'how far send() may go without counting the queue; private to ulak';
+comment on sequence ulak.queue_headroom is 'how far send() may go without probing the queue; private to ulak';
 comment on sequence ulak.messages_cancelled is 'messages cancelled so far, also by transactions that rolled back; private to ulak';
 comment on sequence ulak.bell is 'up to which id a send wakes the worker; private to ulak';
 comment on sequence ulak.claim_position is 'endpoint at which the last claim of a worker ended; private to ulak';

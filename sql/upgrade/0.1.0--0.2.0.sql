@@ -54,11 +54,14 @@ create table ulak.endpoint_headroom (
     safe_to bigint not null default 0,
     overflow_logged_at timestamptz
 );
-comment on table ulak.endpoint_headroom is 'how far send() may go without counting what waits for an endpoint; private to ulak';
+comment on table ulak.endpoint_headroom is 'how far send() may go without probing what waits for an endpoint; private to ulak';
 comment on column ulak.endpoint_headroom.endpoint_id is 'an endpoint with max_pending';
 comment on column ulak.endpoint_headroom.safe_to is 'messages with ids up to this one fit for certain';
 comment on column ulak.endpoint_headroom.overflow_logged_at is 'last line of the server''s log about messages that did not fit: at most one a minute';
 select pg_catalog.pg_extension_config_dump('ulak.endpoint_headroom', '');
+
+-- Locks the sequence against other changes of its definition; senders read and set it as ever.
+comment on sequence ulak.queue_headroom is 'how far send() may go without probing the queue; private to ulak';
 
 create unlogged sequence ulak.claim_position;
 create unlogged sequence ulak.pull_position;

@@ -75,7 +75,7 @@ def test_writers_overshoot_the_limit_by_no_more_than_what_is_in_flight(connect: 
 
 
 def test_open_transactions_overshoot_the_limit_by_no_more_than_they_hold(connect: Connect, db: DB) -> None:
-    """A count doesn't see them, nor does the promise that is made of it. All else stays inside the limit."""
+    """A probe doesn't see them, nor does the promise that is made of it. All else stays inside the limit."""
     limit(db, 20)
     sessions = [connect(autocommit=False) for _ in range(WRITERS)]
     for session in sessions:
@@ -93,7 +93,7 @@ def test_open_transactions_overshoot_the_limit_by_no_more_than_they_hold(connect
 
 
 def test_a_limit_holds_from_its_commit_whoever_sent_meanwhile(connect: Connect, db: DB) -> None:
-    """A count by the old limit, made while the new one is uncommitted, must not become a promise."""
+    """A probe by the old limit, made while the new one is uncommitted, must not become a promise."""
     limit(db, 100)
     administrator = connect(autocommit=False)
     limit(administrator, 3)
@@ -105,17 +105,17 @@ def test_a_limit_holds_from_its_commit_whoever_sent_meanwhile(connect: Connect, 
     assert live(db) == 3
 
 
-def test_a_limit_holds_from_its_commit_whoever_was_counting_meanwhile(connect: Connect, db: DB) -> None:
+def test_a_limit_holds_from_its_commit_whoever_was_probing_meanwhile(connect: Connect, db: DB) -> None:
     limit(db, 100)
     gate, sender = connect(autocommit=False), connect()
     gate.execute("lock table ulak.queue in access exclusive mode")
 
-    counting = Running(lambda: send(sender, 3))
+    probing = Running(lambda: send(sender, 3))
     wait_until_blocked(sender, db)
     limit(db, 3)
     gate.rollback()
 
-    assert counting.result()
+    assert probing.result()
     assert not send(db)
     assert live(db) == 3
 
@@ -126,12 +126,12 @@ def test_a_full_queue_is_not_remembered_across_a_new_limit(connect: Connect, db:
     gate, sender = connect(autocommit=False), connect()
     gate.execute("lock table ulak.queue in access exclusive mode")
 
-    counting = Running(lambda: send(sender, 2))
+    probing = Running(lambda: send(sender, 2))
     wait_until_blocked(sender, db)
     limit(db, 10)
     gate.rollback()
 
-    assert not counting.result()
+    assert not probing.result()
     assert send(db)
 
 

@@ -74,13 +74,12 @@ def test_no_function_named_in_the_map_of_the_sql_is_gone(db: psycopg.Connection[
     assert [name for name in re.findall(r"`(_?[a-z_]+)\(\)`", text) if name not in there] == []
 
 
-def test_readme_names_every_key_of_a_config_and_of_a_retry_policy(db: psycopg.Connection[Any]) -> None:
-    text = (PROJECT / "README.md").read_text()
+def test_readme_or_the_guide_names_every_key_of_a_config_and_of_a_retry_policy(db: psycopg.Connection[Any]) -> None:
+    text = (PROJECT / "README.md").read_text() + (PROJECT / "sql" / "GUIDE.md").read_text()
     keys = db.execute(
         """
-        select jsonb_object_keys(ulak._config_schema('http') -> 'properties')
-        union select jsonb_object_keys(ulak._config_schema('log') -> 'properties')
-        union select jsonb_object_keys(ulak._config_schema('pull') -> 'properties')
+        select jsonb_object_keys(ulak._config_schema(protocol) -> 'properties')
+        from unnest(ulak._protocols()) as protocol
         union select jsonb_object_keys(ulak._retry_policy_schema() -> 'properties')
         """
     ).fetchall()

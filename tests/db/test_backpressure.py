@@ -1,4 +1,4 @@
-"""A full queue refuses messages, by the same verdicts as if it were counted at each send."""
+"""A full queue refuses messages, by the same verdicts as if it were probed at each send."""
 
 from __future__ import annotations
 
@@ -62,8 +62,8 @@ def late_session(connect: Connect) -> Queue:
     return Queue(session)
 
 
-def counts(shop: Queue, function: str = "_count_live") -> int:
-    """How often this session has counted the queue since the fixture began."""
+def probes(shop: Queue, function: str = "_probe_reserve") -> int:
+    """How often this session has probed the queue since the fixture began."""
     shop.value("select pg_stat_force_next_flush()")
     calls = shop.value("select calls from pg_stat_user_functions where funcname = %s", function)
     return int(calls or 0)
@@ -197,7 +197,8 @@ def test_a_batch_that_is_too_large_does_not_make_the_queue_full(shop: Queue) -> 
     assert not is_full(shop)
 
 
-def test_the_queue_is_counted_once_for_many_sends(shop: Queue) -> None:
+def test_the_queue_is_probed_twice_for_as_many_sends_as_it_holds(shop: Queue) -> None:
+    """The first probe promises half of the limit, the second one the other half."""
     shop.db.execute("set track_functions = 'all'")
     limit(shop, 100)
 
@@ -205,13 +206,13 @@ def test_the_queue_is_counted_once_for_many_sends(shop: Queue) -> None:
         shop.send()
     for n in range(10):
         shop.send(idempotency_key=str(n))
-    shop.send_many(50)
+    shop.send_many(60)
 
-    assert shop.value(LIVE) == 90
-    assert counts(shop) == 1
+    assert shop.value(LIVE) == 100
+    assert probes(shop) == 2
 
 
-def test_a_full_queue_is_counted_once_for_many_refusals(shop: Queue) -> None:
+def test_a_full_queue_is_probed_once_for_many_refusals(shop: Queue) -> None:
     limit(shop, 2)
     shop.send_many(2)
     shop.db.execute("set track_functions = 'all'")
@@ -223,10 +224,10 @@ def test_a_full_queue_is_counted_once_for_many_refusals(shop: Queue) -> None:
             "select setval('ulak.queue_headroom', last_value - 60000) from ulak.queue_headroom where last_value < 0"
         )
 
-    assert counts(shop) <= 1
+    assert probes(shop) <= 1
 
 
-def test_no_limit_is_not_counted_at_all(shop: Queue) -> None:
+def test_without_a_limit_nothing_is_probed(shop: Queue) -> None:
     limit(shop, 0)
     shop.db.execute("set track_functions = 'all'")
 
@@ -234,8 +235,37 @@ def test_no_limit_is_not_counted_at_all(shop: Queue) -> None:
         shop.send()
         shop.send_many(3)
 
-    assert counts(shop) == 0
-    assert counts(shop, "_require_room") == 1
+    assert probes(shop) == 0
+    assert probes(shop, "_require_room") == 1
+
+
+def test_a_probe_says_what_fits_and_promises_the_largest_reserve_of_a_ladder(shop: Queue) -> None:
+    """Reserves of 80: 40, 20, 10, 5, 2, 1."""
+    found = {}
+    for live in (0, 40, 41, 60, 61, 70, 75, 78, 79, 80, 81):
+        shop.db.execute("truncate ulak.queue")
+        shop.send_many(live)
+        shop.claim(live // 3 + 1, now=60)
+        found[live] = shop.value("select ulak._probe_reserve(80, 1)")
+
+    assert found == {0: 40, 40: 40, 41: 20, 60: 20, 61: 10, 70: 10, 75: 5, 78: 2, 79: 1, 80: 0, 81: 0}
+
+
+@given(live=st.integers(0, 40), size=st.integers(1, 40), messages=st.integers(1, 50))
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_a_probe_never_promises_more_than_is_free_nor_less_than_half(
+    shop: Queue, live: int, size: int, messages: int
+) -> None:
+    shop.db.execute("truncate ulak.queue")
+    shop.send_many(live)
+
+    reserve = int(shop.value("select ulak._probe_reserve(%s, %s)", size, messages))
+
+    free = max(size - live, 0)
+    if messages > free:
+        assert reserve == free
+    else:
+        assert max(messages, min(free, size // 2) // 2) <= reserve <= free
 
 
 # Whose limit it is.
@@ -365,7 +395,7 @@ def test_an_older_snapshot_promises_nothing(connect: Connect, shop: Queue) -> No
     assert is_full(shop)
 
 
-# The same verdicts as those of a count.
+# The same verdicts as those of a count of all that is live.
 
 STEPS: st.SearchStrategy[list[Step]] = st.lists(
     st.one_of(

@@ -80,12 +80,19 @@ def test_a_repeated_idempotency_key_needs_no_room(queue: Queue) -> None:
     assert queue.send("shop", idempotency_key="k") == first
 
 
-def test_a_count_is_a_promise_that_later_sends_go_by(queue: Queue) -> None:
+def test_what_a_probe_found_free_is_a_promise_that_later_sends_go_by(queue: Queue) -> None:
     queue.endpoint("shop", {"max_pending": 100})
 
     first = queue.send("shop")
 
     safe_to = "select safe_to from ulak.endpoint_headroom"
-    assert queue.value(safe_to) == first + 99
-    queue.send_many(50, "shop")
-    assert queue.value(safe_to) == first + 99
+    assert queue.value(safe_to) == first + 49
+    queue.send_many(49, "shop")
+    assert queue.value(safe_to) == first + 49
+
+
+def test_a_limit_that_was_lifted_a_moment_ago_holds_nobody_up(queue: Queue) -> None:
+    """The sender has read it, and then asks how much room there is."""
+    endpoint = queue.endpoint("shop")
+
+    assert queue.value("select ulak._pending_room(%s, 5, 5)", endpoint) == 5
