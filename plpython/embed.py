@@ -24,6 +24,14 @@ stable
 set search_path = pg_catalog, pg_temp
 as $sql$ select '{stamp}' $sql$;
 
+-- For nodes, which load the modules as a backend does.
+create or replace function ulak._python_loader()
+returns text
+language sql
+immutable
+set search_path = pg_catalog, pg_temp
+as {loader_text};
+
 create or replace function ulak._load_python()
 returns void
 language plpython3u
@@ -31,6 +39,7 @@ set search_path = pg_catalog, pg_temp
 as {loader_body};
 
 revoke all on function ulak._python_source(), ulak._python_stamp(), ulak._load_python() from public;
+revoke all on function ulak._python_loader() from public;
 grant execute on function ulak._python_source(), ulak._python_stamp(), ulak._load_python() to ulak_worker;
 
 """
@@ -73,11 +82,13 @@ def dollar_quoted(text: str, tag: str) -> str:
 def section() -> str:
     modules = read_modules()
     loader = (HERE / "loader.py").read_text("utf-8")
+    # docker/worker.py makes it of what it has received, too.
     stamp = hashlib.sha256(repr((sorted(modules.items()), loader)).encode()).hexdigest()
     rows = ",\n".join(f"('{name}', {dollar_quoted(source, 'module')})" for name, source in modules.items())
     return SECTION.format(
         stamp=stamp,
         source_body=dollar_quoted(f"\nvalues\n{rows}\n", "source"),
+        loader_text=dollar_quoted(f"select {dollar_quoted(loader, 'loader')}", "source"),
         loader_body=dollar_quoted(LOADER.format(stamp=stamp, loader=loader), "python"),
     )
 

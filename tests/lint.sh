@@ -5,7 +5,7 @@ set -euo pipefail
 ruff check --no-cache --config tests/pyproject.toml plpython tests docker
 ruff format --check --quiet --no-cache --config tests/pyproject.toml plpython tests docker
 MYPYPATH=plpython:tests:docker/console mypy --config-file tests/pyproject.toml --cache-dir "$ULAK_WORK/mypy" --no-error-summary \
-    plpython/embed.py plpython/loader.py plpython/ulak tests/support tests/bench tests/conftest.py docker/console/ulak_console
+    plpython/embed.py plpython/loader.py plpython/ulak tests/support tests/bench tests/conftest.py docker/console/ulak_console docker/worker.py
 
 # CREATE EXTENSION runs the script with this search_path. What pgspot says about names in functions that don't pin it
 # (PS001, PS005, PS016, PS017) is left to tests/conventions, which knows who may call them; its parser of PL/pgSQL

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import ctypes
 import itertools
 import json
-import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-import plpy
-
 from ulak import text
 from ulak.delivery import EndpointConfig, Message
+from ulak.session import Rows, Session
 from ulak.worker.port import Busy, Claimed, Orders, Outcomes, Refused, WakeUps
 from ulak.worker.resume_point import Place, ResumePoint
 from ulak.worker.tuning import LARGE_MESSAGE, LARGE_TOGETHER
@@ -61,11 +58,9 @@ _LIGHT_TURN = f"""
         correlation_id, created_at
     from ulak._light_turn($1, $2, $3, make_interval(secs => $4), $5, $6)
 """
-# How it shows that a text can't be returned: by the server's error, or by Python's own.
-_UNREADABLE = (plpy.SPIError, Busy, UnicodeError, RecursionError)
 
 
-def _state(error: plpy.SPIError) -> str:
+def _state(error: BaseException | None) -> str:
     return str(getattr(error, "sqlstate", None) or "")
 
 
@@ -75,15 +70,14 @@ def _is_passing(state: str) -> bool:
 
 
 def _is_cancel(error: Exception) -> bool:
-    return isinstance(error, plpy.SPIError) and _state(error) == _CANCELLED
+    return _state(error) == _CANCELLED
 
 
 def _may_be_unreadable(error: Exception) -> bool:
     """Not if the query was cancelled or had to wait; but whatever can't be read may also take all memory."""
     cause = error.__cause__ if isinstance(error, Busy) else error
-    return not isinstance(cause, plpy.SPIError) or not (
-        _state(cause) == _CANCELLED or (_is_passing(_state(cause)) and _state(cause) != _OUT_OF_MEMORY)
-    )
+    state = _state(cause)
+    return not (state == _CANCELLED or (_is_passing(state) and state != _OUT_OF_MEMORY))
 
 
 def _is_apart(message: Message) -> bool:
@@ -99,65 +93,51 @@ class WorkerOptions(NamedTuple):
 
 
 class Database:
-    """Implements port.Database, with plans that are prepared once per run."""
+    """Implements port.Database over any session."""
 
-    def __init__(
-        self, slot: int, worker: str, stamp: str, may_listen: bool = False, search_path: str = "pg_catalog, pg_temp"
-    ) -> None:
-        """search_path is what the session is left with."""
+    def __init__(self, session: Session, slot: int, worker: str, stamp: str, may_listen: bool = False) -> None:
         self.slot = slot
-        self.search_path = search_path
+        self.session = session
         self._worker = worker
         self._stamp = stamp
-        self._plans: dict[str, plpy.PLyPlan] = {}
         self._resume_point = ResumePoint()
-        self._began = False
         self._wake_up: WakeUp | None = None
         self._may_listen = may_listen
         # There is a message that can't be read with others.
         self._is_wary = False
         self._listens = False
-        self._encoding = plpy.execute("select pg_catalog.getdatabaseencoding() as name")[0]["name"]
-        # Not the parent: a run that begins while the postmaster dies has another one already.
-        self._postmaster = ctypes.c_int.in_dll(ctypes.CDLL(None), "PostmasterPid").value
-        # PostgreSQL's own note that a cancel, a terminate or the like waits for its next chance.
-        self._interrupts = ctypes.c_int.in_dll(ctypes.CDLL(None), "InterruptPending")
+        # How it shows that a text can't be returned: by the server's error, or by Python's own.
+        self._unreadable = (session.Error, Busy, UnicodeError, RecursionError)
+        self._encoding = self._call("select pg_catalog.getdatabaseencoding() as name")[0]["name"]
 
-    def _call(self, query: str, types: Sequence[str] = (), arguments: Sequence[Any] = ()) -> plpy.PLyResult:
-        plan = self._plans.get(query)
-        if plan is None:
-            plan = self._plans[query] = plpy.prepare(query, types)
-        self._began = True
+    def _call(
+        self, query: str, types: Sequence[str] = (), arguments: Sequence[Any] = (), may_be_followed: bool = False
+    ) -> Rows:
         try:
-            # A subtransaction of its own: after an error the transaction goes on without what this call did.
-            return plpy.execute(plan, arguments)
-        except plpy.SPIError as error:
+            return self.session.call(query, types, arguments, may_be_followed)
+        except self.session.Error as error:
             if _is_passing(_state(error)):
                 raise Busy(str(error)) from error
             raise
 
     def commit(self) -> None:
-        if self._began:
-            plpy.commit()
-            self._began = False
+        self.session.commit()
 
     def options(self) -> WorkerOptions:
         row = self._call("select settings, version, fingerprint from ulak._worker_options()")[0]
-        self.commit()
         return WorkerOptions(json.loads(row["settings"]), row["version"], row["fingerprint"])
 
     def note_limit(self, limited_by: str | None) -> None:
         with suppress(Busy):
-            self._call("select ulak._note_limit($1, $2)", ("int4", "text"), (self.slot, limited_by))
+            self._call("select ulak._note_limit($1, $2)", ("int", "text"), (self.slot, limited_by))
         self.commit()
 
+    def log(self, line: str) -> None:
+        """Into the server's log. Not plpy.log(): that adds where it was called, and the statement."""
+        self._call("select ulak._log($1)", ("text",), (line,))
+
     def check_interrupts(self) -> None:
-        # Backends notice the postmaster's death where they wait, and a worker waits in Python. As long as one of them
-        # lives, no new server can start.
-        if os.getppid() != self._postmaster:
-            plpy.fatal("the postmaster is gone")
-        if self._interrupts.value:
-            self._call("select")
+        self.session.check_interrupts()
 
     def last_sent(self) -> int:
         rows = self._call("select coalesce(pg_sequence_last_value('ulak.queue_id_seq'::regclass), 0) as sent")
@@ -192,18 +172,18 @@ class Database:
             self._resume_point.claimed(time.monotonic(), began, count, place is None, _last_place(rows))
         return claimed
 
-    def _claim(self, arguments: tuple[Any, ...], place: Place | None) -> plpy.PLyResult:
+    def _claim(self, arguments: tuple[Any, ...], place: Place | None) -> Rows:
         types = ("text", "int", "float8", "bigint[]", "bigint[]", "int[]", "int", "int2", "timestamptz", "bigint")
         given = (*arguments, *(place[1:] if place else (None, None, None)))
         if not self._is_wary:
             try:
-                return self._call(_CLAIM_WITH_TEXTS, types, given)
-            except _UNREADABLE as error:
+                return self._call(_CLAIM_WITH_TEXTS, types, given, may_be_followed=True)
+            except self._unreadable as error:
                 if not _may_be_unreadable(error):
                     raise
         # One of them has a text that no query can return. Nothing was claimed: that was undone with the query.
         self._is_wary = False
-        return self._call(_CLAIM_WITHOUT_TEXTS, types, given)
+        return self._call(_CLAIM_WITHOUT_TEXTS, types, given, may_be_followed=True)
 
     def _readable(self, claimed: list[Claimed]) -> list[Claimed]:
         """With the texts that the claim left out. A message with one that can't be read says so, and fails alone."""
@@ -233,7 +213,7 @@ class Database:
                 ("text", "bigint", "int"),
                 (self._worker, message.id, message.attempt),
             )[0]
-        except _UNREADABLE as error:
+        except self._unreadable as error:
             if _is_cancel(error):
                 raise
             return message._replace(
@@ -259,7 +239,7 @@ class Database:
                     [each.attempt for each in delivered],
                 ),
             )
-        except _UNREADABLE as error:
+        except self._unreadable as error:
             if not _may_be_unreadable(error):
                 raise
             # Nothing was done: a whole claim finds out which it is.
@@ -293,7 +273,7 @@ class Database:
         ids = list(ids)
         try:
             return self._endpoint_configs(ids)
-        except _UNREADABLE as error:
+        except self._unreadable as error:
             if isinstance(error, Busy) or _is_cancel(error):
                 raise
             if len(ids) == 1:
@@ -334,8 +314,9 @@ class Database:
                 "select ulak._settle_many($1, $2, $3, $4, $5, $6, p_requests => $7)",
                 ("text", "bigint[]", "int[]", "text[]", "int[]", "jsonb[]", "int[]"),
                 (self._worker, *outcomes),
+                may_be_followed=True,
             )
-        except plpy.SPIError as error:
+        except self.session.Error as error:
             if _state(error) == _CANCELLED:
                 raise
             raise Refused(str(error)) from error
@@ -345,6 +326,7 @@ class Database:
             "select ulak._release_many($1, $2, $3, make_interval(secs => $4))",
             ("text", "bigint[]", "int[]", "float8"),
             (self._worker, ids, attempts, delay),
+            may_be_followed=True,
         )
 
     def renew(self, ids: Sequence[int], attempts: Sequence[int], lease: float) -> Sequence[int]:
@@ -364,13 +346,13 @@ class Database:
         row = self._call(
             "select leave, settings from ulak._worker_check($1, $2)", ("int", "text"), (self.slot, self._stamp)
         )[0]
-        return Orders(row["leave"], row["settings"])
+        return Orders(row["leave"] or self.session.orders(), row["settings"])
 
     def report(self, progress: Mapping[str, Any], statistics: Sequence[Mapping[str, object]]) -> None:
         last_error = self.error_text(progress["last_error"])
         try:
             self._report({**progress, "last_error": last_error}, statistics)
-        except plpy.SPIError as error:
+        except self.session.Error as error:
             if _state(error) == _CANCELLED or last_error is None:
                 raise
             # To be seen alive, with its counters, matters more than the text of an error.
@@ -405,10 +387,8 @@ class Database:
         if not self._listens and self._may_listen:
             self._listens = bool(self._call("select ulak._listen() as listens")[0]["listens"])
         if self._listens and self._wake_up is None:
-            try:
-                self._wake_up = WakeUp()
-            except OSError:
-                # No descriptor left: messages can be looked for, too.
+            self._wake_up = self.session.wake_up()
+            if self._wake_up is None:
                 self.unlisten()
         return self._wake_up if self._listens else None
 
@@ -425,7 +405,7 @@ class Database:
             self._wake_up.close()
 
 
-def _last_place(rows: plpy.PLyResult) -> Place | None:
+def _last_place(rows: Rows) -> Place | None:
     if len(rows) != 1 or rows[0]["lowest"] != rows[0]["highest"]:
         return None
     row = rows[0]

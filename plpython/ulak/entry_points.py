@@ -2,32 +2,22 @@
 
 from __future__ import annotations
 
-import gc
 import json
-import resource
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 import plpy
 
 from ulak import login
 from ulak import ping as pinging
-from ulak.database import Database, WorkerOptions
+from ulak.backend import Backend
+from ulak.database import Database
 from ulak.delivery import PERMANENT, ConfigError, Outcome, config_problem
-from ulak.transports import missing_client as missing_client
-from ulak.transports import transports
-from ulak.worker import options
-from ulak.worker.dispatcher import Dispatcher
-from ulak.worker.loop import Worker
-from ulak.worker.port import Busy, Refused
-from ulak.worker.tuning import (
-    CYCLE_SEARCH,
-    HANDOVER_SECONDS,
-    LONGEST_LISTENING_RUN,
-    LOOK_SECONDS,
-    WATCH_SECONDS,
-)
+from ulak.run import make_dispatcher
+from ulak.run import run as run_in_slot
+from ulak.worker.tuning import HANDOVER_SECONDS, LONGEST_LISTENING_RUN, LOOK_SECONDS, WATCH_SECONDS
 
 
 def run(slot: int | None, seconds: float | None, is_scheduled: bool, stamp: str, search_path: str) -> None:
@@ -41,17 +31,13 @@ def run(slot: int | None, seconds: float | None, is_scheduled: bool, stamp: str,
         _leave(None, search_path)
         return
     # Notifications are kept for a session until it is idle, which this one isn't before its end.
-    database = Database(row["slot"], row["name"], stamp, row["seconds"] <= LONGEST_LISTENING_RUN, search_path)
-    until = time.monotonic() + row["seconds"]
-    thresholds = gc.get_threshold()
-    gc.set_threshold(CYCLE_SEARCH)
+    may_listen = row["seconds"] <= LONGEST_LISTENING_RUN
     try:
-        # A worker lives as long as its settings do.
-        while _work(database, until) == "settings":
-            pass
-    finally:
-        gc.set_threshold(*thresholds)
-        database.close()
+        run_in_slot(Database(Backend(), row["slot"], row["name"], stamp, may_listen), row["seconds"])
+    except Exception:
+        with suppress(plpy.SPIError):
+            _leave(row["slot"], search_path)
+        raise
     _leave(row["slot"], search_path)
 
 
@@ -83,7 +69,7 @@ def _leave(slot: int | None, search_path: str) -> None:
 
 def watch(stamp: str) -> None:
     """The body of ulak._watch_workers(): whoever is missing is started, in a session of its own."""
-    database = Database(0, "watcher", stamp)
+    database = Database(Backend(), 0, "watcher", stamp)
     plpy.execute("select ulak._enter_worker_session('watcher')")
     plpy.commit()
     # start() holds this lock until it commits: what it asks for is seen after that.
@@ -148,52 +134,13 @@ def login_parameters(user: str) -> dict[str, str]:
     }
 
 
-def _dispatcher(given: WorkerOptions, max_in_flight: int) -> Dispatcher:
-    # Not plpy.log(): that adds where it was called, and the statement.
-    write = plpy.prepare("select ulak._log($1)", ("text",))
-
-    def log(line: str) -> None:
-        plpy.execute(write, (line,))
-
-    return Dispatcher(transports(given.settings, given.version, max_in_flight, log))
-
-
-def _work(database: Database, until: float) -> str:
-    given = database.options()
-    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    chosen = options.parse(given.settings, files)
-    database.note_limit(chosen.limited_by)
-    # Twice: slow receivers have slots of their own.
-    dispatcher = _dispatcher(given, chosen.slots * 2)
-    worker = Worker(database, chosen, given.fingerprint, until, dispatcher)
-    try:
-        ended = worker.run()
-    except Exception as error:
-        # A cancel, or a bug of ours. The transaction is sound: only the call that failed was undone.
-        _break_off(database, worker, error)
-        raise
-    worker.close("running" if ended == "settings" else "stopped")
-    dispatcher.close()
-    return ended
-
-
-def _break_off(database: Database, worker: Worker, error: Exception) -> None:
-    """What can still be done; if it can't, the leases run out."""
-    try:
-        database.commit()
-        worker.close("stopped", f"{type(error).__name__}: {error}")
-        _leave(database.slot, database.search_path)
-    except (plpy.SPIError, Busy, Refused) as another:
-        plpy.warning(f"the worker could not give back what it held: {another}")
-
-
 def ping(endpoint_id: int) -> str:
     """The body of ulak._ping(): the outcome of one test request as JSON."""
-    database = Database(0, "ping", "")
-    row = plpy.execute("select settings, version, fingerprint from ulak._worker_options()")[0]
+    database = Database(Backend(), 0, "ping", "")
+    given = database.options()
     # What came back is what the caller wants to see.
-    settings = {**json.loads(row["settings"]), "capture_response": "true"}
-    dispatcher = _dispatcher(WorkerOptions(settings, row["version"], row["fingerprint"]), 1)
+    given = given._replace(settings={**given.settings, "capture_response": "true"})
+    dispatcher = make_dispatcher(database, given, 1)
     config = database.endpoint_configs([endpoint_id])[0]
     start = time.monotonic()
     try:

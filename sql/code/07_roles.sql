@@ -21,7 +21,7 @@ returns text[]
 language sql
 immutable
 as $sql$
-    select array['ulak_admin', 'ulak_application', 'ulak_consumer', 'ulak_monitor', 'ulak_worker']
+    select array['ulak_admin', 'ulak_application', 'ulak_consumer', 'ulak_monitor', 'ulak_node', 'ulak_worker']
 $sql$;
 
 -- What is wrong with them, and the statement that puts it right. is_usual: wrong in a role that nobody has used yet; later
@@ -75,7 +75,7 @@ as $sql$
     union all
     select m.rolname, format('has the member %I', m.member), format('revoke %I from %I;', m.rolname, m.member), true
     from member m
-    where m.rolname in ('ulak_admin', 'ulak_worker') and not m.admin_option and not m.rolsuper and m.member <> all (ulak._roles())
+    where m.rolname in ('ulak_admin', 'ulak_node', 'ulak_worker') and not m.admin_option and not m.rolsuper and m.member <> all (ulak._roles())
     union all
     select r.rolname, format('is a member of %I', g.rolname), format('revoke %I from %I;', g.rolname, r.rolname), false
     from role r

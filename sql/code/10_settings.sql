@@ -48,7 +48,7 @@ from (
         ('stale_recovery_timeout', 'integer', '300', 60, 3600, null, 'seconds', 'lease of an external worker that does not name one'),
         ('stats_retention_days', 'integer', '30', 1, 3650, null, 'days', 'how long the counters in ulak.endpoint_stats are kept: two days by the minute, then by the hour'),
         ('worker_concurrency', 'integer', '128', 1, 1000, null, 'requests', 'most requests that one worker has in flight to one endpoint'),
-        ('workers', 'integer', '2', 1, 32, null, 'workers', 'workers that ulak.start() schedules unless it is told otherwise')
+        ('workers', 'integer', '2', 0, 32, null, 'workers', 'workers that ulak.start() schedules unless it is told otherwise; 0 where nodes deliver')
     ) as d (name, kind, default_value, minimum, maximum, choices, unit, description)
 left join ulak.setting_values as v on v.name = d.name
 order by d.name;

@@ -162,7 +162,10 @@ as $sql$
     select exists (
         select
         from pg_stat_get_activity(p_worker.pid) a
-        where a.backend_start = coalesce(p_worker.backend_start, a.backend_start)
+        where a.backend_start = p_worker.backend_start
+            -- Whoever may not see the sessions of others knows no more than the pid.
+            or a.backend_start is null
+            or p_worker.backend_start is null
     )
 $sql$;
 
@@ -191,7 +194,7 @@ as $sql$
 $sql$;
 
 -- True if this session has the slot now. The conflict locks the row, and of two sessions the second one sees the first.
-create or replace function ulak._register_worker(p_slot integer, p_worker text, p_is_scheduled boolean)
+create or replace function ulak._register_worker(p_slot integer, p_worker text, p_is_scheduled boolean, p_host text default null)
 returns boolean
 language plpgsql
 security definer
@@ -199,9 +202,9 @@ set search_path = pg_catalog, pg_temp
 as $plpgsql$
 begin
     insert into ulak.workers as w (
-        slot, name, pid, state, started_at, last_activity, heartbeat_at, is_scheduled, version, backend_start
+        slot, name, pid, state, started_at, last_activity, heartbeat_at, is_scheduled, version, backend_start, host
     )
-    select p_slot, p_worker, a.pid, 'running', t.now, t.now, t.now, p_is_scheduled, e.extversion, a.backend_start
+    select p_slot, p_worker, a.pid, 'running', t.now, t.now, t.now, p_is_scheduled, e.extversion, a.backend_start, p_host
     from clock_timestamp() t(now), pg_extension e, pg_stat_get_activity(pg_backend_pid()) a
     where e.extname = 'ulak'
     on conflict (slot) do update
@@ -213,7 +216,8 @@ begin
         in_flight = 0,
         is_scheduled = excluded.is_scheduled,
         version = excluded.version,
-        backend_start = excluded.backend_start
+        backend_start = excluded.backend_start,
+        host = excluded.host
     where not ulak._is_taken(w);
     return found;
 end
@@ -372,6 +376,7 @@ begin
             -- Another session took the slot, because this one seemed to hang.
             when w.pid <> pg_backend_pid() then 'restart'
             when w.is_scheduled and not ulak._is_wanted(p_slot) then 'stop'
+            when w.host is not null and ulak._is_stopped() then 'stop'
             when p_stamp <> ulak._stamp_of(e.extversion) then 'restart'
         end,
         ulak._settings_fingerprint()
@@ -496,6 +501,7 @@ as $plpgsql$
 begin
     if ulak._try_lock('sweep') then
         perform ulak.recover_stale_messages(), ulak.mark_expired_messages();
+        perform ulak._forget_nodes();
     end if;
 end
 $plpgsql$;

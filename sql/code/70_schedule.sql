@@ -11,9 +11,9 @@ declare
     v_checks jsonb;
     v_is_watched boolean;
 begin
-    if v_workers not between 1 and 32 then
-        raise exception 'the number of workers must be between 1 and 32'
-            using errcode = '22023', detail = format('It is %s.', v_workers), hint = 'To have none: select * from ulak.stop();';
+    if v_workers not between 0 and 32 then
+        raise exception 'the number of workers must be between 0 and 32'
+            using errcode = '22023', detail = format('It is %s.', v_workers), hint = 'To stop delivery: select * from ulak.stop();';
     end if;
     perform ulak._lock('schedule');
     v_checks := (select jsonb_agg(to_jsonb(c)) from ulak._check_schedule(v_workers) c);
@@ -29,17 +29,20 @@ begin
         return query
         select s.item, s.status, s.detail, null::text
         from ulak._schedule_jobs(v_workers) s;
-        v_is_watched := ulak._has_seconds() or ulak._launch_watcher();
+        v_is_watched := v_workers = 0 or ulak._has_seconds() or ulak._launch_watcher();
         return query
         select
             'workers',
             'ok',
-            format(
-                '%s: %s begin %s',
-                ulak._counted(v_workers, 'worker'),
-                case when ulak._count_alive(clock_timestamp()) > 0 then 'those that are missing' else 'they' end,
-                case when v_is_watched then 'within a few seconds after this transaction commits' else b.starts end
-            ),
+            case
+                when v_workers = 0 then 'none in the database: delivery is left to nodes'
+                else format(
+                    '%s: %s begin %s',
+                    ulak._counted(v_workers, 'worker'),
+                    case when ulak._count_alive(clock_timestamp()) > 0 then 'those that are missing' else 'they' end,
+                    case when v_is_watched then 'within a few seconds after this transaction commits' else b.starts end
+                )
+            end,
             null::text
         from ulak._workers_begin(clock_timestamp()) b;
     else
@@ -54,7 +57,7 @@ begin
                 ulak._unschedule_command(),
                 string_agg(ulak._schedule_command(j.jobname, j.schedule, j.command, j.username, j.database), E'\n'),
                 case
-                    when not ulak._has_seconds()
+                    when v_workers > 0 and not ulak._has_seconds()
                         then format(E'\\connect %I\nselect ulak._launch_watcher();', current_database())
                 end
             )
@@ -68,7 +71,7 @@ $plpgsql$;
 
 comment on function ulak.start(integer) is
     'has pg_cron run the workers and the maintenance; returns what it did and what is wrong, each with its fix. '
-    'Repeating it changes nothing, another number rescales';
+    'Repeating it changes nothing, another number rescales. 0: only the maintenance, and nodes deliver';
 
 create or replace function ulak.stop()
 returns table (item text, status text, detail text, fix text)
@@ -105,14 +108,14 @@ begin
         );
     end if;
     return query
-    select w.name, 'done', 'asked to leave', null::text
-    from ulak._limit_workers(0) w;
+    select w.name, 'done', case when w.is_node then 'asked to wait for start()' else 'asked to leave' end, null::text
+    from ulak._limit_workers(0, true) w;
 end
 $plpgsql$;
 
 comment on function ulak.stop() is
-    'takes the workers and the maintenance out of pg_cron and asks running workers to leave; messages stay in the queue, and what '
-    'schedule() began goes on sending';
+    'takes the workers and the maintenance out of pg_cron, asks running workers to leave and nodes to wait for start(); messages stay in '
+    'the queue, and what schedule() began goes on sending';
 
 -- pg_cron ends the run of a job that is unscheduled where a background worker runs it: in the midst of its deliveries. So the
 -- workers leave first. They can't see what this transaction has written, but that it holds this lock.
@@ -161,23 +164,24 @@ as $sql$
     select coalesce(current_setting('cron.use_background_workers', true)::boolean, false)
 $sql$;
 
--- Asks the workers of other slots to leave, and notes it for those that pg_cron is just starting.
-create or replace function ulak._limit_workers(p_workers integer)
-returns table (name text)
+-- Asks the workers of other slots to leave, and notes it for those that pg_cron is just starting. Nodes are not counted: they leave
+-- when everything stops.
+create or replace function ulak._limit_workers(p_workers integer, p_is_stop boolean default false)
+returns table (name text, is_node boolean)
 language plpgsql
 set search_path = pg_catalog, pg_temp
 as $plpgsql$
 begin
-    insert into ulak.schedule (workers)
-    values (p_workers)
+    insert into ulak.schedule (workers, is_stopped)
+    values (p_workers, p_is_stop)
     on conflict (is_only) do update
-    set workers = excluded.workers, changed_at = excluded.changed_at;
+    set workers = excluded.workers, changed_at = excluded.changed_at, is_stopped = excluded.is_stopped;
 
     return query
     update ulak.workers w
     set stop_requested_at = clock_timestamp()
-    where w.slot > p_workers and w.state = 'running'
-    returning w.name;
+    where w.slot > p_workers and w.state = 'running' and (w.host is null or p_is_stop)
+    returning w.name, w.host is not null;
     perform ulak._wake_workers();
 end
 $plpgsql$;
@@ -283,7 +287,7 @@ as $sql$
         union all
         select w.what, w.schedule, 'call ulak._watch_workers()', false, current_database()
         from (values ('watcher', '* * * * *'), ('reboot', '@reboot')) w(what, schedule)
-        where not ulak._has_seconds()
+        where p_workers > 0 and not ulak._has_seconds()
         union all
         select 'maintenance', '* * * * *', 'call ulak.run_maintenance()', false, current_database()
         union all
@@ -491,9 +495,12 @@ declare
         select from ulak._check_pg_cron(p_workers) c where c.item = 'pg_cron' and c.status = 'problem'
     );
 begin
-    return query
-    select c.item, c.status, c.detail, c.fix
-    from ulak._check_python() c;
+    -- A node has its own.
+    if p_workers > 0 then
+        return query
+        select c.item, c.status, c.detail, c.fix
+        from ulak._check_python() c;
+    end if;
     return query
     select
         m.package,
@@ -706,7 +713,7 @@ declare
     v_version text := case when ulak._has_pg_cron() then ulak._pg_cron_version() end;
     v_libpq boolean := not ulak._has_background_workers();
     -- Beside the workers: maintenance, vacuum, log, and the watcher of those who don't know seconds.
-    v_others integer := case when ulak._has_seconds() then 3 else 4 end;
+    v_others integer := case when ulak._has_seconds() or p_workers = 0 then 3 else 4 end;
     v_needed integer := p_workers + v_others;
 begin
     if v_home is null then

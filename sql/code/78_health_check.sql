@@ -13,7 +13,8 @@ returns table (
     name text,
     heartbeat_at timestamptz,
     in_flight integer,
-    version text
+    version text,
+    host text
 )
 language plpgsql
 stable
@@ -41,14 +42,15 @@ begin
         w.name,
         w.heartbeat_at,
         w.in_flight,
-        w.version
+        w.version,
+        w.host
     from ulak.workers w
     order by w.slot;
 end
 $plpgsql$;
 
 comment on function ulak.get_worker_status(timestamptz) is
-    'worker slots: running, leaving (stop() was called), stopped (the run is over), or lost (its session is gone, or gave no sign of life for 15 seconds)';
+    'worker slots: running, leaving (stop() was called), stopped (the run is over), or lost (its session is gone, or gave no sign of life for 15 seconds); host is the machine of a node';
 
 -- A worker gives a sign of life every second as long as its backend is there. Its slot is empty for a moment between two runs.
 create or replace function ulak._is_alive(p_worker ulak.workers, p_now timestamptz)
@@ -139,7 +141,8 @@ begin
         where m.step <> 'vacuum'
     ),
     checked (place, component, details) as (
-        select 1, 'workers', format('%s alive', ulak._count_alive(p_now))
+        select 1, 'workers', format('%s alive', n.alive) || case when n.nodes > 0 then format(', %s of them on nodes', n.nodes) else '' end
+        from (select ulak._count_alive(p_now) as alive, ulak._count_nodes(p_now) as nodes) n
         union all
         select
             2,

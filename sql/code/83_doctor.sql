@@ -129,8 +129,10 @@ set search_path = pg_catalog, pg_temp
 as $plpgsql$
 #variable_conflict use_column
 declare
-    v_workers integer := ulak.setting('workers')::integer;
+    -- After start(0) nodes deliver.
+    v_workers integer := coalesce((select s.workers from ulak.schedule s where not s.is_stopped), ulak.setting('workers')::integer);
     v_alive bigint := ulak._count_alive(p_now);
+    v_nodes bigint := ulak._count_nodes(p_now);
     v_lost_at timestamptz := (select max(w.heartbeat_at) from ulak.workers w);
     v_is_scheduled boolean;
     v_is_new boolean;
@@ -181,7 +183,10 @@ begin
         'warning',
         'workers',
         format('%s is slower than it could be: %s', w.name, w.limited_by),
-        '-- raise the limit of open files for the server (systemd: LimitNOFILE=65536 in its unit), then restart it'
+        format(
+            '-- raise the limit of open files for %s (systemd: LimitNOFILE=65536 in its unit), then restart it',
+            coalesce('the node on ' || w.host, 'the server')
+        )
     from ulak.workers w
     where w.limited_by is not null and ulak._is_alive(w, p_now);
 
@@ -199,6 +204,7 @@ begin
             'critical',
             'workers',
             case
+                when v_workers = 0 then 'no node is alive, and start(0) left delivery to nodes'
                 when v_is_scheduled and v_lost_at > p_now - interval '75 seconds' then 'no worker is alive; the next one starts ' || v_starts
                 when v_is_scheduled and ulak._has_pg_cron()
                     then 'no worker is alive, though pg_cron has jobs for them: cron.job_run_details says why'
@@ -210,13 +216,14 @@ begin
                 ''
             ),
             case
+                when v_workers = 0 then 'select * from ulak.start(2); -- to deliver in the database; or start a node'
                 when v_is_scheduled and ulak._has_pg_cron()
                     then 'select status, return_message, start_time from cron.job_run_details order by runid desc limit 5; '
                         '-- if there is none: select * from ulak.start();'
                 else 'select * from ulak.start();'
             end
         );
-    elsif ulak._has_pg_cron() and not v_is_scheduled then
+    elsif ulak._has_pg_cron() and not v_is_scheduled and v_nodes < v_alive then
         return query values ('warning', 'workers', 'workers run, but pg_cron has no job that will start the next ones', 'select * from ulak.start();');
     end if;
 
@@ -225,8 +232,11 @@ begin
         'warning',
         'workers',
         format('%s went silent %s ago', w.name, ulak._short_duration(p_now - w.heartbeat_at))
-            || coalesce('; the next one starts ' || v_starts, ''),
-        format('select * from ulak.start(); -- its messages go back when their leases are over')
+            || case when w.host is null then coalesce('; the next one starts ' || v_starts, '') else '' end,
+        case
+            when w.host is null then 'select * from ulak.start(); -- its messages go back when their leases are over'
+            else format('-- look at the node on %s; its messages go back when their leases are over', w.host)
+        end
     from ulak.get_worker_status(p_now) w
     where w.state = 'lost' and v_alive > 0;
 end

@@ -123,7 +123,7 @@ as $sql$
         ('set_secret', 'p_name', 'name of the secret, as configs have it in {"$secret": "name"}'),
         ('set_secret', 'p_value', 'the secret itself'),
         ('setting', 'p_name', 'name of the setting'),
-        ('start', 'p_workers', 'how many workers, 1 to 32; null: as the setting workers says'),
+        ('start', 'p_workers', 'how many workers, up to 32; 0: none, nodes deliver; null: as the setting workers says'),
         ('subscribe', 'p_endpoint', 'name of the endpoint that is to get the events'),
         ('subscribe', 'p_filter', 'only payloads that contain this object; null: all'),
         ('subscribe', 'p_predicate', 'only payloads that make this jsonpath predicate true; null: all'),

@@ -1,12 +1,12 @@
 -- Who may do what, in one list. Nothing is granted to PUBLIC.
 
 -- What an earlier version granted and this one doesn't must go too, so an upgrade starts from nothing.
-revoke all on schema ulak from public, ulak_admin, ulak_application, ulak_consumer, ulak_monitor, ulak_worker;
-revoke all on all tables in schema ulak from public, ulak_admin, ulak_application, ulak_consumer, ulak_monitor, ulak_worker;
-revoke all on all sequences in schema ulak from public, ulak_admin, ulak_application, ulak_consumer, ulak_monitor, ulak_worker;
-revoke all on all routines in schema ulak from public, ulak_admin, ulak_application, ulak_consumer, ulak_monitor, ulak_worker;
+revoke all on schema ulak from public, ulak_admin, ulak_application, ulak_consumer, ulak_monitor, ulak_node, ulak_worker;
+revoke all on all tables in schema ulak from public, ulak_admin, ulak_application, ulak_consumer, ulak_monitor, ulak_node, ulak_worker;
+revoke all on all sequences in schema ulak from public, ulak_admin, ulak_application, ulak_consumer, ulak_monitor, ulak_node, ulak_worker;
+revoke all on all routines in schema ulak from public, ulak_admin, ulak_application, ulak_consumer, ulak_monitor, ulak_node, ulak_worker;
 
-grant usage on schema ulak to ulak_admin, ulak_application, ulak_consumer, ulak_monitor, ulak_worker;
+grant usage on schema ulak to ulak_admin, ulak_application, ulak_consumer, ulak_monitor, ulak_node, ulak_worker;
 
 -- An administrator may call every public function. The others get what is listed; a name stands for all its signatures.
 do $plpgsql$
@@ -55,6 +55,14 @@ begin
                 '_stamp_of', '_worker_stamp', '_worker_options', '_worker_check', '_worker_report', '_await_send',
                 '_request_wake_ups', '_set_bell', '_worker_protocols', '_listen', '_light_turn', '_read_claimed',
                 '_blocked_endpoints', '_sweep', '_is_poller', '_send_recurring'
+            ]),
+            -- The same worker, outside of the database: no schedule, no maintenance, no Python in the server.
+            ('ulak_node', array[
+                '_python_source', '_python_stamp', '_python_loader', '_stamp_of', '_worker_stamp',
+                '_enter_node_session', '_node_parameters', '_worker_parameters', '_take_node_slot', '_leave_node_slot', '_unregister_worker',
+                '_worker_options', '_note_limit', '_worker_check', '_worker_report', '_is_poller', '_sweep', '_log',
+                '_claim', '_light_turn', '_read_claimed', '_settle_many', '_release_many', '_heartbeat_many',
+                '_endpoint_configs', '_blocked_endpoints', '_worker_protocols', '_await_send', '_request_wake_ups', '_listen', '_is_adopted'
             ])
     loop
         select n into v_unknown
@@ -111,4 +119,4 @@ grant select on ulak.maintenance_status to ulak_worker;
 grant select on ulak.settings, ulak.endpoint_list to ulak_application;
 
 -- Whether anybody has sent lately; a look of the worker.
-grant select on ulak.queue_id_seq to ulak_worker;
+grant select on ulak.queue_id_seq to ulak_node, ulak_worker;

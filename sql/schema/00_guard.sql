@@ -28,7 +28,7 @@ begin
 
     -- Roles belong to the whole cluster: another database may have made them, and DROP EXTENSION leaves them.
     -- sql/code/07_roles.sql looks at those that are there already.
-    foreach v_role in array array['ulak_admin', 'ulak_application', 'ulak_consumer', 'ulak_monitor', 'ulak_worker'] loop
+    foreach v_role in array array['ulak_admin', 'ulak_application', 'ulak_consumer', 'ulak_monitor', 'ulak_node', 'ulak_worker'] loop
         begin
             if to_regrole(v_role) is null then
                 -- pg_cron logs in as the role that a job runs as. Without a password it gets in only where pg_hba.conf says so.

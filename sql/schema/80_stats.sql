@@ -18,6 +18,7 @@ create table ulak.workers (
     version text not null,
     backend_start timestamptz,
     limited_by text,
+    host text,
     constraint workers_state_is_known check (
         state in (
             'running', -- run_worker -> here
@@ -30,7 +31,8 @@ create table ulak.workers (
 create table ulak.schedule (
     is_only boolean primary key default true check (is_only),
     workers integer not null,
-    changed_at timestamptz not null default clock_timestamp()
+    changed_at timestamptz not null default clock_timestamp(),
+    is_stopped boolean not null default false
 );
 
 -- Per endpoint and minute; workers add to it about once a second, so it never slows a settle. After two days maintenance makes one
@@ -58,8 +60,8 @@ create table ulak.handled (
 
 create index handled_at_idx on ulak.handled (handled_at);
 
-comment on table ulak.workers is 'worker slots and who runs them';
-comment on column ulak.workers.slot is 'number of the slot, from 1';
+comment on table ulak.workers is 'worker slots and who runs them, in the database and on nodes';
+comment on column ulak.workers.slot is 'number of the slot, from 1; those of nodes from 101';
 comment on column ulak.workers.name is 'what it writes into ulak.queue.locked_by';
 comment on column ulak.workers.pid is 'backend that runs it';
 comment on column ulak.workers.state is 'running or stopped';
@@ -75,10 +77,12 @@ comment on column ulak.workers.is_scheduled is 'pg_cron runs it for start(), and
 comment on column ulak.workers.version is 'version of the extension that it runs';
 comment on column ulak.workers.backend_start is 'when that backend was started, as in pg_stat_activity: a pid alone comes again';
 comment on column ulak.workers.limited_by is 'why it has fewer requests in flight than worker_concurrency allows';
+comment on column ulak.workers.host is 'machine of a node, as it calls itself; null for workers in the database';
 comment on table ulak.schedule is 'what start() and stop() last asked for; private to ulak';
 comment on column ulak.schedule.is_only is 'true: there is one row';
 comment on column ulak.schedule.changed_at is 'when that was';
-comment on column ulak.schedule.workers is 'how many workers pg_cron is to run; 0 after stop()';
+comment on column ulak.schedule.workers is 'how many workers pg_cron is to run; 0 after stop() and start(0)';
+comment on column ulak.schedule.is_stopped is 'stop() was called last: nodes wait for start()';
 comment on table ulak.endpoint_stats is 'deliveries per endpoint and minute; after two days per endpoint and hour, for stats_retention_days. Minutes without any have no row';
 comment on column ulak.endpoint_stats.endpoint_id is 'the endpoint';
 comment on column ulak.endpoint_stats.minute is 'start of the minute, or of the hour';

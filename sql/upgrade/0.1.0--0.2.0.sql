@@ -171,11 +171,14 @@ select pg_catalog.pg_extension_config_dump('ulak.recurring', '');
 
 -- Roles and the gate.
 
--- A role of the cluster; sql/code/07_roles.sql looks at one that is there already. Nobody waits.
+-- Roles of the cluster; sql/code/07_roles.sql looks at those that are there already. Nobody waits.
 do $plpgsql$
 begin
     if to_regrole('ulak_consumer') is null then
         create role ulak_consumer nologin;
+    end if;
+    if to_regrole('ulak_node') is null then
+        create role ulak_node nologin;
     end if;
 exception
     when duplicate_object or unique_violation then
@@ -217,13 +220,23 @@ where v.name = 'http_allowed_networks';
 -- Workers of 0.1.0 held their slots by advisory locks; they leave when they see the new version.
 
 -- Locks ulak.workers, which is ours already.
-alter table ulak.workers add column backend_start timestamptz, add column limited_by text;
+alter table ulak.workers add column backend_start timestamptz, add column limited_by text, add column host text;
 comment on column ulak.workers.backend_start is 'when that backend was started, as in pg_stat_activity: a pid alone comes again';
 comment on column ulak.workers.limited_by is 'why it has fewer requests in flight than worker_concurrency allows';
+comment on table ulak.workers is 'worker slots and who runs them, in the database and on nodes';
+comment on column ulak.workers.slot is 'number of the slot, from 1; those of nodes from 101';
+comment on column ulak.workers.host is 'machine of a node, as it calls itself; null for workers in the database';
+-- Locks ulak.schedule for a moment: only start(), stop() and workers that begin use it.
+alter table ulak.schedule add column is_stopped boolean not null default false;
+comment on column ulak.schedule.workers is 'how many workers pg_cron is to run; 0 after stop() and start(0)';
+comment on column ulak.schedule.is_stopped is 'stop() was called last: nodes wait for start()';
+update ulak.schedule set is_stopped = true where workers = 0;
 
 drop procedure ulak.run_worker(integer, double precision);
 drop function ulak._take_worker_slot(integer, double precision);
 drop function ulak._register_worker(integer, text, boolean);
+drop function ulak._limit_workers(integer);
+drop function ulak.get_worker_status(timestamptz);
 drop function ulak._become_poller();
 drop function ulak._schedule_command(text, text, text, text);
 drop function ulak._wanted_jobs(integer);

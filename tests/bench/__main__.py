@@ -37,6 +37,7 @@ DEFAULT = (
     "peers",
     "released",
     "upgrade",
+    "nodes",
 )
 PARTS = (*DEFAULT, "observe")
 

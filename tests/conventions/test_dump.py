@@ -9,7 +9,7 @@ from typing import Any
 import psycopg
 import pytest
 from support import catalog
-from support.cluster import Cluster
+from support.cluster import ROLES, Cluster
 from support.rows import fill
 
 DB = psycopg.Connection[Any]
@@ -108,4 +108,4 @@ def test_drop_extension_leaves_nothing_but_roles(cluster: Cluster, empty_databas
 
         assert connection.execute(CATALOG_SIZES).fetchall() == before
         named = "select count(*) from pg_roles where rolname like 'ulak%'"
-        assert connection.execute(named).fetchone() == (5,)
+        assert connection.execute(named).fetchone() == (len(ROLES),)

@@ -58,6 +58,7 @@ def test_only_the_role_of_the_worker_can_log_in_and_none_has_other_powers(db: DB
         ("ulak_application", False, False, False),
         ("ulak_consumer", False, False, False),
         ("ulak_monitor", False, False, False),
+        ("ulak_node", False, False, False),
         ("ulak_worker", True, False, False),
     ]
 

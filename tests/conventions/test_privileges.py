@@ -49,6 +49,13 @@ FUNCTIONS = {
         _light_turn _listen _request_wake_ups _set_bell _worker_protocols
         _load_python _python_source _python_stamp
     """,
+    "ulak_node": """
+        _python_source _python_stamp _python_loader _stamp_of _worker_stamp
+        _enter_node_session _node_parameters _worker_parameters _take_node_slot _leave_node_slot _unregister_worker
+        _worker_options _note_limit _worker_check _worker_report _is_poller _sweep _log
+        _claim _light_turn _read_claimed _settle_many _release_many _heartbeat_many _endpoint_configs _blocked_endpoints
+        _worker_protocols _await_send _request_wake_ups _listen _is_adopted
+    """,
 }
 
 # What each role may do to tables, views and sequences. ulak.secrets is in none of the lists.
@@ -97,6 +104,9 @@ RELATIONS = {
         "top": "select",
         "traffic": "select",
         "workers": "select",
+    },
+    "ulak_node": {
+        "queue_id_seq": "select",
     },
     "ulak_worker": {
         "maintenance_status": "select",

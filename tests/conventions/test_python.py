@@ -172,7 +172,7 @@ def test_a_package_on_the_servers_path_does_not_stand_in_for_ours(db: DB, tmp_pa
     assert answer == "plpython/ulak/__init__.py"
 
 
-@pytest.mark.parametrize("role", ["nobody", "ulak_application", "ulak_monitor", "ulak_admin"])
+@pytest.mark.parametrize("role", ["nobody", "ulak_application", "ulak_monitor", "ulak_admin", "ulak_node"])
 def test_only_the_worker_may_load_it(connect: Connect, role: str) -> None:
     connect("ulak_worker").execute("select ulak._load_python()")
 

@@ -26,7 +26,7 @@ WORK = Path(os.environ.get("ULAK_WORK", tempfile.gettempdir()))
 MEMORY = Path("/dev/shm")
 MEMORY_NEEDED = 2 << 30
 
-ROLES = ("ulak_admin", "ulak_application", "ulak_consumer", "ulak_monitor", "ulak_worker")
+ROLES = ("ulak_admin", "ulak_application", "ulak_consumer", "ulak_monitor", "ulak_node", "ulak_worker")
 TEMPLATE = "ulak_template"
 
 Settings = dict[str, str | int | float | bool]

@@ -7,11 +7,11 @@ import sys
 
 PRELUDE = """
 import os, select, signal, time
-from ulak.worker.wake_up import WakeUp
+from ulak.worker.wake_up import SignalWakeUp
 
 handled = []
 signal.signal(signal.SIGUSR1, lambda number, frame: handled.append(number))
-wake_up = WakeUp()
+wake_up = SignalWakeUp()
 
 
 def notify():

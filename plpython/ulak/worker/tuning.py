@@ -138,3 +138,9 @@ LONGEST_LISTENING_RUN = 3600
 HANDOVER_SECONDS = 8.0
 LOOK_SECONDS = 0.1
 WATCH_SECONDS = 1.0
+
+# Nodes ---------------------------------------------------------------------------------------------------------------
+# A node's session is replaced after this: a backend keeps what it has learned of the catalog, so its memory grows.
+NODE_SESSION_SECONDS = 3600.0
+# How often a node that stop() has stopped looks whether start() was called.
+STOPPED_LOOK_SECONDS = 1.0

@@ -1,8 +1,6 @@
 """The wake-up: waiting until a sender has committed, together with everything else that the kernel can tell of.
 
-A sender's NOTIFY reaches this process as SIGUSR1, like all messages between backends. While the worker listens the
-signal is held back, and a descriptor tells that there is one. So none is missed between a claim and the wait that
-follows. What the notification says is never read: that there was one is enough.
+What the notification says is never read: that there was one is enough.
 """
 
 from __future__ import annotations
@@ -11,13 +9,33 @@ import ctypes
 import os
 import select
 import signal
+from typing import Protocol
 
 _SIGSET_BYTES = 128
 _BLOCK = int(signal.SIG_BLOCK)
 _UNBLOCK = int(signal.SIG_UNBLOCK)
 
 
-class WakeUp:
+class WakeUp(Protocol):
+    def fileno(self) -> int:
+        """Readable when a wake-up has arrived while it was held back."""
+
+    def hold_back(self) -> None:
+        """Wake-ups are kept from now on, until wait() asks: none is missed between a claim and the wait after it."""
+
+    def wait(self, seconds: float = 0) -> bool:
+        """Whether one has arrived since the last time, or does within so many seconds. To be asked often."""
+
+    def let_go(self) -> None:
+        """The worker doesn't wait for them any more."""
+
+    def close(self) -> None: ...
+
+
+class SignalWakeUp:
+    """Of a backend: NOTIFY reaches it as SIGUSR1, like all messages between backends. While the worker listens, the
+    signal is held back, and a descriptor tells that there is one."""
+
     def __init__(self) -> None:
         library = ctypes.CDLL(None, use_errno=True)
         self._signals = ctypes.create_string_buffer(_SIGSET_BYTES)
@@ -32,17 +50,14 @@ class WakeUp:
         self.is_held_back = False
 
     def fileno(self) -> int:
-        """Readable when a wake-up has arrived while it was held back."""
         return self._descriptor
 
     def hold_back(self) -> None:
-        """Wake-ups are kept from now on, until wait() asks."""
         self._set_mask(_BLOCK, self._signals, None)
         self.is_held_back = True
 
     def wait(self, seconds: float = 0) -> bool:
-        """Whether one has arrived since the last time, or does within so many seconds. PostgreSQL gets its signals
-        then. Other sessions may wait for that, so it is to be asked often."""
+        """PostgreSQL gets its signals then, and other sessions may wait for that."""
         if not self._poll.poll(seconds * 1000):
             return False
         self._set_mask(_UNBLOCK, self._signals, None)

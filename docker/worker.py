@@ -1,0 +1,192 @@
+#!/usr/bin/python3
+"""A delivery node: the worker of ulak as a process of its own, on any machine that reaches the database.
+
+    apt-get install python3-psycopg python3-pycurl
+    python3 worker.py --dsn "host=db1,db2 dbname=shop user=node_1 sslmode=verify-full sslrootcert=/etc/ulak/ca.pem"
+
+What it runs comes from the database that it serves, so that its version is always the server's: this file fetches it,
+checks it against its hash, and connects again when the connection is lost or a new version is there. The password is
+libpq's to find: PGPASSFILE, PGSERVICEFILE or PGPASSWORD, never the command line, which everybody on a machine can read.
+
+SIGTERM and SIGINT let it deliver what is under way, and end it; a second one ends it within two seconds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import os
+import random
+import signal
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import psycopg
+from psycopg import conninfo, pq
+
+SHORTEST_WAIT = 0.25
+LONGEST_WAIT = 15.0
+
+# Where neither --dsn nor the environment says otherwise. A cut line is noticed within about ten seconds, and of several
+# hosts the primary is looked for.
+DEFAULTS = {
+    "connect_timeout": "5",
+    "fallback_application_name": "ulak node",
+    "keepalives_count": "3",
+    "keepalives_idle": "5",
+    "keepalives_interval": "2",
+    "target_session_attrs": "primary",
+    "tcp_user_timeout": "10000",
+}
+
+# What an operator is told in one line. Everything else is a bug, and comes with its traceback.
+PASSING = (ConnectionError, psycopg.Error)
+
+SOURCE = """
+    select '', ulak._worker_stamp()
+    union all select 'hash', ulak._python_stamp()
+    union all select 'loader', ulak._python_loader()
+    union all select module, source from ulak._python_source()
+"""
+
+Work = Callable[[Any, str, str, "Process"], str]
+
+
+class Process:
+    """What the process was told: the code that is fetched looks at this, so its names are a promise."""
+
+    def __init__(self) -> None:
+        # None: go on. "restart": leave in good order. "stop": leave at once.
+        self.leave: str | None = None
+        # Ends a wait.
+        self.wake: Callable[[], None] | None = None
+
+    def log(self, line: str) -> None:
+        print(f"ulak node: {line}", file=sys.stderr, flush=True)
+
+    def tell(self, number: int, frame: object) -> None:
+        self.leave = "restart" if self.leave is None else "stop"
+        if self.wake is not None:
+            self.wake()
+
+    def wait(self, seconds: float) -> None:
+        end = time.monotonic() + seconds
+        while self.leave is None and (left := end - time.monotonic()) > 0:
+            time.sleep(min(left, 0.1))
+
+
+class Node:
+    def __init__(self, dsn: str, name: str, process: Process) -> None:
+        self._dsn = dsn
+        self._name = name
+        self._process = process
+        self._stamp: str | None = None
+        self._work: Work | None = None
+
+    def run(self) -> None:
+        wait = SHORTEST_WAIT
+        while self._process.leave is None:
+            began = time.monotonic()
+            try:
+                self._serve()
+            except Exception as error:
+                is_known = isinstance(error, PASSING)
+                self._process.log(" ".join(str(error).split()) if is_known else traceback.format_exc())
+                if time.monotonic() - began > LONGEST_WAIT:
+                    wait = SHORTEST_WAIT
+                # Not all nodes at the same moment when a server comes back.
+                self._process.wait(wait * random.uniform(0.5, 1.0))
+                wait = min(LONGEST_WAIT, 2 * wait)
+            else:
+                wait = SHORTEST_WAIT
+
+    def _serve(self) -> None:
+        connection = pq.PGconn.connect(self._dsn.encode())
+        try:
+            if connection.status != pq.ConnStatus.OK:
+                raise ConnectionError(pq.error_message(connection))
+            source = self._fetch(connection)
+            stamp = source.pop("")
+            if stamp != self._stamp or self._work is None:
+                self._work = load(source)
+                self._stamp = stamp
+                self._process.log(f"version {stamp.split()[-1]} from {connection.host.decode() or 'the local server'}")
+            self._work(connection, self._name, stamp, self._process)
+        finally:
+            connection.finish()
+
+    def _fetch(self, connection: pq.abc.PGconn) -> dict[str, str]:
+        result = connection.exec_(SOURCE.encode())
+        if result.status != pq.ExecStatus.TUPLES_OK:
+            raise psycopg.Error(f"the database has no code for a node: {pq.error_message(result)}")
+        return {
+            (result.get_value(row, 0) or b"").decode(): (result.get_value(row, 1) or b"").decode()
+            for row in range(result.ntuples)
+        }
+
+
+def load(source: dict[str, str]) -> Work:
+    """Makes `import ulak` find these modules, as the extension's own loader does in a backend."""
+    expected, loader = source.pop("hash"), source.pop("loader")
+    if hashlib.sha256(repr((sorted(source.items()), loader)).encode()).hexdigest() != expected:
+        raise psycopg.Error("the code that the database has for nodes doesn't match its hash")
+    scope: dict[str, Any] = {}
+    exec(compile(loader, "plpython/loader.py", "exec", dont_inherit=True), scope)
+    scope["install"](source)
+    from ulak.node.entry import work  # type: ignore[import-not-found,unused-ignore]
+
+    return work  # type: ignore[no-any-return,unused-ignore]
+
+
+def complete(dsn: str) -> str:
+    """With what a node needs besides. The search_path is pinned before its session's first query."""
+    given = conninfo.conninfo_to_dict(dsn)
+    for secret in ("password", "sslpassword"):
+        if secret in given:
+            refuse(f"--dsn has a {secret}, which everybody on this machine could read: use PGPASSFILE or PGPASSWORD")
+    of_environment = {
+        option.keyword.decode()
+        for option in pq.Conninfo.get_defaults()
+        if option.envvar and option.envvar.decode() in os.environ
+    }
+    given.pop("client_encoding", None)
+    options = given.pop("options", os.environ.get("PGOPTIONS", ""))
+    defaults: dict[str, Any] = {name: value for name, value in DEFAULTS.items() if name not in of_environment}
+    return conninfo.make_conninfo(
+        **{**defaults, **given},
+        options=f"{options} -c search_path=pg_catalog,pg_temp".strip(),
+        client_encoding="UTF8",
+    )
+
+
+def refuse(problem: str) -> NoReturn:
+    print(f"ulak node: {problem}", file=sys.stderr)
+    sys.exit(2)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--dsn", default="", help="where the database is; libpq takes the rest from its environment")
+    parser.add_argument("--name", default=socket.gethostname(), help="its name in ulak.workers.host: this machine's")
+    arguments = parser.parse_args()
+    try:
+        dsn = complete(arguments.dsn)
+    except psycopg.Error as error:
+        refuse(f"--dsn can't be read: {error}")
+    try:
+        import pycurl  # noqa: F401
+    except ImportError as error:
+        refuse(f"{error}: apt-get install python3-pycurl")
+    process = Process()
+    signal.signal(signal.SIGTERM, process.tell)
+    signal.signal(signal.SIGINT, process.tell)
+    Node(dsn, arguments.name, process).run()
+    process.log("ended")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,63 @@
+"""The session of a worker that runs inside the database: the backend that it is a procedure of."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import plpy
+
+from ulak.session import Rows
+from ulak.worker.wake_up import SignalWakeUp
+
+
+class Backend:
+    """Implements session.Session, with plans that are prepared once per run."""
+
+    Error: type[Exception] = plpy.SPIError
+
+    def __init__(self) -> None:
+        self._plans: dict[str, plpy.PLyPlan] = {}
+        self._began = False
+        # Not the parent: a run that begins while the postmaster dies has another one already.
+        self._postmaster = ctypes.c_int.in_dll(ctypes.CDLL(None), "PostmasterPid").value
+        # PostgreSQL's own note that a cancel, a terminate or the like waits for its next chance.
+        self._interrupts = ctypes.c_int.in_dll(ctypes.CDLL(None), "InterruptPending")
+
+    def call(
+        self, query: str, types: Sequence[str] = (), arguments: Sequence[Any] = (), may_be_followed: bool = False
+    ) -> Rows:
+        plan = self._plans.get(query)
+        if plan is None:
+            plan = self._plans[query] = plpy.prepare(query, types)
+        self._began = True
+        # A subtransaction of its own: after an error the transaction goes on without what this call did.
+        return plpy.execute(plan, arguments)  # type: ignore[return-value]
+
+    def commit(self) -> None:
+        if self._began:
+            plpy.commit()
+            self._began = False
+
+    def check_interrupts(self) -> None:
+        # Backends notice the postmaster's death where they wait, and a worker waits in Python. As long as one of them
+        # lives, no new server can start.
+        if os.getppid() != self._postmaster:
+            plpy.fatal("the postmaster is gone")
+        if self._interrupts.value:
+            self.call("select")
+
+    def wake_up(self) -> SignalWakeUp | None:
+        try:
+            return SignalWakeUp()
+        except OSError:
+            # No descriptor left: messages can be looked for, too.
+            return None
+
+    def orders(self) -> None:
+        """A backend is told by SQL alone."""
+
+    def warn(self, line: str) -> None:
+        plpy.warning(line)

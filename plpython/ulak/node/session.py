@@ -1,0 +1,173 @@
+"""The session of a node: a connection by libpq. A statement is prepared once, and travels with what opens its
+transaction, so that each call is one round trip."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import psycopg
+from psycopg import errors, pq
+
+from ulak.node import values
+from ulak.node.wake_up import SocketWakeUp
+from ulak.session import Rows
+
+# The server ends the session: it goes down, an operator or a timeout said so.
+_ENDED = ("57P01", "57P02", "57P03", "57P05", "25P03", "08003", "08006")
+_READ_ONLY = "25006"
+
+
+class Lost(ConnectionError):
+    """There is no connection any more. What was held comes back to the queue when its leases run out."""
+
+
+class Process(Protocol):
+    """What the process was told by signals."""
+
+    # As in port.Orders.leave.
+    leave: str | None
+    # Called when that changes.
+    wake: Callable[[], None] | None
+
+    def log(self, line: str) -> None: ...
+
+
+class _Statement(NamedTuple):
+    name: bytes
+    columns: list[tuple[str, Callable[[bytes], Any]]]
+
+
+class Connection:
+    """Implements session.Session."""
+
+    Error: type[Exception] = psycopg.Error
+
+    def __init__(self, connection: pq.abc.PGconn, process: Process) -> None:
+        self._connection = connection
+        self._process = process
+        self._statements: dict[str, _Statement] = {}
+        self._is_open = False
+        self._wake_up: SocketWakeUp | None = None
+        # Elsewhere the server sends nothing but UTF-8. What can't be read must be undone.
+        self._may_be_unreadable = connection.parameter_status(b"server_encoding") == b"SQL_ASCII"
+        connection.enter_pipeline_mode()
+
+    def call(
+        self, query: str, types: Sequence[str] = (), arguments: Sequence[Any] = (), may_be_followed: bool = False
+    ) -> Rows:
+        was_open = self._is_open
+        before = b"savepoint ulak" if was_open else b""
+        if not was_open and (may_be_followed or self._may_be_unreadable):
+            before = b"begin"
+        try:
+            rows = self._execute(before, query, types, [values.write(each) for each in arguments])
+        except (psycopg.Error, UnicodeError):
+            if before:
+                self._command(b"rollback to savepoint ulak" if was_open else b"rollback")
+            raise
+        self._is_open = bool(before)
+        return rows
+
+    def commit(self) -> None:
+        if self._is_open:
+            self._is_open = False
+            self._command(b"commit")
+
+    def check_interrupts(self) -> None:
+        """A cancel ends a statement, and the loss of the server shows where it is asked next."""
+
+    def wake_up(self) -> SocketWakeUp:
+        wake_up = SocketWakeUp(self._connection.socket, self._receive)
+        self._wake_up = wake_up
+        self._process.wake = wake_up.arrived
+        return wake_up
+
+    def orders(self) -> str | None:
+        return self._process.leave
+
+    def warn(self, line: str) -> None:
+        self._process.log(line)
+
+    def close(self) -> None:
+        self._process.wake = None
+        self._connection.finish()
+
+    def _command(self, text: bytes) -> None:
+        self._send(self._connection.send_query_params, text, None)
+        self._finish()
+
+    def _execute(self, before: bytes, query: str, types: Sequence[str], arguments: list[bytes | None]) -> Rows:
+        statement = self._statements.get(query)
+        if before:
+            self._send(self._connection.send_query_params, before, None)
+        if statement is None:
+            name = b"ulak_%d" % len(self._statements)
+            self._send(self._connection.send_prepare, name, query.encode(), values.oids(types))
+        else:
+            name = statement.name
+        self._send(self._connection.send_query_prepared, name, arguments)
+        result = self._finish()
+        if statement is None:
+            columns = [
+                ((result.fname(n) or b"").decode(), values.reader(result.ftype(n))) for n in range(result.nfields)
+            ]
+            statement = self._statements[query] = _Statement(name, columns)
+        get = result.get_value
+        return [
+            {
+                name: None if (value := get(row, column)) is None else read(value)
+                for column, (name, read) in enumerate(statement.columns)
+            }
+            for row in range(result.ntuples)
+        ]
+
+    def _send(self, send: Callable[..., None], *arguments: Any) -> None:
+        try:
+            send(*arguments)
+        except psycopg.OperationalError as error:
+            raise Lost(str(error)) from error
+
+    def _finish(self) -> pq.abc.PGresult:
+        """The result of what was sent last; raises the first error since the time before."""
+        self._send(self._connection.pipeline_sync)
+        failed = result = None
+        while True:
+            each = self._connection.get_result()
+            if each is None:
+                # The end of one of them; or of all, because the server is gone.
+                if self._connection.status == pq.ConnStatus.BAD:
+                    raise Lost(pq.error_message(self._connection))
+                continue
+            if each.status == pq.ExecStatus.PIPELINE_SYNC:
+                break
+            result = each
+            if each.status == pq.ExecStatus.FATAL_ERROR:
+                failed = failed or each
+        self._note_notifications()
+        if failed is not None:
+            raise self._error(failed)
+        assert result is not None
+        return result
+
+    def _error(self, result: pq.abc.PGresult) -> Exception:
+        state = (result.error_field(pq.DiagnosticField.SQLSTATE) or b"").decode()
+        if self._connection.status == pq.ConnStatus.BAD or state in _ENDED or not state:
+            return Lost(pq.error_message(result))
+        if state == _READ_ONLY:
+            # It was the primary once.
+            return Lost("the server has become read-only")
+        return errors.error_from_result(result)
+
+    def _receive(self) -> None:
+        """What has come without being asked for."""
+        try:
+            self._connection.consume_input()
+        except psycopg.OperationalError as error:
+            raise Lost(str(error)) from error
+        self._note_notifications()
+
+    def _note_notifications(self) -> None:
+        while self._connection.notifies() is not None:
+            if self._wake_up is not None:
+                self._wake_up.arrived()

@@ -1,0 +1,57 @@
+"""The wake-up of a node: a notification comes by its connection, whose descriptor tells that something has come."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+from collections.abc import Callable
+
+
+class SocketWakeUp:
+    """Implements wake_up.WakeUp. A notification may also come with the answer to a query: then nothing is left in the
+    socket, and a descriptor of its own remembers it."""
+
+    def __init__(self, socket: int, receive: Callable[[], None]) -> None:
+        """receive() takes in what the socket has, and calls arrived() for each notification."""
+        self._socket = socket
+        self._receive = receive
+        self._arrived = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._both = select.epoll()
+        self._both.register(self._arrived, select.EPOLLIN)
+        self._is_held_back = False
+
+    def fileno(self) -> int:
+        return self._both.fileno()
+
+    def hold_back(self) -> None:
+        if not self._is_held_back:
+            self._is_held_back = True
+            self._both.register(self._socket, select.EPOLLIN)
+
+    def arrived(self) -> None:
+        """Also called by a signal's handler."""
+        if self._is_held_back:
+            os.eventfd_write(self._arrived, 1)
+
+    def wait(self, seconds: float = 0) -> bool:
+        if not self._both.poll(seconds):
+            return False
+        self._receive()
+        return self._forget()
+
+    def let_go(self) -> None:
+        if self._is_held_back:
+            self._is_held_back = False
+            self._both.unregister(self._socket)
+            self._forget()
+
+    def close(self) -> None:
+        self._is_held_back = False
+        self._both.close()
+        os.close(self._arrived)
+
+    def _forget(self) -> bool:
+        with contextlib.suppress(BlockingIOError):
+            return os.eventfd_read(self._arrived) > 0
+        return False

@@ -1,0 +1,36 @@
+"""What ulak.database needs of a session: the backend that a worker runs in (backend.py), or a node's connection to it
+(node/session.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from ulak.worker.wake_up import WakeUp
+
+Rows = Sequence[Mapping[str, Any]]
+
+
+class Session(Protocol):
+    # What a statement fails with; it has its sqlstate.
+    Error: type[Exception]
+
+    def call(
+        self, query: str, types: Sequence[str] = (), arguments: Sequence[Any] = (), may_be_followed: bool = False
+    ) -> Rows:
+        """A statement with its parameters as $1, $2 and so on. What fails is undone, and nothing else. What may be
+        followed by others is committed together with them, by commit() at the latest."""
+
+    def commit(self) -> None: ...
+
+    def check_interrupts(self) -> None:
+        """Ends the run if it was cancelled, or if the server is gone. Costs next to nothing."""
+
+    def wake_up(self) -> WakeUp | None:
+        """How a notification reaches this session, if there is a way. To be closed by whoever asked."""
+
+    def orders(self) -> str | None:
+        """What the process itself was told, as in port.Orders.leave."""
+
+    def warn(self, line: str) -> None:
+        """For whoever looks after it."""

@@ -1,0 +1,108 @@
+-- Nodes: workers that are processes of their own, on any machine, and log in as members of ulak_node. They claim, settle and report
+-- by the functions that the worker in the database uses; here is what is theirs alone.
+
+-- As a worker's session, but for what is true of a backend alone: a crash of the server doesn't end a node, which would settle by a
+-- lease that the server has forgotten. So its commits are synchronous.
+create or replace function ulak._node_parameters()
+returns table (name text, value text)
+language sql
+immutable
+set search_path = pg_catalog, pg_temp
+as $sql$
+    select p.name, p.value
+    from ulak._worker_parameters() p
+    where p.name not in ('synchronous_commit', 'client_connection_check_interval')
+    union all
+    values
+        ('synchronous_commit', 'on'),
+        -- A node that is cut off must not keep what it has locked: its session ends with its connection.
+        ('client_connection_check_interval', '5s'),
+        ('idle_in_transaction_session_timeout', '10s'),
+        ('tcp_keepalives_idle', '10'),
+        ('tcp_keepalives_interval', '5'),
+        ('tcp_keepalives_count', '3'),
+        ('tcp_user_timeout', '20s'),
+        -- Whatever is set for its role: nothing that a node asks for takes so long.
+        ('statement_timeout', '1min'),
+        ('idle_session_timeout', '0')
+$sql$;
+
+create or replace function ulak._enter_node_session()
+returns void
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+begin
+    perform set_config(s.name, s.value, false) from ulak._node_parameters() s;
+end
+$plpgsql$;
+
+-- Whether stop() was called, and no start() since. Nodes deliver before the first start(), too: somebody has started them.
+create or replace function ulak._is_stopped()
+returns boolean
+language sql
+stable
+set search_path = pg_catalog, pg_temp
+as $sql$
+    select exists (select from ulak.schedule s where s.is_stopped)
+$sql$;
+
+-- Takes the first number that no other node has; no row while stop() holds. What a node calls itself comes from outside.
+create or replace function ulak._take_node_slot(p_host text)
+returns table (slot integer, name text)
+language plpgsql
+security definer
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+declare
+    v_host text := left(regexp_replace(coalesce(p_host, ''), '[^A-Za-z0-9._:-]', '?', 'g'), 64);
+begin
+    if ulak._is_stopped() then
+        return;
+    end if;
+    for v_slot in 101..1100 loop
+        name := format('node %s on %s, pid %s', v_slot - 100, v_host, pg_backend_pid());
+        if ulak._register_worker(v_slot, name, false, v_host) then
+            slot := v_slot;
+            perform set_config('application_name', format('ulak node %s on %s', v_slot - 100, v_host), false);
+            return next;
+            return;
+        end if;
+    end loop;
+    raise exception 'there are 1000 nodes already' using errcode = '53400';
+end
+$plpgsql$;
+
+-- For a session that waits for start().
+create or replace function ulak._leave_node_slot(p_slot integer)
+returns void
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+begin
+    perform ulak._unregister_worker(p_slot);
+    unlisten ulak_bell;
+    perform set_config('application_name', 'ulak node', false);
+end
+$plpgsql$;
+
+-- Nodes come and go: nobody comes back to the number of one that is gone.
+create or replace function ulak._forget_nodes()
+returns void
+language sql
+set search_path = pg_catalog, pg_temp
+as $sql$
+    delete from ulak.workers w
+    where w.host is not null and w.heartbeat_at < clock_timestamp() - interval '1 hour' and not ulak._is_taken(w)
+$sql$;
+
+create or replace function ulak._count_nodes(p_now timestamptz)
+returns bigint
+language sql
+stable
+set search_path = pg_catalog, pg_temp
+as $sql$
+    select count(*)
+    from ulak.workers w
+    where w.host is not null and ulak._is_alive(w, p_now)
+$sql$;

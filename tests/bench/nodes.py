@@ -1,0 +1,127 @@
+"""What is left to the server when nodes deliver, beside a worker inside of it; and whether two nodes share what there is."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from statistics import median
+from typing import NamedTuple
+
+from support.node import Node, node_dsn
+from support.sessions import wait_until
+from support.site import SETTLED, Site
+
+from bench.delivery import WAL, fill
+from bench.figures import Figure, Quantity
+from bench.measure import processor_seconds
+from bench.stage import QUIET, Part, Stage
+
+
+class Drained(NamedTuple):
+    messages: int
+    seconds: float
+    # Of all processes of the server but the session that asks.
+    server: float
+    # Of the nodes.
+    nodes: float
+    wal_bytes: int
+
+    def quantities(self) -> tuple[Quantity, ...]:
+        return (
+            Quantity(self.messages / self.seconds, "/s"),
+            Quantity(self.server * 1e6 / self.messages, "us", "of the server's processor each"),
+            Quantity(self.nodes * 1e6 / self.messages, "us", "of the nodes'"),
+            Quantity(self.wal_bytes / self.messages, "bytes", "of WAL each"),
+        )
+
+
+def server_seconds(site: Site) -> float:
+    total = 0.0
+    for pid in site.cluster.processes():
+        # The session that asks isn't part of it, and others may end meanwhile.
+        with suppress(FileNotFoundError, ProcessLookupError):
+            total += 0.0 if pid == site.db.info.backend_pid else processor_seconds(pid)
+    return total
+
+
+@contextmanager
+def filled(stage: Stage, count: int) -> Iterator[Site]:
+    """What is measured begins with a queue that is full, written since the last checkpoint."""
+    with stage.site() as site:
+        site.db.execute("checkpoint")
+        site.http("shop", stage.receiver)
+        fill(site, "shop", count)
+        site.db.execute("vacuum analyze ulak.queue")
+        yield site
+
+
+def drain(site: Site, nodes: int) -> Drained:
+    """By so many nodes; 0: by a worker in the database."""
+    with ExitStack() as stack:
+        before, written = server_seconds(site), site.value(WAL)
+        began = [stack.enter_context(Node(node_dsn(site.cluster, site.database))) for _ in range(nodes)]
+        if not nodes:
+            site.start(seconds=600)
+        # Seldom and cheap: who asks takes the receiver's processor.
+        wait_until(lambda: site.value(SETTLED), 600, "an empty queue", interval=0.1)
+        server = server_seconds(site) - before
+        of_nodes = sum(processor_seconds(node.pid) for node in began)
+        written = site.value(WAL) - written
+    count, seconds = site.db.execute("""
+        select count(*), extract(epoch from max(completed_at) - min(processing_started_at))::float
+        from ulak.queue where status = 'completed'
+    """).fetchone() or (0, 1.0)
+    return Drained(count, seconds, server, of_nodes, written)
+
+
+def processor(stage: Stage) -> Iterator[Figure]:
+    """In turn: the machine may do other things as well."""
+    count = stage.scaled(20_000, 500)
+    rounds: list[tuple[Drained, Drained]] = []
+    for _ in range(stage.rounds(3)):
+        with filled(stage, count) as site:
+            inside = drain(site, 0)
+        with filled(stage, count) as site:
+            rounds.append((inside, drain(site, 1)))
+    middle = sorted(rounds, key=lambda each: each[1].server / each[0].server)[len(rounds) // 2]
+    for name, drained in zip(("a worker in the database", "a node"), middle, strict=True):
+        yield Figure(name, *drained.quantities(), headline=True)
+    times = median(node.server / inside.server for inside, node in rounds)
+    yield Figure(
+        "the server's processor, a node beside a worker", Quantity(times, "times", required=0.6), headline=True
+    )
+    stage.details["processor"] = [[each._asdict() for each in pair] for pair in rounds]
+
+
+def fairness(stage: Stage) -> Iterator[Figure]:
+    """Both are there before there is anything to do, so that neither has a start."""
+    count = stage.scaled(30_000, 500)
+    with stage.site() as site, ExitStack() as stack:
+        site.http("shop", stage.receiver)
+        for _ in range(2):
+            stack.enter_context(Node(node_dsn(site.cluster, site.database)))
+        alive = "select count(*) from ulak.workers where host is not null and state = 'running'"
+        wait_until(lambda: site.value(alive) == 2, 30, "two nodes")
+        began = time.monotonic()
+        fill(site, "shop", count)
+        wait_until(lambda: site.value(SETTLED), 600, "an empty queue", interval=0.1)
+        took = time.monotonic() - began
+        processed = "select (messages_processed / sum(messages_processed) over ())::float from ulak.workers order by 1"
+        told = "select sum(messages_processed) from ulak.workers"
+        wait_until(lambda: site.value(told) == count, 10, "the nodes' last report")
+        shares = site.column(processed)
+    yield Figure(
+        "two nodes",
+        Quantity(count / took, "/s", "sent and delivered"),
+        Quantity(min(shares) * 2, "of", "its half by the one that did less", required=0.6),
+        headline=True,
+    )
+
+
+PART = Part(
+    "Delivery to nginx by nodes and by a worker in the database, messages of 200 bytes; nodes on the same machine, so what they "
+    "save is looked for in the server's processes alone",
+    {"processor": processor, "fairness": fairness},
+    QUIET,
+)

@@ -1,0 +1,47 @@
+"""A database with nodes instead of workers, and a receiver on loopback."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+from support.cluster import Cluster
+from support.node import Node, node_dsn
+from support.receiver import Receiver
+from support.sessions import wait_until
+from support.site import Site
+
+StartNode = Callable[..., Node]
+
+
+@pytest.fixture
+def site(cluster: Cluster, database: str) -> Iterator[Site]:
+    site = Site(cluster, database)
+    yield site
+    site.end()
+
+
+@pytest.fixture
+def receiver() -> Iterator[Receiver]:
+    with Receiver() as receiver:
+        yield receiver
+
+
+@pytest.fixture
+def start_node(site: Site) -> Iterator[StartNode]:
+    """A node that delivers; by keyword what is added to its DSN."""
+    with ExitStack() as stack:
+
+        def start(name: str = "here", **options: Any) -> Node:
+            node = stack.enter_context(Node(node_dsn(site.cluster, site.database, **options), "--name", name))
+            node.wait_until_says("delivering as")
+            return node
+
+        yield start
+
+
+def wait_for_nodes(site: Site, count: int) -> list[dict[str, Any]]:
+    query = "select * from ulak.get_worker_status() where host is not null and state = 'running' order by slot"
+    return wait_until(lambda: len(rows := site.rows(query)) == count and rows, 30, f"{count} nodes")

@@ -1,0 +1,82 @@
+"""Nodes for tests: docker/worker.py in processes of their own, with Debian's own Python, as on another machine."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import Self
+
+from support.cluster import PROJECT, WORK, Cluster
+from support.sessions import wait_until
+
+PYTHON = "/usr/bin/python3"
+PROGRAM = PROJECT / "docker" / "worker.py"
+
+
+def node_dsn(cluster: Cluster, database: str, **options: object) -> str:
+    """As a member of ulak_node."""
+    extra = "".join(f" {name}={value}" for name, value in options.items())
+    return cluster.dsn(database, "test_ulak_node") + extra
+
+
+class Node:
+    """One process. What it says is in `log`."""
+
+    def __init__(
+        self, dsn: str, *arguments: str, environment: dict[str, str] | None = None, prefix: list[str] | None = None
+    ) -> None:
+        """`prefix` is a command that runs the rest of its arguments."""
+        WORK.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(prefix="node-", suffix=".log", dir=WORK)
+        self.log = Path(name)
+        # Nothing of the tests' own environment: no venv, no module path.
+        with os.fdopen(handle, "wb") as log:
+            self.process = subprocess.Popen(
+                [*(prefix or []), PYTHON, "-B", str(PROGRAM), "--dsn", dsn, *arguments],
+                env={"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8", **(environment or {})},
+                cwd="/",
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def lines(self) -> list[str]:
+        return self.log.read_text().splitlines()
+
+    def says(self, text: str) -> bool:
+        return text in self.log.read_text()
+
+    def wait_until_says(self, text: str, timeout: float = 30) -> None:
+        wait_until(lambda: self.says(text) or self._ended(text), timeout, f"{text!r} from the node: {self.lines()}")
+
+    def _ended(self, text: str) -> bool:
+        if self.process.poll() is not None and not self.says(text):
+            raise AssertionError(f"the node ended with {self.process.returncode}: {self.lines()}")
+        return False
+
+    def tell(self, number: signal.Signals) -> None:
+        if self.process.poll() is None:
+            os.kill(self.pid, number)
+
+    def wait(self, timeout: float = 30) -> int:
+        """For its end: returns its exit code."""
+        return self.process.wait(timeout)
+
+    def kill(self) -> None:
+        self.tell(signal.SIGCONT)
+        self.tell(signal.SIGKILL)
+        self.process.wait(10)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *unused: object) -> None:
+        self.kill()
+        self.log.unlink()
