@@ -25,7 +25,7 @@ DESIGNED = """
     lease_seconds 30 5 3600
     archive_retention_months 6 1 120
     event_log_retention_days 30 1 3650
-    workers 2 1 32
+    workers 2 0 32
     worker_concurrency 128 1 1000
     batch_size 500 1 10000
     poll_interval 50 5 60000
