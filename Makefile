@@ -14,8 +14,10 @@ UPGRADES := $(patsubst sql/upgrade/%.sql,$(BUILD)/ulak--%.sql,$(wildcard sql/upg
 DATA_built = $(SCRIPT) $(UPGRADES)
 DATA = $(filter-out $(patsubst $(BUILD)/%,sql/released/%,$(DATA_built)),$(wildcard sql/released/*.sql))
 EXTRA_CLEAN = $(BUILD)
+# For servers without PL/Python.
+PLAIN := $(BUILD)/ulak-plain-$(EXTVERSION).sql
 
-.PHONY: build help test test-debian13 test-debian14 docker-test lint reference demo demo-stop bench chaos soak
+.PHONY: build sql help test test-plain test-debian13 test-debian14 docker-test lint reference demo demo-stop bench chaos soak
 .DELETE_ON_ERROR:
 
 build: $(DATA_built) ## build the extension's script
@@ -31,11 +33,19 @@ $(SCRIPT): $(SCHEMA) $(REPLAYED) sql/schema sql/code control/ulak.control
 $(UPGRADES): $(BUILD)/ulak--%.sql: sql/upgrade/%.sql $(REPLAYED) sql/code
 	cat $< $(REPLAYED) > $@
 
+sql: $(PLAIN) ## build the plain script: no PL/Python, no superuser, for managed PostgreSQL
+
+$(PLAIN): $(SCHEMA) $(REPLAYED) $(wildcard sql/upgrade/*.sql) sql/schema sql/code sql/upgrade sql/plain.py sql/plain $(wildcard sql/plain/*) control/ulak.control
+	python3 -B sql/plain.py $(EXTVERSION) $(SCHEMA) $(wildcard sql/upgrade/*.sql) $(REPLAYED) > $@
+
 test: lint ## install what is missing and run every check; ARGS="tests/db -k send" picks some
 	tests/sandbox.sh python -m pytest $(or $(ARGS),tests)
 
 lint: ## ruff, mypy and pgspot
 	tests/sandbox.sh tests/lint.sh
+
+test-plain: ## the tests of tests/db on a plain installation, as a role that is no superuser; ARGS as for test
+	ULAK_PLAIN=1 tests/sandbox.sh python -m pytest $(or $(ARGS),tests/db)
 
 test-debian13: ## make demo and make test in a fresh Debian 13, PostgreSQL 17 (needs root and debootstrap); ARGS as for test
 	tests/debian.sh trixie $(ARGS)

@@ -9,11 +9,12 @@ from typing import Any
 import psycopg
 import pytest
 from support.cluster import TEMPLATE, Cluster, Connect, remove_abandoned
+from support.plain import PlainCluster, is_plain, reason_to_skip
 
 _numbers = itertools.count(1)
 
 # Whatever breaks most is told first. The workers come before the longest part, for pg_cron's minutes to pass during it.
-ORDER = ("conventions", "unit", "security", "upgrade", "chaos", "concurrency", "worker", "db")
+ORDER = ("conventions", "unit", "security", "upgrade", "plain", "chaos", "concurrency", "worker", "db")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -25,12 +26,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return len(ORDER) if waits or folder not in ORDER else ORDER.index(folder)
 
     items.sort(key=place)
+    if is_plain():
+        for item in items:
+            if reason := reason_to_skip(item.nodeid):
+                item.add_marker(pytest.mark.skip(reason=reason))
 
 
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[Cluster]:
     remove_abandoned()
-    cluster = Cluster.create(in_memory=True)
+    cluster = (PlainCluster if is_plain() else Cluster).create(in_memory=True)
     yield cluster
     cluster.remove()
 
@@ -85,7 +90,7 @@ def cron_database(cluster: Cluster) -> Iterator[str]:
     cluster.install(name)
     cluster.execute("create extension if not exists pg_cron", name)
     yield name
-    cluster.execute("delete from cron.job", name)
+    cluster.execute("select cron.unschedule(jobid) from cron.job", name)
     # Jobs that still run hold locks; pg_cron's launcher is no client backend and stays.
     cluster.execute(
         """
@@ -95,4 +100,4 @@ def cron_database(cluster: Cluster) -> Iterator[str]:
         name,
     )
     cluster.execute("delete from cron.job_run_details", name)
-    cluster.execute("drop extension ulak cascade", name)
+    cluster.uninstall(name)

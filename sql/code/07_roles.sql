@@ -24,6 +24,16 @@ as $sql$
     select array['ulak_admin', 'ulak_application', 'ulak_consumer', 'ulak_monitor', 'ulak_node', 'ulak_worker']
 $sql$;
 
+-- Only a superuser may read this.
+create or replace function ulak._roles_with_password()
+returns table (name text)
+language sql
+stable
+set search_path = pg_catalog, pg_temp
+as $sql$
+    select a.rolname::text from pg_authid a where a.rolname = any (ulak._roles()) and a.rolpassword is not null
+$sql$;
+
 -- What is wrong with them, and the statement that puts it right. is_usual: wrong in a role that nobody has used yet; later
 -- on it is what an operator does.
 create or replace function ulak._role_problems()
@@ -33,13 +43,15 @@ stable
 set search_path = pg_catalog, pg_temp
 as $sql$
     with role as (
-        select a.* from pg_authid a where a.rolname = any (ulak._roles())
+        select r.* from pg_roles r where r.rolname = any (ulak._roles())
     ),
     member as (
         select r.rolname, m.rolname as member, m.rolsuper, a.admin_option
         from role r
         join pg_auth_members a on a.roleid = r.oid
-        join pg_authid m on m.oid = a.member
+        join pg_roles m on m.oid = a.member
+        -- Who owns the schema can do everything in it anyway.
+        where m.oid <> (select n.nspowner from pg_namespace n where n.nspname = 'ulak')
     )
     select r.rolname::text, 'is a superuser', format('alter role %I nosuperuser;', r.rolname), false
     from role r
@@ -67,7 +79,7 @@ as $sql$
     union all
     select r.rolname, 'has a password', format('alter role %I password null;', r.rolname), r.rolname = 'ulak_worker'
     from role r
-    where r.rolpassword is not null
+    where r.rolname in (select p.name from ulak._roles_with_password() p)
     union all
     select m.rolname, format('can be granted by %I', m.member), format('revoke admin option for %I from %I;', m.rolname, m.member), false
     from member m
@@ -80,7 +92,7 @@ as $sql$
     select r.rolname, format('is a member of %I', g.rolname), format('revoke %I from %I;', g.rolname, r.rolname), false
     from role r
     join pg_auth_members a on a.member = r.oid
-    join pg_authid g on g.oid = a.roleid
+    join pg_roles g on g.oid = a.roleid
     where g.rolsuper
         or g.rolname = any (ulak._roles())
         or g.rolname in ('pg_execute_server_program', 'pg_read_server_files', 'pg_write_server_files')

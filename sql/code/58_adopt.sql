@@ -24,7 +24,11 @@ begin
         select
         from ulak.cluster_identity i
         where i.system_identifier <> ulak._system_identifier()
-            and not exists (select from ulak.cluster_home h where h.system_identifier = i.system_identifier)
+            and not exists (
+                select
+                from ulak.cluster_home h
+                where h.system_identifier = i.system_identifier and h.table_oid = 'ulak.cluster_home'::regclass
+            )
     );
 end
 $plpgsql$;
@@ -72,8 +76,8 @@ begin
     insert into ulak.cluster_identity (system_identifier)
     values (ulak._system_identifier());
     delete from ulak.cluster_home;
-    insert into ulak.cluster_home (system_identifier)
-    values (ulak._system_identifier());
+    insert into ulak.cluster_home (system_identifier, table_oid)
+    values (ulak._system_identifier(), 'ulak.cluster_home'::regclass);
     insert into ulak.event_log (event, old_value, new_value, detail)
     values (p_event, v_before, jsonb_build_array(ulak._system_identifier()::text), p_detail);
 end

@@ -71,7 +71,7 @@ stable
 set search_path = pg_catalog, pg_temp
 as $plpgsql$
 begin
-    return ulak._stamp_of(e.extversion) from pg_extension e where e.extname = 'ulak';
+    return ulak._stamp_of(ulak._version());
 end
 $plpgsql$;
 
@@ -204,9 +204,8 @@ begin
     insert into ulak.workers as w (
         slot, name, pid, state, started_at, last_activity, heartbeat_at, is_scheduled, version, backend_start, host
     )
-    select p_slot, p_worker, a.pid, 'running', t.now, t.now, t.now, p_is_scheduled, e.extversion, a.backend_start, p_host
-    from clock_timestamp() t(now), pg_extension e, pg_stat_get_activity(pg_backend_pid()) a
-    where e.extname = 'ulak'
+    select p_slot, p_worker, a.pid, 'running', t.now, t.now, t.now, p_is_scheduled, ulak._version(), a.backend_start, p_host
+    from clock_timestamp() t(now), pg_stat_get_activity(pg_backend_pid()) a
     on conflict (slot) do update
     set name = excluded.name,
         pid = excluded.pid,
@@ -344,10 +343,8 @@ as $sql$
                 'worker_concurrency'
             ]) s(name)
         ),
-        e.extversion,
+        ulak._version(),
         ulak._settings_fingerprint()
-    from pg_extension e
-    where e.extname = 'ulak'
 $sql$;
 
 create or replace function ulak._settings_fingerprint()
@@ -377,12 +374,11 @@ begin
             when w.pid <> pg_backend_pid() then 'restart'
             when w.is_scheduled and not ulak._is_wanted(p_slot) then 'stop'
             when w.host is not null and ulak._is_stopped() then 'stop'
-            when p_stamp <> ulak._stamp_of(e.extversion) then 'restart'
+            when p_stamp <> ulak._stamp_of(ulak._version()) then 'restart'
         end,
         ulak._settings_fingerprint()
-    from pg_extension e
-    left join ulak.workers w on w.slot = p_slot
-    where e.extname = 'ulak';
+    from (values (p_slot)) s (slot)
+    left join ulak.workers w on w.slot = s.slot;
 end
 $plpgsql$;
 

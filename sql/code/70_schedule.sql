@@ -7,7 +7,7 @@ security definer
 set search_path = pg_catalog, pg_temp
 as $plpgsql$
 declare
-    v_workers integer := coalesce(p_workers, ulak.setting('workers')::integer);
+    v_workers integer := coalesce(p_workers, ulak._default_workers());
     v_checks jsonb;
     v_is_watched boolean;
 begin
@@ -50,7 +50,7 @@ begin
         select
             'schedule',
             'to do',
-            format('pg_cron lives in database "%s", where a superuser has to run this', current_setting('cron.database_name')),
+            ulak._elsewhere(),
             concat_ws(
                 E'\n',
                 format(E'\\connect %I', current_setting('cron.database_name')),
@@ -99,7 +99,7 @@ begin
         return query values (
             'schedule',
             'to do',
-            format('pg_cron lives in database "%s", where a superuser has to run this', current_setting('cron.database_name')),
+            ulak._elsewhere(),
             format(E'\\connect %I', current_setting('cron.database_name')) || E'\n' || format(
                 'select cron.unschedule(jobid) from cron.job where %s and not (%s) is true;',
                 ulak._is_our_job(),
@@ -236,6 +236,45 @@ as $sql$
     select format('substring(jobname from %L)', E'^ulak (?:worker \\d+|watcher|reboot|maintenance|vacuum|log|recurring [A-Za-z0-9._-]+) in (.*)$')
 $sql$;
 
+create or replace function ulak._default_workers()
+returns integer
+language sql
+stable
+set search_path = pg_catalog, pg_temp
+as $sql$
+    select ulak.setting('workers')::integer
+$sql$;
+
+-- Whom the jobs run as that need no rights of the owner.
+create or replace function ulak._job_role()
+returns text
+language sql
+stable
+set search_path = pg_catalog, pg_temp
+as $sql$
+    select 'ulak_worker'
+$sql$;
+
+-- Who can do what can't be done from here.
+create or replace function ulak._elsewhere()
+returns text
+language sql
+stable
+set search_path = pg_catalog, pg_temp
+as $sql$
+    select format('pg_cron lives in database "%s", where a superuser has to run this', current_setting('cron.database_name', true))
+$sql$;
+
+-- How a parameter of the server is set.
+create or replace function ulak._server_fix(p_name text, p_value text, p_then text default 'then restart the server')
+returns text
+language sql
+immutable
+set search_path = pg_catalog, pg_temp
+as $sql$
+    select format('alter system set %s = %s; -- %s', p_name, p_value, p_then)
+$sql$;
+
 -- Of the extension, or of the library where it lives in another database.
 create or replace function ulak._pg_cron_version()
 returns text
@@ -313,7 +352,7 @@ as $sql$
         ulak._job_name(j.what),
         j.schedule,
         j.command,
-        case when j.is_owners then pg_get_userbyid(c.relowner) else 'ulak_worker' end,
+        case when j.is_owners then pg_get_userbyid(c.relowner) else ulak._job_role() end,
         j.database,
         current_setting('cron.host', true),
         current_setting('port')::integer
@@ -721,18 +760,30 @@ begin
             'pg_cron',
             'problem',
             'it is not loaded',
-            format(
-                'alter system set shared_preload_libraries = %s; -- after installing postgresql-%s-cron; then restart the server. '
-                'Or let another scheduler run each minute: call ulak.run_worker(); call ulak.run_maintenance();',
+            ulak._server_fix(
+                'shared_preload_libraries',
                 (
                     select string_agg(quote_literal(btrim(l.name)), ', ' order by l.place)
                     from unnest(
                         string_to_array(nullif(current_setting('shared_preload_libraries'), ''), ',') || 'pg_cron'::text
                     ) with ordinality l (name, place)
                 ),
-                current_setting('server_version_num')::integer / 10000
+                format(
+                    'after installing postgresql-%s-cron; then restart the server. Or let another scheduler run each minute: %scall ulak.run_maintenance();',
+                    current_setting('server_version_num')::integer / 10000,
+                    case when ulak._has_python() then 'call ulak.run_worker(); ' else '' end
+                )
             )
         );
+        return;
+    elsif not ulak._has_pg_cron() and exists (select from pg_extension e where e.extname = 'pg_cron') then
+        return query
+        select
+            'pg_cron',
+            'problem',
+            format('role %I may not use it', o.name),
+            format('grant usage on schema cron to %I; -- by an administrator of the server', o.name)
+        from (select pg_get_userbyid(c.relowner) from pg_class c where c.oid = 'ulak.queue'::regclass) o (name);
         return;
     elsif v_home = current_database() and v_version is null then
         return query values ('pg_cron', 'problem', 'it is loaded, but not created', 'create extension pg_cron;');
@@ -762,7 +813,7 @@ begin
             'mode',
             'problem',
             'pg_cron 1.4 makes every job wait for the longest one when cron.use_background_workers is on',
-            'alter system set cron.use_background_workers = off; -- then restart the server'
+            ulak._server_fix('cron.use_background_workers', 'off')
         );
     else
         return query values ('mode', 'ok', case when v_libpq then 'libpq' else 'background workers' end, null::text);
@@ -774,7 +825,7 @@ begin
             'max_worker_processes',
             'problem',
             format('%s jobs and 2 other processes need %s, it is %s', v_needed, v_needed + 2, current_setting('max_worker_processes')),
-            format('alter system set max_worker_processes = %s; -- then restart the server', v_needed + 2)
+            ulak._server_fix('max_worker_processes', (v_needed + 2)::text)
         );
     end if;
     -- What it may be depends on the above: one after the other.
@@ -786,7 +837,7 @@ begin
             'problem',
             format('%s workers and %s other jobs need %s, it is %s', p_workers, v_others, v_needed,
                 current_setting('cron.max_running_jobs')),
-            format('alter system set cron.max_running_jobs = %s; -- then restart the server', v_needed)
+            ulak._server_fix('cron.max_running_jobs', v_needed::text)
         );
     end if;
     if not current_setting('cron.launch_active_jobs', true)::boolean then
@@ -794,7 +845,7 @@ begin
             'launch_active_jobs',
             'problem',
             'pg_cron is told to start no job',
-            'alter system set cron.launch_active_jobs = on; select pg_reload_conf();'
+            ulak._server_fix('cron.launch_active_jobs', 'on', 'then: select pg_reload_conf();')
         );
     end if;
 end

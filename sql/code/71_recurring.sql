@@ -170,7 +170,7 @@ language sql
 stable
 set search_path = pg_catalog, pg_temp
 as $sql$
-    select ulak._recurring_job(r.name), r.cron, format('select ulak._send_recurring(%L)', r.name), 'ulak_worker', current_database()
+    select ulak._recurring_job(r.name), r.cron, format('select ulak._send_recurring(%L)', r.name), ulak._job_role(), current_database()
     from ulak.recurring r
 $sql$;
 
@@ -188,7 +188,7 @@ begin
         return query values (
             p_item,
             'to do',
-            format('pg_cron lives in database "%s", where a superuser has to run this', current_setting('cron.database_name', true)),
+            ulak._elsewhere(),
             format(E'\\connect %I\n', current_setting('cron.database_name', true)) || p_command
         );
     end if;

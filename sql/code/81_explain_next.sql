@@ -179,6 +179,7 @@ begin
             when b.is_scheduled then format(
                 'next: no worker is alive; the next one starts %s. If none does: select * from ulak.doctor();', b.starts
             )
+            when not ulak._has_python() then 'next: nothing, no node is alive: select * from ulak.doctor();'
             else 'next: nothing, no worker is alive: select * from ulak.start();'
         end
         from ulak._workers_begin(p_now) b;

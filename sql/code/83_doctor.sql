@@ -130,7 +130,7 @@ as $plpgsql$
 #variable_conflict use_column
 declare
     -- After start(0) nodes deliver.
-    v_workers integer := coalesce((select s.workers from ulak.schedule s where not s.is_stopped), ulak.setting('workers')::integer);
+    v_workers integer := coalesce((select s.workers from ulak.schedule s where not s.is_stopped), ulak._default_workers());
     v_alive bigint := ulak._count_alive(p_now);
     v_nodes bigint := ulak._count_nodes(p_now);
     v_lost_at timestamptz := (select max(w.heartbeat_at) from ulak.workers w);
@@ -204,6 +204,7 @@ begin
             'critical',
             'workers',
             case
+                when not ulak._has_python() then 'no node is alive'
                 when v_workers = 0 then 'no node is alive, and start(0) left delivery to nodes'
                 when v_is_scheduled and v_lost_at > p_now - interval '75 seconds' then 'no worker is alive; the next one starts ' || v_starts
                 when v_is_scheduled and ulak._has_pg_cron()
@@ -216,6 +217,8 @@ begin
                 ''
             ),
             case
+                when not ulak._has_python() and ulak._is_stopped() then 'select * from ulak.start(0); -- stop() was called, and nodes wait'
+                when not ulak._has_python() then format('-- start a node: python3 worker.py --dsn "... dbname=%s"', current_database())
                 when v_workers = 0 then 'select * from ulak.start(2); -- to deliver in the database; or start a node'
                 when v_is_scheduled and ulak._has_pg_cron()
                     then 'select status, return_message, start_time from cron.job_run_details order by runid desc limit 5; '
@@ -672,13 +675,13 @@ as $sql$
                 'critical',
                 not current_setting('fsync')::boolean,
                 'fsync is off: a crash of the server can lose messages that were accepted',
-                'alter system set fsync = on; -- then: select pg_reload_conf();'
+                ulak._server_fix('fsync', 'on', 'then: select pg_reload_conf();')
             ),
             (
                 'warning',
                 not current_setting('autovacuum')::boolean,
                 'autovacuum is off: the queue''s dead rows pile up',
-                'alter system set autovacuum = on; -- then: select pg_reload_conf();'
+                ulak._server_fix('autovacuum', 'on', 'then: select pg_reload_conf();')
             ),
             (
                 'warning',

@@ -30,7 +30,7 @@ begin
             'message', v_message.message,
             'endpoint', (select to_jsonb(c) from ulak._endpoint_configs(array[v_message.endpoint_id]) c),
             'settings', (select jsonb_object_agg(s.name, ulak.setting(s.name)) from ulak.settings s),
-            'version', (select e.extversion from pg_extension e where e.extname = 'ulak')
+            'version', ulak._version()
         )
     );
 end

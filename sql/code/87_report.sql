@@ -39,7 +39,7 @@ set timezone = 'UTC'
 as $sql$
     select jsonb_build_object(
         'database', current_database(),
-        'version', (select e.extversion from pg_extension e where e.extname = 'ulak'),
+        'version', ulak._version(),
         'server', current_setting('server_version'),
         'now', p_now,
         'hours', p_hours,

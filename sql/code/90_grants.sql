@@ -52,13 +52,13 @@ begin
                 'run_worker', '_check_run', '_enter_worker_session', '_take_worker_slot', '_leave_worker_slot', '_worker_parameters',
                 '_is_wanted', '_register_worker', '_unregister_worker', '_watch_workers', '_missing_workers', '_login_parameters',
                 '_await_schedule', '_note_limit', '_log', '_warn',
-                '_stamp_of', '_worker_stamp', '_worker_options', '_worker_check', '_worker_report', '_await_send',
+                '_version', '_stamp_of', '_worker_stamp', '_worker_options', '_worker_check', '_worker_report', '_await_send',
                 '_request_wake_ups', '_set_bell', '_worker_protocols', '_listen', '_light_turn', '_read_claimed',
                 '_blocked_endpoints', '_sweep', '_is_poller', '_send_recurring'
             ]),
             -- The same worker, outside of the database: no schedule, no maintenance, no Python in the server.
             ('ulak_node', array[
-                '_python_source', '_python_stamp', '_python_loader', '_stamp_of', '_worker_stamp',
+                '_python_source', '_python_stamp', '_python_loader', '_version', '_stamp_of', '_worker_stamp',
                 '_enter_node_session', '_node_parameters', '_worker_parameters', '_take_node_slot', '_leave_node_slot', '_unregister_worker',
                 '_worker_options', '_note_limit', '_worker_check', '_worker_report', '_is_poller', '_sweep', '_log',
                 '_claim', '_light_turn', '_read_claimed', '_settle_many', '_release_many', '_heartbeat_many',

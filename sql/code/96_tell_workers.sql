@@ -1,2 +1,2 @@
 -- Workers that run the version before leave when this is committed.
-select ulak._wake_workers();
+do $plpgsql$ begin perform ulak._wake_workers(); end $plpgsql$;

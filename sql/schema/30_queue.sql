@@ -84,7 +84,7 @@ alter table ulak.queue set (
 -- stays in its transaction neither hides the value from others nor blocks them.
 create sequence ulak.queue_headroom minvalue -9223372036854775807 start 1;
 -- As many as the default of max_queue_size: nothing waits yet. So the first send needs no probe, and its message has the first id.
-select setval('ulak.queue_headroom', 1000000);
+do $plpgsql$ begin perform setval('ulak.queue_headroom', 1000000); end $plpgsql$;
 
 -- Up to this id a send rings: a worker sleeps. Unlogged, so that it costs neither WAL nor a wait for the disk; after a crash
 -- nobody is asleep, and it has no value.

@@ -29,14 +29,16 @@ select c.system_identifier
 from pg_catalog.pg_control_system() c
 where current_setting('row_security')::boolean;
 
--- No dump carries this table, but pg_upgrade, which takes every table's file along. So after pg_upgrade both tables name the
--- cluster that was, and after a restore only the other one does: that is how the two are told apart.
+-- No dump of the extension carries this table, but pg_upgrade, which takes every table's file along. So after pg_upgrade both tables
+-- name the cluster that was, and after a restore only the other one does: that is how the two are told apart. A dump of the plain
+-- installation carries all tables; there a restored row has the oid of a table that was, while pg_upgrade keeps oids.
 create table ulak.cluster_home (
-    system_identifier bigint primary key
+    system_identifier bigint primary key,
+    table_oid oid not null
 );
 
-insert into ulak.cluster_home (system_identifier)
-select c.system_identifier
+insert into ulak.cluster_home (system_identifier, table_oid)
+select c.system_identifier, 'ulak.cluster_home'::regclass
 from pg_catalog.pg_control_system() c;
 
 comment on table ulak.maintenance_runs is 'last run of each step of run_maintenance()';
@@ -55,3 +57,4 @@ comment on column ulak.cluster_identity.system_identifier is 'as in pg_control_s
 comment on column ulak.cluster_identity.recorded_at is 'when it was written';
 comment on table ulak.cluster_home is 'cluster whose files these tables are part of, as it was last seen; private to ulak';
 comment on column ulak.cluster_home.system_identifier is 'as in pg_control_system()';
+comment on column ulak.cluster_home.table_oid is 'of this table when the row was written: another one was restored from a dump';

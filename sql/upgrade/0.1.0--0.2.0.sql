@@ -405,13 +405,15 @@ drop function ulak._json_schema_violation(jsonb, jsonb);
 
 -- Which cluster delivers. A new table; nobody waits.
 create table ulak.cluster_home (
-    system_identifier bigint primary key
+    system_identifier bigint primary key,
+    table_oid oid not null
 );
-insert into ulak.cluster_home (system_identifier)
-select c.system_identifier
+insert into ulak.cluster_home (system_identifier, table_oid)
+select c.system_identifier, 'ulak.cluster_home'::regclass
 from pg_catalog.pg_control_system() c;
 comment on table ulak.cluster_home is 'cluster whose files these tables are part of, as it was last seen; private to ulak';
 comment on column ulak.cluster_home.system_identifier is 'as in pg_control_system()';
+comment on column ulak.cluster_home.table_oid is 'of this table when the row was written: another one was restored from a dump';
 select pg_catalog.pg_extension_config_dump('ulak.cluster_home', 'where false');
 
 -- So that a publication for all tables lets maintenance and adopt() do their work. Locks both, which are ours already.

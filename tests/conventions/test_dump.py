@@ -69,8 +69,11 @@ def test_a_dump_restores_every_row_and_object(
     cluster.restore(target, cluster.dump(database, tmp_path / "dump", f"--format={format}"))
 
     with cluster.connect(target) as restored:
-        assert catalog.lost(catalog.contents(db), catalog.contents(restored)) == NOT_CARRIED
-        assert catalog.lost(catalog.contents(restored), catalog.contents(db)) == []
+        before, after = catalog.contents(db), catalog.contents(restored)
+        # It names a table of its own database.
+        del before["ulak.cluster_home"], after["ulak.cluster_home"]
+        assert catalog.lost(before, after) == NOT_CARRIED
+        assert catalog.lost(after, before) == []
         assert catalog.differences(catalog.snapshot(db), catalog.snapshot(restored)) == []
 
 

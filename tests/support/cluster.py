@@ -311,6 +311,9 @@ class Cluster:
                 self.ensure_login(connection, f"test_{role}", member_of=role)
             self.ensure_login(connection, "nobody")
 
+    def uninstall(self, database: str) -> None:
+        self.execute("drop extension ulak cascade", database)
+
     def cron_waits_for_the_longest_job(self) -> bool:
         """In background workers. pg_cron 1.5 and newer don't."""
         with self.connect() as db:

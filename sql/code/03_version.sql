@@ -1,0 +1,21 @@
+-- What is installed here. The plain script (sql/plain) answers both in its own way.
+
+create or replace function ulak._version()
+returns text
+language plpgsql
+stable
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+begin
+    return e.extversion from pg_extension e where e.extname = 'ulak';
+end
+$plpgsql$;
+
+-- Whether workers can run in this database, or only nodes deliver.
+create or replace function ulak._has_python()
+returns boolean
+language sql
+immutable
+as $sql$
+    select true
+$sql$;

@@ -1,0 +1,251 @@
+-- What the plain script has in place of the function of the same name in sql/code: what needs no superuser. Every other PL/Python
+-- function becomes one that says that it needs PL/Python.
+
+create or replace function ulak._version()
+returns text
+language plpgsql
+stable
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+begin
+    return '@version@';
+end
+$plpgsql$;
+
+create or replace function ulak._has_python()
+returns boolean
+language sql
+immutable
+as $sql$
+    select false
+$sql$;
+
+-- Who owns the table could write it anyway.
+create or replace function ulak._log_time(p_now timestamptz)
+returns timestamptz
+language sql
+volatile
+set search_path = pg_catalog, pg_temp
+as $sql$
+    select case
+        when pg_has_role(session_user, (select n.nspowner from pg_namespace n where n.nspname = 'ulak'), 'usage') then p_now
+        else clock_timestamp()
+    end
+$sql$;
+
+-- It can't be known.
+create or replace function ulak._roles_with_password()
+returns table (name text)
+language sql
+stable
+set search_path = pg_catalog, pg_temp
+as $sql$
+    select null::text where false
+$sql$;
+
+-- In SQL the wait has a snapshot, which holds back vacuum for a tenth of a second at most.
+create or replace procedure ulak.await_delivery(
+    p_id bigint,
+    p_timeout interval default '30 seconds',
+    inout p_status text default null
+)
+language plpgsql
+as $plpgsql$
+declare
+    v_pause pg_catalog.float8 := 0.002;
+    v_until pg_catalog.timestamptz;
+    v_left pg_catalog.float8;
+begin
+    if p_timeout is null
+        or not pg_catalog.date_part('epoch', p_timeout) operator(pg_catalog.>=) 0
+        or not pg_catalog.date_part('epoch', p_timeout) operator(pg_catalog.<=) 86400
+    then
+        raise exception 'p_timeout must be between 0 and 24 hours'
+            using errcode = '22023', detail = pg_catalog.format('It is %s.', p_timeout);
+    end if;
+    v_until := pg_catalog.clock_timestamp() operator(pg_catalog.+) p_timeout;
+    loop
+        p_status := (select m.status from ulak.message_status(p_id) m);
+        if p_status is null then
+            raise exception 'message % is not known', p_id
+                using
+                    errcode = 'P0002',
+                    detail = 'There is none with this id, or the transaction that sent it has not committed.',
+                    hint = 'Commit, then pass the id that send() returned.';
+        end if;
+        v_left := pg_catalog.date_part('epoch', v_until operator(pg_catalog.-) pg_catalog.clock_timestamp());
+        exit when p_status operator(pg_catalog.<>) 'pending' and p_status operator(pg_catalog.<>) 'processing'
+            or v_left operator(pg_catalog.<=) 0;
+        commit;
+        perform pg_catalog.pg_sleep(least(v_pause, v_left));
+        commit;
+        v_pause := least(v_pause operator(pg_catalog.*) 2, 0.1);
+    end loop;
+end
+$plpgsql$;
+
+-- An administrator of the server has to grant it.
+create or replace function ulak._has_pg_cron()
+returns boolean
+language sql
+stable
+set search_path = pg_catalog, pg_temp
+as $sql$
+    select exists (
+        select
+        from pg_extension e
+        join pg_namespace n on n.nspname = 'cron' and has_schema_privilege(n.oid, 'usage')
+        where e.extname = 'pg_cron'
+    )
+$sql$;
+
+-- Nodes deliver.
+create or replace function ulak._default_workers()
+returns integer
+language sql
+stable
+set search_path = pg_catalog, pg_temp
+as $sql$
+    select 0
+$sql$;
+
+-- Only a superuser may have a job run as somebody else.
+create or replace function ulak._job_role()
+returns text
+language sql
+stable
+set search_path = pg_catalog, pg_temp
+as $sql$
+    select pg_get_userbyid(c.relowner)::text from pg_class c where c.oid = 'ulak.queue'::regclass
+$sql$;
+
+create or replace function ulak._elsewhere()
+returns text
+language sql
+stable
+set search_path = pg_catalog, pg_temp
+as $sql$
+    select format('pg_cron lives in database "%s", where %s has to run this', current_setting('cron.database_name', true), ulak._job_role())
+$sql$;
+
+create or replace function ulak._server_fix(p_name text, p_value text, p_then text default 'then restart the server')
+returns text
+language sql
+immutable
+set search_path = pg_catalog, pg_temp
+as $sql$
+    select format('-- in the server''s configuration, as its provider has it: %s = %s; %s', p_name, p_value, p_then)
+$sql$;
+
+-- Nothing here depends on Python or on a login of ours: pg_cron is as the provider has it.
+create or replace function ulak._check_schedule(p_workers integer)
+returns table (item text, status text, detail text, fix text)
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+begin
+    if p_workers > 0 then
+        return query values (
+            'workers',
+            'problem',
+            'ulak is installed here without PL/Python: no worker can run in this database, nodes deliver',
+            'select * from ulak.start(0); -- has pg_cron run the maintenance'
+        );
+    end if;
+    return query
+    select c.item, c.status, c.detail, c.fix
+    from ulak._check_pg_cron(p_workers) c;
+    if not ulak._is_adopted() then
+        return query values (
+            'cluster',
+            'warning',
+            'these messages were restored from another cluster: they are held',
+            'select ulak.adopt(); -- if this cluster is to deliver them'
+        );
+    end if;
+end
+$plpgsql$;
+
+-- Only a superuser may change a row of cron.job. What is scheduled again by the same role
+-- replaces the job of that name.
+create or replace function ulak._schedule_command(
+    p_jobname text, p_schedule text, p_command text, p_username text, p_database text
+)
+returns text
+language sql
+stable
+set search_path = pg_catalog, pg_temp
+as $sql$
+    select case
+        when ulak._has_pg_cron() then format('select cron.schedule(%L, %L, %L);', p_jobname, p_schedule, p_command)
+        else format('select cron.schedule_in_database(%L, %L, %L, %L);', p_jobname, p_schedule, p_command, p_database)
+    end
+$sql$;
+
+create or replace function ulak._schedule_jobs(p_workers integer)
+returns table (item text, status text, detail text)
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+declare
+    v_job record;
+begin
+    for v_job in execute
+        'select w.*, (j.schedule, j.command, j.database, j.active) '
+        'is not distinct from (w.schedule, w.command, w.database, true) as is_right '
+        'from ulak._wanted_jobs($1) w left join cron.job j on j.jobname = w.jobname and j.username = w.username '
+        'order by w.jobname'
+        using p_workers
+    loop
+        execute ulak._schedule_command(v_job.jobname, v_job.schedule, v_job.command, v_job.username, v_job.database);
+        return query values (
+            v_job.jobname,
+            case when v_job.is_right then 'unchanged' else 'done' end,
+            format('%s as %s: %s', v_job.schedule, v_job.username, v_job.command)
+        );
+    end loop;
+    for v_job in execute format(
+        'select jobid, jobname::text from cron.job where %s and (jobname, username) not in '
+        '(select w.jobname, w.username from ulak._wanted_jobs($1) w) order by jobname',
+        ulak._is_our_job()
+    ) using p_workers
+    loop
+        execute 'select cron.unschedule($1::bigint)' using v_job.jobid;
+        return query values (v_job.jobname, 'done', 'unscheduled');
+    end loop;
+    return query
+    select w.name, 'done', 'asked to leave'
+    from ulak._limit_workers(p_workers) w;
+end
+$plpgsql$;
+
+-- pg_cron's rows are not ours to change.
+create or replace function ulak._bring_jobs_here()
+returns bigint
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+begin
+    return 0;
+end
+$plpgsql$;
+
+create or replace function ulak._misplaced_jobs()
+returns table (place text, jobs bigint)
+language plpgsql
+stable
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+begin
+    return;
+end
+$plpgsql$;
+
+create or replace function ulak._wake_pg_cron()
+returns void
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+begin
+end
+$plpgsql$;

@@ -1,0 +1,46 @@
+"""A server where nobody but its provider is a superuser, and ulak without PL/Python in it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.plain import PlainCluster, build_script
+from support.queue import DB
+
+
+@pytest.fixture(scope="session")
+def plain() -> Iterator[PlainCluster]:
+    cluster = PlainCluster.create(in_memory=True)
+    yield cluster
+    cluster.remove()
+
+
+@pytest.fixture(scope="session")
+def script(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_script(tmp_path_factory.mktemp("script"))
+
+
+@pytest.fixture
+def bare(plain: PlainCluster) -> Iterator[str]:
+    """A database of the owner's, without ulak."""
+    name = plain.create_database("bare")
+    yield name
+    plain.drop_database(name)
+
+
+@pytest.fixture(scope="session")
+def plain_template(plain: PlainCluster) -> str:
+    plain.create_database("plain_template")
+    plain.install("plain_template")
+    return "plain_template"
+
+
+@pytest.fixture
+def shop(plain: PlainCluster, plain_template: str) -> Iterator[DB]:
+    """The owner's session in a database with ulak."""
+    name = plain.create_database("shop", plain_template)
+    with plain.connect(name) as connection:
+        yield connection
+    plain.drop_database(name)

@@ -1,0 +1,266 @@
+"""The plain script: what it installs, who may run it, and that it can be run again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from support import catalog
+from support.cluster import Cluster, CommandFailed
+from support.copies import NEXT, current_version, make_next_release
+from support.errors import refused
+from support.finished import column, value
+from support.plain import OWNER, PlainCluster, build_script
+from support.rows import fill
+
+DB = psycopg.Connection[Any]
+
+NOT_HERE = "; not here: it needs PL/Python"
+# Parameters and result, kind, comment, and who may call it: what help() and the reference are made of.
+ROUTINES = """
+    select
+        p.oid::regprocedure::text,
+        pg_get_function_arguments(p.oid),
+        pg_get_function_result(p.oid),
+        p.prokind,
+        p.prosecdef,
+        obj_description(p.oid, 'pg_proc'),
+        array(
+            select g.grantee::regrole::text from aclexplode(p.proacl) g where g.grantee <> p.proowner order by 1
+        )
+    from pg_proc p
+    where p.pronamespace = 'ulak'::regnamespace
+    order by 1
+"""
+
+
+def test_it_is_installed_without_a_superuser_and_without_plpython(shop: DB) -> None:
+    owners = "select proowner::regrole::text from pg_proc where pronamespace = 'ulak'::regnamespace"
+    languages = "select distinct lanname from pg_proc p join pg_language l on l.oid = p.prolang where pronamespace = 'ulak'::regnamespace order by 1"
+
+    assert set(column(shop, owners)) == {OWNER}
+    assert value(shop, "select rolsuper from pg_roles where rolname = %s", OWNER) is False
+    assert column(shop, languages) == ["internal", "plpgsql", "sql"]
+    assert column(shop, "select lanname from pg_language where lanname like 'plpython%%'") == []
+    assert column(shop, "select extname from pg_extension") == ["plpgsql"]
+
+
+def test_the_text_makes_no_plpython_function(script: Path) -> None:
+    text = script.read_text()
+
+    assert "language plpython" not in text
+    assert "pg_extension_config_dump" not in text
+
+
+def test_every_table_is_that_of_the_extension(shop: DB, db: DB) -> None:
+    sides = [catalog.snapshot(connection) for connection in (shop, db)]
+    for side in sides:
+        # Of the extension alone; functions are compared below.
+        for kind in ("function", "member", "dumped"):
+            side[kind] = {}
+
+    assert catalog.differences(*sides) == []
+
+
+def test_every_function_is_there_with_its_parameters_its_comment_and_its_grants(shop: DB, db: DB) -> None:
+    plain, extension = (side.execute(ROUTINES).fetchall() for side in (shop, db))
+
+    assert [tuple(str(fact).removesuffix(NOT_HERE) for fact in row) for row in plain] == [
+        tuple(map(str, row)) for row in extension
+    ]
+
+
+def test_most_functions_are_those_of_the_extension(shop: DB, db: DB) -> None:
+    """What differs is what sql/plain says: the rest has the same text."""
+    bodies = "select p.oid::regprocedure::text, p.prosrc, p.proconfig from pg_proc p where pronamespace = 'ulak'::regnamespace"
+    plain, extension = ({name: rest for name, *rest in side.execute(bodies)} for side in (shop, db))
+    python = set(
+        column(
+            db,
+            "select p.oid::regprocedure::text from pg_proc p join pg_language l on l.oid = p.prolang where lanname = 'plpython3u'",
+        )
+    )
+
+    differing = {name.split("(")[0] for name in plain if plain[name] != extension[name] and name not in python}
+
+    assert differing == {
+        "ulak._version",
+        "ulak._has_python",
+        "ulak._log",
+        "ulak._warn",
+        "ulak._log_time",
+        "ulak._roles_with_password",
+        "ulak._has_pg_cron",
+        "ulak._default_workers",
+        "ulak._job_role",
+        "ulak._elsewhere",
+        "ulak._server_fix",
+        "ulak._check_schedule",
+        "ulak._schedule_command",
+        "ulak._schedule_jobs",
+        "ulak._misplaced_jobs",
+        "ulak._bring_jobs_here",
+        "ulak._wake_pg_cron",
+    }
+
+
+def test_the_python_that_nodes_fetch_is_the_extensions(shop: DB, db: DB) -> None:
+    query = (
+        "select module, source from ulak._python_source() union all values ('stamp', ulak._python_stamp()) order by 1"
+    )
+
+    assert shop.execute(query).fetchall() == db.execute(query).fetchall()
+    assert value(shop, "select ulak._worker_stamp()") == value(db, "select ulak._worker_stamp()")
+
+
+@pytest.mark.parametrize(
+    "call",
+    ["select ulak.report()", "select * from ulak.ping('shop')", "select ulak.curl(%s)", "call ulak.run_worker()"],
+)
+def test_what_is_left_out_says_so(shop: DB, call: str) -> None:
+    shop.execute("""select ulak.create_endpoint('shop', 'http', '{"url": "https://example.com/"}')""")
+    id = value(shop, "select ulak.send('shop', '{}')")
+
+    error = refused(shop, call.replace("%s", str(id)))
+
+    assert (error.sqlstate, error.message_primary) == (
+        "0A000",
+        "this needs PL/Python, and ulak was installed here without it",
+    )
+    assert error.message_detail == "Left out are report(), ping(), curl() and run_worker()."
+    assert "Nodes deliver" in (error.message_hint or "")
+
+
+def test_help_says_what_is_left_out(shop: DB) -> None:
+    assert column(shop, "select name from ulak.help() where description like %s order by 1", f"%{NOT_HERE}") == [
+        "curl",
+        "ping",
+        "report",
+        "run_worker",
+    ]
+
+
+def test_a_config_of_an_http_endpoint_is_checked_as_ever(shop: DB) -> None:
+    error = refused(
+        shop, """select ulak.create_endpoint('shop', 'http', '{"url": "https://example.com/", "metod": "PUT"}')"""
+    )
+
+    assert error.sqlstate == "22023"
+    assert "method" in (error.message_hint or "")
+
+
+def test_await_delivery_waits_and_tells_the_status(plain: PlainCluster, shop: DB) -> None:
+    shop.execute("select ulak.create_endpoint('shop', 'pull', '{}')")
+    id = value(shop, "select ulak.send('shop', '{}')")
+    assert value(shop, "call ulak.await_delivery(%s, '0.01 s')", id) == "pending"
+
+    shop.execute("select ulak.complete(c.id, 'w', c.attempt) from ulak.claim('w', 1, 'shop') c")
+
+    assert value(shop, "call ulak.await_delivery(%s)", id) == "completed"
+    assert refused(shop, "call ulak.await_delivery(-1)").sqlstate == "P0002"
+    assert refused(shop, "call ulak.await_delivery(1, '-1 s')").sqlstate == "22023"
+    with shop.transaction(force_rollback=True):
+        id = value(shop, "select ulak.send('shop', '{}')")
+        assert refused(shop, "call ulak.await_delivery(%s)", id).sqlstate == "2D000"
+
+
+# Again, and to a later version.
+
+
+def test_a_second_run_changes_nothing(plain: PlainCluster, shop: DB, script: Path) -> None:
+    fill(shop)
+    shop.execute("call ulak.run_maintenance()")
+    before, rows = catalog.snapshot(shop), catalog.contents(shop)
+
+    plain.run_script(shop.info.dbname, script)
+
+    assert catalog.differences(before, catalog.snapshot(shop)) == []
+    after = catalog.contents(shop)
+    assert catalog.lost(rows, after) == catalog.lost(after, rows) == []
+
+
+def test_the_script_of_a_later_version_upgrades(plain: PlainCluster, shop: DB, bare: str, tmp_path: Path) -> None:
+    shop.execute("select ulak.create_endpoint('shop', 'pull', '{}'), ulak.send('shop', '{}')")
+    rows = catalog.contents(shop)
+    project = make_next_release(tmp_path)
+    step = "create table ulak.later (id integer primary key);\n"
+    (project / "sql/schema/99_later.sql").write_text(step)
+    registered = "select pg_catalog.pg_extension_config_dump('ulak.later', '');\n"
+    (project / f"sql/upgrade/{current_version()}--{NEXT}.sql").write_text(step + registered)
+    script = build_script(tmp_path / "built", project)
+
+    for database in (shop.info.dbname, bare):
+        plain.run_script(database, script)
+
+    with plain.connect(bare) as fresh:
+        assert value(shop, "select ulak._version()") == value(fresh, "select ulak._version()") == NEXT
+        assert catalog.differences(catalog.snapshot(shop), catalog.snapshot(fresh)) == []
+    assert catalog.lost(rows, catalog.contents(shop)) == []
+    # The next run of the same script has nothing to upgrade.
+    plain.run_script(shop.info.dbname, script)
+
+
+def test_the_script_of_an_earlier_version_is_refused(
+    plain: PlainCluster, shop: DB, script: Path, tmp_path: Path
+) -> None:
+    plain.run_script(shop.info.dbname, build_script(tmp_path / "built", make_next_release(tmp_path)))
+
+    with pytest.raises(
+        CommandFailed, match=f"ulak {NEXT} is installed here, and this script can't make {current_version()} of it"
+    ):
+        plain.run_script(shop.info.dbname, script)
+
+    assert value(shop, "select ulak._version()") == NEXT
+
+
+# Who may not.
+
+
+def assert_nothing_is_left(plain: PlainCluster, database: str) -> None:
+    with plain.connect(database) as db:
+        assert value(db, "select to_regnamespace('ulak')") is None
+
+
+def test_an_owner_who_sees_nothing_of_the_server_is_refused(plain: PlainCluster, bare: str, script: Path) -> None:
+    plain.as_superuser(f"revoke pg_monitor from {OWNER}")
+    try:
+        with pytest.raises(CommandFailed, match=f"grant pg_monitor to {OWNER};"):
+            plain.run_script(bare, script)
+    finally:
+        plain.as_superuser(f"grant pg_monitor to {OWNER}")
+
+    assert_nothing_is_left(plain, bare)
+
+
+def test_a_schema_of_somebody_else_is_refused(plain: PlainCluster, bare: str, script: Path) -> None:
+    plain.as_superuser(
+        "create schema ulak; create function ulak._has_python() returns int language sql return 1 / 0", bare
+    )
+    plain.as_superuser("create function ulak._version() returns text language sql as $$ select 1 / 0 $$", bare)
+
+    with pytest.raises(CommandFailed, match="ulak belongs to another role here"):
+        plain.run_script(bare, script)
+
+
+def test_a_schema_that_is_not_ulaks_is_refused(plain: PlainCluster, bare: str, script: Path) -> None:
+    plain.execute("create schema ulak", bare)
+
+    with pytest.raises(CommandFailed, match='schema "ulak" exists already'):
+        plain.run_script(bare, script)
+
+
+def test_where_the_extension_is_installed_it_is_refused(cluster: Cluster, database: str, script: Path) -> None:
+    with pytest.raises(CommandFailed, match="ulak is installed here as an extension"):
+        PlainCluster.run_script(cluster, database, script)  # type: ignore[arg-type]
+
+
+def test_an_error_in_the_middle_leaves_nothing(plain: PlainCluster, bare: str, script: Path, tmp_path: Path) -> None:
+    broken = tmp_path / "broken.sql"
+    broken.write_text(script.read_text().replace("\ncommit;\n", "\nselect 1 / 0;\ncommit;\n"))
+
+    with pytest.raises(CommandFailed, match="division by zero"):
+        plain.run_script(bare, broken)
+
+    assert_nothing_is_left(plain, bare)
