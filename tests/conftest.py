@@ -9,6 +9,8 @@ from typing import Any
 import psycopg
 import pytest
 from support.cluster import TEMPLATE, Cluster, Connect, remove_abandoned
+from support.rabbitmq import RabbitMQ
+from support.receiver import make_certificate
 
 _numbers = itertools.count(1)
 
@@ -96,3 +98,10 @@ def cron_database(cluster: Cluster) -> Iterator[str]:
     )
     cluster.execute("delete from cron.job_run_details", name)
     cluster.execute("drop extension ulak cascade", name)
+
+
+@pytest.fixture(scope="session")
+def rabbitmq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RabbitMQ]:
+    """One for all tests, each with exchanges of its own. Its certificate is for localhost and 127.0.0.1."""
+    with RabbitMQ(make_certificate(tmp_path_factory.mktemp("rabbitmq"))) as broker:
+        yield broker
