@@ -528,7 +528,9 @@ def test_explain_tells_why_a_message_waits(site: Site, rabbitmq: RabbitMQ) -> No
         ({"tls_ca_cert": "/etc/ca.pem"}, "tls_ca_cert"),
         ({"tls": True, "tls_key": "/etc/key.pem"}, "tls_cert"),
         ({"username": "only"}, "password"),
-        ({"cloudevents_type": "x"}, "cloudevents"),
+        ({"password": "only"}, "username"),
+        ({"exchange": "amq.topic", "exchange_type": "topic"}, "exchange_type"),
+        ({"host": "amqp://rabbit"}, "host"),
     ],
 )
 def test_a_config_that_means_nothing_is_refused(site: Site, config: dict[str, Any], told: str) -> None:

@@ -18,7 +18,7 @@ from ulak.amqp import frames
 from ulak.amqp.properties import properties
 from ulak.amqp.target import Target
 from ulak.broker import message as messages
-from ulak.broker.connection import Address, Connection, Lost, Surroundings
+from ulak.broker.connection import Connection, Lost, Surroundings
 from ulak.broker.delivery import Delivery
 from ulak.delivery import PERMANENT, RETRYABLE, Endpoint, Message, MessageError
 
@@ -48,6 +48,8 @@ class AmqpConnection(Connection):
         self._heartbeat = 0.0
         self._next_heartbeat: float | None = None
         self._heard = 0.0
+        # Between the greeting and the broker's own farewell.
+        self._is_greeted = False
         # Why the broker takes no messages at the moment.
         self._blocked: str | None = None
         # By the number that the broker counts on the channel as well.
@@ -102,7 +104,7 @@ class AmqpConnection(Connection):
 
     def farewell(self) -> bytes:
         """Without it the broker would log that the connection was lost."""
-        return frames.method(0, spec.Connection.Close(200, "", 0, 0)) if self._next_heartbeat is not None else b""
+        return frames.method(0, spec.Connection.Close(200, "", 0, 0)) if self._is_greeted else b""
 
     def _encode(self, message: Message) -> tuple[bytes, int]:
         target = self._target
@@ -141,6 +143,7 @@ class AmqpConnection(Connection):
         heartbeat = min(wanted.heartbeat, given.heartbeat) if given.heartbeat else wanted.heartbeat
         self._say(0, spec.Connection.TuneOk(given.channel_max, self._frame_max, heartbeat))
         self._say(0, spec.Connection.Open(virtual_host=wanted.vhost))
+        self._is_greeted = True
         if heartbeat:
             self._heartbeat = float(heartbeat)
             self._next_heartbeat = self._clock() + self._heartbeat / 2
@@ -226,7 +229,7 @@ class AmqpConnection(Connection):
 
     def _closed(self, given: spec.Connection.Close) -> None:
         self._say(0, spec.Connection.CloseOk())
-        self._next_heartbeat = None
+        self._is_greeted = False
         kind = "login" if given.reply_code in (spec.ACCESS_REFUSED, spec.NOT_ALLOWED) and not self.is_open else "network"
         raise Lost(f"{kind}: {self.peer} closed the connection: {given.reply_text}")
 

@@ -10,8 +10,10 @@ from ulak.broker.transport import BrokerTransport
 from ulak.delivery import Endpoint, EndpointConfig
 from ulak.worker.waiting import Descriptors
 
-# Messages of one delivery: they are written together, and the broker confirms many at once.
-BATCH_SIZE = 100
+# Messages of one delivery: they are written together, and the broker confirms many at once. To RabbitMQ 3.10, in
+# processor time of the transport's: 23 us a message with 1, 9 with 10, 8 with 20, 7 with 100. More would only let more
+# wait for a broker that is slow.
+BATCH_SIZE = 20
 
 
 class AmqpTransport(BrokerTransport):
