@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+from support.rabbitmq import RabbitMQ
 from support.receiver import Receiver
 from ulak.delivery import ConfigError, Endpoint, EndpointConfig, Message, Settled
 from ulak.transports import transports
@@ -54,11 +55,21 @@ class Case:
 def case(request: pytest.FixtureRequest, receiver: Receiver) -> Iterator[Case]:
     lines: list[str] = []
     dispatcher = Dispatcher(transports(SETTINGS, "1.0", 8, lines.append))
-    cases = {
-        "http": Case("http", {"url": receiver.url}, dispatcher, lambda: len(receiver.requests), {"url": "ftp://x"}),
-        "log": Case("log", {}, dispatcher, lambda: len(lines), {"max_bytes": -1}, lines),
-    }
-    yield cases[request.param]
+
+    def http() -> Case:
+        return Case("http", {"url": receiver.url}, dispatcher, lambda: len(receiver.requests), {"url": "ftp://x"})
+
+    def log() -> Case:
+        return Case("log", {}, dispatcher, lambda: len(lines), {"max_bytes": -1}, lines)
+
+    def amqp() -> Case:
+        broker: RabbitMQ = request.getfixturevalue("rabbitmq")
+        broker.declare("contract")
+        broker.take("contract")
+        config = broker.config(exchange="contract", routing_key="a")
+        return Case("amqp", config, dispatcher, lambda: broker.depth("contract"), {"host": "127.0.0.1"})
+
+    yield {"http": http, "log": log, "amqp": amqp}[request.param]()
     dispatcher.close()
 
 
@@ -82,7 +93,8 @@ def test_an_endpoint_is_what_the_worker_has_to_know(case: Case) -> None:
     endpoint = case.endpoint(max_in_flight=5)
 
     assert endpoint[:4] == (7, "orders", 3, case.protocol)
-    assert (endpoint.batch_size, endpoint.max_in_flight) == (1, 5)
+    assert endpoint.batch_size >= 1
+    assert endpoint.max_in_flight == 5
     assert 0 < endpoint.longest < 60
 
 

@@ -48,8 +48,7 @@ class AmqpConnection(Connection):
         self._heartbeat = 0.0
         self._next_heartbeat: float | None = None
         self._heard = 0.0
-        # Between the greeting and the broker's own farewell.
-        self._is_greeted = False
+        self._farewell = b""
         # Why the broker takes no messages at the moment.
         self._blocked: str | None = None
         # By the number that the broker counts on the channel as well.
@@ -104,7 +103,7 @@ class AmqpConnection(Connection):
 
     def farewell(self) -> bytes:
         """Without it the broker would log that the connection was lost."""
-        return frames.method(0, spec.Connection.Close(200, "", 0, 0)) if self._is_greeted else b""
+        return self._farewell
 
     def _encode(self, message: Message) -> tuple[bytes, int]:
         target = self._target
@@ -143,7 +142,7 @@ class AmqpConnection(Connection):
         heartbeat = min(wanted.heartbeat, given.heartbeat) if given.heartbeat else wanted.heartbeat
         self._say(0, spec.Connection.TuneOk(given.channel_max, self._frame_max, heartbeat))
         self._say(0, spec.Connection.Open(virtual_host=wanted.vhost))
-        self._is_greeted = True
+        self._farewell = frames.method(0, spec.Connection.Close(spec.REPLY_SUCCESS, "", 0, 0))
         if heartbeat:
             self._heartbeat = float(heartbeat)
             self._next_heartbeat = self._clock() + self._heartbeat / 2
@@ -228,8 +227,7 @@ class AmqpConnection(Connection):
         self._open_channel()
 
     def _closed(self, given: spec.Connection.Close) -> None:
-        self._say(0, spec.Connection.CloseOk())
-        self._is_greeted = False
+        self._farewell = frames.method(0, spec.Connection.CloseOk())
         kind = "login" if given.reply_code in (spec.ACCESS_REFUSED, spec.NOT_ALLOWED) and not self.is_open else "network"
         raise Lost(f"{kind}: {self.peer} closed the connection: {given.reply_text}")
 
