@@ -189,13 +189,13 @@ class RabbitMQ:
     def close_connections(self) -> None:
         self.control("close_all_connections", "the test wants it")
 
-    def connections(self) -> int:
-        """Of clients, ours too."""
-        return len(self.control("list_connections", "pid", "--no-table-headers").split())
-
     @property
     def log(self) -> str:
         return self._log.read_text(errors="replace")
+
+    def logged(self, text: str, since: int = 0) -> int:
+        """How often it has logged this, beyond so many times."""
+        return self.log.count(text) - since
 
     # As a client.
 
@@ -214,12 +214,12 @@ class RabbitMQ:
             with contextlib.suppress(pika.exceptions.AMQPError):
                 connection.close()
 
-    def declare(self, exchange: str, kind: str = "topic", queue: str | None = None, key: str = "#", **arguments: Any) -> None:
-        """An exchange, and a queue of the same name, or of another one, bound to it."""
+    def declare(self, exchange: str, kind: str = "topic", **arguments: Any) -> None:
+        """An exchange, and a queue of the same name that gets all of it."""
         with self.channel() as channel:
             channel.exchange_declare(exchange, kind, durable=True)
-            channel.queue_declare(queue or exchange, durable=True, arguments=arguments)
-            channel.queue_bind(queue or exchange, exchange, key)
+            channel.queue_declare(exchange, durable=True, arguments=arguments)
+            channel.queue_bind(exchange, exchange, "#")
 
     def delete(self, exchange: str) -> None:
         with self.channel() as channel:
@@ -228,7 +228,7 @@ class RabbitMQ:
 
     def take(self, queue: str) -> list[Message]:
         """All that is in the queue."""
-        found = []
+        found: list[Message] = []
         with self.channel() as channel:
             while True:
                 method, properties, body = channel.basic_get(queue, auto_ack=True)

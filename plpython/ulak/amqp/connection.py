@@ -1,12 +1,11 @@
 """One connection to RabbitMQ with one channel in confirm mode: a message is delivered once the broker has confirmed it.
 
-connected -> start -> tune -> open -> channel open -> (exchange declared) -> confirms selected: messages may go. A channel
-that the broker closes is opened again; what was unconfirmed on it has failed.
+connected -> start -> tune -> open -> channel open -> (exchange declared) -> confirms selected: messages may go. If the
+broker closes the channel it is opened again, and what was unconfirmed on it has failed.
 """
 
 from __future__ import annotations
 
-import contextlib
 import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -228,7 +227,8 @@ class AmqpConnection(Connection):
 
     def _closed(self, given: spec.Connection.Close) -> None:
         self._farewell = frames.method(0, spec.Connection.CloseOk())
-        kind = "login" if given.reply_code in (spec.ACCESS_REFUSED, spec.NOT_ALLOWED) and not self.is_open else "network"
+        is_login = given.reply_code in (spec.ACCESS_REFUSED, spec.NOT_ALLOWED) and not self.is_open
+        kind = "login" if is_login else "network"
         raise Lost(f"{kind}: {self.peer} closed the connection: {given.reply_text}")
 
     def _block(self, given: spec.Connection.Blocked) -> None:

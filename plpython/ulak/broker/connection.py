@@ -63,6 +63,7 @@ class Connection(ABC):
         self.mask = mask
         self.is_open = False
         self.is_lost = False
+        self._has_left = False
         # By what.
         self._end = ""
         self._surroundings = surroundings
@@ -104,7 +105,7 @@ class Connection(ABC):
         return None
 
     def farewell(self) -> bytes:
-        """What the broker would like to hear before the connection is closed. Nobody waits for its answer."""
+        """What the broker would like to hear before the connection is closed."""
         return b""
 
     # What a protocol may call.
@@ -191,16 +192,22 @@ class Connection(ABC):
             self._dial = None
         if self._socket is not None:
             self._surroundings.descriptors.forget(self._socket.fileno())
-            self._say_farewell(self._socket)
+            if not self._has_left:
+                self.leave()
             self._socket.close()
             self._socket = None
 
-    def _say_farewell(self, to: socket.socket) -> None:
+    def leave(self) -> int | None:
+        """Says farewell; the descriptor on which the broker answers, if it does. Nothing else may be said after it."""
+        self._has_left = True
         last = self.farewell()
-        if last and not self._unsent:
-            # If it can't be written at once, the broker has to do without.
-            with contextlib.suppress(OSError):
-                to.send(last)
+        if self._socket is None or not last or self._unsent:
+            return None
+        # If it can't be written at once, the broker has to do without.
+        with contextlib.suppress(OSError):
+            self._socket.send(last)
+            return self._socket.fileno()
+        return None
 
     def _begin(self) -> None:
         where = self._address

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import select
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 from ulak.address import Guard
@@ -16,6 +17,7 @@ from ulak.worker.waiting import Descriptors
 
 # Of one delivery, so that acknowledgements come within its time.
 MAX_BYTES = 1024 * 1024
+FAREWELL_SECONDS = 0.1
 # Connections that nobody needs at the moment are closed beyond so many.
 MOST_CONNECTIONS = 200
 
@@ -112,7 +114,9 @@ class BrokerTransport(ABC):
         return settled
 
     def close(self) -> None:
-        for each in [*self._connections.values(), *self._leaving]:
+        connections = [*self._connections.values(), *self._leaving]
+        _await_answers([each.leave() for each in connections])
+        for each in connections:
             each.close()
 
     def _connection(self, endpoint: Endpoint) -> Connection:
@@ -172,3 +176,17 @@ class _Own:
         self._descriptors.forget(descriptor)
         self._early.discard(descriptor)
         self._owners.pop(descriptor, None)
+
+
+def _await_answers(descriptors: Iterable[int | None]) -> None:
+    """A broker that isn't heard out takes the end of a run for a failure, and logs it. All of them together are given a
+    moment, and no more."""
+    poll = select.poll()
+    left = {each for each in descriptors if each is not None}
+    for each in left:
+        poll.register(each, select.POLLIN)
+    until = time.monotonic() + FAREWELL_SECONDS
+    while left and (seconds := until - time.monotonic()) > 0:
+        for each, _ in poll.poll(seconds * 1000):
+            poll.unregister(each)
+            left.discard(each)
