@@ -321,7 +321,10 @@ def test_a_broker_that_is_down_is_retried_until_it_is_there(site: Site, rabbitmq
 
 
 def test_a_broker_that_was_restarted_gets_what_it_missed(site: Site, rabbitmq: RabbitMQ, exchange: str) -> None:
-    endpoint(site, rabbitmq, exchange, {"backoff": "fixed", "base_delay_seconds": 1, "max_retries": 100})
+    # An open circuit would take its time.
+    options = {"threshold": 1000}
+    policy = {"backoff": "fixed", "base_delay_seconds": 1, "max_retries": 100}
+    endpoint(site, rabbitmq, exchange, policy, circuit_breaker=options)
     site.start()
     before = site.send(payload={"n": 1})
     site.wait_for_status(before, "completed")
@@ -349,7 +352,9 @@ def test_a_connection_that_the_broker_closes_is_made_again(site: Site, rabbitmq:
 def test_a_full_disk_is_the_reason_that_is_told_and_later_all_arrives(
     site: Site, rabbitmq: RabbitMQ, exchange: str
 ) -> None:
-    endpoint(site, rabbitmq, exchange, {"backoff": "fixed", "base_delay_seconds": 1, "max_retries": 100}, timeout=1)
+    options = {"threshold": 1000}
+    policy = {"backoff": "fixed", "base_delay_seconds": 1, "max_retries": 100}
+    endpoint(site, rabbitmq, exchange, policy, circuit_breaker=options, timeout=1)
     site.start()
     with rabbitmq.disk_alarm():
         ids = [site.send() for _ in range(5)]
