@@ -201,7 +201,9 @@ begin
         raise exception 'unknown protocol %', coalesce(quote_literal(p_protocol), 'null')
             using
                 errcode = '22023',
-                detail = 'http, log, amqp: the worker delivers. pull: external workers fetch.',
+                detail = format(
+                    '%s: the worker delivers. pull: external workers fetch.', array_to_string(ulak._worker_protocols(), ', ')
+                ),
                 hint = ulak._did_you_mean(p_protocol, ulak._protocols());
     end if;
     v_violation := ulak._config_violation(p_protocol, ulak._with_secrets(coalesce(p_config, 'null')));

@@ -70,15 +70,7 @@ as $sql$
                 'must not be given for an exchange that is RabbitMQ''s own',
                 'It is there already.'
             ]
-            when p_config ? 'tls_key' and not p_config ? 'tls_cert' then
-                array['.tls_cert', 'is required beside tls_key', null]
         end,
-        (
-            select array['.' || k.key, 'has no effect without "tls": true', null]
-            from unnest(array['tls_ca_cert', 'tls_cert', 'tls_key', 'tls_verify_peer']) with ordinality k(key, place)
-            where p_config ? k.key and p_config -> 'tls' is distinct from 'true'
-            order by k.place
-            limit 1
-        )
+        ulak._tls_violation(p_config)
     )
 $sql$;

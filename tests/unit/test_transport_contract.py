@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -52,25 +53,32 @@ class Case:
 
 
 @pytest.fixture(params=sorted(transports(SETTINGS, "1.0", 8, print)))
-def case(request: pytest.FixtureRequest, receiver: Receiver) -> Iterator[Case]:
-    lines: list[str] = []
-    dispatcher = Dispatcher(transports(SETTINGS, "1.0", 8, lines.append))
+def case(request: pytest.FixtureRequest) -> Iterator[Case]:
+    with ExitStack() as resources:
+        lines: list[str] = []
+        dispatcher = Dispatcher(transports(SETTINGS, "1.0", 8, lines.append))
+        resources.callback(dispatcher.close)
+        yield CASES[request.param](dispatcher, lines, request.getfixturevalue, resources)
 
-    def http() -> Case:
-        return Case("http", {"url": receiver.url}, dispatcher, lambda: len(receiver.requests), {"url": "ftp://x"})
 
-    def log() -> Case:
-        return Case("log", {}, dispatcher, lambda: len(lines), {"max_bytes": -1}, lines)
+def http(dispatcher: Dispatcher, lines: list[str], fixture: Any, resources: ExitStack) -> Case:
+    receiver: Receiver = fixture("receiver")
+    return Case("http", {"url": receiver.url}, dispatcher, lambda: len(receiver.requests), {"url": "ftp://x"})
 
-    def amqp() -> Case:
-        broker: RabbitMQ = request.getfixturevalue("rabbitmq")
-        broker.declare("contract")
-        broker.take("contract")
-        config = broker.config(exchange="contract", routing_key="a")
-        return Case("amqp", config, dispatcher, lambda: broker.depth("contract"), {"host": "127.0.0.1"})
 
-    yield {"http": http, "log": log, "amqp": amqp}[request.param]()
-    dispatcher.close()
+def log(dispatcher: Dispatcher, lines: list[str], fixture: Any, resources: ExitStack) -> Case:
+    return Case("log", {}, dispatcher, lambda: len(lines), {"max_bytes": -1}, lines)
+
+
+def amqp(dispatcher: Dispatcher, lines: list[str], fixture: Any, resources: ExitStack) -> Case:
+    broker: RabbitMQ = fixture("rabbitmq")
+    broker.declare("contract")
+    resources.callback(broker.delete, "contract")
+    config = broker.config(exchange="contract", routing_key="a")
+    return Case("amqp", config, dispatcher, lambda: broker.depth("contract"), {"host": "127.0.0.1"})
+
+
+CASES: dict[str, Callable[..., Case]] = {"http": http, "log": log, "amqp": amqp}
 
 
 def message(number: int, payload: str = '{"order": 1}', **fields: Any) -> Message:

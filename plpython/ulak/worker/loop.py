@@ -176,8 +176,7 @@ class Worker:
             check_seconds = CHECK_SECONDS if self._leases else CHECK_SECONDS_IDLE
         self._timers.run(now, check_seconds)
         if not self._dispatcher.in_flight:
-            # Nothing ends by it; but a connection that is kept has to be heard, and may have a heartbeat to send.
-            self._dispatcher.step(0)
+            self._dispatcher.tend()
         if self._timers.is_poller != self._pace.is_poller:
             self._pace.is_poller = self._timers.is_poller
             if not self._pace.is_poller:
