@@ -236,6 +236,10 @@ class RabbitMQ:
                     return found
                 found.append(Message(method.routing_key, properties, body))
 
+    def purge(self, queue: str) -> None:
+        with self.channel() as channel:
+            channel.queue_purge(queue)
+
     def depth(self, queue: str) -> int:
         with self.channel() as channel:
             return int(channel.queue_declare(queue, passive=True).method.message_count)
