@@ -13,6 +13,7 @@ from ulak.worker.waiting import Descriptors
 
 # Python's module, and Debian's package of it. Only those who deliver over a protocol need its client.
 CLIENTS: Mapping[str, tuple[str, str]] = {
+    "amqp": ("pika", "python3-pika"),
     "http": ("pycurl", "python3-pycurl"),
 }
 
@@ -41,9 +42,16 @@ def transports(
 
         return LogTransport(log)
 
+    def amqp(descriptors: Descriptors) -> Transport:
+        from ulak.amqp.transport import AmqpTransport
+
+        timeout, source = float(settings["http_timeout"]), settings["cloudevents_source"]
+        return AmqpTransport(descriptors, guard(settings), version, timeout, source)
+
     return {
         protocol: _checked(protocol, make)
         for protocol, make in {
+            "amqp": amqp,
             "http": http,
             "log": log_lines,
         }.items()

@@ -8,7 +8,7 @@ returns text[]
 language sql
 immutable
 as $sql$
-    select array['http', 'log']
+    select array['http', 'log', 'amqp']
 $sql$;
 
 create or replace function ulak._protocols()
@@ -32,6 +32,7 @@ as $sql$
         select case p_protocol
             when 'http' then ulak._http_config_schema()
             when 'log' then ulak._log_config_schema()
+            when 'amqp' then ulak._amqp_config_schema()
             when 'pull' then ulak._pull_config_schema()
         end
     ) s(schema)
@@ -122,6 +123,7 @@ begin
         v_violation,
         case p_protocol
             when 'http' then ulak._http_config_violation(p_config)
+            when 'amqp' then ulak._amqp_config_violation(p_config)
         end
     );
 end
@@ -199,7 +201,9 @@ begin
         raise exception 'unknown protocol %', coalesce(quote_literal(p_protocol), 'null')
             using
                 errcode = '22023',
-                detail = 'http, log: the worker delivers. pull: external workers fetch.',
+                detail = format(
+                    '%s: the worker delivers. pull: external workers fetch.', array_to_string(ulak._worker_protocols(), ', ')
+                ),
                 hint = ulak._did_you_mean(p_protocol, ulak._protocols());
     end if;
     v_violation := ulak._config_violation(p_protocol, ulak._with_secrets(coalesce(p_config, 'null')));

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 from support.cluster import WORK, run
@@ -10,14 +11,19 @@ from support.cluster import WORK, run
 
 def unpacked(package: str) -> Path:
     """The folder that stands for / of the package, kept for the next time."""
-    folder = WORK / f"{package}-package"
+    return unpacked_together(package, [package])
+
+
+def unpacked_together(name: str, packages: Sequence[str]) -> Path:
+    """The same for packages that need each other."""
+    folder = WORK / f"{name}-package"
     if not folder.exists():
-        fresh = WORK / f"{package}-package.new"
+        fresh = WORK / f"{name}-package.new"
         shutil.rmtree(fresh, ignore_errors=True)
         fresh.mkdir(parents=True)
-        run(["apt-get", "download", "-q", package], cwd=fresh)
-        (file,) = fresh.glob(f"{package}_*.deb")
-        run(["dpkg", "-x", str(file), str(fresh)])
+        run(["apt-get", "download", "-q", *packages], cwd=fresh)
+        for file in fresh.glob("*.deb"):
+            run(["dpkg", "-x", str(file), str(fresh)])
         fresh.rename(folder)
     return folder
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 import os
 import socket
 import ssl
@@ -61,6 +63,7 @@ class Connection(ABC):
         self.mask = mask
         self.is_open = False
         self.is_lost = False
+        self._has_left = False
         # By what.
         self._end = ""
         self._surroundings = surroundings
@@ -97,6 +100,14 @@ class Connection(ABC):
     def timer_passed(self) -> None:  # noqa: B027 - most have no timer
         """Such as for a heartbeat."""
 
+    def why_slow(self) -> str | None:
+        """What the broker has said about it, for the error of what isn't acknowledged in time."""
+        return None
+
+    def farewell(self) -> bytes:
+        """What the broker would like to hear before the connection is closed."""
+        return b""
+
     # What a protocol may call.
 
     def open(self) -> None:
@@ -105,6 +116,12 @@ class Connection(ABC):
             delivery = self._waiting.popleft()
             self._under_way[delivery] = None
             self._send(delivery)
+
+    def hold(self, seconds: float | None) -> None:
+        """The broker takes no messages until open() is called again, which is awaited for so long; None: as long as
+        deliveries wait."""
+        self.is_open = False
+        self._opens_until = math.inf if seconds is None else self._clock() + seconds
 
     def write(self, data: bytes) -> None:
         self._unsent += data
@@ -141,7 +158,7 @@ class Connection(ABC):
             self._waiting.append(delivery)
 
     def next_deadline(self) -> float | None:
-        times = [self.timer()] if self.is_open else [self._opens_until]
+        times = [self.timer(), None if self.is_open else self._opens_until]
         if self._dial is not None:
             times.append(self._dial.next_deadline())
         first = next(iter(self._under_way), None) or (self._waiting[0] if self._waiting else None)
@@ -175,8 +192,22 @@ class Connection(ABC):
             self._dial = None
         if self._socket is not None:
             self._surroundings.descriptors.forget(self._socket.fileno())
+            if not self._has_left:
+                self.leave()
             self._socket.close()
             self._socket = None
+
+    def leave(self) -> int | None:
+        """Says farewell; the descriptor on which the broker answers, if it does. Nothing else may be said after it."""
+        self._has_left = True
+        last = self.farewell()
+        if self._socket is None or not last or self._unsent:
+            return None
+        # If it can't be written at once, the broker has to do without.
+        with contextlib.suppress(OSError):
+            self._socket.send(last)
+            return self._socket.fileno()
+        return None
 
     def _begin(self) -> None:
         where = self._address
@@ -256,13 +287,16 @@ class Connection(ABC):
         now = self._clock()
         if self._dial is not None and now >= self._dial.next_deadline():
             self._advance(0)
+        # What has come while the worker was busy elsewhere counts.
+        self._read()
         first = next(iter(self._under_way), None) or (self._waiting[0] if self._waiting else None)
         if first is not None and now >= first.deadline:
-            doing = "no acknowledgement" if self.is_open else "no connection"
-            raise Lost(f"timeout: {doing} from {self.peer} in time")
+            why = self.why_slow()
+            doing = "no acknowledgement" if self._under_way or why else "no connection"
+            raise Lost(f"timeout: {doing} from {self.peer} in time" + (f": {why}" if why else ""))
         if not self.is_open and now >= self._opens_until:
             raise Lost(f"timeout: no connection to {self.peer} in time")
         timer = self.timer()
-        if self.is_open and timer is not None and now >= timer:
+        if timer is not None and now >= timer:
             self.timer_passed()
         self._flush()

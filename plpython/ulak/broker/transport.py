@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import select
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 from ulak.address import Guard
@@ -12,10 +13,11 @@ from ulak.broker.connection import Connection, Surroundings
 from ulak.broker.delivery import Delivery
 from ulak.delivery import ConfigError, Endpoint, EndpointConfig, Message, Settled
 from ulak.worker.transport import Ready
-from ulak.worker.waiting import Descriptors
+from ulak.worker.waiting import READABLE, Descriptors
 
 # Of one delivery, so that acknowledgements come within its time.
 MAX_BYTES = 1024 * 1024
+FAREWELL_SECONDS = 0.1
 # Connections that nobody needs at the moment are closed beyond so many.
 MOST_CONNECTIONS = 200
 
@@ -112,11 +114,16 @@ class BrokerTransport(ABC):
         return settled
 
     def close(self) -> None:
-        for each in [*self._connections.values(), *self._leaving]:
+        connections = [*self._connections.values(), *self._leaving]
+        _await_answers([each.leave() for each in connections])
+        for each in connections:
             each.close()
 
     def _connection(self, endpoint: Endpoint) -> Connection:
         known = self._connections.pop(endpoint.id, None)
+        if known is not None and known.is_idle:
+            # Nobody waited for it, so nobody has seen whether it was closed.
+            known.advance(READABLE)
         if known is not None and (known.is_lost or known.endpoint.config_version != endpoint.config_version):
             if not known.is_lost:
                 self._leaving.add(known)
@@ -172,3 +179,17 @@ class _Own:
         self._descriptors.forget(descriptor)
         self._early.discard(descriptor)
         self._owners.pop(descriptor, None)
+
+
+def _await_answers(descriptors: Iterable[int | None]) -> None:
+    """A broker that isn't heard out takes the end of a run for a failure, and logs it. All of them together are given a
+    moment, and no more."""
+    poll = select.poll()
+    left = {each for each in descriptors if each is not None}
+    for each in left:
+        poll.register(each, select.POLLIN)
+    until = time.monotonic() + FAREWELL_SECONDS
+    while left and (seconds := until - time.monotonic()) > 0:
+        for each, _ in poll.poll(seconds * 1000):
+            poll.unregister(each)
+            left.discard(each)

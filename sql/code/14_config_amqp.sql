@@ -1,0 +1,76 @@
+-- What the config of an amqp endpoint may hold: the worker publishes to RabbitMQ, which confirms each message.
+
+create or replace function ulak._amqp_config_schema()
+returns jsonb
+language sql
+immutable
+set search_path = pg_catalog, pg_temp
+as $sql$
+    select jsonb_set(
+        s.schema,
+        '{properties}',
+        (s.schema -> 'properties') || ulak._cloudevents_config_schema()
+    )
+    from (
+        select $json${
+            "type": "object",
+            "required": ["host"],
+            "additionalProperties": false,
+            "properties": {
+                "host": {"type": "string", "minLength": 1},
+                "port": {"type": "integer", "minimum": 1, "maximum": 65535},
+                "vhost": {"type": "string", "minLength": 1, "maxLength": 255},
+                "username": {"type": "string", "minLength": 1},
+                "password": {"type": "string"},
+                "exchange": {"type": "string", "maxLength": 255},
+                "exchange_type": {"enum": ["direct", "topic", "fanout", "headers"]},
+                "routing_key": {"type": "string", "maxLength": 255},
+                "persistent": {"type": "boolean"},
+                "mandatory": {"type": "boolean"},
+                "heartbeat": {"type": "integer", "minimum": 0, "maximum": 3600},
+                "frame_max": {"type": "integer", "minimum": 4096, "maximum": 2147483647},
+                "timeout": {"type": "number", "minimum": 0.1, "maximum": 300},
+                "tls": {"type": "boolean"},
+                "tls_ca_cert": {"type": "string", "minLength": 1},
+                "tls_cert": {"type": "string", "minLength": 1},
+                "tls_key": {"type": "string", "minLength": 1},
+                "tls_verify_peer": {"type": "boolean"}
+            }
+        }$json$::jsonb
+    ) s(schema)
+$sql$;
+
+-- As ulak._config_violation(), for a config that has the right shape.
+create or replace function ulak._amqp_config_violation(p_config jsonb)
+returns text[]
+language sql
+immutable
+set search_path = pg_catalog, pg_temp
+as $sql$
+    select coalesce(
+        ulak._host_violation('.host', p_config ->> 'host'),
+        ulak._route_violation('.routing_key', p_config ->> 'routing_key'),
+        case
+            when p_config ? 'username' and not p_config ? 'password' then
+                array['.password', 'is required beside username', null]
+            when p_config ? 'password' and not p_config ? 'username' then
+                array['.username', 'is required beside password', null]
+            when coalesce(p_config ->> 'exchange', '') = '' and coalesce(p_config ->> 'routing_key', '') = '' then array[
+                '.routing_key',
+                'is required without an exchange',
+                'RabbitMQ''s default exchange takes it for the name of a queue.'
+            ]
+            when coalesce(p_config ->> 'exchange', '') = '' and p_config ? 'exchange_type' then
+                array['.exchange_type', 'has no effect without an exchange', null]
+            when p_config ->> 'exchange' ~ E'[\\x01-\\x1f\\x7f]' then
+                array['.exchange', 'must not have control characters', null]
+            -- RabbitMQ has its own of these names, and lets nobody declare one.
+            when p_config ->> 'exchange' ~ '^amq[.]' and p_config ? 'exchange_type' then array[
+                '.exchange_type',
+                'must not be given for an exchange that is RabbitMQ''s own',
+                'It is there already.'
+            ]
+        end,
+        ulak._tls_violation(p_config)
+    )
+$sql$;
