@@ -9,6 +9,8 @@ from typing import Any
 import psycopg
 import pytest
 from support.cluster import TEMPLATE, Cluster, Connect, remove_abandoned
+from support.mosquitto import Mosquitto
+from support.redis import Redis
 
 _numbers = itertools.count(1)
 
@@ -96,3 +98,17 @@ def cron_database(cluster: Cluster) -> Iterator[str]:
     )
     cluster.execute("delete from cron.job_run_details", name)
     cluster.execute("drop extension ulak cascade", name)
+
+
+@pytest.fixture(scope="session")
+def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Redis]:
+    """For all tests that leave it as it was: reset() empties it."""
+    with Redis(tmp_path_factory.mktemp("redis")) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def mosquitto(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mosquitto]:
+    """For all tests that leave it running."""
+    with Mosquitto(tmp_path_factory.mktemp("mosquitto")) as broker:
+        yield broker
