@@ -28,6 +28,7 @@ DEFAULT = (
     "send",
     "claim",
     "delivery",
+    "brokers",
     "ordering",
     "breadth",
     "latency",

@@ -1,0 +1,144 @@
+"""How fast one worker delivers to brokers, beside the same client in a bare loop against the same broker."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from statistics import median
+from typing import Any, NamedTuple
+
+import redis
+from paho.mqtt.packettypes import PacketTypes
+from paho.mqtt.properties import Properties
+from support.mosquitto import Mosquitto, make_client
+from support.redis import Redis
+
+from bench.delivery import Delivered, between, drain, fill
+from bench.figures import Figure, Quantity
+from bench.stage import Part, Section, Stage
+from bench.yardstick import PAYLOAD, Bare
+
+MESSAGES = 50_000
+# What is asked of those whose bare loop is fast; of the others it is half of their bare loop.
+FAST = 15_000
+
+
+class Broker(NamedTuple):
+    """A broker that is up: an endpoint's config for it, and the bare loop, which is given how many messages to send and
+    returns when all are acknowledged."""
+
+    protocol: str
+    config: dict[str, Any]
+    send: Callable[[int], None]
+
+
+def bare_loop(broker: Broker, count: int) -> Bare:
+    began, used = time.monotonic(), time.process_time()
+    broker.send(count)
+    took, used = time.monotonic() - began, time.process_time() - used
+    return Bare(count, took, used, 0)
+
+
+def deliver(stage: Stage, broker: Broker, count: int) -> Delivered:
+    with stage.site() as site:
+        site.db.execute("checkpoint")
+        site.endpoint("shop", broker.config, None, broker.protocol)
+        fill(site, "shop", count)
+        return drain(site)
+
+
+def compare(stage: Stage, broker: Broker, is_fast: bool) -> Iterator[Figure]:
+    """In turn, since the machine may do other things as well."""
+    count = stage.scaled(MESSAGES, 500)
+    bares = [bare_loop(broker, count)]
+    rounds = []
+    for _ in range(stage.rounds(3)):
+        one = deliver(stage, broker, count)
+        bares.append(bare_loop(broker, count))
+        rounds.append((between(*bares[-2:]), one))
+    yield Figure(
+        f"{broker.protocol}: bare loop, {count:,} messages",
+        Quantity(median(bare.rate for bare in bares), "/s"),
+        Quantity(median(bare.processor for bare in bares) * 1e6 / count, "us", "of processor each"),
+        headline=True,
+    )
+    one = sorted((one for _, one in rounds), key=lambda one: one.rate)[len(rounds) // 2]
+    part = median(one.rate / bare.rate for bare, one in rounds)
+    rate, *others = one.quantities()
+    if is_fast and FAST < 0.5 * median(bare.rate for bare in bares):
+        quantities = [replace(rate, required=FAST), *others, Quantity(part, "of", "the bare loop's")]
+    else:
+        quantities = [rate, *others, Quantity(part, "of", "the bare loop's", required=0.5)]
+    yield Figure(f"{broker.protocol}: one worker", *quantities, headline=True)
+    stage.details[broker.protocol] = [{"bare": bare._asdict(), "one": one._asdict()} for bare, one in rounds]
+
+
+def body(n: int) -> bytes:
+    """As fill() writes it."""
+    return b'{"n": %d, "text": "%b"}' % (n, PAYLOAD.encode())
+
+
+def to_redis(stage: Stage) -> Iterator[Figure]:
+    """XADD in pipelines of 100, as many as a delivery of a worker has."""
+    with Redis(stage.cluster.folder / "redis", "--appendonly", "no") as server, redis.Redis(port=server.port) as client:
+
+        def send(count: int) -> None:
+            client.delete("orders")
+            for start in range(0, count, 100):
+                pipeline = client.pipeline(transaction=False)
+                for n in range(start, min(count, start + 100)):
+                    fields = {"message_id": str(uuid.uuid4()), "payload": body(n), "attempt": 1}
+                    pipeline.xadd("orders", {**fields, "created_at": "2026-11-17T12:00:00.123456+00:00"})
+                assert len(pipeline.execute()) == min(count, start + 100) - start
+
+        config = {"host": "127.0.0.1", "port": server.port, "stream_key": "orders"}
+        yield from compare(stage, Broker("redis", config, send), is_fast=True)
+
+
+def to_mqtt(stage: Stage) -> Iterator[Figure]:
+    """QoS 1 with the same properties, as many in flight as the broker takes."""
+    with Mosquitto(stage.cluster.folder / "mosquitto") as broker:
+
+        def send(count: int) -> None:
+            client = make_client("bare")
+            left = count
+            outstanding = 0
+
+            def acknowledged(*_: Any) -> None:
+                nonlocal left, outstanding
+                left -= 1
+                outstanding -= 1
+
+            client.on_publish = acknowledged
+            client.connect("127.0.0.1", broker.port)
+            while not client.is_connected():
+                client.loop(0.1)
+            for n in range(count):
+                properties = Properties(PacketTypes.PUBLISH)
+                properties.ContentType = "application/json"
+                properties.UserProperty = [
+                    ("ulak-message-id", str(uuid.uuid4())),
+                    ("ulak-attempt", "1"),
+                    ("ulak-created-at", "2026-11-17T12:00:00.123456+00:00"),
+                ]
+                client.publish("orders", body(n), 1, properties=properties)
+                outstanding += 1
+                while outstanding >= 200:
+                    client.loop(0.1)
+            while left:
+                client.loop(0.1)
+            client.disconnect()
+
+        config = {"broker": "127.0.0.1", "port": broker.port, "topic": "orders"}
+        yield from compare(stage, Broker("mqtt", config, send), is_fast=False)
+
+
+SECTIONS: dict[str, Section] = {"redis": to_redis, "mqtt": to_mqtt}
+
+PART = Part(
+    "Delivery to brokers on the same machine, messages of 200 bytes, default settings of ulak; processor: of the worker, with "
+    "its start",
+    SECTIONS,
+)
