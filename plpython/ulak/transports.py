@@ -14,6 +14,8 @@ from ulak.worker.waiting import Descriptors
 # Python's module, and Debian's package of it. Only those who deliver over a protocol need its client.
 CLIENTS: Mapping[str, tuple[str, str]] = {
     "http": ("pycurl", "python3-pycurl"),
+    "mqtt": ("paho", "python3-paho-mqtt"),
+    "redis": ("redis", "python3-redis"),
 }
 
 
@@ -41,11 +43,23 @@ def transports(
 
         return LogTransport(log)
 
+    def mqtt(descriptors: Descriptors) -> Transport:
+        from ulak.mqtt.transport import MqttTransport
+
+        return MqttTransport(descriptors, guard(settings), settings["cloudevents_source"])
+
+    def redis(descriptors: Descriptors) -> Transport:
+        from ulak.redis.transport import RedisTransport
+
+        return RedisTransport(descriptors, guard(settings))
+
     return {
         protocol: _checked(protocol, make)
         for protocol, make in {
             "http": http,
             "log": log_lines,
+            "mqtt": mqtt,
+            "redis": redis,
         }.items()
     }
 

@@ -8,7 +8,7 @@ returns text[]
 language sql
 immutable
 as $sql$
-    select array['http', 'log']
+    select array['http', 'log', 'mqtt', 'redis']
 $sql$;
 
 create or replace function ulak._protocols()
@@ -32,6 +32,8 @@ as $sql$
         select case p_protocol
             when 'http' then ulak._http_config_schema()
             when 'log' then ulak._log_config_schema()
+            when 'mqtt' then ulak._mqtt_config_schema()
+            when 'redis' then ulak._redis_config_schema()
             when 'pull' then ulak._pull_config_schema()
         end
     ) s(schema)
@@ -122,6 +124,8 @@ begin
         v_violation,
         case p_protocol
             when 'http' then ulak._http_config_violation(p_config)
+            when 'mqtt' then ulak._mqtt_config_violation(p_config)
+            when 'redis' then ulak._redis_config_violation(p_config)
         end
     );
 end
@@ -199,7 +203,9 @@ begin
         raise exception 'unknown protocol %', coalesce(quote_literal(p_protocol), 'null')
             using
                 errcode = '22023',
-                detail = 'http, log: the worker delivers. pull: external workers fetch.',
+                detail = format(
+                    '%s: the worker delivers. pull: external workers fetch.', array_to_string(ulak._worker_protocols(), ', ')
+                ),
                 hint = ulak._did_you_mean(p_protocol, ulak._protocols());
     end if;
     v_violation := ulak._config_violation(p_protocol, ulak._with_secrets(coalesce(p_config, 'null')));

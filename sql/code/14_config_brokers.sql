@@ -44,3 +44,22 @@ as $sql$
             array[p_path, 'must be the name or the address of a host', 'Such as "broker.example.com" or "10.0.0.5".']
     end
 $sql$;
+
+-- The keys of TLS mean something only with it; files are judged by the worker, which reads them.
+create or replace function ulak._tls_violation(p_config jsonb)
+returns text[]
+language sql
+immutable
+set search_path = pg_catalog, pg_temp
+as $sql$
+    select case
+        when p_config -> 'tls' is distinct from 'true' then (
+            select array['.' || k, 'has no effect without "tls": true', null]
+            from jsonb_object_keys(p_config) k
+            where starts_with(k, 'tls_')
+            order by k
+            limit 1
+        )
+        when p_config ? 'tls_key' and not p_config ? 'tls_cert' then array['.tls_cert', 'is required beside tls_key', null]
+    end
+$sql$;

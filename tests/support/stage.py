@@ -298,6 +298,9 @@ class FakeDispatcher:
         seconds, outcome = self.answer(to, messages)
         self._under_way.append((self._clock.now + seconds, Settled(to.id, messages, outcome)))
 
+    def tend(self) -> None:
+        assert not self._under_way
+
     def step(self, max_wait: float) -> list[Settled]:
         assert not self._database.open, "a transaction stays open during the wait"
         self.steps += 1

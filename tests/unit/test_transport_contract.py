@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+from support.mosquitto import Mosquitto, Subscriber
 from support.receiver import Receiver
+from support.redis import Redis
 from ulak.delivery import ConfigError, Endpoint, EndpointConfig, Message, Settled
 from ulak.transports import transports
 from ulak.worker.dispatcher import Dispatcher
@@ -51,15 +54,39 @@ class Case:
 
 
 @pytest.fixture(params=sorted(transports(SETTINGS, "1.0", 8, print)))
-def case(request: pytest.FixtureRequest, receiver: Receiver) -> Iterator[Case]:
-    lines: list[str] = []
-    dispatcher = Dispatcher(transports(SETTINGS, "1.0", 8, lines.append))
-    cases = {
-        "http": Case("http", {"url": receiver.url}, dispatcher, lambda: len(receiver.requests), {"url": "ftp://x"}),
-        "log": Case("log", {}, dispatcher, lambda: len(lines), {"max_bytes": -1}, lines),
-    }
-    yield cases[request.param]
-    dispatcher.close()
+def case(request: pytest.FixtureRequest) -> Iterator[Case]:
+    with ExitStack() as resources:
+        lines: list[str] = []
+        dispatcher = Dispatcher(transports(SETTINGS, "1.0", 8, lines.append))
+        resources.callback(dispatcher.close)
+        yield CASES[request.param](dispatcher, lines, request.getfixturevalue, resources)
+
+
+def http(dispatcher: Dispatcher, lines: list[str], fixture: Any, resources: ExitStack) -> Case:
+    receiver: Receiver = fixture("receiver")
+    return Case("http", {"url": receiver.url}, dispatcher, lambda: len(receiver.requests), {"url": "ftp://x"})
+
+
+def log(dispatcher: Dispatcher, lines: list[str], fixture: Any, resources: ExitStack) -> Case:
+    return Case("log", {}, dispatcher, lambda: len(lines), {"max_bytes": -1}, lines)
+
+
+def mqtt(dispatcher: Dispatcher, lines: list[str], fixture: Any, resources: ExitStack) -> Case:
+    broker: Mosquitto = fixture("mosquitto")
+    subscriber = resources.enter_context(Subscriber(broker, "contract"))
+    config = {"broker": "127.0.0.1", "port": broker.port, "topic": "contract"}
+    # It gets them after they were acknowledged.
+    return Case("mqtt", config, dispatcher, lambda: len(subscriber.wait_for(50)), {**config, "topic": "a/#"})
+
+
+def redis(dispatcher: Dispatcher, lines: list[str], fixture: Any, resources: ExitStack) -> Case:
+    server: Redis = fixture("redis_server")
+    resources.callback(server.reset)
+    config = {"host": "127.0.0.1", "port": server.port, "stream_key": "orders"}
+    return Case("redis", config, dispatcher, lambda: len(server.entries("orders")), {**config, "minid": "yesterday"})
+
+
+CASES: dict[str, Callable[..., Case]] = {"http": http, "log": log, "mqtt": mqtt, "redis": redis}
 
 
 def message(number: int, payload: str = '{"order": 1}', **fields: Any) -> Message:
@@ -82,7 +109,8 @@ def test_an_endpoint_is_what_the_worker_has_to_know(case: Case) -> None:
     endpoint = case.endpoint(max_in_flight=5)
 
     assert endpoint[:4] == (7, "orders", 3, case.protocol)
-    assert (endpoint.batch_size, endpoint.max_in_flight) == (1, 5)
+    assert endpoint.batch_size >= 1
+    assert endpoint.max_in_flight == 5
     assert 0 < endpoint.longest < 60
 
 

@@ -12,7 +12,7 @@ from ulak.broker.connection import Connection, Surroundings
 from ulak.broker.delivery import Delivery
 from ulak.delivery import ConfigError, Endpoint, EndpointConfig, Message, Settled
 from ulak.worker.transport import Ready
-from ulak.worker.waiting import Descriptors
+from ulak.worker.waiting import READABLE, Descriptors
 
 # Of one delivery, so that acknowledgements come within its time.
 MAX_BYTES = 1024 * 1024
@@ -117,6 +117,9 @@ class BrokerTransport(ABC):
 
     def _connection(self, endpoint: Endpoint) -> Connection:
         known = self._connections.pop(endpoint.id, None)
+        if known is not None and known.is_idle:
+            # Nobody waited for it, so nobody has seen whether it was closed.
+            known.advance(READABLE)
         if known is not None and (known.is_lost or known.endpoint.config_version != endpoint.config_version):
             if not known.is_lost:
                 self._leaving.add(known)

@@ -30,7 +30,7 @@ class Target(NamedTuple):
     connect_timeout: float
     command_timeout: float
     timeout: float
-    # Commands that greet the server, with the first of which it may refuse us.
+    # Commands that the server has to take before a message is sent.
     greeting: tuple[tuple[str, ...], ...]
     stream: Route
     # What stands between the stream and the fields.
@@ -76,7 +76,8 @@ def _greeting(given: Mapping[str, Any]) -> tuple[tuple[str, ...], ...]:
         commands.append(("AUTH", *login, str(given["password"])))
     if given.get("db"):
         commands.append(("SELECT", str(int(given["db"]))))
-    return tuple(commands)
+    # A server that wants a password, or isn't ready, says so; to XADD it would say that it has too many arguments.
+    return tuple(commands) or (("PING",),)
 
 
 def _options(given: Mapping[str, Any]) -> tuple[bytes, ...]:

@@ -74,6 +74,10 @@ class Dispatcher:
                 self._advance(member, settled)
         return settled
 
+    def tend(self) -> None:
+        """While nothing is in flight: connections that are kept have heartbeats to send, and may have been closed."""
+        self.step(0)
+
     def close(self) -> None:
         for member in self._members.values():
             member.transport.close()

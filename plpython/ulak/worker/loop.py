@@ -175,6 +175,8 @@ class Worker:
         else:
             check_seconds = CHECK_SECONDS if self._leases else CHECK_SECONDS_IDLE
         self._timers.run(now, check_seconds)
+        if not self._dispatcher.in_flight:
+            self._dispatcher.tend()
         if self._timers.is_poller != self._pace.is_poller:
             self._pace.is_poller = self._timers.is_poller
             if not self._pace.is_poller:
