@@ -67,7 +67,7 @@ def compare(stage: Stage, broker: Broker, is_fast: bool) -> Iterator[Figure]:
     one = sorted((one for _, one in rounds), key=lambda one: one.rate)[len(rounds) // 2]
     part = median(one.rate / bare.rate for bare, one in rounds)
     rate, *others = one.quantities()
-    if is_fast and FAST < 0.5 * median(bare.rate for bare in bares):
+    if is_fast and 0.5 * median(bare.rate for bare in bares) > FAST:
         quantities = [replace(rate, required=FAST), *others, Quantity(part, "of", "the bare loop's")]
     else:
         quantities = [rate, *others, Quantity(part, "of", "the bare loop's", required=0.5)]

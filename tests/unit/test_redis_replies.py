@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as some
@@ -16,7 +18,7 @@ def test_replies_are_the_same_in_whatever_pieces_they_come(cuts: list[int]) -> N
     replies = Replies()
     places = [0, *sorted(cuts), len(ANSWERS)]
 
-    found = [reply for start, end in zip(places, places[1:], strict=False) for reply in replies.read(ANSWERS[start:end])]
+    found = [reply for start, end in pairwise(places) for reply in replies.read(ANSWERS[start:end])]
 
     assert found == MEANT
     assert isinstance(found[3], Refusal)
@@ -24,7 +26,15 @@ def test_replies_are_the_same_in_whatever_pieces_they_come(cuts: list[int]) -> N
 
 @pytest.mark.parametrize(
     "answer",
-    [b"HTTP/1.1 400 Bad Request\r\n", b"$x\r\n", b"$-2\r\n", b"$99999999\r\n", b"$2\r\nabc\r\n", b"x" * 100_000, b"*1\r\n"],
+    [
+        b"HTTP/1.1 400 Bad Request\r\n",
+        b"$x\r\n",
+        b"$-2\r\n",
+        b"$99999999\r\n",
+        b"$2\r\nabc\r\n",
+        b"x" * 100_000,
+        b"*1\r\n",
+    ],
 )
 def test_who_does_not_speak_the_protocol_is_found_out(answer: bytes) -> None:
     with pytest.raises(BadReply):

@@ -237,7 +237,9 @@ def test_a_kept_connection_is_used_again(site: Site, server: Redis) -> None:
 
 def test_credentials_and_database_are_those_of_the_config(site: Site, own: Redis) -> None:
     with own.client() as client:
-        client.acl_setuser("ulak", enabled=True, passwords=["+hunter2-hunter2"], keys=["orders"], commands=["+xadd", "+select"])
+        client.acl_setuser(
+            "ulak", enabled=True, passwords=["+hunter2-hunter2"], keys=["orders"], commands=["+xadd", "+select"]
+        )
     site.call("set_secret", "redis-password", "hunter2-hunter2")
     endpoint(site, own, username="ulak", password={"$secret": "redis-password"}, db=3)
     site.start()

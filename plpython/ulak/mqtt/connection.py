@@ -17,8 +17,8 @@ from ulak.mqtt import reasons
 from ulak.mqtt.client import Client, Pipe
 from ulak.mqtt.target import ACKNOWLEDGE_TIMEOUT, LONGEST_TOPIC, Target
 
-# Seconds between two looks at whether the broker is to be pinged.
-_LOOK = 5.0
+# How often within the time that the broker wants a word in it is looked whether one is due.
+_LOOKS = 4
 # Of a packet, beside its topic, its properties and the payload.
 _OVERHEAD = 16
 
@@ -41,7 +41,9 @@ class MqttConnection(Connection):
         self._unwritten: list[tuple[Delivery, Message]] = []
         self._receive_maximum = 0
         self._largest: int | None = None
-        self._next_look = 0.0
+        # When it is looked whether the broker is to be pinged, and how often.
+        self._next_look: float | None = None
+        self._look_seconds = 0.0
         self._says_goodbye = True
         super().__init__(endpoint, target.address, target.mask, target.connect_timeout, surroundings)
 
@@ -72,7 +74,7 @@ class MqttConnection(Connection):
     def timer_passed(self) -> None:
         assert self._client is not None
         assert self._pipe is not None
-        self._next_look = self._clock() + _LOOK
+        self._next_look = self._clock() + self._look_seconds
         self._client.loop_misc()
         if self._pipe.is_closed:
             raise Lost(f"timeout: {self.peer} doesn't answer to a ping")
@@ -121,7 +123,9 @@ class MqttConnection(Connection):
         else:
             self._receive_maximum = greeting.receive_maximum
             self._largest = greeting.largest_packet
-            self._next_look = self._clock() + _LOOK
+            if greeting.keepalive:
+                self._look_seconds = greeting.keepalive / _LOOKS
+                self._next_look = self._clock() + self._look_seconds
             self.open()
 
     def _dial_again(self) -> None:

@@ -112,7 +112,8 @@ class RedisConnection(Connection):
 
     def _refused(self, reply: Refusal | None) -> str:
         if reply is None:
-            return self.error(RETRYABLE, f"redis: {self.peer}: there is no such stream, and nomkstream forbids to make it")
+            told = "there is no such stream, and nomkstream forbids to make it"
+            return self.error(RETRYABLE, f"redis: {self.peer}: {told}")
         prefix = PERMANENT if reply.code in _PERMANENT else RETRYABLE
         return self.error(prefix, self._told(reply))
 
