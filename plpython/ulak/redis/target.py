@@ -16,8 +16,8 @@ from ulak.mask import Mask
 PORT = 6379
 CONNECT_TIMEOUT = 5.0
 COMMAND_TIMEOUT = 10.0
-# Messages in one delivery. From 50 on it makes no difference to one worker (make bench ARGS=brokers), and what is told
-# apart late is settled late.
+# Messages in one delivery. A message took 66, 64 and 60 us of a worker's processor with 20, 100 and 500 of them (`make
+# bench ARGS=brokers:redis`); with fewer, an outcome is stored sooner.
 BATCH_SIZE = 100
 LONGEST_KEY = 1024
 
