@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import os
+import uuid
 from collections import deque
 
 from paho.mqtt.packettypes import PacketTypes
@@ -100,10 +100,10 @@ class MqttConnection(Connection):
                 self.settle(delivery)
 
     def _client_id(self) -> str:
-        """A broker has one client of an id, and there are several workers: each adds what it alone has. The id of a
-        session that is to be found again can't have that."""
+        """A broker has one client of an id, and there are several workers: each connection adds what it alone has. The id
+        of a session that is to be found again can't have that."""
         given = self._target.client_id
-        return given if given and not self._target.clean_session else f"{given or 'ulak'}-{os.getpid()}"
+        return given if given and not self._target.clean_session else f"{given or 'ulak'}-{uuid.uuid4().hex[:12]}"
 
     def _greeted(self) -> None:
         assert self._client is not None
