@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import ssl
@@ -197,6 +198,9 @@ class Connection(ABC):
             self.lose(f"config: {error}")
         except OSError as error:
             told = os.strerror(error.errno) if error.errno else type(error).__name__
+            # What the broker acknowledged before it left is delivered, though nobody has looked yet.
+            with contextlib.suppress(Exception):
+                self._read()
             self.lose(f"network: {self.peer}: {told}")
         # Whatever a broker does to our code, the others' deliveries must go on. Its text might quote a secret.
         except Exception as error:
@@ -256,6 +260,8 @@ class Connection(ABC):
         now = self._clock()
         if self._dial is not None and now >= self._dial.next_deadline():
             self._advance(0)
+        # Who has looked too late must not take it for the broker's delay.
+        self._read()
         first = next(iter(self._under_way), None) or (self._waiting[0] if self._waiting else None)
         if first is not None and now >= first.deadline:
             doing = "no acknowledgement" if self.is_open else "no connection"
