@@ -8,6 +8,7 @@ import socket
 import ssl
 import subprocess
 import threading
+import uuid
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -92,14 +93,14 @@ class Received(NamedTuple):
 
 
 class Subscriber:
-    """Keeps its session, so that it gets what came while it or the broker was away. Use it in a with statement."""
+    """Keeps its session, so that it gets what came while it or the broker was away, until its with statement ends."""
 
-    def __init__(self, broker: Mosquitto, topic: str = "#", client_id: str = "subscriber", **login: str) -> None:
+    def __init__(self, broker: Mosquitto, topic: str = "#", **login: str) -> None:
         self.received: list[Received] = []
         self._subscribed = threading.Event()
         self._broker = broker
         self._topic = topic
-        self._client = client = make_client(client_id)
+        self._client = client = make_client(f"subscriber-{uuid.uuid4().hex[:8]}")
         client.reconnect_delay_set(1, 1)
         client.on_connect = self._connected
         client.on_subscribe = lambda *_: self._subscribed.set()
@@ -114,19 +115,20 @@ class Subscriber:
         return self.received
 
     def __enter__(self) -> Self:
-        properties = Properties(PacketTypes.CONNECT)
-        properties.SessionExpiryInterval = 3600
-        # A session of the same name that a test has left is over.
-        self._client.connect("127.0.0.1", self._broker.port, clean_start=True, properties=properties)
-        # From now on it is the same session.
-        self._client._clean_start = False
+        # mosquitto 2.0.11 doesn't write down a session that began with a clean start.
+        self._client.connect("127.0.0.1", self._broker.port, clean_start=False, properties=self._expiry(3600))
         self._client.loop_start()
         assert self._subscribed.wait(10), "not subscribed"
         return self
 
     def __exit__(self, *unused: object) -> None:
-        self._client.disconnect()
+        self._client.disconnect(properties=self._expiry(0, PacketTypes.DISCONNECT))
         self._client.loop_stop()
+
+    def _expiry(self, seconds: int, packet: int = PacketTypes.CONNECT) -> Properties:
+        properties = Properties(packet)
+        properties.SessionExpiryInterval = seconds
+        return properties
 
     def _connected(self, client: paho.Client, *_: Any) -> None:
         client.subscribe(self._topic, qos=2)

@@ -100,8 +100,8 @@ class MqttConnection(Connection):
                 self.settle(delivery)
 
     def _client_id(self) -> str:
-        """A broker has one client of an id, and there are several workers: each connection adds what it alone has. The id
-        of a session that is to be found again can't have that."""
+        """A broker has one client of an id, and there are several workers: each connection adds what it alone has.
+        The id of a session that is to be found again can't have that."""
         given = self._target.client_id
         return given if given and not self._target.clean_session else f"{given or 'ulak'}-{uuid.uuid4().hex[:12]}"
 
