@@ -9,12 +9,11 @@ from typing import Any
 import psycopg
 import pytest
 from support.cluster import TEMPLATE, Cluster, Connect, remove_abandoned
-<<<<<<< HEAD
+from support.mosquitto import Mosquitto
 from support.plain import PlainCluster, is_plain, reason_to_skip
-=======
 from support.rabbitmq import RabbitMQ
 from support.receiver import make_certificate
->>>>>>> ed9a432a3d5642ccb34dade801a6b7b4e93be728
+from support.redis import Redis
 
 _numbers = itertools.count(1)
 
@@ -105,10 +104,7 @@ def cron_database(cluster: Cluster) -> Iterator[str]:
         name,
     )
     cluster.execute("delete from cron.job_run_details", name)
-<<<<<<< HEAD
     cluster.uninstall(name)
-=======
-    cluster.execute("drop extension ulak cascade", name)
 
 
 @pytest.fixture(scope="session")
@@ -116,4 +112,17 @@ def rabbitmq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RabbitMQ]:
     """One for all tests, each with exchanges of its own. Its certificate is for localhost and 127.0.0.1."""
     with RabbitMQ(make_certificate(tmp_path_factory.mktemp("rabbitmq"))) as broker:
         yield broker
->>>>>>> ed9a432a3d5642ccb34dade801a6b7b4e93be728
+
+
+@pytest.fixture(scope="session")
+def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Redis]:
+    """For all tests that leave it as it was: reset() empties it."""
+    with Redis(tmp_path_factory.mktemp("redis")) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def mosquitto(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mosquitto]:
+    """For all tests that leave it running."""
+    with Mosquitto(tmp_path_factory.mktemp("mosquitto")) as broker:
+        yield broker

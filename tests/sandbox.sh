@@ -41,8 +41,8 @@ find_major() {
 install_packages() {
     local packages=(
         ca-certificates chromium curl make python3 python3-flask python3-psycopg python3-pycurl python3-venv python3-waitress
-        # Clients of brokers.
-        python3-pika
+        # Clients of brokers, and of the brokers those whose packages start nothing: redis-tools has redis-server's program.
+        python3-paho-mqtt python3-pika python3-redis redis-tools
         "postgresql-$major" "postgresql-plpython3-$major" "postgresql-$major-cron" "postgresql-$major-plpgsql-check"
     )
     local missing=() package
@@ -90,16 +90,21 @@ make_venv() {
     fi
 }
 
-# Only the program: installing the package would start a server on this machine.
-fetch_prometheus() {
-    if [ ! -x "$run/tools/usr/bin/prometheus" ]; then
-        rm -rf "$run/tools"
+# Only the program, and the libraries it needs: installing the package would start a server on this machine.
+#   fetch_program PACKAGE PROGRAM [libraries]
+fetch_program() {
+    local package=$1
+    if [ ! -x "$run/tools/$2" ]; then
         mkdir -p "$run/tools"
         (
             cd "$run/tools"
-            apt-get download -q prometheus || { as_root apt-get update -q && apt-get download -q prometheus; }
-            dpkg -x prometheus_*.deb .
-            rm prometheus_*.deb
+            apt-get download -q "$package" || { as_root apt-get update -q && apt-get download -q "$package"; }
+            if [ "${3:-}" = libraries ]; then
+                as_root env DEBIAN_FRONTEND=noninteractive apt-get satisfy -q -y --no-install-recommends \
+                    -o DPkg::Lock::Timeout=300 "$(dpkg-deb -f "$package"_*.deb Depends)"
+            fi
+            dpkg -x "$package"_*.deb .
+            rm "$package"_*.deb
         )
     fi
 }
@@ -118,14 +123,15 @@ make_run_folder
     flock 9
     if [ "$source" != "$project" ]; then copy_project; fi
     make_venv
-    fetch_prometheus
+    fetch_program prometheus usr/bin/prometheus
+    fetch_program mosquitto usr/sbin/mosquitto libraries
 ) 9> "$run/lock" >&2
 
 cd "$source"
 mapfile -t given < <(env | grep '^ULAK_[A-Z]*=' || true)
 as_user env -i "${given[@]}" \
     HOME="$run/work" LANG=C.UTF-8 TERM="${TERM:-dumb}" \
-    PATH="$run/venv/bin:$run/tools/usr/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin" \
+    PATH="$run/venv/bin:$run/tools/usr/bin:$run/tools/usr/sbin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin" \
     PYTHONPATH="$source/tests:$source/plpython" PYTHONDONTWRITEBYTECODE=1 \
     PYTEST_ADDOPTS="-o cache_dir=$run/work/pytest" \
     HYPOTHESIS_STORAGE_DIRECTORY="$run/work/hypothesis" \

@@ -15,6 +15,8 @@ from ulak.worker.waiting import Descriptors
 CLIENTS: Mapping[str, tuple[str, str]] = {
     "amqp": ("pika", "python3-pika"),
     "http": ("pycurl", "python3-pycurl"),
+    "mqtt": ("paho", "python3-paho-mqtt"),
+    "redis": ("redis", "python3-redis"),
 }
 
 
@@ -48,12 +50,24 @@ def transports(
         timeout, source = float(settings["http_timeout"]), settings["cloudevents_source"]
         return AmqpTransport(descriptors, guard(settings), version, timeout, source)
 
+    def mqtt(descriptors: Descriptors) -> Transport:
+        from ulak.mqtt.transport import MqttTransport
+
+        return MqttTransport(descriptors, guard(settings), settings["cloudevents_source"])
+
+    def redis(descriptors: Descriptors) -> Transport:
+        from ulak.redis.transport import RedisTransport
+
+        return RedisTransport(descriptors, guard(settings))
+
     return {
         protocol: _checked(protocol, make)
         for protocol, make in {
             "amqp": amqp,
             "http": http,
             "log": log_lines,
+            "mqtt": mqtt,
+            "redis": redis,
         }.items()
     }
 

@@ -8,7 +8,7 @@ returns text[]
 language sql
 immutable
 as $sql$
-    select array['http', 'log', 'amqp']
+    select array['http', 'log', 'amqp', 'mqtt', 'redis']
 $sql$;
 
 create or replace function ulak._protocols()
@@ -33,6 +33,8 @@ as $sql$
             when 'http' then ulak._http_config_schema()
             when 'log' then ulak._log_config_schema()
             when 'amqp' then ulak._amqp_config_schema()
+            when 'mqtt' then ulak._mqtt_config_schema()
+            when 'redis' then ulak._redis_config_schema()
             when 'pull' then ulak._pull_config_schema()
         end
     ) s(schema)
@@ -124,6 +126,8 @@ begin
         case p_protocol
             when 'http' then ulak._http_config_violation(p_config)
             when 'amqp' then ulak._amqp_config_violation(p_config)
+            when 'mqtt' then ulak._mqtt_config_violation(p_config)
+            when 'redis' then ulak._redis_config_violation(p_config)
         end
     );
 end

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from statistics import median
 from typing import Any, NamedTuple
 
+import redis
+from paho.mqtt.packettypes import PacketTypes
+from paho.mqtt.properties import Properties
+from support.mosquitto import Mosquitto, make_client
 from support.publisher import Publisher
 from support.rabbitmq import RabbitMQ
+from support.redis import Redis
 
 from bench.delivery import Delivered, between, drain, fill
 from bench.figures import Figure, Quantity
@@ -89,7 +95,62 @@ def to_amqp(stage: Stage) -> Iterator[Figure]:
         yield from compare(stage, Broker("amqp", config, send), is_fast=False)
 
 
-SECTIONS: dict[str, Section] = {"amqp": to_amqp}
+def to_redis(stage: Stage) -> Iterator[Figure]:
+    """XADD in pipelines of 100, as many as a delivery of a worker has."""
+    with Redis(stage.cluster.folder / "redis", "--appendonly", "no") as server, redis.Redis(port=server.port) as client:
+
+        def send(count: int) -> None:
+            client.delete("orders")
+            for start in range(0, count, 100):
+                pipeline = client.pipeline(transaction=False)
+                for n in range(start, min(count, start + 100)):
+                    fields = {"message_id": str(uuid.uuid4()), "payload": body(n), "attempt": 1}
+                    pipeline.xadd("orders", {**fields, "created_at": "2026-11-17T12:00:00.123456+00:00"})
+                assert len(pipeline.execute()) == min(count, start + 100) - start
+
+        config = {"host": "127.0.0.1", "port": server.port, "stream_key": "orders"}
+        yield from compare(stage, Broker("redis", config, send), is_fast=True)
+
+
+def to_mqtt(stage: Stage) -> Iterator[Figure]:
+    """QoS 1 with the same properties, as many in flight as the broker takes."""
+    with Mosquitto(stage.cluster.folder / "mosquitto") as broker:
+
+        def send(count: int) -> None:
+            client = make_client("bare")
+            left = count
+            outstanding = 0
+
+            def acknowledged(*_: Any) -> None:
+                nonlocal left, outstanding
+                left -= 1
+                outstanding -= 1
+
+            client.on_publish = acknowledged
+            client.connect("127.0.0.1", broker.port)
+            while not client.is_connected():
+                client.loop(0.1)
+            for n in range(count):
+                properties = Properties(PacketTypes.PUBLISH)
+                properties.ContentType = "application/json"
+                properties.UserProperty = [
+                    ("ulak-message-id", str(uuid.uuid4())),
+                    ("ulak-attempt", "1"),
+                    ("ulak-created-at", "2026-11-17T12:00:00.123456+00:00"),
+                ]
+                client.publish("orders", body(n), 1, properties=properties)
+                outstanding += 1
+                while outstanding >= 200:
+                    client.loop(0.1)
+            while left:
+                client.loop(0.1)
+            client.disconnect()
+
+        config = {"broker": "127.0.0.1", "port": broker.port, "topic": "orders"}
+        yield from compare(stage, Broker("mqtt", config, send), is_fast=False)
+
+
+SECTIONS: dict[str, Section] = {"redis": to_redis, "mqtt": to_mqtt, "amqp": to_amqp}
 
 PART = Part(
     "Delivery to brokers on the same machine, messages of 200 bytes, default settings of ulak; processor: of the worker, with "

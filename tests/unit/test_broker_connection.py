@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import pytest
 from support.receiver import Certificate, Listener
+from support.sessions import wait_until
 from ulak.address import Guard
 from ulak.broker import tls
 from ulak.broker.connection import Address, Connection, Lost, Surroundings
@@ -165,6 +167,57 @@ def test_what_is_under_way_when_the_broker_closes_has_failed(stage: Stage, broke
 
     assert errors[0] is None
     assert errors[1:] == [f"[RETRYABLE] network: 127.0.0.1:{broker.port} closed the connection"] * 2
+
+
+class Leaving(Listener):
+    """Takes the first message, and leaves when it is told to, without having read the others: the connection is reset."""
+
+    def __init__(self) -> None:
+        self.has_answered = threading.Event()
+        self.may_leave = threading.Event()
+        super().__init__()
+
+    def serve(self, connection: socket.socket, number: int) -> None:
+        connection.recv(100)
+        connection.sendall(b"welcome\n")
+        connection.recv(100)
+        connection.sendall(b"taken\n")
+        self.has_answered.set()
+        self.may_leave.wait(10)
+        connection.close()
+
+
+def test_what_a_broker_acknowledged_before_it_left_is_delivered(stage: Stage) -> None:
+    with Leaving() as broker:
+        endpoint = stage.endpoint(broker.port)
+        stage.dispatcher.start(endpoint, [message(1)])
+        while not broker.has_answered.is_set() and not stage.transport._connections[7].is_open:
+            stage.dispatcher.step(0.01)
+        assert broker.has_answered.wait(10)
+        stage.dispatcher.start(endpoint, [message(2)])
+        broker.may_leave.set()
+        opened = stage.transport._connections[7]._socket
+        assert opened is not None
+        # 7: closed.
+        wait_until(lambda: opened.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1) == b"\x07", message="the reset")
+
+        stage.dispatcher.start(endpoint, [message(3)])
+
+        errors = stage.errors()
+    assert errors[0] is None
+    assert all("[RETRYABLE] network:" in str(error) for error in errors[1:])
+
+
+def test_who_looks_too_late_does_not_take_it_for_the_brokers_delay(stage: Stage, broker: Broker) -> None:
+    endpoint = stage.endpoint(broker.port, timeout=1)
+    stage.dispatcher.start(endpoint, [message(1)])
+    stage.settle()
+    stage.dispatcher.start(endpoint, [message(2)])
+    until = time.monotonic() + 1
+
+    wait_until(lambda: '"2"' in broker.lines and time.monotonic() > until, message="the deadline")
+
+    assert stage.errors() == [None]
 
 
 def test_the_next_delivery_dials_again(stage: Stage, broker: Broker) -> None:

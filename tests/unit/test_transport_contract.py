@@ -9,8 +9,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+from support.mosquitto import Mosquitto, Subscriber
 from support.rabbitmq import RabbitMQ
 from support.receiver import Receiver
+from support.redis import Redis
 from ulak.delivery import ConfigError, Endpoint, EndpointConfig, Message, Settled
 from ulak.transports import transports
 from ulak.worker.dispatcher import Dispatcher
@@ -78,7 +80,22 @@ def amqp(dispatcher: Dispatcher, lines: list[str], fixture: Any, resources: Exit
     return Case("amqp", config, dispatcher, lambda: broker.depth("contract"), {"host": "127.0.0.1"})
 
 
-CASES: dict[str, Callable[..., Case]] = {"http": http, "log": log, "amqp": amqp}
+def mqtt(dispatcher: Dispatcher, lines: list[str], fixture: Any, resources: ExitStack) -> Case:
+    broker: Mosquitto = fixture("mosquitto")
+    subscriber = resources.enter_context(Subscriber(broker, "contract"))
+    config = {"broker": "127.0.0.1", "port": broker.port, "topic": "contract"}
+    # It gets them after they were acknowledged.
+    return Case("mqtt", config, dispatcher, lambda: len(subscriber.wait_for(50)), {**config, "topic": "a/#"})
+
+
+def redis(dispatcher: Dispatcher, lines: list[str], fixture: Any, resources: ExitStack) -> Case:
+    server: Redis = fixture("redis_server")
+    resources.callback(server.reset)
+    config = {"host": "127.0.0.1", "port": server.port, "stream_key": "orders"}
+    return Case("redis", config, dispatcher, lambda: len(server.entries("orders")), {**config, "minid": "yesterday"})
+
+
+CASES: dict[str, Callable[..., Case]] = {"http": http, "log": log, "amqp": amqp, "mqtt": mqtt, "redis": redis}
 
 
 def message(number: int, payload: str = '{"order": 1}', **fields: Any) -> Message:

@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 from support.cluster import PROJECT, Cluster, free_port
+from support.mosquitto import Mosquitto
 from support.receiver import Receiver
+from support.redis import Redis
 from support.sessions import wait_until
 from support.site import Site
 
@@ -121,3 +123,53 @@ def test_a_receiver_of_readme_takes_each_message_once_and_no_forgery(site: Site,
     finally:
         process.terminate()
         process.wait()
+
+
+def consumer_of(text: str) -> str:
+    """The program of README or of the guide whose first line begins so."""
+    (program,) = [each for each in shown("python") + shown("python", GUIDE) if each.startswith(f'"""{text}')]
+    return program
+
+
+def consumes_each_message_once(site: Site, tmp_path: Path, program: str, port: int) -> None:
+    printed = tmp_path / "printed"
+    script = tmp_path / "consumer.py"
+    script.write_text(program)
+    environment = {**os.environ, "PORT": str(port)}
+    with printed.open("w") as output:
+        process = subprocess.Popen([sys.executable, str(script)], cwd=tmp_path, env=environment, stdout=output)
+    try:
+        site.start()
+        # What comes before it has subscribed isn't for it.
+        wait_until(lambda: deliver_one(site) and printed.read_text(), 20, "a consumer", interval=0.2)
+        first = site.wait_for_status(site.send("orders", {"order": 42}), "completed")
+        site.db.execute("update ulak.queue set status = 'pending', completed_at = null where id = %s", [first["id"]])
+        site.wait_for_status(first["id"], "completed")
+        site.wait_for_status(site.send("orders", {"order": 43}), "completed")
+
+        wait_until(lambda: '{"order": 43}' in printed.read_text(), message="what was received")
+        assert printed.read_text().split("\n").count('{"order": 42}') == 1
+        assert site.message(first["id"])["attempts"] == 2
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def deliver_one(site: Site) -> bool:
+    return bool(site.wait_for_status(site.send("orders", {"order": 1}), "completed"))
+
+
+def test_the_consumer_of_a_stream_takes_each_message_once(site: Site, tmp_path: Path, redis_server: Redis) -> None:
+    config = {"host": "127.0.0.1", "port": redis_server.port, "stream_key": "orders"}
+    site.endpoint("orders", config, None, "redis")
+
+    consumes_each_message_once(site, tmp_path, consumer_of("consumer.py: reads a stream of Redis"), redis_server.port)
+
+    redis_server.reset()
+
+
+def test_the_subscriber_of_a_topic_takes_each_message_once(site: Site, tmp_path: Path, mosquitto: Mosquitto) -> None:
+    config = {"broker": "127.0.0.1", "port": mosquitto.port, "topic": "orders/paid"}
+    site.endpoint("orders", config, None, "mqtt")
+
+    consumes_each_message_once(site, tmp_path, consumer_of("subscriber.py"), mosquitto.port)

@@ -228,6 +228,9 @@ class Connection(ABC):
             self.lose(f"config: {error}")
         except OSError as error:
             told = os.strerror(error.errno) if error.errno else type(error).__name__
+            # What the broker acknowledged before it left is delivered, though nobody has looked yet.
+            with contextlib.suppress(Exception):
+                self._read()
             self.lose(f"network: {self.peer}: {told}")
         # Whatever a broker does to our code, the others' deliveries must go on. Its text might quote a secret.
         except Exception as error:

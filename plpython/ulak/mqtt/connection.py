@@ -1,0 +1,201 @@
+"""A connection to a broker of MQTT: one PUBLISH for each message, as many at once as the broker takes."""
+
+from __future__ import annotations
+
+import contextlib
+import uuid
+from collections import deque
+
+from paho.mqtt.packettypes import PacketTypes
+from paho.mqtt.properties import Properties
+
+from ulak.broker import message as messages
+from ulak.broker.connection import Connection, Lost, Surroundings
+from ulak.broker.delivery import Delivery
+from ulak.delivery import RETRYABLE, Endpoint, Message, MessageError
+from ulak.mqtt import reasons
+from ulak.mqtt.client import Client, Pipe
+from ulak.mqtt.target import ACKNOWLEDGE_TIMEOUT, LONGEST_TOPIC, Target
+
+# How often within the time that the broker wants a word in it is looked whether one is due.
+_LOOKS = 4
+# Of a packet, beside its topic, its properties and the payload.
+_OVERHEAD = 16
+
+
+class MqttConnection(Connection):
+    """Version 5 of the protocol. A broker that doesn't know it is dialled again with 3.1.1, which has no place for
+    properties: the payload travels alone."""
+
+    def __init__(self, endpoint: Endpoint, surroundings: Surroundings) -> None:
+        target: Target = endpoint.target
+        self._target = target
+        self._is_5 = True
+        self._client: Client | None = None
+        self._pipe: Pipe | None = None
+        # More than the broker takes at once.
+        self._unpublished: deque[tuple[Delivery, int]] = deque()
+        # By packet identifier: whose acknowledgement it will be.
+        self._expected: dict[int, tuple[Delivery, Message]] = {}
+        # Of QoS 0: acknowledged by nobody, and delivered once they are written.
+        self._unwritten: list[tuple[Delivery, Message]] = []
+        self._receive_maximum = 0
+        self._largest: int | None = None
+        # When it is looked whether the broker is to be pinged, and how often.
+        self._next_look: float | None = None
+        self._look_seconds = 0.0
+        self._says_goodbye = True
+        super().__init__(endpoint, target.address, target.mask, target.connect_timeout, surroundings)
+
+    def connected(self) -> None:
+        self._pipe = Pipe(self.write)
+        self._client = Client(self._target, self._client_id(), self._is_5, self._pipe, self._acknowledged)
+
+    def received(self, data: bytes) -> None:
+        assert self._client is not None
+        assert self._pipe is not None
+        self._client.read(data)
+        if not self.is_open and self._client.greeting is not None:
+            self._greeted()
+        elif self._pipe.is_closed:
+            raise Lost(self._farewell())
+        else:
+            self._publish_all()
+
+    def send(self, delivery: Delivery) -> None:
+        # The connection is there: what is left is the broker's own time.
+        delivery.deadline = min(delivery.deadline, self._clock() + ACKNOWLEDGE_TIMEOUT)
+        self._unpublished.extend([(delivery, index) for index in range(len(delivery.messages))])
+        self._publish_all()
+
+    def timer(self) -> float | None:
+        return self._next_look
+
+    def timer_passed(self) -> None:
+        assert self._client is not None
+        assert self._pipe is not None
+        self._next_look = self._clock() + self._look_seconds
+        self._client.loop_misc()
+        if self._pipe.is_closed:
+            raise Lost(f"timeout: {self.peer} doesn't answer to a ping")
+
+    def lose(self, problem: str, prefix: str = RETRYABLE) -> None:
+        # The broker publishes the will of who is lost.
+        self._says_goodbye = False
+        super().lose(problem, prefix)
+
+    def close(self) -> None:
+        if self.is_open and self._says_goodbye and self._client is not None:
+            with contextlib.suppress(Exception):
+                self._client.disconnect()
+                self._flush()
+        super().close()
+
+    def _flush(self) -> None:
+        super()._flush()
+        if self._unwritten and not self._unsent:
+            written, self._unwritten = self._unwritten, []
+            for delivery, message in written:
+                delivery.succeed(message)
+                self.settle(delivery)
+
+    def _client_id(self) -> str:
+        """A broker has one client of an id, and there are several workers: each connection adds what it alone has.
+        The id of a session that is to be found again can't have that."""
+        given = self._target.client_id
+        return given if given and not self._target.clean_session else f"{given or 'ulak'}-{uuid.uuid4().hex[:12]}"
+
+    def _greeted(self) -> None:
+        assert self._client is not None
+        greeting = self._client.greeting
+        assert greeting is not None
+        target = self._target
+        if greeting.code in (1, reasons.UNSUPPORTED_VERSION) and self._is_5:
+            self._is_5 = False
+            self._dial_again()
+        elif greeting.code:
+            # Whatever is wrong with the credentials, nothing is wrong with the message.
+            raise Lost(f"mqtt: {self.peer}: {reasons.words(greeting.code)}")
+        elif target.qos > greeting.largest_qos:
+            raise Lost(f"mqtt: {self.peer}: takes messages up to QoS {greeting.largest_qos}, not {target.qos}")
+        elif target.retain and not greeting.may_retain:
+            raise Lost(f"mqtt: {self.peer}: doesn't retain messages")
+        else:
+            self._receive_maximum = greeting.receive_maximum
+            self._largest = greeting.largest_packet
+            if greeting.keepalive:
+                self._look_seconds = greeting.keepalive / _LOOKS
+                self._next_look = self._clock() + self._look_seconds
+            self.open()
+
+    def _dial_again(self) -> None:
+        """Within the time that the connection has to be opened."""
+        assert self._socket is not None
+        self._surroundings.descriptors.forget(self._socket.fileno())
+        self._socket.close()
+        self._socket = None
+        self._unsent.clear()
+        self._is_writing = False
+        self._begin()
+
+    def _publish_all(self) -> None:
+        while self._unpublished and len(self._expected) < self._receive_maximum:
+            delivery, index = self._unpublished.popleft()
+            try:
+                self._publish(delivery, delivery.messages[index])
+            except MessageError as error:
+                self.reject(delivery, index, error)
+                self.settle(delivery)
+
+    def _publish(self, delivery: Delivery, message: Message) -> None:
+        assert self._client is not None
+        topic = self._target.topic.of(message)
+        made = messages.content(message, self._target.events)
+        properties = None
+        size = len(made.body) + len(topic.encode()) + _OVERHEAD
+        if self._is_5:
+            pairs = self._pairs(message, made)
+            properties = Properties(PacketTypes.PUBLISH)
+            properties.UserProperty = pairs
+            properties.ContentType = made.content_type
+            size += sum([len(name.encode()) + len(value.encode()) + 5 for name, value in pairs])
+            size += len(made.content_type.encode()) + 3
+        if self._largest is not None and size > self._largest:
+            raise MessageError(f"the message is larger than the {self._largest} bytes that {self.peer} takes")
+        published = self._client.publish(topic, made.body, self._target.qos, self._target.retain, properties)
+        if published.rc != 0:
+            delivery.fail(message, self.error(RETRYABLE, f"mqtt: {self.peer}: can't be published: {int(published.rc)}"))
+        elif self._target.qos == 0:
+            self._unwritten.append((delivery, message))
+        else:
+            self._expected[published.mid] = delivery, message
+
+    def _pairs(self, message: Message, made: messages.Content) -> list[tuple[str, str]]:
+        found = messages.headers(message, made)
+        # It has a property of its own.
+        del found[messages.CONTENT_TYPE]
+        pairs = [*found.items(), *made.attributes.items()]
+        for name, value in pairs:
+            if len(name.encode()) > LONGEST_TOPIC or len(value.encode()) > LONGEST_TOPIC:
+                raise MessageError(f"the message's header {name[:100]} is too long for a property of MQTT")
+        return pairs
+
+    def _acknowledged(self, mid: int) -> None:
+        assert self._client is not None
+        refusal = self._client.refusals.pop(mid, None)
+        delivery, message = self._expected.pop(mid, (None, None))
+        if delivery is None or message is None:
+            return
+        if refusal is None:
+            delivery.succeed(message)
+        else:
+            told = f"mqtt: {self.peer}: {reasons.words(refusal)}"
+            delivery.fail(message, self.error(reasons.prefix(refusal), told))
+        self.settle(delivery)
+
+    def _farewell(self) -> str:
+        assert self._client is not None
+        reason = self._client.farewell
+        if reason is None:
+            return f"network: {self.peer} doesn't speak the protocol of MQTT"
+        return f"mqtt: {self.peer} closed the connection" + (f": {reasons.words(reason)}" if reason else "")

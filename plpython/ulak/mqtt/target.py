@@ -1,0 +1,102 @@
+"""An endpoint's config of protocol mqtt, made into what its connection works with."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from ulak import cloudevents
+from ulak.broker import tls
+from ulak.broker.connection import Address
+from ulak.broker.route import Route
+from ulak.cloudevents import CloudEvents
+from ulak.delivery import ConfigError, EndpointConfig
+from ulak.mask import Mask
+
+PORT = 1883
+TLS_PORT = 8883
+CONNECT_TIMEOUT = 5.0
+ACKNOWLEDGE_TIMEOUT = 10.0
+# Messages in one delivery (make bench ARGS=brokers). More of them than the broker takes at once wait in the client.
+BATCH_SIZE = 50
+# Of a topic, in bytes: the protocol has two for the length.
+LONGEST_TOPIC = 65535
+
+
+class Will(NamedTuple):
+    topic: str
+    payload: bytes
+    qos: int
+    retain: bool
+
+
+class Target(NamedTuple):
+    address: Address
+    mask: Mask
+    topic: Route
+    qos: int
+    retain: bool
+    client_id: str | None
+    username: str | None
+    password: str | None
+    clean_session: bool
+    will: Will | None
+    events: CloudEvents | None
+    connect_timeout: float = CONNECT_TIMEOUT
+    timeout: float = CONNECT_TIMEOUT + ACKNOWLEDGE_TIMEOUT
+    batch_size: int = BATCH_SIZE
+
+
+def parse(config: EndpointConfig, default_source: str) -> Target:
+    """Raises ConfigError; the database has checked the config already, but not with this code."""
+    given = config.config or {}
+    password = given.get("password")
+    qos = int(given.get("qos", 1))
+    if qos not in (0, 1, 2):
+        raise ConfigError("qos must be 0, 1 or 2")
+    return Target(
+        address=Address(_host(given), int(given.get("port", TLS_PORT if given.get("tls") else PORT)), _tls(given)),
+        mask=Mask({*config.secrets, *([password] if isinstance(password, str) else [])}),
+        topic=Route("topic", str(given.get("topic", "")), topic_problem),
+        qos=qos,
+        retain=bool(given.get("retain", False)),
+        client_id=given.get("client_id"),
+        username=given.get("username"),
+        password=password,
+        clean_session=bool(given.get("clean_session", True)),
+        will=_will(given),
+        events=cloudevents.parse(given, default_source) if given.get("cloudevents") else None,
+    )
+
+
+def topic_problem(topic: str) -> str | None:
+    if not topic:
+        return "must not be empty"
+    if "+" in topic or "#" in topic:
+        return "must not have a wildcard (+ or #)"
+    return None if len(topic.encode()) <= LONGEST_TOPIC else f"must have at most {LONGEST_TOPIC} bytes"
+
+
+def _host(given: Mapping[str, Any]) -> str:
+    host = given.get("broker")
+    if not isinstance(host, str) or not host:
+        raise ConfigError("broker is required")
+    return host
+
+
+def _tls(given: Mapping[str, Any]) -> Any:
+    if not given.get("tls"):
+        return None
+    files = (given.get("tls_ca_cert"), given.get("tls_cert"), given.get("tls_key"))
+    return functools.partial(tls.context, *files, not given.get("tls_insecure", False))
+
+
+def _will(given: Mapping[str, Any]) -> Will | None:
+    topic = given.get("will_topic")
+    if topic is None:
+        return None
+    if wrong := topic_problem(str(topic)):
+        raise ConfigError(f"will_topic {wrong}")
+    payload = str(given.get("will_payload", "")).encode()
+    return Will(str(topic), payload, int(given.get("will_qos", 0)), bool(given.get("will_retain", False)))

@@ -1,0 +1,30 @@
+"""Delivery over connections to brokers of MQTT."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from ulak.address import Guard
+from ulak.broker.connection import Connection, Surroundings
+from ulak.broker.transport import BrokerTransport
+from ulak.delivery import Endpoint, EndpointConfig
+from ulak.mqtt import target
+from ulak.mqtt.connection import MqttConnection
+from ulak.mqtt.target import Target
+from ulak.worker.waiting import Descriptors
+
+
+class MqttTransport(BrokerTransport):
+    def __init__(
+        self, descriptors: Descriptors, guard: Guard, source: str, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """`source` is that of CloudEvents whose endpoint names none."""
+        super().__init__(descriptors, guard, clock)
+        self._source = source
+
+    def target(self, config: EndpointConfig) -> Target:
+        return target.parse(config, self._source)
+
+    def connect(self, endpoint: Endpoint, surroundings: Surroundings) -> Connection:
+        return MqttConnection(endpoint, surroundings)

@@ -1,0 +1,1 @@
+"""Delivery into streams of Redis."""

@@ -1,0 +1,78 @@
+"""The server's replies, out of bytes that come in any pieces.
+
+The parser of the client waits for the rest of a reply that was cut in two, and in version 4 forgets its beginning; what
+XADD, AUTH and SELECT are answered with is small enough to be read here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+# Nobody answers us with more.
+LONGEST = 65536
+
+_BULK, _ERROR, _STATUS, _NUMBER = b"$-+:"
+
+
+class BadReply(ValueError):
+    """Whoever is at the other end doesn't speak the protocol."""
+
+
+class Refusal(str):
+    """An error reply: its code, such as OOM, and words."""
+
+    @property
+    def code(self) -> str:
+        return self.partition(" ")[0]
+
+    @property
+    def told(self) -> str:
+        """Without what it quotes of the command: that may be of the message, or a password."""
+        return self.partition(", with args beginning")[0]
+
+
+class Replies:
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def read(self, data: bytes) -> Iterator[bytes | Refusal | None]:
+        """The replies that are complete by now. None: there is no such stream."""
+        data = self._rest + data
+        position = 0
+        while (end := data.find(b"\r\n", position)) >= 0:
+            kind = data[position]
+            if kind == _BULK:
+                length = _length(data[position + 1 : end])
+                if length < 0:
+                    position = end + 2
+                    yield None
+                    continue
+                stop = end + 2 + length
+                if len(data) < stop + 2:
+                    break
+                if data[stop : stop + 2] != b"\r\n":
+                    raise BadReply
+                position = stop + 2
+                yield data[end + 2 : stop]
+            else:
+                line = data[position + 1 : end]
+                position = end + 2
+                if kind == _ERROR:
+                    yield Refusal(line.decode("utf-8", "replace"))
+                elif kind in (_STATUS, _NUMBER):
+                    yield line
+                else:
+                    raise BadReply
+        self._rest = data[position:]
+        if len(self._rest) > LONGEST + 32:
+            raise BadReply
+
+
+def _length(digits: bytes) -> int:
+    try:
+        length = int(digits)
+    except ValueError:
+        raise BadReply from None
+    if not -1 <= length <= LONGEST:
+        raise BadReply
+    return length

@@ -1,0 +1,53 @@
+-- What the config of a redis endpoint may hold. The worker adds each message to a stream.
+
+create or replace function ulak._redis_config_schema()
+returns jsonb
+language sql
+immutable
+as $sql$
+    select $json${
+        "type": "object",
+        "required": ["host", "stream_key"],
+        "additionalProperties": false,
+        "properties": {
+            "host": {"type": "string"},
+            "port": {"type": "integer", "minimum": 1, "maximum": 65535},
+            "db": {"type": "integer", "minimum": 0, "maximum": 1000000},
+            "username": {"type": "string", "minLength": 1, "maxLength": 1024},
+            "password": {"type": "string", "minLength": 1, "maxLength": 4096},
+            "stream_key": {"type": "string", "minLength": 1, "maxLength": 1024},
+            "maxlen": {"type": "integer", "minimum": 1, "maximum": 9007199254740991},
+            "maxlen_approximate": {"type": "boolean"},
+            "minid": {"type": "string", "pattern": "^[0-9]{1,20}(-[0-9]{1,20})?$"},
+            "nomkstream": {"type": "boolean"},
+            "connect_timeout": {"type": "number", "minimum": 0.1, "maximum": 60},
+            "command_timeout": {"type": "number", "minimum": 0.1, "maximum": 300},
+            "tls": {"type": "boolean"},
+            "tls_ca_cert": {"type": "string", "minLength": 1},
+            "tls_cert": {"type": "string", "minLength": 1},
+            "tls_key": {"type": "string", "minLength": 1}
+        }
+    }$json$::pg_catalog.jsonb
+$sql$;
+
+-- As ulak._config_violation(), for a config that has the right shape.
+create or replace function ulak._redis_config_violation(p_config jsonb)
+returns text[]
+language sql
+immutable
+set search_path = pg_catalog, pg_temp
+as $sql$
+    select coalesce(
+        ulak._host_violation('.host', p_config ->> 'host'),
+        ulak._route_violation('.stream_key', p_config ->> 'stream_key'),
+        ulak._tls_violation(p_config),
+        case
+            when p_config ? 'username' and not p_config ? 'password'
+                then array['.password', 'is required beside username', null]
+            when p_config ? 'maxlen' and p_config ? 'minid'
+                then array['.minid', 'has no effect beside maxlen', 'A stream is trimmed by one of them.']
+            when p_config ? 'maxlen_approximate' and not p_config ?| array['maxlen', 'minid']
+                then array['.maxlen_approximate', 'has no effect without maxlen or minid', null]
+        end
+    )
+$sql$;

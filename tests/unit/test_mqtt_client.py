@@ -1,0 +1,136 @@
+"""The client of MQTT over bytes: what a broker's acknowledgements come to, whatever version of the library it is."""
+
+from __future__ import annotations
+
+import pytest
+from paho.mqtt.packettypes import PacketTypes
+from paho.mqtt.properties import Properties
+from ulak.delivery import EndpointConfig
+from ulak.mqtt import reasons, target
+from ulak.mqtt.client import Client, Pipe
+
+
+class Broker:
+    """The other end of a pipe: what was written to it, and who was acknowledged."""
+
+    def __init__(self, is_5: bool = True, **config: object) -> None:
+        self.written = bytearray()
+        self.acknowledged: list[int] = []
+        config = {"broker": "127.0.0.1", "topic": "orders", **config}
+        self.target = target.parse(EndpointConfig(1, "shop", 1, config, protocol="mqtt"), "/ulak")
+        self.pipe = Pipe(self.written.extend)
+        self.client = Client(self.target, "test", is_5, self.pipe, self.acknowledged.append)
+
+    def publish(self, qos: int) -> int:
+        return int(self.client.publish("orders", b"{}", qos).mid)
+
+
+CONNACK = b"\x20\x03\x00\x00\x00"
+
+
+def test_the_greeting_says_what_the_broker_takes() -> None:
+    broker = Broker()
+    properties = Properties(PacketTypes.CONNACK)
+    properties.ReceiveMaximum = 20
+    properties.MaximumPacketSize = 1000
+    properties.MaximumQoS = 1
+    properties.RetainAvailable = 0
+    packed = b"\x00\x00" + properties.pack()
+
+    broker.client.read(b"\x20" + bytes([len(packed)]) + packed)
+
+    greeting = broker.client.greeting
+    assert greeting is not None
+    assert (greeting.code, greeting.receive_maximum, greeting.largest_packet) == (0, 20, 1000)
+    assert (greeting.largest_qos, greeting.may_retain) == (1, False)
+
+
+@pytest.mark.parametrize("acknowledgement", [b"", b"\x10", b"\x10\x00"])
+def test_a_message_nobody_subscribes_to_is_delivered(acknowledgement: bytes) -> None:
+    broker = Broker()
+    broker.client.read(CONNACK)
+    mid = broker.publish(1)
+
+    broker.client.read(bytes([0x40, 2 + len(acknowledgement), 0, mid]) + acknowledgement)
+
+    assert broker.acknowledged == [mid]
+    assert broker.client.refusals == {}
+
+
+@pytest.mark.parametrize("qos", [1, 2])
+@pytest.mark.parametrize("reason", [0x80, 0x87, 0x90, 0x95, 0x97, 0xFE])
+def test_a_refusal_ends_a_message_whatever_the_reason_and_the_qos(qos: int, reason: int) -> None:
+    broker = Broker()
+    broker.client.read(CONNACK)
+    mid = broker.publish(qos)
+    written = len(broker.written)
+
+    broker.client.read(bytes([0x40 if qos == 1 else 0x50, 3, 0, mid, reason]))
+
+    assert broker.acknowledged == [mid]
+    assert broker.client.refusals == {mid: reason}
+    assert len(broker.written) == written
+
+
+def test_qos_2_is_acknowledged_at_its_end() -> None:
+    broker = Broker()
+    broker.client.read(CONNACK)
+    mid = broker.publish(2)
+
+    broker.client.read(bytes([0x50, 2, 0, mid]))
+    between = list(broker.acknowledged)
+    # The identifier isn't known any more: the message was taken all the same.
+    broker.client.read(bytes([0x70, 3, 0, mid, 0x92]))
+
+    assert between == []
+    assert broker.written.endswith(bytes([0x62, 2, 0, mid]))
+    assert broker.acknowledged == [mid]
+    assert broker.client.refusals == {}
+
+
+@pytest.mark.parametrize("packet", [b"\xe0\x00", b"\xe0\x01\x8b", b"\xe0\x02\x8e\x00"])
+def test_a_farewell_closes_the_pipe_and_says_why(packet: bytes) -> None:
+    broker = Broker()
+    broker.client.read(CONNACK)
+
+    broker.client.read(packet)
+
+    assert broker.pipe.is_closed
+    assert broker.client.farewell == (packet[2] if len(packet) > 2 else 0)
+
+
+def test_a_broker_of_an_older_version_says_so() -> None:
+    broker = Broker()
+
+    broker.client.read(b"\x20\x02\x00\x01")
+
+    assert broker.client.greeting is not None
+    assert broker.client.greeting.code in (1, reasons.UNSUPPORTED_VERSION)
+
+
+def test_a_packet_without_end_is_not_read() -> None:
+    broker = Broker()
+    broker.client.read(CONNACK)
+
+    with pytest.raises(ValueError, match="too large"):
+        broker.client.read(b"\x30\xff\xff\xff\x7f")
+
+
+def test_packets_may_come_byte_by_byte() -> None:
+    broker = Broker()
+    mid = broker.publish(1)
+    for byte in CONNACK:
+        broker.client.read(bytes([byte]))
+    for byte in bytes([0x40, 2, 0, mid]):
+        broker.client.read(bytes([byte]))
+
+    assert broker.acknowledged == [mid]
+
+
+@pytest.mark.parametrize(
+    ("code", "prefix"),
+    [(0x80, "[RETRYABLE]"), (0x87, "[RETRYABLE]"), (0x97, "[RETRYABLE]"), (0x90, "[PERMANENT]"), (0x95, "[PERMANENT]")],
+)
+def test_only_what_is_wrong_with_the_message_is_for_good(code: int, prefix: str) -> None:
+    assert reasons.prefix(code) == prefix
+    assert f"0x{code:02X}" in reasons.words(code)
