@@ -480,7 +480,7 @@ def test_a_file_that_cannot_be_used_is_the_configs_fault(site: Site, rabbitmq: R
 
 
 def test_whoever_answers_instead_of_a_broker_is_told(site: Site, rabbitmq: RabbitMQ, receiver: Receiver) -> None:
-    endpoint(site, rabbitmq, "x", ONCE, port=receiver.port, timeout=2)
+    endpoint(site, rabbitmq, "x", ONCE, port=receiver.port, timeout=0.5)
     site.start()
 
     error = site.wait_for_status(site.send(), "failed")["last_error"]
