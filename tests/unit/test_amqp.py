@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from pika import frame, spec
 from support.receiver import Listener
 from support.scripted_broker import Script, ScriptedBroker, Session
+from support.sessions import wait_until
 from ulak.address import Guard
 from ulak.amqp import frames
 from ulak.amqp.connection import AmqpConnection
@@ -154,6 +155,26 @@ def test_a_confirmation_that_nobody_waits_for_is_nothing(connect: Connect) -> No
 
     client = connect(script)
     client.start(message(1))
+
+    assert client.errors() == [None]
+
+
+def test_a_confirmation_that_came_while_the_worker_was_busy_counts(connect: Connect) -> None:
+    answered = []
+
+    def script(session: Session, each: Any) -> None:
+        if isinstance(each, frame.Body):
+            session.say(spec.Basic.Ack(session.published))
+            answered.append(each)
+
+    client = connect(script, timeout=0.4)
+    client.start(message(1))
+    assert client.errors() == [None]
+    client.start(message(2))
+    late = time.monotonic() + 0.5
+
+    # Nobody looks meanwhile.
+    wait_until(lambda: len(answered) == 2 and time.monotonic() > late)
 
     assert client.errors() == [None]
 

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
+import pika
 import psycopg
 import pytest
-from support.cluster import free_port
+from support.cluster import PROJECT, free_port
 from support.rabbitmq import PASSWORD, POWERLESS, USER, RabbitMQ
 from support.receiver import Receiver, make_certificate
 from support.sessions import strain, wait_until
@@ -480,13 +485,47 @@ def test_a_file_that_cannot_be_used_is_the_configs_fault(site: Site, rabbitmq: R
 
 
 def test_whoever_answers_instead_of_a_broker_is_told(site: Site, rabbitmq: RabbitMQ, receiver: Receiver) -> None:
-    endpoint(site, rabbitmq, "x", ONCE, port=receiver.port, timeout=2)
+    endpoint(site, rabbitmq, "x", ONCE, port=receiver.port, timeout=0.5)
     site.start()
 
     error = site.wait_for_status(site.send(), "failed")["last_error"]
 
     assert error.startswith("[RETRYABLE] ")
     assert f"127.0.0.1:{receiver.port}" in error
+
+
+def test_the_consumer_of_the_documentation_handles_a_message_once(
+    site: Site, rabbitmq: RabbitMQ, tmp_path: Path
+) -> None:
+    text = "".join((PROJECT / name).read_text() for name in ("README.md", "sql/GUIDE.md"))
+    (script,) = [each for each in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if "import os, pika" in each]
+    address = f"amqp://{USER}:{quote(PASSWORD)}@127.0.0.1:{rabbitmq.port}/%2F"
+    command = [sys.executable, "-c", script]
+    site.call("create_event_type", "order.paid")
+    options = {"exchange": "orders", "exchange_type": "topic", "routing_key": "shop.{event_type}"}
+    site.endpoint("shop", rabbitmq.config(**options), AT_ONCE, "amqp")
+    site.call("subscribe", "order.paid", "shop")
+    site.start()
+
+    with subprocess.Popen(
+        command, cwd=tmp_path, env={"RABBITMQ": address}, stdout=subprocess.PIPE, text=True
+    ) as consumer:
+        try:
+            assert consumer.stdout is not None
+            # Until the consumer has bound its queue, nobody takes it.
+            site.call("publish", "order.paid", {"order": 1})
+            seen = [consumer.stdout.readline()]
+            (sent,) = site.column("select message_id from ulak.queue")
+            with rabbitmq.channel() as channel:
+                again = pika.BasicProperties(message_id=str(sent))
+                channel.basic_publish("orders", "shop.order.paid", b"the same again", again)
+            site.call("publish", "order.paid", {"order": 2})
+            seen.append(consumer.stdout.readline())
+        finally:
+            consumer.kill()
+
+    assert [json.loads(line) for line in seen] == [{"order": 1}, {"order": 2}]
+    rabbitmq.delete("orders")
 
 
 # What an operator sees.
