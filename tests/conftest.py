@@ -9,12 +9,9 @@ from typing import Any
 import psycopg
 import pytest
 from support.cluster import TEMPLATE, Cluster, Connect, remove_abandoned
-<<<<<<< HEAD
 from support.plain import PlainCluster, is_plain, reason_to_skip
-=======
 from support.rabbitmq import RabbitMQ
 from support.receiver import make_certificate
->>>>>>> ed9a432a3d5642ccb34dade801a6b7b4e93be728
 
 _numbers = itertools.count(1)
 
@@ -105,10 +102,7 @@ def cron_database(cluster: Cluster) -> Iterator[str]:
         name,
     )
     cluster.execute("delete from cron.job_run_details", name)
-<<<<<<< HEAD
     cluster.uninstall(name)
-=======
-    cluster.execute("drop extension ulak cascade", name)
 
 
 @pytest.fixture(scope="session")
@@ -116,4 +110,3 @@ def rabbitmq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RabbitMQ]:
     """One for all tests, each with exchanges of its own. Its certificate is for localhost and 127.0.0.1."""
     with RabbitMQ(make_certificate(tmp_path_factory.mktemp("rabbitmq"))) as broker:
         yield broker
->>>>>>> ed9a432a3d5642ccb34dade801a6b7b4e93be728
