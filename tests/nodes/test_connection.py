@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.cluster import Cluster, free_port
+from support.cluster import PROJECT, Cluster, free_port
 from support.node import Node, node_dsn, wait_for_nodes
 from support.receiver import Receiver, make_certificate
 from support.sessions import wait_until
 from support.site import Site
 
+README = (PROJECT / "README.md").read_text()
 SECRET = "a password that is in no command line"
 
 
@@ -31,7 +33,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         }
     )
     (cluster.data / "pg_hba.conf").write_text(
-        "hostssl all test_ulak_node 127.0.0.1/32 scram-sha-256\nlocal all all trust\n"
+        "hostssl all +ulak_node 127.0.0.1/32 scram-sha-256\nlocal all all trust\n"
     )
     cluster.restart()
     cluster.create_database("shop")
@@ -39,7 +41,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     cluster.execute(f"alter role test_ulak_node password '{SECRET}'")
     (folder / "passwords").write_text(f"*:*:shop:test_ulak_node:{SECRET}\n")
     (folder / "passwords").chmod(0o600)
-    cluster.execute("select set_config('test.folder', '', false)", "shop")
     yield cluster
     cluster.remove()
 
@@ -65,6 +66,23 @@ def test_a_node_comes_over_tls_with_a_password_from_a_file(away: Site, receiver:
 
         assert away.value("select ssl from pg_stat_ssl where pid = %s", row["pid"])
         assert SECRET.encode() not in Path(f"/proc/{node.pid}/cmdline").read_bytes()
+
+
+def test_a_node_logs_in_as_readme_says(away: Site, receiver: Receiver, folder: Path, tmp_path: Path) -> None:
+    away.http("shop", receiver.url)
+    (statement,) = re.findall(r"^create role node_1 .*;$", README, re.MULTILINE)
+    away.db.execute(statement)
+    (line,) = re.findall(r"^    echo '(.*)' > ~/.pgpass && chmod 600 ~/.pgpass$", README, re.MULTILINE)
+    (tmp_path / ".pgpass").write_text(line.replace("db1:5432:app", f"localhost:{away.cluster.port}:shop") + "\n")
+    (tmp_path / ".pgpass").chmod(0o600)
+    (dsn,) = re.findall(r'^    python3 worker.py --dsn "(.*)"$', README, re.MULTILINE)
+    here = f"host=localhost hostaddr=127.0.0.1 port={away.cluster.port} dbname=shop"
+    dsn = dsn.replace("host=db1 dbname=app", here).replace("/etc/ssl/certs/ca.pem", str(folder / "server.crt"))
+
+    with Node(dsn, environment={"HOME": str(tmp_path)}) as node:
+        away.wait_for_status(away.send("shop"), "completed", 30)
+
+        assert node.says("delivering as node 1 on ")
 
 
 @pytest.fixture
