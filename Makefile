@@ -61,8 +61,8 @@ reference: ## write sql/REFERENCE.md anew, from the comments in the catalog
 docker-test: ## build the images of docker/ and run them, with buildah upon a Debian of debootstrap's (needs root)
 	tests/docker/run.sh
 
-demo: ## workers deliver 2,000 messages to receivers that are well, moody and down; left running for a look
-	tests/sandbox.sh python -m demo start
+demo: ## workers deliver 2,000 messages to receivers that are well, moody and down; left running. ARGS=--nodes: nodes do
+	tests/sandbox.sh python -m demo start $(ARGS)
 
 demo-stop: ## remove the demo's cluster
 	tests/sandbox.sh python -m demo stop

@@ -66,10 +66,12 @@ class Process:
         self.wake: Callable[[], None] | None = None
 
     def log(self, line: str) -> None:
-        print(f"ulak node: {line}", file=sys.stderr, flush=True)
+        # Not print(): a signal's handler may be in the midst of another one.
+        os.write(2, f"ulak node: {line}\n".encode())
 
     def tell(self, number: int, frame: object) -> None:
         self.leave = "restart" if self.leave is None else "stop"
+        self.log("finishing what is under way" if self.leave == "restart" else "giving back what is under way")
         if self.wake is not None:
             self.wake()
 

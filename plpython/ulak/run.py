@@ -44,13 +44,21 @@ def _work(database: Database, until: float) -> str:
     dispatcher = make_dispatcher(database, given, chosen.slots * 2)
     worker = Worker(database, chosen, given.fingerprint, until, dispatcher)
     try:
+        ended = _end_well(database, worker)
+    finally:
+        # A node lives on: nothing may be left under way.
+        dispatcher.close()
+    return ended
+
+
+def _end_well(database: Database, worker: Worker) -> str:
+    try:
         ended = worker.run()
     except Exception as error:
         # A cancel, or a bug of ours. The transaction is sound: only the call that failed was undone.
         _break_off(database, worker, error)
         raise
     worker.close("running" if ended == "settings" else "stopped")
-    dispatcher.close()
     return ended
 
 

@@ -6,7 +6,7 @@
 create or replace function ulak._node_parameters()
 returns table (name text, value text)
 language sql
-immutable
+stable
 set search_path = pg_catalog, pg_temp
 as $sql$
     select p.name, p.value
@@ -14,7 +14,8 @@ as $sql$
     where p.name not in ('synchronous_commit', 'client_connection_check_interval')
     union all
     values
-        ('synchronous_commit', 'on'),
+        -- What the server has, if that waits for a standby.
+        ('synchronous_commit', case when current_setting('synchronous_commit') = 'off' then 'on' else current_setting('synchronous_commit') end),
         -- A node that is cut off must not keep what it has locked: its session ends with its connection.
         ('client_connection_check_interval', '5s'),
         ('idle_in_transaction_session_timeout', '10s'),

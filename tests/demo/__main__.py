@@ -1,4 +1,7 @@
-"""`make demo`: workers in a private cluster deliver to receivers that are well, moody and down. `make demo-stop` ends it."""
+"""`make demo`: workers in a private cluster deliver to receivers that are well, moody and down. `make demo-stop` ends it.
+
+`make demo ARGS=--nodes`: two nodes deliver instead, processes outside of the server.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ from typing import Any
 
 import psycopg
 from psycopg.types.json import Jsonb
-from support.cluster import WORK, Cluster, run
+from support.cluster import PROJECT, WORK, Cluster, run
 from support.sessions import wait_until
 
 FOLDER = WORK / "demo"
@@ -76,17 +79,20 @@ def stop() -> None:
     if not FOLDER.exists():
         say("no demo is running")
         return
-    end_receivers()
+    end_processes()
     Cluster(FOLDER).remove()
-    say("the demo's cluster and receivers are gone")
+    say("the demo's cluster, receivers and nodes are gone")
 
 
-def end_receivers() -> None:
-    with suppress(FileNotFoundError, ProcessLookupError):
-        pid = int((FOLDER / "receivers.pid").read_text())
-        # The number may belong to somebody else by now.
-        if b"demo.receivers" in Path(f"/proc/{pid}/cmdline").read_bytes():
-            os.kill(pid, signal.SIGTERM)
+def end_processes() -> None:
+    """Receivers and nodes."""
+    for file in FOLDER.glob("*.pid"):
+        with suppress(FileNotFoundError, ProcessLookupError):
+            pid = int(file.read_text())
+            command = Path(f"/proc/{pid}/cmdline").read_bytes()
+            # The number may belong to somebody else by now.
+            if b"demo.receivers" in command or b"docker/worker.py" in command:
+                os.kill(pid, signal.SIGTERM)
 
 
 def start_receivers() -> dict[str, int]:
@@ -129,6 +135,27 @@ def start_workers(cluster: Cluster, db: psycopg.Connection[Any]) -> None:
     for slot in (31, 32):
         session = cluster.connect(DATABASE, "ulak_worker")
         threading.Thread(target=bridge, args=(session, slot), daemon=True).start()
+
+
+def start_nodes(cluster: Cluster, db: psycopg.Connection[Any]) -> None:
+    """As on other machines: with the distribution's own Python, and a login that is a member of ulak_node."""
+    db.execute("select ulak.start(0)")
+    for n in (1, 2):
+        db.execute(f"create role node_{n} login in role ulak_node")  # type: ignore[arg-type]
+        command = ["python3", "docker/worker.py", "--dsn", cluster.dsn(DATABASE, f"node_{n}"), "--name", f"machine-{n}"]
+        say(f'  {" ".join(command[:3])} "{command[3]}" --name {command[5]}')
+        with (FOLDER / f"node-{n}.log").open("w") as log:
+            node = subprocess.Popen(
+                ["/usr/bin/python3", "-B", str(PROJECT / command[1]), *command[2:]],
+                env={"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8"},
+                start_new_session=True,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
+        (FOLDER / f"node-{n}.pid").write_text(str(node.pid))
+    alive = "select count(*) from ulak.get_worker_status() where host is not null and state = 'running'"
+    wait_until(lambda: db.execute(alive).fetchone() == (2,), 30, "the nodes")
 
 
 def bridge(session: psycopg.Connection[Any], slot: int) -> None:
@@ -186,10 +213,10 @@ def show(cluster: Cluster, title: str, query: str) -> None:
         say("  " + line)
 
 
-def start() -> None:
+def start(with_nodes: bool) -> None:
     began = time.monotonic()
     if FOLDER.exists():
-        end_receivers()
+        end_processes()
         Cluster(FOLDER).remove()
     say("starting a private PostgreSQL cluster with pg_cron")
     cluster = start_cluster()
@@ -197,8 +224,11 @@ def start() -> None:
     with cluster.connect(DATABASE) as db:
         create_endpoints(db, ports)
         say("endpoints: shop (well), partner (answers 503 to every seventh request or so), warehouse (down)")
-        say("select * from ulak.start();")
-        start_workers(cluster, db)
+        say(f"select * from ulak.start({'0' if with_nodes else ''});")
+        if with_nodes:
+            start_nodes(cluster, db)
+        else:
+            start_workers(cluster, db)
         say()
         say(f"sending {MESSAGES:,} messages, each in a transaction with its order; and one that is rolled back")
         progress = Progress(db)
@@ -222,7 +252,7 @@ def start() -> None:
     show(
         cluster,
         "the workers:",
-        "select slot, state, started_at::time(0), in_flight, messages_processed, error_count from ulak.workers",
+        "select slot, state, host, started_at::time(0), in_flight, messages_processed, error_count from ulak.get_worker_status()",
     )
     show(
         cluster,
@@ -235,14 +265,20 @@ def start() -> None:
         "select id, endpoint_name, payload, last_error from ulak.dlq where status = 'failed'",
     )
     say()
-    say(f"that took {time.monotonic() - began:.0f} s; pg_cron keeps the workers running")
+    keeper = f"the nodes go on, and write to {FOLDER}/node-1.log" if with_nodes else "pg_cron keeps the workers running"
+    say(f"that took {time.monotonic() - began:.0f} s; {keeper}")
     say("look around:   " + f'psql "{cluster.dsn(DATABASE)}"')
     say("               select * from ulak.help();")
     say("remove it:     make demo-stop")
 
 
 def main() -> None:
-    {"start": start, "stop": stop}[sys.argv[1]]()
+    if sys.argv[1] == "stop":
+        stop()
+    elif set(sys.argv[2:]) <= {"--nodes"}:
+        start(with_nodes="--nodes" in sys.argv)
+    else:
+        sys.exit(f"unknown: {' '.join(sys.argv[2:])}. There is: --nodes")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 #!/bin/bash
 # Builds the images of docker/ and runs them, without a registry and without a daemon: buildah, in a chroot, upon a Debian that
 # debootstrap has made. What it proves: the image is clean, POSTGRES_DB names the database, workers deliver in it, the demo is
-# what compose adds, data stays where PGDATA says, and the console lets an operator in.
+# what compose adds, data stays where PGDATA says, the console lets an operator in, and a node delivers.
 #   sudo tests/docker/run.sh          or: make docker-test
 # Kept for the next time in the run folder; to begin anew: rm -rf .run/docker
 set -euo pipefail
@@ -152,6 +152,7 @@ say "the images"
 image bud -q --layers -t ulak-test -f "$project/docker/Dockerfile" --build-arg PG_MAJOR="$major" \
     --build-arg DEBIAN=localhost/ulak-test-debian --build-arg BASE=localhost/ulak-test-postgres "$project"
 image bud -q --layers -t ulak-console-test --build-arg DEBIAN=localhost/ulak-test-debian "$project/docker/console"
+image bud -q --layers -t ulak-node-test --build-arg DEBIAN=localhost/ulak-test-debian -f "$project/docker/node.Dockerfile" "$project/docker"
 
 say "the image alone, with POSTGRES_DB=shop"
 data=/var/lib/postgresql/$major/docker
@@ -177,9 +178,22 @@ sed "s|http://receiver:8080/|http://127.0.0.1:$receiver_port/|; s|172.16.0.0/12|
     "$project/docker/demo/demo.sql" > "$root/docker-entrypoint-initdb.d/50_demo.sql"
 start receiver python3 -u "$project/docker/demo/receiver.py" "$receiver_port"
 # A console on another machine, as in compose, is asked for its password anyway; here it comes from this one.
-start_server --env POSTGRES_INITDB_ARGS=--auth-host=scram-sha-256 --env ULAK_SCRAPER_PASSWORD=scraper --env ULAK_OPERATOR_PASSWORD=operator
+start_server --env POSTGRES_INITDB_ARGS=--auth-host=scram-sha-256 --env ULAK_SCRAPER_PASSWORD=scraper --env ULAK_OPERATOR_PASSWORD=operator \
+    --env ULAK_NODE_PASSWORD=node
 query postgres "select ulak.send('receiver', '{\"hello\": \"world\"}')" > /dev/null
 until_true 100 "the receiver got the message" grep -q '"hello": *"world"' "$folder/receiver.log"
+
+server_root=$root
+query postgres "select count(*) from ulak.start(0)" > /dev/null
+make_container ulak-node-test
+start node "${buildah[@]}" run --env PGHOST=127.0.0.1 --env PGPORT="$port" --env PGDATABASE=postgres --env PGUSER=node_1 \
+    --env PGPASSWORD=node "$container" -- python3 -B /opt/ulak/worker.py
+root=$server_root
+until_true 60 "a node has logged in, and no worker is left in the database" is_true postgres \
+    "select count(*) filter (where host is not null) = 1 and count(*) filter (where host is null) = 0
+     from ulak.get_worker_status() where state = 'running'"
+query postgres "select ulak.send('receiver', '{\"from\": \"a node\"}')" > /dev/null
+until_true 60 "the receiver got the message of the node" grep -q '"from": *"a node"' "$folder/receiver.log"
 
 make_container ulak-console-test
 start console "${buildah[@]}" run --env ULAK_CONSOLE_LISTEN="127.0.0.1:$console_port" \

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import Any
 
 import pytest
 from support.cluster import Cluster
-from support.node import Node, node_dsn
+from support.node import Held, Node, StartNode, node_dsn
 from support.receiver import Receiver
-from support.sessions import wait_until
 from support.site import Site
-
-StartNode = Callable[..., Node]
 
 
 @pytest.fixture
@@ -42,6 +39,7 @@ def start_node(site: Site) -> Iterator[StartNode]:
         yield start
 
 
-def wait_for_nodes(site: Site, count: int) -> list[dict[str, Any]]:
-    query = "select * from ulak.get_worker_status() where host is not null and state = 'running' order by slot"
-    return wait_until(lambda: len(rows := site.rows(query)) == count and rows, 30, f"{count} nodes")
+@pytest.fixture
+def held() -> Iterator[Held]:
+    with Held() as held:
+        yield held

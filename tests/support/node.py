@@ -6,11 +6,15 @@ import os
 import signal
 import subprocess
 import tempfile
+import threading
+from collections.abc import Callable
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from support.cluster import PROJECT, WORK, Cluster
+from support.receiver import Answer, Received, Receiver
 from support.sessions import wait_until
+from support.site import Site
 
 PYTHON = "/usr/bin/python3"
 PROGRAM = PROJECT / "docker" / "worker.py"
@@ -80,3 +84,40 @@ class Node:
     def __exit__(self, *unused: object) -> None:
         self.kill()
         self.log.unlink()
+
+
+class Held:
+    """A receiver whose answers wait until they are released."""
+
+    def __init__(self) -> None:
+        self._released = threading.Event()
+        self.receiver = Receiver(self._answer)
+
+    def _answer(self, request: Received) -> Answer:
+        self._released.wait(60)
+        return Answer()
+
+    def release(self) -> None:
+        self._released.set()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *unused: object) -> None:
+        self.release()
+        self.receiver.close()
+
+
+StartNode = Callable[..., Node]
+
+RUNNING = "select * from ulak.get_worker_status() where host is not null and state = 'running' order by slot"
+
+
+def wait_for_nodes(site: Site, count: int) -> list[dict[str, Any]]:
+    """The rows of those that deliver."""
+
+    def running() -> list[dict[str, Any]] | None:
+        rows = site.rows(RUNNING)
+        return rows if len(rows) == count else None
+
+    return wait_until(running, 30, f"{count} nodes") or []

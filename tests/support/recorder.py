@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -40,8 +41,10 @@ class Behaviour:
 class Recorder:
     """Starts the process; restart() brings it back on the same port, with what it has written."""
 
-    def __init__(self, file: Path) -> None:
+    def __init__(self, file: Path, prefix: Sequence[str] = ()) -> None:
+        """`prefix` is a command that runs the rest of its arguments, on another machine for example."""
         self.file = file
+        self._prefix = prefix
         self.file.touch()
         self._behaviours: dict[str, Behaviour] = {}
         self._read_up_to = 0
@@ -50,7 +53,7 @@ class Recorder:
         self.start()
 
     def start(self) -> None:
-        command = [sys.executable, "-m", "support.recorder", str(self.file), str(self.port)]
+        command = [*self._prefix, sys.executable, "-m", "support.recorder", str(self.file), str(self.port)]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self.port = int(self._read())
         for path, behaviour in self._behaviours.items():

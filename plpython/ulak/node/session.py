@@ -49,20 +49,17 @@ class Connection:
         self._statements: dict[str, _Statement] = {}
         self._is_open = False
         self._wake_up: SocketWakeUp | None = None
-        # Elsewhere the server sends nothing but UTF-8. What can't be read must be undone.
-        self._may_be_unreadable = connection.parameter_status(b"server_encoding") == b"SQL_ASCII"
         connection.enter_pipeline_mode()
 
     def call(
         self, query: str, types: Sequence[str] = (), arguments: Sequence[Any] = (), may_be_followed: bool = False
     ) -> Rows:
         was_open = self._is_open
-        before = b"savepoint ulak" if was_open else b""
-        if not was_open and (may_be_followed or self._may_be_unreadable):
-            before = b"begin"
+        before = b"savepoint ulak" if was_open else b"begin" if may_be_followed else b""
         try:
             rows = self._execute(before, query, types, [values.write(each) for each in arguments])
-        except (psycopg.Error, UnicodeError):
+        except psycopg.Error:
+            # Also for a text that can't be sent as UTF-8: the server sends nothing else.
             if before:
                 self._command(b"rollback to savepoint ulak" if was_open else b"rollback")
             raise
@@ -77,8 +74,12 @@ class Connection:
     def check_interrupts(self) -> None:
         """A cancel ends a statement, and the loss of the server shows where it is asked next."""
 
-    def wake_up(self) -> SocketWakeUp:
-        wake_up = SocketWakeUp(self._connection.socket, self._receive)
+    def wake_up(self) -> SocketWakeUp | None:
+        try:
+            wake_up = SocketWakeUp(self._connection.socket, self._receive)
+        except OSError:
+            # No descriptor left: messages can be looked for, too.
+            return None
         self._wake_up = wake_up
         self._process.wake = wake_up.arrived
         return wake_up
@@ -98,21 +99,16 @@ class Connection:
         self._finish()
 
     def _execute(self, before: bytes, query: str, types: Sequence[str], arguments: list[bytes | None]) -> Rows:
-        statement = self._statements.get(query)
         if before:
             self._send(self._connection.send_query_params, before, None)
+        statement = self._statements.get(query)
         if statement is None:
-            name = b"ulak_%d" % len(self._statements)
-            self._send(self._connection.send_prepare, name, query.encode(), values.oids(types))
-        else:
-            name = statement.name
-        self._send(self._connection.send_query_prepared, name, arguments)
+            statement = self._statements[query] = self._prepare(query, types)
+        self._send(self._connection.send_query_prepared, statement.name, arguments)
         result = self._finish()
-        if statement is None:
-            columns = [
-                ((result.fname(n) or b"").decode(), values.reader(result.ftype(n))) for n in range(result.nfields)
-            ]
-            statement = self._statements[query] = _Statement(name, columns)
+        if not statement.columns:
+            names = [(result.fname(n) or b"").decode() for n in range(result.nfields)]
+            statement.columns.extend((name, values.reader(result.ftype(n))) for n, name in enumerate(names))
         get = result.get_value
         return [
             {
@@ -121,6 +117,12 @@ class Connection:
             }
             for row in range(result.ntuples)
         ]
+
+    def _prepare(self, query: str, types: Sequence[str]) -> _Statement:
+        name = b"ulak_%d" % len(self._statements)
+        self._send(self._connection.send_prepare, name, query.encode(), values.oids(types))
+        self._finish()
+        return _Statement(name, [])
 
     def _send(self, send: Callable[..., None], *arguments: Any) -> None:
         try:

@@ -380,7 +380,11 @@ def _workers(data: Row, now: datetime.datetime) -> Markup:
         return panel("Workers", empty("No worker has ever reported. To start some: select * from ulak.start();"))
     columns: list[Column] = [
         ("", "state", lambda row: tag("span", row["state"], class_=f"pill {WORKER_MOODS.get(row['state'], 'calm')}")),
-        ("worker", "name", lambda row: tag("b", row["slot"])),
+        (
+            "worker",
+            "name",
+            lambda row: (tag("b", row["slot"]), row["host"] and tag("span", row["host"], class_="quiet")),
+        ),
         ("in flight", "n", lambda row: row["in_flight"] or ""),
         ("settled", "n", lambda row: wording.number(row["messages_processed"])),
         ("failed", "n", lambda row: wording.number(row["error_count"])),

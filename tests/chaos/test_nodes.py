@@ -1,0 +1,149 @@
+"""Nodes are killed, cut off from their database, and see it fail over: nothing is lost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.books import Allowance
+from support.cluster import Cluster
+from support.network import Machine, can_be_made
+from support.node import Node, node_dsn
+from support.recorder import Recorder
+from support.sessions import wait_until
+from support.world import FULL, World
+
+NODES = "select count(*) from ulak.get_worker_status() where host is not null and state = 'running'"
+# What a node said when it was ready.
+READY = "delivering as"
+
+
+def test_nodes_are_killed_again_and_again(world: World, close_books: Any) -> None:
+    """kill -9. What they had claimed comes back when its leases run out, and by the number of an attempt that was sent it can
+    be told from the one before: their commits wait for the disk."""
+    world.endpoint()
+    dsn = node_dsn(world.cluster, world.database)
+
+    with ExitStack() as stack:
+        nodes = [stack.enter_context(Node(dsn)) for _ in range(2)]
+        with world.producers():
+            for n in range(20 if FULL else 4):
+                world.recorder.wait_for_more(30)
+                nodes[n % 2].kill()
+                nodes[n % 2] = stack.enter_context(Node(dsn))
+            world.recorder.wait_for_more(30)
+        world.drain()
+
+    close_books(duplicates=True)
+
+
+def test_a_server_crashes_under_its_nodes(world: World, close_books: Any) -> None:
+    """The nodes live on: what they hold from before the crash is worth nothing after it, and they know."""
+    world.endpoint()
+
+    with ExitStack() as stack:
+        nodes = [stack.enter_context(Node(node_dsn(world.cluster, world.database))) for _ in range(2)]
+        with world.producers():
+            for _ in range(5 if FULL else 2):
+                world.recorder.wait_for_more(50)
+                world.cluster.restart("immediate")
+                wait_until(lambda: world.value(NODES) == 2, 60, "the nodes")
+            world.recorder.wait_for_more(50)
+        world.drain()
+        assert all(node.process.poll() is None for node in nodes)
+
+    close_books(duplicates=True)
+
+
+@pytest.fixture
+def machine(victim: Cluster) -> Iterator[Machine]:
+    if not can_be_made():
+        pytest.skip("this kernel lets nobody but root make namespaces")
+    with Machine(Path(victim.host) / f".s.PGSQL.{victim.port}") as machine:
+        yield machine
+
+
+@pytest.fixture
+def remote_recorder(world: World, machine: Machine, tmp_path: Path) -> Iterator[Recorder]:
+    """The receivers are on the machine of the nodes."""
+    with Recorder(tmp_path / "remote-arrivals", machine.prefix) as recorder:
+        world.recorder = recorder
+        yield recorder
+
+
+def test_nodes_are_cut_off_from_their_database(
+    world: World, machine: Machine, remote_recorder: Recorder, close_books: Any
+) -> None:
+    world.endpoint()
+    dsn = machine.dsn(world.database, "test_ulak_node")
+
+    with ExitStack() as stack:
+        nodes = [stack.enter_context(Node(dsn, "--name", f"far-{n}", prefix=machine.prefix)) for n in range(2)]
+        with world.producers():
+            for _ in range(6 if FULL else 2):
+                remote_recorder.wait_for_more(50)
+                before = [node.log.read_text().count(READY) for node in nodes]
+                machine.cut()
+                for node in nodes:
+                    wait_until(lambda node=node: has_noticed(node), 60, "a node that knows")
+                machine.mend()
+                for node, count in zip(nodes, before, strict=True):
+                    wait_until(lambda n=node, c=count: n.log.read_text().count(READY) > c, 60, "a node that is back")
+            remote_recorder.wait_for_more(50)
+        world.drain()
+        assert all(node.process.poll() is None for node in nodes)
+
+    close_books(duplicates=True)
+
+
+def has_noticed(node: Node) -> bool:
+    return READY not in node.lines()[-1]
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> Iterator[tuple[World, Cluster]]:
+    """A primary whose commits wait for its standby."""
+    settings = {"max_connections": 60, "synchronous_standby_names": "*"}
+    with ExitStack() as end:
+        primary = Cluster.create(settings={**settings, "synchronous_commit": "local"}, in_memory=True)
+        end.callback(primary.remove)
+        primary.create_database("shop")
+        primary.install("shop")
+        recorder = end.enter_context(Recorder(tmp_path / "arrivals"))
+        world = World(primary, "shop", recorder)
+        standby = primary.make_standby()
+        end.callback(standby.remove)
+        standby.configure({"synchronous_standby_names": ""})
+        primary.configure({"synchronous_commit": "on"})
+        primary.reload()
+        yield world, standby
+
+
+def test_a_standby_takes_over_and_its_nodes_follow(pair: tuple[World, Cluster], row: dict[str, Any]) -> None:
+    """By themselves: they know both hosts."""
+    world, standby = pair
+    primary = world.cluster
+    world.endpoint()
+    hosts = f"host={primary.host},{standby.host} port={primary.port},{standby.port}"
+    dsn = f"{hosts} dbname=shop user=test_ulak_node target_session_attrs=read-write"
+
+    with ExitStack() as stack:
+        for _ in range(2):
+            stack.enter_context(Node(dsn))
+        with world.producers() as producers:
+            world.recorder.wait_for_more(100)
+            primary.kill()
+            producers.cluster = world.cluster = standby
+            standby.promote()
+            wait_until(lambda: world.value(NODES) == 2, 60, "the nodes")
+            world.recorder.wait_for_more(100)
+        world.drain()
+
+    report = world.audit(Allowance(duplicates=True))
+    row.update(asdict(report), verdict=report.verdict)
+    assert not report.problems, f"\n{report}"
+    assert world.refused() <= {"25006"}
