@@ -13,7 +13,7 @@ import psycopg
 import pytest
 from support.cluster import Cluster, Connect
 from support.errors import refused
-from support.receiver import Certificate, Receiver
+from support.receiver import Answer, Certificate, Received, Receiver
 from support.site import Site
 
 DB = psycopg.Connection[Any]
@@ -273,6 +273,34 @@ def test_a_captured_answer_and_a_ping_show_no_secret_that_was_echoed(site: Site,
     assert "x-echo" in response["headers"]
     assert "hush" not in told
     assert request.headers["webhook-signature"].partition(",")[2] not in told
+
+
+@pytest.mark.parametrize("name", ["x-hub-signature-256", "X-Sealed-By"])
+def test_a_signature_is_shown_in_no_header_whatever_its_name_is(site: Site, name: str) -> None:
+    """It is valid for as long as the secret is, unlike one with a time in it."""
+    site.configure(capture_response="true")
+    scheme = {"scheme": "github"} if name.startswith("x-hub") else {"scheme": "hmac", "header": name}
+
+    def echo(request: Received) -> Answer:
+        seal = request.headers[name.lower()]
+        return Answer(422, {name: seal, "x-echo": seal}, f"{name}: {seal}".encode())
+
+    with Receiver(echo) as receiver:
+        site.http("shop", receiver.url, ONCE, signing_secret="hush-signing-secret", signature=scheme)
+        id = site.send("shop")
+        site.start()
+        error = site.wait_for_status(id, "failed")["last_error"]
+        (request,) = receiver.requests
+        seal = request.headers[name.lower()].removeprefix("sha256=")
+        with site.connect("ulak_admin") as admin:
+            told = admin.execute("select ulak.curl(id), response from ulak.queue where id = %s", [id]).fetchone()
+            ping = admin.execute("select error, response from ulak.ping('shop')").fetchone()
+        (pinged,) = receiver.requests[1:]
+
+    assert len(seal) == 64
+    assert seal not in f"{error} {told} {ping}"
+    assert pinged.headers[name.lower()].removeprefix("sha256=") not in str(ping)
+    assert "x-echo" in str(told)
 
 
 def test_a_config_that_cannot_be_read_costs_no_other_endpoint_its_deliveries(

@@ -17,6 +17,7 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
+from support import first_release
 from support.sessions import wait_until
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -315,6 +316,9 @@ class Cluster:
                     continue
                 self.ensure_login(connection, f"test_{role}", member_of=role)
             self.ensure_login(connection, "nobody")
+            if RELEASE == first_release.VERSION:
+                self.ensure_login(connection, "test_ulak_consumer", member_of="ulak_worker")
+                connection.execute(first_release.STAND_INS)
 
     def uninstall(self, database: str) -> None:
         self.execute("drop extension ulak cascade", database)
