@@ -46,7 +46,7 @@ def run(mutant: Mutant) -> dict[str, str]:
         apply(mutant, project)
         environment = os.environ | {"PYTHONPATH": f"{project}/tests:{project}/plpython"}
         done = subprocess.run(
-            [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *mutant.tests],
+            [sys.executable, "-m", "pytest", *mutant.tests],
             cwd=project,
             env=environment,
             text=True,
@@ -54,7 +54,7 @@ def run(mutant: Mutant) -> dict[str, str]:
             check=False,
         )
     failed = re.findall(r"^FAILED \S+?::(\S+)(?: - (.*))?$", done.stdout, re.MULTILINE)
-    if not failed:
+    if done.returncode != (1 if failed else 0):
         print(done.stdout[-3000:], done.stderr[-1000:], file=sys.stderr)
     return dict(failed)
 

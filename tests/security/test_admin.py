@@ -210,14 +210,16 @@ def test_a_file_that_is_replaced_counts_from_then_on(site: Site, certificate: Ce
     assert not worker.call.is_done()
 
 
-def test_ping_does_not_wait_for_a_file_either(site: Site, files: dict[str, str]) -> None:
-    for name in ("fifo", "endless"):
-        site.http(name, "https://127.0.0.1:9/", tls_ca_bundle=files[name])
+@pytest.mark.parametrize("name", ["fifo", "endless"])
+def test_ping_does_not_wait_for_a_file_either(
+    site: Site, certificate: Certificate, files: dict[str, str], name: str
+) -> None:
+    with Receiver(certificate=certificate) as secure, site.connect("ulak_admin") as admin:
+        site.http(name, secure.url, tls_ca_bundle=files[name])
 
-        with site.connect("ulak_admin") as admin:
-            row = admin.execute("select outcome, error from ulak.ping(%s)", [name]).fetchone()
+        row = admin.execute("select outcome, error from ulak.ping(%s)", [name]).fetchone()
 
-        assert row == ("failed", FILE_PROBLEM)
+    assert row == ("failed", FILE_PROBLEM)
 
 
 def test_curl_shows_no_secret_wherever_it_stands(site: Site) -> None:
