@@ -46,7 +46,7 @@ def run(mutant: Mutant) -> dict[str, str]:
         apply(mutant, project)
         environment = os.environ | {"PYTHONPATH": f"{project}/tests:{project}/plpython"}
         done = subprocess.run(
-            [sys.executable, "-m", "pytest", *mutant.tests],
+            [sys.executable, "-m", "pytest", "--timeout=60", *mutant.tests],
             cwd=project,
             env=environment,
             text=True,
@@ -54,6 +54,9 @@ def run(mutant: Mutant) -> dict[str, str]:
             check=False,
         )
     failed = re.findall(r"^FAILED \S+?::(\S+)(?: - (.*))?$", done.stdout, re.MULTILINE)
+    if "+ Timeout +" in done.stdout + done.stderr:
+        # Whoever waits for ever takes the whole run along.
+        failed.append(("(one that did not end)", ""))
     if done.returncode != (1 if failed else 0):
         print(done.stdout[-3000:], done.stderr[-1000:], file=sys.stderr)
     return dict(failed)
@@ -63,10 +66,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="mutants", description=__doc__)
     parser.add_argument("parts", nargs="*", default=[*PARTS])
     parser.add_argument("-k", default="", help="only those whose name has this text")
+    parser.add_argument("--after", default="", help="only those behind the one of this name")
     arguments = parser.parse_args()
     survivors = []
     for part in arguments.parts:
-        for mutant in PARTS[part]:
+        names = [mutant.name for mutant in PARTS[part]]
+        first = names.index(arguments.after) + 1 if arguments.after in names else 0
+        for mutant in PARTS[part][first:]:
             if arguments.k not in mutant.name:
                 continue
             failed = run(mutant)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from mutants.model import Mutant
 
 GRANTS = "sql/code/90_grants.sql"
-FILES = "plpython/ulak/http/files.py"
+FILES = "plpython/ulak/files.py"
 SECRECY = "plpython/ulak/http/secrecy.py"
 WORKER = "sql/code/60_worker.sql"
 ADMIN = "tests/security/test_admin.py"
@@ -87,7 +87,7 @@ MUTANTS = [
     Mutant(
         "files: nobody looks",
         FILES,
-        "return tuple(_check(path, content) for path, content in _named(profile))",
+        "return tuple(_check(path, content) for path, content in named)",
         "return ()",
         (f"{FILE}[tls_ca_bundle]", f"{ADMIN}::test_ping_does_not_wait_for_a_file_either"),
     ),
