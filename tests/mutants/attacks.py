@@ -133,6 +133,13 @@ MUTANTS = [
     ),
     # Echoes.
     Mutant(
+        "echo: of everything but a payload",
+        "plpython/ulak/http/verdict.py",
+        "answer = endpoint.private.hide(answer, credentials, is_cut)",
+        "pass",
+        (ECHO,),
+    ),
+    Mutant(
         "echo: of basic credentials",
         SECRECY,
         'yield b64encode(f"{user}:{password}".encode()).decode().rstrip("=")',
@@ -208,24 +215,10 @@ _UNSTORABLE = re.compile(r"[\\x00\\ud800-\\udfff]")
         (f"{RECEIVER}::test_no_token_server_can_end_a_run",),
     ),
     Mutant(
-        "token: an answer that is nested too deep",
-        "plpython/ulak/http/oauth.py",
-        "    except (ValueError, RecursionError):\n        answer = None",
-        "    except ValueError:\n        answer = None",
-        (f"{RECEIVER}::test_no_token_server_can_end_a_run",),
-    ),
-    Mutant(
         "token: a life of too many digits",
         "plpython/ulak/http/oauth.py",
         "except (TypeError, ValueError, OverflowError):",
         "except (TypeError, ValueError):",
-        (f"{RECEIVER}::test_no_token_server_can_end_a_run",),
-    ),
-    Mutant(
-        "token: bytes that aren't UTF-8",
-        "plpython/ulak/http/oauth.py",
-        "        answer = json.loads(finished.body)\n    except (ValueError, RecursionError):",
-        "        answer = json.loads(finished.body)\n    except (json.JSONDecodeError, RecursionError):",
         (f"{RECEIVER}::test_no_token_server_can_end_a_run",),
     ),
     # Upgrades, which 0.1.0 has none of.
@@ -236,7 +229,7 @@ _UNSTORABLE = re.compile(r"[\\x00\\ud800-\\udfff]")
         "where false and v.name = 'http_allowed_networks';",
         (f"{ADMIN}::test_networks_that_an_earlier_version_stored_are_put_right",),
     ),
-    # The notification queue (make chaos, before PostgreSQL 17).
+    # The notification queue, which has 8 GB before PostgreSQL 17.
     Mutant(
         "notify: into a queue that is full",
         "sql/code/19_wake_up.sql",
