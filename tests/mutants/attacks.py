@@ -144,7 +144,7 @@ MUTANTS = [
         SECRECY,
         'yield b64encode(f"{user}:{password}".encode()).decode().rstrip("=")',
         "pass",
-        (f"{ECHO}[basic]", f"{ECHO}[oauth2]"),
+        (f"{RECEIVER}::test_a_token_server_that_echoes_gives_no_secret_away",),
     ),
     Mutant(
         "echo: of an access key and a session token",
