@@ -160,7 +160,8 @@ end
 $plpgsql$;
 
 comment on function ulak.complete(bigint, text, integer, jsonb, timestamptz) is
-    'reports a message as done; an error (55000) if the lease is lost';
+    'reports a message as done; an error (55000) if the lease is lost. A response that is larger than max_payload_size, or nested deeper '
+    'than max_json_depth, is left out';
 
 -- What a worker reports is kept if it can be read: no longer as text than a payload, nor nested deeper. The work is done all the same, so
 -- an error, and with it another attempt, would help nobody.

@@ -27,9 +27,9 @@ def told(site: Site, check: str, finding: str, began: float | None = None, timeo
 
 
 @contextmanager
-def endpoint(stage: Stage, answer: Any = Answer(), **config: Any) -> Iterator[Site]:
+def endpoint(stage: Stage, answer: Any = None, **config: Any) -> Iterator[Site]:
     """With a worker that is awake."""
-    with stage.site() as site, Receiver(answer) as receiver:
+    with stage.site() as site, Receiver(answer or Answer()) as receiver:
         site.http("shop", receiver.url, ONCE, **config)
         site.start()
         yield site
@@ -39,7 +39,7 @@ def refused(stage: Stage, status: int) -> float:
     with endpoint(stage, Answer(status)) as site:
         began = time.perf_counter()
         site.send()
-        return told(site, "failing", "endpoint \"shop\" fails: %", began)
+        return told(site, "failing", 'endpoint "shop" fails: %', began)
 
 
 def circuit(stage: Stage) -> float:
@@ -47,7 +47,7 @@ def circuit(stage: Stage) -> float:
     with endpoint(stage, Answer(503)) as site:
         began = time.perf_counter()
         site.send_many(10)
-        return told(site, "circuit", "the circuit of endpoint \"shop\" opened %", began)
+        return told(site, "circuit", 'the circuit of endpoint "shop" opened %', began)
 
 
 def blocked(stage: Stage) -> float:
@@ -82,7 +82,7 @@ def full_queue(stage: Stage) -> float:
         site.configure(max_queue_size=1000)
         site.send_many(999)
         began = time.perf_counter()
-        return told(site, "queue", "%most of them for \"shop\"%", began)
+        return told(site, "queue", '%most of them for "shop"%', began)
 
 
 def killed_worker(stage: Stage) -> float:
@@ -121,7 +121,7 @@ def disabled(stage: Stage) -> float:
         site.send()
         began = time.perf_counter()
         site.call("disable_endpoint", "shop")
-        return told(site, "disabled", "endpoint \"shop\" is disabled and holds %", began)
+        return told(site, "disabled", 'endpoint "shop" is disabled and holds %', began)
 
 
 KINDS: dict[str, tuple[Callable[[Stage], float], float]] = {

@@ -251,7 +251,9 @@ def test_a_session_that_waits_for_pg_cron_is_told(busy_cluster: Cluster) -> None
 
         assert told["severity"] == "warning"
         pid = owner.info.backend_pid
-        assert told["finding"].startswith(f"session {pid} waits for pg_cron, which answers at the next full minute: drop database")
+        assert told["finding"].startswith(
+            f"session {pid} waits for pg_cron, which answers at the next full minute: drop database"
+        )
         connect, statement = told["fix"].split("\n")
         assert connect == r"\connect postgres"
         other.execute(statement)

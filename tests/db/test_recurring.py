@@ -96,7 +96,9 @@ def test_stop_leaves_what_recurs_and_a_start_brings_it_back(cron: DB) -> None:
     assert cron.execute("select count(*) from cron.job where jobname like 'ulak worker%'").fetchone() == (0,)
     assert len(cron.execute(JOBS).fetchall()) == 1
     wanted = "select schedule, command from ulak._wanted_jobs(1) where jobname like 'ulak recurring %'"
-    assert cron.execute(wanted).fetchall() == [("0 6 * * *", "set transaction_read_only = off; select ulak._send_recurring('daily')")]
+    assert cron.execute(wanted).fetchall() == [
+        ("0 6 * * *", "set transaction_read_only = off; select ulak._send_recurring('daily')")
+    ]
 
 
 def test_where_pg_cron_lives_in_another_database_the_caller_is_told_what_to_run(cron: DB, db: DB) -> None:
@@ -109,7 +111,12 @@ def test_where_pg_cron_lives_in_another_database_the_caller_is_told_what_to_run(
     assert connect == rf"\connect {cron.info.dbname}"
     cron.execute(command)
     assert cron.execute(JOBS).fetchall() == [
-        ("0 6 * * *", "set transaction_read_only = off; select ulak._send_recurring('daily')", "ulak_worker", db.info.dbname)
+        (
+            "0 6 * * *",
+            "set transaction_read_only = off; select ulak._send_recurring('daily')",
+            "ulak_worker",
+            db.info.dbname,
+        )
     ]
     with db.cursor(row_factory=dict_row) as cursor:
         (row,) = cursor.execute("select * from ulak.unschedule('daily')").fetchall()

@@ -79,7 +79,7 @@ MUTANTS = [
     Mutant(
         "workers: no job for the next",
         DOCTOR,
-        "elsif ulak._has_pg_cron() and not v_is_scheduled then",
+        "elsif ulak._has_pg_cron() and not v_is_scheduled and v_nodes < v_alive then",
         "elsif false then",
         (f"{TESTS}::test_a_worker_that_nobody_will_start_again_is_told",),
     ),

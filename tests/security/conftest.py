@@ -76,7 +76,9 @@ def _echo(request: Received) -> Answer:
     told = authorization + request.headers.get("x-own", "")
     headers = "".join(f"{name}: {value}\n" for name, value in request.headers.items())
     # Also bit by bit, as in "no such access key: ..." and "the signature we expected is not ...".
-    bits = "\n".join(re.findall(r"[^\s,=]+", authorization.replace("/", " ") if "AWS4" in authorization else authorization))
+    bits = "\n".join(
+        re.findall(r"[^\s,=]+", authorization.replace("/", " ") if "AWS4" in authorization else authorization)
+    )
     if authorization.startswith("Basic "):
         bits += "\n" + b64decode(authorization.removeprefix("Basic ")).decode()
     start = f"Cannot {request.method} {request.path}\n{bits}\n"

@@ -130,7 +130,9 @@ def test_it_cannot_leave_the_endpoints_path_by_what_some_receivers_decode(db: DB
 
 
 @pytest.mark.parametrize("is_secret", [False, True])
-@pytest.mark.parametrize("path", ["?key=mine", "orders?a=1&KEY=mine", "?a=1;key=mine", "?k%65y=mine", "?key", "?a=1?&key="])
+@pytest.mark.parametrize(
+    "path", ["?key=mine", "orders?a=1&KEY=mine", "?a=1;key=mine", "?k%65y=mine", "?key", "?a=1?&key="]
+)
 def test_it_cannot_replace_a_parameter_of_the_endpoints_url(
     db: DB, application: DB, path: str, is_secret: bool
 ) -> None:

@@ -175,10 +175,13 @@ VAST = "[" + ",".join(["1e131071"] * 9000) + "]"
 
 
 @pytest.mark.parametrize(
-    "response", [VAST, "[" * 3000 + "]" * 3000, '"' + "x" * 2_000_000 + '"', "[" + ",".join(["1e131071"] * 9) + "]"],
+    "response",
+    [VAST, "[" * 3000 + "]" * 3000, '"' + "x" * 2_000_000 + '"', "[" + ",".join(["1e131071"] * 9) + "]"],
     ids=["vast", "deep", "long", "digits"],
 )
-def test_a_response_that_nobody_could_read_is_left_out_and_its_message_done(db: DB, consumer: DB, response: str) -> None:
+def test_a_response_that_nobody_could_read_is_left_out_and_its_message_done(
+    db: DB, consumer: DB, response: str
+) -> None:
     """As text it would be beyond a gigabyte, or nested too deep: pg_dump, and whoever looks, would fail."""
     (id, attempt) = consumer.execute("select id, attempt from ulak.claim('w', 1, 'mine')").fetchone() or ()
 

@@ -11,7 +11,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from support.cluster import PROJECT, Cluster
 from support.receiver import Answer, Received, Receiver
@@ -110,7 +110,9 @@ class Runbook:
         return Answer(delay=0.01)
 
     def _send(self, endpoint: str, count: int, name: str = "n") -> None:
-        query = "select ulak.send_batch(%s, array(select jsonb_build_object(%s::text, n) from generate_series(1, %s) n))"
+        query = (
+            "select ulak.send_batch(%s, array(select jsonb_build_object(%s::text, n) from generate_series(1, %s) n))"
+        )
         self.site.db.execute(query, [endpoint, name, count])
 
     def _install(self) -> None:
@@ -195,7 +197,12 @@ class Runbook:
         self.site.wait_until_settled(60)
         # A worker's statistics are sent when its run is over.
         self.site.db.execute("select * from ulak.stop()")
-        wait_until(lambda: self.site.value("select not exists (select from ulak._watchers()) and ulak._count_alive(now()) = 0"), 30)
+        wait_until(
+            lambda: self.site.value(
+                "select not exists (select from ulak._watchers()) and ulak._count_alive(now()) = 0"
+            ),
+            30,
+        )
         dead = "select pg_stat_get_dead_tuples('ulak.queue'::regclass) >= 10000"
         wait_until(lambda: self.site.value(dead), 30, "statistics of the dead rows")
         if not self.is_hurried:

@@ -84,7 +84,7 @@ def _location(url: str) -> Iterator[str]:
 
 
 def is_credential(name: str, scheme: Signature | None) -> bool:
-    """Whether a header (lower case) holds a credential or a signature: by its name, or since the endpoint signs there."""
+    """Whether a header (lower case) holds a credential or a signature, by its name or by the config."""
     return is_secret_header(name) or (scheme is not None and name == scheme.header.lower())
 
 
