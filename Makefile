@@ -17,7 +17,7 @@ EXTRA_CLEAN = $(BUILD)
 # For servers without PL/Python.
 PLAIN := $(BUILD)/ulak-plain-$(EXTVERSION).sql
 
-.PHONY: build sql help test test-plain test-debian13 test-debian14 docker-test lint reference demo demo-stop bench chaos soak
+.PHONY: build sql help test test-plain test-debian13 test-debian14 docker-test lint reference demo demo-stop bench chaos soak mutants
 .DELETE_ON_ERROR:
 
 build: $(DATA_built) ## build the extension's script
@@ -76,6 +76,9 @@ chaos: ## that nothing is lost; ARGS="-k name" picks scenarios
 
 soak: ## that nothing grows; ARGS="--minutes 60" is its length
 	tests/sandbox.sh python -m chaos.soak $(ARGS)
+
+mutants: ## take out one guard or finding after the other, and see its tests fail; ARGS="findings -k queue" picks some
+	tests/sandbox.sh python -m mutants $(ARGS)
 
 help: ## this list
 	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 16

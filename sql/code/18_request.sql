@@ -54,6 +54,9 @@ begin
                 hint = 'The endpoint''s own time-out is the longest that holds; an administrator can raise that one.';
     end if;
     perform ulak._check_path(p_path);
+    if p_path like '%?%' then
+        perform ulak._check_parameters(p_endpoint_id, p_path);
+    end if;
     return nullif(
         coalesce(p_headers, '{}')
         || jsonb_strip_nulls(
@@ -69,7 +72,8 @@ begin
 end
 $plpgsql$;
 
--- What is appended can't lead to another host, nor out of the endpoint's own path: also not for receivers that decode it first.
+-- What is appended can't lead to another host, nor out of the endpoint's own path: also not for receivers that decode it first, or twice, or
+-- that take what follows a semicolon for a remark on the segment.
 create or replace function ulak._check_path(p_path text)
 returns void
 language plpgsql
@@ -77,9 +81,8 @@ immutable
 set search_path = pg_catalog, pg_temp
 as $plpgsql$
 declare
-    v_decoded text := replace(
-        replace(replace(lower(split_part(p_path, '?', 1) collate "C"), '%2e', '.'), '%2f', '/'), '%5c', '/'
-    );
+    v_once text := regexp_replace(lower(split_part(p_path, '?', 1) collate "C"), '%(25)+', '%', 'g');
+    v_decoded text := replace(replace(replace(replace(v_once, '%2e', '.'), '%2f', '/'), '%5c', '/'), '%3b', ';');
     v_problem text := case
         when p_path = '' or octet_length(p_path) > 2048 then 'must have 1 to 2048 bytes'
         when p_path !~ E'^[!$%&''()*+,./0-9:;=?@A-Z_a-z~-]+$'
@@ -87,7 +90,7 @@ declare
         when p_path ~ '%(?![0-9A-Fa-f]{2})' then 'has a % that is not followed by two hexadecimal digits'
         when p_path ~ '%(0[0-9A-Fa-f]|1[0-9A-Fa-f]|7[Ff])' then 'must not have control characters'
         when p_path ~ '^[A-Za-z][A-Za-z0-9+.-]*:' or p_path ~ '^//' then 'must not have a scheme or a host'
-        when v_decoded ~ E'(^|/)\\.{1,2}(/|$)' then 'must not have the segments . and ..'
+        when v_decoded ~ E'(^|/)\\.{1,2}(;[^/]*)?(/|$)' then 'must not have the segments . and ..'
     end;
 begin
     if v_problem is not null then
@@ -96,3 +99,44 @@ begin
     end if;
 end
 $plpgsql$;
+
+-- A message must not replace a parameter that the endpoint's own url has, which is often what it proves itself with. One whose name is
+-- encoded might be the same.
+create or replace function ulak._check_parameters(p_endpoint_id bigint, p_path text)
+returns void
+language plpgsql
+stable
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+declare
+    v_url text;
+    v_name text;
+begin
+    select coalesce(s.value, e.config ->> 'url') into v_url
+    from ulak.endpoints e
+    left join ulak.secrets s on s.name = e.config #>> '{url,$secret}'
+    where e.id = p_endpoint_id;
+    select m.name into v_name
+    from ulak._parameter_names(p_path) m
+    where exists (select from ulak._parameter_names(v_url) o where o.name = m.name or m.name ~ '[%+]')
+    limit 1;
+    if found then
+        raise exception 'parameter "%" is set by the endpoint', left(v_name, 64)
+            using errcode = '42501',
+                detail = 'A message can''t replace a parameter of its endpoint''s url, nor have one whose name is encoded beside them.',
+                hint = 'Leave it out, or send to an endpoint whose url has no parameters.';
+    end if;
+end
+$plpgsql$;
+
+-- What stands before = in the query of a url, in lower case. Some receivers part parameters by semicolons.
+create or replace function ulak._parameter_names(p_url text)
+returns table (name text)
+language sql
+immutable
+set search_path = pg_catalog, pg_temp
+as $sql$
+    select lower(split_part(p.parameter, '=', 1) collate "C")
+    from regexp_split_to_table(substring(split_part(p_url, '#', 1) from E'\\?(.*)$'), E'[&;?]') p (parameter)
+    where p.parameter <> ''
+$sql$;

@@ -101,6 +101,9 @@ begin
     if coalesce(p_worker, '') = '' then
         raise exception 'a worker needs a name'
             using errcode = '22023', hint = 'Use one name per process, such as host and pid: it fences the lease.';
+    elsif octet_length(p_worker) > 512 then
+        raise exception 'the name of a worker is longer than 512 bytes'
+            using errcode = '22023', detail = format('It has %s.', octet_length(p_worker));
     end if;
     if p_limit is null or p_limit not between 1 and 10000 then
         raise exception 'the limit of a claim must be between 1 and 10000'
@@ -150,14 +153,42 @@ as $plpgsql$
 begin
     p_now := ulak._clock(p_now);
     perform ulak._require_message(p_id);
-    if ulak._settle_many(p_worker, array[p_id], array[p_attempt], null, null, array[p_response], p_now) = '{}' then
+    if ulak._settle_many(p_worker, array[p_id], array[p_attempt], null, null, array[ulak._kept_response(p_response)], p_now) = '{}' then
         perform ulak._raise_stale_report(p_id, p_worker, p_attempt);
     end if;
 end
 $plpgsql$;
 
 comment on function ulak.complete(bigint, text, integer, jsonb, timestamptz) is
-    'reports a message as done; an error (55000) if the lease is lost';
+    'reports a message as done; an error (55000) if the lease is lost. A response that is larger than max_payload_size, or nested deeper '
+    'than max_json_depth, is left out';
+
+-- What a worker reports is kept if it can be read: no longer as text than a payload, nor nested deeper. The work is done all the same, so
+-- an error, and with it another attempt, would help nobody.
+create or replace function ulak._kept_response(p_response jsonb)
+returns jsonb
+language plpgsql
+stable
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+declare
+    v_limit integer;
+begin
+    if p_response is null then
+        return null;
+    end if;
+    v_limit := ulak.setting('max_payload_size')::integer;
+    if pg_column_size(p_response) <= v_limit and octet_length(p_response::text) <= v_limit then
+        perform ulak._check_depth('response', array[p_response]);
+        return p_response;
+    end if;
+    return '{"truncated": true}';
+exception
+    -- Deeper than that, or beyond a gigabyte as text.
+    when program_limit_exceeded then
+        return '{"truncated": true}';
+end
+$plpgsql$;
 
 create or replace function ulak.fail(
     p_id bigint,
@@ -174,7 +205,7 @@ security definer
 set search_path = pg_catalog, pg_temp
 as $plpgsql$
 declare
-    v_reason text := coalesce(p_error, 'no reason given');
+    v_reason text := coalesce(ulak._error_line(p_error), 'no reason given');
     -- A worker may name the class itself.
     v_error text := case
         when p_permanent and not starts_with(v_reason, '[DISABLE]') then '[PERMANENT] ' || ulak._without_class(v_reason)
@@ -204,6 +235,18 @@ $plpgsql$;
 comment on function ulak.fail(bigint, text, integer, text, interval, boolean, timestamptz) is
     'reports a failure: the message is retried by its endpoint''s policy, or goes to the dead-letter queue if p_permanent '
     'or out of retries; an error (55000) if the lease is lost';
+
+-- On one line, and cut where it gets too long, as the worker in the database writes errors: they are shown in every look, kept with
+-- each failed cycle, and written to the server's log.
+create or replace function ulak._error_line(p_error text)
+returns text
+language sql
+immutable
+set search_path = pg_catalog, pg_temp
+as $sql$
+    select case when length(e.line) > 1000 then left(e.line, 1000) || '...' else e.line end
+    from (select regexp_replace(left(p_error, 4000), E'[\\x01-\\x1f\\x7f]+', ' ', 'g')) e (line)
+$sql$;
 
 create or replace function ulak._without_class(p_error text)
 returns text
@@ -249,7 +292,7 @@ begin
     select q.* into v_message
     from ulak.queue q
     where q.id = p_id;
-    raise exception 'worker "%" does not hold message % in attempt %', p_worker, p_id, p_attempt
+    raise exception 'worker "%" does not hold message % in attempt %', left(p_worker, 512), p_id, p_attempt
         using errcode = '55000',
             detail = case
                 when v_message.id is null then 'It is not in the queue.'

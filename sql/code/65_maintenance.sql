@@ -2,66 +2,72 @@
 
 -- The steps in the order in which they run, and last the queue's VACUUM, which no procedure can do.
 create or replace view ulak.maintenance_status as
-select
-    s.step,
-    s.what,
-    case
-        when r.step is null then 'never ran'
-        when r.last_error_at >= r.started_at then 'failed'
-        when r.started_at < now() - interval '5 minutes' then 'late'
-        when not r.finished then 'behind'
-        else 'ok'
-    end as state,
-    r.started_at,
-    r.duration,
-    r.rows,
-    r.last_error,
-    r.last_error_at,
-    r.runs,
-    r.errors,
-    r.total_rows
+select m.step, m.what, m.state, m.started_at, m.duration, m.rows, m.last_error, m.last_error_at, m.runs, m.errors, m.total_rows
 from (
-    values
-        (1, 'recover', 'takes back messages whose lease ran out'),
-        (2, 'expire', 'marks messages that were not delivered in time'),
-        (3, 'partitions', 'makes the archive''s next months and empties archive_default'),
-        (4, 'archive', 'moves finished messages to the archive'),
-        (5, 'archive_retention', 'drops old months of the archive'),
-        (6, 'dlq_retention', 'deletes old dead letters'),
-        (7, 'event_log_retention', 'deletes old log entries'),
-        (8, 'stats_retention', 'sums up counters of minutes to hours after two days, and deletes old ones'),
-        (9, 'inbox_retention', 'forgets old keys of mark_handled()'),
-        (10, 'ordering', 'forgets ordering keys that are no longer used; every ten minutes: makes due what is parked with nothing before it'),
-        (11, 'attempts_retention', 'forgets old failed attempts'),
-        (12, 'samples', 'counts what waits for each endpoint, and sums up the last minutes'),
-        (13, 'samples_retention', 'keeps one count an hour of what waited after two days, and deletes old ones'),
-        (14, 'secrets', 'forgets signing secrets whose grace after a rotation is over'),
-        (15, 'orphans', 'makes dead letters of messages whose endpoint was dropped while they were being sent'),
-        (16, 'schedule', 'puts right what pg_cron remembers of the server that its jobs ran on')
-) s (place, step, what)
-left join ulak.maintenance_runs r on r.step = s.step
-union all
-select
-    'vacuum',
-    'a job of its own: frees the place of messages that have left the queue',
-    case
-        when v.last_run is null then 'never ran'
-        when v.last_run < now() - interval '5 minutes' and v.n_dead_tup > 10000 then 'late'
-        else 'ok'
-    end,
-    v.last_run,
-    null,
-    null,
-    null,
-    null,
-    v.vacuum_count + v.autovacuum_count,
-    null,
-    null
-from (
-    select t.n_dead_tup, t.vacuum_count, t.autovacuum_count, greatest(t.last_vacuum, t.last_autovacuum) as last_run
-    from pg_catalog.pg_stat_all_tables t
-    where t.relid = 'ulak.queue'::regclass
-) v;
+    select
+        s.place,
+        s.step,
+        s.what,
+        case
+            when r.step is null then 'never ran'
+            when r.last_error_at >= r.started_at then 'failed'
+            when r.started_at < now() - interval '5 minutes' then 'late'
+            when not r.finished then 'behind'
+            else 'ok'
+        end as state,
+        r.started_at,
+        r.duration,
+        r.rows,
+        r.last_error,
+        r.last_error_at,
+        r.runs,
+        r.errors,
+        r.total_rows
+    from (
+        values
+            (1, 'recover', 'takes back messages whose lease ran out'),
+            (2, 'expire', 'marks messages that were not delivered in time'),
+            (3, 'partitions', 'makes the archive''s next months and empties archive_default'),
+            (4, 'archive', 'moves finished messages to the archive'),
+            (5, 'archive_retention', 'drops old months of the archive'),
+            (6, 'dlq_retention', 'deletes old dead letters'),
+            (7, 'event_log_retention', 'deletes old log entries'),
+            (8, 'stats_retention', 'sums up counters of minutes to hours after two days, and deletes old ones'),
+            (9, 'inbox_retention', 'forgets old keys of mark_handled()'),
+            (10, 'ordering', 'forgets ordering keys that are no longer used; every ten minutes: makes due what is parked with nothing before it'),
+            (11, 'attempts_retention', 'forgets old failed attempts'),
+            (12, 'samples', 'counts what waits for each endpoint, and sums up the last minutes'),
+            (13, 'samples_retention', 'keeps one count an hour of what waited after two days, and deletes old ones'),
+            (14, 'secrets', 'forgets signing secrets whose grace after a rotation is over'),
+            (15, 'orphans', 'makes dead letters of messages whose endpoint was dropped while they were being sent'),
+            (16, 'schedule', 'puts right what pg_cron remembers of the server that its jobs ran on')
+    ) s (place, step, what)
+    left join ulak.maintenance_runs r on r.step = s.step
+    union all
+    select
+        17,
+        'vacuum',
+        'a job of its own: frees the place of messages that have left the queue',
+        case
+            when v.last_run is null then 'never ran'
+            when v.last_run < now() - interval '5 minutes' and v.n_dead_tup > 10000 then 'late'
+            else 'ok'
+        end,
+        v.last_run,
+        null,
+        null,
+        null,
+        null,
+        v.vacuum_count + v.autovacuum_count,
+        null,
+        null
+    from (
+        select t.n_dead_tup, t.vacuum_count, t.autovacuum_count, greatest(t.last_vacuum, t.last_autovacuum) as last_run
+        from pg_catalog.pg_stat_all_tables t
+        where t.relid = 'ulak.queue'::regclass
+    ) v
+) m
+order by m.place;
 
 comment on view ulak.maintenance_status is 'steps of maintenance: when each last ran, for how long, what it did, what went wrong';
 comment on column ulak.maintenance_status.step is 'name of the step';

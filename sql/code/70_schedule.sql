@@ -339,7 +339,7 @@ as $sql$
             'log',
             '* * * * *',
             format(
-                'set search_path = pg_catalog, pg_temp; '
+                'set transaction_read_only = off; set search_path = pg_catalog, pg_temp; '
                 'delete from cron.job_run_details d where (d.jobid in (select jobid from cron.job where %s) '
                 'or d.command like ''call ulak.%%'' and d.jobid not in (select jobid from cron.job)) '
                 'and d.runid < (select max(r.runid) from cron.job_run_details r where r.start_time < now() - interval ''1 hour'')',

@@ -170,7 +170,13 @@ language sql
 stable
 set search_path = pg_catalog, pg_temp
 as $sql$
-    select ulak._recurring_job(r.name), r.cron, format('select ulak._send_recurring(%L)', r.name), ulak._job_role(), current_database()
+    select
+        ulak._recurring_job(r.name),
+        r.cron,
+        -- Also where default_transaction_read_only is on, which a function would find too late.
+        format('set transaction_read_only = off; select ulak._send_recurring(%L)', r.name),
+        ulak._job_role(),
+        current_database()
     from ulak.recurring r
 $sql$;
 

@@ -53,7 +53,7 @@ as $sql$
 $sql$;
 
 -- The statement that lets requests through to the network that such an error names, beside those that are allowed already. Null if it
--- names none: it isn't one that anybody should open.
+-- names none, or a wider one than any that is internal (10.0.0.0/8, fc00::/7): it isn't one that anybody should open.
 create or replace function ulak._unblock(p_error text)
 returns text
 language sql
@@ -66,7 +66,7 @@ as $sql$
     from (
         select substring(p_error from E'^blocked: .*''http_allowed_networks'', ''(?:[0-9a-f.:/]+,)*([0-9a-f.:]+/[0-9]+)''\\);$')
     ) n (network)
-    where n.network is not null
+    where case when n.network ~ ':' then masklen(n.network::cidr) >= 7 else masklen(n.network::cidr) >= 8 end
 $sql$;
 
 -- Whether such an error is from before the network was allowed.

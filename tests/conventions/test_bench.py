@@ -48,7 +48,7 @@ def test_a_section_finds_figures(name: str, stage: Stage, monkeypatch: pytest.Mo
 
 
 def test_a_whole_run_leaves_out_only_what_is_to_be_asked_for() -> None:
-    assert set(PARTS) - set(DEFAULT) == {"observe"}
+    assert set(PARTS) - set(DEFAULT) == {"observe", "told"}
 
 
 @pytest.mark.parametrize(

@@ -222,6 +222,44 @@ def test_a_pg_cron_that_can_not_serve_is_critical(
         db.execute("alter system reset all")
 
 
+@pytest.fixture
+def busy_cluster() -> Iterator[Cluster]:
+    """pg_cron runs a job that takes its time, and lives elsewhere than ulak."""
+    cluster = Cluster.create(in_memory=True)
+    for name in ("app", "unwanted"):
+        cluster.create_database(name)
+    cluster.install("app")
+    cluster.execute("create extension pg_cron")
+    cluster.execute("select cron.schedule('long', '@reboot', 'select pg_sleep(600)')")
+    cluster.restart()
+    yield cluster
+    cluster.remove()
+
+
+def test_a_session_that_waits_for_pg_cron_is_told(busy_cluster: Cluster) -> None:
+    if not busy_cluster.cron_waits_for_the_longest_job():
+        pytest.skip("this pg_cron answers while jobs run")
+    with busy_cluster.connect("app") as db, busy_cluster.connect() as owner, busy_cluster.connect() as other:
+        queue = Queue(db)
+        queue.endpoint("shop", HTTP, protocol="http")
+        query = "select count(*) > 0 from pg_stat_activity where query = 'select pg_sleep(600)'"
+        wait_until(lambda: other.execute(query).fetchone() == (True,), 60, "the job")
+
+        dropping = Running(lambda: owner.execute("drop database unwanted"))
+        query = """select * from ulak.doctor() where "check" = 'pg_cron' and finding like 'session %%'"""
+        (told,) = wait_until(lambda: queue.rows(query), message="the finding")
+
+        assert told["severity"] == "warning"
+        pid = owner.info.backend_pid
+        assert told["finding"].startswith(
+            f"session {pid} waits for pg_cron, which answers at the next full minute: drop database"
+        )
+        connect, statement = told["fix"].split("\n")
+        assert connect == r"\connect postgres"
+        other.execute(statement)
+        dropping.result(30)
+
+
 def test_an_autovacuum_that_is_off_is_told(other_cluster: Cluster) -> None:
     other_cluster.configure({"autovacuum": False})
     other_cluster.reload()

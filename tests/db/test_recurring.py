@@ -40,8 +40,8 @@ def test_a_schedule_is_one_job_that_its_name_replaces_and_ends(cron: DB) -> None
 
     assert done == {"item": f"ulak recurring daily in {database}", "status": "done", "detail": "scheduled", "fix": None}
     assert cron.execute(JOBS).fetchall() == [
-        ("0 7 * * *", "select ulak._send_recurring('daily')", "ulak_worker", database),
-        ("@hourly", "select ulak._send_recurring('hourly')", "ulak_worker", database),
+        ("0 7 * * *", "set transaction_read_only = off; select ulak._send_recurring('daily')", "ulak_worker", database),
+        ("@hourly", "set transaction_read_only = off; select ulak._send_recurring('hourly')", "ulak_worker", database),
     ]
     query = "select name, cron, endpoint, payload, priority, expires_after::text from ulak.recurring_list order by name"
     assert cron.execute(query).fetchall() == [
@@ -63,7 +63,9 @@ def test_what_pg_cron_calls_sends_once_for_each_minute(cluster: Cluster, cron: D
     command = cron.execute(JOBS).fetchall()[0][1]
 
     with cluster.connect(cron.info.dbname, "ulak_worker") as worker:
-        first = worker.execute(command).fetchone()
+        cursor = worker.execute(command)
+        cursor.nextset()
+        first = cursor.fetchone()
         assert first is not None and first[0] is not None
     for _ in range(2):
         cron.execute("select ulak._send_recurring('often', '2030-01-01 00:00:59+00')")
@@ -94,7 +96,9 @@ def test_stop_leaves_what_recurs_and_a_start_brings_it_back(cron: DB) -> None:
     assert cron.execute("select count(*) from cron.job where jobname like 'ulak worker%'").fetchone() == (0,)
     assert len(cron.execute(JOBS).fetchall()) == 1
     wanted = "select schedule, command from ulak._wanted_jobs(1) where jobname like 'ulak recurring %'"
-    assert cron.execute(wanted).fetchall() == [("0 6 * * *", "select ulak._send_recurring('daily')")]
+    assert cron.execute(wanted).fetchall() == [
+        ("0 6 * * *", "set transaction_read_only = off; select ulak._send_recurring('daily')")
+    ]
 
 
 def test_where_pg_cron_lives_in_another_database_the_caller_is_told_what_to_run(cron: DB, db: DB) -> None:
@@ -107,7 +111,12 @@ def test_where_pg_cron_lives_in_another_database_the_caller_is_told_what_to_run(
     assert connect == rf"\connect {cron.info.dbname}"
     cron.execute(command)
     assert cron.execute(JOBS).fetchall() == [
-        ("0 6 * * *", "select ulak._send_recurring('daily')", "ulak_worker", db.info.dbname)
+        (
+            "0 6 * * *",
+            "set transaction_read_only = off; select ulak._send_recurring('daily')",
+            "ulak_worker",
+            db.info.dbname,
+        )
     ]
     with db.cursor(row_factory=dict_row) as cursor:
         (row,) = cursor.execute("select * from ulak.unschedule('daily')").fetchall()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from base64 import b64decode
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 
@@ -70,9 +72,17 @@ def echo() -> Iterator[Receiver]:
 
 
 def _echo(request: Received) -> Answer:
-    told = request.headers.get("authorization", "") + request.headers.get("x-own", "")
+    authorization = request.headers.get("authorization", "")
+    told = authorization + request.headers.get("x-own", "")
     headers = "".join(f"{name}: {value}\n" for name, value in request.headers.items())
-    return Answer(422, {"x-echo": told}, f"Cannot {request.method} {request.path}\n{headers}\n".encode() + request.body)
+    # Also bit by bit, as in "no such access key: ..." and "the signature we expected is not ...".
+    bits = "\n".join(
+        re.findall(r"[^\s,=]+", authorization.replace("/", " ") if "AWS4" in authorization else authorization)
+    )
+    if authorization.startswith("Basic "):
+        bits += "\n" + b64decode(authorization.removeprefix("Basic ")).decode()
+    start = f"Cannot {request.method} {request.path}\n{bits}\n"
+    return Answer(422, {"x-echo": told}, f"{start}{headers}\n".encode() + request.body)
 
 
 @pytest.fixture(scope="session")

@@ -13,7 +13,7 @@ import psycopg
 import pytest
 from support.cluster import Cluster, Connect
 from support.errors import refused
-from support.receiver import Certificate, Receiver
+from support.receiver import Answer, Certificate, Received, Receiver
 from support.site import Site
 
 DB = psycopg.Connection[Any]
@@ -210,14 +210,16 @@ def test_a_file_that_is_replaced_counts_from_then_on(site: Site, certificate: Ce
     assert not worker.call.is_done()
 
 
-def test_ping_does_not_wait_for_a_file_either(site: Site, files: dict[str, str]) -> None:
-    for name in ("fifo", "endless"):
-        site.http(name, "https://127.0.0.1:9/", tls_ca_bundle=files[name])
+@pytest.mark.parametrize("name", ["fifo", "endless"])
+def test_ping_does_not_wait_for_a_file_either(
+    site: Site, certificate: Certificate, files: dict[str, str], name: str
+) -> None:
+    with Receiver(certificate=certificate) as secure, site.connect("ulak_admin") as admin:
+        site.http(name, secure.url, tls_ca_bundle=files[name])
 
-        with site.connect("ulak_admin") as admin:
-            row = admin.execute("select outcome, error from ulak.ping(%s)", [name]).fetchone()
+        row = admin.execute("select outcome, error from ulak.ping(%s)", [name]).fetchone()
 
-        assert row == ("failed", FILE_PROBLEM)
+    assert row == ("failed", FILE_PROBLEM)
 
 
 def test_curl_shows_no_secret_wherever_it_stands(site: Site) -> None:
@@ -273,6 +275,34 @@ def test_a_captured_answer_and_a_ping_show_no_secret_that_was_echoed(site: Site,
     assert "x-echo" in response["headers"]
     assert "hush" not in told
     assert request.headers["webhook-signature"].partition(",")[2] not in told
+
+
+@pytest.mark.parametrize("name", ["x-hub-signature-256", "X-Sealed-By"])
+def test_a_signature_is_shown_in_no_header_whatever_its_name_is(site: Site, name: str) -> None:
+    """It is valid for as long as the secret is, unlike one with a time in it."""
+    site.configure(capture_response="true")
+    scheme = {"scheme": "github"} if name.startswith("x-hub") else {"scheme": "hmac", "header": name}
+
+    def echo(request: Received) -> Answer:
+        seal = request.headers[name.lower()]
+        return Answer(422, {name: seal, "x-echo": seal}, f"{name}: {seal}".encode())
+
+    with Receiver(echo) as receiver:
+        site.http("shop", receiver.url, ONCE, signing_secret="hush-signing-secret", signature=scheme)
+        id = site.send("shop")
+        site.start()
+        error = site.wait_for_status(id, "failed")["last_error"]
+        (request,) = receiver.requests
+        seal = request.headers[name.lower()].removeprefix("sha256=")
+        with site.connect("ulak_admin") as admin:
+            told = admin.execute("select ulak.curl(id), response from ulak.queue where id = %s", [id]).fetchone()
+            ping = admin.execute("select error, response from ulak.ping('shop')").fetchone()
+        (pinged,) = receiver.requests[1:]
+
+    assert len(seal) == 64
+    assert seal not in f"{error} {told} {ping}"
+    assert pinged.headers[name.lower()].removeprefix("sha256=") not in str(ping)
+    assert "x-echo" in str(told)
 
 
 def test_a_config_that_cannot_be_read_costs_no_other_endpoint_its_deliveries(

@@ -107,6 +107,47 @@ def test_it_cannot_replace_what_the_endpoint_authenticates_itself_with(
     assert sent(db) == 0
 
 
+@pytest.mark.parametrize(
+    "path",
+    [
+        "..;/admin",
+        "a/..;x=1/b",
+        "%2e%2e;/admin",
+        "..%3b/admin",
+        "%252e%252e/admin",
+        "a%252f..%252fb",
+        "%25252e%25252e%2fadmin",
+    ],
+)
+def test_it_cannot_leave_the_endpoints_path_by_what_some_receivers_decode(db: DB, application: DB, path: str) -> None:
+    """Twice, or without what follows a semicolon, as servers of Java do."""
+    endpoint(db)
+
+    denied = refused(application, "select ulak.send('shop', '1', p_path => %s)", path)
+
+    assert (denied.sqlstate, denied.message_primary) == ("22023", "the path must not have the segments . and ..")
+    assert sent(db) == 0
+
+
+@pytest.mark.parametrize("is_secret", [False, True])
+@pytest.mark.parametrize(
+    "path", ["?key=mine", "orders?a=1&KEY=mine", "?a=1;key=mine", "?k%65y=mine", "?key", "?a=1?&key="]
+)
+def test_it_cannot_replace_a_parameter_of_the_endpoints_url(
+    db: DB, application: DB, path: str, is_secret: bool
+) -> None:
+    url = "https://example.com/hook?key=hush&v=1"
+    db.execute("select ulak.set_secret('url', %s)", [url])
+    endpoint(db, url={"$secret": "url"} if is_secret else url)
+
+    denied = refused(application, "select ulak.send('shop', '1', p_path => %s)", path)
+
+    assert denied.sqlstate == "42501"
+    assert "hush" not in f"{denied.message_primary} {denied.message_detail} {denied.message_hint}"
+    assert sent(db) == 0
+    application.execute("select ulak.send('shop', '1', p_path => 'orders?other=k%65y&b=key')")
+
+
 def test_it_may_send_headers_that_prove_nothing(db: DB, application: DB) -> None:
     endpoint(db, headers={"X-Shop": "endpoint"})
 

@@ -105,15 +105,31 @@ def test_the_search_path_of_the_database_bends_no_session_of_ours(
     assert owner.execute("select distinct what, who from evil.seen").fetchall() == []
 
 
+def run_jobs(cluster: Cluster, database: str, option: str) -> None:
+    """As pg_cron does where it lives, each in a session of its own; all of them as superuser."""
+    with cluster.connect(database) as db:
+        db.execute("select ulak.create_endpoint('shop', 'pull', '{}')")
+        db.execute("select * from ulak.schedule('nightly', '0 3 * * *', 'shop', '1')")
+        jobs = db.execute("select command from ulak._wanted_jobs(1)").fetchall()
+        assert any("nightly" in command for (command,) in jobs)
+    for (command,) in jobs:
+        with cluster.connect(database, options=f"-c {option}") as session:
+            session.execute(command.replace("run_worker(1,", "run_worker(1, 0.2,"))
+
+
 def test_what_is_scheduled_can_not_be_bent(cron_database: str, cluster: Cluster) -> None:
-    """The texts of the jobs, as pg_cron runs them where it lives: in a new session of a superuser."""
     with cluster.connect(cron_database) as db:
         db.execute(EVIL)
         try:
-            for (command,) in db.execute("select command from ulak._wanted_jobs(1)").fetchall():
-                with cluster.connect(cron_database, options="-c search_path=evil,pg_catalog") as session:
-                    session.execute(command.replace("run_worker(1,", "run_worker(1, 0.2,"))
+            run_jobs(cluster, cron_database, "search_path=evil,pg_catalog")
 
             assert db.execute("select distinct what, who from evil.seen").fetchall() == []
         finally:
             db.execute("drop schema evil cascade")
+
+
+def test_what_is_scheduled_runs_where_transactions_are_read_only(cron_database: str, cluster: Cluster) -> None:
+    run_jobs(cluster, cron_database, "default_transaction_read_only=on")
+
+    with cluster.connect(cron_database) as db:
+        assert db.execute("select count(*) from ulak.queue").fetchone() == (1,)

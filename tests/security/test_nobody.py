@@ -22,12 +22,35 @@ NAMES = (
     "ulak_schedule",
     "ulak_configs",
     "ulak_config",
+    "ulak_limit",
     "ulak_settings",
+    "ulak_poller",
     "ulak_sweep",
     "ulak_worker",
     "ulak_queue",
     "ulak",
 )
+
+
+def maintain(queue: Queue) -> None:
+    """Who finds it taken leaves without a word, so what was done counts."""
+    queue.db.execute("call ulak.run_maintenance()")
+
+    query = "select step from ulak.maintenance_status where state <> 'ok' and step <> 'vacuum'"
+    assert queue.column(query) == []
+
+
+def sweep(queue: Queue) -> None:
+    queue.db.execute("""
+        insert into ulak.queue (endpoint_id, payload, status, attempts, locked_by, lease_until)
+        select e.id, '1', 'processing', 1, 'gone', now() - interval '1 hour' from ulak.endpoints e where e.name = 'limited'
+    """)
+
+    queue.db.execute("select ulak._sweep()")
+
+    assert queue.column("select status from ulak.queue") == ["pending"]
+
+
 OPERATIONS: dict[str, Callable[[Queue], object]] = {
     "disable": lambda queue: queue.call("disable_endpoint", "shop"),
     "alter": lambda queue: queue.call("alter_endpoint", "shop", {"max_in_flight": 2}),
@@ -35,9 +58,10 @@ OPERATIONS: dict[str, Callable[[Queue], object]] = {
     "create": lambda queue: queue.endpoint("new"),
     "configure": lambda queue: queue.call("configure", "max_queue_size", "1000"),
     "secret": lambda queue: queue.call("set_secret", "s", "value"),
-    "maintenance": lambda queue: queue.db.execute("call ulak.run_maintenance()"),
-    "recover": lambda queue: queue.recover(now=0),
-    "expire": lambda queue: queue.expire(now=0),
+    "start": lambda queue: queue.rows("select * from ulak.start()"),
+    "stop": lambda queue: queue.rows("select * from ulak.stop()"),
+    "maintenance": maintain,
+    "sweep": sweep,
 }
 
 

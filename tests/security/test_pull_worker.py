@@ -168,3 +168,71 @@ def test_it_reads_no_secret_and_runs_no_maintenance(consumer: DB) -> None:
         "select * from ulak._claim('w', 10)",
     ):
         assert refused(consumer, statement).sqlstate == "42501"
+
+
+# Each number is a few bytes in jsonb, and 131,072 digits as text.
+VAST = "[" + ",".join(["1e131071"] * 9000) + "]"
+
+
+@pytest.mark.parametrize(
+    "response",
+    [VAST, "[" * 3000 + "]" * 3000, '"' + "x" * 2_000_000 + '"', "[" + ",".join(["1e131071"] * 9) + "]"],
+    ids=["vast", "deep", "long", "digits"],
+)
+def test_a_response_that_nobody_could_read_is_left_out_and_its_message_done(
+    db: DB, consumer: DB, response: str
+) -> None:
+    """As text it would be beyond a gigabyte, or nested too deep: pg_dump, and whoever looks, would fail."""
+    (id, attempt) = consumer.execute("select id, attempt from ulak.claim('w', 1, 'mine')").fetchone() or ()
+
+    consumer.execute("select ulak.complete(%s, 'w', %s, %s::jsonb)", [id, attempt, response])
+
+    query = "select status, response from ulak.queue where id = %s"
+    assert db.execute(query, [id]).fetchone() == ("completed", {"truncated": True})
+
+
+def test_a_response_of_a_usual_size_is_kept(db: DB, consumer: DB) -> None:
+    (id, attempt) = consumer.execute("select id, attempt from ulak.claim('w', 1, 'mine')").fetchone() or ()
+
+    consumer.execute("select ulak.complete(%s, 'w', %s, %s::jsonb)", [id, attempt, '{"text": "' + "x" * 100_000 + '"}'])
+
+    query = "select length(response ->> 'text') from ulak.queue where id = %s"
+    assert db.execute(query, [id]).fetchone() == (100_000,)
+
+
+def test_an_error_is_one_line_of_bounded_length(db: DB, consumer: DB) -> None:
+    """It is shown in every look, kept with each failed cycle, and written to the server's log."""
+    (id, attempt) = consumer.execute("select id, attempt from ulak.claim('w', 1, 'mine')").fetchone() or ()
+
+    consumer.execute(
+        "select ulak.fail(%s, 'w', %s, E'one\\n\\ttwo\\u001b[31m' || repeat('x', 10000000))", [id, attempt]
+    )
+
+    (error,) = db.execute("select last_error from ulak.queue where id = %s", [id]).fetchone() or ("",)
+    assert error.startswith("[RETRYABLE] one two [31mxxx")
+    assert error.endswith("x...")
+    assert len(error) < 1100
+
+
+def test_a_worker_has_no_name_of_any_length(db: DB, consumer: DB) -> None:
+    before = snapshot(db)
+
+    assert refused(consumer, "select * from ulak.claim(repeat('w', 513))").sqlstate == "22023"
+
+    assert snapshot(db) == before
+
+
+def test_its_errors_are_no_advice_to_open_the_network(db: DB, consumer: DB) -> None:
+    """doctor() tells administrators what to run: where the worker in the database met a blocked address."""
+    db.execute("select ulak.grant_endpoint('web', 'test_ulak_consumer')")
+    (id, attempt) = consumer.execute("select id, attempt from ulak.claim('w', 1, 'web')").fetchone() or ()
+    error = (
+        "[PERMANENT] blocked: address 8.8.8.8 is blocked; to allow it: "
+        "select ulak.configure('http_allowed_networks', '0.0.0.0/0');"
+    )
+
+    consumer.execute("select ulak.fail(%s, 'w', %s, %s)", [id, attempt, error])
+
+    fixes = db.execute("select finding, fix from ulak.doctor() where \"check\" = 'failing'").fetchall()
+    assert len(fixes) == 1
+    assert "0.0.0.0/0" not in fixes[0][1]

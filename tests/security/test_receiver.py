@@ -13,7 +13,7 @@ import pytest
 from support import hostile
 from support.cluster import Cluster
 from support.hostile import Hostile
-from support.receiver import Answer, Certificate, Receiver, make_certificate
+from support.receiver import Answer, Certificate, Received, Receiver, make_certificate
 from support.sessions import wait_until
 from support.site import Site, WorkerSession
 
@@ -165,6 +165,25 @@ def test_what_a_receiver_echoes_of_secrets_and_payload_reaches_no_monitor(
     for name in ("authorization", "webhook-signature"):
         for part in request.headers[name].replace(",", " ").split():
             assert len(part) < 16 or part == "AWS4-HMAC-SHA256" or part not in told
+
+
+@pytest.mark.parametrize("credentials", ["header", "body"])
+def test_a_token_server_that_echoes_gives_no_secret_away(site: Site, receiver: Receiver, credentials: str) -> None:
+    def echo(request: Received) -> Answer:
+        told = f"refused: {request.headers.get('authorization')} {request.body.decode()}"
+        return Answer(400, {}, json.dumps({"error": told}).encode())
+
+    with Receiver(echo) as token_server:
+        auth = {"type": "oauth2", "client_id": "ada", "client_secret": "hush/secret+1?", "token_url": token_server.url}
+        site.http("shop", receiver.url, ONCE, auth={**auth, "credentials": credentials})
+        site.start()
+
+        error = site.wait_for_status(site.send("shop"), "failed")["last_error"]
+
+        (request,) = token_server.requests
+    assert error.startswith("[RETRYABLE] OAuth2 token request: HTTP 400: refused: ")
+    assert "hush" not in error
+    assert request.headers.get("authorization", "Basic none sent").split()[1] not in error
 
 
 def test_an_error_that_names_a_field_stays_readable(site: Site) -> None:

@@ -17,11 +17,14 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
+from support import first_release
 from support.sessions import wait_until
 
 PROJECT = Path(__file__).resolve().parents[2]
 PG_CONFIG = os.environ.get("PG_CONFIG", "pg_config")
 WORK = Path(os.environ.get("ULAK_WORK", tempfile.gettempdir()))
+# An earlier release to install instead, to see the tests of what was mended since fail.
+RELEASE = os.environ.get("ULAK_RELEASE")
 # Cloning a database in memory takes a sixth of the time. Taken where it is at least as large as the tests need.
 MEMORY = Path("/dev/shm")
 MEMORY_NEEDED = 2 << 30
@@ -68,6 +71,9 @@ def stage_extension(folder: Path, project: Path = PROJECT, pg_config: str = PG_C
     stage = folder / "stage"
     variables = [f"PG_CONFIG={pg_config}", f"BUILD={folder}/build", f"DESTDIR={stage}"]
     run(["make", "-s", "-C", str(project), "install", *variables])
+    if RELEASE:
+        (control,) = stage.rglob("ulak.control")
+        control.write_text(re.sub(r"(?m)^default_version = .*", f"default_version = '{RELEASE}'", control.read_text()))
     return stage
 
 
@@ -310,6 +316,9 @@ class Cluster:
                     continue
                 self.ensure_login(connection, f"test_{role}", member_of=role)
             self.ensure_login(connection, "nobody")
+            if RELEASE == first_release.VERSION:
+                self.ensure_login(connection, "test_ulak_consumer", member_of="ulak_worker")
+                connection.execute(first_release.STAND_INS)
 
     def uninstall(self, database: str) -> None:
         self.execute("drop extension ulak cascade", database)

@@ -10,6 +10,15 @@ VERSION = "0.1.0"
 
 DB = psycopg.Connection[Any]
 
+# For tests of what came after it, when they are run against it: its pull workers were members of ulak_worker, and nothing was
+# granted to them one by one.
+STAND_INS = """
+    create function ulak.grant_endpoint(p_name text, p_role text) returns boolean language sql as 'select true';
+    create function ulak.revoke_endpoint(p_name text, p_role text) returns boolean language sql as 'select true';
+    create table ulak.ordering_keys ();
+    create table ulak.locks ();
+"""
+
 STATEMENTS = [
     "select ulak.configure('batch_size', '123')",
     "select ulak.set_secret('token', 'not to be seen')",

@@ -5,14 +5,15 @@ from __future__ import annotations
 import shlex
 
 from ulak.http import header, secrecy
-from ulak.http.model import Request
-from ulak.mask import MASK, Mask
+from ulak.http.model import Endpoint, Request
+from ulak.mask import MASK
 
 _SCHEMES = frozenset(("apikey", "aws4-hmac-sha256", "basic", "bearer", "digest", "token"))
 
 
-def render(request: Request, mask: Mask) -> str:
-    """The payload is shown as it is; of everything that a config holds, `mask` hides what is secret."""
+def render(request: Request, endpoint: Endpoint) -> str:
+    """The payload is shown as it is; of everything that the endpoint's config holds, what is secret is hidden."""
+    mask = endpoint.mask
     profile = request.profile
     words = ["curl", "--include", "--request", profile.method]
     words += ["--max-time", f"{profile.timeout:g}", "--connect-timeout", f"{profile.connect_timeout:g}"]
@@ -34,14 +35,14 @@ def render(request: Request, mask: Mask) -> str:
         words += ["--noproxy", "*"]
     for line in request.headers:
         name, value = header.split(line)
-        words += ["--header", f"{name}: {_masked(name, value, mask)}" if value else f"{name};"]
+        words += ["--header", f"{name}: {_masked(name, value, endpoint)}" if value else f"{name};"]
     words += ["--data-binary", request.body.decode("utf-8", "replace"), mask.hide(profile.url)]
     return shlex.join(words)
 
 
-def _masked(name: str, value: str, mask: Mask) -> str:
-    if not secrecy.is_secret_header(name):
-        return mask.hide(value)
+def _masked(name: str, value: str, endpoint: Endpoint) -> str:
+    if not secrecy.is_credential(name, endpoint.signature):
+        return endpoint.mask.hide(value)
     scheme, space, _ = value.partition(" ")
     # The scheme helps to see what is wrong and gives nothing away.
     return f"{scheme} {MASK}" if space and scheme.lower() in _SCHEMES else MASK

@@ -54,7 +54,7 @@ def parse(
     headers = _headers(config, settings, auth)
     scheme = _signature(config.get("signature"))
     signing = tuple(signing_secrets) or tuple(filter(None, (config.get("signing_secret"),)))
-    hidden = {*secrecy.secrets(config, signing, secrets), *secrecy.credentials(headers.values())}
+    hidden = {*secrecy.secrets(config, signing, secrets), *secrecy.credentials(headers.values(), scheme)}
     return Endpoint(
         id=id,
         name=name,

@@ -24,4 +24,4 @@ def curl(given: Mapping[str, Any], now: float) -> str:
     )
     # A real token is none of the reader's business, and fetching one would be a request.
     token = MASK if isinstance(parsed.auth, OAuth2) else None
-    return curl_command.render(request.build(parsed, [Message(**given["message"])], now, token), parsed.mask)
+    return curl_command.render(request.build(parsed, [Message(**given["message"])], now, token), parsed)

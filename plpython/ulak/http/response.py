@@ -30,13 +30,13 @@ def headers(finished: Finished) -> list[tuple[str, str]]:
 
 def capture(endpoint: Endpoint, finished: Finished) -> str:
     """JSON text for the column response."""
-    credentials = list(secrecy.credentials(finished.request.headers))
+    credentials = list(secrecy.credentials(finished.request.headers, endpoint.signature))
 
     def kept(given: str, is_cut: bool = False) -> str:
         # jsonb can't hold NUL.
         return text.storable(endpoint.mask.hide(given, credentials, is_cut))
 
-    captured: dict[str, Any] = {"status": finished.status, "headers": _kept_headers(finished, kept)}
+    captured: dict[str, Any] = {"status": finished.status, "headers": _kept_headers(endpoint, finished, kept)}
     captured["body"] = kept(finished.body.decode("utf-8", "replace"), finished.truncated)
     if finished.truncated:
         captured["truncated"] = True
@@ -49,11 +49,11 @@ def capture(endpoint: Endpoint, finished: Finished) -> str:
     return json.dumps(captured, ensure_ascii=False, separators=(",", ":"))
 
 
-def _kept_headers(finished: Finished, kept: Callable[[str], str]) -> dict[str, str]:
+def _kept_headers(endpoint: Endpoint, finished: Finished, kept: Callable[[str], str]) -> dict[str, str]:
     found: dict[str, str] = {}
     for name, value in headers(finished)[:_MAX_HEADERS]:
         # Credentials and signatures, also those that a receiver echoes.
-        if secrecy.is_secret_header(name):
+        if secrecy.is_credential(name, endpoint.signature):
             continue
         name, value = kept(name), kept(value)[:_MAX_HEADER_VALUE]
         found[name] = f"{found[name]}, {value}" if name in found else value

@@ -11,9 +11,8 @@ from urllib.parse import quote_plus, unquote, urlsplit
 
 from ulak import text
 from ulak.http import header
-from ulak.http.model import Line, Request
-from ulak.mask import MASK, SHORTEST
-from ulak.mask import is_secret_header as is_secret_header
+from ulak.http.model import Line, Request, Signature
+from ulak.mask import MASK, SHORTEST, is_secret_header
 
 # The parts of a credential that are long enough to be one.
 _CREDENTIAL = re.compile(r"[^\s,;=\"]{20,}")
@@ -84,11 +83,16 @@ def _location(url: str) -> Iterator[str]:
         yield unquote(value)
 
 
-def credentials(lines: Iterable[Line]) -> Iterator[str]:
+def is_credential(name: str, scheme: Signature | None) -> bool:
+    """Whether a header (lower case) holds a credential or a signature, by its name or by the config."""
+    return is_secret_header(name) or (scheme is not None and name == scheme.header.lower())
+
+
+def credentials(lines: Iterable[Line], scheme: Signature | None) -> Iterator[str]:
     """The values of header lines that hold a credential or a signature."""
     for each in lines:
         name, value = header.split(each)
-        if is_secret_header(name):
+        if is_credential(name, scheme):
             yield value
             # Without the scheme: Bearer, v1, AWS4-HMAC-SHA256.
             yield value.partition(" ")[2]

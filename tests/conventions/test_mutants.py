@@ -1,0 +1,25 @@
+"""`make mutants` can be run: what it takes out is there, and so are the tests that are to notice."""
+
+from __future__ import annotations
+
+import pytest
+from mutants.__main__ import PARTS
+from mutants.model import Mutant
+from support.cluster import PROJECT
+
+MUTANTS = [mutant for part in PARTS.values() for mutant in part]
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=[mutant.name for mutant in MUTANTS])
+def test_what_is_taken_out_stands_there_once(mutant: Mutant) -> None:
+    times = (PROJECT / mutant.file).read_text().count(mutant.old)
+    assert times == 1
+    assert mutant.old != mutant.new
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=[mutant.name for mutant in MUTANTS])
+def test_the_tests_that_are_to_notice_exist(mutant: Mutant) -> None:
+    for test in (each for each in mutant.tests if each.startswith("tests/")):
+        file, _, function = test.partition("::")
+        is_there = f"def {function.partition('[')[0] or 'test_'}" in (PROJECT / file).read_text()
+        assert is_there

@@ -1,0 +1,240 @@
+"""Doors opened again: for attacks that 0.1.0 doesn't know, or that it withstood."""
+
+from __future__ import annotations
+
+from mutants.model import Mutant
+
+GRANTS = "sql/code/90_grants.sql"
+FILES = "plpython/ulak/files.py"
+SECRECY = "plpython/ulak/http/secrecy.py"
+WORKER = "sql/code/60_worker.sql"
+ADMIN = "tests/security/test_admin.py"
+MONITOR = "tests/security/test_monitor.py"
+NOBODY = "tests/security/test_nobody.py"
+PULL_WORKER = "tests/security/test_pull_worker.py"
+RECEIVER = "tests/security/test_receiver.py"
+ECHO = f"{RECEIVER}::test_what_a_receiver_echoes_of_secrets_and_payload_reaches_no_monitor"
+FILE = f"{ADMIN}::test_whatever_is_wrong_with_a_file_looks_the_same_and_holds_nobody_up"
+
+MUTANTS = [
+    # Nobody.
+    Mutant(
+        "poller: an advisory lock decides",
+        WORKER,
+        "select not exists (select from ulak.workers w where w.slot < p_slot and ulak._is_taken(w))",
+        "select pg_try_advisory_xact_lock(hashtext('ulak_poller'), 0)",
+        (f"{NOBODY}::test_advisory_locks_hold_up_no_worker",),
+    ),
+    Mutant(
+        "watcher: by its name alone",
+        WORKER,
+        "and a.usename = 'ulak_worker' and a.application_name = 'ulak watcher'",
+        "and a.application_name = 'ulak watcher'",
+        (f"{NOBODY}::test_a_session_that_calls_itself_a_worker_or_a_watcher_is_neither",),
+    ),
+    Mutant(
+        "tables: everybody may lock them",
+        GRANTS,
+        "-- Tables and views.",
+        "grant usage on schema ulak to public; grant select, update on ulak.queue, ulak.locks to public;\n-- Tables and views.",
+        (f"{NOBODY}::test_tables_can_not_be_locked_by_nobody",),
+    ),
+    # A monitor.
+    Mutant(
+        "monitor: may do what an administrator may",
+        GRANTS,
+        "'dlq_summary', 'message_status', 'find_messages', 'retry_delay', 'setting', 'help',\n",
+        "'dlq_summary', 'message_status', 'find_messages', 'retry_delay', 'setting', 'help', 'claim',\n",
+        (f"{MONITOR}::test_it_grants_claims_and_dates_nothing",),
+    ),
+    Mutant(
+        "monitor: reads configs",
+        GRANTS,
+        "grant select on ulak.maintenance_status to ulak_worker;",
+        "grant select on ulak.endpoint_grants to ulak_monitor;",
+        (f"{MONITOR}::test_it_grants_claims_and_dates_nothing",),
+    ),
+    Mutant(
+        "monitor: advice that leads elsewhere",
+        "sql/code/83_doctor.sql",
+        "''^http:'', ''https:''",
+        "''^http:'', ''ftp:''",
+        (f"{MONITOR}::test_doctors_advice_on_a_url_is_still_one_to_follow",),
+    ),
+    # A pull worker.
+    Mutant(
+        "grants: of a role that isn't there",
+        "sql/code/16_endpoint_grants.sql",
+        "if not exists (select from pg_roles as r where r.rolname = p_role) then",
+        "if false then",
+        (f"{PULL_WORKER}::test_only_what_exists_can_be_granted",),
+    ),
+    Mutant(
+        "grants: not logged",
+        "sql/code/16_endpoint_grants.sql",
+        "values ('endpoint.granted', v_id, p_name, jsonb_build_object('role', p_role));",
+        "select 'x', 1, 'x', '{}'::jsonb where false;",
+        (f"{PULL_WORKER}::test_grants_are_logged_and_end_with_the_endpoint",),
+    ),
+    Mutant(
+        "grants: a dropped role breaks the look",
+        "sql/code/16_endpoint_grants.sql",
+        "join pg_roles as r on r.rolname = g.role_name\n    where pg_has_role(session_user, r.oid, 'member')",
+        "where pg_has_role(session_user, g.role_name::name, 'member')",
+        (f"{PULL_WORKER}::test_the_grant_of_a_dropped_role_troubles_nobody",),
+    ),
+    # Files that a config names.
+    Mutant(
+        "files: nobody looks",
+        FILES,
+        "return tuple(_check(path, content) for path, content in named)",
+        "return ()",
+        (f"{FILE}[tls_ca_bundle]", f"{ADMIN}::test_ping_does_not_wait_for_a_file_either"),
+    ),
+    Mutant(
+        "files: a FIFO or a device may be one",
+        FILES,
+        """    if os.path.abspath(path).startswith("/proc/") or not stat.S_ISREG(os.stat(path).st_mode):
+        raise ValueError
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    try:
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode) or found.st_size > LARGEST:
+            raise ValueError
+        data = os.read(descriptor, LARGEST)
+""",
+        """    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        found = os.fstat(descriptor)
+        data = os.read(descriptor, LARGEST)
+""",
+        (f"{FILE}[tls_ca_bundle]",),
+    ),
+    Mutant(
+        "files: of any size",
+        FILES,
+        "or found.st_size > LARGEST",
+        "",
+        (f"{FILE}[tls_ca_bundle]",),
+    ),
+    Mutant(
+        "files: whether one exists is told",
+        FILES,
+        "except (OSError, ValueError):\n        raise ConfigError(PROBLEM) from None",
+        "except ValueError:\n        raise ConfigError(PROBLEM) from None\n    except OSError as error:\n        raise ConfigError(str(error)) from None",
+        (f"{FILE}[tls_client_cert]",),
+    ),
+    Mutant(
+        "files: looked at once",
+        FILES,
+        "return _identity(os.stat(self.path)) != self.identity",
+        "return False",
+        (f"{ADMIN}::test_a_file_that_is_replaced_counts_from_then_on",),
+    ),
+    # Echoes.
+    Mutant(
+        "echo: of everything but a payload",
+        "plpython/ulak/http/verdict.py",
+        "answer = endpoint.private.hide(answer, credentials, is_cut)",
+        "pass",
+        (ECHO,),
+    ),
+    Mutant(
+        "echo: of basic credentials",
+        SECRECY,
+        'yield b64encode(f"{user}:{password}".encode()).decode().rstrip("=")',
+        "pass",
+        (f"{RECEIVER}::test_a_token_server_that_echoes_gives_no_secret_away",),
+    ),
+    Mutant(
+        "echo: of an access key and a session token",
+        SECRECY,
+        '("password", "token", "client_secret", "access_key", "secret_key", "session_token")',
+        '("password", "token", "client_secret", "secret_key")',
+        (f"{ECHO}[sigv4]",),
+    ),
+    Mutant(
+        "echo: of what is made of a secret for a request",
+        "plpython/ulak/mask.py",
+        '_SECRET_NAMES = ("api-key",',
+        '_SECRET_NAMES: tuple[str, ...] = ()\n_UNUSED = ("api-key",',
+        (
+            ECHO,
+            f"{ADMIN}::test_a_captured_answer_and_a_ping_show_no_secret_that_was_echoed",
+            f"{ADMIN}::test_a_signature_is_shown_in_no_header_whatever_its_name_is",
+        ),
+    ),
+    Mutant(
+        "echo: of named secrets",
+        SECRECY,
+        "    named = set(named)\n    yield from named\n",
+        "    named = set(named)\n",
+        (ECHO, f"{ADMIN}::test_curl_shows_no_secret_wherever_it_stands"),
+    ),
+    Mutant(
+        "echo: of a url",
+        SECRECY,
+        "        if isinstance(url, str):\n            yield from _location(url)\n",
+        "        pass\n",
+        (ECHO,),
+    ),
+    Mutant(
+        "echo: of a payload",
+        "plpython/ulak/http/verdict.py",
+        "answer = secrecy.hide_payload(text.line(answer), request, endpoint.lines)",
+        "answer = text.line(answer)",
+        (ECHO, f"{RECEIVER}::test_an_error_that_names_a_field_stays_readable"),
+    ),
+    # What can't be read.
+    Mutant(
+        "config: one that isn't UTF-8 ends the run",
+        "plpython/ulak/http/endpoint.py",
+        "    if config is None:\n        raise ConfigError(\"it can't be read: it isn't valid UTF-8\")\n",
+        "    assert config is not None\n",
+        (f"{ADMIN}::test_a_config_that_cannot_be_read_costs_no_other_endpoint_its_deliveries",),
+    ),
+    Mutant(
+        "text: nothing is cleaned",
+        "plpython/ulak/text.py",
+        """_UNPRINTABLE = re.compile(r"[\\x00-\\x1f\\x7f-\\x9f\\u200b-\\u200f\\u2028-\\u202e\\u2066-\\u2069\\s]+")
+_SURROGATE = re.compile(r"[\\ud800-\\udfff]")
+_UNSTORABLE = re.compile(r"[\\x00\\ud800-\\udfff]")
+""",
+        '_UNPRINTABLE = _SURROGATE = _UNSTORABLE = re.compile(r"(?!)")\n',
+        (
+            f"{RECEIVER}::test_no_token_server_can_end_a_run",
+            f"{RECEIVER}::test_no_answer_can_end_a_run_in_a_database_that_cannot_hold_it",
+            f"{RECEIVER}::test_a_certificate_of_any_text_cannot_end_a_run",
+        ),
+    ),
+    Mutant(
+        "text: of any length",
+        "plpython/ulak/http/oauth.py",
+        "text.line(code, 200)",
+        "code",
+        (f"{RECEIVER}::test_no_token_server_can_end_a_run",),
+    ),
+    Mutant(
+        "token: a life of too many digits",
+        "plpython/ulak/http/oauth.py",
+        "except (TypeError, ValueError, OverflowError):",
+        "except (TypeError, ValueError):",
+        (f"{RECEIVER}::test_no_token_server_can_end_a_run",),
+    ),
+    # Upgrades, which 0.1.0 has none of.
+    Mutant(
+        "upgrade: networks stay as they are",
+        "sql/upgrade/0.1.0--0.2.0.sql",
+        "where v.name = 'http_allowed_networks';",
+        "where false and v.name = 'http_allowed_networks';",
+        (f"{ADMIN}::test_networks_that_an_earlier_version_stored_are_put_right",),
+    ),
+    # The notification queue, which has 8 GB before PostgreSQL 17.
+    Mutant(
+        "notify: into a queue that is full",
+        "sql/code/19_wake_up.sql",
+        "if pg_notification_queue_usage() < 0.5 then",
+        "if true then",
+        ("tests/chaos/test_notifications.py",),
+    ),
+]

@@ -1,0 +1,295 @@
+"""Findings of doctor() that are never told."""
+
+from __future__ import annotations
+
+from mutants.model import Mutant
+
+DOCTOR = "sql/code/83_doctor.sql"
+SESSIONS = "sql/code/84_sessions.sql"
+VACUUM = "sql/code/84_vacuum_blockers.sql"
+HEALTH = "sql/code/78_health_check.sql"
+ADVICE = "sql/code/82_advice.sql"
+TESTS = "tests/db/test_doctor.py"
+AT_ONCE = "tests/worker/test_told_at_once.py"
+
+
+def never(name: str, condition: str, *tests: str, file: str = DOCTOR) -> Mutant:
+    """A condition that is never met."""
+    return Mutant(name, file, condition, condition.replace("where ", "where false and ", 1), tests)
+
+
+MUTANTS = [
+    never(
+        "cluster: restored from another",
+        "where not ulak._is_adopted()\n$sql$",
+        f"{TESTS}::test_a_restored_cluster_that_was_not_adopted_is_critical",
+    ),
+    never(
+        "roles: one has what it shouldn't",
+        "where not p.is_usual",
+        "tests/security/test_role_maker.py::test_whoever_installs_may_take_a_role_as_it_is_and_doctor_goes_on_about_it",
+        "tests/security/test_worker.py::test_what_it_sets_for_its_own_sessions_is_named_by_doctor",
+    ),
+    never(
+        "pg_cron: it can't serve",
+        "where c.status = 'problem' and (v_alive",
+        f"{TESTS}::test_a_pg_cron_that_can_not_serve_is_critical",
+    ),
+    Mutant(
+        "pg_cron: jobs of another server",
+        DOCTOR,
+        "from ulak._misplaced_jobs() m;",
+        "from ulak._misplaced_jobs() m where false;",
+        ("tests/upgrade/test_restore.py::test_jobs_that_a_restore_brought_are_named_and_put_right_by_start",),
+    ),
+    never(
+        "pg_cron: a session waits for it",
+        "where a.wait_event = 'ProcSignalBarrier'",
+        f"{TESTS}::test_a_session_that_waits_for_pg_cron_is_told",
+    ),
+    never(
+        "workers: limited",
+        "where w.limited_by is not null",
+        "tests/worker/test_running.py::test_a_worker_that_may_open_few_files_says_so",
+    ),
+    Mutant(
+        "workers: just started",
+        DOCTOR,
+        "if v_alive = 0 and v_is_new then",
+        "if false then",
+        (f"{TESTS}::test_workers_that_start_has_just_asked_for_are_not_missed_yet",),
+    ),
+    Mutant(
+        "workers: none is alive",
+        DOCTOR,
+        "elsif v_alive = 0 then",
+        "elsif false then",
+        (
+            f"{TESTS}::test_no_worker_alive_is_critical",
+            f"{AT_ONCE}::test_a_worker_that_was_killed_is_missed_though_its_row_is_young",
+        ),
+    ),
+    Mutant(
+        "workers: killed",
+        HEALTH,
+        "when p_worker.state = 'running' then ulak._has_backend(p_worker)",
+        "when p_worker.state = 'running' then true",
+        (f"{AT_ONCE}::test_a_worker_that_was_killed_is_missed_though_its_row_is_young",),
+    ),
+    Mutant(
+        "workers: no job for the next",
+        DOCTOR,
+        "elsif ulak._has_pg_cron() and not v_is_scheduled and v_nodes < v_alive then",
+        "elsif false then",
+        (f"{TESTS}::test_a_worker_that_nobody_will_start_again_is_told",),
+    ),
+    never(
+        "workers: one went silent",
+        "where w.state = 'lost' and v_alive > 0",
+        f"{TESTS}::test_a_worker_that_went_silent_is_told_beside_one_that_works",
+    ),
+    Mutant(
+        "partitions",
+        DOCTOR,
+        "from ulak._check_partitions(p_now) p",
+        "from ulak._check_partitions(p_now) p where false",
+        (f"{TESTS}::test_a_missing_month_is_made", f"{TESTS}::test_a_default_partition_is_emptied"),
+    ),
+    Mutant(
+        "maintenance: never ran",
+        DOCTOR,
+        "then case when exists (select from ulak.endpoints) then 'run_maintenance() never ran' end",
+        "then null",
+        (f"{TESTS}::test_maintenance_that_never_ran_is_told_until_it_has",),
+    ),
+    Mutant(
+        "maintenance: late",
+        DOCTOR,
+        "r.started_at < p_now - interval '5 minutes' as is_late",
+        "false as is_late",
+        (f"{TESTS}::test_maintenance_that_never_ran_is_told_until_it_has",),
+    ),
+    Mutant(
+        "maintenance: failed",
+        DOCTOR,
+        "coalesce(r.last_error_at >= r.started_at, false) as is_failed",
+        "false as is_failed",
+        (f"{TESTS}::test_a_step_that_fails_is_critical_and_says_why",),
+    ),
+    never(
+        "circuit",
+        "where h.circuit_state <> 'closed'\n    union all",
+        f"{TESTS}::test_a_circuit_that_opened_is_told_at_once_and_critical_after_ten_minutes",
+        f"{AT_ONCE}::test_a_circuit_that_opens_is_told_at_once",
+    ),
+    never(
+        "failing: refused, moved, blocked, timed out",
+        "where (a.is_lasting or h.failed >= 3)",
+        AT_ONCE,
+    ),
+    Mutant(
+        "failing: what only somebody can mend is told at the first",
+        DOCTOR,
+        "where (a.is_lasting or h.failed >= 3)",
+        "where (h.failed >= 3)",
+        (f"{AT_ONCE}::test_an_answer_that_only_somebody_can_mend_is_told_with_its_cause",),
+    ),
+    Mutant(
+        "failing: it goes on",
+        DOCTOR,
+        "where (a.is_lasting or h.failed >= 3)",
+        "where (a.is_lasting)",
+        (f"{AT_ONCE}::test_a_receiver_that_does_not_answer_in_time_is_told_after_three_attempts",),
+    ),
+    never(
+        "backlog",
+        "where h.enabled and h.due_since < p_now - interval '5 minutes'",
+        f"{TESTS}::test_a_message_that_waits_for_long_is_told",
+    ),
+    never(
+        "disabled",
+        "where not h.enabled and h.waiting > 0",
+        f"{TESTS}::test_a_disabled_endpoint_that_holds_messages_is_told",
+    ),
+    never(
+        "queue: full",
+        "where f.most > 0 and f.live > 0.8 * f.most",
+        f"{TESTS}::test_a_queue_that_fills_up_is_told_with_who_fills_it",
+    ),
+    never(
+        "queue: an endpoint is full",
+        "where h.waiting >= h.max_pending",
+        f"{TESTS}::test_an_endpoint_that_is_full_is_told",
+    ),
+    Mutant(
+        "dropped endpoint",
+        DOCTOR,
+        "from ulak._orphaned_endpoints() o\n",
+        "from ulak._orphaned_endpoints() o where false\n",
+        (f"{TESTS}::test_messages_of_a_dropped_endpoint_are_told",),
+    ),
+    Mutant(
+        "ordering: a head is left lying",
+        DOCTOR,
+        "cross join lateral ulak._stuck_ordering_keys(h.id, p_now) k",
+        "cross join lateral ulak._stuck_ordering_keys(h.id, p_now) k where false",
+        ("tests/db/test_many_endpoints.py", "-k", "left_lying or no_time_will_wake"),
+    ),
+    never(
+        "locks",
+        "where l.locktype = 'advisory'",
+        "tests/db/test_many_endpoints.py::test_the_doctor_names_who_holds_the_lock_of_a_circuit_breaker",
+    ),
+    never(
+        "dlq: it grows",
+        "where n.is_growing\n",
+        f"{TESTS}::test_a_dead_letter_queue_that_grows_is_told_with_its_commonest_cause",
+    ),
+    never(
+        "dlq: letters wait for a decision",
+        "where d.letters > 0 and not (select",
+        f"{TESTS}::test_a_dead_letter_queue_that_grows_is_told_with_its_commonest_cause",
+    ),
+    never(
+        "dlq: soon to be deleted",
+        "where d.status = 'failed'\n        order by d.archived_at\n        limit 1",
+        f"{TESTS}::test_dead_letters_that_are_about_to_be_deleted_are_told",
+    ),
+    never("settings", "where s.is_wrong", TESTS, "-k", "suspicious_setting or autovacuum or harness"),
+    Mutant(
+        "settings: autovacuum",
+        DOCTOR,
+        "not current_setting('autovacuum')::boolean",
+        "false",
+        (f"{TESTS}::test_an_autovacuum_that_is_off_is_told",),
+    ),
+    Mutant(
+        "signature: none",
+        DOCTOR,
+        "where p.secret is null",
+        "where false",
+        (f"{TESTS}::test_a_public_endpoint_that_is_weakly_protected_is_told",),
+    ),
+    Mutant(
+        "signature: short",
+        DOCTOR,
+        "where s.bytes < 24",
+        "where false",
+        (f"{TESTS}::test_a_public_endpoint_that_is_weakly_protected_is_told",),
+    ),
+    never(
+        "transport: no TLS",
+        "where p.config ->> 'url' ~* '^http:'",
+        f"{TESTS}::test_a_public_endpoint_that_is_weakly_protected_is_told",
+    ),
+    never(
+        "transport: not verified",
+        "where p.config -> 'ssl_verify' = 'false'",
+        f"{TESTS}::test_a_public_endpoint_that_is_weakly_protected_is_told",
+    ),
+    never(
+        "ordering key: a sender waits",
+        "where not exists (select from waiting o where o.pid = b.pid)",
+        TESTS,
+        "-k",
+        "sender_that_waits",
+        file=SESSIONS,
+    ),
+    never(
+        "session: idle in its transaction",
+        "where a.datname = current_database()",
+        f"{TESTS}::test_a_session_that_has_sent_and_is_idle_in_its_transaction_is_told",
+        file=SESSIONS,
+    ),
+    Mutant(
+        "vacuum: held back",
+        VACUUM,
+        "from dead d\n    cross join blocker b",
+        "from dead d\n    cross join blocker b where false",
+        (TESTS, "-k", "holds_vacuum_back_is_named"),
+    ),
+    never(
+        "vacuum: none",
+        "where not exists (select from blocker)",
+        f"{TESTS}::test_dead_rows_that_nobody_vacuumed_are_told",
+        file=VACUUM,
+    ),
+    never(
+        "vacuum: will be held back",
+        "where not exists (select from dead)",
+        f"{TESTS}::test_a_session_is_told_after_an_hour_even_if_nothing_is_dead_yet",
+        file=VACUUM,
+    ),
+    never(
+        "vacuum: by a prepared transaction",
+        "where x.database = current_database()",
+        f"{TESTS}::test_a_prepared_transaction_that_holds_vacuum_back_is_named",
+        file=VACUUM,
+    ),
+    never(
+        "vacuum: by a slot",
+        "where s.xmin is not null",
+        f"{TESTS}::test_a_replication_slot_that_holds_vacuum_back_is_named",
+        file=VACUUM,
+    ),
+    never(
+        "vacuum: by a standby",
+        "where r.backend_xmin is not null",
+        f"{TESTS}::test_a_standby_that_holds_vacuum_back_is_named",
+        file=VACUUM,
+    ),
+    Mutant(
+        "health_check: goes by the findings",
+        HEALTH,
+        "coalesce(w.status, 'ok')",
+        "'ok'",
+        ("tests/db/test_health.py",),
+    ),
+    Mutant(
+        "advice: the statement that allows a network",
+        ADVICE,
+        "(8, '^blocked: ', true, 'its address is blocked', ulak._unblock(e.error)),",
+        "(8, '^blocked: ', true, 'its address is blocked', null),",
+        (f"{AT_ONCE}::test_a_newcomers_first_message_to_loopback_says_what_to_run",),
+    ),
+]
