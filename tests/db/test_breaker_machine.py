@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,8 +10,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
-from support.cluster import Cluster
-from support.queue import Claim, Queue
+from support.queue import DB, Claim, Queue
 
 STEPS = 60
 RUNS = 120 if os.environ.get("ULAK_CHAOS") == "full" else 25
@@ -226,11 +224,8 @@ class Machine(RuleBasedStateMachine):
 
 
 @pytest.fixture(scope="module")
-def queue(cluster: Cluster, template: str) -> Iterator[Queue]:
-    cluster.create_database("breaker_machine", template)
-    with cluster.connect("breaker_machine") as connection:
-        yield Queue(connection)
-    cluster.drop_database("breaker_machine")
+def queue(module_session: DB) -> Queue:
+    return Queue(module_session)
 
 
 @pytest.mark.timeout(3600)

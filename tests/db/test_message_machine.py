@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,8 +12,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
-from support.cluster import Cluster
-from support.queue import INFINITY, Claim, Queue
+from support.queue import DB, INFINITY, Claim, Queue
 
 STEPS = 80
 RUNS = 220 if os.environ.get("ULAK_CHAOS") == "full" else 180
@@ -429,11 +427,8 @@ class Machine(RuleBasedStateMachine):
 
 
 @pytest.fixture
-def queue(cluster: Cluster, template: str) -> Iterator[Queue]:
-    cluster.create_database("message_machine", template)
-    with cluster.connect("message_machine") as connection:
-        yield Queue(connection)
-    cluster.drop_database("message_machine")
+def queue(db: DB) -> Queue:
+    return Queue(db)
 
 
 @pytest.mark.timeout(3600)

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
-from support.cluster import Cluster
-from support.queue import Queue
+from support.queue import DB, Queue
 
 STEPS = 40
 RUNS = 200 if os.environ.get("ULAK_CHAOS") == "full" else 40
@@ -205,11 +203,8 @@ class Machine(RuleBasedStateMachine):
 
 
 @pytest.fixture(scope="module")
-def queue(cluster: Cluster, template: str) -> Iterator[Queue]:
-    cluster.create_database("turn_machine", template)
-    with cluster.connect("turn_machine") as connection:
-        yield Queue(connection)
-    cluster.drop_database("turn_machine")
+def queue(module_session: DB) -> Queue:
+    return Queue(module_session)
 
 
 @pytest.mark.timeout(3600)
