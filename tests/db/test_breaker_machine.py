@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+from support.machine import play
 from support.queue import DB, Claim, Queue
-
-STEPS = 60
-RUNS = 120 if os.environ.get("ULAK_CHAOS") == "full" else 25
 
 RULES: dict[str, dict[str, Any]] = {
     "consecutive": {"threshold": 3, "cooldown": 30},
@@ -235,13 +231,4 @@ def test_the_breaker_does_what_the_model_says(queue: Queue, rules: str) -> None:
     Machine.breaker = RULES[rules]
     Machine.cap = CAPS.get(rules)
 
-    run_state_machine_as_test(
-        Machine,
-        settings=settings(
-            max_examples=RUNS,
-            stateful_step_count=STEPS,
-            deadline=None,
-            suppress_health_check=list(HealthCheck),
-            phases=[Phase.reuse, Phase.generate, Phase.shrink],
-        ),
-    )
+    play(Machine, steps=60, runs=25, runs_of_chaos=120)

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import os
 from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import Any
 
 import psycopg
 import pytest
-from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+from support.machine import play
 from support.queue import DB, INFINITY, Claim, Queue
 
-STEPS = 80
-RUNS = 220 if os.environ.get("ULAK_CHAOS") == "full" else 180
 NEVER = float("inf")
 # A fresh message became due when it was really sent, long before the machine's time began.
 LONG_AGO = -1e6
@@ -436,15 +433,6 @@ def test_messages_live_as_the_model_says(queue: Queue) -> None:
     Machine.queue = queue
     Machine.steps = 0
 
-    run_state_machine_as_test(
-        Machine,
-        settings=settings(
-            max_examples=RUNS,
-            stateful_step_count=STEPS,
-            deadline=None,
-            suppress_health_check=list(HealthCheck),
-            phases=[Phase.reuse, Phase.generate, Phase.shrink],
-        ),
-    )
+    play(Machine, steps=80, runs=180, runs_of_chaos=220)
 
     assert Machine.steps >= 10_000
