@@ -1,19 +1,22 @@
-"""One cluster per run, one database per test."""
+"""One cluster per run, one database per test, receivers on loopback."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from contextlib import closing
 from typing import Any
 
 import psycopg
 import pytest
 from support.cluster import TEMPLATE, Cluster, Connect, remove_abandoned
+from support.janitor import Janitor
 from support.mosquitto import Mosquitto
 from support.plain import PlainCluster, is_plain, reason_to_skip
 from support.rabbitmq import RabbitMQ
-from support.receiver import make_certificate
+from support.receiver import Certificate, Receiver, make_certificate
 from support.redis import Redis
+from support.site import Site
 
 _numbers = itertools.count(1)
 
@@ -47,24 +50,37 @@ def cluster() -> Iterator[Cluster]:
 @pytest.fixture(scope="session")
 def template(cluster: Cluster) -> str:
     """A database with the extension and nothing else, to be cloned."""
-    cluster.create_database(TEMPLATE)
+    Janitor(cluster, TEMPLATE, as_template=True).init()
     cluster.install(TEMPLATE)
     return TEMPLATE
 
 
 @pytest.fixture
 def database(cluster: Cluster, template: str) -> Iterator[str]:
-    name = cluster.create_database(f"test_{next(_numbers)}", template)
-    yield name
-    cluster.drop_database(name)
+    """A clone for this test."""
+    with cluster.database(f"test_{next(_numbers)}", template) as name:
+        yield name
+
+
+@pytest.fixture(scope="module")
+def module_database(request: pytest.FixtureRequest, cluster: Cluster, template: str) -> Iterator[str]:
+    """A clone for the tests of a module."""
+    with cluster.database(request.path.stem, template) as name:
+        yield name
+
+
+@pytest.fixture(scope="module")
+def module_session(cluster: Cluster, module_database: str) -> Iterator[psycopg.Connection[Any]]:
+    """A superuser's session in it, for tests that need no second one."""
+    with cluster.connect(module_database) as connection:
+        yield connection
 
 
 @pytest.fixture
 def empty_database(cluster: Cluster) -> Iterator[str]:
     """A database without the extension."""
-    name = cluster.create_database(f"test_{next(_numbers)}")
-    yield name
-    cluster.drop_database(name)
+    with cluster.database(f"test_{next(_numbers)}") as name:
+        yield name
 
 
 @pytest.fixture
@@ -105,6 +121,31 @@ def cron_database(cluster: Cluster) -> Iterator[str]:
     )
     cluster.execute("delete from cron.job_run_details", name)
     cluster.uninstall(name)
+
+
+@pytest.fixture(scope="session")
+def site_database(cluster: Cluster, template: str) -> Iterator[str]:
+    with cluster.database("site", template) as name:
+        yield name
+
+
+@pytest.fixture
+def site(cluster: Cluster, site_database: str) -> Iterator[Site]:
+    """With workers. In a database that the tests share: each leaves it empty."""
+    with closing(Site(cluster, site_database)) as site:
+        yield site
+
+
+@pytest.fixture
+def receiver() -> Iterator[Receiver]:
+    with Receiver() as receiver:
+        yield receiver
+
+
+@pytest.fixture(scope="session")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Certificate:
+    """For localhost and 127.0.0.1."""
+    return make_certificate(tmp_path_factory.mktemp("tls"))
 
 
 @pytest.fixture(scope="session")

@@ -120,7 +120,7 @@ create or replace function ulak._take_turn(
     out tids tid[],
     out ids bigint[],
     out places integer[],
-    -- There is nobody whose turn would be next.
+    -- Another walk would find nobody else: all were visited, or as many as a claim may visit, or only some were asked for.
     out is_last boolean
 )
 language plpgsql
@@ -178,8 +178,8 @@ begin
         perform ulak._set_claim_position(coalesce(v_walked_to, endpoint_ids[cardinality(endpoint_ids)]), p_protocols);
     end if;
 
-    -- In rounds: what some leave is shared by the others. A long row of messages behind their ordering keys isn't to hold up
-    -- the claim; the next one finds it shorter.
+    -- In rounds: what some endpoints leave of their share goes to the others. Messages behind the head of their ordering key are
+    -- parked and don't count. After 1,000 of them the claim ends with what it has; the next one doesn't meet them again.
     while endpoint_ids is not null and v_left > 0 and v_behind <= 1000 loop
         v_sizes := ulak._share(v_left, v_quotas, v_counts);
         exit when v_sizes is null;

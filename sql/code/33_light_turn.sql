@@ -58,7 +58,7 @@ begin
                 and e.enabled
                 and e.protocol = any (ulak._worker_protocols())
                 and not ulak._is_limited(e)
-                -- Which is to get what is there in one request.
+                -- Its messages are to travel together: _claim() takes all that are due.
                 and not e.config ? 'batch_size'
             when 'processing' then
                 q.locked_by = p_worker

@@ -176,7 +176,7 @@ as $sql$
 $sql$;
 
 -- Failures, reported or found by recovery, all take this way: retry after a delay, or the dead-letter queue. The caller
--- promotes what waited behind a dead message and announces it.
+-- unparks what waited behind a dead message in its ordering key (_unpark_heads) and tells operators of it (_announce_dead).
 create or replace function ulak._fail_rows(
     p_workers text[],
     p_ids bigint[],

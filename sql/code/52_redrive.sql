@@ -109,19 +109,7 @@ begin
     if p_endpoint is not null then
         perform ulak._endpoint_id(p_endpoint);
     end if;
-    v_ids := array(
-        select d.id
-        from ulak.dlq d
-        join ulak.endpoints e on e.id = d.endpoint_id
-        where d.status = 'failed'
-            and (p_endpoint is null or e.name = p_endpoint)
-            and (p_since is null or d.failed_at >= p_since)
-            and (p_until is null or d.failed_at < p_until)
-            and (p_error_like is null or d.last_error like p_error_like)
-            and (p_filter is null or jsonb_path_exists_tz(d.payload, p_filter, silent => true))
-        order by d.original_message_id
-        limit p_limit
-    );
+    v_ids := ulak._matching_letters(p_endpoint, p_since, p_until, p_error_like, p_filter, p_limit, false);
     messages := cardinality(v_ids);
     sample := ulak._sample_of_letters(v_ids[1:5]);
     if p_dry_run then
@@ -154,6 +142,37 @@ comment on function ulak.redrive(
 ) is
     'puts the dead letters that match all filters back into the queue, at p_rate a second if given; '
     'with p_dry_run it only counts them, shows a sample and the command to run';
+
+-- Dead letters that match all filters, in the order in which their messages were sent; with those of endpoints that were dropped, or without.
+create or replace function ulak._matching_letters(
+    p_endpoint text,
+    p_since timestamptz,
+    p_until timestamptz,
+    p_error_like text,
+    p_filter jsonpath,
+    p_limit integer,
+    p_with_dropped boolean
+)
+returns bigint[]
+language sql
+stable
+set search_path = pg_catalog, pg_temp
+as $sql$
+    select array(
+        select d.id
+        from ulak.dlq d
+        left join ulak.endpoints e on e.id = d.endpoint_id
+        where d.status = 'failed'
+            and (p_with_dropped or e.id is not null)
+            and (p_endpoint is null or coalesce(e.name, d.endpoint_name) = p_endpoint)
+            and (p_since is null or d.failed_at >= p_since)
+            and (p_until is null or d.failed_at < p_until)
+            and (p_error_like is null or d.last_error like p_error_like)
+            and (p_filter is null or jsonb_path_exists_tz(d.payload, p_filter, silent => true))
+        order by d.original_message_id
+        limit p_limit
+    )
+$sql$;
 
 -- The guarded update is the lock: of two operators only one sees status 'failed'. New ids are drawn in the order the
 -- messages were created, under the locks of their ordering keys.

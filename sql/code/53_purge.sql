@@ -124,19 +124,7 @@ begin
     if p_endpoint is not null and not exists (select from ulak.dlq d where d.endpoint_name = p_endpoint) then
         perform ulak._endpoint_id(p_endpoint);
     end if;
-    v_ids := array(
-        select d.id
-        from ulak.dlq d
-        left join ulak.endpoints e on e.id = d.endpoint_id
-        where d.status = 'failed'
-            and (p_endpoint is null or coalesce(e.name, d.endpoint_name) = p_endpoint)
-            and (p_since is null or d.failed_at >= p_since)
-            and (p_until is null or d.failed_at < p_until)
-            and (p_error_like is null or d.last_error like p_error_like)
-            and (p_filter is null or jsonb_path_exists_tz(d.payload, p_filter, silent => true))
-        order by d.original_message_id
-        limit p_limit
-    );
+    v_ids := ulak._matching_letters(p_endpoint, p_since, p_until, p_error_like, p_filter, p_limit, true);
     messages := cardinality(v_ids);
     sample := ulak._sample_of_letters(v_ids[1:5]);
     if p_dry_run then

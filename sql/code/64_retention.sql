@@ -150,8 +150,9 @@ begin
 end
 $plpgsql$;
 
--- One batch: of the first hour that is over for two days and still has minutes, 200 endpoints at most. Their rows become one, at the
--- start of the hour, so that sums over hours and days stay what they were. `reached` is that hour, for the next batch.
+-- Rolling up is done by batches: of the first hour that is over for two days and still has minutes, 200 endpoints at most. Their rows
+-- become one, at the start of the hour, so that sums over hours and days stay what they were. `reached` is that hour, for the next
+-- batch; null when there is none.
 create or replace function ulak._roll_up_stats(
     p_after timestamptz,
     p_now timestamptz,
@@ -169,53 +170,31 @@ as $plpgsql$
 declare
     v_endpoint_ids bigint[];
 begin
-    rows := 0;
-    reached := p_after;
-    for reached in
-        select h.hour
-        from ulak._whole_hours((select min(t.minute) from ulak.endpoint_stats t), p_after, p_now) h
-        where exists (
-            select
-            from ulak.endpoint_stats t
-            where t.minute > h.hour and t.minute < h.hour + interval '1 hour'
+    select b.hour, b.endpoint_ids into reached, v_endpoint_ids
+    from ulak._next_roll_up('endpoint_stats', 'minute', p_after, p_now) b;
+    with gone as (
+        delete from ulak.endpoint_stats t
+        using unnest(v_endpoint_ids) i (endpoint_id)
+        where t.endpoint_id = i.endpoint_id and t.minute >= reached and t.minute < reached + interval '1 hour'
+        returning t.*
+    ),
+    kept as (
+        insert into ulak.endpoint_stats (
+            endpoint_id, minute, delivered, failed, latency_total_ms, latency_histogram, latency_max_ms
         )
-        order by h.hour
-        limit 1
-    loop
-        v_endpoint_ids := array(
-            select distinct t.endpoint_id
-            from (
-                select t.endpoint_id
-                from ulak.endpoint_stats t
-                where t.minute > reached and t.minute < reached + interval '1 hour'
-                order by t.minute
-                limit 200
-            ) t
-        );
-        with gone as (
-            delete from ulak.endpoint_stats t
-            using unnest(v_endpoint_ids) i (endpoint_id)
-            where t.endpoint_id = i.endpoint_id and t.minute >= reached and t.minute < reached + interval '1 hour'
-            returning t.*
-        ),
-        kept as (
-            insert into ulak.endpoint_stats (
-                endpoint_id, minute, delivered, failed, latency_total_ms, latency_histogram, latency_max_ms
-            )
-            select
-                g.endpoint_id,
-                reached,
-                sum(g.delivered),
-                sum(g.failed),
-                sum(g.latency_total_ms),
-                ulak._sum_histograms(g.latency_histogram),
-                max(g.latency_max_ms)
-            from gone g
-            group by g.endpoint_id
-        )
-        select count(*) into rows
-        from gone;
-    end loop;
+        select
+            g.endpoint_id,
+            reached,
+            sum(g.delivered),
+            sum(g.failed),
+            sum(g.latency_total_ms),
+            ulak._sum_histograms(g.latency_histogram),
+            max(g.latency_max_ms)
+        from gone g
+        group by g.endpoint_id
+    )
+    select count(*) into rows
+    from gone;
 end
 $plpgsql$;
 
@@ -237,58 +216,68 @@ as $plpgsql$
 declare
     v_endpoint_ids bigint[];
 begin
-    rows := 0;
-    reached := p_after;
-    for reached in
-        select h.hour
-        from ulak._whole_hours((select min(s.sampled_at) from ulak.backlog_samples s), p_after, p_now) h
-        where exists (
-            select
-            from ulak.backlog_samples s
-            where s.sampled_at > h.hour and s.sampled_at < h.hour + interval '1 hour'
-        )
-        order by h.hour
-        limit 1
-    loop
-        v_endpoint_ids := array(
-            select distinct s.endpoint_id
-            from (
-                select s.endpoint_id
-                from ulak.backlog_samples s
-                where s.sampled_at > reached and s.sampled_at < reached + interval '1 hour'
-                order by s.sampled_at
-                limit 200
-            ) s
-        );
-        with gone as (
-            delete from ulak.backlog_samples s
-            using unnest(v_endpoint_ids) i (endpoint_id)
-            where s.endpoint_id = i.endpoint_id and s.sampled_at >= reached and s.sampled_at < reached + interval '1 hour'
-            returning s.*
-        ),
-        kept as (
-            insert into ulak.backlog_samples (endpoint_id, sampled_at, waiting, dead, oldest_id)
-            select distinct on (g.endpoint_id) g.endpoint_id, reached, g.waiting, g.dead, g.oldest_id
-            from gone g
-            order by g.endpoint_id, g.sampled_at desc
-        )
-        select count(*) into rows
-        from gone;
-    end loop;
+    select b.hour, b.endpoint_ids into reached, v_endpoint_ids
+    from ulak._next_roll_up('backlog_samples', 'sampled_at', p_after, p_now) b;
+    with gone as (
+        delete from ulak.backlog_samples s
+        using unnest(v_endpoint_ids) i (endpoint_id)
+        where s.endpoint_id = i.endpoint_id and s.sampled_at >= reached and s.sampled_at < reached + interval '1 hour'
+        returning s.*
+    ),
+    kept as (
+        insert into ulak.backlog_samples (endpoint_id, sampled_at, waiting, dead, oldest_id)
+        select distinct on (g.endpoint_id) g.endpoint_id, reached, g.waiting, g.dead, g.oldest_id
+        from gone g
+        order by g.endpoint_id, g.sampled_at desc
+    )
+    select count(*) into rows
+    from gone;
 end
 $plpgsql$;
 
--- From the hour of p_first or p_after, whichever is later, to the last that ended two days ago.
-create or replace function ulak._whole_hours(p_first timestamptz, p_after timestamptz, p_now timestamptz)
-returns table (hour timestamptz)
-language sql
-immutable
+-- The hour of the next batch, and its endpoints. Hours are looked at from that of the oldest row, or p_after, whichever is later, to
+-- the last that ended two days ago.
+create or replace function ulak._next_roll_up(
+    p_table text,
+    p_column text,
+    p_after timestamptz,
+    p_now timestamptz,
+    out hour timestamptz,
+    out endpoint_ids bigint[]
+)
+language plpgsql
+stable
 set search_path = pg_catalog, pg_temp
-as $sql$
-    select h
-    from generate_series(
-        date_trunc('hour', greatest(p_first, nullif(p_after, '-infinity')), 'UTC'),
-        date_trunc('hour', p_now - interval '2 days', 'UTC') - interval '1 hour',
-        interval '1 hour'
-    ) h
-$sql$;
+set enable_seqscan = off
+set enable_bitmapscan = off
+set jit = off
+as $plpgsql$
+begin
+    execute format(
+        $sql$
+            select h, array(
+                select distinct m.endpoint_id
+                from (
+                    select t.endpoint_id
+                    from ulak.%1$I t
+                    where t.%2$I > h and t.%2$I < h + interval '1 hour'
+                    order by t.%2$I
+                    limit 200
+                ) m
+            )
+            from generate_series(
+                date_trunc('hour', greatest((select min(t.%2$I) from ulak.%1$I t), nullif($1, '-infinity')), 'UTC'),
+                date_trunc('hour', $2 - interval '2 days', 'UTC') - interval '1 hour',
+                interval '1 hour'
+            ) h
+            where exists (select from ulak.%1$I t where t.%2$I > h and t.%2$I < h + interval '1 hour')
+            order by h
+            limit 1
+        $sql$,
+        p_table,
+        p_column
+    )
+    into hour, endpoint_ids
+    using p_after, p_now;
+end
+$plpgsql$;

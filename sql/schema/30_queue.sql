@@ -86,8 +86,8 @@ create sequence ulak.queue_headroom minvalue -9223372036854775807 start 1;
 -- As many as the default of max_queue_size: nothing waits yet. So the first send needs no probe, and its message has the first id.
 do $plpgsql$ begin perform setval('ulak.queue_headroom', 1000000); end $plpgsql$;
 
--- Up to this id a send rings: a worker sleeps. Unlogged, so that it costs neither WAL nor a wait for the disk; after a crash
--- nobody is asleep, and it has no value.
+-- Who sends with an id up to this one notifies: a worker waits for it. Unlogged, so that it costs neither WAL nor a wait for
+-- the disk; after a crash no worker waits, and it has no value.
 create unlogged sequence ulak.bell;
 
 -- Where the last claim that went round the endpoints has ended, for workers and for external workers. Sequences, because

@@ -82,11 +82,8 @@ class Stage:
     @contextmanager
     def database(self, release: str | None = None) -> Iterator[str]:
         """A fresh one with the extension."""
-        name = self.cluster.create_database(f"bench_{next(_numbers)}", self._template(release))
-        try:
+        with self.cluster.database(f"bench_{next(_numbers)}", self._template(release)) as name:
             yield name
-        finally:
-            self.cluster.drop_database(name)
 
     def _template(self, release: str | None) -> str:
         if release is None:
@@ -95,8 +92,7 @@ class Stage:
         with self.cluster.connect() as db:
             is_there = db.execute("select from pg_database where datname = %s", [name]).fetchone() is not None
         if not is_there:
-            self.cluster.create_database(name)
-            self.cluster.install(name, release)
+            self.cluster.install(self.cluster.create_database(name), release)
         return name
 
     @contextmanager
@@ -125,8 +121,7 @@ class Part:
 def server() -> Iterator[Cluster]:
     cluster = Cluster.create(settings=SERVER)
     try:
-        cluster.create_database(TEMPLATE)
-        cluster.install(TEMPLATE)
+        cluster.install(cluster.create_database(TEMPLATE))
         yield cluster
     finally:
         cluster.remove()

@@ -36,8 +36,7 @@ def victim() -> Iterator[Cluster]:
     remove_abandoned()
     cluster = Cluster.create(settings={"max_connections": 200}, in_memory=not FULL)
     cluster.execute("create extension pg_cron")
-    cluster.create_database(TEMPLATE)
-    cluster.install(TEMPLATE)
+    cluster.install(cluster.create_database(TEMPLATE))
     yield cluster
     cluster.remove()
 

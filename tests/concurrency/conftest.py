@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 from support.cluster import Cluster, Connect
 from support.queue import Begin, Queue, Sessions
 
 
 @pytest.fixture(scope="module")
-def database(request: pytest.FixtureRequest, cluster: Cluster, template: str) -> Iterator[str]:
+def database(cluster: Cluster, module_database: str) -> str:
     """A session that waits where it must not gives up before the test does."""
-    name = cluster.create_database(request.path.stem, template)
-    cluster.execute(f"alter database {name} set statement_timeout = '20s'")
-    yield name
-    cluster.drop_database(name)
+    cluster.execute(f"alter database {module_database} set statement_timeout = '20s'")
+    return module_database
 
 
 @pytest.fixture

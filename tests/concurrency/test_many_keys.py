@@ -31,12 +31,11 @@ def small() -> Iterator[Cluster]:
 
 @pytest.fixture
 def sessions(small: Cluster) -> Iterator[tuple[DB, DB]]:
-    name = small.create_database("many_keys")
-    small.install(name)
-    with small.connect(name, autocommit=False) as session, small.connect(name) as other:
-        other.execute("select ulak.create_endpoint(name, 'pull', '{}') from unnest('{shop,other}'::text[]) name")
-        yield session, other
-    small.drop_database(name)
+    with small.database("many_keys") as name:
+        small.install(name)
+        with small.connect(name, autocommit=False) as session, small.connect(name) as other:
+            other.execute("select ulak.create_endpoint(name, 'pull', '{}') from unnest('{shop,other}'::text[]) name")
+            yield session, other
 
 
 def test_messages_of_many_keys_expire_beside_a_sender(sessions: tuple[DB, DB]) -> None:

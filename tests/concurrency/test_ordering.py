@@ -409,8 +409,7 @@ def test_an_open_sender_does_not_hold_back_what_was_committed_before_it(queue: Q
 def test_a_prepared_transaction_does_not_hold_back_what_was_committed_before_it() -> None:
     cluster = Cluster.create(settings={"max_prepared_transactions": 2}, in_memory=True)
     try:
-        cluster.create_database("app")
-        cluster.install("app")
+        cluster.install(cluster.create_database("app"))
         with cluster.connect("app") as db:
             queue = Queue(db)
             queue.endpoint()

@@ -116,8 +116,7 @@ def test_what_waits_behind_its_key_notifies_too(queue: Queue, notifications: Not
 def of_two_phases() -> Iterator[psycopg.Connection[Any]]:
     cluster = Cluster.create(settings={"max_prepared_transactions": 2}, in_memory=True)
     try:
-        cluster.create_database("app")
-        cluster.install("app")
+        cluster.install(cluster.create_database("app"))
         with cluster.connect("app") as db:
             yield db
     finally:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import psycopg
@@ -65,13 +64,10 @@ ROWS = [
 
 
 @pytest.fixture(scope="module")
-def filled(cluster: Cluster, template: str) -> Iterator[str]:
-    name = cluster.create_database("conventions_clock", template)
-    with cluster.connect(name) as db:
-        for statement in ROWS:
-            db.execute(statement)
-    yield name
-    cluster.drop_database(name)
+def filled(module_database: str, module_session: psycopg.Connection[Any]) -> str:
+    for statement in ROWS:
+        module_session.execute(statement)
+    return module_database
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -53,22 +52,15 @@ def test_the_rows_of_these_tests_reach_every_table(db: DB) -> None:
     assert [table for table in empty if not table.startswith("ulak.archive_2")] == []
 
 
-@pytest.fixture
-def target(cluster: Cluster) -> Iterator[str]:
-    name = cluster.create_database("restored")
-    yield name
-    cluster.drop_database(name)
-
-
 @pytest.mark.parametrize("format", ["plain", "custom"])
 def test_a_dump_restores_every_row_and_object(
-    cluster: Cluster, database: str, db: DB, target: str, tmp_path: Path, format: str
+    cluster: Cluster, database: str, db: DB, empty_database: str, tmp_path: Path, format: str
 ) -> None:
     fill(db)
 
-    cluster.restore(target, cluster.dump(database, tmp_path / "dump", f"--format={format}"))
+    cluster.restore(empty_database, cluster.dump(database, tmp_path / "dump", f"--format={format}"))
 
-    with cluster.connect(target) as restored:
+    with cluster.connect(empty_database) as restored:
         before, after = catalog.contents(db), catalog.contents(restored)
         # It names a table of its own database.
         del before["ulak.cluster_home"], after["ulak.cluster_home"]
@@ -78,12 +70,12 @@ def test_a_dump_restores_every_row_and_object(
 
 
 def test_a_restored_database_goes_on_from_the_last_id(
-    cluster: Cluster, database: str, db: DB, target: str, tmp_path: Path
+    cluster: Cluster, database: str, db: DB, empty_database: str, tmp_path: Path
 ) -> None:
     fill(db)
-    cluster.restore(target, cluster.dump(database, tmp_path / "dump"))
+    cluster.restore(empty_database, cluster.dump(database, tmp_path / "dump"))
 
-    with cluster.connect(target) as restored:
+    with cluster.connect(empty_database) as restored:
         query = "select ulak.send('filled_pull', '{}') > (select max(id) from ulak.queue)"
 
         assert restored.execute(query).fetchone() == (True,)

@@ -4,23 +4,12 @@ from __future__ import annotations
 
 import re
 import subprocess
-from collections.abc import Iterator
 from typing import Any
 
 import psycopg
-import pytest
 from support.cluster import Cluster
 
 DB = psycopg.Connection[Any]
-
-
-@pytest.fixture(scope="module")
-def installed(cluster: Cluster, template: str) -> Iterator[DB]:
-    """Read-only tests share one database."""
-    name = cluster.create_database("conventions_functions", template)
-    with cluster.connect(name) as connection:
-        yield connection
-    cluster.drop_database(name)
 
 
 def functions(db: DB, condition: str = "true") -> list[tuple[str, str, str]]:
@@ -36,22 +25,22 @@ def functions(db: DB, condition: str = "true") -> list[tuple[str, str, str]]:
     ).fetchall()
 
 
-def test_every_sql_and_plpgsql_body_compiles(installed: DB) -> None:
+def test_every_sql_and_plpgsql_body_compiles(module_session: DB) -> None:
     errors = []
-    with installed.transaction(force_rollback=True):
-        installed.execute("set local check_function_bodies = on")
-        for signature, definition, _ in functions(installed, "lanname in ('sql', 'plpgsql')"):
+    with module_session.transaction(force_rollback=True):
+        module_session.execute("set local check_function_bodies = on")
+        for signature, definition, _ in functions(module_session, "lanname in ('sql', 'plpgsql')"):
             try:
-                with installed.transaction():
-                    installed.execute(definition)
+                with module_session.transaction():
+                    module_session.execute(definition)
             except psycopg.Error as error:
                 errors.append(f"{signature}: {error}")
 
     assert errors == []
 
 
-def test_every_python_body_compiles(installed: DB) -> None:
-    bodies = functions(installed, "lanname = 'plpython3u'")
+def test_every_python_body_compiles(module_session: DB) -> None:
+    bodies = functions(module_session, "lanname = 'plpython3u'")
 
     for signature, _, body in bodies:
         indented = "def body():\n\t" + body.replace("\n", "\n\t")
@@ -84,23 +73,23 @@ def test_plpgsql_check_finds_nothing_wrong(cluster: Cluster, cron_database: str)
     assert [problem for (problem,) in problems] == []
 
 
-def test_every_security_definer_function_pins_its_search_path(installed: DB) -> None:
+def test_every_security_definer_function_pins_its_search_path(module_session: DB) -> None:
     unpinned = functions(
-        installed,
+        module_session,
         "prosecdef and 'search_path=pg_catalog, pg_temp' <> all (coalesce(proconfig, '{}'))",
     )
 
     assert [signature for signature, _, _ in unpinned] == []
 
 
-def test_a_granted_function_pins_its_search_path_or_qualifies_every_name(installed: DB) -> None:
+def test_a_granted_function_pins_its_search_path_or_qualifies_every_name(module_session: DB) -> None:
     """One that is granted to nobody runs under the path of a caller that is."""
     unpinned = """
         prokind = 'f'
         and 'search_path=pg_catalog, pg_temp' <> all (coalesce(proconfig, '{}'))
         and exists (select from aclexplode(proacl) where grantee <> proowner)
     """
-    definitions = "".join(f"{definition};\n" for _, definition, _ in functions(installed, unpinned))
+    definitions = "".join(f"{definition};\n" for _, definition, _ in functions(module_session, unpinned))
     script = f"set search_path to pg_catalog, pg_temp;\ncreate schema ulak;\n{definitions}"
 
     pgspot = subprocess.run(["pgspot", "--ignore", "PS005"], input=script, text=True, capture_output=True, check=False)
@@ -108,13 +97,13 @@ def test_a_granted_function_pins_its_search_path_or_qualifies_every_name(install
     assert pgspot.stdout.strip() == "Errors: 0 Warnings: 0 Unknown: 0"
 
 
-def test_no_procedure_has_a_clause_that_forbids_commit(installed: DB) -> None:
-    unable = functions(installed, "prokind = 'p' and (prosecdef or proconfig is not null)")
+def test_no_procedure_has_a_clause_that_forbids_commit(module_session: DB) -> None:
+    unable = functions(module_session, "prokind = 'p' and (prosecdef or proconfig is not null)")
 
     assert [signature for signature, _, _ in unable] == []
 
 
-def test_every_parameter_starts_with_p(installed: DB) -> None:
+def test_every_parameter_starts_with_p(module_session: DB) -> None:
     query = """
         select p.oid::regprocedure::text, coalesce(name, '(unnamed)')
         from pg_proc p
@@ -130,14 +119,14 @@ def test_every_parameter_starts_with_p(installed: DB) -> None:
             and coalesce(name, '') not like 'p\\_%'
     """
 
-    assert installed.execute(query).fetchall() == []
+    assert module_session.execute(query).fetchall() == []
 
 
-def test_no_body_swallows_every_error(installed: DB) -> None:
+def test_no_body_swallows_every_error(module_session: DB) -> None:
     """`when others` hides cancels of statements and disk-full alike; it must at least raise or log."""
     offenders = [
         signature
-        for signature, _, body in functions(installed, "lanname = 'plpgsql'")
+        for signature, _, body in functions(module_session, "lanname = 'plpgsql'")
         if re.search(r"when\s+others\s+then\s+(null|return)\b", body, re.IGNORECASE)
     ]
 

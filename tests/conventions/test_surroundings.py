@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import psycopg
@@ -26,22 +28,9 @@ GRANTS = """
 @pytest.fixture
 def make(cluster: Cluster, template: str) -> Iterator[Make]:
     """make("encoding 'EUC_JP'", ...): a database of that kind, without the extension."""
-    made: list[str] = []
-
-    def make(*options: str) -> str:
-        made.append(f"odd_{len(made)}")
-        cluster.execute(f"create database {made[-1]} template template0 {' '.join(options)}")
-        return made[-1]
-
-    yield make
-    for name in made:
-        cluster.drop_database(name)
-
-
-@pytest.fixture
-def receiver() -> Iterator[Receiver]:
-    with Receiver() as receiver:
-        yield receiver
+    numbers = itertools.count()
+    with ExitStack() as stack:
+        yield lambda *options: stack.enter_context(cluster.database(f"odd_{next(numbers)}", options=" ".join(options)))
 
 
 def deliver(cluster: Cluster, database: str, receiver: Receiver, payload: Any) -> None:

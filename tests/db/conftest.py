@@ -6,14 +6,20 @@ from collections.abc import Iterator
 
 import pytest
 from support.cluster import Cluster
-from support.finished import shared_database
 from support.queue import DB, Queue
 
 
 @pytest.fixture(scope="session")
 def rolled_back(cluster: Cluster, template: str) -> Iterator[DB]:
-    with shared_database(cluster, "rolled_back", template) as connection:
+    with cluster.database("rolled_back", template) as name, cluster.connect(name) as connection:
         yield connection
+
+
+@pytest.fixture
+def alone(module_session: DB) -> Iterator[DB]:
+    """In the module's database, in a transaction of its own."""
+    with module_session.transaction(force_rollback=True):
+        yield module_session
 
 
 @pytest.fixture
@@ -21,3 +27,9 @@ def queue(rolled_back: DB) -> Iterator[Queue]:
     """In a transaction of its own, without an endpoint. Time is what the test says."""
     with rolled_back.transaction(force_rollback=True):
         yield Queue(rolled_back)
+
+
+@pytest.fixture
+def shop(queue: Queue) -> int:
+    """An endpoint like any other; its id."""
+    return queue.endpoint("shop")

@@ -90,15 +90,16 @@ def test_a_restored_dump_holds_its_messages_until_it_is_adopted(
     assert len(column(db, CLAIM)) == 3
 
 
-def test_a_dump_restored_into_its_own_cluster_goes_on(cluster: Cluster, database: str, db: DB, tmp_path: Path) -> None:
+def test_a_dump_restored_into_its_own_cluster_goes_on(
+    cluster: Cluster, database: str, empty_database: str, db: DB, tmp_path: Path
+) -> None:
     send(db, 2)
-    name = cluster.create_database(database + "_again")
+    dump = cluster.dump(database, tmp_path / "dump")
 
-    cluster.restore(name, cluster.dump(database, tmp_path / "dump"))
+    cluster.restore(empty_database, dump)
 
-    with cluster.connect(name) as restored:
+    with cluster.connect(empty_database) as restored:
         assert len(column(restored, CLAIM)) == 2
-    cluster.drop_database(name)
 
 
 def test_data_restored_into_a_fresh_installation_is_held_too(db: DB) -> None:
@@ -115,8 +116,7 @@ def test_data_restored_into_a_fresh_installation_is_held_too(db: DB) -> None:
 def test_a_promoted_standby_goes_on_without_a_word(
     other_cluster: Cluster, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    other_cluster.create_database("primary")
-    other_cluster.install("primary")
+    other_cluster.install(other_cluster.create_database("primary"))
     with other_cluster.connect("primary") as primary:
         send(primary, 2)
     folder = tmp_path_factory.mktemp("standby")

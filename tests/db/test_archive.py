@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import psycopg
 import pytest
-from support.cluster import Cluster, Connect
-from support.finished import column, finish, shared_database, value
+from support.cluster import Connect
+from support.finished import column, finish, value
 
 DB = psycopg.Connection[Any]
 
@@ -18,18 +17,6 @@ LONG_AGO = NOW - timedelta(hours=2)
 
 QUEUED = "select id from ulak.queue order by id"
 ARCHIVED = "select id from ulak.archive order by id"
-
-
-@pytest.fixture(scope="module")
-def shared(cluster: Cluster, template: str) -> Iterator[DB]:
-    with shared_database(cluster, "test_archive", template) as connection:
-        yield connection
-
-
-@pytest.fixture
-def alone(shared: DB) -> Iterator[DB]:
-    with shared.transaction(force_rollback=True):
-        yield shared
 
 
 def archive(db: DB, older_than: int | None = 3600, batch: int | None = 1000, now: datetime = NOW) -> Any:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import psycopg
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support.cluster import Cluster, Connect
+from support.cluster import Connect
 from support.queue import DB, Queue
 
 LIVE = "select count(*) from ulak.queue where status in ('pending', 'processing')"
@@ -23,10 +22,9 @@ Step = tuple[str, int]
 
 
 @pytest.fixture(scope="module")
-def database(cluster: Cluster, template: str) -> Iterator[str]:
+def database(module_database: str) -> str:
     """One for all tests here. Not the fixture `queue`: what a send remembers outlives its transaction."""
-    yield cluster.create_database("backpressure", template)
-    cluster.drop_database("backpressure")
+    return module_database
 
 
 @pytest.fixture

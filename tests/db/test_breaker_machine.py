@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
-from support.cluster import Cluster
-from support.queue import Claim, Queue
-
-STEPS = 60
-RUNS = 120 if os.environ.get("ULAK_CHAOS") == "full" else 25
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+from support.machine import play
+from support.queue import DB, Claim, Queue
 
 RULES: dict[str, dict[str, Any]] = {
     "consecutive": {"threshold": 3, "cooldown": 30},
@@ -226,11 +220,8 @@ class Machine(RuleBasedStateMachine):
 
 
 @pytest.fixture(scope="module")
-def queue(cluster: Cluster, template: str) -> Iterator[Queue]:
-    cluster.create_database("breaker_machine", template)
-    with cluster.connect("breaker_machine") as connection:
-        yield Queue(connection)
-    cluster.drop_database("breaker_machine")
+def queue(module_session: DB) -> Queue:
+    return Queue(module_session)
 
 
 @pytest.mark.timeout(3600)
@@ -240,13 +231,4 @@ def test_the_breaker_does_what_the_model_says(queue: Queue, rules: str) -> None:
     Machine.breaker = RULES[rules]
     Machine.cap = CAPS.get(rules)
 
-    run_state_machine_as_test(
-        Machine,
-        settings=settings(
-            max_examples=RUNS,
-            stateful_step_count=STEPS,
-            deadline=None,
-            suppress_health_check=list(HealthCheck),
-            phases=[Phase.reuse, Phase.generate, Phase.shrink],
-        ),
-    )
+    play(Machine, steps=60, runs=25, runs_of_chaos=120)

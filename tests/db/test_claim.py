@@ -11,10 +11,7 @@ from psycopg.types.json import Jsonb
 from support.cluster import Connect
 from support.queue import Queue
 
-
-@pytest.fixture(autouse=True)
-def shop(queue: Queue) -> int:
-    return queue.endpoint()
+pytestmark = pytest.mark.usefixtures("shop")
 
 
 def test_a_claim_is_a_lease(queue: Queue) -> None:

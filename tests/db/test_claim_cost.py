@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 from support.cluster import Cluster
-from support.queue import Claim, Queue
+from support.queue import DB, Claim, Queue
 
 OTHERS = 20_000
 
@@ -45,24 +45,21 @@ STATISTICS = {
 
 
 @pytest.fixture(scope="module")
-def old(cluster: Cluster, template: str) -> Iterator[Queue]:
+def old(module_session: DB) -> Queue:
     """A session as old as the queue, which it has seen filling up."""
-    cluster.create_database("claim_cost", template)
-    with cluster.connect("claim_cost") as connection:
-        queue = Queue(connection)
-        connection.execute("alter table ulak.queue set (autovacuum_enabled = off)")
-        for name in ("shop", "disabled", "open", "other"):
-            queue.endpoint(name, {"circuit_breaker": {"threshold": 1000}}, {"max_retries": 1000})
-        connection.execute(
-            "update ulak.endpoints set circuit_state = 'open', circuit_half_open_at = 'infinity' where name = 'open'"
-        )
-        queue.call("disable_endpoint", "disabled")
-        connection.execute("analyze")
-        use_everything_once(queue)
-        connection.execute(LOAD.replace("%%", "%"))  # type: ignore[arg-type]
-        queue.send_many(300)
-        yield queue
-    cluster.drop_database("claim_cost")
+    queue = Queue(module_session)
+    module_session.execute("alter table ulak.queue set (autovacuum_enabled = off)")
+    for name in ("shop", "disabled", "open", "other"):
+        queue.endpoint(name, {"circuit_breaker": {"threshold": 1000}}, {"max_retries": 1000})
+    module_session.execute(
+        "update ulak.endpoints set circuit_state = 'open', circuit_half_open_at = 'infinity' where name = 'open'"
+    )
+    queue.call("disable_endpoint", "disabled")
+    module_session.execute("analyze")
+    use_everything_once(queue)
+    module_session.execute(LOAD.replace("%%", "%"))  # type: ignore[arg-type]
+    queue.send_many(300)
+    return queue
 
 
 def use_everything_once(queue: Queue) -> None:
@@ -80,14 +77,14 @@ def use_everything_once(queue: Queue) -> None:
 
 
 @pytest.fixture(scope="module", params=STATISTICS)
-def queue(request: pytest.FixtureRequest, cluster: Cluster, old: Queue) -> Iterator[Queue]:
+def queue(request: pytest.FixtureRequest, cluster: Cluster, module_database: str, old: Queue) -> Iterator[Queue]:
     """A session whose plans are made with these statistics. They follow each other in this order."""
     if request.param == "of old":
         yield old
     else:
         if STATISTICS[request.param]:
-            cluster.execute(STATISTICS[request.param], "claim_cost")
-        with cluster.connect("claim_cost") as connection:
+            cluster.execute(STATISTICS[request.param], module_database)
+        with cluster.connect(module_database) as connection:
             yield Queue(connection)
     old.recover(now=6000)
 

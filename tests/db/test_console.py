@@ -21,12 +21,11 @@ LOGINS = {"console_monitor": "ulak_monitor", "console_admin": "ulak_admin", "con
 
 
 @pytest.fixture(scope="module")
-def watched(cluster: Cluster, template: str) -> Iterator[str]:
+def watched(cluster: Cluster, module_database: str) -> Iterator[str]:
     """A database whose console logins need a password."""
-    name = cluster.create_database("console", template)
     rules = cluster.data / "pg_hba.conf"
     before = rules.read_text()
-    with cluster.connect(name) as db:
+    with cluster.connect(module_database) as db:
         for login, role in LOGINS.items():
             cluster.ensure_login(db, login, role)
             db.execute(f"alter role {login} password '{PASSWORD}'")
@@ -34,10 +33,9 @@ def watched(cluster: Cluster, template: str) -> Iterator[str]:
         db.execute(f"alter role console_super superuser password '{PASSWORD}'")
     rules.write_text("".join(f"local all {each} scram-sha-256\n" for each in (*LOGINS, "console_super")) + before)
     cluster.reload()
-    yield name
+    yield module_database
     rules.write_text(before)
     cluster.reload()
-    cluster.drop_database(name)
     for login in (*LOGINS, "console_super"):
         cluster.execute(f"drop role {login}")
 
@@ -97,7 +95,7 @@ def test_a_monitor_looks_and_gets_no_buttons(browser: Browser, console: Console,
     told = browser.text()
     assert "Newest dead letters" in told
     assert "console_monitor" in told
-    assert browser.ask("document.title") == "ulak: console"
+    assert browser.ask("document.title") == "ulak: test_console"
     assert browser.ask("document.querySelectorAll('main button, main .button').length") == 0
     # The style of the report is in force: the policy lets it through.
     assert browser.ask("getComputedStyle(document.querySelector('.tiles')).display") == "grid"
@@ -225,7 +223,7 @@ def test_the_page_refreshes_itself_and_keeps_what_was_unfolded(
 
 def test_hostile_names_and_errors_are_only_text(browser: Browser, console: Console, queue: Queue) -> None:
     log_in(browser, console, "console_admin")
-    assert browser.ask("document.title") == "ulak: console"
+    assert browser.ask("document.title") == "ulak: test_console"
     assert HOSTILE in browser.text()
 
     link = f"[data-endpoint={CSS_STRING}] a"
@@ -275,13 +273,10 @@ def test_who_may_not_log_in_gets_no_session(console: Console, role: str, passwor
 
 
 def test_a_database_without_an_encoding_is_shown_too(cluster: Cluster, watched: str, tmp_path: Path) -> None:
-    cluster.execute("create database console_ascii template template0 encoding 'SQL_ASCII' locale 'C'")
-    try:
-        cluster.install("console_ascii")
-        with Console(cluster, "console_ascii", tmp_path / "log") as console:
+    with cluster.database("console_ascii", options="encoding 'SQL_ASCII' locale 'C'") as name:
+        cluster.install(name)
+        with Console(cluster, name, tmp_path / "log") as console:
             answer = console.get("/", cookies(console, "console_monitor"))
-    finally:
-        cluster.drop_database("console_ascii")
 
     assert answer.status == 200
     assert "What happened" in answer.text

@@ -48,14 +48,9 @@ def start(command: list[str | Path], **options: Any) -> subprocess.Popen[bytes]:
 
 
 @pytest.fixture(scope="module")
-def watched(cluster: Cluster, template: str) -> Iterator[str]:
-    name = cluster.create_database("watched", template)
-    yield name
-    cluster.drop_database(name)
-
-
-@pytest.fixture(scope="module")
-def prometheus(cluster: Cluster, watched: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
+def prometheus(
+    cluster: Cluster, module_database: str, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Prometheus]:
     """It scrapes docker's exporter, which logs in as a monitor, every second."""
     folder = tmp_path_factory.mktemp("prometheus")
     exporter_port, port = free_port(), free_port()
@@ -71,7 +66,7 @@ def prometheus(cluster: Cluster, watched: str, tmp_path_factory: pytest.TempPath
         "PGHOST": cluster.host,
         "PGPORT": str(cluster.port),
         "PGUSER": "test_ulak_monitor",
-        "PGDATABASE": watched,
+        "PGDATABASE": module_database,
     }
     exporter = start([sys.executable, PROJECT / "docker/prometheus/exporter.py", str(exporter_port)], env=environment)
     server = start(
@@ -89,9 +84,9 @@ def prometheus(cluster: Cluster, watched: str, tmp_path_factory: pytest.TempPath
 
 
 @pytest.fixture(scope="module")
-def trouble(cluster: Cluster, watched: str, prometheus: Prometheus) -> Iterator[Prometheus]:
+def trouble(cluster: Cluster, module_database: str, prometheus: Prometheus) -> Iterator[Prometheus]:
     """Traffic and trouble of every kind that an alert is about, scraped before and after."""
-    with cluster.connect(watched) as db:
+    with cluster.connect(module_database) as db:
         queue = Queue(db)
         fine, broken = queue.endpoint("fine"), queue.endpoint("broken")
         queue.endpoint("off")
@@ -160,8 +155,8 @@ def test_the_dashboards_variable_lists_the_endpoints(trouble: Prometheus) -> Non
     wait_until(lambda: endpoints() == ["broken", "fine", "off"], timeout=20)
 
 
-def test_queries_and_rules_name_metrics_that_exist(cluster: Cluster, watched: str) -> None:
-    with cluster.connect(watched) as db:
+def test_queries_and_rules_name_metrics_that_exist(cluster: Cluster, module_database: str) -> None:
+    with cluster.connect(module_database) as db:
         known = {f"ulak_{name}" for (name,) in db.execute("select name from ulak._metric_definitions()")}
 
     used = set(re.findall(r"\bulak_\w+", RULES.read_text() + json.dumps(DASHBOARD)))
@@ -180,8 +175,8 @@ def test_every_alert_notices_its_trouble(trouble: Prometheus, alert: str) -> Non
     assert trouble.rules()[alert]["health"] == "ok"
 
 
-def test_every_alert_says_what_to_run_next(trouble: Prometheus, cluster: Cluster, watched: str) -> None:
-    with cluster.connect(watched) as db, db.transaction(force_rollback=True):
+def test_every_alert_says_what_to_run_next(trouble: Prometheus, cluster: Cluster, module_database: str) -> None:
+    with cluster.connect(module_database) as db, db.transaction(force_rollback=True):
         for rule in trouble.rules().values():
             for alert in rule["alerts"]:
                 next_step = alert["annotations"]["next"]
@@ -190,9 +185,9 @@ def test_every_alert_says_what_to_run_next(trouble: Prometheus, cluster: Cluster
                         db.execute(next_step)
 
 
-def test_a_database_that_does_not_answer_is_told_to_prometheus(cluster: Cluster, watched: str) -> None:
+def test_a_database_that_does_not_answer_is_told_to_prometheus(cluster: Cluster, module_database: str) -> None:
     port = free_port()
-    environment = {**os.environ, "PGHOST": cluster.host, "PGPORT": "1", "PGDATABASE": watched}
+    environment = {**os.environ, "PGHOST": cluster.host, "PGPORT": "1", "PGDATABASE": module_database}
     exporter = start([sys.executable, PROJECT / "docker/prometheus/exporter.py", str(port)], env=environment)
 
     def status() -> int:
@@ -211,6 +206,9 @@ def test_a_database_that_does_not_answer_is_told_to_prometheus(cluster: Cluster,
         exporter.wait(10)
 
 
-def test_an_application_can_not_scrape(cluster: Cluster, watched: str) -> None:
-    with cluster.connect(watched, "ulak_application") as session, pytest.raises(psycopg.errors.InsufficientPrivilege):
+def test_an_application_can_not_scrape(cluster: Cluster, module_database: str) -> None:
+    with (
+        cluster.connect(module_database, "ulak_application") as session,
+        pytest.raises(psycopg.errors.InsufficientPrivilege),
+    ):
         session.execute("select ulak.metrics_text()")

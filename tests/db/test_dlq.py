@@ -9,9 +9,7 @@ from support.queue import Queue
 DAY = 86_400
 
 
-@pytest.fixture(autouse=True)
-def shop(queue: Queue) -> int:
-    return queue.endpoint()
+pytestmark = pytest.mark.usefixtures("shop")
 
 
 def test_a_waiting_message_can_be_taken_out_by_hand(queue: Queue) -> None:

@@ -159,8 +159,7 @@ def other_cluster() -> Iterator[Cluster]:
     """One whose settings these tests change."""
     settings: Settings = {"shared_preload_libraries": "", "max_prepared_transactions": 2}
     cluster = Cluster.create(settings=settings, in_memory=True)
-    cluster.create_database("app")
-    cluster.install("app")
+    cluster.install(cluster.create_database("app"))
     with cluster.connect("app") as db:
         Queue(db).endpoint("shop", HTTP, protocol="http")
     yield cluster
@@ -706,8 +705,7 @@ def test_a_session_is_told_after_an_hour_even_if_nothing_is_dead_yet(littered: Q
 
 
 def test_a_prepared_transaction_that_holds_vacuum_back_is_named(other_cluster: Cluster) -> None:
-    other_cluster.create_database("two_phases")
-    other_cluster.install("two_phases")
+    other_cluster.install(other_cluster.create_database("two_phases"))
     with other_cluster.connect("two_phases") as db, other_cluster.connect("two_phases") as session:
         littered = to_be_littered(db)
         session.execute("begin")

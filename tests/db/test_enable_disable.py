@@ -7,10 +7,7 @@ from typing import Any
 import pytest
 from support.queue import Queue
 
-
-@pytest.fixture(autouse=True)
-def shop(queue: Queue) -> int:
-    return queue.endpoint()
+pytestmark = pytest.mark.usefixtures("shop")
 
 
 def claimed(queue: Queue, now: float, limit: int = 1000) -> int:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
 import psycopg
 import pytest
-from support.cluster import Cluster, Connect
+from support.cluster import Connect
 from support.errors import refused
 from support.sessions import gather
 from ulak.http import header
@@ -21,13 +20,10 @@ CREATE = "select ulak.create_endpoint(%s, %s, %s)"
 
 
 @pytest.fixture(scope="module")
-def shared(cluster: Cluster, template: str) -> Iterator[DB]:
+def shared(module_session: DB) -> DB:
     """For tests that only validate."""
-    name = cluster.create_database("endpoints", template)
-    with cluster.connect(name) as connection:
-        connection.execute("select ulak.set_secret('token', 'a-secret-token')")
-        yield connection
-    cluster.drop_database(name)
+    module_session.execute("select ulak.set_secret('token', 'a-secret-token')")
+    return module_session
 
 
 def validate(db: DB, config: Any, protocol: str = "http") -> Any:

@@ -3,26 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import psycopg
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support.cluster import Cluster
 from support.errors import refused
 
 DB = psycopg.Connection[Any]
-
-
-@pytest.fixture(scope="module")
-def shared(cluster: Cluster, template: str) -> Iterator[DB]:
-    """Nothing here writes, so one database does for all."""
-    name = cluster.create_database("json_schema", template)
-    with cluster.connect(name) as connection:
-        yield connection
-    cluster.drop_database(name)
 
 
 def violation(db: DB, schema: Any, value: Any) -> str | None:
@@ -93,37 +82,39 @@ KEYWORDS: list[tuple[Any, list[Any], dict[str, str]]] = [
 
 
 @pytest.mark.parametrize(("schema", "accepted", "refusals"), KEYWORDS, ids=[json.dumps(case[0]) for case in KEYWORDS])
-def test_a_keyword_accepts_and_refuses(shared: DB, schema: Any, accepted: list[Any], refusals: dict[str, str]) -> None:
-    shared.execute("select ulak._check_json_schema(%s)", [json.dumps(schema)])
+def test_a_keyword_accepts_and_refuses(
+    module_session: DB, schema: Any, accepted: list[Any], refusals: dict[str, str]
+) -> None:
+    module_session.execute("select ulak._check_json_schema(%s)", [json.dumps(schema)])
 
-    assert [value for value in accepted if violation(shared, schema, value) is not None] == []
-    assert {text: violation(shared, schema, json.loads(text)) for text in refusals} == refusals
+    assert [value for value in accepted if violation(module_session, schema, value) is not None] == []
+    assert {text: violation(module_session, schema, json.loads(text)) for text in refusals} == refusals
 
 
-def test_the_path_leads_through_objects_and_arrays(shared: DB) -> None:
+def test_the_path_leads_through_objects_and_arrays(module_session: DB) -> None:
     price = {"type": "object", "properties": {"price": {"minimum": 0}}}
     schema = {"properties": {"order": {"properties": {"items": {"type": "array", "items": price}}}}}
 
-    found = violation(shared, schema, {"order": {"items": [{}, {"price": 1}, {"price": -1}]}})
+    found = violation(module_session, schema, {"order": {"items": [{}, {"price": 1}, {"price": -1}]}})
 
     assert found == "$.order.items[2].price must be at least 0"
 
 
-def test_odd_keys_are_quoted_in_the_path(shared: DB) -> None:
-    found = violation(shared, {"additionalProperties": {"type": "string"}}, {'a "b".c': 1})
+def test_odd_keys_are_quoted_in_the_path(module_session: DB) -> None:
+    found = violation(module_session, {"additionalProperties": {"type": "string"}}, {'a "b".c': 1})
 
     assert found == r'$["a \"b\".c"] must be of type string'
 
 
-def test_an_unknown_key_is_answered_with_the_nearest(shared: DB) -> None:
+def test_an_unknown_key_is_answered_with_the_nearest(module_session: DB) -> None:
     schema = {"properties": {"amount": True, "currency": True}, "additionalProperties": False}
 
-    row = shared.execute("select (ulak._json_violation(%s, %s))[3]", [json.dumps(schema), '{"amuont": 1}'])
+    row = module_session.execute("select (ulak._json_violation(%s, %s))[3]", [json.dumps(schema), '{"amuont": 1}'])
 
     assert row.fetchone() == ('Did you mean "amount"?',)
 
 
-def test_no_message_repeats_the_value(shared: DB) -> None:
+def test_no_message_repeats_the_value(module_session: DB) -> None:
     secret = "hunter2"
     schemas: list[Any] = [
         {"type": "integer"},
@@ -135,7 +126,7 @@ def test_no_message_repeats_the_value(shared: DB) -> None:
         False,
     ]
 
-    found = [violation(shared, schema, secret) for schema in schemas]
+    found = [violation(module_session, schema, secret) for schema in schemas]
 
     assert None not in found
     assert [text for text in found if secret in str(text)] == []
@@ -169,23 +160,23 @@ BAD_SCHEMAS = {
 
 
 @pytest.mark.parametrize("schema", BAD_SCHEMAS)
-def test_a_schema_that_cannot_be_enforced_is_refused(shared: DB, schema: str) -> None:
-    error = refused(shared, "select ulak._check_json_schema(%s)", schema)
+def test_a_schema_that_cannot_be_enforced_is_refused(module_session: DB, schema: str) -> None:
+    error = refused(module_session, "select ulak._check_json_schema(%s)", schema)
 
     assert error.sqlstate == "22023"
     assert error.message_primary is not None
     assert error.message_primary.startswith("invalid JSON Schema: " + BAD_SCHEMAS[schema])
 
 
-def test_a_misspelt_keyword_is_answered_with_the_nearest(shared: DB) -> None:
+def test_a_misspelt_keyword_is_answered_with_the_nearest(module_session: DB) -> None:
     assert (
-        refused(shared, """select ulak._check_json_schema('{"minimun": 1}')""").message_hint
+        refused(module_session, """select ulak._check_json_schema('{"minimun": 1}')""").message_hint
         == 'Did you mean "minimum"?'
     )
 
 
-def test_the_schemas_of_ulak_itself_are_valid(shared: DB) -> None:
-    checked = shared.execute(
+def test_the_schemas_of_ulak_itself_are_valid(module_session: DB) -> None:
+    checked = module_session.execute(
         """
         select ulak._check_json_schema(schema)
         from (
@@ -268,7 +259,7 @@ SCHEMAS: st.SearchStrategy[Any] = st.recursive(
 
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(schema=SCHEMAS, value=VALUES)
-def test_verdicts_are_those_of_the_standard(shared: DB, schema: Any, value: Any) -> None:
-    shared.execute("select ulak._check_json_schema(%s)", [json.dumps(schema)])
+def test_verdicts_are_those_of_the_standard(module_session: DB, schema: Any, value: Any) -> None:
+    module_session.execute("select ulak._check_json_schema(%s)", [json.dumps(schema)])
 
-    assert (violation(shared, schema, value) is None) == valid(schema, value)
+    assert (violation(module_session, schema, value) is None) == valid(schema, value)

@@ -13,9 +13,7 @@ Report = Callable[..., None]
 REPORTS: dict[str, tuple[Any, ...]] = {"complete": (), "fail": ("no luck",), "release": ()}
 
 
-@pytest.fixture(autouse=True)
-def shop(queue: Queue) -> int:
-    return queue.endpoint()
+pytestmark = pytest.mark.usefixtures("shop")
 
 
 @pytest.fixture

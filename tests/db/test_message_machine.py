@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import os
 from collections import defaultdict
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import psycopg
 import pytest
-from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
-from support.cluster import Cluster
-from support.queue import INFINITY, Claim, Queue
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+from support.machine import play
+from support.queue import DB, INFINITY, Claim, Queue
 
-STEPS = 80
-RUNS = 220 if os.environ.get("ULAK_CHAOS") == "full" else 180
 NEVER = float("inf")
 # A fresh message became due when it was really sent, long before the machine's time began.
 LONG_AGO = -1e6
@@ -429,11 +424,8 @@ class Machine(RuleBasedStateMachine):
 
 
 @pytest.fixture
-def queue(cluster: Cluster, template: str) -> Iterator[Queue]:
-    cluster.create_database("message_machine", template)
-    with cluster.connect("message_machine") as connection:
-        yield Queue(connection)
-    cluster.drop_database("message_machine")
+def queue(db: DB) -> Queue:
+    return Queue(db)
 
 
 @pytest.mark.timeout(3600)
@@ -441,15 +433,6 @@ def test_messages_live_as_the_model_says(queue: Queue) -> None:
     Machine.queue = queue
     Machine.steps = 0
 
-    run_state_machine_as_test(
-        Machine,
-        settings=settings(
-            max_examples=RUNS,
-            stateful_step_count=STEPS,
-            deadline=None,
-            suppress_health_check=list(HealthCheck),
-            phases=[Phase.reuse, Phase.generate, Phase.shrink],
-        ),
-    )
+    play(Machine, steps=80, runs=180, runs_of_chaos=220)
 
     assert Machine.steps >= 10_000

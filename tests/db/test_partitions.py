@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import psycopg
 import pytest
 from support.cluster import Cluster, Connect
-from support.finished import column, finish, shared_database, value
+from support.finished import column, finish, value
 from support.sessions import strain
 
 DB = psycopg.Connection[Any]
@@ -43,18 +42,6 @@ def drop_months(db: DB) -> DB:
     for name in column(db, PARTITIONS):
         db.execute(f"drop table ulak.{name}")  # type: ignore[arg-type]
     return db
-
-
-@pytest.fixture(scope="module")
-def shared(cluster: Cluster, template: str) -> Iterator[DB]:
-    with shared_database(cluster, "test_partitions", template) as connection:
-        yield connection
-
-
-@pytest.fixture
-def alone(shared: DB) -> Iterator[DB]:
-    with shared.transaction(force_rollback=True):
-        yield shared
 
 
 @pytest.fixture

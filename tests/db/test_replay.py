@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import psycopg
 import pytest
-from support.cluster import Cluster, Connect
-from support.finished import column, finish, shared_database, value
+from support.cluster import Connect
+from support.finished import column, finish, value
 from support.queue import Queue
 from support.sessions import Running, wait_until_blocked
 
@@ -20,17 +19,9 @@ FEBRUARY = datetime(2030, 2, 1, tzinfo=UTC)
 NOW = datetime(2030, 6, 1, tzinfo=UTC)
 
 
-@pytest.fixture(scope="module")
-def shared(cluster: Cluster, template: str) -> Iterator[DB]:
-    with shared_database(cluster, "test_replay", template) as connection:
-        add_endpoint(connection)
-        yield connection
-
-
-@pytest.fixture
-def alone(shared: DB) -> Iterator[DB]:
-    with shared.transaction(force_rollback=True):
-        yield shared
+@pytest.fixture(scope="module", autouse=True)
+def shop(module_session: DB) -> None:
+    add_endpoint(module_session)
 
 
 def add_endpoint(db: DB, name: str = "shop") -> Any:

@@ -8,10 +8,7 @@ import psycopg
 import pytest
 from support.queue import Queue
 
-
-@pytest.fixture(autouse=True)
-def shop(queue: Queue) -> None:
-    queue.endpoint("shop")
+pytestmark = pytest.mark.usefixtures("shop")
 
 
 def count(queue: Queue) -> int:

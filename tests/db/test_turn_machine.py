@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import pytest
-from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
-from support.cluster import Cluster
-from support.queue import Queue
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+from support.machine import play
+from support.queue import DB, Queue
 
-STEPS = 40
-RUNS = 200 if os.environ.get("ULAK_CHAOS") == "full" else 40
 # Of so many endpoints a claim takes messages at most.
 MOST_ENDPOINTS = 32
 
@@ -205,24 +200,12 @@ class Machine(RuleBasedStateMachine):
 
 
 @pytest.fixture(scope="module")
-def queue(cluster: Cluster, template: str) -> Iterator[Queue]:
-    cluster.create_database("turn_machine", template)
-    with cluster.connect("turn_machine") as connection:
-        yield Queue(connection)
-    cluster.drop_database("turn_machine")
+def queue(module_session: DB) -> Queue:
+    return Queue(module_session)
 
 
 @pytest.mark.timeout(3600)
 def test_claims_go_round_as_the_model_says(queue: Queue) -> None:
     Machine.queue = queue
 
-    run_state_machine_as_test(
-        Machine,
-        settings=settings(
-            max_examples=RUNS,
-            stateful_step_count=STEPS,
-            deadline=None,
-            suppress_health_check=list(HealthCheck),
-            phases=[Phase.reuse, Phase.generate, Phase.shrink],
-        ),
-    )
+    play(Machine, steps=40, runs=40, runs_of_chaos=200)

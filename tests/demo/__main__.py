@@ -108,8 +108,7 @@ def start_receivers() -> dict[str, int]:
 def start_cluster() -> Cluster:
     """pg_cron lives in the demo's own database."""
     cluster = Cluster.create(FOLDER, owned=False, settings={"cron.database_name": DATABASE})
-    cluster.create_database(DATABASE)
-    cluster.install(DATABASE)
+    cluster.install(cluster.create_database(DATABASE))
     cluster.execute("create extension pg_cron", DATABASE)
     # Its scheduler found no database when the server started.
     cluster.restart()

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from support.cluster import Cluster
 from support.node import Held, Node, StartNode, node_dsn
-from support.receiver import Receiver
 from support.site import Site
 
 
@@ -18,12 +17,6 @@ def site(cluster: Cluster, database: str) -> Iterator[Site]:
     site = Site(cluster, database)
     yield site
     site.end()
-
-
-@pytest.fixture
-def receiver() -> Iterator[Receiver]:
-    with Receiver() as receiver:
-        yield receiver
 
 
 @pytest.fixture

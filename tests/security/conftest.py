@@ -5,30 +5,14 @@ from __future__ import annotations
 import re
 from base64 import b64decode
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 
 import pytest
-from psycopg import sql
 from support.cluster import Cluster
-from support.receiver import Answer, Certificate, Received, Receiver, make_certificate
+from support.receiver import Answer, Received, Receiver
 from support.site import Site
 
 SiteIn = Callable[[str], Site]
-
-
-@pytest.fixture(scope="session")
-def site_database(cluster: Cluster, template: str) -> Iterator[str]:
-    name = cluster.create_database("attacked", template)
-    yield name
-    cluster.drop_database(name)
-
-
-@pytest.fixture
-def site(cluster: Cluster, site_database: str) -> Iterator[Site]:
-    """In a database that the attacks share: each leaves it empty."""
-    site = Site(cluster, site_database)
-    yield site
-    site.close()
 
 
 @pytest.fixture
@@ -48,20 +32,10 @@ def site_in(cluster: Cluster) -> Iterator[SiteIn]:
 
 @contextmanager
 def _site_in(cluster: Cluster, encoding: str) -> Iterator[Site]:
-    name = f"attacked_{encoding.lower()}"
-    statement = sql.SQL("create database {} encoding {} locale 'C' template template0")
-    cluster.execute(statement.format(sql.Identifier(name), sql.Literal(encoding)))
-    cluster.install(name)
-    site = Site(cluster, name)
-    yield site
-    site.close()
-    cluster.drop_database(name)
-
-
-@pytest.fixture
-def receiver() -> Iterator[Receiver]:
-    with Receiver() as receiver:
-        yield receiver
+    with cluster.database(f"attacked_{encoding.lower()}", options=f"encoding {encoding} locale 'C'") as name:
+        cluster.install(name)
+        with closing(Site(cluster, name)) as site:
+            yield site
 
 
 @pytest.fixture
@@ -83,9 +57,3 @@ def _echo(request: Received) -> Answer:
         bits += "\n" + b64decode(authorization.removeprefix("Basic ")).decode()
     start = f"Cannot {request.method} {request.path}\n{bits}\n"
     return Answer(422, {"x-echo": told}, f"{start}{headers}\n".encode() + request.body)
-
-
-@pytest.fixture(scope="session")
-def certificate(tmp_path_factory: pytest.TempPathFactory) -> Certificate:
-    """For localhost and 127.0.0.1."""
-    return make_certificate(tmp_path_factory.mktemp("tls"))

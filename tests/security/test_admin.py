@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -39,12 +39,6 @@ SECRETS = {
 @pytest.fixture
 def admin(connect: Connect) -> DB:
     return connect("ulak_admin")
-
-
-@pytest.fixture
-def receiver() -> Iterator[Receiver]:
-    with Receiver() as receiver:
-        yield receiver
 
 
 def test_it_cannot_skip_the_validation_of_a_config_as_a_restore_does(db: DB, admin: DB) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import psycopg
@@ -39,12 +39,6 @@ EVIL = """
 @pytest.fixture
 def application(connect: Connect) -> DB:
     return connect("ulak_application")
-
-
-@pytest.fixture
-def receiver() -> Iterator[Receiver]:
-    with Receiver() as receiver:
-        yield receiver
 
 
 def endpoint(db: DB, **config: Any) -> None:

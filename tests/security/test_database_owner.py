@@ -50,10 +50,8 @@ EVIL = """
 @pytest.fixture
 def owned(cluster: Cluster, template: str) -> Iterator[str]:
     """A database of `nobody`, with the extension."""
-    name = cluster.create_database("owned", template)
-    cluster.execute(f"alter database {name} owner to nobody")
-    yield name
-    cluster.drop_database(name)
+    with cluster.database("owned", template, "owner nobody") as name:
+        yield name
 
 
 def as_owner(cluster: Cluster, database: str, statement: str) -> None:

@@ -10,7 +10,7 @@ import signal
 import socket
 import subprocess
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ import psycopg
 from psycopg import sql
 
 from support import first_release
+from support.janitor import Janitor
 from support.sessions import wait_until
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -296,12 +297,18 @@ class Cluster:
             connection.execute(statement)
 
     def create_database(self, name: str, template: str | None = None) -> str:
-        statement = sql.SQL("create database {} template {} strategy file_copy")
-        self.execute(statement.format(sql.Identifier(name), sql.Identifier(template or "template0")))
+        """One that stays as long as the cluster, or until somebody drops it."""
+        Janitor(self, name, template).init()
         return name
 
     def drop_database(self, name: str) -> None:
-        self.execute(sql.SQL("drop database if exists {} with (force)").format(sql.Identifier(name)))
+        Janitor(self, name).drop()
+
+    @contextlib.contextmanager
+    def database(self, name: str, template: str | None = None, options: str = "") -> Iterator[str]:
+        """One for a while: empty, or a clone. Options are those of CREATE DATABASE."""
+        with Janitor(self, name, template, options):
+            yield name
 
     def install(self, database: str, version: str | None = None) -> None:
         """CREATE EXTENSION, of this version or of the one under test, and a login role for each of its roles."""

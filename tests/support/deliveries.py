@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 from ulak.address import Guard
 from ulak.delivery import Endpoint, EndpointConfig, Message, Settled
@@ -15,6 +16,23 @@ from ulak.worker.dispatcher import Dispatcher
 from ulak.worker.transport import Transport
 from ulak.worker.tuning import LONGEST_WAIT
 from ulak.worker.waiting import Descriptors, Waiting
+
+
+class Stepping(Protocol):
+    @property
+    def in_flight(self) -> int: ...
+
+    def step(self, max_wait: float) -> list[Settled]: ...
+
+
+def settle_all(deliveries: Stepping) -> list[Settled]:
+    """Goes on until nothing is in flight."""
+    settled: list[Settled] = []
+    until = time.monotonic() + 10
+    while deliveries.in_flight:
+        settled += deliveries.step(0.1)
+        assert time.monotonic() < until
+    return settled
 
 
 class Exchanges:

@@ -2,25 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import datetime
 from typing import Any
 
 import psycopg
 
-from support.cluster import Cluster
-
 DB = psycopg.Connection[Any]
-
-
-@contextmanager
-def shared_database(cluster: Cluster, name: str, template: str) -> Iterator[DB]:
-    """One database for the tests of a module that need no second session: each rolls back what it did."""
-    cluster.create_database(name, template)
-    with cluster.connect(name) as connection:
-        yield connection
-    cluster.drop_database(name)
 
 
 def value(db: DB, query: str, *parameters: Any) -> Any:

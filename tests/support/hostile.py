@@ -156,3 +156,20 @@ def closes_instead_of_a_second_answer(server: Hostile, connection: socket.socket
     server.send(connection, b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")
     for _ in read_requests(connection):
         return
+
+
+# Those that every libcurl judges alike.
+BEHAVIOURS: list[Behaviour] = [
+    never_answers,
+    slow_headers,
+    slow_body,
+    closes_at_once,
+    closes_mid_body,
+    resets,
+    invalid_status_line,
+    bad_chunking,
+    endless_headers,
+    endless_interim_answers,
+    huge_body,
+    gzip_bomb,
+]

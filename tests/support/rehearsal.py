@@ -93,8 +93,7 @@ class Traffic:
 
 def stop_a_busy_worker(cluster: Cluster) -> Rows:
     """Where background workers run the jobs: what stop() has come to before it unschedules anything."""
-    cluster.create_database("busy")
-    cluster.install("busy")
+    cluster.install(cluster.create_database("busy"))
     with Hostile(never_answers) as hanging, closing(Site(cluster, "busy")) as site:
         site.http("hanging", hanging.url)
         site.begin(1, 60, is_scheduled=True)
@@ -115,8 +114,7 @@ def rehearse() -> Rehearsal:
     }
     cluster = Cluster.create(settings=settings, in_memory=True)
     seen = Rehearsal(cluster)
-    cluster.create_database("shop")
-    cluster.install("shop")
+    cluster.install(cluster.create_database("shop"))
     seen.start("not loaded")
 
     cluster.configure({"shared_preload_libraries": "pg_cron"})
@@ -164,7 +162,6 @@ def rehearse() -> Rehearsal:
     seen.start("three", "select * from ulak.start(3)")
     seen.start("three again", "select * from ulak.start(3)")
     seen.start("two", "select * from ulak.start()")
-    cluster.create_database("other")
-    cluster.install("other")
+    cluster.install(cluster.create_database("other"))
     seen.start("elsewhere", database="other")
     return seen

@@ -52,6 +52,12 @@ def wait_until_blocked(
     return wait_until(blockers, timeout, f"backend {pid} waiting for a lock")
 
 
+def wait_until_idle(pid: int) -> None:
+    """Until the process waits for something. Whoever has just been signalled is runnable."""
+    status = Path(f"/proc/{pid}/stat")
+    wait_until(lambda: status.read_text().rpartition(")")[2].split()[0] == "S", message=f"{pid} waiting", interval=0)
+
+
 def wait_until_gone(
     session: psycopg.Connection[Any] | int, observer: psycopg.Connection[Any], timeout: float = 10
 ) -> None:

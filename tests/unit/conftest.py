@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 from support.deliveries import Deliveries, Exchanges
-from support.receiver import Certificate, Receiver, make_certificate
 from support.stage import Stage
 from ulak.address import Guard
 from ulak.http import endpoint
@@ -32,19 +30,6 @@ def deliveries() -> Iterator[Deliveries]:
     deliveries = Deliveries()
     yield deliveries
     deliveries.close()
-
-
-@pytest.fixture
-def receiver() -> Iterator[Receiver]:
-    with Receiver() as receiver:
-        yield receiver
-
-
-@pytest.fixture(scope="session")
-def certificate(tmp_path_factory: pytest.TempPathFactory) -> Certificate:
-    """For localhost and 127.0.0.1."""
-    folder: Path = tmp_path_factory.mktemp("tls")
-    return make_certificate(folder)
 
 
 @pytest.fixture

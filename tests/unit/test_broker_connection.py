@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import pytest
+from support.deliveries import settle_all
 from support.receiver import Certificate, Listener
 from support.sessions import wait_until
 from ulak.address import Guard
@@ -114,12 +115,7 @@ class Stage:
         return self.dispatcher.parse(EndpointConfig(7, "orders", version, given, protocol="line"))
 
     def settle(self) -> list[Settled]:
-        settled: list[Settled] = []
-        until = time.monotonic() + 10
-        while self.dispatcher.in_flight:
-            settled += self.dispatcher.step(1)
-            assert time.monotonic() < until
-        return settled
+        return settle_all(self.dispatcher)
 
     def errors(self) -> list[str | None]:
         return [each.outcome.of(message).error for each in self.settle() for message in each.messages]

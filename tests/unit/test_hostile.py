@@ -89,23 +89,10 @@ class Silent(Listener):
 def _servers(folder: Path, certificate: Certificate) -> dict[str, Listener]:
     expired = make_certificate(folder, days=(-30, -1), file="expired")
     elsewhere = make_certificate(folder, names=("elsewhere.example",), file="elsewhere")
-    behaviours: list[hostile.Behaviour] = [
-        hostile.never_answers,
-        hostile.slow_headers,
-        hostile.slow_body,
-        hostile.closes_at_once,
-        hostile.closes_mid_body,
-        hostile.resets,
-        hostile.invalid_status_line,
-        hostile.bad_chunking,
-        hostile.endless_headers,
-        hostile.endless_interim_answers,
-        hostile.huge_body,
-        hostile.gzip_bomb,
-        hostile.gzip_bomb_in_transfer,
-    ]
     location = b"location: http://169.254.169.254/latest/meta-data/\r\n"
-    servers: dict[str, Listener] = {each.__name__: Hostile(each) for each in behaviours}
+    servers: dict[str, Listener] = {
+        each.__name__: Hostile(each) for each in (*hostile.BEHAVIOURS, hostile.gzip_bomb_in_transfer)
+    }
     servers |= {
         "redirect_to_metadata": Hostile(
             hostile.answers(b"HTTP/1.1 302 Found\r\ncontent-length: 0\r\n" + location + b"\r\n")

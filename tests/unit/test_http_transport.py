@@ -3,25 +3,14 @@
 from __future__ import annotations
 
 import json
-import time
 from typing import Any
 
 from standardwebhooks import Webhook
-from support.deliveries import Deliveries, worker_endpoint
+from support.deliveries import Deliveries, settle_all, worker_endpoint
 from support.receiver import Answer, Receiver
 from ulak import ping
-from ulak.delivery import Settled
 from ulak.http import batch
 from ulak.http.model import Settings
-
-
-def settle(deliveries: Deliveries) -> list[Settled]:
-    settled: list[Settled] = []
-    until = time.monotonic() + 10
-    while deliveries.in_flight:
-        settled += deliveries.step(0.1)
-        assert time.monotonic() < until
-    return settled
 
 
 def test_every_message_is_settled_once(
@@ -31,7 +20,7 @@ def test_every_message_is_settled_once(
     for number in range(100):
         deliveries.send(endpoint, [make_message(number)])
 
-    settled = settle(deliveries)
+    settled = settle_all(deliveries)
 
     assert sorted(each.messages[0].id for each in settled) == list(range(100))
     assert {each.outcome.error for each in settled} == {None}
@@ -43,7 +32,7 @@ def test_a_receiver_can_verify_what_arrives(
 ) -> None:
 
     deliveries.send(make_endpoint(receiver.url, secrets=["whsec_bmV3", "whsec_b2xk"]), [make_message()])
-    settle(deliveries)
+    settle_all(deliveries)
 
     (got,) = receiver.requests
     assert Webhook("whsec_bmV3").verify(got.body, got.headers) == {"order": 1}
@@ -59,7 +48,7 @@ def test_a_batch_is_one_request_and_one_outcome(
     for group in batch.group(endpoint, messages):
         deliveries.send(endpoint, group)
 
-    settled = settle(deliveries)
+    settled = settle_all(deliveries)
 
     assert sorted(json.loads(each.body) for each in receiver.requests) == [[0, 1, 2], [3, 4, 5], [6]]
     assert sorted(len(each.messages) for each in settled) == [1, 3, 3]
@@ -73,7 +62,7 @@ def test_a_message_that_cannot_be_sent_is_permanent_and_alone(
     deliveries.send(endpoint, [make_message(1, headers='{"a\\nb": "c"}')])
     deliveries.send(endpoint, [make_message(2)])
 
-    errors = {each.messages[0].id: each.outcome.error for each in settle(deliveries)}
+    errors = {each.messages[0].id: each.outcome.error for each in settle_all(deliveries)}
 
     assert errors[1] is not None and errors[1].startswith("[PERMANENT] the message's header 'a\\nb'")
     assert errors[2] is None
@@ -104,7 +93,7 @@ def test_every_retry_after_of_429_and_503_reaches_its_outcome(
         for number in range(len(values)):
             deliveries.send(endpoint, [make_message(number, str(status * 100 + number))])
 
-    settled = settle(deliveries)
+    settled = settle_all(deliveries)
 
     assert len(settled) == 2 * len(values)
     for each in settled:
@@ -120,7 +109,7 @@ def test_a_captured_response_reaches_the_outcome(
     settings = Settings(capture_response=True, response_body_max_size=4)
     deliveries.send(make_endpoint(receiver.url, settings), [make_message()])
 
-    (settled,) = settle(deliveries)
+    (settled,) = settle_all(deliveries)
 
     assert settled.outcome.response is not None
     kept = json.loads(settled.outcome.response)

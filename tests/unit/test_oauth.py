@@ -11,7 +11,7 @@ from urllib.parse import parse_qs
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.deliveries import Deliveries
+from support.deliveries import Deliveries, settle_all
 from support.receiver import Answer, Received, Receiver
 from ulak.address import Guard
 from ulak.delivery import Settled
@@ -59,12 +59,7 @@ def deliver(receiver: Receiver, make_endpoint: Any, make_message: Any) -> Delive
         endpoint = endpoints.setdefault(token_url, make_endpoint(receiver.url, auth=auth))
         for number in range(count):
             deliveries.send(endpoint, [make_message(number)])
-        settled: list[Settled] = []
-        until = time.monotonic() + 10
-        while deliveries.in_flight:
-            settled += deliveries.step(0.1)
-            assert time.monotonic() < until
-        return settled
+        return settle_all(deliveries)
 
     return run
 

@@ -3,23 +3,16 @@
 from __future__ import annotations
 
 import pytest
+from support import stage
 from ulak import address
 from ulak.http import options as http_options
 from ulak.worker import options
 from ulak.worker.request_slots import RequestSlots
 
-SETTINGS = {
-    "batch_size": "500",
+SETTINGS = stage.SETTINGS | {
     "capture_response": "true",
     "cloudevents_source": "/shop",
-    "http_allow_internal_urls": "false",
     "http_allowed_networks": "10.0.0.0/8,127.0.0.1",
-    "http_connect_timeout": "5",
-    "http_timeout": "10",
-    "lease_seconds": "30",
-    "poll_interval": "50",
-    "poll_interval_busy": "2",
-    "response_body_max_size": "65536",
     "worker_concurrency": "1000",
 }
 

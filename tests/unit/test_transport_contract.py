@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+from support.deliveries import settle_all
 from support.mosquitto import Mosquitto, Subscriber
 from support.rabbitmq import RabbitMQ
 from support.receiver import Receiver
@@ -46,12 +46,7 @@ class Case:
         return self.dispatcher.parse(EndpointConfig(7, "orders", 3, {**self.config, **config}, protocol=self.protocol))
 
     def settle(self) -> list[Settled]:
-        settled: list[Settled] = []
-        until = time.monotonic() + 10
-        while self.dispatcher.in_flight:
-            settled += self.dispatcher.step(1)
-            assert time.monotonic() < until
-        return settled
+        return settle_all(self.dispatcher)
 
 
 @pytest.fixture(params=sorted(transports(SETTINGS, "1.0", 8, print)))

@@ -147,12 +147,12 @@ def test_what_is_prefetched_when_the_circuit_opens_goes_back(stage: Stage, state
             for endpoint_id in range(1, 5):
                 stage.database.put(endpoint_id, count=60)
 
-    def opens(outcomes: Outcomes) -> None:
+    def open_circuit(outcomes: Outcomes) -> None:
         if outcomes.errors and len(stage.dispatcher.sent) > 4:
             stage.database.blocked[1] = state
 
     stage.database.hooks["report"] = flood
-    stage.database.hooks["settle"] = opens
+    stage.database.hooks["settle"] = open_circuit
     stage.run(seconds=6)
 
     assert set(stage.database.released.values()) == {seconds}

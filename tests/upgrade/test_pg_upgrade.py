@@ -23,8 +23,7 @@ class Upgraded:
     def __init__(self, old: Cluster, new: Cluster) -> None:
         self.cluster = new
         for name in ("shop", "held"):
-            old.create_database(name)
-            old.install(name)
+            old.install(old.create_database(name))
             with old.connect(name) as db:
                 fill(db)
         old.execute("insert into ulak.cluster_identity (system_identifier) values (0)", "held")

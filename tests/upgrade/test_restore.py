@@ -31,9 +31,8 @@ def other() -> Iterator[Cluster]:
 
 @pytest.fixture
 def restored(other: Cluster) -> Iterator[str]:
-    name = other.create_database("restored")
-    yield name
-    other.drop_database(name)
+    with other.database("restored") as name:
+        yield name
 
 
 @pytest.fixture
@@ -69,8 +68,7 @@ def assert_carried(source: DB, target: DB) -> None:
 
 def test_a_dump_with_pg_cron_in_it_is_restored_under_another_name(cluster: Cluster, shop: DB, tmp_path: Path) -> None:
     dump = cluster.dump(shop.info.dbname, tmp_path / "dump", "--format=custom")
-    name = cluster.create_database("renamed")
-    try:
+    with cluster.database("renamed") as name:
         with pytest.raises(CommandFailed, match="can only create extension in database"):
             cluster.restore(name, dump, "--single-transaction")
 
@@ -79,8 +77,6 @@ def test_a_dump_with_pg_cron_in_it_is_restored_under_another_name(cluster: Clust
         with cluster.connect(name) as db:
             assert_carried(shop, db)
             assert catalog.differences(catalog.snapshot(shop), catalog.snapshot(db)) == []
-    finally:
-        cluster.drop_database(name)
 
 
 # The schema belongs to the extension: without its name, pg_dump takes neither, and none of their rows.
@@ -190,8 +186,7 @@ def test_rows_that_arrive_by_replication_are_announced_once(other: Cluster) -> N
     """By the side that inserted them: triggers don't fire for what a subscription applies."""
     sides = []
     for name in ("publisher", "subscriber"):
-        other.create_database(name)
-        other.install(name)
+        other.install(other.create_database(name))
         other.execute(ORDERS, name)
         sides.append(other.connect(name))
     publisher, subscriber = sides

@@ -60,20 +60,6 @@ RETRY_AFTER = {
     "503_nonsense": (503, "soon, I promise"),
     "503_negative": (503, "-5"),
 }
-BEHAVIOURS: list[hostile.Behaviour] = [
-    hostile.never_answers,
-    hostile.slow_headers,
-    hostile.slow_body,
-    hostile.closes_at_once,
-    hostile.closes_mid_body,
-    hostile.resets,
-    hostile.invalid_status_line,
-    hostile.bad_chunking,
-    hostile.endless_headers,
-    hostile.endless_interim_answers,
-    hostile.huge_body,
-    hostile.gzip_bomb,
-]
 
 
 class Plain(Listener):
@@ -92,7 +78,7 @@ def configs(tmp_path_factory: pytest.TempPathFactory, certificate: Certificate) 
     elsewhere = make_certificate(folder, names=("elsewhere.example",), file="elsewhere")
     hostile.bomb()
     with ExitStack() as stack:
-        servers: dict[str, Listener] = {each.__name__: Hostile(each) for each in BEHAVIOURS}
+        servers: dict[str, Listener] = {each.__name__: Hostile(each) for each in hostile.BEHAVIOURS}
         for name, (status, value) in RETRY_AFTER.items():
             servers[name] = Receiver(Answer(status, {"retry-after": value}))
         servers |= {

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-import time
-
 from support.hostile import Hostile, never_answers
 from support.receiver import Receiver
-from support.sessions import strain, wait_until
+from support.sessions import strain, wait_until, wait_until_idle
 from support.site import Site, WorkerSession, promptly, seconds_of
 
 # Whoever had to look for a message would come too late.
 SELDOM = {"poll_interval": 60000, "poll_interval_busy": 1000}
 
 
-def asleep(site: Site, receiver: Receiver) -> WorkerSession:
+def asleep(site: Site, receiver: Receiver, **settings: int) -> WorkerSession:
     """A worker that listens."""
     site.http("shop", receiver.url)
-    site.configure(**SELDOM)
+    site.configure(**(SELDOM | settings))
+    return start_listening(site)
+
+
+def start_listening(site: Site) -> WorkerSession:
     site.db.execute("select setval('ulak.bell', 1, false)")
     worker = site.start()
     wait_until(lambda: site.value("select pg_sequence_last_value('ulak.bell')"), message="a worker that listens")
@@ -32,12 +34,11 @@ def arrives(site: Site, receiver: Receiver) -> float:
 def test_a_message_wakes_the_worker(site: Site, receiver: Receiver) -> None:
     asleep(site, receiver)
 
-    for _ in range(40):
+    for _ in range(20):
         assert arrives(site, receiver) < promptly()
-        time.sleep(0.02)
+        site.wait_until_settled()
 
-    site.wait_until_settled()
-    assert site.value("select count(*) from ulak.queue where status = 'completed' and attempts = 1") == 40
+    assert site.value("select count(*) from ulak.queue where status = 'completed' and attempts = 1") == 20
 
 
 def test_a_message_wakes_it_while_another_is_under_way(site: Site, receiver: Receiver) -> None:
@@ -47,9 +48,10 @@ def test_a_message_wakes_it_while_another_is_under_way(site: Site, receiver: Rec
         site.send("slow")
         wait_until(lambda: slow.connections)
 
-        for _ in range(20):
+        for number in range(1, 21):
             assert arrives(site, receiver) < promptly()
-            time.sleep(0.02)
+            stored = "select count(*) = %s from ulak.queue where status = 'completed'"
+            wait_until(lambda: site.value(stored, number), message="the outcome")  # noqa: B023
 
 
 def test_a_sender_who_stays_in_his_transaction_wakes_it_when_he_commits(site: Site, receiver: Receiver) -> None:
@@ -81,21 +83,18 @@ def test_a_worker_that_sleeps_hears_of_a_stop_and_of_a_cancel(site: Site, receiv
     site.db.execute("select ulak.stop()")
     assert seconds_of(worker.result) < promptly()
 
-    another = site.start()
-    time.sleep(0.3)
+    another = start_listening(site)
     site.db.execute("select pg_terminate_backend(%s)", [another.pid])
     assert seconds_of(another.end) < promptly() + 0.1
 
 
 def test_other_notifications_harm_nobody(site: Site, receiver: Receiver) -> None:
-    asleep(site, receiver)
-    site.configure(poll_interval=50, poll_interval_busy=2)
-    time.sleep(0.5)
+    worker = asleep(site, receiver, poll_interval=50, poll_interval_busy=2)
 
     # More than the worker listens to in vain: from then on it looks.
     for _ in range(400):
         site.db.execute("notify somebody_else")
-        time.sleep(0.002)
+        wait_until_idle(worker.pid)
 
     assert arrives(site, receiver) < 0.5 * strain()
 

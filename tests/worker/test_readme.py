@@ -45,9 +45,8 @@ def play(cluster: Cluster, database: str, script: str) -> None:
 
 @pytest.fixture
 def readers_database(cluster: Cluster, template: str) -> Iterator[str]:
-    name = cluster.create_database("reader", template)
-    yield name
-    cluster.drop_database(name)
+    with cluster.database("reader", template) as name:
+        yield name
     for role in re.findall(r"^create role (\w+)", README, re.MULTILINE):
         cluster.execute(f"drop role if exists {role}")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import closing
 
 import pytest
 from support.cluster import Cluster
@@ -98,12 +99,10 @@ def test_a_receivers_garbage_is_stored_or_described(site: Site, capture: str) ->
 @pytest.fixture
 def latin_site(cluster: Cluster) -> Iterator[Site]:
     """A database that can't store every character."""
-    cluster.execute("create database latin encoding latin1 locale 'C' template template0")
-    cluster.install("latin")
-    site = Site(cluster, "latin")
-    yield site
-    site.close()
-    cluster.drop_database("latin")
+    with cluster.database("latin", options="encoding latin1 locale 'C'") as name:
+        cluster.install(name)
+        with closing(Site(cluster, name)) as site:
+            yield site
 
 
 def test_a_database_of_another_encoding_takes_what_receivers_say(latin_site: Site) -> None:

@@ -1,4 +1,9 @@
-"""Claims: of all endpoints for the request slots that are free, of fast ones ahead of them, and the light one."""
+"""The three kinds of claim.
+
+A full claim takes messages of all endpoints in turn, for the request slots that are free. Prefetching takes messages of
+fast endpoints, for slots that will be free soon. A light claim takes the one or few messages that have just been sent,
+and stores what was delivered by the same statement.
+"""
 
 from __future__ import annotations
 
@@ -29,8 +34,6 @@ from ulak.worker.tuning import (
 
 
 class Claiming:
-    """A full claim sees all endpoints; prefetching only those that are known to be fast."""
-
     def __init__(
         self,
         database: Database,
@@ -95,7 +98,7 @@ class Claiming:
     # Claims. What they get is in sending.fresh.
 
     def claim(self, now: float, was_notified: bool, until: float) -> None:
-        """For the slots that are free, of all endpoints; then ahead of them, of those that are known to be fast."""
+        """A full claim where it is due, then prefetching."""
         self.last_claim = now
         prefetch = self._to_prefetch(now)
         if not prefetch or was_notified or (self._slots.free and now >= self._last_full + self._full_wait):
@@ -109,8 +112,8 @@ class Claiming:
             self._look_wait = min(LISTENING_LOOK_SECONDS, 2 * self._look_wait)
 
     def light_claim(self, now: float) -> list[Claimed] | None:
-        """One statement stores what was delivered and claims what was sent since, where neither needs more thought.
-        None if that found nothing, or can't be done."""
+        """One statement stores what was delivered and claims what was sent since. None if it found nothing, or if this
+        isn't the plain case: all outcomes are deliveries that nobody waits for, and no endpoint is slow."""
         settling = self._settling
         count = min(LIGHT_CLAIM, self._slots.room_of_any(), self._leases.room())
         if count <= 0 or self._sending.prefetched or settling.unblocks_others or not settling.only_deliveries:
@@ -159,8 +162,8 @@ class Claiming:
     # How many of which endpoint.
 
     def _to_prefetch(self, now: float) -> dict[int, int]:
-        """How many messages of which endpoint are to be prefetched: of those that seem to have more. Not a few: a claim
-        has its price, however many it gets."""
+        """How many messages of which endpoint are to be prefetched: of those that seem to have more. None while half of
+        what is allowed is still there: a claim has its price, however many it gets."""
         needed: dict[int, int] = {}
         if not self.is_under_load:
             return needed

@@ -63,7 +63,7 @@ class Counters:
         ]
 
     def clear(self) -> None:
-        """What was told is told; the last error stays."""
+        """After a report. The last error stays."""
         self._counts = {}
         self.processed = self.failed = 0
 

@@ -72,7 +72,7 @@ class Worker:
                     self._listening.stop()
                 self._wait_for_answers(now)
             now = self._clock()
-            # What is prefetched needs no transaction.
+            # Prefetched requests were committed with their claim, so they can start before the next transaction.
             if self._sending.prefetched:
                 self._sending.start_prefetched(now)
                 now = self._clock()
@@ -99,7 +99,8 @@ class Worker:
     # One wait for each mode.
 
     def _wait_for_wake_up(self, now: float) -> bool:
-        """For a sender or an answer. Whether that was all: a light turn took what was sent, or nothing was."""
+        """For a sender's wake-up or an answer. True: this turn needs no more, because nothing happened or a light turn
+        did it all. False: timers and the transaction follow."""
         listening = self._listening
         end = min(self._timers.next, self._claiming.next_look)
         if self._settling.done:
@@ -110,7 +111,7 @@ class Worker:
         if self._dispatcher.in_flight:
             settled = self._step(end - now)
         else:
-            # Not all of it: the wait isn't broken off by a cancel.
+            # In short waits, since a cancel doesn't end one: the next check_interrupts() sees it.
             listening.wait(min(end - now, CHECK_SECONDS_IDLE))
         self._collect(settled)
         if listening.was_notified:

@@ -73,7 +73,7 @@ class Settling:
         return {message.id for done in self.deferred.values() for each in done for message in each.messages}
 
     def leave_out(self, stored: Collection[int]) -> None:
-        """These have been stored by somebody else."""
+        """These messages' outcomes were stored by a light turn, and need not be stored again."""
         left = []
         for done in self.done:
             messages = [each for each in done.messages if each.id in stored]
@@ -81,7 +81,7 @@ class Settling:
             if len(messages) < len(done.messages):
                 left.append(done._replace(messages=[each for each in done.messages if each.id not in stored]))
         self.done = left
-        # What somebody took away from the worker isn't for a light turn.
+        # What a light turn did not store it never will: the lease was lost. store() finds that out.
         self.only_deliveries = not left
         if not left:
             self.counts.clear()

@@ -86,7 +86,8 @@ class Parts:
         return self.listening.is_on and modes.is_quiet(self.situation(now))
 
     def can_claim(self, now: float) -> bool:
-        """New messages would keep a run from ending. What is stuck does so anyway; nobody is to wait for it."""
+        """A run whose time is over claims nothing more, so that it can end. But where slow receivers, or outcomes that
+        can't be stored, keep it from ending anyway, the messages of other endpoints don't wait for that."""
         is_kept = self.slots.slow_in_flight or self.settling.deferred
         if now >= self.ending.until and (self.ending.is_stop or not is_kept):
             return False

@@ -82,8 +82,8 @@ class Database(Protocol):
     def light_turn(
         self, after: int, count: int, lease: float, delivered: Sequence[Message]
     ) -> tuple[list[Claimed], list[int]]:
-        """Claims of so many ids after this one, and settles what was delivered. Both only if claim() and settle()
-        wouldn't have to think; returns what it claimed and which it settled."""
+        """Claims of so many ids after this one, and settles what was delivered. Both only in the plain case, with
+        nothing to decide (ulak._light_turn() says which that is); returns what it claimed and which it settled."""
 
     def endpoint_configs(self, ids: Iterable[int]) -> list[EndpointConfig]: ...
 

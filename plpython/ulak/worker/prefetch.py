@@ -99,7 +99,7 @@ class Rates:
     def __init__(self) -> None:
         self._rates: dict[int, tuple[float, float]] = {}
         self._total = (0.0, 0.0)
-        # Until when those that have none any more may stay.
+        # When rates without an answer of late are looked for and dropped.
         self._forget_at = 0.0
 
     def note(self, counts: Mapping[int, int], now: float) -> None:

@@ -63,7 +63,7 @@ class RequestSlots:
         if not self._held[endpoint_id]:
             del self._held[endpoint_id]
         if seconds >= SLOW_SECONDS:
-            self._mark(endpoint_id)
+            self._add_slow(endpoint_id)
         elif endpoint_id in self.slow and endpoint_id not in self.stuck:
             self.slow.remove(endpoint_id)
             self._taken_slow -= self._held[endpoint_id]
@@ -72,7 +72,7 @@ class RequestSlots:
         """These, and no others, have requests under way for longer than SLOW_SECONDS."""
         self.stuck = frozenset(endpoint_ids)
         for endpoint_id in self.stuck:
-            self._mark(endpoint_id)
+            self._add_slow(endpoint_id)
 
     def room(self) -> int:
         """For an endpoint that has nothing in flight and isn't known as slow."""
@@ -112,7 +112,7 @@ class RequestSlots:
     def _free_slow(self) -> int:
         return max(0, min(self.total - self._taken_slow, 2 * self.total - self._taken))
 
-    def _mark(self, endpoint_id: int) -> None:
+    def _add_slow(self, endpoint_id: int) -> None:
         if endpoint_id not in self.slow:
             self.slow.add(endpoint_id)
             self._taken_slow += self._held[endpoint_id]

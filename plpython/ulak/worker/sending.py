@@ -22,7 +22,7 @@ class _UnderWay(NamedTuple):
 class Sending:
     def __init__(self, dispatcher: Dispatcher, slots: RequestSlots, settling: Settling, counters: Counters) -> None:
         self.slots = slots
-        # What the last claim got, and what it got for later.
+        # Requests of the last claim, which start when it is committed; and those that found no slot then.
         self.fresh = Prefetched()
         self.prefetched = Prefetched()
         self._dispatcher = dispatcher

@@ -1,6 +1,6 @@
 """What a worker does by the clock: asks whether to go on, renews leases, sweeps and reports.
 
-What the database has no time for is left to the next time.
+Where the database is busy, because a lock is taken, it is left to the timer's next time.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class Timers:
         self._database.commit()
 
     def release_blocked(self) -> None:
-        """A circuit may have opened since."""
+        """Gives back what is prefetched for endpoints whose circuit has opened."""
         if self._sending.prefetched:
             with suppress(Busy):
                 self._claiming.release_blocked()

@@ -51,7 +51,8 @@ class Transaction:
             self._sending.start_fresh(self._clock())
 
     def light_turn(self, now: float) -> bool:
-        """Somebody has notified: stores, claims and sends at once what needs no more thought. Whether that was all."""
+        """After a wake-up: stores and claims by one statement, and sends, if this is the plain case that
+        ulak._light_turn() is for. Whether it was; otherwise run() has to do it."""
         claimed = self._claiming.light_claim(now)
         if claimed is None:
             return False
@@ -94,7 +95,7 @@ class Transaction:
         return modes.next_claim(self._parts.situation(now), prospect, now)
 
     def _is_to_claim(self, claim: Claim, now: float) -> bool:
-        """Looks, where it depends on that."""
+        """Where it depends on whether there is something to claim, the database is asked."""
         if claim is Claim.IF_PENDING:
             return self._look_listening(now)
         if claim is Claim.IF_SENT:
@@ -103,7 +104,7 @@ class Transaction:
 
     def _look_listening(self, now: float) -> bool:
         if not self._listening.is_on:
-            # What was said until now didn't wake it.
+            # A stop that was notified of before it began to listen has not woken it: it asks for its orders now.
             self._timers.check_by(now)
         if self._listening.renew(now):
             return True
@@ -129,5 +130,5 @@ class Transaction:
         if was_notified:
             self._listening.answered(bool(self._sending.fresh))
             if not self._sending.fresh:
-                # Then it wasn't a sender who notified.
+                # It wasn't a sender who notified: it may have been stop().
                 self._timers.check_by(now)
