@@ -11,6 +11,7 @@ import psycopg
 import pytest
 from support.cluster import TEMPLATE, Cluster, Connect, remove_abandoned
 from support.janitor import Janitor
+from support.kafka import Kafka
 from support.mosquitto import Mosquitto
 from support.plain import PlainCluster, is_plain, reason_to_skip
 from support.rabbitmq import RabbitMQ
@@ -167,3 +168,16 @@ def mosquitto(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mosquitto]:
     """For all tests that leave it running."""
     with Mosquitto(tmp_path_factory.mktemp("mosquitto")) as broker:
         yield broker
+
+
+@pytest.fixture(scope="session")
+def kafka_cluster() -> Iterator[Kafka]:
+    with Kafka() as kafka:
+        yield kafka
+
+
+@pytest.fixture
+def kafka(kafka_cluster: Kafka) -> Iterator[Kafka]:
+    """One for all tests; each leaves it up, quick and willing, and has topics of its own."""
+    yield kafka_cluster
+    kafka_cluster.mend()

@@ -15,6 +15,7 @@ from ulak.worker.waiting import Descriptors
 CLIENTS: Mapping[str, tuple[str, str]] = {
     "amqp": ("pika", "python3-pika"),
     "http": ("pycurl", "python3-pycurl"),
+    "kafka": ("confluent_kafka", "python3-confluent-kafka"),
     "mqtt": ("paho", "python3-paho-mqtt"),
     "redis": ("redis", "python3-redis"),
 }
@@ -38,6 +39,11 @@ def transports(
 
         client = Client(guard(settings), descriptors, max_in_flight)
         return HttpTransport(client, options.endpoint_settings(settings, version))
+
+    def kafka(descriptors: Descriptors) -> Transport:
+        from ulak.kafka.transport import KafkaTransport
+
+        return KafkaTransport(descriptors, guard(settings), settings["cloudevents_source"])
 
     def log_lines(descriptors: Descriptors) -> Transport:
         from ulak.log.transport import LogTransport
@@ -65,6 +71,7 @@ def transports(
         for protocol, make in {
             "amqp": amqp,
             "http": http,
+            "kafka": kafka,
             "log": log_lines,
             "mqtt": mqtt,
             "redis": redis,

@@ -8,7 +8,7 @@ returns text[]
 language sql
 immutable
 as $sql$
-    select array['http', 'log', 'amqp', 'mqtt', 'redis']
+    select array['http', 'log', 'amqp', 'kafka', 'mqtt', 'redis']
 $sql$;
 
 create or replace function ulak._protocols()
@@ -31,6 +31,7 @@ as $sql$
     from (
         select case p_protocol
             when 'http' then ulak._http_config_schema()
+            when 'kafka' then ulak._kafka_config_schema()
             when 'log' then ulak._log_config_schema()
             when 'amqp' then ulak._amqp_config_schema()
             when 'mqtt' then ulak._mqtt_config_schema()
@@ -126,6 +127,7 @@ begin
         case p_protocol
             when 'http' then ulak._http_config_violation(p_config)
             when 'amqp' then ulak._amqp_config_violation(p_config)
+            when 'kafka' then ulak._kafka_config_violation(p_config)
             when 'mqtt' then ulak._mqtt_config_violation(p_config)
             when 'redis' then ulak._redis_config_violation(p_config)
         end

@@ -10,8 +10,10 @@ from statistics import median
 from typing import Any, NamedTuple
 
 import redis
+from confluent_kafka import Producer
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
+from support.kafka import Kafka
 from support.mosquitto import Mosquitto, make_client
 from support.publisher import Publisher
 from support.rabbitmq import RabbitMQ
@@ -150,7 +152,38 @@ def to_mqtt(stage: Stage) -> Iterator[Figure]:
         yield from compare(stage, Broker("mqtt", config, send), is_fast=False)
 
 
-SECTIONS: dict[str, Section] = {"redis": to_redis, "mqtt": to_mqtt, "amqp": to_amqp}
+def to_kafka(stage: Stage) -> Iterator[Figure]:
+    """Idempotent, with the same headers, and the reports fetched as they come."""
+    with Kafka() as cluster:
+        topic = cluster.create_topic("orders", 4)
+
+        def send(count: int) -> None:
+            producer = Producer(
+                {"bootstrap.servers": cluster.broker, "enable.idempotence": True, "linger.ms": 0, "log_level": 0}
+            )
+            left = count
+
+            def reported(error: Any, _: Any) -> None:
+                nonlocal left
+                assert error is None
+                left -= 1
+
+            for n in range(count):
+                headers = [
+                    ("ulak-message-id", str(uuid.uuid4())),
+                    ("ulak-attempt", "1"),
+                    ("content-type", "application/json"),
+                    ("ulak-created-at", "2026-11-17T12:00:00.123456+00:00"),
+                ]
+                producer.produce(topic, body(n), headers=headers, on_delivery=reported)
+                producer.poll(0)
+            while left:
+                producer.poll(0.1)
+
+        yield from compare(stage, Broker("kafka", {"broker": cluster.broker, "topic": topic}, send), is_fast=True)
+
+
+SECTIONS: dict[str, Section] = {"kafka": to_kafka, "redis": to_redis, "mqtt": to_mqtt, "amqp": to_amqp}
 
 PART = Part(
     "Delivery to brokers on the same machine, messages of 200 bytes, default settings of ulak; processor: of the worker, with "

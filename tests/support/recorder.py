@@ -79,6 +79,20 @@ class Recorder:
         self._behaviours.pop(path, None)
         self._tell({"release": path})
 
+    def note(self, exchange: str, at: float, endpoint: str, body: bytes, webhook_id: str, attempt: int) -> None:
+        """What arrived elsewhere, as if it had come here."""
+        entry = {
+            "exchange": exchange,
+            "at": at,
+            "endpoint": endpoint,
+            "token": json.loads(body)["token"],
+            "webhook_id": webhook_id,
+            "attempt": attempt,
+            "status": 200,
+        }
+        with self.file.open("a") as file:
+            file.write(json.dumps(entry) + "\n")
+
     def arrivals(self) -> list[Arrival]:
         return read_arrivals(self.file)
 

@@ -6,9 +6,11 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
+from uuid import uuid4
 
 import pytest
 from support.deliveries import settle_all
+from support.kafka import Kafka
 from support.mosquitto import Mosquitto, Subscriber
 from support.rabbitmq import RabbitMQ
 from support.receiver import Receiver
@@ -90,7 +92,21 @@ def redis(dispatcher: Dispatcher, lines: list[str], fixture: Any, resources: Exi
     return Case("redis", config, dispatcher, lambda: len(server.entries("orders")), {**config, "minid": "yesterday"})
 
 
-CASES: dict[str, Callable[..., Case]] = {"http": http, "log": log, "amqp": amqp, "mqtt": mqtt, "redis": redis}
+def kafka(dispatcher: Dispatcher, lines: list[str], fixture: Any, resources: ExitStack) -> Case:
+    cluster: Kafka = fixture("kafka")
+    topic = cluster.create_topic(f"contract-{uuid4()}")
+    config = {"broker": cluster.broker, "topic": topic}
+    return Case("kafka", config, dispatcher, lambda: len(cluster.read(topic, 50)), {**config, "broker": "nowhere"})
+
+
+CASES: dict[str, Callable[..., Case]] = {
+    "http": http,
+    "log": log,
+    "amqp": amqp,
+    "kafka": kafka,
+    "mqtt": mqtt,
+    "redis": redis,
+}
 
 
 def message(number: int, payload: str = '{"order": 1}', **fields: Any) -> Message:

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 from ulak.address import Guard
-from ulak.broker.connection import Connection, Surroundings
 from ulak.broker.delivery import Delivery
+from ulak.broker.link import Link, Surroundings
 from ulak.delivery import ConfigError, Endpoint, EndpointConfig, Message, Settled
 from ulak.worker.transport import Ready
 from ulak.worker.waiting import READABLE, Descriptors
@@ -43,17 +43,22 @@ class BrokerTransport(ABC):
         self._clock = clock
         self._settled: list[Settled] = []
         # By endpoint, the one that was used last at the end.
-        self._connections: dict[int, Connection] = {}
+        self._connections: dict[int, Link] = {}
         # Of earlier configs, with something under way.
-        self._leaving: set[Connection] = set()
-        self._owners: dict[int, Connection] = {}
+        self._leaving: set[Link] = set()
+        self._owners: dict[int, Link] = {}
+
+    @property
+    def most_connections(self) -> int:
+        """Beyond so many, those that are idle are closed."""
+        return MOST_CONNECTIONS
 
     @abstractmethod
     def target(self, config: EndpointConfig) -> Target:
         """Raises ConfigError."""
 
     @abstractmethod
-    def connect(self, endpoint: Endpoint, surroundings: Surroundings) -> Connection:
+    def connect(self, endpoint: Endpoint, surroundings: Surroundings) -> Link:
         """Begins to dial."""
 
     def parse(self, config: EndpointConfig) -> Endpoint:
@@ -119,7 +124,7 @@ class BrokerTransport(ABC):
         for each in connections:
             each.close()
 
-    def _connection(self, endpoint: Endpoint) -> Connection:
+    def _connection(self, endpoint: Endpoint) -> Link:
         known = self._connections.pop(endpoint.id, None)
         if known is not None and known.is_idle:
             # Nobody waited for it, so nobody has seen whether it was closed.
@@ -138,14 +143,14 @@ class BrokerTransport(ABC):
         return known
 
     def _close_idle(self) -> None:
-        if len(self._connections) >= MOST_CONNECTIONS:
+        if len(self._connections) >= self.most_connections:
             for endpoint_id, each in self._connections.items():
                 if each.is_idle:
                     each.close()
                     del self._connections[endpoint_id]
                     return
 
-    def _forget(self, connection: Connection) -> None:
+    def _forget(self, connection: Link) -> None:
         connection.close()
         self._leaving.discard(connection)
         if self._connections.get(connection.endpoint.id) is connection:
@@ -155,14 +160,14 @@ class BrokerTransport(ABC):
 class _Own:
     """The descriptors of one connection among those of its transport."""
 
-    def __init__(self, descriptors: Descriptors, owners: dict[int, Connection]) -> None:
+    def __init__(self, descriptors: Descriptors, owners: dict[int, Link]) -> None:
         self._descriptors = descriptors
         self._owners = owners
-        self._owner: Connection | None = None
+        self._owner: Link | None = None
         # What it began to watch before it was known.
         self._early: set[int] = set()
 
-    def belong_to(self, owner: Connection) -> None:
+    def belong_to(self, owner: Link) -> None:
         self._owner = owner
         for descriptor in self._early:
             self._owners[descriptor] = owner

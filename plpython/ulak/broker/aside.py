@@ -1,0 +1,58 @@
+"""Work that can't be done without waiting, in a thread beside the worker; a descriptor tells when it is done."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+from ulak.broker.dial import DialError
+from ulak.delivery import RETRYABLE
+from ulak.signals import start_thread
+
+Result = TypeVar("Result")
+
+
+class Aside(Generic[Result]):
+    """Nobody waits for its end: one that hangs is left alone, and what it makes is gone with it, in its own thread."""
+
+    def __init__(self, work: Callable[[], Result]) -> None:
+        self._result: list[Result] = []
+        # Not the error itself: it would keep what its frames hold alive until somebody else forgets it.
+        self._problem = ("", "")
+        ours, theirs = socket.socketpair()
+        ours.setblocking(False)
+        self._ours = ours
+
+        def run() -> None:
+            try:
+                self._result.append(work())
+            except DialError as error:
+                self._problem = str(error), error.prefix
+            except Exception as error:
+                # Its text might quote a secret.
+                self._problem = f"network: {type(error).__name__}", RETRYABLE
+            finally:
+                # Which can be read at the other end.
+                theirs.close()
+
+        start_thread(run)
+
+    @property
+    def descriptor(self) -> int:
+        return self._ours.fileno()
+
+    def is_done(self) -> bool:
+        try:
+            return self._ours.recv(1) == b""
+        except BlockingIOError:
+            return False
+
+    def result(self) -> Result:
+        """Once it is done. Raises DialError."""
+        if not self._result:
+            raise DialError(*self._problem)
+        return self._result.pop()
+
+    def close(self) -> None:
+        self._ours.close()

@@ -1,0 +1,204 @@
+"""What the transport knows of a connection to a broker: deliveries that wait or are under way, until each has ended."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable
+from typing import NamedTuple
+
+from ulak import text
+from ulak.address import Guard
+from ulak.broker.delivery import Delivery
+from ulak.broker.dial import Descriptors, DialError
+from ulak.delivery import PERMANENT, RETRYABLE, ConfigError, Endpoint, MessageError, Settled
+from ulak.mask import Mask
+
+
+class Surroundings(NamedTuple):
+    """What a connection needs of its transport."""
+
+    descriptors: Descriptors
+    guard: Guard
+    clock: Callable[[], float]
+    # Where a delivery that has ended is put.
+    settled: list[Settled]
+
+
+class Lost(Exception):
+    """Raised by a protocol: the connection can't be used any longer."""
+
+    def __init__(self, problem: str, prefix: str = RETRYABLE) -> None:
+        super().__init__(problem)
+        self.prefix = prefix
+
+
+class Link(ABC):
+    """Deliveries wait until the protocol calls open(); each is then given to send(), and is settled one message at a
+    time. A connection that doesn't answer in time is lost, with all that is under way over it: nobody could tell any
+    more which answer is whose.
+
+    Whatever the protocol raises is the connection's end, and reaches nobody else.
+    """
+
+    def __init__(self, endpoint: Endpoint, mask: Mask, connect_timeout: float, surroundings: Surroundings) -> None:
+        self.endpoint = endpoint
+        self.mask = mask
+        self.is_open = False
+        self.is_lost = False
+        # By what.
+        self._end = ""
+        self._surroundings = surroundings
+        self._clock = surroundings.clock
+        self._waiting: deque[Delivery] = deque()
+        # In the order of their deadlines.
+        self._under_way: dict[Delivery, None] = {}
+        self._opens_until = self._clock() + connect_timeout
+
+    # What a protocol is made of.
+
+    @property
+    @abstractmethod
+    def peer(self) -> str:
+        """Host and port, for errors."""
+
+    @abstractmethod
+    def send(self, delivery: Delivery) -> None:
+        """Sends its messages, and remembers whose answers they are. MessageError of one of them is for reject()."""
+
+    @abstractmethod
+    def ready(self, events: int) -> None:
+        """One of its descriptors is."""
+
+    def timer(self) -> float | None:
+        """When timer_passed() is to be called."""
+        return None
+
+    def timer_passed(self) -> None:  # noqa: B027 - most have no timer
+        """Such as for a heartbeat."""
+
+    def why_slow(self) -> str | None:
+        """What the broker has said about it, for the error of what isn't acknowledged in time."""
+        return None
+
+    def leave(self) -> int | None:
+        """Begins its end; the descriptor that can be read once it has ended well. Nothing is delivered after it."""
+        return None
+
+    # What a protocol may call.
+
+    def open(self) -> None:
+        self.is_open = True
+        while self._waiting and not self.is_lost:
+            delivery = self._waiting.popleft()
+            self._under_way[delivery] = None
+            self._send(delivery)
+
+    def hold(self, seconds: float | None) -> None:
+        """The broker takes no messages until open() is called again, which is awaited for so long; None: as long as
+        deliveries wait."""
+        self.is_open = False
+        self._opens_until = math.inf if seconds is None else self._clock() + seconds
+
+    def settle(self, delivery: Delivery) -> None:
+        """To be called after its last message was given an outcome; before that it does nothing."""
+        if delivery.is_settled and delivery in self._under_way:
+            del self._under_way[delivery]
+            self._surroundings.settled.append(delivery.settled())
+
+    def reject(self, delivery: Delivery, index: int, error: MessageError) -> None:
+        """A message that can't be sent as it is."""
+        delivery.fail(delivery.messages[index], self.error(PERMANENT, str(error)))
+
+    def error(self, prefix: str, told: str) -> str:
+        """One line, without what nobody may read."""
+        return f"{prefix} {text.line(self.mask.hide(told))}"
+
+    # What the transport calls.
+
+    @property
+    def is_idle(self) -> bool:
+        return not self._under_way and not self._waiting
+
+    def deliver(self, delivery: Delivery) -> None:
+        if self.is_lost:
+            delivery.fail_the_rest(self._end)
+            self._surroundings.settled.append(delivery.settled())
+        elif self.is_open:
+            self._under_way[delivery] = None
+            self._guarded(lambda: self._send(delivery))
+        else:
+            self._waiting.append(delivery)
+
+    def next_deadline(self) -> float | None:
+        times = [self.timer(), None if self.is_open else self._opens_until]
+        if (first := self._first()) is not None:
+            times.append(first.deadline)
+        return min((each for each in times if each is not None), default=None)
+
+    def advance(self, events: int) -> None:
+        """One of its descriptors is ready."""
+        self._guarded(lambda: self.ready(events))
+
+    def pass_time(self) -> None:
+        """next_deadline() has come."""
+        self._guarded(self._pass_time)
+
+    def lose(self, problem: str, prefix: str = RETRYABLE) -> None:
+        """All that is under way or waits has failed, unless the broker has acknowledged it."""
+        self.close()
+        self._end = self.error(prefix, problem)
+        for delivery in (*self._under_way, *self._waiting):
+            delivery.fail_the_rest(self._end)
+            self._surroundings.settled.append(delivery.settled())
+        self._under_way.clear()
+        self._waiting.clear()
+
+    def close(self) -> None:
+        self.is_open = False
+        self.is_lost = True
+
+    def _guarded(self, step: Callable[[], None]) -> None:
+        if self.is_lost:
+            return
+        try:
+            step()
+        except (DialError, Lost) as error:
+            self.lose(str(error), error.prefix)
+        except ConfigError as error:
+            self.lose(f"config: {error}")
+        except OSError as error:
+            told = os.strerror(error.errno) if error.errno else type(error).__name__
+            # What the broker acknowledged before it left is delivered, though nobody has looked yet.
+            with contextlib.suppress(Exception):
+                self._hear_out()
+            self.lose(f"network: {self.peer}: {told}")
+        # Whatever a broker does to our code, the others' deliveries must go on. Its text might quote a secret.
+        except Exception as error:
+            self.lose(f"network: {self.peer}: the answer can't be read: {type(error).__name__}")
+
+    def _hear_out(self) -> None:  # noqa: B027 - where errors aren't those of a socket, there is nothing to hear
+        """Takes what has come until now."""
+
+    def _first(self) -> Delivery | None:
+        return next(iter(self._under_way), None) or (self._waiting[0] if self._waiting else None)
+
+    def _send(self, delivery: Delivery) -> None:
+        self.send(delivery)
+        self.settle(delivery)
+
+    def _pass_time(self) -> None:
+        now = self._clock()
+        first = self._first()
+        if first is not None and now >= first.deadline:
+            why = self.why_slow()
+            doing = "no acknowledgement" if self._under_way or why else "no connection"
+            raise Lost(f"timeout: {doing} from {self.peer} in time" + (f": {why}" if why else ""))
+        if not self.is_open and now >= self._opens_until:
+            raise Lost(f"timeout: no connection to {self.peer} in time")
+        timer = self.timer()
+        if timer is not None and now >= timer:
+            self.timer_passed()

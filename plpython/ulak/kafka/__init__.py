@@ -1,0 +1,1 @@
+"""Delivery to Apache Kafka, by librdkafka's idempotent producer."""

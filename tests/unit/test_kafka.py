@@ -1,0 +1,328 @@
+"""The producer of Kafka as a connection of the worker, against a real cluster."""
+
+from __future__ import annotations
+
+import itertools
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from confluent_kafka import KafkaError
+from support.kafka import PRODUCE, Kafka, Relay
+from support.sessions import wait_until
+from ulak.address import Guard
+from ulak.delivery import ConfigError, Endpoint, EndpointConfig, Message, Settled
+from ulak.kafka import connection, target, verdict
+from ulak.kafka.connection import KafkaConnection
+from ulak.kafka.transport import KafkaTransport
+from ulak.signals import BACKEND_SIGNALS
+from ulak.worker.dispatcher import Dispatcher
+from ulak.worker.waiting import Descriptors
+
+ALL = Guard(allow_internal=True)
+
+
+class Stage:
+    def __init__(self, broker: str, guard: Guard = ALL) -> None:
+        self.broker = broker
+        self.topic = f"unit-{uuid4()}"
+        self.dispatcher = Dispatcher({"kafka": lambda descriptors: self._make(descriptors, guard)})
+
+    def _make(self, descriptors: Descriptors, guard: Guard) -> KafkaTransport:
+        self.transport = KafkaTransport(descriptors, guard, "/ulak")
+        return self.transport
+
+    def endpoint(self, version: int = 1, **config: Any) -> Endpoint:
+        given = {"broker": self.broker, "topic": self.topic, **config}
+        return self.dispatcher.parse(EndpointConfig(7, "bus", version, given, protocol="kafka"))
+
+    def settle(self, endpoint: Endpoint, *messages: Message) -> list[Settled]:
+        self.dispatcher.start(endpoint, messages)
+        settled: list[Settled] = []
+        until = time.monotonic() + 20
+        while self.dispatcher.in_flight:
+            settled += self.dispatcher.step(1)
+            assert time.monotonic() < until
+        return settled
+
+    def errors(self, endpoint: Endpoint, *messages: Message) -> list[str | None]:
+        return [each.outcome.of(one).error for each in self.settle(endpoint, *messages) for one in each.messages]
+
+    @property
+    def connection(self) -> KafkaConnection:
+        (found,) = self.transport._connections.values()
+        assert isinstance(found, KafkaConnection)
+        return found
+
+
+@pytest.fixture
+def silent() -> Iterator[str]:
+    """A broker that takes connections, and never says a word."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        yield f"127.0.0.1:{listening.getsockname()[1]}"
+
+
+@pytest.fixture
+def stage(kafka: Kafka) -> Iterator[Stage]:
+    stage = Stage(kafka.broker)
+    yield stage
+    stage.dispatcher.close()
+
+
+def message(number: int, **fields: Any) -> Message:
+    return Message(number, f"id-{number}", 1, f'"{number}"', **fields)
+
+
+def parsed(**config: Any) -> target.Target:
+    given = {"broker": "a:1", "topic": "t", **config}
+    return target.parse(EndpointConfig(1, "bus", 1, given, secrets=["from the table"]), "/ulak")
+
+
+def threads() -> dict[str, int]:
+    """Of librdkafka in this process, and the signals that each holds back, as a set of bits."""
+    found = {}
+    for task in Path("/proc/self/task").iterdir():
+        with suppress(OSError):
+            lines = (task / "status").read_text().splitlines()
+            fields = dict(line.split(":\t", 1) for line in lines if ":\t" in line)
+            if fields["Name"].startswith("rdk:"):
+                found[task.name] = int(fields["SigBlk"], 16)
+    return found
+
+
+def test_a_producer_is_made_of_the_options_and_of_what_nobody_can_choose() -> None:
+    made = parsed(options={"linger.ms": "7", "delivery.timeout.ms": 2000, "request.required.acks": -1})
+
+    assert made.properties["linger.ms"] == "7"
+    assert made.properties["message.timeout.ms"] == 2000
+    assert made.properties["acks"] == "all"
+    assert made.properties["enable.idempotence"] is True
+    assert "delivery.timeout.ms" not in made.properties and "request.required.acks" not in made.properties
+    # So that librdkafka is always the first to give up.
+    assert made.timeout > made.connect_timeout + 2
+
+
+@pytest.mark.parametrize(
+    "config",
+    [{"broker": "a"}, {"broker": ""}, {"broker": "a:1,"}, {"topic": ""}, {"topic": "a b"}, {"topic": "a{"}],
+)
+def test_a_config_that_cannot_be_used_is_refused(config: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError):
+        parsed(**config)
+
+
+def test_brokers_are_a_list_or_a_text() -> None:
+    assert parsed(broker="a:1, b:2").brokers == (("a", 1), ("b", 2))
+    assert parsed(broker=["a:1", "[::1]:2"]).brokers == (("a", 1), ("::1", 2))
+
+
+def test_secrets_of_the_options_are_masked() -> None:
+    made = parsed(options={"sasl.password": "open sesame", "ssl.key.password": "key to it"})
+
+    assert made.mask.hide("open sesame, key to it, from the table") == "****, ****, ****"
+
+
+def test_brokers_that_are_a_secret_are_masked_one_by_one() -> None:
+    given = {"broker": "kafka1:9092,kafka2:9092", "topic": "t"}
+    made = target.parse(EndpointConfig(1, "bus", 1, given, secrets=[given["broker"]]), "/ulak")
+
+    assert made.mask.hide("kafka2:9092: Failed to resolve 'kafka2'") == "****: Failed to resolve '****'"
+
+
+@pytest.mark.parametrize(
+    ("code", "prefix"),
+    [
+        (KafkaError.MSG_SIZE_TOO_LARGE, "[PERMANENT]"),
+        (KafkaError.TOPIC_EXCEPTION, "[PERMANENT]"),
+        (KafkaError._MSG_TIMED_OUT, "[RETRYABLE]"),
+        (KafkaError.TOPIC_AUTHORIZATION_FAILED, "[RETRYABLE]"),
+        (KafkaError._AUTHENTICATION, "[RETRYABLE]"),
+        (KafkaError._UNKNOWN_TOPIC, "[RETRYABLE]"),
+        (KafkaError.NOT_ENOUGH_REPLICAS, "[RETRYABLE]"),
+    ],
+)
+def test_an_error_is_permanent_if_waiting_cannot_mend_it(code: int, prefix: str) -> None:
+    assert verdict.prefix(KafkaError(code)) == prefix
+
+
+def test_no_signal_of_postgresql_enters_a_thread_of_librdkafka(stage: Stage) -> None:
+    assert stage.errors(stage.endpoint(), message(1)) == [None]
+
+    masks = threads()
+    assert masks
+    for signal in BACKEND_SIGNALS:
+        assert all(mask >> (signal - 1) & 1 for mask in masks.values())
+
+
+def test_a_producer_leaves_nothing_behind(kafka: Kafka) -> None:
+    wait_until(lambda: not threads(), message="those of other tests")
+    stage = Stage(kafka.broker)
+    endpoint = stage.endpoint()
+    assert stage.errors(endpoint, message(1)) == [None]
+    assert threads()
+    kafka.hang()
+    stage.dispatcher.start(endpoint, [message(2)])
+
+    stage.dispatcher.close()
+
+    wait_until(lambda: not threads(), message="the end of its threads")
+
+
+def test_so_does_one_that_never_reached_its_cluster(silent: str) -> None:
+    stage = Stage(silent)
+    endpoint = stage.endpoint(options={"socket.connection.setup.timeout.ms": 1000})
+    stage.dispatcher.start(endpoint, [message(1)])
+    wait_until(lambda: [stage.dispatcher.step(0), threads()][1], message="a producer")
+
+    stage.dispatcher.close()
+
+    wait_until(lambda: not threads(), 20, "the end of its threads")
+
+
+def test_a_cluster_that_does_not_answer_is_given_up_in_time(silent: str) -> None:
+    stage = Stage(silent)
+    endpoint = stage.endpoint(options={"socket.connection.setup.timeout.ms": 1000})
+
+    (error,) = stage.errors(endpoint, message(1))
+
+    assert error is not None and silent in error
+    assert error.startswith(("[RETRYABLE] network: ", "[RETRYABLE] timeout: "))
+    stage.dispatcher.close()
+
+
+def test_one_broker_of_several_is_enough(kafka: Kafka, stage: Stage) -> None:
+    endpoint = stage.endpoint(broker=["127.0.0.1:1", "nowhere.invalid:9092", kafka.broker])
+
+    assert stage.errors(endpoint, message(1)) == [None]
+
+
+def test_a_name_that_nobody_knows(stage: Stage) -> None:
+    (error,) = stage.errors(stage.endpoint(broker="nowhere.invalid:9092"), message(1))
+
+    assert error == "[RETRYABLE] resolve: nowhere.invalid:9092: the name has no address"
+
+
+def test_an_option_that_librdkafka_refuses_is_an_error_of_the_config(stage: Stage) -> None:
+    (error,) = stage.errors(stage.endpoint(options={"ssl.curves.list": "?", "security.protocol": "ssl"}), message(1))
+
+    assert error is not None and error.startswith("[RETRYABLE] config: ")
+
+
+def test_a_broker_that_the_cluster_names_later_is_judged_too(kafka: Kafka, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "_LOOK_SECONDS", 0.0)
+    with Relay(kafka) as relay:
+        stage = Stage(relay.broker, Guard(allowed=["127.0.0.1/32"]))
+        endpoint = stage.endpoint(options={"message.timeout.ms": 1000})
+        assert stage.errors(endpoint, message(1)) == [None]
+
+        relay.advertised_host = "127.0.0.2"
+        # So that there is time for a look.
+        kafka.slow_down(50)
+        told = (error for n in itertools.count(2) for error in stage.errors(endpoint, message(n)))
+        error = next(filter(None, told))
+
+    assert error.startswith("[PERMANENT] blocked: the cluster names broker 127.0.0.2:")
+    stage.dispatcher.close()
+
+
+def test_a_message_whose_topic_cannot_be_made_needs_no_cluster(silent: str) -> None:
+    stage = Stage(silent)
+    endpoint = stage.endpoint(topic="orders.{kind}")
+
+    (error,) = stage.errors(endpoint, message(1))
+
+    assert error == "[PERMANENT] the message's metadata has no kind, which topic asks for"
+    stage.dispatcher.close()
+
+
+def test_each_message_of_a_delivery_has_its_own_outcome(stage: Stage) -> None:
+    endpoint = stage.endpoint(options={"message.max.bytes": 5000})
+    large = Message(2, "id-2", 1, '"' + "x" * 10_000 + '"')
+
+    errors = stage.errors(endpoint, message(1), large, message(3, problem="can't be read"), message(4))
+
+    assert errors[0] is None and errors[3] is None
+    assert errors[1] is not None and errors[1].startswith("[PERMANENT] kafka: ")
+    assert errors[2] == "[PERMANENT] can't be read"
+
+
+def test_more_than_librdkafka_takes_is_tried_again(kafka: Kafka, stage: Stage) -> None:
+    endpoint = stage.endpoint()
+    assert stage.errors(endpoint, message(1)) == [None]
+    cramped = endpoint.target._replace(properties={**endpoint.target.properties, "queue.buffering.max.messages": 1})
+    kafka.slow_down(100)
+
+    errors = stage.errors(endpoint._replace(target=cramped, config_version=2), message(2), message(3))
+
+    assert errors[0] is None
+    assert errors[1] is not None and errors[1].startswith("[RETRYABLE] kafka: ") and "as many messages" in errors[1]
+
+
+def test_what_was_not_acknowledged_in_time_says_why(kafka: Kafka, stage: Stage) -> None:
+    endpoint = stage.endpoint(options={"message.timeout.ms": 1000})
+    assert stage.errors(endpoint, message(1)) == [None]
+    kafka.down()
+
+    (error,) = stage.errors(endpoint, message(2))
+
+    assert error is not None and error.startswith(f"[RETRYABLE] kafka: {kafka.broker}: ")
+    assert "(_MSG_TIMED_OUT): " in error and "Connection refused" in error
+
+
+def test_an_error_of_before_is_not_the_reason_of_a_later_one(kafka: Kafka, stage: Stage) -> None:
+    endpoint = stage.endpoint()
+    assert stage.errors(endpoint, message(1)) == [None]
+    kafka.down()
+    stage.dispatcher.start(endpoint, [message(2)])
+    wait_until(lambda: [stage.dispatcher.step(0), stage.connection._errors][1], message="an error")
+    kafka.up()
+
+    stage.settle(endpoint, message(3))
+
+    assert not stage.connection._errors
+
+
+def test_a_producer_that_cannot_go_on_is_replaced(kafka: Kafka, stage: Stage) -> None:
+    endpoint = stage.endpoint()
+    assert stage.errors(endpoint, message(1)) == [None]
+    first = stage.connection
+    first._errors.append(KafkaError(KafkaError._FATAL))
+    kafka.fail(PRODUCE, KafkaError.NOT_ENOUGH_REPLICAS)
+
+    (error,) = stage.errors(endpoint, message(2))
+
+    assert error is not None and error.startswith("[RETRYABLE] kafka: ")
+    assert stage.errors(endpoint, message(3)) == [None]
+    assert stage.connection is not first
+
+
+def test_a_new_config_has_a_producer_of_its_own(kafka: Kafka, stage: Stage) -> None:
+    wait_until(lambda: not threads(), message="the end of those of other tests")
+    assert stage.errors(stage.endpoint(), message(1)) == [None]
+    first, its_threads = stage.connection, set(threads())
+
+    assert stage.errors(stage.endpoint(version=2), message(2)) == [None]
+
+    assert stage.connection is not first
+    wait_until(lambda: not its_threads & set(threads()), message="the end of the first")
+
+
+def test_the_worker_looks_less_often_when_nothing_comes(kafka: Kafka, stage: Stage) -> None:
+    endpoint = stage.endpoint()
+    assert stage.errors(endpoint, message(1)) == [None]
+    kafka.hang()
+    stage.dispatcher.start(endpoint, [message(2)])
+
+    def is_patient() -> bool:
+        stage.dispatcher.step(0.1)
+        return stage.connection._pace == connection._LATEST
+
+    wait_until(is_patient, message="patience")
+    kafka.go_on()
+
+    assert stage.errors(endpoint, message(3)) == [None, None]
