@@ -89,5 +89,5 @@ def test_workers_are_terminated_while_they_produce(
         world.deliver_the_rest()
     shop.write_down()
 
-    assert "was terminated by signal" not in world.cluster.log.read_text()
+    assert "was terminated by signal" not in world.cluster.log.read_text(errors="replace")
     close_books(duplicates=True, repeated_attempts=True)

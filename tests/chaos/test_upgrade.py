@@ -36,7 +36,7 @@ def test_the_extension_is_upgraded_under_load(world: World, close_books: Any, tm
 def test_the_first_release_is_upgraded_under_load(world: World, close_books: Any, runner: str) -> None:
     """Once in vain, once for good. Workers of the old version leave and come back as new ones."""
     world.endpoint()
-    deadlocks = world.cluster.log.read_text().count("deadlock detected")
+    deadlocks = world.cluster.log.read_text(errors="replace").count("deadlock detected")
 
     with world.workers_by(runner), world.connect() as db:
         with world.producers(count=4, pause=PAUSES[runner]) as producers:
@@ -55,4 +55,4 @@ def test_the_first_release_is_upgraded_under_load(world: World, close_books: Any
 
     close_books()
     assert not producers.refused
-    assert world.cluster.log.read_text().count("deadlock detected") == deadlocks
+    assert world.cluster.log.read_text(errors="replace").count("deadlock detected") == deadlocks

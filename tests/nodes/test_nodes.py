@@ -63,7 +63,7 @@ def test_every_kind_of_endpoint_gets_its_messages_from_a_node(
     for key in range(3):
         of_key = [int(request.headers["x-n"]) for request in events if int(request.headers["x-n"]) % 3 == key]
         assert of_key == sorted(of_key)
-    assert '"line": 29' in site.cluster.log.read_text()
+    assert '"line": 29' in site.cluster.log.read_text(errors="replace")
 
 
 def test_large_messages_reach_a_node_one_by_one(site: Site, receiver: Receiver, start_node: StartNode) -> None:
