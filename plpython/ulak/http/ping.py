@@ -15,7 +15,7 @@ PAYLOAD = '{"type": "ulak.ping"}'
 def ping(endpoint: Endpoint, dispatcher: Dispatcher, between_steps: Callable[[], object]) -> Outcome:
     """The outcome with its response captured; between_steps() is called at least every 100 ms."""
     receiver = endpoint.target
-    capturing = replace(receiver, profile=replace(receiver.profile, capture_response=True))
+    capturing = receiver._replace(profile=replace(receiver.profile, capture_response=True))
     message = Message(id=0, message_id=str(uuid.uuid4()), attempt=1, payload=PAYLOAD)
     dispatcher.start(endpoint._replace(target=capturing), [message])
     while True:
