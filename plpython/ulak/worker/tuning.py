@@ -62,6 +62,9 @@ RATE_MEMORY_SECONDS = 0.25
 # Request slots -------------------------------------------------------------------------------------------------------
 # A request that takes longer makes its endpoint a slow one, which has slots of its own.
 SLOW_SECONDS = 0.5
+# Of the slow endpoints that have nothing under way so many are remembered: each claim is told about each of them. One
+# that is forgotten takes a slot of the others until its next request is seen to be slow.
+SLOW_REMEMBERED = 256
 # Receivers that answer at once need no more requests in flight than these: libcurl and the kernel keep 15 kB for a
 # connection, and those of so many stay in the processor's own cache.
 LEAST_WINDOW = 32
