@@ -36,18 +36,27 @@ _NO_TEXTS = """
     array_agg(''::text) as payloads, null::text[] as headers, null::text[] as metadata,
     array_agg(case when ordering_key is not null then '' end) as ordering_keys
 """
-# Column by column, and nothing for a column of nulls: a row becomes a dict, which costs more than what is in it.
+# Column by column, and nothing for a column of nulls or of one endpoint: a row becomes a dict, which costs more than
+# what is in it.
 _CLAIM = """
-    select endpoint_id, config_version, array_agg(id) as ids, array_agg(message_id) as message_ids,
+    select count(*) as count, array_agg(id) as ids, array_agg(message_id) as message_ids,
         array_agg(attempt) as attempts, {texts},
         case when count(correlation_id) > 0 then array_agg(correlation_id) end as correlation_ids,
-        array_agg(created_at) as created_at, bool_or(may_have_more) as may_have_more,
+        array_agg(created_at) as created_at,
+        min(endpoint_id) as endpoint_id, min(config_version) as config_version, bool_or(may_have_more) as may_have_more,
+        case when min(endpoint_id) < max(endpoint_id) then array_agg(endpoint_id) end as endpoint_ids,
+        case when min(endpoint_id) < max(endpoint_id) then array_agg(config_version) end as config_versions,
+        case when min(endpoint_id) < max(endpoint_id) then array_agg(may_have_more) end as may_all_have_more,
         min(priority) as lowest, max(priority) as highest, max(due_at) as due_at, max(id) as id
     from ulak._claim(p_worker => $1, p_limit => $2, p_lease => make_interval(secs => $3),
         p_endpoint_ids => $4, p_protocols => ulak._worker_protocols(), p_rooms => row($5, $6, $7)::ulak._rooms,
-        p_resume => case when $8 is not null then row($8, $9, $10)::ulak._place end)
-    group by endpoint_id, config_version
+        p_most_endpoints => $8,
+        p_resume => case when $9 is not null then row($9, $10, $11)::ulak._place end)
 """
+_CLAIM_TYPES = (
+    *("text", "int", "float8", "bigint[]", "bigint[]", "int[]", "int", "int"),
+    *("int2", "timestamptz", "bigint"),
+)
 _CLAIM_WITH_TEXTS = _CLAIM.format(texts=_TEXTS)
 _CLAIM_WITHOUT_TEXTS = _CLAIM.format(texts=_NO_TEXTS)
 _LIGHT_TURN = f"""
@@ -57,6 +66,15 @@ _LIGHT_TURN = f"""
         case when pg_column_size(metadata) > {LARGE_MESSAGE} then '' else metadata::text end as metadata,
         correlation_id, created_at
     from ulak._light_turn($1, $2, $3, make_interval(secs => $4), $5, $6)
+"""
+# As columns, too: a worker may have to read thousands of configs.
+_ENDPOINT_CONFIGS = """
+    select array_agg(id) as ids, array_agg(name) as names, array_agg(config_version) as config_versions,
+        array_agg(config::text) as configs, array_agg(protocol) as protocols,
+        case when bool_or(signing_secrets <> '{}') then array_agg(to_json(signing_secrets)::text) end
+            as signing_secrets,
+        case when bool_or(secrets <> '{}') then array_agg(to_json(secrets)::text) end as secrets
+    from ulak._endpoint_configs($1)
 """
 
 
@@ -152,38 +170,42 @@ class Database:
         return int(rows[0]["sent"])
 
     def claim(
-        self, limit: int, lease: float, rooms: Mapping[int, int], room: int, endpoint_ids: Sequence[int] | None = None
+        self,
+        limit: int,
+        lease: float,
+        rooms: Mapping[int, int],
+        room: int,
+        endpoint_ids: Sequence[int] | None,
+        most_endpoints: int,
     ) -> list[Claimed]:
         began = time.monotonic()
         place = None
         is_alone = endpoint_ids is not None and len(endpoint_ids) == 1
         if endpoint_ids is not None and is_alone:
             place = self._resume_point.place(endpoint_ids[0], began)
-        arguments = (self._worker, limit, lease, endpoint_ids, list(rooms), list(rooms.values()), room)
-        rows = self._claim(arguments, place)
-        if place is not None and not len(rows):
+        arguments = (self._worker, limit, lease, endpoint_ids, list(rooms), list(rooms.values()), room, most_endpoints)
+        row = self._claim(arguments, place)
+        if place is not None and not row["count"]:
             place = None
-            rows = self._claim(arguments, None)
-        claimed = [_claimed(row) for row in rows]
-        if any(_APART in (row[texts] or ()) for row in rows for texts in ("payloads", "headers", "metadata")):
+            row = self._claim(arguments, None)
+        claimed = _claimed(row)
+        if any(_APART in (row[texts] or ()) for texts in ("payloads", "headers", "metadata")):
             claimed = self._readable(claimed)
         if is_alone:
-            count = sum(len(row["ids"]) for row in rows)
-            self._resume_point.claimed(time.monotonic(), began, count, place is None, _last_place(rows))
+            self._resume_point.claimed(time.monotonic(), began, row["count"], place is None, _last_place(row))
         return claimed
 
-    def _claim(self, arguments: tuple[Any, ...], place: Place | None) -> Rows:
-        types = ("text", "int", "float8", "bigint[]", "bigint[]", "int[]", "int", "int2", "timestamptz", "bigint")
+    def _claim(self, arguments: tuple[Any, ...], place: Place | None) -> Mapping[str, Any]:
         given = (*arguments, *(place[1:] if place else (None, None, None)))
         if not self._is_wary:
             try:
-                return self._call(_CLAIM_WITH_TEXTS, types, given, may_be_followed=True)
+                return self._call(_CLAIM_WITH_TEXTS, _CLAIM_TYPES, given, may_be_followed=True)[0]
             except self._unreadable as error:
                 if not _may_be_unreadable(error):
                     raise
         # One of them has a text that no query can return. Nothing was claimed: that was undone with the query.
         self._is_wary = False
-        return self._call(_CLAIM_WITHOUT_TEXTS, types, given, may_be_followed=True)
+        return self._call(_CLAIM_WITHOUT_TEXTS, _CLAIM_TYPES, given, may_be_followed=True)[0]
 
     def _readable(self, claimed: list[Claimed]) -> list[Claimed]:
         """With the texts that the claim left out. A message with one that can't be read says so, and fails alone."""
@@ -281,26 +303,22 @@ class Database:
         return [found for id in ids for found in self.endpoint_configs([id])]
 
     def _endpoint_configs(self, ids: list[int]) -> list[EndpointConfig]:
-        rows = self._call(
-            """
-            select id, name, config_version, config, signing_secrets, secrets, protocol
-            from ulak._endpoint_configs($1)
-            """,
-            ("bigint[]",),
-            (ids,),
-        )
-        return [
-            EndpointConfig(
-                row["id"],
-                row["name"],
-                row["config_version"],
-                json.loads(row["config"]),
-                row["signing_secrets"] or (),
-                row["secrets"] or (),
-                row["protocol"],
+        row = self._call(_ENDPOINT_CONFIGS, ("bigint[]",), (ids,))[0]
+        if row["ids"] is None:
+            return []
+        nothing = itertools.repeat("[]")
+        return list(
+            map(
+                EndpointConfig,
+                row["ids"],
+                row["names"],
+                row["config_versions"],
+                map(json.loads, row["configs"]),
+                map(json.loads, row["signing_secrets"] or nothing),
+                map(json.loads, row["secrets"] or nothing),
+                row["protocols"],
             )
-            for row in rows
-        ]
+        )
 
     def settle(self, outcomes: Outcomes) -> None:
         # Here and in report() all text from outside enters the database, whoever has brought it this far.
@@ -405,15 +423,17 @@ class Database:
             self._wake_up.close()
 
 
-def _last_place(rows: Rows) -> Place | None:
-    if len(rows) != 1 or rows[0]["lowest"] != rows[0]["highest"]:
+def _last_place(row: Mapping[str, Any]) -> Place | None:
+    if not row["count"] or row["lowest"] != row["highest"]:
         return None
-    row = rows[0]
     # Behind the last message that was claimed.
     return Place(row["endpoint_id"], row["lowest"], row["due_at"], row["id"] + 1)
 
 
-def _claimed(row: Mapping[str, Any]) -> Claimed:
+def _claimed(row: Mapping[str, Any]) -> list[Claimed]:
+    """By endpoint, in the order of their turns."""
+    if not row["count"]:
+        return []
     nothing = itertools.repeat(None)
     messages = map(
         Message,
@@ -427,4 +447,13 @@ def _claimed(row: Mapping[str, Any]) -> Claimed:
         row["ordering_keys"] or nothing,
         row["created_at"],
     )
-    return Claimed(row["endpoint_id"], row["config_version"], list(messages), row["may_have_more"])
+    if row["endpoint_ids"] is None:
+        return [Claimed(row["endpoint_id"], row["config_version"], list(messages), row["may_have_more"])]
+    found: dict[int, Claimed] = {}
+    columns = (row["endpoint_ids"], row["config_versions"], row["may_all_have_more"])
+    for message, endpoint_id, config_version, may_have_more in zip(messages, *columns, strict=True):
+        claimed = found.get(endpoint_id)
+        if claimed is None:
+            claimed = found[endpoint_id] = Claimed(endpoint_id, config_version, [], may_have_more)
+        claimed.messages.append(message)
+    return list(found.values())

@@ -7,7 +7,7 @@ import html
 import json
 import re
 from base64 import b64encode, urlsafe_b64encode
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from urllib.parse import quote, quote_plus
 
 MASK = "****"
@@ -27,17 +27,19 @@ def is_secret_header(name: str) -> bool:
 class Mask:
     """Hides values, also where they are encoded as receivers do it: in URLs, JSON, HTML and base64."""
 
-    __slots__ = ("_forms", "values")
+    __slots__ = ("_forms", "_values")
 
-    def __init__(self, values: Iterable[str] = ()) -> None:
-        self.values = frozenset(value for value in values if len(value) >= SHORTEST)
+    def __init__(self, values: Iterable[str] | Callable[[], Iterable[str]] = ()) -> None:
+        """The values, or what finds them when the first text is to be hidden: most endpoints never fail."""
+        self._values = values
         self._forms: Sequence[str] | None = None
 
     def hide(self, given: str, others: Iterable[str] = (), is_cut: bool = False) -> str:
         """Without these values and the others. What was cut may end within one of them."""
         if self._forms is None:
-            # Most endpoints never fail.
-            self._forms = sorted({form for value in self.values for form in _forms(value) if len(form) >= SHORTEST})
+            values = self._values() if callable(self._values) else self._values
+            known = {value for value in values if len(value) >= SHORTEST}
+            self._forms = sorted({form for value in known for form in _forms(value) if len(form) >= SHORTEST})
         forms = [*self._forms, *(each for each in others if len(each) >= SHORTEST)]
         hidden: list[tuple[int, int]] = []
         for form in forms:

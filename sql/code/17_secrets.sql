@@ -159,25 +159,28 @@ as $sql$
         e.name,
         e.config_version,
         coalesce(r.config, e.config),
-        array_remove(
-            array[
-                coalesce(r.config, e.config) ->> 'signing_secret',
-                (
-                    select s.previous_value
-                    from ulak.secrets as s
-                    where s.name = e.config -> 'signing_secret' ->> '$secret' and s.previous_until > ulak._clock(p_now)
-                )
-            ],
-            null
-        ),
-        array(select v.value from jsonb_each_text(r.secrets) as v),
+        case
+            when e.config ? 'signing_secret' then array_remove(
+                array[
+                    coalesce(r.config, e.config) ->> 'signing_secret',
+                    (
+                        select s.previous_value
+                        from ulak.secrets as s
+                        where s.name = e.config -> 'signing_secret' ->> '$secret' and s.previous_until > ulak._clock(p_now)
+                    )
+                ],
+                null
+            )
+            else '{}'
+        end,
+        case when r.secrets is null then '{}' else array(select v.value from jsonb_each_text(r.secrets) as v) end,
         e.protocol
     from ulak.endpoints as e
     -- Most configs name no secret, and a worker may have to read thousands of configs.
     left join lateral (
         select s.secrets, ulak._put_secrets(e.config, s.secrets) as config
         from ulak._secret_values(ulak._secret_names(e.config)) as s (secrets)
-        where jsonb_path_exists(e.config, '$.**."$secret"')
+        where strpos(e.config::text, '"$secret"') > 0
         offset 0
     ) as r on true
     where e.id = any(p_ids)

@@ -14,7 +14,9 @@ create or replace function ulak._claim(
     -- How many messages the worker has room for, by endpoint; null: any number.
     p_rooms ulak._rooms default null,
     -- Where the last claim of the only endpoint in p_endpoint_ids ended: what lies before isn't looked at.
-    p_resume ulak._place default null
+    p_resume ulak._place default null,
+    -- Of so many endpoints at most. Few: each has messages enough. Many: each has one or two.
+    p_most_endpoints integer default 32
 )
 returns table (
     id bigint,
@@ -60,7 +62,9 @@ begin
     -- Endpoints may turn out to have nothing but messages behind their ordering keys or past their time: then it is the turn
     -- of the next ones. Eight times at most: a claim that gets nothing has to end too.
     for v_walk in 1..8 loop
-        v_turn := ulak._take_turn(p_limit, p_endpoint_ids, p_protocols, p_generation, p_now, p_rooms, p_resume);
+        v_turn := ulak._take_turn(
+            p_limit, p_endpoint_ids, p_protocols, p_generation, p_now, p_rooms, p_resume, p_most_endpoints
+        );
         exit when v_turn.tids <> '{}' or v_turn.is_last;
     end loop;
     if v_turn.tids = '{}' then
@@ -93,7 +97,7 @@ begin
         q.created_at,
         q.expires_at,
         q.lease_until,
-        case when v_turn.circuit_states[l.place] = 'closed' then 'closed' else 'half_open' end,
+        case when v_turn.are_probes[l.place] then 'half_open' else 'closed' end,
         q.next_retry_at,
         v_turn.may_have_more[l.place];
 
@@ -112,9 +116,10 @@ create or replace function ulak._take_turn(
     p_now timestamptz,
     p_rooms ulak._rooms,
     p_resume ulak._place,
+    p_most_endpoints integer,
     out endpoint_ids bigint[],
     out config_versions bigint[],
-    out circuit_states text[],
+    out are_probes boolean[],
     out are_limited boolean[],
     out may_have_more boolean[],
     out tids tid[],
@@ -129,12 +134,15 @@ as $plpgsql$
 declare
     v_aging integer := nullif(ulak._stored_setting('priority_aging')::integer, 0);
     -- Of each endpoint: where its next message is to be looked for, how many it may still get, how many it has got.
-    v_next ulak._place[];
+    v_priorities smallint[];
+    v_due_ats timestamptz[];
+    v_first_ids bigint[];
     v_quotas integer[];
     v_counts integer[];
     v_sizes integer[];
     -- A walk that ended before it had gone round: there the next one begins.
     v_walked_to bigint;
+    v_next ulak._place;
     v_locked record;
     v_left integer := p_limit;
     v_behind integer := 0;
@@ -144,28 +152,32 @@ begin
     places := '{}';
     select
         array_agg(t.endpoint_id) filter (where t.quota > 0),
-        array_agg(t.first) filter (where t.quota > 0),
+        array_agg(t.priority) filter (where t.quota > 0),
+        array_agg(t.due_at) filter (where t.quota > 0),
+        array_agg(t.first_id) filter (where t.quota > 0),
         array_agg(t.config_version) filter (where t.quota > 0),
         array_agg(t.quota) filter (where t.quota > 0),
-        array_agg(t.circuit_state) filter (where t.quota > 0),
+        array_agg(t.is_probe) filter (where t.quota > 0),
         array_agg(t.is_limited) filter (where t.quota > 0),
-        array_fill(false, array[count(*)::integer]),
-        array_fill(0, array[count(*)::integer]),
+        array_agg(false) filter (where t.quota > 0),
+        array_agg(0) filter (where t.quota > 0),
         -- Lower priorities of that endpoint may not have been visited.
         max(greatest(t.endpoint_id - 1, 1)) filter (where t.quota = 0)
     into
         endpoint_ids,
-        v_next,
+        v_priorities,
+        v_due_ats,
+        v_first_ids,
         config_versions,
         v_quotas,
-        circuit_states,
+        are_probes,
         are_limited,
         may_have_more,
         v_counts,
         v_walked_to
     from ulak._endpoints_in_turn(
         ulak._claim_position(p_endpoint_ids, p_protocols),
-        least(p_limit, coalesce(cardinality(p_endpoint_ids), 32)),
+        least(p_limit, coalesce(cardinality(p_endpoint_ids), p_most_endpoints)),
         p_limit,
         p_endpoint_ids,
         p_protocols,
@@ -183,7 +195,9 @@ begin
     while endpoint_ids is not null and v_left > 0 and v_behind <= 1000 loop
         v_sizes := ulak._share(v_left, v_quotas, v_counts);
         exit when v_sizes is null;
-        v_locked := ulak._lock_due(endpoint_ids, v_next, v_sizes, p_generation, p_now, v_aging);
+        v_locked := ulak._lock_due(
+            endpoint_ids, v_priorities, v_due_ats, v_first_ids, v_sizes, p_generation, p_now, v_aging
+        );
         tids := tids || v_locked.tids;
         ids := ids || v_locked.ids;
         places := places || v_locked.places;
@@ -198,11 +212,16 @@ begin
                 -- All priorities were looked at together, and a second round would find the same ones again.
                 v_quotas[i] := 0;
             elsif may_have_more[i] then
-                v_next[i].due_at := v_locked.last_due_at[i];
-                v_next[i].id := v_locked.last_id[i] + 1;
+                v_due_ats[i] := v_locked.last_due_at[i];
+                v_first_ids[i] := v_locked.last_id[i] + 1;
+            elsif v_priorities[i] = 0 then
+                v_quotas[i] := 0;
             elsif v_left > 0 then
-                v_next[i] := ulak._next_level(endpoint_ids[i], v_next[i].priority, p_now);
-                if v_next[i] is null then
+                v_next := ulak._next_level(endpoint_ids[i], v_priorities[i], p_now);
+                v_priorities[i] := v_next.priority;
+                v_due_ats[i] := v_next.due_at;
+                v_first_ids[i] := v_next.id;
+                if v_next is null then
                     v_quotas[i] := 0;
                 end if;
             end if;
@@ -247,11 +266,13 @@ end
 $plpgsql$;
 
 -- Locks due messages of some endpoints: p_sizes[i] of endpoint i at most, of the priority and from the message on that
--- p_firsts[i] tells. places says of which endpoint each is. A message behind another of its ordering key is parked. Of each
--- endpoint: how many messages were looked at and taken, and the last of them.
+-- p_priorities[i], p_due_ats[i] and p_first_ids[i] tell. places says of which endpoint each is. A message behind another of its
+-- ordering key is parked. Of each endpoint: how many messages were looked at and taken, and the last of them.
 create or replace function ulak._lock_due(
     p_endpoint_ids bigint[],
-    p_firsts ulak._place[],
+    p_priorities smallint[],
+    p_due_ats timestamptz[],
+    p_first_ids bigint[],
     p_sizes integer[],
     p_generation bigint,
     p_now timestamptz,
@@ -278,10 +299,11 @@ begin
     into places, tids, ids, v_due_ats, v_heads
     from (
         select e.place::integer, m.tid, m.id, m.next_retry_at, m.head
-        from unnest(p_endpoint_ids, p_sizes) with ordinality e(id, size, place)
+        from unnest(p_endpoint_ids, p_priorities, p_due_ats, p_first_ids, p_sizes)
+            with ordinality e(id, priority, due_at, first_id, size, place)
         cross join lateral (
             select m.*
-            from unnest(case when p_aging is null then array[p_firsts[e.place].priority] else v_levels end) l(priority)
+            from unnest(case when p_aging is null then array[e.priority] else v_levels end) l(priority)
             cross join lateral (
                 select
                     q.ctid as tid,
@@ -309,8 +331,8 @@ begin
                     and q.endpoint_id = e.id
                     and q.priority = l.priority
                     and (q.next_retry_at, q.id) >= (
-                        case when p_aging is null then p_firsts[e.place].due_at else '-infinity' end,
-                        case when p_aging is null then p_firsts[e.place].id else 0 end
+                        case when p_aging is null then e.due_at else '-infinity' end,
+                        case when p_aging is null then e.first_id else 0 end
                     )
                     and q.next_retry_at <= p_now
                     and (q.expires_at is null or q.expires_at > p_now)
@@ -330,8 +352,8 @@ begin
 
     looked := array_fill(0, array[cardinality(p_endpoint_ids)]);
     taken := looked;
-    last_due_at := array_fill(null::timestamptz, array[cardinality(p_endpoint_ids)]);
-    last_id := array_fill(null::bigint, array[cardinality(p_endpoint_ids)]);
+    last_due_at := p_due_ats;
+    last_id := p_first_ids;
     for v_endpoint in
         select
             m.place,

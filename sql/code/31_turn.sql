@@ -18,11 +18,13 @@ create or replace function ulak._endpoints_in_turn(
 )
 returns table (
     endpoint_id bigint,
-    first ulak._place,
+    priority smallint,
+    due_at timestamptz,
+    first_id bigint,
     config_version bigint,
     -- How many of its messages may be claimed.
     quota integer,
-    circuit_state text,
+    is_probe boolean,
     -- Its row is locked, and what is claimed must be taken out of its limits.
     is_limited boolean
 )
@@ -86,21 +88,25 @@ begin
         ) n
         where v.number < 1000 and (not n.has_wrapped or n.endpoint_id <= p_after)
     )
-    select v.endpoint_id, v.first, e.config_version, coalesce(e.quota, 0), e.circuit_state, e.is_limited
+    select v.endpoint_id, v.priority, v.due_at, v.id, e.config_version, coalesce(e.quota, 0), e.is_probe, e.is_limited
     from (
-        select v.endpoint_id, row(v.priority, v.due_at, v.id)::ulak._place as first, v.due_at <= p_now as is_due, v.number
+        select v.endpoint_id, v.priority, v.due_at, v.id, v.due_at <= p_now as is_due, v.number
         from visit v
         where p_endpoint_ids is null and (v.due_at <= p_now or v.number = 1000)
         union all
-        select n.id, coalesce(p_resume, ulak._next_level(n.id, null, p_now)), true, null
-        from unnest(p_endpoint_ids) n(id)
-        where p_endpoint_ids is not null
+        select n.id, (n.first).priority, (n.first).due_at, (n.first).id, true, null
+        from (
+            select n.id, coalesce(p_resume, ulak._next_level(n.id, null, p_now)) as first
+            from unnest(p_endpoint_ids) n(id)
+            where p_endpoint_ids is not null
+            offset 0
+        ) n
     ) v
     left join lateral (
         select
             e.config_version,
             coalesce(a.quota, r.room) as quota,
-            coalesce(a.circuit_state, 'closed') as circuit_state,
+            coalesce(a.circuit_state, 'closed') <> 'closed' as is_probe,
             a.quota is not null as is_limited
         from ulak.endpoints e
         cross join lateral (
@@ -115,7 +121,7 @@ begin
         ) a on true
         where e.id = v.endpoint_id
             and v.is_due
-            and (v.first).id is not null
+            and v.id is not null
             and e.enabled
             and (p_protocols is null or e.protocol = any (p_protocols))
             and r.room > 0

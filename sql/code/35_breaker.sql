@@ -76,34 +76,34 @@ begin
         from unnest(p_endpoint_ids, p_ids, p_attempts, p_errors) with ordinality o(endpoint_id, id, attempt, error, place)
         where o.endpoint_id = v_endpoint_id;
     end loop;
-    perform ulak._note_success(p_endpoint_ids, p_errors, p_now);
+    perform ulak._note_success(
+        array(
+            select distinct o.endpoint_id
+            from unnest(p_endpoint_ids, p_errors) o(endpoint_id, error)
+            where o.error is null
+        ),
+        p_now
+    );
 end
 $plpgsql$;
 
 -- The last success of endpoints that are well: exact to ten seconds, so that their rows are no hot spot. One that is locked
 -- is left out.
-create or replace function ulak._note_success(p_endpoint_ids bigint[], p_errors text[], p_now timestamptz)
+create or replace function ulak._note_success(p_endpoint_ids bigint[], p_now timestamptz)
 returns void
 language sql
 set search_path = pg_catalog, pg_temp
 as $sql$
     with well as (
-        select e.id
+        select e.ctid as tid
         from ulak.endpoints e
-        where e.id = any (
-                array(
-                    select distinct o.endpoint_id
-                    from unnest(p_endpoint_ids, p_errors) o(endpoint_id, error)
-                    where o.error is null
-                )
-            )
-            and ulak._is_success_old(e, p_now)
+        where e.id = any (p_endpoint_ids) and ulak._is_success_old(e, p_now)
         for no key update skip locked
     )
     update ulak.endpoints e
     set last_success_at = p_now
     from well w
-    where e.id between w.id and w.id
+    where e.ctid = w.tid
 $sql$;
 
 -- Stable, as what it computes with is: else it wouldn't be inlined.

@@ -39,6 +39,9 @@ declare
     v_keys text[];
     v_key_endpoint_ids bigint[];
     v_dead bigint[];
+    -- Endpoints to which a delivery is news, and those of them whose circuit breaker counts it.
+    v_noting bigint[];
+    v_counting bigint[];
 begin
     p_now := ulak._clock(p_now);
     if p_errors is null and p_responses is null and p_requests is null and p_attempts[1] = all (p_attempts) then
@@ -122,12 +125,15 @@ begin
     if v_keys is not null then
         perform ulak._unpark_heads(v_key_endpoint_ids, v_keys, p_now);
     end if;
-    if v_ids <> '{}'
-        and (
-            p_errors is not null
-            or exists (select from ulak.endpoints e where e.id = any (v_endpoint_ids) and ulak._notes_deliveries(e, p_now))
-        )
-    then
+    if p_errors is null then
+        select array_agg(e.id) filter (where ulak._counts_deliveries(e)), array_agg(e.id)
+        into v_counting, v_noting
+        from ulak.endpoints e
+        where e.id = any (v_endpoint_ids) and ulak._notes_deliveries(e, p_now);
+    end if;
+    if v_counting is null and v_noting is not null then
+        perform ulak._note_success(v_noting, p_now);
+    elsif v_ids <> '{}' and (v_counting is not null or p_errors is not null) then
         if p_requests is null then
             perform ulak._record_outcomes(
                 v_endpoint_ids,

@@ -369,13 +369,12 @@ as $sql$
         latency_max_ms = excluded.latency_max_ms
 $sql$;
 
--- What waits until when, counted up to a bound: 5,000 messages, shared by the (endpoint, priority) pairs that have some, and 10
--- for each at least.
-create or replace function ulak._retry_schedule(p_now timestamptz default clock_timestamp())
+-- What waits until when for some endpoints, or for all (null), counted up to a bound: 5,000 messages, shared by the (endpoint,
+-- priority) pairs that have some, and 10 for each at least.
+create or replace function ulak._schedule_of(p_endpoint_ids bigint[], p_now timestamptz)
 returns table (endpoint text, due text, messages bigint, is_estimate boolean, first_at timestamptz, last_at timestamptz)
 language plpgsql
 stable
-security definer
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 set enable_bitmapscan = off
@@ -390,6 +389,11 @@ begin
     with level as materialized (
         select l.endpoint_id, l.priority
         from ulak._pending_levels() l
+        where p_endpoint_ids is null
+        union all
+        select l.endpoint_id, l.priority
+        from unnest(p_endpoint_ids) e(id)
+        cross join lateral ulak._pending_levels(e.id) l
     ),
     share as materialized (
         select greatest(10, 5000 / greatest(count(*), 1)) as size
@@ -457,6 +461,17 @@ begin
     order by 1, d.place;
 end
 $plpgsql$;
+
+create or replace function ulak._retry_schedule(p_now timestamptz default clock_timestamp())
+returns table (endpoint text, due text, messages bigint, is_estimate boolean, first_at timestamptz, last_at timestamptz)
+language sql
+stable
+security definer
+set search_path = pg_catalog, pg_temp
+as $sql$
+    select s.endpoint, s.due, s.messages, s.is_estimate, s.first_at, s.last_at
+    from ulak._schedule_of(null, p_now) s
+$sql$;
 
 create or replace view ulak.retry_schedule as
 select r.endpoint, r.due, r.messages, r.is_estimate, r.first_at, r.last_at

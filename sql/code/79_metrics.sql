@@ -12,8 +12,8 @@ set search_path = pg_catalog, pg_temp
 set jit = off
 set work_mem = '64MB'
 as $sql$
-    -- The limits are the same for all: made once. The metrics are sorted, and a nested loop, the only join there is for this
-    -- condition, keeps it: to sort them all once more would take as long as to make them.
+    -- The limits are the same for all: made once. The metrics come in order, and a nested loop, the only join there is to a
+    -- lateral look, keeps it: to sort them all would take as long as to make them.
     with bucket as materialized (
         select n, jsonb_build_object('le', ulak._bucket_limit(n)) as le
         from generate_series(1, 22) n
@@ -23,17 +23,8 @@ as $sql$
         coalesce(m.value, m.buckets[b.n]),
         case when b.n is null then m.labels else m.labels || b.le end,
         m.type
-    from (
-        select
-            v.name,
-            v.type,
-            v.value,
-            v.buckets,
-            v.labels
-        from ulak._metric_values(ulak._finite_time(p_now), p_active_within) v
-        order by v.place, v.rank
-    ) m
-    left join bucket b on m.buckets is not null
+    from ulak._metric_values(ulak._finite_time(p_now), p_active_within) m
+    left join lateral (select b.n, b.le from bucket b where m.buckets is not null offset 0) b on true
 $sql$;
 
 comment on function ulak.metrics(timestamptz, interval) is
@@ -86,7 +77,7 @@ $sql$;
 comment on function ulak.metrics_text(timestamptz, interval) is
     'metrics() in the text format that Prometheus scrapes, each name with the prefix ulak_';
 
--- One row per metric and label, those of one metric in order. A histogram is one row as well: its buckets, each with those below it.
+-- One row per metric and label, in order. A histogram is one row as well: its buckets, each with those below it.
 create or replace function ulak._metric_values(p_now timestamptz, p_active_within interval)
 returns table (
     place integer,
@@ -95,7 +86,6 @@ returns table (
     labels jsonb,
     -- The same as Prometheus wants it; null: none.
     label_text text,
-    rank bigint,
     value double precision,
     buckets bigint[]
 )
@@ -112,26 +102,8 @@ as $sql$
         select f.*
         from ulak._endpoint_facts(null, p_now) f
     ),
-    told as materialized (
-        select
-            row_number() over (order by h.name) as rank,
-            h.*,
-            jsonb_build_object('endpoint', h.name) as labels,
-            'endpoint="' || replace(replace(replace(h.name, E'\\', E'\\\\'), '"', E'\\"'), E'\n', E'\\n') || '"' as label_text,
-            t.delivered,
-            t.failed,
-            t.latency_total_ms,
-            ulak._running_sums(t.latency_histogram) as buckets
-        from health h
-        left join ulak.endpoint_totals t on t.endpoint_id = h.id
-        where p_active_within is null
-            or h.in_flight > 0
-            or h.due_since is not null
-            or greatest(h.last_success_at, h.last_failure_at) >= p_now - p_active_within
-    )
-    select coalesce(d.place, ulak._raise_undefined_metric(m.name)), m.name, d.type, m.labels, m.label_text, m.rank, m.value::double precision, m.buckets
-    from (
-        select v.name, v.value, '{}'::jsonb as labels, null as label_text, 1::bigint as rank, null::bigint[] as buckets
+    single as materialized (
+        select v.name, v.value::double precision
         from (
             select
                 coalesce(sum(h.waiting), 0) as waiting,
@@ -156,29 +128,14 @@ as $sql$
                 ('queue_live_rows', pg_stat_get_live_tuples('ulak.queue'::regclass)),
                 ('queue_dead_rows', pg_stat_get_dead_tuples('ulak.queue'::regclass))
         ) v (name, value)
-        union all
-        select v.name, v.value, h.labels, h.label_text, h.rank, v.buckets
-        from told h
-        cross join lateral (
-            values
-                ('queue_depth_by_endpoint', (h.waiting + h.in_flight)::double precision, null::bigint[]),
-                ('in_flight_by_endpoint', h.in_flight, null),
-                ('dlq_depth_by_endpoint', h.dead, null),
-                ('delivery_delay_by_endpoint_seconds', coalesce(date_part('epoch', p_now - h.due_since), 0), null),
-                ('endpoint_circuit_state', case h.circuit_state when 'closed' then 0 when 'half_open' then 1 else 2 end, null),
-                ('endpoint_circuit_failures', h.circuit_failure_count, null),
-                ('endpoint_enabled', h.enabled::integer, null),
-                ('delivered_total', h.delivered, null),
-                ('failed_attempts_total', h.failed, null),
-                ('delivery_duration_seconds_bucket', null, h.buckets),
-                ('delivery_duration_seconds_sum', h.latency_total_ms / 1000, null),
-                ('delivery_duration_seconds_count', case when h.buckets is not null then coalesce(h.buckets[cardinality(h.buckets)], 0) end, null)
-        ) v (name, value, buckets)
-        -- An endpoint that no worker has sent anything to has no counters yet.
-        where v.value is not null or v.buckets is not null
-        union all
-        select v.name, v.value, jsonb_build_object('slot', w.slot::text), format('slot="%s"', w.slot), w.slot, null
-        from ulak.workers w
+    ),
+    labelled as materialized (
+        select
+            v.name,
+            v.value::double precision,
+            jsonb_build_object('slot', w.slot::text) as labels,
+            format('slot="%s"', w.slot) as label_text
+        from (select w.* from ulak.workers w order by w.slot) w
         cross join lateral (
             values
                 ('worker_in_flight', w.in_flight),
@@ -187,8 +144,8 @@ as $sql$
                 ('worker_heartbeat_age_seconds', greatest(extract(epoch from p_now - w.heartbeat_at), 0))
         ) v (name, value)
         union all
-        select v.name, v.value, jsonb_build_object('step', r.step), format('step="%s"', r.step), r.rank, null
-        from (select r.*, row_number() over (order by r.step) as rank from ulak.maintenance_runs r) r
+        select v.name, v.value, jsonb_build_object('step', r.step), format('step="%s"', r.step)
+        from (select r.* from ulak.maintenance_runs r order by r.step) r
         cross join lateral (
             values
                 ('maintenance_age_seconds', greatest(extract(epoch from p_now - r.started_at), 0)),
@@ -196,8 +153,90 @@ as $sql$
                 ('maintenance_errors_total', r.errors),
                 ('maintenance_rows_total', r.total_rows)
         ) v (name, value)
-    ) m
-    left join ulak._metric_definitions() d on d.name = m.name
+    ),
+    -- Each endpoint once, with the values of all metrics that are told per endpoint.
+    told as materialized (
+        select
+            h.labels,
+            h.label_text,
+            h.buckets,
+            array[
+                h.waiting + h.in_flight,
+                h.in_flight,
+                h.dead,
+                coalesce(date_part('epoch', p_now - h.due_since), 0),
+                case h.circuit_state when 'closed' then 0 when 'half_open' then 1 else 2 end,
+                h.circuit_failure_count,
+                h.enabled::integer,
+                h.delivered,
+                h.failed,
+                h.latency_total_ms / 1000,
+                case when h.buckets is not null then coalesce(h.buckets[cardinality(h.buckets)], 0) end
+            ]::double precision[] as values
+        from (
+            select
+                h.*,
+                jsonb_build_object('endpoint', h.name) as labels,
+                'endpoint="' || replace(replace(replace(h.name, E'\\', E'\\\\'), '"', E'\\"'), E'\n', E'\\n') || '"' as label_text,
+                t.delivered,
+                t.failed,
+                t.latency_total_ms,
+                ulak._running_sums(t.latency_histogram) as buckets
+            from health h
+            left join ulak.endpoint_totals t on t.endpoint_id = h.id
+            where p_active_within is null
+                or h.in_flight > 0
+                or h.due_since is not null
+                or greatest(h.last_success_at, h.last_failure_at) >= p_now - p_active_within
+            order by h.name
+            offset 0
+        ) h
+    ),
+    -- Which element of told.values a metric is; 0: the buckets.
+    per_endpoint (name, element) as (
+        values
+            ('queue_depth_by_endpoint', 1),
+            ('in_flight_by_endpoint', 2),
+            ('dlq_depth_by_endpoint', 3),
+            ('delivery_delay_by_endpoint_seconds', 4),
+            ('endpoint_circuit_state', 5),
+            ('endpoint_circuit_failures', 6),
+            ('endpoint_enabled', 7),
+            ('delivered_total', 8),
+            ('failed_attempts_total', 9),
+            ('delivery_duration_seconds_bucket', 0),
+            ('delivery_duration_seconds_sum', 10),
+            ('delivery_duration_seconds_count', 11)
+    ),
+    metric as materialized (
+        select coalesce(d.place, ulak._raise_undefined_metric(n.name)) as place, n.name, d.type, p.element
+        from (
+            select s.name from single s
+            union
+            select l.name from labelled l
+            union
+            select p.name from per_endpoint p
+        ) n
+        left join ulak._metric_definitions() d on d.name = n.name
+        left join per_endpoint p on p.name = n.name
+        order by 1
+    )
+    select m.place, m.name, m.type, v.labels, v.label_text, v.value, v.buckets
+    from metric m
+    cross join lateral (
+        select '{}'::jsonb as labels, null as label_text, s.value, null::bigint[] as buckets
+        from single s
+        where s.name = m.name
+        union all
+        select l.labels, l.label_text, l.value, null
+        from labelled l
+        where l.name = m.name
+        union all
+        -- An endpoint that no worker has sent anything to has no counters yet.
+        select t.labels, t.label_text, t.values[m.element], case when m.element = 0 then t.buckets end
+        from told t
+        where m.element is not null and case when m.element = 0 then t.buckets is not null else t.values[m.element] is not null end
+    ) v
 $sql$;
 
 -- A metric that _metric_values() tells must be among the definitions: without help and type it could not be shown.

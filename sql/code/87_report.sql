@@ -53,7 +53,7 @@ as $sql$
         'dead', ulak._report_dead(),
         'letters', ulak._report_letters(),
         'circuits', ulak._report_circuits(),
-        'schedule', ulak._report_schedule(p_now),
+        'schedule', ulak._report_schedule(e.facts, p_now),
         'events', ulak._report_events(),
         'workers', (
             select coalesce(jsonb_agg(to_jsonb(w) order by w.slot), '[]')
@@ -297,8 +297,8 @@ as $sql$
     ) c
 $sql$;
 
--- What waits until when: the endpoints with the most, a column for each span that _retry_schedule() tells apart.
-create or replace function ulak._report_schedule(p_now timestamptz)
+-- What waits until when: the endpoints with the most, a column for each span that _schedule_of() tells apart.
+create or replace function ulak._report_schedule(p_facts ulak._endpoint_fact[], p_now timestamptz)
 returns jsonb
 language sql
 stable
@@ -311,10 +311,10 @@ as $sql$
             sum(r.messages) as messages,
             min(r.first_at) filter (where r.first_at > p_now) as next_at,
             jsonb_object_agg(r.due, jsonb_build_object('messages', r.messages, 'is_estimate', r.is_estimate)) as spans
-        from ulak._retry_schedule(p_now) r
+        from ulak._schedule_of(
+            array(select f.id from unnest(p_facts) f where f.waiting > 0 order by f.waiting desc, f.name limit 12), p_now
+        ) r
         group by r.endpoint
-        order by 2 desc, 1
-        limit 12
     ) g
 $sql$;
 

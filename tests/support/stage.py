@@ -70,6 +70,7 @@ class FakeDatabase:
     full_claim_seconds: float = 0.0
     calls: list[tuple[str, float]] = field(default_factory=list)
     limits: list[int] = field(default_factory=list)
+    most_endpoints: list[int] = field(default_factory=list)
     settled: dict[int, Outcome] = field(default_factory=dict)
     released: dict[int, float] = field(default_factory=dict)
     renewed: Counter[int] = field(default_factory=Counter)
@@ -118,10 +119,17 @@ class FakeDatabase:
                 return sent
 
     def claim(
-        self, limit: int, lease: float, rooms: Mapping[int, int], room: int, endpoint_ids: Sequence[int] | None = None
+        self,
+        limit: int,
+        lease: float,
+        rooms: Mapping[int, int],
+        room: int,
+        endpoint_ids: Sequence[int] | None,
+        most_endpoints: int,
     ) -> list[Claimed]:
         self._called("claim")
         self.limits.append(limit)
+        self.most_endpoints.append(most_endpoints)
         if endpoint_ids is None:
             self.full_claims.append(self.clock.now)
             self.clock.now += self.full_claim_seconds
@@ -133,6 +141,8 @@ class FakeDatabase:
             if turns[each.endpoint_id] < rooms.get(each.endpoint_id, room):
                 due.append((turns[each.endpoint_id], each.message.id, each))
                 turns[each.endpoint_id] += 1
+        in_turn = set(list(turns)[: most_endpoints if endpoint_ids is None else len(turns)])
+        due = [each for each in due if each[2].endpoint_id in in_turn]
         taken = [each for _, _, each in sorted(due, key=lambda item: item[:2])[:limit]]
         ids = {each.message.id for each in taken}
         self.pending = [each for each in self.pending if each.message.id not in ids]

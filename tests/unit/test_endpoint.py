@@ -81,3 +81,31 @@ def test_a_method_in_lower_case_is_sent_in_upper_case_and_seconds_may_be_fractio
     profile = parse(method="patch", timeout=2.5, connect_timeout=0.5).profile
 
     assert (profile.method, profile.timeout, profile.connect_timeout) == ("PATCH", 2.5, 0.5)
+
+
+def test_endpoints_that_share_a_config_keep_what_is_their_own() -> None:
+    parser = endpoint.Parser()
+    shared = {"headers": {"x-team": "orders"}, "timeout": 7}
+
+    first = parser.parse(1, "a", 1, {"url": "https://a.example/in/1", **shared}, ["whsec_bmV3"])
+    second = parser.parse(2, "b", 5, {"url": "http://10.0.0.1/in/two-4711", **shared}, (), ["a-named-secret"])
+    third = parser.parse(3, "c", 1, {"url": "https://c.example/in", **shared, "timeout": 8})
+
+    assert [each.profile.url for each in (first, second)] == ["https://a.example/in/1", "http://10.0.0.1/in/two-4711"]
+    assert (first.signing_keys, second.signing_keys) == ((b"new",), ())
+    assert (second.id, second.name, second.config_version) == (2, "b", 5)
+    assert (first.profile.is_named, second.profile.is_named) == (True, False)
+    assert [each.profile.timeout for each in (first, second, third)] == [7, 7, 8]
+    assert first.lines == second.lines
+    told = "two-4711 a-named-secret"
+    assert (first.private.hide(told), second.private.hide(told)) == (told, "**** ****")
+    assert second.mask.hide(told) == "two-4711 ****"
+
+
+def test_receivers_share_a_handle_only_if_nothing_but_the_url_differs() -> None:
+    parser = endpoint.Parser()
+    given = [{"url": "http://a.example/1"}, {"url": "http://b.example/2"}, {"url": "https://a.example/1"}]
+
+    plain, other, secure = [parser.parse(1, "a", 1, config).profile.shape for config in given]
+
+    assert plain == other != secure

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
 from typing import Any
 
 from ulak.worker.prefetch import Prefetched, Rates
@@ -11,7 +10,7 @@ from ulak.worker.tuning import PREFETCH_ENDPOINTS, PREFETCH_SECONDS, RATE_MEMORY
 
 
 def fill(prefetched: Prefetched, make_endpoint: Any, make_message: Any, id: int, count: int, size: int = 1) -> None:
-    to = replace(make_endpoint(), id=id)
+    to = make_endpoint()._replace(id=id)
     prefetched.add(to, [[make_message(100 * id + size * n + k) for k in range(size)] for n in range(count)])
 
 

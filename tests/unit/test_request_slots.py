@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 from ulak.worker.request_slots import RequestSlots
-from ulak.worker.tuning import LEAST_WINDOW, SLOW_SECONDS
+from ulak.worker.tuning import LEAST_WINDOW, SLOW_REMEMBERED, SLOW_SECONDS
 
 QUICK, SLOW = 0.01, SLOW_SECONDS + 1
 
@@ -84,6 +84,24 @@ def test_a_slow_answer_makes_an_endpoint_slow_even_if_nobody_looked_meanwhile() 
 
     assert slots.slow == {1}
     assert slots.slow_in_flight == 1
+
+
+def test_only_so_many_slow_endpoints_are_remembered_and_those_with_requests_under_way_always() -> None:
+    slots = RequestSlots(128)
+    take(slots, 1, 2)
+    slots.give_back(1, SLOW)
+
+    for endpoint_id in range(2, 10_000):
+        take(slots, endpoint_id, 1)
+        slots.give_back(endpoint_id, SLOW)
+    take(slots, 9_999, 1)
+
+    # The last ones, and the first one, which has a request under way.
+    assert slots.slow == {1, *range(10_000 - SLOW_REMEMBERED, 10_000)}
+    assert len(slots.rooms()) == SLOW_REMEMBERED + 1
+    assert slots.slow_in_flight == 2
+    slots.give_back(1, QUICK)
+    assert 1 not in slots.slow
 
 
 def test_both_lanes_together_are_the_limit() -> None:

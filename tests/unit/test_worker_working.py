@@ -11,7 +11,7 @@ import pytest
 from support.stage import Stage
 from ulak.delivery import DELIVERED, Outcome
 from ulak.worker.port import Outcomes
-from ulak.worker.tuning import LEAST_WINDOW, PAYLOAD_BYTES
+from ulak.worker.tuning import CLAIM_ENDPOINTS_MOST, LEAST_WINDOW, PAYLOAD_BYTES
 
 
 def test_every_message_is_sent_and_settled_once(stage: Stage) -> None:
@@ -235,3 +235,15 @@ def test_others_are_looked_after_while_one_has_a_backlog_and_less_often_if_that_
     assert quick >= 14
     # Thirty milliseconds twenty times would be all that there is.
     assert slow <= 5
+
+
+def test_a_claim_visits_more_endpoints_where_each_has_little(stage: Stage) -> None:
+    for endpoint_id in range(1, 1001):
+        stage.database.put(endpoint_id, count=1)
+    stage.run(seconds=5, worker_concurrency=700)
+
+    assert len(stage.database.settled) == 1000
+    visited = stage.database.most_endpoints
+    assert visited[:4] == [32, 64, 128, CLAIM_ENDPOINTS_MOST]
+    assert max(visited) == CLAIM_ENDPOINTS_MOST
+    assert visited[-1] == visited[0]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
+from functools import lru_cache
 from types import MappingProxyType
 from typing import Any
 from urllib.parse import urlsplit
@@ -23,6 +24,8 @@ from ulak.http.model import (
     Settings,
     Signature,
     SigV4,
+    is_tls,
+    origin,
 )
 from ulak.mask import Mask
 
@@ -33,6 +36,8 @@ EXCERPT = 512
 _BATCH_ANSWER = 1024 * 1024
 # More than any sane token answer.
 _TOKEN_ANSWER = 65536
+# Configs that differ in more than that are forgotten beyond so many.
+_MOST_COMMON = 1024
 
 
 def parse(
@@ -42,28 +47,73 @@ def parse(
     config: Mapping[str, Any] | None,
     signing_secrets: Iterable[str] = (),
     settings: Settings | None = None,
-    secrets: Iterable[str] = (),
+    secrets: Collection[str] = (),
 ) -> Endpoint:
     """Raises ConfigError; the database has checked the config already, but not with this code. `secrets` are the values
     that stand in the config by name."""
-    if config is None:
-        raise ConfigError("it can't be read: it isn't valid UTF-8")
-    settings = settings or Settings()
-    profile = _profile(config, settings)
+    return Parser(settings).parse(id, name, config_version, config, signing_secrets, secrets)
+
+
+class Parser:
+    """Parses many configs. Most differ in nothing but URL and signing secret: the rest is parsed once for all."""
+
+    def __init__(self, settings: Settings | None = None) -> None:
+        self._settings = settings or Settings()
+        self._common: dict[tuple[bool, str], Endpoint] = {}
+
+    def parse(
+        self,
+        id: int,
+        name: str,
+        config_version: int,
+        config: Mapping[str, Any] | None,
+        signing_secrets: Iterable[str] = (),
+        secrets: Collection[str] = (),
+    ) -> Endpoint:
+        if config is None:
+            raise ConfigError("it can't be read: it isn't valid UTF-8")
+        url = _url(config.get("url"), "url")
+        common = self._common_of(config, url)
+        signing = tuple(signing_secrets) or tuple(filter(None, (config.get("signing_secret"),)))
+        lines, scheme = common.lines, common.signature
+        return common._replace(
+            id=id,
+            name=name,
+            config_version=config_version,
+            profile=common.profile.at(url),
+            signing_keys=_signing_keys(common.signature, signing) if signing else (),
+            mask=Mask(lambda: secrecy.hidden(config, signing, secrets, lines, scheme)),
+            private=Mask(lambda: secrecy.private(config, signing, secrets, lines, scheme)),
+        )
+
+    def _common_of(self, config: Mapping[str, Any], url: str) -> Endpoint:
+        """What it shares with others, and its own URL."""
+        rest = {key: value for key, value in config.items() if key not in ("url", "signing_secret")}
+        key = is_tls(url), repr(rest)
+        common = self._common.get(key)
+        if common is None:
+            common = _parse(config, url, self._settings)
+            # Found when something is to be hidden, and once here, where a config that our code stumbles over costs no
+            # more than its own endpoint.
+            set(secrecy.private(config, (), (), common.lines, common.signature))
+            if len(self._common) >= _MOST_COMMON:
+                self._common.clear()
+            self._common[key] = common
+        return common
+
+
+def _parse(config: Mapping[str, Any], url: str, settings: Settings) -> Endpoint:
+    profile = _profile(config, url, settings)
     auth = _auth(config.get("auth"))
     headers = _headers(config, settings, auth)
-    scheme = _signature(config.get("signature"))
-    signing = tuple(signing_secrets) or tuple(filter(None, (config.get("signing_secret"),)))
-    hidden = {*secrecy.secrets(config, signing, secrets), *secrecy.credentials(headers.values(), scheme)}
     return Endpoint(
-        id=id,
-        name=name,
-        config_version=config_version,
+        id=0,
+        name="",
+        config_version=0,
         profile=profile,
         headers=MappingProxyType(headers),
         lines=tuple(headers.values()),
-        signing_keys=tuple(signature.key(secret) if scheme is None else secret.encode() for secret in signing),
-        signature=scheme,
+        signature=_signature(config.get("signature")),
         auth=auth,
         token_profile=_token_profile(profile, auth),
         cloudevents=_cloudevents(config, settings),
@@ -72,18 +122,20 @@ def parse(
         max_in_flight=config.get("max_in_flight"),
         retry_on=frozenset(str(status) for status in config.get("retry_on", ())),
         permanent_on=frozenset(str(status) for status in config.get("permanent_on", ())),
-        mask=Mask(hidden),
-        private=Mask({*hidden, *secrecy.locations(config)}),
     )
 
 
-def _profile(config: Mapping[str, Any], settings: Settings) -> Profile:
+def _signing_keys(scheme: Signature | None, secrets: Iterable[str]) -> tuple[bytes, ...]:
+    return tuple(signature.key(secret) if scheme is None else secret.encode() for secret in secrets)
+
+
+def _profile(config: Mapping[str, Any], url: str, settings: Settings) -> Profile:
     method = str(config.get("method", "POST")).upper()
     if method not in METHODS:
         raise ConfigError(f"method {method} isn't one of {', '.join(METHODS)}")
     timeout = float(config.get("timeout", settings.http_timeout))
     return Profile(
-        url=_url(config.get("url"), "url"),
+        url=url,
         method=method,
         timeout=timeout,
         connect_timeout=min(timeout, float(config.get("connect_timeout", settings.http_connect_timeout))),
@@ -114,16 +166,22 @@ def _batch_format(config: Mapping[str, Any]) -> str:
 
 
 def _url(url: Any, key: str) -> str:
-    try:
-        parts = urlsplit(url)
-        host, user = parts.hostname, parts.username
-    except (ValueError, AttributeError) as error:
-        raise ConfigError(f"{key} isn't a URL") from error
-    if parts.scheme not in ("http", "https") or not host:
-        raise ConfigError(f"{key} must start with http:// or https:// and have a host")
-    if user is not None:
-        raise ConfigError(f"{key} must not have a user or a password")
+    problem = _origin_problem(origin(url)) if isinstance(url, str) else "isn't a URL"
+    if problem:
+        raise ConfigError(f"{key} {problem}")
     return str(url)
+
+
+@lru_cache(maxsize=1024)
+def _origin_problem(origin: str) -> str | None:
+    try:
+        parts = urlsplit(origin)
+        host, user = parts.hostname, parts.username
+    except ValueError:
+        return "isn't a URL"
+    if parts.scheme not in ("http", "https") or not host:
+        return "must start with http:// or https:// and have a host"
+    return None if user is None else "must not have a user or a password"
 
 
 def _proxy(config: Mapping[str, Any] | None) -> Proxy | None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from functools import lru_cache
 from ipaddress import ip_address
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
@@ -67,20 +69,43 @@ class Profile:
     is_named: bool = field(init=False)
 
     def __post_init__(self) -> None:
-        is_tls = self.url[:6].lower() == "https:"
-        given = (is_tls, *(getattr(self, name) for name in _SHAPING))
+        given = (is_tls(self.url), *(getattr(self, name) for name in _SHAPING))
         object.__setattr__(self, "shape", _shapes.setdefault(given, len(_shapes)))
-        is_named = _is_named(self.url) or (self.proxy is not None and _is_named(self.proxy.url))
+        self._set_named()
+
+    def at(self, url: str) -> Profile:
+        """The same for another URL of the same scheme."""
+        other = object.__new__(Profile)
+        for name in (*_SHAPING, "shape"):
+            object.__setattr__(other, name, getattr(self, name))
+        object.__setattr__(other, "url", url)
+        other._set_named()
+        return other
+
+    def _set_named(self) -> None:
+        is_named = _is_named(origin(self.url)) or (self.proxy is not None and _is_named(origin(self.proxy.url)))
         object.__setattr__(self, "is_named", is_named)
 
 
 _SHAPING = tuple(each.name for each in fields(Profile) if each.init and each.name != "url")
 _shapes: dict[tuple[Any, ...], int] = {}
+_ORIGIN = re.compile(r"[^/?#]*//[^/?#]*")
 
 
-def _is_named(url: str) -> bool:
+def is_tls(url: str) -> bool:
+    return url[:6].lower() == "https:"
+
+
+def origin(url: str) -> str:
+    """Scheme and host, which many URLs have in common."""
+    found = _ORIGIN.match(url)
+    return found[0] if found else url
+
+
+@lru_cache(maxsize=1024)
+def _is_named(origin: str) -> bool:
     try:
-        ip_address(urlsplit(url).hostname or "")
+        ip_address(urlsplit(origin).hostname or "")
     except ValueError:
         return True
     return False
@@ -127,8 +152,7 @@ class Signature:
     algorithm: str = "sha256"
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Endpoint:
+class Endpoint(NamedTuple):
     """An endpoint's config, parsed once per config_version."""
 
     id: int

@@ -26,6 +26,30 @@ _FIELD_NAME = re.compile(r"[A-Za-z_$][A-Za-z_.$-]*")
 _OWN_HEADERS = frozenset(("content-type", "ulak-attempt", "user-agent", "webhook-id", "webhook-timestamp"))
 
 
+def hidden(
+    config: Mapping[str, Any],
+    signing_secrets: Iterable[str],
+    named: Iterable[str],
+    lines: Iterable[Line],
+    scheme: Signature | None,
+) -> Iterator[str]:
+    """What nobody may read. `named` are the values that stand in the config by name, `lines` the headers it sends."""
+    yield from secrets(config, signing_secrets, named)
+    yield from credentials(lines, scheme)
+
+
+def private(
+    config: Mapping[str, Any],
+    signing_secrets: Iterable[str],
+    named: Iterable[str],
+    lines: Iterable[Line],
+    scheme: Signature | None,
+) -> Iterator[str]:
+    """What only those may read who may see configs."""
+    yield from hidden(config, signing_secrets, named, lines, scheme)
+    yield from locations(config)
+
+
 def secrets(config: Mapping[str, Any], signing_secrets: Iterable[str], named: Iterable[str]) -> Iterator[str]:
     """What a config holds that nobody may read: values that it names by $secret, and all that are credentials."""
     named = set(named)

@@ -41,14 +41,14 @@ class HttpTransport:
         self, client: Client, settings: Settings | None = None, clock: Callable[[], float] = time.time
     ) -> None:
         self._client = client
-        self._settings = settings
+        self._parser = endpoints.Parser(settings)
         self._clock = clock
         self._tokens = oauth.TokenCache()
         self._waiting: dict[OAuth2, list[Delivery]] = {}
         self._settled: list[Settled] = []
 
     def parse(self, config: EndpointConfig) -> Endpoint:
-        receiver = endpoints.parse(*config[:5], self._settings, config.secrets)
+        receiver = self._parser.parse(*config[:5], config.secrets)
         return Endpoint(
             receiver.id,
             receiver.name,

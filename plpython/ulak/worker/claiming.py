@@ -22,6 +22,7 @@ from ulak.worker.prefetch import Rates
 from ulak.worker.sending import Sending
 from ulak.worker.tuning import (
     CLAIM_ENDPOINTS,
+    CLAIM_ENDPOINTS_MOST,
     FULL_CLAIM_LONGEST,
     FULL_CLAIM_PARTS,
     FULL_CLAIM_SECONDS,
@@ -60,6 +61,8 @@ class Claiming:
         self.rates = Rates()
         # Endpoints that got as much as they may in their last claim: they may well have more.
         self._may_have_more: set[int] = set()
+        # Of how many endpoints a claim takes messages.
+        self._most_endpoints = CLAIM_ENDPOINTS
         now = clock()
         self.last_claim = now
         self._last_full = now
@@ -195,7 +198,7 @@ class Claiming:
     def _rooms(self, now: float, is_leaving: bool) -> tuple[dict[int, int], int, int]:
         """How many messages may be claimed for slots: of some endpoints, of any other, and of all together."""
         in_turn = self._to_prefetch_in_turn(now)
-        rooms, room = self._slots.rooms(), max(self._slots.room(), -(-in_turn // CLAIM_ENDPOINTS))
+        rooms, room = self._slots.rooms(), max(self._slots.room(), -(-in_turn // self._most_endpoints))
         limit = self._slots.free + in_turn
         for endpoint_id, batch_size in self._endpoints.batch_sizes.items():
             rooms[endpoint_id] = rooms.get(endpoint_id, room) * batch_size
@@ -213,12 +216,18 @@ class Claiming:
         if limit <= 0 and self._leases:
             return
         try:
-            claimed = self._database.claim(max(1, limit), self._options.lease, rooms, room, endpoint_ids)
+            claimed = self._database.claim(
+                max(1, limit), self._options.lease, rooms, room, endpoint_ids, self._most_endpoints
+            )
         except Busy:
             self._pace.claimed(now, None, False)
             return
         count, newest = self._leases.receive(claimed)
-        self._pace.claimed(now, newest or None, count >= limit or len(claimed) >= CLAIM_ENDPOINTS)
+        left_out_some = len(claimed) >= self._most_endpoints
+        self._pace.claimed(now, newest or None, count >= limit or left_out_some)
+        if endpoint_ids is None:
+            is_wide = left_out_some and count < limit
+            self._most_endpoints = min(2 * self._most_endpoints, CLAIM_ENDPOINTS_MOST) if is_wide else CLAIM_ENDPOINTS
         # An endpoint without room wasn't asked; a claim that reached its limit may have left out any of them.
         if not self._pace.may_have_more:
             self._may_have_more = {each for each in self._may_have_more if not rooms.get(each, room)}

@@ -21,7 +21,8 @@ class _Counts:
         self.failed = 0
         self.total_ms = 0.0
         self.max_ms = 0.0
-        self.histogram = [0] * BUCKETS
+        # By bucket, and only those that count something: most endpoints fill one or two of them in a second.
+        self.histogram: dict[int, int] = {}
 
 
 class Counters:
@@ -46,7 +47,8 @@ class Counters:
         milliseconds = seconds * 1000
         counts.total_ms += milliseconds * messages
         counts.max_ms = max(counts.max_ms, milliseconds)
-        counts.histogram[bisect_right(LIMITS, milliseconds)] += messages
+        bucket = bisect_right(LIMITS, milliseconds)
+        counts.histogram[bucket] = counts.histogram.get(bucket, 0) + messages
 
     def statistics(self) -> list[Mapping[str, object]]:
         """In the order of endpoint ids: the order in which rows are locked."""
@@ -68,12 +70,9 @@ class Counters:
         self.processed = self.failed = 0
 
 
-def _stored(histogram: list[int]) -> str:
+def _stored(histogram: Mapping[int, int]) -> str:
     """As PostgreSQL reads an array that doesn't begin with element 1: from the first bucket that counts something to
     the last. Less to send, to add up and to store."""
-    counting = [i for i, messages in enumerate(histogram) if messages]
-    if not counting:
-        return "{}"
-    first, last = counting[0], counting[-1]
-    counts = ",".join(map(str, histogram[first : last + 1]))
+    first, last = min(histogram), max(histogram)
+    counts = ",".join([str(histogram.get(bucket, 0)) for bucket in range(first, last + 1)])
     return f"[{FIRST_ELEMENT + first}:{FIRST_ELEMENT + last}]={{{counts}}}"

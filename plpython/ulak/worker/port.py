@@ -74,10 +74,16 @@ class Database(Protocol):
         """Looks every interval until last_sent() isn't what it was, for at most so many seconds; returns what it is."""
 
     def claim(
-        self, limit: int, lease: float, rooms: Mapping[int, int], room: int, endpoint_ids: Sequence[int] | None = None
+        self,
+        limit: int,
+        lease: float,
+        rooms: Mapping[int, int],
+        room: int,
+        endpoint_ids: Sequence[int] | None,
+        most_endpoints: int,
     ) -> list[Claimed]:
         """At most `room` messages of an endpoint; rooms has a number of their own for some. Of the endpoints whose turn
-        it is, or only of some."""
+        it is, and of so many at most, or only of some."""
 
     def light_turn(
         self, after: int, count: int, lease: float, delivered: Sequence[Message]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
-from ulak.worker.tuning import LEAST_WINDOW, SLOW_SECONDS
+from ulak.worker.tuning import LEAST_WINDOW, SLOW_REMEMBERED, SLOW_SECONDS
 
 
 class RequestSlots:
@@ -20,6 +20,8 @@ class RequestSlots:
         self.stuck: frozenset[int] = frozenset()
         # Those, and endpoints whose last answer took long.
         self.slow: set[int] = set()
+        # Those of them that hold nothing, the longest so first. Only so many are remembered: each is told to claims.
+        self._slow_idle: dict[int, None] = {}
         self._held: Counter[int] = Counter()
         self._taken = 0
         self._taken_slow = 0
@@ -54,6 +56,7 @@ class RequestSlots:
         self._held[endpoint_id] += 1
         self._taken += 1
         self._taken_slow += endpoint_id in self.slow
+        self._slow_idle.pop(endpoint_id, None)
 
     def give_back(self, endpoint_id: int, seconds: float) -> None:
         """A request ended after so long."""
@@ -67,6 +70,12 @@ class RequestSlots:
         elif endpoint_id in self.slow and endpoint_id not in self.stuck:
             self.slow.remove(endpoint_id)
             self._taken_slow -= self._held[endpoint_id]
+        if endpoint_id in self.slow and endpoint_id not in self._held:
+            self._slow_idle[endpoint_id] = None
+            if len(self._slow_idle) > SLOW_REMEMBERED:
+                forgotten = next(iter(self._slow_idle))
+                del self._slow_idle[forgotten]
+                self.slow.remove(forgotten)
 
     def see_stuck(self, endpoint_ids: Iterable[int]) -> None:
         """These, and no others, have requests under way for longer than SLOW_SECONDS."""
