@@ -25,9 +25,8 @@ def script(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def bare(plain: PlainCluster) -> Iterator[str]:
     """A database of the owner's, without ulak."""
-    name = plain.create_database("bare")
-    yield name
-    plain.drop_database(name)
+    with plain.database("bare") as name:
+        yield name
 
 
 @pytest.fixture(scope="session")
@@ -40,7 +39,5 @@ def plain_template(plain: PlainCluster) -> str:
 @pytest.fixture
 def shop(plain: PlainCluster, plain_template: str) -> Iterator[DB]:
     """The owner's session in a database with ulak."""
-    name = plain.create_database("shop", plain_template)
-    with plain.connect(name) as connection:
+    with plain.database("shop", plain_template) as name, plain.connect(name) as connection:
         yield connection
-    plain.drop_database(name)

@@ -27,6 +27,14 @@ def other() -> Iterator[PlainCluster]:
     cluster.remove()
 
 
+def objects(db: DB) -> catalog.Snapshot:
+    """A dump names columns of a view's parts that had no name."""
+    found = catalog.snapshot(db)
+    for facts in found["relation"].values():
+        del facts["view"]
+    return found
+
+
 @pytest.mark.parametrize("options", [["--format=custom"], []], ids=["custom", "text"])
 def test_a_backup_is_restored_without_a_superuser(
     plain: PlainCluster, shop: DB, bare: str, tmp_path: Path, options: list[str]
@@ -36,7 +44,7 @@ def test_a_backup_is_restored_without_a_superuser(
     plain.restore(bare, plain.dump(shop.info.dbname, tmp_path / "dump", *options))
 
     with plain.connect(bare) as restored:
-        assert catalog.differences(catalog.snapshot(shop), catalog.snapshot(restored)) == []
+        assert catalog.differences(objects(shop), objects(restored)) == []
         before, after = catalog.contents(shop), catalog.contents(restored)
         assert catalog.lost(before, after) == catalog.lost(after, before) == []
         assert len(column(restored, CLAIM)) == 1
