@@ -241,6 +241,20 @@ begin
 end
 $plpgsql$;
 
+create or replace function ulak._check_bytes(p_what text, p_bytes bigint, p_most bigint)
+returns void
+language plpgsql
+immutable
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+begin
+    if p_bytes > p_most then
+        raise exception '% is larger than % bytes', p_what, p_most
+            using errcode = '54000', detail = format('It has %s.', p_bytes);
+    end if;
+end
+$plpgsql$;
+
 create or replace function ulak._check_endpoint()
 returns trigger
 language plpgsql
@@ -261,6 +275,9 @@ begin
                 detail = 'A name has 1 to 200 characters, no control characters, no spaces around it.',
                 hint = 'Such as: billing-webhook';
     end if;
+    -- Each worker reads it whenever it changes, and its other messages wait meanwhile.
+    perform ulak._check_bytes('the config of an endpoint', octet_length(new.config::text), 262144),
+        ulak._check_bytes('the description of an endpoint', octet_length(new.description), 10000);
     if ulak._secret_names(new.config) <> '{}' then
         perform ulak._lock('configs');
     end if;

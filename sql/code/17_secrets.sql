@@ -13,6 +13,7 @@ begin
         raise exception 'the value of secret "%" is empty', p_name
             using errcode = '22023', hint = format('To remove it: select ulak.drop_secret(%L);', p_name);
     end if;
+    perform ulak._check_bytes('a secret', octet_length(p_value), 65536);
     insert into ulak.secrets (name, value)
     values (p_name, p_value)
     on conflict (name) do update

@@ -332,3 +332,31 @@ def test_networks_that_an_earlier_version_stored_are_put_right(
         db.execute("alter extension ulak update")
 
         assert db.execute("select ulak.setting('http_allowed_networks')").fetchone() == ("10.1.0.0/16,127.0.0.1/32",)
+
+
+@pytest.mark.parametrize(
+    ("statement", "message"),
+    [
+        (
+            """select ulak.create_endpoint('e', 'http', jsonb_build_object('url', 'https://example.com', 'headers',
+                jsonb_build_object('x', repeat('x', 300000))))""",
+            "the config of an endpoint is larger than 262144 bytes",
+        ),
+        (
+            """select ulak.create_endpoint('e', 'http', jsonb_build_object('url', 'https://example.com', 'retry_on',
+                (select jsonb_agg(500) from generate_series(1, 100000))))""",
+            "the config of an endpoint is larger than 262144 bytes",
+        ),
+        (
+            "select ulak.create_endpoint('e', 'pull', '{}', null, repeat('x', 20000))",
+            "the description of an endpoint is larger than 10000 bytes",
+        ),
+        ("select ulak.set_secret('s', repeat('x', 70000))", "a secret is larger than 65536 bytes"),
+    ],
+)
+def test_it_cannot_make_workers_read_configs_of_any_size(db: DB, admin: DB, statement: str, message: str) -> None:
+    """Each worker reads them whenever they change, and neighbours wait meanwhile."""
+    denied = refused(admin, statement)
+
+    assert (denied.sqlstate, denied.message_primary) == ("54000", message)
+    assert db.execute("select count(*) from ulak.endpoints").fetchone() == (0,)
