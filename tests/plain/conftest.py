@@ -25,22 +25,18 @@ def script(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def bare(plain: PlainCluster) -> Iterator[str]:
     """A database of the owner's, without ulak."""
-    name = plain.create_database("bare")
-    yield name
-    plain.drop_database(name)
+    with plain.database("bare") as name:
+        yield name
 
 
 @pytest.fixture(scope="session")
 def plain_template(plain: PlainCluster) -> str:
-    plain.create_database("plain_template")
-    plain.install("plain_template")
+    plain.install(plain.create_database("plain_template"))
     return "plain_template"
 
 
 @pytest.fixture
 def shop(plain: PlainCluster, plain_template: str) -> Iterator[DB]:
     """The owner's session in a database with ulak."""
-    name = plain.create_database("shop", plain_template)
-    with plain.connect(name) as connection:
+    with plain.database("shop", plain_template) as name, plain.connect(name) as connection:
         yield connection
-    plain.drop_database(name)

@@ -19,17 +19,10 @@ from support.site import Site
 
 @pytest.fixture
 def site(plain: PlainCluster, plain_template: str) -> Iterator[Site]:
-    name = plain.create_database("delivered", plain_template)
-    site = Site(plain, name)
-    yield site
-    site.end()
-    plain.drop_database(name)
-
-
-@pytest.fixture
-def receiver() -> Iterator[Receiver]:
-    with Receiver() as receiver:
-        yield receiver
+    with plain.database("delivered", plain_template) as name:
+        site = Site(plain, name)
+        yield site
+        site.end()
 
 
 @pytest.fixture
