@@ -31,8 +31,7 @@ def bare(plain: PlainCluster) -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def plain_template(plain: PlainCluster) -> str:
-    plain.create_database("plain_template")
-    plain.install("plain_template")
+    plain.install(plain.create_database("plain_template"))
     return "plain_template"
 
 

@@ -118,7 +118,8 @@ class Cluster:
         self.data = folder / "data"
         self.log = folder / "log"
         self.bin = Path(run([pg_config, "--bindir"]).strip())
-        self.user = "postgres"
+        # Who does everything, and who may end any session in a database that is to be dropped.
+        self.user = self.superuser = "postgres"
 
     @classmethod
     def create(

@@ -19,13 +19,15 @@ class Janitor(DatabaseJanitor):
         self, cluster: Cluster, name: str, template: str | None = None, options: str = "", *, as_template: bool = False
     ) -> None:
         super().__init__(
-            user=cluster.user,
+            user=cluster.superuser,
             host=cluster.host,
             port=cluster.port,
             dbname=name,
             template_dbname=template or "template0",
             as_template=as_template,
         )
+        if cluster.user != cluster.superuser:
+            options += f" owner {cluster.user}"
         self._options = sql.SQL(f" strategy file_copy {options}")  # type: ignore[arg-type]
 
     def _build_create_database_sql(self) -> sql.Composed:

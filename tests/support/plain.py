@@ -31,7 +31,7 @@ class ProvidersCluster(Cluster):
 
     def __init__(self, folder: Path, pg_config: str = PG_CONFIG) -> None:
         super().__init__(folder, pg_config)
-        self.user = SUPERUSER
+        self.user = self.superuser = SUPERUSER
 
 
 class PlainCluster(ProvidersCluster):
