@@ -36,7 +36,7 @@ end
 $plpgsql$;
 
 comment on function ulak.create_endpoint(text, text, jsonb, jsonb, text) is
-    'creates an endpoint (protocol http, log, kafka, amqp or pull) and returns its id; refuses a config or retry policy that is not valid';
+    'creates an endpoint (protocol http, log, amqp, kafka, mqtt, redis or pull) and returns its id; refuses a config or retry policy that is not valid';
 
 create or replace function ulak.alter_endpoint(
     p_name text,

@@ -12,7 +12,7 @@ from support.receiver import make_certificate
 from support.sessions import wait_until
 from support.world import FULL, PATIENT, UNBROKEN, World
 
-ROUNDS = 20 if FULL else 3
+ROUNDS = 20 if FULL else 2
 PARTITIONS = 3
 
 

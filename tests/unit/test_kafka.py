@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import select
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -14,17 +15,20 @@ from uuid import uuid4
 import pytest
 from confluent_kafka import KafkaError
 from support.kafka import PRODUCE, Kafka, Relay
-from support.sessions import wait_until
+from support.sessions import strain, wait_until
 from ulak.address import Guard
+from ulak.broker.delivery import Delivery
 from ulak.delivery import ConfigError, Endpoint, EndpointConfig, Message, Settled
 from ulak.kafka import connection, target, verdict
 from ulak.kafka.connection import KafkaConnection
 from ulak.kafka.transport import KafkaTransport
 from ulak.signals import BACKEND_SIGNALS
 from ulak.worker.dispatcher import Dispatcher
-from ulak.worker.waiting import Descriptors
+from ulak.worker.waiting import READABLE, Descriptors
 
 ALL = Guard(allow_internal=True)
+# Of a topic that nobody has made: as many as this cluster gives it.
+PARTITIONS = 4
 
 
 class Stage:
@@ -310,6 +314,64 @@ def test_a_new_config_has_a_producer_of_its_own(kafka: Kafka, stage: Stage) -> N
 
     assert stage.connection is not first
     wait_until(lambda: not its_threads & set(threads()), message="the end of the first")
+
+
+def test_a_partition_that_is_not_there_yet_is_tried_again(kafka: Kafka, stage: Stage) -> None:
+    kafka.create_topic(stage.topic, 2)
+
+    assert stage.errors(stage.endpoint(partition=1), message(1)) == [None]
+    (error,) = stage.errors(stage.endpoint(version=2, partition=2), message(2))
+
+    assert error is not None and error.startswith("[RETRYABLE] kafka: ") and "_UNKNOWN_PARTITION" in error
+
+
+def test_what_was_acknowledged_before_the_end_is_delivered(kafka: Kafka, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The look that finds a forbidden broker ends the producer, and not what it has delivered."""
+    monkeypatch.setattr(connection, "_LOOK_SECONDS", 0.0)
+    with Relay(kafka) as relay:
+        stage = Stage(relay.broker, Guard(allowed=["127.0.0.1/32"]))
+        endpoint = stage.endpoint()
+        assert stage.errors(endpoint, message(1)) == [None]
+        link = stage.connection
+        relay.advertised_host = "127.0.0.2"
+        link.deliver(Delivery(endpoint, [message(2)], time.monotonic() + 60))
+        # The cluster has it, and nobody has fetched the report.
+        assert len(kafka.read(stage.topic, 2, PARTITIONS)) == 2
+        link.timer_passed()
+        assert link._looking is not None
+        wait_until(lambda: select.select([link._looking.descriptor], [], [], 0)[0], message="the look")
+
+        link.advance(READABLE)
+
+    assert link.is_lost
+    assert [each.outcome.error for each in stage.transport._settled] == [None]
+    stage.dispatcher.close()
+
+
+@pytest.mark.parametrize("where", ["silent", "hanging", "up"])
+def test_nothing_holds_the_worker_up(kafka: Kafka, silent: str, where: str) -> None:
+    stage = Stage(silent if where == "silent" else kafka.broker)
+    endpoint = stage.endpoint(options={"socket.connection.setup.timeout.ms": 1000, "message.timeout.ms": 1000})
+    calls: list[float] = []
+
+    def timed(call: Callable[[], Any]) -> Any:
+        began = time.monotonic()
+        result = call()
+        calls.append(time.monotonic() - began)
+        return result
+
+    if where == "hanging":
+        assert stage.errors(endpoint, message(0)) == [None]
+        kafka.hang()
+    for n in range(1, 50):
+        timed(lambda n=n: stage.dispatcher.start(endpoint, [message(100 * n + each) for each in range(100)]))
+    while stage.dispatcher.in_flight:
+        timed(lambda: stage.dispatcher.step(0))
+        select.select([], [], [], 0.001)
+    timed(stage.dispatcher.close)
+
+    # The end waits for its producers, and for no longer than this.
+    assert max(calls) < 0.15 * strain()
 
 
 def test_the_worker_looks_less_often_when_nothing_comes(kafka: Kafka, stage: Stage) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
@@ -313,6 +314,32 @@ def test_ping_produces_one_message(site: Site, bus: Bus, kafka: Kafka) -> None:
     kafka.down()
     (pong,) = site.rows("select * from ulak.ping('bus')")
     assert pong["outcome"] == "failed" and "Connection refused" in pong["error"]
+
+
+def test_a_run_leaves_no_thread_behind_in_its_session(site: Site, bus: Bus) -> None:
+    bus.endpoint()
+    worker = site.start(seconds=60)
+    site.wait_for_status(site.send("bus", {"n": 1}), "completed")
+    assert producer_threads(worker.pid)
+
+    # Changed settings end one worker and begin another, in the same session; then it is told to leave.
+    site.configure(worker_concurrency=7)
+    site.wait_for_status(site.send("bus", {"n": 2}), "completed")
+    site.db.execute("select ulak.stop()")
+    worker.result(20)
+
+    def has_ended() -> bool:
+        # On a busy machine the end of the run may not have waited long enough; whenever Python runs again, they end.
+        worker.connection.execute("call ulak.run_worker()")
+        return not producer_threads(worker.pid)
+
+    assert not producer_threads(worker.pid) or wait_until(has_ended, message="the end of its threads")
+
+
+def producer_threads(pid: int) -> list[str]:
+    """Those of librdkafka."""
+    names = [(task / "comm").read_text() for task in Path(f"/proc/{pid}/task").iterdir()]
+    return [name for name in names if name.startswith("rdk:")]
 
 
 def test_credentials_are_shown_and_kept_secret(site: Site, bus: Bus, kafka: Kafka, certificate: Certificate) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from support.cluster import PROJECT, Cluster, free_port
+from support.kafka import Kafka
 from support.mosquitto import Mosquitto
 from support.receiver import Receiver
 from support.redis import Redis
@@ -172,3 +173,9 @@ def test_the_subscriber_of_a_topic_takes_each_message_once(site: Site, tmp_path:
     site.endpoint("orders", config, None, "mqtt")
 
     consumes_each_message_once(site, tmp_path, consumer_of("subscriber.py"), mosquitto.port)
+
+
+def test_the_consumer_of_a_log_takes_each_message_once(site: Site, tmp_path: Path, kafka: Kafka) -> None:
+    site.endpoint("orders", {"broker": kafka.broker, "topic": kafka.create_topic("orders")}, None, "kafka")
+
+    consumes_each_message_once(site, tmp_path, consumer_of("consumer.py: reads a topic of Kafka"), kafka.port)

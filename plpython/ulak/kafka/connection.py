@@ -82,7 +82,6 @@ class KafkaConnection(Link):
         return self._next_fetch if self._under_way else None
 
     def timer_passed(self) -> None:
-        self._fetch_reports()
         now = self._clock()
         if now >= self._next_look and self._looking is None and self._under_way:
             guard = self._surroundings.guard
@@ -101,6 +100,8 @@ class KafkaConnection(Link):
             looked, self._looking = self._looking, None
             self._forget(looked)
             self._next_look = self._clock() + _LOOK_SECONDS
+            # What was acknowledged until now is delivered, whatever comes of the look.
+            self._fetch_reports()
             looked.result()
 
     def leave(self) -> int | None:
@@ -123,6 +124,11 @@ class KafkaConnection(Link):
         if self._ending is not None:
             self._ending.close()
             self._ending = None
+
+    def _pass_time(self) -> None:
+        if self._producer is not None:
+            self._fetch_reports()
+        super()._pass_time()
 
     def _reach(self, delivery: Delivery) -> None:
         """With the first topic that is asked for, of which librdkafka would ask next."""
