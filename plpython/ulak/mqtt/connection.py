@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import uuid
 from collections import deque
 
@@ -19,6 +18,7 @@ from ulak.mqtt.target import ACKNOWLEDGE_TIMEOUT, LONGEST_TOPIC, Target
 
 # How often within the time that the broker wants a word in it is looked whether one is due.
 _LOOKS = 4
+_DISCONNECT = b"\xe0\x00"
 # Of a packet, beside its topic, its properties and the payload.
 _OVERHEAD = 16
 
@@ -84,12 +84,8 @@ class MqttConnection(Connection):
         self._says_goodbye = False
         super().lose(problem, prefix)
 
-    def close(self) -> None:
-        if self.is_open and self._says_goodbye and self._client is not None:
-            with contextlib.suppress(Exception):
-                self._client.disconnect()
-                self._flush()
-        super().close()
+    def farewell(self) -> bytes:
+        return _DISCONNECT if self._says_goodbye else b""
 
     def _flush(self) -> None:
         super()._flush()
