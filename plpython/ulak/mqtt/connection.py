@@ -14,7 +14,7 @@ from ulak.broker.delivery import Delivery
 from ulak.delivery import RETRYABLE, Endpoint, Message, MessageError
 from ulak.mqtt import reasons
 from ulak.mqtt.client import Client, Pipe
-from ulak.mqtt.target import ACKNOWLEDGE_TIMEOUT, LONGEST_TOPIC, Target
+from ulak.mqtt.target import LONGEST_TOPIC, Target
 
 # How often within the time that the broker wants a word in it is looked whether one is due.
 _LOOKS = 4
@@ -63,8 +63,6 @@ class MqttConnection(Connection):
             self._publish_all()
 
     def send(self, delivery: Delivery) -> None:
-        # The connection is there: what is left is the broker's own time.
-        delivery.deadline = min(delivery.deadline, self._clock() + ACKNOWLEDGE_TIMEOUT)
         self._unpublished.extend([(delivery, index) for index in range(len(delivery.messages))])
         self._publish_all()
 
