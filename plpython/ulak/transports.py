@@ -59,7 +59,8 @@ def transports(
     def mqtt(descriptors: Descriptors) -> Transport:
         from ulak.mqtt.transport import MqttTransport
 
-        return MqttTransport(descriptors, guard(settings), settings["cloudevents_source"])
+        timeout, source = float(settings["http_timeout"]), settings["cloudevents_source"]
+        return MqttTransport(descriptors, guard(settings), timeout, source)
 
     def redis(descriptors: Descriptors) -> Transport:
         from ulak.redis.transport import RedisTransport

@@ -22,6 +22,7 @@ as $sql$
                 "username": {"type": "string", "minLength": 1, "maxLength": 1024},
                 "password": {"type": "string", "minLength": 1, "maxLength": 4096},
                 "clean_session": {"type": "boolean"},
+                "timeout": {"type": "number", "minimum": 0.1, "maximum": 300},
                 "will_topic": {"type": "string", "minLength": 1, "maxLength": 16000},
                 "will_payload": {"type": "string", "maxLength": 16000},
                 "will_qos": {"enum": [0, 1, 2]},

@@ -17,7 +17,7 @@ class Broker:
         self.written = bytearray()
         self.acknowledged: list[int] = []
         config = {"broker": "127.0.0.1", "topic": "orders", **config}
-        self.target = target.parse(EndpointConfig(1, "shop", 1, config, protocol="mqtt"), "/ulak")
+        self.target = target.parse(EndpointConfig(1, "shop", 1, config, protocol="mqtt"), 10, "/ulak")
         self.pipe = Pipe(self.written.extend)
         self.client = Client(self.target, "test", is_5, self.pipe, self.acknowledged.append)
 

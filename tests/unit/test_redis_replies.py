@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 from hypothesis import given
 from hypothesis import strategies as some
-from ulak.redis.replies import BadReply, Refusal, Replies
+from ulak.redis.replies import BadReply, Refusal, Replies, Status
 
 ANSWERS = b"+OK\r\n$15\r\n1731842400000-0\r\n$-1\r\n-OOM command not allowed\r\n:7\r\n$0\r\n\r\n"
 MEANT = [b"OK", b"1731842400000-0", None, Refusal("OOM command not allowed"), b"7", b""]
@@ -22,6 +22,7 @@ def test_replies_are_the_same_in_whatever_pieces_they_come(cuts: list[int]) -> N
 
     assert found == MEANT
     assert isinstance(found[3], Refusal)
+    assert [isinstance(reply, Status) for reply in found] == [True, False, False, False, True, False]
 
 
 @pytest.mark.parametrize(
@@ -45,4 +46,5 @@ def test_a_refusal_does_not_quote_the_command() -> None:
     refusal = Refusal("ERR unknown command 'XADD', with args beginning with: 'orders' '*' 'payload' '{\"card\": 42")
 
     assert refusal.code == "ERR"
-    assert refusal.told == "ERR unknown command 'XADD'"
+    assert refusal.told == "ERR unknown command"
+    assert Refusal("OOM command not allowed when used memory > 'maxmemory'.").told.endswith("> 'maxmemory'.")

@@ -12,7 +12,7 @@ from typing import Any, Self
 import psycopg
 import pytest
 from support.cluster import run
-from support.mosquitto import Mosquitto, Subscriber
+from support.mosquitto import Mosquitto, Subscriber, make_client
 from support.receiver import Certificate, Receiver
 from support.sessions import wait_until
 from support.site import Site
@@ -171,9 +171,10 @@ def test_a_broker_that_is_down_gets_its_messages_later(site: Site, own: Mosquitt
 def test_a_broker_that_hangs_is_given_up_and_holds_up_nobody_else(
     site: Site, own: Mosquitto, receiver: Receiver
 ) -> None:
-    endpoint(site, own)
+    endpoint(site, own, timeout=2)
     site.http("other", receiver.url)
     site.start()
+    site.wait_for_status(site.send(), "completed")
     own.stop()
 
     hanging = site.send()
@@ -181,11 +182,13 @@ def test_a_broker_that_hangs_is_given_up_and_holds_up_nobody_else(
     others = [site.send("other") for _ in range(20)]
     for id in others:
         site.wait_for_status(id, "completed")
-    told = wait_for_error(site, hanging, "timeout: no connection")
+    told = wait_for_error(site, hanging, "timeout: no acknowledgement")
+    unheard = wait_for_error(site, hanging, "timeout: no connection")
     own.go_on()
 
     site.wait_for_status(hanging, "completed")
-    assert told.startswith("[RETRYABLE]")
+    assert told == f"[RETRYABLE] timeout: no acknowledgement from 127.0.0.1:{own.port} in time"
+    assert unheard.startswith("[RETRYABLE]")
 
 
 def test_a_broker_that_was_restarted_costs_an_idle_connection_and_no_attempt(site: Site, own: Mosquitto) -> None:
@@ -195,6 +198,19 @@ def test_a_broker_that_was_restarted_costs_an_idle_connection_and_no_attempt(sit
 
     own.kill()
     own.start()
+    message = site.wait_for_status(site.send(), "completed")
+
+    assert message["attempts"] == 1
+
+
+def test_a_connection_that_the_broker_closes_costs_no_attempt(site: Site, mosquitto: Mosquitto) -> None:
+    endpoint(site, mosquitto, client_id="only-one", clean_session=False)
+    site.start()
+    site.wait_for_status(site.send(), "completed")
+    other = make_client("only-one")
+    other.connect("127.0.0.1", mosquitto.port)
+    wait_until(lambda: other.loop(0.1) == 0 and other.is_connected(), message="another client of the same id")
+
     message = site.wait_for_status(site.send(), "completed")
 
     assert message["attempts"] == 1
@@ -293,8 +309,10 @@ def test_a_ping_publishes_or_says_why_it_cannot(site: Site, own: Mosquitto) -> N
 class SmallBroker:
     """Answers as told to a connection of each version of the protocol (4 is 3.1.1), and acknowledges what it gets."""
 
-    def __init__(self, greetings: dict[int, bytes]) -> None:
+    def __init__(self, greetings: dict[int, bytes], refusals: list[int] | None = None) -> None:
         self.greetings = greetings
+        # Reasons of the first acknowledgements.
+        self.refusals = refusals or []
         self.versions: list[int] = []
         self.published: list[bytes] = []
         self.pings = 0
@@ -318,6 +336,9 @@ class SmallBroker:
             connection.sendall(self.greetings[packet[6]])
         elif kind == 0x30:
             length = int.from_bytes(packet[:2], "big")
+            if self.refusals:
+                connection.sendall(b"\x40\x03" + packet[length + 2 : length + 4] + bytes([self.refusals.pop(0)]))
+                return
             self.published.append(packet[length + 4 :])
             connection.sendall(b"\x40\x02" + packet[length + 2 : length + 4])
         elif kind == 0xC0:
@@ -351,6 +372,18 @@ def test_a_broker_that_knows_no_mqtt_5_gets_the_payload_alone(site: Site) -> Non
     assert message["attempts"] == 1
     assert broker.versions == [5, 4]
     assert [json.loads(each) for each in broker.published] == [{"order": 7}]
+
+
+def test_a_broker_that_is_full_is_tried_again(site: Site) -> None:
+    with SmallBroker({5: b"\x20\x03\x00\x00\x00"}, [0x97]) as broker:
+        site.endpoint("shop", {"broker": "127.0.0.1", "port": broker.port, "topic": "orders"}, PATIENT, "mqtt")
+        site.start()
+
+        id = site.send("shop")
+        told = wait_for_error(site, id, "quota exceeded")
+        site.wait_for_status(id, "completed")
+
+    assert told == f"[RETRYABLE] mqtt: 127.0.0.1:{broker.port}: quota exceeded (0x97)"
 
 
 def test_an_idle_connection_is_kept_alive(site: Site) -> None:

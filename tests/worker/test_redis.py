@@ -223,6 +223,35 @@ def test_a_server_that_was_restarted_costs_an_idle_connection_and_no_attempt(sit
     assert len(own.entries("orders")) == 2
 
 
+def test_a_connection_that_the_server_closes_costs_no_attempt(site: Site, server: Redis) -> None:
+    endpoint(site, server)
+    site.start()
+    site.wait_for_status(site.send(), "completed")
+    with server.client() as client:
+        client.client_kill_filter(_type="normal", skipme=True)
+
+    message = site.wait_for_status(site.send(), "completed")
+
+    assert message["attempts"] == 1
+
+
+def test_limits_hold_and_what_waits_is_explained(site: Site, server: Redis) -> None:
+    endpoint(site, server, max_in_flight=3, rate_limit={"limit": 1000, "burst": 5}, nomkstream=True)
+    site.start()
+
+    ids = site.send_many(20)
+    wait_for_error(site, ids[0], "no such stream")
+    explained = str(site.rows("select * from ulak.explain(%s)", ids[0]))
+    in_flight = site.value("select count(*) from ulak.queue where status = 'processing'")
+    with server.client() as client:
+        client.xadd("orders", {"made": "by a consumer"})
+
+    site.wait_until_settled()
+    assert in_flight <= 3
+    assert "no such stream" in explained
+    assert len(server.entries("orders")) == 21
+
+
 def test_a_kept_connection_is_used_again(site: Site, server: Redis) -> None:
     endpoint(site, server)
     site.start()

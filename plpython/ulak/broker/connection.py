@@ -19,6 +19,7 @@ from ulak.mask import Mask
 from ulak.worker.waiting import READABLE, WRITABLE
 
 _READ_AT_ONCE = 256 * 1024
+_READS = 4
 
 
 class Address(NamedTuple):
@@ -123,7 +124,10 @@ class Connection(Link):
         self._flush()
 
     def _read(self) -> None:
-        while self._socket is not None:
+        # What is left after that has its turn: a broker that never ends must not keep the worker from everything else.
+        for _ in range(_READS):
+            if self._socket is None:
+                return
             try:
                 data = self._socket.recv(_READ_AT_ONCE)
             except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):

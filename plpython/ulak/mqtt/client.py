@@ -1,8 +1,9 @@
 """The client library over a connection that is ours: it is given the bytes that came, and what it writes is taken.
 
-Of paho's two versions (1.6 in Debian 12, 2 in Debian 13) the same methods are used, and three of those that handle a
+Of paho's two versions (1.6 in Debian 12, 2 in Debian 13) the same methods are used, and some of those that handle a
 packet are extended: version 1.6 reads the reason of an acknowledgement and tells nobody, both go on with a message that
-was refused in the first step of QoS 2, and both break at a reason that the broker should not have given.
+was refused in the first step of QoS 2, both break at a reason that the broker should not have given, and both take
+packets without end.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from ulak.mqtt.target import Target
 KEEPALIVE = 60
 # Of a packet. Nobody sends us messages.
 LONGEST_PACKET = 65536
+# At once: pongs, and messages that nobody has subscribed to.
+UNASKED_PACKETS = 100
 # Seconds that a broker keeps a session that isn't clean.
 SESSION_EXPIRY = 3600
 # If the broker says nothing else.
@@ -91,6 +94,7 @@ class Client(paho.Client):  # type: ignore[misc]
         # By packet identifier, until the acknowledgement is told.
         self.refusals: dict[int, int] = {}
         self._pipe = pipe
+        self._packets_left = 0
         self.on_connect = self._greeted
         self.on_publish = lambda _client, _userdata, mid, *_: acknowledged(mid)
         if target.username is not None:
@@ -100,8 +104,10 @@ class Client(paho.Client):  # type: ignore[misc]
         self._connect(target, is_5)
 
     def read(self, data: bytes) -> None:
-        """Handles what is complete by now."""
+        """Handles what is complete by now. A broker that says more than it was asked for is no broker."""
         self._pipe.feed(data)
+        # QoS 2 takes two of them.
+        self._packets_left = 2 * len(self._out_messages) + UNASKED_PACKETS
         while self._pipe.has_more and not self._pipe.is_closed:
             self.loop_read()
             if self._in_packet["remaining_length"] > LONGEST_PACKET:
@@ -128,6 +134,12 @@ class Client(paho.Client):  # type: ignore[misc]
 
     def _create_socket_connection(self) -> Pipe:
         return self._pipe
+
+    def _packet_handle(self) -> Any:
+        self._packets_left -= 1
+        if self._packets_left < 0:
+            raise ValueError("too many packets")
+        return super()._packet_handle()
 
     def _handle_pubackcomp(self, cmd: str) -> Any:
         reason = self._take_reason()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import uuid
 from collections import deque
 
@@ -15,10 +14,11 @@ from ulak.broker.delivery import Delivery
 from ulak.delivery import RETRYABLE, Endpoint, Message, MessageError
 from ulak.mqtt import reasons
 from ulak.mqtt.client import Client, Pipe
-from ulak.mqtt.target import ACKNOWLEDGE_TIMEOUT, LONGEST_TOPIC, Target
+from ulak.mqtt.target import LONGEST_TOPIC, Target
 
 # How often within the time that the broker wants a word in it is looked whether one is due.
 _LOOKS = 4
+_DISCONNECT = b"\xe0\x00"
 # Of a packet, beside its topic, its properties and the payload.
 _OVERHEAD = 16
 
@@ -63,8 +63,6 @@ class MqttConnection(Connection):
             self._publish_all()
 
     def send(self, delivery: Delivery) -> None:
-        # The connection is there: what is left is the broker's own time.
-        delivery.deadline = min(delivery.deadline, self._clock() + ACKNOWLEDGE_TIMEOUT)
         self._unpublished.extend([(delivery, index) for index in range(len(delivery.messages))])
         self._publish_all()
 
@@ -84,12 +82,8 @@ class MqttConnection(Connection):
         self._says_goodbye = False
         super().lose(problem, prefix)
 
-    def close(self) -> None:
-        if self.is_open and self._says_goodbye and self._client is not None:
-            with contextlib.suppress(Exception):
-                self._client.disconnect()
-                self._flush()
-        super().close()
+    def farewell(self) -> bytes:
+        return _DISCONNECT if self._says_goodbye else b""
 
     def _flush(self) -> None:
         super()._flush()

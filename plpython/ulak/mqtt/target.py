@@ -17,7 +17,6 @@ from ulak.mask import Mask
 PORT = 1883
 TLS_PORT = 8883
 CONNECT_TIMEOUT = 5.0
-ACKNOWLEDGE_TIMEOUT = 10.0
 # Messages in one delivery (make bench ARGS=brokers). More of them than the broker takes at once wait in the client.
 BATCH_SIZE = 50
 # Of a topic, in bytes: the protocol has two for the length.
@@ -43,14 +42,15 @@ class Target(NamedTuple):
     clean_session: bool
     will: Will | None
     events: CloudEvents | None
-    connect_timeout: float = CONNECT_TIMEOUT
-    timeout: float = CONNECT_TIMEOUT + ACKNOWLEDGE_TIMEOUT
+    connect_timeout: float
+    timeout: float
     batch_size: int = BATCH_SIZE
 
 
-def parse(config: EndpointConfig, default_source: str) -> Target:
+def parse(config: EndpointConfig, default_timeout: float, default_source: str) -> Target:
     """Raises ConfigError; the database has checked the config already, but not with this code."""
     given = config.config or {}
+    timeout = float(given.get("timeout", default_timeout))
     password = given.get("password")
     qos = int(given.get("qos", 1))
     if qos not in (0, 1, 2):
@@ -67,6 +67,8 @@ def parse(config: EndpointConfig, default_source: str) -> Target:
         clean_session=bool(given.get("clean_session", True)),
         will=_will(given),
         events=cloudevents.parse(given, default_source) if given.get("cloudevents") else None,
+        connect_timeout=min(timeout, CONNECT_TIMEOUT),
+        timeout=timeout,
     )
 
 

@@ -17,14 +17,20 @@ from ulak.worker.waiting import Descriptors
 
 class MqttTransport(BrokerTransport):
     def __init__(
-        self, descriptors: Descriptors, guard: Guard, source: str, clock: Callable[[], float] = time.monotonic
+        self,
+        descriptors: Descriptors,
+        guard: Guard,
+        timeout: float,
+        source: str,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`source` is that of CloudEvents whose endpoint names none."""
+        """`timeout` and the `source` of CloudEvents are for endpoints that name none."""
         super().__init__(descriptors, guard, clock)
+        self._timeout = timeout
         self._source = source
 
     def target(self, config: EndpointConfig) -> Target:
-        return target.parse(config, self._source)
+        return target.parse(config, self._timeout, self._source)
 
     def connect(self, endpoint: Endpoint, surroundings: Surroundings) -> Connection:
         return MqttConnection(endpoint, surroundings)

@@ -12,7 +12,7 @@ from ulak.broker import message as messages
 from ulak.broker.connection import Connection, Lost, Surroundings
 from ulak.broker.delivery import Delivery
 from ulak.delivery import PERMANENT, RETRYABLE, Endpoint, Message, MessageError
-from ulak.redis.replies import BadReply, Refusal, Replies
+from ulak.redis.replies import BadReply, Refusal, Replies, Status
 from ulak.redis.target import Target
 
 # The key holds something that is no stream: no other try will help.
@@ -50,6 +50,8 @@ class RedisConnection(Connection):
                     self._greeted(reply)
                 elif self._expected:
                     delivery, message = self._expected.popleft()
+                    if isinstance(reply, Status):
+                        raise BadReply
                     if isinstance(reply, bytes):
                         delivery.succeed(message)
                     else:

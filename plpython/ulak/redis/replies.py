@@ -6,10 +6,30 @@ XADD, AUTH and SELECT are answered with is small enough to be read here.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 # Nobody answers us with more.
 LONGEST = 65536
+# Of an error, in characters.
+LONGEST_TOLD = 200
+# Errors whose words are the server's own. ERR may quote the command.
+_OWN_WORDS = frozenset(
+    (
+        "CLUSTERDOWN",
+        "LOADING",
+        "MASTERDOWN",
+        "MISCONF",
+        "MOVED",
+        "NOAUTH",
+        "NOPERM",
+        "NOREPLICAS",
+        "OOM",
+        "READONLY",
+        "WRONGPASS",
+        "WRONGTYPE",
+    )
+)
 
 _BULK, _ERROR, _STATUS, _NUMBER = b"$-+:"
 
@@ -27,8 +47,13 @@ class Refusal(str):
 
     @property
     def told(self) -> str:
-        """Without what it quotes of the command: that may be of the message, or a password."""
-        return self.partition(", with args beginning")[0]
+        """Without what it quotes: that may be of the message, or a password."""
+        told = self[:LONGEST_TOLD]
+        return told if self.code in _OWN_WORDS else re.split("[\"'`{\\[]", told)[0].rstrip(" ,:")
+
+
+class Status(bytes):
+    """A status or a number, which AUTH, SELECT and PING are answered with, and XADD never is."""
 
 
 class Replies:
@@ -36,7 +61,7 @@ class Replies:
         self._rest = b""
 
     def read(self, data: bytes) -> Iterator[bytes | Refusal | None]:
-        """The replies that are complete by now. None: there is no such stream."""
+        """The replies that are complete by now. To XADD: the id of the entry, or None if there is no such stream."""
         data = self._rest + data
         position = 0
         while (end := data.find(b"\r\n", position)) >= 0:
@@ -60,7 +85,7 @@ class Replies:
                 if kind == _ERROR:
                     yield Refusal(line.decode("utf-8", "replace"))
                 elif kind in (_STATUS, _NUMBER):
-                    yield line
+                    yield Status(line)
                 else:
                     raise BadReply
         self._rest = data[position:]
