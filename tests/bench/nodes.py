@@ -157,7 +157,7 @@ def latency(stage: Stage) -> Iterator[Figure]:
             site.http("shop", receiver.url)
             if nodes:
                 stack.enter_context(Node(node_dsn(site.cluster, site.database)))
-                wait_until(lambda: site.value("select count(*) from ulak.workers") == 1, 30, "a node")  # noqa: B023
+                wait_until(lambda: site.value("select count(*) from ulak.workers") == 1, 30, "a node")
             else:
                 site.start(seconds=600)
             count = stage.scaled(300, 20)

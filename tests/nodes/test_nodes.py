@@ -290,6 +290,18 @@ def test_a_node_that_was_killed_is_lost_and_its_messages_go_to_another(
     assert site.column("select host from ulak.workers") == ["lives"]
 
 
+def test_a_node_that_was_forgotten_registers_anew(site: Site, receiver: Receiver, start_node: StartNode) -> None:
+    site.http("shop", receiver.url)
+    start_node()
+    (before,) = wait_for_nodes(site, 1)
+
+    site.db.execute("delete from ulak.workers")
+    (after,) = wait_for_nodes(site, 1)
+
+    assert after["pid"] != before["pid"]
+    site.wait_for_status(site.send("shop"), "completed")
+
+
 def test_a_node_that_is_gone_for_an_hour_is_forgotten(site: Site) -> None:
     site.db.execute(
         """
