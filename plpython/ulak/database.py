@@ -49,13 +49,13 @@ _CLAIM = """
         case when min(endpoint_id) < max(endpoint_id) then array_agg(may_have_more) end as may_all_have_more,
         min(priority) as lowest, max(priority) as highest, max(due_at) as due_at, max(id) as id
     from ulak._claim(p_worker => $1, p_limit => $2, p_lease => make_interval(secs => $3),
-        p_endpoint_ids => $4, p_protocols => ulak._worker_protocols(), p_rooms => row($5, $6, $7)::ulak._rooms,
-        p_most_endpoints => $8,
+        p_endpoint_ids => $4, p_protocols => coalesce($12, ulak._worker_protocols()),
+        p_rooms => row($5, $6, $7)::ulak._rooms, p_most_endpoints => $8,
         p_resume => case when $9 is not null then row($9, $10, $11)::ulak._place end)
 """
 _CLAIM_TYPES = (
     *("text", "int", "float8", "bigint[]", "bigint[]", "int[]", "int", "int"),
-    *("int2", "timestamptz", "bigint"),
+    *("int2", "timestamptz", "bigint", "text[]"),
 )
 _CLAIM_WITH_TEXTS = _CLAIM.format(texts=_TEXTS)
 _CLAIM_WITHOUT_TEXTS = _CLAIM.format(texts=_NO_TEXTS)
@@ -65,7 +65,8 @@ _LIGHT_TURN = f"""
         case when pg_column_size(headers) > {LARGE_MESSAGE} then '' else headers::text end as headers,
         case when pg_column_size(metadata) > {LARGE_MESSAGE} then '' else metadata::text end as metadata,
         correlation_id, created_at
-    from ulak._light_turn($1, $2, $3, make_interval(secs => $4), $5, $6)
+    from ulak._light_turn($1, $2, $3, make_interval(secs => $4), $5, $6,
+        p_protocols => coalesce($7, ulak._worker_protocols()))
 """
 # As columns, too: a worker may have to read thousands of configs.
 _ENDPOINT_CONFIGS = """
@@ -113,8 +114,18 @@ class WorkerOptions(NamedTuple):
 class Database:
     """Implements port.Database over any session."""
 
-    def __init__(self, session: Session, slot: int, worker: str, stamp: str, may_listen: bool = False) -> None:
+    def __init__(
+        self,
+        session: Session,
+        slot: int,
+        worker: str,
+        stamp: str,
+        may_listen: bool = False,
+        protocols: Sequence[str] | None = None,
+    ) -> None:
+        """Only messages over these protocols are claimed; None: all that workers deliver."""
         self.slot = slot
+        self._protocols = protocols
         self.session = session
         self._worker = worker
         self._stamp = stamp
@@ -196,7 +207,7 @@ class Database:
         return claimed
 
     def _claim(self, arguments: tuple[Any, ...], place: Place | None) -> Mapping[str, Any]:
-        given = (*arguments, *(place[1:] if place else (None, None, None)))
+        given = (*arguments, *(place[1:] if place else (None, None, None)), self._protocols)
         if not self._is_wary:
             try:
                 return self._call(_CLAIM_WITH_TEXTS, _CLAIM_TYPES, given, may_be_followed=True)[0]
@@ -251,7 +262,7 @@ class Database:
         try:
             rows = self._call(
                 _LIGHT_TURN,
-                ("text", "bigint", "int", "float8", "bigint[]", "int[]"),
+                ("text", "bigint", "int", "float8", "bigint[]", "int[]", "text[]"),
                 (
                     self._worker,
                     after,
@@ -259,6 +270,7 @@ class Database:
                     lease,
                     [each.id for each in delivered],
                     [each.attempt for each in delivered],
+                    self._protocols,
                 ),
             )
         except self._unreadable as error:

@@ -3,7 +3,8 @@
 
 -- Of p_ids (ascending), delivered at p_attempts, and of the p_count ids behind p_after. Not plain, and left to _settle_many()
 -- and _claim(): messages with an ordering key, endpoints with a limit or with something to note, and whatever else is due.
--- Returns one row for each message that it stored (not is_new) or claimed.
+-- Returns one row for each message that it stored (not is_new) or claimed. p_protocols: those that this worker has a client for, by
+-- default all.
 create or replace function ulak._light_turn(
     p_worker text,
     p_after bigint,
@@ -11,7 +12,8 @@ create or replace function ulak._light_turn(
     p_lease interval,
     p_ids bigint[],
     p_attempts integer[],
-    p_now timestamptz default clock_timestamp()
+    p_now timestamptz default clock_timestamp(),
+    p_protocols text[] default ulak._worker_protocols()
 )
 returns table (
     id bigint,
@@ -56,7 +58,7 @@ begin
                 and q.next_retry_at <= p_now
                 and (q.expires_at is null or q.expires_at > p_now)
                 and e.enabled
-                and e.protocol = any (ulak._worker_protocols())
+                and e.protocol = any (p_protocols)
                 and not ulak._is_limited(e)
                 -- Its messages are to travel together: _claim() takes all that are due.
                 and not e.config ? 'batch_size'

@@ -370,6 +370,8 @@ begin
     select
         case
             when w.stop_requested_at >= w.started_at then 'stop'
+            -- A node that was silent for so long that it was forgotten.
+            when w.slot is null and p_slot > 100 then 'restart'
             -- Another session took the slot, because this one seemed to hang.
             when w.pid <> pg_backend_pid() then 'restart'
             when w.is_scheduled and not ulak._is_wanted(p_slot) then 'stop'

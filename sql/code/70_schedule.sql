@@ -539,14 +539,14 @@ begin
         return query
         select c.item, c.status, c.detail, c.fix
         from ulak._check_python() c;
+        return query
+        select
+            m.package,
+            'warning',
+            format('it is not installed on this server, and %s of protocol %s need it', ulak._counted(m.endpoints, 'endpoint'), m.protocol),
+            format('-- as root on the server: apt-get install %s', m.package)
+        from ulak._missing_clients() m;
     end if;
-    return query
-    select
-        m.package,
-        'warning',
-        format('it is not installed on this server, and %s of protocol %s need it', ulak._counted(m.endpoints, 'endpoint'), m.protocol),
-        format('-- as root on the server: apt-get install %s', m.package)
-    from ulak._missing_clients() m;
     return query
     select c.item, c.status, c.detail, c.fix
     from ulak._check_pg_cron(p_workers) c;

@@ -176,7 +176,9 @@ begin
             m.package, ulak._counted(m.endpoints, 'endpoint'), m.protocol
         ),
         format('-- as root on the server: apt-get install %s', m.package)
-    from ulak._missing_clients() m;
+    from ulak._missing_clients() m
+    -- A node has its own.
+    where v_workers > 0;
 
     return query
     select

@@ -243,6 +243,8 @@ drop function ulak._wanted_jobs(integer);
 drop function ulak._log_in(text, text);
 
 drop function ulak._endpoint_configs(bigint[], timestamptz);
+-- It takes one parameter more, with a default: workers of 0.1.0 that call it once more find the new one.
+drop function ulak._light_turn(text, bigint, integer, interval, bigint[], integer[], timestamptz);
 
 -- Looks and statistics.
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import random
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -13,10 +15,12 @@ from typing import NamedTuple
 from support.node import Node, node_dsn
 from support.sessions import wait_until
 from support.site import SETTLED, Site
+from support.timed_receiver import TimedReceiver, timed_receiver
 
 from bench.delivery import WAL, clients, fill
 from bench.figures import Figure, Quantity
-from bench.measure import processor_seconds
+from bench.latency import LONGEST, SHORTEST
+from bench.measure import percentile, processor_seconds
 from bench.stage import QUIET, Part, Stage
 from bench.yardstick import PAYLOAD
 
@@ -146,9 +150,46 @@ def traffic(stage: Stage) -> Iterator[Figure]:
     yield Figure("8 clients and 2 nodes: sent and delivered", *drained.quantities(), headline=True)
 
 
+def latency(stage: Stage) -> Iterator[Figure]:
+    """Light traffic, delivered by a worker in the database and then by a node. On one machine: a network adds its round trips."""
+    for name, nodes in {"a worker in the database": 0, "a node": 1}.items():
+        with timed_receiver() as receiver, stage.site() as site, ExitStack() as stack:
+            site.http("shop", receiver.url)
+            if nodes:
+                stack.enter_context(Node(node_dsn(site.cluster, site.database)))
+                wait_until(lambda: site.value("select count(*) from ulak.workers") == 1, 30, "a node")
+            else:
+                site.start(seconds=600)
+            count = stage.scaled(300, 20)
+            light_traffic(site, receiver, 20)
+            before = server_seconds(site)
+            found = light_traffic(site, receiver, count)
+            server = server_seconds(site) - before
+        yield Figure(
+            f"light traffic by {name}, commit to arrival",
+            Quantity(percentile(found, 0.5), "ms", "p50"),
+            Quantity(percentile(found, 0.95), "ms", "p95"),
+            Quantity(server * 1e6 / count, "us", "of the server's processor each, without sending"),
+            headline=True,
+        )
+
+
+def light_traffic(site: Site, receiver: TimedReceiver, count: int) -> list[float]:
+    """Milliseconds from commit to arrival."""
+    chance = random.Random(1)
+    sent: dict[int, float] = {}
+    for n in range(count):
+        site.db.execute("select ulak.send('shop', jsonb_build_object('n', %s::int))", [n])
+        sent[n] = time.monotonic()
+        time.sleep(chance.uniform(SHORTEST, LONGEST))
+    site.wait_until_settled()
+    arrived = {int(json.loads(body)["n"]): at for at, body in receiver.arrivals()}
+    return [max(0.0, (arrived[n] - sent[n]) * 1000) for n in sent]
+
+
 PART = Part(
     "Delivery to nginx by nodes and by a worker in the database, messages of 200 bytes; nodes on the same machine, so what they "
     "save is looked for in the server's processes alone",
-    {"processor": processor, "fairness": fairness, "traffic": traffic},
+    {"processor": processor, "fairness": fairness, "traffic": traffic, "latency": latency},
     QUIET,
 )

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from support.books import Allowance
 from support.cluster import Cluster
+from support.copies import NEXT, make_next_release, use
 from support.network import Machine, can_be_made
 from support.node import Node, node_dsn
 from support.recorder import Recorder
@@ -57,6 +58,25 @@ def test_a_server_crashes_under_its_nodes(world: World, close_books: Any) -> Non
         assert all(node.process.poll() is None for node in nodes)
 
     close_books(duplicates=True)
+
+
+def test_the_extension_is_upgraded_under_its_nodes(world: World, close_books: Any, tmp_path: Path) -> None:
+    world.endpoint()
+    renewed = "select count(*) from ulak.workers where state = 'running' and version = %s"
+
+    with ExitStack() as stack, world.connect() as db:
+        use(db, make_next_release(tmp_path))
+        for _ in range(2):
+            stack.enter_context(Node(node_dsn(world.cluster, world.database)))
+        with world.producers() as producers:
+            world.recorder.wait_for_more(1000 if FULL else 50)
+            db.execute("alter extension ulak update")
+            wait_until(lambda: world.value(renewed, NEXT) == 2, 60, "nodes of the new version")
+            world.recorder.wait_for_more(1000 if FULL else 50)
+        world.drain()
+
+    close_books()
+    assert not producers.refused
 
 
 @pytest.fixture

@@ -66,6 +66,23 @@ def test_every_kind_of_endpoint_gets_its_messages_from_a_node(
     assert '"line": 29' in site.cluster.log.read_text(errors="replace")
 
 
+def test_a_node_leaves_to_others_what_it_has_no_client_for(site: Site, receiver: Receiver, tmp_path: Path) -> None:
+    site.http("shop", receiver.url)
+    site.endpoint("rabbit", {"host": "127.0.0.1", "exchange": "orders"}, None, "amqp")
+    (tmp_path / "sitecustomize.py").write_text("import sys\nsys.modules['pika'] = None\n")
+
+    with Node(node_dsn(site.cluster, site.database), environment={"PYTHONPATH": str(tmp_path)}) as node:
+        node.wait_until_says("left to others: amqp (needs python3-pika)")
+        for n in range(40):
+            site.send("rabbit", {"n": n})
+            site.send("shop", {"n": n})
+        receiver.wait_for(40)
+
+        wait_until(lambda: site.value(DELIVERED) == 40)
+        untouched = "select count(*) from ulak.queue where status = 'pending' and attempts = 0"
+        assert site.value(untouched) == 40
+
+
 def test_large_messages_reach_a_node_one_by_one(site: Site, receiver: Receiver, start_node: StartNode) -> None:
     site.http("shop", receiver.url)
     site.configure(max_payload_size=4_000_000)
@@ -271,6 +288,18 @@ def test_a_node_that_was_killed_is_lost_and_its_messages_go_to_another(
     assert site.value(DELIVERED) == 3
     # It has the number of the dead one: nothing is left of that.
     assert site.column("select host from ulak.workers") == ["lives"]
+
+
+def test_a_node_that_was_forgotten_registers_anew(site: Site, receiver: Receiver, start_node: StartNode) -> None:
+    site.http("shop", receiver.url)
+    start_node()
+    (before,) = wait_for_nodes(site, 1)
+
+    site.db.execute("delete from ulak.workers")
+    (after,) = wait_for_nodes(site, 1)
+
+    assert after["pid"] != before["pid"]
+    site.wait_for_status(site.send("shop"), "completed")
 
 
 def test_a_node_that_is_gone_for_an_hour_is_forgotten(site: Site) -> None:

@@ -72,6 +72,8 @@ def fresh(untouched: Cluster) -> Iterator[Cluster]:
             "ulak_worker has the member maker",
             "revoke ulak_worker from maker;",
         ),
+        ("create role ulak_node role maker", "ulak_node has the member maker", "revoke ulak_node from maker;"),
+        ("create role ulak_node login", "ulak_node can log in", "alter role ulak_node nologin;"),
         (
             "create role ulak_application admin maker",
             "ulak_application can be granted by maker",

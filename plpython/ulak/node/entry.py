@@ -9,7 +9,11 @@ from psycopg import pq
 from ulak.database import Database
 from ulak.node.session import Connection, Process
 from ulak.run import run
+from ulak.transports import missing_client
 from ulak.worker.tuning import LOOK_SECONDS, NODE_SESSION_SECONDS, STOPPED_LOOK_SECONDS
+
+# What was said once needn't be said with each session.
+_TOLD: list[str] = []
 
 
 def work(connection: pq.abc.PGconn, host: str, stamp: str, process: Process) -> str:
@@ -18,6 +22,7 @@ def work(connection: pq.abc.PGconn, host: str, stamp: str, process: Process) -> 
     session = Connection(connection, process)
     try:
         session.call("select ulak._enter_node_session()")
+        protocols = _protocols(session, process)
         until = time.monotonic() + NODE_SESSION_SECONDS
         is_waiting = False
         while process.leave is None:
@@ -29,8 +34,12 @@ def work(connection: pq.abc.PGconn, host: str, stamp: str, process: Process) -> 
                 _wait(STOPPED_LOOK_SECONDS, process)
                 continue
             is_waiting = False
-            process.log(f"delivering as {taken[0]['name']}")
-            ended = _run(session, taken[0]["slot"], taken[0]["name"], stamp, until)
+            slot, name = taken[0]["slot"], taken[0]["name"]
+            process.log(f"delivering as {name}")
+            # libpq hands out notifications whenever they come, however long the session lasts.
+            database = Database(session, slot, name, stamp, may_listen=True, protocols=protocols)
+            ended = run(database, max(0.0, until - time.monotonic()))
+            session.call("select ulak._leave_node_slot($1)", ("int",), (slot,))
             if ended in ("over", "restart") and process.leave is None:
                 return ended
         return "told"
@@ -38,12 +47,15 @@ def work(connection: pq.abc.PGconn, host: str, stamp: str, process: Process) -> 
         session.close()
 
 
-def _run(session: Connection, slot: int, name: str, stamp: str, until: float) -> str:
-    # libpq hands out notifications whenever they come, however long the session lasts.
-    database = Database(session, slot, name, stamp, may_listen=True)
-    ended = run(database, max(0.0, until - time.monotonic()))
-    session.call("select ulak._leave_node_slot($1)", ("int",), (slot,))
-    return ended
+def _protocols(session: Connection, process: Process) -> list[str]:
+    """Those that this machine has the client for. The others' messages would fail here, and may not elsewhere."""
+    (row,) = session.call("select ulak._worker_protocols() as protocols")
+    missing = {each: missing_client(each) for each in row["protocols"] if missing_client(each)}
+    if missing and not _TOLD:
+        _TOLD.append("missing")
+        told = ", ".join(f"{protocol} (needs {package})" for protocol, package in missing.items())
+        process.log(f"messages over these protocols are left to others: {told}")
+    return [each for each in row["protocols"] if each not in missing]
 
 
 def _wait(seconds: float, process: Process) -> None:
