@@ -46,7 +46,8 @@ _CLAIM = """
         min(endpoint_id) as endpoint_id, min(config_version) as config_version, bool_or(may_have_more) as may_have_more,
         case when min(endpoint_id) < max(endpoint_id) then array_agg(endpoint_id) end as endpoint_ids,
         case when min(endpoint_id) < max(endpoint_id) then array_agg(config_version) end as config_versions,
-        case when min(endpoint_id) < max(endpoint_id) then array_agg(may_have_more) end as may_all_have_more,
+        case when min(endpoint_id) < max(endpoint_id) then array_agg(endpoint_id) filter (where may_have_more) end
+            as have_more,
         min(priority) as lowest, max(priority) as highest, max(due_at) as due_at, max(id) as id
     from ulak._claim(p_worker => $1, p_limit => $2, p_lease => make_interval(secs => $3),
         p_endpoint_ids => $4, p_protocols => coalesce($12, ulak._worker_protocols()),
@@ -462,10 +463,10 @@ def _claimed(row: Mapping[str, Any]) -> list[Claimed]:
     if row["endpoint_ids"] is None:
         return [Claimed(row["endpoint_id"], row["config_version"], list(messages), row["may_have_more"])]
     found: dict[int, Claimed] = {}
-    columns = (row["endpoint_ids"], row["config_versions"], row["may_all_have_more"])
-    for message, endpoint_id, config_version, may_have_more in zip(messages, *columns, strict=True):
+    have_more = set(row["have_more"] or ())
+    for message, endpoint_id, version in zip(messages, row["endpoint_ids"], row["config_versions"], strict=True):
         claimed = found.get(endpoint_id)
         if claimed is None:
-            claimed = found[endpoint_id] = Claimed(endpoint_id, config_version, [], may_have_more)
+            claimed = found[endpoint_id] = Claimed(endpoint_id, version, [], endpoint_id in have_more)
         claimed.messages.append(message)
     return list(found.values())

@@ -92,7 +92,6 @@ _READERS: dict[int, Callable[[bytes], Any]] = {
     21: int,
     23: int,
     701: float,
-    1000: lambda value: [each == "t" for each in _read_plain_texts(value)],
     1005: _read_integers,
     1007: _read_integers,
     1016: _read_integers,

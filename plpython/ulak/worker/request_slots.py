@@ -20,7 +20,7 @@ class RequestSlots:
         self.stuck: frozenset[int] = frozenset()
         # Those, and endpoints whose last answer took long.
         self.slow: set[int] = set()
-        # Those of them that hold nothing, the longest so first. Only so many are remembered: each is told to claims.
+        # Those of them that hold nothing, the longest so first. Only so many are remembered: claims are told of each.
         self._slow_idle: dict[int, None] = {}
         self._held: Counter[int] = Counter()
         self._taken = 0
