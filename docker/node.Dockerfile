@@ -3,8 +3,10 @@
 #   docker run --rm --env-file node.env ulak-node          # PGHOST, PGDATABASE, PGUSER, PGPASSWORD, PGSSLMODE ...
 ARG DEBIAN=debian:bookworm-slim
 FROM ${DEBIAN}
+# Clients of brokers, for who has endpoints there: --build-arg CLIENTS="python3-pika python3-redis"
+ARG CLIENTS=
 RUN apt-get update \
-    && apt-get install -y --no-install-recommends ca-certificates python3 python3-psycopg python3-pycurl \
+    && apt-get install -y --no-install-recommends ca-certificates python3 python3-psycopg python3-pycurl $CLIENTS \
     && rm -rf /var/lib/apt/lists/*
 COPY worker.py /opt/ulak/worker.py
 USER nobody
