@@ -259,6 +259,23 @@ def test_a_session_that_waits_for_pg_cron_is_told(busy_cluster: Cluster) -> None
         dropping.result(30)
 
 
+def test_a_client_library_that_is_missing_is_told(db: DB) -> None:
+    queue = Queue(db)
+    queue.endpoint("cache", {"host": "cache.internal", "stream_key": "orders"}, protocol="redis")
+    # As if it weren't installed, for this session.
+    queue.db.execute("do $$ import sys; sys.modules['redis'] = None $$ language plpython3u")
+
+    told = [each for each in findings(queue, "workers") if "not installed" in each["finding"]]
+
+    assert told == [
+        {
+            "severity": "warning",
+            "finding": "python3-redis is not installed on this server: no worker in the database delivers to the 1 endpoint of protocol redis",
+            "fix": "-- as root on the server: apt-get install python3-redis",
+        }
+    ]
+
+
 def test_an_autovacuum_that_is_off_is_told(other_cluster: Cluster) -> None:
     other_cluster.configure({"autovacuum": False})
     other_cluster.reload()

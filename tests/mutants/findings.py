@@ -47,6 +47,13 @@ MUTANTS = [
         "where a.wait_event = 'ProcSignalBarrier'",
         f"{TESTS}::test_a_session_that_waits_for_pg_cron_is_told",
     ),
+    Mutant(
+        "workers: a client library is missing",
+        DOCTOR,
+        "from ulak._missing_clients() m;",
+        "from ulak._missing_clients() m where false;",
+        (f"{TESTS}::test_a_client_library_that_is_missing_is_told",),
+    ),
     never(
         "workers: limited",
         "where w.limited_by is not null",

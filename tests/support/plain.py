@@ -111,6 +111,7 @@ DOES_NOT_APPLY = {
     "db/test_failure.py::test_a_minute_of_an_endpoint_has_ten_lines_and_the_next_one_says_how_many_were_left_out": LOG,
     "db/test_failure.py::test_maintenance_says_what_was_left_out_when_no_other_death_follows": LOG,
     "db/test_failure.py::test_messages_that_do_not_fit_are_one_line_a_minute": LOG,
+    "db/test_doctor.py::test_a_client_library_that_is_missing_is_told": NO_WORKERS,
     "db/test_doctor.py::test_no_worker_alive_is_critical": NO_WORKERS,
     "db/test_doctor.py::test_jobs_that_can_not_run_are_told_from_jobs_that_are_missing": NO_WORKERS,
     "db/test_explain.py::test_without_a_worker_nothing_happens_and_the_fix_is_named": NO_WORKERS,
