@@ -2,7 +2,7 @@
 
 -- One statement deletes and inserts, so a message is in one of both tables at any time and after any crash. Rows are
 -- found in index order and deleted by their address: no plan that depends on statistics. p_after is where the batch
--- before has ended, so that a batch doesn't walk over the corpses of all earlier ones while vacuum is held back.
+-- before has ended, so that a batch doesn't walk over the dead rows of all earlier ones while vacuum is held back.
 -- A batch has p_limit rows, and about p_bytes if that is given: 2,000 messages of 100 kB would be one transaction of 200 MB.
 -- What they weigh is asked of the rows alone, which know it, and not of the values stored outside of them.
 create or replace function ulak._archive_batch(

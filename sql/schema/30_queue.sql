@@ -70,7 +70,7 @@ create unique index queue_idempotency_idx on ulak.queue (endpoint_id, idempotenc
 -- What find_messages() looks a conversation up by; who sends without a correlation id pays nothing for it.
 create index queue_correlation_idx on ulak.queue (correlation_id) where correlation_id is not null;
 
--- Rows die fast here. Thresholds that follow the table's size would let a burst leave its corpses for hours.
+-- Rows die fast here. Thresholds that follow the table's size would let a burst leave its dead rows for hours.
 alter table ulak.queue set (
     autovacuum_vacuum_scale_factor = 0.0,
     autovacuum_vacuum_threshold = 5000,

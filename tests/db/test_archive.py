@@ -157,7 +157,7 @@ def test_a_batch_never_reads_the_whole_queue_whatever_the_statistics_say(db: DB,
     assert rows_by_index <= 200
 
 
-def test_a_batch_that_goes_on_where_the_last_one_ended_passes_no_corpses(db: DB, connect: Connect) -> None:
+def test_a_batch_that_goes_on_where_the_last_one_ended_passes_no_dead_rows(db: DB, connect: Connect) -> None:
     """While an old snapshot keeps vacuum from removing them, every batch would otherwise visit all earlier rows."""
     finish(db, 2000, at=LONG_AGO)
     old = connect(autocommit=False)
