@@ -1,0 +1,131 @@
+"""What a server of Redis says to XADD, and what becomes of the message and of the connection."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Iterator
+
+import pytest
+from support.receiver import Listener
+from ulak.delivery import Endpoint, EndpointConfig, Message, Settled
+from ulak.transports import transports
+from ulak.worker.dispatcher import Dispatcher
+
+SETTINGS = {"http_allow_internal_urls": "true", "http_allowed_networks": ""}
+
+
+class Server(Listener):
+    """Answers each command but PING with the next of its answers, and the last of them for ever."""
+
+    def __init__(self, *answers: str) -> None:
+        self.answers = list(answers)
+        self.commands: list[list[bytes]] = []
+        super().__init__()
+
+    def serve(self, connection: socket.socket, number: int) -> None:
+        stream = connection.makefile("rb")
+        while line := stream.readline():
+            command = [stream.read(int(stream.readline()[1:]) + 2)[:-2] for _ in range(int(line[1:]))]
+            self.commands.append(command)
+            if command[0] in (b"PING", b"AUTH", b"SELECT"):
+                connection.sendall(b"+OK\r\n")
+            else:
+                answer = self.answers[0] if len(self.answers) == 1 else self.answers.pop(0)
+                connection.sendall(f"{answer}\r\n".encode())
+
+
+ADDED = "$3\r\n1-0"
+
+
+@pytest.fixture
+def dispatcher() -> Iterator[Dispatcher]:
+    dispatcher = Dispatcher(transports(SETTINGS, "1.0", 8, print))
+    yield dispatcher
+    dispatcher.close()
+
+
+def endpoint(dispatcher: Dispatcher, server: Server, **config: object) -> Endpoint:
+    given = {"host": "127.0.0.1", "port": server.port, "stream_key": "orders", **config}
+    return dispatcher.parse(EndpointConfig(7, "orders", 1, given, protocol="redis"))
+
+
+def deliver(dispatcher: Dispatcher, to: Endpoint, *numbers: int) -> list[str | None]:
+    """Errors, in the order of the messages."""
+    messages = [Message(number, f"id-{number}", 1, f'"{number}"') for number in numbers]
+    dispatcher.start(to, messages)
+    settled: list[Settled] = []
+    until = time.monotonic() + 10
+    while dispatcher.in_flight:
+        settled += dispatcher.step(0.1)
+        assert time.monotonic() < until
+    (ended,) = settled
+    return [ended.outcome.of(message).error for message in messages]
+
+
+@pytest.mark.parametrize(
+    ("answer", "prefix"),
+    [
+        ("-OOM command not allowed when used memory > 'maxmemory'.", "[RETRYABLE]"),
+        ("-LOADING Redis is loading the dataset in memory", "[RETRYABLE]"),
+        ("-READONLY You can't write against a read only replica.", "[RETRYABLE]"),
+        ("-MISCONF Redis is configured to save RDB snapshots", "[RETRYABLE]"),
+        ("-NOPERM this user has no permissions to run the 'xadd' command", "[RETRYABLE]"),
+        ("-MOVED 3999 127.0.0.1:6381", "[RETRYABLE]"),
+        ("-CLUSTERDOWN Hash slot not served", "[RETRYABLE]"),
+        ("-ERR something new", "[RETRYABLE]"),
+        ("-WRONGTYPE Operation against a key holding the wrong kind of value", "[PERMANENT]"),
+    ],
+)
+def test_only_what_no_retry_can_mend_is_for_good(dispatcher: Dispatcher, answer: str, prefix: str) -> None:
+    with Server(answer) as server:
+        (error,) = deliver(dispatcher, endpoint(dispatcher, server), 1)
+
+        assert error is not None
+        assert error.startswith(f"{prefix} redis: 127.0.0.1:{server.port}: {answer[1:].partition(' ')[0]}")
+
+
+def test_each_message_has_the_reply_to_its_own_command(dispatcher: Dispatcher) -> None:
+    with Server(ADDED, "-WRONGTYPE", ADDED) as server:
+        errors = deliver(dispatcher, endpoint(dispatcher, server), 1, 2, 3)
+
+    assert [error is None for error in errors] == [True, False, True]
+
+
+@pytest.mark.parametrize(("answer", "connections"), [("-READONLY", 2), ("-NOAUTH", 2), ("-OOM", 1), ("-WRONGTYPE", 1)])
+def test_who_is_the_wrong_server_is_dialled_anew(dispatcher: Dispatcher, answer: str, connections: int) -> None:
+    with Server(answer, ADDED) as server:
+        to = endpoint(dispatcher, server)
+        refused = deliver(dispatcher, to, 1)
+
+        assert deliver(dispatcher, to, 2) == [None]
+        assert refused != [None]
+        assert server.connections == connections
+
+
+def test_a_command_is_what_the_config_and_the_message_say(dispatcher: Dispatcher) -> None:
+    with Server(ADDED) as server:
+        config = {"username": "ulak", "password": "open sesame", "db": 3, "maxlen": 1000, "nomkstream": True}
+        deliver(dispatcher, endpoint(dispatcher, server, **config), 1)
+
+        assert server.commands[:2] == [[b"AUTH", b"ulak", b"open sesame"], [b"SELECT", b"3"]]
+        assert server.commands[2][:7] == [b"XADD", b"orders", b"NOMKSTREAM", b"MAXLEN", b"~", b"1000", b"*"]
+        fields = server.commands[2][7:]
+        assert dict(zip(fields[::2], fields[1::2], strict=True)) == {
+            b"message_id": b"id-1",
+            b"payload": b'"1"',
+            b"attempt": b"1",
+        }
+
+
+def test_who_may_add_but_not_ping_is_let_through(dispatcher: Dispatcher) -> None:
+    class Strict(Server):
+        def serve(self, connection: socket.socket, number: int) -> None:
+            connection.recv(1000)
+            connection.sendall(b"-NOPERM this user has no permissions to run the 'ping' command\r\n")
+            connection.recv(1000)
+            connection.sendall(b"$3\r\n1-0\r\n")
+            connection.recv(1000)
+
+    with Strict(ADDED) as server:
+        assert deliver(dispatcher, endpoint(dispatcher, server), 1) == [None]
