@@ -12,7 +12,8 @@ create or replace function ulak._light_turn(
     p_lease interval,
     p_ids bigint[],
     p_attempts integer[],
-    p_now timestamptz default clock_timestamp(),
+    -- Null, as workers leave it: the time of the call, and nobody has to be asked whether he may bring one.
+    p_now timestamptz default null,
     p_protocols text[] default ulak._worker_protocols()
 )
 returns table (
@@ -37,7 +38,7 @@ declare
     -- What was delivered is hardly older than what is new: one range of ids has both.
     v_first bigint := least(p_after + 1, p_ids[1]);
 begin
-    p_now := ulak._clock(p_now);
+    p_now := case when p_now is null then clock_timestamp() else ulak._clock(p_now) end;
     return query
     update ulak.queue q
     set status = case when q.status = 'pending' then 'processing' else 'completed' end,

@@ -202,3 +202,44 @@ def test_ids_that_nobody_notifies_of_do_not_end_the_wake_ups(light: Stage) -> No
     light.run(seconds=2)
 
     assert sent_at(light) == [1.0]
+
+
+def test_a_sender_who_will_notify_is_not_looked_for_before_he_commits(light: Stage) -> None:
+    database = light.database
+    assert database.wake_up is not None
+
+    def draw_id() -> list[int]:
+        database.sent += 1
+        # Nobody is notified before the commit.
+        return [10**9]
+
+    def commit() -> list[int]:
+        database.sent -= 1
+        return database.put()
+
+    send_at(light, 0.5, 0.53, 0.56)
+    database.wake_up.at(1000.6, draw_id)
+    database.wake_up.at(1000.99, commit)
+    light.run(seconds=2)
+
+    assert sent_at(light) == [0.5, 0.53, 0.56, 0.99]
+    assert any(1000.6 < at < 1000.99 for at in database.times("request_wake_ups"))
+    assert not [at for at in database.times("claim") if 1000.6 <= at <= 1000.99]
+    assert len(database.times("light_turn")) == 4
+
+
+def test_what_a_look_finds_new_is_claimed_lightly(light: Stage) -> None:
+    database = light.database
+    assert database.wake_up is not None
+
+    def send_unheard() -> list[int]:
+        database.put()
+        return [10**9]
+
+    send_at(light, 0.5)
+    database.wake_up.at(1000.6, send_unheard)
+    light.run(seconds=2)
+
+    assert len(light.dispatcher.sent) == 2
+    assert not [at for at in database.times("claim") if 1000.5 <= at <= 1000.8]
+    assert len(database.times("light_turn")) == 2

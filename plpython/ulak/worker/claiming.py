@@ -114,14 +114,13 @@ class Claiming:
         else:
             self._look_wait = min(LISTENING_LOOK_SECONDS, 2 * self._look_wait)
 
-    def light_claim(self, now: float) -> list[Claimed] | None:
-        """One statement stores what was delivered and claims what was sent since. None if it found nothing, or if this
-        isn't the plain case: all outcomes are deliveries that nobody waits for, and no endpoint is slow."""
+    def light_claim(self, now: float, after: int) -> list[Claimed] | None:
+        """One statement stores what was delivered and claims what was sent after this id, where neither needs more
+        thought. None if that found nothing, or can't be done."""
         settling = self._settling
         count = min(LIGHT_CLAIM, self._slots.room_of_any(), self._leases.room())
         if count <= 0 or self._sending.prefetched or settling.unblocks_others or not settling.only_deliveries:
             return None
-        after = self._pace.last_sent
         delivered = [each for done in settling.done for each in done.messages if each.id > after - LIGHT_CLAIM]
         try:
             claimed, settled = self._database.light_turn(after, count, self._options.lease, delivered)

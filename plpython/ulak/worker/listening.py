@@ -23,6 +23,8 @@ class Listening:
         self._wake_up: WakeUp | None = None
         # Who has drawn an id up to this one notifies when he commits.
         self._notified_to = 0
+        # The last id, as of the last time that wake-ups were asked for.
+        self.last_sent = 0
         self._vain = 0
         # A sender has notified, and no claim has followed yet.
         self.was_notified = False
@@ -51,6 +53,7 @@ class Listening:
         except Busy:
             self.give_up()
             return True
+        self.last_sent = found.last_sent
         has_sent = self._pace.sees(now, found.last_sent, found.last_sent <= self._notified_to)
         self._notified_to = found.notified_to
         return has_sent or found.has_pending

@@ -56,14 +56,13 @@ class Pace:
         return self.sees(now, last_sent) or self.may_have_more or now >= self._next_claim
 
     def sees(self, now: float, last_sent: int, will_notify: bool = False) -> bool:
-        """Whether somebody has sent whose message wasn't found yet; will_notify: who
-        commits later wakes the worker."""
-        is_new = last_sent != self.last_sent
+        """Whether somebody has sent whose message was not found yet; will_notify: his commit wakes the worker, and it
+        sees him then."""
+        is_new = last_sent != self.last_sent and not will_notify
         if is_new:
             self._saw(now, last_sent)
-            if not will_notify:
-                self._expected = last_sent
-                self._expected_until = now + EXPECT_SECONDS
+            self._expected = last_sent
+            self._expected_until = now + EXPECT_SECONDS
         return is_new or self._is_expecting(now)
 
     def looked(self, now: float) -> None:
@@ -88,7 +87,11 @@ class Pace:
     def claimed_new(self, now: float, newest: int, may_have_more: bool) -> None:
         """After a claim of what is new and nothing else."""
         self.may_have_more = may_have_more
-        self._saw(now, max(newest, self.last_sent))
+        # Unless a look has seen it just now.
+        if newest > self.last_sent:
+            self._saw(now, newest)
+        if newest >= self._expected:
+            self._expected = -1
 
     def _saw(self, now: float, last_sent: int) -> None:
         self._gap += (min(BUSY_SECONDS, now - self._sent_at) - self._gap) / 4

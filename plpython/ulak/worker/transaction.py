@@ -10,6 +10,7 @@ from ulak.worker.modes import Claim, Prospect
 from ulak.worker.parts import Parts
 from ulak.worker.tuning import (
     CHECK_SECONDS,
+    LIGHT_CLAIM,
     SETTLE_COUNT_PREFETCHED,
     SETTLE_SECONDS,
     SETTLE_SECONDS_LIGHT,
@@ -44,7 +45,8 @@ class Transaction:
             self.settle(now)
         if self._settling.deferred and now >= self._settling.next_retry:
             self._settling.store_deferred(now)
-        if self._is_to_claim(self._next_claim(now, stores, unblocks_others), now):
+        claim, seen = self._next_claim(now, stores, unblocks_others), self._pace.last_sent
+        if self._is_to_claim(claim, now) and not (claim is Claim.IF_PENDING and self._light_claim(now, seen)):
             self._claim(now)
         self._database.commit()
         if self._sending.fresh:
@@ -53,11 +55,21 @@ class Transaction:
     def light_turn(self, now: float) -> bool:
         """After a wake-up: stores and claims by one statement, and sends, if this is the plain case that
         ulak._light_turn() is for. Whether it was; otherwise run() has to do it."""
-        claimed = self._claiming.light_claim(now)
+        claimed = self._claiming.light_claim(now, self._pace.last_sent)
         if claimed is None:
             return False
         self._listening.answered(True)
         return self._claiming.start(claimed, now)
+
+    def _light_claim(self, now: float, seen: int) -> bool:
+        """A look has found ids behind the last one that was seen: a few new messages need no full claim."""
+        if not 0 < self._listening.last_sent - seen <= LIGHT_CLAIM:
+            return False
+        claimed = self._claiming.light_claim(now, seen)
+        if claimed is None:
+            return False
+        self._claiming.start(claimed, now)
+        return True
 
     def settle(self, now: float) -> None:
         self._claiming.rates.note(self._settling.counts, now)
