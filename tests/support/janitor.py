@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from psycopg import Cursor, sql
+from psycopg import sql
 from pytest_postgresql.janitor import DatabaseJanitor
 
 if TYPE_CHECKING:
@@ -32,11 +32,3 @@ class Janitor(DatabaseJanitor):
 
     def _build_create_database_sql(self) -> sql.Composed:
         return super()._build_create_database_sql() + self._options
-
-    @staticmethod
-    def _terminate_connection(cur: Cursor[Any], dbname: str) -> None:
-        """But autovacuum, which gives way to DROP and CREATE DATABASE by itself, and which only a superuser may end."""
-        cur.execute(
-            "select pg_terminate_backend(pid) from pg_stat_activity where datname = %s and backend_type <> 'autovacuum worker'",
-            [dbname],
-        )
