@@ -50,8 +50,8 @@ MUTANTS = [
     Mutant(
         "workers: a client library is missing",
         DOCTOR,
-        "from ulak._missing_clients() m;",
-        "from ulak._missing_clients() m where false;",
+        "from ulak._missing_clients() m\n",
+        "from (select * from ulak._missing_clients() limit 0) m\n",
         (f"{TESTS}::test_a_client_library_that_is_missing_is_told",),
     ),
     never(
