@@ -42,7 +42,7 @@ with (fillfactor = 50);
 comment on table ulak.endpoints is 'where messages are delivered to: one row per receiver, with its configuration and the state of its circuit breaker';
 comment on column ulak.endpoints.id is 'number of the endpoint; ulak.queue.endpoint_id refers to it';
 comment on column ulak.endpoints.name is 'unique name, the one that ulak.send() is given';
-comment on column ulak.endpoints.protocol is 'http or log (the worker delivers) or pull (external workers call ulak.claim())';
+comment on column ulak.endpoints.protocol is 'a worker delivers (http, log, or that of a broker), or external workers call ulak.claim() (pull)';
 comment on column ulak.endpoints.config is 'how to reach the receiver. Validated key by key; {"$secret": "name"} stands for a value in ulak.secrets';
 comment on column ulak.endpoints.retry_policy is 'overrides of the retry settings for this endpoint; null or a missing key means the setting';
 comment on column ulak.endpoints.enabled is 'false: messages are accepted and held, none is claimed';

@@ -317,7 +317,7 @@ comment on type ulak._endpoint_fact is 'what the looks know of an endpoint; priv
 
 -- Comments: each locks its table against other changes of it (share update exclusive) for a moment; rows are read and written meanwhile.
 
-comment on column ulak.endpoints.protocol is 'http or log (the worker delivers) or pull (external workers call ulak.claim())';
+comment on column ulak.endpoints.protocol is 'a worker delivers (http, log, or that of a broker), or external workers call ulak.claim() (pull)';
 comment on table ulak.backlog_samples is 'messages that wait and dead letters per endpoint, counted by maintenance every minute and written when they have changed, once an hour at least while there are any; after two days one row an hour, for stats_retention_days';
 comment on column ulak.backlog_samples.sampled_at is 'when they were counted; after two days the start of that hour, whose last count it is';
 comment on table ulak.traffic is 'all endpoints together, summed up by maintenance every minute, for stats_retention_days; the last two minutes may still change';

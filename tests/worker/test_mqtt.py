@@ -216,6 +216,22 @@ def test_a_connection_that_the_broker_closes_costs_no_attempt(site: Site, mosqui
     assert message["attempts"] == 1
 
 
+@pytest.mark.parametrize("character", ["\n", "\x85", "\uffff", "\U0001fffe"])
+def test_a_text_that_would_cost_the_connection_fails_alone(
+    site: Site, mosquitto: Mosquitto, subscriber: Subscriber, character: str
+) -> None:
+    """It is in an attribute of the event, which is a property."""
+    endpoint(site, mosquitto, cloudevents=True)
+    ids = [site.send("shop", ordering_key=key) for key in ("a", f"b{character}", "c")]
+
+    site.start()
+    site.wait_until_settled()
+
+    assert [site.status(id) for id in ids] == ["completed", "failed", "completed"]
+    assert "the message's partitionkey has a character" in site.dead(ids[1])["last_error"]
+    assert {site.message(id)["attempts"] for id in ids} == {1}
+
+
 def test_too_large_a_message_fails_for_good_and_its_neighbours_arrive(site: Site, tmp_path: Path) -> None:
     with Mosquitto(tmp_path / "mosquitto", "max_packet_size 1000") as broker:
         endpoint(site, broker)

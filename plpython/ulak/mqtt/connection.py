@@ -14,7 +14,7 @@ from ulak.broker.delivery import Delivery
 from ulak.delivery import RETRYABLE, Endpoint, Message, MessageError
 from ulak.mqtt import reasons
 from ulak.mqtt.client import Client, Pipe
-from ulak.mqtt.target import LONGEST_TOPIC, Target
+from ulak.mqtt.target import Target, text_problem
 
 # How often within the time that the broker wants a word in it is looked whether one is due.
 _LOOKS = 4
@@ -169,9 +169,9 @@ class MqttConnection(Connection):
         # It has a property of its own.
         del found[messages.CONTENT_TYPE]
         pairs = [*found.items(), *made.attributes.items()]
-        for name, value in pairs:
-            if len(name.encode()) > LONGEST_TOPIC or len(value.encode()) > LONGEST_TOPIC:
-                raise MessageError(f"the message's header {name[:100]} is too long for a property of MQTT")
+        for name, value in [*pairs, ("content-type", made.content_type)]:
+            if wrong := text_problem(name) or text_problem(value):
+                raise MessageError(f"the message's {name[:100]} {wrong}")
         return pairs
 
     def _acknowledged(self, mid: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -19,8 +20,8 @@ TLS_PORT = 8883
 CONNECT_TIMEOUT = 5.0
 # Messages in one delivery (make bench ARGS=brokers). More of them than the broker takes at once wait in the client.
 BATCH_SIZE = 50
-# Of a topic, in bytes: the protocol has two for the length.
-LONGEST_TOPIC = 65535
+# Of a topic and of what properties have, in bytes: the protocol has two for the length.
+LONGEST_TEXT = 65535
 
 
 class Will(NamedTuple):
@@ -72,12 +73,26 @@ def parse(config: EndpointConfig, default_timeout: float, default_source: str) -
     )
 
 
+# Brokers close the connection at a text with one of these, with everything that is under way over it.
+_FORBIDDEN = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff\ufdd0-\ufdef\ufffe\uffff]")
+
+
+def text_problem(text: str) -> str | None:
+    if text.isascii() and text.isprintable() and len(text) <= LONGEST_TEXT:
+        return None
+    if _FORBIDDEN.search(text) or any(ord(character) & 0xFFFE == 0xFFFE for character in text):
+        return "has a character that a text of MQTT can't have"
+    return None if len(text.encode()) <= LONGEST_TEXT else "is too long for MQTT"
+
+
 def topic_problem(topic: str) -> str | None:
     if not topic:
         return "must not be empty"
+    if wrong := text_problem(topic):
+        return wrong
     if "+" in topic or "#" in topic:
         return "must not have a wildcard (+ or #)"
-    return None if len(topic.encode()) <= LONGEST_TOPIC else f"must have at most {LONGEST_TOPIC} bytes"
+    return None
 
 
 def _host(given: Mapping[str, Any]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import deque
+from collections.abc import Sequence
 
 from redis.connection import Connection as Client
 
@@ -40,7 +41,7 @@ class RedisConnection(Connection):
         super().__init__(endpoint, target.address, target.mask, target.connect_timeout, surroundings)
 
     def connected(self) -> None:
-        self._write(list(self._target.greeting))
+        self._write(self._target.greeting)
 
     def received(self, data: bytes) -> None:
         ended: Refusal | None = None
@@ -77,29 +78,31 @@ class RedisConnection(Connection):
                 commands.append(self._command(message))
             except MessageError as error:
                 self.reject(delivery, index, error)
+            except UnicodeError:
+                self.reject(delivery, index, MessageError("the message has a text that isn't Unicode"))
             else:
                 self._expected.append((delivery, message))
         if commands:
             self._write(commands)
 
-    def _write(self, commands: list[tuple[bytes | str, ...]]) -> None:
+    def _write(self, commands: Sequence[tuple[bytes | str, ...]]) -> None:
         for piece in self._client.pack_commands(commands):
             self.write(piece)
 
-    def _command(self, message: Message) -> tuple[bytes | str, ...]:
+    def _command(self, message: Message) -> tuple[bytes, ...]:
         made = messages.content(message)
-        fields: list[bytes | str] = [b"message_id", message.message_id, b"payload", made.body]
+        fields = [b"message_id", message.message_id.encode(), b"payload", made.body]
         fields += (b"attempt", b"%d" % message.attempt)
         if message.created_at is not None:
-            fields += (b"created_at", cloudevents.rfc3339(message.created_at))
+            fields += (b"created_at", cloudevents.rfc3339(message.created_at).encode())
         if message.correlation_id is not None:
-            fields += (b"correlation_id", message.correlation_id)
+            fields += (b"correlation_id", message.correlation_id.encode())
         if message.ordering_key is not None:
-            fields += (b"ordering_key", message.ordering_key)
+            fields += (b"ordering_key", message.ordering_key.encode())
         if made.content_type != cloudevents.JSON:
-            fields += (b"content_type", made.content_type)
+            fields += (b"content_type", made.content_type.encode())
         if made.headers:
-            fields += (b"headers", json.dumps(made.headers, ensure_ascii=False))
+            fields += (b"headers", json.dumps(made.headers, ensure_ascii=False).encode())
         return b"XADD", self._target.stream.of(message).encode(), *self._target.options, *fields
 
     def _greeted(self, reply: bytes | Refusal | None) -> None:
