@@ -14,6 +14,7 @@ SIGTERM and SIGINT let it deliver what is under way, and end it; a second one en
 from __future__ import annotations
 
 import argparse
+import contextlib
 import hashlib
 import os
 import random
@@ -66,8 +67,9 @@ class Process:
         self.wake: Callable[[], None] | None = None
 
     def log(self, line: str) -> None:
-        # Not print(): a signal's handler may be in the midst of another one.
-        os.write(2, f"ulak node: {line}\n".encode())
+        # Not print(): a signal's handler may be in the midst of another one. Nobody need listen.
+        with contextlib.suppress(OSError):
+            os.write(2, f"ulak node: {line}\n".encode(errors="backslashreplace"))
 
     def tell(self, number: int, frame: object) -> None:
         self.leave = "restart" if self.leave is None else "stop"
@@ -93,18 +95,20 @@ class Node:
         wait = SHORTEST_WAIT
         while self._process.leave is None:
             began = time.monotonic()
+            is_lost = True
             try:
                 self._serve()
+                is_lost = False
             except Exception as error:
                 is_known = isinstance(error, PASSING)
                 self._process.log(" ".join(str(error).split()) if is_known else traceback.format_exc())
-                if time.monotonic() - began > LONGEST_WAIT:
-                    wait = SHORTEST_WAIT
+            lasted = time.monotonic() - began
+            if lasted > LONGEST_WAIT:
+                wait = SHORTEST_WAIT
+            if is_lost or lasted < wait:
                 # Not all nodes at the same moment when a server comes back.
                 self._process.wait(wait * random.uniform(0.5, 1.0))
                 wait = min(LONGEST_WAIT, 2 * wait)
-            else:
-                wait = SHORTEST_WAIT
 
     def _serve(self) -> None:
         connection = pq.PGconn.connect(self._dsn.encode())

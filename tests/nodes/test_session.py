@@ -171,13 +171,21 @@ def test_what_cannot_be_read_is_undone(cluster: Cluster, open_session: Open) -> 
         cluster.drop_database(name)
 
 
-def test_a_session_that_was_ended_is_lost(session: Connection, db: DB) -> None:
+def test_a_session_that_was_ended_is_lost_and_stays_so(session: Connection, db: DB) -> None:
+    """Whatever is asked of it then: a run that breaks off tries to give back what it holds."""
     ((pid, *_),) = [tuple(row.values()) for row in session.call("select pg_backend_pid()")]
+    session.call(INSERT, ("int",), (1,), may_be_followed=True)
     db.execute("select pg_terminate_backend(%s)", [pid])
     wait_until_gone(pid, db)
 
+    for _ in range(2):
+        with pytest.raises(Lost):
+            session.call("select 1")
+        with pytest.raises(Lost):
+            session.call(INSERT, ("int",), (2,), may_be_followed=True)
     with pytest.raises(Lost):
-        session.call("select 1")
+        session.commit()
+    assert numbers(db) == []
 
 
 def test_an_error_that_is_not_the_end_is_not_a_loss(session: Connection) -> None:
@@ -245,4 +253,6 @@ def test_the_loss_of_the_server_ends_the_wait(session: Connection, db: DB) -> No
     with pytest.raises(Lost):
         while not wake_up.wait(10):
             pass
+    # libpq has closed the socket.
+    wake_up.let_go()
     wake_up.close()

@@ -134,13 +134,16 @@ class Connection:
         """The result of what was sent last; raises the first error since the time before."""
         self._send(self._connection.pipeline_sync)
         failed = result = None
+        was_none = False
         while True:
             each = self._connection.get_result()
             if each is None:
-                # The end of one of them; or of all, because the server is gone.
-                if self._connection.status == pq.ConnStatus.BAD:
+                # The end of one of them; or twice in turn of all, because the server is gone.
+                if was_none or self._connection.status == pq.ConnStatus.BAD:
                     raise Lost(pq.error_message(self._connection))
+                was_none = True
                 continue
+            was_none = False
             if each.status == pq.ExecStatus.PIPELINE_SYNC:
                 break
             result = each

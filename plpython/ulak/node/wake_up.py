@@ -43,7 +43,9 @@ class SocketWakeUp:
     def let_go(self) -> None:
         if self._is_held_back:
             self._is_held_back = False
-            self._both.unregister(self._socket)
+            # libpq has closed it if the connection is lost.
+            with contextlib.suppress(OSError):
+                self._both.unregister(self._socket)
             self._forget()
 
     def close(self) -> None:
