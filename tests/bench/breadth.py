@@ -414,7 +414,6 @@ def claim(stage: Stage) -> Iterator[Figure]:
     of a line through all widths."""
     widths = sorted({stage.scaled(count, least) for least, count in enumerate((1, 10, 100, SOME, MANY), 1)})
     rounds = stage.rounds(5)
-    due = {width: max(width, (rounds + 1) * LIMIT) for width in widths}
     found: dict[str | None, dict[int, Measured]] = {}
     with ExitStack() as stack:
         parts: dict[tuple[int, str | None], Callable[[], Sample]] = {}
@@ -425,8 +424,7 @@ def claim(stage: Stage) -> Iterator[Figure]:
                     continue
                 db = stack.enter_context(stage.cluster.connect(stack.enter_context(stage.database(release))))
                 create_endpoints(db, width, protocol="pull")
-                each = max(-(-due[width] // width), -(-LIMIT // CLAIM_ENDPOINTS))
-                send_to(db, width, each * width)
+                send_to(db, width, enough(width, rounds + 1) * width)
                 db.execute("vacuum analyze ulak.queue")
                 db.execute("set jit = off")
                 parts[width, release] = partial(sample, db, partial(claim_some, db))
@@ -451,6 +449,12 @@ def claim(stage: Stage) -> Iterator[Figure]:
             Quantity(min(slopes), "exponent", required=required),
             headline=release is None,
         )
+
+
+def enough(width: int, claims: int) -> int:
+    """So many messages for each endpoint that all claims are full."""
+    visited = min(width, CLAIM_ENDPOINTS)
+    return -(-LIMIT // visited) * (1 + visited * claims // width)
 
 
 def claim_some(db: DB) -> int:
