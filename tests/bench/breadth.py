@@ -38,9 +38,13 @@ NEIGHBOURS_REQUIRED = 0.8
 AT_MOST = 15
 OLD_AT_MOST = 8
 LIMIT = 500
+# A claim visits so many.
+CLAIM_ENDPOINTS = 32
 
 # Messages.
 WARM_UP = 20
+
+ONE = "one endpoint alone"
 
 GENEROUS: dict[str, dict[str, Any]] = {
     "rate limits": {"rate_limit": {"limit": 1_000_000, "interval": "second"}},
@@ -236,14 +240,15 @@ def widths(stage: Stage) -> Iterator[Figure]:
 
 
 def limits(stage: Stage) -> Iterator[Figure]:
-    """Endpoints with limits that nobody reaches, beside as many without."""
+    """Endpoints with limits that nobody reaches, beside one endpoint, and beside as many without limits."""
     count = stage.scaled(SOME, 2)
     made = {
-        "without limits": plainly(count),
-        **{f"with {name}": plainly(count, **config) for name, config in GENEROUS.items()},
+        ONE: plainly(1),
+        f"{count:,} endpoints without limits": plainly(count),
+        **{f"{count:,} endpoints with {name}": plainly(count, **config) for name, config in GENEROUS.items()},
     }
     measured, _ = drains(stage, made)
-    yield from beside(stage, measured, f"{count:,} endpoints, ", "without limits", "those without")
+    yield from beside(stage, measured, f"{count:,} endpoints without limits", "as many without")
 
 
 def neighbours(stage: Stage) -> Iterator[Figure]:
@@ -251,21 +256,26 @@ def neighbours(stage: Stage) -> Iterator[Figure]:
     count = stage.scaled(MANY, 10)
     others = f"{count - 1:,}"
     made: dict[str, Made] = {
-        "alone": plainly(1),
-        f"beside {others} open circuits with a backlog": partial(OpenCircuits, endpoints=count),
-        f"beside {others} with something due tomorrow": partial(DueTomorrow, endpoints=count),
+        ONE: plainly(1),
+        f"one endpoint beside {others} open circuits with a backlog": partial(OpenCircuits, endpoints=count),
+        f"one endpoint beside {others} with something due tomorrow": partial(DueTomorrow, endpoints=count),
     }
     measured, _ = drains(stage, made)
-    yield from beside(stage, measured, "one endpoint ", "alone", "it alone")
+    yield from beside(stage, measured)
 
 
-def beside(stage: Stage, measured: dict[Key, Measured], title: str, base: str, what: str) -> Iterator[Figure]:
+def beside(
+    stage: Stage, measured: dict[Key, Measured], others: str | None = None, what: str | None = None
+) -> Iterator[Figure]:
+    """As parts of what one endpoint alone has, and of what `others` have."""
     for (name, release), taken in measured.items():
-        required = NEIGHBOURS_REQUIRED if release is None else None
-        part = [] if name == base else parts_of(taken, measured[base, release], what, required)
-        yield Figure(
-            f"{name_of(release)}{title}{name}", *quantities(taken), *part, headline=release is None and name != base
-        )
+        part: list[Quantity] = []
+        if name not in (ONE, others):
+            required = NEIGHBOURS_REQUIRED if release is None else None
+            part += parts_of(taken, measured[ONE, release], "one endpoint's", required)
+            if others is not None:
+                part.append(Quantity(taken.of(measured[others, release]), "of", what or others))
+        yield Figure(f"{name_of(release)}{name}", *quantities(taken), *part, headline=release is None and bool(part))
 
 
 def subscribers(stage: Stage) -> Iterator[Figure]:
@@ -286,6 +296,7 @@ def subscribers(stage: Stage) -> Iterator[Figure]:
         parts = {("published", release): field.drain for release, field in made.items()}
         for release in made:
             parts["sent", release] = Field(stage, release, stack.enter_context(stage.site(release)), count).drain
+            parts[ONE, release] = Field(stage, release, stack.enter_context(stage.site(release)), 1).drain
         drained = interleave(parts, rounds=stage.rounds(3), unmeasured=0)
     for release in made:
         publish, batch = published["publish()", release], published["send_batch()", release]
@@ -301,6 +312,12 @@ def subscribers(stage: Stage) -> Iterator[Figure]:
         yield Figure(
             f"{name_of(release)}delivered to {count:,} subscribers",
             *quantities(taken),
+            Quantity(
+                taken.of(drained[ONE, release]),
+                "of",
+                "one endpoint's",
+                required=REQUIRED[MANY] if release is None else None,
+            ),
             Quantity(taken.of(plain), "of", "as many sent", required=NEIGHBOURS_REQUIRED if release is None else None),
             headline=release is None,
         )
@@ -393,10 +410,10 @@ def light(stage: Stage) -> Iterator[Figure]:
 
 
 def claim(stage: Stage) -> Iterator[Figure]:
-    """Each takes 500 of what is due for so many endpoints. The exponent is that of a line through all widths."""
+    """Each takes 500 of what is due for so many endpoints, of which those whose turn it is have enough. The exponent is that
+    of a line through all widths."""
     widths = sorted({stage.scaled(count, least) for least, count in enumerate((1, 10, 100, SOME, MANY), 1)})
     rounds = stage.rounds(5)
-    due = {width: max(width, (rounds + 1) * LIMIT) for width in widths}
     found: dict[str | None, dict[int, Measured]] = {}
     with ExitStack() as stack:
         parts: dict[tuple[int, str | None], Callable[[], Sample]] = {}
@@ -407,8 +424,7 @@ def claim(stage: Stage) -> Iterator[Figure]:
                     continue
                 db = stack.enter_context(stage.cluster.connect(stack.enter_context(stage.database(release))))
                 create_endpoints(db, width, protocol="pull")
-                each = -(-due[width] // width)
-                send_to(db, width, each * width)
+                send_to(db, width, enough(width, rounds + 1) * width)
                 db.execute("vacuum analyze ulak.queue")
                 db.execute("set jit = off")
                 parts[width, release] = partial(sample, db, partial(claim_some, db))
@@ -433,6 +449,12 @@ def claim(stage: Stage) -> Iterator[Figure]:
             Quantity(min(slopes), "exponent", required=required),
             headline=release is None,
         )
+
+
+def enough(width: int, claims: int) -> int:
+    """So many messages for each endpoint that all claims are full."""
+    visited = min(width, CLAIM_ENDPOINTS)
+    return -(-LIMIT // visited) * (1 + visited * claims // width)
 
 
 def claim_some(db: DB) -> int:

@@ -49,15 +49,20 @@ class Prefetched:
     def take(self, room_of: Callable[[int], int], has_room: Callable[[], bool]) -> Iterator[Waiting]:
         """As many as there is room for, which the caller takes before it asks for the next."""
         while self._requests and has_room():
-            alone = len(self._requests) == 1
+            is_alone = len(self._requests) == 1
             before = self._messages
             for endpoint_id in list(self._requests):
                 count = room_of(endpoint_id)
                 if count > 0:
                     requests = self._requests.pop(endpoint_id)
-                    taken = [requests.popleft() for _ in range(min(count, len(requests)) if alone else 1)]
-                    self._count(endpoint_id, -sum([len(messages) for _, messages in taken]))
-                    yield from taken
+                    if is_alone:
+                        taken = [requests.popleft() for _ in range(min(count, len(requests)))]
+                        self._count(endpoint_id, -sum([len(messages) for _, messages in taken]))
+                        yield from taken
+                    else:
+                        first = requests.popleft()
+                        self._count(endpoint_id, -len(first[1]))
+                        yield first
                     # Behind the others, also the next time.
                     if requests:
                         self._requests[endpoint_id] = requests

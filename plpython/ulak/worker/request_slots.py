@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable
 
 from ulak.worker.tuning import LEAST_WINDOW, SLOW_REMEMBERED, SLOW_SECONDS
@@ -22,7 +21,8 @@ class RequestSlots:
         self.slow: set[int] = set()
         # Those of them that hold nothing, the longest so first. Only so many are remembered: claims are told of each.
         self._slow_idle: dict[int, None] = {}
-        self._held: Counter[int] = Counter()
+        # Requests under way, by endpoint; not a Counter, which takes long to say that there are none.
+        self._held: dict[int, int] = {}
         self._taken = 0
         self._taken_slow = 0
         # The in-flight window: how many deliveries may be under way to receivers that aren't slow.
@@ -53,7 +53,7 @@ class RequestSlots:
             self.window = max(min(self.total, LEAST_WINDOW), self.window - self.window // 8)
 
     def take(self, endpoint_id: int) -> None:
-        self._held[endpoint_id] += 1
+        self._held[endpoint_id] = self._held.get(endpoint_id, 0) + 1
         self._taken += 1
         self._taken_slow += endpoint_id in self.slow
         self._slow_idle.pop(endpoint_id, None)
@@ -69,7 +69,7 @@ class RequestSlots:
             self._add_slow(endpoint_id)
         elif endpoint_id in self.slow and endpoint_id not in self.stuck:
             self.slow.remove(endpoint_id)
-            self._taken_slow -= self._held[endpoint_id]
+            self._taken_slow -= self._held.get(endpoint_id, 0)
         if endpoint_id in self.slow and endpoint_id not in self._held:
             self._slow_idle[endpoint_id] = None
             if len(self._slow_idle) > SLOW_REMEMBERED:
@@ -90,7 +90,7 @@ class RequestSlots:
     def room_of(self, endpoint_id: int) -> int:
         """0 if it has had its share."""
         free = self._free_slow if endpoint_id in self.slow else self.free
-        return self._share(free, self._held[endpoint_id])
+        return self._share(free, self._held.get(endpoint_id, 0))
 
     def room_of_any(self) -> int:
         """For whichever endpoint; 0 if it isn't the same for each."""
@@ -100,7 +100,7 @@ class RequestSlots:
         """How many requests it may begin with what it has claimed: more than room_of(), which leaves others their share
         of what is free, but never all that there is."""
         free = self._free_slow if endpoint_id in self.slow else min(self.free, self.window - self.quick_in_flight)
-        return max(0, min(free, max(1, self.total * 7 // 8) - self._held[endpoint_id]))
+        return max(0, min(free, max(1, self.total * 7 // 8) - self._held.get(endpoint_id, 0)))
 
     def has_room(self) -> bool:
         """Whether any endpoint may begin a request."""
@@ -110,8 +110,11 @@ class RequestSlots:
         """The same for prefetched requests. An eighth of the slots is left to what is claimed next: if the receivers of
         prefetched requests begin to hang, the others must not wait behind them. Only an endpoint with nothing in flight
         may have the first of that eighth."""
+        count = self.may_start(endpoint_id)
+        if not count:
+            return 0
         spare = self.free - self.total // 8
-        return max(0, min(self.may_start(endpoint_id), spare if self._held[endpoint_id] else max(1, spare)))
+        return max(0, min(count, spare if endpoint_id in self._held else max(1, spare)))
 
     def rooms(self) -> dict[int, int]:
         """For the endpoints that room() doesn't tell about."""
@@ -124,7 +127,7 @@ class RequestSlots:
     def _add_slow(self, endpoint_id: int) -> None:
         if endpoint_id not in self.slow:
             self.slow.add(endpoint_id)
-            self._taken_slow += self._held[endpoint_id]
+            self._taken_slow += self._held.get(endpoint_id, 0)
 
     @staticmethod
     def _share(free: int, held: int) -> int:
