@@ -62,7 +62,8 @@ def test_the_notification_queue_is_full(site: Site) -> None:
         site.http("gone", receiver.origin + "/gone")
         site.http("pager", receiver.url)
         site.call("subscribe", "ulak.message.dead", "pager")
-        worker = site.start()
+        # It has to outlast the filling.
+        worker = site.start(seconds=900)
         site.wait_for_status(site.send(), "completed")
         # Listens, and doesn't hear before its transaction is over: all that is notified meanwhile is kept for it.
         sleeper.execute("listen noise")
@@ -88,7 +89,7 @@ def test_the_notification_queue_is_full(site: Site) -> None:
         site.call("redrive_message", site.dead(dead)["id"])
         with site.connect("ulak_worker") as maintenance:
             maintenance.execute("call ulak.run_maintenance()")
-        site.start(slot=2)
+        site.start(slot=2, seconds=900)
         site.wait_for_status(site.send(), "completed")
         site.db.execute("select * from ulak.stop()")
         worker.result(30)
