@@ -171,7 +171,7 @@ def test_a_broker_that_is_down_gets_its_messages_later(site: Site, own: Mosquitt
 def test_a_broker_that_hangs_is_given_up_and_holds_up_nobody_else(
     site: Site, own: Mosquitto, receiver: Receiver
 ) -> None:
-    endpoint(site, own, timeout=2)
+    endpoint(site, own, timeout=1)
     site.http("other", receiver.url)
     site.start()
     site.wait_for_status(site.send(), "completed")

@@ -118,7 +118,7 @@ def test_a_receiver_of_readme_takes_each_message_once_and_no_forgery(site: Site,
 
         wait_until(lambda: len(printed.read_text().splitlines()) >= 2, message="what was received")
         assert printed.read_text().splitlines() == ['{"order": 42}', '{"order": 43}']
-        assert site.message(first["id"])["attempts"] == 2
+        assert site.message(first["id"])["attempts"] == first["attempts"] + 1
         assert "HTTP 401" in forged["last_error"]
     finally:
         process.terminate()
@@ -149,7 +149,7 @@ def consumes_each_message_once(site: Site, tmp_path: Path, program: str, port: i
 
         wait_until(lambda: '{"order": 43}' in printed.read_text(), message="what was received")
         assert printed.read_text().split("\n").count('{"order": 42}') == 1
-        assert site.message(first["id"])["attempts"] == 2
+        assert site.message(first["id"])["attempts"] == first["attempts"] + 1
     finally:
         process.terminate()
         process.wait()

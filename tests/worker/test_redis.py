@@ -193,7 +193,7 @@ def test_a_server_that_is_down_gets_its_messages_later(site: Site, own: Redis) -
 
 
 def test_a_server_that_hangs_is_given_up_and_holds_up_nobody_else(site: Site, own: Redis, receiver: Receiver) -> None:
-    endpoint(site, own, command_timeout=2)
+    endpoint(site, own, command_timeout=1)
     site.http("other", receiver.url)
     site.start()
     site.wait_for_status(site.send(), "completed")
