@@ -22,7 +22,7 @@ from support.site import Site
 _numbers = itertools.count(1)
 
 # Whatever breaks most is told first. The workers come before the longest part, for pg_cron's minutes to pass during it.
-ORDER = ("conventions", "unit", "security", "upgrade", "plain", "chaos", "concurrency", "worker", "db")
+ORDER = ("conventions", "unit", "security", "upgrade", "plain", "chaos", "concurrency", "worker", "nodes", "db")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
