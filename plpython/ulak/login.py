@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import ctypes.util
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
@@ -55,7 +54,10 @@ def _connected(parameters: Mapping[str, str]) -> Iterator[tuple[ctypes.CDLL, cty
 
 
 def _libpq() -> ctypes.CDLL:
-    name = ctypes.util.find_library("pq") or "libpq.so.5"
+    # Here, because it brings subprocess, and every worker would load that.
+    from ctypes.util import find_library
+
+    name = find_library("pq") or "libpq.so.5"
     try:
         libpq = ctypes.CDLL(name)
     except OSError as error:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from datetime import UTC
-from email.utils import parsedate_to_datetime
 
 MAX = 86400
 _DIGITS = re.compile(r"[0-9]+")
@@ -19,6 +18,9 @@ def seconds(value: str, now: float) -> int | None:
     # Python's parser takes much that no server means as a date.
     if len(value) > 64 or not value[:1].isalpha():
         return None
+    # Here, because most workers never meet a date, and it brings a dozen modules.
+    from email.utils import parsedate_to_datetime
+
     try:
         moment = parsedate_to_datetime(value)
         if moment.tzinfo is None:
