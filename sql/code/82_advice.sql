@@ -39,12 +39,23 @@ as $sql$
                 (7, '^HTTP 5', false, 'it has an error of its own', null),
                 (8, '^blocked: ', true, 'its address is blocked', ulak._unblock(e.error)),
                 (9, '^timeout: ', false, 'it does not answer in time', 'if it needs longer: raise "timeout" in its config'),
-                (10, '^resolve: ', true, 'its host name is not known', 'then correct "url" in its config'),
-                (11, '^connect: ', false, 'nothing answers at its address', 'then start the receiver, or correct "url" in its config'),
-                (12, '^tls: ', true, 'its certificate is not accepted', 'then have it renewed, or set "tls_ca_bundle" in its config'),
+                (10, '^resolve: ', true, 'its host name is not known', 'then correct the host in its config'),
+                (11, '^connect: ', false, 'nothing answers at its address', 'then start the receiver, or correct the host in its config'),
+                (12, '^tls: ', true, 'its certificate is not accepted', 'then have it renewed, or name its authorities in its config: "tls_ca_bundle", "tls_ca_cert"'),
                 (13, '^config: ', true, 'its config makes no request', 'then correct its config'),
                 (14, '^lease expired: ', false, 'the workers that held its messages went silent', 'and look at the workers: select * from ulak.get_worker_status();'),
-                (15, '', false, 'its answers are no success', null)
+                -- Brokers. What they say behind the first colon is told as it is; these are the words for refused credentials.
+                (
+                    15,
+                    '^login: |^(redis|mqtt|kafka|network): .*(WRONGPASS|NOAUTH|NOPERM|[Nn]ot authorized|[Bb]ad user|[Aa]uthenticat|AUTHORIZATION_FAILED)',
+                    true, 'it refuses our credentials', 'then correct user and password in its config, or what that user may do'
+                ),
+                (16, '^unroutable: ', true, 'no queue takes its messages', 'then bind one, or correct "exchange" and "routing_key" in its config'),
+                (17, '^channel: ', false, 'it closes the channel', 'its reason is in last_error: an exchange that is missing, or what the user may not do'),
+                (18, '^refused: ', false, 'its queue is full, or has failed', null),
+                (19, '^(redis|mqtt|kafka): ', false, 'the broker refuses the messages', 'its reason is in last_error'),
+                (20, '^network: ', false, 'the connection to it breaks off', null),
+                (21, '', false, 'its answers are no success', null)
         ) v (place, pattern, is_lasting, cause, fix)
         where coalesce(e.error, '') ~ v.pattern
         order by v.place

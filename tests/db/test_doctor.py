@@ -785,3 +785,25 @@ def test_a_monitor_may_ask(db: DB, connect: Connect) -> None:
     assert "hunter2" not in str(told)
     with pytest.raises(psycopg.errors.InsufficientPrivilege):
         connect("ulak_application").execute("select * from ulak.doctor()")
+
+
+@pytest.mark.parametrize(
+    ("error", "cause"),
+    [
+        ("login: broker:5672: ACCESS_REFUSED", "it refuses our credentials"),
+        ("redis: broker:6379: WRONGPASS invalid username-password pair", "it refuses our credentials"),
+        ("mqtt: broker:1883: not authorized (0x87)", "it refuses our credentials"),
+        ("kafka: broker:9092: denied (TOPIC_AUTHORIZATION_FAILED)", "it refuses our credentials"),
+        ("network: broker:9092: SASL authentication error", "it refuses our credentials"),
+        ("unroutable: exchange 'orders' has no queue for routing key 'a'", "no queue takes its messages"),
+        ("channel: broker:5672 closed it: NOT_FOUND", "it closes the channel"),
+        ("refused: broker:5672 didn't take the message", "its queue is full, or has failed"),
+        ("redis: broker:6379: OOM command not allowed", "the broker refuses the messages"),
+        ("network: broker:1883 closed the connection", "the connection to it breaks off"),
+        ("HTTP 500: not authorized", "it has an error of its own"),
+    ],
+)
+def test_errors_of_brokers_have_a_cause_of_their_own(db: DB, error: str, cause: str) -> None:
+    told = db.execute("select cause from ulak._advice('orders', %s)", ["[RETRYABLE] " + error]).fetchone()
+
+    assert told == (cause,)
