@@ -62,6 +62,7 @@ begin
                 select q.endpoint_id, q.priority, q.next_retry_at, q.id, v.has_wrapped, v.number + 1
                 from ulak.queue q
                 where v.due_at > p_now
+                    and v.priority > 0
                     and q.status = 'pending'
                     and q.endpoint_id = v.endpoint_id
                     and q.priority < v.priority

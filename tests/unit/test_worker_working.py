@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 from support.stage import Stage
 from ulak.delivery import DELIVERED, Outcome
-from ulak.worker.port import Outcomes
+from ulak.worker.port import Claimed, Outcomes
 from ulak.worker.tuning import CLAIM_ENDPOINTS_MOST, LEAST_WINDOW, PAYLOAD_BYTES
 
 
@@ -247,3 +247,19 @@ def test_a_claim_visits_more_endpoints_where_each_has_little(stage: Stage) -> No
     assert visited[:4] == [32, 64, 128, CLAIM_ENDPOINTS_MOST]
     assert max(visited) == CLAIM_ENDPOINTS_MOST
     assert visited[-1] == visited[0]
+
+
+def test_a_backlog_goes_on_while_full_claims_end_among_others_that_have_nothing(stage: Stage) -> None:
+    stage.database.put(1, count=3000)
+    stage.dispatcher.answer = lambda to, messages: (0.001, DELIVERED)
+    claim = stage.database.claim
+
+    def end_early(*given: Any) -> list[Claimed]:
+        # The first full claim gets to the endpoint; those after it end before.
+        endpoint_ids = given[4]
+        return [] if endpoint_ids is None and stage.database.full_claims else claim(*given)
+
+    stage.database.claim = end_early  # type: ignore[method-assign]
+    stage.run(seconds=2)
+
+    assert len(stage.database.settled) == 3000

@@ -227,9 +227,13 @@ class Claiming:
         if endpoint_ids is None:
             is_wide = left_out_some and count < limit
             self._most_endpoints = min(2 * self._most_endpoints, CLAIM_ENDPOINTS_MOST) if is_wide else CLAIM_ENDPOINTS
-        # An endpoint without room wasn't asked; a claim that reached its limit may have left out any of them.
+        # An endpoint without room wasn't asked; a claim that reached its limit may have left out any of them. A full
+        # claim may have ended among thousands of others that had nothing: who can be asked directly is asked so.
         if not self._pace.may_have_more:
-            self._may_have_more = {each for each in self._may_have_more if not rooms.get(each, room)}
+            asked_next = self.rates.allowed(now) if endpoint_ids is None else {}
+            self._may_have_more = {
+                each for each in self._may_have_more if not rooms.get(each, room) or each in asked_next
+            }
         self._may_have_more |= {each.endpoint_id for each in claimed if each.may_have_more}
         self._prepare(claimed)
 
