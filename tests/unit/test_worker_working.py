@@ -263,3 +263,18 @@ def test_a_backlog_goes_on_while_full_claims_end_among_others_that_have_nothing(
     stage.run(seconds=2)
 
     assert len(stage.database.settled) == 3000
+
+
+@pytest.mark.parametrize(("limit", "is_reached"), [(None, False), (1000, False), (4, True)])
+def test_answers_are_stored_sooner_where_a_limit_in_flight_may_hold_others_up(
+    stage: Stage, limit: int | None, is_reached: bool
+) -> None:
+    config = {"url": "http://127.0.0.1/"} | ({} if limit is None else {"max_in_flight": limit})
+    stage.database.configs[1] = config
+    stage.database.put(1, count=400)
+    stage.dispatcher.answer = lambda to, messages: (0.001 * (1 + messages[0].id % 7), DELIVERED)
+    stage.run(seconds=5)
+
+    assert len(stage.database.settled) == 400
+    # 14 times where answers may wait for each other, 40 where they may not.
+    assert (len(stage.database.times("settle")) > 25) == is_reached

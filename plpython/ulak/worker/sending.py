@@ -57,7 +57,8 @@ class Sending:
                 failed = list(outcome.failures.values())
                 self._counters.add(endpoint_id, len(messages) - len(failed), None, seconds)
                 self._counters.add(endpoint_id, len(failed), failed[-1].error, seconds)
-            if to.max_in_flight is not None:
+            # A limit that this worker alone can't reach holds nobody up for long.
+            if to.max_in_flight is not None and to.max_in_flight <= self.slots.total:
                 self._settling.unblocks_others = True
 
     def note_slow(self, now: float) -> None:
