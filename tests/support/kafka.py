@@ -21,6 +21,7 @@ from typing import Any, Self
 from confluent_kafka import Consumer, TopicPartition
 
 from support.receiver import Certificate
+from support.sessions import hold
 
 # Requests by their number in the protocol, and errors by theirs.
 PRODUCE, METADATA, API_VERSIONS, SASL_HANDSHAKE, SASL_AUTHENTICATE = 0, 3, 18, 17, 36
@@ -88,7 +89,7 @@ class Kafka:
 
     def hang(self) -> None:
         """It keeps its connections, and says nothing more."""
-        os.kill(self.pid, signal.SIGSTOP)
+        hold(self.pid)
 
     def go_on(self) -> None:
         os.kill(self.pid, signal.SIGCONT)

@@ -18,7 +18,7 @@ from paho.mqtt.properties import Properties
 
 from support.cluster import free_port
 from support.receiver import Certificate
-from support.sessions import wait_until
+from support.sessions import hold, wait_until
 
 
 def make_client(client_id: str = "", protocol: int = paho.MQTTv5) -> paho.Client:
@@ -63,7 +63,7 @@ class Mosquitto:
 
     def stop(self) -> None:
         """It takes connections and bytes, as the kernel does it, and answers nothing."""
-        self._process.send_signal(signal.SIGSTOP)
+        hold(self._process.pid)
 
     def go_on(self) -> None:
         self._process.send_signal(signal.SIGCONT)

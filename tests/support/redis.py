@@ -11,7 +11,7 @@ import redis
 
 from support.cluster import free_port
 from support.receiver import Certificate
-from support.sessions import wait_until
+from support.sessions import hold, wait_until
 
 # One program under several names; it goes by the one that it is started with.
 PROGRAM = "/usr/bin/redis-check-rdb"
@@ -50,7 +50,7 @@ class Redis:
 
     def stop(self) -> None:
         """It takes connections and bytes, as the kernel does it, and answers nothing."""
-        self._process.send_signal(signal.SIGSTOP)
+        hold(self._process.pid)
 
     def go_on(self) -> None:
         self._process.send_signal(signal.SIGCONT)

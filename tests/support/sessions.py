@@ -89,6 +89,17 @@ class Running:
         return self._future.result(timeout)
 
 
+def hold(pid: int) -> None:
+    """SIGSTOP, and each of its threads has stopped."""
+    os.kill(pid, signal.SIGSTOP)
+
+    def is_stopped() -> bool:
+        threads = Path(f"/proc/{pid}/task").glob("*/stat")
+        return all(each.read_text().rpartition(")")[2].split()[0] == "T" for each in threads)
+
+    wait_until(is_stopped, message="a process that has stopped")
+
+
 def stop_between_transactions(value: Callable[..., Any], pid: int) -> None:
     """SIGSTOP. In a transaction that has written it would keep its locks, and nobody could help."""
 
