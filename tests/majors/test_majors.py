@@ -128,7 +128,8 @@ def test_pg_upgrade_leads_to_what_the_newer_server_would_install(upgraded: Upgra
     upgraded.cluster.create_database("fresh")
     upgraded.cluster.install("fresh")
     with upgraded.cluster.connect("fresh") as fresh:
-        assert catalog.differences(catalog.snapshot(db), catalog.snapshot(fresh)) == []
+        found, expected = (catalog.without_view_texts(catalog.snapshot(each)) for each in (db, fresh))
+        assert catalog.differences(found, expected) == []
 
 
 def test_pg_upgrade_brings_roles_with_their_members(upgraded: Upgraded) -> None:

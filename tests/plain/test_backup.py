@@ -28,11 +28,7 @@ def other() -> Iterator[PlainCluster]:
 
 
 def objects(db: DB) -> catalog.Snapshot:
-    """A dump names columns of a view's parts that had no name."""
-    found = catalog.snapshot(db)
-    for facts in found["relation"].values():
-        del facts["view"]
-    return found
+    return catalog.without_view_texts(catalog.snapshot(db))
 
 
 @pytest.mark.parametrize("options", [["--format=custom"], []], ids=["custom", "text"])
