@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 from ulak.broker.delivery import Delivery
 from ulak.broker.dial import Dial
+from ulak.broker.errors import Lost as Lost
 from ulak.broker.link import Link
-from ulak.broker.link import Lost as Lost
 from ulak.broker.link import Surroundings as Surroundings
 from ulak.delivery import Endpoint
 from ulak.mask import Mask

@@ -13,7 +13,8 @@ from typing import NamedTuple
 from ulak import text
 from ulak.address import Guard
 from ulak.broker.delivery import Delivery
-from ulak.broker.dial import Descriptors, DialError
+from ulak.broker.dial import Descriptors
+from ulak.broker.errors import BrokerError, Lost
 from ulak.delivery import PERMANENT, RETRYABLE, ConfigError, Endpoint, MessageError, Settled
 from ulak.mask import Mask
 
@@ -26,14 +27,6 @@ class Surroundings(NamedTuple):
     clock: Callable[[], float]
     # Where a delivery that has ended is put.
     settled: list[Settled]
-
-
-class Lost(Exception):
-    """Raised by a protocol: the connection can't be used any longer."""
-
-    def __init__(self, problem: str, prefix: str = RETRYABLE) -> None:
-        super().__init__(problem)
-        self.prefix = prefix
 
 
 class Link(ABC):
@@ -166,7 +159,7 @@ class Link(ABC):
             return
         try:
             step()
-        except (DialError, Lost) as error:
+        except BrokerError as error:
             self.lose(str(error), error.prefix)
         except ConfigError as error:
             self.lose(f"config: {error}")
