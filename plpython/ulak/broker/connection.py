@@ -18,6 +18,7 @@ from ulak.delivery import Endpoint
 from ulak.mask import Mask
 from ulak.worker.waiting import READABLE, WRITABLE
 
+# Bytes of one read, and how many reads one connection gets before the others have their turn.
 _READ_AT_ONCE = 256 * 1024
 _READS = 4
 
@@ -42,7 +43,7 @@ class Connection(Link):
         self._dial: Dial | None = None
         self._guarded(self._begin)
 
-    # What a protocol is made of, beside send().
+    # What a protocol defines, beside send().
 
     @abstractmethod
     def connected(self) -> None:
@@ -50,10 +51,10 @@ class Connection(Link):
 
     @abstractmethod
     def received(self, data: bytes) -> None:
-        """Bytes of the broker's. May raise Lost."""
+        """The broker has sent these bytes. May raise Lost."""
 
     def farewell(self) -> bytes:
-        """What the broker would like to hear before the connection is closed."""
+        """What is written before the connection is closed, such as MQTT's DISCONNECT."""
         return b""
 
     # What a protocol may call.
@@ -124,7 +125,7 @@ class Connection(Link):
         self._flush()
 
     def _read(self) -> None:
-        # What is left after that has its turn: a broker that never ends must not keep the worker from everything else.
+        # A broker that never stops sending must not keep the worker from everything else: the rest is read next time.
         for _ in range(_READS):
             if self._socket is None:
                 return

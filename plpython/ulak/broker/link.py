@@ -42,7 +42,7 @@ class Link(ABC):
         self.mask = mask
         self.is_open = False
         self.is_lost = False
-        # By what.
+        # Why it was lost: the error of whatever is still given to it.
         self._end = ""
         self._surroundings = surroundings
         self._clock = surroundings.clock
@@ -51,7 +51,7 @@ class Link(ABC):
         self._under_way: dict[Delivery, None] = {}
         self._opens_until = self._clock() + connect_timeout
 
-    # What a protocol is made of.
+    # What a protocol defines.
 
     @property
     @abstractmethod
@@ -64,17 +64,17 @@ class Link(ABC):
 
     @abstractmethod
     def ready(self, events: int) -> None:
-        """One of its descriptors is."""
+        """One of its descriptors is ready, for these events."""
 
     def timer(self) -> float | None:
         """When timer_passed() is to be called."""
         return None
 
     def timer_passed(self) -> None:  # noqa: B027 - most have no timer
-        """Such as for a heartbeat."""
+        """The moment of timer() has come: to write a heartbeat, for example."""
 
     def why_slow(self) -> str | None:
-        """What the broker has said about it, for the error of what isn't acknowledged in time."""
+        """Why the broker holds messages up, in its own words, for the error of what isn't acknowledged in time."""
         return None
 
     def leave(self) -> int | None:
@@ -174,7 +174,7 @@ class Link(ABC):
             self.lose(f"network: {self.peer}: the answer can't be read: {type(error).__name__}")
 
     def _hear_out(self) -> None:  # noqa: B027 - where errors aren't those of a socket, there is nothing to hear
-        """Takes what has come until now."""
+        """Reads what has arrived by now."""
 
     def _first(self) -> Delivery | None:
         return next(iter(self._under_way), None) or (self._waiting[0] if self._waiting else None)

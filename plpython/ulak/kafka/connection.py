@@ -39,7 +39,8 @@ class KafkaConnection(Link):
         super().__init__(endpoint, target.mask, target.connect_timeout, surroundings)
         self._target = target
         self._producer: Producer | None = None
-        # What librdkafka tells, in whichever thread. It knows nothing but these two: it keeps nobody else alive.
+        # What librdkafka reports, in whichever thread. Its callbacks refer to these two alone: they keep nothing else
+        # alive.
         self._reports: _Reports = deque()
         self._errors: deque[KafkaError] = deque(maxlen=_MOST_ERRORS)
         self._reaching: Background[Producer] | None = None
@@ -48,7 +49,7 @@ class KafkaConnection(Link):
         self._next_look = 0.0
         self._next_fetch = 0.0
         self._pace = _SOONEST
-        # One that is in use.
+        # A topic that messages go to: brokers are asked about it when they are asked for the cluster's metadata.
         self._topic = ""
 
     @property
@@ -106,8 +107,8 @@ class KafkaConnection(Link):
             looked.result()
 
     def leave(self) -> int | None:
-        """librdkafka waits for its threads, one of which may just resolve a name: work for a thread. It needs the lock
-        of Python, which nobody gives it once the session has left Python."""
+        """The end of a producer waits for librdkafka's threads, one of which may be resolving a name, so a thread of
+        ours does it. That thread needs Python's lock, and can't have it once the session has left Python."""
         if self._producer is None:
             return None
         held = [self._producer]
@@ -165,7 +166,7 @@ class KafkaConnection(Link):
         while reports:
             delivery, message, error = reports.popleft()
             if error is None:
-                # What was told before is over.
+                # A message has arrived: what went wrong before is over.
                 self._errors.clear()
                 delivery.succeed(message)
             else:
@@ -208,5 +209,5 @@ def _end(held: list[Producer]) -> None:
     """What it has not sent is dropped. The list has the only reference, so that the producer ends here."""
     producer = held.pop()
     producer.purge()
-    # Gives each message's report up.
+    # Runs the callbacks of what was dropped, which lets go of their messages.
     producer.poll(0)

@@ -23,7 +23,7 @@ from ulak.kafka.target import Target
 # Seconds that the first question for metadata may take; then it is asked what has gone wrong meanwhile.
 _FIRST_LOOK = 0.1
 _FAMILIES = {"v4": socket.AF_INET, "v6": socket.AF_INET6}
-# All brokers have the same credentials; and there is no other broker to wait for.
+# To wait longer would not help: all brokers take the same credentials, or all of them are down.
 _HOPELESS = (KafkaError._AUTHENTICATION, KafkaError._ALL_BROKERS_DOWN)
 
 
@@ -47,15 +47,15 @@ def look(producer: Producer, target: Target, guard: Guard, topic: str, seconds: 
     try:
         metadata = producer.list_topics(topic, timeout=seconds)
     except KafkaException:
-        # Nobody says anything now; what is under way has its own time.
+        # No broker answers now; what is under way has its own timeout.
         return
     judge(target, guard, metadata)
 
 
 def judge(target: Target, guard: Guard, metadata: Any) -> None:
-    """Of the brokers that a cluster names itself."""
+    """Raises DialError if the cluster names a broker that may not be dialled."""
     for broker in metadata.brokers.values():
-        # A name that means nothing can't be dialled.
+        # A name that resolves to nothing has no addresses here, and librdkafka can't dial it either.
         for address in _addresses(target, broker.host, broker.port):
             if problem := guard.refusal(address):
                 raise DialError(f"blocked: the cluster names broker {broker.host}:{broker.port}: {problem}", PERMANENT)
@@ -92,7 +92,7 @@ def _metadata(
             return producer.list_topics(topic, timeout=max(0.01, min(wait, until - clock())))
         except KafkaException as error:
             failed = error.args[0]
-        # Makes it tell its errors.
+        # Runs error_cb for the errors so far.
         producer.poll(0)
         known = list(errors)
         if any(each.code() in _HOPELESS for each in known) or clock() >= until:

@@ -16,10 +16,10 @@ from ulak.mqtt import reasons
 from ulak.mqtt.client import Client, Pipe
 from ulak.mqtt.target import Target, text_problem
 
-# How often within the time that the broker wants a word in it is looked whether one is due.
+# How many times in each keepalive interval it is checked whether a ping is due.
 _LOOKS = 4
 _DISCONNECT = b"\xe0\x00"
-# Of a packet, beside its topic, its properties and the payload.
+# Bytes of a packet beside its topic, its properties and the payload.
 _OVERHEAD = 16
 
 
@@ -33,7 +33,7 @@ class MqttConnection(Connection):
         self._is_5 = True
         self._client: Client | None = None
         self._pipe: Pipe | None = None
-        # More than the broker takes at once.
+        # Messages that wait because the broker's receive maximum is reached.
         self._unpublished: deque[tuple[Delivery, int]] = deque()
         # By packet identifier: whose acknowledgement it will be.
         self._expected: dict[int, tuple[Delivery, Message]] = {}
@@ -41,7 +41,7 @@ class MqttConnection(Connection):
         self._unwritten: list[tuple[Delivery, Message]] = []
         self._receive_maximum = 0
         self._largest: int | None = None
-        # When it is looked whether the broker is to be pinged, and how often.
+        # When it is checked next whether a ping is due, and every how many seconds.
         self._next_look: float | None = None
         self._look_seconds = 0.0
         self._says_goodbye = True
@@ -78,7 +78,7 @@ class MqttConnection(Connection):
             raise Lost(f"timeout: {self.peer} doesn't answer to a ping")
 
     def lose(self, problem: str, prefix: str = RETRYABLE) -> None:
-        # The broker publishes the will of who is lost.
+        # Without a DISCONNECT the broker publishes the will.
         self._says_goodbye = False
         super().lose(problem, prefix)
 

@@ -18,7 +18,7 @@ TLS_PORT = 8883
 CONNECT_TIMEOUT = 5.0
 # Messages in one delivery (make bench ARGS=brokers). More of them than the broker takes at once wait in the client.
 BATCH_SIZE = 50
-# Of a topic and of what properties have, in bytes: the protocol has two for the length.
+# Bytes of a topic, or of a name or value of a property: the protocol writes lengths in two bytes.
 LONGEST_TEXT = 65535
 
 

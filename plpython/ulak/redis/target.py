@@ -61,7 +61,8 @@ def _greeting(given: Mapping[str, Any]) -> tuple[tuple[str, ...], ...]:
         commands.append(("AUTH", *login, str(given["password"])))
     if given.get("db"):
         commands.append(("SELECT", str(int(given["db"]))))
-    # A server that wants a password, or isn't ready, says so; to XADD it would say that it has too many arguments.
+    # A server that wants a password, or isn't ready, says so to PING. To an XADD of somebody who hasn't logged in it
+    # says that it has too many arguments.
     return tuple(commands) or (("PING",),)
 
 
