@@ -124,7 +124,7 @@ declare
     v_method text := upper(p_config ->> 'method' collate "C");
     v_violation text[] := ulak._json_violation(
         ulak._config_schema(p_protocol),
-        -- A method may be written in lower case.
+        -- The method of http may be written in lower case; no other protocol has such a key.
         case
             when jsonb_typeof(p_config -> 'method') = 'string' then jsonb_set(p_config, '{method}', to_jsonb(v_method))
             else p_config
