@@ -62,6 +62,17 @@ class Connection(Link):
     def write(self, data: bytes) -> None:
         self._unsent += data
 
+    def dial_again(self) -> None:
+        """Begins anew over another socket, within the time that is left to open it. For a broker that wants
+        another version of the protocol."""
+        assert self._socket is not None
+        self._surroundings.descriptors.forget(self._socket.fileno())
+        self._socket.close()
+        self._socket = None
+        self._unsent.clear()
+        self._is_writing = False
+        self._begin()
+
     @property
     def peer(self) -> str:
         return f"{self._address.host}:{self._address.port}"

@@ -30,7 +30,10 @@ class Surroundings(NamedTuple):
 
 
 class Link(ABC):
-    """Deliveries wait until the protocol calls open(); each is then given to send(), and is settled one message at a
+    """A Connection (broker/connection.py) is a link over a socket that we have dialled; Kafka's is one over a client
+    library that dials by itself.
+
+    Deliveries wait until the protocol calls open(); each is then given to send(), and is settled one message at a
     time. A connection that doesn't answer in time is lost, with all that is under way over it: nobody could tell any
     more which answer is whose.
 

@@ -106,7 +106,7 @@ class MqttConnection(Connection):
         target = self._target
         if greeting.code in (1, reasons.UNSUPPORTED_VERSION) and self._is_5:
             self._is_5 = False
-            self._dial_again()
+            self.dial_again()
         elif greeting.code:
             # Whatever is wrong with the credentials, nothing is wrong with the message.
             raise Lost(f"mqtt: {self.peer}: {reasons.words(greeting.code)}")
@@ -121,16 +121,6 @@ class MqttConnection(Connection):
                 self._look_seconds = greeting.keepalive / _LOOKS
                 self._next_look = self._clock() + self._look_seconds
             self.open()
-
-    def _dial_again(self) -> None:
-        """Within the time that the connection has to be opened."""
-        assert self._socket is not None
-        self._surroundings.descriptors.forget(self._socket.fileno())
-        self._socket.close()
-        self._socket = None
-        self._unsent.clear()
-        self._is_writing = False
-        self._begin()
 
     def _publish_all(self) -> None:
         while self._unpublished and len(self._expected) < self._receive_maximum:
