@@ -92,6 +92,14 @@ class Guard:
             return None
         return _rule(address)
 
+    def refusal(self, text: str) -> str | None:
+        """Why this address may not be dialled, and how to allow it, in words for `last_error`; None if it may."""
+        rule = self.blocked_by(text)
+        if rule is None:
+            return None
+        remedy = self.remedy(text)
+        return f"address {text} is blocked ({rule})" + (f"; to allow it: {remedy}" if remedy else "")
+
     def remedy(self, text: str) -> str | None:
         """The statement that allows this address's network beside those that are allowed; None if nobody should."""
         try:

@@ -21,7 +21,8 @@ class Backend:
     def __init__(self) -> None:
         self._plans: dict[str, plpy.PLyPlan] = {}
         self._began = False
-        # Not the parent: a run that begins while the postmaster dies has another one already.
+        # PostgreSQL's own variable, not getppid(): if the postmaster died before this run began, the parent is another
+        # process already.
         self._postmaster = ctypes.c_int.in_dll(ctypes.CDLL(None), "PostmasterPid").value
         # PostgreSQL's own note that a cancel, a terminate or the like waits for its next chance.
         self._interrupts = ctypes.c_int.in_dll(ctypes.CDLL(None), "InterruptPending")
@@ -53,7 +54,7 @@ class Backend:
         try:
             return SignalWakeUp()
         except OSError:
-            # No descriptor left: messages can be looked for, too.
+            # No file descriptor is left: the worker polls instead.
             return None
 
     def orders(self) -> None:

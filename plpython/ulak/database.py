@@ -133,10 +133,10 @@ class Database:
         self._resume_point = ResumePoint()
         self._wake_up: WakeUp | None = None
         self._may_listen = may_listen
-        # There is a message that can't be read with others.
+        # The next claim leaves texts out, because one of them can't be returned by a query with the others.
         self._is_wary = False
         self._listens = False
-        # How it shows that a text can't be returned: by the server's error, or by Python's own.
+        # What is raised where a text can't be returned: the server's error, or Python's own.
         self._unreadable = (session.Error, Busy, UnicodeError, RecursionError)
         self._encoding = self._call("select pg_catalog.getdatabaseencoding() as name")[0]["name"]
 
@@ -277,7 +277,7 @@ class Database:
         except self._unreadable as error:
             if not _may_be_unreadable(error):
                 raise
-            # Nothing was done: a whole claim finds out which it is.
+            # Nothing was claimed or stored: the next full claim finds out which message it is.
             self._is_wary = True
             return [], []
         claimed: dict[int, Claimed] = {}

@@ -128,14 +128,15 @@ def login_parameters(user: str) -> dict[str, str]:
         "user": user,
         "connect_timeout": "5",
         "fallback_application_name": "ulak",
-        # Before the session's first query, whatever is set for its database or role. And nobody stays to listen.
+        # These hold before the session's first query, whatever is set for its database or role. The connection is left
+        # at once, which must not end the session.
         "options": "-c search_path=pg_catalog,pg_temp -c client_connection_check_interval=0",
     }
 
 
 def ping(endpoint_id: int) -> str:
     """The body of ulak._ping(): the outcome of one test request as JSON."""
-    # Here: no worker needs it.
+    # Imported here, since no worker needs it.
     from ulak import ping as pinging
 
     database = Database(Backend(), 0, "ping", "")

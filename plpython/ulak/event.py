@@ -20,7 +20,7 @@ def id_of(message: Message) -> str | None:
 
 def headers_without_id(message: Message) -> str | None:
     headers = message.headers
-    # "ulak-event-type" is always there too, and longer: the database writes it behind.
+    # The comma follows because "ulak-event-type" is always there too, and jsonb writes longer keys behind shorter ones.
     return re.sub(_ID.pattern + ", ", "", headers, count=1) if headers else headers
 
 

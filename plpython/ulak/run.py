@@ -46,7 +46,7 @@ def _work(database: Database, until: float) -> str:
     try:
         ended = _end_well(database, worker)
     finally:
-        # A node lives on: nothing may be left under way.
+        # A node's process goes on after the run: no request may be left under way.
         dispatcher.close()
     return ended
 

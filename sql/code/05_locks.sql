@@ -55,7 +55,8 @@
 -- the session that has the number; ulak.endpoints by alter_endpoint() and whoever called _lock_endpoint() before.
 --
 -- The order: a named lock, then ordering keys by endpoint and key, then messages and dead letters, then endpoints by ascending id. Who
--- has a later one never waits for an earlier one. A claim never waits at all.
+-- has a later one never waits for an earlier one. A claim never waits at all. The row of an event type comes before endpoints, too:
+-- subscribe() takes both.
 
 insert into ulak.locks (name)
 values ('configs'), ('schedule'), ('maintenance'), ('sweep')

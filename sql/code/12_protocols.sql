@@ -27,18 +27,28 @@ language sql
 immutable
 set search_path = pg_catalog, pg_temp
 as $sql$
-    select s.schema || jsonb_build_object('properties', s.schema -> 'properties' || ulak._delivery_config_schema())
-    from (
-        select case p_protocol
+    select ulak._with_properties(
+        case p_protocol
             when 'http' then ulak._http_config_schema()
-            when 'kafka' then ulak._kafka_config_schema()
             when 'log' then ulak._log_config_schema()
             when 'amqp' then ulak._amqp_config_schema()
+            when 'kafka' then ulak._kafka_config_schema()
             when 'mqtt' then ulak._mqtt_config_schema()
             when 'redis' then ulak._redis_config_schema()
             when 'pull' then ulak._pull_config_schema()
-        end
-    ) s(schema)
+        end,
+        ulak._delivery_config_schema()
+    )
+$sql$;
+
+-- A schema of an object with further properties, which other schemas have as well.
+create or replace function ulak._with_properties(p_schema jsonb, p_properties jsonb)
+returns jsonb
+language sql
+immutable
+set search_path = pg_catalog, pg_temp
+as $sql$
+    select jsonb_set(p_schema, '{properties}', (p_schema -> 'properties') || p_properties)
 $sql$;
 
 -- Keys that govern claiming, whatever the protocol.
@@ -114,7 +124,7 @@ declare
     v_method text := upper(p_config ->> 'method' collate "C");
     v_violation text[] := ulak._json_violation(
         ulak._config_schema(p_protocol),
-        -- A method may be written in lower case.
+        -- The method of http may be written in lower case; no other protocol has such a key.
         case
             when jsonb_typeof(p_config -> 'method') = 'string' then jsonb_set(p_config, '{method}', to_jsonb(v_method))
             else p_config

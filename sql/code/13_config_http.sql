@@ -4,72 +4,71 @@ create or replace function ulak._http_config_schema()
 returns jsonb
 language sql
 immutable
+set search_path = pg_catalog, pg_temp
 as $sql$
-    select $json${
-        "type": "object",
-        "required": ["url"],
-        "additionalProperties": false,
-        "properties": {
-            "url": {"type": "string"},
-            "method": {"enum": ["POST", "PUT", "PATCH", "DELETE"]},
-            "headers": {"type": "object", "additionalProperties": {"type": "string"}},
-            "timeout": {"type": "number", "minimum": 0.1, "maximum": 300},
-            "connect_timeout": {"type": "number", "minimum": 0.1, "maximum": 60},
-            "signing_secret": {"type": "string"},
-            "cloudevents": {"type": "boolean"},
-            "cloudevents_mode": {"enum": ["structured", "binary"]},
-            "cloudevents_type": {"type": "string", "minLength": 1, "maxLength": 2048},
-            "cloudevents_source": {"type": "string", "minLength": 1, "maxLength": 2048},
-            "cloudevents_subject": {"type": "string", "minLength": 1, "maxLength": 2048},
-            "signature": {
-                "type": "object",
-                "required": ["scheme"],
-                "additionalProperties": false,
-                "properties": {
-                    "scheme": {"enum": ["standard", "github", "hmac"]},
-                    "header": {"type": "string", "minLength": 1, "maxLength": 100},
-                    "prefix": {"type": "string", "maxLength": 100},
-                    "encoding": {"enum": ["hex", "base64"]},
-                    "algorithm": {"enum": ["sha1", "sha256", "sha512"]}
+    select ulak._with_properties(
+        $json${
+            "type": "object",
+            "required": ["url"],
+            "additionalProperties": false,
+            "properties": {
+                "url": {"type": "string"},
+                "method": {"enum": ["POST", "PUT", "PATCH", "DELETE"]},
+                "headers": {"type": "object", "additionalProperties": {"type": "string"}},
+                "timeout": {"type": "number", "minimum": 0.1, "maximum": 300},
+                "connect_timeout": {"type": "number", "minimum": 0.1, "maximum": 60},
+                "signing_secret": {"type": "string"},
+                "signature": {
+                    "type": "object",
+                    "required": ["scheme"],
+                    "additionalProperties": false,
+                    "properties": {
+                        "scheme": {"enum": ["standard", "github", "hmac"]},
+                        "header": {"type": "string", "minLength": 1, "maxLength": 100},
+                        "prefix": {"type": "string", "maxLength": 100},
+                        "encoding": {"enum": ["hex", "base64"]},
+                        "algorithm": {"enum": ["sha1", "sha256", "sha512"]}
+                    }
+                },
+                "auth": {
+                    "type": "object",
+                    "required": ["type"],
+                    "properties": {"type": {"enum": ["basic", "bearer", "oauth2", "aws_sigv4"]}}
+                },
+                "tls_client_cert": {"type": "string", "minLength": 1},
+                "tls_client_key": {"type": "string", "minLength": 1},
+                "tls_ca_bundle": {"type": "string", "minLength": 1},
+                "tls_pinned_public_key": {"type": "string", "minLength": 1},
+                "ssl_verify": {"type": "boolean"},
+                "proxy": {
+                    "type": "object",
+                    "required": ["url"],
+                    "additionalProperties": false,
+                    "properties": {
+                        "url": {"type": "string"},
+                        "type": {"enum": ["http", "https"]},
+                        "username": {"type": "string"},
+                        "password": {"type": "string"},
+                        "no_proxy": {"type": "string"},
+                        "ca_bundle": {"type": "string", "minLength": 1},
+                        "ssl_verify": {"type": "boolean"}
+                    }
+                },
+                "auto_disable_on_gone": {"type": "boolean"},
+                "batch_size": {"type": "integer", "minimum": 1, "maximum": 10000},
+                "batch_format": {"enum": ["cloudevents", "json", "envelope"]},
+                "retry_on": {
+                    "type": "array",
+                    "items": {"type": ["integer", "string"], "minimum": 100, "maximum": 599, "pattern": "^[345]xx$"}
+                },
+                "permanent_on": {
+                    "type": "array",
+                    "items": {"type": ["integer", "string"], "minimum": 100, "maximum": 599, "pattern": "^[345]xx$"}
                 }
-            },
-            "auth": {
-                "type": "object",
-                "required": ["type"],
-                "properties": {"type": {"enum": ["basic", "bearer", "oauth2", "aws_sigv4"]}}
-            },
-            "tls_client_cert": {"type": "string", "minLength": 1},
-            "tls_client_key": {"type": "string", "minLength": 1},
-            "tls_ca_bundle": {"type": "string", "minLength": 1},
-            "tls_pinned_public_key": {"type": "string", "minLength": 1},
-            "ssl_verify": {"type": "boolean"},
-            "proxy": {
-                "type": "object",
-                "required": ["url"],
-                "additionalProperties": false,
-                "properties": {
-                    "url": {"type": "string"},
-                    "type": {"enum": ["http", "https"]},
-                    "username": {"type": "string"},
-                    "password": {"type": "string"},
-                    "no_proxy": {"type": "string"},
-                    "ca_bundle": {"type": "string", "minLength": 1},
-                    "ssl_verify": {"type": "boolean"}
-                }
-            },
-            "auto_disable_on_gone": {"type": "boolean"},
-            "batch_size": {"type": "integer", "minimum": 1, "maximum": 10000},
-            "batch_format": {"enum": ["cloudevents", "json", "envelope"]},
-            "retry_on": {
-                "type": "array",
-                "items": {"type": ["integer", "string"], "minimum": 100, "maximum": 599, "pattern": "^[345]xx$"}
-            },
-            "permanent_on": {
-                "type": "array",
-                "items": {"type": ["integer", "string"], "minimum": 100, "maximum": 599, "pattern": "^[345]xx$"}
             }
-        }
-    }$json$::pg_catalog.jsonb
+        }$json$::jsonb,
+        ulak._cloudevents_config_schema()
+    )
 $sql$;
 
 create or replace function ulak._auth_schema(p_type text)

@@ -6,13 +6,8 @@ language sql
 immutable
 set search_path = pg_catalog, pg_temp
 as $sql$
-    select jsonb_set(
-        s.schema,
-        '{properties}',
-        (s.schema -> 'properties') || ulak._cloudevents_config_schema()
-    )
-    from (
-        select $json${
+    select ulak._with_properties(
+        $json${
             "type": "object",
             "required": ["host"],
             "additionalProperties": false,
@@ -30,14 +25,11 @@ as $sql$
                 "heartbeat": {"type": "integer", "minimum": 0, "maximum": 3600},
                 "frame_max": {"type": "integer", "minimum": 4096, "maximum": 2147483647},
                 "timeout": {"type": "number", "minimum": 0.1, "maximum": 300},
-                "tls": {"type": "boolean"},
-                "tls_ca_cert": {"type": "string", "minLength": 1},
-                "tls_cert": {"type": "string", "minLength": 1},
-                "tls_key": {"type": "string", "minLength": 1},
                 "tls_verify_peer": {"type": "boolean"}
             }
-        }$json$::jsonb
-    ) s(schema)
+        }$json$::jsonb,
+        ulak._cloudevents_config_schema() || ulak._broker_tls_config_schema()
+    )
 $sql$;
 
 -- As ulak._config_violation(), for a config that has the right shape.

@@ -1,6 +1,6 @@
--- What the configs of brokers have in common: how an event is written, and where in the broker it goes.
+-- What the configs of several protocols have in common: events, TLS, hosts, and where in a broker a message goes.
 
--- Keys of CloudEvents, for the protocols that have a binding.
+-- For the protocols that CloudEvents has a binding for.
 create or replace function ulak._cloudevents_config_schema()
 returns jsonb
 language sql
@@ -12,6 +12,20 @@ as $sql$
         "cloudevents_type": {"type": "string", "minLength": 1, "maxLength": 2048},
         "cloudevents_source": {"type": "string", "minLength": 1, "maxLength": 2048},
         "cloudevents_subject": {"type": "string", "minLength": 1, "maxLength": 2048}
+    }$json$::pg_catalog.jsonb
+$sql$;
+
+-- For the brokers that the worker dials itself; librdkafka has options of its own.
+create or replace function ulak._broker_tls_config_schema()
+returns jsonb
+language sql
+immutable
+as $sql$
+    select $json${
+        "tls": {"type": "boolean"},
+        "tls_ca_cert": {"type": "string", "minLength": 1},
+        "tls_cert": {"type": "string", "minLength": 1},
+        "tls_key": {"type": "string", "minLength": 1}
     }$json$::pg_catalog.jsonb
 $sql$;
 

@@ -6,17 +6,20 @@ language sql
 immutable
 set search_path = pg_catalog, pg_temp
 as $sql$
-    select jsonb_build_object(
-        'type', 'object',
-        'required', '["broker", "topic"]'::jsonb,
-        'additionalProperties', false,
-        'properties', $json${
-            "broker": {"type": ["string", "array"], "minLength": 1, "minItems": 1, "maxItems": 100, "items": {"type": "string"}},
-            "topic": {"type": "string", "minLength": 1, "maxLength": 1000},
-            "key": {"type": "string", "minLength": 1, "maxLength": 1000},
-            "partition": {"type": "integer", "minimum": 0, "maximum": 2147483647},
-            "headers": {"type": "object", "additionalProperties": {"type": "string"}}
-        }$json$::jsonb || jsonb_build_object('options', ulak._kafka_options_schema()) || ulak._cloudevents_config_schema()
+    select ulak._with_properties(
+        $json${
+            "type": "object",
+            "required": ["broker", "topic"],
+            "additionalProperties": false,
+            "properties": {
+                "broker": {"type": ["string", "array"], "minLength": 1, "minItems": 1, "maxItems": 100, "items": {"type": "string"}},
+                "topic": {"type": "string", "minLength": 1, "maxLength": 1000},
+                "key": {"type": "string", "minLength": 1, "maxLength": 1000},
+                "partition": {"type": "integer", "minimum": 0, "maximum": 2147483647},
+                "headers": {"type": "object", "additionalProperties": {"type": "string"}}
+            }
+        }$json$::jsonb,
+        jsonb_build_object('options', ulak._kafka_options_schema()) || ulak._cloudevents_config_schema()
     )
 $sql$;
 

@@ -6,9 +6,8 @@ language sql
 immutable
 set search_path = pg_catalog, pg_temp
 as $sql$
-    select jsonb_set(s.schema, '{properties}', s.schema -> 'properties' || ulak._cloudevents_config_schema())
-    from (
-        select $json${
+    select ulak._with_properties(
+        $json${
             "type": "object",
             "required": ["broker", "topic"],
             "additionalProperties": false,
@@ -27,14 +26,11 @@ as $sql$
                 "will_payload": {"type": "string", "maxLength": 16000},
                 "will_qos": {"enum": [0, 1, 2]},
                 "will_retain": {"type": "boolean"},
-                "tls": {"type": "boolean"},
-                "tls_ca_cert": {"type": "string", "minLength": 1},
-                "tls_cert": {"type": "string", "minLength": 1},
-                "tls_key": {"type": "string", "minLength": 1},
                 "tls_insecure": {"type": "boolean"}
             }
-        }$json$::jsonb
-    ) s(schema)
+        }$json$::jsonb,
+        ulak._cloudevents_config_schema() || ulak._broker_tls_config_schema()
+    )
 $sql$;
 
 -- As ulak._config_violation(), for a config that has the right shape.

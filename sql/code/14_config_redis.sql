@@ -4,30 +4,30 @@ create or replace function ulak._redis_config_schema()
 returns jsonb
 language sql
 immutable
+set search_path = pg_catalog, pg_temp
 as $sql$
-    select $json${
-        "type": "object",
-        "required": ["host", "stream_key"],
-        "additionalProperties": false,
-        "properties": {
-            "host": {"type": "string"},
-            "port": {"type": "integer", "minimum": 1, "maximum": 65535},
-            "db": {"type": "integer", "minimum": 0, "maximum": 1000000},
-            "username": {"type": "string", "minLength": 1, "maxLength": 1024},
-            "password": {"type": "string", "minLength": 1, "maxLength": 4096},
-            "stream_key": {"type": "string", "minLength": 1, "maxLength": 1024},
-            "maxlen": {"type": "integer", "minimum": 1, "maximum": 9007199254740991},
-            "maxlen_approximate": {"type": "boolean"},
-            "minid": {"type": "string", "pattern": "^[0-9]{1,20}(-[0-9]{1,20})?$"},
-            "nomkstream": {"type": "boolean"},
-            "connect_timeout": {"type": "number", "minimum": 0.1, "maximum": 60},
-            "command_timeout": {"type": "number", "minimum": 0.1, "maximum": 300},
-            "tls": {"type": "boolean"},
-            "tls_ca_cert": {"type": "string", "minLength": 1},
-            "tls_cert": {"type": "string", "minLength": 1},
-            "tls_key": {"type": "string", "minLength": 1}
-        }
-    }$json$::pg_catalog.jsonb
+    select ulak._with_properties(
+        $json${
+            "type": "object",
+            "required": ["host", "stream_key"],
+            "additionalProperties": false,
+            "properties": {
+                "host": {"type": "string"},
+                "port": {"type": "integer", "minimum": 1, "maximum": 65535},
+                "db": {"type": "integer", "minimum": 0, "maximum": 1000000},
+                "username": {"type": "string", "minLength": 1, "maxLength": 1024},
+                "password": {"type": "string", "minLength": 1, "maxLength": 4096},
+                "stream_key": {"type": "string", "minLength": 1, "maxLength": 1024},
+                "maxlen": {"type": "integer", "minimum": 1, "maximum": 9007199254740991},
+                "maxlen_approximate": {"type": "boolean"},
+                "minid": {"type": "string", "pattern": "^[0-9]{1,20}(-[0-9]{1,20})?$"},
+                "nomkstream": {"type": "boolean"},
+                "connect_timeout": {"type": "number", "minimum": 0.1, "maximum": 60},
+                "command_timeout": {"type": "number", "minimum": 0.1, "maximum": 300}
+            }
+        }$json$::jsonb,
+        ulak._broker_tls_config_schema()
+    )
 $sql$;
 
 -- As ulak._config_violation(), for a config that has the right shape.

@@ -58,7 +58,7 @@ $plpgsql$;
 comment on function ulak.revoke_endpoint(text, text) is
     'takes an endpoint from a role again; what it holds goes back when the leases are over. False if it was not granted';
 
--- Whether this session may work off every endpoint: administrators, and the worker that runs in the database.
+-- Whether this session may work off every endpoint without a grant: administrators, and members of ulak_worker.
 create or replace function ulak._works_everywhere()
 returns boolean
 language sql

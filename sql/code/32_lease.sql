@@ -76,7 +76,7 @@ begin
         p_limit,
         ulak._exact(p_lease),
         v_endpoint_ids,
-        -- http endpoints belong to the workers in the database, unless one is asked for by name.
+        -- Endpoints of all other protocols are left to ulak's own workers and nodes, unless one is asked for by name.
         case when p_endpoint is null then array['pull'] end,
         p_generation,
         p_now

@@ -12,7 +12,7 @@ create or replace function ulak._light_turn(
     p_lease interval,
     p_ids bigint[],
     p_attempts integer[],
-    -- Null, as workers leave it: the time of the call, and nobody has to be asked whether he may bring one.
+    -- Null, as workers leave it: the time of the call, and no check whether the caller may pass another one.
     p_now timestamptz default null,
     p_protocols text[] default ulak._worker_protocols()
 )

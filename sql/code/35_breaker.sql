@@ -205,8 +205,9 @@ begin
 end
 $plpgsql$;
 
--- An open circuit gets a probe once its cooldown is over, from whoever half-opens it. A half-open one whose probe is no
--- longer in flight (its worker died, it was deleted, it expired) gets another instead of waiting for ever.
+-- Does more than its name says, which is that of 0.1.0: an open circuit whose cooldown is over is half-opened here, and
+-- gets its probe from whoever does so. A half-open one whose probe is no longer in flight (its worker died, it was deleted, it
+-- expired) gets another instead of waiting for ever.
 create or replace function ulak._may_probe(p_endpoint ulak.endpoints, p_now timestamptz)
 returns boolean
 language plpgsql

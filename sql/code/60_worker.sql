@@ -1,4 +1,4 @@
--- The worker that lives in the database: its procedure, and what it asks of SQL besides claiming and settling.
+-- The worker: the procedure that runs it in the database, and what it asks of SQL besides claiming and settling, which nodes ask as well.
 
 -- A procedure that commits can't have a SET clause, so its first statements pin the search_path themselves. They are the same
 -- whatever path the session came with: a database's owner may set one, and objects of others may be on it.
@@ -237,7 +237,8 @@ begin
 end
 $plpgsql$;
 
--- Told by each run; in the event log once, until it is another.
+-- Notes that a limit of the operating system leaves the worker fewer requests than it was configured for. Each run notes it; the event log
+-- has it once, until it is another limit.
 create or replace function ulak._note_limit(p_slot integer, p_limited_by text)
 returns void
 language plpgsql

@@ -1,4 +1,4 @@
--- Client libraries of protocols: only those who deliver over a protocol need its one, so a missing one is told and prevents nothing else.
+-- Client libraries of protocols. Only who delivers over a protocol needs its library, so a missing one is told and prevents nothing else.
 
 create or replace function ulak._missing_client(p_protocol text)
 returns text
@@ -10,7 +10,7 @@ as $python$
     return transports.missing_client(p_protocol)
 $python$;
 
--- Of the endpoints that there are.
+-- Protocols of enabled endpoints whose client this server lacks. That of http is looked for by start() in any case, and log has none.
 create or replace function ulak._missing_clients()
 returns table (protocol text, package text, endpoints bigint)
 language sql

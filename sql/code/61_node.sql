@@ -48,7 +48,8 @@ as $sql$
     select exists (select from ulak.schedule s where s.is_stopped)
 $sql$;
 
--- Takes the first number that no other node has; no row while stop() holds. What a node calls itself comes from outside.
+-- Takes the first number that no other node has; no row while stop() holds. Workers in the database have the slots 1 to 32, nodes those
+-- from 101 on, so that neither takes a number from the other. p_host comes from another machine: only harmless characters of it are kept.
 create or replace function ulak._take_node_slot(p_host text)
 returns table (slot integer, name text)
 language plpgsql

@@ -50,17 +50,17 @@ class AmqpConnection(Connection):
         self._farewell = b""
         # Why the broker takes no messages at the moment.
         self._blocked: str | None = None
-        # By the number that the broker counts on the channel as well.
+        # By delivery tag: the broker counts what is published on a channel, and so do we.
         self._unconfirmed: dict[int, _Unconfirmed] = {}
         self._number = 0
-        # By message id: those that came back, and why. The confirmation follows.
+        # By message id: why the broker has returned it. Its confirmation still follows.
         self._returned: dict[str, str] = {}
         self._returning: spec.Basic.Return | None = None
-        # By routing key: basic.publish is the same for many.
+        # By routing key: the encoded basic.publish, which is the same for many messages.
         self._publish: dict[str, bytes] = {}
         super().__init__(endpoint, target.address, target.mask, target.timeout, surroundings)
 
-    # What the foundation asks for.
+    # What Connection asks a protocol for.
 
     def connected(self) -> None:
         self._heard = self._clock()
@@ -206,7 +206,7 @@ class AmqpConnection(Connection):
         told = f"unroutable: exchange {given.exchange!r} has no queue for routing key {given.routing_key!r}"
         self._returned[of.message_id] = self.error(RETRYABLE, f"{told} ({self.peer}: {given.reply_text})")
 
-    # What the broker does of itself.
+    # What the broker does unasked.
 
     def _channel_closed(self, given: spec.Channel.Close) -> None:
         self._say(frames.CHANNEL, spec.Channel.CloseOk())

@@ -14,7 +14,7 @@ from ulak.delivery import MessageError
 
 # The one that messages are published on; 0 is the connection itself.
 CHANNEL = 1
-# Of a name or a short text, in bytes.
+# Bytes of what AMQP calls a short string: names, routing keys, the content type.
 LONGEST_SHORT = 255
 # Type, channel and length in front, one byte behind.
 _AROUND = spec.FRAME_HEADER_SIZE + spec.FRAME_END_SIZE

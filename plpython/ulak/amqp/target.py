@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 from typing import Any, NamedTuple
 
-from ulak import cloudevents
 from ulak.amqp.frames import LONGEST_SHORT
-from ulak.broker import tls
+from ulak.broker import config as keys
 from ulak.broker.connection import Address
 from ulak.broker.route import Route
 from ulak.cloudevents import CloudEvents
@@ -16,7 +14,7 @@ from ulak.delivery import ConfigError, EndpointConfig
 from ulak.mask import Mask
 
 PORT = 5672
-PORT_TLS = 5671
+TLS_PORT = 5671
 HEARTBEAT = 60
 FRAME_MAX = 131_072
 LEAST_FRAME_MAX = 4096
@@ -46,9 +44,7 @@ class Target(NamedTuple):
 def parse(given: EndpointConfig, timeout: float, cloudevents_source: str, batch_size: int) -> Target:
     """Raises ConfigError."""
     config = given.config or {}
-    host = config.get("host")
-    if not isinstance(host, str) or not host:
-        raise ConfigError("host must be a text")
+    host = keys.host(config, "host")
     username, password = config.get("username", "guest"), config.get("password", "guest")
     exchange = config.get("exchange", "")
     for name, value in (("exchange", exchange), ("vhost", config.get("vhost", "/"))):
@@ -57,12 +53,9 @@ def parse(given: EndpointConfig, timeout: float, cloudevents_source: str, batch_
     key = config.get("routing_key", "")
     if not exchange and not key:
         raise ConfigError("routing_key is required without an exchange: it is the name of the queue then")
-    context = None
-    if config.get("tls", False):
-        files = config.get("tls_ca_cert"), config.get("tls_cert"), config.get("tls_key")
-        context = partial(tls.context, *files, bool(config.get("tls_verify_peer", True)))
+    context = keys.tls_context(config, bool(config.get("tls_verify_peer", True)))
     return Target(
-        address=Address(host, _integer(config, "port", PORT if context is None else PORT_TLS, 1, 65535), context),
+        address=Address(host, _integer(config, "port", PORT if context is None else TLS_PORT, 1, 65535), context),
         vhost=config.get("vhost", "/"),
         username=username,
         password=password,
@@ -75,8 +68,9 @@ def parse(given: EndpointConfig, timeout: float, cloudevents_source: str, batch_
         frame_max=_integer(config, "frame_max", FRAME_MAX, LEAST_FRAME_MAX, 2_147_483_647),
         timeout=float(config.get("timeout", timeout)),
         batch_size=batch_size,
-        cloudevents=cloudevents.parse(config, cloudevents_source) if config.get("cloudevents") else None,
-        mask=Mask([*given.secrets, password] if password != "guest" else given.secrets),
+        cloudevents=keys.events(config, cloudevents_source),
+        # RabbitMQ's own default is no secret, and stands in words that aren't about it.
+        mask=keys.mask(given, None if password == "guest" else password),
     )
 
 

@@ -11,13 +11,14 @@ from typing import NamedTuple
 
 from ulak.broker.delivery import Delivery
 from ulak.broker.dial import Dial
+from ulak.broker.errors import Lost as Lost
 from ulak.broker.link import Link
-from ulak.broker.link import Lost as Lost
 from ulak.broker.link import Surroundings as Surroundings
 from ulak.delivery import Endpoint
 from ulak.mask import Mask
 from ulak.worker.waiting import READABLE, WRITABLE
 
+# Bytes of one read, and how many reads one connection gets before the others have their turn.
 _READ_AT_ONCE = 256 * 1024
 _READS = 4
 
@@ -42,7 +43,7 @@ class Connection(Link):
         self._dial: Dial | None = None
         self._guarded(self._begin)
 
-    # What a protocol is made of, beside send().
+    # What a protocol defines, beside send().
 
     @abstractmethod
     def connected(self) -> None:
@@ -50,16 +51,27 @@ class Connection(Link):
 
     @abstractmethod
     def received(self, data: bytes) -> None:
-        """Bytes of the broker's. May raise Lost."""
+        """The broker has sent these bytes. May raise Lost."""
 
     def farewell(self) -> bytes:
-        """What the broker would like to hear before the connection is closed."""
+        """What is written before the connection is closed, such as MQTT's DISCONNECT."""
         return b""
 
     # What a protocol may call.
 
     def write(self, data: bytes) -> None:
         self._unsent += data
+
+    def dial_again(self) -> None:
+        """Begins anew over another socket, within the time that is left to open it. For a broker that wants
+        another version of the protocol."""
+        assert self._socket is not None
+        self._surroundings.descriptors.forget(self._socket.fileno())
+        self._socket.close()
+        self._socket = None
+        self._unsent.clear()
+        self._is_writing = False
+        self._begin()
 
     @property
     def peer(self) -> str:
@@ -124,7 +136,7 @@ class Connection(Link):
         self._flush()
 
     def _read(self) -> None:
-        # What is left after that has its turn: a broker that never ends must not keep the worker from everything else.
+        # A broker that never stops sending must not keep the worker from everything else: the rest is read next time.
         for _ in range(_READS):
             if self._socket is None:
                 return

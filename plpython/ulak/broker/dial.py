@@ -7,12 +7,14 @@ import os
 import socket
 import ssl
 from collections.abc import Callable
+from functools import partial
 from ipaddress import ip_address
 from typing import Any, Protocol
 
 from ulak.address import Guard
-from ulak.delivery import PERMANENT, RETRYABLE
-from ulak.signals import start_thread
+from ulak.broker.background import Background
+from ulak.broker.errors import DialError
+from ulak.delivery import PERMANENT
 from ulak.worker.waiting import READABLE, WRITABLE
 
 _Address = tuple[int, Any]
@@ -24,14 +26,6 @@ class Descriptors(Protocol):
     def watch(self, descriptor: int, events: int) -> None: ...
 
     def forget(self, descriptor: int) -> None: ...
-
-
-class DialError(Exception):
-    """Why there is no connection: the prefix that the database decides by, and words for a human."""
-
-    def __init__(self, problem: str, prefix: str = RETRYABLE) -> None:
-        super().__init__(problem)
-        self.prefix = prefix
 
 
 class Dial:
@@ -56,7 +50,7 @@ class Dial:
         self._clock = clock
         self._left: list[_Address] = []
         self._socket: socket.socket | None = None
-        self._answer: _Answer | None = None
+        self._answer: Background[list[_Address]] | None = None
         self._is_connected = False
         # When the address that is being tried has had its time.
         self._turn_ends = deadline
@@ -65,7 +59,7 @@ class Dial:
             self._judge([(socket.AF_INET6 if ":" in host else socket.AF_INET, (host, port))])
             self._connect_next()
         else:
-            self._answer = _Answer(host, port)
+            self._answer = Background(partial(_resolve, host, port))
             descriptors.watch(self._answer.descriptor, READABLE)
 
     def next_deadline(self) -> float:
@@ -76,7 +70,7 @@ class Dial:
         if self._clock() >= self.deadline:
             raise DialError(f"timeout: no connection to {self._host}:{self._port} in time ({self._problem})")
         if self._answer is not None:
-            if not self._answer.is_there():
+            if not self._answer.is_done():
                 return None
             found = self._take_answer()
             self._judge(found)
@@ -112,20 +106,17 @@ class Dial:
         answer, self._answer = self._answer, None
         self._descriptors.forget(answer.descriptor)
         answer.close()
-        if answer.problem is not None or not answer.found:
-            raise DialError(f"resolve: {self._host}: {answer.problem or 'has no address'}")
-        return answer.found
+        return answer.result()
 
     def _judge(self, found: list[_Address]) -> None:
         """What is judged is what will be dialled, never the name."""
         blocked = None
         for family, where in found:
-            rule = self._guard.blocked_by(where[0])
-            if rule is None:
+            refusal = self._guard.refusal(where[0])
+            if refusal is None:
                 self._left.append((family, where))
             else:
-                remedy = self._guard.remedy(where[0])
-                blocked = f"address {where[0]} is blocked ({rule})" + (f"; to allow it: {remedy}" if remedy else "")
+                blocked = refusal
         if not self._left and blocked is not None:
             # An address that policy forbids stays forbidden, however often it is tried.
             raise DialError(f"blocked: {blocked}", PERMANENT)
@@ -185,41 +176,13 @@ class Dial:
             self._socket = None
 
 
-class _Answer:
-    """The addresses of a name, which only a thread can ask for without waiting. One that hangs is left alone: what it
-    holds is its own."""
-
-    def __init__(self, host: str, port: int) -> None:
-        self.found: list[_Address] = []
-        self.problem: str | None = None
-        ours, theirs = socket.socketpair()
-        ours.setblocking(False)
-        self._ours = ours
-
-        def ask() -> None:
-            try:
-                for family, _, _, _, where in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
-                    self.found.append((family, where))
-            except (OSError, UnicodeError) as error:
-                self.problem = _words(error)
-            finally:
-                # Which can be read at the other end.
-                theirs.close()
-
-        start_thread(ask)
-
-    @property
-    def descriptor(self) -> int:
-        return self._ours.fileno()
-
-    def is_there(self) -> bool:
-        try:
-            return self._ours.recv(1) == b""
-        except BlockingIOError:
-            return False
-
-    def close(self) -> None:
-        self._ours.close()
+def _resolve(host: str, port: int) -> list[_Address]:
+    """Waits for the resolver, so it runs in a thread. Raises DialError."""
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError) as error:
+        raise DialError(f"resolve: {host}: {_words(error)}") from None
+    return [(family, where) for family, _, _, _, where in found]
 
 
 def _is_address(host: str) -> bool:

@@ -13,7 +13,8 @@ from typing import NamedTuple
 from ulak import text
 from ulak.address import Guard
 from ulak.broker.delivery import Delivery
-from ulak.broker.dial import Descriptors, DialError
+from ulak.broker.dial import Descriptors
+from ulak.broker.errors import BrokerError, Lost
 from ulak.delivery import PERMANENT, RETRYABLE, ConfigError, Endpoint, MessageError, Settled
 from ulak.mask import Mask
 
@@ -28,16 +29,11 @@ class Surroundings(NamedTuple):
     settled: list[Settled]
 
 
-class Lost(Exception):
-    """Raised by a protocol: the connection can't be used any longer."""
-
-    def __init__(self, problem: str, prefix: str = RETRYABLE) -> None:
-        super().__init__(problem)
-        self.prefix = prefix
-
-
 class Link(ABC):
-    """Deliveries wait until the protocol calls open(); each is then given to send(), and is settled one message at a
+    """A Connection (broker/connection.py) is a link over a socket that we have dialled; Kafka's is one over a client
+    library that dials by itself.
+
+    Deliveries wait until the protocol calls open(); each is then given to send(), and is settled one message at a
     time. A connection that doesn't answer in time is lost, with all that is under way over it: nobody could tell any
     more which answer is whose.
 
@@ -49,7 +45,7 @@ class Link(ABC):
         self.mask = mask
         self.is_open = False
         self.is_lost = False
-        # By what.
+        # Why it was lost: the error of whatever is still given to it.
         self._end = ""
         self._surroundings = surroundings
         self._clock = surroundings.clock
@@ -58,7 +54,7 @@ class Link(ABC):
         self._under_way: dict[Delivery, None] = {}
         self._opens_until = self._clock() + connect_timeout
 
-    # What a protocol is made of.
+    # What a protocol defines.
 
     @property
     @abstractmethod
@@ -71,17 +67,17 @@ class Link(ABC):
 
     @abstractmethod
     def ready(self, events: int) -> None:
-        """One of its descriptors is."""
+        """One of its descriptors is ready, for these events."""
 
     def timer(self) -> float | None:
         """When timer_passed() is to be called."""
         return None
 
     def timer_passed(self) -> None:  # noqa: B027 - most have no timer
-        """Such as for a heartbeat."""
+        """The moment of timer() has come: to write a heartbeat, for example."""
 
     def why_slow(self) -> str | None:
-        """What the broker has said about it, for the error of what isn't acknowledged in time."""
+        """Why the broker holds messages up, in its own words, for the error of what isn't acknowledged in time."""
         return None
 
     def leave(self) -> int | None:
@@ -166,7 +162,7 @@ class Link(ABC):
             return
         try:
             step()
-        except (DialError, Lost) as error:
+        except BrokerError as error:
             self.lose(str(error), error.prefix)
         except ConfigError as error:
             self.lose(f"config: {error}")
@@ -181,7 +177,7 @@ class Link(ABC):
             self.lose(f"network: {self.peer}: the answer can't be read: {type(error).__name__}")
 
     def _hear_out(self) -> None:  # noqa: B027 - where errors aren't those of a socket, there is nothing to hear
-        """Takes what has come until now."""
+        """Reads what has arrived by now."""
 
     def _first(self) -> Delivery | None:
         return next(iter(self._under_way), None) or (self._waiting[0] if self._waiting else None)

@@ -22,7 +22,7 @@ class Content(NamedTuple):
     content_type: str
     # The message's own, without content-type; nobody but ulak can set those that begin with ulak-.
     headers: Mapping[str, str]
-    # Of a CloudEvent in binary mode, without a prefix.
+    # Attributes of a CloudEvent in binary mode; each protocol has a prefix of its own for their names.
     attributes: Mapping[str, str]
 
 
@@ -34,11 +34,11 @@ def content(message: Message, events: CloudEvents | None = None) -> Content:
     if message.problem is not None:
         raise MessageError(message.problem)
     if message.headers is None and events is None:
-        # The hot path.
+        # Most messages are plain JSON.
         return Content(message.payload.encode(), cloudevents.JSON, _NOTHING, _NOTHING)
     own = _own_headers(message)
     is_raw = own.pop(":body", None) == "raw"
-    # Of a request over HTTP.
+    # These two are for http endpoints alone.
     for name in (":path", ":timeout"):
         own.pop(name, None)
     kind = _pop(own, CONTENT_TYPE)
@@ -74,7 +74,7 @@ def _own_headers(message: Message) -> dict[str, str]:
 
 
 def _pop(own: dict[str, str], name: str) -> str | None:
-    """Whichever way it is spelled."""
+    """In upper or lower case."""
     for each in [given for given in own if given.lower() == name]:
         return own.pop(each)
     return None

@@ -15,8 +15,9 @@ from ulak.delivery import ConfigError, Endpoint, EndpointConfig, Message, Settle
 from ulak.worker.transport import Ready
 from ulak.worker.waiting import READABLE, Descriptors
 
-# Of one delivery, so that acknowledgements come within its time.
+# Payload in one delivery: more of it might not be acknowledged within the delivery's timeout.
 MAX_BYTES = 1024 * 1024
+# How long the end of a run waits until brokers have answered to the end of their connections, all of them together.
 FAREWELL_SECONDS = 0.1
 # Connections that nobody needs at the moment are closed beyond so many.
 MOST_CONNECTIONS = 200
@@ -44,8 +45,9 @@ class BrokerTransport(ABC):
         self._settled: list[Settled] = []
         # By endpoint, the one that was used last at the end.
         self._connections: dict[int, Link] = {}
-        # Of earlier configs, with something under way.
+        # Connections with an earlier config that still have something under way.
         self._leaving: set[Link] = set()
+        # By descriptor.
         self._owners: dict[int, Link] = {}
 
     @property
@@ -114,7 +116,7 @@ class BrokerTransport(ABC):
             if each.is_lost or (each in self._leaving and each.is_idle):
                 self._forget(each)
         settled = list(self._settled)
-        # The list is known to the connections.
+        # Cleared and not replaced: the connections append to this very list.
         self._settled.clear()
         return settled
 
@@ -127,7 +129,7 @@ class BrokerTransport(ABC):
     def _connection(self, endpoint: Endpoint) -> Link:
         known = self._connections.pop(endpoint.id, None)
         if known is not None and known.is_idle:
-            # Nobody waited for it, so nobody has seen whether it was closed.
+            # While nothing was under way nobody looked whether the broker has closed it.
             known.advance(READABLE)
         if known is not None and (known.is_lost or known.endpoint.config_version != endpoint.config_version):
             if not known.is_lost:
@@ -164,7 +166,7 @@ class _Own:
         self._descriptors = descriptors
         self._owners = owners
         self._owner: Link | None = None
-        # What it began to watch before it was known.
+        # Descriptors that it watches from its constructor, when nobody can name it as their owner yet.
         self._early: set[int] = set()
 
     def belong_to(self, owner: Link) -> None:
@@ -187,8 +189,8 @@ class _Own:
 
 
 def _await_answers(descriptors: Iterable[int | None]) -> None:
-    """A broker that isn't heard out takes the end of a run for a failure, and logs it. All of them together are given a
-    moment, and no more."""
+    """A broker whose answer to the end isn't awaited takes it for a failure, and logs it. All of them together are
+    given a moment, and no more."""
     poll = select.poll()
     left = {each for each in descriptors if each is not None}
     for each in left:

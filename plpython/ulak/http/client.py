@@ -116,10 +116,12 @@ class _Handle:
     def open_socket(self, purpose: int, address: Any) -> Any:
         """Judges the address that libcurl is about to dial; SOCKET_BAD makes it try the name's next one."""
         family, kind, protocol, where = address
-        rule = self.guard.blocked_by(where[0]) if family in (socket.AF_INET, socket.AF_INET6) else "not an IP address"
-        if rule is not None:
-            remedy = self.guard.remedy(where[0])
-            self.blocked = f"address {where[0]} is blocked ({rule})" + (f"; to allow it: {remedy}" if remedy else "")
+        if family in (socket.AF_INET, socket.AF_INET6):
+            refusal = self.guard.refusal(where[0])
+        else:
+            refusal = f"address {where[0]} is blocked (not an IP address)"
+        if refusal is not None:
+            self.blocked = refusal
             return pycurl.SOCKET_BAD
         try:
             opened = socket.socket(family, kind, protocol)

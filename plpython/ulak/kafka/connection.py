@@ -10,9 +10,10 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 
 from ulak import files
 from ulak.broker import message as messages
-from ulak.broker.aside import Aside
+from ulak.broker.background import Background
 from ulak.broker.delivery import Delivery
-from ulak.broker.link import Link, Lost, Surroundings
+from ulak.broker.errors import Lost
+from ulak.broker.link import Link, Surroundings
 from ulak.delivery import RETRYABLE, Endpoint, Message, MessageError
 from ulak.kafka import reach, verdict
 from ulak.kafka.target import Target
@@ -38,16 +39,17 @@ class KafkaConnection(Link):
         super().__init__(endpoint, target.mask, target.connect_timeout, surroundings)
         self._target = target
         self._producer: Producer | None = None
-        # What librdkafka tells, in whichever thread. It knows nothing but these two: it keeps nobody else alive.
+        # What librdkafka reports, in whichever thread. Its callbacks refer to these two alone: they keep nothing else
+        # alive.
         self._reports: _Reports = deque()
         self._errors: deque[KafkaError] = deque(maxlen=_MOST_ERRORS)
-        self._reaching: Aside[Producer] | None = None
-        self._looking: Aside[None] | None = None
-        self._ending: Aside[None] | None = None
+        self._reaching: Background[Producer] | None = None
+        self._looking: Background[None] | None = None
+        self._ending: Background[None] | None = None
         self._next_look = 0.0
         self._next_fetch = 0.0
         self._pace = _SOONEST
-        # One that is in use.
+        # A topic that messages go to: brokers are asked about it when they are asked for the cluster's metadata.
         self._topic = ""
 
     @property
@@ -86,7 +88,7 @@ class KafkaConnection(Link):
         if now >= self._next_look and self._looking is None and self._under_way:
             guard = self._surroundings.guard
             look = partial(reach.look, self._producer, self._target, guard, self._topic, _LOOK_TIMEOUT)
-            self._looking = self._watched(Aside(look))
+            self._looking = self._watched(Background(look))
         self._next_fetch = now + self._pace
 
     def ready(self, events: int) -> None:
@@ -105,13 +107,13 @@ class KafkaConnection(Link):
             looked.result()
 
     def leave(self) -> int | None:
-        """librdkafka waits for its threads, one of which may just resolve a name: work for a thread. It needs the lock
-        of Python, which nobody gives it once the session has left Python."""
+        """The end of a producer waits for librdkafka's threads, one of which may be resolving a name, so a thread of
+        ours does it. That thread needs Python's lock, and can't have it once the session has left Python."""
         if self._producer is None:
             return None
         held = [self._producer]
         self._producer = None
-        self._ending = Aside(partial(_end, held))
+        self._ending = Background(partial(_end, held))
         return self._ending.descriptor
 
     def close(self) -> None:
@@ -142,7 +144,7 @@ class KafkaConnection(Link):
             reach.reach, self._target, self._surroundings.guard, topic, self._errors, self._opens_until, self._clock
         )
         self._topic = topic
-        self._reaching = self._watched(Aside(work))
+        self._reaching = self._watched(Background(work))
 
     def _first_topic(self, delivery: Delivery) -> str | None:
         """None: none of its messages can be sent, and each has been told why."""
@@ -164,7 +166,7 @@ class KafkaConnection(Link):
         while reports:
             delivery, message, error = reports.popleft()
             if error is None:
-                # What was told before is over.
+                # A message has arrived: what went wrong before is over.
                 self._errors.clear()
                 delivery.succeed(message)
             else:
@@ -178,13 +180,13 @@ class KafkaConnection(Link):
             told = f"{told}: {reason}"
         return self.error(verdict.prefix(error), f"kafka: {self.peer}: {told}")
 
-    def _watched(self, aside: Aside[Any]) -> Aside[Any]:
-        self._surroundings.descriptors.watch(aside.descriptor, READABLE)
-        return aside
+    def _watched(self, work: Background[Any]) -> Background[Any]:
+        self._surroundings.descriptors.watch(work.descriptor, READABLE)
+        return work
 
-    def _forget(self, aside: Aside[Any]) -> None:
-        self._surroundings.descriptors.forget(aside.descriptor)
-        aside.close()
+    def _forget(self, work: Background[Any]) -> None:
+        self._surroundings.descriptors.forget(work.descriptor)
+        work.close()
 
 
 def _record(target: Target, message: Message) -> tuple[str, bytes, str | None, list[tuple[str, str]]]:
@@ -207,5 +209,5 @@ def _end(held: list[Producer]) -> None:
     """What it has not sent is dropped. The list has the only reference, so that the producer ends here."""
     producer = held.pop()
     producer.purge()
-    # Gives each message's report up.
+    # Runs the callbacks of what was dropped, which lets go of their messages.
     producer.poll(0)

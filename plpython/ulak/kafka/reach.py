@@ -15,7 +15,7 @@ from typing import Any
 from confluent_kafka import KafkaError, KafkaException, Producer
 
 from ulak.address import Guard
-from ulak.broker.dial import DialError
+from ulak.broker.errors import DialError
 from ulak.delivery import PERMANENT
 from ulak.kafka import verdict
 from ulak.kafka.target import Target
@@ -23,7 +23,7 @@ from ulak.kafka.target import Target
 # Seconds that the first question for metadata may take; then it is asked what has gone wrong meanwhile.
 _FIRST_LOOK = 0.1
 _FAMILIES = {"v4": socket.AF_INET, "v6": socket.AF_INET6}
-# All brokers have the same credentials; and there is no other broker to wait for.
+# To wait longer would not help: all brokers take the same credentials, or all of them are down.
 _HOPELESS = (KafkaError._AUTHENTICATION, KafkaError._ALL_BROKERS_DOWN)
 
 
@@ -47,17 +47,17 @@ def look(producer: Producer, target: Target, guard: Guard, topic: str, seconds: 
     try:
         metadata = producer.list_topics(topic, timeout=seconds)
     except KafkaException:
-        # Nobody says anything now; what is under way has its own time.
+        # No broker answers now; what is under way has its own timeout.
         return
     judge(target, guard, metadata)
 
 
 def judge(target: Target, guard: Guard, metadata: Any) -> None:
-    """Of the brokers that a cluster names itself."""
+    """Raises DialError if the cluster names a broker that may not be dialled."""
     for broker in metadata.brokers.values():
-        # A name that means nothing can't be dialled.
+        # A name that resolves to nothing has no addresses here, and librdkafka can't dial it either.
         for address in _addresses(target, broker.host, broker.port):
-            if problem := _problem(guard, address):
+            if problem := guard.refusal(address):
                 raise DialError(f"blocked: the cluster names broker {broker.host}:{broker.port}: {problem}", PERMANENT)
 
 
@@ -67,7 +67,7 @@ def _servers(target: Target, guard: Guard) -> Iterator[str]:
     is_any = False
     for host, port in target.brokers:
         addresses = _addresses(target, host, port)
-        blocked = [wrong for each in addresses if (wrong := _problem(guard, each))]
+        blocked = [wrong for each in addresses if (wrong := guard.refusal(each))]
         if blocked and (target.has_tls or len(blocked) == len(addresses)):
             # An address that policy forbids stays forbidden, however often it is tried.
             raise DialError(f"blocked: {host}:{port}: {blocked[0]}", PERMANENT)
@@ -78,7 +78,7 @@ def _servers(target: Target, guard: Guard) -> Iterator[str]:
             yield _at(host, port)
         else:
             is_any = True
-            yield from (_at(each, port) for each in addresses if not _problem(guard, each))
+            yield from (_at(each, port) for each in addresses if not guard.refusal(each))
     if not is_any:
         raise DialError(unknown)
 
@@ -92,7 +92,7 @@ def _metadata(
             return producer.list_topics(topic, timeout=max(0.01, min(wait, until - clock())))
         except KafkaException as error:
             failed = error.args[0]
-        # Makes it tell its errors.
+        # Runs error_cb for the errors so far.
         producer.poll(0)
         known = list(errors)
         if any(each.code() in _HOPELESS for each in known) or clock() >= until:
@@ -116,14 +116,6 @@ def _addresses(target: Target, host: str, port: int) -> list[str]:
     except (OSError, UnicodeError):
         return []
     return list(dict.fromkeys(str(where[0]) for *_, where in found))
-
-
-def _problem(guard: Guard, address: str) -> str | None:
-    rule = guard.blocked_by(address)
-    if rule is None:
-        return None
-    remedy = guard.remedy(address)
-    return f"address {address} is blocked ({rule})" + (f"; to allow it: {remedy}" if remedy else "")
 
 
 def _at(host: str, port: int) -> str:

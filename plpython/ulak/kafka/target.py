@@ -6,7 +6,8 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from ulak import cloudevents, files
+from ulak import files
+from ulak.broker import config as keys
 from ulak.broker.route import Route
 from ulak.cloudevents import CloudEvents
 from ulak.delivery import ConfigError, EndpointConfig
@@ -101,7 +102,7 @@ def parse(config: EndpointConfig, cloudevents_source: str) -> Target:
         key=Route("key", given["key"], lambda key: None) if "key" in given else None,
         partition=given.get("partition", -1),
         headers=given.get("headers", {}),
-        events=cloudevents.parse(given, cloudevents_source) if given.get("cloudevents") else None,
+        events=keys.events(given, cloudevents_source),
         properties=properties,
         files=named,
         mask=Mask([*_private(config, options, brokers), *(path for path, _ in named)]),

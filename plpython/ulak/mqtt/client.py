@@ -20,13 +20,13 @@ from ulak.mqtt.target import Target
 
 # Seconds without a word, after which the broker is pinged.
 KEEPALIVE = 60
-# Of a packet. Nobody sends us messages.
+# Bytes of a packet. We subscribe to nothing, so brokers have only acknowledgements to send.
 LONGEST_PACKET = 65536
-# At once: pongs, and messages that nobody has subscribed to.
+# Packets of one read beside acknowledgements: answers to pings, and messages that nobody has subscribed to.
 UNASKED_PACKETS = 100
 # Seconds that a broker keeps a session that isn't clean.
 SESSION_EXPIRY = 3600
-# If the broker says nothing else.
+# What MQTT 5 has unless the broker says otherwise.
 RECEIVE_MAXIMUM = 65535
 
 
@@ -89,7 +89,7 @@ class Client(paho.Client):  # type: ignore[misc]
             options["callback_api_version"] = paho.CallbackAPIVersion.VERSION2
         super().__init__(reconnect_on_failure=False, **options)
         self.greeting: Greeting | None = None
-        # Why the broker has said good-bye.
+        # The reason of the broker's DISCONNECT.
         self.farewell: int | None = None
         # By packet identifier, until the acknowledgement is told.
         self.refusals: dict[int, int] = {}
@@ -106,7 +106,7 @@ class Client(paho.Client):  # type: ignore[misc]
     def read(self, data: bytes) -> None:
         """Handles what is complete by now. A broker that says more than it was asked for is no broker."""
         self._pipe.feed(data)
-        # QoS 2 takes two of them.
+        # A message of QoS 2 is acknowledged in two packets.
         self._packets_left = 2 * len(self._out_messages) + UNASKED_PACKETS
         while self._pipe.has_more and not self._pipe.is_closed:
             self.loop_read()
@@ -120,7 +120,7 @@ class Client(paho.Client):  # type: ignore[misc]
             if not target.clean_session:
                 options["properties"] = Properties(PacketTypes.CONNECT)
                 options["properties"].SessionExpiryInterval = SESSION_EXPIRY
-        # Who publishes keeps to what the broker takes, which it has yet to say.
+        # The connection keeps to the broker's own maximum, which it has yet to say; the library must not queue.
         self.max_inflight_messages_set(RECEIVE_MAXIMUM)
         self.connect_async(target.address.host, target.address.port, KEEPALIVE, **options)
         self.reconnect()
@@ -130,7 +130,7 @@ class Client(paho.Client):  # type: ignore[misc]
         self.greeting = Greeting(code, properties)
         self._keepalive = self.greeting.keepalive
 
-    # What the library would do otherwise.
+    # Methods of the library that work in another way here.
 
     def _create_socket_connection(self) -> Pipe:
         return self._pipe
@@ -161,7 +161,7 @@ class Client(paho.Client):  # type: ignore[misc]
         return paho.MQTT_ERR_SUCCESS
 
     def _take_reason(self) -> int:
-        """Cut off, with the properties behind it: what the library makes of them isn't needed."""
+        """Cuts the reason and the properties off the packet: the library breaks at some of them, and needs neither."""
         packet = self._in_packet["packet"]
         if len(packet) <= 2:
             return 0

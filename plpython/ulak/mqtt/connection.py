@@ -16,10 +16,10 @@ from ulak.mqtt import reasons
 from ulak.mqtt.client import Client, Pipe
 from ulak.mqtt.target import Target, text_problem
 
-# How often within the time that the broker wants a word in it is looked whether one is due.
+# How many times in each keepalive interval it is checked whether a ping is due.
 _LOOKS = 4
 _DISCONNECT = b"\xe0\x00"
-# Of a packet, beside its topic, its properties and the payload.
+# Bytes of a packet beside its topic, its properties and the payload.
 _OVERHEAD = 16
 
 
@@ -33,7 +33,7 @@ class MqttConnection(Connection):
         self._is_5 = True
         self._client: Client | None = None
         self._pipe: Pipe | None = None
-        # More than the broker takes at once.
+        # Messages that wait because the broker's receive maximum is reached.
         self._unpublished: deque[tuple[Delivery, int]] = deque()
         # By packet identifier: whose acknowledgement it will be.
         self._expected: dict[int, tuple[Delivery, Message]] = {}
@@ -41,7 +41,7 @@ class MqttConnection(Connection):
         self._unwritten: list[tuple[Delivery, Message]] = []
         self._receive_maximum = 0
         self._largest: int | None = None
-        # When it is looked whether the broker is to be pinged, and how often.
+        # When it is checked next whether a ping is due, and every how many seconds.
         self._next_look: float | None = None
         self._look_seconds = 0.0
         self._says_goodbye = True
@@ -78,7 +78,7 @@ class MqttConnection(Connection):
             raise Lost(f"timeout: {self.peer} doesn't answer to a ping")
 
     def lose(self, problem: str, prefix: str = RETRYABLE) -> None:
-        # The broker publishes the will of who is lost.
+        # Without a DISCONNECT the broker publishes the will.
         self._says_goodbye = False
         super().lose(problem, prefix)
 
@@ -106,7 +106,7 @@ class MqttConnection(Connection):
         target = self._target
         if greeting.code in (1, reasons.UNSUPPORTED_VERSION) and self._is_5:
             self._is_5 = False
-            self._dial_again()
+            self.dial_again()
         elif greeting.code:
             # Whatever is wrong with the credentials, nothing is wrong with the message.
             raise Lost(f"mqtt: {self.peer}: {reasons.words(greeting.code)}")
@@ -121,16 +121,6 @@ class MqttConnection(Connection):
                 self._look_seconds = greeting.keepalive / _LOOKS
                 self._next_look = self._clock() + self._look_seconds
             self.open()
-
-    def _dial_again(self) -> None:
-        """Within the time that the connection has to be opened."""
-        assert self._socket is not None
-        self._surroundings.descriptors.forget(self._socket.fileno())
-        self._socket.close()
-        self._socket = None
-        self._unsent.clear()
-        self._is_writing = False
-        self._begin()
 
     def _publish_all(self) -> None:
         while self._unpublished and len(self._expected) < self._receive_maximum:

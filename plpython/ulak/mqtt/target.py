@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from ulak import cloudevents
-from ulak.broker import tls
+from ulak.broker import config as keys
 from ulak.broker.connection import Address
 from ulak.broker.route import Route
 from ulak.cloudevents import CloudEvents
@@ -20,7 +18,7 @@ TLS_PORT = 8883
 CONNECT_TIMEOUT = 5.0
 # Messages in one delivery (make bench ARGS=brokers). More of them than the broker takes at once wait in the client.
 BATCH_SIZE = 50
-# Of a topic and of what properties have, in bytes: the protocol has two for the length.
+# Bytes of a topic, or of a name or value of a property: the protocol writes lengths in two bytes.
 LONGEST_TEXT = 65535
 
 
@@ -52,22 +50,23 @@ def parse(config: EndpointConfig, default_timeout: float, default_source: str) -
     """Raises ConfigError; the database has checked the config already, but not with this code."""
     given = config.config or {}
     timeout = float(given.get("timeout", default_timeout))
-    password = given.get("password")
+    context = keys.tls_context(given, not given.get("tls_insecure", False))
+    port = int(given.get("port", PORT if context is None else TLS_PORT))
     qos = int(given.get("qos", 1))
     if qos not in (0, 1, 2):
         raise ConfigError("qos must be 0, 1 or 2")
     return Target(
-        address=Address(_host(given), int(given.get("port", TLS_PORT if given.get("tls") else PORT)), _tls(given)),
-        mask=Mask({*config.secrets, *([password] if isinstance(password, str) else [])}),
+        address=Address(keys.host(given, "broker"), port, context),
+        mask=keys.mask(config, given.get("password")),
         topic=Route("topic", str(given.get("topic", "")), topic_problem),
         qos=qos,
         retain=bool(given.get("retain", False)),
         client_id=given.get("client_id"),
         username=given.get("username"),
-        password=password,
+        password=given.get("password"),
         clean_session=bool(given.get("clean_session", True)),
         will=_will(given),
-        events=cloudevents.parse(given, default_source) if given.get("cloudevents") else None,
+        events=keys.events(given, default_source),
         connect_timeout=min(timeout, CONNECT_TIMEOUT),
         timeout=timeout,
     )
@@ -93,20 +92,6 @@ def topic_problem(topic: str) -> str | None:
     if "+" in topic or "#" in topic:
         return "must not have a wildcard (+ or #)"
     return None
-
-
-def _host(given: Mapping[str, Any]) -> str:
-    host = given.get("broker")
-    if not isinstance(host, str) or not host:
-        raise ConfigError("broker is required")
-    return host
-
-
-def _tls(given: Mapping[str, Any]) -> Any:
-    if not given.get("tls"):
-        return None
-    files = (given.get("tls_ca_cert"), given.get("tls_cert"), given.get("tls_key"))
-    return functools.partial(tls.context, *files, not given.get("tls_insecure", False))
 
 
 def _will(given: Mapping[str, Any]) -> Will | None:

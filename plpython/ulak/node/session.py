@@ -78,7 +78,7 @@ class Connection:
         try:
             wake_up = SocketWakeUp(self._connection.socket, self._receive)
         except OSError:
-            # No descriptor left: messages can be looked for, too.
+            # No file descriptor is left: the worker polls instead.
             return None
         self._wake_up = wake_up
         self._process.wake = wake_up.arrived
@@ -138,7 +138,7 @@ class Connection:
         while True:
             each = self._connection.get_result()
             if each is None:
-                # The end of one of them; or twice in turn of all, because the server is gone.
+                # The end of one statement's results; twice in turn it means that the server is gone.
                 if was_none or self._connection.status == pq.ConnStatus.BAD:
                     raise Lost(pq.error_message(self._connection))
                 was_none = True
@@ -160,7 +160,7 @@ class Connection:
         if self._connection.status == pq.ConnStatus.BAD or state in _ENDED or not state:
             return Lost(pq.error_message(result))
         if state == _READ_ONLY:
-            # It was the primary once.
+            # It was the primary, and has been demoted: the process looks for the new one.
             return Lost("the server has become read-only")
         return errors.error_from_result(result)
 

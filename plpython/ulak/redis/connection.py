@@ -63,14 +63,15 @@ class RedisConnection(Connection):
                         self.settle(delivery)
                 else:
                     # Such as that it has too many clients.
-                    raise Lost(self._told(reply) if isinstance(reply, Refusal) else f"{self.peer} answers nobody")
+                    unasked = f"redis: {self.peer}: a reply that no command asked for"
+                    raise Lost(self._told(reply) if isinstance(reply, Refusal) else unasked)
         except BadReply:
             raise Lost(f"network: {self.peer} doesn't speak the protocol of Redis") from None
         if ended is not None:
             raise Lost(self._told(ended))
 
     def send(self, delivery: Delivery) -> None:
-        # The connection is there: what is left is the server's own time.
+        # The part of the timeout that was for connecting is over.
         delivery.deadline = min(delivery.deadline, self._clock() + self._target.command_timeout)
         commands = []
         for index, message in enumerate(delivery.messages):
@@ -106,11 +107,11 @@ class RedisConnection(Connection):
         return b"XADD", self._target.stream.of(message).encode(), *self._target.options, *fields
 
     def _greeted(self, reply: bytes | Refusal | None) -> None:
-        # Who may XADD may have been denied PING.
+        # A user that may XADD may have been denied PING.
         is_harmless = isinstance(reply, Refusal) and reply.code == "NOPERM" and self._target.greeting == (("PING",),)
         if not isinstance(reply, bytes) and not is_harmless:
             # Whatever is wrong with the credentials, nothing is wrong with the message.
-            raise Lost(self._told(reply) if reply is not None else f"{self.peer} doesn't greet")
+            raise Lost(self._told(reply) if reply is not None else f"redis: {self.peer}: no answer to the login")
         self._greetings -= 1
         if not self._greetings:
             self.open()

@@ -9,9 +9,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-# Nobody answers us with more.
+# Bytes of one reply; those to our commands are far shorter.
 LONGEST = 65536
-# Of an error, in characters.
+# Characters of an error that are passed on.
 LONGEST_TOLD = 200
 # Errors whose words are the server's own. ERR may quote the command.
 _OWN_WORDS = frozenset(

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from ulak.broker import tls
+from ulak.broker import config as keys
 from ulak.broker.connection import Address
 from ulak.broker.route import Route
 from ulak.delivery import ConfigError, EndpointConfig
@@ -41,12 +40,11 @@ class Target(NamedTuple):
 def parse(config: EndpointConfig) -> Target:
     """Raises ConfigError; the database has checked the config already, but not with this code."""
     given = config.config or {}
-    password = given.get("password")
     connect_timeout = float(given.get("connect_timeout", CONNECT_TIMEOUT))
     command_timeout = float(given.get("command_timeout", COMMAND_TIMEOUT))
     return Target(
-        address=Address(_host(given), int(given.get("port", PORT)), _tls(given)),
-        mask=Mask({*config.secrets, *([password] if isinstance(password, str) else [])}),
+        address=Address(keys.host(given, "host"), int(given.get("port", PORT)), keys.tls_context(given)),
+        mask=keys.mask(config, given.get("password")),
         connect_timeout=connect_timeout,
         command_timeout=command_timeout,
         timeout=connect_timeout + command_timeout,
@@ -56,19 +54,6 @@ def parse(config: EndpointConfig) -> Target:
     )
 
 
-def _host(given: Mapping[str, Any]) -> str:
-    host = given.get("host")
-    if not isinstance(host, str) or not host:
-        raise ConfigError("host is required")
-    return host
-
-
-def _tls(given: Mapping[str, Any]) -> Any:
-    if not given.get("tls"):
-        return None
-    return functools.partial(tls.context, given.get("tls_ca_cert"), given.get("tls_cert"), given.get("tls_key"))
-
-
 def _greeting(given: Mapping[str, Any]) -> tuple[tuple[str, ...], ...]:
     commands: list[tuple[str, ...]] = []
     if given.get("password") is not None:
@@ -76,7 +61,8 @@ def _greeting(given: Mapping[str, Any]) -> tuple[tuple[str, ...], ...]:
         commands.append(("AUTH", *login, str(given["password"])))
     if given.get("db"):
         commands.append(("SELECT", str(int(given["db"]))))
-    # A server that wants a password, or isn't ready, says so; to XADD it would say that it has too many arguments.
+    # A server that wants a password, or isn't ready, says so to PING. To an XADD of somebody who hasn't logged in it
+    # says that it has too many arguments.
     return tuple(commands) or (("PING",),)
 
 

@@ -106,7 +106,7 @@ def next_claim(situation: Situation, prospect: Prospect, now: float) -> Claim:
     if prospect.unblocks_others:
         return Claim.NOW
     if situation.has_more:
-        # With what is stored; on its own only if nothing is about to be.
+        # In the transaction that stores outcomes; in one of its own only if no outcome is about to be stored.
         is_time = prospect.stores_outcomes or (not prospect.has_outcomes and prospect.is_due)
         return Claim.NOW if is_time else Claim.NONE
     if prospect.saw_new_id or situation.was_notified:

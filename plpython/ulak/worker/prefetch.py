@@ -63,7 +63,7 @@ class Prefetched:
                         first = requests.popleft()
                         self._count(endpoint_id, -len(first[1]))
                         yield first
-                    # Behind the others, also the next time.
+                    # Put behind the others, whose turn comes first now and at the next call.
                     if requests:
                         self._requests[endpoint_id] = requests
                 elif not has_room():

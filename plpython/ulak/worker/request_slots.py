@@ -19,7 +19,8 @@ class RequestSlots:
         self.stuck: frozenset[int] = frozenset()
         # Those, and endpoints whose last answer took long.
         self.slow: set[int] = set()
-        # Those of them that hold nothing, the longest so first. Only so many are remembered: claims are told of each.
+        # Slow endpoints with nothing under way, the one that has had nothing for longest first. Only so many are
+        # remembered, since each claim is told about each of them.
         self._slow_idle: dict[int, None] = {}
         # Requests under way, by endpoint; not a Counter, which takes long to say that there are none.
         self._held: dict[int, int] = {}

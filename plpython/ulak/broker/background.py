@@ -6,19 +6,19 @@ import socket
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-from ulak.broker.dial import DialError
+from ulak.broker.errors import DialError
 from ulak.delivery import RETRYABLE
 from ulak.signals import start_thread
 
 Result = TypeVar("Result")
 
 
-class Aside(Generic[Result]):
-    """Nobody waits for its end: one that hangs is left alone, and what it makes is gone with it, in its own thread."""
+class Background(Generic[Result]):
+    """Nobody waits for its end: a thread that hangs is left alone, and what it makes is dropped in that thread."""
 
     def __init__(self, work: Callable[[], Result]) -> None:
         self._result: list[Result] = []
-        # Not the error itself: it would keep what its frames hold alive until somebody else forgets it.
+        # Words and prefix instead of the error itself, whose traceback would keep the objects of the thread alive.
         self._problem = ("", "")
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
@@ -33,7 +33,7 @@ class Aside(Generic[Result]):
                 # Its text might quote a secret.
                 self._problem = f"network: {type(error).__name__}", RETRYABLE
             finally:
-                # Which can be read at the other end.
+                # The end of the stream makes the other descriptor readable.
                 theirs.close()
 
         start_thread(run)
