@@ -46,6 +46,9 @@ class LineConnection(Connection):
             if line == b"welcome":
                 self.open()
                 continue
+            if line == b"again":
+                self.dial_again()
+                continue
             if line == b"go away":
                 raise Lost("the broker says: open sesame")
             delivery, message = self._asked.pop(0)
@@ -142,6 +145,16 @@ def test_deliveries_wait_for_the_connection_and_share_it(stage: Stage, broker: B
     assert stage.errors() == [None]
     assert broker.connections == 1
     assert broker.lines == ["hello", '"0"', '"1"', '"2"', '"3"', '"4"', '"9"']
+
+
+def test_a_connection_that_is_dialled_again_still_has_what_waits_for_it(stage: Stage, broker: Broker) -> None:
+    greetings = iter(("again", "welcome"))
+    broker.answer = lambda line: next(greetings) if line == "hello" else "taken"
+    stage.dispatcher.start(stage.endpoint(broker.port), [message(1)])
+
+    assert stage.errors() == [None]
+    assert broker.connections == 2
+    assert broker.lines == ["hello", "hello", '"1"']
 
 
 def test_each_message_of_a_delivery_has_its_own_outcome(stage: Stage, broker: Broker) -> None:
