@@ -54,7 +54,7 @@ class KafkaConnection(Link):
 
     @property
     def peer(self) -> str:
-        return ",".join(f"{host}:{port}" for host, port in self._target.brokers[:3])
+        return self._target.peer
 
     def deliver(self, delivery: Delivery) -> None:
         super().deliver(delivery)

@@ -37,7 +37,7 @@ def reach(
         producer = Producer(properties)
     except KafkaException as error:
         raise DialError(f"config: {error.args[0].str()}") from None
-    metadata = _metadata(producer, topic, errors, until, clock)
+    metadata = _metadata(producer, topic, errors, until, clock, target.peer)
     judge(target, guard, metadata)
     return producer
 
@@ -84,7 +84,7 @@ def _servers(target: Target, guard: Guard) -> Iterator[str]:
 
 
 def _metadata(
-    producer: Producer, topic: str, errors: Iterable[KafkaError], until: float, clock: Callable[[], float]
+    producer: Producer, topic: str, errors: Iterable[KafkaError], until: float, clock: Callable[[], float], peer: str
 ) -> Any:
     wait = _FIRST_LOOK
     while True:
@@ -96,7 +96,7 @@ def _metadata(
         producer.poll(0)
         known = list(errors)
         if any(each.code() in _HOPELESS for each in known) or clock() >= until:
-            raise DialError(f"network: {reason(known) or verdict.words(failed)}")
+            raise DialError(f"network: {reason(known) or f'{peer}: {verdict.words(failed)}'}")
         wait *= 2
 
 

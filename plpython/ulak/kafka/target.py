@@ -73,6 +73,11 @@ class Target(NamedTuple):
     batch_size: int = BATCH_SIZE
 
     @property
+    def peer(self) -> str:
+        """For errors."""
+        return ",".join(f"{host}:{port}" for host, port in self.brokers[:3])
+
+    @property
     def has_tls(self) -> bool:
         return str(self.properties.get("security.protocol", "")).lower() in ("ssl", "sasl_ssl")
 
