@@ -30,7 +30,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
     def place(item: pytest.Item) -> int:
         folder = item.path.parent.name
-        waits = "rehearsal" in getattr(item, "fixturenames", ())
+        waits = not {"rehearsal", "outage"}.isdisjoint(getattr(item, "fixturenames", ()))
         return len(ORDER) if waits or folder not in ORDER else ORDER.index(folder)
 
     items.sort(key=place)

@@ -46,6 +46,21 @@ def shown(text: str) -> Iterator[Shown]:
             yield Shown(line.removeprefix("    => "), "\n".join(output), number + 1, end)
 
 
+class Played(NamedTuple):
+    """What each statement of the document printed, and whether nothing was left to happen."""
+
+    outputs: list[str]
+    is_over: bool
+    # pg_cron 1.5 and newer get other jobs.
+    has_other_jobs: bool
+
+
+def play() -> Played:
+    with Runbook(is_hurried=True) as runbook:
+        outputs = [runbook.run(each.statement) for each in shown(DOCUMENT.read_text())]
+        return Played(outputs, runbook.is_over(), not runbook.cluster.cron_waits_for_the_longest_job())
+
+
 class Runbook:
     """Plays the statements in the order of the document; before some of them, something happens. In a hurry, time is told
     instead of waited for."""

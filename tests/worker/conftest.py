@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
 from support.rehearsal import Rehearsal, Traffic, rehearse
+from support.runbook import Played, play
 
 
 @pytest.fixture(scope="session")
@@ -22,8 +24,16 @@ def traffic(rehearsal: Rehearsal) -> Iterator[Traffic]:
     traffic.receiver.close()
 
 
+@pytest.fixture(scope="session")
+def outage() -> Iterator[Future[Played]]:
+    """The runbook's, on a server of its own."""
+    with ThreadPoolExecutor(1) as pool:
+        yield pool.submit(play)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def early_start(request: pytest.FixtureRequest) -> None:
-    """pg_cron's minutes pass while other tests run."""
-    if any("traffic" in getattr(item, "fixturenames", ()) for item in request.session.items):
-        request.getfixturevalue("traffic")
+    """pg_cron's minutes, and those of an outage, pass while other tests run."""
+    for name in ("traffic", "outage"):
+        if any(name in getattr(item, "fixturenames", ()) for item in request.session.items):
+            request.getfixturevalue(name)

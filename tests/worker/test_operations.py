@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future
+
 import pytest
 from support.cluster import PROJECT
 from support.receiver import Receiver
-from support.runbook import DOCUMENT, Runbook, shape, shown
+from support.runbook import DOCUMENT, Played, shape, shown
 from support.site import Site
 
 
 @pytest.mark.timeout(300)
-def test_every_output_of_the_runbook_is_one_that_comes_out() -> None:
+def test_every_output_of_the_runbook_is_one_that_comes_out(outage: Future[Played]) -> None:
     """But for times, durations, numbers and identifiers."""
-    page = list(shown(DOCUMENT.read_text()))
+    played = outage.result()
 
-    with Runbook(is_hurried=True) as runbook:
-        printed = [(each.statement, runbook.run(each.statement)) for each in page]
+    assert played.is_over
+    for each, output in zip(shown(DOCUMENT.read_text()), played.outputs, strict=True):
         # pg_cron 1.5 and newer get other jobs.
-        is_other = not runbook.cluster.cron_waits_for_the_longest_job()
-
-    assert runbook.is_over()
-    for each, (statement, output) in zip(page, printed, strict=True):
-        if not (is_other and "ulak.start()" in statement):
-            assert (statement, shape(output)) == (statement, shape(each.output))
+        if not (played.has_other_jobs and "ulak.start()" in each.statement):
+            assert (each.statement, shape(output)) == (each.statement, shape(each.output))
 
 
 def test_what_readme_shows_of_a_message_comes_out(site: Site, receiver: Receiver) -> None:
