@@ -20,6 +20,11 @@ SETTLED = """
 """
 
 
+# Retries never run out, and no circuit opens: what happens is due to the receiver alone.
+PATIENT = {"max_retries": 1000, "backoff": "fixed", "base_delay_seconds": 1}
+UNBROKEN = {"threshold": 1000}
+
+
 class Site(Queue):
     """Requests may go to loopback; retries come at once unless an endpoint's policy says otherwise."""
 
@@ -59,6 +64,15 @@ class Site(Queue):
     def wait_for_status(self, id: int, status: str, timeout: float = 20) -> dict[str, Any]:
         wait_until(lambda: self.status(id) == status, timeout, f"message {id} being {status}")
         return self.message(id)
+
+    def wait_for_error(self, id: int, expected: str, timeout: float = 20) -> str:
+        """A last_error with this text in it."""
+
+        def error() -> str:
+            told = str(self.message(id)["last_error"] or "")
+            return told if expected in told else ""
+
+        return wait_until(error, timeout, f"{expected} as an error of message {id}")
 
     def worker_row(self, worker: WorkerSession) -> dict[str, Any]:
         (row,) = self.rows("select * from ulak.workers where pid = %s", worker.pid)

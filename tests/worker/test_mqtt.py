@@ -15,11 +15,7 @@ from support.cluster import run
 from support.mosquitto import Mosquitto, Subscriber, make_client
 from support.receiver import Certificate, Receiver
 from support.sessions import wait_until
-from support.site import Site
-
-# Retries never run out, and no circuit opens: what happens is due to the broker alone.
-PATIENT = {"max_retries": 1000, "backoff": "fixed", "base_delay_seconds": 1}
-UNBROKEN = {"threshold": 1000}
+from support.site import PATIENT, UNBROKEN, Site
 
 
 @pytest.fixture
@@ -38,14 +34,6 @@ def own(tmp_path: Path) -> Iterator[Mosquitto]:
 def endpoint(site: Site, broker: Mosquitto, name: str = "shop", policy: Any = None, **config: Any) -> int:
     config = {"broker": "127.0.0.1", "port": broker.port, "topic": "orders", **config}
     return site.endpoint(name, {"circuit_breaker": UNBROKEN, **config}, policy or PATIENT, "mqtt")
-
-
-def wait_for_error(site: Site, id: int, expected: str) -> str:
-    def error() -> str:
-        told = str(site.message(id)["last_error"] or "")
-        return told if expected in told else ""
-
-    return wait_until(error, 20, f"{expected} as an error of message {id}")
 
 
 @pytest.mark.parametrize("qos", [0, 1, 2])
@@ -160,7 +148,7 @@ def test_a_broker_that_is_down_gets_its_messages_later(site: Site, own: Mosquitt
     site.start()
 
     ids = site.send_many(20)
-    told = wait_for_error(site, ids[0], "connect: Connection refused")
+    told = site.wait_for_error(ids[0], "connect: Connection refused")
     own.start()
 
     site.wait_until_settled()
@@ -182,8 +170,8 @@ def test_a_broker_that_hangs_is_given_up_and_holds_up_nobody_else(
     others = [site.send("other") for _ in range(20)]
     for id in others:
         site.wait_for_status(id, "completed")
-    told = wait_for_error(site, hanging, "timeout: no acknowledgement")
-    unheard = wait_for_error(site, hanging, "timeout: no connection")
+    told = site.wait_for_error(hanging, "timeout: no acknowledgement")
+    unheard = site.wait_for_error(hanging, "timeout: no connection")
     own.go_on()
 
     site.wait_for_status(hanging, "completed")
@@ -263,7 +251,7 @@ def test_a_topic_that_the_user_may_not_write_to_is_tried_again(site: Site, tmp_p
         site.start()
 
         allowed = site.send("shop", metadata={"place": "orders"})
-        told = wait_for_error(site, site.send("shop", metadata={"place": "secret"}), "not authorized")
+        told = site.wait_for_error(site.send("shop", metadata={"place": "secret"}), "not authorized")
 
         assert told == f"[RETRYABLE] mqtt: 127.0.0.1:{broker.port}: not authorized (0x87)"
         site.wait_for_status(allowed, "completed")
@@ -279,7 +267,7 @@ def test_credentials_are_those_of_the_config_and_not_told(site: Site, tmp_path: 
         site.start()
 
         site.wait_for_status(site.send("shop"), "completed")
-        told = wait_for_error(site, site.send("wrong"), "not authorized")
+        told = site.wait_for_error(site.send("wrong"), "not authorized")
 
     assert told.startswith("[RETRYABLE]")
     assert "wrong-password" not in told
@@ -294,7 +282,7 @@ def test_tls_is_verified_unless_told_otherwise(site: Site, tmp_path: Path, certi
 
         site.wait_for_status(site.send("trusted"), "completed")
         site.wait_for_status(site.send("careless"), "completed")
-        told = wait_for_error(site, site.send("untrusted"), "tls:")
+        told = site.wait_for_error(site.send("untrusted"), "tls:")
 
     assert "self-signed certificate" in told
 
@@ -396,7 +384,7 @@ def test_a_broker_that_is_full_is_tried_again(site: Site) -> None:
         site.start()
 
         id = site.send("shop")
-        told = wait_for_error(site, id, "quota exceeded")
+        told = site.wait_for_error(id, "quota exceeded")
         site.wait_for_status(id, "completed")
 
     assert told == f"[RETRYABLE] mqtt: 127.0.0.1:{broker.port}: quota exceeded (0x97)"

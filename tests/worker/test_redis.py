@@ -12,11 +12,7 @@ import pytest
 from support.receiver import Certificate, Receiver
 from support.redis import Redis
 from support.sessions import wait_until
-from support.site import Site
-
-# Retries come at once and never run out, and no circuit opens: what happens is due to the broker alone.
-PATIENT = {"max_retries": 1000, "backoff": "fixed", "base_delay_seconds": 1}
-UNBROKEN = {"threshold": 1000}
+from support.site import PATIENT, UNBROKEN, Site
 
 
 @pytest.fixture
@@ -35,14 +31,6 @@ def own(tmp_path: Path) -> Iterator[Redis]:
 def endpoint(site: Site, server: Redis, name: str = "shop", policy: Any = None, **config: Any) -> int:
     config = {"host": "127.0.0.1", "port": server.port, "stream_key": "orders", **config}
     return site.endpoint(name, {"circuit_breaker": UNBROKEN, **config}, policy or PATIENT, "redis")
-
-
-def wait_for_error(site: Site, id: int, expected: str) -> str:
-    def error() -> str:
-        told = str(site.message(id)["last_error"] or "")
-        return told if expected in told else ""
-
-    return wait_until(error, 20, f"{expected} as an error of message {id}")
 
 
 def test_a_message_is_an_entry_of_the_stream(site: Site, server: Redis) -> None:
@@ -135,7 +123,7 @@ def test_a_full_server_is_tried_again(site: Site, server: Redis) -> None:
     site.start()
 
     id = site.send()
-    told = wait_for_error(site, id, "OOM")
+    told = site.wait_for_error(id, "OOM")
     server.config(maxmemory="0")
 
     site.wait_for_status(id, "completed")
@@ -149,7 +137,7 @@ def test_a_replica_is_tried_again(site: Site, own: Redis) -> None:
     with own.client() as client:
         client.slaveof("127.0.0.1", 1)
         id = site.send()
-        wait_for_error(site, id, "READONLY")
+        site.wait_for_error(id, "READONLY")
         client.slaveof()
 
     site.wait_for_status(id, "completed")
@@ -160,7 +148,7 @@ def test_a_stream_that_must_exist_is_waited_for(site: Site, server: Redis) -> No
     site.start()
 
     id = site.send()
-    wait_for_error(site, id, "no such stream")
+    site.wait_for_error(id, "no such stream")
     with server.client() as client:
         client.xadd("orders", {"made": "by a consumer"})
 
@@ -184,7 +172,7 @@ def test_a_server_that_is_down_gets_its_messages_later(site: Site, own: Redis) -
     site.start()
 
     ids = site.send_many(20)
-    told = wait_for_error(site, ids[0], "connect: Connection refused")
+    told = site.wait_for_error(ids[0], "connect: Connection refused")
     own.start()
 
     site.wait_until_settled()
@@ -204,7 +192,7 @@ def test_a_server_that_hangs_is_given_up_and_holds_up_nobody_else(site: Site, ow
     others = [site.send("other") for _ in range(20)]
     for id in others:
         site.wait_for_status(id, "completed")
-    told = wait_for_error(site, hanging, "timeout: no acknowledgement")
+    told = site.wait_for_error(hanging, "timeout: no acknowledgement")
     own.go_on()
 
     site.wait_for_status(hanging, "completed")
@@ -240,7 +228,7 @@ def test_limits_hold_and_what_waits_is_explained(site: Site, server: Redis) -> N
     site.start()
 
     ids = site.send_many(20)
-    wait_for_error(site, ids[0], "no such stream")
+    site.wait_for_error(ids[0], "no such stream")
     explained = str(site.rows("select * from ulak.explain(%s)", ids[0]))
     in_flight = site.value("select count(*) from ulak.queue where status = 'processing'")
     with server.client() as client:
@@ -287,9 +275,9 @@ def test_refused_credentials_are_tried_again_and_not_told(site: Site, own: Redis
     endpoint(site, own, "anonymous")
     site.start()
 
-    told = wait_for_error(site, site.send("shop"), "WRONGPASS")
+    told = site.wait_for_error(site.send("shop"), "WRONGPASS")
     id = site.send("anonymous")
-    unknown = wait_for_error(site, id, "NOAUTH")
+    unknown = site.wait_for_error(id, "NOAUTH")
     own.config(requirepass="")
 
     assert told.startswith("[RETRYABLE]")
@@ -307,7 +295,7 @@ def test_tls_is_verified(site: Site, tmp_path: Path, certificate: Certificate) -
         site.start()
 
         site.wait_for_status(site.send("trusted"), "completed")
-        told = wait_for_error(site, site.send("untrusted"), "tls:")
+        told = site.wait_for_error(site.send("untrusted"), "tls:")
 
         assert "self-signed certificate" in told
         assert len(server.entries("orders")) == 1
@@ -329,7 +317,7 @@ def test_a_host_that_has_no_address_is_tried_again(site: Site, server: Redis) ->
     endpoint(site, server, host="nowhere.invalid")
     site.start()
 
-    told = wait_for_error(site, site.send(), "resolve: nowhere.invalid")
+    told = site.wait_for_error(site.send(), "resolve: nowhere.invalid")
 
     assert told.startswith("[RETRYABLE]")
 
