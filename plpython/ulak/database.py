@@ -39,7 +39,8 @@ _NO_TEXTS = """
 # Column by column, and nothing for a column of nulls or of one endpoint: a row becomes a dict, which costs more than
 # what is in it.
 _CLAIM = """
-    select count(*) as count, array_agg(id) as ids, array_agg(message_id) as message_ids,
+    select count(id) as count, bool_or(left_out_others) as left_out_others,
+        array_agg(id) as ids, array_agg(message_id) as message_ids,
         array_agg(attempt) as attempts, {texts},
         case when count(correlation_id) > 0 then array_agg(correlation_id) end as correlation_ids,
         array_agg(created_at) as created_at,
@@ -189,7 +190,7 @@ class Database:
         room: int,
         endpoint_ids: Sequence[int] | None,
         most_endpoints: int,
-    ) -> list[Claimed]:
+    ) -> tuple[list[Claimed], bool]:
         began = time.monotonic()
         place = None
         is_alone = endpoint_ids is not None and len(endpoint_ids) == 1
@@ -205,7 +206,7 @@ class Database:
             claimed = self._readable(claimed)
         if is_alone:
             self._resume_point.claimed(time.monotonic(), began, row["count"], place is None, _last_place(row))
-        return claimed
+        return claimed, bool(row["left_out_others"])
 
     def _claim(self, arguments: tuple[Any, ...], place: Place | None) -> Mapping[str, Any]:
         given = (*arguments, *(place[1:] if place else (None, None, None)), self._protocols)

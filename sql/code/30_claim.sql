@@ -16,7 +16,9 @@ create or replace function ulak._claim(
     -- Where the last claim of the only endpoint in p_endpoint_ids ended: what lies before isn't looked at.
     p_resume ulak._place default null,
     -- Of so many endpoints at most. Few: each has messages enough. Many: each has one or two.
-    p_most_endpoints integer default 32
+    p_most_endpoints integer default 32,
+    -- So many are visited at most, 8 us each if in vain. A claim that ends so says that it has left out others.
+    p_most_visits integer default 1000
 )
 returns table (
     id bigint,
@@ -37,7 +39,9 @@ returns table (
     circuit_state text,
     due_at timestamptz,
     -- The endpoint got all that it was asked for: it may have more.
-    may_have_more boolean
+    may_have_more boolean,
+    -- The claim ended before it had visited everybody. If it got nothing, this is told by a row without a message.
+    left_out_others boolean
 )
 language plpgsql
 security definer
@@ -63,11 +67,16 @@ begin
     -- of the next ones. Eight times at most: a claim that gets nothing has to end too.
     for v_walk in 1..8 loop
         v_turn := ulak._take_turn(
-            p_limit, p_endpoint_ids, p_protocols, p_generation, p_now, p_rooms, p_resume, p_most_endpoints
+            p_limit, p_endpoint_ids, p_protocols, p_generation, p_now, p_rooms, p_resume, p_most_endpoints,
+            p_most_visits
         );
         exit when v_turn.tids <> '{}' or v_turn.is_last;
     end loop;
     if v_turn.tids = '{}' then
+        if v_turn.left_out_others then
+            left_out_others := true;
+            return next;
+        end if;
         return;
     end if;
 
@@ -99,7 +108,8 @@ begin
         q.lease_until,
         case when v_turn.are_probes[l.place] then 'half_open' else 'closed' end,
         q.next_retry_at,
-        v_turn.may_have_more[l.place];
+        v_turn.may_have_more[l.place],
+        v_turn.left_out_others;
 
     if true = any (v_turn.are_limited) then
         perform ulak._charge(v_turn.endpoint_ids, v_turn.are_limited, v_turn.ids, v_turn.places, p_now);
@@ -117,6 +127,7 @@ create or replace function ulak._take_turn(
     p_rooms ulak._rooms,
     p_resume ulak._place,
     p_most_endpoints integer,
+    p_most_visits integer,
     out endpoint_ids bigint[],
     out config_versions bigint[],
     out are_probes boolean[],
@@ -126,13 +137,17 @@ create or replace function ulak._take_turn(
     out ids bigint[],
     out places integer[],
     -- Another walk would find nobody else: all were visited, or as many as a claim may visit, or only some were asked for.
-    out is_last boolean
+    out is_last boolean,
+    -- The walk ended with as many visits as it may make, or as many endpoints as it may find: others may have something due.
+    out left_out_others boolean
 )
 language plpgsql
 set search_path = pg_catalog, pg_temp
 as $plpgsql$
 declare
     v_aging integer := nullif(ulak._stored_setting('priority_aging')::integer, 0);
+    v_begun_behind bigint := ulak._claim_position(p_endpoint_ids, p_protocols);
+    v_most_endpoints integer := least(p_limit, coalesce(cardinality(p_endpoint_ids), p_most_endpoints));
     -- Of each endpoint: where its next message is to be looked for, how many it may still get, how many it has got.
     v_priorities smallint[];
     v_due_ats timestamptz[];
@@ -142,6 +157,8 @@ declare
     v_sizes integer[];
     -- A walk that ended before it had gone round: there the next one begins.
     v_walked_to bigint;
+    v_ended_at bigint;
+    v_is_full boolean;
     v_next ulak._place;
     v_locked record;
     v_left integer := p_limit;
@@ -176,8 +193,9 @@ begin
         v_counts,
         v_walked_to
     from ulak._endpoints_in_turn(
-        ulak._claim_position(p_endpoint_ids, p_protocols),
-        least(p_limit, coalesce(cardinality(p_endpoint_ids), p_most_endpoints)),
+        v_begun_behind,
+        v_most_endpoints,
+        p_most_visits,
         p_limit,
         p_endpoint_ids,
         p_protocols,
@@ -186,8 +204,9 @@ begin
         p_resume
     ) t;
     is_last := endpoint_ids is null or v_walked_to is not null or p_endpoint_ids is not null;
-    if p_endpoint_ids is null and (endpoint_ids is not null or v_walked_to is not null) then
-        perform ulak._set_claim_position(coalesce(v_walked_to, endpoint_ids[cardinality(endpoint_ids)]), p_protocols);
+    v_ended_at := coalesce(v_walked_to, endpoint_ids[cardinality(endpoint_ids)]);
+    if p_endpoint_ids is null and v_ended_at is not null then
+        perform ulak._set_claim_position(v_ended_at, p_protocols);
     end if;
 
     -- In rounds: what some endpoints leave of their share goes to the others. Messages behind the head of their ordering key are
@@ -227,6 +246,11 @@ begin
             end if;
         end loop;
     end loop;
+
+    -- Who gets nothing asks again only until he has come to the last one: then nobody has anything for him.
+    v_is_full := cardinality(endpoint_ids) >= v_most_endpoints;
+    left_out_others := p_endpoint_ids is null
+        and ((v_walked_to is not null or v_is_full) and v_ended_at > v_begun_behind or v_is_full and tids <> '{}') is true;
 end
 $plpgsql$;
 

@@ -2,13 +2,14 @@
 
 -- The first endpoints behind p_after that have a message due and may be sent to, each with the first message of its highest
 -- priority that is due, in the order of the walk. What it costs follows what it finds: one probe of the index leads from an
--- endpoint to the next, and the walk ends with p_most endpoints found, after all were visited once, or after 1,000 visits:
+-- endpoint to the next, and the walk ends with p_most endpoints found, after all were visited once, or after p_most_visits:
 -- endpoints with an open circuit or with nothing due yet are visited in vain, and there may be thousands of them. A walk that
 -- ends so has a last row with quota 0: with this endpoint the next one has to begin.
 -- p_endpoint_ids: only these are visited. p_resume, with one endpoint: nothing before this place is due, so look from there on.
 create or replace function ulak._endpoints_in_turn(
     p_after bigint,
     p_most integer,
+    p_most_visits integer,
     p_limit integer,
     p_endpoint_ids bigint[],
     p_protocols text[],
@@ -87,13 +88,13 @@ begin
             )
             limit 1
         ) n
-        where v.number < 1000 and (not n.has_wrapped or n.endpoint_id <= p_after)
+        where v.number < p_most_visits and (not n.has_wrapped or n.endpoint_id <= p_after)
     )
     select v.endpoint_id, v.priority, v.due_at, v.id, e.config_version, coalesce(e.quota, 0), e.is_probe, e.is_limited
     from (
         select v.endpoint_id, v.priority, v.due_at, v.id, v.due_at <= p_now as is_due, v.number
         from visit v
-        where p_endpoint_ids is null and (v.due_at <= p_now or v.number = 1000)
+        where p_endpoint_ids is null and (v.due_at <= p_now or v.number = p_most_visits)
         union all
         select n.id, (n.first).priority, (n.first).due_at, (n.first).id, true, null
         from (
@@ -129,7 +130,7 @@ begin
             and (e.circuit_state <> 'open' or e.circuit_half_open_at <= p_now)
         offset 0
     ) e on true
-    where e.quota > 0 or v.number = 1000
+    where e.quota > 0 or v.number = p_most_visits
     limit p_most;
 end
 $plpgsql$;

@@ -79,7 +79,9 @@ begin
         -- Endpoints of all other protocols are left to ulak's own workers and nodes, unless one is asked for by name.
         case when p_endpoint is null then array['pull'] end,
         p_generation,
-        p_now
+        p_now,
+        -- Who gets nothing doesn't know that he ought to ask again at once.
+        p_most_visits => 1000000
     ) with ordinality c
     join ulak.endpoints e on e.id = c.endpoint_id
     -- Endpoints take turns.

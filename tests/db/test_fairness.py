@@ -83,7 +83,7 @@ def test_workers_and_external_workers_go_round_by_themselves(queue: Queue) -> No
 
 @pytest.mark.parametrize("others", ["not due yet", "open circuits", "low priority"])
 def test_thousands_of_endpoints_that_may_not_be_sent_to_starve_nobody(queue: Queue, others: str) -> None:
-    """One walk visits a thousand of them and ends; the next begins there."""
+    """A worker's walk visits a thousand of them and ends; the next begins there. An external worker's goes on."""
     queue.db.execute(
         "insert into ulak.endpoints (name, protocol, config) select 'other ' || n, 'pull', '{}' from generate_series(1, 1300) n"
     )
@@ -102,10 +102,30 @@ def test_thousands_of_endpoints_that_may_not_be_sent_to_starve_nobody(queue: Que
         )
     queue.endpoint("last")
     first, last = queue.send("busy"), queue.send("last")
+    claim = "select id, left_out_others from ulak._claim('w', 10, p_now => %s)"
 
-    claimed = [claim.id for _ in range(4) for claim in queue.claim(10)]
+    # With two priorities each of the others is visited twice.
+    parts = [(first, True), (None, True), (last, False)] if others == "low priority" else [(first, True), (last, False)]
+    rows = [row for _ in parts for row in queue.rows(claim, queue.at(0))]
+    assert [(row["id"], row["left_out_others"]) for row in rows] == parts
 
-    assert sorted(claimed) == [first, last]
+    first, last = queue.send("busy"), queue.send("last")
+    assert sorted(claim.id for claim in queue.claim(10)) == [first, last]
+
+
+def test_an_external_worker_is_not_told_that_there_is_nothing_because_others_have_so_much(queue: Queue) -> None:
+    queue.db.execute(
+        """
+        insert into ulak.endpoints (name, protocol, config)
+        select 'http ' || n, 'http', '{"url": "https://a.b"}' from generate_series(1, 1300) n
+        """
+    )
+    queue.db.execute("insert into ulak.queue (endpoint_id, payload) select id, '1' from ulak.endpoints where protocol = 'http'")
+    queue.endpoint("last")
+
+    for _ in range(3):
+        id = queue.send("last")
+        assert queue.claim_one().id == id
 
 
 @pytest.mark.parametrize("why", ["behind their key", "past their time"])

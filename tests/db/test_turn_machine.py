@@ -19,6 +19,7 @@ CLAIM = """
         'w', %s, p_lease => '1 hour', p_protocols => '{pull}', p_now => %s,
         p_rooms => row(%s::bigint[], %s::integer[], %s::integer)::ulak._rooms
     )
+    where id is not null
 """
 
 which = st.integers(0, 99)

@@ -126,7 +126,7 @@ class FakeDatabase:
         room: int,
         endpoint_ids: Sequence[int] | None,
         most_endpoints: int,
-    ) -> list[Claimed]:
+    ) -> tuple[list[Claimed], bool]:
         self._called("claim")
         self.limits.append(limit)
         self.most_endpoints.append(most_endpoints)
@@ -151,7 +151,8 @@ class FakeDatabase:
             for id in dict.fromkeys(each.endpoint_id for each in taken)
         }
         left = {each.endpoint_id for each in self.pending}
-        return [Claimed(id, self.versions[id], found, id in left) for id, found in messages.items()]
+        claimed = [Claimed(id, self.versions[id], found, id in left) for id, found in messages.items()]
+        return claimed, endpoint_ids is None and len(in_turn) >= most_endpoints
 
     def endpoint_configs(self, ids: Iterable[int]) -> list[EndpointConfig]:
         self._called("endpoint_configs")

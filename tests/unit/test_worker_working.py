@@ -254,15 +254,49 @@ def test_a_backlog_goes_on_while_full_claims_end_among_others_that_have_nothing(
     stage.dispatcher.answer = lambda to, messages: (0.001, DELIVERED)
     claim = stage.database.claim
 
-    def end_early(*given: Any) -> list[Claimed]:
+    def end_early(*given: Any) -> tuple[list[Claimed], bool]:
         # The first full claim gets to the endpoint; those after it end before.
         endpoint_ids = given[4]
-        return [] if endpoint_ids is None and stage.database.full_claims else claim(*given)
+        return ([], True) if endpoint_ids is None and stage.database.full_claims else claim(*given)
 
     stage.database.claim = end_early  # type: ignore[method-assign]
     stage.run(seconds=2)
 
     assert len(stage.database.settled) == 3000
+
+
+def test_a_round_that_a_sender_began_is_finished_without_waiting(stage: Stage) -> None:
+    stage.database.put(1)
+    claim, vain = stage.database.claim, iter(range(100))
+
+    def end_early(*given: Any) -> tuple[list[Claimed], bool]:
+        # Others have to be visited first, by a hundred claims of 8 ms.
+        stage.clock.now += 0.008
+        return claim(*given) if next(vain, None) is None else ([], True)
+
+    stage.database.claim = end_early  # type: ignore[method-assign]
+    began = stage.clock.now
+    stage.run(seconds=5)
+
+    assert next(at for what, at in stage.database.calls if what == "settle") - began < 1.2
+
+
+def test_a_look_that_no_sender_is_behind_is_one_part_of_a_round(stage: Stage) -> None:
+    # The first rounds are for whoever may have sent before the worker began.
+    begins = stage.clock.now + 1
+    claims: list[float] = []
+
+    def end_early(*given: Any) -> tuple[list[Claimed], bool]:
+        if stage.clock.now >= begins:
+            claims.append(stage.clock.now)
+        return [], stage.clock.now >= begins
+
+    stage.database.claim = end_early  # type: ignore[method-assign]
+    stage.run(seconds=10)
+
+    count = len(claims)
+    # Three of the longest waits after each other.
+    assert 30 <= count <= 70
 
 
 @pytest.mark.parametrize(("limit", "is_reached"), [(None, False), (1000, False), (4, True)])

@@ -215,17 +215,19 @@ class Claiming:
         if limit <= 0 and self._leases:
             return
         try:
-            claimed = self._database.claim(
+            claimed, left_out_others = self._database.claim(
                 max(1, limit), self._options.lease, rooms, room, endpoint_ids, self._most_endpoints
             )
         except Busy:
             self._pace.claimed(now, None, False)
             return
         count, newest = self._leases.receive(claimed)
-        left_out_some = len(claimed) >= self._most_endpoints
-        self._pace.claimed(now, newest or None, count >= limit or left_out_some)
+        # After a claim in vain the next part of its round follows at once if a sender began it. One that only looks
+        # for retries waits, since it may have to visit thousands of endpoints each time.
+        is_round = bool(claimed) or self._pace.may_have_more or self._pace.is_expecting(now)
+        self._pace.claimed(now, newest or None, count >= limit or (left_out_others and is_round))
         if endpoint_ids is None:
-            is_wide = left_out_some and count < limit
+            is_wide = left_out_others and count < limit
             self._most_endpoints = min(2 * self._most_endpoints, CLAIM_ENDPOINTS_MOST) if is_wide else CLAIM_ENDPOINTS
         # An endpoint without room wasn't asked; a claim that reached its limit may have left out any of them. A full
         # claim may have ended among thousands of others that had nothing: who can be asked directly is asked so.

@@ -42,9 +42,13 @@ class Pace:
 
     def patience(self, now: float) -> float:
         """Seconds until a claim is due even if nobody sends: one look if a sender hasn't committed yet."""
-        if self._is_expecting(now):
+        if self.is_expecting(now):
             return self.interval
         return max(self.interval, self._next_claim - now)
+
+    def is_expecting(self, now: float) -> bool:
+        """Whether somebody has just sent whose message was not found yet."""
+        return self._expected >= 0 and now < self._expected_until
 
     def is_light(self, now: float) -> bool:
         """Whether messages come one by one, so that it is worth to be woken for each."""
@@ -63,7 +67,7 @@ class Pace:
             self._saw(now, last_sent)
             self._expected = last_sent
             self._expected_until = now + EXPECT_SECONDS
-        return is_new or self._is_expecting(now)
+        return is_new or self.is_expecting(now)
 
     def looked(self, now: float) -> None:
         """After a look, whether or not it led to a claim."""
@@ -98,6 +102,3 @@ class Pace:
         self._sent_at = now
         self._busy_until = now + BUSY_SECONDS
         self.last_sent = last_sent
-
-    def _is_expecting(self, now: float) -> bool:
-        return self._expected >= 0 and now < self._expected_until

@@ -81,9 +81,9 @@ class Database(Protocol):
         room: int,
         endpoint_ids: Sequence[int] | None,
         most_endpoints: int,
-    ) -> list[Claimed]:
+    ) -> tuple[list[Claimed], bool]:
         """At most `room` messages of an endpoint; rooms has a number of their own for some. Of the endpoints whose turn
-        it is, and of so many at most, or only of some."""
+        it is, and of so many at most, or only of some. Also whether it ended before all had their turn."""
 
     def light_turn(
         self, after: int, count: int, lease: float, delivered: Sequence[Message]
