@@ -120,7 +120,9 @@ def test_an_external_worker_is_not_told_that_there_is_nothing_because_others_hav
         select 'http ' || n, 'http', '{"url": "https://a.b"}' from generate_series(1, 1300) n
         """
     )
-    queue.db.execute("insert into ulak.queue (endpoint_id, payload) select id, '1' from ulak.endpoints where protocol = 'http'")
+    queue.db.execute(
+        "insert into ulak.queue (endpoint_id, payload) select id, '1' from ulak.endpoints where protocol = 'http'"
+    )
     queue.endpoint("last")
 
     for _ in range(3):
