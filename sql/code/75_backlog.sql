@@ -370,7 +370,7 @@ as $sql$
 $sql$;
 
 -- What waits until when for some endpoints, or for all (null), counted up to a bound: 5,000 messages, shared by the (endpoint,
--- priority) pairs that have some, and 10 for each at least.
+-- priority) pairs that have some, and 10 for each at least. Of a pair only the spans from its first message to its last are looked at.
 create or replace function ulak._schedule_of(p_endpoint_ids bigint[], p_now timestamptz)
 returns table (endpoint text, due text, messages bigint, is_estimate boolean, first_at timestamptz, last_at timestamptz)
 language plpgsql
@@ -387,11 +387,11 @@ as $plpgsql$
 begin
     return query
     with level as materialized (
-        select l.endpoint_id, l.priority
+        select l.endpoint_id, l.priority, l.first_due
         from ulak._pending_levels() l
         where p_endpoint_ids is null
         union all
-        select l.endpoint_id, l.priority
+        select l.endpoint_id, l.priority, l.first_due
         from unnest(p_endpoint_ids) e(id)
         cross join lateral ulak._pending_levels(e.id) l
     ),
@@ -409,55 +409,76 @@ begin
             (6, 'later', p_now + interval '24 hours', timestamptz '294276-01-01 00:00:00+00'),
             (7, 'behind another of its ordering key', timestamptz '294276-01-01 00:00:00+00', timestamptz 'infinity')
     )
-    select
-        coalesce(e.name, format('(endpoint %s, dropped)', l.endpoint_id)),
-        d.due,
-        sum(c.messages)::bigint,
-        bool_or(c.is_cut),
-        min(c.first_at),
-        case when bool_or(c.is_cut) then null else max(c.last_at) end
-    from level l
-    cross join span s
-    cross join lateral (
+    select coalesce(e.name, format('(endpoint %s, dropped)', g.endpoint_id)), d.due, g.messages, g.is_cut, g.first_at, g.last_at
+    from (
         select
-            q.is_behind,
-            count(*) - (bool_or(q.place > (select b.size from share b)))::integer as messages,
-            bool_or(q.place > (select b.size from share b)) as is_cut,
-            min(nullif(q.next_retry_at, 'infinity')) filter (where not q.is_behind) as first_at,
-            max(nullif(q.next_retry_at, 'infinity')) filter (where not q.is_behind) as last_at
-        from (
+            l.endpoint_id,
+            p.place,
+            sum(least(p.messages, (select b.size from share b)))::bigint as messages,
+            bool_or(c.is_cut) as is_cut,
+            min(c.first_at) filter (where p.place < 7) as first_at,
+            max(c.last_at) filter (where p.place < 7 and not c.is_cut) as last_at
+        from level l
+        cross join lateral (
+            select q.next_retry_at as last_due
+            from ulak.queue q
+            where q.status = 'pending' and q.endpoint_id = l.endpoint_id and q.priority = l.priority
+            order by q.next_retry_at desc
+            limit 1
+        ) m
+        join span s on s.until >= l.first_due and s.after < m.last_due
+        cross join lateral (
             select
-                q.next_retry_at,
-                row_number() over () as place,
-                -- A sender queues its message as due; the claim that meets it behind another parks it.
-                s.place = 1 and q.ordering_key is not null
-                    and q.id <> (
-                        select h.id
-                        from ulak.queue h
-                        where h.endpoint_id = l.endpoint_id
-                            and h.ordering_key between q.ordering_key and q.ordering_key
-                            and h.status in ('pending', 'processing')
-                        order by h.ordering_key, h.id
-                        limit 1
-                    ) as is_behind
+                count(*) filter (where not q.is_behind) as others,
+                count(*) filter (where q.is_behind) as behind,
+                count(*) > (select b.size from share b) as is_cut,
+                min(q.next_retry_at) filter (where not q.is_behind) as first_at,
+                max(q.next_retry_at) filter (where not q.is_behind) as last_at
             from (
-                select q.id, q.ordering_key, q.next_retry_at
-                from ulak.queue q
-                where q.status = 'pending'
-                    and q.endpoint_id = l.endpoint_id
-                    and q.priority = l.priority
-                    and q.next_retry_at > s.after
-                    and q.next_retry_at <= s.until
-                order by q.next_retry_at
-                limit (select b.size + 1 from share b)
+                (
+                    select q.next_retry_at, s.place = 7 as is_behind
+                    from ulak.queue q
+                    where s.place > 1
+                        and q.status = 'pending'
+                        and q.endpoint_id = l.endpoint_id
+                        and q.priority = l.priority
+                        and q.next_retry_at > s.after
+                        and q.next_retry_at <= s.until
+                    order by q.next_retry_at
+                    limit (select b.size + 1 from share b)
+                )
+                union all
+                -- A sender queues its message as due; the claim that meets it behind another parks it.
+                (
+                    select
+                        q.next_retry_at,
+                        q.ordering_key is not null
+                            and q.id <> (
+                                select h.id
+                                from ulak.queue h
+                                where h.endpoint_id = l.endpoint_id
+                                    and h.ordering_key between q.ordering_key and q.ordering_key
+                                    and h.status in ('pending', 'processing')
+                                order by h.ordering_key, h.id
+                                limit 1
+                            )
+                    from ulak.queue q
+                    where s.place = 1
+                        and q.status = 'pending'
+                        and q.endpoint_id = l.endpoint_id
+                        and q.priority = l.priority
+                        and q.next_retry_at <= s.until
+                    order by q.next_retry_at
+                    limit (select b.size + 1 from share b)
+                )
             ) q
-        ) q
-        group by q.is_behind
-    ) c
-    join span d on d.place = case when c.is_behind then 7 else s.place end
-    left join ulak.endpoints e on e.id = l.endpoint_id
-    where c.messages > 0
-    group by l.endpoint_id, e.name, d.place, d.due
+        ) c
+        cross join lateral (values (s.place, c.others), (7, c.behind)) p(place, messages)
+        where p.messages > 0
+        group by l.endpoint_id, p.place
+    ) g
+    join span d on d.place = g.place
+    left join ulak.endpoints e on e.id = g.endpoint_id
     order by 1, d.place;
 end
 $plpgsql$;
