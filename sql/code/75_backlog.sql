@@ -420,13 +420,26 @@ begin
             max(c.last_at) filter (where p.place < 7 and not c.is_cut) as last_at
         from level l
         cross join lateral (
-            select q.next_retry_at as last_due
+            select
+                q.next_retry_at as last_due,
+                exists (
+                    select
+                    from ulak.queue h
+                    where h.endpoint_id = l.endpoint_id
+                        and h.ordering_key is not null
+                        and h.status in ('pending', 'processing')
+                ) as has_keys
             from ulak.queue q
             where q.status = 'pending' and q.endpoint_id = l.endpoint_id and q.priority = l.priority
             order by q.next_retry_at desc
             limit 1
         ) m
-        join span s on s.until >= l.first_due and s.after < m.last_due
+        cross join lateral (
+            select s.place, s.after, s.until, s.place = 1 and m.has_keys as may_be_behind
+            from span s
+            where s.until >= l.first_due and s.after < m.last_due
+            offset 0
+        ) s
         cross join lateral (
             select
                 count(*) filter (where not q.is_behind) as others,
@@ -438,7 +451,7 @@ begin
                 (
                     select q.next_retry_at, s.place = 7 as is_behind
                     from ulak.queue q
-                    where s.place > 1
+                    where not s.may_be_behind
                         and q.status = 'pending'
                         and q.endpoint_id = l.endpoint_id
                         and q.priority = l.priority
@@ -463,7 +476,7 @@ begin
                                 limit 1
                             )
                     from ulak.queue q
-                    where s.place = 1
+                    where s.may_be_behind
                         and q.status = 'pending'
                         and q.endpoint_id = l.endpoint_id
                         and q.priority = l.priority
