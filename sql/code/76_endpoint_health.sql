@@ -169,6 +169,8 @@ begin
                 ) as state
             from unnest(p_facts) f
             left join ulak._recent_rates(p_endpoint_id, p_now) r on r.endpoint_id = f.id
+            -- So that a state is found once for all that follows from it; the same of percentiles.
+            offset 0
         ) f
         window w as ()
         order by place
@@ -222,6 +224,7 @@ begin
             from ulak.endpoint_stats t
             where t.endpoint_id = f.id and t.minute > v_minute - interval '5 minutes' and t.minute <= v_minute
         ) t
+        offset 0
     ) l
     left join lateral (
         select
@@ -229,7 +232,8 @@ begin
             ulak._spread(array_agg(width_bucket(t.minute, v_steps)), array_agg(t.failed), 20) as last_hour_failed
         from ulak.endpoint_stats t
         where t.endpoint_id = f.id and t.minute >= v_from and t.minute <= v_minute and f.place <= 1000
-    ) h on f.place <= 1000;
+        having f.place <= 1000
+    ) h on true;
 end
 $plpgsql$;
 
@@ -357,6 +361,7 @@ $plpgsql$;
 
 -- One word for an endpoint. Late: a message that is due has waited for more than a minute. Failing: of the attempts of the last
 -- minutes, and not before its last successes. Sending: requests are under way, and none of the last minute has ended well.
+-- Not immutable, since a time minus an interval isn't: it would not become part of the query that asks it for each endpoint.
 create or replace function ulak._endpoint_state(
     p_enabled boolean,
     p_circuit_state text,
@@ -369,7 +374,7 @@ create or replace function ulak._endpoint_state(
 )
 returns text
 language sql
-immutable
+stable
 as $sql$
     select case
         when not p_enabled then 'disabled'
