@@ -106,31 +106,40 @@ security definer
 set search_path = pg_catalog, pg_temp
 as $plpgsql$
 declare
-    v_messages ulak._message[];
+    v_message ulak._message := (
+        null,
+        p_payload,
+        p_priority,
+        p_scheduled_at,
+        p_idempotency_key,
+        p_correlation_id,
+        p_expires_at,
+        p_ordering_key,
+        p_headers,
+        p_metadata
+    );
+    v_endpoint_ids bigint[];
 begin
     if p_endpoints is null then
         raise exception 'the endpoints are null'
             using errcode = '22004', hint = 'Pass an array of names; an empty one sends nothing.';
     end if;
-    v_messages := array(
-        select (
-            coalesce(e.id, ulak._endpoint_id(n.name)),
-            p_payload,
-            p_priority,
-            p_scheduled_at,
-            p_idempotency_key,
-            p_correlation_id,
-            p_expires_at,
-            p_ordering_key,
-            p_headers,
-            p_metadata
-        )::ulak._message
+    if p_endpoints = '{}' then
+        return '{}';
+    end if;
+    v_endpoint_ids := array(
+        select coalesce(e.id, ulak._endpoint_id(n.name))
         from unnest(p_endpoints) with ordinality n(name, place)
         left join ulak.endpoints e on e.name = n.name
         order by n.place
     );
-    perform ulak._check_messages(v_messages);
-    return ulak._enqueue(v_messages);
+    perform ulak._check_messages(array[v_message]);
+    if p_headers is not null then
+        perform ulak._check_credentials(n.id, p_headers) from unnest(v_endpoint_ids) n(id);
+    end if;
+    return ulak._enqueue(
+        (array[v_message], array_fill(1, array[cardinality(v_endpoint_ids)]), v_endpoint_ids)::ulak._mailing
+    );
 end
 $plpgsql$;
 

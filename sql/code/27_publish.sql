@@ -111,45 +111,107 @@ $plpgsql$;
 comment on function ulak.publish_batch(jsonb) is
     'publishes an array of {"event_type": ..., "payload": ..., and options of publish()}, all or none; returns the number of messages queued';
 
--- Each event, as a message without an endpoint, becomes one for every endpoint that subscribes to it; element i of the arrays is
--- one event. A receiver behind two of the endpoints knows it by its event id. Headers that an endpoint proves itself with are
--- left out: a publisher doesn't know who subscribes, and what an administrator configures must not fail its transaction.
+-- Each event, as a message without an endpoint, goes to every endpoint that subscribes to it; element i of the arrays is one event.
+-- A receiver behind two of the endpoints knows it by its event id.
 create or replace function ulak._fan_out(p_events ulak._message[], p_event_types text[], p_event_ids uuid[])
 returns integer
 language plpgsql
 set search_path = pg_catalog, pg_temp
 as $plpgsql$
+declare
+    v_mailing ulak._mailing;
 begin
-    return cardinality(
-        ulak._enqueue(
-            array(
-                select (
-                    s.endpoint_id,
-                    e.payload,
-                    e.priority,
-                    e.scheduled_at,
-                    e.idempotency_key,
-                    e.correlation_id,
-                    e.expires_at,
-                    e.ordering_key,
-                    case when e.headers is null then '{}' else e.headers - ulak._credential_headers(s.endpoint_id, e.headers) end
-                    || jsonb_build_object('ulak-event-type', e.event_type, 'ulak-event-id', e.event_id),
-                    coalesce(e.metadata, '{}') || jsonb_build_object('event_type', e.event_type)
-                )::ulak._message
-                from (
-                    select u.*, coalesce(u.given_id, gen_random_uuid()) as event_id
-                    from unnest(p_event_types, p_event_ids, p_events) with ordinality as u (
-                        event_type, given_id, no_endpoint, payload, priority, scheduled_at, idempotency_key, correlation_id,
-                        expires_at, ordering_key, headers, metadata, place
-                    )
-                    -- Once for each event, not once for each use of its id.
-                    offset 0
-                ) as e
-                cross join lateral unnest(ulak._subscribed_endpoints(e.event_type, e.payload)) as s (endpoint_id)
-                order by e.place, s.endpoint_id
-            )
+    select array_agg(r.place), array_agg(r.endpoint_id) into v_mailing.places, v_mailing.endpoint_ids
+    from (
+        select e.place, s.endpoint_id
+        from unnest(p_event_types, p_events) with ordinality as e (
+            event_type, no_endpoint, payload, priority, scheduled_at, idempotency_key, correlation_id, expires_at, ordering_key,
+            headers, metadata, place
         )
+        cross join lateral unnest(ulak._subscribed_endpoints(e.event_type, e.payload)) as s (endpoint_id)
+        order by e.place, s.endpoint_id
+    ) as r;
+    if v_mailing.places is null then
+        return 0;
+    end if;
+    v_mailing.messages := array(
+        select (
+            null,
+            e.payload,
+            e.priority,
+            e.scheduled_at,
+            e.idempotency_key,
+            e.correlation_id,
+            e.expires_at,
+            e.ordering_key,
+            coalesce(e.headers, '{}')
+            || jsonb_build_object('ulak-event-type', e.event_type, 'ulak-event-id', coalesce(e.given_id, gen_random_uuid())),
+            coalesce(e.metadata, '{}') || jsonb_build_object('event_type', e.event_type)
+        )::ulak._message
+        from unnest(p_event_types, p_event_ids, p_events) with ordinality as e (
+            event_type, given_id, no_endpoint, payload, priority, scheduled_at, idempotency_key, correlation_id, expires_at,
+            ordering_key, headers, metadata, place
+        )
+        order by e.place
     );
+    if exists (select from unnest(p_events) as e where e.headers is not null) then
+        v_mailing := ulak._without_credentials(v_mailing);
+    end if;
+    return cardinality(ulak._enqueue(v_mailing));
+end
+$plpgsql$;
+
+-- Endpoints that prove themselves with a header of an event get the event without it: a publisher doesn't know who subscribes, and
+-- what an administrator configures must not fail its transaction.
+create or replace function ulak._without_credentials(p_mailing ulak._mailing)
+returns ulak._mailing
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+declare
+    v_count integer := cardinality(p_mailing.messages);
+    v_mailing ulak._mailing := p_mailing;
+begin
+    with recipients as (
+        select r.number, r.place, array_agg(c.name order by c.name) as names
+        from unnest(p_mailing.places, p_mailing.endpoint_ids) with ordinality as r (place, endpoint_id, number)
+        join unnest(p_mailing.messages) with ordinality as m on m.ordinality = r.place
+        cross join lateral ulak._credential_headers(
+            r.endpoint_id, m.headers - array['ulak-event-type', 'ulak-event-id']
+        ) as c (name)
+        group by r.number, r.place
+    ),
+    -- Who is to be without the same headers of an event gets the same message.
+    replaced as (
+        select r.number, r.place, r.names, v_count + dense_rank() over (order by r.place, r.names) as new_place
+        from recipients as r
+    )
+    select
+        p_mailing.messages || array(
+            select (
+                null,
+                m.payload,
+                m.priority,
+                m.scheduled_at,
+                m.idempotency_key,
+                m.correlation_id,
+                m.expires_at,
+                m.ordering_key,
+                m.headers - n.names,
+                m.metadata
+            )::ulak._message
+            from (select distinct r.new_place, r.place, r.names from replaced as r) as n
+            join unnest(p_mailing.messages) with ordinality as m on m.ordinality = n.place
+            order by n.new_place
+        ),
+        array(
+            select coalesce(r.new_place, p.place)
+            from unnest(p_mailing.places) with ordinality as p (place, number)
+            left join replaced as r on r.number = p.number
+            order by p.number
+        )
+    into v_mailing.messages, v_mailing.places;
+    return v_mailing;
 end
 $plpgsql$;
 

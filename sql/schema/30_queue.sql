@@ -116,6 +116,9 @@ create type ulak._message as (
     metadata jsonb
 );
 
+-- Messages and their recipients: the message at places[i] goes to endpoint_ids[i]. So an event for thousands is there once.
+create type ulak._mailing as (messages ulak._message[], places integer[], endpoint_ids bigint[]);
+
 -- Locked by whoever sends with the key, until he commits, so that ids of a key are in the order of commits.
 create table ulak.ordering_keys (
     endpoint_id bigint not null,
@@ -132,6 +135,7 @@ comment on sequence ulak.pull_position is 'endpoint at which the last claim() ov
 comment on type ulak._place is 'a place in the index of waiting messages';
 comment on type ulak._rooms is 'how many messages a worker has room for: of some endpoints, and of each of the others';
 comment on type ulak._message is 'one of many messages that are sent together; private to ulak';
+comment on type ulak._mailing is 'messages and their recipients: the message at places[i] goes to endpoint_ids[i]; private to ulak';
 comment on table ulak.ordering_keys is 'ordering keys in use, for their locks; private to ulak';
 comment on column ulak.ordering_keys.endpoint_id is 'the endpoint of the key';
 comment on column ulak.ordering_keys.ordering_key is 'the key';

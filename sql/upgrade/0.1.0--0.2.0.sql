@@ -108,7 +108,7 @@ drop function ulak._lock_for_requeue(bigint[], text[]);
 drop function ulak._lock_endpoint_for_replay(bigint);
 drop function ulak._check_ordering_keys(integer);
 
--- Publishing and sending many. A new type; nobody waits.
+-- Publishing and sending many. New types; nobody waits.
 create type ulak._message as (
     endpoint_id bigint,
     payload jsonb,
@@ -122,6 +122,8 @@ create type ulak._message as (
     metadata jsonb
 );
 comment on type ulak._message is 'one of many messages that are sent together; private to ulak';
+create type ulak._mailing as (messages ulak._message[], places integer[], endpoint_ids bigint[]);
+comment on type ulak._mailing is 'messages and their recipients: the message at places[i] goes to endpoint_ids[i]; private to ulak';
 -- These have more parameters now. The old ones stay under another name, for statements that are in the middle of calling them and for what
 -- applications have built on them: both know them by their oids.
 alter function ulak.publish(text, jsonb) rename to _publish_of_0_1_0;
