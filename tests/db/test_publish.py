@@ -284,6 +284,21 @@ def test_a_publish_is_one_insert_however_many_endpoints(db: DB) -> None:
     assert len(queued(db)) == 33
 
 
+def test_an_event_may_be_larger_for_all_its_subscribers_than_what_the_server_can_hold_at_once(db: DB) -> None:
+    """1.1 GB in all, where no value may have more than 1 GB."""
+    db.execute("select ulak.configure('max_payload_size', '20000000')")
+    db.execute("select ulak.create_endpoint('many ' || n, 'pull', '{}') from generate_series(1, 110) n")
+    db.execute("select ulak.subscribe('free', 'many ' || n) from generate_series(1, 110) n")
+    # The fastest there is: all of it is compressed.
+    db.execute("set default_toast_compression = lz4")
+
+    assert db.execute("select ulak.publish('free', to_jsonb(repeat('x', 10000000)))").fetchone() == (110,)
+
+    names = "array(select 'many ' || n from generate_series(1, 110) n)"
+    sent = db.execute(f"select cardinality(ulak.send_many({names}, to_jsonb(repeat('x', 10000000))))").fetchone()
+    assert sent == (110,)
+
+
 def test_publishing_opens_no_subtransaction(db: DB) -> None:
     """An exception block would be one; the ids of its rows would differ from the transaction's."""
     db.execute("select ulak.subscribe('order', name, null, '$.id > 0') from unnest('{a,b}'::text[]) name")
@@ -377,6 +392,41 @@ def test_a_subscriber_that_authenticates_itself_does_not_fail_the_publisher(db: 
 
     query = "select headers - 'ulak-event-id' - 'ulak-event-type' from ulak.queue order by endpoint_id"
     assert db.execute(query).fetchall() == [({"Authorization": "mine", "x-a": "b"},), ({"x-a": "b"},)]
+
+
+def test_each_subscriber_gets_the_headers_of_each_event_but_for_those_it_proves_itself_with(db: DB) -> None:
+    secret = {"$secret": "token"}
+    configs: dict[str, dict[str, Any]] = {
+        "plain": {},
+        "bearer": {"auth": {"type": "bearer", "token": "t"}},
+        "other": {"auth": {"type": "bearer", "token": "t"}},
+        "key": {"headers": {"X-Key": secret}},
+        "sneaky": {"headers": {"ulak-event-type": secret}},
+    }
+    db.execute("select ulak.set_secret('token', 't')")
+    for name, config in configs.items():
+        given = json.dumps({"url": "https://example.com", **config})
+        db.execute("select ulak.create_endpoint(%s, 'http', %s)", [name, given])
+        db.execute("select ulak.subscribe('free', %s)", [name])
+    headers = [None, {"Authorization": "mine", "x-key": "k", "x-a": "b"}, {"x-key": "k"}, {"x-b": "c"}]
+    events = [{"event_type": "free", "payload": n, "headers": each} for n, each in enumerate(headers)]
+
+    assert db.execute("select ulak.publish_batch(%s)", [json.dumps(events)]).fetchone() == (20,)
+
+    left_out = {"bearer": {"Authorization"}, "other": {"Authorization"}, "key": {"x-key"}}
+    expected = [
+        (n, name, {k: v for k, v in (given or {}).items() if k not in left_out.get(name, set())} | {"ulak-event-type": "free"})
+        for n, given in enumerate(headers)
+        for name in configs
+    ]
+    query = """
+        select q.payload, e.name, q.headers - 'ulak-event-id'
+        from ulak.queue q join ulak.endpoints e on e.id = q.endpoint_id
+        order by q.id
+    """
+    assert db.execute(query).fetchall() == expected
+    ids = "select count(distinct headers ->> 'ulak-event-id'), count(distinct (payload, headers ->> 'ulak-event-id')) from ulak.queue"
+    assert db.execute(ids).fetchone() == (4, 4)
 
 
 def test_options_of_an_event_are_checked_even_if_nobody_subscribes(db: DB) -> None:
