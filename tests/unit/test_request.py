@@ -81,6 +81,8 @@ def test_a_message_cannot_replace_the_endpoints_authorization(make_endpoint: Any
 
     assert headers(request.build(endpoint, [message], NOW))["authorization"] == "Basic YWRhOnNlY3JldDp4"
     assert headers(request.build(make_endpoint(), [message], NOW))["authorization"] == "forged"
+    # What was read of a message for one endpoint holds for the next one.
+    assert headers(request.build(endpoint, [message], NOW))["authorization"] == "Basic YWRhOnNlY3JldDp4"
 
 
 def test_a_token_and_a_sigv4_signature_become_the_authorization(make_endpoint: Any, make_message: Any) -> None:

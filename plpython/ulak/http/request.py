@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 from ulak import cloudevents, event
 from ulak.http import batch, header, signature, sigv4
@@ -49,12 +50,12 @@ def build(
 def _build(endpoint: Endpoint, messages: Sequence[Message], now: float, token: str | None, tag: object) -> Request:
     message = messages[0]
     timestamp = int(now)
+    given = message.headers if len(messages) == 1 else event.headers_without_id(message)
+    own = _NONE if given is None else _own_headers(given)
     headers = dict(endpoint.headers)
-    own, particular = _message_headers(endpoint, message if len(messages) == 1 else _without_event_id(message))
-    headers.update({name.lower(): header.line(name, value) for name, value in own.items()})
-    traceparent = next((value for name, value in own.items() if name.lower() == "traceparent"), None)
+    headers.update(own.lines if not own.suspects else _without_credentials(endpoint, own.lines))
 
-    text, fixed = _body(endpoint, messages, traceparent, particular, _content_type(own))
+    text, fixed = _body(endpoint, messages, own)
     body = text.encode()
     request_id = batch.request_id(messages)
     fixed["webhook-id"] = request_id
@@ -70,7 +71,7 @@ def _build(endpoint: Endpoint, messages: Sequence[Message], now: float, token: s
     if token is not None:
         fixed["authorization"] = "Bearer " + token
     headers.update({name: header.line(name, value) for name, value in fixed.items()})
-    profile = _profile(endpoint.profile, particular)
+    profile = _profile(endpoint.profile, own.particular) if own.particular else endpoint.profile
     if isinstance(endpoint.auth, SigV4):
         headers.update(_sigv4(profile, endpoint.auth, headers, body, now))
     return Request(profile, list(headers.values()), body, tag)
@@ -95,44 +96,49 @@ def _joined(url: str, path: str) -> str:
     return "?".join(filter(None, (text, "&".join(filter(None, (query, more_query))))))
 
 
-def _content_type(own: Mapping[str, str]) -> str | None:
-    return next((value for name, value in own.items() if name.lower() == "content-type"), None)
-
-
-def _body(
-    endpoint: Endpoint,
-    messages: Sequence[Message],
-    traceparent: str | None,
-    particular: Mapping[str, str],
-    content_type: str | None,
-) -> tuple[str, dict[str, str]]:
+def _body(endpoint: Endpoint, messages: Sequence[Message], own: _Own) -> tuple[str, dict[str, str]]:
     """The body's text, and the headers that its format decides."""
     if endpoint.batch_size > 1:
         text, content_type = batch.body(endpoint, messages)
         decided = batch.headers(endpoint, messages)
         return text, {**decided, "content-type": content_type} if content_type else decided
     config, message = endpoint.cloudevents, messages[0]
-    is_raw = particular.get(":body") == "raw"
+    is_raw = own.particular.get(":body") == "raw"
     if config is None:
         return cloudevents.raw_body(message) if is_raw else message.payload, {}
-    found = cloudevents.represent(config, message, is_raw, traceparent, content_type)
+    found = cloudevents.represent(config, message, is_raw, own.traceparent, own.content_type)
     headers = {f"ce-{name}": cloudevents.header_value(value) for name, value in found.attributes.items()}
     return found.body, {"content-type": found.content_type, **headers}
 
 
-def _message_headers(endpoint: Endpoint, message: Message) -> tuple[dict[str, str], dict[str, str]]:
-    """The message's own headers, and what else is particular to its request: names that start with a colon. A reserved
-    name is left out: what ulak sets stands."""
-    if message.headers is None:
-        return {}, {}
+class _Own(NamedTuple):
+    """What a message's headers say."""
+
+    # By lower-case name. A reserved name is left out: what ulak sets stands.
+    lines: Mapping[str, Line]
+    # What else is particular to its request: names that start with a colon.
+    particular: Mapping[str, str]
+    # Names of lines with which some endpoints prove themselves.
+    suspects: Sequence[str] = ()
+    traceparent: str | None = None
+    content_type: str | None = None
+
+
+_NONE = _Own({}, {})
+
+
+# The messages of an event all have the same headers, and come one after the other.
+@lru_cache(maxsize=64)
+def _own_headers(text: str) -> _Own:
     try:
-        given: Any = json.loads(message.headers)
+        given: Any = json.loads(text)
     except RecursionError:
         given = None
     if not isinstance(given, dict):
         raise MessageError("the message's headers aren't a JSON object of names and texts")
     particular = {name: str(value) for name, value in given.items() if name in (":body", ":path", ":timeout")}
-    own = {}
+    lines: dict[str, Line] = {}
+    values: dict[str, str] = {}
     for name, value in given.items():
         if name in particular:
             continue
@@ -140,15 +146,15 @@ def _message_headers(endpoint: Endpoint, message: Message) -> tuple[dict[str, st
         if problem:
             raise MessageError(f"the message's header {name!r} {problem}")
         lower = name.lower()
-        if lower in header.RESERVED or _is_credential(endpoint, lower):
-            continue
-        own[name] = value
-    return own, particular
+        if lower not in header.RESERVED:
+            lines[lower] = header.line(name, value)
+            values[lower] = value
+    suspects = [name for name in lines if name == "authorization" or name.startswith("x-amz-")]
+    return _Own(lines, particular, suspects, values.get("traceparent"), values.get("content-type"))
 
 
-def _without_event_id(message: Message) -> Message:
-    """Several messages in one request are of several events."""
-    return message._replace(headers=event.headers_without_id(message))
+def _without_credentials(endpoint: Endpoint, lines: Mapping[str, Line]) -> dict[str, Line]:
+    return {name: line for name, line in lines.items() if not _is_credential(endpoint, name)}
 
 
 def _is_credential(endpoint: Endpoint, name: str) -> bool:
