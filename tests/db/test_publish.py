@@ -414,8 +414,12 @@ def test_each_subscriber_gets_the_headers_of_each_event_but_for_those_it_proves_
     assert db.execute("select ulak.publish_batch(%s)", [json.dumps(events)]).fetchone() == (20,)
 
     left_out = {"bearer": {"Authorization"}, "other": {"Authorization"}, "key": {"x-key"}}
+
+    def left(name: str, given: dict[str, str] | None) -> dict[str, str]:
+        return {key: value for key, value in (given or {}).items() if key not in left_out.get(name, ())}
+
     expected = [
-        (n, name, {k: v for k, v in (given or {}).items() if k not in left_out.get(name, set())} | {"ulak-event-type": "free"})
+        (n, name, {**left(name, given), "ulak-event-type": "free"})
         for n, given in enumerate(headers)
         for name in configs
     ]
