@@ -219,10 +219,10 @@ language plpgsql
 stable
 as $plpgsql$
 declare
-    v_name text := (select min(c.name) from ulak._credential_headers(p_endpoint_id, p_headers) c(name));
+    v_names text[] := ulak._credential_headers(p_endpoint_id, p_headers);
 begin
-    if v_name is not null then
-        raise exception 'header "%" is set by the endpoint', left(v_name, 64)
+    if v_names <> '{}' then
+        raise exception 'header "%" is set by the endpoint', left(v_names[1], 64)
             using errcode = '42501',
                 detail = 'A message can''t replace what its endpoint authenticates itself with.',
                 hint = 'Leave it out, or send to an endpoint whose config doesn''t set it.';
@@ -232,31 +232,36 @@ end
 $plpgsql$;
 
 -- Of these headers, those that the endpoint proves itself with: what "auth", "proxy" and "signature" make, a header of the config that is a
--- secret, and under SigV4 whatever is signed by the endpoint's key and tells the service what to do. Without a search_path of its
--- own, so that it becomes part of the query that calls it: an event with headers asks for thousands of endpoints.
+-- secret, and under SigV4 whatever is signed by the endpoint's key and tells the service what to do. PL/pgSQL, though it is one
+-- query: its plan is kept, while one of SQL would be planned anew by each send().
 create or replace function ulak._credential_headers(p_endpoint_id bigint, p_headers jsonb)
-returns setof text
-language sql
+returns text[]
+language plpgsql
 stable
-as $sql$
-    select h.key
-    from ulak.endpoints e
-    cross join jsonb_object_keys(p_headers) h(key)
-    cross join lateral (select lower(h.key collate "C")) l(name)
-    where e.id = p_endpoint_id
-        and (
-            l.name = 'authorization' and e.config ? 'auth'
-            or e.config ? 'signature' and l.name = ulak._signature_header(e.config)
-            or l.name = 'proxy-authorization' and e.config ? 'proxy'
-            or starts_with(l.name, 'x-amz-') and e.config -> 'auth' ->> 'type' = 'aws_sigv4'
-            or exists (
-                select
-                from jsonb_each(e.config -> 'headers') c
-                where lower(c.key collate "C") = l.name
-                    and (jsonb_typeof(c.value) = 'object' or l.name in ('authorization', 'proxy-authorization'))
+as $plpgsql$
+begin
+    return array(
+        select h.key
+        from ulak.endpoints e
+        cross join jsonb_object_keys(p_headers) h(key)
+        cross join lateral (select lower(h.key collate "C")) l(name)
+        where e.id = p_endpoint_id
+            and (
+                l.name = 'authorization' and e.config ? 'auth'
+                or e.config ? 'signature' and l.name = ulak._signature_header(e.config)
+                or l.name = 'proxy-authorization' and e.config ? 'proxy'
+                or starts_with(l.name, 'x-amz-') and e.config -> 'auth' ->> 'type' = 'aws_sigv4'
+                or e.config ? 'headers' and exists (
+                    select
+                    from jsonb_each(e.config -> 'headers') c
+                    where lower(c.key collate "C") = l.name
+                        and (jsonb_typeof(c.value) = 'object' or l.name in ('authorization', 'proxy-authorization'))
+                )
             )
-        )
-$sql$;
+        order by h.key
+    );
+end
+$plpgsql$;
 
 -- _check_message() for many. What has neither headers nor metadata needs no call of its own.
 create or replace function ulak._check_messages(p_messages ulak._message[])

@@ -172,19 +172,30 @@ declare
     v_count integer := cardinality(p_mailing.messages);
     v_mailing ulak._mailing := p_mailing;
 begin
+    -- Nearly always, and what follows takes longer to plan than to do.
+    if not exists (
+        select
+        from unnest(p_mailing.places, p_mailing.endpoint_ids) as r (place, endpoint_id)
+        join unnest(p_mailing.messages) with ordinality as m on m.ordinality = r.place
+        where ulak._credential_headers(r.endpoint_id, m.headers - array['ulak-event-type', 'ulak-event-id']) <> '{}'
+    ) then
+        return p_mailing;
+    end if;
     with recipients as (
-        select r.number, r.place, array_agg(c.name order by c.name) as names
+        select
+            r.number,
+            r.place,
+            ulak._credential_headers(r.endpoint_id, m.headers - array['ulak-event-type', 'ulak-event-id']) as names
         from unnest(p_mailing.places, p_mailing.endpoint_ids) with ordinality as r (place, endpoint_id, number)
         join unnest(p_mailing.messages) with ordinality as m on m.ordinality = r.place
-        cross join lateral ulak._credential_headers(
-            r.endpoint_id, m.headers - array['ulak-event-type', 'ulak-event-id']
-        ) as c (name)
-        group by r.number, r.place
+        -- Once for each recipient, not once for each use of the names.
+        offset 0
     ),
     -- Who is to be without the same headers of an event gets the same message.
     replaced as (
         select r.number, r.place, r.names, v_count + dense_rank() over (order by r.place, r.names) as new_place
         from recipients as r
+        where r.names <> '{}'
     )
     select
         p_mailing.messages || array(
