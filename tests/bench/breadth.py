@@ -319,6 +319,7 @@ def subscribers(stage: Stage) -> Iterator[Figure]:
                 required=REQUIRED[MANY] if release is None else None,
             ),
             Quantity(taken.of(plain), "of", "as many sent", required=NEIGHBOURS_REQUIRED if release is None else None),
+            Quantity(taken.times_processor(plain), "times", "their processor"),
             headline=release is None,
         )
 
