@@ -48,7 +48,7 @@ begin
         v_quota := least(v_quota, v_most_in_flight - ulak._count_in_flight(p_endpoint_id, v_most_in_flight));
     end if;
     v_quota := greatest(least(v_quota, floor(ulak._rate_tokens(v_endpoint, p_now))), 0);
-    if v_quota > 0 and (circuit_state = 'closed' or ulak._may_probe(v_endpoint, p_now)) then
+    if v_quota > 0 and (circuit_state = 'closed' or ulak._take_probe(v_endpoint, p_now)) then
         quota := v_quota;
     end if;
 end

@@ -205,10 +205,10 @@ begin
 end
 $plpgsql$;
 
--- Does more than its name says, which is that of 0.1.0: an open circuit whose cooldown is over is half-opened here, and
--- gets its probe from whoever does so. A half-open one whose probe is no longer in flight (its worker died, it was deleted, it
--- expired) gets another instead of waiting for ever.
-create or replace function ulak._may_probe(p_endpoint ulak.endpoints, p_now timestamptz)
+-- Gives the caller the probe of a circuit that isn't closed; false if another message is the probe. An open circuit is half-opened
+-- here. A half-open one whose probe is no longer in flight (its worker died, it was deleted, it expired) gets another instead
+-- of waiting for ever. Which message it is, _charge() writes down.
+create or replace function ulak._take_probe(p_endpoint ulak.endpoints, p_now timestamptz)
 returns boolean
 language plpgsql
 set search_path = pg_catalog, pg_temp

@@ -42,6 +42,7 @@ drop function ulak._lock_configs();
 
 drop function ulak._admit(bigint, integer, timestamptz);
 drop function ulak._close_circuit(ulak.endpoints, text, timestamptz);
+drop function ulak._may_probe(ulak.endpoints, timestamptz);
 -- Locks ulak.endpoints, which is ours already; nothing is rewritten.
 alter table ulak.endpoints add column slow_start_limit integer;
 comment on column ulak.endpoints.slow_start_limit is 'most messages in flight while a circuit that has closed is eased back into traffic; null: no such limit';

@@ -67,6 +67,17 @@ def test_the_map_of_the_sql_has_every_file_and_no_other(folder: str) -> None:
     assert sorted(named) == sorted(path.name for path in (PROJECT / "sql" / folder).glob("*.sql"))
 
 
+@pytest.mark.parametrize(("heading", "folder"), [("| where | what |", "ulak"), ("| file | what it does |", "ulak/worker")])
+def test_the_maps_of_the_python_have_every_module_and_no_other(heading: str, folder: str) -> None:
+    text = (PROJECT / "plpython" / "README.md").read_text()
+    start = text.index(heading)
+    rows = text[start : text.index("\n\n", start)].split("\n")[2:]
+    named = [name.removeprefix("ulak/").rstrip("/") for row in rows for name in re.findall(r"`([^`]+)`", row.split("|")[1])]
+    there = [path.name for path in (PROJECT / "plpython" / folder).iterdir() if path.name[0] != "_"]
+
+    assert sorted(named) == sorted(there)
+
+
 def test_no_function_named_in_the_map_of_the_sql_is_gone(db: psycopg.Connection[Any]) -> None:
     text = (PROJECT / "sql" / "README.md").read_text()
     there = {name for (name,) in db.execute("select proname from pg_proc where pronamespace = 'ulak'::regnamespace")}

@@ -27,7 +27,7 @@ NO_REASON = Prospect(
     unblocks_others=False,
     has_outcomes=False,
     is_due=True,
-    saw_new_id=False,
+    wants_claim=False,
     is_listening_worth_it=False,
     needs_look=True,
 )
@@ -59,9 +59,9 @@ def test_the_mode_follows_from_the_situation(situation: Situation, expected: Mod
 @pytest.mark.parametrize(
     ("situation", "prospect", "expected"),
     [
-        (IDLE, {"can_claim": False, "saw_new_id": True, "unblocks_others": True}, Claim.NONE),
+        (IDLE, {"can_claim": False, "wants_claim": True, "unblocks_others": True}, Claim.NONE),
         (IDLE, {"unblocks_others": True}, Claim.NOW),
-        (IDLE, {"saw_new_id": True}, Claim.NOW),
+        (IDLE, {"wants_claim": True}, Claim.NOW),
         (IDLE, {}, Claim.IF_SENT),
         (LISTENING._replace(was_notified=True), {}, Claim.NOW),
         (IDLE._replace(has_more=True), {"stores_outcomes": True}, Claim.NOW),

@@ -14,10 +14,9 @@ def looks(pace: Pace, start: float, end: float, last_sent: int) -> tuple[list[fl
     now, looked, claimed = start, [], []
     while (now := now + pace.wait(now)) < end:
         looked.append(now)
-        if pace.wants_claim(now, last_sent):
+        if pace.looked(now, last_sent):
             claimed.append(now)
             pace.claimed(now, None, False)
-        pace.looked(now)
     return looked, claimed
 
 
@@ -85,9 +84,8 @@ def test_a_message_that_commits_late_is_found_at_a_third_of_the_idle_pace() -> N
 def test_an_id_that_was_claimed_is_not_looked_for_any_more() -> None:
     pace = Pace(BUSY, IDLE, now=0)
     looks(pace, 0, 60, last_sent=1)
-    assert pace.wants_claim(60, last_sent=2)
+    assert pace.looked(60, last_sent=2)
     pace.claimed(60, newest=2, may_have_more=False)
-    pace.looked(60)
     assert pace.patience(60) > 10 * BUSY
 
     looked, claimed = looks(pace, 60, 60.1, last_sent=2)
@@ -109,7 +107,7 @@ def test_only_the_poller_looks_at_the_busy_pace() -> None:
 
 def test_there_is_no_wait_while_there_are_more() -> None:
     pace = Pace(BUSY, IDLE, now=0)
-    pace.looked(0)
+    pace.looked(0, last_sent=1)
 
     pace.claimed(0, newest=5, may_have_more=True)
 

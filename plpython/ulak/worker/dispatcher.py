@@ -13,13 +13,11 @@ MakeTransport = Callable[[Descriptors], Transport]
 
 
 class _Member:
-    __slots__ = ("descriptors", "in_flight", "protocol", "transport")
+    __slots__ = ("descriptors", "transport")
 
-    def __init__(self, protocol: str, descriptors: Descriptors, transport: Transport) -> None:
-        self.protocol = protocol
+    def __init__(self, descriptors: Descriptors, transport: Transport) -> None:
         self.descriptors = descriptors
         self.transport = transport
-        self.in_flight = 0
 
 
 class Dispatcher:
@@ -51,10 +49,8 @@ class Dispatcher:
 
     def start(self, endpoint: Endpoint, messages: Sequence[Message]) -> None:
         """One delivery: one message, or one group of group()."""
-        member = self._members[endpoint.protocol]
-        member.in_flight += 1
         self.in_flight += 1
-        member.transport.start(endpoint, messages)
+        self._members[endpoint.protocol].transport.start(endpoint, messages)
 
     def step(self, max_wait: float) -> list[Settled]:
         """Deliveries that ended, after at most max_wait seconds, or 0.1."""
@@ -86,7 +82,6 @@ class Dispatcher:
     def _advance(self, member: _Member, settled: list[Settled]) -> None:
         ended = member.transport.advance(member.descriptors.take_ready())
         if ended:
-            member.in_flight -= len(ended)
             self.in_flight -= len(ended)
             settled += ended
 
@@ -98,5 +93,5 @@ class Dispatcher:
             if make is None:
                 raise ConfigError(f"no worker delivers protocol {protocol}")
             descriptors = Descriptors(self._waiting)
-            member = self._members[protocol] = _Member(protocol, descriptors, make(descriptors))
+            member = self._members[protocol] = _Member(descriptors, make(descriptors))
         return member

@@ -54,7 +54,7 @@ class Listening:
             self.give_up()
             return True
         self.last_sent = found.last_sent
-        has_sent = self._pace.sees(now, found.last_sent, found.last_sent <= self._notified_to)
+        has_sent = self._pace.note_sent(now, found.last_sent, found.last_sent <= self._notified_to)
         self._notified_to = found.notified_to
         return has_sent or found.has_pending
 

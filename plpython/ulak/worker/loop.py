@@ -150,10 +150,9 @@ class Worker:
             seconds = min(self._timers.next_check - now, pace.patience(now))
             last_sent = database.await_send(pace.last_sent, pace.interval, seconds)
             now = self._clock()
-            self._transaction.saw_new_id = pace.wants_claim(now, last_sent)
+            self._transaction.wants_claim = pace.looked(now, last_sent)
             database.commit()
-            pace.looked(now)
-            if self._transaction.saw_new_id:
+            if self._transaction.wants_claim:
                 return
 
     def _step(self, seconds: float) -> Sequence[Settled]:

@@ -93,8 +93,8 @@ class Prospect(NamedTuple):
     has_outcomes: bool
     # poll_interval_busy has passed since the last claim.
     is_due: bool
-    # While polling, a new id was seen.
-    saw_new_id: bool
+    # While polling, a look found a new id, or that it is time for a claim.
+    wants_claim: bool
     is_listening_worth_it: bool
     # Senders have yet to be asked, or what nobody notifies of has to be looked for.
     needs_look: bool
@@ -109,7 +109,7 @@ def next_claim(situation: Situation, prospect: Prospect, now: float) -> Claim:
         # In the transaction that stores outcomes; in one of its own only if no outcome is about to be stored.
         is_time = prospect.stores_outcomes or (not prospect.has_outcomes and prospect.is_due)
         return Claim.NOW if is_time else Claim.NONE
-    if prospect.saw_new_id or situation.was_notified:
+    if prospect.wants_claim or situation.was_notified:
         return Claim.NOW
     if prospect.is_listening_worth_it and not situation.has_backlog and now < situation.until:
         return Claim.IF_PENDING if prospect.needs_look else Claim.NONE

@@ -54,28 +54,26 @@ class Pace:
         """Whether messages come one by one, so that it is worth to be woken for each."""
         return max(self._gap, now - self._sent_at) > LISTEN_GAP_SECONDS
 
-    def wants_claim(self, now: float, last_sent: int) -> bool:
-        """Called at each look, with the id that was drawn last by any sender."""
+    def looked(self, now: float, last_sent: int) -> bool:
+        """After a look, which found that this id was drawn last by any sender; whether a claim is to follow."""
+        is_sent = self.note_sent(now, last_sent)
+        if now < self._busy_until and self.is_poller:
+            self.interval = self.busy * (LIGHT_WAIT if self._gap > LIGHT_LOOKS * self.busy else 1)
+        else:
+            self.interval = min(self.idle, self.interval * IDLE_GROWTH)
+        self._next_look = now + self.interval
         # Retries fall due and late transactions commit without a new id: a claim now and then finds them.
-        return self.sees(now, last_sent) or self.may_have_more or now >= self._next_claim
+        return is_sent or self.may_have_more or now >= self._next_claim
 
-    def sees(self, now: float, last_sent: int, will_notify: bool = False) -> bool:
-        """Whether somebody has sent whose message was not found yet; will_notify: his commit wakes the worker, and it
-        sees him then."""
+    def note_sent(self, now: float, last_sent: int, will_notify: bool = False) -> bool:
+        """Whether somebody has sent whose message was not found yet. will_notify: the commit of whoever drew this id
+        wakes the worker, which notes it then."""
         is_new = last_sent != self.last_sent and not will_notify
         if is_new:
             self._saw(now, last_sent)
             self._expected = last_sent
             self._expected_until = now + EXPECT_SECONDS
         return is_new or self.is_expecting(now)
-
-    def looked(self, now: float) -> None:
-        """After a look, whether or not it led to a claim."""
-        if now < self._busy_until and self.is_poller:
-            self.interval = self.busy * (LIGHT_WAIT if self._gap > LIGHT_LOOKS * self.busy else 1)
-        else:
-            self.interval = min(self.idle, self.interval * IDLE_GROWTH)
-        self._next_look = now + self.interval
 
     def claimed(self, now: float, newest: int | None, may_have_more: bool) -> None:
         """After a claim: the highest id that it got, if any, and whether there may be more."""

@@ -104,7 +104,7 @@ class Rates:
     def __init__(self) -> None:
         self._rates: dict[int, tuple[float, float]] = {}
         self._total = (0.0, 0.0)
-        # When rates without an answer of late are looked for and dropped.
+        # When old rates are dropped next, where they are many.
         self._forget_at = 0.0
 
     def note(self, counts: Mapping[int, int], now: float) -> None:
@@ -115,7 +115,8 @@ class Rates:
 
     def allowed(self, now: float) -> dict[int, int]:
         """How many messages of which endpoint may be prefetched; of none where many answer."""
-        if not self._are_few(now):
+        self._forget_old(now)
+        if self._are_many:
             return {}
         found = {endpoint_id: int(rate * PREFETCH_SECONDS) for endpoint_id, (rate, _) in self._rates.items()}
         allowed = {endpoint_id: count for endpoint_id, count in found.items() if count}
@@ -123,14 +124,18 @@ class Rates:
 
     def allowed_in_turn(self, now: float) -> int:
         """How many messages may be prefetched of all endpoints together, as their turns come; none where few answer."""
-        return 0 if self._are_few(now) else int(self._total[0] * PREFETCH_SECONDS)
+        self._forget_old(now)
+        return int(self._total[0] * PREFETCH_SECONDS) if self._are_many else 0
 
-    def _are_few(self, now: float) -> bool:
-        few = 2 * PREFETCH_ENDPOINTS
-        if now >= self._forget_at or len(self._rates) <= few:
+    @property
+    def _are_many(self) -> bool:
+        return len(self._rates) > 2 * PREFETCH_ENDPOINTS
+
+    def _forget_old(self, now: float) -> None:
+        """Drops rates without an answer of late: of many only now and then, since it looks at each of them."""
+        if now >= self._forget_at or not self._are_many:
             self._forget_at = now + RATE_MEMORY_SECONDS
             self._rates = {id: known for id, known in self._rates.items() if known[1] > now - RATE_MEMORY_SECONDS}
-        return len(self._rates) <= few
 
 
 def _follow(known: tuple[float, float], count: int, now: float) -> tuple[float, float]:

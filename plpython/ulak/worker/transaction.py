@@ -35,8 +35,8 @@ class Transaction:
         self._claiming = parts.claiming
         self._timers = parts.timers
         self._ending = parts.ending
-        # A look has found that somebody has sent.
-        self.saw_new_id = False
+        # While polling, a look found a new id, or that it is time for a claim.
+        self.wants_claim = False
 
     def run(self, now: float) -> None:
         stores = bool(self._settling.done) and self._is_time_to_settle(now)
@@ -46,7 +46,7 @@ class Transaction:
         if self._settling.deferred and now >= self._settling.next_retry:
             self._settling.store_deferred(now)
         claim, seen = self._next_claim(now, stores, unblocks_others), self._pace.last_sent
-        if self._is_to_claim(claim, now) and not (claim is Claim.IF_PENDING and self._light_claim(now, seen)):
+        if self._look(claim, now) and not (claim is Claim.IF_PENDING and self._light_claim(now, seen)):
             self._claim(now)
         self._database.commit()
         if self._sending.fresh:
@@ -100,14 +100,15 @@ class Transaction:
             unblocks_others=unblocks_others,
             has_outcomes=bool(self._settling.done),
             is_due=now >= self._claiming.last_claim + self._options.poll_interval_busy,
-            saw_new_id=self.saw_new_id,
+            wants_claim=self.wants_claim,
             is_listening_worth_it=listening.is_worth_it(now),
             needs_look=not (listening.is_on and listening.is_armed and now < self._claiming.next_look),
         )
         return modes.next_claim(self._parts.situation(now), prospect, now)
 
-    def _is_to_claim(self, claim: Claim, now: float) -> bool:
-        """Where it depends on whether there is something to claim, the database is asked."""
+    def _look(self, claim: Claim, now: float) -> bool:
+        """Whether to claim. Where that depends on what there is to claim, the database is asked, and the worker begins to
+        listen or goes back to polling."""
         if claim is Claim.IF_PENDING:
             return self._look_listening(now)
         if claim is Claim.IF_SENT:
@@ -129,13 +130,11 @@ class Transaction:
             self._timers.check_by(now + CHECK_SECONDS)
         if self._pace.wait(now) > 0:
             return False
-        is_due = self._pace.wants_claim(now, self._database.last_sent())
-        self._pace.looked(now)
-        return is_due
+        return self._pace.looked(now, self._database.last_sent())
 
     def _claim(self, now: float) -> None:
         was_notified = self._listening.was_notified
-        self.saw_new_id = False
+        self.wants_claim = False
         self._claiming.claim(now, was_notified, self._ending.until)
         if self._leases and not self._listening.is_on:
             self._timers.check_by(now + CHECK_SECONDS)

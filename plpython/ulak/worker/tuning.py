@@ -53,8 +53,9 @@ RELEASE_SECONDS = {"open": 10.0, "half_open": 5.0, "disabled": 10.0}
 # A worker claims what an endpoint will have answered within this time, beyond what it has slots for. Shorter: slots run
 # empty while a claim is made (20 us a message). Longer: a stopped worker gives more back.
 PREFETCH_SECONDS = 0.05
-# If more endpoints than these are answering, nothing is prefetched: a turn of all of them brings enough, and costs less
-# than a claim of each. With 1,000 endpoints a message took 160 us of processor with it and 128 us without.
+# So many endpoints at most are prefetched of by claims of their own. Where more than twice as many answer, one claim takes
+# messages of whoever's turn it is, which costs less than a claim of each: with 1,000 endpoints a message took 160 us of
+# processor with claims of their own and 128 us without.
 PREFETCH_ENDPOINTS = 8
 # An endpoint that had no answer for so long has no rate.
 RATE_MEMORY_SECONDS = 0.25
@@ -142,7 +143,9 @@ LONGEST_LISTENING_RUN = 3600
 # A run ends at most 6.4 s after the minute, and what it holds may keep it a little longer: so long the next one waits
 # for its place.
 HANDOVER_SECONDS = 8.0
+# How often it looks whether that is free, and the watcher whether it was cancelled.
 LOOK_SECONDS = 0.1
+# How often the watcher looks whether a worker is missing: one that is so twice in turn is started.
 WATCH_SECONDS = 1.0
 
 # Nodes ---------------------------------------------------------------------------------------------------------------
