@@ -182,8 +182,8 @@ declare
 begin
     for v_name, v_value in select h.key, h.value from jsonb_each_text(p_headers) as h loop
         v_problem := case
-            when v_name !~ '^[!#$%&''*+.^_`|~0-9A-Za-z-]+$' then 'is not a valid header name'
-            when v_value ~ E'[\\x01-\\x08\\x0a-\\x1f\\x7f]' then 'must not have line breaks or other control characters'
+            when not ulak._is_header_name(v_name) then 'is not a valid header name'
+            when not ulak._is_header_value(v_value) then 'must not have line breaks or other control characters'
             when lower(v_name collate "C") = any(ulak._reserved_headers()) then 'is a header that ulak sets itself'
             when lower(v_name collate "C") = 'authorization' and p_has_auth then 'is set by "auth" already'
             when lower(v_name collate "C") = any(v_seen) then 'is given twice'
@@ -216,7 +216,7 @@ begin
         (
             select array['.auth.' || a.key, 'must not have line breaks or other control characters', null]
             from jsonb_each_text(p_auth) as a
-            where a.value ~ E'[\\x01-\\x1f\\x7f]'
+            where ulak._has_control_characters(a.value)
             limit 1
         ),
         ulak._url_violation('.auth.token_url', p_auth ->> 'token_url')
@@ -257,7 +257,7 @@ begin
                 'Let ulak make one: leave it out, then select ulak.rotate_secret(''endpoint'');'
             ];
         end if;
-    elsif length(p_secret) < 8 or p_secret ~ E'[\\x01-\\x1f\\x7f]' then
+    elsif length(p_secret) < 8 or ulak._has_control_characters(p_secret) then
         return array['.signing_secret', 'must have at least 8 characters and no control characters', null];
     end if;
     return null;
@@ -295,7 +295,7 @@ begin
         end if;
     elsif not v_signature ? 'header' then
         return array['.signature.header', 'is required with "scheme": "hmac"', 'Such as "x-signature".'];
-    elsif v_header !~ '^[!#$%&''*+.^_`|~0-9a-z-]+$' then
+    elsif not ulak._is_header_name(v_header) then
         return array['.signature.header', 'is not a valid header name', null];
     elsif v_header = any (ulak._reserved_headers() || array['authorization', 'content-type', 'user-agent']) or v_header ~ '^(ulak|ce)-' then
         return array['.signature.header', 'is a header that ulak sets itself', null];
@@ -311,24 +311,19 @@ $plpgsql$;
 
 create or replace function ulak._http_keys_violation(p_config jsonb)
 returns text[]
-language plpgsql
+language sql
 immutable
 set search_path = pg_catalog, pg_temp
-as $plpgsql$
-begin
-    if exists (select from jsonb_array_elements(p_config -> 'retry_on') as r where p_config -> 'permanent_on' @> r) then
-        return array['.permanent_on', 'has a status that retry_on has too', null];
-    elsif p_config ? 'tls_client_key' and not p_config ? 'tls_client_cert' then
-        return array['.tls_client_cert', 'is required beside tls_client_key', null];
-    end if;
-    return (
-        select array['.' || k.key, 'must not have control characters', null]
-        from unnest(array['cloudevents_type', 'cloudevents_source', 'cloudevents_subject']) k(key)
-        where p_config ->> k.key ~ E'[\\x01-\\x1f\\x7f]'
-        limit 1
-    );
-end
-$plpgsql$;
+as $sql$
+    select coalesce(
+        (
+            select array['.permanent_on', 'has a status that retry_on has too', null]
+            where exists (select from jsonb_array_elements(p_config -> 'retry_on') as r where p_config -> 'permanent_on' @> r)
+        ),
+        ulak._required_beside(p_config, 'tls_client_key', 'tls_client_cert'),
+        ulak._cloudevents_violation(p_config)
+    )
+$sql$;
 
 -- As ulak._config_violation(), for a config that has the right shape.
 create or replace function ulak._http_config_violation(p_config jsonb)

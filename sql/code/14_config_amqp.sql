@@ -42,11 +42,10 @@ as $sql$
     select coalesce(
         ulak._host_violation('.host', p_config ->> 'host'),
         ulak._route_violation('.routing_key', p_config ->> 'routing_key'),
+        ulak._required_beside(p_config, 'username', 'password'),
+        ulak._required_beside(p_config, 'password', 'username'),
+        ulak._cloudevents_violation(p_config),
         case
-            when p_config ? 'username' and not p_config ? 'password' then
-                array['.password', 'is required beside username', null]
-            when p_config ? 'password' and not p_config ? 'username' then
-                array['.username', 'is required beside password', null]
             when coalesce(p_config ->> 'exchange', '') = '' and coalesce(p_config ->> 'routing_key', '') = '' then array[
                 '.routing_key',
                 'is required without an exchange',
@@ -54,7 +53,7 @@ as $sql$
             ]
             when coalesce(p_config ->> 'exchange', '') = '' and p_config ? 'exchange_type' then
                 array['.exchange_type', 'has no effect without an exchange', null]
-            when p_config ->> 'exchange' ~ E'[\\x01-\\x1f\\x7f]' then
+            when ulak._has_control_characters(p_config ->> 'exchange') then
                 array['.exchange', 'must not have control characters', null]
             -- RabbitMQ has its own of these names, and lets nobody declare one.
             when p_config ->> 'exchange' ~ '^amq[.]' and p_config ? 'exchange_type' then array[

@@ -15,6 +15,31 @@ as $sql$
     }$json$::pg_catalog.jsonb
 $sql$;
 
+create or replace function ulak._cloudevents_violation(p_config jsonb)
+returns text[]
+language sql
+immutable
+set search_path = pg_catalog, pg_temp
+as $sql$
+    select array['.' || k.key, 'must not have control characters', null]
+    from unnest(array['cloudevents_type', 'cloudevents_source', 'cloudevents_subject']) k(key)
+    where ulak._has_control_characters(p_config ->> k.key)
+    limit 1
+$sql$;
+
+-- Of two keys, the first means nothing without the second.
+create or replace function ulak._required_beside(p_config jsonb, p_key text, p_required text)
+returns text[]
+language sql
+immutable
+set search_path = pg_catalog, pg_temp
+as $sql$
+    select case
+        when p_config ? p_key and not p_config ? p_required
+            then array['.' || p_required, format('is required beside %s', p_key), null]
+    end
+$sql$;
+
 -- For the brokers that the worker dials itself; librdkafka has options of its own.
 create or replace function ulak._broker_tls_config_schema()
 returns jsonb
@@ -37,7 +62,7 @@ immutable
 set search_path = pg_catalog, pg_temp
 as $sql$
     select case
-        when p_route ~ E'[\\x01-\\x1f\\x7f]' then array[p_path, 'must not have control characters', null]
+        when ulak._has_control_characters(p_route) then array[p_path, 'must not have control characters', null]
         when regexp_replace(p_route, E'\\{[A-Za-z_][A-Za-z0-9_.-]*\\}', '', 'g') ~ '[{}]' then array[
             p_path,
             'has a brace that does not enclose a name',
@@ -74,6 +99,6 @@ as $sql$
             order by k
             limit 1
         )
-        when p_config ? 'tls_key' and not p_config ? 'tls_cert' then array['.tls_cert', 'is required beside tls_key', null]
+        else ulak._required_beside(p_config, 'tls_key', 'tls_cert')
     end
 $sql$;

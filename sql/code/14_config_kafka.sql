@@ -111,9 +111,7 @@ begin
                 return v_violation;
             end if;
         -- PEM has lines.
-        elsif (v_key like '%.pem' and v_value ~ E'[\\x01-\\x09\\x0b\\x0c\\x0e-\\x1f\\x7f]')
-            or (v_key not like '%.pem' and v_value ~ E'[\\x01-\\x1f\\x7f]')
-        then
+        elsif ulak._has_control_characters(case when v_key like '%.pem' then translate(v_value, E'\r\n', '') else v_value end) then
             return array['.options' || ulak._json_path_step(v_key), 'must not have control characters', null];
         end if;
     end loop;
@@ -226,16 +224,16 @@ as $sql$
     select array[
         '.headers' || ulak._json_path_step(h.key),
         case
-            when h.key ~ E'[\\x01-\\x1f\\x7f]' or h.key = '' then 'is not a valid header name'
-            when h.value ~ E'[\\x01-\\x08\\x0a-\\x1f\\x7f]' then 'must not have line breaks or other control characters'
+            when ulak._has_control_characters(h.key) or h.key = '' then 'is not a valid header name'
+            when not ulak._is_header_value(h.value) then 'must not have line breaks or other control characters'
             else 'is a header that ulak sets itself'
         end,
         null
     ]
     from jsonb_each_text(p_headers) h
-    where h.key ~ E'[\\x01-\\x1f\\x7f]'
+    where ulak._has_control_characters(h.key)
         or h.key = ''
-        or h.value ~ E'[\\x01-\\x08\\x0a-\\x1f\\x7f]'
+        or not ulak._is_header_value(h.value)
         or lower(h.key collate "C") ~ '^(ulak-|ce_|content-type$)'
     limit 1
 $sql$;
@@ -255,11 +253,6 @@ as $sql$
         ulak._kafka_headers_violation(p_config -> 'headers'),
         ulak._kafka_options_violation(p_config -> 'options'),
         ulak._kafka_security_violation(p_config -> 'options'),
-        (
-            select array['.' || k.key, 'must not have control characters', null]
-            from unnest(array['cloudevents_type', 'cloudevents_source', 'cloudevents_subject']) k(key)
-            where p_config ->> k.key ~ E'[\\x01-\\x1f\\x7f]'
-            limit 1
-        )
+        ulak._cloudevents_violation(p_config)
     )
 $sql$;

@@ -56,9 +56,9 @@ as $sql$
             where p_config ? k.key and not p_config ? 'will_topic'
             limit 1
         ),
+        ulak._required_beside(p_config, 'password', 'username'),
+        ulak._cloudevents_violation(p_config),
         case
-            when p_config ? 'password' and not p_config ? 'username'
-                then array['.username', 'is required beside password', null]
             when p_config -> 'clean_session' = 'false' and not p_config ? 'client_id'
                 then array['.client_id', 'is required with "clean_session": false', 'A session is found again by the id of its client.']
         end

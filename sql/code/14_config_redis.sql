@@ -41,9 +41,8 @@ as $sql$
         ulak._host_violation('.host', p_config ->> 'host'),
         ulak._route_violation('.stream_key', p_config ->> 'stream_key'),
         ulak._tls_violation(p_config),
+        ulak._required_beside(p_config, 'username', 'password'),
         case
-            when p_config ? 'username' and not p_config ? 'password'
-                then array['.password', 'is required beside username', null]
             when p_config ? 'maxlen' and p_config ? 'minid'
                 then array['.minid', 'has no effect beside maxlen', 'A stream is trimmed by one of them.']
             when p_config ? 'maxlen_approximate' and not p_config ?| array['maxlen', 'minid']

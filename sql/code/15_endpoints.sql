@@ -268,7 +268,11 @@ begin
     if tg_op = 'INSERT' and ulak._is_restore() then
         return new;
     end if;
-    if new.name is null or new.name !~ E'^[^\\x01-\\x1f\\x7f]{1,200}$' or new.name <> btrim(new.name) then
+    if new.name is null
+        or length(new.name) not between 1 and 200
+        or ulak._has_control_characters(new.name)
+        or new.name <> btrim(new.name)
+    then
         raise exception 'invalid endpoint name'
             using
                 errcode = '22023',

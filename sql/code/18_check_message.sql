@@ -188,9 +188,9 @@ begin
     end if;
     select h.key into v_name
     from jsonb_each(p_headers) h
-    where h.key !~ '^[!#$%&''*+.^_`|~0-9A-Za-z-]+$'
+    where not ulak._is_header_name(h.key)
         or jsonb_typeof(h.value) <> 'string'
-        or (h.value #>> '{}') ~ E'[\\x01-\\x08\\x0a-\\x1f\\x7f]'
+        or not ulak._is_header_value(h.value #>> '{}')
     limit 1;
     if found then
         raise exception 'header "%" is not a valid header', left(v_name, 64)

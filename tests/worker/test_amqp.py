@@ -571,6 +571,7 @@ def test_explain_tells_why_a_message_waits(site: Site, rabbitmq: RabbitMQ) -> No
         ({"tls": True, "tls_key": "/etc/key.pem"}, "tls_cert"),
         ({"username": "only"}, "password"),
         ({"password": "only"}, "username"),
+        ({"cloudevents": True, "cloudevents_type": "a\nb"}, "cloudevents_type"),
         ({"exchange": "amq.topic", "exchange_type": "topic"}, "exchange_type"),
         ({"host": "amqp://rabbit"}, "host"),
     ],

@@ -414,6 +414,7 @@ def test_an_idle_connection_is_kept_alive(site: Site) -> None:
         ({"will_qos": 1}, "has no effect without will_topic"),
         ({"broker": "tcp://127.0.0.1"}, "must be the name or the address of a host"),
         ({"password": "secret"}, "is required beside password"),
+        ({"cloudevents": True, "cloudevents_source": "a\nb"}, "must not have control characters"),
         ({"clean_session": False}, 'is required with "clean_session": false'),
         ({"tls_insecure": True}, 'has no effect without "tls": true'),
     ],
