@@ -67,12 +67,16 @@ def test_the_map_of_the_sql_has_every_file_and_no_other(folder: str) -> None:
     assert sorted(named) == sorted(path.name for path in (PROJECT / "sql" / folder).glob("*.sql"))
 
 
-@pytest.mark.parametrize(("heading", "folder"), [("| where | what |", "ulak"), ("| file | what it does |", "ulak/worker")])
+@pytest.mark.parametrize(
+    ("heading", "folder"), [("| where | what |", "ulak"), ("| file | what it does |", "ulak/worker")]
+)
 def test_the_maps_of_the_python_have_every_module_and_no_other(heading: str, folder: str) -> None:
     text = (PROJECT / "plpython" / "README.md").read_text()
     start = text.index(heading)
     rows = text[start : text.index("\n\n", start)].split("\n")[2:]
-    named = [name.removeprefix("ulak/").rstrip("/") for row in rows for name in re.findall(r"`([^`]+)`", row.split("|")[1])]
+    named = [
+        name.removeprefix("ulak/").rstrip("/") for row in rows for name in re.findall(r"`([^`]+)`", row.split("|")[1])
+    ]
     there = [path.name for path in (PROJECT / "plpython" / folder).iterdir() if path.name[0] != "_"]
 
     assert sorted(named) == sorted(there)

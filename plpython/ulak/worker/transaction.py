@@ -107,8 +107,8 @@ class Transaction:
         return modes.next_claim(self._parts.situation(now), prospect, now)
 
     def _look(self, claim: Claim, now: float) -> bool:
-        """Whether to claim. Where that depends on what there is to claim, the database is asked, and the worker begins to
-        listen or goes back to polling."""
+        """Whether to claim. Where that depends on what there is to claim, the database is asked, and the worker begins
+        to listen or goes back to polling."""
         if claim is Claim.IF_PENDING:
             return self._look_listening(now)
         if claim is Claim.IF_SENT:

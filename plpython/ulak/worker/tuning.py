@@ -53,9 +53,9 @@ RELEASE_SECONDS = {"open": 10.0, "half_open": 5.0, "disabled": 10.0}
 # A worker claims what an endpoint will have answered within this time, beyond what it has slots for. Shorter: slots run
 # empty while a claim is made (20 us a message). Longer: a stopped worker gives more back.
 PREFETCH_SECONDS = 0.05
-# So many endpoints at most are prefetched of by claims of their own. Where more than twice as many answer, one claim takes
-# messages of whoever's turn it is, which costs less than a claim of each: with 1,000 endpoints a message took 160 us of
-# processor with claims of their own and 128 us without.
+# Of so many endpoints at most messages are prefetched by claims of their own. Where more than twice as many answer, one
+# claim takes messages of whoever's turn it is, which costs less than a claim of each: with 1,000 endpoints a message
+# took 160 us of processor with claims of their own and 128 us without.
 PREFETCH_ENDPOINTS = 8
 # An endpoint that had no answer for so long has no rate.
 RATE_MEMORY_SECONDS = 0.25
