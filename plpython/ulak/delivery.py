@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ulak.mask import Mask
@@ -78,6 +78,17 @@ class EndpointConfig(NamedTuple):
     secrets: Sequence[str] = ()
     protocol: str = "http"
 
+    def keys(self) -> Mapping[str, Any]:
+        """What the config says. Raises ConfigError."""
+        if self.config is None:
+            raise ConfigError("it can't be read: it isn't valid UTF-8")
+        return self.config
+
+    def parsed(self, batch_size: int, longest: float, target: Any) -> Endpoint:
+        """As a transport has understood it."""
+        in_flight = self.keys().get("max_in_flight")
+        return Endpoint(self.id, self.name, self.config_version, self.protocol, batch_size, in_flight, longest, target)
+
 
 class Endpoint(NamedTuple):
     """An endpoint as the worker knows it, whatever its protocol; made once per config_version."""
@@ -93,6 +104,29 @@ class Endpoint(NamedTuple):
     longest: float
     # What its transport made of the config; nobody else looks into it.
     target: Any
+
+
+def grouped(
+    messages: Iterable[Message], most: int, max_bytes: int, are_alike: Callable[[Message, Message], bool] | None = None
+) -> list[list[Message]]:
+    """In their order, at most so many and so many bytes of payload together, and with the first of a group only what is
+    alike. One that is larger travels alone."""
+    groups: list[list[Message]] = []
+    size = 0
+    for message in messages:
+        length = len(message.payload)
+        if (
+            groups
+            and len(groups[-1]) < most
+            and size + length <= max_bytes
+            and (are_alike is None or are_alike(groups[-1][0], message))
+        ):
+            groups[-1].append(message)
+            size += length
+        else:
+            groups.append([message])
+            size = length
+    return groups
 
 
 def config_problem(error: Exception, secrets: Iterable[str]) -> str:

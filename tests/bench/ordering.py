@@ -21,6 +21,7 @@ from support.cluster import run
 from support.sessions import Running, wait_until
 from support.site import Site
 
+from bench.claim import LIMIT, claim
 from bench.delivery import drain
 from bench.figures import Figure, Quantity
 from bench.measure import Measured, Sample, interleave, processor_seconds, sample
@@ -30,7 +31,6 @@ from bench.yardstick import PAYLOAD, bare_loop
 DB = psycopg.Connection[Any]
 
 SENDERS = 8
-LIMIT = 500
 MESSAGES = 20_000
 DEEP = 100_000
 # Of the bare loop's rate with one request at a time, which was 10,400/s on two quiet cores beside eight clients: 500/s while
@@ -270,12 +270,6 @@ def deep(stage: Stage) -> Iterator[Figure]:
 
 
 # A claim beside keys.
-
-
-def claim(db: DB) -> int:
-    row = db.execute("select count(*) from ulak.claim('bench', %s)", [LIMIT], prepare=True).fetchone()
-    assert row is not None and row[0] == LIMIT, f"{row} messages were claimed"
-    return LIMIT
 
 
 def beside(stage: Stage) -> Iterator[Figure]:

@@ -15,7 +15,6 @@ from support.queue import DB, Queue
 
 CONVERSATION = UUID("5f0c1a52-9f3a-4c39-9c6b-0d9f1f3f7a11")
 LONG_AGO = datetime(2001, 1, 1, tzinfo=UTC)
-FAR_OFF = datetime(2101, 1, 1, tzinfo=UTC)
 NEVER = "infinity"
 
 

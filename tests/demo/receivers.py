@@ -9,35 +9,23 @@ import asyncio
 import json
 import os
 import random
-import re
 import sys
 from pathlib import Path
 
-LENGTH = re.compile(rb"content-length: *(\d+)", re.IGNORECASE)
+from support.requests import Requests
+
 CHANCE = random.Random(7)
 
 
-class Protocol(asyncio.Protocol):
-    """HTTP/1.1 with keep-alive; every answer is empty."""
+class Protocol(Requests):
+    """Every answer is empty."""
 
     def __init__(self, failing: float) -> None:
+        super().__init__()
         self._failing = failing
-        self._buffer = b""
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
-
-    def data_received(self, data: bytes) -> None:
-        self._buffer += data
-        while True:
-            head, end, rest = self._buffer.partition(b"\r\n\r\n")
-            found = LENGTH.search(head)
-            length = int(found[1]) if found else 0
-            if not end or len(rest) < length:
-                return
-            body, self._buffer = rest[:length], rest[length:]
-            self._transport.write(b"HTTP/1.1 %s\r\ncontent-length: 0\r\n\r\n" % self._status(body))
+    def handle(self, head: bytes, body: bytes) -> None:
+        self.transport.write(b"HTTP/1.1 %s\r\ncontent-length: 0\r\n\r\n" % self._status(body))
 
     def _status(self, body: bytes) -> bytes:
         if json.loads(body).get("amount", 0) < 0:

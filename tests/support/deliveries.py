@@ -1,4 +1,4 @@
-"""Delivery over HTTP without a worker: the parts that never wait, and a wait for them."""
+"""Deliveries without a worker: the parts that never wait, and a wait for them."""
 
 from __future__ import annotations
 
@@ -17,6 +17,17 @@ from ulak.worker.transport import Transport
 from ulak.worker.tuning import LONGEST_WAIT
 from ulak.worker.waiting import Descriptors, Waiting
 
+# Of ulak.settings, those that transports are made with; they may dial loopback.
+SETTINGS = {
+    "capture_response": "false",
+    "cloudevents_source": "/ulak",
+    "http_allow_internal_urls": "true",
+    "http_allowed_networks": "",
+    "http_connect_timeout": "5",
+    "http_timeout": "2",
+    "response_body_max_size": "65536",
+}
+
 
 class Stepping(Protocol):
     @property
@@ -28,7 +39,7 @@ class Stepping(Protocol):
 def settle_all(deliveries: Stepping) -> list[Settled]:
     """Goes on until nothing is in flight."""
     settled: list[Settled] = []
-    until = time.monotonic() + 10
+    until = time.monotonic() + 30
     while deliveries.in_flight:
         settled += deliveries.step(0.1)
         assert time.monotonic() < until
@@ -70,16 +81,8 @@ class Exchanges:
 
 def worker_endpoint(receiver: Receiver) -> Endpoint:
     """As HttpTransport.parse() makes it."""
-    return Endpoint(
-        receiver.id,
-        receiver.name,
-        receiver.config_version,
-        "http",
-        receiver.batch_size,
-        receiver.max_in_flight,
-        longest(receiver),
-        receiver,
-    )
+    config = EndpointConfig(receiver.id, receiver.name, receiver.config_version, {})
+    return config.parsed(receiver.batch_size, longest(receiver), receiver)
 
 
 class Deliveries:

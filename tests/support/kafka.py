@@ -26,7 +26,6 @@ from support.sessions import hold
 # Requests by their number in the protocol, and errors by theirs.
 PRODUCE, METADATA, API_VERSIONS, SASL_HANDSHAKE, SASL_AUTHENTICATE = 0, 3, 18, 17, 36
 UNKNOWN_TOPIC = 3
-MESSAGE_TOO_LARGE = 10
 NOT_ENOUGH_REPLICAS = 19
 TOPIC_AUTHORIZATION_FAILED = 29
 AUTHENTICATION_FAILED = 58

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from support.books import Arrival, read_arrivals
+from support.requests import Requests
 from support.sessions import wait_until
 
 
@@ -205,25 +206,13 @@ class _Exchange:
         self.token = str(json.loads(body)["token"])
 
 
-class _Connection(asyncio.Protocol):
+class _Connection(Requests):
     def __init__(self, server: _Server) -> None:
+        super().__init__()
         self._server = server
-        self._buffer = b""
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
-
-    def data_received(self, data: bytes) -> None:
-        self._buffer += data
-        while True:
-            head, separator, rest = self._buffer.partition(b"\r\n\r\n")
-            lengths = [line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:")]
-            length = int(lengths[0].partition(b":")[2]) if lengths else 0
-            if not separator or len(rest) < length:
-                return
-            self._buffer = rest[length:]
-            self._server.handle(_Exchange(self._transport, head, rest[:length]))
+    def handle(self, head: bytes, body: bytes) -> None:
+        self._server.handle(_Exchange(self.transport, head, body))
 
 
 async def _serve(file: Path, port: int) -> None:

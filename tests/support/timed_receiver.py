@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 import subprocess
 import sys
 import time
@@ -15,52 +14,43 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-LENGTH = re.compile(rb"content-length: *(\d+)", re.IGNORECASE)
+from support.requests import Requests
+
 ANSWER = b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n"
 
 
-class Protocol(asyncio.Protocol):
+class Protocol(Requests):
     """The clock is the machine's: the same in every process."""
 
     arrivals: list[tuple[float, str]] = []  # noqa: RUF012
 
     def __init__(self, delay: float) -> None:
+        super().__init__()
         self._delay = delay
-        self._buffer = b""
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._now = 0.0
 
     def data_received(self, data: bytes) -> None:
-        now = time.monotonic()
-        self._buffer += data
-        while True:
-            head, end, rest = self._buffer.partition(b"\r\n\r\n")
-            if not end:
-                return
-            found = LENGTH.search(head)
-            length = int(found[1]) if found else 0
-            if len(rest) < length:
-                return
-            body, self._buffer = rest[:length], rest[length:]
-            if head.startswith(b"GET"):
-                self._tell()
-                continue
-            self.arrivals.append((now, body.decode()))
-            if self._delay:
-                asyncio.get_running_loop().call_later(self._delay, self._answer)
-            else:
-                self._answer()
+        self._now = time.monotonic()
+        super().data_received(data)
+
+    def handle(self, head: bytes, body: bytes) -> None:
+        if head.startswith(b"GET"):
+            self._tell()
+            return
+        self.arrivals.append((self._now, body.decode()))
+        if self._delay:
+            asyncio.get_running_loop().call_later(self._delay, self._answer)
+        else:
+            self._answer()
 
     def _answer(self) -> None:
-        if not self._transport.is_closing():
-            self._transport.write(ANSWER)
+        if not self.transport.is_closing():
+            self.transport.write(ANSWER)
 
     def _tell(self) -> None:
         body = json.dumps(self.arrivals).encode()
         self.arrivals.clear()
-        self._transport.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
+        self.transport.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
 
 
 class TimedReceiver:

@@ -6,11 +6,13 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from support.deliveries import Deliveries, Exchanges
+from support.deliveries import SETTINGS, Deliveries, Exchanges
 from support.stage import Stage
 from ulak.address import Guard
 from ulak.http import endpoint
 from ulak.http.model import Endpoint, Message, Settings
+from ulak.transports import transports
+from ulak.worker.dispatcher import Dispatcher
 
 MakeEndpoint = Callable[..., Endpoint]
 MakeMessage = Callable[..., Message]
@@ -30,6 +32,14 @@ def deliveries() -> Iterator[Deliveries]:
     deliveries = Deliveries()
     yield deliveries
     deliveries.close()
+
+
+@pytest.fixture
+def dispatcher() -> Iterator[Dispatcher]:
+    """All transports, which may dial loopback."""
+    dispatcher = Dispatcher(transports(SETTINGS, "1.0", 8, print))
+    yield dispatcher
+    dispatcher.close()
 
 
 @pytest.fixture

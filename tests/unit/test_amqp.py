@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pika import frame, spec
+from support.deliveries import settle_all
 from support.receiver import Listener
 from support.scripted_broker import Script, ScriptedBroker, Session
 from support.sessions import wait_until
@@ -44,13 +45,8 @@ class Client:
 
     def settle(self) -> dict[int, Outcome]:
         """By message."""
-        found = {}
-        until = time.monotonic() + 20
-        while self.dispatcher.in_flight:
-            for each in self.dispatcher.step(0.1):
-                found.update({message.id: each.outcome.of(message) for message in each.messages})
-            assert time.monotonic() < until
-        return found
+        settled = settle_all(self.dispatcher)
+        return {message.id: each.outcome.of(message) for each in settled for message in each.messages}
 
     def errors(self) -> list[str | None]:
         """In the order of the messages."""

@@ -3,22 +3,14 @@
 from __future__ import annotations
 
 import socket
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
+from support.deliveries import settle_all
 from support.receiver import Listener
 from ulak.delivery import Endpoint, EndpointConfig, Message
-from ulak.transports import transports
 from ulak.worker.dispatcher import Dispatcher
-
-SETTINGS = {
-    "cloudevents_source": "/ulak",
-    "http_allow_internal_urls": "true",
-    "http_allowed_networks": "",
-    "http_timeout": "1",
-}
 
 
 class Impostor(Listener):
@@ -59,13 +51,6 @@ ANSWERS: dict[str, Callable[[socket.socket], object]] = {
 }
 
 
-@pytest.fixture
-def dispatcher() -> Iterator[Dispatcher]:
-    dispatcher = Dispatcher(transports(SETTINGS, "1.0", 8, print))
-    yield dispatcher
-    dispatcher.close()
-
-
 def endpoint(dispatcher: Dispatcher, protocol: str, port: int) -> Endpoint:
     config: dict[str, dict[str, Any]] = {
         "mqtt": {"broker": "127.0.0.1", "port": port, "topic": "orders", "timeout": 1},
@@ -87,11 +72,7 @@ def test_an_impostor_gets_nothing_but_a_failure(dispatcher: Dispatcher, protocol
         to = endpoint(dispatcher, protocol, impostor.port)
         for number in range(3):
             dispatcher.start(to, [Message(number, f"id-{number}", 1, '"open sesame"')])
-        settled = []
-        until = time.monotonic() + 30
-        while dispatcher.in_flight:
-            settled += dispatcher.step(0.1)
-            assert time.monotonic() < until
+        settled = settle_all(dispatcher)
 
     errors = [str(each.outcome.error) for each in settled]
     assert len(errors) == 3

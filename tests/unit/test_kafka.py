@@ -14,6 +14,7 @@ from uuid import uuid4
 
 import pytest
 from confluent_kafka import KafkaError
+from support.deliveries import settle_all
 from support.kafka import PRODUCE, Kafka, Relay
 from support.sessions import strain, wait_until
 from ulak.address import Guard
@@ -47,12 +48,7 @@ class Stage:
 
     def settle(self, endpoint: Endpoint, *messages: Message) -> list[Settled]:
         self.dispatcher.start(endpoint, messages)
-        settled: list[Settled] = []
-        until = time.monotonic() + 20
-        while self.dispatcher.in_flight:
-            settled += self.dispatcher.step(1)
-            assert time.monotonic() < until
-        return settled
+        return settle_all(self.dispatcher)
 
     def errors(self, endpoint: Endpoint, *messages: Message) -> list[str | None]:
         return [each.outcome.of(one).error for each in self.settle(endpoint, *messages) for one in each.messages]

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import socket
-import time
-from collections.abc import Iterator
 
 import pytest
+from support.deliveries import settle_all
 from support.receiver import Listener
-from ulak.delivery import Endpoint, EndpointConfig, Message, Settled
-from ulak.transports import transports
+from ulak.delivery import Endpoint, EndpointConfig, Message
 from ulak.worker.dispatcher import Dispatcher
-
-SETTINGS = {"http_allow_internal_urls": "true", "http_allowed_networks": ""}
 
 
 class Server(Listener):
@@ -38,13 +34,6 @@ class Server(Listener):
 ADDED = "$3\r\n1-0"
 
 
-@pytest.fixture
-def dispatcher() -> Iterator[Dispatcher]:
-    dispatcher = Dispatcher(transports(SETTINGS, "1.0", 8, print))
-    yield dispatcher
-    dispatcher.close()
-
-
 def endpoint(dispatcher: Dispatcher, server: Server, **config: object) -> Endpoint:
     given = {"host": "127.0.0.1", "port": server.port, "stream_key": "orders", **config}
     return dispatcher.parse(EndpointConfig(7, "orders", 1, given, protocol="redis"))
@@ -54,12 +43,7 @@ def deliver(dispatcher: Dispatcher, to: Endpoint, *numbers: int) -> list[str | N
     """Errors, in the order of the messages."""
     messages = [Message(number, f"id-{number}", 1, f'"{number}"') for number in numbers]
     dispatcher.start(to, messages)
-    settled: list[Settled] = []
-    until = time.monotonic() + 10
-    while dispatcher.in_flight:
-        settled += dispatcher.step(0.1)
-        assert time.monotonic() < until
-    (ended,) = settled
+    (ended,) = settle_all(dispatcher)
     return [ended.outcome.of(message).error for message in messages]
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
-from support.deliveries import settle_all
+from support.deliveries import SETTINGS, settle_all
 from support.kafka import Kafka
 from support.mosquitto import Mosquitto, Subscriber
 from support.rabbitmq import RabbitMQ
@@ -19,16 +19,6 @@ from ulak.delivery import ConfigError, Endpoint, EndpointConfig, Message, Settle
 from ulak.transports import transports
 from ulak.worker.dispatcher import Dispatcher
 from ulak.worker.tuning import LONGEST_WAIT
-
-SETTINGS = {
-    "capture_response": "false",
-    "cloudevents_source": "/ulak",
-    "http_allow_internal_urls": "true",
-    "http_allowed_networks": "",
-    "http_connect_timeout": "5",
-    "http_timeout": "2",
-    "response_body_max_size": "65536",
-}
 
 
 @dataclass

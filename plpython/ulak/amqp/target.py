@@ -43,7 +43,7 @@ class Target(NamedTuple):
 
 def parse(given: EndpointConfig, timeout: float, cloudevents_source: str, batch_size: int) -> Target:
     """Raises ConfigError."""
-    config = given.config or {}
+    config = given.keys()
     host = keys.host(config, "host")
     username, password = config.get("username", "guest"), config.get("password", "guest")
     exchange = config.get("exchange", "")

@@ -11,7 +11,7 @@ from typing import Protocol
 from ulak.address import Guard
 from ulak.broker.delivery import Delivery
 from ulak.broker.link import Link, Surroundings
-from ulak.delivery import ConfigError, Endpoint, EndpointConfig, Message, Settled
+from ulak.delivery import Endpoint, EndpointConfig, Message, Settled, grouped
 from ulak.worker.transport import Ready
 from ulak.worker.waiting import READABLE, Descriptors
 
@@ -64,32 +64,11 @@ class BrokerTransport(ABC):
         """Begins to dial."""
 
     def parse(self, config: EndpointConfig) -> Endpoint:
-        if config.config is None:
-            raise ConfigError("it can't be read: it isn't valid UTF-8")
         target = self.target(config)
-        return Endpoint(
-            config.id,
-            config.name,
-            config.config_version,
-            config.protocol,
-            target.batch_size,
-            config.config.get("max_in_flight"),
-            target.timeout + 1,
-            target,
-        )
+        return config.parsed(target.batch_size, target.timeout + 1, target)
 
     def group(self, endpoint: Endpoint, messages: Sequence[Message]) -> Sequence[Sequence[Message]]:
-        groups: list[list[Message]] = []
-        size = 0
-        for message in messages:
-            length = len(message.payload)
-            if groups and len(groups[-1]) < endpoint.batch_size and size + length <= MAX_BYTES:
-                groups[-1].append(message)
-                size += length
-            else:
-                groups.append([message])
-                size = length
-        return groups
+        return grouped(messages, endpoint.batch_size, MAX_BYTES)
 
     def start(self, endpoint: Endpoint, messages: Sequence[Message]) -> None:
         target: Target = endpoint.target

@@ -6,6 +6,8 @@ import json
 from collections.abc import Iterable, Sequence
 
 from ulak import cloudevents, event
+from ulak.cloudevents import CloudEvents
+from ulak.delivery import grouped
 from ulak.http.model import Endpoint, Message
 
 # A fixed namespace makes a batch's id a function of its messages' ids.
@@ -22,29 +24,25 @@ def group(endpoint: Endpoint, messages: Iterable[Message], max_body: int = MAX_B
     """Requests to make of these messages, in order; messages with different headers don't share one."""
     if endpoint.batch_size <= 1:
         return [[message] for message in messages]
-    groups: list[list[Message]] = []
-    size = 0
-    for message in messages:
-        if endpoint.cloudevents is not None and (problem := cloudevents.problem(endpoint.cloudevents, message)):
-            # A request of its own, which fails alone.
-            message = message._replace(problem=problem)
-        length = len(message.payload)
-        last = groups[-1] if groups else None
-        if (
-            last is not None
-            and len(last) < endpoint.batch_size
-            and event.headers_without_id(last[0]) == event.headers_without_id(message)
-            and last[0].problem is None
-            and message.problem is None
-            and size + length <= max_body
-        ):
-            last.append(message)
-            size += length
-        else:
-            groups.append([message])
-            size = length
+    if endpoint.cloudevents is not None:
+        messages = [_with_problem(endpoint.cloudevents, message) for message in messages]
+    groups = grouped(messages, endpoint.batch_size, max_body, _are_alike)
     # A message keeps its place among the others however often they are tried.
     return [sorted(each, key=_id) if len(each) > 1 else each for each in groups]
+
+
+def _with_problem(events: CloudEvents, message: Message) -> Message:
+    problem = cloudevents.problem(events, message)
+    return message if problem is None else message._replace(problem=problem)
+
+
+def _are_alike(one: Message, other: Message) -> bool:
+    """What has a problem gets a request of its own, which fails alone."""
+    return (
+        one.problem is None
+        and other.problem is None
+        and event.headers_without_id(one) == event.headers_without_id(other)
+    )
 
 
 def _id(message: Message) -> int:

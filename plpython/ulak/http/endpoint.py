@@ -44,7 +44,7 @@ def parse(
     id: int,
     name: str,
     config_version: int,
-    config: Mapping[str, Any] | None,
+    config: Mapping[str, Any],
     signing_secrets: Iterable[str] = (),
     settings: Settings | None = None,
     secrets: Collection[str] = (),
@@ -66,12 +66,10 @@ class Parser:
         id: int,
         name: str,
         config_version: int,
-        config: Mapping[str, Any] | None,
+        config: Mapping[str, Any],
         signing_secrets: Iterable[str] = (),
         secrets: Collection[str] = (),
     ) -> Endpoint:
-        if config is None:
-            raise ConfigError("it can't be read: it isn't valid UTF-8")
         url = _url(config.get("url"), "url")
         common = self._common_of(config, url)
         signing = tuple(signing_secrets) or tuple(filter(None, (config.get("signing_secret"),)))
@@ -119,7 +117,6 @@ def _parse(config: Mapping[str, Any], url: str, settings: Settings) -> Endpoint:
         cloudevents=_cloudevents(config, settings),
         batch_size=_batch_size(config),
         batch_format=_batch_format(config),
-        max_in_flight=config.get("max_in_flight"),
         retry_on=frozenset(str(status) for status in config.get("retry_on", ())),
         permanent_on=frozenset(str(status) for status in config.get("permanent_on", ())),
     )

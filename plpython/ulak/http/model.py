@@ -172,7 +172,6 @@ class Endpoint(NamedTuple):
     cloudevents: CloudEvents | None = None
     batch_size: int = 1
     batch_format: str = "json"
-    max_in_flight: int | None = None
     retry_on: frozenset[str] = frozenset()
     permanent_on: frozenset[str] = frozenset()
     # What nobody may read, and what only those may read who may see configs.

@@ -48,17 +48,10 @@ class HttpTransport:
         self._settled: list[Settled] = []
 
     def parse(self, config: EndpointConfig) -> Endpoint:
-        receiver = self._parser.parse(*config[:5], config.secrets)
-        return Endpoint(
-            receiver.id,
-            receiver.name,
-            receiver.config_version,
-            config.protocol,
-            receiver.batch_size,
-            receiver.max_in_flight,
-            longest(receiver),
-            receiver,
+        receiver = self._parser.parse(
+            config.id, config.name, config.config_version, config.keys(), config.signing_secrets, config.secrets
         )
+        return config.parsed(receiver.batch_size, longest(receiver), receiver)
 
     def group(self, endpoint: Endpoint, messages: Sequence[Message]) -> Sequence[Sequence[Message]]:
         return batch.group(endpoint.target, messages)

@@ -84,7 +84,7 @@ class Target(NamedTuple):
 
 def parse(config: EndpointConfig, cloudevents_source: str) -> Target:
     """Raises ConfigError; the database has checked the config already, but not with this code."""
-    given = config.config or {}
+    given = config.keys()
     options = {_ALIASES.get(name, name): value for name, value in given.get("options", {}).items()}
     brokers = tuple(_brokers(given.get("broker")))
     message_timeout = _seconds(options, "message.timeout.ms", MESSAGE_TIMEOUT)

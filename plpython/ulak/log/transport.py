@@ -34,21 +34,10 @@ class LogTransport:
         self._settled: list[Settled] = []
 
     def parse(self, config: EndpointConfig) -> Endpoint:
-        if config.config is None:
-            raise ConfigError("it can't be read: it isn't valid UTF-8")
-        max_bytes = config.config.get("max_bytes", MAX_BYTES)
+        max_bytes = config.keys().get("max_bytes", MAX_BYTES)
         if not isinstance(max_bytes, int) or not 0 <= max_bytes <= LARGEST_MAX_BYTES:
             raise ConfigError(f"max_bytes must be from 0 to {LARGEST_MAX_BYTES}")
-        return Endpoint(
-            config.id,
-            config.name,
-            config.config_version,
-            config.protocol,
-            1,
-            config.config.get("max_in_flight"),
-            LONGEST,
-            Target(max_bytes, Mask(config.secrets)),
-        )
+        return config.parsed(1, LONGEST, Target(max_bytes, Mask(config.secrets)))
 
     def group(self, endpoint: Endpoint, messages: Sequence[Message]) -> Sequence[Sequence[Message]]:
         return [[message] for message in messages]

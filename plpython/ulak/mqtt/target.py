@@ -48,7 +48,7 @@ class Target(NamedTuple):
 
 def parse(config: EndpointConfig, default_timeout: float, default_source: str) -> Target:
     """Raises ConfigError; the database has checked the config already, but not with this code."""
-    given = config.config or {}
+    given = config.keys()
     timeout = float(given.get("timeout", default_timeout))
     context = keys.tls_context(given, not given.get("tls_insecure", False))
     port = int(given.get("port", PORT if context is None else TLS_PORT))

@@ -39,7 +39,7 @@ class Target(NamedTuple):
 
 def parse(config: EndpointConfig) -> Target:
     """Raises ConfigError; the database has checked the config already, but not with this code."""
-    given = config.config or {}
+    given = config.keys()
     connect_timeout = float(given.get("connect_timeout", CONNECT_TIMEOUT))
     command_timeout = float(given.get("command_timeout", COMMAND_TIMEOUT))
     return Target(
