@@ -141,7 +141,7 @@ begin
                     v_in_flight,
                     v_dead
                 ),
-                hint = ulak._how_to_free(p_id, p_name, v_waiting + v_in_flight > 0);
+                hint = ulak._how_to_free(p_name, v_waiting + v_in_flight > 0);
     end if;
 end
 $plpgsql$;
@@ -190,7 +190,7 @@ as $sql$
     )
 $sql$;
 
-create or replace function ulak._how_to_free(p_id bigint, p_name text, p_is_live boolean)
+create or replace function ulak._how_to_free(p_name text, p_is_live boolean)
 returns text
 language sql
 immutable

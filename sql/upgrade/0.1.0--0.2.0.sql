@@ -206,6 +206,7 @@ comment on column ulak.endpoint_grants.granted_by is 'the session user who grant
 select pg_catalog.pg_extension_config_dump('ulak.endpoint_grants', '');
 
 drop function ulak._are_networks(text);
+drop function ulak._how_to_free(bigint, text, boolean);
 
 -- As configure() stores networks now: 10.1/16 was accepted, and no worker understood it. One row, if any.
 -- Locks that row.

@@ -248,7 +248,7 @@ def limits(stage: Stage) -> Iterator[Figure]:
         **{f"{count:,} endpoints with {name}": plainly(count, **config) for name, config in GENEROUS.items()},
     }
     measured, _ = drains(stage, made)
-    yield from beside(stage, measured, f"{count:,} endpoints without limits", "as many without")
+    yield from beside(measured, f"{count:,} endpoints without limits", "as many without")
 
 
 def neighbours(stage: Stage) -> Iterator[Figure]:
@@ -261,12 +261,10 @@ def neighbours(stage: Stage) -> Iterator[Figure]:
         f"one endpoint beside {others} with something due tomorrow": partial(DueTomorrow, endpoints=count),
     }
     measured, _ = drains(stage, made)
-    yield from beside(stage, measured)
+    yield from beside(measured)
 
 
-def beside(
-    stage: Stage, measured: dict[Key, Measured], others: str | None = None, what: str | None = None
-) -> Iterator[Figure]:
+def beside(measured: dict[Key, Measured], others: str | None = None, what: str | None = None) -> Iterator[Figure]:
     """As parts of what one endpoint alone has, and of what `others` have."""
     for (name, release), taken in measured.items():
         part: list[Quantity] = []

@@ -125,9 +125,7 @@ def test_a_message_that_is_changed_while_the_one_before_it_is_settled_is_not_for
 
 
 @pytest.mark.parametrize("change", ["reschedule", "reprioritise"])
-def test_a_message_that_is_changed_while_it_waits_behind_another_goes_on_waiting(
-    queue: Queue, begin: Begin, change: str
-) -> None:
+def test_a_message_that_is_changed_while_it_waits_behind_another_goes_on_waiting(queue: Queue, change: str) -> None:
     first, second = (queue.send(ordering_key="k") for _ in range(2))
     claim = queue.claim(10)[0]
     assert queue.call(change, second, queue.at(1) if change == "reschedule" else 5) is True

@@ -8,7 +8,6 @@ from typing import Any
 
 import psycopg
 import pytest
-from support.cluster import Connect
 from support.queue import Begin, Queue, Sessions
 from support.sessions import Running, gather, wait_until, wait_until_blocked
 
@@ -106,7 +105,7 @@ def test_a_cap_in_flight_holds_for_claimers_at_once(queue: Queue, sessions: Sess
 # Zombies.
 
 
-def test_recovery_that_comes_first_fences_the_zombie(queue: Queue, begin: Begin, connect: Connect) -> None:
+def test_recovery_that_comes_first_fences_the_zombie(queue: Queue, begin: Begin) -> None:
     queue.send()
     claim = queue.claim_one(lease=60)
     recovery, zombie = begin(), begin()

@@ -219,7 +219,7 @@ def test_what_an_older_snapshot_sends_to_an_endpoint_that_is_gone_becomes_a_dead
     assert bury_orphans(db) == [BURIED] * lost
 
 
-def test_a_message_in_flight_whose_endpoint_is_gone_is_buried_when_its_worker_is(connect: Connect, db: DB) -> None:
+def test_a_message_in_flight_whose_endpoint_is_gone_is_buried_when_its_worker_is(db: DB) -> None:
     """Dropped by hand: drop_endpoint() would refuse."""
     run(db, "send")
     db.execute("select from ulak.claim('w', 1, p_lease => '1 second')")

@@ -238,7 +238,7 @@ def test_hostile_names_and_errors_are_only_text(browser: Browser, console: Conso
 CSS_STRING = '"' + HOSTILE.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
-def test_it_fits_a_phone(browser: Browser, console: Console, queue: Queue, tmp_path: Path) -> None:
+def test_it_fits_a_phone(browser: Browser, console: Console, queue: Queue) -> None:
     log_in(browser, console, "console_admin")
     browser.resize(390, 844)
     try:

@@ -6,7 +6,6 @@ from datetime import timedelta
 from typing import Any
 
 import psycopg
-from support.cluster import Connect
 from support.queue import Queue
 
 
@@ -88,7 +87,7 @@ def test_an_unknown_message_is_an_error(queue: Queue) -> None:
     assert queue.refuses("history", 10**12).sqlstate == "P0002"
 
 
-def test_maintenance_forgets_old_attempts(db: psycopg.Connection[Any], connect: Connect) -> None:
+def test_maintenance_forgets_old_attempts(db: psycopg.Connection[Any]) -> None:
     queue = Queue(db)
     queue.endpoint(policy={"max_retries": 5})
     queue.send_many(2)
