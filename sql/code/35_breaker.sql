@@ -423,40 +423,6 @@ $plpgsql$;
 comment on function ulak.reset_circuit_breaker(text, timestamptz) is
     'closes an endpoint''s circuit at once and clears its counters; false if it was closed already';
 
-create or replace function ulak._lock_endpoint(p_name text)
-returns ulak.endpoints
-language plpgsql
-set search_path = pg_catalog, pg_temp
-as $plpgsql$
-declare
-    v_endpoint ulak.endpoints := ulak._lock_endpoint((select e.id from ulak.endpoints e where e.name = p_name));
-begin
-    if v_endpoint.id is null then
-        perform ulak._raise_unknown_endpoint(p_name);
-    end if;
-    return v_endpoint;
-end
-$plpgsql$;
-
--- Locks the row; null if there is no such endpoint. Who locks several takes them in the order of their ids, and messages
--- before endpoints: so nobody can wait in a circle.
-create or replace function ulak._lock_endpoint(p_id bigint)
-returns ulak.endpoints
-language plpgsql
-set search_path = pg_catalog, pg_temp
-as $plpgsql$
-declare
-    v_endpoint ulak.endpoints;
-begin
-    perform ulak._show_breaker_lock(p_id);
-    select e.* into v_endpoint
-    from ulak.endpoints e
-    where e.id = p_id
-    for no key update;
-    return v_endpoint;
-end
-$plpgsql$;
-
 -- The advisory lock by which other tools can tell that the breaker of an endpoint is at work, or keep away from it. It is
 -- the lock on the row that excludes our own sessions: this one is only taken if it is free, since anybody may hold it.
 create or replace function ulak._show_breaker_lock(p_id bigint)
