@@ -226,6 +226,25 @@ as $sql$
         (select count(*) from ulak.dlq as d where d.status = 'failed' and d.endpoint_id = p_endpoint_id)
 $sql$;
 
+-- No lock: a message that is sent while its endpoint is dropped becomes a dead letter (ulak._bury_orphans), and no sender
+-- waits for an administrator.
+create or replace function ulak._endpoint_id(p_endpoint text)
+returns bigint
+language plpgsql
+as $plpgsql$
+declare
+    v_endpoint_id bigint;
+begin
+    select e.id into v_endpoint_id
+    from ulak.endpoints e
+    where e.name = p_endpoint;
+    if not found then
+        perform ulak._raise_unknown_endpoint(p_endpoint);
+    end if;
+    return v_endpoint_id;
+end
+$plpgsql$;
+
 create or replace function ulak._lock_endpoint(p_name text)
 returns ulak.endpoints
 language plpgsql
@@ -272,20 +291,6 @@ begin
             detail = 'Endpoints are made by ulak.create_endpoint()'
                 || case when ulak._may_read('ulak.endpoint_list') then '; select name from ulak.endpoint_list; lists them.' else '.' end,
             hint = ulak._did_you_mean(p_name, array(select e.name from ulak.endpoints as e));
-end
-$plpgsql$;
-
-create or replace function ulak._check_bytes(p_what text, p_bytes bigint, p_most bigint)
-returns void
-language plpgsql
-immutable
-set search_path = pg_catalog, pg_temp
-as $plpgsql$
-begin
-    if p_bytes > p_most then
-        raise exception '% is larger than % bytes', p_what, p_most
-            using errcode = '54000', detail = format('It has %s.', p_bytes);
-    end if;
 end
 $plpgsql$;
 

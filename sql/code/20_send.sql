@@ -307,25 +307,6 @@ begin
 end
 $plpgsql$;
 
--- No lock: a message that is sent while its endpoint is dropped becomes a dead letter (ulak._bury_orphans), and no sender
--- waits for an administrator.
-create or replace function ulak._endpoint_id(p_endpoint text)
-returns bigint
-language plpgsql
-as $plpgsql$
-declare
-    v_endpoint_id bigint;
-begin
-    select e.id into v_endpoint_id
-    from ulak.endpoints e
-    where e.name = p_endpoint;
-    if not found then
-        perform ulak._raise_unknown_endpoint(p_endpoint);
-    end if;
-    return v_endpoint_id;
-end
-$plpgsql$;
-
 -- Stable and not immutable, as convert_to() is: else it wouldn't be inlined.
 create or replace function ulak._payload_hash(p_payload jsonb)
 returns text

@@ -19,6 +19,13 @@
     any        LEAVING    its time is over, or it was told to leave
     LEAVING    OVER       the last answer is stored, or the grace is over
 
+    it claims  when
+    NOW        an outcome is stored that another message waits for; there are more, and outcomes are stored or
+               poll_interval_busy is over; a look saw a new id; a sender has notified
+    IF_PENDING messages come one by one: it asks the next senders to notify, and claims if something is there already
+    IF_SENT    otherwise: it looks, and claims if somebody has sent or the last claim is long ago
+    NONE       there is no request slot for what it would find, or its time is over
+
 A turn of the worker is: wait as the mode says, collect the answers, run the timers that are due, then one transaction,
 which stores outcomes and does what next_claim() says.
 """
