@@ -33,6 +33,21 @@ begin
 end
 $plpgsql$;
 
+-- For start(), as its other checks are.
+create or replace function ulak._check_adopted()
+returns table (item text, status text, detail text, fix text)
+language sql
+stable
+set search_path = pg_catalog, pg_temp
+as $sql$
+    select
+        'cluster',
+        'warning',
+        'these messages were restored from another cluster: they are held',
+        'select ulak.adopt(); -- if this cluster is to deliver them'
+    where not ulak._is_adopted()
+$sql$;
+
 create or replace function ulak.adopt()
 returns bigint
 language plpgsql

@@ -558,14 +558,9 @@ begin
         cross join lateral ulak._check_login(u.name) c
         where q.oid = 'ulak.queue'::regclass;
     end if;
-    if not ulak._is_adopted() then
-        return query values (
-            'cluster',
-            'warning',
-            'these messages were restored from another cluster: they are held',
-            'select ulak.adopt(); -- if this cluster is to deliver them'
-        );
-    end if;
+    return query
+    select c.item, c.status, c.detail, c.fix
+    from ulak._check_adopted() c;
 end
 $plpgsql$;
 

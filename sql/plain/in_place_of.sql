@@ -155,14 +155,9 @@ begin
     return query
     select c.item, c.status, c.detail, c.fix
     from ulak._check_pg_cron(p_workers) c;
-    if not ulak._is_adopted() then
-        return query values (
-            'cluster',
-            'warning',
-            'these messages were restored from another cluster: they are held',
-            'select ulak.adopt(); -- if this cluster is to deliver them'
-        );
-    end if;
+    return query
+    select c.item, c.status, c.detail, c.fix
+    from ulak._check_adopted() c;
 end
 $plpgsql$;
 

@@ -13,6 +13,9 @@ from ulak.cloudevents import CloudEvents
 from ulak.delivery import ConfigError, EndpointConfig
 from ulak.mask import Mask
 
+# Seconds until a connection has to be there, if a config doesn't say.
+CONNECT_TIMEOUT = 5.0
+
 
 def host(given: Mapping[str, Any], key: str) -> str:
     """Raises ConfigError."""

@@ -17,7 +17,6 @@ from ulak.mask import Mask
 BATCH_SIZE = 100
 # Seconds, if the config doesn't say.
 MESSAGE_TIMEOUT = 10.0
-CONNECT_TIMEOUT = 5.0
 # librdkafka looks once a second whose time is over, and a moment later at requests that are under way.
 LATEST_REPORT = 3.0
 
@@ -88,7 +87,7 @@ def parse(config: EndpointConfig, cloudevents_source: str) -> Target:
     options = {_ALIASES.get(name, name): value for name, value in given.get("options", {}).items()}
     brokers = tuple(_brokers(given.get("broker")))
     message_timeout = _seconds(options, "message.timeout.ms", MESSAGE_TIMEOUT)
-    connect_timeout = _seconds(options, "socket.connection.setup.timeout.ms", CONNECT_TIMEOUT)
+    connect_timeout = _seconds(options, "socket.connection.setup.timeout.ms", keys.CONNECT_TIMEOUT)
     properties = {
         **_DEFAULTS,
         **options,

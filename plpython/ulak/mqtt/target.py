@@ -15,7 +15,6 @@ from ulak.mask import Mask
 
 PORT = 1883
 TLS_PORT = 8883
-CONNECT_TIMEOUT = 5.0
 # Messages in one delivery (make bench ARGS=brokers). More of them than the broker takes at once wait in the client.
 BATCH_SIZE = 50
 # Bytes of a topic, or of a name or value of a property: the protocol writes lengths in two bytes.
@@ -67,7 +66,7 @@ def parse(config: EndpointConfig, default_timeout: float, default_source: str) -
         clean_session=bool(given.get("clean_session", True)),
         will=_will(given),
         events=keys.events(given, default_source),
-        connect_timeout=min(timeout, CONNECT_TIMEOUT),
+        connect_timeout=min(timeout, keys.CONNECT_TIMEOUT),
         timeout=timeout,
     )
 

@@ -13,7 +13,6 @@ from ulak.delivery import ConfigError, EndpointConfig
 from ulak.mask import Mask
 
 PORT = 6379
-CONNECT_TIMEOUT = 5.0
 COMMAND_TIMEOUT = 10.0
 # Messages in one delivery. A message took 66, 64 and 60 us of a worker's processor with 20, 100 and 500 of them (`make
 # bench ARGS=brokers:redis`); with fewer, an outcome is stored sooner.
@@ -40,7 +39,7 @@ class Target(NamedTuple):
 def parse(config: EndpointConfig) -> Target:
     """Raises ConfigError; the database has checked the config already, but not with this code."""
     given = config.keys()
-    connect_timeout = float(given.get("connect_timeout", CONNECT_TIMEOUT))
+    connect_timeout = float(given.get("connect_timeout", keys.CONNECT_TIMEOUT))
     command_timeout = float(given.get("command_timeout", COMMAND_TIMEOUT))
     return Target(
         address=Address(keys.host(given, "host"), int(given.get("port", PORT)), keys.tls_context(given)),
