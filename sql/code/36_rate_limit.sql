@@ -1,5 +1,19 @@
 -- The rate limit: a bucket of tokens per endpoint, and the slow release of a backlog that was held.
 
+-- Messages a second that a config allows; null: any number.
+create or replace function ulak._rate_limit(p_config jsonb)
+returns double precision
+language sql
+immutable
+as $sql$
+    select (p_config #> '{rate_limit,limit}')::double precision
+        / case
+            when p_config #>> '{rate_limit,interval}' = 'hour' then 3600
+            when p_config #>> '{rate_limit,interval}' = 'minute' then 60
+            else 1
+        end
+$sql$;
+
 -- Tokens in the endpoint's bucket. Without a burst of its own it holds a tenth of a second's worth, at least one: enough
 -- that workers which look every few milliseconds lose none.
 create or replace function ulak._rate_tokens(p_endpoint ulak.endpoints, p_now timestamptz)
@@ -14,8 +28,7 @@ declare
     v_burst double precision;
 begin
     if v_limit is not null then
-        v_rate := (v_limit -> 'limit')::double precision
-            / case v_limit ->> 'interval' when 'hour' then 3600 when 'minute' then 60 else 1 end;
+        v_rate := ulak._rate_limit(p_endpoint.config);
         v_burst := greatest(coalesce((v_limit -> 'burst')::double precision, v_rate / 10), 1);
     end if;
     if p_endpoint.release_rate < coalesce(v_rate, 'infinity') then

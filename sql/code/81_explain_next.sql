@@ -240,9 +240,5 @@ language sql
 immutable
 set search_path = pg_catalog, pg_temp
 as $sql$
-    select least(
-        p_endpoint.release_rate,
-        (p_endpoint.config #> '{rate_limit,limit}')::double precision
-            / case p_endpoint.config #>> '{rate_limit,interval}' when 'hour' then 3600 when 'minute' then 60 else 1 end
-    )
+    select least(p_endpoint.release_rate, ulak._rate_limit(p_endpoint.config))
 $sql$;
