@@ -66,8 +66,7 @@ begin
             when 'processing' then
                 q.locked_by = p_worker
                 and q.attempts = p_attempts[array_position(p_ids, q.id)]
-                and not ulak._counts_deliveries(e)
-                and e.last_success_at > p_now - interval '10 seconds'
+                and not ulak._notes_deliveries(e, p_now)
         end
     returning
         q.id,
