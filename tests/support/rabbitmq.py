@@ -60,13 +60,14 @@ log.console.level = info
 log.file = false
 """
 
+# Clients have to show a certificate that its own has signed.
 TLS = """\
 listeners.ssl.1 = 127.0.0.1:{port}
 ssl_options.cacertfile = {certificate}
 ssl_options.certfile = {certificate}
 ssl_options.keyfile = {key}
-ssl_options.verify = verify_none
-ssl_options.fail_if_no_peer_cert = false
+ssl_options.verify = verify_peer
+ssl_options.fail_if_no_peer_cert = true
 """
 
 

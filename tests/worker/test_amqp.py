@@ -18,7 +18,7 @@ import psycopg
 import pytest
 from support.cluster import PROJECT, free_port
 from support.rabbitmq import PASSWORD, POWERLESS, USER, RabbitMQ
-from support.receiver import Receiver, make_certificate
+from support.receiver import Receiver, make_certificate, shown_by_client
 from support.sessions import strain, wait_until
 from support.site import Site
 
@@ -450,29 +450,31 @@ def test_an_address_that_is_not_allowed_is_never_dialled(site: Site, rabbitmq: R
     assert rabbitmq.logged(ACCEPTED, before) == 0
 
 
-def test_tls_is_verified_by_the_authorities_of_the_config(site: Site, rabbitmq: RabbitMQ, exchange: str) -> None:
-    assert rabbitmq.certificate is not None
-    trusted = str(rabbitmq.certificate.certificate)
-    endpoint(site, rabbitmq, exchange, host="localhost", port=rabbitmq.tls_port, tls=True, tls_ca_cert=trusted)
-    site.start()
-
-    site.wait_for_status(site.send(), "completed")
-
-
-def test_a_broker_that_nobody_vouches_for_is_not_trusted_unless_the_config_says_so(
+def test_tls_is_verified_on_both_sides_unless_the_config_says_otherwise(
     site: Site, rabbitmq: RabbitMQ, exchange: str, tmp_path: Path
 ) -> None:
-    tls = {"port": rabbitmq.tls_port, "tls": True, "exchange": exchange, "routing_key": "a"}
-    other = make_certificate(tmp_path)
-    site.endpoint("strict", rabbitmq.config(**tls, tls_ca_cert=str(other.certificate)), ONCE, "amqp")
-    site.endpoint("lax", rabbitmq.config(**tls, tls_verify_peer=False), ONCE, "amqp")
+    assert rabbitmq.certificate is not None
+    authority, shown = {"tls_ca_cert": str(rabbitmq.certificate.certificate)}, shown_by_client(rabbitmq.certificate)
+    stranger = {"tls_ca_cert": str(make_certificate(tmp_path).certificate)}
+    configs: dict[str, dict[str, Any]] = {
+        "trusted": {**authority, **shown},
+        "untrusted": {**stranger, **shown},
+        "careless": {"tls_verify_peer": False, **shown},
+        "nameless": authority,
+    }
+    for name, tls in configs.items():
+        given = rabbitmq.config(port=rabbitmq.tls_port, tls=True, exchange=exchange, routing_key=name, **tls)
+        site.endpoint(name, given, ONCE, "amqp")
     site.start()
 
-    error = site.wait_for_status(site.send("strict"), "failed")["last_error"]
-    site.wait_for_status(site.send("lax"), "completed")
+    site.wait_for_status(site.send("trusted"), "completed")
+    site.wait_for_status(site.send("careless"), "completed")
+    untrusted = site.wait_for_status(site.send("untrusted"), "failed")["last_error"]
+    nameless = site.wait_for_status(site.send("nameless"), "failed")["last_error"]
 
-    assert error.startswith("[RETRYABLE] tls: ")
-    assert f"127.0.0.1:{rabbitmq.tls_port}" in error
+    assert untrusted == f"[RETRYABLE] tls: self-signed certificate (127.0.0.1:{rabbitmq.tls_port})"
+    assert nameless == f"[RETRYABLE] tls: 127.0.0.1:{rabbitmq.tls_port}: tlsv13 alert certificate required"
+    assert {each.routing_key for each in rabbitmq.take(exchange)} == {"trusted", "careless"}
 
 
 def test_a_file_that_cannot_be_used_is_the_configs_fault(site: Site, rabbitmq: RabbitMQ, exchange: str) -> None:

@@ -13,7 +13,7 @@ import psycopg
 import pytest
 from support.cluster import run
 from support.mosquitto import Mosquitto, Subscriber, make_client
-from support.receiver import Certificate, Receiver
+from support.receiver import Certificate, Receiver, shown_by_client
 from support.sessions import wait_until
 from support.site import PATIENT, UNBROKEN, Site
 
@@ -273,18 +273,24 @@ def test_credentials_are_those_of_the_config_and_not_told(site: Site, tmp_path: 
     assert "wrong-password" not in told
 
 
-def test_tls_is_verified_unless_told_otherwise(site: Site, tmp_path: Path, certificate: Certificate) -> None:
+def test_tls_is_verified_on_both_sides_unless_told_otherwise(
+    site: Site, tmp_path: Path, certificate: Certificate
+) -> None:
     with Mosquitto(tmp_path / "mosquitto", certificate=certificate) as broker:
-        endpoint(site, broker, "trusted", tls=True, tls_ca_cert=str(certificate.certificate))
-        endpoint(site, broker, "untrusted", tls=True)
-        endpoint(site, broker, "careless", tls=True, tls_insecure=True)
+        authority, shown = {"tls_ca_cert": str(certificate.certificate)}, shown_by_client(certificate)
+        endpoint(site, broker, "trusted", tls=True, **authority, **shown)
+        endpoint(site, broker, "untrusted", tls=True, **shown)
+        endpoint(site, broker, "careless", tls=True, tls_insecure=True, **shown)
+        endpoint(site, broker, "nameless", tls=True, **authority)
         site.start()
 
         site.wait_for_status(site.send("trusted"), "completed")
         site.wait_for_status(site.send("careless"), "completed")
-        told = site.wait_for_error(site.send("untrusted"), "tls:")
+        untrusted = site.wait_for_error(site.send("untrusted"), "tls:")
+        nameless = site.wait_for_error(site.send("nameless"), "tls:")
 
-    assert "self-signed certificate" in told
+    assert untrusted == f"[RETRYABLE] tls: self-signed certificate (127.0.0.1:{broker.port})"
+    assert nameless == f"[RETRYABLE] tls: 127.0.0.1:{broker.port}: tlsv13 alert certificate required"
 
 
 def test_an_address_that_policy_forbids_is_not_dialled(site: Site, mosquitto: Mosquitto) -> None:

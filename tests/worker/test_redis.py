@@ -9,7 +9,7 @@ from typing import Any
 
 import psycopg
 import pytest
-from support.receiver import Certificate, Receiver
+from support.receiver import Certificate, Receiver, shown_by_client
 from support.redis import Redis
 from support.sessions import wait_until
 from support.site import PATIENT, UNBROKEN, Site
@@ -286,18 +286,20 @@ def test_refused_credentials_are_tried_again_and_not_told(site: Site, own: Redis
     site.wait_for_status(id, "completed")
 
 
-def test_tls_is_verified(site: Site, tmp_path: Path, certificate: Certificate) -> None:
+def test_tls_is_verified_on_both_sides(site: Site, tmp_path: Path, certificate: Certificate) -> None:
     with Redis(tmp_path / "redis", certificate=certificate) as server:
-        authority = str(certificate.certificate)
-        trusted = {"tls": True, "tls_ca_cert": authority, "tls_cert": authority, "tls_key": str(certificate.key)}
-        endpoint(site, server, "trusted", **trusted)
-        endpoint(site, server, "untrusted", tls=True)
+        authority, shown = {"tls_ca_cert": str(certificate.certificate)}, shown_by_client(certificate)
+        endpoint(site, server, "trusted", tls=True, **authority, **shown)
+        endpoint(site, server, "untrusted", tls=True, **shown)
+        endpoint(site, server, "nameless", tls=True, **authority)
         site.start()
 
         site.wait_for_status(site.send("trusted"), "completed")
-        told = site.wait_for_error(site.send("untrusted"), "tls:")
+        untrusted = site.wait_for_error(site.send("untrusted"), "tls:")
+        nameless = site.wait_for_error(site.send("nameless"), "tls:")
 
-        assert "self-signed certificate" in told
+        assert untrusted == f"[RETRYABLE] tls: self-signed certificate (127.0.0.1:{server.port})"
+        assert nameless == f"[RETRYABLE] tls: 127.0.0.1:{server.port}: tlsv13 alert certificate required"
         assert len(server.entries("orders")) == 1
 
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
-import os
+import ssl
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
@@ -14,7 +13,7 @@ from ulak import text
 from ulak.address import Guard
 from ulak.broker.delivery import Delivery
 from ulak.broker.dial import Descriptors
-from ulak.broker.errors import BrokerError, Lost
+from ulak.broker.errors import BrokerError, Lost, words
 from ulak.delivery import PERMANENT, RETRYABLE, ConfigError, Endpoint, MessageError, Settled
 from ulak.mask import Mask
 
@@ -167,14 +166,25 @@ class Link(ABC):
         except ConfigError as error:
             self.lose(f"config: {error}")
         except OSError as error:
-            told = os.strerror(error.errno) if error.errno else type(error).__name__
-            # What the broker acknowledged before it left is delivered, though nobody has looked yet.
-            with contextlib.suppress(Exception):
-                self._hear_out()
-            self.lose(f"network: {self.peer}: {told}")
+            self.lose(self._last_words(error))
         # Whatever a broker does to our code, the others' deliveries must go on. Its text might quote a secret.
         except Exception as error:
             self.lose(f"network: {self.peer}: the answer can't be read: {type(error).__name__}")
+
+    def _last_words(self, error: OSError) -> str:
+        """What the broker acknowledged before it left is delivered, though nobody has looked yet; and it may have said
+        why it left: that it wants another certificate, for example, when our side of the handshake was done."""
+        told: Exception = error
+        try:
+            self._hear_out()
+        except (Lost, ssl.SSLError) as last:
+            told = error if _is_alert(error) else last
+        # Any other says no more than the first.
+        except Exception:
+            pass
+        if isinstance(told, Lost):
+            return str(told)
+        return f"{'tls' if _is_alert(told) else 'network'}: {self.peer}: {words(told)}"
 
     def _hear_out(self) -> None:  # noqa: B027 - where errors aren't those of a socket, there is nothing to hear
         """Reads what has arrived by now."""
@@ -198,3 +208,7 @@ class Link(ABC):
         timer = self.timer()
         if timer is not None and now >= timer:
             self.timer_passed()
+
+
+def _is_alert(error: Exception) -> bool:
+    return isinstance(error, ssl.SSLError) and not isinstance(error, ssl.SSLEOFError)
