@@ -19,7 +19,7 @@ class Broker:
         config = {"broker": "127.0.0.1", "topic": "orders", **config}
         self.target = target.parse(EndpointConfig(1, "shop", 1, config, protocol="mqtt"), 10, "/ulak")
         self.pipe = Pipe(self.written.extend)
-        self.client = Client(self.target, "test", is_5, self.pipe, self.acknowledged.append)
+        self.client = Client(self.target, "test", is_5, True, self.pipe, self.acknowledged.append)
 
     def publish(self, qos: int) -> int:
         return int(self.client.publish("orders", b"{}", qos).mid)

@@ -20,7 +20,7 @@ from support.kafka import (
     Kafka,
     Relay,
 )
-from support.receiver import Certificate, Receiver
+from support.receiver import Certificate, Receiver, make_certificate
 from support.sessions import wait_until
 from support.site import Site
 from ulak.delivery import EndpointConfig
@@ -366,38 +366,36 @@ def test_credentials_are_shown_and_kept_secret(site: Site, bus: Bus, kafka: Kafk
     assert "horse" not in error
 
 
-def test_a_certificate_that_nobody_vouches_for_is_refused(
+def test_tls_is_verified_on_both_sides_unless_told_otherwise(
     site: Site, bus: Bus, kafka: Kafka, certificate: Certificate
 ) -> None:
-    with Relay(kafka, certificate) as relay:
-        bus.endpoint(
-            broker=f"localhost:{relay.port}",
-            policy=LATER,
-            options={"security.protocol": "ssl", "broker.address.family": "v4"},
-        )
-        id = site.send("bus", {"n": 1})
+    client = make_certificate(certificate.key.parent, ("client",), file="client", authority=certificate)
+    authority = {"ssl.ca.location": str(certificate.certificate)}
+    shown = {"ssl.certificate.pem": client.certificate.read_text(), "ssl.key.location": str(client.key)}
+    wanted: dict[str, tuple[dict[str, Any], str]] = {
+        "trusted": ({**authority, **shown}, ""),
+        "careless": ({"enable.ssl.certificate.verification": False, **shown}, ""),
+        "untrusted": (shown, "certificate verify failed"),
+        "misnamed": ({**authority, **shown}, "certificate verify failed"),
+        # The relay doesn't say why it hangs up.
+        "nameless": (authority, "SSL routines"),
+    }
+    # The certificate is for localhost and 127.0.0.1.
+    with Relay(kafka, certificate, certificate) as relay, Relay(kafka, certificate, certificate, host="127.0.0.2") as misnamed:
+        ids = {}
+        for name, (options, _) in wanted.items():
+            broker = misnamed.broker if name == "misnamed" else f"localhost:{relay.port}"
+            secure = {"security.protocol": "ssl", "broker.address.family": "v4", **options}
+            bus.endpoint(name, LATER, broker=broker, options=secure)
+            ids[name] = site.send(name, {"name": name})
         site.start(seconds=60)
-        wait_until(lambda: site.message(id)["last_error"], message="a failure")
+        for name, (_, told) in wanted.items():
+            if told:
+                assert site.wait_for_error(ids[name], told).startswith("[RETRYABLE] network: ssl://")
+            else:
+                site.wait_for_status(ids[name], "completed")
 
-    error = site.message(id)["last_error"]
-    assert error.startswith("[RETRYABLE] network: ") and "certificate verify failed" in error
-
-
-def test_a_client_certificate_is_shown(site: Site, bus: Bus, kafka: Kafka, certificate: Certificate) -> None:
-    with Relay(kafka, certificate, client_authority=certificate) as relay:
-        bus.endpoint(
-            broker=f"localhost:{relay.port}",
-            options={
-                "security.protocol": "ssl",
-                "broker.address.family": "v4",
-                "ssl.ca.location": str(certificate.certificate),
-                "ssl.certificate.pem": certificate.certificate.read_text(),
-                "ssl.key.location": str(certificate.key),
-            },
-        )
-        id = site.send("bus", {"n": 1})
-        site.start(seconds=60)
-        site.wait_for_status(id, "completed")
+    assert {json.loads(each.value)["name"] for each in bus.read(2)} == {"trusted", "careless"}
 
 
 def test_a_file_that_is_none_is_not_opened_by_librdkafka(site: Site, bus: Bus) -> None:

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Self
+from uuid import uuid4
 
 import psycopg
 import pytest
@@ -202,6 +203,54 @@ def test_a_connection_that_the_broker_closes_costs_no_attempt(site: Site, mosqui
     message = site.wait_for_status(site.send(), "completed")
 
     assert message["attempts"] == 1
+
+
+@pytest.mark.parametrize(("is_clean", "is_kept"), [(True, False), (False, True)])
+def test_the_broker_keeps_a_session_that_is_not_clean(
+    site: Site, mosquitto: Mosquitto, is_clean: bool, is_kept: bool
+) -> None:
+    name = f"kept-{uuid4()}"
+    endpoint(site, mosquitto, client_id=name, clean_session=is_clean)
+    site.start()
+    site.wait_for_status(site.send(), "completed")
+    site.call("stop")
+    site.workers[0].result()
+
+    with socket.create_connection(("127.0.0.1", mosquitto.port)) as later:
+        assert greet(later, name) is is_kept
+
+
+def test_what_a_dead_worker_left_in_its_session_swallows_no_message(
+    site: Site, mosquitto: Mosquitto, subscriber: Subscriber
+) -> None:
+    """The broker takes a message of QoS 2 for one that it has, if its packet identifier is one that it holds."""
+    name = f"dead-{uuid4()}"
+    with socket.create_connection(("127.0.0.1", mosquitto.port)) as dead:
+        greet(dead, name)
+        # PUBLISH of QoS 2 with identifier 1, and no PUBREL after the answer.
+        packet = b"\x00\x06orders" + b"\x00\x01" + b"\x00" + b'{"n": 1}'
+        dead.sendall(b"\x34" + bytes([len(packet)]) + packet)
+        assert dead.recv(2)[0] == 0x50
+    endpoint(site, mosquitto, client_id=name, clean_session=False, qos=2, will_topic="gone")
+    site.start()
+
+    message = site.wait_for_status(site.send("shop", {"n": 1}), "completed")
+
+    (received,) = subscriber.wait_for(1)
+    assert received.topic == "orders"
+    assert received.properties.get("ulak-message-id") == str(message["message_id"])
+
+
+def greet(connection: socket.socket, client_id: str) -> bool:
+    """As a client of MQTT 5 that wants its session kept; whether the broker had one."""
+    body = b"\x00\x04MQTT\x05\x00\x00\x3c" + b"\x05\x11\x00\x00\x0e\x10"
+    body += len(client_id).to_bytes(2, "big") + client_id.encode()
+    connection.sendall(b"\x10" + bytes([len(body)]) + body)
+    kind, length = connection.recv(2)
+    assert kind == 0x20
+    flags, reason, *_ = connection.recv(length)
+    assert reason == 0
+    return bool(flags)
 
 
 @pytest.mark.parametrize("character", ["\n", "\x85", "\uffff", "\U0001fffe"])
