@@ -19,7 +19,7 @@ from pika.adapters.blocking_connection import BlockingChannel
 from support.cluster import WORK, free_port, memory_folder, run
 from support.debian import unpacked_together
 from support.receiver import Certificate
-from support.sessions import strain, wait_until
+from support.sessions import hold, strain, wait_until
 
 # What it runs with. Installed, each would want a service of its own.
 PACKAGES = [
@@ -114,6 +114,16 @@ def _environment(pid: int) -> str:
         return ""
 
 
+def _group(leader: int) -> list[int]:
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            _state, _parent, group, *_ = stat.read_text().rpartition(")")[2].split()
+            if int(group) == leader:
+                found.append(int(stat.parent.name))
+    return found
+
+
 class RabbitMQ:
     """Made, and started with start()."""
 
@@ -159,7 +169,8 @@ class RabbitMQ:
     def pause(self) -> None:
         """It keeps its connections and answers nothing."""
         assert self._server is not None
-        os.killpg(self._server.pid, signal.SIGSTOP)
+        for pid in _group(self._server.pid):
+            hold(pid)
 
     def resume(self) -> None:
         assert self._server is not None
