@@ -154,6 +154,37 @@ def test_deliveries_wait_for_the_connection_and_share_it(stage: Stage, broker: B
     assert broker.lines == ["hello", '"0"', '"1"', '"2"', '"3"', '"4"', '"9"']
 
 
+def test_what_waited_for_the_connection_is_sent_in_turns_with_the_others(
+    stage: Stage, broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A hundred deliveries, each of which takes 10 ms to be written: no turn takes longer than 100 ms."""
+    endpoint = stage.endpoint(broker.port, timeout=60)
+    for number in range(100):
+        stage.dispatcher.start(endpoint, [message(number)])
+    connection = stage.transport._connections[7]
+    now = time.monotonic()
+    monkeypatch.setattr(connection, "_clock", lambda: now)
+    turns: list[int] = []
+    send = connection.send
+
+    def slow(delivery: Delivery) -> None:
+        nonlocal now
+        now += 0.01
+        turns[-1] += 1
+        send(delivery)
+
+    monkeypatch.setattr(connection, "send", slow)
+    settled: list[Settled] = []
+    while stage.dispatcher.in_flight:
+        turns.append(0)
+        settled += stage.dispatcher.step(0.1)
+
+    assert sum(turns) == 100
+    assert max(turns) <= 10
+    # In their order, also those that come when not all that waited are sent.
+    assert broker.lines[1:] == [f'"{number}"' for number in range(100)]
+
+
 def test_a_connection_that_is_dialled_again_still_has_what_waits_for_it(stage: Stage, broker: Broker) -> None:
     greetings = iter(("again", "welcome"))
     broker.answer = lambda line: next(greetings) if line == "hello" else "taken"

@@ -18,6 +18,11 @@ from ulak.delivery import PERMANENT, RETRYABLE, ConfigError, Endpoint, MessageEr
 from ulak.mask import Mask
 
 
+# Seconds for which deliveries that have waited are sent before others have their turn: of Redis and Kafka, 128 of 100
+# messages take 100 ms.
+_TURN_SECONDS = 0.02
+
+
 class Surroundings(NamedTuple):
     """What a connection needs of its transport."""
 
@@ -87,10 +92,7 @@ class Link(ABC):
 
     def open(self) -> None:
         self.is_open = True
-        while self._waiting and not self.is_lost:
-            delivery = self._waiting.popleft()
-            self._under_way[delivery] = None
-            self._send(delivery)
+        self._send_waiting()
 
     def hold(self, seconds: float | None) -> None:
         """The broker takes no messages until open() is called again, which is awaited for so long; None: as long as
@@ -122,13 +124,14 @@ class Link(ABC):
         if self.is_lost:
             delivery.fail_the_rest(self._end)
             self._surroundings.settled.append(delivery.settled())
-        elif self.is_open:
-            self._under_way[delivery] = None
+        elif self.is_open and not self._waiting:
             self._guarded(lambda: self._send(delivery))
         else:
             self._waiting.append(delivery)
 
     def next_deadline(self) -> float | None:
+        if self.is_open and self._waiting:
+            return -math.inf
         times = [self.timer(), None if self.is_open else self._opens_until]
         if (first := self._first()) is not None:
             times.append(first.deadline)
@@ -192,7 +195,13 @@ class Link(ABC):
     def _first(self) -> Delivery | None:
         return next(iter(self._under_way), None) or (self._waiting[0] if self._waiting else None)
 
+    def _send_waiting(self) -> None:
+        ends = self._clock() + _TURN_SECONDS
+        while self._waiting and self.is_open and self._clock() < ends:
+            self._send(self._waiting.popleft())
+
     def _send(self, delivery: Delivery) -> None:
+        self._under_way[delivery] = None
         self.send(delivery)
         self.settle(delivery)
 
@@ -205,6 +214,8 @@ class Link(ABC):
             raise Lost(f"timeout: {doing} from {self.peer} in time" + (f": {why}" if why else ""))
         if not self.is_open and now >= self._opens_until:
             raise Lost(f"timeout: no connection to {self.peer} in time")
+        if self.is_open:
+            self._send_waiting()
         timer = self.timer()
         if timer is not None and now >= timer:
             self.timer_passed()
