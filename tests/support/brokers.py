@@ -68,9 +68,7 @@ def _amqp(fixture: Fixture, resources: ExitStack, place: str) -> Broker:
 
     config = rabbitmq.config(exchange=place, routing_key="orders")
     resources.callback(rabbitmq.resume)
-    return Broker(
-        "amqp", config, "routing_key", rabbitmq.host, rabbitmq.port, read, rabbitmq.pause, rabbitmq.resume
-    )
+    return Broker("amqp", config, "routing_key", rabbitmq.host, rabbitmq.port, read, rabbitmq.pause, rabbitmq.resume)
 
 
 def _kafka(fixture: Fixture, resources: ExitStack, place: str) -> Broker:

@@ -367,43 +367,6 @@ def test_a_full_disk_is_the_reason_that_is_told_and_later_all_arrives(
     assert {each.properties.message_id for each in rabbitmq.take(exchange)} == wanted
 
 
-def test_a_broker_that_does_not_answer_costs_its_own_deliveries_only(
-    site: Site, rabbitmq: RabbitMQ, exchange: str, receiver: Receiver
-) -> None:
-    endpoint(site, rabbitmq, exchange, LATER, timeout=1)
-    site.http("other", receiver.url)
-    site.start()
-    site.wait_for_status(site.send("shop"), "completed")
-    rabbitmq.pause()
-    try:
-        stuck = site.send("shop")
-        for _ in range(10):
-            site.wait_for_status(site.send("other"), "completed")
-        error = error_of(site, stuck)
-    finally:
-        rabbitmq.resume()
-
-    assert error == f"[RETRYABLE] timeout: no acknowledgement from 127.0.0.1:{rabbitmq.port} in time"
-
-
-def test_a_broker_that_fails_opens_the_circuit_and_slowly_starts_again(
-    site: Site, rabbitmq: RabbitMQ, exchange: str
-) -> None:
-    options = {"threshold": 3, "cooldown": 5, "slow_start": True}
-    endpoint(site, rabbitmq, exchange, AT_ONCE, circuit_breaker=options, port=free_port())
-    site.start()
-    ids = [site.send() for _ in range(20)]
-    wait_until(lambda: site.state() == "open", 20, "an open circuit")
-
-    site.call("alter_endpoint", "shop", rabbitmq.config(exchange=exchange, routing_key="a", circuit_breaker=options))
-    site.db.execute("update ulak.endpoints set circuit_half_open_at = now() where name = 'shop'")
-
-    for id in ids:
-        site.wait_for_status(id, "completed")
-    assert site.state() == "closed"
-    assert len(rabbitmq.take(exchange)) == 20
-
-
 def test_the_connection_lives_while_nothing_is_sent(site: Site, rabbitmq: RabbitMQ, exchange: str) -> None:
     endpoint(site, rabbitmq, exchange, ONCE, heartbeat=1)
     site.start()

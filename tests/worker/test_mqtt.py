@@ -14,7 +14,7 @@ import psycopg
 import pytest
 from support.cluster import run
 from support.mosquitto import Mosquitto, Subscriber, make_client
-from support.receiver import Certificate, Receiver, shown_by_client
+from support.receiver import Certificate, shown_by_client
 from support.sessions import wait_until
 from support.site import PATIENT, UNBROKEN, Site
 
@@ -155,29 +155,6 @@ def test_a_broker_that_is_down_gets_its_messages_later(site: Site, own: Mosquitt
     site.wait_until_settled()
     assert told == f"[RETRYABLE] connect: Connection refused (127.0.0.1:{own.port})"
     assert {site.status(id) for id in ids} == {"completed"}
-
-
-def test_a_broker_that_hangs_is_given_up_and_holds_up_nobody_else(
-    site: Site, own: Mosquitto, receiver: Receiver
-) -> None:
-    endpoint(site, own, timeout=1)
-    site.http("other", receiver.url)
-    site.start()
-    site.wait_for_status(site.send(), "completed")
-    own.stop()
-
-    hanging = site.send()
-    wait_until(lambda: site.status(hanging) == "processing")
-    others = [site.send("other") for _ in range(20)]
-    for id in others:
-        site.wait_for_status(id, "completed")
-    told = site.wait_for_error(hanging, "timeout: no acknowledgement")
-    unheard = site.wait_for_error(hanging, "timeout: no connection")
-    own.go_on()
-
-    site.wait_for_status(hanging, "completed")
-    assert told == f"[RETRYABLE] timeout: no acknowledgement from 127.0.0.1:{own.port} in time"
-    assert unheard.startswith("[RETRYABLE]")
 
 
 def test_a_broker_that_was_restarted_costs_an_idle_connection_and_no_attempt(site: Site, own: Mosquitto) -> None:

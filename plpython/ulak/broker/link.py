@@ -17,7 +17,6 @@ from ulak.broker.errors import BrokerError, Lost, words
 from ulak.delivery import PERMANENT, RETRYABLE, ConfigError, Endpoint, MessageError, Settled
 from ulak.mask import Mask
 
-
 # Seconds for which deliveries that have waited are sent before others have their turn: of Redis and Kafka, 128 of 100
 # messages take 100 ms.
 _TURN_SECONDS = 0.02
