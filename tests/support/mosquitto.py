@@ -116,6 +116,11 @@ class Subscriber:
         wait_until(lambda: len(self.received) >= count, timeout, f"{count} received messages")
         return self.received
 
+    def leave(self) -> None:
+        """It is away until its with statement ends."""
+        self._client.disconnect(properties=self._expiry(3600, PacketTypes.DISCONNECT))
+        self._client.loop_stop()
+
     def __enter__(self) -> Self:
         # mosquitto 2.0.11 doesn't write down a session that began with a clean start.
         self._client.connect("127.0.0.1", self._broker.port, clean_start=False, properties=self._expiry(3600))

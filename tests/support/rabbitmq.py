@@ -55,6 +55,7 @@ loopback_users = none
 load_definitions = {folder}/definitions.json
 disk_free_limit.absolute = 1MB
 collect_statistics = none
+max_message_size = 1000000
 log.console = true
 log.console.level = info
 log.file = false

@@ -306,6 +306,21 @@ def test_a_message_that_amqp_cannot_carry_is_permanent_and_the_others_arrive(
     assert site.message(bad)["last_error"].startswith(f"[PERMANENT] {told}")
 
 
+def test_what_the_broker_finds_too_large_is_permanent_and_the_others_arrive(
+    site: Site, rabbitmq: RabbitMQ, exchange: str
+) -> None:
+    site.configure(max_payload_size=2_000_000)
+    endpoint(site, rabbitmq, exchange, AT_ONCE, circuit_breaker={"threshold": 1000})
+    ids = [site.send("shop", {"text": "x" * size}) for size in (10, 1_000_001, 10)]
+
+    site.start()
+    site.wait_until_settled()
+
+    assert [site.status(id) for id in ids] == ["completed", "failed", "completed"]
+    error = site.message(ids[1])["last_error"]
+    assert error.startswith(f"[PERMANENT] channel: 127.0.0.1:{rabbitmq.port} closed it: PRECONDITION_FAILED")
+
+
 # A broker in trouble.
 
 

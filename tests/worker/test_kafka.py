@@ -451,7 +451,13 @@ def test_a_config_that_means_nothing_is_refused(site: Site) -> None:
 
 def test_every_option_is_one_that_librdkafka_takes(site: Site) -> None:
     schema = site.value("select ulak._kafka_options_schema()")["properties"]
-    login = {"sasl.mechanism": "PLAIN", "sasl.username": "u", "sasl.password": "p"}
+    # With it librdkafka looks whether it has the mechanism.
+    login = {
+        "sasl.mechanism": "PLAIN",
+        "sasl.username": "u",
+        "sasl.password": "p",
+        "security.protocol": "sasl_plaintext",
+    }
     texts = {"ssl.cipher.suites": "HIGH", "ssl.curves.list": "P-256", "ssl.sigalgs.list": "RSA+SHA256"}
     for name, allowed in schema.items():
         if not name.endswith((".location", ".pem")):

@@ -422,6 +422,25 @@ def test_a_broker_that_is_full_is_tried_again(site: Site) -> None:
     assert told == f"[RETRYABLE] mqtt: 127.0.0.1:{broker.port}: quota exceeded (0x97)"
 
 
+def test_a_broker_without_memory_is_tried_again(site: Site, tmp_path: Path) -> None:
+    with Mosquitto(tmp_path / "mosquitto", "memory_limit 300000") as broker, Subscriber(broker, "orders") as away:
+        # What is for a subscriber that is away is kept in memory.
+        away.leave()
+        endpoint(site, broker)
+        ids = [site.send("shop", {"n": n, "text": "x" * 20_000}) for n in range(20)]
+        site.start()
+        query = "select min(last_error) from ulak.queue where last_error is not null"
+        told = wait_until(lambda: site.value(query), message="a failure")
+        broker.leave()
+        broker.config = ()
+        broker.start()
+
+        site.wait_until_settled()
+    assert told.startswith("[RETRYABLE] ")
+    assert f"127.0.0.1:{broker.port} closed the connection" in told
+    assert {site.status(id) for id in ids} == {"completed"}
+
+
 def test_an_idle_connection_is_kept_alive(site: Site) -> None:
     # It asks for a word every second.
     with SmallBroker({5: b"\x20\x06\x00\x00\x03\x13\x00\x01"}) as broker:

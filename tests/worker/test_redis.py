@@ -154,15 +154,24 @@ def test_a_stream_that_must_exist_is_waited_for(site: Site, server: Redis) -> No
     site.wait_for_status(id, "completed")
 
 
-@pytest.mark.parametrize("trim", [{"maxlen": 10, "maxlen_approximate": False}, {"minid": "99999999999999-0"}])
-def test_a_stream_is_trimmed(site: Site, server: Redis, trim: dict[str, Any]) -> None:
-    endpoint(site, server, **trim)
-    site.send_many(300)
+def test_a_stream_is_trimmed(site: Site, server: Redis) -> None:
+    last = "99999999999999-0"
+    trims: dict[str, tuple[dict[str, Any], range]] = {
+        "exactly": ({"maxlen": 10, "maxlen_approximate": False}, range(10, 11)),
+        # To whole nodes, of 100 entries.
+        "about": ({"maxlen": 10}, range(11, 111)),
+        "exactly-from": ({"minid": last, "maxlen_approximate": False}, range(1)),
+        "about-from": ({"minid": last}, range(101)),
+    }
+    for name, (trim, _) in trims.items():
+        endpoint(site, server, name, stream_key=name, **trim)
+        site.send_many(300, name)
 
     site.start()
     site.wait_until_settled()
 
-    assert len(server.entries("orders")) <= (10 if "maxlen" in trim else 299)
+    for name, (_, wanted) in trims.items():
+        assert len(server.entries(name)) in wanted, name
 
 
 def test_a_server_that_is_down_gets_its_messages_later(site: Site, own: Redis) -> None:
