@@ -177,7 +177,7 @@ def test_a_rate_limit_holds_and_is_the_reason_that_is_told(site: Site, brokers: 
     assert set(site.column(delivered)) - {"other"} == set(PROTOCOLS)
     for name, each in brokers.items():
         assert len(each.read(3)) == 3
-        assert f'next: endpoint "{name}" is limited to ' in explained(site, last[name])
+        assert f'next: endpoint "{name}" is limited to 1.00 messages an hour' in explained(site, last[name])
 
 
 # What the value of a field would make of a topic, a stream or a routing key.
