@@ -4,15 +4,18 @@ each a real one."""
 from __future__ import annotations
 
 import json
+import socket
+import threading
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Any
 
 import psycopg
 import pytest
 from support.brokers import PROTOCOLS, Broker, broker, patience
 from support.cluster import free_port
-from support.receiver import Receiver
+from support.kafka import Kafka
+from support.receiver import Listener, Receiver
 from support.sessions import wait_until
 from support.site import PATIENT, UNBROKEN, Site
 
@@ -91,6 +94,47 @@ def test_brokers_that_hang_are_given_up_and_hold_up_nobody_else_and_no_key_loses
         assert told[name] in story
     for each in brokers.values():
         assert first_of_each(each.read(4)) == [0, 1, 2, 3]
+
+
+class SlowWay(Listener):
+    """To a broker whose answers take long to arrive."""
+
+    def __init__(self, to: int) -> None:
+        self._to = to
+        super().__init__()
+
+    def serve(self, connection: socket.socket, number: int) -> None:
+        with socket.create_connection(("127.0.0.1", self._to)) as there:
+            threading.Thread(target=self._answer, args=(there, connection), daemon=True).start()
+            while data := connection.recv(65536):
+                there.sendall(data)
+            there.shutdown(socket.SHUT_RDWR)
+
+    def _answer(self, there: socket.socket, connection: socket.socket) -> None:
+        with suppress(OSError):
+            while (data := there.recv(65536)) and not self.wait(SLOW_SECONDS):
+                connection.sendall(data)
+
+
+SLOW_SECONDS = 0.2
+
+
+def test_slow_brokers_are_waited_for(site: Site, brokers: Brokers, kafka: Kafka) -> None:
+    with ExitStack() as ways:
+        for name, each in brokers.items():
+            # Kafka's clients go where the cluster tells them.
+            port = each.port if name == "kafka" else ways.enter_context(SlowWay(each.port)).port
+            site.endpoint(name, {"circuit_breaker": UNBROKEN, **each.at(port)}, PATIENT, name)
+        kafka.slow_down(round(SLOW_SECONDS * 1000))
+        ids = [id for name in brokers for id in site.send_many(50, name)]
+
+        site.start()
+        site.wait_until_settled()
+
+    kafka.slow_down(0)
+    assert {(site.status(id), site.message(id)["attempts"]) for id in ids} == {("completed", 1)}
+    for each in brokers.values():
+        assert sorted(one["n"] for one in each.read(50)) == list(range(1, 51))
 
 
 @pytest.mark.parametrize("limit", ["max_in_flight", "slow_start_limit"])
