@@ -298,6 +298,20 @@ def test_a_place_that_metadata_cannot_make_is_a_dead_letter_that_can_be_redriven
         assert len(each.read(arriving)) == arriving
 
 
+def test_a_ping_reaches_an_endpoint_whose_place_depends_on_the_event(site: Site, brokers: Brokers) -> None:
+    for name, each in brokers.items():
+        site.endpoint(name, {**each.config, each.route: "{event_type}"}, None, name)
+        site.endpoint(f"{name}-tenant", {**each.config, each.route: "{tenant}"}, None, name)
+
+    for name, each in brokers.items():
+        (pong,) = site.rows("select outcome, error from ulak.ping(%s)", name)
+        (lost,) = site.rows("select outcome, error from ulak.ping(%s)", f"{name}-tenant")
+
+        assert (pong["outcome"], pong["error"]) == ("delivered", None)
+        assert lost["outcome"] == "failed"
+        assert f"has no tenant, which {each.route} asks for" in lost["error"]
+
+
 SECRET = "hush-hush-7f3a"
 
 
