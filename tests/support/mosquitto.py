@@ -91,6 +91,8 @@ class Received(NamedTuple):
     retain: bool
     properties: dict[str, str]
     content_type: str | None
+    # Names of its user properties, each as often as it came.
+    names: list[str]
 
 
 class Subscriber:
@@ -143,6 +145,14 @@ class Subscriber:
 
 def _received(message: paho.MQTTMessage) -> Received:
     properties = message.properties
-    pairs = dict(getattr(properties, "UserProperty", []))
+    pairs = getattr(properties, "UserProperty", [])
     content_type = getattr(properties, "ContentType", None)
-    return Received(message.topic, message.payload, message.qos, bool(message.retain), pairs, content_type)
+    return Received(
+        message.topic,
+        message.payload,
+        message.qos,
+        bool(message.retain),
+        dict(pairs),
+        content_type,
+        [name for name, _ in pairs],
+    )

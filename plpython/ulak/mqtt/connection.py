@@ -169,7 +169,9 @@ class MqttConnection(Connection):
         found = messages.headers(message, made)
         # It has a property of its own.
         del found[messages.CONTENT_TYPE]
-        pairs = [*found.items(), *made.attributes.items()]
+        # Attributes of an event have no prefix: a header of that name would be a second one.
+        found.update(made.attributes)
+        pairs = list(found.items())
         for name, value in [*pairs, ("content-type", made.content_type)]:
             if wrong := text_problem(name) or text_problem(value):
                 raise MessageError(f"the message's {name[:100]} {wrong}")
