@@ -305,6 +305,19 @@ def test_what_waited_does_not_go_on_before_its_channel_confirms(connect: Connect
     assert said[-2:] == [spec.Confirm.Select, spec.Basic.Publish]
 
 
+def test_a_broker_that_returns_what_it_was_never_given_is_given_up(connect: Connect) -> None:
+    def script(session: Session, each: Any) -> None:
+        if isinstance(each, frame.Body):
+            for number in range(10):
+                session.say(spec.Basic.Return(312, "NO_ROUTE", "orders", "created"))
+                session.give_back(spec.BasicProperties(message_id=f"unknown-{number}"), b"{}")
+
+    client = connect(script, timeout=1)
+    client.start(message(1))
+
+    assert client.errors() == [f"[RETRYABLE] network: {client.peer} returns messages that it was never given"]
+
+
 # Heartbeats.
 
 

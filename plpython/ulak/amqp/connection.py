@@ -213,6 +213,9 @@ class AmqpConnection(Connection):
     def _take_returned(self, given: spec.Basic.Return, of: spec.BasicProperties) -> None:
         """Its header tells whose it is; its body is of no interest."""
         self._returning = None
+        # Each is confirmed afterwards.
+        if len(self._returned) >= len(self._unconfirmed):
+            raise Lost(f"network: {self.peer} returns messages that it was never given")
         told = f"unroutable: exchange {given.exchange!r} has no queue for routing key {given.routing_key!r}"
         self._returned[of.message_id] = self.error(RETRYABLE, f"{told} ({self.peer}: {given.reply_text})")
 
