@@ -9,11 +9,13 @@ from ulak.delivery import Endpoint, Message, Outcome
 from ulak.worker.dispatcher import Dispatcher
 
 PAYLOAD = '{"type": "ulak.ping"}'
+# For topics and routing keys that are made of it.
+METADATA = '{"event_type": "ulak.ping"}'
 
 
 def deliver(endpoint: Endpoint, dispatcher: Dispatcher, between_steps: Callable[[], object]) -> Outcome:
     """between_steps() is called at least every 100 ms."""
-    message = Message(id=0, message_id=str(uuid.uuid4()), attempt=1, payload=PAYLOAD)
+    message = Message(id=0, message_id=str(uuid.uuid4()), attempt=1, payload=PAYLOAD, metadata=METADATA)
     dispatcher.start(endpoint, [message])
     while True:
         for settled in dispatcher.step(0.1):

@@ -543,7 +543,7 @@ begin
         select
             m.package,
             'warning',
-            format('it is not installed on this server, and %s of protocol %s need it', ulak._counted(m.endpoints, 'endpoint'), m.protocol),
+            format('it is not installed on this server; needed for %s of protocol %s', ulak._counted(m.endpoints, 'endpoint'), m.protocol),
             format('-- as root on the server: apt-get install %s', m.package)
         from ulak._missing_clients() m;
     end if;

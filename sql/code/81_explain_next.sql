@@ -198,8 +198,14 @@ begin
         end);
     elsif v_tokens < 1 then
         return query values (v_ready, format(
-            'next: endpoint "%s" is limited to %s messages a second; the next may go in %s',
-            p_endpoint.name, round(v_rate::numeric, 2), ulak._short_duration(v_ready - p_now)
+            'next: endpoint "%s" is limited to %s; the next may go in %s',
+            p_endpoint.name,
+            case
+                when v_rate >= 1 then round(v_rate::numeric, 2) || ' messages a second'
+                when v_rate * 60 >= 1 then round((v_rate * 60)::numeric, 2) || ' messages a minute'
+                else round((v_rate * 3600)::numeric, 2) || ' messages an hour'
+            end,
+            ulak._short_duration(v_ready - p_now)
         ));
     elsif ulak._count_in_flight(p_endpoint.id, p_endpoint.max_in_flight) >= p_endpoint.max_in_flight then
         return query values (p_now, format(

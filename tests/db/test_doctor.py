@@ -259,21 +259,48 @@ def test_a_session_that_waits_for_pg_cron_is_told(busy_cluster: Cluster) -> None
         dropping.result(30)
 
 
+CLIENTS: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "amqp": ("pika", "python3-pika", {"host": "rabbit", "exchange": "orders"}),
+    "kafka": ("confluent_kafka", "python3-confluent-kafka", {"broker": "kafka:9092", "topic": "orders"}),
+    "mqtt": ("paho", "python3-paho-mqtt", {"broker": "mqtt", "topic": "orders"}),
+    "redis": ("redis", "python3-redis", {"host": "cache.internal", "stream_key": "orders"}),
+}
+
+
 def test_a_client_library_that_is_missing_is_told(db: DB) -> None:
     queue = Queue(db)
-    queue.endpoint("cache", {"host": "cache.internal", "stream_key": "orders"}, protocol="redis")
-    # As if it weren't installed, for this session.
-    queue.db.execute("do $$ import sys; sys.modules['redis'] = None $$ language plpython3u")
+    for protocol, (module, _, config) in CLIENTS.items():
+        queue.endpoint(protocol, config, protocol=protocol)
+        # As if it weren't installed, for this session.
+        queue.db.execute(f"do $$ import sys; sys.modules['{module}'] = None $$ language plpython3u")  # type: ignore[arg-type]
 
     told = [each for each in findings(queue, "workers") if "not installed" in each["finding"]]
+    started = queue.rows(
+        "select item, status, detail, fix from ulak.start() where item like 'python3-%%' order by item"
+    )
 
-    assert told == [
+    packages = sorted((package, protocol) for protocol, (_, package, _) in CLIENTS.items())
+    assert sorted(told, key=lambda each: str(each["finding"])) == [
         {
             "severity": "warning",
-            "finding": "python3-redis is not installed on this server: no worker in the database delivers to the 1 endpoint of protocol redis",
-            "fix": "-- as root on the server: apt-get install python3-redis",
+            "finding": f"{package} is not installed on this server: no worker in the database delivers to the 1 endpoint of protocol {protocol}",
+            "fix": f"-- as root on the server: apt-get install {package}",
         }
+        for package, protocol in packages
     ]
+    assert started == [
+        {
+            "item": package,
+            "status": "warning",
+            "detail": f"it is not installed on this server; needed for 1 endpoint of protocol {protocol}",
+            "fix": f"-- as root on the server: apt-get install {package}",
+        }
+        for package, protocol in packages
+    ]
+    for package, protocol in packages:
+        (pong,) = queue.rows("select outcome, error from ulak.ping(%s)", protocol)
+        assert pong["outcome"] == "failed"
+        assert f"{package} isn't installed where the worker runs, and protocol {protocol} needs it" in pong["error"]
 
 
 def test_an_autovacuum_that_is_off_is_told(other_cluster: Cluster) -> None:

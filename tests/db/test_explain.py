@@ -175,16 +175,24 @@ def test_while_a_probe_is_under_way_the_others_wait_for_it(queue: Queue) -> None
     )
 
 
-def test_a_rate_limit_says_when_the_next_may_go(queue: Queue) -> None:
-    queue.endpoint(config={"rate_limit": {"limit": 6, "interval": "minute", "burst": 1}})
+@pytest.mark.parametrize(
+    ("interval", "rate", "wait"),
+    [
+        ("second", "6.00 messages a second", "167ms"),
+        ("minute", "6.00 messages a minute", "10.0s"),
+        ("hour", "6.00 messages an hour", "10m 0s"),
+    ],
+)
+def test_a_rate_limit_says_when_the_next_may_go(queue: Queue, interval: str, rate: str, wait: str) -> None:
+    queue.endpoint(config={"rate_limit": {"limit": 6, "interval": interval, "burst": 1}})
     queue.send()
     id = queue.send()
     assert len(queue.claim(10)) == 1
 
     when, told = ending(queue, id)
 
-    assert told == 'next: endpoint "shop" is limited to 0.10 messages a second; the next may go in 10.0s'
-    assert when == 10.0
+    assert told == f'next: endpoint "shop" is limited to {rate}; the next may go in {wait}'
+    assert when == pytest.approx({"second": 1, "minute": 60, "hour": 3600}[interval] / 6, abs=1e-5)
 
 
 def test_a_released_backlog_is_limited_as_well(queue: Queue) -> None:

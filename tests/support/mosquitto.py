@@ -28,7 +28,7 @@ def make_client(client_id: str = "", protocol: int = paho.MQTTv5) -> paho.Client
 
 
 class Mosquitto:
-    """config: lines of its configuration file."""
+    """config: lines of its configuration file. With a certificate it speaks TLS, and clients have to show one that it has signed."""
 
     def __init__(self, folder: Path, *config: str, certificate: Certificate | None = None) -> None:
         self.folder = folder
@@ -45,6 +45,7 @@ class Mosquitto:
             lines.append("allow_anonymous true")
         if self.certificate is not None:
             lines += [f"certfile {self.certificate.certificate}", f"keyfile {self.certificate.key}"]
+            lines += [f"cafile {self.certificate.certificate}", "require_certificate true"]
         (self.folder / "config").write_text("\n".join(lines) + "\n")
         program = shutil.which("mosquitto")
         assert program is not None
@@ -90,6 +91,8 @@ class Received(NamedTuple):
     retain: bool
     properties: dict[str, str]
     content_type: str | None
+    # Names of its user properties, each as often as it came.
+    names: list[str]
 
 
 class Subscriber:
@@ -108,11 +111,17 @@ class Subscriber:
         if login:
             client.username_pw_set(**login)
         if broker.certificate is not None:
-            client.tls_set(ca_certs=str(broker.certificate.certificate), cert_reqs=ssl.CERT_REQUIRED)
+            own = str(broker.certificate.certificate)
+            client.tls_set(own, own, str(broker.certificate.key), ssl.CERT_REQUIRED)
 
     def wait_for(self, count: int, timeout: float = 20) -> list[Received]:
         wait_until(lambda: len(self.received) >= count, timeout, f"{count} received messages")
         return self.received
+
+    def leave(self) -> None:
+        """It is away until its with statement ends."""
+        self._client.disconnect(properties=self._expiry(3600, PacketTypes.DISCONNECT))
+        self._client.loop_stop()
 
     def __enter__(self) -> Self:
         # mosquitto 2.0.11 doesn't write down a session that began with a clean start.
@@ -136,6 +145,14 @@ class Subscriber:
 
 def _received(message: paho.MQTTMessage) -> Received:
     properties = message.properties
-    pairs = dict(getattr(properties, "UserProperty", []))
+    pairs = getattr(properties, "UserProperty", [])
     content_type = getattr(properties, "ContentType", None)
-    return Received(message.topic, message.payload, message.qos, bool(message.retain), pairs, content_type)
+    return Received(
+        message.topic,
+        message.payload,
+        message.qos,
+        bool(message.retain),
+        dict(pairs),
+        content_type,
+        [name for name, _ in pairs],
+    )

@@ -19,7 +19,7 @@ from pika.adapters.blocking_connection import BlockingChannel
 from support.cluster import WORK, free_port, memory_folder, run
 from support.debian import unpacked_together
 from support.receiver import Certificate
-from support.sessions import strain, wait_until
+from support.sessions import hold, strain, wait_until
 
 # What it runs with. Installed, each would want a service of its own.
 PACKAGES = [
@@ -55,18 +55,20 @@ loopback_users = none
 load_definitions = {folder}/definitions.json
 disk_free_limit.absolute = 1MB
 collect_statistics = none
+max_message_size = 1000000
 log.console = true
 log.console.level = info
 log.file = false
 """
 
+# Clients have to show a certificate that its own has signed.
 TLS = """\
 listeners.ssl.1 = 127.0.0.1:{port}
 ssl_options.cacertfile = {certificate}
 ssl_options.certfile = {certificate}
 ssl_options.keyfile = {key}
-ssl_options.verify = verify_none
-ssl_options.fail_if_no_peer_cert = false
+ssl_options.verify = verify_peer
+ssl_options.fail_if_no_peer_cert = true
 """
 
 
@@ -111,6 +113,16 @@ def _environment(pid: int) -> str:
         return Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace")
     except OSError:
         return ""
+
+
+def _group(leader: int) -> list[int]:
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            _state, _parent, group, *_ = stat.read_text().rpartition(")")[2].split()
+            if int(group) == leader:
+                found.append(int(stat.parent.name))
+    return found
 
 
 class RabbitMQ:
@@ -158,7 +170,8 @@ class RabbitMQ:
     def pause(self) -> None:
         """It keeps its connections and answers nothing."""
         assert self._server is not None
-        os.killpg(self._server.pid, signal.SIGSTOP)
+        for pid in _group(self._server.pid):
+            hold(pid)
 
     def resume(self) -> None:
         assert self._server is not None

@@ -190,22 +190,26 @@ def make_certificate(
     names: tuple[str, ...] = ("localhost", "127.0.0.1"),
     days: tuple[int, int] = (-2, 30),
     file: str = "server",
+    authority: Certificate | None = None,
 ) -> Certificate:
-    """A self-signed certificate, valid between these days from today; it is its own authority."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, names[0])])
+    """Valid between these days from today; signed by an authority, or by itself, being its own authority then."""
+    key = signing_key = ec.generate_private_key(ec.SECP256R1())
+    subject = issuer = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, names[0])])
+    if authority is not None:
+        signing_key = serialization.load_pem_private_key(authority.key.read_bytes(), None)  # type: ignore[assignment]
+        issuer = x509.load_pem_x509_certificate(authority.certificate.read_bytes()).subject
     now = datetime.datetime.now(datetime.UTC)
     certificate = (
         x509.CertificateBuilder()
         .subject_name(subject)
-        .issuer_name(subject)
+        .issuer_name(issuer)
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
         .not_valid_before(now + datetime.timedelta(days=days[0]))
         .not_valid_after(now + datetime.timedelta(days=days[1]))
         .add_extension(x509.SubjectAlternativeName([_general_name(name) for name in names]), critical=False)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
-        .sign(key, hashes.SHA256())
+        .add_extension(x509.BasicConstraints(ca=authority is None, path_length=None), critical=True)
+        .sign(signing_key, hashes.SHA256())
     )
     made = Certificate(folder / f"{file}.crt", folder / f"{file}.key")
     made.certificate.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
@@ -213,6 +217,12 @@ def make_certificate(
         key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
     )
     return made
+
+
+def shown_by_client(authority: Certificate) -> dict[str, str]:
+    """Keys of a broker's config: a certificate that this authority has signed."""
+    made = make_certificate(authority.key.parent, ("client",), file="client", authority=authority)
+    return {"tls_cert": str(made.certificate), "tls_key": str(made.key)}
 
 
 def _general_name(name: str) -> x509.GeneralName:

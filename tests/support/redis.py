@@ -34,7 +34,7 @@ class Redis:
         if self.certificate is None:
             where += ["--port", str(self.port)]
         else:
-            where += ["--port", "0", "--tls-port", str(self.port), "--tls-auth-clients", "optional"]
+            where += ["--port", "0", "--tls-port", str(self.port), "--tls-auth-clients", "yes"]
             where += ["--tls-cert-file", str(self.certificate.certificate), "--tls-key-file", str(self.certificate.key)]
             where += ["--tls-ca-cert-file", str(self.certificate.certificate)]
         self._process = subprocess.Popen(["redis-server", *where, *self.options], executable=PROGRAM)
@@ -58,7 +58,8 @@ class Redis:
     def client(self) -> redis.Redis:
         tls: dict[str, Any] = {}
         if self.certificate is not None:
-            tls = {"ssl": True, "ssl_ca_certs": str(self.certificate.certificate)}
+            own = str(self.certificate.certificate)
+            tls = {"ssl": True, "ssl_ca_certs": own, "ssl_certfile": own, "ssl_keyfile": str(self.certificate.key)}
         return redis.Redis(port=self.port, decode_responses=True, password=self.password, **tls)
 
     def config(self, **settings: str) -> None:

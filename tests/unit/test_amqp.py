@@ -273,6 +273,47 @@ def test_what_waited_goes_on_when_the_broker_does(connect: Connect, how: str) ->
     assert client.errors() == [None, None]
 
 
+@pytest.mark.parametrize("how", ["blocked", "flow"])
+def test_what_waited_does_not_go_on_before_its_channel_confirms(connect: Connect, how: str) -> None:
+    """A message on a channel that doesn't confirm yet is not counted: the next confirmation would be taken for its."""
+    sessions: list[Session] = []
+
+    def script(session: Session, each: Any) -> None:
+        if isinstance(each, frame.Body) and not sessions:
+            sessions.append(session)
+            session.say(*((spec.Connection.Blocked("x"), 0) if how == "blocked" else (spec.Channel.Flow(False), 1)))
+        elif isinstance(each, frame.Body):
+            session.say(spec.Basic.Ack(session.published))
+
+    client = connect(script)
+    client.start(message(1))
+    (connection,) = client.dispatcher._members["amqp"].transport._connections.values()  # type: ignore[attr-defined]
+    client.step_until(lambda: bool(sessions) and not connection.is_open)
+    client.start(message(2))
+    sessions[0].say(spec.Channel.Close(404, "NOT_FOUND", 60, 40))
+    sessions[0].say(*((spec.Connection.Unblocked(), 0) if how == "blocked" else (spec.Channel.Flow(True), 1)))
+
+    first, second = client.errors()
+
+    assert first == f"[RETRYABLE] channel: {client.peer} closed it: NOT_FOUND"
+    assert second is None
+    said = [type(each) for each in client.broker.heard]
+    assert said[-2:] == [spec.Confirm.Select, spec.Basic.Publish]
+
+
+def test_a_broker_that_returns_what_it_was_never_given_is_given_up(connect: Connect) -> None:
+    def script(session: Session, each: Any) -> None:
+        if isinstance(each, frame.Body):
+            for number in range(10):
+                session.say(spec.Basic.Return(312, "NO_ROUTE", "orders", "created"))
+                session.give_back(spec.BasicProperties(message_id=f"unknown-{number}"), b"{}")
+
+    client = connect(script, timeout=1)
+    client.start(message(1))
+
+    assert client.errors() == [f"[RETRYABLE] network: {client.peer} returns messages that it was never given"]
+
+
 # Heartbeats.
 
 

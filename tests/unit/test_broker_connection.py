@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 from support.deliveries import settle_all
-from support.receiver import Certificate, Listener
+from support.receiver import Certificate, Listener, make_certificate
 from support.sessions import wait_until
 from ulak.address import Guard
 from ulak.broker import tls
@@ -79,10 +82,14 @@ class LineTransport(BrokerTransport):
 class Broker(Listener):
     """Answers each line as told."""
 
-    def __init__(self, certificate: Certificate | None = None) -> None:
+    def __init__(self, certificate: Certificate | None = None, client_authority: Certificate | None = None) -> None:
         self.answer: Callable[[str], str | None] = lambda line: "welcome" if line == "hello" else "taken"
         self.lines: list[str] = []
         super().__init__(certificate=certificate)
+        if client_authority is not None:
+            assert self._context is not None
+            self._context.verify_mode = ssl.CERT_REQUIRED
+            self._context.load_verify_locations(client_authority.certificate)
 
     def serve(self, connection: socket.socket, number: int) -> None:
         for line in connection.makefile(encoding="utf-8"):
@@ -145,6 +152,37 @@ def test_deliveries_wait_for_the_connection_and_share_it(stage: Stage, broker: B
     assert stage.errors() == [None]
     assert broker.connections == 1
     assert broker.lines == ["hello", '"0"', '"1"', '"2"', '"3"', '"4"', '"9"']
+
+
+def test_what_waited_for_the_connection_is_sent_in_turns_with_the_others(
+    stage: Stage, broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A hundred deliveries, each of which takes 10 ms to be written: no turn takes longer than 100 ms."""
+    endpoint = stage.endpoint(broker.port, timeout=60)
+    for number in range(100):
+        stage.dispatcher.start(endpoint, [message(number)])
+    connection = stage.transport._connections[7]
+    now = time.monotonic()
+    monkeypatch.setattr(connection, "_clock", lambda: now)
+    turns: list[int] = []
+    send = connection.send
+
+    def slow(delivery: Delivery) -> None:
+        nonlocal now
+        now += 0.01
+        turns[-1] += 1
+        send(delivery)
+
+    monkeypatch.setattr(connection, "send", slow)
+    settled: list[Settled] = []
+    while stage.dispatcher.in_flight:
+        turns.append(0)
+        settled += stage.dispatcher.step(0.1)
+
+    assert sum(turns) == 100
+    assert max(turns) <= 10
+    # In their order, also those that come when not all that waited are sent.
+    assert broker.lines[1:] == [f'"{number}"' for number in range(100)]
 
 
 def test_a_connection_that_is_dialled_again_still_has_what_waits_for_it(stage: Stage, broker: Broker) -> None:
@@ -350,6 +388,41 @@ def test_tls_is_verified_by_the_authority_that_the_config_names(stage: Stage, ce
     broker.close()
 
 
+def test_a_certificate_for_another_name_is_refused(stage: Stage, tmp_path: Path) -> None:
+    elsewhere = make_certificate(tmp_path, ("elsewhere.example.com",))
+    with Broker(elsewhere) as broker:
+        trusting = lambda verify: lambda: tls.context(str(elsewhere.certificate), None, None, verify)  # noqa: E731
+        stage.dispatcher.start(stage.endpoint(broker.port, "localhost", tls=trusting(True)), [message(1)])
+        (error,) = stage.errors()
+        stage.dispatcher.start(stage.endpoint(broker.port, "localhost", version=2, tls=trusting(False)), [message(2)])
+
+        assert stage.errors() == [None]
+    told = "Hostname mismatch, certificate is not valid for 'localhost'."
+    assert error == f"[RETRYABLE] tls: {told} (localhost:{broker.port})"
+    assert broker.lines == ["hello", '"2"']
+
+
+def test_a_certificate_is_shown_to_a_broker_that_wants_one(
+    stage: Stage, certificate: Certificate, tmp_path: Path
+) -> None:
+    """With TLS 1.3 the broker refuses when our side of the handshake is done: by an alert, and then it resets."""
+    stranger = make_certificate(tmp_path, file="stranger")
+    with Broker(certificate, client_authority=certificate) as broker:
+        errors = []
+        for version, own in enumerate((certificate, None, stranger)):
+            files = (None, None) if own is None else (str(own.certificate), str(own.key))
+            context = functools.partial(tls.context, str(certificate.certificate), *files)
+            stage.dispatcher.start(stage.endpoint(broker.port, version=version, tls=context), [message(version)])
+            errors += stage.errors()
+
+    assert errors == [
+        None,
+        f"[RETRYABLE] tls: 127.0.0.1:{broker.port}: tlsv13 alert certificate required",
+        f"[RETRYABLE] tls: 127.0.0.1:{broker.port}: tlsv1 alert unknown ca",
+    ]
+    assert broker.lines == ["hello", '"0"']
+
+
 def test_a_file_that_cannot_be_used_is_an_error_of_the_config(stage: Stage, broker: Broker) -> None:
     with pytest.raises(ConfigError, match="a file that the config names"):
         tls.context("/dev/zero", None, None)
@@ -360,9 +433,16 @@ def test_a_file_that_cannot_be_used_is_an_error_of_the_config(stage: Stage, brok
     assert error is not None and error.startswith("[RETRYABLE] config: a file that the config names")
 
 
-def test_large_deliveries_go_on_where_the_sockets_buffer_was_full(stage: Stage, broker: Broker) -> None:
+@pytest.mark.parametrize("is_secure", [False, True], ids=["plain", "tls"])
+def test_large_deliveries_go_on_where_the_sockets_buffer_was_full(
+    stage: Stage, certificate: Certificate, is_secure: bool
+) -> None:
     large = Message(1, "id", 1, '"' + "x" * 5_000_000 + '"')
-    stage.dispatcher.start(stage.endpoint(broker.port), [large])
+    context = (lambda: tls.context(str(certificate.certificate), None, None)) if is_secure else None
+    with Broker(certificate if is_secure else None) as broker:
+        endpoint = stage.endpoint(broker.port, tls=context)
+        stage.dispatcher.start(endpoint, [large])
+        stage.dispatcher.start(endpoint, [message(2)])
 
-    assert stage.errors() == [None]
-    assert broker.lines[1] == large.payload
+        assert stage.errors() == [None, None]
+    assert broker.lines[1:] == [large.payload, '"2"']

@@ -53,19 +53,25 @@ ANSWERS: dict[str, Callable[[socket.socket], object]] = {
 
 def endpoint(dispatcher: Dispatcher, protocol: str, port: int) -> Endpoint:
     config: dict[str, dict[str, Any]] = {
-        "mqtt": {"broker": "127.0.0.1", "port": port, "topic": "orders", "timeout": 1},
+        "amqp": {"host": "127.0.0.1", "port": port, "exchange": "orders", "timeout": 0.3},
+        "kafka": {
+            "broker": f"127.0.0.1:{port}",
+            "topic": "orders",
+            "options": {"socket.connection.setup.timeout.ms": 1000, "message.timeout.ms": 1000},
+        },
+        "mqtt": {"broker": "127.0.0.1", "port": port, "topic": "orders", "timeout": 0.3},
         "redis": {
             "host": "127.0.0.1",
             "port": port,
             "stream_key": "orders",
-            "connect_timeout": 1,
-            "command_timeout": 1,
+            "connect_timeout": 0.3,
+            "command_timeout": 0.3,
         },
     }
     return dispatcher.parse(EndpointConfig(7, "orders", 1, config[protocol], protocol=protocol))
 
 
-@pytest.mark.parametrize("protocol", ["mqtt", "redis"])
+@pytest.mark.parametrize("protocol", ["amqp", "kafka", "mqtt", "redis"])
 @pytest.mark.parametrize("answer", ANSWERS)
 def test_an_impostor_gets_nothing_but_a_failure(dispatcher: Dispatcher, protocol: str, answer: str) -> None:
     with Impostor(ANSWERS[answer]) as impostor:

@@ -6,7 +6,7 @@ import itertools
 import select
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ import pytest
 from confluent_kafka import KafkaError
 from support.deliveries import settle_all
 from support.kafka import PRODUCE, Kafka, Relay
-from support.sessions import strain, wait_until
+from support.sessions import wait_until
 from ulak.address import Guard
 from ulak.broker.delivery import Delivery
 from ulak.delivery import ConfigError, Endpoint, EndpointConfig, Message, Settled
@@ -342,32 +342,6 @@ def test_what_was_acknowledged_before_the_end_is_delivered(kafka: Kafka) -> None
     assert link.is_lost
     assert [each.outcome.error for each in stage.transport._settled] == [None]
     stage.dispatcher.close()
-
-
-@pytest.mark.parametrize("where", ["silent", "hanging", "up"])
-def test_nothing_holds_the_worker_up(kafka: Kafka, silent: str, where: str) -> None:
-    stage = Stage(silent if where == "silent" else kafka.broker)
-    endpoint = stage.endpoint(options={"socket.connection.setup.timeout.ms": 1000, "message.timeout.ms": 1000})
-    calls: list[float] = []
-
-    def timed(call: Callable[[], Any]) -> Any:
-        began = time.monotonic()
-        result = call()
-        calls.append(time.monotonic() - began)
-        return result
-
-    if where == "hanging":
-        assert stage.errors(endpoint, message(0)) == [None]
-        kafka.hang()
-    for n in range(1, 50):
-        timed(lambda n=n: stage.dispatcher.start(endpoint, [message(100 * n + each) for each in range(100)]))
-    while stage.dispatcher.in_flight:
-        timed(lambda: stage.dispatcher.step(0))
-        select.select([], [], [], 0.001)
-    timed(stage.dispatcher.close)
-
-    # The end waits for its producers, and for no longer than this.
-    assert max(calls) < 0.15 * strain()
 
 
 def test_the_worker_looks_less_often_when_nothing_comes(kafka: Kafka, stage: Stage) -> None:

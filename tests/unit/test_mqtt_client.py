@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import socket
+from collections import deque
+
 import pytest
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
-from ulak.delivery import EndpointConfig
+from support.deliveries import settle_all
+from support.receiver import Listener
+from ulak.delivery import EndpointConfig, Message
 from ulak.mqtt import reasons, target
 from ulak.mqtt.client import Client, Pipe
+from ulak.transports import transports
+from ulak.worker.dispatcher import Dispatcher
 
 
 class Broker:
@@ -19,7 +26,7 @@ class Broker:
         config = {"broker": "127.0.0.1", "topic": "orders", **config}
         self.target = target.parse(EndpointConfig(1, "shop", 1, config, protocol="mqtt"), 10, "/ulak")
         self.pipe = Pipe(self.written.extend)
-        self.client = Client(self.target, "test", is_5, self.pipe, self.acknowledged.append)
+        self.client = Client(self.target, "test", is_5, True, self.pipe, self.acknowledged.append)
 
     def publish(self, qos: int) -> int:
         return int(self.client.publish("orders", b"{}", qos).mid)
@@ -114,6 +121,46 @@ def test_a_packet_without_end_is_not_read() -> None:
 
     with pytest.raises(ValueError, match="too large"):
         broker.client.read(b"\x30\xff\xff\xff\x7f")
+
+
+class Cautious(Listener):
+    """Takes two messages at once, and acknowledges the older of them when it has two, or the last."""
+
+    def __init__(self, last: int) -> None:
+        self.most = 0
+        self.last = last
+        super().__init__()
+
+    def serve(self, connection: socket.socket, number: int) -> None:
+        connection.recv(1000)
+        # Receive maximum: 2.
+        connection.sendall(b"\x20\x06\x00\x00\x03\x21\x00\x02")
+        seen, held, data = 0, deque[bytes](), b""
+        while chunk := connection.recv(65536):
+            data += chunk
+            while len(data) > 1 and len(data) >= 2 + data[1]:
+                packet, data = data[2 : 2 + data[1]], data[2 + data[1] :]
+                held.append(packet[8:10])
+                seen += 1
+            self.most = max(self.most, len(held))
+            while held and (len(held) > 1 or seen == self.last):
+                connection.sendall(b"\x40\x02" + held.popleft())
+
+
+def test_no_more_is_in_flight_than_the_broker_takes() -> None:
+    settings = {"http_allow_internal_urls": "true", "http_allowed_networks": "", "http_timeout": "10"}
+    dispatcher = Dispatcher(transports({**settings, "cloudevents_source": "/ulak"}, "1.0", 8, print))
+    with Cautious(last=10) as broker:
+        config = {"broker": "127.0.0.1", "port": broker.port, "topic": "orders"}
+        endpoint = dispatcher.parse(EndpointConfig(1, "shop", 1, config, protocol="mqtt"))
+        # Small enough for a length of one byte.
+        dispatcher.start(endpoint, [Message(n, f"id-{n}", 1, "{}") for n in range(10)])
+
+        settled = settle_all(dispatcher)
+        dispatcher.close()
+
+    assert [each.outcome.error for each in settled] == [None]
+    assert broker.most == 2
 
 
 def test_packets_may_come_byte_by_byte() -> None:

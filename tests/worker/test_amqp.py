@@ -18,7 +18,7 @@ import psycopg
 import pytest
 from support.cluster import PROJECT, free_port
 from support.rabbitmq import PASSWORD, POWERLESS, USER, RabbitMQ
-from support.receiver import Receiver, make_certificate
+from support.receiver import Receiver, make_certificate, shown_by_client
 from support.sessions import strain, wait_until
 from support.site import Site
 
@@ -306,6 +306,21 @@ def test_a_message_that_amqp_cannot_carry_is_permanent_and_the_others_arrive(
     assert site.message(bad)["last_error"].startswith(f"[PERMANENT] {told}")
 
 
+def test_what_the_broker_finds_too_large_is_permanent_and_the_others_arrive(
+    site: Site, rabbitmq: RabbitMQ, exchange: str
+) -> None:
+    site.configure(max_payload_size=2_000_000)
+    endpoint(site, rabbitmq, exchange, AT_ONCE, circuit_breaker={"threshold": 1000})
+    ids = [site.send("shop", {"text": "x" * size}) for size in (10, 1_000_001, 10)]
+
+    site.start()
+    site.wait_until_settled()
+
+    assert [site.status(id) for id in ids] == ["completed", "failed", "completed"]
+    error = site.message(ids[1])["last_error"]
+    assert error.startswith(f"[PERMANENT] channel: 127.0.0.1:{rabbitmq.port} closed it: PRECONDITION_FAILED")
+
+
 # A broker in trouble.
 
 
@@ -367,43 +382,6 @@ def test_a_full_disk_is_the_reason_that_is_told_and_later_all_arrives(
     assert {each.properties.message_id for each in rabbitmq.take(exchange)} == wanted
 
 
-def test_a_broker_that_does_not_answer_costs_its_own_deliveries_only(
-    site: Site, rabbitmq: RabbitMQ, exchange: str, receiver: Receiver
-) -> None:
-    endpoint(site, rabbitmq, exchange, LATER, timeout=1)
-    site.http("other", receiver.url)
-    site.start()
-    site.wait_for_status(site.send("shop"), "completed")
-    rabbitmq.pause()
-    try:
-        stuck = site.send("shop")
-        for _ in range(10):
-            site.wait_for_status(site.send("other"), "completed")
-        error = error_of(site, stuck)
-    finally:
-        rabbitmq.resume()
-
-    assert error == f"[RETRYABLE] timeout: no acknowledgement from 127.0.0.1:{rabbitmq.port} in time"
-
-
-def test_a_broker_that_fails_opens_the_circuit_and_slowly_starts_again(
-    site: Site, rabbitmq: RabbitMQ, exchange: str
-) -> None:
-    options = {"threshold": 3, "cooldown": 5, "slow_start": True}
-    endpoint(site, rabbitmq, exchange, AT_ONCE, circuit_breaker=options, port=free_port())
-    site.start()
-    ids = [site.send() for _ in range(20)]
-    wait_until(lambda: site.state() == "open", 20, "an open circuit")
-
-    site.call("alter_endpoint", "shop", rabbitmq.config(exchange=exchange, routing_key="a", circuit_breaker=options))
-    site.db.execute("update ulak.endpoints set circuit_half_open_at = now() where name = 'shop'")
-
-    for id in ids:
-        site.wait_for_status(id, "completed")
-    assert site.state() == "closed"
-    assert len(rabbitmq.take(exchange)) == 20
-
-
 def test_the_connection_lives_while_nothing_is_sent(site: Site, rabbitmq: RabbitMQ, exchange: str) -> None:
     endpoint(site, rabbitmq, exchange, ONCE, heartbeat=1)
     site.start()
@@ -450,29 +428,31 @@ def test_an_address_that_is_not_allowed_is_never_dialled(site: Site, rabbitmq: R
     assert rabbitmq.logged(ACCEPTED, before) == 0
 
 
-def test_tls_is_verified_by_the_authorities_of_the_config(site: Site, rabbitmq: RabbitMQ, exchange: str) -> None:
-    assert rabbitmq.certificate is not None
-    trusted = str(rabbitmq.certificate.certificate)
-    endpoint(site, rabbitmq, exchange, host="localhost", port=rabbitmq.tls_port, tls=True, tls_ca_cert=trusted)
-    site.start()
-
-    site.wait_for_status(site.send(), "completed")
-
-
-def test_a_broker_that_nobody_vouches_for_is_not_trusted_unless_the_config_says_so(
+def test_tls_is_verified_on_both_sides_unless_the_config_says_otherwise(
     site: Site, rabbitmq: RabbitMQ, exchange: str, tmp_path: Path
 ) -> None:
-    tls = {"port": rabbitmq.tls_port, "tls": True, "exchange": exchange, "routing_key": "a"}
-    other = make_certificate(tmp_path)
-    site.endpoint("strict", rabbitmq.config(**tls, tls_ca_cert=str(other.certificate)), ONCE, "amqp")
-    site.endpoint("lax", rabbitmq.config(**tls, tls_verify_peer=False), ONCE, "amqp")
+    assert rabbitmq.certificate is not None
+    authority, shown = {"tls_ca_cert": str(rabbitmq.certificate.certificate)}, shown_by_client(rabbitmq.certificate)
+    stranger = {"tls_ca_cert": str(make_certificate(tmp_path).certificate)}
+    configs: dict[str, dict[str, Any]] = {
+        "trusted": {**authority, **shown},
+        "untrusted": {**stranger, **shown},
+        "careless": {"tls_verify_peer": False, **shown},
+        "nameless": authority,
+    }
+    for name, tls in configs.items():
+        given = rabbitmq.config(port=rabbitmq.tls_port, tls=True, exchange=exchange, routing_key=name, **tls)
+        site.endpoint(name, given, ONCE, "amqp")
     site.start()
 
-    error = site.wait_for_status(site.send("strict"), "failed")["last_error"]
-    site.wait_for_status(site.send("lax"), "completed")
+    site.wait_for_status(site.send("trusted"), "completed")
+    site.wait_for_status(site.send("careless"), "completed")
+    untrusted = site.wait_for_status(site.send("untrusted"), "failed")["last_error"]
+    nameless = site.wait_for_status(site.send("nameless"), "failed")["last_error"]
 
-    assert error.startswith("[RETRYABLE] tls: ")
-    assert f"127.0.0.1:{rabbitmq.tls_port}" in error
+    assert untrusted == f"[RETRYABLE] tls: self-signed certificate (127.0.0.1:{rabbitmq.tls_port})"
+    assert nameless == f"[RETRYABLE] tls: 127.0.0.1:{rabbitmq.tls_port}: tlsv13 alert certificate required"
+    assert {each.routing_key for each in rabbitmq.take(exchange)} == {"trusted", "careless"}
 
 
 def test_a_file_that_cannot_be_used_is_the_configs_fault(site: Site, rabbitmq: RabbitMQ, exchange: str) -> None:

@@ -8,12 +8,13 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Self
+from uuid import uuid4
 
 import psycopg
 import pytest
 from support.cluster import run
 from support.mosquitto import Mosquitto, Subscriber, make_client
-from support.receiver import Certificate, Receiver
+from support.receiver import Certificate, shown_by_client
 from support.sessions import wait_until
 from support.site import PATIENT, UNBROKEN, Site
 
@@ -102,9 +103,11 @@ def test_an_event_is_written_by_the_binding(
     endpoint(site, mosquitto, cloudevents=True, cloudevents_mode=mode, cloudevents_type="order.paid")
     site.start()
 
-    message = site.wait_for_status(site.send("shop", {"order": 7}), "completed")
+    # A header of that name is no attribute.
+    message = site.wait_for_status(site.send("shop", {"order": 7}, headers={"type": "forged"}), "completed")
 
     (received,) = subscriber.wait_for(1)
+    assert received.names.count("type") == 1
     body = json.loads(received.payload)
     event = body if mode == "structured" else received.properties
     assert (event["specversion"], event["type"], event["id"]) == ("1.0", "order.paid", str(message["message_id"]))
@@ -156,29 +159,6 @@ def test_a_broker_that_is_down_gets_its_messages_later(site: Site, own: Mosquitt
     assert {site.status(id) for id in ids} == {"completed"}
 
 
-def test_a_broker_that_hangs_is_given_up_and_holds_up_nobody_else(
-    site: Site, own: Mosquitto, receiver: Receiver
-) -> None:
-    endpoint(site, own, timeout=1)
-    site.http("other", receiver.url)
-    site.start()
-    site.wait_for_status(site.send(), "completed")
-    own.stop()
-
-    hanging = site.send()
-    wait_until(lambda: site.status(hanging) == "processing")
-    others = [site.send("other") for _ in range(20)]
-    for id in others:
-        site.wait_for_status(id, "completed")
-    told = site.wait_for_error(hanging, "timeout: no acknowledgement")
-    unheard = site.wait_for_error(hanging, "timeout: no connection")
-    own.go_on()
-
-    site.wait_for_status(hanging, "completed")
-    assert told == f"[RETRYABLE] timeout: no acknowledgement from 127.0.0.1:{own.port} in time"
-    assert unheard.startswith("[RETRYABLE]")
-
-
 def test_a_broker_that_was_restarted_costs_an_idle_connection_and_no_attempt(site: Site, own: Mosquitto) -> None:
     endpoint(site, own)
     site.start()
@@ -202,6 +182,54 @@ def test_a_connection_that_the_broker_closes_costs_no_attempt(site: Site, mosqui
     message = site.wait_for_status(site.send(), "completed")
 
     assert message["attempts"] == 1
+
+
+@pytest.mark.parametrize(("is_clean", "is_kept"), [(True, False), (False, True)])
+def test_the_broker_keeps_a_session_that_is_not_clean(
+    site: Site, mosquitto: Mosquitto, is_clean: bool, is_kept: bool
+) -> None:
+    name = f"kept-{uuid4()}"
+    endpoint(site, mosquitto, client_id=name, clean_session=is_clean)
+    site.start()
+    site.wait_for_status(site.send(), "completed")
+    site.call("stop")
+    site.workers[0].result()
+
+    with socket.create_connection(("127.0.0.1", mosquitto.port)) as later:
+        assert greet(later, name) is is_kept
+
+
+def test_what_a_dead_worker_left_in_its_session_swallows_no_message(
+    site: Site, mosquitto: Mosquitto, subscriber: Subscriber
+) -> None:
+    """The broker takes a message of QoS 2 for one that it has, if its packet identifier is one that it holds."""
+    name = f"dead-{uuid4()}"
+    with socket.create_connection(("127.0.0.1", mosquitto.port)) as dead:
+        greet(dead, name)
+        # PUBLISH of QoS 2 with identifier 1, and no PUBREL after the answer.
+        packet = b"\x00\x06orders" + b"\x00\x01" + b"\x00" + b'{"n": 1}'
+        dead.sendall(b"\x34" + bytes([len(packet)]) + packet)
+        assert dead.recv(2)[0] == 0x50
+    endpoint(site, mosquitto, client_id=name, clean_session=False, qos=2, will_topic="gone")
+    site.start()
+
+    message = site.wait_for_status(site.send("shop", {"n": 1}), "completed")
+
+    (received,) = subscriber.wait_for(1)
+    assert received.topic == "orders"
+    assert received.properties.get("ulak-message-id") == str(message["message_id"])
+
+
+def greet(connection: socket.socket, client_id: str) -> bool:
+    """As a client of MQTT 5 that wants its session kept; whether the broker had one."""
+    body = b"\x00\x04MQTT\x05\x00\x00\x3c" + b"\x05\x11\x00\x00\x0e\x10"
+    body += len(client_id).to_bytes(2, "big") + client_id.encode()
+    connection.sendall(b"\x10" + bytes([len(body)]) + body)
+    kind, length = connection.recv(2)
+    assert kind == 0x20
+    flags, reason, *_ = connection.recv(length)
+    assert reason == 0
+    return bool(flags)
 
 
 @pytest.mark.parametrize("character", ["\n", "\x85", "\uffff", "\U0001fffe"])
@@ -273,18 +301,24 @@ def test_credentials_are_those_of_the_config_and_not_told(site: Site, tmp_path: 
     assert "wrong-password" not in told
 
 
-def test_tls_is_verified_unless_told_otherwise(site: Site, tmp_path: Path, certificate: Certificate) -> None:
+def test_tls_is_verified_on_both_sides_unless_told_otherwise(
+    site: Site, tmp_path: Path, certificate: Certificate
+) -> None:
     with Mosquitto(tmp_path / "mosquitto", certificate=certificate) as broker:
-        endpoint(site, broker, "trusted", tls=True, tls_ca_cert=str(certificate.certificate))
-        endpoint(site, broker, "untrusted", tls=True)
-        endpoint(site, broker, "careless", tls=True, tls_insecure=True)
+        authority, shown = {"tls_ca_cert": str(certificate.certificate)}, shown_by_client(certificate)
+        endpoint(site, broker, "trusted", tls=True, **authority, **shown)
+        endpoint(site, broker, "untrusted", tls=True, **shown)
+        endpoint(site, broker, "careless", tls=True, tls_insecure=True, **shown)
+        endpoint(site, broker, "nameless", tls=True, **authority)
         site.start()
 
         site.wait_for_status(site.send("trusted"), "completed")
         site.wait_for_status(site.send("careless"), "completed")
-        told = site.wait_for_error(site.send("untrusted"), "tls:")
+        untrusted = site.wait_for_error(site.send("untrusted"), "tls:")
+        nameless = site.wait_for_error(site.send("nameless"), "tls:")
 
-    assert "self-signed certificate" in told
+    assert untrusted == f"[RETRYABLE] tls: self-signed certificate (127.0.0.1:{broker.port})"
+    assert nameless == f"[RETRYABLE] tls: 127.0.0.1:{broker.port}: tlsv13 alert certificate required"
 
 
 def test_an_address_that_policy_forbids_is_not_dialled(site: Site, mosquitto: Mosquitto) -> None:
@@ -388,6 +422,25 @@ def test_a_broker_that_is_full_is_tried_again(site: Site) -> None:
         site.wait_for_status(id, "completed")
 
     assert told == f"[RETRYABLE] mqtt: 127.0.0.1:{broker.port}: quota exceeded (0x97)"
+
+
+def test_a_broker_without_memory_is_tried_again(site: Site, tmp_path: Path) -> None:
+    with Mosquitto(tmp_path / "mosquitto", "memory_limit 300000") as broker, Subscriber(broker, "orders") as away:
+        # What is for a subscriber that is away is kept in memory.
+        away.leave()
+        endpoint(site, broker)
+        ids = [site.send("shop", {"n": n, "text": "x" * 20_000}) for n in range(20)]
+        site.start()
+        query = "select min(last_error) from ulak.queue where last_error is not null"
+        told = wait_until(lambda: site.value(query), message="a failure")
+        broker.leave()
+        broker.config = ()
+        broker.start()
+
+        site.wait_until_settled()
+    assert told.startswith("[RETRYABLE] ")
+    assert f"127.0.0.1:{broker.port} closed the connection" in told
+    assert {site.status(id) for id in ids} == {"completed"}
 
 
 def test_an_idle_connection_is_kept_alive(site: Site) -> None:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.cluster import PROJECT, Cluster, free_port
 from support.kafka import Kafka
-from support.mosquitto import Mosquitto
+from support.mosquitto import Mosquitto, Subscriber
+from support.rabbitmq import RabbitMQ
 from support.receiver import Receiver
 from support.redis import Redis
 from support.sessions import wait_until
@@ -121,6 +124,45 @@ def test_a_receiver_of_readme_takes_each_message_once_and_no_forgery(site: Site,
     finally:
         process.terminate()
         process.wait()
+
+
+def test_the_endpoints_of_readme_deliver_to_brokers(
+    site: Site, kafka: Kafka, redis_server: Redis, mosquitto: Mosquitto, rabbitmq: RabbitMQ
+) -> None:
+    """As they stand there, but for where a broker is and how it is entered."""
+    place = {"host": "127.0.0.1", "password": None}
+    here: dict[str, dict[str, Any]] = {
+        # Others have a topic of that name.
+        "kafka": {"broker": kafka.broker, "options": None, "topic": kafka.create_topic("orders-of-readme")},
+        "redis": {**place, "port": redis_server.port},
+        "amqp": rabbitmq.config(),
+        "mqtt": {"broker": "127.0.0.1", "port": mosquitto.port},
+    }
+    statement = r"create_endpoint\('([a-z-]+)', '(kafka|redis|amqp|mqtt)', '(\{.*?\})'\);"
+    found = {
+        protocol: (name, json.loads(config)) for name, protocol, config in re.findall(statement, README, re.DOTALL)
+    }
+    for protocol, (name, config) in found.items():
+        given = {key: value for key, value in {**config, **here[protocol]}.items() if value is not None}
+        site.endpoint(name, given, None, protocol)
+    rabbitmq.declare("orders")
+    with Subscriber(mosquitto, "orders/#") as subscriber:
+        site.start()
+        for name, _ in found.values():
+            site.wait_for_status(site.send(name, {"order": 42}, metadata={"event_type": "order.paid"}), "completed")
+
+        arrived = {
+            "kafka": [each.value for each in kafka.read("orders-of-readme", 1)],
+            "redis": [each["payload"].encode() for each in redis_server.entries("orders")],
+            "amqp": [each.body for each in rabbitmq.take("orders") if each.routing_key == "shop.order.paid"],
+            "mqtt": [each.payload for each in subscriber.wait_for(1) if each.topic == "orders/order.paid"],
+        }
+    rabbitmq.delete("orders")
+    redis_server.reset()
+    assert set(found) == set(here)
+    assert {protocol: [json.loads(each) for each in bodies] for protocol, bodies in arrived.items()} == {
+        protocol: [{"order": 42}] for protocol in here
+    }
 
 
 def consumer_of(text: str) -> str:

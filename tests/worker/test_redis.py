@@ -9,9 +9,8 @@ from typing import Any
 
 import psycopg
 import pytest
-from support.receiver import Certificate, Receiver
+from support.receiver import Certificate, shown_by_client
 from support.redis import Redis
-from support.sessions import wait_until
 from support.site import PATIENT, UNBROKEN, Site
 
 
@@ -155,15 +154,24 @@ def test_a_stream_that_must_exist_is_waited_for(site: Site, server: Redis) -> No
     site.wait_for_status(id, "completed")
 
 
-@pytest.mark.parametrize("trim", [{"maxlen": 10, "maxlen_approximate": False}, {"minid": "99999999999999-0"}])
-def test_a_stream_is_trimmed(site: Site, server: Redis, trim: dict[str, Any]) -> None:
-    endpoint(site, server, **trim)
-    site.send_many(300)
+def test_a_stream_is_trimmed(site: Site, server: Redis) -> None:
+    last = "99999999999999-0"
+    trims: dict[str, tuple[dict[str, Any], range]] = {
+        "exactly": ({"maxlen": 10, "maxlen_approximate": False}, range(10, 11)),
+        # To whole nodes, of 100 entries.
+        "about": ({"maxlen": 10}, range(11, 111)),
+        "exactly-from": ({"minid": last, "maxlen_approximate": False}, range(1)),
+        "about-from": ({"minid": last}, range(101)),
+    }
+    for name, (trim, _) in trims.items():
+        endpoint(site, server, name, stream_key=name, **trim)
+        site.send_many(300, name)
 
     site.start()
     site.wait_until_settled()
 
-    assert len(server.entries("orders")) <= (10 if "maxlen" in trim else 299)
+    for name, (_, wanted) in trims.items():
+        assert len(server.entries(name)) in wanted, name
 
 
 def test_a_server_that_is_down_gets_its_messages_later(site: Site, own: Redis) -> None:
@@ -178,25 +186,6 @@ def test_a_server_that_is_down_gets_its_messages_later(site: Site, own: Redis) -
     site.wait_until_settled()
     assert told == f"[RETRYABLE] connect: Connection refused (127.0.0.1:{own.port})"
     assert len(own.entries("orders")) == 20
-
-
-def test_a_server_that_hangs_is_given_up_and_holds_up_nobody_else(site: Site, own: Redis, receiver: Receiver) -> None:
-    endpoint(site, own, command_timeout=1)
-    site.http("other", receiver.url)
-    site.start()
-    site.wait_for_status(site.send(), "completed")
-
-    own.stop()
-    hanging = site.send()
-    wait_until(lambda: site.status(hanging) == "processing")
-    others = [site.send("other") for _ in range(20)]
-    for id in others:
-        site.wait_for_status(id, "completed")
-    told = site.wait_for_error(hanging, "timeout: no acknowledgement")
-    own.go_on()
-
-    site.wait_for_status(hanging, "completed")
-    assert told == f"[RETRYABLE] timeout: no acknowledgement from 127.0.0.1:{own.port} in time"
 
 
 def test_a_server_that_was_restarted_costs_an_idle_connection_and_no_attempt(site: Site, own: Redis) -> None:
@@ -221,23 +210,6 @@ def test_a_connection_that_the_server_closes_costs_no_attempt(site: Site, server
     message = site.wait_for_status(site.send(), "completed")
 
     assert message["attempts"] == 1
-
-
-def test_limits_hold_and_what_waits_is_explained(site: Site, server: Redis) -> None:
-    endpoint(site, server, max_in_flight=3, rate_limit={"limit": 1000, "burst": 5}, nomkstream=True)
-    site.start()
-
-    ids = site.send_many(20)
-    site.wait_for_error(ids[0], "no such stream")
-    explained = str(site.rows("select * from ulak.explain(%s)", ids[0]))
-    in_flight = site.value("select count(*) from ulak.queue where status = 'processing'")
-    with server.client() as client:
-        client.xadd("orders", {"made": "by a consumer"})
-
-    site.wait_until_settled()
-    assert in_flight <= 3
-    assert "no such stream" in explained
-    assert len(server.entries("orders")) == 21
 
 
 def test_a_kept_connection_is_used_again(site: Site, server: Redis) -> None:
@@ -286,18 +258,20 @@ def test_refused_credentials_are_tried_again_and_not_told(site: Site, own: Redis
     site.wait_for_status(id, "completed")
 
 
-def test_tls_is_verified(site: Site, tmp_path: Path, certificate: Certificate) -> None:
+def test_tls_is_verified_on_both_sides(site: Site, tmp_path: Path, certificate: Certificate) -> None:
     with Redis(tmp_path / "redis", certificate=certificate) as server:
-        authority = str(certificate.certificate)
-        trusted = {"tls": True, "tls_ca_cert": authority, "tls_cert": authority, "tls_key": str(certificate.key)}
-        endpoint(site, server, "trusted", **trusted)
-        endpoint(site, server, "untrusted", tls=True)
+        authority, shown = {"tls_ca_cert": str(certificate.certificate)}, shown_by_client(certificate)
+        endpoint(site, server, "trusted", tls=True, **authority, **shown)
+        endpoint(site, server, "untrusted", tls=True, **shown)
+        endpoint(site, server, "nameless", tls=True, **authority)
         site.start()
 
         site.wait_for_status(site.send("trusted"), "completed")
-        told = site.wait_for_error(site.send("untrusted"), "tls:")
+        untrusted = site.wait_for_error(site.send("untrusted"), "tls:")
+        nameless = site.wait_for_error(site.send("nameless"), "tls:")
 
-        assert "self-signed certificate" in told
+        assert untrusted == f"[RETRYABLE] tls: self-signed certificate (127.0.0.1:{server.port})"
+        assert nameless == f"[RETRYABLE] tls: 127.0.0.1:{server.port}: tlsv13 alert certificate required"
         assert len(server.entries("orders")) == 1
 
 
@@ -320,22 +294,6 @@ def test_a_host_that_has_no_address_is_tried_again(site: Site, server: Redis) ->
     told = site.wait_for_error(site.send(), "resolve: nowhere.invalid")
 
     assert told.startswith("[RETRYABLE]")
-
-
-def test_a_circuit_opens_before_a_server_that_is_down(site: Site, own: Redis) -> None:
-    own.kill()
-    endpoint(site, own, circuit_breaker={"threshold": 3, "cooldown": 5})
-    site.send_many(10)
-    site.start()
-
-    wait_until(lambda: site.state() == "open", 20, "an open circuit")
-    own.start()
-    # As if the time before a trial were over.
-    site.db.execute("update ulak.endpoints set circuit_half_open_at = now() where name = 'shop'")
-
-    wait_until(lambda: site.state() == "closed", 30, "a closed circuit")
-    site.wait_until_settled()
-    assert len({entry["message_id"] for entry in own.entries("orders")}) == 10
 
 
 def test_a_ping_adds_an_entry_or_says_why_it_cannot(site: Site, own: Redis) -> None:

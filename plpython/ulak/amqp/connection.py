@@ -48,8 +48,11 @@ class AmqpConnection(Connection):
         self._next_heartbeat: float | None = None
         self._heard = 0.0
         self._farewell = b""
-        # Why the broker takes no messages at the moment.
+        # Why the broker takes no messages at the moment: on any channel, and on ours.
         self._blocked: str | None = None
+        self._stopped: str | None = None
+        # What is published on a channel before that is never confirmed, and not counted.
+        self._has_confirms = False
         # By delivery tag: the broker counts what is published on a channel, and so do we.
         self._unconfirmed: dict[int, _Unconfirmed] = {}
         self._number = 0
@@ -98,7 +101,8 @@ class AmqpConnection(Connection):
         self.write(frames.HEARTBEAT)
 
     def why_slow(self) -> str | None:
-        return None if self._blocked is None else f"the broker takes no messages at the moment: {self._blocked}"
+        why = self._blocked or self._stopped
+        return None if why is None else f"the broker takes no messages at the moment: {why}"
 
     def farewell(self) -> bytes:
         """Without it the broker would log that the connection was lost."""
@@ -148,6 +152,8 @@ class AmqpConnection(Connection):
 
     def _open_channel(self, given: object = None) -> None:
         self._number = 0
+        self._stopped = None
+        self._has_confirms = False
         self._say(frames.CHANNEL, spec.Channel.Open())
 
     def _channel_opened(self, given: object) -> None:
@@ -162,7 +168,11 @@ class AmqpConnection(Connection):
         self._say(frames.CHANNEL, spec.Confirm.Select())
 
     def _confirms_selected(self, given: object) -> None:
-        if self._blocked is None:
+        self._has_confirms = True
+        self._go_on()
+
+    def _go_on(self) -> None:
+        if self._has_confirms and self._blocked is None and self._stopped is None:
             self.open()
 
     # Answers to messages.
@@ -203,6 +213,9 @@ class AmqpConnection(Connection):
     def _take_returned(self, given: spec.Basic.Return, of: spec.BasicProperties) -> None:
         """Its header tells whose it is; its body is of no interest."""
         self._returning = None
+        # Each is confirmed afterwards.
+        if len(self._returned) >= len(self._unconfirmed):
+            raise Lost(f"network: {self.peer} returns messages that it was never given")
         told = f"unroutable: exchange {given.exchange!r} has no queue for routing key {given.routing_key!r}"
         self._returned[of.message_id] = self.error(RETRYABLE, f"{told} ({self.peer}: {given.reply_text})")
 
@@ -237,14 +250,14 @@ class AmqpConnection(Connection):
 
     def _unblock(self, given: object) -> None:
         self._blocked = None
-        self.open()
+        self._go_on()
 
     def _flow(self, given: spec.Channel.Flow) -> None:
         self._say(frames.CHANNEL, spec.Channel.FlowOk(given.active))
+        self._stopped = None if given.active else "flow control"
         if given.active:
-            self._unblock(given)
+            self._go_on()
         else:
-            self._blocked = "flow control"
             self.hold(None)
 
     def _say(self, channel: int, given: Any) -> None:

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from ulak.address import Guard
 from ulak.broker.background import Background
-from ulak.broker.errors import DialError
+from ulak.broker.errors import DialError, words
 from ulak.delivery import PERMANENT
 from ulak.worker.waiting import READABLE, WRITABLE
 
@@ -149,7 +149,7 @@ class Dial:
                     self._socket, server_hostname=self._host, do_handshake_on_connect=False
                 )
             except (OSError, ValueError) as error:
-                raise DialError(f"tls: {_words(error)} ({self._host}:{self._port})") from None
+                raise DialError(f"tls: {words(error)} ({self._host}:{self._port})") from None
 
     def _go_on_with_tls(self) -> socket.socket | None:
         opened = self._socket
@@ -164,7 +164,7 @@ class Dial:
                 self._descriptors.watch(opened.fileno(), WRITABLE)
                 return None
             except (OSError, ValueError) as error:
-                raise DialError(f"tls: {_words(error)} ({self._host}:{self._port})") from None
+                raise DialError(f"tls: {words(error)} ({self._host}:{self._port})") from None
         self._descriptors.forget(opened.fileno())
         self._socket = None
         return opened
@@ -181,7 +181,7 @@ def _resolve(host: str, port: int) -> list[_Address]:
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
-        raise DialError(f"resolve: {host}: {_words(error)}") from None
+        raise DialError(f"resolve: {host}: {words(error)}") from None
     return [(family, where) for family, _, _, _, where in found]
 
 
@@ -191,11 +191,3 @@ def _is_address(host: str) -> bool:
     except ValueError:
         return False
     return True
-
-
-def _words(error: Exception) -> str:
-    if isinstance(error, ssl.SSLCertVerificationError):
-        return str(error.verify_message)
-    if isinstance(error, ssl.SSLError):
-        return str(error.reason or error.strerror or "the handshake failed")
-    return (isinstance(error, OSError) and error.strerror) or type(error).__name__

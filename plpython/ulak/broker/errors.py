@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import ssl
+
 from ulak.delivery import RETRYABLE
 
 
@@ -17,3 +20,17 @@ class DialError(BrokerError):
 
 class Lost(BrokerError):
     """Raised by a protocol: the connection can't be used any longer."""
+
+
+def words(error: Exception) -> str:
+    """Of an error of a socket, a resolver or TLS. Those of others might quote a secret."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return str(error.verify_message)
+    if isinstance(error, ssl.SSLEOFError):
+        return "the connection was closed"
+    if isinstance(error, ssl.SSLError):
+        # Such as "tlsv13 alert certificate required"; its number is none of the system's.
+        return str(error.reason or error.strerror or "the handshake failed").replace("_", " ").lower()
+    if isinstance(error, OSError):
+        return error.strerror or (os.strerror(error.errno) if error.errno else type(error).__name__)
+    return type(error).__name__

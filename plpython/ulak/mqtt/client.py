@@ -71,8 +71,10 @@ class Pipe:
 class Greeting:
     """How the broker answered to the connection: 0 or a reason, and what it can take."""
 
-    def __init__(self, code: int, properties: object) -> None:
+    def __init__(self, code: int, has_session: bool, properties: object) -> None:
         self.code = code
+        # It goes on with a session that it has kept.
+        self.has_session = has_session
         self.receive_maximum: int = getattr(properties, "ReceiveMaximum", RECEIVE_MAXIMUM)
         self.largest_packet: int | None = getattr(properties, "MaximumPacketSize", None)
         self.largest_qos: int = getattr(properties, "MaximumQoS", 2)
@@ -81,10 +83,18 @@ class Greeting:
 
 
 class Client(paho.Client):  # type: ignore[misc]
-    def __init__(self, target: Target, client_id: str, is_5: bool, pipe: Pipe, acknowledged: Callable[[int], object]):
+    def __init__(
+        self,
+        target: Target,
+        client_id: str,
+        is_5: bool,
+        starts_clean: bool,
+        pipe: Pipe,
+        acknowledged: Callable[[int], object],
+    ) -> None:
         options: dict[str, Any] = {"client_id": client_id, "protocol": paho.MQTTv5 if is_5 else paho.MQTTv311}
         if not is_5:
-            options["clean_session"] = target.clean_session
+            options["clean_session"] = starts_clean
         if hasattr(paho, "CallbackAPIVersion"):
             options["callback_api_version"] = paho.CallbackAPIVersion.VERSION2
         super().__init__(reconnect_on_failure=False, **options)
@@ -101,7 +111,7 @@ class Client(paho.Client):  # type: ignore[misc]
             self.username_pw_set(target.username, target.password)
         if target.will is not None:
             self.will_set(*target.will)
-        self._connect(target, is_5)
+        self._connect(target, is_5, starts_clean)
 
     def read(self, data: bytes) -> None:
         """Handles what is complete by now. A broker that says more than it was asked for is no broker."""
@@ -113,10 +123,10 @@ class Client(paho.Client):  # type: ignore[misc]
             if self._in_packet["remaining_length"] > LONGEST_PACKET:
                 raise ValueError("the packet is too large")
 
-    def _connect(self, target: Target, is_5: bool) -> None:
+    def _connect(self, target: Target, is_5: bool, starts_clean: bool) -> None:
         options: dict[str, Any] = {}
         if is_5:
-            options["clean_start"] = target.clean_session
+            options["clean_start"] = starts_clean
             if not target.clean_session:
                 options["properties"] = Properties(PacketTypes.CONNECT)
                 options["properties"].SessionExpiryInterval = SESSION_EXPIRY
@@ -125,9 +135,10 @@ class Client(paho.Client):  # type: ignore[misc]
         self.connect_async(target.address.host, target.address.port, KEEPALIVE, **options)
         self.reconnect()
 
-    def _greeted(self, _client: object, _userdata: object, _flags: object, reason: Any, properties: Any = None) -> None:
+    def _greeted(self, _client: object, _userdata: object, flags: Any, reason: Any, properties: Any = None) -> None:
         code = reason if isinstance(reason, int) else int(reason.value)
-        self.greeting = Greeting(code, properties)
+        has_session = flags["session present"] if isinstance(flags, dict) else flags.session_present
+        self.greeting = Greeting(code, bool(has_session), properties)
         self._keepalive = self.greeting.keepalive
 
     # Methods of the library that work in another way here.

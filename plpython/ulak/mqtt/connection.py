@@ -31,6 +31,7 @@ class MqttConnection(Connection):
         target: Target = endpoint.target
         self._target = target
         self._is_5 = True
+        self._starts_clean = target.clean_session
         self._client: Client | None = None
         self._pipe: Pipe | None = None
         # Messages that wait because the broker's receive maximum is reached.
@@ -49,7 +50,9 @@ class MqttConnection(Connection):
 
     def connected(self) -> None:
         self._pipe = Pipe(self.write)
-        self._client = Client(self._target, self._client_id(), self._is_5, self._pipe, self._acknowledged)
+        self._client = Client(
+            self._target, self._client_id(), self._is_5, self._starts_clean, self._pipe, self._acknowledged
+        )
 
     def received(self, data: bytes) -> None:
         assert self._client is not None
@@ -107,6 +110,14 @@ class MqttConnection(Connection):
         if greeting.code in (1, reasons.UNSUPPORTED_VERSION) and self._is_5:
             self._is_5 = False
             self.dial_again()
+        elif greeting.has_session and not self._starts_clean:
+            # It may hold the first half of a message of QoS 2, and would take ours for the same one if it has the same
+            # packet identifier. Nobody knows any more which those are, so the session has to begin anew; after a
+            # farewell, since who leaves without one has a will.
+            self._starts_clean = True
+            self.write(_DISCONNECT)
+            self._flush()
+            self.dial_again()
         elif greeting.code:
             # Whatever is wrong with the credentials, nothing is wrong with the message.
             raise Lost(f"mqtt: {self.peer}: {reasons.words(greeting.code)}")
@@ -158,7 +169,9 @@ class MqttConnection(Connection):
         found = messages.headers(message, made)
         # It has a property of its own.
         del found[messages.CONTENT_TYPE]
-        pairs = [*found.items(), *made.attributes.items()]
+        # Attributes of an event have no prefix: a header of that name would be a second one.
+        found.update(made.attributes)
+        pairs = list(found.items())
         for name, value in [*pairs, ("content-type", made.content_type)]:
             if wrong := text_problem(name) or text_problem(value):
                 raise MessageError(f"the message's {name[:100]} {wrong}")
