@@ -4,19 +4,14 @@ from __future__ import annotations
 
 import itertools
 import json
-import re
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
-import pika
 import psycopg
 import pytest
-from support.cluster import PROJECT, free_port
+from support.cluster import free_port
 from support.rabbitmq import PASSWORD, POWERLESS, USER, RabbitMQ
 from support.receiver import Receiver, make_certificate, shown_by_client
 from support.sessions import strain, wait_until
@@ -472,39 +467,6 @@ def test_whoever_answers_instead_of_a_broker_is_told(site: Site, rabbitmq: Rabbi
 
     assert error.startswith("[RETRYABLE] ")
     assert f"127.0.0.1:{receiver.port}" in error
-
-
-def test_the_consumer_of_the_documentation_handles_a_message_once(
-    site: Site, rabbitmq: RabbitMQ, tmp_path: Path
-) -> None:
-    text = "".join((PROJECT / name).read_text() for name in ("README.md", "sql/GUIDE.md"))
-    (script,) = [each for each in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if "import os, pika" in each]
-    address = f"amqp://{USER}:{quote(PASSWORD)}@127.0.0.1:{rabbitmq.port}/%2F"
-    command = [sys.executable, "-c", script]
-    options = {"exchange": "orders", "exchange_type": "topic", "routing_key": "shop.{event_type}"}
-    policy = {"backoff": "fixed", "base_delay_seconds": 1, "max_retries": 100}
-    site.endpoint("shop", rabbitmq.config(**options, circuit_breaker={"threshold": 1000}), policy, "amqp")
-    paid = {"event_type": "order.paid"}
-    site.start()
-
-    with subprocess.Popen(
-        command, cwd=tmp_path, env={"RABBITMQ": address}, stdout=subprocess.PIPE, text=True
-    ) as consumer:
-        try:
-            assert consumer.stdout is not None
-            # Until the consumer has bound its queue, nobody takes it.
-            first = site.send(payload={"order": 1}, metadata=paid)
-            seen = [consumer.stdout.readline()]
-            with rabbitmq.channel() as channel:
-                again = pika.BasicProperties(message_id=str(site.message(first)["message_id"]))
-                channel.basic_publish("orders", "shop.order.paid", b"the same again", again)
-            site.send(payload={"order": 2}, metadata=paid)
-            seen.append(consumer.stdout.readline())
-        finally:
-            consumer.kill()
-
-    assert [json.loads(line) for line in seen] == [{"order": 1}, {"order": 2}]
-    rabbitmq.delete("orders")
 
 
 # What an operator sees.

@@ -10,12 +10,13 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 from support.cluster import PROJECT, Cluster, free_port
 from support.kafka import Kafka
 from support.mosquitto import Mosquitto, Subscriber
-from support.rabbitmq import RabbitMQ
+from support.rabbitmq import PASSWORD, USER, RabbitMQ
 from support.receiver import Receiver
 from support.redis import Redis
 from support.sessions import wait_until
@@ -165,19 +166,13 @@ def test_the_endpoints_of_readme_deliver_to_brokers(
     }
 
 
-def consumer_of(text: str) -> str:
-    """The program of README or of the guide whose first line begins so."""
-    (program,) = [each for each in shown("python") + shown("python", GUIDE) if each.startswith(f'"""{text}')]
-    return program
-
-
-def consumes_each_message_once(site: Site, tmp_path: Path, program: str, port: int) -> None:
+def consumes_each_message_once(site: Site, tmp_path: Path, protocol: str, address: str) -> None:
+    (program,) = [each for each in shown("python") if each.startswith('"""consumer.py')]
     printed = tmp_path / "printed"
     script = tmp_path / "consumer.py"
     script.write_text(program)
-    environment = {**os.environ, "PORT": str(port)}
     with printed.open("w") as output:
-        process = subprocess.Popen([sys.executable, str(script)], cwd=tmp_path, env=environment, stdout=output)
+        process = subprocess.Popen([sys.executable, str(script), protocol, address], cwd=tmp_path, stdout=output)
     try:
         site.start()
         # What comes before it has subscribed isn't for it.
@@ -203,19 +198,31 @@ def test_the_consumer_of_a_stream_takes_each_message_once(site: Site, tmp_path: 
     config = {"host": "127.0.0.1", "port": redis_server.port, "stream_key": "orders"}
     site.endpoint("orders", config, None, "redis")
 
-    consumes_each_message_once(site, tmp_path, consumer_of("consumer.py: reads a stream of Redis"), redis_server.port)
+    consumes_each_message_once(site, tmp_path, "redis", f"redis://127.0.0.1:{redis_server.port}")
 
     redis_server.reset()
 
 
-def test_the_subscriber_of_a_topic_takes_each_message_once(site: Site, tmp_path: Path, mosquitto: Mosquitto) -> None:
+def test_the_consumer_of_a_topic_takes_each_message_once(site: Site, tmp_path: Path, mosquitto: Mosquitto) -> None:
     config = {"broker": "127.0.0.1", "port": mosquitto.port, "topic": "orders/paid"}
     site.endpoint("orders", config, None, "mqtt")
 
-    consumes_each_message_once(site, tmp_path, consumer_of("subscriber.py"), mosquitto.port)
+    consumes_each_message_once(site, tmp_path, "mqtt", f"127.0.0.1:{mosquitto.port}")
 
 
 def test_the_consumer_of_a_log_takes_each_message_once(site: Site, tmp_path: Path, kafka: Kafka) -> None:
     site.endpoint("orders", {"broker": kafka.broker, "topic": kafka.create_topic("orders")}, None, "kafka")
 
-    consumes_each_message_once(site, tmp_path, consumer_of("consumer.py: reads a topic of Kafka"), kafka.port)
+    consumes_each_message_once(site, tmp_path, "kafka", kafka.broker)
+
+
+def test_the_consumer_of_a_queue_takes_each_message_once(site: Site, tmp_path: Path, rabbitmq: RabbitMQ) -> None:
+    options = {"exchange": "orders", "exchange_type": "topic", "routing_key": "shop.paid"}
+    # Until the consumer has bound its queue, nobody takes a message.
+    policy = {"backoff": "fixed", "base_delay_seconds": 1, "max_retries": 100}
+    site.endpoint("orders", rabbitmq.config(**options, circuit_breaker={"threshold": 1000}), policy, "amqp")
+
+    address = f"amqp://{USER}:{quote(PASSWORD)}@127.0.0.1:{rabbitmq.port}/%2F"
+    consumes_each_message_once(site, tmp_path, "amqp", address)
+
+    rabbitmq.delete("orders")
