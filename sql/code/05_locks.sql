@@ -37,7 +37,7 @@
 --     _keep_endpoint                  an endpoint's row, so that it isn't dropped meanwhile (key share); waits for drop_endpoint() only
 --     _lock_endpoint                  an endpoint's row: circuit, limits, switching, dropping, rotating; waits
 --     _renew_configs                  endpoints that name a secret, in the order of their ids; waits
---     _admit                          an endpoint's row, for a claim under a limit; skips
+--     _endpoints_in_turn              endpoints, for a claim under a limit; skips
 --     _note_success                   endpoints whose last success is old; skips
 --     _close_dead_logs                endpoints whose dead letters were left out of the server's log; skips
 --     _log_overflow                   rows of ulak.endpoint_headroom of endpoints that are full, once a minute; skips

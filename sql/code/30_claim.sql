@@ -111,8 +111,10 @@ begin
         v_turn.may_have_more[l.place],
         v_turn.left_out_others;
 
-    if true = any (v_turn.are_limited) then
-        perform ulak._charge(v_turn.endpoint_ids, v_turn.are_limited, v_turn.ids, v_turn.places, p_now);
+    if true = any (v_turn.are_charged) then
+        perform ulak._charge(
+            v_turn.endpoint_ids, v_turn.are_charged, v_turn.counts, v_turn.ids, v_turn.places, p_now
+        );
     end if;
 end
 $plpgsql$;
@@ -131,8 +133,10 @@ create or replace function ulak._take_turn(
     out endpoint_ids bigint[],
     out config_versions bigint[],
     out are_probes boolean[],
-    out are_limited boolean[],
+    out are_charged boolean[],
     out may_have_more boolean[],
+    -- How many messages each has got.
+    out counts integer[],
     out tids tid[],
     out ids bigint[],
     out places integer[],
@@ -148,12 +152,11 @@ declare
     v_aging integer := nullif(ulak._stored_setting('priority_aging')::integer, 0);
     v_begun_behind bigint := ulak._claim_position(p_endpoint_ids, p_protocols);
     v_most_endpoints integer := least(p_limit, coalesce(cardinality(p_endpoint_ids), p_most_endpoints));
-    -- Of each endpoint: where its next message is to be looked for, how many it may still get, how many it has got.
+    -- Of each endpoint: where its next message is to be looked for, and how many it may still get.
     v_priorities smallint[];
     v_due_ats timestamptz[];
     v_first_ids bigint[];
     v_quotas integer[];
-    v_counts integer[];
     v_sizes integer[];
     -- A walk that ended before it had gone round: there the next one begins.
     v_walked_to bigint;
@@ -175,7 +178,7 @@ begin
         array_agg(t.config_version) filter (where t.quota > 0),
         array_agg(t.quota) filter (where t.quota > 0),
         array_agg(t.is_probe) filter (where t.quota > 0),
-        array_agg(t.is_limited) filter (where t.quota > 0),
+        array_agg(t.is_charged) filter (where t.quota > 0),
         array_agg(false) filter (where t.quota > 0),
         array_agg(0) filter (where t.quota > 0),
         -- Lower priorities of that endpoint may not have been visited.
@@ -188,9 +191,9 @@ begin
         config_versions,
         v_quotas,
         are_probes,
-        are_limited,
+        are_charged,
         may_have_more,
-        v_counts,
+        counts,
         v_walked_to
     from ulak._endpoints_in_turn(
         v_begun_behind,
@@ -212,7 +215,7 @@ begin
     -- In rounds: what some endpoints leave of their share goes to the others. Messages behind the head of their ordering key are
     -- parked and don't count. After 1,000 of them the claim ends with what it has; the next one doesn't meet them again.
     while endpoint_ids is not null and v_left > 0 and v_behind <= 1000 loop
-        v_sizes := ulak._share(v_left, v_quotas, v_counts);
+        v_sizes := ulak._share(v_left, v_quotas, counts);
         exit when v_sizes is null;
         v_locked := ulak._lock_due(
             endpoint_ids, v_priorities, v_due_ats, v_first_ids, v_sizes, p_generation, p_now, v_aging
@@ -223,7 +226,7 @@ begin
         v_left := v_left - cardinality(v_locked.tids);
         for i in 1..cardinality(endpoint_ids) loop
             continue when v_sizes[i] = 0;
-            v_counts[i] := v_counts[i] + v_locked.taken[i];
+            counts[i] := counts[i] + v_locked.taken[i];
             v_quotas[i] := v_quotas[i] - v_locked.taken[i];
             v_behind := v_behind + v_locked.looked[i] - v_locked.taken[i];
             may_have_more[i] := v_locked.looked[i] = v_sizes[i];

@@ -26,8 +26,8 @@ returns table (
     -- How many of its messages may be claimed.
     quota integer,
     is_probe boolean,
-    -- Its row is locked, and what is claimed must be taken out of its limits.
-    is_limited boolean
+    -- What is claimed must be noted in its row, which is locked.
+    is_charged boolean
 )
 language plpgsql
 set search_path = pg_catalog, pg_temp
@@ -90,7 +90,7 @@ begin
         ) n
         where v.number < p_most_visits and (not n.has_wrapped or n.endpoint_id <= p_after)
     )
-    select v.endpoint_id, v.priority, v.due_at, v.id, e.config_version, coalesce(e.quota, 0), e.is_probe, e.is_limited
+    select v.endpoint_id, v.priority, v.due_at, v.id, e.config_version, coalesce(e.quota, 0), e.is_probe, e.is_charged
     from (
         select v.endpoint_id, v.priority, v.due_at, v.id, v.due_at <= p_now as is_due, v.number
         from visit v
@@ -107,17 +107,23 @@ begin
     left join lateral (
         select
             e.config_version,
-            coalesce(a.quota, r.room) as quota,
-            coalesce(a.circuit_state, 'closed') <> 'closed' as is_probe,
-            a.quota is not null as is_limited
+            case when ulak._is_limited(e) then a.quota else r.room end as quota,
+            coalesce((a.endpoint).circuit_state, 'closed') <> 'closed' as is_probe,
+            coalesce(ulak._is_charged(a.endpoint), false) as is_charged
         from ulak.endpoints e
         cross join lateral (
             select least(p_limit, coalesce((p_rooms).rooms[array_position((p_rooms).endpoint_ids, e.id)], (p_rooms).others))
         ) r(room)
-        -- Only an endpoint with a limit or a troubled circuit needs a lock; the others are read.
+        -- Only an endpoint with a limit or a troubled circuit needs a lock; the others are read. Who finds it locked leaves it
+        -- to the other, so claims never wait for each other.
         left join lateral (
-            select a.quota, a.circuit_state
-            from ulak._admit(e.id, r.room, p_now) a
+            select l.endpoint, ulak._admit(l.endpoint, r.room, p_now) as quota
+            from (
+                select l as endpoint
+                from ulak.endpoints l
+                where l.id = e.id and l.enabled
+                for no key update skip locked
+            ) l
             where ulak._is_limited(e)
             offset 0
         ) a on true
@@ -128,6 +134,8 @@ begin
             and (p_protocols is null or e.protocol = any (p_protocols))
             and r.room > 0
             and (e.circuit_state <> 'open' or e.circuit_half_open_at <= p_now)
+            -- Who has no token left need not be locked to be passed over.
+            and (not ulak._is_charged(e) or ulak._rate_tokens(e, p_now) >= 1)
         offset 0
     ) e on true
     where e.quota > 0 or v.number = p_most_visits

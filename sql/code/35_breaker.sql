@@ -88,12 +88,13 @@ end
 $plpgsql$;
 
 -- The last success of endpoints that are well: exact to ten seconds, so that their rows are no hot spot. One that is locked
--- is left out.
+-- is left out. In PL/pgSQL, which keeps its plan: with many endpoints each settling of outcomes comes here.
 create or replace function ulak._note_success(p_endpoint_ids bigint[], p_now timestamptz)
 returns void
-language sql
+language plpgsql
 set search_path = pg_catalog, pg_temp
-as $sql$
+as $plpgsql$
+begin
     with well as (
         select e.ctid as tid
         from ulak.endpoints e
@@ -103,8 +104,9 @@ as $sql$
     update ulak.endpoints e
     set last_success_at = p_now
     from well w
-    where e.ctid = w.tid
-$sql$;
+    where e.ctid = w.tid;
+end
+$plpgsql$;
 
 -- Stable, as what it computes with is: else it wouldn't be inlined.
 create or replace function ulak._is_success_old(p_endpoint ulak.endpoints, p_now timestamptz)

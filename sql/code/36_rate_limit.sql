@@ -20,7 +20,6 @@ create or replace function ulak._rate_tokens(p_endpoint ulak.endpoints, p_now ti
 returns double precision
 language plpgsql
 immutable
-set search_path = pg_catalog, pg_temp
 as $plpgsql$
 declare
     v_limit jsonb := p_endpoint.config -> 'rate_limit';

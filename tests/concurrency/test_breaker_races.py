@@ -250,6 +250,33 @@ def test_a_claim_of_a_healthy_endpoint_locks_no_endpoint(queue: Queue, begin: Be
     assert len(queue.rows("select from ulak.endpoints for update nowait")) == 1
 
 
+def test_a_claim_shows_the_breakers_lock_only_where_the_circuit_is_troubled(queue: Queue, begin: Begin) -> None:
+    queue.endpoint("limited", {"max_in_flight": 5, "rate_limit": {"limit": 100, "interval": "second"}})
+    probed = queue.endpoint("probed")
+    for name in ("limited", "probed"):
+        queue.send_many(2, name)
+    queue.db.execute(
+        "update ulak.endpoints set circuit_state = 'open', circuit_half_open_at = now() where id = %s", [probed]
+    )
+    claimer = begin()
+
+    assert Counter(claim.endpoint for claim in claimer.claim(10)) == {"limited": 2, "probed": 1}
+
+    shown = "select objid::bigint from pg_locks where pid = %s and locktype = 'advisory'"
+    assert queue.column(shown, claimer.db.info.backend_pid) == [probed]
+
+
+def test_a_claim_does_not_lock_an_endpoint_without_a_token(queue: Queue, begin: Begin) -> None:
+    queue.endpoint(config={"rate_limit": {"limit": 1, "interval": "hour"}})
+    queue.send_many(2)
+    queue.claim_one()
+    claimer = begin()
+
+    assert claimer.claim(10) == []
+
+    assert len(queue.rows("select from ulak.endpoints for update nowait")) == 1
+
+
 # Limits shared by claimers at once.
 
 

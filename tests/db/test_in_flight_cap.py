@@ -53,6 +53,16 @@ def test_other_endpoints_are_not_held_up(queue: Queue) -> None:
     assert sorted(claims) == ["other"] * 10 + ["shop"] * 3
 
 
+def test_a_claim_writes_no_version_of_an_endpoint_with_nothing_but_a_cap(queue: Queue) -> None:
+    """What is in flight is counted, and noted nowhere: rows of busy endpoints don't grow old versions."""
+    queue.send_many(10)
+    before = queue.rows("select xmin::text, ctid::text from ulak.endpoints")
+
+    assert len(queue.claim(10)) == 3
+
+    assert queue.rows("select xmin::text, ctid::text from ulak.endpoints") == before
+
+
 def test_a_lower_cap_holds_from_the_next_claim_on(queue: Queue) -> None:
     queue.send_many(10)
     first, second, _ = queue.claim(10)
