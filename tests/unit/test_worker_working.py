@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import pytest
 from support.stage import Stage
-from ulak.delivery import DELIVERED, Outcome
+from ulak.delivery import DELIVERED, Endpoint, Message, Outcome
 from ulak.worker.port import Claimed, Outcomes
 from ulak.worker.tuning import CLAIM_ENDPOINTS_MOST, LEAST_WINDOW, PAYLOAD_BYTES
 
@@ -247,6 +247,47 @@ def test_a_claim_visits_more_endpoints_where_each_has_little(stage: Stage) -> No
     assert visited[:4] == [32, 64, 128, CLAIM_ENDPOINTS_MOST]
     assert max(visited) == CLAIM_ENDPOINTS_MOST
     assert visited[-1] == visited[0]
+
+
+def test_no_more_is_prefetched_in_turn_than_is_sent_soon(stage: Stage) -> None:
+    """By a machine too slow to use all of its slots: it sends 2,000 a second, 100 in the time that it looks ahead."""
+    for _ in range(10):
+        for endpoint_id in range(1, 501):
+            stage.database.put(endpoint_id)
+    held: list[int] = []
+
+    def answer(to: Endpoint, messages: Sequence[Message]) -> tuple[float, Outcome]:
+        stage.clock.now += 0.0005
+        return 0.001, DELIVERED
+
+    def count(outcomes: Outcomes) -> None:
+        held.append(5000 - len(stage.database.pending) - len(stage.database.settled))
+
+    stage.dispatcher.answer = answer
+    stage.database.hooks["settle"] = count
+    stage.run(seconds=60, worker_concurrency=128)
+
+    assert len(stage.database.settled) == 5000
+    assert max(held) <= 2 * 128
+
+
+def test_requests_prefetched_for_many_that_hang_do_not_hold_up_the_others(stage: Stage) -> None:
+    for _ in range(40):
+        for endpoint_id in range(1, 201):
+            stage.database.put(endpoint_id)
+    hangs = stage.clock.now + 0.1
+
+    def answer(to: Endpoint, messages: Sequence[Message]) -> tuple[float, Outcome]:
+        return 60.0 if to.id <= 60 and stage.clock.now > hangs else 0.001, DELIVERED
+
+    stage.dispatcher.answer = answer
+    began = stage.clock.now
+    stage.run(seconds=20, worker_concurrency=128)
+
+    others = [at for to, _, at in stage.dispatcher.sent if to.id > 60]
+    assert len(others) == 140 * 40
+    # Half a second until they are seen to be slow.
+    assert max(others) - began < 1
 
 
 def test_a_backlog_goes_on_while_full_claims_end_among_others_that_have_nothing(stage: Stage) -> None:

@@ -191,14 +191,23 @@ class Claiming:
         """How many messages are to be prefetched of whoever's turn it is, where many endpoints answer."""
         if not self.is_under_load:
             return 0
-        allowed, prefetched = self.rates.allowed_in_turn(now), len(self._sending.prefetched)
+        allowed, prefetched = self.rates.allowed_in_turn(now), self._prefetched_for_quick()
         return 0 if 2 * prefetched >= allowed else allowed - prefetched
+
+    def _prefetched_for_quick(self) -> int:
+        """How many messages are prefetched, without those that wait for a slot of slow receivers."""
+        prefetched = self._sending.prefetched
+        waiting = prefetched.endpoint_ids() & self._slots.slow if self._slots.slow else ()
+        return len(prefetched) - sum(map(prefetched.count, waiting))
 
     def _rooms(self, now: float, is_leaving: bool) -> tuple[dict[int, int], int, int]:
         """How many messages may be claimed for slots: of some endpoints, of any other, and of all together."""
         in_turn = self._to_prefetch_in_turn(now)
         rooms, room = self._slots.rooms(), max(self._slots.room(), -(-in_turn // self._most_endpoints))
-        limit = self._slots.free + in_turn
+        # Where many answer, requests of whoever's turn it is are prefetched, and slots beyond the window don't wait for
+        # more. Claims for those would be small, and could come faster than requests are sent.
+        is_in_turn = self.rates.allowed_in_turn(now) > 0 and self._prefetched_for_quick() > 0
+        limit = in_turn + (self._slots.free_in_window if is_in_turn else self._slots.free)
         for endpoint_id, batch_size in self._endpoints.batch_sizes.items():
             rooms[endpoint_id] = rooms.get(endpoint_id, room) * batch_size
             limit = self._options.batch_size

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, KeysView, Mapping, Sequence
 
 from ulak.delivery import Endpoint, Message
 from ulak.worker.tuning import PREFETCH_ENDPOINTS, PREFETCH_SECONDS, RATE_MEMORY_SECONDS
 
 Waiting = tuple[Endpoint, Sequence[Message]]
+
+# If so many endpoints answer, each may have a rate worth knowing.
+_FEW = 2 * PREFETCH_ENDPOINTS
 
 
 class Prefetched:
@@ -24,7 +27,7 @@ class Prefetched:
         """Messages, not requests."""
         return self._messages
 
-    def endpoint_ids(self) -> Collection[int]:
+    def endpoint_ids(self) -> KeysView[int]:
         return self._requests.keys()
 
     def count(self, endpoint_id: int) -> int:
@@ -109,8 +112,12 @@ class Rates:
 
     def note(self, counts: Mapping[int, int], now: float) -> None:
         start = (0.0, now - RATE_MEMORY_SECONDS)
-        for endpoint_id, count in counts.items():
-            self._rates[endpoint_id] = _follow(self._rates.get(endpoint_id, start), count, now)
+        if len(counts) > _FEW:
+            # Only their number counts: when they are few again, what is known now is too old to count.
+            self._rates.update(dict.fromkeys(counts, (0.0, now)))
+        else:
+            for endpoint_id, count in counts.items():
+                self._rates[endpoint_id] = _follow(self._rates.get(endpoint_id, start), count, now)
         self._total = _follow(max(self._total, start, key=lambda known: known[1]), sum(counts.values()), now)
 
     def allowed(self, now: float) -> dict[int, int]:
@@ -129,7 +136,7 @@ class Rates:
 
     @property
     def _are_many(self) -> bool:
-        return len(self._rates) > 2 * PREFETCH_ENDPOINTS
+        return len(self._rates) > _FEW
 
     def _forget_old(self, now: float) -> None:
         """Drops rates without an answer of late: of many only now and then, since it looks at each of them."""

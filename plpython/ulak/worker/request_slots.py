@@ -15,6 +15,7 @@ class RequestSlots:
 
     def __init__(self, total: int) -> None:
         self.total = total
+        self._most = max(1, total * 7 // 8)
         # Endpoints that have a request under way for long.
         self.stuck: frozenset[int] = frozenset()
         # Those, and endpoints whose last answer took long.
@@ -33,6 +34,11 @@ class RequestSlots:
     def free(self) -> int:
         """For receivers that aren't slow. When many turn slow at once, both lanes together are the limit."""
         return max(0, min(self.total - self._taken + self._taken_slow, 2 * self.total - self._taken))
+
+    @property
+    def free_in_window(self) -> int:
+        """The same within the window, which is never wider than the lane."""
+        return max(0, min(self.window - self.quick_in_flight, 2 * self.total - self._taken))
 
     @property
     def slow_in_flight(self) -> int:
@@ -100,8 +106,12 @@ class RequestSlots:
     def may_start(self, endpoint_id: int) -> int:
         """How many requests it may begin with what it has claimed: more than room_of(), which leaves others their share
         of what is free, but never all that there is."""
-        free = self._free_slow if endpoint_id in self.slow else min(self.free, self.window - self.quick_in_flight)
-        return max(0, min(free, max(1, self.total * 7 // 8) - self._held.get(endpoint_id, 0)))
+        if endpoint_id in self.slow:
+            free = self._free_slow
+        else:
+            # `free_in_window`, written out: this is asked once for each request.
+            free = min(self.window - self._taken + self._taken_slow, 2 * self.total - self._taken)
+        return max(0, min(free, self._most - self._held.get(endpoint_id, 0)))
 
     def has_room(self) -> bool:
         """Whether any endpoint may begin a request."""
@@ -115,7 +125,9 @@ class RequestSlots:
         if not count:
             return 0
         spare = self.free - self.total // 8
-        return max(0, min(count, spare if endpoint_id in self._held else max(1, spare)))
+        if spare < 1 and endpoint_id not in self._held:
+            spare = 1
+        return count if count <= spare else max(0, spare)
 
     def rooms(self) -> dict[int, int]:
         """For the endpoints that room() doesn't tell about."""
