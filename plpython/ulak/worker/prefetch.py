@@ -10,8 +10,8 @@ from ulak.worker.tuning import PREFETCH_ENDPOINTS, PREFETCH_SECONDS, RATE_MEMORY
 
 Waiting = tuple[Endpoint, Sequence[Message]]
 
-# If so many endpoints answer, each may have a rate worth knowing.
-_FEW = 2 * PREFETCH_ENDPOINTS
+# With more endpoints answering than these, nobody uses the rate of a single one.
+_MOST_WITH_RATES = 2 * PREFETCH_ENDPOINTS
 
 
 class Prefetched:
@@ -112,7 +112,7 @@ class Rates:
 
     def note(self, counts: Mapping[int, int], now: float) -> None:
         start = (0.0, now - RATE_MEMORY_SECONDS)
-        if len(counts) > _FEW:
+        if len(counts) > _MOST_WITH_RATES:
             # Only their number counts: when they are few again, what is known now is too old to count.
             self._rates.update(dict.fromkeys(counts, (0.0, now)))
         else:
@@ -136,7 +136,7 @@ class Rates:
 
     @property
     def _are_many(self) -> bool:
-        return len(self._rates) > _FEW
+        return len(self._rates) > _MOST_WITH_RATES
 
     def _forget_old(self, now: float) -> None:
         """Drops rates without an answer of late: of many only now and then, since it looks at each of them."""
