@@ -45,7 +45,8 @@ def test_what_was_told_is_told_but_for_the_last_error() -> None:
     counters = Counters()
     counters.add(1, 1, "[PERMANENT] HTTP 404", 0.1)
 
-    counters.clear()
+    counters.clear_progress()
+    counters.clear_statistics()
 
     assert (counters.statistics(), counters.processed, counters.failed) == ([], 0, 0)
     assert counters.last_error == "[PERMANENT] HTTP 404"

@@ -353,3 +353,25 @@ def test_answers_are_stored_sooner_where_a_limit_in_flight_may_hold_others_up(
     assert len(stage.database.settled) == 400
     # 14 times where answers may wait for each other, 40 where they may not.
     assert (len(stage.database.times("settle")) > 25) == is_reached
+
+
+def test_statistics_of_many_endpoints_are_stored_seldom_and_all_of_them_in_the_end(stage: Stage) -> None:
+    stored: list[tuple[float, int]] = []
+    processed = 0
+
+    def report(progress: Mapping[str, Any], statistics: Sequence[Mapping[str, Any]]) -> None:
+        nonlocal processed
+        processed += progress["processed"]
+        stored.append((stage.clock.now, sum(each["delivered"] for each in statistics)))
+        if processed < 8000:
+            for endpoint_id in range(1, 4001):
+                stage.database.put(endpoint_id)
+
+    stage.database.report = report  # type: ignore[method-assign]
+    began = stage.clock.now
+    stage.run(seconds=9, worker_concurrency=700)
+
+    # The worker was seen alive each second; counts of 4,000 endpoints came after four.
+    assert len(stored) >= 9
+    assert sum(count for _, count in stored) == processed >= 8000
+    assert [at - began for at, count in stored if count][0] >= 4

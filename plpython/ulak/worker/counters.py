@@ -32,6 +32,10 @@ class Counters:
         self.failed = 0
         self.last_error: str | None = None
 
+    def __len__(self) -> int:
+        """Endpoints that were sent to since their statistics were stored."""
+        return len(self._counts)
+
     def add(self, endpoint_id: int, messages: int, error: str | None, seconds: float) -> None:
         """One request that carried so many messages."""
         counts = self._counts.get(endpoint_id)
@@ -64,10 +68,12 @@ class Counters:
             for endpoint_id, counts in sorted(self._counts.items())
         ]
 
-    def clear(self) -> None:
+    def clear_progress(self) -> None:
         """After a report. The last error stays."""
-        self._counts = {}
         self.processed = self.failed = 0
+
+    def clear_statistics(self) -> None:
+        self._counts = {}
 
 
 def _stored(histogram: Mapping[int, int]) -> str:

@@ -13,7 +13,7 @@ from ulak.worker.ending import Ending
 from ulak.worker.leases import Leases
 from ulak.worker.port import Busy, Database
 from ulak.worker.sending import Sending
-from ulak.worker.tuning import REPORT_SECONDS, SWEEP_SECONDS
+from ulak.worker.tuning import REPORT_SECONDS, STATISTICS_LONGEST, STATISTICS_PER_SECOND, SWEEP_SECONDS
 
 
 class Timers:
@@ -37,6 +37,7 @@ class Timers:
         self._ending = ending
         self.next_check = now
         self._next_report = now
+        self._last_statistics = now
         self._next_sweep = now
         self._next_renewal = now + lease / 3
         # The first of them.
@@ -64,10 +65,12 @@ class Timers:
             self._database.commit()
         if now >= self._next_report:
             self._next_report = now + REPORT_SECONDS
-            self.report("running")
+            is_due = now >= self._last_statistics + min(STATISTICS_LONGEST, len(self._counters) / STATISTICS_PER_SECOND)
+            self._last_statistics = now if is_due else self._last_statistics
+            self.report("running", is_due)
         self.next = min(self.next_check, self._next_renewal, self._next_sweep, self._next_report)
 
-    def report(self, state: str) -> None:
+    def report(self, state: str, with_statistics: bool = True) -> None:
         counters = self._counters
         progress = {
             "state": state,
@@ -77,8 +80,10 @@ class Timers:
             "last_error": counters.last_error,
         }
         with suppress(Busy):
-            self._database.report(progress, counters.statistics())
-            counters.clear()
+            self._database.report(progress, counters.statistics() if with_statistics else [])
+            counters.clear_progress()
+            if with_statistics:
+                counters.clear_statistics()
             if state == "running":
                 self.is_poller = self._database.is_poller()
         self._database.commit()
