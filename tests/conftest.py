@@ -14,6 +14,7 @@ from support.janitor import Janitor
 from support.kafka import Kafka
 from support.mosquitto import Mosquitto
 from support.plain import PlainCluster, is_plain, reason_to_skip
+from support.processes import Scheduling, is_one_of_several, waits_for_the_clock
 from support.rabbitmq import RabbitMQ
 from support.receiver import Certificate, Receiver, make_certificate
 from support.redis import Redis
@@ -25,19 +26,27 @@ _numbers = itertools.count(1)
 ORDER = ("conventions", "unit", "security", "upgrade", "plain", "chaos", "concurrency", "worker", "nodes", "db")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """In that order, and last what has to wait for the clock."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """In that order. What has to wait for the clock comes last; where others run meanwhile, first."""
+    waiting = -1 if is_one_of_several(config) else len(ORDER)
 
-    def place(item: pytest.Item) -> int:
+    def place(item: pytest.Item) -> tuple[int, bool]:
         folder = item.path.parent.name
-        waits = not {"rehearsal", "outage"}.isdisjoint(getattr(item, "fixturenames", ()))
-        return len(ORDER) if waits or folder not in ORDER else ORDER.index(folder)
+        if waits_for_the_clock(item):
+            # Whoever asks for the outage waits for its end.
+            return waiting, "outage" in getattr(item, "fixturenames", ())
+        return ORDER.index(folder) if folder in ORDER else len(ORDER), False
 
     items.sort(key=place)
     if is_plain():
         for item in items:
             if reason := reason_to_skip(item.nodeid):
                 item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Scheduling:
+    config.option.loadscopereorder = False
+    return Scheduling(config, log)
 
 
 @pytest.fixture(scope="session")

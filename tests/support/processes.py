@@ -1,0 +1,32 @@
+"""The tests in several processes, each with servers of its own (pytest -n 2): which tests stay together."""
+
+from __future__ import annotations
+
+import pytest
+from xdist.scheduler.loadscope import LoadScopeScheduling
+
+# Files that share what is dear to have twice.
+TOGETHER = {
+    "unit/test_transport_contract.py": "RabbitMQ",
+    "worker/test_amqp.py": "RabbitMQ",
+    "chaos/test_amqp.py": "RabbitMQ",
+    "worker/test_schedule.py": "minutes",
+    "worker/test_operations.py": "minutes",
+}
+
+
+def is_one_of_several(config: pytest.Config) -> bool:
+    return hasattr(config, "workerinput")
+
+
+def waits_for_the_clock(item: pytest.Item) -> bool:
+    return not {"rehearsal", "outage"}.isdisjoint(getattr(item, "fixturenames", ()))
+
+
+class Scheduling(LoadScopeScheduling):
+    """The tests of a file, or of files that belong together, are run by one process. Whoever is done takes the next ones, in
+    the order of the collection."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = nodeid.partition("::")[0].rpartition("tests/")[2]
+        return TOGETHER.get(file, file)
