@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from xdist.scheduler.loadscope import LoadScopeScheduling
+from xdist.scheduler.loadscope import LoadScopeScheduling  # type: ignore[import-untyped]
 
-# Files that share what is dear to have twice.
+# Files that share what is dear to have twice, or takes minutes.
 TOGETHER = {
     "unit/test_transport_contract.py": "RabbitMQ",
     "worker/test_amqp.py": "RabbitMQ",
@@ -23,10 +23,15 @@ def waits_for_the_clock(item: pytest.Item) -> bool:
     return not {"rehearsal", "outage"}.isdisjoint(getattr(item, "fixturenames", ()))
 
 
-class Scheduling(LoadScopeScheduling):
+def unit_of(nodeid: str) -> str:
+    """What is run by one process."""
+    file = nodeid.partition("::")[0].rpartition("tests/")[2]
+    return TOGETHER.get(file, file)
+
+
+class Scheduling(LoadScopeScheduling):  # type: ignore[misc]
     """The tests of a file, or of files that belong together, are run by one process. Whoever is done takes the next ones, in
     the order of the collection."""
 
     def _split_scope(self, nodeid: str) -> str:
-        file = nodeid.partition("::")[0].rpartition("tests/")[2]
-        return TOGETHER.get(file, file)
+        return unit_of(nodeid)
