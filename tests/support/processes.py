@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from xdist.scheduler.loadscope import LoadScopeScheduling  # type: ignore[import-untyped]
 
@@ -35,3 +37,15 @@ class Scheduling(LoadScopeScheduling):  # type: ignore[misc]
 
     def _split_scope(self, nodeid: str) -> str:
         return unit_of(nodeid)
+
+    def remove_node(self, node: Any) -> str | None:
+        """A test that hung, and ended its process, isn't tried again; others run what was to come after it."""
+        units = self.assigned_work[node]
+        ended_by = next((test for unit in units.values() for test, is_done in unit.items() if not is_done), None)
+        if ended_by is not None:
+            units[unit_of(ended_by)][ended_by] = True
+        # Else they would be run again, as units of no test, and whoever gets such a one never asks for another.
+        for name in [name for name, unit in units.items() if all(unit.values())]:
+            del units[name]
+        super().remove_node(node)
+        return ended_by
