@@ -1,4 +1,4 @@
-"""One cluster per run, one database per test, receivers on loopback."""
+"""One cluster per process, one database per test, receivers on loopback."""
 
 from __future__ import annotations
 
