@@ -9,9 +9,12 @@ from xdist.scheduler.loadscope import LoadScopeScheduling  # type: ignore[import
 
 # Files that share what is dear to have twice, or takes minutes.
 TOGETHER = {
+    "unit/test_broker_loop.py": "RabbitMQ",
     "unit/test_transport_contract.py": "RabbitMQ",
-    "worker/test_amqp.py": "RabbitMQ",
     "chaos/test_amqp.py": "RabbitMQ",
+    "worker/test_amqp.py": "RabbitMQ",
+    "worker/test_brokers.py": "RabbitMQ",
+    "worker/test_readme.py": "RabbitMQ",
     "worker/test_schedule.py": "minutes",
     "worker/test_operations.py": "minutes",
 }
