@@ -38,14 +38,15 @@ sql: $(PLAIN) ## build the plain script: no PL/Python, no superuser, for managed
 $(PLAIN): $(SCHEMA) $(REPLAYED) $(wildcard sql/upgrade/*.sql) sql/schema sql/code sql/upgrade sql/plain.py sql/plain $(wildcard sql/plain/*) control/ulak.control
 	python3 -B sql/plain.py $(EXTVERSION) $(SCHEMA) $(wildcard sql/upgrade/*.sql) $(REPLAYED) > $@
 
+# Most of a run is waiting: three processes keep two processors busy.
 test: lint ## install what is missing and run every check; ARGS="tests/db -k send" picks some
-	tests/sandbox.sh python -m pytest $(or $(ARGS),tests)
+	tests/sandbox.sh python -m pytest $(or $(ARGS),-n 3 tests)
 
 lint: ## ruff, mypy and pgspot
 	tests/sandbox.sh tests/lint.sh
 
 test-plain: ## the tests of tests/db on a plain installation, as a role that is no superuser; ARGS as for test
-	ULAK_PLAIN=1 tests/sandbox.sh python -m pytest $(or $(ARGS),tests/db)
+	ULAK_PLAIN=1 tests/sandbox.sh python -m pytest $(or $(ARGS),-n 3 tests/db)
 
 test-debian13: ## make demo and make test in a fresh Debian 13, PostgreSQL 17 (needs root and debootstrap); ARGS as for test
 	tests/debian.sh trixie $(ARGS)
@@ -71,7 +72,7 @@ bench: ## how fast it is; ARGS="send delivery:throughput --scale 0.1" runs some 
 	tests/sandbox.sh python -m bench $(ARGS)
 
 chaos: ## that nothing is lost; ARGS="-k name" picks scenarios
-	ULAK_CHAOS=full tests/sandbox.sh python -m pytest --timeout=3600 \
+	ULAK_CHAOS=full tests/sandbox.sh python -m pytest --timeout=3600 -o faulthandler_timeout=3599 \
 		tests/chaos tests/db/test_*_machine.py tests/concurrency/test_breaker_races.py tests/conventions/test_bench.py $(ARGS)
 
 soak: ## that nothing grows; ARGS="--minutes 60" is its length

@@ -1,10 +1,12 @@
-"""One cluster per run, one database per test, receivers on loopback."""
+"""One cluster per process, one database per test, receivers on loopback."""
 
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Iterator
 from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -14,30 +16,50 @@ from support.janitor import Janitor
 from support.kafka import Kafka
 from support.mosquitto import Mosquitto
 from support.plain import PlainCluster, is_plain, reason_to_skip
+from support.processes import Scheduling, is_one_of_several, waits_for_the_clock
 from support.rabbitmq import RabbitMQ
 from support.receiver import Certificate, Receiver, make_certificate
 from support.redis import Redis
+from support.scenarios import write_table
 from support.site import Site
 
 _numbers = itertools.count(1)
 
+MAJORS = Path(__file__).resolve().parent / "majors"
 # Whatever breaks most is told first. The workers come before the longest part, for pg_cron's minutes to pass during it.
 ORDER = ("conventions", "unit", "security", "upgrade", "plain", "chaos", "concurrency", "worker", "nodes", "db")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """In that order, and last what has to wait for the clock."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """In that order. What has to wait for the clock comes last; where others run meanwhile, first, and long tests before short ones:
+    at the end all processes shall be busy."""
+    waiting = -1 if is_one_of_several(config) else len(ORDER)
 
-    def place(item: pytest.Item) -> int:
+    def place(item: pytest.Item) -> tuple[int, bool]:
         folder = item.path.parent.name
-        waits = not {"rehearsal", "outage"}.isdisjoint(getattr(item, "fixturenames", ()))
-        return len(ORDER) if waits or folder not in ORDER else ORDER.index(folder)
+        if waits_for_the_clock(item):
+            # Whoever asks for the outage waits for its end.
+            return waiting, "outage" in getattr(item, "fixturenames", ())
+        return ORDER.index(folder) if folder in ORDER else len(ORDER), not item.path.stem.endswith("_machine")
 
     items.sort(key=place)
     if is_plain():
         for item in items:
             if reason := reason_to_skip(item.nodeid):
                 item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Scheduling:
+    config.option.loadscopereorder = False
+    return Scheduling(config, log)
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    """Here, because the process that tells it runs no test if there are several."""
+    write_table(terminalreporter)
+    asked_for = [(config.invocation_params.dir / each.partition("::")[0]).resolve() for each in config.args]
+    if "ULAK_OLDER" not in os.environ and any(MAJORS.is_relative_to(path) for path in asked_for):
+        terminalreporter.write_line("tests/majors need two versions of PostgreSQL: make test-debian13 runs them")
 
 
 @pytest.fixture(scope="session")

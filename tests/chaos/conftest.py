@@ -1,9 +1,8 @@
-"""A cluster that may be killed, a world in it for each scenario, and the table of how they ended."""
+"""A cluster that may be killed, and a world in it for each scenario."""
 
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -11,14 +10,14 @@ from typing import Any
 
 import pytest
 from support.books import Allowance, Report
-from support.cluster import TEMPLATE, WORK, Cluster, remove_abandoned
+from support.cluster import TEMPLATE, Cluster, remove_abandoned
 from support.recorder import Recorder
+from support.scenarios import SCENARIO
 from support.world import FULL, World
 
 Close = Callable[..., Report]
 
 _numbers = itertools.count(1)
-_rows: list[dict[str, Any]] = []
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -62,8 +61,9 @@ def world(request: pytest.FixtureRequest, victim: Cluster, tmp_path: Path) -> It
 def row(request: pytest.FixtureRequest) -> dict[str, Any]:
     """The scenario's row of the table."""
     name = request.node.name.removeprefix("test_").replace("_", " ")
-    _rows.append({"scenario": name, "verdict": "broke off"})
-    return _rows[-1]
+    row = {"scenario": name, "verdict": "broke off"}
+    request.node.user_properties.append((SCENARIO, row))
+    return row
 
 
 @pytest.fixture
@@ -80,17 +80,3 @@ def close_books(world: World, row: dict[str, Any]) -> Close:
         return report
 
     return close
-
-
-def pytest_terminal_summary(terminalreporter: Any) -> None:
-    if not _rows:
-        return
-    (WORK / "chaos.json").write_text(json.dumps(_rows, indent=1) + "\n")
-    columns = ["sent", "delivered", "dead", "expired", "duplicates", "verdict"]
-    width = max(len(row["scenario"]) for row in _rows)
-    line = f"{{:<{width}}}" + "{:>11}" * (len(columns) - 1) + "  {}"
-    terminalreporter.section("chaos")
-    terminalreporter.write_line(line.format("scenario", *columns))
-    for row in _rows:
-        terminalreporter.write_line(line.format(row["scenario"], *(str(row.get(name, "")) for name in columns)))
-    terminalreporter.write_line(f"written to {WORK / 'chaos.json'}")

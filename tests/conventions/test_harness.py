@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
 from typing import Any
 
 import psycopg
 import pytest
-from support.cluster import ROLES, Cluster, Connect
+from support.cluster import ROLES, WORK, Cluster, Connect, remove_abandoned
+from support.processes import unit_of
 from support.sessions import Running, gather, wait_until_blocked
 
 
@@ -54,3 +60,29 @@ def test_a_killed_cluster_comes_back() -> None:
     assert cluster.psql("postgres", "select n from t") == "1"
     cluster.remove()
     assert cluster.processes() == []
+
+
+def test_what_a_killed_process_left_is_removed_by_whoever_comes_first_and_nothing_else() -> None:
+    """Several processes may come at once."""
+    with subprocess.Popen([sys.executable, "-c", ""]) as ended:
+        pass
+    left, ours = (Path(tempfile.mkdtemp(prefix="cluster-", dir=WORK)) for _ in range(2))
+    for number in range(1000):
+        (left / str(number)).touch()
+    (ours / "owner").write_text(str(os.getpid()))
+    (left / "owner").write_text(str(ended.pid))
+
+    gather([remove_abandoned] * 4)
+
+    assert (left.exists(), ours.exists()) == (False, True)
+    Cluster(ours).remove()
+
+
+@pytest.mark.parametrize("fixture, unit", [("rabbitmq", "RabbitMQ"), ("rehearsal", "minutes"), ("outage", "minutes")])
+def test_one_process_runs_all_tests_that_share_what_is_dear(
+    request: pytest.FixtureRequest, fixture: str, unit: str
+) -> None:
+    """Of those that run together with this one."""
+    asking = [item.nodeid for item in request.session.items if fixture in getattr(item, "fixturenames", ())]
+
+    assert [nodeid for nodeid in asking if unit_of(nodeid) != unit] == []

@@ -3,14 +3,8 @@
 from __future__ import annotations
 
 import os
-from typing import Any
 
 # pg_config of the older server; PG_CONFIG is that of the newer.
 OLDER = os.environ.get("ULAK_OLDER")
 
 collect_ignore_glob = [] if OLDER else ["test_*.py"]
-
-
-def pytest_terminal_summary(terminalreporter: Any) -> None:
-    if not OLDER:
-        terminalreporter.write_line("tests/majors need two versions of PostgreSQL: make test-debian13 runs them")

@@ -16,8 +16,8 @@ JOBS = "select jobname, username, database from cron.job order by jobname"
 
 
 @pytest.fixture
-def cron(plain: PlainCluster) -> Iterator[DB]:
-    """The owner's session where pg_cron lives."""
+def cron(plain: PlainCluster, plain_template: str) -> Iterator[DB]:
+    """The owner's session where pg_cron lives. Another database has ulak: the roles have members, and are known."""
     name = plain.has_pg_cron()
     assert name is not None
     plain.install(name)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
+import random
 import re
 import shutil
 import signal
@@ -62,9 +64,12 @@ def run(command: Sequence[str | Path], **options: Any) -> str:
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """Below those that the kernel gives to connections: none takes it before its server does."""
+    while True:
+        port = random.SystemRandom().randrange(15000, 32000)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 def stage_extension(folder: Path, project: Path = PROJECT, pg_config: str = PG_CONFIG) -> Path:
@@ -102,12 +107,19 @@ def memory_folder() -> Path | None:
 def remove_abandoned() -> None:
     """Stops and removes the clusters of processes that were killed before they could do it."""
     for note in (*WORK.glob("cluster-*/owner"), *MEMORY.glob("ulak-cluster-*/owner")):
-        try:
-            os.kill(int(note.read_text()), 0)
-        except ProcessLookupError:
-            Cluster(note.parent).remove()
-        except (PermissionError, ValueError, FileNotFoundError):
-            continue
+        # Whoever is locked out comes while another process removes it.
+        with contextlib.suppress(PermissionError, ValueError, FileNotFoundError, BlockingIOError), note.open() as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not is_alive(int(file.read())):
+                Cluster(note.parent).remove()
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
 
 
 class Cluster:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Self
 import pika
 from pika.adapters.blocking_connection import BlockingChannel
 
-from support.cluster import WORK, free_port, memory_folder, run
+from support.cluster import WORK, free_port, is_alive, memory_folder, run
 from support.debian import unpacked_together
 from support.receiver import Certificate
 from support.sessions import hold, strain, wait_until
@@ -96,16 +96,15 @@ def remove_abandoned() -> None:
     """Ends and removes the brokers of processes that were killed before they could do it."""
     for parent in (WORK, Path("/dev/shm")):
         for note in parent.glob("ulak-rabbitmq-*/owner"):
-            try:
+            with contextlib.suppress(PermissionError, ValueError, FileNotFoundError):
                 owner, *children = map(int, note.read_text().split())
-                os.kill(owner, 0)
-            except ProcessLookupError:
+                if is_alive(owner):
+                    continue
                 for child in children:
                     if str(note.parent) in _environment(child):
-                        os.killpg(child, signal.SIGKILL)
+                        with contextlib.suppress(ProcessLookupError):
+                            os.killpg(child, signal.SIGKILL)
                 shutil.rmtree(note.parent, ignore_errors=True)
-            except (PermissionError, ValueError, FileNotFoundError):
-                continue
 
 
 def _environment(pid: int) -> str:

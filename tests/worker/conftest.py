@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
+from support.processes import is_one_of_several, waits_for_the_clock
 from support.rehearsal import Rehearsal, Traffic, rehearse
 from support.runbook import Played, play
 
@@ -31,9 +32,11 @@ def outage() -> Iterator[Future[Played]]:
         yield pool.submit(play)
 
 
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(autouse=True)
 def early_start(request: pytest.FixtureRequest) -> None:
-    """pg_cron's minutes, and those of an outage, pass while other tests run."""
+    """pg_cron's minutes, and those of an outage, pass while other tests run: later ones, or those of other processes."""
+    if is_one_of_several(request.config) and not waits_for_the_clock(request.node):
+        return
     for name in ("traffic", "outage"):
         if any(name in getattr(item, "fixturenames", ()) for item in request.session.items):
             request.getfixturevalue(name)

@@ -232,8 +232,9 @@ def test_workers_that_were_terminated_come_back_without_waiting_for_the_minute(
         rehearsal.ask(f"select pg_terminate_backend(pid, 5000) from unnest(array{list(before.values())}) pid")
         after = wait_until(both, 5 * strain(), "two other workers")
         assert not set(before.values()) & set(after.values())
-    (sessions,) = rehearsal.ask("select count(*) as n from pg_stat_activity where usename = 'ulak_worker'")
-    assert sessions["n"] <= 3
+    # A run that finds its slot taken ends at once.
+    sessions = "select count(*) as n from pg_stat_activity where usename = 'ulak_worker'"
+    wait_until(lambda: rehearsal.ask(sessions)[0]["n"] <= 3, 5 * strain(), "no more than two workers and their watcher")
 
 
 def test_a_database_can_be_dropped_while_workers_run(rehearsal: Rehearsal, traffic: Traffic) -> None:
