@@ -61,10 +61,26 @@ set search_path = pg_catalog, pg_temp
 as $sql$
     select p_worker.heartbeat_at > p_now - interval '15 seconds'
         and case
-            when p_worker.state = 'running' then ulak._has_backend(p_worker)
+            when p_worker.state = 'running' then ulak._has_backend(p_worker) or ulak._has_gone_on(p_worker)
             else coalesce(p_worker.stop_requested_at < p_worker.started_at, true)
         end
 $sql$;
+
+-- Whether its slot says something else by now. A worker that ends says so before its session does, and the next one takes the row:
+-- who has read the row before that, and the sessions after it, would see a worker that was killed. Volatile, so that it reads anew.
+create or replace function ulak._has_gone_on(p_worker ulak.workers)
+returns boolean
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+begin
+    return exists (
+        select
+        from ulak.workers w
+        where w.slot = p_worker.slot and (w.state, w.name) <> (p_worker.state, p_worker.name)
+    );
+end
+$plpgsql$;
 
 create or replace function ulak._count_alive(p_now timestamptz)
 returns bigint

@@ -38,6 +38,15 @@ as $sql$
     where false
 $sql$;
 
+-- Whether it is the one that looks often: no more, but it must not die of the question, with requests under way.
+create or replace function ulak._become_poller()
+returns boolean
+language sql
+set search_path = pg_catalog, pg_temp
+as $sql$
+    select false
+$sql$;
+
 -- How senders woke a worker, and a worker asked for it.
 create or replace function ulak._is_awaited(p_id bigint)
 returns boolean

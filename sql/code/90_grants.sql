@@ -54,7 +54,7 @@ begin
                 '_await_schedule', '_note_limit', '_log', '_warn',
                 '_version', '_stamp_of', '_worker_stamp', '_worker_options', '_worker_check', '_worker_report', '_await_send',
                 '_request_wake_ups', '_set_bell', '_worker_protocols', '_listen', '_light_turn', '_read_claimed',
-                '_blocked_endpoints', '_sweep', '_is_poller', '_send_recurring'
+                '_blocked_endpoints', '_sweep', '_is_poller', '_become_poller', '_send_recurring'
             ]),
             -- The same worker, outside of the database: no schedule, no maintenance, no Python in the server.
             ('ulak_node', array[

@@ -241,7 +241,6 @@ drop function ulak._take_worker_slot(integer, double precision);
 drop function ulak._register_worker(integer, text, boolean);
 drop function ulak._limit_workers(integer);
 drop function ulak.get_worker_status(timestamptz);
-drop function ulak._become_poller();
 drop function ulak._schedule_command(text, text, text, text);
 drop function ulak._wanted_jobs(integer);
 drop function ulak._log_in(text, text);

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -178,6 +179,16 @@ def test_a_function_of_the_application_that_depends_on_send_or_publish_goes_on(o
 
     assert old.execute("select sell(), post() > 0").fetchone() == (1, True)
     assert old.execute("select payload, priority from ulak.queue order by id").fetchall() == [(1, 0), (2, 1)]
+
+
+def test_a_worker_in_the_middle_of_its_run_finds_all_that_it_calls(old: DB) -> None:
+    source = "".join(text for (text,) in old.execute("select source from ulak._python_source()"))
+    called = set(re.findall(r"\bulak\.(_\w+)\(", source))
+    old.execute("alter extension ulak update")
+
+    there = {name for (name,) in old.execute("select proname from pg_proc where pronamespace = 'ulak'::regnamespace")}
+    assert len(called) > 15
+    assert called <= there
 
 
 def test_receivers_of_cloudevents_go_on_getting_them_in_the_mode_that_they_know(old: DB) -> None:

@@ -14,7 +14,7 @@ from support.errors import refused
 from support.gate import gate
 from support.hostile import Hostile, never_answers
 from support.receiver import Answer, Receiver
-from support.sessions import stop_between_transactions, wait_until, wait_until_blocked, wait_until_gone
+from support.sessions import Running, stop_between_transactions, wait_until, wait_until_blocked, wait_until_gone
 from support.site import Site, WorkerSession, promptly, seconds_of
 
 HELD = "select count(*) from ulak.queue where status = 'processing'"
@@ -126,6 +126,27 @@ def test_a_run_ends_when_its_time_is_over(site: Site) -> None:
 
     assert seconds_of(worker.result) < 2
     assert site.worker_row(worker)["state"] == "stopped"
+
+
+def test_a_run_that_ends_while_somebody_looks_is_not_taken_for_dead(site: Site) -> None:
+    site.http("shop", "http://127.0.0.1:9/")
+    worker = site.start(seconds=1)
+    with site.connect() as session:
+        site.db.execute("select pg_advisory_lock(1)")
+        # Its snapshot is from now, and what it asks about sessions is from after the wait.
+        query = """
+            select h.status from (select pg_advisory_lock_shared(1) offset 0) l, lateral (
+                select c.status from ulak.health_check() c where c.component = 'workers' and l is not null
+            ) h
+        """
+        look = Running(lambda: session.execute(query).fetchone())
+        wait_until_blocked(session, site.db)
+        worker.result()
+        worker.end()
+        wait_until_gone(worker.pid, site.db)
+        site.db.execute("select pg_advisory_unlock(1)")
+
+        assert look.result() == ("ok",)
 
 
 def test_the_session_is_as_before_when_a_run_is_over(site: Site) -> None:
