@@ -244,9 +244,20 @@ def test_a_claim_visits_more_endpoints_where_each_has_little(stage: Stage) -> No
 
     assert len(stage.database.settled) == 1000
     visited = stage.database.most_endpoints
-    assert visited[:4] == [32, 64, 128, CLAIM_ENDPOINTS_MOST]
+    assert visited[:5] == [16, 32, 64, 128, CLAIM_ENDPOINTS_MOST]
     assert max(visited) == CLAIM_ENDPOINTS_MOST
     assert visited[-1] == visited[0]
+
+
+def test_a_claim_visits_fewer_endpoints_step_by_step_where_they_fill_it(stage: Stage) -> None:
+    for endpoint_id in range(1, 601):
+        stage.database.put(endpoint_id, count=2)
+    stage.run(seconds=5, worker_concurrency=150)
+
+    assert len(stage.database.settled) == 1200
+    steps = set(itertools.pairwise(stage.database.most_endpoints))
+    assert all(after in (before, 2 * before, before // 2) for before, after in steps)
+    assert any(after == before // 2 for before, after in steps)
 
 
 def test_no_more_is_prefetched_in_turn_than_is_sent_soon(stage: Stage) -> None:

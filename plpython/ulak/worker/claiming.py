@@ -236,8 +236,10 @@ class Claiming:
         is_round = bool(claimed) or self._pace.may_have_more or self._pace.is_expecting(now)
         self._pace.claimed(now, newest or None, count >= limit or (left_out_others and is_round))
         if endpoint_ids is None:
-            is_wide = left_out_others and count < limit
-            self._most_endpoints = min(2 * self._most_endpoints, CLAIM_ENDPOINTS_MOST) if is_wide else CLAIM_ENDPOINTS
+            if left_out_others and count < limit:
+                self._most_endpoints = min(2 * self._most_endpoints, CLAIM_ENDPOINTS_MOST)
+            else:
+                self._most_endpoints = max(self._most_endpoints // 2, CLAIM_ENDPOINTS)
         # An endpoint without room wasn't asked; a claim that reached its limit may have left out any of them. A full
         # claim may have ended among thousands of others that had nothing: who can be asked directly is asked so.
         if not self._pace.may_have_more:
