@@ -177,25 +177,23 @@ $plpgsql$;
 -- endpoints that each refused sender would pay for it.
 create or replace function ulak._fullest_endpoints()
 returns text
-language sql
+language plpgsql
 stable
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 set jit = off
-as $sql$
-    select string_agg(format('"%s" (%s)', f.name, f.waiting), ', ' order by f.waiting desc, f.name)
-    from (
-        select e.name, s.waiting
-        from (select e.id, e.name from ulak.endpoints e limit 1000) e
-        cross join lateral (
-            select s.waiting
-            from ulak.backlog_samples s
-            where s.endpoint_id = e.id
-            order by s.sampled_at desc
-            limit 1
-        ) s
-        where s.waiting > 0 and (select count(*) from (select from ulak.endpoints e limit 1001) e) <= 1000
-        order by s.waiting desc, e.name
-        limit 3
-    ) f
-$sql$;
+as $plpgsql$
+begin
+    return (
+        select string_agg(format('"%s" (%s)', f.name, f.waiting), ', ' order by f.waiting desc, f.name)
+        from (
+            select e.name, s.waiting
+            from (select e.id, e.name from ulak.endpoints e limit 1000) e
+            cross join lateral ulak._last_sample(e.id, 'infinity') s
+            where s.waiting > 0 and (select count(*) from (select from ulak.endpoints e limit 1001) e) <= 1000
+            order by s.waiting desc, e.name
+            limit 3
+        ) f
+    );
+end
+$plpgsql$;

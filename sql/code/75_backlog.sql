@@ -53,6 +53,20 @@ begin
 end
 $plpgsql$;
 
+-- What was last counted for an endpoint. Not `=`: then the order of times alone would do, and where the statistics are of an empty
+-- table, all samples might be read in it, for each endpoint. Without a search_path of its own, so that it becomes part of its query.
+create or replace function ulak._last_sample(p_endpoint_id bigint, p_now timestamptz)
+returns setof ulak.backlog_samples
+language sql
+stable
+as $sql$
+    select s.*
+    from ulak.backlog_samples s
+    where s.endpoint_id between p_endpoint_id and p_endpoint_id and s.sampled_at <= p_now
+    order by s.endpoint_id desc, s.sampled_at desc
+    limit 1
+$sql$;
+
 -- Counted exactly as long as that is cheap: 10,000 messages in all. If there are more, the endpoints that have some share them, and
 -- what some leave over is shared by the others; 10 for each at least. Beyond that the count of the last minute is what is known. All
 -- of it is read from partial indexes, whatever the statistics say: sets are joined by hash, since a nested loop between two of them
@@ -211,10 +225,8 @@ begin
     ) d on d.endpoint_id = e.id
     left join lateral (
         select s.waiting, s.dead, s.oldest_id, s.sampled_at
-        from ulak.backlog_samples s
-        where s.endpoint_id = e.id and s.sampled_at <= p_now and (c.is_estimate or d.is_estimate)
-        order by s.sampled_at desc
-        limit 1
+        from ulak._last_sample(e.id, p_now) s
+        where c.is_estimate or d.is_estimate
     ) s on c.is_estimate or d.is_estimate
     -- Ids are drawn in the order of sending. What waits for its schedule isn't late.
     left join lateral (
@@ -299,13 +311,7 @@ begin
         from ulak.dlq d
         where d.status = 'failed' and d.endpoint_id = i.endpoint_id
     ) d
-    left join lateral (
-        select s.sampled_at, s.waiting, s.dead, s.oldest_id
-        from ulak.backlog_samples s
-        where s.endpoint_id = i.endpoint_id
-        order by s.sampled_at desc
-        limit 1
-    ) s on true
+    left join lateral ulak._last_sample(i.endpoint_id, 'infinity') s on true
     where (w.waiting, d.dead, w.oldest_id) is distinct from (coalesce(s.waiting, 0), coalesce(s.dead, 0), s.oldest_id)
         or (w.waiting + d.dead > 0 and s.sampled_at < date_trunc('hour', p_now, 'UTC'))
     on conflict do nothing;
@@ -352,13 +358,7 @@ as $sql$
         -- The last sample is what is known, whether it is missing for this minute because nothing changed or because time ran out.
         select date_trunc('minute', p_now) as minute, sum(s.waiting)::bigint as waiting
         from ulak.endpoints e
-        cross join lateral (
-            select s.waiting
-            from ulak.backlog_samples s
-            where s.endpoint_id = e.id and s.sampled_at <= p_now
-            order by s.sampled_at desc
-            limit 1
-        ) s
+        cross join lateral ulak._last_sample(e.id, p_now) s
     ) w on w.minute = r.minute
     cross join lateral (select coalesce(r.minute, w.minute)) m (minute)
     on conflict (minute) do update

@@ -273,3 +273,26 @@ def test_the_doctor_names_who_holds_the_lock_of_a_circuit_breaker(
 
     assert f"session {holder.info.backend_pid} of nobody" in finding
     assert 'endpoint "shop"' in finding
+
+
+def test_what_was_counted_is_found_by_its_endpoint_though_the_statistics_are_of_an_empty_table(
+    db: psycopg.Connection[Any],
+) -> None:
+    db.execute("analyze ulak.backlog_samples")
+    db.execute(
+        "insert into ulak.endpoints (name, protocol, config) select 'e' || n, 'pull', '{}' from generate_series(1, 300) n"
+    )
+    db.execute("insert into ulak.queue (endpoint_id, payload) select id, '1' from ulak.endpoints")
+    db.execute("select ulak._sample_backlog()")
+    read = """
+        select sum(idx_tup_read)::bigint, pg_stat_force_next_flush()::text from pg_stat_user_indexes
+        where relname = 'backlog_samples'
+    """
+    (before, _) = db.execute(read).fetchone()  # type: ignore[misc]
+
+    db.execute("select ulak._sample_backlog(clock_timestamp() + interval '1 minute')")
+
+    db.execute("select pg_stat_force_next_flush()")
+    (after, _) = db.execute(read).fetchone()  # type: ignore[misc]
+    # Once to see whether it has changed, once for the sum of all; all of them for each would be 45,000.
+    assert 300 <= after - before <= 1200
