@@ -434,7 +434,7 @@ begin
 end
 $plpgsql$;
 
--- Once a second, for each endpoint that the worker has sent to since: read once, added to the minute and to the total.
+-- For each endpoint that the worker has sent to since it last told: read once, added to the minute and to the total.
 create or replace function ulak._add_endpoint_stats(p_stats jsonb, p_minute timestamptz)
 returns void
 language plpgsql
