@@ -338,7 +338,7 @@ def test_tls_is_verified_on_both_sides_unless_told_otherwise(
         "untrusted": (shown, "certificate verify failed"),
         "misnamed": ({**authority, **shown}, "certificate verify failed"),
         # The relay doesn't say why it hangs up, and what librdkafka makes of that depends on its version.
-        "nameless": (authority, "ssl://"),
+        "nameless": (authority, "network: "),
     }
     # The certificate is for localhost and 127.0.0.1.
     with (
@@ -354,7 +354,7 @@ def test_tls_is_verified_on_both_sides_unless_told_otherwise(
         site.start(seconds=60)
         for name, (_, told) in wanted.items():
             if told:
-                assert site.wait_for_error(ids[name], told).startswith("[RETRYABLE] network: ssl://")
+                assert site.wait_for_error(ids[name], told).startswith("[RETRYABLE] network: ")
             else:
                 site.wait_for_status(ids[name], "completed")
 

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from confluent_kafka import KafkaError, KafkaException, Producer
+from confluent_kafka import KafkaError, KafkaException, Producer, libversion
 
 from ulak.address import Guard
 from ulak.broker.errors import DialError
@@ -23,6 +23,8 @@ from ulak.kafka.target import Target
 # Seconds that the first question for metadata may take; then it is asked what has gone wrong meanwhile.
 _FIRST_LOOK = 0.1
 _FAMILIES = {"v4": socket.AF_INET, "v6": socket.AF_INET6}
+# Later versions tell a broker about themselves, and dial any that the cluster names to do so, before it is judged.
+_SILENT = {"enable.metrics.push": False} if libversion()[1] >= 0x020500FF else {}
 # To wait longer would not help: all brokers take the same credentials, or all of them are down.
 _HOPELESS = (KafkaError._AUTHENTICATION, KafkaError._ALL_BROKERS_DOWN)
 
@@ -32,7 +34,7 @@ def reach(
 ) -> Producer:
     """A producer that knows its cluster. Raises DialError."""
     servers = list(_servers(target, guard))
-    properties = {**target.properties, "bootstrap.servers": ",".join(servers), "error_cb": errors.append}
+    properties = {**target.properties, **_SILENT, "bootstrap.servers": ",".join(servers), "error_cb": errors.append}
     try:
         producer = Producer(properties)
     except KafkaException as error:
