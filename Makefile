@@ -40,13 +40,13 @@ $(PLAIN): $(SCHEMA) $(REPLAYED) $(wildcard sql/upgrade/*.sql) sql/schema sql/cod
 
 # Most of a run is waiting: three processes keep two processors busy.
 test: lint ## install what is missing and run every check; ARGS="tests/db -k send" picks some
-	tests/sandbox.sh python -m pytest $(or $(ARGS),-n 3 tests)
+	tests/sandbox.sh python -m pytest $(or $(ARGS),-n 2 tests)
 
 lint: ## ruff, mypy and pgspot
 	tests/sandbox.sh tests/lint.sh
 
 test-plain: ## the tests of tests/db on a plain installation, as a role that is no superuser; ARGS as for test
-	ULAK_PLAIN=1 tests/sandbox.sh python -m pytest $(or $(ARGS),-n 3 tests/db)
+	ULAK_PLAIN=1 tests/sandbox.sh python -m pytest $(or $(ARGS),-n 2 tests/db)
 
 test-debian13: ## make demo and make test in a fresh Debian 13, PostgreSQL 17 (needs root and debootstrap); ARGS as for test
 	tests/debian.sh trixie $(ARGS)
