@@ -38,7 +38,7 @@ sql: $(PLAIN) ## build the plain script: no PL/Python, no superuser, for managed
 $(PLAIN): $(SCHEMA) $(REPLAYED) $(wildcard sql/upgrade/*.sql) sql/schema sql/code sql/upgrade sql/plain.py sql/plain $(wildcard sql/plain/*) control/ulak.control
 	python3 -B sql/plain.py $(EXTVERSION) $(SCHEMA) $(wildcard sql/upgrade/*.sql) $(REPLAYED) > $@
 
-# Most of a run is waiting: three processes keep two processors busy.
+# Most of a run is waiting. Three processes would take less time, but keep fewer of the bounds that tests have for a busy machine.
 test: lint ## install what is missing and run every check; ARGS="tests/db -k send" picks some
 	tests/sandbox.sh python -m pytest $(or $(ARGS),-n 2 tests)
 
