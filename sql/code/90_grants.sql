@@ -29,7 +29,7 @@ begin
             ('ulak_admin', array['_retry_schedule']),
             ('ulak_application', array[
                 'send', 'send_with_options', 'send_batch', 'send_batch_with_priority', 'send_messages', 'send_many',
-                'publish', 'publish_batch', '_publish_of_0_1_0', '_send_of_0_1_0',
+                'publish', 'publish_batch',
                 'cancel', 'cancel_by_key', 'reschedule', 'reprioritise',
                 'message_status', 'find_messages', 'await_delivery', 'explain', 'mark_handled', 'setting', 'help'
             ]),
@@ -53,8 +53,8 @@ begin
                 '_is_wanted', '_register_worker', '_unregister_worker', '_watch_workers', '_missing_workers', '_login_parameters',
                 '_await_schedule', '_note_limit', '_log', '_warn',
                 '_version', '_stamp_of', '_worker_stamp', '_worker_options', '_worker_check', '_worker_report', '_await_send',
-                '_request_wake_ups', '_set_bell', '_worker_protocols', '_listen', '_light_turn', '_read_claimed',
-                '_blocked_endpoints', '_sweep', '_is_poller', '_become_poller', '_send_recurring'
+                '_request_wake_ups', '_worker_protocols', '_listen', '_light_turn', '_read_claimed',
+                '_blocked_endpoints', '_sweep', '_is_poller', '_send_recurring'
             ]),
             -- The same worker, outside of the database: no schedule, no maintenance, no Python in the server.
             ('ulak_node', array[
@@ -78,6 +78,21 @@ begin
         loop
             execute format('grant execute on routine %s to %I', v_routine, v_role);
         end loop;
+    end loop;
+end
+$plpgsql$;
+
+-- Earlier signatures of send() and publish() that an upgrade has kept because functions of applications depend on them.
+do $plpgsql$
+declare
+    v_routine text;
+begin
+    for v_routine in
+        select p.oid::regprocedure
+        from pg_proc p
+        where p.pronamespace = 'ulak'::regnamespace and p.proname ~ '^_(send|publish)_of_'
+    loop
+        execute format('grant execute on routine %s to ulak_application', v_routine);
     end loop;
 end
 $plpgsql$;

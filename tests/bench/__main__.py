@@ -1,7 +1,7 @@
 """make bench: how fast it is.
 
 make bench ARGS="send delivery:throughput --scale 0.1 --markdown"
-make bench ARGS="released breadth ordering --against 0.1.0"
+make bench ARGS="released breadth ordering --against 0.2.0"
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ DB = psycopg.Connection[Any]
 # What each role may execute. Whatever is not listed for a role, it may not.
 FUNCTIONS = {
     "ulak_application": """
-        send send_with_options send_batch send_batch_with_priority send_messages send_many publish publish_batch _publish_of_0_1_0 _send_of_0_1_0
+        send send_with_options send_batch send_batch_with_priority send_messages send_many publish publish_batch
         cancel cancel_by_key reschedule reprioritise
         message_status find_messages await_delivery explain mark_handled setting help
     """,
@@ -46,7 +46,7 @@ FUNCTIONS = {
         _check_run _enter_worker_session _take_worker_slot _leave_worker_slot _register_worker _unregister_worker _worker_parameters
         _send_recurring _version _stamp_of _worker_stamp _worker_options _worker_check _worker_report _await_send _is_poller
         _is_wanted _watch_workers _missing_workers _login_parameters _await_schedule _note_limit _log _warn
-        _light_turn _listen _request_wake_ups _set_bell _become_poller _worker_protocols
+        _light_turn _listen _request_wake_ups _worker_protocols
         _load_python _python_source _python_stamp
     """,
     "ulak_node": """

@@ -221,14 +221,6 @@ _UNSTORABLE = re.compile(r"[\\x00\\ud800-\\udfff]")
         "except (TypeError, ValueError):",
         (f"{RECEIVER}::test_no_token_server_can_end_a_run",),
     ),
-    # Upgrades, which 0.1.0 has none of.
-    Mutant(
-        "upgrade: networks stay as they are",
-        "sql/upgrade/0.1.0--0.2.0.sql",
-        "where v.name = 'http_allowed_networks';",
-        "where false and v.name = 'http_allowed_networks';",
-        (f"{ADMIN}::test_networks_that_an_earlier_version_stored_are_put_right",),
-    ),
     # The notification queue, which has 8 GB before PostgreSQL 17.
     Mutant(
         "notify: into a queue that is full",

@@ -19,7 +19,7 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
-from support import first_release
+from support import earlier_releases
 from support.janitor import Janitor
 from support.sessions import wait_until
 
@@ -336,9 +336,9 @@ class Cluster:
                     continue
                 self.ensure_login(connection, f"test_{role}", member_of=role)
             self.ensure_login(connection, "nobody")
-            if RELEASE == first_release.VERSION:
+            if RELEASE == earlier_releases.FIRST:
                 self.ensure_login(connection, "test_ulak_consumer", member_of="ulak_worker")
-                connection.execute(first_release.STAND_INS)
+                connection.execute(earlier_releases.STAND_INS)
 
     def uninstall(self, database: str) -> None:
         self.execute("drop extension ulak cascade", database)

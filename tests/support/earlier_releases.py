@@ -1,4 +1,4 @@
-"""A database of release 0.1.0 in use: what its upgrade has to carry over. Frozen, like the release."""
+"""A database of an earlier release in use: what its upgrade has to carry over. Frozen, like the releases."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ from typing import Any
 
 import psycopg
 
-VERSION = "0.1.0"
+FIRST = "0.1.0"
+LAST = "0.2.0"
+RELEASES = (FIRST, LAST)
 
 DB = psycopg.Connection[Any]
 
@@ -85,6 +87,16 @@ STATEMENTS = [
     """,
 ]
 
+# What 0.1.0 didn't have.
+LATER_STATEMENTS = [
+    "select ulak.grant_endpoint('shop', 'test_ulak_consumer')",
+    """
+    insert into ulak.recurring (name, cron, endpoint_id, payload, priority)
+    values ('nightly', '0 0 * * *', 1, '{"recurring": true}', 0)
+    """,
+    "insert into ulak.endpoint_headroom (endpoint_id, safe_to) values (1, 1)",
+]
+
 SEND = "select ulak.send('shop', jsonb_build_object('key', %s::text, 'n', %s::integer), p_ordering_key => %s)"
 CLAIM = "select id, attempt from ulak.claim('w', 1, 'shop')"
 
@@ -117,6 +129,9 @@ def fill(db: DB, sender: DB) -> tuple[int, int]:
     send(db, "noted", 3)
     for statement in STATEMENTS[-9:]:
         db.execute(statement)
+    if db.execute("select to_regclass('ulak.recurring')").fetchone() != (None,):
+        for statement in LATER_STATEMENTS:
+            db.execute(statement)
     send(sender, "uncommitted", 4)
     return in_flight
 

@@ -1,0 +1,55 @@
+-- From 0.2.0 to 0.3.0: what replaying sql/code can't do. Each step says what it locks, and for how long.
+
+-- Lock the tables that senders and workers use before anything else: sessions take them in either order, and would deadlock with an
+-- upgrade that held one and waited for another. Each try is short, and everybody else goes on in between. From here on senders and
+-- workers wait until the upgrade commits.
+do $plpgsql$
+begin
+    perform set_config('lock_timeout', '100ms', true);
+    for v_try in 1..300 loop
+        begin
+            lock table ulak.queue, ulak.endpoints, ulak.workers in access exclusive mode;
+            perform set_config('lock_timeout', '0', true);
+            return;
+        exception
+            when lock_not_available then
+                perform pg_sleep(0.05);
+        end;
+    end loop;
+    raise exception 'a transaction that uses ulak does not end'
+        using
+            errcode = '55P03',
+            hint = 'select pid, state, xact_start, query from pg_stat_activity where xact_start < now() - interval ''10 s'';';
+end
+$plpgsql$;
+
+-- 0.2.0 kept these for sessions that were still running functions of 0.1.0.
+drop function ulak._claim(text, integer, text, interval, bigint[], integer[], integer, bigint, smallint, timestamptz, bigint);
+drop function ulak._become_poller();
+drop function ulak._is_awaited(bigint);
+drop function ulak._ring();
+drop function ulak._set_bell();
+drop function ulak._wait_for_endpoint(text);
+drop function ulak._is_behind(bigint, text);
+drop function ulak._publish(text, jsonb);
+drop function ulak._count_live(bigint);
+
+-- An application's function (begin atomic) may depend on these by their oids. They go unless one does.
+do $plpgsql$
+declare
+    v_function text;
+begin
+    foreach v_function in array array[
+        'ulak._publish_of_0_1_0(text, jsonb)',
+        'ulak._send_of_0_1_0(text, jsonb, integer, timestamptz, text, uuid, timestamptz, text, jsonb, jsonb)'
+    ]
+    loop
+        begin
+            execute 'drop function ' || v_function;
+        exception
+            when dependent_objects_still_exist then
+                null;
+        end;
+    end loop;
+end
+$plpgsql$;
