@@ -11,6 +11,8 @@ from ulak.mask import Mask
 RETRYABLE = "[RETRYABLE]"
 PERMANENT = "[PERMANENT]"
 DISABLE = "[DISABLE]"
+# What follows if nothing but the message is to blame: the circuit breaker doesn't count it.
+MESSAGE = "message:"
 
 
 class ConfigError(ValueError):

@@ -97,7 +97,8 @@ begin
         q.endpoint_id,
         v_turn.config_versions[l.place],
         q.payload,
-        q.headers,
+        -- A probe waits as long as the endpoint allows: a message's own time-out would tell nothing about the receiver.
+        case when v_turn.are_probes[l.place] then q.headers - ':timeout' else q.headers end,
         q.metadata,
         q.correlation_id,
         q.ordering_key,
@@ -211,6 +212,18 @@ begin
     if p_endpoint_ids is null and v_ended_at is not null then
         perform ulak._set_claim_position(v_ended_at, p_protocols);
     end if;
+
+    for i in 1..coalesce(cardinality(endpoint_ids), 0) loop
+        continue when not are_probes[i];
+        -- A probe isn't chosen by its priority, however long it has waited.
+        v_aging := null;
+        v_next := ulak._probe_place(endpoint_ids[i], p_generation, p_now);
+        if v_next.id is not null then
+            v_priorities[i] := v_next.priority;
+            v_due_ats[i] := v_next.due_at;
+            v_first_ids[i] := v_next.id;
+        end if;
+    end loop;
 
     -- In rounds: what some endpoints leave of their share goes to the others. Messages behind the head of their ordering key are
     -- parked and don't count. After 1,000 of them the claim ends with what it has; the next one doesn't meet them again.

@@ -117,6 +117,16 @@ as $sql$
     select coalesce(p_endpoint.last_success_at, '-infinity') <= p_now - interval '10 seconds'
 $sql$;
 
+-- Whether an error tells of nothing but the message: it could not be built, or its own time-out was too short. Whether the receiver is
+-- well, nobody knows; a probe that ends so is replaced by the next claim.
+create or replace function ulak._is_messages_fault(p_error text)
+returns boolean
+language sql
+immutable
+as $sql$
+    select p_error ~ E'^\\[[A-Z]+\\] message: '
+$sql$;
+
 -- Only the probe decides in a half-open circuit, and nothing does in an open one: answers to requests that were under way
 -- when it opened come too late. A null id stands for the probe.
 create or replace function ulak._apply_outcomes(
@@ -137,13 +147,14 @@ declare
     v_probe boolean;
 begin
     for i in 1..cardinality(p_errors) loop
+        continue when ulak._is_messages_fault(p_errors[i]);
         if p_errors[i] is null then
             v_endpoint.last_success_at := p_now;
         else
             v_endpoint.last_failure_at := p_now;
             v_endpoint.last_error := p_errors[i];
         end if;
-        -- null: a message's own fault. It doesn't count, but shows that the receiver is alive.
+        -- null: the receiver refused the message. That doesn't count, but shows that the receiver is alive.
         v_failed := case
             when p_errors[i] is null then false
             when starts_with(p_errors[i], '[RETRYABLE]') or v_rules ->> 'counts' = 'all' then true
@@ -230,6 +241,40 @@ begin
 end
 $plpgsql$;
 
+-- Where the next probe waits: the message that has been due longest, whatever its priority, and not the last probe again, so that no
+-- sender's messages are the probe each time. Null: only the last probe is due.
+create or replace function ulak._probe_place(p_endpoint_id bigint, p_generation bigint, p_now timestamptz)
+returns ulak._place
+language plpgsql
+stable
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+declare
+    v_place ulak._place;
+begin
+    select l.priority, m.next_retry_at, m.id into v_place
+    from ulak.endpoints e
+    cross join generate_series(0, 10) l(priority)
+    cross join lateral (
+        select q.next_retry_at, q.id
+        from ulak.queue q
+        where q.status = 'pending'
+            and q.endpoint_id = e.id
+            and q.priority = l.priority::smallint
+            and q.next_retry_at <= p_now
+            and q.id is distinct from e.circuit_probe_id
+            and (q.expires_at is null or q.expires_at > p_now)
+            and (p_generation is null or q.generation = p_generation)
+        order by q.next_retry_at, q.id
+        limit 1
+    ) m
+    where e.id = p_endpoint_id
+    order by m.next_retry_at, m.id
+    limit 1;
+    return v_place;
+end
+$plpgsql$;
+
 -- Open to half-open, by compare and swap: of all sessions that find the cooldown over, the one whose update finds the
 -- circuit still open sends the probe.
 create or replace function ulak._half_open_circuit(p_endpoint ulak.endpoints, p_now timestamptz)
@@ -241,7 +286,7 @@ declare
     v_won integer;
 begin
     update ulak.endpoints e
-    set circuit_state = 'half_open', circuit_probe_id = null, circuit_probe_attempt = null
+    set circuit_state = 'half_open', circuit_probe_attempt = null
     where e.id = p_endpoint.id and e.circuit_state = 'open' and e.circuit_half_open_at <= p_now;
     get diagnostics v_won = row_count;
     if v_won = 1 then
@@ -262,7 +307,7 @@ begin
     p_endpoint.circuit_opened_at := p_now;
     p_endpoint.circuit_broken_since := coalesce(p_endpoint.circuit_broken_since, p_now);
     p_endpoint.circuit_half_open_at := p_now + make_interval(secs => (p_rules -> 'cooldown')::double precision);
-    p_endpoint.circuit_probe_id := null;
+    -- The message stays noted: it isn't the next probe, too.
     p_endpoint.circuit_probe_attempt := null;
     p_endpoint.circuit_window_started_at := null;
     -- What still hangs since the last slow start isn't to hold up the probe.

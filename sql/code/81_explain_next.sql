@@ -190,7 +190,7 @@ begin
         ));
     elsif p_endpoint.circuit_state <> 'closed' then
         return query values (p_now, case
-            when p_endpoint.circuit_state = 'half_open' then format(
+            when p_endpoint.circuit_probe_attempt is not null then format(
                 'next: message %s probes the circuit of endpoint "%s"; if it gets through, the others follow',
                 p_endpoint.circuit_probe_id, p_endpoint.name
             )

@@ -24,6 +24,7 @@ as $sql$
         select v.cause, v.fix, v.is_lasting
         from (
             values
+                (0, '^message: ', false, 'the message itself can''t be sent so', 'the receiver is not to blame: correct what the application sends'),
                 (
                     1, '^HTTP (401|403|407)', true, 'it refuses our credentials',
                     'then correct "auth", "headers" or the signing secret in its config'

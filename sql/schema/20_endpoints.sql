@@ -61,7 +61,7 @@ comment on column ulak.endpoints.rate_tokens is 'tokens left in the rate limit''
 comment on column ulak.endpoints.rate_refilled_at is 'when rate_tokens was last computed';
 comment on column ulak.endpoints.release_rate is 'messages a second while a held backlog is released by enable_endpoint(); null: no such limit';
 comment on column ulak.endpoints.release_before is 'messages that were due before this are that backlog';
-comment on column ulak.endpoints.circuit_probe_id is 'message that probes a half-open breaker';
+comment on column ulak.endpoints.circuit_probe_id is 'message that probes a half-open breaker, or did so last';
 comment on column ulak.endpoints.circuit_probe_attempt is 'attempt number of that probe, so that an older attempt of the same message doesn''t count';
 comment on column ulak.endpoints.circuit_window_started_at is 'start of the breaker''s current window (failure-rate mode)';
 comment on column ulak.endpoints.circuit_window_requests is 'outcomes counted in that window';

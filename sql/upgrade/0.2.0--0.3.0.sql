@@ -53,3 +53,6 @@ begin
     end loop;
 end
 $plpgsql$;
+
+-- No lock but the one that is held already.
+comment on column ulak.endpoints.circuit_probe_id is 'message that probes a half-open breaker, or did so last';

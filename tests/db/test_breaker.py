@@ -260,6 +260,62 @@ def test_the_probe_and_others_settled_at_once(queue: Queue) -> None:
     assert queue.events("circuit.%")[-3:] == ["circuit.half_open", "circuit.closed", "circuit.opened"]
 
 
+# Which message it is.
+
+
+@pytest.mark.parametrize("aging", ["0", "1"])
+@pytest.mark.usefixtures("shop")
+def test_the_probe_is_what_has_been_due_longest_whatever_its_priority(queue: Queue, aging: str) -> None:
+    queue.call("configure", "priority_aging", aging)
+    deliver(queue, "fff")
+    oldest = queue.send(scheduled_at=4)
+    for due in (5, 6):
+        queue.send(priority=10, scheduled_at=due)
+    queue.db.execute("update ulak.queue set next_retry_at = %s where retry_count > 0", [queue.at(3600)])
+
+    assert probe(queue, now=30).id == oldest
+
+
+@pytest.mark.usefixtures("shop")
+def test_a_message_is_not_the_probe_twice_in_turn_while_another_waits(queue: Queue) -> None:
+    deliver(queue, "fff")
+    queue.db.execute("update ulak.queue set next_retry_at = %s", [queue.at(3600)])
+    stubborn = queue.send(priority=10)
+    failed = probe(queue, now=30)
+    queue.fail(failed, now=31, retry_after=0)
+    other = queue.send(scheduled_at=50)
+
+    second = probe(queue, now=62)
+    queue.fail(second, now=63, retry_after=3600)
+
+    assert (failed.id, second.id) == (stubborn, other)
+    assert probe(queue, now=95).id == stubborn
+
+
+@pytest.mark.usefixtures("shop")
+def test_a_message_that_waits_alone_is_the_probe_as_often_as_it_takes(queue: Queue) -> None:
+    deliver(queue, "fff")
+    queue.db.execute("update ulak.queue set next_retry_at = %s", [queue.at(3600)])
+    alone = queue.send()
+
+    for now in (30, 62, 94):
+        claim = probe(queue, now=now)
+        assert claim.id == alone
+        queue.fail(claim, now=now + 1, retry_after=0)
+
+
+@pytest.mark.parametrize("prefix", ["[RETRYABLE]", "[PERMANENT]"])
+@pytest.mark.usefixtures("shop")
+def test_a_probe_that_failed_by_its_own_fault_is_replaced_at_once(queue: Queue, prefix: str) -> None:
+    opened(queue)
+    first = probe(queue, now=30)
+
+    queue.fail(first, f"{prefix} message: its own time-out ended the request", now=31)
+
+    assert queue.state() == "half_open"
+    assert probe(queue, now=31).id != first.id
+
+
 # Probes that are lost.
 
 

@@ -116,7 +116,7 @@ class Machine(RuleBasedStateMachine):
         seen = (
             *(row["circuit_state"], row["circuit_failure_count"]),
             *(row["circuit_opened_at"], row["circuit_half_open_at"]),
-            None if probe == (None, None) else probe,
+            None if row["circuit_probe_attempt"] is None else probe,
             row["slow_start_limit"],
         )
         times = (None if at is None else self.queue.at(at) for at in (circuit.opened_at, circuit.half_open_at))

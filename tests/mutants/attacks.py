@@ -9,6 +9,7 @@ FILES = "plpython/ulak/files.py"
 SECRECY = "plpython/ulak/http/secrecy.py"
 WORKER = "sql/code/60_worker.sql"
 ADMIN = "tests/security/test_admin.py"
+APPLICATION = "tests/security/test_application.py"
 MONITOR = "tests/security/test_monitor.py"
 NOBODY = "tests/security/test_nobody.py"
 PULL_WORKER = "tests/security/test_pull_worker.py"
@@ -82,6 +83,28 @@ MUTANTS = [
         "join pg_roles as r on r.rolname = g.role_name\n    where pg_has_role(session_user, r.oid, 'member')",
         "where pg_has_role(session_user, g.role_name::name, 'member')",
         (f"{PULL_WORKER}::test_the_grant_of_a_dropped_role_troubles_nobody",),
+    ),
+    # An application and a receiver that is well.
+    Mutant(
+        "breaker: a message's own fault counts",
+        "sql/code/35_breaker.sql",
+        "continue when ulak._is_messages_fault(p_errors[i]);",
+        "",
+        (f"{APPLICATION}::test_its_own_time_outs_open_no_circuit",),
+    ),
+    Mutant(
+        "breaker: a probe has its own time-out",
+        "sql/code/30_claim.sql",
+        "case when v_turn.are_probes[l.place] then q.headers - ':timeout' else q.headers end",
+        "q.headers",
+        (f"{APPLICATION}::test_its_impatient_messages_close_a_circuit_by_the_endpoints_own_time_out",),
+    ),
+    Mutant(
+        "breaker: the same probe again",
+        "sql/code/35_breaker.sql",
+        "and q.id is distinct from e.circuit_probe_id\n",
+        "\n",
+        ("tests/db/test_breaker.py::test_a_message_is_not_the_probe_twice_in_turn_while_another_waits",),
     ),
     # Files that a config names.
     Mutant(

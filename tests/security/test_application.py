@@ -11,7 +11,7 @@ import pytest
 from psycopg.types.json import Jsonb
 from support.cluster import Cluster, Connect
 from support.errors import refused
-from support.receiver import Receiver
+from support.receiver import Answer, Receiver
 from support.sessions import wait_until
 from support.site import Site
 
@@ -388,6 +388,53 @@ def test_an_aggregate_of_its_own_is_not_called_by_a_worker(
         session.execute("call ulak.run_maintenance()")
 
     assert own_site.rows(f"select who from {schema}.seen") == []
+
+
+# The circuit of a receiver that is well.
+
+SLOW = Answer(delay=0.3)
+IMPATIENT = """
+    select ulak.send('slow', '{}', p_timeout => 0.1, p_priority => 10) from generate_series(1, 120)
+"""
+
+
+def test_its_own_time_outs_open_no_circuit(site: Site) -> None:
+    with Receiver(SLOW) as receiver:
+        site.http("slow", receiver.url, {"max_retries": 0}, circuit_breaker={"threshold": 3, "counts": "all"})
+        site.db.execute(IMPATIENT)
+        site.start()
+        site.wait_until_settled()
+
+        patient = site.send("slow")
+        site.wait_for_status(patient, "completed")
+
+    assert site.events("circuit.%") == []
+    errors = site.column("select distinct left(last_error, 51) from ulak.dlq")
+    assert errors == ["[RETRYABLE] message: its own time-out ended the req"]
+
+
+def test_a_time_out_of_the_endpoint_counts_whatever_the_message_asked_for(site: Site) -> None:
+    with Receiver(SLOW) as receiver:
+        site.http("slow", receiver.url, {"max_retries": 0}, circuit_breaker={"threshold": 3}, timeout=0.1)
+        site.db.execute("select ulak.send('slow', '{}', p_timeout => 0.2) from generate_series(1, 3)")
+        site.start()
+        site.wait_until_settled()
+
+    assert site.events("circuit.%") == ["circuit.opened"]
+
+
+def test_its_impatient_messages_close_a_circuit_by_the_endpoints_own_time_out(site: Site) -> None:
+    """They alone wait: one of them is the probe."""
+    with Receiver(SLOW) as receiver:
+        site.http("slow", receiver.url, circuit_breaker={"threshold": 1})
+        site.db.execute("select ulak.send('slow', '{}', p_timeout => 0.1)")
+        site.db.execute(
+            "update ulak.endpoints set circuit_state = 'open', circuit_opened_at = now(), circuit_half_open_at = now()"
+        )
+        site.start()
+        wait_until(lambda: site.state("slow") == "closed", message="a closed circuit")
+
+    assert site.events("circuit.%") == ["circuit.half_open", "circuit.closed"]
 
 
 # Hints.

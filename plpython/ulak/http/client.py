@@ -282,8 +282,10 @@ class _Handle:
                 text = self.no_socket
             elif self.blocked:
                 kind, text = "blocked", self.blocked
+        # One that was sent again had only what was left of its time.
+        seconds = self.profile.timeout if self.sent_again else self.curl.getinfo(pycurl.TOTAL_TIME)
         result = self.finish(self.curl.getinfo(pycurl.RESPONSE_CODE))
-        return result._replace(kind=kind, error=None if too_long else text or self.curl.errstr())
+        return result._replace(kind=kind, error=None if too_long else text or self.curl.errstr(), seconds=seconds)
 
 
 class Client:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ulak import text
-from ulak.delivery import DELIVERED, DISABLE, PERMANENT, RETRYABLE
+from ulak.delivery import DELIVERED, DISABLE, MESSAGE, PERMANENT, RETRYABLE
 from ulak.http import multistatus, response, retry_after, secrecy
 from ulak.http.model import Endpoint, Finished, Message, Outcome
 
@@ -33,6 +33,8 @@ def judge(endpoint: Endpoint, finished: Finished, now: float, messages: Sequence
     if status >= 300:
         error = f"{_prefix(endpoint, status)} HTTP {status}{_excerpt(endpoint, finished)}"
         return Outcome(error, _delay(finished, now), captured, status)
+    if _is_own_timeout(endpoint, finished):
+        return failed(endpoint, RETRYABLE, f"{MESSAGE} its own time-out ended the request: {finished.error}", captured)
     # An address that policy forbids stays forbidden, however often it is tried.
     prefix = PERMANENT if finished.kind == "blocked" else RETRYABLE
     return failed(endpoint, prefix, f"{finished.kind or 'network'}: {finished.error or 'no answer'}", captured, status)
@@ -60,6 +62,12 @@ def _judge_apart(endpoint: Endpoint, finished: Finished, messages: Sequence[Mess
 def failed(endpoint: Endpoint, prefix: str, error: str, captured: str | None = None, status: int = 0) -> Outcome:
     """A failure that was told in words, whoever wrote them."""
     return Outcome(f"{prefix} {text.line(endpoint.private.hide(error))}", None, captured, status)
+
+
+def _is_own_timeout(endpoint: Endpoint, finished: Finished) -> bool:
+    """Whether the message's own time-out has ended the request, and not one of the endpoint's."""
+    own = finished.request.profile.timeout
+    return finished.kind == "timeout" and own < endpoint.profile.timeout and (finished.seconds or 0) >= own
 
 
 def _prefix(endpoint: Endpoint, status: int) -> str:
