@@ -18,6 +18,7 @@ import contextlib
 import hashlib
 import os
 import random
+import select
 import signal
 import socket
 import sys
@@ -29,13 +30,18 @@ from typing import Any, NoReturn
 import psycopg
 from psycopg import conninfo, pq
 
+# Between two tries: a failover, however long it took, is noticed within a try and such a wait.
 SHORTEST_WAIT = 0.25
-LONGEST_WAIT = 15.0
+LONGEST_WAIT = 1.0
+# A server that says nothing for so long while it owes an answer is given up.
+ANSWER_SECONDS = 10.0
+# What was said isn't said again sooner.
+REPEAT_SECONDS = 15.0
 
 # Where neither --dsn nor the environment says otherwise. A cut line is noticed within about ten seconds, and of several
-# hosts the primary is looked for.
+# hosts the primary is looked for, a few seconds at each.
 DEFAULTS = {
-    "connect_timeout": "5",
+    "connect_timeout": "3",
     "fallback_application_name": "ulak node",
     "keepalives_count": "3",
     "keepalives_idle": "5",
@@ -90,6 +96,8 @@ class Node:
         self._process = process
         self._stamp: str | None = None
         self._work: Work | None = None
+        # The trouble that was told last, and when.
+        self._told = ("", 0.0)
 
     def run(self) -> None:
         wait = SHORTEST_WAIT
@@ -101,7 +109,7 @@ class Node:
                 is_lost = False
             except Exception as error:
                 is_known = isinstance(error, PASSING)
-                self._process.log(" ".join(str(error).split()) if is_known else traceback.format_exc())
+                self._tell(" ".join(str(error).split()) if is_known else traceback.format_exc())
             lasted = time.monotonic() - began
             if lasted > LONGEST_WAIT:
                 wait = SHORTEST_WAIT
@@ -110,12 +118,19 @@ class Node:
                 self._process.wait(wait * random.uniform(0.5, 1.0))
                 wait = min(LONGEST_WAIT, 2 * wait)
 
+    def _tell(self, trouble: str) -> None:
+        now = time.monotonic()
+        if trouble != self._told[0] or now >= self._told[1] + REPEAT_SECONDS:
+            self._told = (trouble, now)
+            self._process.log(trouble)
+
     def _serve(self) -> None:
         connection = pq.PGconn.connect(self._dsn.encode())
         try:
             if connection.status != pq.ConnStatus.OK:
                 raise ConnectionError(pq.error_message(connection))
             source = self._fetch(connection)
+            self._told = ("", 0.0)
             stamp = source.pop("")
             if stamp != self._stamp or self._work is None:
                 self._work = load(source)
@@ -126,13 +141,28 @@ class Node:
             connection.finish()
 
     def _fetch(self, connection: pq.abc.PGconn) -> dict[str, str]:
-        result = connection.exec_(SOURCE.encode())
+        # Not exec_(), which waits for as long as a frozen server stays frozen.
+        connection.nonblocking = 1
+        connection.send_query(SOURCE.encode())
+        results = []
+        while (each := self._next_result(connection)) is not None:
+            results.append(each)
+        result = results[-1]
         if result.status != pq.ExecStatus.TUPLES_OK:
             raise psycopg.Error(f"the database has no code for a node: {pq.error_message(result)}")
         return {
             (result.get_value(row, 0) or b"").decode(): (result.get_value(row, 1) or b"").decode()
             for row in range(result.ntuples)
         }
+
+    def _next_result(self, connection: pq.abc.PGconn) -> pq.abc.PGresult | None:
+        while connection.flush() or connection.is_busy():
+            wait = select.poll()
+            wait.register(connection.socket, select.POLLIN)
+            if not wait.poll(1000 * ANSWER_SECONDS):
+                raise ConnectionError(f"the server has been silent for {ANSWER_SECONDS:.0f} seconds")
+            connection.consume_input()
+        return connection.get_result()
 
 
 def load(source: dict[str, str]) -> Work:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from support.copies import NEXT, make_next_release, use
 from support.network import Machine, can_be_made
 from support.node import Node, node_dsn
 from support.recorder import Recorder
-from support.sessions import wait_until
+from support.sessions import strain, wait_until
 from support.world import FULL, World
 
 NODES = "select count(*) from ulak.get_worker_status() where host is not null and state = 'running'"
@@ -120,6 +121,37 @@ def test_nodes_are_cut_off_from_their_database(
     close_books(duplicates=True)
 
 
+def test_nodes_behind_a_black_hole_are_back_soon_after_it(
+    world: World, machine: Machine, remote_recorder: Recorder, row: dict[str, Any], close_books: Any
+) -> None:
+    """By the limits that they have of their own, however long it lasted."""
+    world.endpoint()
+    dsn = machine.dsn(world.database, "test_ulak_node", "")
+
+    with ExitStack() as stack:
+        nodes = [stack.enter_context(Node(dsn, "--name", f"far-{n}", prefix=machine.prefix)) for n in range(2)]
+        with world.producers():
+            remote_recorder.wait_for_more(50)
+            began = time.monotonic()
+            machine.drop()
+            for node in nodes:
+                wait_until(lambda node=node: has_noticed(node), 60, "a node that knows")
+            wait_until(lambda: not FULL or time.monotonic() > began + 45, 60)
+
+            machine.stop_dropping()
+            began = time.monotonic()
+            for node in nodes:
+                wait_until(lambda node=node: node.log.read_text().count(READY) == 2, 60, "a node that is back")
+            seconds = time.monotonic() - began
+
+            row["scenario"] += f" (both {seconds:.1f} s after it)"
+            assert seconds < 5 * strain()
+            remote_recorder.wait_for_more(50)
+        world.drain()
+
+    close_books(duplicates=True)
+
+
 def has_noticed(node: Node) -> bool:
     return READY not in node.lines()[-1]
 
@@ -143,13 +175,65 @@ def pair(tmp_path: Path) -> Iterator[tuple[World, Cluster]]:
         yield world, standby
 
 
+def dsn_of_both(primary: Cluster, standby: Cluster) -> str:
+    hosts = f"host={primary.host},{standby.host} port={primary.port},{standby.port}"
+    return f"{hosts} dbname=shop user=test_ulak_node"
+
+
+@contextmanager
+def killed_at_last(cluster: Cluster) -> Iterator[None]:
+    """Producers that wait for it are free again."""
+    try:
+        yield
+    finally:
+        cluster.kill()
+
+
+def audit(world: World, row: dict[str, Any]) -> None:
+    report = world.audit(Allowance(duplicates=True))
+    row.update(asdict(report), verdict=report.verdict)
+    assert not report.problems, f"\n{report}"
+    assert world.refused() <= {"25006"}
+
+
+def test_a_frozen_primary_is_left_for_the_one_that_was_promoted(
+    pair: tuple[World, Cluster], row: dict[str, Any]
+) -> None:
+    """Its kernel goes on to answer. What was asked of it and not answered may be done when it thaws: nobody relies on it."""
+    world, standby = pair
+    primary = world.cluster
+    world.endpoint()
+
+    with ExitStack() as stack:
+        nodes = [stack.enter_context(Node(dsn_of_both(primary, standby))) for _ in range(2)]
+        with world.producers() as producers, killed_at_last(primary):
+            world.recorder.wait_for_more(100)
+            primary.freeze()
+            for node in nodes:
+                node.wait_until_says("the server has been silent for 10 seconds")
+            producers.cluster = world.cluster = standby
+            standby.promote()
+
+            began = time.monotonic()
+            with world.producers():
+                world.recorder.wait_for_more(1)
+            seconds = time.monotonic() - began
+
+            row["scenario"] += f" (first delivery {seconds:.1f} s after the promotion)"
+            assert seconds < 5 * strain()
+            primary.thaw()
+            world.recorder.wait_for_more(100)
+        world.drain()
+
+    audit(world, row)
+
+
 def test_a_standby_takes_over_and_its_nodes_follow(pair: tuple[World, Cluster], row: dict[str, Any]) -> None:
     """By themselves: they know both hosts."""
     world, standby = pair
     primary = world.cluster
     world.endpoint()
-    hosts = f"host={primary.host},{standby.host} port={primary.port},{standby.port}"
-    dsn = f"{hosts} dbname=shop user=test_ulak_node target_session_attrs=read-write"
+    dsn = f"{dsn_of_both(primary, standby)} target_session_attrs=read-write"
 
     with ExitStack() as stack:
         for _ in range(2):
@@ -163,7 +247,4 @@ def test_a_standby_takes_over_and_its_nodes_follow(pair: tuple[World, Cluster], 
             world.recorder.wait_for_more(100)
         world.drain()
 
-    report = world.audit(Allowance(duplicates=True))
-    row.update(asdict(report), verdict=report.verdict)
-    assert not report.problems, f"\n{report}"
-    assert world.refused() <= {"25006"}
+    audit(world, row)

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import re
+import socket
+import time
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from support.cluster import PROJECT, Cluster, free_port
+from support.cluster import PROJECT, Cluster
 from support.node import Node, node_dsn, wait_for_nodes
 from support.receiver import Receiver, make_certificate
-from support.sessions import wait_until
+from support.sessions import strain, wait_until
 from support.site import Site
 
 README = (PROJECT / "README.md").read_text()
@@ -111,10 +114,35 @@ def test_a_dsn_that_is_none_is_refused() -> None:
         assert node.says("--dsn can't be read")
 
 
-def test_a_node_waits_for_a_database_that_is_not_there_yet() -> None:
-    with Node(f"host=127.0.0.1 port={free_port()} dbname=shop") as node:
-        wait_until(lambda: node.log.read_text().count("Connection refused") >= 3, 20, "some tries")
-        assert node.process.poll() is None
+def test_a_node_tries_again_each_second_and_says_why_once() -> None:
+    """However long its database was away: a wait that grew with the outage would be added to it."""
+    with socket.create_server(("127.0.0.1", 0)) as gone:
+        dsn = f"host=127.0.0.1 port={gone.getsockname()[1]} dbname=shop sslmode=disable"
+        with Node(dsn) as node:
+            times = []
+            for _ in range(8):
+                connection, _ = gone.accept()
+                connection.close()
+                times.append(time.monotonic())
+
+            assert max(later - earlier for earlier, later in pairwise(times)) < 1.5 * strain()
+            assert len(node.lines()) == 1
+            assert node.process.poll() is None
+
+
+def test_a_node_gives_up_a_server_that_is_frozen_and_comes_back(away: Site, receiver: Receiver) -> None:
+    """Its kernel accepts connections as before."""
+    away.http("shop", receiver.url)
+    with Node(node_dsn(away.cluster, "shop")) as node:
+        node.wait_until_says("delivering as")
+        away.cluster.freeze()
+        try:
+            node.wait_until_says("the server has been silent for 10 seconds")
+            node.wait_until_says("timeout expired")
+        finally:
+            away.cluster.thaw()
+
+        away.wait_for_status(away.send("shop"), "completed", 30)
 
 
 def test_who_is_no_member_of_ulak_node_gets_no_code(site: Site) -> None:

@@ -237,10 +237,23 @@ class Cluster:
     def kill(self) -> None:
         """kill -9 of the postmaster. Returns when its children are gone too: start() then is a crash recovery."""
         os.kill(self.postmaster_pid, signal.SIGKILL)
+        self.thaw()
         wait_until(lambda: not self.processes(), message="the end of all backends")
         # Until somebody reaps it, the dead postmaster looks alive to the next one.
         for lock in (self.data / "postmaster.pid", *Path(self.host).glob(".s.PGSQL.*.lock")):
             lock.unlink()
+
+    def freeze(self) -> None:
+        """As a host whose storage hangs: the kernel goes on to accept connections, and nobody answers."""
+        for _ in range(2):
+            # The postmaster may have been in the midst of a fork.
+            for pid in sorted(self.processes(), key=lambda pid: pid != self.postmaster_pid):
+                os.kill(pid, signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        for pid in self.processes():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
 
     def processes(self) -> list[int]:
         """Every process of the server: they work in its data directory."""
@@ -260,6 +273,7 @@ class Cluster:
 
     def remove(self) -> None:
         if self.is_running():
+            self.thaw()
             self.stop("immediate")
         if (self.data / "postgresql.conf").exists():
             shutil.rmtree(self.host, ignore_errors=True)

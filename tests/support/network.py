@@ -18,7 +18,13 @@ from pathlib import Path
 from typing import Self
 
 ADDRESS = "10.99.0.2"
+NEAR_ADDRESS = "10.99.0.1"
 PORT = 5432
+# Packets to it are nobody's.
+NOBODY = "02:00:00:00:00:0f"
+
+# What is lost is noticed within three seconds or so.
+BOUNDS = "connect_timeout=2 tcp_user_timeout=2000 keepalives_idle=1 keepalives_interval=1 keepalives_count=2"
 
 
 def can_be_made() -> bool:
@@ -34,17 +40,22 @@ class Machine:
         self._read("ready")
         self.prefix = ["nsenter", "-t", str(self._process.pid), "-U", "-n", "--preserve-credentials"]
 
-    def dsn(self, database: str, user: str) -> str:
-        """What is lost is noticed within three seconds or so."""
-        bounds = "connect_timeout=2 tcp_user_timeout=2000 keepalives_idle=1 keepalives_interval=1 keepalives_count=2"
+    def dsn(self, database: str, user: str, bounds: str = BOUNDS) -> str:
         return f"host={ADDRESS} port={PORT} dbname={database} user={user} {bounds}"
 
     def cut(self) -> None:
-        """Packets go nowhere, and nobody is told."""
+        """The line has no carrier."""
         self._tell("down")
 
     def mend(self) -> None:
         self._tell("up")
+
+    def drop(self) -> None:
+        """Packets are sent in both directions, and none arrives."""
+        self._tell("drop")
+
+    def stop_dropping(self) -> None:
+        self._tell("pass")
 
     def __enter__(self) -> Self:
         return self
@@ -80,17 +91,25 @@ def near(server_socket: str) -> None:
     assert far.stdout.readline() == "here\n"
     ip("link", "set", "lo", "up")
     ip("link", "add", "near", "type", "veth", "peer", "name", "far", "netns", str(far.pid))
-    ip("address", "add", "10.99.0.1/24", "dev", "near")
+    ip("address", "add", f"{NEAR_ADDRESS}/24", "dev", "near")
     ip("link", "set", "near", "up")
     for command in itertools.chain(["up"], sys.stdin):
         far.stdin.write(command.strip() + "\n")
         far.stdin.flush()
         answer = far.stdout.readline()
+        pass_or_drop(command.strip(), ADDRESS, "near")
         print("ready" if command == "up" else answer.strip(), flush=True)
 
 
 def ip(*arguments: str) -> None:
     subprocess.run(["ip", *arguments], check=True)
+
+
+def pass_or_drop(command: str, address: str, device: str) -> None:
+    if command == "drop":
+        ip("neighbour", "replace", address, "lladdr", NOBODY, "dev", device, "nud", "permanent")
+    elif command == "pass":
+        ip("neighbour", "del", address, "dev", device)
 
 
 # The side of the server.
@@ -104,7 +123,9 @@ async def far(server_socket: str) -> None:
         if is_first:
             is_first = False
             ip("address", "add", f"{ADDRESS}/24", "dev", "far")
-        ip("link", "set", "far", command)
+        if command in ("up", "down"):
+            ip("link", "set", "far", command)
+        pass_or_drop(command, NEAR_ADDRESS, "far")
         if command == "up" and "server" not in locals():
             server = await asyncio.start_server(lambda r, w: pass_on(r, w, server_socket), ADDRESS, PORT)
         print(command, flush=True)

@@ -3,6 +3,8 @@ transaction, so that each call is one round trip."""
 
 from __future__ import annotations
 
+import select
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -12,6 +14,7 @@ from psycopg import errors, pq
 from ulak.node import values
 from ulak.node.wake_up import SocketWakeUp
 from ulak.session import Rows
+from ulak.worker.tuning import ANSWER_SECONDS, STOP_SECONDS
 
 # The server ends the session: it goes down, an operator or a timeout said so.
 _ENDED = ("57P01", "57P02", "57P03", "57P05", "25P03", "08003", "08006")
@@ -49,6 +52,10 @@ class Connection:
         self._statements: dict[str, _Statement] = {}
         self._is_open = False
         self._wake_up: SocketWakeUp | None = None
+        # Why it was given up.
+        self._lost: str | None = None
+        # No call of libpq waits, not even the last one: a frozen server takes nothing in.
+        connection.nonblocking = 1
         connection.enter_pipeline_mode()
 
     def call(
@@ -125,6 +132,8 @@ class Connection:
         return _Statement(name, [])
 
     def _send(self, send: Callable[..., None], *arguments: Any) -> None:
+        if self._lost:
+            raise Lost(self._lost)
         try:
             send(*arguments)
         except psycopg.OperationalError as error:
@@ -136,6 +145,7 @@ class Connection:
         failed = result = None
         was_none = False
         while True:
+            self._await_result()
             each = self._connection.get_result()
             if each is None:
                 # The end of one statement's results; twice in turn it means that the server is gone.
@@ -154,6 +164,24 @@ class Connection:
             raise self._error(failed)
         assert result is not None
         return result
+
+    def _await_result(self) -> None:
+        """Until there is one. A host that is frozen still answers TCP, so only a limit of our own tells: after it, what
+        was asked for may have been done or not, as with any connection that is lost."""
+        connection = self._connection
+        began = time.monotonic()
+        try:
+            while (is_unsent := connection.flush()) or connection.is_busy():
+                wait = select.poll()
+                wait.register(connection.socket, select.POLLIN | (select.POLLOUT if is_unsent else 0))
+                if wait.poll(500):
+                    connection.consume_input()
+                    began = time.monotonic()
+                elif time.monotonic() - began >= (STOP_SECONDS if self._process.leave == "stop" else ANSWER_SECONDS):
+                    self._lost = f"the server has been silent for {time.monotonic() - began:.0f} seconds"
+                    raise Lost(self._lost)
+        except psycopg.OperationalError as error:
+            raise Lost(str(error)) from error
 
     def _error(self, result: pq.abc.PGresult) -> Exception:
         state = (result.error_field(pq.DiagnosticField.SQLSTATE) or b"").decode()

@@ -159,3 +159,7 @@ WATCH_SECONDS = 1.0
 NODE_SESSION_SECONDS = 3600.0
 # How often a node that stop() has stopped looks whether start() was called.
 STOPPED_LOOK_SECONDS = 1.0
+# A server that says nothing for so long while it owes an answer is given up, and the primary is looked for. Shorter:
+# a disk that stalls costs the node's session, and what it had delivered and not stored is sent again. Longer: it is
+# missed for longer after a failover. Statements end sooner by the server's own limit (ulak._node_parameters()).
+ANSWER_SECONDS = 10.0
