@@ -9,7 +9,7 @@ from typing import Any
 
 import plpy
 
-from ulak.session import Rows
+from ulak.session import CANCELLED, Cancelled, Rows
 from ulak.worker.wake_up import SignalWakeUp
 
 
@@ -30,12 +30,17 @@ class Backend:
     def call(
         self, query: str, types: Sequence[str] = (), arguments: Sequence[Any] = (), may_be_followed: bool = False
     ) -> Rows:
-        plan = self._plans.get(query)
-        if plan is None:
-            plan = self._plans[query] = plpy.prepare(query, types)
         self._began = True
-        # A subtransaction of its own: after an error the transaction goes on without what this call did.
-        return plpy.execute(plan, arguments)  # type: ignore[return-value]
+        try:
+            plan = self._plans.get(query)
+            if plan is None:
+                plan = self._plans[query] = plpy.prepare(query, types)
+            # A subtransaction of its own: after an error the transaction goes on without what this call did.
+            return plpy.execute(plan, arguments)  # type: ignore[return-value]
+        except plpy.SPIError as error:
+            if error.sqlstate == CANCELLED:
+                raise Cancelled from error
+            raise
 
     def commit(self) -> None:
         if self._began:

@@ -113,16 +113,6 @@ def header_value(value: str) -> str:
     return quote(value, safe=_PLAIN)
 
 
-def problem(config: CloudEvents, message: Message) -> str | None:
-    """Why no event can be made of this message, or None."""
-    if message.metadata and not config.type:
-        try:
-            event.type_of(message)
-        except MessageError as error:
-            return str(error)
-    return None
-
-
 def rfc3339(timestamp: str) -> str:
     """PostgreSQL's text of a timestamptz in the form that CloudEvents asks for."""
     text = timestamp.replace(" ", "T", 1)

@@ -17,7 +17,6 @@ from ulak.worker.resume_point import Place, ResumePoint
 from ulak.worker.tuning import LARGE_MESSAGE, LARGE_TOGETHER
 from ulak.worker.wake_up import WakeUp
 
-_CANCELLED = "57014"
 _OUT_OF_MEMORY = "53200"
 # Stands for a text that isn't read with the claim. No JSON is empty.
 _APART = ""
@@ -90,15 +89,10 @@ def _is_passing(state: str) -> bool:
     return state[:2] in ("40", "53", "58") or state == "55P03"
 
 
-def _is_cancel(error: Exception) -> bool:
-    return _state(error) == _CANCELLED
-
-
 def _may_be_unreadable(error: Exception) -> bool:
-    """Not if the query was cancelled or had to wait; but whatever can't be read may also take all memory."""
-    cause = error.__cause__ if isinstance(error, Busy) else error
-    state = _state(cause)
-    return not (state == _CANCELLED or (_is_passing(state) and state != _OUT_OF_MEMORY))
+    """Not if the query had to wait; but whatever can't be read may also take all memory."""
+    state = _state(error.__cause__ if isinstance(error, Busy) else error)
+    return not _is_passing(state) or state == _OUT_OF_MEMORY
 
 
 def _is_apart(message: Message) -> bool:
@@ -249,11 +243,7 @@ class Database:
                 (self._worker, message.id, message.attempt),
             )[0]
         except self._unreadable as error:
-            if _is_cancel(error):
-                raise
-            return message._replace(
-                payload="", headers=None, metadata=None, problem=f"the message can't be read: {error}"
-            )
+            return message._replace(payload="", headers=None, metadata=None, problem=f"it can't be read: {error}")
         return message._replace(**row)
 
     def light_turn(
@@ -310,7 +300,7 @@ class Database:
         try:
             return self._endpoint_configs(ids)
         except self._unreadable as error:
-            if isinstance(error, Busy) or _is_cancel(error):
+            if isinstance(error, Busy):
                 raise
             if len(ids) == 1:
                 return [EndpointConfig(ids[0], "", 0, None, ())]
@@ -327,7 +317,7 @@ class Database:
                 row["ids"],
                 row["names"],
                 row["config_versions"],
-                map(json.loads, row["configs"]),
+                map(_config, row["configs"]),
                 map(json.loads, row["signing_secrets"] or nothing),
                 map(json.loads, row["secrets"] or nothing),
                 row["protocols"],
@@ -349,8 +339,6 @@ class Database:
                 may_be_followed=True,
             )
         except self.session.Error as error:
-            if _state(error) == _CANCELLED:
-                raise
             raise Refused(str(error)) from error
 
     def release(self, ids: Sequence[int], attempts: Sequence[int], delay: float) -> None:
@@ -384,8 +372,8 @@ class Database:
         last_error = self.error_text(progress["last_error"])
         try:
             self._report({**progress, "last_error": last_error}, statistics)
-        except self.session.Error as error:
-            if _state(error) == _CANCELLED or last_error is None:
+        except self.session.Error:
+            if last_error is None:
                 raise
             # To be seen alive, with its counters, matters more than the text of an error.
             self._report({**progress, "last_error": text.plain(last_error)}, statistics)
@@ -435,6 +423,15 @@ class Database:
     def close(self) -> None:
         if self._wake_up is not None:
             self._wake_up.close()
+
+
+def _config(text: str) -> Mapping[str, Any] | None:
+    """None if Python can't read it: a number of too many digits, for example. Nothing is wrong with the others."""
+    try:
+        config = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return config if isinstance(config, dict) else None
 
 
 def _last_place(row: Mapping[str, Any]) -> Place | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -83,12 +84,17 @@ class EndpointConfig(NamedTuple):
     def keys(self) -> Mapping[str, Any]:
         """What the config says. Raises ConfigError."""
         if self.config is None:
-            raise ConfigError("it can't be read: it isn't valid UTF-8")
+            raise ConfigError("it can't be read: it isn't valid UTF-8, or has a number of too many digits")
         return self.config
 
     def parsed(self, batch_size: int, longest: float, target: Any) -> Endpoint:
         """As a transport has understood it."""
         in_flight = self.keys().get("max_in_flight")
+        for value, name in ((batch_size, "batch_size"), (1 if in_flight is None else in_flight, "max_in_flight")):
+            if type(value) is not int or value < 1:
+                raise ConfigError(f"{name} must be a number from 1 on")
+        if not 0 < longest < math.inf:
+            raise ConfigError("its timeouts must be numbers above 0")
         return Endpoint(self.id, self.name, self.config_version, self.protocol, batch_size, in_flight, longest, target)
 
 
@@ -131,8 +137,5 @@ def grouped(
     return groups
 
 
-def config_problem(error: Exception, secrets: Iterable[str]) -> str:
-    """An error of Transport.parse() in words. Only those of ConfigError are ours: any other may quote what it stumbled
-    over."""
-    told = str(error) if isinstance(error, ConfigError) else f"it can't be read: {type(error).__name__}"
-    return f"config: {Mask(secrets).hide(told)}"
+def config_problem(error: ConfigError, secrets: Iterable[str]) -> str:
+    return f"config: {Mask(secrets).hide(str(error))}"

@@ -16,6 +16,7 @@ from ulak.database import Database
 from ulak.delivery import PERMANENT, ConfigError, Outcome, config_problem
 from ulak.run import make_dispatcher
 from ulak.run import run as run_in_slot
+from ulak.session import cancellable
 from ulak.worker.tuning import HANDOVER_SECONDS, LONGEST_LISTENING_RUN, LOOK_SECONDS, WATCH_SECONDS
 
 
@@ -32,7 +33,8 @@ def run(slot: int | None, seconds: float | None, is_scheduled: bool, stamp: str,
     # Notifications are kept for a session until it is idle, which this one isn't before its end.
     may_listen = row["seconds"] <= LONGEST_LISTENING_RUN
     try:
-        run_in_slot(Database(Backend(), row["slot"], row["name"], stamp, may_listen), row["seconds"])
+        with cancellable():
+            run_in_slot(Database(Backend(), row["slot"], row["name"], stamp, may_listen), row["seconds"])
     except Exception:
         with suppress(plpy.SPIError):
             _leave(row["slot"], search_path)
@@ -68,7 +70,11 @@ def _leave(slot: int | None, search_path: str) -> None:
 
 def watch(stamp: str) -> None:
     """The body of ulak._watch_workers(): whoever is missing is started, in a session of its own."""
-    database = Database(Backend(), 0, "watcher", stamp)
+    with cancellable():
+        _watch(Database(Backend(), 0, "watcher", stamp))
+
+
+def _watch(database: Database) -> None:
     plpy.execute("select ulak._enter_worker_session('watcher')")
     plpy.commit()
     # start() holds this lock until it commits: what it asks for is seen after that.
@@ -136,10 +142,14 @@ def login_parameters(user: str) -> dict[str, str]:
 
 def ping(endpoint_id: int) -> str:
     """The body of ulak._ping(): the outcome of one test request as JSON."""
+    with cancellable():
+        return _ping(Database(Backend(), 0, "ping", ""), endpoint_id)
+
+
+def _ping(database: Database, endpoint_id: int) -> str:
     # Imported here, since no worker needs it.
     from ulak import ping as pinging
 
-    database = Database(Backend(), 0, "ping", "")
     given = database.options()
     # What came back is what the caller wants to see.
     given = given._replace(settings={**given.settings, "capture_response": "true"})

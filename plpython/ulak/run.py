@@ -7,6 +7,7 @@ import resource
 import time
 
 from ulak.database import Database, WorkerOptions
+from ulak.session import Cancelled
 from ulak.transports import transports
 from ulak.worker import options
 from ulak.worker.dispatcher import Dispatcher
@@ -54,7 +55,7 @@ def _work(database: Database, until: float) -> str:
 def _end_well(database: Database, worker: Worker) -> str:
     try:
         ended = worker.run()
-    except Exception as error:
+    except (Exception, Cancelled) as error:
         # A cancel, or a bug of ours. The transaction is sound: only the call that failed was undone.
         _break_off(database, worker, error)
         raise
@@ -62,10 +63,11 @@ def _end_well(database: Database, worker: Worker) -> str:
     return ended
 
 
-def _break_off(database: Database, worker: Worker, error: Exception) -> None:
+def _break_off(database: Database, worker: Worker, error: BaseException) -> None:
     """What can still be done; if it can't, the leases run out."""
+    cause = error.__cause__ if isinstance(error, Cancelled) else error
     try:
         database.commit()
-        worker.close("stopped", f"{type(error).__name__}: {error}")
+        worker.close("stopped", f"{type(cause).__name__}: {cause}")
     except (database.session.Error, Busy, Refused) as another:
         database.session.warn(f"the worker could not give back what it held: {another}")

@@ -3,16 +3,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 from ulak.worker.wake_up import WakeUp
 
 Rows = Sequence[Mapping[str, Any]]
 
+CANCELLED = "57014"
+
+
+class Cancelled(BaseException):
+    """The statement was cancelled, and with it the run. No Exception: what contains the harm that a message does
+    (bulkhead.py) must not contain this. Its cause is the session's own error, which leaves the run in its place."""
+
+
+@contextmanager
+def cancellable() -> Iterator[None]:
+    """Around a run: a cancel leaves it as the session's own error."""
+    try:
+        yield
+    except Cancelled as cancelled:
+        assert cancelled.__cause__ is not None
+        raise cancelled.__cause__ from None
+
 
 class Session(Protocol):
-    # What a statement fails with; it has its sqlstate.
+    # What a statement fails with; it has its sqlstate. A cancel is raised as Cancelled.
     Error: type[Exception]
 
     def call(

@@ -153,7 +153,7 @@ begin
 end
 $plpgsql$;
 
--- The breaker counts requests: of each one of its messages, one that was delivered if there is any.
+-- The breaker counts requests: of each one of its messages, one that was delivered if there is any, else one that was sent.
 create or replace function ulak._record_requests(
     p_endpoint_ids bigint[],
     p_ids bigint[],
@@ -177,7 +177,7 @@ as $sql$
     from (
         select distinct on (p_requests[s.place]) s.endpoint_id, s.id, s.place
         from unnest(p_endpoint_ids, p_ids, p_places) s(endpoint_id, id, place)
-        order by p_requests[s.place], p_errors[s.place] is not null, s.place
+        order by p_requests[s.place], p_errors[s.place] is not null, ulak._is_messages_fault(p_errors[s.place]), s.place
     ) r
 $sql$;
 

@@ -56,7 +56,8 @@ as $sql$
                 (18, '^refused: ', false, 'its queue is full, or has failed', null),
                 (19, '^(redis|mqtt|kafka): ', false, 'the broker refuses the messages', 'its reason is in last_error'),
                 (20, '^network: ', false, 'the connection to it breaks off', null),
-                (21, '', false, 'its answers are no success', null)
+                (21, '^worker: ', false, 'the worker has failed', 'and report it: it is a defect of ulak'),
+                (22, '', false, 'its answers are no success', null)
         ) v (place, pattern, is_lasting, cause, fix)
         where coalesce(e.error, '') ~ v.pattern
         order by v.place

@@ -16,8 +16,9 @@ def shop(queue: Queue) -> int:
 
 
 def settle(queue: Queue, claims: list[Claim], errors: str, now: float = 0) -> None:
-    """All at once, in this order: s for a success, f for a failure, p for a permanent one."""
-    words = {"s": None, "f": "[RETRYABLE] 503", "p": "[PERMANENT] 400"}
+    """All at once, in this order: s for a success, f for a failure, p for a permanent one, u for a message that nothing
+    could be built of."""
+    words = {"s": None, "f": "[RETRYABLE] 503", "p": "[PERMANENT] 400", "u": "[PERMANENT] message: ValueError"}
     queue.value(
         "select ulak._settle_many('w', %s, %s, %s, p_now => %s)",
         [claim.id for claim in claims],
@@ -608,3 +609,18 @@ def test_a_batch_of_deliveries_closes_a_circuit_by_its_probe(queue: Queue, shop:
     )
 
     assert queue.state() == "closed"
+
+
+@pytest.mark.parametrize("counts", ["retryable", "all"])
+def test_a_message_that_was_never_sent_says_nothing_about_the_receiver(queue: Queue, counts: str) -> None:
+    queue.endpoint(config={"circuit_breaker": {**RULES, "counts": counts}})
+
+    deliver(queue, "ffuuu")
+    closed = queue.state()
+    deliver(queue, "f")
+    queue.send_many(2)
+    settle(queue, [probe(queue, 31)], "u", 31)
+    half_open = queue.state()
+    settle(queue, [probe(queue, 32)], "s", 32)
+
+    assert (closed, half_open, queue.state()) == ("closed", "half_open", "closed")

@@ -15,6 +15,7 @@ from support.cluster import Cluster
 from support.sessions import wait_until_gone
 from ulak.node import values
 from ulak.node.session import Connection, Lost
+from ulak.session import cancellable
 from ulak.worker.wake_up import WakeUp
 
 DB = psycopg.Connection[Any]
@@ -189,8 +190,18 @@ def test_a_session_that_was_ended_is_lost_and_stays_so(session: Connection, db: 
 
 
 def test_an_error_that_is_not_the_end_is_not_a_loss(session: Connection) -> None:
-    with pytest.raises(psycopg.errors.QueryCanceled):
-        session.call("do $$ begin perform pg_cancel_backend(pg_backend_pid()); perform pg_sleep(10); end $$")
+    with pytest.raises(psycopg.errors.DivisionByZero):
+        session.call("select 1 / 0")
+
+    assert session.call("select 1 as one") == [{"one": 1}]
+
+
+def test_a_cancel_passes_what_contains_errors_and_leaves_as_the_error_that_it_is(session: Connection) -> None:
+    with pytest.raises(psycopg.errors.QueryCanceled), cancellable():
+        try:
+            session.call("do $$ begin perform pg_cancel_backend(pg_backend_pid()); perform pg_sleep(10); end $$")
+        except Exception as contained:
+            pytest.fail(f"contained: {contained}")
 
     assert session.call("select 1 as one") == [{"one": 1}]
 

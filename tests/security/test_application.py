@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
 
 import psycopg
 import pytest
 from psycopg.types.json import Jsonb
+from support import brokers
+from support.brokers import PROTOCOLS
 from support.cluster import Cluster, Connect
 from support.errors import refused
 from support.receiver import Answer, Receiver
@@ -22,6 +25,8 @@ SIGV4 = {"type": "aws_sigv4", "access_key": "a", "secret_key": "b", "region": "e
 INSERT = "insert into ulak.queue (endpoint_id, payload, metadata) values (%s, %s, %s) returning id"
 # Each number is a few bytes in jsonb, and 131,072 digits as text.
 VAST = '{"numbers": [' + ",".join(["1e131071"] * 9000) + "]}"
+# Its text has more digits than Python reads of a number.
+SEND_VAST = """select ulak.send(%s, '{"a": 1}', p_metadata => '{"n": 1e4400, "last": "x"}')"""
 # Runs as whoever calls it; what it did shows who that was.
 EVIL = """
     create table {schema}.seen (who text default current_user);
@@ -278,7 +283,7 @@ def test_a_message_of_more_than_a_gigabyte_fails_alone(site: Site, receiver: Rec
 
     worker = site.start()
 
-    assert failure(site, vast).startswith("[PERMANENT] the message can't be read: ")
+    assert failure(site, vast).startswith("[PERMANENT] message: it can't be read: ")
     for id in (before, behind, site.send("shop")):
         assert site.wait_for_status(id, "completed")["attempts"] == 1
     assert not worker.call.is_done()
@@ -317,10 +322,63 @@ def test_metadata_that_is_too_deep_fails_alone_also_in_a_batch(site: Site, recei
     if is_readable:
         site.wait_for_status(deep, "completed")
     else:
-        assert failure(site, deep) == "[PERMANENT] the message's metadata is nested too deeply to be read"
+        assert failure(site, deep) == "[PERMANENT] message: the message's metadata is nested too deeply to be read"
     for id in (before, behind):
         assert site.wait_for_status(id, "completed")["attempts"] == 1
     assert not worker.call.is_done()
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"cloudevents": True},
+        {"cloudevents": True, "cloudevents_mode": "structured"},
+        {"cloudevents": True, "batch_size": 10},
+        {"batch_size": 10, "batch_format": "cloudevents"},
+    ],
+)
+def test_a_number_of_too_many_digits_fails_alone_whatever_the_format(
+    site: Site, receiver: Receiver, config: dict[str, Any]
+) -> None:
+    site.http("shop", receiver.url, circuit_breaker={"threshold": 1, "counts": "all"}, **config)
+    site.http("other", receiver.url)
+    before = site.send("shop", metadata={"event_type": "a"})
+    with site.connect("ulak_application") as application:
+        vast = application.execute(SEND_VAST, ["shop"]).fetchone()
+    behind = site.send("shop", metadata={"event_type": "b"})
+    other = site.send("other")
+
+    worker = site.start()
+
+    assert vast is not None
+    assert failure(site, vast[0]) == "[PERMANENT] message: it can't be built: ValueError"
+    for id in (before, behind, other):
+        assert site.wait_for_status(id, "completed")["attempts"] == 1
+    assert site.value("select circuit_state from ulak.endpoints where name = 'shop'") == "closed"
+    assert not worker.call.is_done()
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_a_message_without_a_route_fails_alone_and_the_connection_stays(
+    site: Site, protocol: str, request: pytest.FixtureRequest
+) -> None:
+    with ExitStack() as resources:
+        broker = brokers.broker(protocol, request.getfixturevalue, resources)
+        # The value is the rest of the place's name.
+        place = str(broker.config[broker.route])
+        route = {broker.route: place[:-1] + "{last}"}
+        site.endpoint("shop", {**broker.config, **route, "circuit_breaker": {"threshold": 1}}, protocol=protocol)
+        ids = [site.send("shop", {"n": n}, metadata={"last": place[-1]}) for n in range(8)]
+        with site.connect("ulak_application") as application:
+            vast = application.execute(SEND_VAST, ["shop"]).fetchone()
+
+        worker = site.start()
+
+        assert vast is not None
+        assert failure(site, vast[0]) == "[PERMANENT] message: it can't be built: ValueError"
+        for id in ids:
+            assert site.wait_for_status(id, "completed")["attempts"] == 1
+        assert not worker.call.is_done()
 
 
 @pytest.fixture
@@ -347,7 +405,7 @@ def test_bytes_that_are_no_utf8_fail_alone_in_a_database_without_an_encoding(
 
     worker = unencoded.start()
 
-    assert failure(unencoded, broken).startswith("[PERMANENT] the message can't be read: ")
+    assert failure(unencoded, broken).startswith("[PERMANENT] message: it can't be read: ")
     for id in (before, behind):
         assert unencoded.wait_for_status(id, "completed")["attempts"] == 1
     assert not worker.call.is_done()
@@ -362,7 +420,7 @@ def test_bytes_that_are_no_utf8_fail_alone_in_light_traffic(unencoded: Site, rec
     neighbour = unencoded.send("shop")
 
     unencoded.wait_for_status(neighbour, "completed")
-    assert failure(unencoded, broken).startswith("[PERMANENT] the message can't be read: ")
+    assert failure(unencoded, broken).startswith("[PERMANENT] message: it can't be read: ")
     assert not worker.call.is_done()
 
 

@@ -280,7 +280,7 @@ class FakeDispatcher:
         self._clock = clock
         self._database = database
         # Only what never sends: parse() and group().
-        self._http = HttpTransport(cast(Client, None))
+        self._real = Dispatcher({"http": lambda _: HttpTransport(cast(Client, None))})
         self._under_way: list[tuple[float, Settled]] = []
         self.answer: Callable[[Endpoint, Sequence[Message]], tuple[float, Outcome]] = lambda to, messages: (
             0.001,
@@ -294,10 +294,10 @@ class FakeDispatcher:
         pass
 
     def parse(self, config: EndpointConfig) -> Endpoint:
-        return self._http.parse(config)
+        return self._real.parse(config)
 
     def group(self, endpoint: Endpoint, messages: Sequence[Message]) -> Sequence[Sequence[Message]]:
-        return self._http.group(endpoint, messages)
+        return self._real.group(endpoint, messages)
 
     @property
     def in_flight(self) -> int:

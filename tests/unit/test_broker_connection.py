@@ -62,12 +62,16 @@ class LineConnection(Connection):
             self.settle(delivery)
 
     def send(self, delivery: Delivery) -> None:
-        for index, message in enumerate(delivery.messages):
-            if message.problem is not None:
-                self.reject(delivery, index, MessageError(message.problem))
-                continue
-            self.write(message.payload.encode() + b"\n")
-            self._asked.append((delivery, message))
+        for message in delivery.messages:
+            if (line := self.build(delivery, message, written)) is not None:
+                self.write(line)
+                self._asked.append((delivery, message))
+
+
+def written(message: Message) -> bytes:
+    if message.problem is not None:
+        raise MessageError(message.problem)
+    return message.payload.encode() + b"\n"
 
 
 class LineTransport(BrokerTransport):
@@ -203,7 +207,7 @@ def test_each_message_of_a_delivery_has_its_own_outcome(stage: Stage, broker: Br
     (settled,) = stage.settle()
 
     errors = [settled.outcome.of(each).error for each in messages]
-    assert errors == [None, "[RETRYABLE] full", "[PERMANENT] can't be read"]
+    assert errors == [None, "[RETRYABLE] full", "[PERMANENT] message: can't be read"]
 
 
 def test_what_is_under_way_when_the_broker_closes_has_failed(stage: Stage, broker: Broker) -> None:

@@ -83,5 +83,5 @@ def test_a_message_that_our_code_cannot_send_leaves_the_others_alone(
 
     bad, good = settle(deliveries, 2)
 
-    assert bad.outcome.error == "[RETRYABLE] config: the request can't be built: ZeroDivisionError"
+    assert bad.outcome.error == "[PERMANENT] message: it can't be built: ZeroDivisionError"
     assert good.outcome.error is None

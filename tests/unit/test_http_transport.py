@@ -64,7 +64,7 @@ def test_a_message_that_cannot_be_sent_is_permanent_and_alone(
 
     errors = {each.messages[0].id: each.outcome.error for each in settle_all(deliveries)}
 
-    assert errors[1] is not None and errors[1].startswith("[PERMANENT] the message's header 'a\\nb'")
+    assert errors[1] is not None and errors[1].startswith("[PERMANENT] message: the message's header 'a\\nb'")
     assert errors[2] is None
 
 
@@ -91,7 +91,7 @@ def test_every_retry_after_of_429_and_503_reaches_its_outcome(
     endpoint = make_endpoint(receiver.url)
     for status in (429, 503):
         for number in range(len(values)):
-            deliveries.send(endpoint, [make_message(number, str(status * 100 + number))])
+            deliveries.send(endpoint, [make_message(status * 100 + number, str(status * 100 + number))])
 
     settled = settle_all(deliveries)
 

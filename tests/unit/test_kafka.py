@@ -236,7 +236,7 @@ def test_a_message_whose_topic_cannot_be_made_needs_no_cluster(silent: str) -> N
 
     (error,) = stage.errors(endpoint, message(1))
 
-    assert error == "[PERMANENT] the message's metadata has no kind, which topic asks for"
+    assert error == "[PERMANENT] message: the message's metadata has no kind, which topic asks for"
     stage.dispatcher.close()
 
 
@@ -248,7 +248,7 @@ def test_each_message_of_a_delivery_has_its_own_outcome(stage: Stage) -> None:
 
     assert errors[0] is None and errors[3] is None
     assert errors[1] is not None and errors[1].startswith("[PERMANENT] kafka: ")
-    assert errors[2] == "[PERMANENT] can't be read"
+    assert errors[2] == "[PERMANENT] message: can't be read"
 
 
 def test_more_than_librdkafka_takes_is_tried_again(kafka: Kafka, stage: Stage) -> None:

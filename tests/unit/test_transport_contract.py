@@ -144,12 +144,12 @@ def test_a_config_that_cannot_be_used_is_an_error_of_that_config(case: Case, con
 
 def test_a_message_that_cannot_be_read_fails_for_good_and_the_others_arrive(case: Case) -> None:
     endpoint = case.endpoint()
-    case.dispatcher.start(endpoint, [message(1, "", problem="the message can't be read: too large")])
+    case.dispatcher.start(endpoint, [message(1, "", problem="it can't be read: too large")])
     case.dispatcher.start(endpoint, [message(2)])
 
     outcomes = {each.messages[0].id: each.outcome for each in case.settle()}
 
-    assert outcomes[1].error == "[PERMANENT] the message can't be read: too large"
+    assert outcomes[1].error == "[PERMANENT] message: it can't be read: too large"
     assert outcomes[2].error is None
 
 

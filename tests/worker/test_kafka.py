@@ -118,7 +118,7 @@ def test_topic_key_and_partition_come_from_the_config(site: Site, bus: Bus, kafk
     assert (found.key, found.partition) == ("12", 2)
     assert [site.status(id) for id in ids] == ["completed", "failed", "failed"]
     assert "has no customer, which key asks for" in site.message(ids[1])["last_error"]
-    assert site.message(ids[2])["last_error"].startswith("[PERMANENT] topic must have 1 to 249 characters")
+    assert site.message(ids[2])["last_error"].startswith("[PERMANENT] message: topic must have 1 to 249 characters")
 
 
 @pytest.mark.parametrize("mode", ["binary", "structured"])

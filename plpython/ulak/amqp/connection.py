@@ -19,7 +19,7 @@ from ulak.amqp.target import Target
 from ulak.broker import message as messages
 from ulak.broker.connection import Connection, Lost, Surroundings
 from ulak.broker.delivery import Delivery
-from ulak.delivery import PERMANENT, RETRYABLE, Endpoint, Message, MessageError
+from ulak.delivery import PERMANENT, RETRYABLE, Endpoint, Message
 
 # What we understand beside what every client of 0-9-1 does.
 _CAPABILITIES = {
@@ -80,15 +80,13 @@ class AmqpConnection(Connection):
                 self._take_returned(self._returning, each.properties)
 
     def send(self, delivery: Delivery) -> None:
-        for index, message in enumerate(delivery.messages):
-            try:
-                made, size = self._encode(message)
-            except MessageError as error:
-                self.reject(delivery, index, error)
-                continue
-            self._number += 1
-            self._unconfirmed[self._number] = _Unconfirmed(delivery, message, size)
-            self.write(made)
+        for message in delivery.messages:
+            encoded = self.build(delivery, message, self._encode)
+            if encoded is not None:
+                made, size = encoded
+                self._number += 1
+                self._unconfirmed[self._number] = _Unconfirmed(delivery, message, size)
+                self.write(made)
 
     def timer(self) -> float | None:
         return self._next_heartbeat

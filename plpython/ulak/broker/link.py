@@ -7,19 +7,22 @@ import ssl
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
-from typing import NamedTuple
+from contextlib import suppress
+from typing import NamedTuple, TypeVar
 
-from ulak import text
+from ulak import bulkhead, text
 from ulak.address import Guard
 from ulak.broker.delivery import Delivery
 from ulak.broker.dial import Descriptors
 from ulak.broker.errors import BrokerError, Lost, words
-from ulak.delivery import PERMANENT, RETRYABLE, ConfigError, Endpoint, MessageError, Settled
+from ulak.delivery import RETRYABLE, ConfigError, Endpoint, Message, Settled
 from ulak.mask import Mask
 
 # Seconds for which deliveries that have waited are sent before others have their turn: of Redis and Kafka, 128 of 100
 # messages take 100 ms.
 _TURN_SECONDS = 0.02
+
+Built = TypeVar("Built")
 
 
 class Surroundings(NamedTuple):
@@ -40,7 +43,8 @@ class Link(ABC):
     time. A connection that doesn't answer in time is lost, with all that is under way over it: nobody could tell any
     more which answer is whose.
 
-    Whatever the protocol raises is the connection's end, and reaches nobody else.
+    Whatever the protocol raises is the connection's end, and reaches nobody else. What a message does to the protocol
+    is for build(), and reaches no other message.
     """
 
     def __init__(self, endpoint: Endpoint, mask: Mask, connect_timeout: float, surroundings: Surroundings) -> None:
@@ -66,7 +70,7 @@ class Link(ABC):
 
     @abstractmethod
     def send(self, delivery: Delivery) -> None:
-        """Sends its messages, and remembers whose answers they are. MessageError of one of them is for reject()."""
+        """Sends its messages, each made by build(), and remembers whose answers they are."""
 
     @abstractmethod
     def ready(self, events: int) -> None:
@@ -105,9 +109,14 @@ class Link(ABC):
             del self._under_way[delivery]
             self._surroundings.settled.append(delivery.settled())
 
-    def reject(self, delivery: Delivery, index: int, error: MessageError) -> None:
-        """A message that can't be sent as it is."""
-        delivery.fail(delivery.messages[index], self.error(PERMANENT, str(error)))
+    def build(self, delivery: Delivery, message: Message, build: Callable[[Message], Built]) -> Built | None:
+        """What is to be sent of a message, by a function that changes nothing. None: nothing can be made of it,
+        whatever it did to our code, and it has its outcome."""
+        try:
+            return build(message)
+        except Exception as error:
+            delivery.fail(message, text.line(self.mask.hide(bulkhead.fault(error, build))))
+            return None
 
     def error(self, prefix: str, told: str) -> str:
         """One line, without what nobody may read."""
@@ -146,7 +155,11 @@ class Link(ABC):
 
     def lose(self, problem: str, prefix: str = RETRYABLE) -> None:
         """All that is under way or waits has failed, unless the broker has acknowledged it."""
-        self.close()
+        # What the protocol does about its end is its own: the deliveries have to be settled.
+        with suppress(Exception):
+            self.close()
+        self.is_open = False
+        self.is_lost = True
         self._end = self.error(prefix, problem)
         for delivery in (*self._under_way, *self._waiting):
             delivery.fail_the_rest(self._end)
@@ -159,19 +172,22 @@ class Link(ABC):
         self.is_lost = True
 
     def _guarded(self, step: Callable[[], None]) -> None:
-        if self.is_lost:
-            return
-        try:
-            step()
-        except BrokerError as error:
+        if not self.is_lost:
+            try:
+                step()
+            except Exception as error:
+                self.break_off(error)
+
+    def break_off(self, error: Exception) -> None:
+        """Loses the connection for what was raised, whatever it is: the deliveries of others must go on."""
+        if isinstance(error, BrokerError):
             self.lose(str(error), error.prefix)
-        except ConfigError as error:
+        elif isinstance(error, ConfigError):
             self.lose(f"config: {error}")
-        except OSError as error:
+        elif isinstance(error, OSError):
             self.lose(self._last_words(error))
-        # Whatever a broker does to our code, the others' deliveries must go on. Its text might quote a secret.
-        except Exception as error:
-            self.lose(f"network: {self.peer}: the answer can't be read: {type(error).__name__}")
+        else:
+            self.lose(f"network: {self.peer}: the answer can't be read: {bulkhead.kind(error)}")
 
     def _last_words(self, error: OSError) -> str:
         """What the broker acknowledged before it left is delivered, though nobody has looked yet; and it may have said

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import select
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from typing import Protocol
 
 from ulak.address import Guard
@@ -78,7 +80,7 @@ class BrokerTransport(ABC):
     def timeout(self) -> float | None:
         if self._settled:
             return 0.0
-        times = [each.next_deadline() for each in (*self._connections.values(), *self._leaving)]
+        times = [_deadline(each) for each in (*self._connections.values(), *self._leaving)]
         first = min((each for each in times if each is not None), default=None)
         return None if first is None else max(0.0, first - self._clock())
 
@@ -89,7 +91,7 @@ class BrokerTransport(ABC):
                 owner.advance(events)
         now = self._clock()
         for each in [*self._connections.values(), *self._leaving]:
-            deadline = each.next_deadline()
+            deadline = _deadline(each)
             if deadline is not None and deadline <= now:
                 each.pass_time()
             if each.is_lost or (each in self._leaving and each.is_idle):
@@ -101,9 +103,9 @@ class BrokerTransport(ABC):
 
     def close(self) -> None:
         connections = [*self._connections.values(), *self._leaving]
-        _await_answers([each.leave() for each in connections])
+        _await_answers([_leave(each) for each in connections])
         for each in connections:
-            each.close()
+            _close(each)
 
     def _connection(self, endpoint: Endpoint) -> Link:
         known = self._connections.pop(endpoint.id, None)
@@ -127,12 +129,12 @@ class BrokerTransport(ABC):
         if len(self._connections) >= self.most_connections:
             for endpoint_id, each in self._connections.items():
                 if each.is_idle:
-                    each.close()
+                    _close(each)
                     del self._connections[endpoint_id]
                     return
 
     def _forget(self, connection: Link) -> None:
-        connection.close()
+        _close(connection)
         self._leaving.discard(connection)
         if self._connections.get(connection.endpoint.id) is connection:
             del self._connections[connection.endpoint.id]
@@ -165,6 +167,29 @@ class _Own:
         self._descriptors.forget(descriptor)
         self._early.discard(descriptor)
         self._owners.pop(descriptor, None)
+
+
+# What a connection does to our code is its own end, and no other connection's.
+
+
+def _deadline(connection: Link) -> float | None:
+    try:
+        return connection.next_deadline()
+    except Exception as error:
+        connection.break_off(error)
+        # At once, so that it is forgotten.
+        return -math.inf
+
+
+def _leave(connection: Link) -> int | None:
+    with suppress(Exception):
+        return connection.leave()
+    return None
+
+
+def _close(connection: Link) -> None:
+    with suppress(Exception):
+        connection.close()
 
 
 def _await_answers(descriptors: Iterable[int | None]) -> None:

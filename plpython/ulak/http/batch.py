@@ -6,7 +6,6 @@ import json
 from collections.abc import Iterable, Sequence
 
 from ulak import cloudevents, event
-from ulak.cloudevents import CloudEvents
 from ulak.delivery import grouped
 from ulak.http.model import Endpoint, Message
 
@@ -24,16 +23,9 @@ def group(endpoint: Endpoint, messages: Iterable[Message], max_body: int = MAX_B
     """Requests to make of these messages, in order; messages with different headers don't share one."""
     if endpoint.batch_size <= 1:
         return [[message] for message in messages]
-    if endpoint.cloudevents is not None:
-        messages = [_with_problem(endpoint.cloudevents, message) for message in messages]
     groups = grouped(messages, endpoint.batch_size, max_body, _are_alike)
     # A message keeps its place among the others however often they are tried.
     return [sorted(each, key=_id) if len(each) > 1 else each for each in groups]
-
-
-def _with_problem(events: CloudEvents, message: Message) -> Message:
-    problem = cloudevents.problem(events, message)
-    return message if problem is None else message._replace(problem=problem)
 
 
 def _are_alike(one: Message, other: Message) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pycurl
 
-from ulak import files
+from ulak import bulkhead, files
 from ulak.address import Guard
 from ulak.http.files import named
 from ulak.http.model import ConfigError, Finished, Profile, Request
@@ -332,10 +332,12 @@ class Client:
             curl.setopt(pycurl.HTTPHEADER, headers)
             curl.setopt(pycurl.POSTFIELDS, request.body)
             self._multi.add_handle(curl)
-        except (pycurl.error, ValueError, TypeError) as error:
+        except Exception as error:
             if handle is not None:
                 self._drop(handle)
-            told = str(error) if isinstance(error, ConfigError) else f"the request can't be made: {error}"
+            # The words of any other might quote what it stumbled over.
+            told = str(error) if isinstance(error, pycurl.error) else bulkhead.kind(error)
+            told = str(error) if isinstance(error, ConfigError) else f"the request can't be made: {told}"
             self._never_started.append(Finished(request, 0, "config", told))
             return
         self.in_flight += 1
@@ -390,13 +392,29 @@ class Client:
         while more:
             more, done, failed = self._multi.info_read(256)
             for curl in done:
-                finished.append(self._release(curl).finish(curl.getinfo(_STATUS)))
+                handle = self._release(curl)
+                try:
+                    finished.append(handle.finish(curl.getinfo(_STATUS)))
+                except Exception as error:
+                    finished.append(self._break_off(handle, error))
             for curl, code, text in failed:
-                if self._handles[curl].send_again(code):
-                    self._multi.remove_handle(curl)
-                    self._multi.add_handle(curl)
-                    continue
-                finished.append(self._release(curl).fail(code, text))
+                handle = self._handles[curl]
+                try:
+                    if handle.send_again(code):
+                        self._multi.remove_handle(curl)
+                        self._multi.add_handle(curl)
+                        continue
+                    finished.append(self._release(curl).fail(code, text))
+                except Exception as error:
+                    finished.append(self._break_off(handle, error))
+
+    def _break_off(self, handle: _Handle, error: Exception) -> Finished:
+        """Whatever one exchange does to our code, the others go on."""
+        if handle not in self._idle.get(handle.profile.shape, ()):
+            self._release(handle.curl)
+        self._idle[handle.profile.shape].remove(handle)
+        self._drop(handle)
+        return Finished(handle.request, 0, "network", f"the answer can't be read: {bulkhead.kind(error)}")
 
     def _release(self, curl: Any) -> _Handle:
         self._multi.remove_handle(curl)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
+from ulak import bulkhead
 from ulak.delivery import DELIVERED, PERMANENT, RETRYABLE, Endpoint, EndpointConfig, Message, Outcome, Settled
 from ulak.http import batch, oauth, request, verdict
 from ulak.http import endpoint as endpoints
 from ulak.http.client import Client
 from ulak.http.model import Endpoint as Receiver
-from ulak.http.model import Finished, MessageError, OAuth2, Settings
+from ulak.http.model import Finished, OAuth2, Request, Settings
 from ulak.worker.transport import Ready
 
 
@@ -23,6 +24,9 @@ class Delivery(NamedTuple):
     token: str | None = None
     # Set once the token was refused and asked for again: it happens once per delivery.
     renewed: bool = False
+    # All that the worker has given, and by id those of them that could not be built; None: there is no such message.
+    given: Sequence[Message] | None = None
+    rejected: Mapping[int, Outcome] = {}
 
 
 class _TokenRequest(NamedTuple):
@@ -72,7 +76,10 @@ class HttpTransport:
         if finished:
             now = self._clock()
             for each in finished:
-                self._arrive(each, now)
+                try:
+                    self._arrive(each, now)
+                except Exception as error:
+                    self._break_off(each, error)
         settled, self._settled = self._settled, []
         return settled
 
@@ -89,10 +96,9 @@ class HttpTransport:
                 self._send_with_token(endpoint.auth, tag._replace(renewed=True))
             elif finished.status == 200 and finished.kind is None and not endpoint.profile.capture_response:
                 # The hot path: nothing to judge.
-                self._settled.append(Settled(endpoint.id, tag.messages, DELIVERED))
+                self._settle(tag, DELIVERED)
             else:
-                outcome = _judge(endpoint, tag.messages, finished, now)
-                self._settled.append(Settled(endpoint.id, tag.messages, outcome))
+                self._settle(tag, verdict.judge(endpoint, finished, now, tag.messages))
         elif isinstance(tag, _TokenRequest):
             self._take_token(tag.auth, finished, now)
 
@@ -107,50 +113,89 @@ class HttpTransport:
     def _start(self, delivery: Delivery, now: float) -> None:
         try:
             built = request.build(delivery.endpoint, delivery.messages, now, delivery.token, delivery)
-        except MessageError as error:
-            self._fail(delivery, PERMANENT, str(error))
-            return
-        # Whatever a message does to our code, the others' deliveries must go on.
         except Exception as error:
-            # Its text might quote what it stumbled over.
-            told = f"config: the request can't be built: {type(error).__name__}"
-            self._fail(delivery, RETRYABLE, told)
+            self._build_apart(delivery, now, error)
+        else:
+            self._client.start(built)
+
+    def _build_apart(self, delivery: Delivery, now: float, error: Exception) -> None:
+        """What can't be built of a batch fails, and the rest of it travels without that."""
+
+        def build(message: Message) -> Request:
+            return request.build(endpoint, [message], now, delivery.token)
+
+        endpoint, messages = delivery.endpoint, delivery.messages
+        if len(messages) == 1 and delivery.given is None:
+            self._settle(delivery, _outcome(endpoint, bulkhead.fault(error, build)))
             return
-        self._client.start(built)
+        found = {message.id: _problem(message, build) for message in messages}
+        problems = {id: each for id, each in found.items() if each is not None} or {each.id: error for each in messages}
+        rejected = {id: _outcome(endpoint, bulkhead.fault(each, build)) for id, each in problems.items()}
+        left = [message for message in messages if message.id not in rejected]
+        delivery = delivery._replace(
+            messages=left, given=delivery.given or messages, rejected={**delivery.rejected, **rejected}
+        )
+        if left:
+            self._start(delivery, now)
+        else:
+            self._settle(delivery, DELIVERED)
 
     def _await_token(self, auth: OAuth2, delivery: Delivery) -> None:
         """One request for all that wait; the first one's endpoint lends its proxy and timeout."""
         waiting = self._waiting.setdefault(auth, [])
         waiting.append(delivery)
         if len(waiting) == 1:
-            self._client.start(oauth.token_request(delivery.endpoint, _TokenRequest(auth)))
+            try:
+                self._client.start(oauth.token_request(delivery.endpoint, _TokenRequest(auth)))
+            except Exception as error:
+                self._refuse_token(auth, RETRYABLE, f"config: {bulkhead.kind(error)}")
 
     def _take_token(self, auth: OAuth2, finished: Finished, now: float) -> None:
-        waiting = self._waiting.pop(auth, [])
         try:
             token = oauth.parse(finished, now)
-        # Not only TokenError: whatever a token server does to our code, the others' deliveries must go on.
-        except Exception as error:
+        except oauth.TokenError as error:
             # Whatever is wrong with the credentials, nothing is wrong with the message.
-            prefix = PERMANENT if finished.kind == "blocked" else RETRYABLE
-            told = str(error) if isinstance(error, oauth.TokenError) else type(error).__name__
-            for delivery in waiting:
-                self._fail(delivery, prefix, f"OAuth2 token request: {told}")
+            self._refuse_token(auth, PERMANENT if finished.kind == "blocked" else RETRYABLE, str(error))
             return
         self._tokens.put(auth, token, now)
-        for delivery in waiting:
+        for delivery in self._waiting.pop(auth, []):
             # Not by way of the cache: a token that is stale on arrival would be asked for without end.
             self._start(delivery._replace(token=token.value), now)
 
+    def _refuse_token(self, auth: OAuth2, prefix: str, told: str) -> None:
+        for delivery in self._waiting.pop(auth, []):
+            self._fail(delivery, prefix, f"OAuth2 token request: {told}")
+
+    def _break_off(self, finished: Finished, error: Exception) -> None:
+        """Whatever an answer does to our code, the others' deliveries must go on."""
+        tag = finished.request.tag
+        if isinstance(tag, Delivery):
+            told = f"network: the answer can't be read: {bulkhead.kind(error)}"
+            self._settle(tag, verdict.failed(tag.endpoint, RETRYABLE, told, status=finished.status))
+        elif isinstance(tag, _TokenRequest):
+            self._refuse_token(tag.auth, RETRYABLE, bulkhead.kind(error))
+
     def _fail(self, delivery: Delivery, prefix: str, error: str) -> None:
-        endpoint = delivery.endpoint
-        self._settled.append(Settled(endpoint.id, delivery.messages, verdict.failed(endpoint, prefix, error)))
+        self._settle(delivery, verdict.failed(delivery.endpoint, prefix, error))
+
+    def _settle(self, delivery: Delivery, outcome: Outcome) -> None:
+        messages = delivery.messages
+        if delivery.given is not None:
+            failures = {**delivery.rejected, **(outcome.failures or {})}
+            if outcome.error is not None:
+                failures.update(dict.fromkeys([each.id for each in messages], outcome))
+            messages, outcome = delivery.given, outcome._replace(error=None, failures=failures)
+        self._settled.append(Settled(delivery.endpoint.id, messages, outcome))
 
 
-def _judge(endpoint: Receiver, messages: Sequence[Message], finished: Finished, now: float) -> Outcome:
-    """Whatever an answer does to our code, the others' deliveries must go on."""
+def _problem(message: Message, build: Callable[[Message], Request]) -> Exception | None:
     try:
-        return verdict.judge(endpoint, finished, now, messages)
+        build(message)
     except Exception as error:
-        told = f"network: the answer can't be read: {type(error).__name__}"
-        return verdict.failed(endpoint, RETRYABLE, told, status=finished.status)
+        return error
+    return None
+
+
+def _outcome(endpoint: Receiver, error: str) -> Outcome:
+    prefix, _, told = error.partition(" ")
+    return verdict.failed(endpoint, prefix, told)

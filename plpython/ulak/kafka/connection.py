@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections import deque
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from confluent_kafka import KafkaError, KafkaException, Producer
 
-from ulak import files
+from ulak import bulkhead, files
 from ulak.broker import message as messages
 from ulak.broker.background import Background
 from ulak.broker.delivery import Delivery
 from ulak.broker.errors import Lost
 from ulak.broker.link import Link, Surroundings
-from ulak.delivery import RETRYABLE, Endpoint, Message, MessageError
+from ulak.delivery import RETRYABLE, Endpoint, Message
 from ulak.kafka import reach, verdict
 from ulak.kafka.target import Target
 from ulak.worker.waiting import READABLE
@@ -64,19 +64,22 @@ class KafkaConnection(Link):
     def send(self, delivery: Delivery) -> None:
         assert self._producer is not None
         produce = self._producer.produce
-        for index, message in enumerate(delivery.messages):
+        for message in delivery.messages:
+            record = self.build(delivery, message, partial(_record, self._target))
+            if record is None:
+                continue
+            report = partial(_report, self._reports, delivery, message)
             try:
-                topic, body, key, headers = _record(self._target, message)
-                report = partial(_report, self._reports, delivery, message)
-                produce(topic, body, key, self._target.partition, report, headers=headers)
-                self._topic = topic
-            except MessageError as error:
-                self.reject(delivery, index, error)
+                produce(record.topic, record.value, record.key, self._target.partition, report, headers=record.headers)
+                self._topic = record.topic
             except BufferError:
                 told = f"kafka: {self.peer}: librdkafka holds as many messages as it may"
                 delivery.fail(message, self.error(RETRYABLE, told))
             except KafkaException as error:
                 delivery.fail(message, self._failure(error.args[0]))
+            # What librdkafka's binding can't take of a record.
+            except (ValueError, TypeError) as error:
+                delivery.fail(message, bulkhead.unbuildable(error))
         self._pace = _SOONEST
         self._next_fetch = self._clock() + _SOONEST
 
@@ -148,11 +151,10 @@ class KafkaConnection(Link):
 
     def _first_topic(self, delivery: Delivery) -> str | None:
         """None: none of its messages can be sent, and each has been told why."""
-        for index, message in enumerate(delivery.messages):
-            try:
-                return _record(self._target, message)[0]
-            except MessageError as error:
-                self.reject(delivery, index, error)
+        for message in delivery.messages:
+            record = self.build(delivery, message, partial(_record, self._target))
+            if record is not None:
+                return record.topic
         return None
 
     def _fetch_reports(self) -> None:
@@ -189,8 +191,15 @@ class KafkaConnection(Link):
         work.close()
 
 
-def _record(target: Target, message: Message) -> tuple[str, bytes, str | None, list[tuple[str, str]]]:
-    """Topic, value, key and headers. Raises MessageError."""
+class _Record(NamedTuple):
+    topic: str
+    value: bytes
+    key: str | None
+    headers: list[tuple[str, str]]
+
+
+def _record(target: Target, message: Message) -> _Record:
+    """Raises MessageError."""
     made = messages.content(message, target.events)
     key = message.ordering_key or (target.key.of(message) if target.key is not None else None)
     headers = messages.headers(message, made)
@@ -198,7 +207,7 @@ def _record(target: Target, message: Message) -> tuple[str, bytes, str | None, l
         headers = {**target.headers, **headers}
     for name, value in made.attributes.items():
         headers[f"ce_{name}"] = value
-    return target.topic.of(message), made.body, key, list(headers.items())
+    return _Record(target.topic.of(message), made.body, key, list(headers.items()))
 
 
 def _report(reports: _Reports, delivery: Delivery, message: Message, error: KafkaError | None, _: object) -> None:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import NamedTuple
 
-from ulak import text
-from ulak.delivery import DELIVERED, PERMANENT, ConfigError, Endpoint, EndpointConfig, Message, Outcome, Settled
+from ulak import bulkhead, text
+from ulak.delivery import DELIVERED, ConfigError, Endpoint, EndpointConfig, Message, MessageError, Outcome, Settled
 from ulak.mask import MASK, Mask, is_secret_header
 from ulak.worker.transport import Ready
 
@@ -43,12 +44,15 @@ class LogTransport:
         return [[message] for message in messages]
 
     def start(self, endpoint: Endpoint, messages: Sequence[Message]) -> None:
-        outcome = DELIVERED
-        for message in messages:
-            if message.problem is not None:
-                outcome = Outcome(f"{PERMANENT} {text.line(message.problem)}")
-            else:
-                self._log(line(endpoint, message))
+        (message,) = messages
+        build = partial(line, endpoint)
+        try:
+            written = build(message)
+        except Exception as error:
+            outcome = Outcome(text.line(bulkhead.fault(error, build)))
+        else:
+            self._log(written)
+            outcome = DELIVERED
         self._settled.append(Settled(endpoint.id, messages, outcome))
 
     def timeout(self) -> float | None:
@@ -63,7 +67,9 @@ class LogTransport:
 
 
 def line(endpoint: Endpoint, message: Message) -> str:
-    """ASCII, which a log of any encoding holds, and on one line whatever the message has."""
+    """ASCII, which a log of any encoding holds, and on one line whatever the message has. Raises MessageError."""
+    if message.problem is not None:
+        raise MessageError(message.problem)
     target: Target = endpoint.target
     fields = [
         _field("endpoint", endpoint.name),

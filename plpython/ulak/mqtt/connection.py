@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import uuid
 from collections import deque
+from typing import NamedTuple
 
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 
+from ulak import bulkhead
 from ulak.broker import message as messages
 from ulak.broker.connection import Connection, Lost, Surroundings
 from ulak.broker.delivery import Delivery
@@ -21,6 +23,13 @@ _LOOKS = 4
 _DISCONNECT = b"\xe0\x00"
 # Bytes of a packet beside its topic, its properties and the payload.
 _OVERHEAD = 16
+
+
+class _Packet(NamedTuple):
+    topic: str
+    body: bytes
+    # None before version 5 of the protocol.
+    properties: Properties | None
 
 
 class MqttConnection(Connection):
@@ -136,14 +145,14 @@ class MqttConnection(Connection):
     def _publish_all(self) -> None:
         while self._unpublished and len(self._expected) < self._receive_maximum:
             delivery, index = self._unpublished.popleft()
-            try:
-                self._publish(delivery, delivery.messages[index])
-            except MessageError as error:
-                self.reject(delivery, index, error)
-                self.settle(delivery)
+            message = delivery.messages[index]
+            packet = self.build(delivery, message, self._packet)
+            if packet is not None:
+                self._publish(delivery, message, packet)
+            self.settle(delivery)
 
-    def _publish(self, delivery: Delivery, message: Message) -> None:
-        assert self._client is not None
+    def _packet(self, message: Message) -> _Packet:
+        """Raises MessageError."""
         topic = self._target.topic.of(message)
         made = messages.content(message, self._target.events)
         properties = None
@@ -157,10 +166,20 @@ class MqttConnection(Connection):
             size += len(made.content_type.encode()) + 3
         if self._largest is not None and size > self._largest:
             raise MessageError(f"the message is larger than the {self._largest} bytes that {self.peer} takes")
-        published = self._client.publish(topic, made.body, self._target.qos, self._target.retain, properties)
+        return _Packet(topic, made.body, properties)
+
+    def _publish(self, delivery: Delivery, message: Message, packet: _Packet) -> None:
+        assert self._client is not None
+        target = self._target
+        try:
+            published = self._client.publish(packet.topic, packet.body, target.qos, target.retain, packet.properties)
+        # What the library can't take of a packet.
+        except (ValueError, TypeError) as error:
+            delivery.fail(message, bulkhead.unbuildable(error))
+            return
         if published.rc != 0:
             delivery.fail(message, self.error(RETRYABLE, f"mqtt: {self.peer}: can't be published: {int(published.rc)}"))
-        elif self._target.qos == 0:
+        elif target.qos == 0:
             self._unwritten.append((delivery, message))
         else:
             self._expected[published.mid] = delivery, message

@@ -9,6 +9,7 @@ from psycopg import pq
 from ulak.database import Database
 from ulak.node.session import Connection, Process
 from ulak.run import run
+from ulak.session import cancellable
 from ulak.transports import missing_client
 from ulak.worker.tuning import LOOK_SECONDS, NODE_SESSION_SECONDS, STOPPED_LOOK_SECONDS
 
@@ -38,7 +39,8 @@ def work(connection: pq.abc.PGconn, host: str, stamp: str, process: Process) -> 
             process.log(f"delivering as {name}")
             # libpq hands out notifications whenever they come, however long the session lasts.
             database = Database(session, slot, name, stamp, may_listen=True, protocols=protocols)
-            ended = run(database, max(0.0, until - time.monotonic()))
+            with cancellable():
+                ended = run(database, max(0.0, until - time.monotonic()))
             session.call("select ulak._leave_node_slot($1)", ("int",), (slot,))
             if ended in ("over", "restart") and process.leave is None:
                 return ended

@@ -13,7 +13,7 @@ from psycopg import errors, pq
 
 from ulak.node import values
 from ulak.node.wake_up import SocketWakeUp
-from ulak.session import Rows
+from ulak.session import CANCELLED, Cancelled, Rows
 from ulak.worker.tuning import ANSWER_SECONDS, STOP_SECONDS
 
 # The server ends the session: it goes down, an operator or a timeout said so.
@@ -65,10 +65,12 @@ class Connection:
         before = b"savepoint ulak" if was_open else b"begin" if may_be_followed else b""
         try:
             rows = self._execute(before, query, types, [values.write(each) for each in arguments])
-        except psycopg.Error:
+        except psycopg.Error as error:
             # Also for a text that can't be sent as UTF-8: the server sends nothing else.
             if before:
                 self._command(b"rollback to savepoint ulak" if was_open else b"rollback")
+            if error.sqlstate == CANCELLED:
+                raise Cancelled from error
             raise
         self._is_open = bool(before)
         return rows

@@ -12,7 +12,7 @@ from ulak import cloudevents
 from ulak.broker import message as messages
 from ulak.broker.connection import Connection, Lost, Surroundings
 from ulak.broker.delivery import Delivery
-from ulak.delivery import PERMANENT, RETRYABLE, Endpoint, Message, MessageError
+from ulak.delivery import PERMANENT, RETRYABLE, Endpoint, Message
 from ulak.redis.replies import BadReply, Refusal, Replies, Status
 from ulak.redis.target import Target
 
@@ -74,14 +74,10 @@ class RedisConnection(Connection):
         # The part of the timeout that was for connecting is over.
         delivery.deadline = min(delivery.deadline, self._clock() + self._target.command_timeout)
         commands = []
-        for index, message in enumerate(delivery.messages):
-            try:
-                commands.append(self._command(message))
-            except MessageError as error:
-                self.reject(delivery, index, error)
-            except UnicodeError:
-                self.reject(delivery, index, MessageError("the message has a text that isn't Unicode"))
-            else:
+        for message in delivery.messages:
+            command = self.build(delivery, message, self._command)
+            if command is not None:
+                commands.append(command)
                 self._expected.append((delivery, message))
         if commands:
             self._write(commands)

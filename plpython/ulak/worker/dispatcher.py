@@ -1,9 +1,15 @@
-"""Hands each delivery to the transport of its endpoint, and waits for all of them at once."""
+"""Hands each delivery to the transport of its endpoint, and waits for all of them at once.
+
+It is the outer wall of bulkhead.py: no transport can raise an error into the worker's loop, nor settle a delivery
+twice.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 
+from ulak import bulkhead
 from ulak.delivery import ConfigError, Endpoint, EndpointConfig, Message, Settled
 from ulak.worker.transport import Transport
 from ulak.worker.tuning import LONGEST_WAIT
@@ -13,11 +19,18 @@ MakeTransport = Callable[[Descriptors], Transport]
 
 
 class _Member:
-    __slots__ = ("descriptors", "transport")
+    __slots__ = ("descriptors", "transport", "under_way")
 
     def __init__(self, descriptors: Descriptors, transport: Transport) -> None:
         self.descriptors = descriptors
         self.transport = transport
+        # By id and attempt of the first message: its endpoint, and the messages of the delivery.
+        self.under_way: dict[tuple[int, int], tuple[int, Sequence[Message]]] = {}
+
+    def close(self) -> None:
+        with suppress(Exception):
+            self.transport.close()
+        self.descriptors.forget_all()
 
 
 class Dispatcher:
@@ -27,6 +40,8 @@ class Dispatcher:
         self._waiting = Waiting()
         self._makers = transports
         self._members: dict[str, _Member] = {}
+        # What failed before its transport had taken it over.
+        self._not_started: list[Settled] = []
         self.in_flight = 0
 
     def wait_also_for(self, descriptor: int) -> None:
@@ -38,36 +53,58 @@ class Dispatcher:
         return self._waiting.was_woken
 
     def parse(self, config: EndpointConfig) -> Endpoint:
-        """Raises ConfigError, or whatever a config does to our code."""
-        return self._member(config.protocol).transport.parse(config)
+        """Raises ConfigError, whatever a config does to our code."""
+        try:
+            return self._member(config.protocol).transport.parse(config)
+        except ConfigError:
+            raise
+        except Exception as error:
+            raise ConfigError(f"it can't be read: {bulkhead.kind(error)}") from None
 
     def group(self, endpoint: Endpoint, messages: Sequence[Message]) -> Sequence[Sequence[Message]]:
         """Which of these travel together."""
-        if endpoint.batch_size <= 1:
-            return [[message] for message in messages]
-        return self._members[endpoint.protocol].transport.group(endpoint, messages)
+        if endpoint.batch_size > 1:
+            # Whichever message it is that can't be grouped, it fails alone when it is started.
+            with suppress(Exception):
+                return self._member(endpoint.protocol).transport.group(endpoint, messages)
+        return [[message] for message in messages]
 
     def start(self, endpoint: Endpoint, messages: Sequence[Message]) -> None:
         """One delivery: one message, or one group of group()."""
+        first = messages[0]
         self.in_flight += 1
-        self._members[endpoint.protocol].transport.start(endpoint, messages)
+        try:
+            member = self._member(endpoint.protocol)
+            member.under_way[first.id, first.attempt] = endpoint.id, messages
+            member.transport.start(endpoint, messages)
+        except Exception as error:
+            if (known := self._members.get(endpoint.protocol)) is not None:
+                known.under_way.pop((first.id, first.attempt), None)
+            self._not_started.append(bulkhead.broken(endpoint.id, messages, error))
 
     def step(self, max_wait: float) -> list[Settled]:
         """Deliveries that ended, after at most max_wait seconds, or 0.1."""
-        settled: list[Settled] = []
+        settled, self._not_started = self._not_started, []
+        self.in_flight -= len(settled)
         wait = min(max_wait, LONGEST_WAIT)
-        for member in self._members.values():
-            # Also of one with nothing in flight: a connection that is kept may have a heartbeat to send.
-            left = member.transport.timeout()
-            if left == 0:
-                self._advance(member, settled)
+        for protocol, member in list(self._members.items()):
+            try:
+                # Also of one with nothing in flight: a connection that is kept may have a heartbeat to send.
                 left = member.transport.timeout()
-            if left is not None and left < wait:
-                wait = left
+                if left == 0:
+                    self._advance(member, settled)
+                    left = member.transport.timeout()
+                if left is not None and left < wait:
+                    wait = left
+            except Exception as error:
+                self._give_up(protocol, error, settled)
         self._waiting.wait(0 if settled else wait)
-        for member in self._members.values():
+        for protocol, member in list(self._members.items()):
             if member.descriptors.ready:
-                self._advance(member, settled)
+                try:
+                    self._advance(member, settled)
+                except Exception as error:
+                    self._give_up(protocol, error, settled)
         return settled
 
     def tend(self) -> None:
@@ -76,14 +113,23 @@ class Dispatcher:
 
     def close(self) -> None:
         for member in self._members.values():
-            member.transport.close()
+            member.close()
         self._waiting.close()
 
     def _advance(self, member: _Member, settled: list[Settled]) -> None:
-        ended = member.transport.advance(member.descriptors.take_ready())
-        if ended:
-            self.in_flight -= len(ended)
-            settled += ended
+        for each in member.transport.advance(member.descriptors.take_ready()):
+            first = each.messages[0]
+            # Only the first word about a delivery counts.
+            if member.under_way.pop((first.id, first.attempt), None) is not None:
+                self.in_flight -= 1
+                settled.append(each)
+
+    def _give_up(self, protocol: str, error: Exception, settled: list[Settled]) -> None:
+        """Nobody knows any more what such a transport has under way. The next delivery makes another one."""
+        member = self._members.pop(protocol)
+        self.in_flight -= len(member.under_way)
+        settled += [bulkhead.broken(*each, error) for each in member.under_way.values()]
+        member.close()
 
     def _member(self, protocol: str) -> _Member:
         """Made with the first endpoint of its protocol: who has none over HTTP needn't load libcurl."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ulak.delivery import Endpoint, config_problem
+from ulak.delivery import ConfigError, Endpoint, config_problem
 from ulak.worker.dispatcher import Dispatcher
 from ulak.worker.port import Claimed, Database
 
@@ -40,6 +40,5 @@ class Endpoints:
                 parsed = self._known[each.id] = self._dispatcher.parse(each)
                 if parsed.batch_size > 1:
                     self.batch_sizes[each.id] = parsed.batch_size
-            # Not only ConfigError: whatever one config does to our code, the other endpoints' messages must go on.
-            except Exception as error:
+            except ConfigError as error:
                 self.problems[each.id] = config_problem(error, each.secrets)

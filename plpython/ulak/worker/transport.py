@@ -3,6 +3,9 @@
 A transport is made by ulak/transports.py, which is the one place that knows them all. It never waits: it tells its
 descriptors to what it was made with (worker/waiting.py) and for how long it can be left alone, and is advanced when one
 of them is ready or that time is over. tests/unit/test_transport_contract.py holds every transport to this.
+
+Whatever one of its methods raises but for a cancel ends the transport and fails what it has under way
+(worker/dispatcher.py): so it contains what goes wrong with one message, one exchange or one connection itself.
 """
 
 from __future__ import annotations
@@ -17,13 +20,13 @@ Ready = Sequence[tuple[int, int]]
 
 class Transport(Protocol):
     def parse(self, config: EndpointConfig) -> Endpoint:
-        """Raises ConfigError; any other error is taken for one whose words may quote a secret."""
+        """Raises ConfigError; of any other error only the type is told."""
 
     def group(self, endpoint: Endpoint, messages: Sequence[Message]) -> Sequence[Sequence[Message]]:
         """Which of these travel together, in their order: at most endpoint.batch_size in one delivery."""
 
     def start(self, endpoint: Endpoint, messages: Sequence[Message]) -> None:
-        """Begins one delivery. Never raises for what the messages hold: that is an outcome."""
+        """Begins one delivery. A message that nothing can be built of is an outcome of its own (bulkhead.fault())."""
 
     def timeout(self) -> float | None:
         """Seconds after which it wants to be advanced whatever is ready: 0 at once; None: there is no such time."""

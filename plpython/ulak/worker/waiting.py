@@ -62,6 +62,11 @@ class Descriptors:
         with contextlib.suppress(OSError):
             self._epoll.unregister(descriptor)
 
+    def forget_all(self) -> None:
+        self.ready.clear()
+        for descriptor in [each for each, owner in self._owners.items() if owner is self]:
+            self.forget(descriptor)
+
     def take_ready(self) -> Events:
         ready, self.ready = self.ready, []
         return ready
