@@ -22,6 +22,7 @@
 --     reschedule                      a message that waits, to give it another time; waits for a claim or another change of it
 --     purge                           messages that wait, to cancel them; skips
 --     _park                           heads of ordering keys, shared, while others are parked behind them; skips
+--     _unpark_orphans                 the row of ulak.sweep_state; skips
 --     _unpark_heads                   parked heads of ordering keys; skips
 --     _fail_rows                      messages that failed, to decide about their retries; waits for a heartbeat at most
 --     recover_stale_messages          messages whose lease ran out; skips

@@ -490,21 +490,6 @@ as $sql$
     where e.id = any (p_ids) and (not e.enabled or e.circuit_state <> 'closed')
 $sql$;
 
--- Every worker asks every ten seconds, and one does it.
-create or replace function ulak._sweep()
-returns void
-language plpgsql
-security definer
-set search_path = pg_catalog, pg_temp
-as $plpgsql$
-begin
-    if ulak._try_lock('sweep') then
-        perform ulak.recover_stale_messages(), ulak.mark_expired_messages();
-        perform ulak._forget_nodes();
-    end if;
-end
-$plpgsql$;
-
 -- One worker looks often for new messages: the one with the lowest number that is alive.
 create or replace function ulak._is_poller(p_slot integer)
 returns boolean

@@ -34,7 +34,7 @@ from (
             (7, 'event_log_retention', 'deletes old log entries'),
             (8, 'stats_retention', 'sums up counters of minutes to hours after two days, and deletes old ones'),
             (9, 'inbox_retention', 'forgets old keys of mark_handled()'),
-            (10, 'ordering', 'forgets ordering keys that are no longer used; every ten minutes: makes due what is parked with nothing before it'),
+            (10, 'ordering', 'makes due what is parked with nothing before it, and forgets ordering keys that are no longer used'),
             (11, 'attempts_retention', 'forgets old failed attempts'),
             (12, 'samples', 'counts what waits for each endpoint, and sums up the last minutes'),
             (13, 'samples_retention', 'keeps one count an hour of what waited after two days, and deletes old ones'),
@@ -273,7 +273,7 @@ begin
         when p_step = 'schedule' then
             rows := ulak._bring_jobs_here();
         when p_step = 'ordering' then
-            rows := case when extract(minute from p_now)::integer % 10 = 0 then ulak._unpark_orphans(p_now) else 0 end;
+            rows := ulak._unpark_orphans(p_now);
             perform ulak._forget_ordering_keys();
     end case;
     rows := coalesce(rows, 0);

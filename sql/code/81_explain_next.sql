@@ -111,9 +111,17 @@ begin
             v_message.ordering_key, v_head.id, v_head.status
         ));
     elsif v_message.next_retry_at = 'infinity' then
-        return query values (null::timestamptz, format(
-            'next: it is the first of its ordering key "%s" now, and becomes due with a worker''s next claim', v_message.ordering_key
-        ));
+        return query values (null::timestamptz, case
+            when v_message.ordering_key is null then 'next: nothing, it is scheduled for a time that never comes'
+            else format(
+                'next: it is the first of its ordering key "%s" now, but still parked; %s',
+                v_message.ordering_key,
+                case
+                    when ulak._count_alive(p_now) > 0 then 'a sweep makes it due within ten seconds'
+                    else 'no worker is alive, so maintenance makes it due within a minute: call ulak.run_maintenance();'
+                end
+            )
+        end);
     else
         return query select n.at, n.what from ulak._explain_turn(v_message, v_endpoint, p_now) n;
     end if;
@@ -154,15 +162,7 @@ declare
     v_rate double precision := ulak._rate_per_second(p_endpoint);
     v_ready timestamptz := p_now + make_interval(secs => (1 - v_tokens) / v_rate);
 begin
-    if v_due = 'infinity' then
-        return query values (null::timestamptz, case
-            when p_message.ordering_key is null then 'next: nothing, it is scheduled for a time that never comes'
-            else format(
-                'next: it is the first of its ordering key "%s" now; a worker or maintenance finds that out within ten minutes',
-                p_message.ordering_key
-            )
-        end);
-    elsif v_due > p_now then
+    if v_due > p_now then
         return query values (v_due, format(
             case
                 when p_message.retry_count > 0 then 'next: retry %3$s of %4$s, in %1$s'

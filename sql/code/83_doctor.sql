@@ -474,6 +474,20 @@ as $sql$
         limit 50
     ) h
     cross join lateral ulak._stuck_ordering_keys(h.id, p_now) k
+    union all
+    -- A sweep finds these within ten seconds. Keys are looked at only where something has waited for longer.
+    select
+        'warning',
+        'ordering',
+        format(
+            'message %s is parked behind others of ordering key "%s" for endpoint "%s", but there are none: no sweep has made it due',
+            k.head, k.ordering_key, h.name
+        ),
+        'call ulak.run_maintenance();'
+    from (select 10000 as most where exists (select from health h where h.waiting_since < p_now - interval '1 minute')) l
+    cross join lateral ulak._live_keys(null, null, l.most) k
+    join health h on h.id = k.endpoint_id
+    where k.is_parked and k.changed_at < p_now - interval '1 minute'
 $sql$;
 
 -- Ids of endpoints that messages wait for and that are gone: only somebody who deletes rows by hand gets there.
@@ -493,7 +507,7 @@ as $sql$
 $sql$;
 
 -- Keys of an endpoint whose first message should have gone long ago: something keeps it. The first twenty messages of each priority
--- are looked at, and twenty of those that no time will wake.
+-- are looked at.
 create or replace function ulak._stuck_ordering_keys(p_endpoint_id bigint, p_now timestamptz)
 returns table (message_id bigint, ordering_key text, due_at timestamptz)
 language sql
@@ -508,30 +522,16 @@ as $sql$
     select q.id, q.ordering_key, q.due_at
     from ulak._pending_levels(p_endpoint_id) l
     cross join lateral (
-        (
-            select q.id, q.ordering_key, q.next_retry_at as due_at
-            from ulak.queue q
-            where q.status = 'pending'
-                and q.endpoint_id = l.endpoint_id
-                and q.priority = l.priority
-                and q.next_retry_at < p_now - interval '15 minutes'
-            order by q.next_retry_at, q.id
-            limit 20
-        )
-        union all
-        (
-            select q.id, q.ordering_key, q.updated_at
-            from ulak.queue q
-            where q.status = 'pending'
-                and q.endpoint_id = l.endpoint_id
-                and q.priority = l.priority
-                and q.next_retry_at = 'infinity'
-            order by q.id
-            limit 20
-        )
+        select q.id, q.ordering_key, q.next_retry_at as due_at
+        from ulak.queue q
+        where q.status = 'pending'
+            and q.endpoint_id = l.endpoint_id
+            and q.priority = l.priority
+            and q.next_retry_at < p_now - interval '15 minutes'
+        order by q.next_retry_at, q.id
+        limit 20
     ) q
     where q.ordering_key is not null
-        and q.due_at < p_now - interval '15 minutes'
         and not exists (select from ulak._earlier_of_key(q.id, l.endpoint_id, q.ordering_key))
     order by q.due_at, q.id
     limit 3

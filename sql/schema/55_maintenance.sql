@@ -41,6 +41,17 @@ insert into ulak.cluster_home (system_identifier, table_oid)
 select c.system_identifier, 'ulak.cluster_home'::regclass
 from pg_catalog.pg_control_system() c;
 
+-- Where the next sweep goes on, and what it knows of the clock. One row, which code/47_sweep.sql makes.
+create table ulak.sweep_state (
+    is_only boolean primary key default true check (is_only),
+    endpoint_id bigint,
+    ordering_key text,
+    latest_at timestamptz,
+    set_back_at timestamptz,
+    set_back_by interval,
+    next_id bigint
+) with (fillfactor = 50);
+
 comment on table ulak.maintenance_runs is 'last run of each step of run_maintenance()';
 comment on column ulak.maintenance_runs.step is 'name of the step';
 comment on column ulak.maintenance_runs.started_at is 'when its last run began';
@@ -52,6 +63,14 @@ comment on column ulak.maintenance_runs.last_error_at is 'when that was';
 comment on column ulak.maintenance_runs.runs is 'how often it ran';
 comment on column ulak.maintenance_runs.errors is 'how many of its runs ended in an error';
 comment on column ulak.maintenance_runs.total_rows is 'what it changed in all its runs';
+comment on table ulak.sweep_state is 'where the next sweep goes on, and what it knows of the clock; private to ulak';
+comment on column ulak.sweep_state.is_only is 'true: there is one row';
+comment on column ulak.sweep_state.endpoint_id is 'with ordering_key: the ordering key that the last sweep ended at; null if it looked at all of them';
+comment on column ulak.sweep_state.ordering_key is 'see endpoint_id';
+comment on column ulak.sweep_state.latest_at is 'the latest time that a sweep has seen';
+comment on column ulak.sweep_state.set_back_at is 'when a sweep found that the clock was set back, by the clock as it is since; null: it was not';
+comment on column ulak.sweep_state.set_back_by is 'by how much';
+comment on column ulak.sweep_state.next_id is 'messages from here on were looked at for times that lie ahead; null: the next look begins with the newest';
 comment on table ulak.cluster_identity is 'cluster that delivers these messages; another cluster''s identifier in it means that they are held until adopt()';
 comment on column ulak.cluster_identity.system_identifier is 'as in pg_control_system()';
 comment on column ulak.cluster_identity.recorded_at is 'when it was written';

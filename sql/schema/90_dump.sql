@@ -14,8 +14,9 @@ begin
             v_relation,
             case
                 -- Who worked in one cluster, and what maintenance last did there, says nothing in another.
-                when v_relation in ('ulak.workers'::regclass, 'ulak.schedule'::regclass, 'ulak.maintenance_runs'::regclass)
-                    then 'where false'
+                when v_relation in (
+                    'ulak.workers'::regclass, 'ulak.schedule'::regclass, 'ulak.maintenance_runs'::regclass, 'ulak.sweep_state'::regclass
+                ) then 'where false'
                 -- A restore mustn't look like pg_upgrade: see sql/schema/55_maintenance.sql.
                 when v_relation = 'ulak.cluster_home'::regclass then 'where false'
                 -- Rows that are locked, and say nothing: the restored extension has its own.

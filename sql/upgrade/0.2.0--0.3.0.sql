@@ -56,3 +56,24 @@ $plpgsql$;
 
 -- No lock but the one that is held already.
 comment on column ulak.endpoints.circuit_probe_id is 'message that probes a half-open breaker, or did so last';
+
+-- A new table: nobody waits.
+create table ulak.sweep_state (
+    is_only boolean primary key default true check (is_only),
+    endpoint_id bigint,
+    ordering_key text,
+    latest_at timestamptz,
+    set_back_at timestamptz,
+    set_back_by interval,
+    next_id bigint
+) with (fillfactor = 50);
+
+comment on table ulak.sweep_state is 'where the next sweep goes on, and what it knows of the clock; private to ulak';
+comment on column ulak.sweep_state.is_only is 'true: there is one row';
+comment on column ulak.sweep_state.endpoint_id is 'with ordering_key: the ordering key that the last sweep ended at; null if it looked at all of them';
+comment on column ulak.sweep_state.ordering_key is 'see endpoint_id';
+comment on column ulak.sweep_state.latest_at is 'the latest time that a sweep has seen';
+comment on column ulak.sweep_state.set_back_at is 'when a sweep found that the clock was set back, by the clock as it is since; null: it was not';
+comment on column ulak.sweep_state.set_back_by is 'by how much';
+comment on column ulak.sweep_state.next_id is 'messages from here on were looked at for times that lie ahead; null: the next look begins with the newest';
+select pg_catalog.pg_extension_config_dump('ulak.sweep_state', 'where false');

@@ -131,16 +131,79 @@ def test_a_key_that_is_busy_holds_nobody_up(queue: Queue, begin: Begin) -> None:
     assert queue.claim(10) == []
 
 
-def test_a_message_deleted_by_hand_blocks_its_key_only_until_maintenance(queue: Queue) -> None:
+# The sweep finds what nobody has woken.
+
+CHANGES = {
+    "cancel": "select ulak.cancel(%s)",
+    "reprioritise": "select ulak.reprioritise(%s, 5)",
+    "reschedule": "select ulak.reschedule(%s, now())",
+    "lock": "select from ulak.queue where id = %s for update",
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_a_message_whose_change_is_rolled_back_while_its_head_is_delivered_goes_out_after_the_next_sweep(
+    queue: Queue, begin: Begin, change: str
+) -> None:
+    queue.send(ordering_key="k")
+    second = queue.send(ordering_key="k")
+    (claim,) = queue.claim(10)
+    application = begin()
+    application.db.execute(change, [second])
+
+    queue.complete(claim)
+    application.db.rollback()
+    queue.db.execute("select ulak._sweep()")
+
+    assert queue.claim_one().id == second
+
+
+def test_a_head_that_is_cancelled_under_an_older_snapshot_holds_up_nobody_after_the_next_sweep(
+    queue: Queue, begin: Begin
+) -> None:
+    """By its snapshot, nothing is parked behind it."""
+    first = queue.send(ordering_key="k")
+    queue.release(queue.claim_one(), delay=60)
+    second = queue.send(ordering_key="k")
+    application = begin()
+    application.db.execute("set transaction isolation level repeatable read")
+    application.value("select count(*) from ulak.queue")
+    assert queue.claim(10) == []
+    assert queue.column(PARKED) == [second]
+
+    assert application.call("cancel", first)
+    application.db.commit()
+    queue.db.execute("select ulak._sweep()")
+
+    assert queue.claim_one().id == second
+
+
+def test_a_message_deleted_by_hand_blocks_its_key_only_until_the_next_sweep(queue: Queue) -> None:
     first = queue.send(ordering_key="k")
     second = queue.send(ordering_key="k")
     assert [claim.id for claim in queue.claim(10)] == [first]
     queue.db.execute("delete from ulak.queue where id = %s", [first])
     assert queue.claim() == []
 
-    assert queue.value("select ulak._unpark_orphans()") == 1
+    queue.db.execute("select ulak._sweep()")
 
     assert queue.claim_one().id == second
+
+
+def test_a_sweep_goes_on_where_the_last_one_ended(queue: Queue) -> None:
+    """One more key than a sweep looks at, and the last of them is stuck."""
+    queue.db.execute(
+        """
+        insert into ulak.queue (endpoint_id, payload, ordering_key, next_retry_at)
+        select e.id, '1', to_char(n, 'FM00000'), case when n = 10001 then 'infinity' else now() end
+        from ulak.endpoints e, generate_series(1, 10001) n
+        """
+    )
+
+    woken = [queue.value("select ulak._unpark_orphans()") for _ in range(4)]
+
+    assert woken == [0, 1, 0, 0]
+    assert queue.column(PARKED) == []
 
 
 def test_a_message_deleted_by_hand_blocks_its_key_only_until_the_next_is_sent(queue: Queue) -> None:

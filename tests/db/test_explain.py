@@ -146,7 +146,12 @@ def test_a_message_whose_predecessor_is_gone_and_that_nobody_woke_has_a_story(qu
     queue.db.execute("update ulak.queue set next_retry_at = 'infinity' where id = %s", [id])
     queue.db.execute("delete from ulak.queue where id = %s", [head])
 
-    assert ending(queue, id)[1].startswith('next: it is the first of its ordering key "k" now')
+    assert ending(queue, id)[1] == (
+        'next: it is the first of its ordering key "k" now, but still parked; no worker is alive, '
+        "so maintenance makes it due within a minute: call ulak.run_maintenance();"
+    )
+    queue.db.execute("select ulak._maintenance_step('ordering', now(), '-infinity', now())")
+    assert ending(queue, id)[1] == "next: an external worker claims it"
 
 
 def test_an_open_circuit_says_when_it_probes(queue: Queue) -> None:

@@ -251,14 +251,23 @@ def test_the_doctor_names_ordering_keys_whose_first_message_is_left_lying(queue:
     assert "20m 0s ago" in finding
 
 
-def test_the_doctor_names_a_first_message_that_no_time_will_wake(queue: Queue) -> None:
+def test_the_doctor_names_a_first_message_that_is_parked_behind_nothing(queue: Queue) -> None:
     queue.endpoint()
+    first = queue.send(ordering_key="k")
     message = queue.send(ordering_key="k")
-    queue.db.execute("update ulak.queue set next_retry_at = 'infinity'")
+    claim = queue.claim_one()
+    assert (claim.id, queue.claim()) == (first, [])
+    told = 'select finding from ulak.doctor(%s) where "check" = %s'
+    assert queue.column(told, queue.at(600), "ordering") == []
+    queue.db.execute("delete from ulak.queue where id = %s", [first])
 
-    (finding,) = queue.column('select finding from ulak.doctor(%s) where "check" = %s', queue.at(1200), "ordering")
+    assert queue.column(told, queue.at(59), "ordering") == []
+    (finding,) = queue.column(told, queue.at(61), "ordering")
 
-    assert f"message {message} is the first" in finding
+    assert (
+        f'message {message} is parked behind others of ordering key "k" for endpoint "shop", but there are none'
+        in finding
+    )
 
 
 def test_the_doctor_names_who_holds_the_lock_of_a_circuit_breaker(

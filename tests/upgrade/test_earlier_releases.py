@@ -129,6 +129,27 @@ def test_every_key_flows_in_its_order(old: DB, sender: DB) -> None:
     assert left == [("disabled", "pending")]
 
 
+def test_a_message_that_the_old_version_left_parked_behind_nothing_flows(old: DB, sender: DB) -> None:
+    earlier_releases.fill(old, sender)
+    parked = (
+        "select id from ulak.queue where status = 'pending' and next_retry_at = 'infinity' order by id desc limit 1"
+    )
+    (message,) = old.execute(parked).fetchone() or (None,)
+    old.execute(
+        """
+        delete from ulak.queue h using ulak.queue q
+        where q.id = %s and h.id <> q.id and h.endpoint_id = q.endpoint_id and h.ordering_key = q.ordering_key
+        """,
+        [message],
+    )
+
+    upgrade(old, sender)
+    old.execute("select ulak._sweep()")
+
+    due = "select next_retry_at <= now() from ulak.queue where id = %s"
+    assert old.execute(due, [message]).fetchone() == (True,)
+
+
 def test_what_was_in_flight_with_nobody_is_taken_back(old: DB, sender: DB) -> None:
     earlier_releases.fill(old, sender)
 
