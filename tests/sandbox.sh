@@ -40,7 +40,7 @@ find_major() {
 
 install_packages() {
     local packages=(
-        ca-certificates chromium curl iproute2 make nodejs python3 python3-flask python3-psycopg python3-pycurl python3-venv python3-waitress
+        ca-certificates chromium curl iproute2 libfaketime make nodejs python3 python3-flask python3-psycopg python3-pycurl python3-venv python3-waitress
         # Clients of brokers, and of the brokers those whose packages start nothing: redis-tools has redis-server's program.
         python3-confluent-kafka python3-paho-mqtt python3-pika python3-redis redis-tools
         "postgresql-$major" "postgresql-plpython3-$major" "postgresql-$major-cron" "postgresql-$major-plpgsql-check"

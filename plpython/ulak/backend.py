@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -64,6 +65,12 @@ class Backend:
 
     def orders(self) -> None:
         """A backend is told by SQL alone."""
+
+    def now(self) -> float:
+        return time.time()
+
+    def measure_clock(self) -> None:
+        """It is the server's own."""
 
     def warn(self, line: str) -> None:
         plpy.warning(line)

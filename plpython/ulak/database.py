@@ -370,6 +370,7 @@ class Database:
 
     def report(self, progress: Mapping[str, Any], statistics: Sequence[Mapping[str, object]]) -> None:
         last_error = self.error_text(progress["last_error"])
+        progress = {**progress, "clock_ahead": self.session.measure_clock()}
         try:
             self._report({**progress, "last_error": last_error}, statistics)
         except self.session.Error:

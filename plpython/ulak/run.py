@@ -32,7 +32,7 @@ def run(database: Database, seconds: float) -> str:
 
 
 def make_dispatcher(database: Database, given: WorkerOptions, max_in_flight: int) -> Dispatcher:
-    return Dispatcher(transports(given.settings, given.version, max_in_flight, database.log))
+    return Dispatcher(transports(given.settings, given.version, max_in_flight, database.log, database.session.now))
 
 
 def _work(database: Database, until: float) -> str:

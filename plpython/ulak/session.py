@@ -50,5 +50,11 @@ class Session(Protocol):
     def orders(self) -> str | None:
         """What the process itself was told, as in port.Orders.leave."""
 
+    def now(self) -> float:
+        """The time by the server's clock, wherever this runs, in seconds since 1970."""
+
+    def measure_clock(self) -> float | None:
+        """Compares this machine's clock with the server's: by how many seconds it is ahead; None if it is the same."""
+
     def warn(self, line: str) -> None:
         """For whoever looks after it."""

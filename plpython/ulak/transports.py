@@ -28,9 +28,13 @@ def missing_client(protocol: str) -> str | None:
 
 
 def transports(
-    settings: Mapping[str, str], version: str, max_in_flight: int, log: Callable[[str], object]
+    settings: Mapping[str, str],
+    version: str,
+    max_in_flight: int,
+    log: Callable[[str], object],
+    now: Callable[[], float],
 ) -> Mapping[str, MakeTransport]:
-    """`settings` are those of ulak.settings; log() writes a line to the server's log."""
+    """`settings` are those of ulak.settings; log() writes a line to the server's log; now() is the server's time."""
 
     def http(descriptors: Descriptors) -> Transport:
         from ulak.http import options
@@ -38,7 +42,7 @@ def transports(
         from ulak.http.transport import HttpTransport
 
         client = Client(guard(settings), descriptors, max_in_flight)
-        return HttpTransport(client, options.endpoint_settings(settings, version))
+        return HttpTransport(client, now, options.endpoint_settings(settings, version))
 
     def kafka(descriptors: Descriptors) -> Transport:
         from ulak.kafka.transport import KafkaTransport

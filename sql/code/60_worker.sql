@@ -216,7 +216,8 @@ begin
         is_scheduled = excluded.is_scheduled,
         version = excluded.version,
         backend_start = excluded.backend_start,
-        host = excluded.host
+        host = excluded.host,
+        clock_ahead = null
     where not ulak._is_taken(w);
     return found;
 end
@@ -426,7 +427,8 @@ begin
         in_flight = (p_progress -> 'in_flight')::integer,
         messages_processed = w.messages_processed + v_processed,
         error_count = w.error_count + (p_progress -> 'failed')::bigint,
-        last_error = coalesce(p_progress ->> 'last_error', w.last_error)
+        last_error = coalesce(p_progress ->> 'last_error', w.last_error),
+        clock_ahead = make_interval(secs => (p_progress ->> 'clock_ahead')::double precision)
     where w.slot = p_slot and w.name = p_worker;
     if jsonb_array_length(p_stats) > 0 then
         perform ulak._add_endpoint_stats(p_stats, date_trunc('minute', v_now));

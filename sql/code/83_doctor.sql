@@ -192,6 +192,18 @@ begin
     from ulak.workers w
     where w.limited_by is not null and ulak._is_alive(w, p_now);
 
+    return query
+    select
+        'warning',
+        'workers',
+        format(
+            'the clock of %s is %s %s the server''s',
+            w.host, ulak._short_duration(greatest(w.clock_ahead, -w.clock_ahead)), case when w.clock_ahead > '0' then 'ahead of' else 'behind' end
+        ),
+        format('-- on %s, as root: timedatectl set-ntp true', w.host)
+    from ulak.workers w
+    where abs(extract(epoch from w.clock_ahead)) > 1 and ulak._is_alive(w, p_now);
+
     select b.is_scheduled, b.is_new, b.starts into v_is_scheduled, v_is_new, v_starts
     from ulak._workers_begin(p_now) b;
     if v_alive = 0 and v_is_new then

@@ -19,6 +19,7 @@ create table ulak.workers (
     backend_start timestamptz,
     limited_by text,
     host text,
+    clock_ahead interval,
     constraint workers_state_is_known check (
         state in (
             'running', -- run_worker -> here
@@ -78,6 +79,7 @@ comment on column ulak.workers.version is 'version of the extension that it runs
 comment on column ulak.workers.backend_start is 'when that backend was started, as in pg_stat_activity: a pid alone comes again';
 comment on column ulak.workers.limited_by is 'why it has fewer requests in flight than worker_concurrency allows';
 comment on column ulak.workers.host is 'machine of a node, as it calls itself; null for workers in the database';
+comment on column ulak.workers.clock_ahead is 'by how much the clock of a node''s machine was ahead of the server''s at the last sign of life; its requests carry the server''s time';
 comment on table ulak.schedule is 'what start() and stop() last asked for; private to ulak';
 comment on column ulak.schedule.is_only is 'true: there is one row';
 comment on column ulak.schedule.changed_at is 'when that was';

@@ -23,6 +23,10 @@ begin
 end
 $plpgsql$;
 
+-- Locks: ulak.workers, which is locked above. A column without a default: the table isn't rewritten.
+alter table ulak.workers add column clock_ahead interval;
+comment on column ulak.workers.clock_ahead is 'by how much the clock of a node''s machine was ahead of the server''s at the last sign of life; its requests carry the server''s time';
+
 -- 0.2.0 kept these for sessions that were still running functions of 0.1.0.
 drop function ulak._claim(text, integer, text, interval, bigint[], integer[], integer, bigint, smallint, timestamptz, bigint);
 drop function ulak._become_poller();

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
@@ -178,3 +179,13 @@ def test_only_the_worker_may_load_it(connect: Connect, role: str) -> None:
 
     with pytest.raises(psycopg.errors.InsufficientPrivilege):
         connect(role).execute("select ulak._load_python()")
+
+
+def test_only_sessions_ask_what_time_it_is() -> None:
+    """They know whose clock counts. The watcher waits for the full minute, as pg_cron does."""
+    folder = PROJECT / "plpython" / "ulak"
+    asked = re.compile(r"\btime\.time\b|\bdatetime\.now\b|\butcnow\b|\btoday\b|\bgmtime\(\)|\blocaltime\(\)")
+
+    found = {path.relative_to(folder).as_posix() for path in folder.rglob("*.py") if asked.search(path.read_text())}
+
+    assert found == {"backend.py", "entry_points.py", "node/session.py"}

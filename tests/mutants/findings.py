@@ -59,6 +59,11 @@ MUTANTS = [
         "where w.limited_by is not null",
         "tests/worker/test_running.py::test_a_worker_that_may_open_few_files_says_so",
     ),
+    never(
+        "workers: the clock of a node",
+        "where abs(extract(epoch from w.clock_ahead)) > 1",
+        "tests/nodes/test_clock.py::test_a_node_whose_clock_is_wrong_is_named",
+    ),
     Mutant(
         "workers: just started",
         DOCTOR,

@@ -92,7 +92,7 @@ class Deliveries:
         """May dial loopback, unless a guard forbids it."""
 
         def make(descriptors: Descriptors) -> Transport:
-            return HttpTransport(Client(guard or Guard(allow_internal=True), descriptors), clock=clock)
+            return HttpTransport(Client(guard or Guard(allow_internal=True), descriptors), clock)
 
         self.dispatcher = Dispatcher({"http": make})
         # With its first endpoint the transport is made.

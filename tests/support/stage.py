@@ -280,7 +280,7 @@ class FakeDispatcher:
         self._clock = clock
         self._database = database
         # Only what never sends: parse() and group().
-        self._real = Dispatcher({"http": lambda _: HttpTransport(cast(Client, None))})
+        self._real = Dispatcher({"http": lambda _: HttpTransport(cast(Client, None), clock)})
         self._under_way: list[tuple[float, Settled]] = []
         self.answer: Callable[[Endpoint, Sequence[Message]], tuple[float, Outcome]] = lambda to, messages: (
             0.001,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -37,7 +38,7 @@ def deliveries() -> Iterator[Deliveries]:
 @pytest.fixture
 def dispatcher() -> Iterator[Dispatcher]:
     """All transports, which may dial loopback."""
-    dispatcher = Dispatcher(transports(SETTINGS, "1.0", 8, print))
+    dispatcher = Dispatcher(transports(SETTINGS, "1.0", 8, print, time.time))
     yield dispatcher
     dispatcher.close()
 

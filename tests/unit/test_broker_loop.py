@@ -91,7 +91,7 @@ def test_nothing_holds_the_worker_up(at_hand: Broker, silent: int, where: str) -
     config = {**(at_hand.at(silent) if where == "silent" else at_hand.config), **patience(at_hand.protocol, 1)}
 
     def longest() -> tuple[float, float]:
-        dispatcher = Dispatcher(transports(SETTINGS, "1.0", 8, print))
+        dispatcher = Dispatcher(transports(SETTINGS, "1.0", 8, print, time.time))
         endpoint = parse(dispatcher, at_hand.protocol, config)
         calls, end = Calls(), Calls()
         if where == "hanging":
@@ -122,7 +122,7 @@ def test_deliveries_of_others_go_on_beside_brokers_that_never_answer(
     silent: int, receiver: Receiver, request: pytest.FixtureRequest, resources: ExitStack
 ) -> None:
     """All four at once. Each has a minute, so whoever waited for one of them would be noticed."""
-    dispatcher = Dispatcher(transports(SETTINGS, "1.0", 8, print))
+    dispatcher = Dispatcher(transports(SETTINGS, "1.0", 8, print, time.time))
     for id, protocol in enumerate(PROTOCOLS):
         at_hand = broker(protocol, request.getfixturevalue, resources)
         config = {**at_hand.at(silent), **patience(protocol, 60)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -41,11 +42,11 @@ class Case:
         return settle_all(self.dispatcher)
 
 
-@pytest.fixture(params=sorted(transports(SETTINGS, "1.0", 8, print)))
+@pytest.fixture(params=sorted(transports(SETTINGS, "1.0", 8, print, time.time)))
 def case(request: pytest.FixtureRequest) -> Iterator[Case]:
     with ExitStack() as resources:
         lines: list[str] = []
-        dispatcher = Dispatcher(transports(SETTINGS, "1.0", 8, lines.append))
+        dispatcher = Dispatcher(transports(SETTINGS, "1.0", 8, lines.append, time.time))
         resources.callback(dispatcher.close)
         yield CASES[request.param](dispatcher, lines, request.getfixturevalue, resources)
 

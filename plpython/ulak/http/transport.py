@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -41,9 +40,8 @@ def longest(receiver: Receiver) -> float:
 class HttpTransport:
     """Implements worker.transport.Transport; an endpoint's target is a model.Endpoint."""
 
-    def __init__(
-        self, client: Client, settings: Settings | None = None, clock: Callable[[], float] = time.time
-    ) -> None:
+    def __init__(self, client: Client, clock: Callable[[], float], settings: Settings | None = None) -> None:
+        """`clock` is the time that requests are signed with, in seconds since 1970."""
         self._client = client
         self._parser = endpoints.Parser(settings)
         self._clock = clock

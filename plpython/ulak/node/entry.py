@@ -23,6 +23,7 @@ def work(connection: pq.abc.PGconn, host: str, stamp: str, process: Process) -> 
     session = Connection(connection, process)
     try:
         session.call("select ulak._enter_node_session()")
+        session.measure_clock()
         protocols = _protocols(session, process)
         until = time.monotonic() + NODE_SESSION_SECONDS
         is_waiting = False

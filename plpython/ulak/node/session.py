@@ -14,7 +14,7 @@ from psycopg import errors, pq
 from ulak.node import values
 from ulak.node.wake_up import SocketWakeUp
 from ulak.session import CANCELLED, Cancelled, Rows
-from ulak.worker.tuning import ANSWER_SECONDS, STOP_SECONDS
+from ulak.worker.tuning import ANSWER_SECONDS, CLOCK_SECONDS, STOP_SECONDS
 
 # The server ends the session: it goes down, an operator or a timeout said so.
 _ENDED = ("57P01", "57P02", "57P03", "57P05", "25P03", "08003", "08006")
@@ -54,6 +54,8 @@ class Connection:
         self._wake_up: SocketWakeUp | None = None
         # Why it was given up.
         self._lost: str | None = None
+        # From Python's monotonic clock to the server's; measured with each report.
+        self._since_monotonic = 0.0
         # No call of libpq waits, not even the last one: a frozen server takes nothing in.
         connection.nonblocking = 1
         connection.enter_pipeline_mode()
@@ -95,6 +97,19 @@ class Connection:
 
     def orders(self) -> str | None:
         return self._process.leave
+
+    def now(self) -> float:
+        # Not by this machine's clock: nobody may have set it.
+        return time.monotonic() + self._since_monotonic
+
+    def measure_clock(self) -> float:
+        sent = time.monotonic()
+        (row,) = self.call("select extract(epoch from clock_timestamp())::float8 as now")
+        took = time.monotonic() - sent
+        # The answer may have come from the beginning or the end of a slow round trip: the former one is better.
+        if took < CLOCK_SECONDS or not self._since_monotonic:
+            self._since_monotonic = row["now"] - sent - took / 2
+        return time.time() - self.now()
 
     def warn(self, line: str) -> None:
         self._process.log(line)
