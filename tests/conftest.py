@@ -15,6 +15,7 @@ from support.cluster import TEMPLATE, Cluster, Connect, remove_abandoned
 from support.janitor import Janitor
 from support.kafka import Kafka
 from support.mosquitto import Mosquitto
+from support.nats import Nats
 from support.plain import PlainCluster, is_plain, reason_to_skip
 from support.processes import Scheduling, is_one_of_several, waits_for_the_clock
 from support.rabbitmq import RabbitMQ
@@ -190,6 +191,13 @@ def mosquitto(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mosquitto]:
     """For all tests that leave it running."""
     with Mosquitto(tmp_path_factory.mktemp("mosquitto")) as broker:
         yield broker
+
+
+@pytest.fixture(scope="session")
+def nats(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nats]:
+    """For all tests that leave it running; each has streams of its own."""
+    with Nats(tmp_path_factory.mktemp("nats")) as server:
+        yield server
 
 
 @pytest.fixture(scope="session")

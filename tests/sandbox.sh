@@ -42,7 +42,7 @@ install_packages() {
     local packages=(
         ca-certificates chromium curl iproute2 libfaketime make nodejs python3 python3-flask python3-psycopg python3-pycurl python3-venv python3-waitress
         # Clients of brokers, and of the brokers those whose packages start nothing: redis-tools has redis-server's program.
-        python3-confluent-kafka python3-paho-mqtt python3-pika python3-redis redis-tools
+        python3-confluent-kafka python3-cryptography python3-paho-mqtt python3-pika python3-redis redis-tools
         "postgresql-$major" "postgresql-plpython3-$major" "postgresql-$major-cron" "postgresql-$major-plpgsql-check"
     )
     local missing=() package
@@ -125,6 +125,7 @@ make_run_folder
     make_venv
     fetch_program prometheus usr/bin/prometheus
     fetch_program mosquitto usr/sbin/mosquitto libraries
+    fetch_program nats-server usr/sbin/nats-server
 ) 9> "$run/lock" >&2
 
 cd "$source"

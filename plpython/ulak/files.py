@@ -19,6 +19,7 @@ PROBLEM = (
 CERTIFICATE = b"CERTIFICATE-----"
 PRIVATE_KEY = b"PRIVATE KEY-----"
 PUBLIC_KEY = b"PUBLIC KEY-----"
+NATS_CREDENTIALS = b"NATS USER JWT-----"
 
 _Identity = tuple[int, int, int, int]
 
@@ -41,13 +42,22 @@ def check(named: Iterable[tuple[str, bytes]]) -> tuple[Checked, ...]:
 
     Libraries open them by name, again for each connection, and would wait at a FIFO or read a device without end.
     """
+    return tuple(_judged(path, content)[0] for path, content in named)
+
+
+def read(path: str, content: bytes) -> bytes:
+    """What is in such a file; raises ConfigError."""
+    return _judged(path, content)[1]
+
+
+def _judged(path: str, content: bytes) -> tuple[Checked, bytes]:
     try:
-        return tuple(_check(path, content) for path, content in named)
+        return _check(path, content)
     except (OSError, ValueError):
         raise ConfigError(PROBLEM) from None
 
 
-def _check(path: str, content: bytes) -> Checked:
+def _check(path: str, content: bytes) -> tuple[Checked, bytes]:
     # A device isn't even opened: for some that alone has an effect. What /proc has can be another thing a moment later.
     if os.path.abspath(path).startswith("/proc/") or not stat.S_ISREG(os.stat(path).st_mode):
         raise ValueError
@@ -62,7 +72,7 @@ def _check(path: str, content: bytes) -> Checked:
             raise ValueError
     finally:
         os.close(descriptor)
-    return Checked(path, _identity(found))
+    return Checked(path, _identity(found)), data
 
 
 def _identity(found: os.stat_result) -> _Identity:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from importlib.util import find_spec
+from typing import NamedTuple
 
 from ulak.address import guard
 from ulak.delivery import ConfigError
@@ -11,20 +12,33 @@ from ulak.worker.dispatcher import MakeTransport
 from ulak.worker.transport import Transport
 from ulak.worker.waiting import Descriptors
 
-# Python's module, and Debian's package of it. Only those who deliver over a protocol need its client.
-CLIENTS: Mapping[str, tuple[str, str]] = {
-    "amqp": ("pika", "python3-pika"),
-    "http": ("pycurl", "python3-pycurl"),
-    "kafka": ("confluent_kafka", "python3-confluent-kafka"),
-    "mqtt": ("paho", "python3-paho-mqtt"),
-    "redis": ("redis", "python3-redis"),
+
+class Client(NamedTuple):
+    """Python's module, and Debian's package of it. Only those who deliver over a protocol need its client."""
+
+    module: str
+    package: str
+    # If there are any, only a config with one of these keys needs it.
+    keys: frozenset[str] = frozenset()
+
+
+CLIENTS: Mapping[str, Client] = {
+    "amqp": Client("pika", "python3-pika"),
+    "http": Client("pycurl", "python3-pycurl"),
+    "kafka": Client("confluent_kafka", "python3-confluent-kafka"),
+    "mqtt": Client("paho", "python3-paho-mqtt"),
+    "nats": Client("cryptography", "python3-cryptography", frozenset(("nkey_seed", "credentials_file"))),
+    "redis": Client("redis", "python3-redis"),
 }
 
 
-def missing_client(protocol: str) -> str | None:
-    """The package that has to be installed before a worker can deliver over this protocol."""
-    module, package = CLIENTS.get(protocol, (None, None))
-    return package if module is not None and find_spec(module) is None else None
+def missing_client(protocol: str, config: Collection[str] = ()) -> str | None:
+    """The package that has to be installed before a worker can deliver over this protocol, with a config that has these
+    keys."""
+    client = CLIENTS.get(protocol)
+    if client is None or (client.keys and client.keys.isdisjoint(config)):
+        return None
+    return client.package if find_spec(client.module) is None else None
 
 
 def transports(
@@ -66,6 +80,12 @@ def transports(
         timeout, source = float(settings["http_timeout"]), settings["cloudevents_source"]
         return MqttTransport(descriptors, guard(settings), timeout, source)
 
+    def nats(descriptors: Descriptors) -> Transport:
+        from ulak.nats.transport import NatsTransport
+
+        timeout, source = float(settings["http_timeout"]), settings["cloudevents_source"]
+        return NatsTransport(descriptors, guard(settings), version, timeout, source)
+
     def redis(descriptors: Descriptors) -> Transport:
         from ulak.redis.transport import RedisTransport
 
@@ -79,6 +99,7 @@ def transports(
             "kafka": kafka,
             "log": log_lines,
             "mqtt": mqtt,
+            "nats": nats,
             "redis": redis,
         }.items()
     }

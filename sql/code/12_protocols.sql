@@ -8,7 +8,7 @@ returns text[]
 language sql
 immutable
 as $sql$
-    select array['http', 'log', 'amqp', 'kafka', 'mqtt', 'redis']
+    select array['http', 'log', 'amqp', 'kafka', 'mqtt', 'nats', 'redis']
 $sql$;
 
 create or replace function ulak._protocols()
@@ -34,6 +34,7 @@ as $sql$
             when 'amqp' then ulak._amqp_config_schema()
             when 'kafka' then ulak._kafka_config_schema()
             when 'mqtt' then ulak._mqtt_config_schema()
+            when 'nats' then ulak._nats_config_schema()
             when 'redis' then ulak._redis_config_schema()
             when 'pull' then ulak._pull_config_schema()
         end,
@@ -139,6 +140,7 @@ begin
             when 'amqp' then ulak._amqp_config_violation(p_config)
             when 'kafka' then ulak._kafka_config_violation(p_config)
             when 'mqtt' then ulak._mqtt_config_violation(p_config)
+            when 'nats' then ulak._nats_config_violation(p_config)
             when 'redis' then ulak._redis_config_violation(p_config)
         end
     );

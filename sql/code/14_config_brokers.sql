@@ -102,3 +102,39 @@ as $sql$
         else ulak._required_beside(p_config, 'tls_key', 'tls_cert')
     end
 $sql$;
+
+-- Servers: a text with commas between, or an array of such texts.
+create or replace function ulak._listed(p_servers jsonb)
+returns setof text
+language sql
+immutable
+set search_path = pg_catalog, pg_temp
+as $sql$
+    select btrim(s.server)
+    from jsonb_array_elements_text(case jsonb_typeof(p_servers) when 'array' then p_servers else jsonb_build_array(p_servers) end) e(list),
+        unnest(string_to_array(e.list, ',')) s(server)
+$sql$;
+
+-- Headers for every message. p_own: names that the protocol or ulak sets itself, in lower case.
+create or replace function ulak._broker_headers_violation(p_headers jsonb, p_own text)
+returns text[]
+language sql
+immutable
+set search_path = pg_catalog, pg_temp
+as $sql$
+    select array[
+        '.headers' || ulak._json_path_step(h.key),
+        case
+            when ulak._has_control_characters(h.key) or h.key = '' then 'is not a valid header name'
+            when not ulak._is_header_value(h.value) then 'must not have line breaks or other control characters'
+            else 'is a header that ulak sets itself'
+        end,
+        null
+    ]
+    from jsonb_each_text(p_headers) h
+    where ulak._has_control_characters(h.key)
+        or h.key = ''
+        or not ulak._is_header_value(h.value)
+        or lower(h.key collate "C") ~ p_own
+    limit 1
+$sql$;

@@ -188,9 +188,8 @@ declare
     v_broker text;
 begin
     for v_broker in
-        select btrim(b.broker)
-        from jsonb_array_elements_text(case jsonb_typeof(p_broker) when 'array' then p_broker else jsonb_build_array(p_broker) end) e(list),
-            unnest(string_to_array(e.list, ',')) b(broker)
+        select b.broker
+        from ulak._listed(p_broker) b(broker)
     loop
         if v_broker !~ E'^([A-Za-z0-9._-]{1,255}|\\[[0-9A-Fa-f:.]+\\]):[0-9]{1,5}$'
             or substring(v_broker from ':([0-9]{1,5})$')::integer not between 1 and 65535
@@ -215,29 +214,6 @@ as $sql$
     end
 $sql$;
 
-create or replace function ulak._kafka_headers_violation(p_headers jsonb)
-returns text[]
-language sql
-immutable
-set search_path = pg_catalog, pg_temp
-as $sql$
-    select array[
-        '.headers' || ulak._json_path_step(h.key),
-        case
-            when ulak._has_control_characters(h.key) or h.key = '' then 'is not a valid header name'
-            when not ulak._is_header_value(h.value) then 'must not have line breaks or other control characters'
-            else 'is a header that ulak sets itself'
-        end,
-        null
-    ]
-    from jsonb_each_text(p_headers) h
-    where ulak._has_control_characters(h.key)
-        or h.key = ''
-        or not ulak._is_header_value(h.value)
-        or lower(h.key collate "C") ~ '^(ulak-|ce_|content-type$)'
-    limit 1
-$sql$;
-
 -- As ulak._config_violation(), for a config that has the right shape.
 create or replace function ulak._kafka_config_violation(p_config jsonb)
 returns text[]
@@ -250,7 +226,7 @@ as $sql$
         ulak._route_violation('.topic', p_config ->> 'topic'),
         ulak._kafka_topic_violation(p_config ->> 'topic'),
         ulak._route_violation('.key', p_config ->> 'key'),
-        ulak._kafka_headers_violation(p_config -> 'headers'),
+        ulak._broker_headers_violation(p_config -> 'headers', '^(ulak-|ce_|content-type$)'),
         ulak._kafka_options_violation(p_config -> 'options'),
         ulak._kafka_security_violation(p_config -> 'options'),
         ulak._cloudevents_violation(p_config)

@@ -1,29 +1,31 @@
 -- Client libraries of protocols. Only who delivers over a protocol needs its library, so a missing one is told and prevents nothing else.
 
-create or replace function ulak._missing_client(p_protocol text)
+create or replace function ulak._missing_client(p_protocol text, p_keys text[])
 returns text
 language plpython3u
 as $python$
     plpy.execute("select ulak._load_python()")
     from ulak import transports
 
-    return transports.missing_client(p_protocol)
+    return transports.missing_client(p_protocol, p_keys)
 $python$;
 
--- Protocols of enabled endpoints whose client this server lacks. That of http is looked for by start() in any case, and log has none.
+-- Protocols of enabled endpoints whose client this server lacks; whether it is needed may depend on the keys of a config. That of http is looked for by start() in any case, and log has none.
 create or replace function ulak._missing_clients()
 returns table (protocol text, package text, endpoints bigint)
 language sql
 stable
 set search_path = pg_catalog, pg_temp
 as $sql$
-    select u.protocol, m.package, u.endpoints
+    select u.protocol, m.package, sum(u.endpoints)::bigint
     from (
-        select e.protocol, count(*) as endpoints
+        select e.protocol, k.keys, count(*) as endpoints
         from ulak.endpoints e
+        cross join lateral (select array(select jsonb_object_keys(e.config) order by 1)) k(keys)
         where e.enabled and e.protocol = any (ulak._worker_protocols()) and e.protocol not in ('http', 'log')
-        group by e.protocol
+        group by e.protocol, k.keys
     ) u
-    cross join lateral ulak._missing_client(u.protocol) m(package)
+    cross join lateral ulak._missing_client(u.protocol, u.keys) m(package)
     where m.package is not null
+    group by u.protocol, m.package
 $sql$;

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -15,6 +16,7 @@ from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 from support.kafka import Kafka
 from support.mosquitto import Mosquitto, make_client
+from support.nats import Nats
 from support.publisher import Publisher
 from support.rabbitmq import RabbitMQ
 from support.redis import Redis
@@ -183,7 +185,46 @@ def to_kafka(stage: Stage) -> Iterator[Figure]:
         yield from compare(stage, Broker("kafka", {"broker": cluster.broker, "topic": topic}, send), is_fast=True)
 
 
-SECTIONS: dict[str, Section] = {"kafka": to_kafka, "redis": to_redis, "mqtt": to_mqtt, "amqp": to_amqp}
+def to_nats(stage: Stage) -> Iterator[Figure]:
+    """Into a stream of JetStream on disk, over a socket, with the same headers; as many unacknowledged as a worker may have."""
+    with Nats(stage.cluster.folder / "nats") as server:
+        server.create_stream("ORDERS", "orders")
+
+        def send(count: int) -> None:
+            with server.client() as client:
+                client.api("STREAM.PURGE.ORDERS", {})
+            with socket.create_connection(("127.0.0.1", server.port)) as opened:
+                opened.recv(65536)
+                opened.sendall(b'CONNECT {"verbose": false, "headers": true, "no_responders": true}\r\nSUB bare 1\r\n')
+                left, sent, data = count, 0, b""
+                while left:
+                    pieces = []
+                    while sent < count and sent - (count - left) < 2000:
+                        given = body(sent)
+                        head = (
+                            b"NATS/1.0\r\nNats-Msg-Id: %b\r\nulak-message-id: %b\r\nulak-attempt: 1\r\n"
+                            b"content-type: application/json\r\nulak-created-at: 2026-11-17T12:00:00.123456+00:00\r\n\r\n"
+                        ) % ((str(uuid.uuid4()).encode(),) * 2)
+                        sizes = len(head), len(head) + len(given)
+                        pieces.append(b"HPUB orders bare %d %d\r\n%b%b\r\n" % (*sizes, head, given))
+                        sent += 1
+                    opened.sendall(b"".join(pieces))
+                    # One may be cut in two.
+                    data = data[-4:] + opened.recv(65536)
+                    assert b'"error"' not in data
+                    left -= data.count(b'"seq"')
+
+        config = {"url": server.url, "subject": "orders"}
+        yield from compare(stage, Broker("nats", config, send), is_fast=True)
+
+
+SECTIONS: dict[str, Section] = {
+    "kafka": to_kafka,
+    "redis": to_redis,
+    "mqtt": to_mqtt,
+    "amqp": to_amqp,
+    "nats": to_nats,
+}
 
 PART = Part(
     "Delivery to brokers on the same machine, messages of 200 bytes, default settings of ulak; processor: of the worker, with "

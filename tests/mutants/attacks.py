@@ -110,7 +110,7 @@ MUTANTS = [
     Mutant(
         "files: nobody looks",
         FILES,
-        "return tuple(_check(path, content) for path, content in named)",
+        "return tuple(_judged(path, content)[0] for path, content in named)",
         "return ()",
         (f"{FILE}[tls_ca_bundle]", f"{ADMIN}::test_ping_does_not_wait_for_a_file_either"),
     ),

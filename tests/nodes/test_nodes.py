@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from support.copies import NEXT, make_next_release, use
 from support.errors import refused
+from support.nats import Nats
+from support.nkeys import User
 from support.node import Held, Node, StartNode, node_dsn, wait_for_nodes
 from support.receiver import Answer, Receiver
 from support.sessions import wait_until
@@ -81,6 +83,20 @@ def test_a_node_leaves_to_others_what_it_has_no_client_for(site: Site, receiver:
         wait_until(lambda: site.value(DELIVERED) == 40)
         untouched = "select count(*) from ulak.queue where status = 'pending' and attempts = 0"
         assert site.value(untouched) == 40
+
+
+def test_a_node_signs_in_to_a_server_of_nats(site: Site, tmp_path: Path, start_node: StartNode) -> None:
+    user = User.create()
+    with Nats(tmp_path / "nats", f'authorization: {{users: [{{nkey: "{user.public}"}}]}}', jetstream=False) as server:
+        config = {"url": server.url, "subject": "orders", "nkey_seed": user.seed, "jetstream": False}
+        site.endpoint("subject", config, None, "nats")
+        for n in range(40):
+            site.send("subject", {"n": n})
+
+        start_node()
+        site.wait_until_settled()
+
+        assert site.value(DELIVERED) == 40
 
 
 def test_large_messages_reach_a_node_one_by_one(site: Site, receiver: Receiver, start_node: StartNode) -> None:

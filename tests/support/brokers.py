@@ -11,10 +11,11 @@ from uuid import uuid4
 
 from support.kafka import Kafka
 from support.mosquitto import Mosquitto, Subscriber
+from support.nats import Nats
 from support.rabbitmq import RabbitMQ
 from support.redis import Redis
 
-PROTOCOLS = ("amqp", "kafka", "mqtt", "redis")
+PROTOCOLS = ("amqp", "kafka", "mqtt", "nats", "redis")
 # As pytest's getfixturevalue().
 Fixture = Callable[[str], Any]
 
@@ -37,6 +38,8 @@ class Broker:
         """The config with another port."""
         if self.protocol == "kafka":
             return {**self.config, "broker": f"127.0.0.1:{port}"}
+        if self.protocol == "nats":
+            return {**self.config, "url": f"nats://127.0.0.1:{port}"}
         return {**self.config, "port": port}
 
 
@@ -94,6 +97,19 @@ def _mqtt(fixture: Fixture, resources: ExitStack, place: str) -> Broker:
     return Broker("mqtt", config, "topic", "127.0.0.1", mosquitto.port, read, mosquitto.stop, mosquitto.go_on)
 
 
+def _nats(fixture: Fixture, resources: ExitStack, place: str) -> Broker:
+    server: Nats = fixture("nats")
+    stream = server.create_stream(place, place, "ulak.ping")
+    resources.callback(server.delete_stream, stream)
+    resources.callback(server.go_on)
+
+    def read(_: int) -> list[Any]:
+        return [json.loads(each.payload) for each in server.stored(stream)]
+
+    config = {"url": server.url, "subject": place}
+    return Broker("nats", config, "subject", "127.0.0.1", server.port, read, server.stop, server.go_on)
+
+
 def _redis(fixture: Fixture, resources: ExitStack, place: str) -> Broker:
     server: Redis = fixture("redis_server")
     resources.callback(server.reset)
@@ -110,5 +126,6 @@ _MAKERS: dict[str, Callable[[Fixture, ExitStack, str], Broker]] = {
     "amqp": _amqp,
     "kafka": _kafka,
     "mqtt": _mqtt,
+    "nats": _nats,
     "redis": _redis,
 }

@@ -60,6 +60,7 @@ def endpoint(dispatcher: Dispatcher, protocol: str, port: int) -> Endpoint:
             "options": {"socket.connection.setup.timeout.ms": 1000, "message.timeout.ms": 1000},
         },
         "mqtt": {"broker": "127.0.0.1", "port": port, "topic": "orders", "timeout": 0.3},
+        "nats": {"url": f"nats://127.0.0.1:{port}", "subject": "orders", "timeout": 0.3},
         "redis": {
             "host": "127.0.0.1",
             "port": port,
@@ -71,7 +72,7 @@ def endpoint(dispatcher: Dispatcher, protocol: str, port: int) -> Endpoint:
     return dispatcher.parse(EndpointConfig(7, "orders", 1, config[protocol], protocol=protocol))
 
 
-@pytest.mark.parametrize("protocol", ["amqp", "kafka", "mqtt", "redis"])
+@pytest.mark.parametrize("protocol", ["amqp", "kafka", "mqtt", "nats", "redis"])
 @pytest.mark.parametrize("answer", ANSWERS)
 def test_an_impostor_gets_nothing_but_a_failure(dispatcher: Dispatcher, protocol: str, answer: str) -> None:
     with Impostor(ANSWERS[answer]) as impostor:

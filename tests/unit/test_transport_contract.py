@@ -13,6 +13,7 @@ import pytest
 from support.deliveries import SETTINGS, settle_all
 from support.kafka import Kafka
 from support.mosquitto import Mosquitto, Subscriber
+from support.nats import Nats
 from support.rabbitmq import RabbitMQ
 from support.receiver import Receiver
 from support.redis import Redis
@@ -76,6 +77,14 @@ def mqtt(dispatcher: Dispatcher, lines: list[str], fixture: Any, resources: Exit
     return Case("mqtt", config, dispatcher, lambda: len(subscriber.wait_for(50)), {**config, "topic": "a/#"})
 
 
+def nats(dispatcher: Dispatcher, lines: list[str], fixture: Any, resources: ExitStack) -> Case:
+    server: Nats = fixture("nats")
+    stream = server.create_stream(f"contract-{uuid4().hex}", "contract")
+    resources.callback(server.delete_stream, stream)
+    config = {"url": server.url, "subject": "contract", "stream": stream}
+    return Case("nats", config, dispatcher, lambda: server.count(stream), {**config, "subject": "a.>"})
+
+
 def redis(dispatcher: Dispatcher, lines: list[str], fixture: Any, resources: ExitStack) -> Case:
     server: Redis = fixture("redis_server")
     resources.callback(server.reset)
@@ -96,6 +105,7 @@ CASES: dict[str, Callable[..., Case]] = {
     "amqp": amqp,
     "kafka": kafka,
     "mqtt": mqtt,
+    "nats": nats,
     "redis": redis,
 }
 

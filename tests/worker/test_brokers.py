@@ -1,5 +1,5 @@
-"""What every broker's endpoint promises as HTTP's do: limits, order, slow start, dead letters, looks, secrets. All four at once,
-each a real one."""
+"""What every broker's endpoint promises as HTTP's do: limits, order, slow start, dead letters, looks, secrets. All of them
+at once, each a real one."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_brokers_that_hang_are_given_up_and_hold_up_nobody_else_and_no_key_loses
     go_on(brokers)
 
     site.wait_until_settled()
-    for name in ("amqp", "mqtt", "redis"):
+    for name in ("amqp", "mqtt", "nats", "redis"):
         assert told[name] == f"[RETRYABLE] timeout: no acknowledgement from 127.0.0.1:{brokers[name].port} in time"
     assert told["kafka"].startswith(f"[RETRYABLE] kafka: {brokers['kafka'].config['broker']}: ")
     assert "_MSG_TIMED_OUT" in told["kafka"]
@@ -241,6 +241,13 @@ BAD_VALUES: dict[str, dict[str, str]] = {
         "x" * 70_000: "topic is too long for MQTT",
         "\uffff": "topic has a character that a text of MQTT can't have",
     },
+    "nats": {
+        "a b": "subject must not have spaces, wildcards (* or >) or empty tokens",
+        "a.>": "subject must not have spaces, wildcards (* or >) or empty tokens",
+        "a..b": "subject must not have spaces, wildcards (* or >) or empty tokens",
+        "$JS.API.STREAM.PURGE.ORDERS": "subject must not be one of the server's own",
+        "x" * 1025: "subject must have at most 1024 bytes",
+    },
     "redis": {"x" * 1030: "stream_key must have at most 1024 characters"},
 }
 ALWAYS_BAD: dict[Any, str] = {
@@ -323,6 +330,7 @@ def test_no_secret_is_told_wherever_one_looks(site: Site, brokers: Brokers) -> N
         "amqp": login,
         "kafka": {"options": {**sasl, "sasl.password": {"$secret": "password"}, "message.timeout.ms": 1000}},
         "mqtt": {**login, "will_topic": "gone", "will_payload": {"$secret": "password"}},
+        "nats": {**login, "headers": {"x": {"$secret": "password"}}},
         "redis": login,
     }
     site.call("set_secret", "password", SECRET)
@@ -339,8 +347,8 @@ def test_no_secret_is_told_wherever_one_looks(site: Site, brokers: Brokers) -> N
     site.wait_until_settled()
     pings = [site.rows("select * from ulak.ping(%s)", name) for name in brokers]
 
-    # mosquitto takes any password as long as nobody has one.
-    assert [site.status(id) for id in ids] == ["failed"] * 4 + ["completed"] * 2 + ["failed"] * 2
+    # mosquitto and nats-server take any password as long as nobody has one.
+    assert [site.status(id) for id in ids] == ["failed"] * 4 + ["completed"] * 4 + ["failed"] * 2
     looks = [
         "select * from ulak.queue",
         "select * from ulak.dlq",
@@ -371,6 +379,8 @@ KEYS: dict[str, str] = {
         tls_ca_cert tls_cert tls_key tls_verify_peer""",
     "mqtt": """broker port topic qos retain client_id username password clean_session will_topic will_payload will_qos will_retain
         tls tls_ca_cert tls_cert tls_key tls_insecure""",
+    "nats": """url subject jetstream stream token username password nkey_seed credentials_file tls tls_ca_cert tls_cert tls_key
+        headers options""",
 }
 SHARED = "max_in_flight rate_limit circuit_breaker"
 EVENTS = "cloudevents cloudevents_mode cloudevents_type cloudevents_source cloudevents_subject"
@@ -379,6 +389,7 @@ SMALLEST: dict[str, dict[str, Any]] = {
     "redis": {"host": "redis", "stream_key": "orders"},
     "amqp": {"host": "rabbit", "exchange": "orders"},
     "mqtt": {"broker": "mqtt", "topic": "orders"},
+    "nats": {"url": "nats://n1:4222", "subject": "orders"},
 }
 
 
@@ -400,6 +411,16 @@ def test_every_key_is_known_and_a_slip_of_the_pen_is_refused_with_the_key_that_w
         assert f'Did you mean "{key}"?' in f"{diag.message_hint}", key
 
 
+# Texts that have a form.
+FORMED = {
+    "kafka.broker": "kafka:9092",
+    "minid": "1-0",
+    "nkey_seed": "SUACSSL3UAHUDXKFSNVUZRF5UHPMWZ6BFDTJ7M6USDXIEDNPPQYYYCU3VY",
+    "credentials_file": "/etc/nats/user.creds",
+}
+ALONE = ("token", "nkey_seed", "credentials_file")
+
+
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_a_secret_may_stand_wherever_a_text_may(site: Site, protocol: str) -> None:
     known = site.value("select ulak._config_schema(%s) -> 'properties'", protocol)
@@ -410,11 +431,14 @@ def test_a_secret_may_stand_wherever_a_text_may(site: Site, protocol: str) -> No
         beside = {"headers": {"x": {"$secret": "text"}}, "options": {"client.id": {"$secret": "text"}}}
     allowed = {key: value for key, value in beside.items() if key in known}
     site.call("set_secret", "text", "orders")
-    site.call("set_secret", "broker", "kafka:9092")
-    site.call("set_secret", "minid", "1-0")
+    for key, value in FORMED.items():
+        site.call("set_secret", key, value)
 
     assert len(texts) >= 3
     for key in texts:
-        secret = {"$secret": key if key == "minid" or (key, protocol) == ("broker", "kafka") else "text"}
-        given = {**SMALLEST[protocol], **allowed, key: secret}
-        assert site.call("validate_endpoint_config", protocol, given) is True, key
+        named = next((each for each in (f"{protocol}.{key}", key) if each in FORMED), "text")
+        # A login of NATS stands alone.
+        alone = ("username", "password") if protocol == "nats" and key in ALONE else ()
+        given = {**SMALLEST[protocol], **allowed, key: {"$secret": named}}
+        wanted = {name: value for name, value in given.items() if name not in alone}
+        assert site.call("validate_endpoint_config", protocol, wanted) is True, key

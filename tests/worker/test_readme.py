@@ -16,6 +16,7 @@ import pytest
 from support.cluster import PROJECT, Cluster, free_port
 from support.kafka import Kafka
 from support.mosquitto import Mosquitto, Subscriber
+from support.nats import Nats
 from support.rabbitmq import PASSWORD, USER, RabbitMQ
 from support.receiver import Receiver
 from support.redis import Redis
@@ -128,7 +129,7 @@ def test_a_receiver_of_readme_takes_each_message_once_and_no_forgery(site: Site,
 
 
 def test_the_endpoints_of_readme_deliver_to_brokers(
-    site: Site, kafka: Kafka, redis_server: Redis, mosquitto: Mosquitto, rabbitmq: RabbitMQ
+    site: Site, kafka: Kafka, redis_server: Redis, mosquitto: Mosquitto, rabbitmq: RabbitMQ, nats: Nats
 ) -> None:
     """As they stand there, but for where a broker is and how it is entered."""
     place = {"host": "127.0.0.1", "password": None}
@@ -138,8 +139,9 @@ def test_the_endpoints_of_readme_deliver_to_brokers(
         "redis": {**place, "port": redis_server.port},
         "amqp": rabbitmq.config(),
         "mqtt": {"broker": "127.0.0.1", "port": mosquitto.port},
+        "nats": {"url": nats.url, "token": None},
     }
-    statement = r"create_endpoint\('([a-z-]+)', '(kafka|redis|amqp|mqtt)', '(\{.*?\})'\);"
+    statement = r"create_endpoint\('([a-z-]+)', '(kafka|redis|amqp|mqtt|nats)', '(\{.*?\})'\);"
     found = {
         protocol: (name, json.loads(config)) for name, protocol, config in re.findall(statement, README, re.DOTALL)
     }
@@ -147,6 +149,7 @@ def test_the_endpoints_of_readme_deliver_to_brokers(
         given = {key: value for key, value in {**config, **here[protocol]}.items() if value is not None}
         site.endpoint(name, given, None, protocol)
     rabbitmq.declare("orders")
+    nats.create_stream("ORDERS", "orders.>")
     with Subscriber(mosquitto, "orders/#") as subscriber:
         site.start()
         for name, _ in found.values():
@@ -157,9 +160,11 @@ def test_the_endpoints_of_readme_deliver_to_brokers(
             "redis": [each["payload"].encode() for each in redis_server.entries("orders")],
             "amqp": [each.body for each in rabbitmq.take("orders") if each.routing_key == "shop.order.paid"],
             "mqtt": [each.payload for each in subscriber.wait_for(1) if each.topic == "orders/order.paid"],
+            "nats": [each.payload for each in nats.stored("ORDERS") if each.subject == "orders.order.paid"],
         }
     rabbitmq.delete("orders")
     redis_server.reset()
+    nats.delete_stream("ORDERS")
     assert set(found) == set(here)
     assert {protocol: [json.loads(each) for each in bodies] for protocol, bodies in arrived.items()} == {
         protocol: [{"order": 42}] for protocol in here
@@ -226,3 +231,14 @@ def test_the_consumer_of_a_queue_takes_each_message_once(site: Site, tmp_path: P
     consumes_each_message_once(site, tmp_path, "amqp", address)
 
     rabbitmq.delete("orders")
+
+
+def test_the_consumer_of_a_subject_takes_each_message_once(site: Site, tmp_path: Path, nats: Nats) -> None:
+    # Until the consumer has made its stream, nobody takes a message.
+    policy = {"backoff": "fixed", "base_delay_seconds": 1, "max_retries": 100}
+    config = {"url": nats.url, "subject": "orders.paid", "circuit_breaker": {"threshold": 1000}}
+    site.endpoint("orders", config, policy, "nats")
+
+    consumes_each_message_once(site, tmp_path, "nats", nats.url)
+
+    nats.delete_stream("ORDERS")

@@ -28,9 +28,14 @@ class Address(NamedTuple):
     port: int
     # Makes the context of TLS, anew for each connection since files change; raises ConfigError.
     tls: Callable[[], ssl.SSLContext] | None = None
+    # Whom the certificate must be for; None: the host.
+    name: str | None = None
 
 
 class Connection(Link):
+    # The broker speaks first, in the clear, and the protocol calls begin_tls() when it has.
+    tls_comes_later = False
+
     def __init__(
         self, endpoint: Endpoint, address: Address, mask: Mask, connect_timeout: float, surroundings: Surroundings
     ) -> None:
@@ -62,16 +67,21 @@ class Connection(Link):
     def write(self, data: bytes) -> None:
         self._unsent += data
 
-    def dial_again(self) -> None:
+    def dial_again(self, address: Address | None = None) -> None:
         """Begins anew over another socket, within the time that is left to open it. For a broker that wants
-        another version of the protocol."""
-        assert self._socket is not None
-        self._surroundings.descriptors.forget(self._socket.fileno())
-        self._socket.close()
-        self._socket = None
+        another version of the protocol, or for another address."""
+        self._address = address or self._address
+        self._hang_up()
         self._unsent.clear()
         self._is_writing = False
         self._begin()
+
+    def begin_tls(self) -> None:
+        """Goes on with TLS over the same socket; connected() is called again when it is there."""
+        assert self._socket is not None
+        opened, self._socket = self._socket, None
+        self._surroundings.descriptors.forget(opened.fileno())
+        self._begin(opened)
 
     @property
     def peer(self) -> str:
@@ -92,15 +102,9 @@ class Connection(Link):
 
     def close(self) -> None:
         super().close()
-        if self._dial is not None:
-            self._dial.close()
-            self._dial = None
-        if self._socket is not None:
-            self._surroundings.descriptors.forget(self._socket.fileno())
-            if not self._has_left:
-                self.leave()
-            self._socket.close()
-            self._socket = None
+        if not self._has_left:
+            self.leave()
+        self._hang_up()
 
     def leave(self) -> int | None:
         """Says farewell; the descriptor on which the broker answers, if it does. Nothing else may be said after it."""
@@ -114,13 +118,30 @@ class Connection(Link):
             return self._socket.fileno()
         return None
 
-    def _begin(self) -> None:
+    def _begin(self, opened: socket.socket | None = None) -> None:
         where = self._address
-        context = None if where.tls is None else where.tls()
-        around = self._surroundings
+        has_tls = opened is not None or not self.tls_comes_later
+        context = where.tls() if where.tls is not None and has_tls else None
         self._dial = Dial(
-            around.descriptors, around.guard, where.host, where.port, context, self._opens_until, self._clock
+            self._surroundings.descriptors,
+            self._surroundings.guard,
+            where.host,
+            where.port,
+            context,
+            self._opens_until,
+            self._clock,
+            opened,
+            where.name,
         )
+
+    def _hang_up(self) -> None:
+        if self._dial is not None:
+            self._dial.close()
+            self._dial = None
+        if self._socket is not None:
+            self._surroundings.descriptors.forget(self._socket.fileno())
+            self._socket.close()
+            self._socket = None
 
     def ready(self, events: int) -> None:
         if self._dial is not None:

@@ -40,7 +40,11 @@ class Dial:
         context: ssl.SSLContext | None,
         deadline: float,
         clock: Callable[[], float],
+        opened: socket.socket | None = None,
+        name: str | None = None,
     ) -> None:
+        """`opened`: a connection that is there already and goes on with TLS. `name`: of the certificate, if it isn't
+        that of the host."""
         self.deadline = deadline
         self._descriptors = descriptors
         self._guard = guard
@@ -49,13 +53,19 @@ class Dial:
         self._context = context
         self._clock = clock
         self._left: list[_Address] = []
-        self._socket: socket.socket | None = None
+        self._name = name or host
+        self._socket = opened
         self._answer: Background[list[_Address]] | None = None
-        self._is_connected = False
+        self._is_connected = opened is not None
         # When the address that is being tried has had its time.
         self._turn_ends = deadline
         self._problem = "no address"
-        if _is_address(host):
+        if opened is not None:
+            # TLS gives the descriptor another owner.
+            descriptor = opened.fileno()
+            self._begin_tls()
+            descriptors.watch(descriptor, WRITABLE)
+        elif _is_address(host):
             self._judge([(socket.AF_INET6 if ":" in host else socket.AF_INET, (host, port))])
             self._connect_next()
         else:
@@ -146,9 +156,11 @@ class Dial:
             self._descriptors.forget(self._socket.fileno())
             try:
                 self._socket = self._context.wrap_socket(
-                    self._socket, server_hostname=self._host, do_handshake_on_connect=False
+                    self._socket, server_hostname=self._name, do_handshake_on_connect=False
                 )
             except (OSError, ValueError) as error:
+                # It is closed, and has no descriptor any more.
+                self._socket = None
                 raise DialError(f"tls: {words(error)} ({self._host}:{self._port})") from None
 
     def _go_on_with_tls(self) -> socket.socket | None:

@@ -1,0 +1,1 @@
+"""Delivery to servers of NATS: into streams of JetStream, or to whoever subscribes."""
