@@ -87,6 +87,9 @@ def represent(
     kind = (is_raw and content_type) or JSON
     body = raw_body(message) if is_raw else message.payload
     if config.mode == "binary":
+        # To a receiver the body would be the event, and its attributes what the sender says.
+        if kind.strip().lower().startswith("application/cloudevents"):
+            raise MessageError(f"the message's content type is {kind}, and its endpoint makes the event")
         found = attributes(config, message, traceparent)
         del found["datacontenttype"]
         return Represented(body, kind, found)

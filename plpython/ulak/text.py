@@ -7,10 +7,14 @@ import re
 # An error is a line to read, whoever wrote it.
 LONGEST_LINE = 1000
 
-# Control characters, white space, and what turns the direction of a text.
-_UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2066-\u2069\s]+")
+# What can't stand in XML, what a terminal obeys, and what nobody sees: control characters, noncharacters, what turns
+# the direction of a text or has no width. ulak._error_line() has the same.
+_NONCHARACTERS = "\ufdd0-\ufdef" + "".join(chr(plane << 16 | last) for plane in range(17) for last in (0xFFFE, 0xFFFF))
+_UNSEEN = "\xad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\U000e0000-\U000e007f"
+_UNPRINTABLE = re.compile(rf"[\x00-\x1f\x7f-\x9f{_UNSEEN}{_NONCHARACTERS}\s]+")
 _SURROGATE = re.compile(r"[\ud800-\udfff]")
-_UNSTORABLE = re.compile(r"[\x00\ud800-\udfff]")
+# Neither the database nor, within JSON, XML.
+_UNSTORABLE = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")
 
 # By PostgreSQL's names. What isn't here is either unknown to Python or, as SQL_ASCII, no encoding at all: a text that
 # SQL cuts in two must still be readable, so it is ASCII.

@@ -18,6 +18,15 @@ as $sql$
     select p_name ~ '^[!#$%&''*+.^_`|~0-9A-Za-z-]+$'
 $sql$;
 
+-- By which headers are compared: WSGI and CGI hand x_api_key and X-Api-Key to an application under one name.
+create or replace function ulak._header_key(p_name text)
+returns text
+language sql
+immutable
+as $sql$
+    select translate(lower(p_name collate "C"), '_', '-')
+$sql$;
+
 -- Tabs may stand in it; a line break would begin another header.
 create or replace function ulak._is_header_value(p_value text)
 returns boolean

@@ -205,11 +205,22 @@ begin
 end
 $plpgsql$;
 
--- True, or an error that says what is wrong where.
 create or replace function ulak.validate_endpoint_config(p_protocol text, p_config jsonb)
 returns boolean
-language plpgsql
+language sql
 security definer
+set search_path = pg_catalog, pg_temp
+as $sql$
+    select ulak._check_config(p_protocol, p_config, null, null)
+$sql$;
+
+comment on function ulak.validate_endpoint_config(text, jsonb) is
+    'true if create_endpoint() would accept this config; otherwise the error that it would raise';
+
+-- True, or an error that says what is wrong where. p_endpoint_id and p_old: the endpoint that is altered, and its config until now.
+create or replace function ulak._check_config(p_protocol text, p_config jsonb, p_endpoint_id bigint, p_old jsonb)
+returns boolean
+language plpgsql
 set search_path = pg_catalog, pg_temp
 as $plpgsql$
 declare
@@ -224,13 +235,13 @@ begin
                 ),
                 hint = ulak._did_you_mean(p_protocol, ulak._protocols());
     end if;
-    v_violation := ulak._config_violation(p_protocol, ulak._with_secrets(coalesce(p_config, 'null')));
+    v_violation := coalesce(
+        ulak._secrets_violation(p_protocol, p_config, p_endpoint_id, p_old),
+        ulak._config_violation(p_protocol, ulak._with_secrets(coalesce(p_config, 'null')))
+    );
     if v_violation is not null then
         perform ulak._raise_violation(format('config of %s endpoint', p_protocol), v_violation);
     end if;
     return true;
 end
 $plpgsql$;
-
-comment on function ulak.validate_endpoint_config(text, jsonb) is
-    'true if create_endpoint() would accept this config; otherwise the error that it would raise';

@@ -20,6 +20,7 @@ as $sql$
                 "exchange": {"type": "string", "maxLength": 255},
                 "exchange_type": {"enum": ["direct", "topic", "fanout", "headers"]},
                 "routing_key": {"type": "string", "maxLength": 255},
+                "allow_separators": {"type": "boolean"},
                 "persistent": {"type": "boolean"},
                 "mandatory": {"type": "boolean"},
                 "heartbeat": {"type": "integer", "minimum": 0, "maximum": 3600},

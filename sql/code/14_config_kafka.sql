@@ -14,6 +14,7 @@ as $sql$
             "properties": {
                 "broker": {"type": ["string", "array"], "minLength": 1, "minItems": 1, "maxItems": 100, "items": {"type": "string"}},
                 "topic": {"type": "string", "minLength": 1, "maxLength": 1000},
+                "allow_separators": {"type": "boolean"},
                 "key": {"type": "string", "minLength": 1, "maxLength": 1000},
                 "partition": {"type": "integer", "minimum": 0, "maximum": 2147483647},
                 "headers": {"type": "object", "additionalProperties": {"type": "string"}}

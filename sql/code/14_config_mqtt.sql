@@ -15,6 +15,7 @@ as $sql$
                 "broker": {"type": "string"},
                 "port": {"type": "integer", "minimum": 1, "maximum": 65535},
                 "topic": {"type": "string", "minLength": 1, "maxLength": 16000},
+                "allow_separators": {"type": "boolean"},
                 "qos": {"enum": [0, 1, 2]},
                 "retain": {"type": "boolean"},
                 "client_id": {"type": "string", "minLength": 1, "maxLength": 1000},

@@ -14,6 +14,7 @@ as $sql$
             "properties": {
                 "url": {"type": ["string", "array"], "minLength": 1, "minItems": 1, "maxItems": 100, "items": {"type": "string"}},
                 "subject": {"type": "string", "minLength": 1, "maxLength": 1024},
+                "allow_separators": {"type": "boolean"},
                 "jetstream": {"type": "boolean"},
                 "stream": {"type": "string", "pattern": "^[^ .*>/\\\\[:cntrl:]]{1,255}$"},
                 "token": {"type": "string", "minLength": 1, "maxLength": 4096},

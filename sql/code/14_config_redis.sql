@@ -18,6 +18,7 @@ as $sql$
                 "username": {"type": "string", "minLength": 1, "maxLength": 1024},
                 "password": {"type": "string", "minLength": 1, "maxLength": 4096},
                 "stream_key": {"type": "string", "minLength": 1, "maxLength": 1024},
+                "allow_separators": {"type": "boolean"},
                 "maxlen": {"type": "integer", "minimum": 1, "maximum": 9007199254740991},
                 "maxlen_approximate": {"type": "boolean"},
                 "minid": {"type": "string", "pattern": "^[0-9]{1,20}(-[0-9]{1,20})?$"},

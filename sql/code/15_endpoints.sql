@@ -324,7 +324,7 @@ begin
     if ulak._secret_names(new.config) <> '{}' then
         perform ulak._lock('configs');
     end if;
-    perform ulak.validate_endpoint_config(new.protocol, new.config);
+    perform ulak._check_config(new.protocol, new.config, new.id, case when tg_op = 'UPDATE' then old.config end);
     v_violation := ulak._retry_policy_violation(new.retry_policy);
     if v_violation is not null then
         perform ulak._raise_violation('retry policy', v_violation);

@@ -256,8 +256,7 @@ as $sql$
     select coalesce(jsonb_object_agg(s.name, s.value), '{}') from ulak.secrets as s where s.name = any(p_names)
 $sql$;
 
--- The config with its secrets put in, for validation. A name that isn't known is an error. The claim reads rate_limit and
--- circuit_breaker as they are stored, so a secret there stays as it is and is found to be no text.
+-- The config with its secrets put in, for validation. A name that isn't known is an error.
 create or replace function ulak._with_secrets(p_config jsonb)
 returns jsonb
 language plpgsql
@@ -278,18 +277,85 @@ begin
             perform ulak._raise_unknown_secret(v_name);
         end if;
     end loop;
-    return (
-        select jsonb_object_agg(
-            c.key,
-            case
-                when c.key in ('rate_limit', 'circuit_breaker') then c.value
-                else ulak._put_secrets(c.value, v_values)
-            end
-        )
-        from jsonb_each(p_config) as c
-    );
+    return ulak._put_secrets(p_config, v_values);
 end
 $plpgsql$;
+
+-- Where a credential belongs, by its path in the config; * is any key. A secret elsewhere would be told to everybody who may see what
+-- is made of it: the source of an event, the name of a topic.
+create or replace function ulak._secret_places(p_protocol text)
+returns text[]
+language sql
+immutable
+set search_path = pg_catalog, pg_temp
+as $sql$
+    select case p_protocol
+        when 'http' then array[
+            'url', 'headers/*', 'signing_secret', 'proxy/url', 'proxy/username', 'proxy/password', 'auth/username', 'auth/password', 'auth/token',
+            'auth/token_url', 'auth/client_id', 'auth/client_secret', 'auth/access_key', 'auth/secret_key', 'auth/session_token'
+        ]
+        when 'kafka' then array[
+            'headers/*', 'options/sasl.username', 'options/sasl.password', 'options/ssl.ca.pem', 'options/ssl.certificate.pem',
+            'options/ssl.key.pem', 'options/ssl.key.password'
+        ]
+        when 'nats' then array['headers/*', 'token', 'username', 'password', 'nkey_seed']
+        else array['username', 'password']
+    end
+$sql$;
+
+-- The places of a config that name a secret.
+create or replace function ulak._secrets_in(p_config jsonb)
+returns table (place text, name text)
+language sql
+immutable
+set search_path = pg_catalog, pg_temp
+as $sql$
+    with recursive node(place, value) as (
+        select c.key, c.value
+        from jsonb_each(case when jsonb_typeof(p_config) = 'object' then p_config end) c
+        union all
+        select n.place || '/' || i.key, i.value
+        from node n
+        cross join lateral (
+            select o.key, o.value
+            from jsonb_each(case when jsonb_typeof(n.value) = 'object' and not n.value ? '$secret' then n.value end) o
+            union all
+            select '*', a.value
+            from jsonb_array_elements(case when jsonb_typeof(n.value) = 'array' then n.value end) a(value)
+        ) i
+    )
+    select n.place, n.value ->> '$secret'
+    from node n
+    where n.value ? '$secret'
+$sql$;
+
+-- What is wrong with where a config names secrets, as ulak._config_violation() says it. What the endpoint's config has held before may stay: an
+-- earlier version accepted it. Names under ulak/ are those of rotate_secret(): each belongs to one endpoint.
+create or replace function ulak._secrets_violation(p_protocol text, p_config jsonb, p_endpoint_id bigint, p_old jsonb)
+returns text[]
+language sql
+immutable
+set search_path = pg_catalog, pg_temp
+as $sql$
+    select case
+        when s.place like any (l.patterns) then array[
+            v.path,
+            'names a secret that belongs to another endpoint',
+            'Names under ulak/ are made by rotate_secret() for one endpoint: store the value under a name of your own, with set_secret().'
+        ]
+        else array[v.path, 'must not be a secret', 'A secret can stand for: ' || array_to_string(ulak._secret_places(p_protocol), ', ') || '.']
+    end
+    from ulak._secrets_in(p_config) s
+    cross join (select array(select replace(replace(p, '_', E'\\_'), '*', '%') from unnest(ulak._secret_places(p_protocol)) p)) l(patterns)
+    cross join lateral (select '.' || replace(s.place, '/', '.')) v(path)
+    where not (
+            s.place like any (l.patterns)
+            and (s.name not like 'ulak/%' or (s.place, s.name) = ('signing_secret', ulak._signing_secret_name(p_endpoint_id))) is true
+        )
+        and not exists (select from ulak._secrets_in(p_old) o where (o.place, o.name) = (s.place, s.name))
+    order by s.place
+    limit 1
+$sql$;
 
 create or replace function ulak._put_secrets(p_value jsonb, p_secrets jsonb)
 returns jsonb

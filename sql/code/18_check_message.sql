@@ -199,13 +199,12 @@ begin
     end if;
     select h.key into v_name
     from jsonb_object_keys(p_headers) h(key)
-    where lower(h.key collate "C") = any (ulak._reserved_headers())
-        or lower(h.key collate "C") ~ '^(ulak|webhook)-'
+    where ulak._header_key(h.key) = any (ulak._reserved_headers()) or ulak._header_key(h.key) ~ '^(ulak|webhook)-'
     limit 1;
     if found then
         raise exception 'header "%" is reserved', left(v_name, 64)
             using errcode = '42939',
-                detail = 'The transport sets it, or its name starts with ulak- or webhook-: receivers trust those to be ulak''s.',
+                detail = 'The transport sets it, or its name starts with ulak- or webhook-: receivers trust those to be ulak''s. Some take _ for -.',
                 hint = 'Choose another name.';
     end if;
     return v_is_valid;
@@ -231,9 +230,19 @@ begin
 end
 $plpgsql$;
 
+-- Whether a body of this content type is an event to a receiver of CloudEvents.
+create or replace function ulak._is_event_type(p_content_type text)
+returns boolean
+language sql
+immutable
+as $sql$
+    select p_content_type ~* E'^\\s*application/cloudevents'
+$sql$;
+
 -- Of these headers, those that the endpoint proves itself with: what "auth", "proxy" and "signature" make, a header of the config that is a
--- secret, and under SigV4 whatever is signed by the endpoint's key and tells the service what to do. PL/pgSQL, though it is one
--- query: its plan is kept, while one of SQL would be planned anew by each send().
+-- secret, under SigV4 whatever is signed by the endpoint's key and tells the service what to do, and of an endpoint that makes
+-- CloudEvents their attributes, and a content type that would make an event of the body. PL/pgSQL, though it is one query: its plan is
+-- kept, while one of SQL would be planned anew by each send().
 create or replace function ulak._credential_headers(p_endpoint_id bigint, p_headers jsonb)
 returns text[]
 language plpgsql
@@ -243,18 +252,22 @@ begin
     return array(
         select h.key
         from ulak.endpoints e
-        cross join jsonb_object_keys(p_headers) h(key)
-        cross join lateral (select lower(h.key collate "C")) l(name)
+        cross join jsonb_each(p_headers) h
+        cross join lateral (select ulak._header_key(h.key)) l(name)
         where e.id = p_endpoint_id
             and (
                 l.name = 'authorization' and e.config ? 'auth'
-                or e.config ? 'signature' and l.name = ulak._signature_header(e.config)
+                or e.config ? 'signature' and l.name = ulak._header_key(ulak._signature_header(e.config))
                 or l.name = 'proxy-authorization' and e.config ? 'proxy'
                 or starts_with(l.name, 'x-amz-') and e.config -> 'auth' ->> 'type' = 'aws_sigv4'
+                or e.config -> 'cloudevents' = 'true' and (
+                    l.name = 'content-type' and ulak._is_event_type(h.value #>> '{}')
+                    or l.name ~ '^ce-(specversion|id|source|type|subject|time|datacontenttype|partitionkey|correlationid|traceparent)$'
+                )
                 or e.config ? 'headers' and exists (
                     select
                     from jsonb_each(e.config -> 'headers') c
-                    where lower(c.key collate "C") = l.name
+                    where ulak._header_key(c.key) = l.name
                         and (jsonb_typeof(c.value) = 'object' or l.name in ('authorization', 'proxy-authorization'))
                 )
             )

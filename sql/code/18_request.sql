@@ -53,6 +53,9 @@ begin
                 detail = format('It is %s.', p_timeout),
                 hint = 'The endpoint''s own time-out is the longest that holds; an administrator can raise that one.';
     end if;
+    if ulak._is_event_type(p_content_type) then
+        perform ulak._check_credentials(p_endpoint_id, jsonb_build_object('content-type', p_content_type));
+    end if;
     perform ulak._check_path(p_path);
     if p_path like '%?%' then
         perform ulak._check_parameters(p_endpoint_id, p_path);
@@ -73,7 +76,9 @@ end
 $plpgsql$;
 
 -- What is appended can't lead to another host, nor out of the endpoint's own path: also not for receivers that decode it first, or twice, or
--- that take what follows a semicolon for a remark on the segment.
+-- that take what follows a semicolon for a remark on the segment. What is encoded must stay the same if it is decoded again: no letter, digit,
+-- dot, hyphen or underscore is encoded, and no %25 stands before two hexadecimal digits. Nor is a character encoded that isn't UTF-8, or that some
+-- receivers take for a dot or a slash.
 create or replace function ulak._check_path(p_path text)
 returns void
 language plpgsql
@@ -81,7 +86,8 @@ immutable
 set search_path = pg_catalog, pg_temp
 as $plpgsql$
 declare
-    v_once text := regexp_replace(lower(split_part(p_path, '?', 1) collate "C"), '%(25)+', '%', 'g');
+    v_path text := lower(split_part(p_path, '?', 1) collate "C");
+    v_once text := regexp_replace(v_path, '%(25)+', '%', 'g');
     v_decoded text := replace(replace(replace(replace(v_once, '%2e', '.'), '%2f', '/'), '%5c', '/'), '%3b', ';');
     v_problem text := case
         when p_path = '' or octet_length(p_path) > 2048 then 'must have 1 to 2048 bytes'
@@ -91,6 +97,11 @@ declare
         when p_path ~ '%(0[0-9A-Fa-f]|1[0-9A-Fa-f]|7[Ff])' then 'must not have control characters'
         when p_path ~ '^[A-Za-z][A-Za-z0-9+.-]*:' or p_path ~ '^//' then 'must not have a scheme or a host'
         when v_decoded ~ E'(^|/)\\.{1,2}(;[^/]*)?(/|$)' then 'must not have the segments . and ..'
+        when v_path ~ '%(2d|2e|5f|3[0-9]|4[1-9a-f]|5[0-9a]|6[1-9a-f]|7[0-9a])'
+            then 'must not have letters, digits, or - . _ percent-encoded'
+        when v_path ~ '%25[0-9a-f]{2}' then 'must not be percent-encoded twice'
+        when v_path ~ '%(c[01]|e0%[89]|f0%8|f[5-9a-f]|ef%bc%(8e|8f|bc)|e2%(80%a4|81%84|88%95))'
+            then 'must be percent-encoded UTF-8, without characters that pass for a dot or a slash'
     end;
 begin
     if v_problem is not null then
@@ -100,8 +111,8 @@ begin
 end
 $plpgsql$;
 
--- A message must not replace a parameter that the endpoint's own url has, which is often what it proves itself with. One whose name is
--- encoded might be the same.
+-- A message must not replace a parameter that the endpoint's own url has, which is often what it proves itself with. Under SigV4 it must not
+-- bring one that tells the service what to do in the endpoint's name. One whose name is encoded might be any of them.
 create or replace function ulak._check_parameters(p_endpoint_id bigint, p_path text)
 returns void
 language plpgsql
@@ -110,21 +121,24 @@ set search_path = pg_catalog, pg_temp
 as $plpgsql$
 declare
     v_url text;
+    v_is_sigv4 boolean;
     v_name text;
 begin
-    select coalesce(s.value, e.config ->> 'url') into v_url
+    select coalesce(s.value, e.config ->> 'url'), e.config #>> '{auth,type}' = 'aws_sigv4' into v_url, v_is_sigv4
     from ulak.endpoints e
     left join ulak.secrets s on s.name = e.config #>> '{url,$secret}'
     where e.id = p_endpoint_id;
     select m.name into v_name
     from ulak._parameter_names(p_path) m
     where exists (select from ulak._parameter_names(v_url) o where o.name = m.name or m.name ~ '[%+]')
+        or v_is_sigv4 and m.name ~ '^x[-_]amz[-_]|^action$|[%+]'
     limit 1;
     if found then
         raise exception 'parameter "%" is set by the endpoint', left(v_name, 64)
             using errcode = '42501',
-                detail = 'A message can''t replace a parameter of its endpoint''s url, nor have one whose name is encoded beside them.',
-                hint = 'Leave it out, or send to an endpoint whose url has no parameters.';
+                detail = 'A message can''t replace a parameter of its endpoint''s url, nor have one whose name is encoded beside them. '
+                    || 'With auth "aws_sigv4" it can''t have x-amz-* or action, nor one whose name is encoded.',
+                hint = 'Leave it out, or have an administrator put it into the endpoint''s url.';
     end if;
 end
 $plpgsql$;

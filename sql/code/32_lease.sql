@@ -207,7 +207,7 @@ security definer
 set search_path = pg_catalog, pg_temp
 as $plpgsql$
 declare
-    v_reason text := coalesce(ulak._error_line(p_error), 'no reason given');
+    v_reason text := coalesce(ulak._error_line(ulak._without_message(p_error, p_id)), 'no reason given');
     -- A worker may name the class itself.
     v_error text := case
         when p_permanent and not starts_with(v_reason, '[DISABLE]') then '[PERMANENT] ' || ulak._without_class(v_reason)
@@ -238,16 +238,90 @@ comment on function ulak.fail(bigint, text, integer, text, interval, boolean, ti
     'reports a failure: the message is retried by its endpoint''s policy, or goes to the dead-letter queue if p_permanent '
     'or out of retries; an error (55000) if the lease is lost';
 
+-- A worker's reason without what it repeats of the message, or of a secret that its endpoint's config names: monitors and the log show it.
+-- As the worker in the database hides it: texts and numbers of four characters and more, and nothing is left of a reason that quotes a piece
+-- of a longer text.
+create or replace function ulak._without_message(p_error text, p_id bigint)
+returns text
+language plpgsql
+stable
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+declare
+    v_reason text := left(p_error, 4000);
+    v_lower text := lower(v_reason collate "C");
+    v_message record;
+    v_sent text[];
+    v_value text;
+begin
+    select q.payload, q.headers, e.config into v_message
+    from ulak.queue q
+    left join ulak.endpoints e on e.id = q.endpoint_id
+    where q.id = p_id;
+    if v_reason is null or not found then
+        return v_reason;
+    elsif pg_column_size(v_message.payload) > 1048576 then
+        return 'the reason is left out: the payload is too large to be searched for in it';
+    end if;
+    v_sent := array(
+        select distinct lower(s.value collate "C")
+        from (
+            select v #>> '{}'
+            from jsonb_path_query(jsonb_build_array(v_message.payload, v_message.headers), 'strict $.**') v
+            where jsonb_typeof(v) in ('string', 'number')
+            union all
+            -- Keys that are data, not names of fields.
+            select k #>> '{}'
+            from jsonb_path_query(v_message.payload, 'strict $.** ? (@.type() == "object").keyvalue().key') k
+            where k #>> '{}' !~ '^[A-Za-z_$][A-Za-z_.$-]*$'
+            union all
+            select v.value
+            from jsonb_each_text(ulak._secret_values(ulak._secret_names(v_message.config))) v
+        ) s(value)
+        where length(s.value) >= 4
+    );
+    for v_value in select s from unnest(v_sent) s where strpos(v_lower, s) > 0 order by length(s) desc loop
+        v_reason := regexp_replace(v_reason, '***=' || v_value, '****', 'gi');
+    end loop;
+    v_lower := lower(v_reason collate "C");
+    if exists (
+        select
+        from generate_series(1, length(v_lower) - 11, 12) w(place)
+        cross join unnest(v_sent) s(value)
+        where length(s.value) >= 12 and strpos(s.value, substr(v_lower, w.place, 12)) > 0
+    ) then
+        return 'the reason is left out: it repeats the payload';
+    end if;
+    return v_reason;
+end
+$plpgsql$;
+
 -- On one line, and cut where it gets too long, as the worker in the database writes errors: they are shown in every look, kept with
--- each failed cycle, and written to the server's log.
+-- each failed cycle, and written to the server's log. What XML and terminals can't bear is left out, and so is what nobody sees: as
+-- plpython/ulak/text.py does it. Only UTF-8 numbers its characters so.
 create or replace function ulak._error_line(p_error text)
 returns text
 language sql
-immutable
+stable
 set search_path = pg_catalog, pg_temp
 as $sql$
     select case when length(e.line) > 1000 then left(e.line, 1000) || '...' else e.line end
-    from (select regexp_replace(left(p_error, 4000), E'[\\x01-\\x1f\\x7f]+', ' ', 'g')) e (line)
+    from (
+        select regexp_replace(
+            left(p_error, 4000),
+            case
+                when getdatabaseencoding() <> 'UTF8' then E'[\\x01-\\x1f\\x7f]+'
+                else E'[\\u0001-\\u001f\\u007f-\\u009f\\u00ad\\u061c\\u180e\\u200b-\\u200f\\u2028-\\u202e\\u2060-\\u206f\\ufdd0-\\ufdef\\ufeff\\ufff9-\\ufffb'
+                    || (
+                        select string_agg(format(E'\\U%s-\\U%s', lpad(to_hex(p * 65536 + 65534), 8, '0'), lpad(to_hex(p * 65536 + 65535), 8, '0')), '')
+                        from generate_series(0, 16) p
+                    )
+                    || E'\\U000e0000-\\U000e007f]+'
+            end,
+            ' ',
+            'g'
+        )
+    ) e (line)
 $sql$;
 
 create or replace function ulak._without_class(p_error text)

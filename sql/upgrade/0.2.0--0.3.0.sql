@@ -81,3 +81,24 @@ comment on column ulak.sweep_state.set_back_at is 'when a sweep found that the c
 comment on column ulak.sweep_state.set_back_by is 'by how much';
 comment on column ulak.sweep_state.next_id is 'messages from here on were looked at for times that lie ahead; null: the next look begins with the newest';
 select pg_catalog.pg_extension_config_dump('ulak.sweep_state', 'where false');
+
+-- A value of metadata may no longer hold what parts a route, unless the config allows it. Endpoints that are there go on as before: the key
+-- is added where it makes a difference. No lock but the one that is held already; the check of 0.2.0 doesn't know the key.
+alter table ulak.endpoints disable trigger endpoints_are_valid;
+update ulak.endpoints e
+set config = e.config || '{"allow_separators": true}', config_version = e.config_version + 1
+from (
+    select r.id, r.route, regexp_replace(r.route #>> '{}', E'\\{[^}]*\\}', '', 'g') as texts
+    from (
+        select o.id, coalesce(o.config -> 'topic', o.config -> 'stream_key', o.config -> 'routing_key') as route
+        from ulak.endpoints o
+        where o.protocol in ('kafka', 'redis', 'amqp', 'mqtt')
+    ) r
+) r
+where e.id = r.id
+    and (
+        jsonb_typeof(r.route) <> 'string'
+        or r.texts ~ '[/:]' and r.route #>> '{}' like '%{%'
+        or r.texts like '%.%' and regexp_replace(r.route #>> '{}', E'\\{event_type\\}', '', 'g') like '%{%'
+    );
+alter table ulak.endpoints enable trigger endpoints_are_valid;

@@ -75,7 +75,7 @@ def test_curl_shows_the_request_as_it_is_sent(queue: Queue) -> None:
     words = shlex.split(queue.value("select ulak.curl(%s)", id))
 
     assert words[-1] == "https://example.com/v1/orders?x=1"
-    assert words[words.index("--data-binary") + 1] == RAW
+    assert words[words.index("--data-raw") + 1] == '${ "b": 1,   "a": 2, "a": 3 }\\015\\012'
     assert words[words.index("--max-time") + 1] == "2.5"
 
 

@@ -106,6 +106,88 @@ MUTANTS = [
         "\n",
         ("tests/db/test_breaker.py::test_a_message_is_not_the_probe_twice_in_turn_while_another_waits",),
     ),
+    # Forgeries.
+    Mutant(
+        "headers: an underscore is no hyphen",
+        "sql/code/04_values.sql",
+        "select translate(lower(p_name collate \"C\"), '_', '-')",
+        'select lower(p_name collate "C")',
+        (f"{APPLICATION}::test_it_cannot_send_a_header_that_only_ulak_sets",),
+    ),
+    Mutant(
+        "headers: an underscore is no hyphen to the worker",
+        "plpython/ulak/http/header.py",
+        'return name.lower().replace("_", "-")',
+        "return name.lower()",
+        (f"{APPLICATION}::test_a_forged_event_that_waits_already_is_not_delivered",),
+    ),
+    Mutant(
+        "content type: of an event",
+        "sql/code/18_check_message.sql",
+        "l.name = 'content-type' and ulak._is_event_type(h.value #>> '{}')",
+        "false",
+        (f"{APPLICATION}::test_it_cannot_send_a_body_that_is_an_event_of_its_own_making",),
+    ),
+    Mutant(
+        "path: encoded letters",
+        "sql/code/18_request.sql",
+        "when v_path ~ '%(2d|2e|5f|3[0-9]|4[1-9a-f]|5[0-9a]|6[1-9a-f]|7[0-9a])'",
+        "when false",
+        (f"{APPLICATION}::test_it_cannot_hide_a_path_from_the_check",),
+    ),
+    Mutant(
+        "path: orders to a service",
+        "sql/code/18_request.sql",
+        "or v_is_sigv4 and m.name ~ '^x[-_]amz[-_]|^action$|[%+]'",
+        "",
+        (f"{APPLICATION}::test_it_cannot_have_an_order_to_the_service_signed_by_the_endpoints_key",),
+    ),
+    Mutant(
+        "route: any value",
+        "plpython/ulak/broker/route.py",
+        "        for each in self._separators:\n",
+        "        for each in ():\n",
+        (f"{APPLICATION}::test_its_metadata_leads_to_no_other_part_of_a_broker",),
+    ),
+    # Secrets.
+    Mutant(
+        "secrets: anywhere in a config",
+        "sql/code/12_protocols.sql",
+        "        ulak._secrets_violation(p_protocol, p_config, p_endpoint_id, p_old),\n",
+        "",
+        (
+            f"{ADMIN}::test_a_secret_stands_only_where_a_credential_belongs",
+            f"{ADMIN}::test_the_signing_secret_of_another_endpoint_can_not_be_named",
+        ),
+    ),
+    Mutant(
+        "curl: a body of ours without the mask",
+        "plpython/ulak/http/curl_command.py",
+        "body if body in payloads else mask.hide(body)",
+        "body",
+        (f"{ADMIN}::test_a_secret_that_an_earlier_version_accepted_elsewhere_stays_and_is_not_shown",),
+    ),
+    Mutant(
+        "curl: a body may name a file",
+        "plpython/ulak/http/curl_command.py",
+        '"--data-raw"',
+        '"--data-binary"',
+        (f"{ADMIN}::test_curl_sends_a_body_as_it_is_and_no_file",),
+    ),
+    Mutant(
+        "echo: of a message's path",
+        "plpython/ulak/http/verdict.py",
+        "    own += secrecy.own_path(request, endpoint.profile.url)\n",
+        "",
+        (f"{RECEIVER}::test_what_a_receiver_echoes_of_a_messages_path_reaches_no_monitor",),
+    ),
+    Mutant(
+        "fail: in the consumer's words",
+        "sql/code/32_lease.sql",
+        "ulak._error_line(ulak._without_message(p_error, p_id))",
+        "ulak._error_line(p_error)",
+        (f"{PULL_WORKER}::test_its_errors_repeat_nothing_of_the_message",),
+    ),
     # Files that a config names.
     Mutant(
         "files: nobody looks",
@@ -158,7 +240,7 @@ MUTANTS = [
     Mutant(
         "echo: of everything but a payload",
         "plpython/ulak/http/verdict.py",
-        "answer = endpoint.private.hide(answer, credentials, is_cut)",
+        "answer = endpoint.private.hide(answer, own, is_cut)",
         "pass",
         (ECHO,),
     ),
@@ -204,7 +286,7 @@ MUTANTS = [
     Mutant(
         "echo: of a payload",
         "plpython/ulak/http/verdict.py",
-        "answer = secrecy.hide_payload(text.line(answer), request, endpoint.lines)",
+        "answer = secrecy.hide_payload(text.line(answer), request, endpoint.lines, endpoint.profile.url)",
         "answer = text.line(answer)",
         (ECHO, f"{RECEIVER}::test_an_error_that_names_a_field_stays_readable"),
     ),
@@ -219,11 +301,8 @@ MUTANTS = [
     Mutant(
         "text: nothing is cleaned",
         "plpython/ulak/text.py",
-        """_UNPRINTABLE = re.compile(r"[\\x00-\\x1f\\x7f-\\x9f\\u200b-\\u200f\\u2028-\\u202e\\u2066-\\u2069\\s]+")
-_SURROGATE = re.compile(r"[\\ud800-\\udfff]")
-_UNSTORABLE = re.compile(r"[\\x00\\ud800-\\udfff]")
-""",
-        '_UNPRINTABLE = _SURROGATE = _UNSTORABLE = re.compile(r"(?!)")\n',
+        "# By PostgreSQL's names.",
+        '_UNPRINTABLE = _SURROGATE = _UNSTORABLE = re.compile(r"(?!)")\n# By PostgreSQL\'s names.',
         (
             f"{RECEIVER}::test_no_token_server_can_end_a_run",
             f"{RECEIVER}::test_no_answer_can_end_a_run_in_a_database_that_cannot_hold_it",

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import psycopg
 import pytest
+from psycopg.types.json import Jsonb
 from support.cluster import Cluster, Connect
 from support.errors import refused
 from support.receiver import Answer, Certificate, Received, Receiver
@@ -242,6 +245,114 @@ def test_curl_shows_no_secret_wherever_it_stands(site: Site) -> None:
     assert "x-plain: shown" in words
     assert '{"price": 5}' in words
     assert re.search(r"authorization: Bearer \*\*\*\*", row[0])
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"cloudevents": True, "cloudevents_source": {"$secret": "header"}},
+        {"cloudevents": True, "cloudevents_type": {"$secret": "header"}},
+        {"cloudevents": True, "cloudevents_subject": {"$secret": "header"}},
+        {"signing_secret": "long enough", "signature": {"scheme": "hmac", "header": {"$secret": "header"}}},
+        {
+            "signing_secret": "long enough",
+            "signature": {"scheme": "hmac", "header": "x", "prefix": {"$secret": "header"}},
+        },
+        {"tls_ca_bundle": {"$secret": "header"}},
+        {"method": {"$secret": "header"}},
+        {"retry_on": [{"$secret": "header"}]},
+        {"proxy": {"url": "http://p:1", "no_proxy": {"$secret": "header"}}},
+        {
+            "auth": {
+                "type": "oauth2",
+                "token_url": "http://x",
+                "client_id": "i",
+                "client_secret": "s",
+                "scope": {"$secret": "header"},
+            }
+        },
+        {"auth": {"$secret": "header"}},
+    ],
+)
+def test_a_secret_stands_only_where_a_credential_belongs(db: DB, admin: DB, config: dict[str, Any]) -> None:
+    db.execute("select ulak.set_secret('header', 'hush-header')")
+    given = Jsonb({"url": "https://example.com", **config})
+
+    for statement in (
+        "select ulak.create_endpoint('shop', 'http', %s)",
+        "select ulak.validate_endpoint_config('http', %s)",
+    ):
+        denied = refused(admin, statement, given)
+
+        assert denied.sqlstate == "22023"
+        assert f"{denied.message_primary}".endswith(" must not be a secret")
+        assert "hush" not in f"{denied.message_detail} {denied.message_hint}"
+
+
+@pytest.mark.parametrize(
+    "config", [{"headers": {"x": {"$secret": "{}"}}}, {"signing_secret": {"$secret": "{}"}}, {"url": {"$secret": "{}"}}]
+)
+def test_the_signing_secret_of_another_endpoint_can_not_be_named(db: DB, admin: DB, config: dict[str, Any]) -> None:
+    admin.execute("""select ulak.create_endpoint('other', 'http', '{"url": "https://example.com"}')""")
+    admin.execute("select ulak.rotate_secret('other')")
+    (name,) = db.execute("select name from ulak.secrets").fetchone() or ("",)
+    given = json.dumps({"url": "https://example.com", **config}).replace('"{}"', json.dumps(name))
+
+    denied = refused(admin, "select ulak.create_endpoint('shop', 'http', %s)", given)
+
+    assert f"{denied.message_primary}".endswith(" names a secret that belongs to another endpoint")
+    admin.execute("select ulak.rotate_secret('other')")
+    admin.execute("select ulak.alter_endpoint('other', config || '{\"timeout\": 5}') from ulak.endpoints")
+
+
+# As 0.2.0 accepted it.
+MISPLACED = {
+    "url": "https://example.com",
+    "cloudevents": True,
+    "cloudevents_mode": "structured",
+    "cloudevents_source": {"$secret": "source"},
+    "signing_secret": "long enough",
+    "signature": {"scheme": "hmac", "header": {"$secret": "name"}},
+}
+
+
+def misplaced(db: DB) -> int:
+    db.execute("select ulak.set_secret('source', 'hush-source'), ulak.set_secret('name', 'x-hush-name')")
+    db.execute("alter table ulak.endpoints disable trigger endpoints_are_valid")
+    row = db.execute("select ulak.create_endpoint('shop', 'http', %s)", [Jsonb(MISPLACED)]).fetchone()
+    db.execute("alter table ulak.endpoints enable trigger endpoints_are_valid")
+    assert row is not None
+    return int(row[0])
+
+
+def test_a_secret_that_an_earlier_version_accepted_elsewhere_stays_and_is_not_shown(db: DB, admin: DB) -> None:
+    misplaced(db)
+    (id,) = db.execute("select ulak.send('shop', '{\"price\": 5}')").fetchone() or (0,)
+
+    admin.execute("select ulak.set_secret('source', 'hush-other-source')")
+    admin.execute("select ulak.alter_endpoint('shop', config || '{\"timeout\": 5}') from ulak.endpoints")
+    (told,) = admin.execute("select ulak.curl(%s)", [id]).fetchone() or ("",)
+
+    assert "hush" not in told
+    assert '"data":{"price": 5}' in told
+    moved = Jsonb({**MISPLACED, "cloudevents_type": {"$secret": "source"}})
+    assert refused(admin, "select ulak.alter_endpoint('shop', %s)", moved).sqlstate == "22023"
+
+
+@pytest.mark.parametrize("body", ["@/etc/hostname", "-d@/etc/hostname", "a\x1b]0;owned\x07'b\\", "line\nline\u202e"])
+def test_curl_sends_a_body_as_it_is_and_no_file(site: Site, receiver: Receiver, body: str) -> None:
+    site.http("shop", receiver.url)
+    id = site.value("select ulak.send('shop', p_raw => %s, p_path => 'a')", body)
+
+    with site.connect("ulak_admin") as admin:
+        (command,) = admin.execute("select ulak.curl(%s)", [id]).fetchone() or ("",)
+    subprocess.run(["bash", "-c", f"{command} --silent --output /dev/null"], check=True)
+
+    (request,) = receiver.wait_for(1)
+    assert request.body == body.encode()
+    assert command.isprintable()
+    assert "--data-raw" in command
+    assert "--globoff" in command
 
 
 def test_a_captured_answer_and_a_ping_show_no_secret_that_was_echoed(site: Site, echo: Receiver) -> None:

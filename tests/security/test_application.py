@@ -14,12 +14,14 @@ from support import brokers
 from support.brokers import PROTOCOLS
 from support.cluster import Cluster, Connect
 from support.errors import refused
+from support.mosquitto import Mosquitto
 from support.receiver import Answer, Receiver
 from support.sessions import wait_until
 from support.site import Site
 
 DB = psycopg.Connection[Any]
 SEND = "select ulak.send('shop', '1', p_headers => %s)"
+OTHER_DOTS = "must be percent-encoded UTF-8, without characters that pass for a dot or a slash"
 SIGV4 = {"type": "aws_sigv4", "access_key": "a", "secret_key": "b", "region": "eu-west-1", "service": "sqs"}
 # Behind the gate's back: such a message may have been sent before there was one.
 INSERT = "insert into ulak.queue (endpoint_id, payload, metadata) values (%s, %s, %s) returning id"
@@ -71,6 +73,11 @@ def nested(levels: int) -> str:
         "Host",
         "content-length",
         "TE",
+        # To WSGI and CGI an underscore is a hyphen.
+        "ulak_event_type",
+        "Webhook_Id",
+        "content_length",
+        "ULAK_-attempt",
     ],
 )
 def test_it_cannot_send_a_header_that_only_ulak_sets(db: DB, application: DB, name: str) -> None:
@@ -92,6 +99,13 @@ def test_it_cannot_send_a_header_that_only_ulak_sets(db: DB, application: DB, na
         ({"headers": {"Authorization": "Token t"}}, "authorization"),
         ({"headers": {"X-Api-Key": {"$secret": "key"}}}, "x-api-KEY"),
         ({"proxy": {"url": "http://proxy:3128"}}, "Proxy-Authorization"),
+        ({"headers": {"X-Api-Key": {"$secret": "key"}}}, "x_api_key"),
+        ({"headers": {"X_Api_Key": {"$secret": "key"}}}, "x-api-key"),
+        ({"signature": {"scheme": "hmac", "header": "x-shop-hmac"}, "signing_secret": "long enough"}, "x_shop-hmac"),
+        ({"signature": {"scheme": "github"}, "signing_secret": "long enough"}, "X_Hub_Signature_256"),
+        ({"auth": SIGV4}, "x_amz_target"),
+        ({"cloudevents": True}, "ce_type"),
+        ({"cloudevents": True}, "CE-Source"),
     ],
 )
 def test_it_cannot_replace_what_the_endpoint_authenticates_itself_with(
@@ -125,6 +139,83 @@ def test_it_cannot_leave_the_endpoints_path_by_what_some_receivers_decode(db: DB
     denied = refused(application, "select ulak.send('shop', '1', p_path => %s)", path)
 
     assert (denied.sqlstate, denied.message_primary) == ("22023", "the path must not have the segments . and ..")
+    assert sent(db) == 0
+
+
+@pytest.mark.parametrize(
+    ("path", "problem"),
+    [
+        ("%25%32%65%25%32%65/admin", "must not have letters, digits, or - . _ percent-encoded"),
+        ("a/%252%65%252%65/admin", "must not have letters, digits, or - . _ percent-encoded"),
+        ("%25%2532%2565/admin", "must not be percent-encoded twice"),
+        ("a%2500", "must not be percent-encoded twice"),
+        ("%c0%ae%c0%ae/admin", OTHER_DOTS),
+        ("%C0%AF", OTHER_DOTS),
+        ("%e0%80%ae./admin", OTHER_DOTS),
+        ("%f0%80%80%ae./admin", OTHER_DOTS),
+        ("%ef%bc%8e%ef%bc%8e/admin", OTHER_DOTS),
+        ("a%ef%bc%8fadmin", OTHER_DOTS),
+    ],
+)
+def test_it_cannot_hide_a_path_from_the_check(db: DB, application: DB, path: str, problem: str) -> None:
+    endpoint(db)
+
+    denied = refused(application, "select ulak.send('shop', '1', p_path => %s)", path)
+
+    assert (denied.sqlstate, denied.message_primary) == ("22023", f"the path {problem}")
+    assert sent(db) == 0
+
+
+@pytest.mark.parametrize("path", ["100%25", "a%20b/%7Eada/%C3%A9t%C3%A9", "a?q=%41&r=..", "x%2Fy", "%E2%82%AC%25x"])
+def test_it_may_encode_what_has_to_be(db: DB, application: DB, path: str) -> None:
+    endpoint(db)
+
+    application.execute("select ulak.send('shop', '1', p_path => %s)", [path])
+
+    assert sent(db) == 1
+
+
+@pytest.mark.parametrize(
+    "path", ["?X-Amz-Security-Token=x", "q?a=1&x-amz-target=Evil", "?Action=PurgeQueue", "?x%2Damz-a=1"]
+)
+def test_it_cannot_have_an_order_to_the_service_signed_by_the_endpoints_key(db: DB, application: DB, path: str) -> None:
+    endpoint(db, auth=SIGV4)
+
+    denied = refused(application, "select ulak.send('shop', '1', p_path => %s)", path)
+
+    assert denied.sqlstate == "42501"
+    assert sent(db) == 0
+
+
+EVENT_TYPES = [
+    "application/cloudevents+json",
+    "Application/CloudEvents; charset=utf-8",
+    "application/cloudevents-batch+json",
+]
+
+
+@pytest.mark.parametrize("content_type", EVENT_TYPES)
+@pytest.mark.parametrize(
+    ("protocol", "config"),
+    [
+        ("http", {"url": "https://example.com"}),
+        ("amqp", {"host": "rabbit", "exchange": "e"}),
+        ("kafka", {"broker": "kafka:9092", "topic": "t"}),
+        ("mqtt", {"broker": "mqtt", "topic": "t"}),
+    ],
+)
+def test_it_cannot_send_a_body_that_is_an_event_of_its_own_making(
+    db: DB, application: DB, protocol: str, config: dict[str, Any], content_type: str
+) -> None:
+    db.execute("select ulak.create_endpoint('shop', %s, %s)", [protocol, Jsonb({**config, "cloudevents": True})])
+    forged = '{"specversion": "1.0", "type": "ulak.circuit.opened"}'
+
+    by_parameter = "select ulak.send('shop', p_raw => %s, p_content_type => %s)"
+    by_header = "select ulak.send('shop', p_raw => %s, p_headers => jsonb_build_object('Content-Type', %s::text))"
+    many = "select ulak.send_messages('shop', jsonb_build_array(jsonb_build_object('raw', %s::text, 'content_type', %s::text)))"
+    for statement in (by_parameter, by_header, many):
+        denied = refused(application, statement, forged, content_type)
+        assert denied.sqlstate == "42501"
     assert sent(db) == 0
 
 
@@ -446,6 +537,41 @@ def test_an_aggregate_of_its_own_is_not_called_by_a_worker(
         session.execute("call ulak.run_maintenance()")
 
     assert own_site.rows(f"select who from {schema}.seen") == []
+
+
+def test_its_metadata_leads_to_no_other_part_of_a_broker(site: Site, mosquitto: Mosquitto) -> None:
+    broker = {"broker": "127.0.0.1", "port": mosquitto.port, "topic": "tenants/{tenant}/events"}
+    site.endpoint("shop", broker, None, "mqtt")
+    site.endpoint("open", {**broker, "allow_separators": True}, None, "mqtt")
+    site.start()
+
+    strayed = site.send("shop", metadata={"tenant": "acme/admin"})
+    allowed = site.send("open", metadata={"tenant": "acme/admin"})
+
+    site.wait_for_status(strayed, "failed")
+    site.wait_for_status(allowed, "completed")
+    assert site.dead(strayed)["last_error"].startswith("[PERMANENT]")
+    assert 'has "/" in tenant, which parts topic' in site.dead(strayed)["last_error"]
+
+
+@pytest.mark.parametrize("content_type", ["application/cloudevents+json", "Application/CloudEvents-batch+json"])
+def test_a_forged_event_that_waits_already_is_not_delivered(site: Site, receiver: Receiver, content_type: str) -> None:
+    """Sent before its endpoint made CloudEvents, or before that was refused."""
+    site.http("shop", receiver.url, {"max_retries": 0})
+    forged = site.value(
+        "select ulak.send('shop', p_raw => '{\"specversion\": \"1.0\"}', p_content_type => %s)", content_type
+    )
+    joined = site.send("shop", headers={"ce_type": "forged", "x_other": "1"})
+    site.call("alter_endpoint", "shop", {"url": receiver.url, "cloudevents": True})
+    site.start()
+
+    site.wait_for_status(forged, "failed")
+    site.wait_for_status(joined, "completed")
+
+    (request,) = receiver.requests
+    assert request.headers["ce-type"] == "ulak.message"
+    assert "ce_type" not in request.headers
+    assert request.headers["x_other"] == "1"
 
 
 # The circuit of a receiver that is well.

@@ -6,11 +6,31 @@ from typing import Any
 
 import psycopg
 import pytest
+from psycopg.types.json import Jsonb
 from support.cluster import Connect
 from support.errors import refused
+from ulak import text
 
 DB = psycopg.Connection[Any]
 
+UNBEARABLE = [
+    *(
+        "\x01",
+        "\x1b",
+        "\x7f",
+        "\x85",
+        "\x9b",
+        "\xad",
+        "\u061c",
+        "\u180e",
+        "\u200b",
+        "\u202e",
+        "\u2028",
+        "\u2060",
+        "\u2069",
+    ),
+    *("\ufdd0", "\ufeff", "\ufffb", "\ufffe", "\uffff", "\U0001ffff", "\U000e0041", "\U0010fffe"),
+]
 CLAIM = "select endpoint, payload from ulak.claim('mine', 10)"
 
 
@@ -212,6 +232,47 @@ def test_an_error_is_one_line_of_bounded_length(db: DB, consumer: DB) -> None:
     assert error.startswith("[RETRYABLE] one two [31mxxx")
     assert error.endswith("x...")
     assert len(error) < 1100
+
+
+@pytest.mark.parametrize(
+    ("reason", "kept"),
+    [
+        ("no customer Ada Lovelace", "[RETRYABLE] no customer ****"),
+        ("no customer ada lovelace at 4711, DE89-7", "[RETRYABLE] no customer **** at ****, ****"),
+        ("[PERMANENT] wrong: bearer-t, 66.125", "[PERMANENT] wrong: ****, ****"),
+        (
+            "cannot parse <upon a time a long story that noth",
+            "[RETRYABLE] the reason is left out: it repeats the payload",
+        ),
+        ("the field iban is missing", "[RETRYABLE] the field iban is missing"),
+        ("***=", "[RETRYABLE] ***="),
+    ],
+)
+def test_its_errors_repeat_nothing_of_the_message(db: DB, consumer: DB, reason: str, kept: str) -> None:
+    """Monitors and the server's log show them."""
+    consumer.execute("select ulak.complete(id, 'mine', attempt) from ulak.claim('mine')")
+    payload = {
+        "name": "Ada Lovelace",
+        "iban": ["DE89-7", {"4711": 66.125}],
+        "text": "once upon a time a long story that nobody was told",
+    }
+    db.execute("select ulak.send('mine', %s, p_headers => '{\"x-own\": \"bearer-t\"}')", [Jsonb(payload)])
+    (id, attempt) = consumer.execute("select id, attempt from ulak.claim('w', 1, 'mine')").fetchone() or ()
+
+    consumer.execute("select ulak.fail(%s, 'w', %s, %s)", [id, attempt, reason])
+
+    assert db.execute("select last_error from ulak.queue where id = %s", [id]).fetchone() == (kept,)
+
+
+@pytest.mark.parametrize("character", UNBEARABLE)
+def test_its_errors_hold_nothing_that_xml_or_a_terminal_cannot_bear(db: DB, consumer: DB, character: str) -> None:
+    (id, attempt) = consumer.execute("select id, attempt from ulak.claim('w', 1, 'mine')").fetchone() or ()
+
+    consumer.execute("select ulak.fail(%s, 'w', %s, %s)", [id, attempt, f"one{character}two \u20ac \U0001f4a5"])
+
+    (error,) = db.execute("select last_error from ulak.queue where id = %s", [id]).fetchone() or ("",)
+    assert error == "[RETRYABLE] one two \u20ac \U0001f4a5"
+    assert text.line(f"one{character}two \u20ac \U0001f4a5") == "one two \u20ac \U0001f4a5"
 
 
 def test_a_worker_has_no_name_of_any_length(db: DB, consumer: DB) -> None:

@@ -167,6 +167,18 @@ def test_what_a_receiver_echoes_of_secrets_and_payload_reaches_no_monitor(
             assert len(part) < 16 or part == "AWS4-HMAC-SHA256" or part not in told
 
 
+def test_what_a_receiver_echoes_of_a_messages_path_reaches_no_monitor(site: Site, echo: Receiver) -> None:
+    site.http("shop", echo.url, ONCE)
+    id = site.value("select ulak.send('shop', '{}', p_path => 'customers/ada%20lovelace/4711?iban=DE89&q=ok')")
+    site.start()
+
+    error = site.wait_for_status(id, "failed")["last_error"]
+
+    assert "HTTP 422: Cannot POST ****" in error
+    for piece in ("customers", "ada", "lovelace", "4711", "DE89"):
+        assert piece not in error
+
+
 @pytest.mark.parametrize("credentials", ["header", "body"])
 def test_a_token_server_that_echoes_gives_no_secret_away(site: Site, receiver: Receiver, credentials: str) -> None:
     def echo(request: Received) -> Answer:

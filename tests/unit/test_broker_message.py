@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -93,6 +94,34 @@ def test_a_route_takes_fields_of_the_metadata() -> None:
 def test_metadata_that_makes_no_route_is_an_error_of_the_message(metadata: str | None, problem: str) -> None:
     with pytest.raises(MessageError, match=problem):
         Route("topic", "orders.{event_type}", no_problem).of(message(metadata=metadata))
+
+
+@pytest.mark.parametrize(
+    ("template", "metadata", "separator"),
+    [
+        ("tenants/{tenant}/events", '{"tenant": "acme/admin"}', "/"),
+        ("orders.{shop}", '{"shop": "1.admin"}', r"\."),
+        ("s:{shop}", '{"shop": "a:b"}', ":"),
+        ("orders/{event_type}", '{"event_type": "a/b"}', "/"),
+    ],
+)
+def test_a_value_with_the_separator_of_its_route_is_refused_unless_the_config_allows_it(
+    template: str, metadata: str, separator: str
+) -> None:
+    given = message(metadata=metadata)
+
+    with pytest.raises(MessageError, match=f'has "{separator}" in'):
+        Route("topic", template, lambda route: None).of(given)
+
+    assert re.search(separator, Route("topic", template, lambda route: None, True).of(given))
+
+
+def test_a_value_may_hold_what_does_not_part_its_route() -> None:
+    values = message(metadata='{"event_type": "order.paid", "shop": "a.b", "place": "x/y"}')
+
+    assert Route("topic", "orders.{event_type}", lambda route: None).of(values) == "orders.order.paid"
+    assert Route("topic", "orders/{shop}", lambda route: None).of(values) == "orders/a.b"
+    assert Route("topic", "{place}", lambda route: None).of(values) == "x/y"
 
 
 @pytest.mark.parametrize("template", ["orders.{", "{event type}", "}", "{}", "x" * 21])

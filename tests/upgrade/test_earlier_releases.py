@@ -238,6 +238,30 @@ def test_receivers_of_cloudevents_go_on_getting_them_in_the_mode_that_they_know(
     assert modes == [("a", "structured"), ("b", "binary"), ("c", None)]
 
 
+@pytest.mark.parametrize("release", ["0.2.0"], indirect=True)
+def test_routes_go_on_taking_the_values_that_they_took(old: DB) -> None:
+    kafka, mqtt = {"broker": "kafka:9092"}, {"broker": "mqtt"}
+    for name, protocol, config in (
+        ("a", "mqtt", {**mqtt, "topic": "tenants/{tenant}/events"}),
+        ("b", "mqtt", {**mqtt, "topic": "orders/{event_type}"}),
+        ("c", "kafka", {**kafka, "topic": "shop.{event_type}"}),
+        ("d", "kafka", {**kafka, "topic": "shop.{event_type}.{shop}"}),
+        ("e", "redis", {"host": "redis", "stream_key": {"$secret": "key"}}),
+        ("f", "redis", {"host": "redis", "stream_key": "{tenant}"}),
+        ("g", "amqp", {"host": "rabbit", "exchange": "e"}),
+    ):
+        old.execute("select ulak.set_secret('key', 'orders:{tenant}')")
+        old.execute("select ulak.create_endpoint(%s, %s, %s)", [name, protocol, json.dumps(config)])
+
+    old.execute("alter extension ulak update")
+
+    allowed = old.execute("select name from ulak.endpoints where config ? 'allow_separators' order by 1").fetchall()
+    assert [name for (name,) in allowed] == ["a", "b", "d", "e"]
+    # Altered as it is, with the secret where it was.
+    old.execute("select ulak.alter_endpoint(name, config || '{\"max_in_flight\": 5}') from ulak.endpoints")
+    old.execute("select ulak.set_secret('key', 'orders')")
+
+
 # Failed upgrades.
 
 

@@ -329,7 +329,7 @@ def test_no_secret_is_told_wherever_one_looks(site: Site, brokers: Brokers) -> N
     configs: dict[str, dict[str, Any]] = {
         "amqp": login,
         "kafka": {"options": {**sasl, "sasl.password": {"$secret": "password"}, "message.timeout.ms": 1000}},
-        "mqtt": {**login, "will_topic": "gone", "will_payload": {"$secret": "password"}},
+        "mqtt": {**login, "will_topic": "gone"},
         "nats": {**login, "headers": {"x": {"$secret": "password"}}},
         "redis": login,
     }
@@ -372,14 +372,14 @@ def test_no_secret_is_told_wherever_one_looks(site: Site, brokers: Brokers) -> N
 
 # The keys that the documentation names.
 KEYS: dict[str, str] = {
-    "kafka": "broker topic key partition headers options",
-    "redis": """host port db username password stream_key maxlen maxlen_approximate minid nomkstream connect_timeout
+    "kafka": "broker topic allow_separators key partition headers options",
+    "redis": """host port db username password stream_key allow_separators maxlen maxlen_approximate minid nomkstream connect_timeout
         command_timeout tls tls_ca_cert tls_cert tls_key""",
-    "amqp": """host port vhost username password exchange routing_key exchange_type persistent mandatory heartbeat frame_max tls
+    "amqp": """host port vhost username password exchange routing_key allow_separators exchange_type persistent mandatory heartbeat frame_max tls
         tls_ca_cert tls_cert tls_key tls_verify_peer""",
-    "mqtt": """broker port topic qos retain client_id username password clean_session will_topic will_payload will_qos will_retain
+    "mqtt": """broker port topic allow_separators qos retain client_id username password clean_session will_topic will_payload will_qos will_retain
         tls tls_ca_cert tls_cert tls_key tls_insecure""",
-    "nats": """url subject jetstream stream token username password nkey_seed credentials_file tls tls_ca_cert tls_cert tls_key
+    "nats": """url subject allow_separators jetstream stream token username password nkey_seed credentials_file tls tls_ca_cert tls_cert tls_key
         headers options""",
 }
 SHARED = "max_in_flight rate_limit circuit_breaker"
@@ -411,34 +411,21 @@ def test_every_key_is_known_and_a_slip_of_the_pen_is_refused_with_the_key_that_w
         assert f'Did you mean "{key}"?' in f"{diag.message_hint}", key
 
 
-# Texts that have a form.
-FORMED = {
-    "kafka.broker": "kafka:9092",
-    "minid": "1-0",
-    "nkey_seed": "SUACSSL3UAHUDXKFSNVUZRF5UHPMWZ6BFDTJ7M6USDXIEDNPPQYYYCU3VY",
-    "credentials_file": "/etc/nats/user.creds",
-}
-ALONE = ("token", "nkey_seed", "credentials_file")
+CREDENTIALS = {"username", "password", "token", "nkey_seed"}
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_a_secret_may_stand_wherever_a_text_may(site: Site, protocol: str) -> None:
+def test_a_secret_may_stand_where_a_credential_belongs_and_nowhere_else(site: Site, protocol: str) -> None:
     known = site.value("select ulak._config_schema(%s) -> 'properties'", protocol)
-    texts = [key for key, schema in known.items() if "string" in schema.get("type", ())]
-    # What makes the config a whole: each stands beside the others.
-    beside = {"tls": True, "username": "u", "password": "p", "tls_cert": "/cert.pem", "will_topic": "gone"}
+    texts = {key for key, schema in known.items() if "string" in schema.get("type", ())} - CREDENTIALS
+    credentials: dict[str, Any] = {"username": {"$secret": "text"}, "password": {"$secret": "text"}}
     if protocol == "kafka":
-        beside = {"headers": {"x": {"$secret": "text"}}, "options": {"client.id": {"$secret": "text"}}}
-    allowed = {key: value for key, value in beside.items() if key in known}
+        sasl = {"security.protocol": "sasl_plaintext", "sasl.mechanism": "PLAIN", "sasl.username": {"$secret": "text"}}
+        credentials = {"headers": {"x": {"$secret": "text"}}, "options": {**sasl, "sasl.password": {"$secret": "text"}}}
     site.call("set_secret", "text", "orders")
-    for key, value in FORMED.items():
-        site.call("set_secret", key, value)
 
+    assert site.call("validate_endpoint_config", protocol, {**SMALLEST[protocol], **credentials}) is True
     assert len(texts) >= 3
     for key in texts:
-        named = next((each for each in (f"{protocol}.{key}", key) if each in FORMED), "text")
-        # A login of NATS stands alone.
-        alone = ("username", "password") if protocol == "nats" and key in ALONE else ()
-        given = {**SMALLEST[protocol], **allowed, key: {"$secret": named}}
-        wanted = {name: value for name, value in given.items() if name not in alone}
-        assert site.call("validate_endpoint_config", protocol, wanted) is True, key
+        denied = site.refuses("validate_endpoint_config", protocol, {**SMALLEST[protocol], key: {"$secret": "text"}})
+        assert denied.message_primary == f"invalid config of {protocol} endpoint: $.{key} must not be a secret"

@@ -61,7 +61,7 @@ def parse(given: EndpointConfig, timeout: float, cloudevents_source: str, batch_
         password=password,
         exchange=exchange,
         exchange_type=config.get("exchange_type"),
-        routing_key=Route("routing_key", key, _key_problem),
+        routing_key=Route("routing_key", key, _key_problem, bool(config.get("allow_separators"))),
         persistent=bool(config.get("persistent", True)),
         mandatory=bool(config.get("mandatory", True)),
         heartbeat=_integer(config, "heartbeat", HEARTBEAT, 0, 3600),

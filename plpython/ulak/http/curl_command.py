@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Collection
 
 from ulak.http import header, secrecy
 from ulak.http.model import Endpoint, Request
@@ -11,11 +12,12 @@ from ulak.mask import MASK
 _SCHEMES = frozenset(("apikey", "aws4-hmac-sha256", "basic", "bearer", "digest", "token"))
 
 
-def render(request: Request, endpoint: Endpoint) -> str:
-    """The payload is shown as it is; of everything that the endpoint's config holds, what is secret is hidden."""
+def render(request: Request, endpoint: Endpoint, payloads: Collection[str]) -> str:
+    """A body that is the payload (one of these) is shown as it is; everything else without what is secret."""
     mask = endpoint.mask
     profile = request.profile
-    words = ["curl", "--include", "--request", profile.method]
+    # Nothing in the words but the body and the lines is to mean anything: no {a,b} in a url, no @file.
+    words = ["curl", "--globoff", "--include", "--request", profile.method]
     words += ["--max-time", f"{profile.timeout:g}", "--connect-timeout", f"{profile.connect_timeout:g}"]
     if not profile.ssl_verify:
         words.append("--insecure")
@@ -35,9 +37,24 @@ def render(request: Request, endpoint: Endpoint) -> str:
         words += ["--noproxy", "*"]
     for line in request.headers:
         name, value = header.split(line)
-        words += ["--header", f"{name}: {_masked(name, value, endpoint)}" if value else f"{name};"]
-    words += ["--data-binary", request.body.decode("utf-8", "replace"), mask.hide(profile.url)]
-    return shlex.join(words)
+        shown = mask.hide(name)
+        words += ["--header", f"{shown}: {_masked(name, value, endpoint)}" if value else f"{shown};"]
+    body = request.body.decode("utf-8", "replace")
+    words += ["--data-raw", body if body in payloads else mask.hide(body), mask.hide(profile.url)]
+    return " ".join(map(_quoted, words))
+
+
+def _quoted(word: str) -> str:
+    """For a shell. What a terminal would obey or not show is written as the bytes that it is."""
+    if word.isprintable():
+        return shlex.quote(word)
+    return "$'" + "".join(_escaped(letter) for letter in word) + "'"
+
+
+def _escaped(letter: str) -> str:
+    if letter in "\\'":
+        return "\\" + letter
+    return letter if letter.isprintable() else "".join(f"\\{byte:03o}" for byte in letter.encode("utf-8", "replace"))
 
 
 def _masked(name: str, value: str, endpoint: Endpoint) -> str:

@@ -41,6 +41,11 @@ def problem(name: str, value: object) -> str | None:
     return None
 
 
+def key(name: str) -> str:
+    """By which headers are compared: WSGI and CGI hand x_api_key and X-Api-Key to an application under one name."""
+    return name.lower().replace("_", "-")
+
+
 def line(name: str, value: str) -> Line:
     # libcurl drops "name:" and sends "name;" as an empty header.
     text = f"{name}: {value}" if value.strip() else f"{name};"

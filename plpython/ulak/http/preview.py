@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -24,4 +25,7 @@ def curl(given: Mapping[str, Any], now: float) -> str:
     )
     # A real token is none of the reader's business, and fetching one would be a request.
     token = MASK if isinstance(parsed.auth, OAuth2) else None
-    return curl_command.render(request.build(parsed, [Message(**given["message"])], now, token), parsed)
+    message = Message(**given["message"])
+    raw = json.loads(message.payload)
+    payloads = [message.payload, *([raw] if isinstance(raw, str) else [])]
+    return curl_command.render(request.build(parsed, [message], now, token), parsed, payloads)

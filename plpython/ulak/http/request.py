@@ -146,10 +146,11 @@ def _own_headers(text: str) -> _Own:
         if problem:
             raise MessageError(f"the message's header {name!r} {problem}")
         lower = name.lower()
-        if lower not in header.RESERVED:
+        key = header.key(name)
+        if key not in header.RESERVED and (key == lower or not key.startswith(("ulak-", "webhook-"))):
             lines[lower] = header.line(name, value)
             values[lower] = value
-    suspects = [name for name in lines if name == "authorization" or name.startswith("x-amz-")]
+    suspects = [name for name in lines if name == "authorization" or name.startswith("x-amz-") or "_" in name]
     return _Own(lines, particular, suspects, values.get("traceparent"), values.get("content-type"))
 
 
@@ -159,9 +160,16 @@ def _without_credentials(endpoint: Endpoint, lines: Mapping[str, Line]) -> dict[
 
 def _is_credential(endpoint: Endpoint, name: str) -> bool:
     """Whether the endpoint proves itself with this header. send() refuses it; the config may have changed since."""
-    if name == "authorization":
-        return endpoint.auth is not None or name in endpoint.headers
-    return name.startswith("x-amz-") and isinstance(endpoint.auth, SigV4)
+    key = header.key(name)
+    if key == "authorization":
+        return endpoint.auth is not None or key in endpoint.headers
+    if key.startswith("x-amz-"):
+        return isinstance(endpoint.auth, SigV4)
+    return key != name and (key in endpoint.headers or key.startswith("ce-") or key == _signature_key(endpoint))
+
+
+def _signature_key(endpoint: Endpoint) -> str | None:
+    return None if endpoint.signature is None else header.key(endpoint.signature.header)
 
 
 def _sigv4(profile: Profile, auth: SigV4, headers: dict[str, Line], body: bytes, now: float) -> dict[str, Line]:

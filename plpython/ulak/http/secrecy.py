@@ -21,6 +21,7 @@ _CREDENTIAL = re.compile(r"[^\s,;=\"]{20,}")
 _LARGEST_SEARCHED = 64 * 1024
 # So much of a long text in the payload counts as a quotation; each of 2 * _QUOTATION - 1 characters is found.
 _QUOTATION = 12
+_PIECES = re.compile("[/?&=;]")
 _FIELD_NAME = re.compile(r"[A-Za-z_$][A-Za-z_.$-]*")
 # Of what ulak sets itself, nothing is the sender's.
 _OWN_HEADERS = frozenset(("content-type", "ulak-attempt", "user-agent", "webhook-id", "webhook-timestamp"))
@@ -123,8 +124,24 @@ def credentials(lines: Iterable[Line], scheme: Signature | None) -> Iterator[str
             yield from _CREDENTIAL.findall(value)
 
 
-def hide_payload(answer: str, request: Request, endpoint_lines: Sequence[Line]) -> str:
-    """An answer without what it repeats of the message, or nothing of it. Names of fields stay: they help."""
+def own_path(request: Request, url: str) -> Iterator[str]:
+    """What a message's own path makes of its endpoint's url, whole and in pieces."""
+    if request.profile.url == url:
+        return
+    parts = urlsplit(request.profile.url)
+    yield f"{parts.path}?{parts.query}"
+    yield parts.path
+    yield parts.query
+    known = set(_PIECES.split(url))
+    for piece in _PIECES.split(f"{parts.path}?{parts.query}"):
+        if piece not in known:
+            yield piece
+            yield unquote(piece)
+
+
+def hide_payload(answer: str, request: Request, endpoint_lines: Sequence[Line], url: str | None = None) -> str:
+    """An answer without what it repeats of the message, or nothing of it. Names of fields stay: they help. `url` is the
+    endpoint's, if the message may have a path of its own."""
     if len(request.body) > _LARGEST_SEARCHED:
         return ""
     try:
@@ -134,6 +151,8 @@ def hide_payload(answer: str, request: Request, endpoint_lines: Sequence[Line]) 
         return ""
     sent = set(_values(document))
     sent.update(_own_headers(request, endpoint_lines))
+    if url is not None:
+        sent.update(own_path(request, url))
     lowered = answer.lower()
     # A single character tells nothing; two or three do so only as a word.
     found = [each for each in sent if len(each) >= 2 and each.lower() in lowered]

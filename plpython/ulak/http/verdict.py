@@ -105,11 +105,12 @@ def _excerpt(endpoint: Endpoint, finished: Finished) -> str:
 def _quote(endpoint: Endpoint, finished: Finished, answer: str, is_cut: bool = False) -> str:
     request = finished.request
     # Those that the endpoint has of its own are hidden anyway.
-    credentials = secrecy.credentials(
-        [each for each in request.headers if each not in endpoint.lines], endpoint.signature
+    own = list(
+        secrecy.credentials([each for each in request.headers if each not in endpoint.lines], endpoint.signature)
     )
-    answer = endpoint.private.hide(answer, credentials, is_cut)
-    answer = secrecy.hide_payload(text.line(answer), request, endpoint.lines)
+    own += secrecy.own_path(request, endpoint.profile.url)
+    answer = endpoint.private.hide(answer, own, is_cut)
+    answer = secrecy.hide_payload(text.line(answer), request, endpoint.lines, endpoint.profile.url)
     if is_cut:
         answer = answer[:-_UNSURE]
     return f": {text.line(answer, _EXCERPT)}" if answer else ""

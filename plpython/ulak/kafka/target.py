@@ -102,7 +102,7 @@ def parse(config: EndpointConfig, cloudevents_source: str) -> Target:
     named = tuple((str(properties[name]), content) for name, content in _FILES.items() if name in properties)
     return Target(
         brokers=brokers,
-        topic=Route("topic", str(given.get("topic", "")), _topic_problem),
+        topic=Route("topic", str(given.get("topic", "")), _topic_problem, bool(given.get("allow_separators"))),
         key=Route("key", given["key"], lambda key: None) if "key" in given else None,
         partition=given.get("partition", -1),
         headers=given.get("headers", {}),

@@ -57,7 +57,7 @@ def parse(config: EndpointConfig, default_timeout: float, default_source: str) -
     return Target(
         address=Address(keys.host(given, "broker"), port, context),
         mask=keys.mask(config, given.get("password")),
-        topic=Route("topic", str(given.get("topic", "")), topic_problem),
+        topic=Route("topic", str(given.get("topic", "")), topic_problem, bool(given.get("allow_separators"))),
         qos=qos,
         retain=bool(given.get("retain", False)),
         client_id=given.get("client_id"),

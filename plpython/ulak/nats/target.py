@@ -78,7 +78,7 @@ def parse(config: EndpointConfig, default_timeout: float, default_source: str) -
     addresses = _addresses(given)
     return Target(
         servers=Servers(addresses),
-        subject=Route("subject", str(given.get("subject", "")), subject_problem),
+        subject=Route("subject", str(given.get("subject", "")), subject_problem, bool(given.get("allow_separators"))),
         jetstream=bool(given.get("jetstream", True)),
         stream=given.get("stream"),
         login=login,

@@ -48,7 +48,7 @@ def parse(config: EndpointConfig) -> Target:
         command_timeout=command_timeout,
         timeout=connect_timeout + command_timeout,
         greeting=_greeting(given),
-        stream=Route("stream_key", str(given.get("stream_key", "")), _problem),
+        stream=Route("stream_key", str(given.get("stream_key", "")), _problem, bool(given.get("allow_separators"))),
         options=_options(given),
     )
 
