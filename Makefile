@@ -14,10 +14,15 @@ UPGRADES := $(patsubst sql/upgrade/%.sql,$(BUILD)/ulak--%.sql,$(wildcard sql/upg
 DATA_built = $(SCRIPT) $(UPGRADES)
 DATA = $(filter-out $(patsubst $(BUILD)/%,sql/released/%,$(DATA_built)),$(wildcard sql/released/*.sql))
 EXTRA_CLEAN = $(BUILD)
+# Beside the server's programs; Debian's package has it in /usr/bin.
+SETUP ?= control/ulak-setup
+ifneq ($(SETUP),)
+SCRIPTS = $(SETUP)
+endif
 # For servers without PL/Python.
 PLAIN := $(BUILD)/ulak-plain-$(EXTVERSION).sql
 
-.PHONY: build sql help test test-plain test-debian13 test-debian14 docker-test lint reference demo demo-stop bench chaos soak mutants
+.PHONY: build sql deb dist files-image help test test-plain test-debian13 test-debian14 test-packages docker-test lint reference demo demo-stop bench chaos soak mutants
 .DELETE_ON_ERROR:
 
 build: $(DATA_built) ## build the extension's script
@@ -38,6 +43,12 @@ sql: $(PLAIN) ## build the plain script: no PL/Python, no superuser, for managed
 $(PLAIN): $(SCHEMA) $(REPLAYED) $(wildcard sql/upgrade/*.sql) sql/schema sql/code sql/upgrade sql/plain.py sql/plain $(wildcard sql/plain/*) control/ulak.control
 	python3 -B sql/plain.py $(EXTVERSION) $(SCHEMA) $(wildcard sql/upgrade/*.sql) $(REPLAYED) > $@
 
+deb: ## build Debian's packages for each server that is installed, into build/deb (needs debhelper, postgresql-server-dev-all)
+	control/package.sh deb $(BUILD)
+
+dist: ## build the archive for PGXN, with META.json of the control file, into build/dist; the same files make the same archive
+	control/package.sh dist $(BUILD)
+
 # Most of a run is waiting. Three processes would take less time, but keep fewer of the bounds that tests have for a busy machine.
 test: lint ## install what is missing and run every check; ARGS="tests/db -k send" picks some
 	tests/sandbox.sh python -m pytest $(or $(ARGS),-n 2 tests)
@@ -53,6 +64,10 @@ test-debian13: ## make demo and make test in a fresh Debian 13, PostgreSQL 17 (n
 
 test-debian14: ## the same in what is to be Debian 14, PostgreSQL 18
 	tests/debian.sh forky $(ARGS)
+
+test-packages: ## Debian's packages in a fresh Debian 12 and 13: build, lintian, install, ulak-setup, a delivery (needs root and debootstrap)
+	tests/packages.sh bookworm
+	tests/packages.sh trixie
 
 reference: ## write sql/REFERENCE.md anew, from the comments in the catalog
 	@mkdir -p $(BUILD)

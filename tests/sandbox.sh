@@ -91,21 +91,23 @@ make_venv() {
 }
 
 # Only the program, and the libraries it needs: installing the package would start a server on this machine.
-#   fetch_program PACKAGE PROGRAM [libraries]
+#   fetch_program PACKAGE [libraries]
 fetch_program() {
-    local package=$1
-    if [ ! -x "$run/tools/$2" ]; then
+    local package=$1 unpacked=$run/tools/$1.unpacked
+    # Not the program itself: an unpacking that was interrupted may have left a part of it.
+    if [ ! -e "$unpacked" ]; then
         mkdir -p "$run/tools"
         (
             cd "$run/tools"
             apt-get download -q "$package" || { as_root apt-get update -q && apt-get download -q "$package"; }
-            if [ "${3:-}" = libraries ]; then
+            if [ "${2:-}" = libraries ]; then
                 as_root env DEBIAN_FRONTEND=noninteractive apt-get satisfy -q -y --no-install-recommends \
                     -o DPkg::Lock::Timeout=300 "$(dpkg-deb -f "$package"_*.deb Depends)"
             fi
             dpkg -x "$package"_*.deb .
             rm "$package"_*.deb
         )
+        touch "$unpacked"
     fi
 }
 
@@ -123,9 +125,9 @@ make_run_folder
     flock 9
     if [ "$source" != "$project" ]; then copy_project; fi
     make_venv
-    fetch_program prometheus usr/bin/prometheus
-    fetch_program mosquitto usr/sbin/mosquitto libraries
-    fetch_program nats-server usr/sbin/nats-server
+    fetch_program prometheus
+    fetch_program mosquitto libraries
+    fetch_program nats-server
 ) 9> "$run/lock" >&2
 
 cd "$source"

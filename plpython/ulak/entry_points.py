@@ -124,6 +124,14 @@ def log_in(user: str) -> str:
     return json.dumps({"statement_timeout": timeout})
 
 
+def ask(place: dict[str, str], query: str) -> str | None:
+    """The body of ulak._ask(): what a session of this role in another database answers, if there can be one."""
+    try:
+        return login.ask({**login_parameters(""), **place}, query)
+    except login.LoginError:
+        return None
+
+
 def login_parameters(user: str) -> dict[str, str]:
     """As pg_cron would open a session of this role here."""
     row = plpy.execute("select host, port, database from ulak._login_parameters()")[0]

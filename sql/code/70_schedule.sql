@@ -16,6 +16,7 @@ begin
             using errcode = '22023', detail = format('It is %s.', v_workers), hint = 'To stop delivery: select * from ulak.stop();';
     end if;
     perform ulak._lock('schedule');
+    perform ulak._await_launcher();
     v_checks := (select jsonb_agg(to_jsonb(c)) from ulak._check_schedule(v_workers) c);
     return query
     select c.item, c.status, c.detail, c.fix
@@ -23,7 +24,11 @@ begin
 
     if v_checks @> '[{"status": "problem"}]' then
         return query values (
-            'schedule', 'not done', 'nothing was scheduled', 'select * from ulak.start(); -- after mending the problems above'
+            'schedule',
+            'not done',
+            'nothing was scheduled'
+                || case when not ulak._is_pg_cron_loaded() then '. Any other scheduler can run, each minute: ' || ulak._minutely_calls() else '' end,
+            'select * from ulak.start(); -- after mending the problems above, in their order'
         );
     elsif ulak._has_pg_cron() then
         return query
@@ -46,22 +51,13 @@ begin
             null::text
         from ulak._workers_begin(clock_timestamp()) b;
     else
-        return query
-        select
+        return query values (
             'schedule',
             'to do',
             ulak._elsewhere(),
-            concat_ws(
-                E'\n',
-                format(E'\\connect %I', current_setting('cron.database_name')),
-                ulak._unschedule_command(),
-                string_agg(ulak._schedule_command(j.jobname, j.schedule, j.command, j.username, j.database), E'\n'),
-                case
-                    when v_workers > 0 and not ulak._has_seconds()
-                        then format(E'\\connect %I\nselect ulak._launch_watcher();', current_database())
-                end
-            )
-        from ulak._wanted_jobs(v_workers) j;
+            ulak._fix_elsewhere(format('ulak._commands_elsewhere(%s)', v_workers))
+                || case when v_workers > 0 and not ulak._has_seconds() then E' \\\\ select ulak._launch_watcher();' else '' end
+        );
         return query
         select w.name, 'done', 'asked to leave', null::text
         from ulak._limit_workers(v_workers) w;
@@ -100,11 +96,7 @@ begin
             'schedule',
             'to do',
             ulak._elsewhere(),
-            format(E'\\connect %I', current_setting('cron.database_name')) || E'\n' || format(
-                'select cron.unschedule(jobid) from cron.job where %s and not (%s) is true;',
-                ulak._is_our_job(),
-                ulak._is_recurring_job()
-            )
+            ulak._fix_elsewhere('ulak._commands_elsewhere(null)')
         );
     end if;
     return query
@@ -255,6 +247,16 @@ as $sql$
     select 'ulak_worker'
 $sql$;
 
+-- What pg_cron would run.
+create or replace function ulak._minutely_calls()
+returns text
+language sql
+stable
+set search_path = pg_catalog, pg_temp
+as $sql$
+    select case when ulak._has_python() then 'call ulak.run_worker(); ' else '' end || 'call ulak.run_maintenance();'
+$sql$;
+
 -- Who can do what can't be done from here.
 create or replace function ulak._elsewhere()
 returns text
@@ -265,14 +267,113 @@ as $sql$
     select format('pg_cron lives in database "%s", where a superuser has to run this', current_setting('cron.database_name', true))
 $sql$;
 
--- How a parameter of the server is set.
-create or replace function ulak._server_fix(p_name text, p_value text, p_then text default 'then restart the server')
+-- One line for psql: fetches what the expression returns, and runs that where pg_cron lives. What psql shows of several lines
+-- couldn't be pasted.
+create or replace function ulak._fix_elsewhere(p_commands text)
+returns text
+language sql
+stable
+set search_path = pg_catalog, pg_temp
+as $sql$
+    select format(
+        E'select %s as ulak \\gset \\c %I \\\\ :ulak \\c %I', p_commands, current_setting('cron.database_name', true), current_database()
+    )
+$sql$;
+
+-- What has to be run where pg_cron lives to make its jobs equal to the wanted ones; for null, to take them out.
+create or replace function ulak._commands_elsewhere(p_workers integer)
+returns text
+language sql
+stable
+set search_path = pg_catalog, pg_temp
+as $sql$
+    select case
+        when p_workers is null then format(
+            'select cron.unschedule(jobid) from cron.job where %s and not (%s) is true;', ulak._is_our_job(), ulak._is_recurring_job()
+        )
+        else concat_ws(
+            E'\n',
+            'create extension if not exists pg_cron;',
+            ulak._unschedule_command(),
+            (
+                select string_agg(ulak._schedule_command(j.jobname, j.schedule, j.command, j.username, j.database), E'\n')
+                from ulak._wanted_jobs(p_workers) j
+            )
+        )
+    end
+$sql$;
+
+-- How a parameter of the server is set. One that no library has defined yet needs a stand-in.
+create or replace function ulak._server_fix(p_name text, p_value text, p_then text default null)
+returns text
+language sql
+stable
+set search_path = pg_catalog, pg_temp
+as $sql$
+    select concat_ws(
+        ' ',
+        case when not exists (select from pg_settings s where s.name = p_name) then format('set %s = %s;', p_name, p_value) end,
+        format('alter system set %s = %s;', p_name, p_value),
+        p_then
+    )
+$sql$;
+
+-- How the server is restarted, in a shell: Debian's way, if it is a cluster of Debian's.
+create or replace function ulak._restart(out detail text, out fix text)
+language sql
+stable
+set search_path = pg_catalog, pg_temp
+as $sql$
+    select
+        'the server reads these when it starts; as ' || case when c.part is null then ulak._system_user() else 'root' end || ', in a shell:',
+        case
+            when c.part is null then format(
+                '%s/pg_ctl -D %s restart', (select b.setting from pg_config b where b.name = 'BINDIR'), ulak._in_shell(current_setting('data_directory'))
+            )
+            else format('pg_ctlcluster %s %s restart', c.part[1], c.part[2])
+        end
+    from (select regexp_match(current_setting('config_file'), '^/etc/postgresql/([^/]+)/([^/]+)/postgresql.conf$')) c (part)
+$sql$;
+
+-- A word of a shell's.
+create or replace function ulak._in_shell(p_text text)
 returns text
 language sql
 immutable
 set search_path = pg_catalog, pg_temp
 as $sql$
-    select format('alter system set %s = %s; -- %s', p_name, p_value, p_then)
+    select case when p_text ~ '^[A-Za-z0-9_./:@%+-]+$' then p_text else '''' || replace(p_text, '''', E'''\\''''') || '''' end
+$sql$;
+
+-- A text as a line of a table shows it.
+create or replace function ulak._cut(p_text text, p_length integer)
+returns text
+language sql
+immutable
+set search_path = pg_catalog, pg_temp
+as $sql$
+    select case when length(t.line) > p_length then left(t.line, p_length - 3) || '...' else t.line end
+    from (select regexp_replace(p_text, E'\\s+', ' ', 'g')) t (line)
+$sql$;
+
+-- What somebody has set a parameter to, as the files are now, and whether the server has yet to be restarted for it. Null: nobody.
+create or replace function ulak._given_setting(p_name text, out setting text, out is_pending boolean)
+language sql
+stable
+set search_path = pg_catalog, pg_temp
+as $sql$
+    select
+        case when s.source in ('command line', 'environment variable') then s.setting else f.setting end,
+        coalesce(s.source not in ('command line', 'environment variable') and not f.applied, false)
+    from (values (p_name)) given (name)
+    left join pg_settings s on s.name = given.name
+    left join lateral (
+        select f.setting, f.applied
+        from pg_file_settings f
+        where lower(f.name collate "C") = given.name
+        order by f.seqno desc
+        limit 1
+    ) f on true
 $sql$;
 
 -- Of the extension, or of the library where it lives in another database.
@@ -417,7 +518,7 @@ begin
         return query values (
             v_job.jobname,
             case when v_job.is_right and v_job.is_here then 'unchanged' else 'done' end,
-            format('%s as %s: %s', v_job.schedule, v_job.username, v_job.command)
+            format('%s as %s: %s', v_job.schedule, v_job.username, ulak._cut(v_job.command, 60))
                 || case when v_job.jobid is not null and not v_job.is_here then format(' (it ran on %s)', v_job.place) else '' end
         );
     end loop;
@@ -523,46 +624,109 @@ as $python$
     return entry_points.launch_watcher()
 $python$;
 
--- What has to be right before anything is scheduled, as rows: ok, or a problem and its fix, which psql can run.
+-- pg_cron's launcher comes a moment after the server, and tries again each second where its database wasn't there yet.
+create or replace function ulak._await_launcher()
+returns void
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+begin
+    for v_look in 1..30 loop
+        exit when not ulak._is_pg_cron_loaded()
+            or exists (select from pg_stat_activity a where a.backend_type = 'pg_cron launcher');
+        perform pg_sleep(0.1), pg_stat_clear_snapshot();
+    end loop;
+end
+$plpgsql$;
+
+-- Everything that has to be right before something is scheduled, in the order in which it is mended: ok, or a problem and its fix,
+-- one line that can be pasted into psql or, where the detail says so, into a shell.
 create or replace function ulak._check_schedule(p_workers integer)
 returns table (item text, status text, detail text, fix text)
 language plpgsql
 set search_path = pg_catalog, pg_temp
 as $plpgsql$
 declare
-    v_is_usable boolean := not exists (
-        select from ulak._check_pg_cron(p_workers) c where c.item = 'pg_cron' and c.status = 'problem'
-    );
+    v_checks jsonb := '[]';
 begin
     -- A node has its own.
     if p_workers > 0 then
-        return query
-        select c.item, c.status, c.detail, c.fix
-        from ulak._check_python() c;
-        return query
-        select
-            m.package,
-            'warning',
-            format('it is not installed on this server; needed for %s of protocol %s', ulak._counted(m.endpoints, 'endpoint'), m.protocol),
-            format('-- as root on the server: apt-get install %s', m.package)
-        from ulak._missing_clients() m;
+        v_checks := v_checks || (
+            select jsonb_agg(to_jsonb(c))
+            from (
+                select 1 as step, p.item, p.status, p.detail, p.fix
+                from ulak._check_python() p
+                union all
+                select
+                    1,
+                    m.package,
+                    'warning',
+                    format('it is not installed; needed for %s of protocol %s; as root, in a shell:', ulak._counted(m.endpoints, 'endpoint'), m.protocol),
+                    format('apt-get install -y %s', m.package)
+                from ulak._missing_clients() m
+            ) c
+        );
+    end if;
+    v_checks := v_checks || coalesce((
+        select jsonb_agg(to_jsonb(c))
+        from ulak._pg_cron_steps(p_workers, ulak._is_pg_cron_created()) c
+    ), '[]');
+    if not ulak._wants_background_workers() then
+        v_checks := v_checks || coalesce((
+            select jsonb_agg(to_jsonb(c))
+            from pg_class q
+            cross join lateral (values ('ulak_worker'), (pg_get_userbyid(q.relowner))) u(name)
+            cross join lateral ulak._login_steps(u.name) c
+            where q.oid = 'ulak.queue'::regclass
+        ), '[]');
     end if;
     return query
     select c.item, c.status, c.detail, c.fix
-    from ulak._check_pg_cron(p_workers) c;
-    if v_is_usable and not ulak._has_background_workers() then
-        return query
-        select c.item, c.status, c.detail, c.fix
-        from pg_class q
-        cross join lateral (values ('ulak_worker'), (pg_get_userbyid(q.relowner))) u(name)
-        cross join lateral ulak._check_login(u.name) c
-        where q.oid = 'ulak.queue'::regclass;
-    end if;
+    from ulak._in_order(v_checks) c;
     return query
     select c.item, c.status, c.detail, c.fix
     from ulak._check_adopted() c;
 end
 $plpgsql$;
+
+-- The steps of a mending: 1 packages, 2 parameters, 3 a restart for them, 4 parameters that are possible only then, 5 a restart for
+-- those, 6 what the running server needs, 7 a look into its files.
+create or replace function ulak._in_order(p_checks jsonb)
+returns table (item text, status text, detail text, fix text)
+language sql
+stable
+set search_path = pg_catalog, pg_temp
+as $sql$
+    with checks as (
+        select c.*
+        from rows from (jsonb_to_recordset(p_checks) as (step integer, item text, status text, detail text, fix text))
+            with ordinality c(step, item, status, detail, fix, place)
+    ),
+    further as (
+        select distinct on (c.step)
+            c.step + 1 as step,
+            case when c.step = 6 then 'login' else 'restart' end as item,
+            'problem' as status,
+            case when c.step = 6 then 'the server reads these files when it is told to' else r.detail end as detail,
+            case when c.step = 6 then 'select pg_reload_conf();' else r.fix end as fix
+        from checks c
+        cross join ulak._restart() r
+        where c.status = 'problem'
+            and (c.step in (2, 4) or c.step = 6 and c.fix ~ E'^\\\\! ')
+            and not exists (select from checks k where k.status = 'problem' and k.step = c.step + 1)
+    )
+    select c.item, c.status, c.detail, c.fix
+    from (
+        select distinct on (a.step, a.item, a.detail, a.fix) a.*
+        from (
+            select k.step, k.item, k.status, k.detail, k.fix, k.place from checks k
+            union all
+            select f.step, f.item, f.status, f.detail, f.fix, null from further f
+        ) a
+    ) c
+    -- What is in order comes first.
+    order by c.status = 'problem', c.step, c.place
+$sql$;
 
 create or replace function ulak._check_python()
 returns table (item text, status text, detail text, fix text)
@@ -574,7 +738,7 @@ as $python$
     try:
         import pycurl
     except ImportError as error:
-        yield "pycurl", "problem", str(error), "-- as root on the server: apt-get install python3-pycurl"
+        yield "pycurl", "problem", f"{error}; as root, in a shell:", "apt-get install -y python3-pycurl"
     else:
         yield "pycurl", "ok", " ".join(pycurl.version.split()[:2]), None
 $python$;
@@ -582,27 +746,37 @@ $python$;
 -- In its libpq mode pg_cron logs in as the role that a job runs as. This does the same.
 create or replace function ulak._check_login(p_user text)
 returns table (item text, status text, detail text, fix text)
+language sql
+set search_path = pg_catalog, pg_temp
+as $sql$
+    select c.item, c.status, c.detail, c.fix
+    from ulak._login_steps(p_user) c
+$sql$;
+
+create or replace function ulak._login_steps(p_user text)
+returns table (step integer, item text, status text, detail text, fix text)
 language plpgsql
 set search_path = pg_catalog, pg_temp
 as $plpgsql$
 declare
+    v_host text := (select p.host from ulak._login_parameters() p);
     v_answer jsonb := ulak._log_in(p_user)::jsonb;
     v_timeout numeric;
 begin
     if v_answer ? 'problem' then
-        return query values (
-            'login',
-            'problem',
-            concat_ws('; ', v_answer ->> 'problem', ulak._login_rule(p_user)),
-            ulak._login_fix(p_user)
+        return query
+        select *
+        from ulak._login_problem(
+            p_user, v_host, ulak._cut(coalesce(substring(v_answer ->> 'problem' from 'FATAL: *(.*)'), v_answer ->> 'problem'), 90)
         );
         return;
     end if;
-    return query values ('login', 'ok', format('%s can log in', p_user), null::text);
+    return query values (6, 'login', 'ok', format('%s can log in', p_user), null::text);
     -- A run takes a minute, and longer if a receiver does.
     v_timeout := extract(epoch from (v_answer ->> 'statement_timeout')::interval);
     if p_user = 'ulak_worker' and v_timeout > 0 and v_timeout < 600 then
         return query values (
+            6,
             'statement_timeout',
             'problem',
             format('it would end a worker''s run after %s s', round(v_timeout, 1)),
@@ -612,43 +786,115 @@ begin
 end
 $plpgsql$;
 
--- Which line of pg_hba.conf decides about a role, as the file is now, and what its map lacks.
-create or replace function ulak._login_rule(p_user text)
+-- What lets a role in without letting in others: background workers, which need no login, where pg_cron has good ones; else the
+-- operating system's user over a socket; else a password.
+create or replace function ulak._login_problem(p_user text, p_host text, p_reason text)
+returns table (step integer, item text, status text, detail text, fix text)
+language plpgsql
+stable
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+declare
+    v_socket text := ulak._socket();
+    v_rule record;
+begin
+    if not (select r.rolcanlogin from pg_roles r where r.rolname = p_user) then
+        return query values (6, 'login', 'problem', p_reason, format('alter role %I login;', p_user));
+    elsif ulak._has_seconds() then
+        return query values (
+            2, 'login', 'problem', format('%s; background workers need no login', p_reason), ulak._server_fix('cron.use_background_workers', 'on')
+        );
+    elsif p_host !~ '^/' and v_socket is null then
+        return query values
+            (6, 'login', 'problem', p_reason, format(E'\\password %I', p_user)),
+            (
+                6,
+                'password',
+                'problem',
+                format('it is found in ~/.pgpass, mode 0600, of the operating system''s user %s:', ulak._system_user()),
+                format(E'\\! echo %s:%s:*:%s:PASSWORD >> ~%s/.pgpass', p_host, current_setting('port'), p_user, ulak._system_user())
+            );
+    else
+        if p_host !~ '^/' then
+            return query values (
+                2, 'cron.host', 'problem', format('%s; over a socket no password is needed', p_reason), ulak._server_fix('cron.host', quote_literal(v_socket))
+            );
+        end if;
+        select * into v_rule
+        from ulak._login_rule(p_user) r;
+        if v_rule.map is null then
+            return query values (
+                6,
+                'login',
+                'problem',
+                ulak._cut(concat_ws('; ', p_reason, v_rule.why), 200),
+                format(
+                    E'\\! sed -i %s %s',
+                    ulak._in_shell(format('1i local %s %s peer map=ulak', ulak._in_file(current_database()), ulak._in_file(p_user))),
+                    ulak._in_shell(current_setting('hba_file'))
+                )
+            );
+        end if;
+        if not v_rule.is_mapped then
+            return query values (
+                6,
+                'login',
+                'problem',
+                format('map "%s" has no line that lets %s in as %s', coalesce(v_rule.map, 'ulak'), ulak._system_user(), p_user),
+                format(
+                    E'\\! echo %s >> %s',
+                    ulak._in_shell(concat_ws(' ', coalesce(v_rule.map, 'ulak'), ulak._system_user(), ulak._in_file(p_user))),
+                    ulak._in_shell(current_setting('ident_file'))
+                )
+            );
+        end if;
+        if v_rule.map is not null and v_rule.is_mapped then
+            return query values (7, 'login', 'problem', format('%s; its files were changed since', p_reason), 'select pg_reload_conf();');
+        end if;
+    end if;
+end
+$plpgsql$;
+
+-- A name as pg_hba.conf and pg_ident.conf take it.
+create or replace function ulak._in_file(p_name text)
 returns text
+language sql
+immutable
+set search_path = pg_catalog, pg_temp
+as $sql$
+    select case when p_name ~ '^[A-Za-z_][A-Za-z0-9_]*$' and p_name not in ('all', 'sameuser', 'samerole', 'replication') then p_name else format('"%s"', p_name) end
+$sql$;
+
+-- Which line of pg_hba.conf decides about a role's login over the socket, as the file is now: its map, if it is one that goes by the
+-- operating system's user, and whether the map lets the server's user in.
+create or replace function ulak._login_rule(p_user text, out map text, out is_mapped boolean, out why text)
 language sql
 stable
 set search_path = pg_catalog, pg_temp
 as $sql$
-    select concat_ws(
-        '; ',
-        format('line %s of %s decides: %s', r.line_number, current_setting('hba_file'), r.line),
-        case
-            when r.auth_method = 'peer' and r.map is null and p_user <> ulak._system_user()
-                then format('it has no map that lets %s in as %s', ulak._system_user(), p_user)
-            when r.auth_method = 'peer' and not exists (
-                select
-                from pg_ident_file_mappings m
-                where m.map_name = r.map
-                    and m.error is null
-                    and m.sys_name = ulak._system_user()
-                    and m.pg_username in (p_user, 'all')
-            ) and r.map is not null
-                then format(
-                    'map "%s" in %s has no line that lets %s in as %s',
-                    r.map, current_setting('ident_file'), ulak._system_user(), p_user
-                )
-        end
-    )
-    from (
+    select
+        r.map,
+        exists (
+            select
+            from pg_ident_file_mappings m
+            where m.map_name = coalesce(r.map, 'ulak')
+                and m.error is null
+                and m.sys_name = ulak._system_user()
+                and m.pg_username in (p_user, 'all')
+        ),
+        case when r.line is not null then format('line %s of pg_hba.conf decides: %s', r.line_number, r.line) end
+    from (values (1)) one
+    left join (
         select
             h.line_number,
-            h.auth_method,
-            concat_ws(' ', h.type, array_to_string(h.database, ','), array_to_string(h.user_name, ','), h.address, h.auth_method,
+            concat_ws(' ', h.type, array_to_string(h.database, ','), array_to_string(h.user_name, ','), h.auth_method,
                 array_to_string(h.options, ' ')) as line,
-            (select substring(o from '^map=(.*)$') from unnest(h.options) o where o like 'map=%') as map
+            case
+                when h.auth_method = 'peer' then (select substring(o from '^map=(.*)$') from unnest(h.options) o where o like 'map=%')
+            end as map
         from pg_hba_file_rules h
         where h.error is null
-            and (h.type = 'local') = (select p.host ~ '^/' from ulak._login_parameters() p)
+            and h.type = 'local'
             and h.database && array['all', current_database()::text]
             and (
                 h.user_name && array['all', p_user]
@@ -661,38 +907,8 @@ as $sql$
             )
         order by h.line_number
         limit 1
-    ) r
+    ) r on true
 $sql$;
-
--- What lets a role in without letting in others: by the operating system's user over a socket, else by a password.
-create or replace function ulak._login_fix(p_user text)
-returns text
-language plpgsql
-stable
-set search_path = pg_catalog, pg_temp
-as $plpgsql$
-declare
-    v_is_local boolean := (select p.host ~ '^/' from ulak._login_parameters() p);
-    v_system_user text := ulak._system_user();
-begin
-    if not (select r.rolcanlogin from pg_roles r where r.rolname = p_user) then
-        return format('alter role %I login;', p_user);
-    elsif v_is_local then
-        return format(
-            'select pg_reload_conf(); -- after adding to %s, above any other line for it (such as "local all all peer"): '
-            '"local %s %s peer map=ulak"; and to %s: "ulak %s %s"',
-            current_setting('hba_file'), quote_ident(current_database()), quote_ident(p_user),
-            current_setting('ident_file'), v_system_user, quote_ident(p_user)
-        );
-    end if;
-    return format(
-        'alter role %1$I password ''...''; -- and put %2$s:%3$s:%4$s:%1$s:... into ~/.pgpass of the operating system''s user %5$s '
-        '(mode 0600). Or, better: alter system set cron.host = %6$L; then restart the server',
-        p_user, current_setting('cron.host'), current_setting('port'), current_database(), v_system_user,
-        btrim(split_part(current_setting('unix_socket_directories'), ',', 1))
-    );
-end
-$plpgsql$;
 
 create or replace function ulak._system_user()
 returns text
@@ -704,6 +920,15 @@ as $python$
     return pwd.getpwuid(os.geteuid()).pw_name
 $python$;
 
+create or replace function ulak._socket()
+returns text
+language sql
+stable
+set search_path = pg_catalog, pg_temp
+as $sql$
+    select nullif(btrim(split_part(current_setting('unix_socket_directories'), ',', 1)), '')
+$sql$;
+
 -- Where pg_cron would look for this server. The settings are a superuser's to read.
 create or replace function ulak._login_parameters()
 returns table (host text, port text, database text)
@@ -714,8 +939,9 @@ set search_path = pg_catalog, pg_temp
 as $sql$
     select
         coalesce(
-            nullif(current_setting('cron.host', true), ''),
-            nullif(btrim(split_part(current_setting('unix_socket_directories'), ',', 1)), ''),
+            nullif((ulak._given_setting('cron.host')).setting, ''),
+            case when ulak._is_pg_cron_loaded() then nullif(current_setting('cron.host', true), '') end,
+            ulak._socket(),
             'localhost'
         ),
         current_setting('port'),
@@ -732,26 +958,183 @@ as $python$
     return entry_points.log_in(p_user)
 $python$;
 
--- The part that needs no Python: is pg_cron there, does it run, and in a mode that suits us.
+-- Anybody may set a parameter of its where it isn't loaded.
+create or replace function ulak._is_pg_cron_loaded()
+returns boolean
+language sql
+stable
+set search_path = pg_catalog, pg_temp
+as $sql$
+    select current_setting('shared_preload_libraries') ~ E'\\mpg_cron\\M'
+$sql$;
+
+-- How pg_cron shall run its jobs: as it is told to; by background workers, which need no login, where nobody has told it yet; but not
+-- by those of 1.4, which wait for each other.
+create or replace function ulak._wants_background_workers()
+returns boolean
+language sql
+stable
+set search_path = pg_catalog, pg_temp
+as $sql$
+    select ulak._has_seconds() and coalesce((ulak._given_setting('cron.use_background_workers')).setting::boolean, not ulak._is_pg_cron_loaded())
+$sql$;
+
+-- Whether pg_cron was created in its database, which may be another one: then as a login there tells. Null: it can't be known.
+create or replace function ulak._is_pg_cron_created()
+returns boolean
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+begin
+    if not ulak._is_pg_cron_loaded() then
+        return false;
+    elsif current_setting('cron.database_name') = current_database() then
+        return ulak._has_pg_cron();
+    end if;
+    return ulak._ask(
+        coalesce(ulak._socket(), 'localhost'),
+        current_setting('cron.database_name'),
+        (select pg_get_userbyid(c.relowner) from pg_class c where c.oid = 'ulak.queue'::regclass),
+        'select pg_catalog.count(*) from pg_catalog.pg_extension where extname = ''pg_cron'''
+    ) = '1';
+end
+$plpgsql$;
+
+-- What a session of this role in another database answers. Null: there is none.
+create or replace function ulak._ask(p_host text, p_database text, p_user text, p_query text)
+returns text
+language plpython3u
+as $python$
+    plpy.execute("select ulak._load_python()")
+    from ulak import entry_points
+
+    return entry_points.ask({"host": p_host, "dbname": p_database, "user": p_user}, p_query)
+$python$;
+
+-- The part that needs no login: is pg_cron there, does it run, and in a mode that suits us.
 create or replace function ulak._check_pg_cron(p_workers integer)
 returns table (item text, status text, detail text, fix text)
+language sql
+stable
+set search_path = pg_catalog, pg_temp
+as $sql$
+    select o.item, o.status, o.detail, o.fix
+    from ulak._in_order(coalesce((select jsonb_agg(to_jsonb(c)) from ulak._pg_cron_steps(p_workers, null) c), '[]')) o
+$sql$;
+
+create or replace function ulak._pg_cron_steps(p_workers integer, p_is_created boolean)
+returns table (step integer, item text, status text, detail text, fix text)
 language plpgsql
 stable
 set search_path = pg_catalog, pg_temp
 as $plpgsql$
 declare
-    -- Anybody may set a parameter of this name where pg_cron isn't loaded.
-    v_home text := case
-        when current_setting('shared_preload_libraries') ~ E'\\mpg_cron\\M' then current_setting('cron.database_name', true)
-    end;
-    v_version text := case when ulak._has_pg_cron() then ulak._pg_cron_version() end;
-    v_libpq boolean := not ulak._has_background_workers();
-    -- Beside the workers: maintenance, vacuum, log, and the watcher of those who don't know seconds.
-    v_others integer := case when ulak._has_seconds() or p_workers = 0 then 3 else 4 end;
-    v_needed integer := p_workers + v_others;
+    v_is_loaded boolean := ulak._is_pg_cron_loaded();
+    v_version text := ulak._pg_cron_version();
+    v_given_home text := (ulak._given_setting('cron.database_name')).setting;
+    v_home text := coalesce(v_given_home, 'postgres');
+    v_is_here boolean;
+    v_background boolean := coalesce((ulak._given_setting('cron.use_background_workers')).setting::boolean, false);
+    v_wants_background boolean := ulak._wants_background_workers();
 begin
-    if v_home is null then
+    if not ulak._has_pg_cron() and exists (select from pg_extension e where e.extname = 'pg_cron') then
+        return query
+        select 6, 'pg_cron', 'problem', format('role %I may not use it', o.name), format('grant usage on schema cron to %I; -- by an administrator of the server', o.name)
+        from (select pg_get_userbyid(c.relowner) from pg_class c where c.oid = 'ulak.queue'::regclass) o (name);
+        return;
+    end if;
+    if v_version is null then
+        return query
+        select 1, p.name, 'problem', 'it is not installed; as root, in a shell:', format('apt-get install -y %s', p.name)
+        from (select format('postgresql-%s-cron', current_setting('server_version_num')::integer / 10000)) p (name);
+    elsif string_to_array(v_version, '.')::integer[] < array[1, 4] then
         return query values (
+            6, 'pg_cron', 'problem', format('version %s is older than 1.4', v_version), 'alter extension pg_cron update; -- after installing a newer one'
+        );
+    end if;
+    return query
+    select *
+    from ulak._library_steps();
+    -- It serves all databases of the server, so the home that somebody gave it stays.
+    if v_home <> current_database() and (
+        not exists (select from pg_database d where d.datname = v_home)
+        or v_given_home is null and p_is_created is false
+    ) then
+        return query values (
+            2,
+            'cron.database_name',
+            'problem',
+            case
+                when exists (select from pg_database d where d.datname = v_home) then format('pg_cron would look for its jobs in database "%s"', v_home)
+                else format('pg_cron looks for its jobs in database "%s", which does not exist', v_home)
+            end,
+            ulak._server_fix('cron.database_name', quote_literal(current_database()))
+        );
+        v_home := current_database();
+    end if;
+    if v_background <> v_wants_background then
+        return query values (
+            2,
+            'mode',
+            'problem',
+            case
+                when v_background then 'pg_cron 1.4 makes every job wait for the longest one when cron.use_background_workers is on'
+                else 'pg_cron would log in for each job; background workers need no login'
+            end,
+            ulak._server_fix('cron.use_background_workers', case when v_wants_background then 'on' else 'off' end)
+        );
+    elsif v_is_loaded then
+        return query values (2, 'mode', 'ok', case when v_background then 'background workers' else 'libpq' end, null::text);
+    end if;
+    if not v_wants_background and not v_is_loaded and (ulak._given_setting('cron.host')).setting is null then
+        return query
+        select 2, 'cron.host', 'problem', 'pg_cron would log in by TCP; over a socket no password is needed', ulak._server_fix('cron.host', quote_literal(p.host))
+        from ulak._login_parameters() p
+        where p.host ~ '^/';
+    end if;
+    return query
+    select *
+    from ulak._limit_steps(p_workers, v_wants_background);
+    v_is_here := v_home = current_database();
+    if v_is_here and not ulak._has_pg_cron() then
+        return query values (
+            6,
+            'pg_cron',
+            'problem',
+            case when v_is_loaded then 'it is loaded, but not created' else 'once it is loaded, it has to be created' end,
+            'create extension pg_cron;'
+        );
+    elsif not v_is_here and p_is_created is false then
+        return query values (
+            6,
+            'pg_cron',
+            'problem',
+            format('it is not created in database "%s", where it lives', v_home),
+            format(E'\\c %I \\\\ create extension pg_cron; \\c %I', v_home, current_database())
+        );
+    elsif v_is_loaded and not exists (select from pg_stat_activity a where a.backend_type = 'pg_cron launcher') then
+        return query
+        select 3, 'pg_cron', 'problem', 'its scheduler is not running: ' || r.detail, r.fix
+        from ulak._restart() r;
+    elsif v_is_loaded then
+        return query values (1, 'pg_cron', 'ok', case when v_is_here then 'version ' || v_version else format('in database "%s"', v_home) end, null::text);
+    end if;
+end
+$plpgsql$;
+
+-- Whether the server loads pg_cron, and whether it has to be restarted for what stands in its files.
+create or replace function ulak._library_steps()
+returns table (step integer, item text, status text, detail text, fix text)
+language plpgsql
+stable
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+declare
+    v_libraries text := coalesce((ulak._given_setting('shared_preload_libraries')).setting, '');
+begin
+    if v_libraries !~ E'\\mpg_cron\\M' then
+        return query values (
+            2,
             'pg_cron',
             'problem',
             'it is not loaded',
@@ -759,88 +1142,70 @@ begin
                 'shared_preload_libraries',
                 (
                     select string_agg(quote_literal(btrim(l.name)), ', ' order by l.place)
-                    from unnest(
-                        string_to_array(nullif(current_setting('shared_preload_libraries'), ''), ',') || 'pg_cron'::text
-                    ) with ordinality l (name, place)
-                ),
-                format(
-                    'after installing postgresql-%s-cron; then restart the server. Or let another scheduler run each minute: %scall ulak.run_maintenance();',
-                    current_setting('server_version_num')::integer / 10000,
-                    case when ulak._has_python() then 'call ulak.run_worker(); ' else '' end
+                    from unnest(string_to_array(nullif(v_libraries, ''), ',') || 'pg_cron'::text) with ordinality l (name, place)
                 )
             )
         );
-        return;
-    elsif not ulak._has_pg_cron() and exists (select from pg_extension e where e.extname = 'pg_cron') then
+    elsif not ulak._is_pg_cron_loaded() then
         return query
+        select 3, 'pg_cron', 'problem', 'it is configured, but not loaded: ' || r.detail, r.fix
+        from ulak._restart() r;
+    elsif exists (
         select
-            'pg_cron',
-            'problem',
-            format('role %I may not use it', o.name),
-            format('grant usage on schema cron to %I; -- by an administrator of the server', o.name)
-        from (select pg_get_userbyid(c.relowner) from pg_class c where c.oid = 'ulak.queue'::regclass) o (name);
-        return;
-    elsif v_home = current_database() and v_version is null then
-        return query values ('pg_cron', 'problem', 'it is loaded, but not created', 'create extension pg_cron;');
-        return;
-    elsif string_to_array(v_version, '.')::integer[] < array[1, 4] then
-        return query values (
-            'pg_cron',
-            'problem',
-            format('version %s is older than 1.4', v_version),
-            'alter extension pg_cron update; -- after installing a newer one'
-        );
-        return;
+        from pg_settings s
+        cross join lateral ulak._given_setting(s.name) g
+        where g.is_pending and (s.name like 'cron.%' or s.name = 'max_worker_processes')
+    ) then
+        return query
+        select 3, 'restart', 'problem', r.detail, r.fix
+        from ulak._restart() r;
     end if;
-    if not exists (select from pg_stat_activity a where a.backend_type = 'pg_cron launcher') then
-        return query values (
-            'pg_cron',
-            'problem',
-            'its scheduler is not running',
-            '-- restart the server. Its log says why "pg_cron" stopped: it does so when its database is dropped'
-        );
-        return;
-    end if;
-    return query values ('pg_cron', 'ok', coalesce('version ' || v_version, format('in database "%s"', v_home)), null::text);
+end
+$plpgsql$;
 
-    if not v_libpq and not ulak._has_seconds() then
-        return query values (
-            'mode',
-            'problem',
-            'pg_cron 1.4 makes every job wait for the longest one when cron.use_background_workers is on',
-            ulak._server_fix('cron.use_background_workers', 'off')
-        );
-    else
-        return query values ('mode', 'ok', case when v_libpq then 'libpq' else 'background workers' end, null::text);
-    end if;
-
+create or replace function ulak._limit_steps(p_workers integer, p_background boolean)
+returns table (step integer, item text, status text, detail text, fix text)
+language plpgsql
+stable
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+declare
+    v_processes integer := coalesce((ulak._given_setting('max_worker_processes')).setting, '8')::integer;
+    v_jobs integer := coalesce(
+        (ulak._given_setting('cron.max_running_jobs')).setting::integer,
+        case when p_background then least(5, v_processes - 1) else least(32, current_setting('max_connections')::integer) end
+    );
+    -- Beside the workers: maintenance, vacuum, log, and the watcher of those who don't know seconds.
+    v_others integer := case when ulak._has_seconds() or p_workers = 0 then 3 else 4 end;
+    v_needed integer := p_workers + v_others;
+begin
     -- Beside the jobs there are pg_cron's own process and that of logical replication.
-    if not v_libpq and current_setting('max_worker_processes')::integer < v_needed + 2 then
+    if p_background and v_processes < v_needed + 2 then
         return query values (
+            2,
             'max_worker_processes',
             'problem',
-            format('%s jobs and 2 other processes need %s, it is %s', v_needed, v_needed + 2, current_setting('max_worker_processes')),
+            format('%s jobs and 2 other processes need %s, it is %s', v_needed, v_needed + 2, v_processes),
             ulak._server_fix('max_worker_processes', (v_needed + 2)::text)
         );
     end if;
-    -- What it may be depends on the above: one after the other.
-    if current_setting('cron.max_running_jobs')::integer < v_needed
-        and (select s.max_val::integer from pg_settings s where s.name = 'cron.max_running_jobs') >= v_needed
-    then
+    if v_jobs < v_needed then
         return query values (
+            -- What it may be depends on the above.
+            case when v_needed > (select s.max_val::integer from pg_settings s where s.name = 'cron.max_running_jobs') then 4 else 2 end,
             'max_running_jobs',
             'problem',
-            format('%s workers and %s other jobs need %s, it is %s', p_workers, v_others, v_needed,
-                current_setting('cron.max_running_jobs')),
+            format('%s workers and %s other jobs need %s, it is %s', p_workers, v_others, v_needed, v_jobs),
             ulak._server_fix('cron.max_running_jobs', v_needed::text)
         );
     end if;
-    if not current_setting('cron.launch_active_jobs', true)::boolean then
+    if not coalesce((ulak._given_setting('cron.launch_active_jobs')).setting::boolean, true) then
         return query values (
+            6,
             'launch_active_jobs',
             'problem',
             'pg_cron is told to start no job',
-            ulak._server_fix('cron.launch_active_jobs', 'on', 'then: select pg_reload_conf();')
+            ulak._server_fix('cron.launch_active_jobs', 'on', 'select pg_reload_conf();')
         );
     end if;
 end

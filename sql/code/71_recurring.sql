@@ -195,7 +195,7 @@ begin
             p_item,
             'to do',
             ulak._elsewhere(),
-            format(E'\\connect %I\n', current_setting('cron.database_name', true)) || p_command
+            ulak._fix_elsewhere(format('$ulak$%s$ulak$', p_command))
         );
     end if;
 end
@@ -211,7 +211,8 @@ declare
 begin
     select c.detail, c.fix into v_problem
     from ulak._check_pg_cron(1) c
-    where c.item = 'pg_cron' and c.status = 'problem';
+    where c.item = 'pg_cron' and c.status = 'problem'
+    limit 1;
     if found then
         raise exception 'recurring messages need pg_cron'
             using errcode = '55000', detail = v_problem.detail, hint = v_problem.fix;

@@ -144,7 +144,7 @@ begin
     return query
     select case when v_alive = 0 then 'critical' else 'warning' end, c.item, c.detail, c.fix
     from ulak._check_pg_cron(v_workers) c
-    where c.status = 'problem' and (v_alive = 0 or c.detail <> 'it is not loaded');
+    where c.status = 'problem' and (v_alive = 0 or ulak._is_pg_cron_loaded());
 
     return query
     select
@@ -159,11 +159,8 @@ begin
         'warning',
         'pg_cron',
         format('session %s waits for pg_cron, which answers at the next full minute: %s', a.pid, left(a.query, 60)),
-        format(
-            E'\\connect %I\nupdate cron.job set active = active where false; -- changes nothing, but makes it answer. Later '
-            'versions than 1.4 do so by themselves',
-            current_setting('cron.database_name', true)
-        )
+        -- It changes nothing, but makes pg_cron answer. Later versions than 1.4 do so by themselves.
+        ulak._fix_elsewhere('$$update cron.job set active = active where false;$$')
     from pg_stat_activity a
     where a.wait_event = 'ProcSignalBarrier' and not ulak._has_pg_cron() and not ulak._has_seconds();
 
@@ -223,7 +220,8 @@ begin
                 when v_is_scheduled and v_lost_at > p_now - interval '75 seconds' then 'no worker is alive; the next one starts ' || v_starts
                 when v_is_scheduled and ulak._has_pg_cron()
                     then 'no worker is alive, though pg_cron has jobs for them: cron.job_run_details says why'
-                when v_is_scheduled then 'no worker is alive, though start() was called: its jobs are to be made where pg_cron lives'
+                when ulak._is_pg_cron_loaded() and not ulak._has_pg_cron() and exists (select from ulak.schedule c where c.workers > 0)
+                    then 'no worker is alive, though start() was called: its jobs are to be made where pg_cron lives'
                 when ulak._has_pg_cron() then 'no worker is alive, and pg_cron has no job for one'
                 else 'no worker is alive'
             end || coalesce(
@@ -274,9 +272,12 @@ begin
             into is_scheduled
             using current_database(), 'ulak worker %';
     else
-        -- Its jobs can't be seen from here.
-        is_scheduled := current_setting('shared_preload_libraries') ~ E'\\mpg_cron\\M'
-            and exists (select from ulak.schedule s where s.workers > 0);
+        -- Its jobs can't be seen from here, but whether they have started a worker since start() said what to run there.
+        is_scheduled := ulak._is_pg_cron_loaded() and exists (
+            select
+            from ulak.schedule s
+            where s.workers > 0 and exists (select from ulak.workers w where w.host is null and w.started_at >= s.changed_at)
+        );
     end if;
     is_new := is_scheduled and exists (
         select
@@ -689,13 +690,13 @@ as $sql$
                 'critical',
                 not current_setting('fsync')::boolean,
                 'fsync is off: a crash of the server can lose messages that were accepted',
-                ulak._server_fix('fsync', 'on', 'then: select pg_reload_conf();')
+                ulak._server_fix('fsync', 'on', '-- then: select pg_reload_conf();')
             ),
             (
                 'warning',
                 not current_setting('autovacuum')::boolean,
                 'autovacuum is off: the queue''s dead rows pile up',
-                ulak._server_fix('autovacuum', 'on', 'then: select pg_reload_conf();')
+                ulak._server_fix('autovacuum', 'on', '-- then: select pg_reload_conf();')
             ),
             (
                 'warning',

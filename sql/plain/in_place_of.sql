@@ -128,13 +128,32 @@ as $sql$
     select format('pg_cron lives in database "%s", where %s has to run this', current_setting('cron.database_name', true), ulak._job_role())
 $sql$;
 
-create or replace function ulak._server_fix(p_name text, p_value text, p_then text default 'then restart the server')
+create or replace function ulak._server_fix(p_name text, p_value text, p_then text default null)
 returns text
 language sql
 immutable
 set search_path = pg_catalog, pg_temp
 as $sql$
-    select format('-- in the server''s configuration, as its provider has it: %s = %s; %s', p_name, p_value, p_then)
+    select format('-- in the server''s configuration, as its provider has it: %s = %s', p_name, p_value)
+$sql$;
+
+create or replace function ulak._restart(out detail text, out fix text)
+language sql
+immutable
+set search_path = pg_catalog, pg_temp
+as $sql$
+    select 'the server reads these when it starts', '-- restart the server, as its provider has it'
+$sql$;
+
+-- Only a superuser may read the server's files.
+create or replace function ulak._given_setting(p_name text, out setting text, out is_pending boolean)
+language sql
+stable
+set search_path = pg_catalog, pg_temp
+as $sql$
+    select
+        (select s.setting from pg_settings s where s.name = p_name and s.source <> 'default'),
+        coalesce((select s.pending_restart from pg_settings s where s.name = p_name), false)
 $sql$;
 
 -- Nothing here depends on Python or on a login of ours: pg_cron is as the provider has it.

@@ -102,3 +102,7 @@ where e.id = r.id
         or r.texts like '%.%' and regexp_replace(r.route #>> '{}', E'\\{event_type\\}', '', 'g') like '%{%'
     );
 alter table ulak.endpoints enable trigger endpoints_are_valid;
+
+-- Only start() called these, which says more now.
+drop function ulak._login_rule(text);
+drop function ulak._login_fix(text);

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import psycopg
 import pytest
 from support.cluster import ROLES, WORK, Cluster, Connect, remove_abandoned
+from support.files import write_whole
 from support.processes import unit_of
 from support.sessions import Running, gather, wait_until_blocked
 
@@ -76,6 +79,19 @@ def test_what_a_killed_process_left_is_removed_by_whoever_comes_first_and_nothin
 
     assert (left.exists(), ours.exists()) == (False, True)
     Cluster(ours).remove()
+
+
+def test_a_file_that_others_read_is_never_seen_half_written(tmp_path: Path) -> None:
+    file, text = tmp_path / "told", json.dumps(list(range(10_000)))
+    write_whole(file, text)
+    with ThreadPoolExecutor() as pool:
+        writing = pool.submit(lambda: [write_whole(file, text) for _ in range(200)])
+        seen = {text}
+        while not writing.done():
+            seen.add(file.read_text())
+
+    assert seen == {text}
+    assert [path.name for path in tmp_path.iterdir()] == ["told"]
 
 
 @pytest.mark.parametrize("fixture, unit", [("rabbitmq", "RabbitMQ"), ("rehearsal", "minutes"), ("outage", "minutes")])

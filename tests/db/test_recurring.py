@@ -107,8 +107,8 @@ def test_where_pg_cron_lives_in_another_database_the_caller_is_told_what_to_run(
     row = schedule(db, "'daily', '0 6 * * *', 'shop', '1'")
 
     assert row["status"] == "to do"
-    connect, command = row["fix"].splitlines()
-    assert connect == rf"\connect {cron.info.dbname}"
+    before, command, after = row["fix"].split("$ulak$")
+    assert (before, after) == ("select ", rf" as ulak \gset \c {cron.info.dbname} \\ :ulak \c {db.info.dbname}")
     cron.execute(command)
     assert cron.execute(JOBS).fetchall() == [
         (
@@ -120,7 +120,7 @@ def test_where_pg_cron_lives_in_another_database_the_caller_is_told_what_to_run(
     ]
     with db.cursor(row_factory=dict_row) as cursor:
         (row,) = cursor.execute("select * from ulak.unschedule('daily')").fetchall()
-    cron.execute(row["fix"].splitlines()[1])
+    cron.execute(row["fix"].split("$ulak$")[1])
     assert cron.execute(JOBS).fetchall() == []
 
 

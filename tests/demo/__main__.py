@@ -20,12 +20,15 @@ from typing import Any
 import psycopg
 from psycopg.types.json import Jsonb
 from support.cluster import PROJECT, WORK, Cluster, run
+from support.files import write_whole
 from support.sessions import wait_until
 
 FOLDER = WORK / "demo"
 DATABASE = "demo"
 MESSAGES = 2000
 SECONDS = 25
+# Seconds that a process may take to start.
+PATIENCE = 120
 
 # Short delays, so that a minute is enough to see everything.
 POLICIES: dict[str, dict[str, Any]] = {
@@ -98,10 +101,15 @@ def end_processes() -> None:
 def start_receivers() -> dict[str, int]:
     command = [sys.executable, "-m", "demo.receivers", str(FOLDER)]
     # It outlives us, so it must not keep our output open: whoever reads `make demo` through a pipe would wait for it.
-    with (FOLDER / "receivers.log").open("w") as log:
-        subprocess.Popen(command, start_new_session=True, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
-    wait_until((FOLDER / "ports.json").exists, message="the receivers")
-    ports: dict[str, int] = json.loads((FOLDER / "ports.json").read_text())
+    said = FOLDER / "receivers.log"
+    with said.open("w") as log:
+        process = subprocess.Popen(command, start_new_session=True, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+    file = FOLDER / "ports.json"
+    # However busy the machine is: only their end is a reason to give up.
+    wait_until(lambda: file.exists() or process.poll() is not None, PATIENCE, "the receivers")
+    if not file.exists():
+        sys.exit(f"the receivers ended:\n{said.read_text()}")
+    ports: dict[str, int] = json.loads(file.read_text())
     return ports
 
 
@@ -152,9 +160,9 @@ def start_nodes(cluster: Cluster, db: psycopg.Connection[Any]) -> None:
                 stdout=log,
                 stderr=log,
             )
-        (FOLDER / f"node-{n}.pid").write_text(str(node.pid))
+        write_whole(FOLDER / f"node-{n}.pid", str(node.pid))
     alive = "select count(*) from ulak.get_worker_status() where host is not null and state = 'running'"
-    wait_until(lambda: db.execute(alive).fetchone() == (2,), 30, "the nodes")
+    wait_until(lambda: db.execute(alive).fetchone() == (2,), PATIENCE, "the nodes")
 
 
 def bridge(session: psycopg.Connection[Any], slot: int) -> None:

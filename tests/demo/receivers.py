@@ -12,6 +12,7 @@ import random
 import sys
 from pathlib import Path
 
+from support.files import write_whole
 from support.requests import Requests
 
 CHANCE = random.Random(7)
@@ -41,8 +42,8 @@ async def serve(folder: Path) -> None:
     down = await loop.create_server(lambda: Protocol(0), "127.0.0.1", 0, start_serving=False)
     servers = {"shop": well, "partner": moody, "warehouse": down}
     ports = {name: server.sockets[0].getsockname()[1] for name, server in servers.items()}
-    (folder / "receivers.pid").write_text(str(os.getpid()))
-    (folder / "ports.json").write_text(json.dumps(ports))
+    write_whole(folder / "receivers.pid", str(os.getpid()))
+    write_whole(folder / "ports.json", json.dumps(ports))
     while not (folder / "warehouse-is-up").exists():
         await asyncio.sleep(0.1)
     await down.start_serving()

@@ -97,6 +97,8 @@ def test_most_functions_are_those_of_the_extension(shop: DB, db: DB) -> None:
         "ulak._job_role",
         "ulak._elsewhere",
         "ulak._server_fix",
+        "ulak._restart",
+        "ulak._given_setting",
         "ulak._check_schedule",
         "ulak._schedule_command",
         "ulak._schedule_jobs",

@@ -225,7 +225,9 @@ def read_arrivals(file: Path) -> list[Arrival]:
     """What support.recorder wrote: a line when a request came and a line when it was answered."""
     first: dict[str, dict[str, Any]] = {}
     accepted = set()
-    for line in file.read_text().splitlines():
+    # The last line may be half written.
+    whole, _, _ = file.read_text().rpartition("\n")
+    for line in whole.splitlines():
         entry = json.loads(line)
         first.setdefault(entry["exchange"], entry)
         if 200 <= entry["status"] < 300:

@@ -20,6 +20,7 @@ import psycopg
 from psycopg import sql
 
 from support import earlier_releases
+from support.files import write_whole
 from support.janitor import Janitor
 from support.sessions import wait_until
 
@@ -153,7 +154,7 @@ class Cluster:
             folder = Path(tempfile.mkdtemp(prefix="cluster-", dir=WORK))
         folder.mkdir(parents=True, exist_ok=True)
         if owned:
-            (folder / "owner").write_text(str(os.getpid()))
+            write_whole(folder / "owner", str(os.getpid()))
         cluster = cls(folder, pg_config)
         stage = stage_extension(folder, project, pg_config)
         sockets = tempfile.mkdtemp(prefix="ulak-", dir="/tmp")
@@ -176,7 +177,7 @@ class Cluster:
     def make_standby(self) -> Cluster:
         """A streaming standby of this cluster, started: with a port and a socket of its own, else as this one."""
         folder = Path(tempfile.mkdtemp(prefix=f"{self.folder.name}-standby-", dir=self.folder.parent))
-        (folder / "owner").write_text(str(os.getpid()))
+        write_whole(folder / "owner", str(os.getpid()))
         standby = Cluster(folder)
         source = ["-h", self.host, "-p", str(self.port), "-U", self.user]
         run([self.bin / "pg_basebackup", "-D", standby.data, "-R", "-X", "stream", "-c", "fast", "--no-sync", *source])

@@ -18,6 +18,7 @@ from pika.adapters.blocking_connection import BlockingChannel
 
 from support.cluster import WORK, free_port, is_alive, memory_folder, run
 from support.debian import unpacked_together
+from support.files import write_whole
 from support.receiver import Certificate
 from support.sessions import hold, strain, wait_until
 
@@ -319,7 +320,7 @@ class RabbitMQ:
         )
         self._children.append(child)
         pids = [os.getpid(), *(each.pid for each in self._children)]
-        (self.folder / "owner").write_text(" ".join(map(str, pids)))
+        write_whole(self.folder / "owner", " ".join(map(str, pids)))
         return child
 
     def _is_started(self) -> bool:

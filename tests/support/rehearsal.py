@@ -7,12 +7,13 @@ import threading
 from contextlib import closing
 from dataclasses import dataclass, field
 from getpass import getuser
+from pathlib import Path
 from typing import Any
 
 from psycopg.rows import dict_row
 from psycopg.types.json import Jsonb
 
-from support.cluster import Cluster
+from support.cluster import Cluster, run
 from support.hostile import Hostile, never_answers
 from support.receiver import Receiver
 from support.sessions import wait_until
@@ -45,22 +46,39 @@ class Rehearsal:
             has_jobs = db.execute("select to_regclass('cron.job')").fetchone() != (None,)
             self.jobs[name] = db.execute(JOBS).fetchall() if has_jobs else []
 
+    def problems(self, name: str, item: str) -> Rows:
+        return [row for row in self.reports[name] if row["status"] == "problem" and row["item"] == item]
+
     def problem(self, name: str, item: str) -> dict[str, Any]:
-        (row,) = [row for row in self.reports[name] if row["status"] == "problem" and row["item"] == item]
-        return row
+        """The first one: others may be there that can be mended only after it."""
+        return self.problems(name, item)[0]
+
+    def as_psql(self, fix: str, database: str = "shop") -> str:
+        """Pasted into psql, which also knows \\! and \\c."""
+        psql: list[str | Path] = [
+            self.cluster.bin / "psql",
+            "-X",
+            "-q",
+            "-v",
+            "ON_ERROR_STOP=1",
+            "-d",
+            self.cluster.dsn(database),
+        ]
+        return run(psql, input=fix + "\n")
 
     def reload_until(self, name: str, detail: str) -> None:
-        """Until a login fails for this reason."""
+        """Until this is the first thing that keeps a login from working."""
         self.cluster.reload()
         query = "select * from ulak._check_login('ulak_worker')"
-        self.reports[name] = wait_until(lambda: [row for row in self.ask(query) if detail in (row["detail"] or "")])
+
+        def answer() -> Rows:
+            rows = self.ask(query)
+            return rows if detail in rows[0]["detail"] else []
+
+        self.reports[name] = wait_until(answer)
 
     def fix(self, name: str, item: str) -> None:
-        """As psql would, in autocommit mode."""
-        with self.cluster.connect("shop") as db:
-            for statement in self.problem(name, item)["fix"].split("--")[0].split(";"):
-                if statement.strip():
-                    db.execute(statement)
+        self.as_psql(self.problem(name, item)["fix"])
 
 
 class Traffic:
@@ -121,7 +139,7 @@ def rehearse() -> Rehearsal:
     cluster.restart()
     seen.start("not created")
     seen.fix("not created", "pg_cron")
-    # Seven jobs: as many as the setting may be, and too many for the server's processes.
+    # Seven jobs: as many as the setting may be, and too many for background workers.
     seen.start("limits", f"select * from ulak.start({3 if cluster.cron_waits_for_the_longest_job() else 4})")
 
     seen.reports["a busy worker"] = stop_a_busy_worker(cluster)
@@ -130,8 +148,8 @@ def rehearse() -> Rehearsal:
         seen.fix("limits", "mode")
     else:
         cluster.execute("alter system set cron.use_background_workers = off")
-    for item in ("max_running_jobs", "max_worker_processes"):
-        seen.fix("limits", item)
+        seen.fix("limits", "max_worker_processes")
+    seen.fix("limits", "max_running_jobs")
     hba = cluster.data / "pg_hba.conf"
     trusting = hba.read_text()
     hba.write_text("local all ulak_worker reject\n" + trusting)
@@ -144,7 +162,7 @@ def rehearse() -> Rehearsal:
     seen.reload_until("no map", "Peer authentication failed")
     peer = f"{own}local shop ulak_worker peer map=ulak\nlocal all all peer\n"
     hba.write_text(peer)
-    seen.reload_until("empty map", 'map "ulak" in')
+    seen.reload_until("empty map", 'map "ulak" has')
     (cluster.data / "pg_ident.conf").write_text(f"ulak {getuser()} ulak_worker\n")
     cluster.reload()
     wait_until(lambda: seen.ask("select * from ulak._check_login('ulak_worker')")[0]["status"] == "ok")
