@@ -98,6 +98,7 @@ class Node:
         self._work: Work | None = None
         # The trouble that was told last, and when.
         self._told = ("", 0.0)
+        self._tries = 0
 
     def run(self) -> None:
         wait = SHORTEST_WAIT
@@ -108,6 +109,7 @@ class Node:
                 self._serve()
                 is_lost = False
             except Exception as error:
+                self._tries += 1
                 is_known = isinstance(error, PASSING)
                 self._tell(" ".join(str(error).split()) if is_known else traceback.format_exc())
             lasted = time.monotonic() - began
@@ -125,7 +127,7 @@ class Node:
             self._process.log(trouble)
 
     def _serve(self) -> None:
-        connection = pq.PGconn.connect(self._dsn.encode())
+        connection = pq.PGconn.connect(rotated(self._dsn, self._tries).encode())
         try:
             if connection.status != pq.ConnStatus.OK:
                 raise ConnectionError(pq.error_message(connection))
@@ -197,6 +199,18 @@ def complete(dsn: str) -> str:
         options=f"{options} -c search_path=pg_catalog,pg_temp".strip(),
         client_encoding="UTF8",
     )
+
+
+def rotated(dsn: str, by: int) -> str:
+    """Begins with another of several hosts. libpq goes on to the next one if a host can't be reached or is no primary,
+    but not if it lets nobody in or hangs up."""
+    given: dict[str, Any] = {**conninfo.conninfo_to_dict(dsn)}
+    for name, variable in (("host", "PGHOST"), ("hostaddr", "PGHOSTADDR"), ("port", "PGPORT")):
+        each = str(given.get(name) or os.environ.get(variable, "")).split(",")
+        if len(each) > 1:
+            by %= len(each)
+            given[name] = ",".join(each[by:] + each[:by])
+    return conninfo.make_conninfo(**given)
 
 
 def refuse(problem: str) -> NoReturn:

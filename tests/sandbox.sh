@@ -128,6 +128,12 @@ make_run_folder
     fetch_program prometheus
     fetch_program mosquitto libraries
     fetch_program nats-server
+    fetch_program prometheus usr/bin/prometheus
+    fetch_program mosquitto usr/sbin/mosquitto libraries
+    if [ "${ULAK_CHAOS:-}" = full ]; then
+        fetch_program etcd-server usr/bin/etcd libraries
+        fetch_program patroni usr/bin/patroni libraries
+    fi
 ) 9> "$run/lock" >&2
 
 cd "$source"

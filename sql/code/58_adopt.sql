@@ -1,5 +1,5 @@
--- Which cluster delivers: a dump that was restored elsewhere stays silent until ulak.adopt(); after pg_upgrade, which makes a
--- new cluster of the same files, delivery goes on.
+-- Which cluster delivers: a dump that was restored elsewhere stays silent until ulak.adopt(), and so does a cluster that was recovered to
+-- a target. After pg_upgrade, which makes a new cluster of the same files, and after the promotion of a standby delivery goes on.
 
 -- Not immutable in the strict sense: pg_resetwal changes it, with the server down. Declared so, it is read once per
 -- cached plan and not on every claim.
@@ -11,6 +11,42 @@ as $sql$
     select c.system_identifier
     from pg_catalog.pg_control_system() c
 $sql$;
+
+-- Each promotion and each recovery that ends begins a new one; null on a standby. Not by pg_control, which follows only with the next checkpoint.
+create or replace function ulak._timeline()
+returns integer
+language sql
+as $sql$
+    select case
+        when not pg_catalog.pg_is_in_recovery()
+            then ('x' || left(pg_catalog.pg_walfile_name(pg_catalog.pg_current_wal_insert_lsn()), 8))::bit(32)::integer
+    end
+$sql$;
+
+-- The target that recovery was stopped at since that timeline, as PostgreSQL noted it in the current one's history; null for promotions. A
+-- recovery without a target, to the end of the log, looks the same as a promotion. So does everything where the owner may not read the file.
+create or replace function ulak._recovery_target(p_since integer)
+returns text
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+declare
+    v_file text := format('pg_wal/%s.history', lpad(upper(to_hex(ulak._timeline()) collate "C"), 8, '0'));
+begin
+    if not has_function_privilege('pg_catalog.pg_read_file(text, bigint, bigint, boolean)', 'execute') then
+        return null;
+    end if;
+    -- A line is the timeline that was left, where, and why.
+    return (
+        select l.parts[2]
+        from regexp_split_to_table(pg_read_file(v_file, 0, 1000000, true), E'\n') with ordinality h(line, place)
+        cross join regexp_match(h.line, '^[[:space:]]*([0-9]+)[[:space:]]+[0-9A-F]+/[0-9A-F]+[[:space:]]+(.*)$') l(parts)
+        where l.parts[1]::integer >= p_since and l.parts[2] <> 'no recovery target specified'
+        order by h.place desc
+        limit 1
+    );
+end
+$plpgsql$;
 
 create or replace function ulak._is_adopted()
 returns boolean
@@ -29,9 +65,32 @@ begin
                 from ulak.cluster_home h
                 where h.system_identifier = i.system_identifier and h.table_oid = 'ulak.cluster_home'::regclass
             )
+    ) and not exists (
+        select
+        from ulak.cluster_home h
+        -- The file is read between a promotion and the next maintenance alone.
+        where h.timeline < ulak._timeline() and ulak._recovery_target(h.timeline) is not null
     );
 end
 $plpgsql$;
+
+-- Why messages are held; null if they aren't. The beginning of a sentence.
+create or replace function ulak._held_because()
+returns text
+language sql
+stable
+set search_path = pg_catalog, pg_temp
+as $sql$
+    select coalesce(
+        (
+            select format('these messages come from a recovery that was stopped (%s)', ulak._recovery_target(h.timeline))
+            from ulak.cluster_home h
+            where h.timeline < ulak._timeline() and ulak._recovery_target(h.timeline) is not null
+        ),
+        'these messages were restored from another cluster'
+    )
+    where not ulak._is_adopted()
+$sql$;
 
 -- For start(), as its other checks are.
 create or replace function ulak._check_adopted()
@@ -43,9 +102,10 @@ as $sql$
     select
         'cluster',
         'warning',
-        'these messages were restored from another cluster: they are held',
+        b.reason || ': they are held',
         'select ulak.adopt(); -- if this cluster is to deliver them'
-    where not ulak._is_adopted()
+    from ulak._held_because() b(reason)
+    where b.reason is not null
 $sql$;
 
 create or replace function ulak.adopt()
@@ -72,7 +132,7 @@ end
 $plpgsql$;
 
 comment on function ulak.adopt() is
-    'makes this cluster the one that delivers, after a dump was restored here; returns how many messages were held, 0 if none had been';
+    'makes this cluster the one that delivers, after a dump was restored here or the cluster was recovered to a target; returns how many messages were held, 0 if none had been';
 
 create or replace function ulak._record_cluster(p_event text, p_detail jsonb default null)
 returns void
@@ -91,8 +151,8 @@ begin
     insert into ulak.cluster_identity (system_identifier)
     values (ulak._system_identifier());
     delete from ulak.cluster_home;
-    insert into ulak.cluster_home (system_identifier, table_oid)
-    values (ulak._system_identifier(), 'ulak.cluster_home'::regclass);
+    insert into ulak.cluster_home (system_identifier, table_oid, timeline)
+    values (ulak._system_identifier(), 'ulak.cluster_home'::regclass, ulak._timeline());
     insert into ulak.event_log (event, old_value, new_value, detail)
     values (p_event, v_before, jsonb_build_array(ulak._system_identifier()::text), p_detail);
 end
@@ -115,5 +175,9 @@ begin
             perform ulak._record_cluster('cluster.upgraded');
         end if;
     end if;
+    -- After a promotion.
+    update ulak.cluster_home h
+    set timeline = ulak._timeline()
+    where h.timeline is distinct from ulak._timeline() and ulak._is_adopted();
 end
 $plpgsql$;

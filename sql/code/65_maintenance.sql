@@ -105,7 +105,7 @@ begin
     perform ulak._check_interval('p_budget', coalesce(p_budget, '45 seconds'), interval '1 day');
     v_deadline := clock_timestamp() + coalesce(p_budget, '45 seconds');
     if not ulak._is_adopted() then
-        raise notice 'the messages of another cluster were restored here: nothing is done'
+        raise notice 'the messages here were restored or recovered, and are held: nothing is done'
             using hint = 'If this cluster is to deliver them: select ulak.adopt();';
         perform set_config('search_path', v_search_path, false);
         return;

@@ -195,10 +195,7 @@ begin
         select
             7,
             'cluster',
-            case
-                when ulak._is_adopted() then 'this cluster delivers'
-                else 'messages of another cluster were restored here and are held until ulak.adopt()'
-            end
+            coalesce(ulak._held_because() || ', and are held until ulak.adopt()', 'this cluster delivers')
     )
     select c.component, coalesce(w.status, 'ok'), concat_ws('; ', c.details, w.remark), p_now
     from checked c

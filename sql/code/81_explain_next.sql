@@ -98,7 +98,7 @@ begin
         ));
     elsif not ulak._is_adopted() then
         return query values (null::timestamptz,
-            'next: nothing, messages of another cluster are held. If this cluster is to deliver them: select ulak.adopt();');
+            format('next: nothing, %s. If this cluster is to deliver them: select ulak.adopt();', ulak._held_because()));
     elsif v_message.expires_at <= p_now then
         return query values (v_message.expires_at, 'next: it has expired; a worker or maintenance marks it within a minute');
     elsif not v_endpoint.enabled then

@@ -104,9 +104,10 @@ as $sql$
     select
         'critical',
         'cluster',
-        'these messages were restored from another cluster: nothing is delivered',
+        b.reason || ': nothing is delivered',
         'select ulak.adopt(); -- if this cluster is to deliver them'
-    where not ulak._is_adopted()
+    from ulak._held_because() b(reason)
+    where b.reason is not null
 $sql$;
 
 create or replace function ulak._doctor_roles()

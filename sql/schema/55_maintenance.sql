@@ -34,11 +34,12 @@ where current_setting('row_security')::boolean;
 -- installation carries all tables; there a restored row has the oid of a table that was, while pg_upgrade keeps oids.
 create table ulak.cluster_home (
     system_identifier bigint primary key,
-    table_oid oid not null
+    table_oid oid not null,
+    timeline integer
 );
 
-insert into ulak.cluster_home (system_identifier, table_oid)
-select c.system_identifier, 'ulak.cluster_home'::regclass
+insert into ulak.cluster_home (system_identifier, table_oid, timeline)
+select c.system_identifier, 'ulak.cluster_home'::regclass, ('x' || left(pg_catalog.pg_walfile_name(pg_catalog.pg_current_wal_insert_lsn()), 8))::bit(32)::integer
 from pg_catalog.pg_control_system() c;
 
 -- Where the next sweep goes on, and what it knows of the clock. One row, which code/47_sweep.sql makes.
@@ -77,3 +78,4 @@ comment on column ulak.cluster_identity.recorded_at is 'when it was written';
 comment on table ulak.cluster_home is 'cluster whose files these tables are part of, as it was last seen; private to ulak';
 comment on column ulak.cluster_home.system_identifier is 'as in pg_control_system()';
 comment on column ulak.cluster_home.table_oid is 'of this table when the row was written: another one was restored from a dump';
+comment on column ulak.cluster_home.timeline is 'the last one of PostgreSQL''s timelines that this cluster was seen to deliver on; recovery to a target after it means that messages are held until adopt()';

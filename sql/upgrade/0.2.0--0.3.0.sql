@@ -27,6 +27,12 @@ $plpgsql$;
 alter table ulak.workers add column clock_ahead interval;
 comment on column ulak.workers.clock_ahead is 'by how much the clock of a node''s machine was ahead of the server''s at the last sign of life; its requests carry the server''s time';
 
+-- Locks ulak.cluster_home, which claims read: they wait, as they do already. The cluster delivers on the timeline that it has now.
+alter table ulak.cluster_home add column timeline integer;
+update ulak.cluster_home
+set timeline = ('x' || left(pg_catalog.pg_walfile_name(pg_catalog.pg_current_wal_insert_lsn()), 8))::bit(32)::integer;
+comment on column ulak.cluster_home.timeline is 'the last one of PostgreSQL''s timelines that this cluster was seen to deliver on; recovery to a target after it means that messages are held until adopt()';
+
 -- 0.2.0 kept these for sessions that were still running functions of 0.1.0.
 drop function ulak._claim(text, integer, text, interval, bigint[], integer[], integer, bigint, smallint, timestamptz, bigint);
 drop function ulak._become_poller();

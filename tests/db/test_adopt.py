@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -130,8 +131,77 @@ def test_a_promoted_standby_goes_on_without_a_word(
             wait_until(lambda: not value(promoted, "select pg_is_in_recovery()"))
 
             assert len(column(promoted, CLAIM)) == 2
+            assert value(promoted, "select timeline from ulak.cluster_home") == 1
+            promoted.execute("call ulak.run_maintenance()")
+            assert value(promoted, "select timeline from ulak.cluster_home") == 2
     finally:
         standby.stop("immediate")
+
+
+@pytest.mark.parametrize("target", ["time", "immediate"])
+def test_a_cluster_that_was_recovered_to_a_target_holds_its_messages_until_it_is_adopted(
+    tmp_path: Path, target: str
+) -> None:
+    """In the original's place: nothing but the timeline's history tells. What was sent after the target is gone, what was
+    delivered after it waits again."""
+    archive = tmp_path / "archive"
+    archive.mkdir()
+    original = Cluster.create(in_memory=True, settings={"archive_mode": "on", "archive_command": f"cp %p {archive}/%f"})
+    try:
+        original.install(original.create_database("shop"))
+        with original.connect("shop") as db:
+            send(db, 3)
+        backup = tmp_path / "backup"
+        run([original.bin / "pg_basebackup", "-d", original.dsn(), "-D", backup, "-c", "fast", "--no-sync"])
+        with original.connect("shop") as db:
+            moment = value(db, "select clock_timestamp()::text")
+            db.execute("select ulak.complete(c.id, 'w', c.attempt) from ulak.claim('w', 3, 'shop') c")
+            db.execute("select pg_switch_wal()")
+            wait_until(lambda: value(db, "select last_archived_wal is not null from pg_stat_archiver"), 30)
+        original.stop()
+        shutil.rmtree(original.data)
+        shutil.copytree(backup, original.data)
+        original.configure(
+            {
+                "restore_command": f"cp {archive}/%f %p",
+                **({"recovery_target": "immediate"} if target == "immediate" else {"recovery_target_time": moment}),
+                "recovery_target_action": "promote",
+            }
+        )
+        (original.data / "recovery.signal").touch()
+
+        original.start()
+
+        with original.connect("shop") as db:
+            wait_until(lambda: not value(db, "select pg_is_in_recovery()"), 30)
+            assert value(db, "select count(*) from ulak.queue where status = 'pending'") == 3
+            assert column(db, CLAIM) == []
+            (finding,) = column(db, """select finding from ulak.doctor() where "check" = 'cluster'""")
+            why = "reached consistency" if target == "immediate" else "before 20"
+            assert finding.startswith(f"these messages come from a recovery that was stopped ({why}")
+            (told,) = column(db, "select detail from ulak.start() where item = 'cluster'")
+            assert told == finding.replace("nothing is delivered", "they are held")
+            assert value(db, "select what from ulak.explain(1) order by at nulls last limit 1 offset 1").endswith(
+                "If this cluster is to deliver them: select ulak.adopt();"
+            )
+            db.execute("call ulak.run_maintenance()")
+            assert column(db, CLAIM) == []
+
+            assert value(db, "select ulak.adopt()") == 3
+
+            assert len(column(db, CLAIM)) == 3
+        # Its standbys have the same line in their history.
+        original.configure({"recovery_target": "", "recovery_target_time": "", "restore_command": ""})
+        standby = original.make_standby()
+        try:
+            original.stop("immediate")
+            standby.promote()
+            with standby.connect("shop") as db:
+                assert value(db, "select ulak._is_adopted()") is True
+        finally:
+            standby.remove()
+    finally:
+        original.remove()
 
 
 def test_maintenance_of_a_held_cluster_says_why_it_does_nothing(db: DB) -> None:

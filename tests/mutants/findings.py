@@ -21,7 +21,7 @@ def never(name: str, condition: str, *tests: str, file: str = DOCTOR) -> Mutant:
 MUTANTS = [
     never(
         "cluster: restored from another",
-        "where not ulak._is_adopted()\n$sql$",
+        "where b.reason is not null\n$sql$",
         f"{TESTS}::test_a_restored_cluster_that_was_not_adopted_is_critical",
     ),
     never(

@@ -180,6 +180,16 @@ def test_of_several_hosts_a_node_takes_the_one_that_is_there(site: Site, receive
         site.wait_for_status(site.send("shop"), "completed", 30)
 
 
+def test_of_several_hosts_none_keeps_a_node_from_the_others(site: Site, receiver: Receiver) -> None:
+    """libpq stays with a host that accepts the connection and hangs up, or lets nobody in."""
+    site.http("shop", receiver.url)
+    with Receiver() as no_server:
+        port = no_server.url.rpartition(":")[2].strip("/")
+        hosts = f"host=127.0.0.1,{site.cluster.host},127.0.0.1 port={port},{site.cluster.port},{port}"
+        with Node(f"{hosts} dbname={site.database} user=test_ulak_node sslmode=disable"):
+            site.wait_for_status(site.send("shop"), "completed", 30)
+
+
 def test_what_the_session_of_a_node_is_like(site: Site) -> None:
     """Its commits wait for the disk, and a node that is cut off keeps no lock."""
     with site.connect("ulak_node") as session:

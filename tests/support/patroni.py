@@ -1,0 +1,289 @@
+"""Three members of a real Patroni with a real etcd, from the text of docker/OPERATIONS.md, on loopback.
+
+Whatever comes to a member, and whatever it asks of etcd, goes over lines that can be cut.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import http.client
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import tempfile
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Self
+
+import psycopg
+
+from support.cluster import DEFAULTS, PROJECT, WORK, Cluster, extension_path, free_port, memory_folder, stage_extension
+from support.sessions import wait_until
+
+PYTHON = "/usr/bin/python3"
+OPERATIONS = PROJECT / "docker" / "OPERATIONS.md"
+# So that a failover takes half a minute less than with the defaults that the text has.
+IN_A_HURRY = {"ttl": 20, "loop_wait": 5, "retry_timeout": 5}
+
+
+def text_of(language: str) -> str:
+    (text,) = re.findall(rf"^```{language}\n(.*?)^```", OPERATIONS.read_text(), re.MULTILINE | re.DOTALL)
+    return str(text)
+
+
+class Lines:
+    """TCP connections that are passed on as long as their line isn't cut. Then nothing comes through, and nobody is told."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._whole: dict[str, asyncio.Event] = {}
+        threading.Thread(target=self._loop.run_forever, daemon=True).start()
+
+    def open(self, name: str, target: int) -> int:
+        """The port from which that one is reached."""
+        return int(self._call(self._open(name, target)))
+
+    def cut(self, name: str) -> None:
+        self._loop.call_soon_threadsafe(self._whole[name].clear)
+
+    def mend(self, name: str) -> None:
+        self._loop.call_soon_threadsafe(self._whole[name].set)
+
+    def close(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+
+    def _call(self, coroutine: Any) -> Any:
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(10)
+
+    async def _open(self, name: str, target: int) -> int:
+        whole = self._whole.setdefault(name, asyncio.Event())
+        whole.set()
+
+        async def pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await whole.wait()
+            try:
+                there, back = await asyncio.open_connection("127.0.0.1", target)
+            except OSError:
+                writer.close()
+                return
+            await asyncio.gather(copy(reader, back), copy(there, writer))
+
+        async def copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            with contextlib.suppress(OSError):
+                while data := await reader.read(65536):
+                    await whole.wait()
+                    writer.write(data)
+                    await writer.drain()
+            await whole.wait()
+            writer.close()
+
+        server = await asyncio.start_server(pass_on, "127.0.0.1", 0)
+        return int(server.sockets[0].getsockname()[1])
+
+
+class Member(Cluster):
+    """A server and the Patroni that looks after it."""
+
+    def __init__(self, folder: Path, name: str, sockets: str) -> None:
+        super().__init__(folder)
+        self.name = name
+        self.sockets = sockets
+        self.config = folder / "patroni.yml"
+        self.api = free_port()
+        self.own_port = free_port()
+        self.line_port = 0
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def port(self) -> int:
+        return self.own_port
+
+    @property
+    def host(self) -> str:
+        return self.sockets
+
+    def run_patroni(self) -> None:
+        program = shutil.which("patroni")
+        assert program is not None
+        modules = Path(program).parents[1] / "lib" / "python3" / "dist-packages"
+        # The callback's psql has to find this server; on a machine of its own it would by itself.
+        here = {"PGHOST": self.host, "PGPORT": str(self.port), "PGUSER": self.user, "PATH": os.environ["PATH"]}
+        with (self.folder / "patroni.log").open("ab") as log:
+            self._process = subprocess.Popen(
+                [PYTHON, program, str(self.config)],
+                env={**here, "PYTHONPATH": str(modules), "LANG": "C.UTF-8"},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+
+    def is_leader(self) -> bool:
+        try:
+            with self.connect(connect_timeout=2) as db:
+                return db.execute("select pg_is_in_recovery()").fetchone() == (False,)
+        except psycopg.Error:
+            return False
+
+    def ask(self, path: str, body: dict[str, Any] | None = None) -> Any:
+        connection = http.client.HTTPConnection("127.0.0.1", self.api, timeout=60)
+        try:
+            connection.request("GET" if body is None else "POST", path, json.dumps(body) if body else None)
+            answer = connection.getresponse()
+            text = answer.read().decode()
+            return json.loads(text) if text.startswith("{") else (answer.status, text)
+        finally:
+            connection.close()
+
+    def signal(self, number: signal.Signals) -> None:
+        """The whole machine: Patroni first, so that it doesn't look on."""
+        assert self._process is not None
+        for pid in (self._process.pid, *self.processes(), *self.processes()):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+
+    def die(self) -> None:
+        self.signal(signal.SIGCONT)
+        self.signal(signal.SIGKILL)
+        if self._process is not None:
+            self._process.wait()
+        wait_until(lambda: not self.processes(), 20, "the end of all backends")
+
+
+class Patroni:
+    def __init__(self, count: int = 3) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="patroni-", dir=memory_folder() or WORK))
+        self.lines = Lines()
+        stage = stage_extension(self.folder)
+        self._etcd, etcd_port = self._start_etcd()
+        self.members: list[Member] = []
+        callback = self.folder / "ulak-start"
+        callback.write_text(text_of("sh").replace("-d app", "-d postgres"))
+        callback.chmod(0o755)
+        for number in range(1, count + 1):
+            folder = self.folder / f"db{number}"
+            folder.mkdir(mode=0o700)
+            member = Member(folder, f"db{number}", tempfile.mkdtemp(prefix="ulak-", dir="/tmp"))
+            self._configure(member, etcd_port, stage, callback)
+            self.members.append(member)
+        self.members[0].run_patroni()
+        wait_until(self.members[0].is_leader, 60, "the first leader")
+        for member in self.members[1:]:
+            member.run_patroni()
+        wait_until(self.sync_standby, 90, "a synchronous standby", interval=0.2)
+
+    def _start_etcd(self) -> tuple[subprocess.Popen[bytes], int]:
+        client, peer = free_port(), free_port()
+        urls = [f"http://127.0.0.1:{port}" for port in (client, peer)]
+        options = {
+            "data-dir": str(self.folder / "etcd"),
+            "listen-client-urls": urls[0],
+            "advertise-client-urls": urls[0],
+            "listen-peer-urls": urls[1],
+            "initial-advertise-peer-urls": urls[1],
+            "initial-cluster": f"default={urls[1]}",
+        }
+        with (self.folder / "etcd.log").open("wb") as log:
+            process = subprocess.Popen(
+                ["etcd", *(f"--{name}={value}" for name, value in options.items())],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
+        return process, client
+
+    def _configure(self, member: Member, etcd_port: int, stage: Path, callback: Path) -> None:
+        """As the text says, but for addresses, and logins without a password."""
+        import yaml  # type: ignore[import-untyped]  # Debian's, which Patroni needs.
+
+        name = member.name
+        member.line_port = self.lines.open(name, member.own_port)
+        config = yaml.safe_load(text_of("yaml"))
+        config["name"] = name
+        config["restapi"] = {
+            "listen": f"127.0.0.1:{member.api}",
+            "connect_address": f"127.0.0.1:{self.lines.open(name, member.api)}",
+        }
+        # A proxy: etcd would tell its own address, and no line be in between.
+        config["etcd3"] = {"hosts": f"127.0.0.1:{self.lines.open(name, etcd_port)}", "use_proxies": True}
+        config["bootstrap"]["dcs"] |= IN_A_HURRY
+        place, path = extension_path(stage)
+        servers = config["postgresql"]
+        servers["parameters"] = {
+            **{
+                key: ("on" if value else "off") if isinstance(value, bool) else value for key, value in DEFAULTS.items()
+            },
+            "fsync": "on",
+            "full_page_writes": "on",
+            "cron.host": member.host,
+            "unix_socket_directories": member.host,
+            place: path,
+        }
+        del servers["parameters"]["listen_addresses"]
+        config["bootstrap"]["dcs"]["postgresql"]["parameters"]["cron.database_name"] = "postgres"
+        servers["listen"] = f"127.0.0.1:{member.own_port}"
+        servers["connect_address"] = f"127.0.0.1:{member.line_port}"
+        servers["data_dir"], servers["bin_dir"] = str(member.data), str(member.bin)
+        servers["pg_hba"] = [
+            "local all all trust",
+            "host all all 127.0.0.1/32 trust",
+            "host replication all 127.0.0.1/32 trust",
+        ]
+        servers["pgpass"] = str(member.folder / "passwords")
+        servers["callbacks"]["on_role_change"] = str(callback)
+        member.config.write_text(yaml.safe_dump(config))
+
+    # The cluster.
+
+    def leader(self, other_than: Member | None = None, timeout: float = 120) -> Member:
+        def found() -> Member | None:
+            return next((each for each in self.members if each is not other_than and each.is_leader()), None)
+
+        leader = wait_until(found, timeout, "a leader", interval=0.05)
+        assert leader is not None
+        return leader
+
+    def sync_standby(self) -> str | None:
+        members = self.members[0].ask("/cluster")["members"]
+        return next((each["name"] for each in members if each["role"] == "sync_standby"), None)
+
+    def dsn(self, user: str) -> str:
+        ports = ",".join(str(member.line_port) for member in self.members)
+        hosts = ",".join("127.0.0.1" for _ in self.members)
+        return f"host={hosts} port={ports} dbname=postgres user={user} sslmode=disable"
+
+    # What happens to a leader, and how it ends.
+
+    def kill(self, member: Member) -> Callable[[], None]:
+        member.die()
+        return member.run_patroni
+
+    def freeze(self, member: Member) -> Callable[[], None]:
+        member.signal(signal.SIGSTOP)
+        return lambda: member.signal(signal.SIGCONT)
+
+    def cut_off(self, member: Member) -> Callable[[], None]:
+        self.lines.cut(member.name)
+        return lambda: self.lines.mend(member.name)
+
+    def switch_over(self, member: Member) -> Callable[[], None]:
+        asked = threading.Thread(target=member.ask, args=("/switchover", {"leader": member.name}), daemon=True)
+        asked.start()
+        return lambda: asked.join(60)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *unused: object) -> None:
+        for member in self.members:
+            member.die()
+            shutil.rmtree(member.sockets, ignore_errors=True)
+        self._etcd.kill()
+        self._etcd.wait()
+        self.lines.close()
+        shutil.rmtree(self.folder)
