@@ -1,4 +1,4 @@
-"""The transports that a worker has, by protocol. Who adds one adds it here and to ulak._worker_protocols()."""
+"""The transports that a worker has, by protocol. Whoever adds one adds it here and to ulak._protocol_facts()."""
 
 from __future__ import annotations
 

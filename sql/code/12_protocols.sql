@@ -1,45 +1,86 @@
 -- The protocols that an endpoint may have, and what its config and retry policy may hold, whatever the protocol. Checks are made
 -- on the config with its secrets put in.
 
--- Those that a worker delivers; each has a transport in plpython/ulak/transports.py. Endpoints of the others are claimed by
--- external workers.
+-- Every protocol, and what the rest of the SQL has to know of it:
+--   is_delivered: workers deliver it, and it has a transport in plpython/ulak/transports.py; else external workers claim it;
+--   host_key: the key of a config that holds its hosts;
+--   has_rules: a config has rules beyond its schema. The shape of the config of protocol x is _x_config_schema(), the rules are
+--     _x_config_violation(config);
+--   secret_places: where a credential belongs, by its path in the config; * is any key. A secret elsewhere would be told to everybody
+--     who may see what is made of it: the source of an event, the name of a topic.
+create or replace function ulak._protocol_facts()
+returns table (protocol text, is_delivered boolean, host_key text, has_rules boolean, secret_places text[])
+language sql
+immutable
+as $sql$
+    values
+        ('http', true, 'url', true, array[
+            'url', 'headers/*', 'signing_secret', 'proxy/url', 'proxy/username', 'proxy/password', 'auth/username', 'auth/password', 'auth/token',
+            'auth/token_url', 'auth/client_id', 'auth/client_secret', 'auth/access_key', 'auth/secret_key', 'auth/session_token'
+        ]),
+        ('log', true, null, false, '{}'),
+        ('amqp', true, 'host', true, '{username,password}'),
+        ('kafka', true, 'broker', true, array[
+            'headers/*', 'options/sasl.username', 'options/sasl.password', 'options/ssl.ca.pem', 'options/ssl.certificate.pem',
+            'options/ssl.key.pem', 'options/ssl.key.password'
+        ]),
+        ('mqtt', true, 'broker', true, '{username,password}'),
+        ('nats', true, 'url', true, '{headers/*,token,username,password,nkey_seed}'),
+        ('redis', true, 'host', true, '{username,password}'),
+        ('pull', false, null, false, '{}')
+$sql$;
+
 create or replace function ulak._worker_protocols()
 returns text[]
 language sql
 immutable
 as $sql$
-    select array['http', 'log', 'amqp', 'kafka', 'mqtt', 'nats', 'redis']
+    select array(select p.protocol from ulak._protocol_facts() p where p.is_delivered)
 $sql$;
 
 create or replace function ulak._protocols()
 returns text[]
 language sql
 immutable
-set search_path = pg_catalog, pg_temp
 as $sql$
-    select ulak._worker_protocols() || array['pull']
+    select array(select p.protocol from ulak._protocol_facts() p)
 $sql$;
 
 -- The shape of a config: what its protocol asks for, and what all have in common. null: not a protocol.
 create or replace function ulak._config_schema(p_protocol text)
 returns jsonb
+language plpgsql
+immutable
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+declare
+    v_schema jsonb;
+begin
+    if p_protocol = any (ulak._protocols()) then
+        execute format('select ulak.%I()', format('_%s_config_schema', p_protocol)) into v_schema;
+    end if;
+    return ulak._with_properties(v_schema, ulak._delivery_config_schema());
+end
+$plpgsql$;
+
+-- Where a config says that its endpoint delivers to, without path, query and user: they may hold a token. null: nowhere, or it is a
+-- secret.
+create or replace function ulak._hosts(p_hosts jsonb)
+returns text
 language sql
 immutable
 set search_path = pg_catalog, pg_temp
 as $sql$
-    select ulak._with_properties(
-        case p_protocol
-            when 'http' then ulak._http_config_schema()
-            when 'log' then ulak._log_config_schema()
-            when 'amqp' then ulak._amqp_config_schema()
-            when 'kafka' then ulak._kafka_config_schema()
-            when 'mqtt' then ulak._mqtt_config_schema()
-            when 'nats' then ulak._nats_config_schema()
-            when 'redis' then ulak._redis_config_schema()
-            when 'pull' then ulak._pull_config_schema()
-        end,
-        ulak._delivery_config_schema()
-    )
+    select case
+        -- In the path of a url a comma separates nothing.
+        when p_hosts #>> '{}' ~* '^https?://' then substring(p_hosts #>> '{}' from '^[A-Za-z]+://[^/?#]+')
+        when jsonb_typeof(p_hosts) in ('string', 'array') then (
+            select string_agg(concat(m.parts[1], m.parts[2]), ',' order by l.place)
+            from ulak._listed(p_hosts) with ordinality l(host, place)
+            cross join regexp_match(l.host, '^([A-Za-z]+://)?(?:[^/?#]*@)?([^/?#]+)') m(parts)
+            where m.parts is not null
+        )
+    end
 $sql$;
 
 -- A schema of an object with further properties, which other schemas have as well.
@@ -133,17 +174,10 @@ declare
     );
 begin
     v_violation := coalesce(v_violation, ulak._circuit_breaker_violation(p_config -> 'circuit_breaker'));
-    return coalesce(
-        v_violation,
-        case p_protocol
-            when 'http' then ulak._http_config_violation(p_config)
-            when 'amqp' then ulak._amqp_config_violation(p_config)
-            when 'kafka' then ulak._kafka_config_violation(p_config)
-            when 'mqtt' then ulak._mqtt_config_violation(p_config)
-            when 'nats' then ulak._nats_config_violation(p_config)
-            when 'redis' then ulak._redis_config_violation(p_config)
-        end
-    );
+    if v_violation is null and exists (select from ulak._protocol_facts() p where p.protocol = p_protocol and p.has_rules) then
+        execute format('select ulak.%I($1)', format('_%s_config_violation', p_protocol)) into v_violation using p_config;
+    end if;
+    return v_violation;
 end
 $plpgsql$;
 

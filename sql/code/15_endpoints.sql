@@ -36,7 +36,7 @@ end
 $plpgsql$;
 
 comment on function ulak.create_endpoint(text, text, jsonb, jsonb, text) is
-    'creates an endpoint (protocol http, log, amqp, kafka, mqtt, redis or pull) and returns its id; refuses a config or retry policy that is not valid';
+    'creates an endpoint and returns its id; refuses a config or retry policy that is not valid';
 
 create or replace function ulak.alter_endpoint(
     p_name text,
@@ -399,7 +399,33 @@ as $sql$
     where o.value is distinct from n.value
 $sql$;
 
--- What may be seen of a config by those who may not see it: numbers, switches, status codes, and the host of a url.
+-- What may be seen of a config by those who may not see it: numbers, switches, status codes, and hosts.
+create or replace function ulak._shown_config(p_config jsonb)
+returns jsonb
+language sql
+immutable
+security definer
+set search_path = pg_catalog, pg_temp
+as $sql$
+    select coalesce(jsonb_object_agg(c.key, coalesce(i.shown, c.shown)), '{}')
+    from (
+        select
+            t.key,
+            t.value,
+            case
+                when jsonb_typeof(t.value) in ('number', 'boolean') then t.value
+                when t.key in ('retry_on', 'permanent_on') then t.value
+                when t.key = any (array(select p.host_key from ulak._protocol_facts() p)) then coalesce(to_jsonb(ulak._hosts(t.value)), '"***"')
+                else '"***"'
+            end as shown
+        from jsonb_each(p_config) t
+    ) c
+    left join lateral (
+        select jsonb_object_agg(i.key, case when jsonb_typeof(i.value) in ('number', 'boolean') then i.value else '"***"' end) as shown
+        from jsonb_each(case when jsonb_typeof(c.value) = 'object' then c.value end) i
+    ) i on true
+$sql$;
+
 create or replace view ulak.endpoint_list as
 select
     e.id,
@@ -415,32 +441,10 @@ select
     e.last_failure_at,
     e.created_at,
     e.updated_at,
-    (
-        select coalesce(jsonb_object_agg(c.key, coalesce(inner_object.shown, c.shown)), '{}')
-        from (
-            select
-                t.key,
-                t.value,
-                case
-                    when jsonb_typeof(t.value) in ('number', 'boolean') then t.value
-                    when t.key in ('retry_on', 'permanent_on') then t.value
-                    when t.key = 'url'
-                        then coalesce(to_jsonb(substring(t.value #>> '{}' from '^[A-Za-z]+://[^/?#]+')), '"***"')
-                    else '"***"'
-                end as shown
-            from jsonb_each(e.config) as t
-        ) as c
-        left join lateral (
-            select jsonb_object_agg(
-                i.key,
-                case when jsonb_typeof(i.value) in ('number', 'boolean') then i.value else '"***"' end
-            ) as shown
-            from jsonb_each(case when jsonb_typeof(c.value) = 'object' then c.value end) as i
-        ) as inner_object on true
-    ) as config
+    ulak._shown_config(e.config) as config
 from ulak.endpoints as e;
 
-comment on view ulak.endpoint_list is 'endpoints without anything secret: texts in the config are masked, a url is cut after its host';
+comment on view ulak.endpoint_list is 'endpoints without anything secret: texts in the config are masked but for hosts; a url is cut after its host';
 comment on column ulak.endpoint_list.id is 'as in ulak.endpoints';
 comment on column ulak.endpoint_list.name is 'as in ulak.endpoints';
 comment on column ulak.endpoint_list.protocol is 'as in ulak.endpoints';
@@ -454,4 +458,4 @@ comment on column ulak.endpoint_list.last_success_at is 'as in ulak.endpoints';
 comment on column ulak.endpoint_list.last_failure_at is 'as in ulak.endpoints';
 comment on column ulak.endpoint_list.created_at is 'as in ulak.endpoints';
 comment on column ulak.endpoint_list.updated_at is 'as in ulak.endpoints';
-comment on column ulak.endpoint_list.config is 'the config with *** for every text';
+comment on column ulak.endpoint_list.config is 'the config with *** for every text but hosts';

@@ -281,28 +281,6 @@ begin
 end
 $plpgsql$;
 
--- Where a credential belongs, by its path in the config; * is any key. A secret elsewhere would be told to everybody who may see what
--- is made of it: the source of an event, the name of a topic.
-create or replace function ulak._secret_places(p_protocol text)
-returns text[]
-language sql
-immutable
-set search_path = pg_catalog, pg_temp
-as $sql$
-    select case p_protocol
-        when 'http' then array[
-            'url', 'headers/*', 'signing_secret', 'proxy/url', 'proxy/username', 'proxy/password', 'auth/username', 'auth/password', 'auth/token',
-            'auth/token_url', 'auth/client_id', 'auth/client_secret', 'auth/access_key', 'auth/secret_key', 'auth/session_token'
-        ]
-        when 'kafka' then array[
-            'headers/*', 'options/sasl.username', 'options/sasl.password', 'options/ssl.ca.pem', 'options/ssl.certificate.pem',
-            'options/ssl.key.pem', 'options/ssl.key.password'
-        ]
-        when 'nats' then array['headers/*', 'token', 'username', 'password', 'nkey_seed']
-        else array['username', 'password']
-    end
-$sql$;
-
 -- The places of a config that name a secret.
 create or replace function ulak._secrets_in(p_config jsonb)
 returns table (place text, name text)
@@ -343,10 +321,11 @@ as $sql$
             'names a secret that belongs to another endpoint',
             'Names under ulak/ are made by rotate_secret() for one endpoint: store the value under a name of your own, with set_secret().'
         ]
-        else array[v.path, 'must not be a secret', 'A secret can stand for: ' || array_to_string(ulak._secret_places(p_protocol), ', ') || '.']
+        else array[v.path, 'must not be a secret', 'A secret can stand for: ' || nullif(array_to_string(f.secret_places, ', '), '') || '.']
     end
     from ulak._secrets_in(p_config) s
-    cross join (select array(select replace(replace(p, '_', E'\\_'), '*', '%') from unnest(ulak._secret_places(p_protocol)) p)) l(patterns)
+    join ulak._protocol_facts() f on f.protocol = p_protocol
+    cross join lateral (select array(select replace(replace(p, '_', E'\\_'), '*', '%') from unnest(f.secret_places) p)) l(patterns)
     cross join lateral (select '.' || replace(s.place, '/', '.')) v(path)
     where not (
             s.place like any (l.patterns)

@@ -1,7 +1,7 @@
 -- What an endpoint's last error means, and what to do about it.
 
 -- Lasting: trying again won't help, somebody has to change something. Without a SET clause, so that it becomes part of the query.
--- The words of an error are the worker's own up to the first colon behind its kind; what follows may be the receiver's.
+-- An error begins with its kind, which is the worker's own word; what follows the colon may be the receiver's.
 create or replace function ulak._advice(p_name text, p_error text)
 returns table (cause text, fix text, is_lasting boolean)
 language sql
@@ -24,43 +24,47 @@ as $sql$
         select v.cause, v.fix, v.is_lasting
         from (
             values
-                (0, '^message: ', false, 'the message itself can''t be sent so', 'the receiver is not to blame: correct what the application sends'),
+                ('{message: }'::text[], false, 'the message itself can''t be sent so', 'the receiver is not to blame: correct what the application sends'),
                 (
-                    1, '^HTTP (401|403|407)', true, 'it refuses our credentials',
+                    '{HTTP 401,HTTP 403,HTTP 407}', true, 'it refuses our credentials',
                     'then correct "auth", "headers" or the signing secret in its config'
                 ),
                 (
-                    2, '^HTTP 3', true, 'it has moved, and redirects are not followed',
+                    '{HTTP 3}', true, 'it has moved, and redirects are not followed',
                     'the response names the new place in "location": put it into "url" of its config'
                 ),
-                (3, '^HTTP (404|405)', true, 'there is nothing at its url, or not for this method', 'then correct "url" or "method" in its config'),
-                (4, '^HTTP 410', true, 'it is gone for good', format('then: select ulak.disable_endpoint(%L);', p_name)),
-                (5, '^HTTP 429', false, 'it is sent more than it takes', 'then set "rate_limit" in its config'),
-                (6, '^HTTP 4', false, 'it refuses the messages', 'and compare its answer with what is sent: ulak.curl()'),
-                (7, '^HTTP 5', false, 'it has an error of its own', null),
-                (8, '^blocked: ', true, 'its address is blocked', ulak._unblock(e.error)),
-                (9, '^timeout: ', false, 'it does not answer in time', 'if it needs longer: raise "timeout" in its config'),
-                (10, '^resolve: ', true, 'its host name is not known', 'then correct the host in its config'),
-                (11, '^connect: ', false, 'nothing answers at its address', 'then start the receiver, or correct the host in its config'),
-                (12, '^tls: ', true, 'its certificate is not accepted', 'then have it renewed, or name its authorities in its config: "tls_ca_bundle", "tls_ca_cert"'),
-                (13, '^config: ', true, 'its config makes no request', 'then correct its config'),
-                (14, '^lease expired: ', false, 'the workers that held its messages went silent', 'and look at the workers: select * from ulak.get_worker_status();'),
-                -- Brokers. What they say behind the first colon is told as it is; these are the words for refused credentials.
+                ('{HTTP 404,HTTP 405}', true, 'there is nothing at its url, or not for this method', 'then correct "url" or "method" in its config'),
+                ('{HTTP 410}', true, 'it is gone for good', format('then: select ulak.disable_endpoint(%L);', p_name)),
+                ('{HTTP 429}', false, 'it is sent more than it takes', 'then set "rate_limit" in its config'),
+                ('{HTTP 4}', false, 'it refuses the messages', 'and compare its answer with what is sent: ulak.curl()'),
+                ('{HTTP 5}', false, 'it has an error of its own', null),
+                ('{blocked: }', true, 'its address is blocked', ulak._unblock(e.error)),
+                ('{timeout: }', false, 'it does not answer in time', 'if it needs longer: raise "timeout" in its config'),
+                ('{resolve: }', true, 'its host name is not known', 'then correct the host in its config'),
+                ('{connect: }', false, 'nothing answers at its address', 'then start the receiver, or correct the host in its config'),
+                ('{tls: }', true, 'its certificate is not accepted', 'then have it renewed, or name its authorities in its config: "tls_ca_bundle", "tls_ca_cert"'),
+                ('{config: }', true, 'its config makes no request', 'then correct its config'),
+                ('{lease expired: }', false, 'the workers that held its messages went silent', 'and look at the workers: select * from ulak.get_worker_status();'),
+                ('{login: }', true, 'it refuses our credentials', 'then correct user and password in its config, or what that user may do'),
                 (
-                    15,
-                    '^login: |^(redis|mqtt|kafka|network): .*(WRONGPASS|NOAUTH|NOPERM|[Nn]ot authorized|[Bb]ad user|[Aa]uthenticat|AUTHORIZATION_FAILED)',
-                    true, 'it refuses our credentials', 'then correct user and password in its config, or what that user may do'
+                    '{unroutable: }', true, 'no queue or stream takes its messages',
+                    'then bind or make one, or correct "exchange" and "routing_key", or "subject", in its config'
                 ),
-                (16, '^unroutable: ', true, 'no queue takes its messages', 'then bind one, or correct "exchange" and "routing_key" in its config'),
-                (17, '^channel: ', false, 'it closes the channel', 'its reason is in last_error: an exchange that is missing, or what the user may not do'),
-                (18, '^refused: ', false, 'its queue is full, or has failed', null),
-                (19, '^(redis|mqtt|kafka): ', false, 'the broker refuses the messages', 'its reason is in last_error'),
-                (20, '^network: ', false, 'the connection to it breaks off', null),
-                (21, '^worker: ', false, 'the worker has failed', 'and report it: it is a defect of ulak'),
-                (22, '', false, 'its answers are no success', null)
-        ) v (place, pattern, is_lasting, cause, fix)
-        where coalesce(e.error, '') ~ v.pattern
-        order by v.place
+                ('{channel: }', false, 'it closes the channel', 'its reason is in last_error: an exchange that is missing, or what the user may not do'),
+                ('{refused: }', false, 'its queue or stream is full, or has failed', 'its reason is in last_error'),
+                -- What else a broker says begins with the name of its protocol.
+                (
+                    array(select p.protocol || ': ' from ulak._protocol_facts() p), false, 'the broker refuses the messages',
+                    'its reason is in last_error'
+                ),
+                ('{network: }', false, 'the connection to it breaks off', null),
+                ('{worker: }', false, 'the worker has failed', 'and report it: it is a defect of ulak'),
+                ('{""}', false, 'its answers are no success', null)
+        ) v (beginnings, is_lasting, cause, fix)
+        cross join unnest(v.beginnings) b (beginning)
+        where starts_with(coalesce(e.error, ''), b.beginning)
+        -- HTTP 429 says more than HTTP 4.
+        order by length(b.beginning) desc
         limit 1
     ) a
 $sql$;

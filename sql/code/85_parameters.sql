@@ -23,7 +23,7 @@ as $sql$
         (null, 'p_metadata', 'an object of yours that is kept with the message and not sent'),
         (null, 'p_event_type', 'name of the event type'),
         (null, 'p_events', 'an array of {"event_type": ..., "payload": ...}'),
-        (null, 'p_protocol', 'http, log, amqp, kafka, mqtt, redis: workers deliver; pull: external workers claim'),
+        (null, 'p_protocol', array_to_string(ulak._worker_protocols(), ', ') || ': workers deliver; pull: external workers claim'),
         (null, 'p_config', 'how to reach the receiver, as an object: {"url": ...} and more'),
         (null, 'p_retry_policy', 'how often and when to try again, as an object; what is missing comes from the settings'),
         (null, 'p_description', 'free text for people'),

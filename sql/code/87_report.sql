@@ -97,14 +97,17 @@ as $sql$
     ) h
 $sql$;
 
--- Where an endpoint delivers to, without path and query: they may hold a token. Null for one without a url.
+-- Without the scheme. Null for an endpoint that delivers to no host.
 create or replace function ulak._receiver_host(p_config jsonb)
 returns text
 language sql
 immutable
 set search_path = pg_catalog, pg_temp
 as $sql$
-    select substring(p_config ->> 'url' from '^[A-Za-z]+://([^/?#]+)')
+    select regexp_replace(ulak._hosts(p_config -> p.host_key), '[A-Za-z]+://', '', 'g')
+    from ulak._protocol_facts() p
+    where p_config ? p.host_key
+    limit 1
 $sql$;
 
 -- All endpoints together, in at most 60 steps of whole minutes. It begins with the first minute that anything is known of, but

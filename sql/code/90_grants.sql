@@ -26,12 +26,12 @@ begin
             -- A procedure that commits runs with the rights of its caller, and so do its parts.
             ('ulak_admin', array['_is_adopted', '_leave_read_only', '_maintenance_step', '_clock', '_check_interval']),
             -- A view runs its functions with the rights of its reader.
-            ('ulak_admin', array['_retry_schedule']),
+            ('ulak_admin', array['_retry_schedule', '_shown_config']),
             ('ulak_application', array[
                 'send', 'send_with_options', 'send_batch', 'send_batch_with_priority', 'send_messages', 'send_many',
                 'publish', 'publish_batch',
                 'cancel', 'cancel_by_key', 'reschedule', 'reprioritise',
-                'message_status', 'find_messages', 'await_delivery', 'explain', 'mark_handled', 'setting', 'help'
+                'message_status', 'find_messages', 'await_delivery', 'explain', 'mark_handled', 'setting', 'help', '_shown_config'
             ]),
             -- External workers: for the endpoints that were granted to them, which each of these looks after.
             ('ulak_consumer', array[
@@ -40,7 +40,7 @@ begin
             ('ulak_monitor', array[
                 'dlq_summary', 'message_status', 'find_messages', 'retry_delay', 'setting', 'help',
                 'get_endpoint_health', 'get_worker_status', 'health_check', 'health', 'metrics', 'metrics_text', 'doctor',
-                'explain', 'history', 'report', 'top', '_retry_schedule'
+                'explain', 'history', 'report', 'top', '_retry_schedule', '_shown_config'
             ]),
             ('ulak_worker', array[
                 'claim', 'heartbeat', 'complete', 'fail', 'release', 'retry_delay', 'mark_handled', 'setting', 'help',
@@ -53,7 +53,7 @@ begin
                 '_is_wanted', '_register_worker', '_unregister_worker', '_watch_workers', '_missing_workers', '_login_parameters',
                 '_await_schedule', '_note_limit', '_log', '_warn',
                 '_version', '_stamp_of', '_worker_stamp', '_worker_options', '_worker_check', '_worker_report', '_await_send',
-                '_request_wake_ups', '_worker_protocols', '_listen', '_light_turn', '_read_claimed',
+                '_request_wake_ups', '_worker_protocols', '_protocol_facts', '_listen', '_light_turn', '_read_claimed',
                 '_blocked_endpoints', '_sweep', '_is_poller', '_send_recurring'
             ]),
             -- The same worker, outside of the database: no schedule, no maintenance, no Python in the server.
@@ -62,7 +62,7 @@ begin
                 '_enter_node_session', '_node_parameters', '_worker_parameters', '_take_node_slot', '_leave_node_slot', '_unregister_worker',
                 '_worker_options', '_note_limit', '_worker_check', '_worker_report', '_is_poller', '_sweep', '_log',
                 '_claim', '_light_turn', '_read_claimed', '_settle_many', '_release_many', '_heartbeat_many',
-                '_endpoint_configs', '_blocked_endpoints', '_worker_protocols', '_await_send', '_request_wake_ups', '_listen', '_is_adopted'
+                '_endpoint_configs', '_blocked_endpoints', '_worker_protocols', '_protocol_facts', '_await_send', '_request_wake_ups', '_listen', '_is_adopted'
             ])
     loop
         select n into v_unknown

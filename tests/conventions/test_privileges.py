@@ -14,7 +14,7 @@ FUNCTIONS = {
     "ulak_application": """
         send send_with_options send_batch send_batch_with_priority send_messages send_many publish publish_batch
         cancel cancel_by_key reschedule reprioritise
-        message_status find_messages await_delivery explain mark_handled setting help
+        message_status find_messages await_delivery explain mark_handled setting help _shown_config
     """,
     "ulak_consumer": """
         claim heartbeat complete fail release retry_delay mark_handled setting help
@@ -22,7 +22,7 @@ FUNCTIONS = {
     "ulak_monitor": """
         dlq_summary message_status find_messages retry_delay setting help
         get_endpoint_health get_worker_status health health_check metrics metrics_text doctor explain history report
-        top _retry_schedule
+        top _retry_schedule _shown_config
     """,
     "ulak_admin": """
         create_endpoint alter_endpoint drop_endpoint grant_endpoint revoke_endpoint enable_endpoint disable_endpoint validate_endpoint_config
@@ -36,7 +36,7 @@ FUNCTIONS = {
         replay_message replay_range cleanup_event_log cleanup_endpoint_stats cleanup_inbox adopt
         schedule unschedule start stop ping run_worker run_maintenance _maintenance_step _clock _check_interval _is_adopted _leave_read_only
         get_endpoint_health get_worker_status health health_check metrics metrics_text doctor explain history report curl help
-        top _retry_schedule
+        top _retry_schedule _shown_config
     """,
     "ulak_worker": """
         claim heartbeat complete fail release retry_delay recover_stale_messages mark_expired_messages
@@ -46,7 +46,7 @@ FUNCTIONS = {
         _check_run _enter_worker_session _take_worker_slot _leave_worker_slot _register_worker _unregister_worker _worker_parameters
         _send_recurring _version _stamp_of _worker_stamp _worker_options _worker_check _worker_report _await_send _is_poller
         _is_wanted _watch_workers _missing_workers _login_parameters _await_schedule _note_limit _log _warn
-        _light_turn _listen _request_wake_ups _worker_protocols
+        _light_turn _listen _request_wake_ups _protocol_facts _worker_protocols
         _load_python _python_source _python_stamp
     """,
     "ulak_node": """
@@ -54,7 +54,7 @@ FUNCTIONS = {
         _enter_node_session _node_parameters _worker_parameters _take_node_slot _leave_node_slot _unregister_worker
         _worker_options _note_limit _worker_check _worker_report _is_poller _sweep _log
         _claim _light_turn _read_claimed _settle_many _release_many _heartbeat_many _endpoint_configs _blocked_endpoints
-        _worker_protocols _await_send _request_wake_ups _listen _is_adopted
+        _protocol_facts _worker_protocols _await_send _request_wake_ups _listen _is_adopted
     """,
 }
 

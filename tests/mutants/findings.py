@@ -305,8 +305,8 @@ MUTANTS = [
     Mutant(
         "advice: the statement that allows a network",
         ADVICE,
-        "(8, '^blocked: ', true, 'its address is blocked', ulak._unblock(e.error)),",
-        "(8, '^blocked: ', true, 'its address is blocked', null),",
+        "('{blocked: }', true, 'its address is blocked', ulak._unblock(e.error)),",
+        "('{blocked: }', true, 'its address is blocked', null),",
         (f"{AT_ONCE}::test_a_newcomers_first_message_to_loopback_says_what_to_run",),
     ),
 ]

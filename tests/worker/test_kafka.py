@@ -236,7 +236,7 @@ def test_a_topic_that_may_not_be_written_is_tried_again(site: Site, bus: Bus, ka
     site.start(seconds=60)
     wait_until(lambda: site.message(id)["last_error"], message="a failure")
 
-    assert site.message(id)["last_error"].startswith("[RETRYABLE] kafka: ")
+    assert site.message(id)["last_error"].startswith("[RETRYABLE] login: ")
     assert "TOPIC_AUTHORIZATION_FAILED" in site.message(id)["last_error"]
 
 
@@ -322,7 +322,7 @@ def test_credentials_are_shown_and_kept_secret(site: Site, bus: Bus, kafka: Kafk
         wait_until(lambda: site.message(refused)["last_error"], message="a failure")
 
     error = site.message(refused)["last_error"]
-    assert error.startswith("[RETRYABLE] network: ") and "SASL authentication error" in error
+    assert error.startswith("[RETRYABLE] login: ") and "SASL authentication error" in error
     assert "horse" not in error
 
 

@@ -281,7 +281,7 @@ def test_a_topic_that_the_user_may_not_write_to_is_tried_again(site: Site, tmp_p
         allowed = site.send("shop", metadata={"place": "orders"})
         told = site.wait_for_error(site.send("shop", metadata={"place": "secret"}), "not authorized")
 
-        assert told == f"[RETRYABLE] mqtt: 127.0.0.1:{broker.port}: not authorized (0x87)"
+        assert told == f"[RETRYABLE] login: 127.0.0.1:{broker.port}: not authorized (0x87)"
         site.wait_for_status(allowed, "completed")
 
 

@@ -180,7 +180,8 @@ class KafkaConnection(Link):
         told = verdict.words(error)
         if error.code() == KafkaError._MSG_TIMED_OUT and (reason := reach.reason(self._errors)):
             told = f"{told}: {reason}"
-        return self.error(verdict.prefix(error), f"kafka: {self.peer}: {told}")
+        kind = "login" if verdict.is_login(error) else "kafka"
+        return self.error(verdict.prefix(error), f"{kind}: {self.peer}: {told}")
 
     def _watched(self, work: Background[Any]) -> Background[Any]:
         self._surroundings.descriptors.watch(work.descriptor, READABLE)

@@ -98,7 +98,8 @@ def _metadata(
         producer.poll(0)
         known = list(errors)
         if any(each.code() in _HOPELESS for each in known) or clock() >= until:
-            raise DialError(f"network: {reason(known) or f'{peer}: {verdict.words(failed)}'}")
+            kind = "login" if any(verdict.is_login(each) for each in known) else "network"
+            raise DialError(f"{kind}: {reason(known) or f'{peer}: {verdict.words(failed)}'}")
         wait *= 2
 
 

@@ -19,12 +19,25 @@ _PERMANENT = frozenset(
         KafkaError._INVALID_ARG,
     )
 )
+# About who we are, or what we may do.
+_LOGIN = frozenset(
+    (
+        KafkaError._AUTHENTICATION,
+        KafkaError.SASL_AUTHENTICATION_FAILED,
+        KafkaError.TOPIC_AUTHORIZATION_FAILED,
+        KafkaError.CLUSTER_AUTHORIZATION_FAILED,
+    )
+)
 # The producer can't go on after these: another one has to be made.
 _LAST = frozenset((KafkaError._FATAL, KafkaError._FENCED, KafkaError._DESTROY))
 
 
 def prefix(error: KafkaError) -> str:
     return PERMANENT if error.code() in _PERMANENT else RETRYABLE
+
+
+def is_login(error: KafkaError) -> bool:
+    return error.code() in _LOGIN
 
 
 def is_last(error: KafkaError) -> bool:

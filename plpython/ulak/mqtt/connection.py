@@ -129,7 +129,7 @@ class MqttConnection(Connection):
             self.dial_again()
         elif greeting.code:
             # Whatever is wrong with the credentials, nothing is wrong with the message.
-            raise Lost(f"mqtt: {self.peer}: {reasons.words(greeting.code)}")
+            raise Lost(reasons.told(self.peer, greeting.code))
         elif target.qos > greeting.largest_qos:
             raise Lost(f"mqtt: {self.peer}: takes messages up to QoS {greeting.largest_qos}, not {target.qos}")
         elif target.retain and not greeting.may_retain:
@@ -205,8 +205,7 @@ class MqttConnection(Connection):
         if refusal is None:
             delivery.succeed(message)
         else:
-            told = f"mqtt: {self.peer}: {reasons.words(refusal)}"
-            delivery.fail(message, self.error(reasons.prefix(refusal), told))
+            delivery.fail(message, self.error(reasons.prefix(refusal), reasons.told(self.peer, refusal)))
         self.settle(delivery)
 
     def _farewell(self) -> str:

@@ -40,6 +40,8 @@ _WORDS = {
 }
 # Of MQTT 3.1.1, by the code of MQTT 5 that means the same.
 _SAME_AS = {1: 0x84, 2: 0x85, 3: 0x88, 4: 0x86, 5: 0x87}
+# About who we are, or what we may do: bad user name or password, not authorized, banned, bad authentication method.
+_LOGIN = frozenset((0x86, 0x87, 0x8A, 0x8C))
 # The message itself is refused, and will be the next time.
 _PERMANENT = frozenset((0x90, 0x95, 0x99))
 
@@ -47,6 +49,12 @@ _PERMANENT = frozenset((0x90, 0x95, 0x99))
 def words(code: int) -> str:
     code = _SAME_AS.get(code, code)
     return f"{_WORDS.get(code, 'refused')} (0x{code:02X})"
+
+
+def told(peer: str, code: int) -> str:
+    """As an error."""
+    kind = "login" if _SAME_AS.get(code, code) in _LOGIN else "mqtt"
+    return f"{kind}: {peer}: {words(code)}"
 
 
 def prefix(code: int) -> str:

@@ -20,6 +20,8 @@ from ulak.redis.target import Target
 _PERMANENT = frozenset(("WRONGTYPE",))
 # The server isn't the one to talk to any more, or doesn't know us any more: whoever is dialled next may be another one.
 _LOSES_CONNECTION = frozenset(("MASTERDOWN", "NOAUTH", "READONLY"))
+# About who we are, or what we may do.
+_LOGIN = frozenset(("NOAUTH", "NOPERM", "WRONGPASS"))
 _HINTS = {
     "MOVED": "a cluster isn't followed to another node: name the one that has the stream",
     "OOM": "the server is full: raise its maxmemory, or give the endpoint a maxlen",
@@ -121,4 +123,5 @@ class RedisConnection(Connection):
 
     def _told(self, reply: Refusal) -> str:
         hint = _HINTS.get(reply.code)
-        return f"redis: {self.peer}: {reply.told}" + (f" ({hint})" if hint else "")
+        kind = "login" if reply.code in _LOGIN else "redis"
+        return f"{kind}: {self.peer}: {reply.told}" + (f" ({hint})" if hint else "")
