@@ -128,11 +128,9 @@ make_run_folder
     fetch_program prometheus
     fetch_program mosquitto libraries
     fetch_program nats-server
-    fetch_program prometheus usr/bin/prometheus
-    fetch_program mosquitto usr/sbin/mosquitto libraries
     if [ "${ULAK_CHAOS:-}" = full ]; then
-        fetch_program etcd-server usr/bin/etcd libraries
-        fetch_program patroni usr/bin/patroni libraries
+        fetch_program etcd-server libraries
+        fetch_program patroni libraries
     fi
 ) 9> "$run/lock" >&2
 
