@@ -5,8 +5,10 @@
     python3 worker.py --dsn "host=db1,db2 dbname=shop user=node_1 sslmode=verify-full sslrootcert=/etc/ulak/ca.pem"
 
 What it runs comes from the database that it serves, so that its version is always the server's: this file fetches it,
-checks it against its hash, and connects again when the connection is lost or a new version is there. The password is
-libpq's to find: PGPASSFILE, PGSERVICEFILE or PGPASSWORD, never the command line, which everybody on a machine can read.
+sees by its hash that it is whole, and connects again when the connection is lost or a new version is there. A server
+that is taken for the database decides what this process does, so over a network it wants sslmode=verify-full. The
+password is libpq's to find: PGPASSFILE, PGSERVICEFILE or PGPASSWORD, never the command line, which everybody on a
+machine can read.
 
 SIGTERM and SIGINT let it deliver what is under way, and end it; a second one ends it within two seconds.
 """
@@ -16,6 +18,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import hashlib
+import ipaddress
 import os
 import random
 import select
@@ -213,6 +216,30 @@ def rotated(dsn: str, by: int) -> str:
     return conninfo.make_conninfo(**given)
 
 
+def exposed(dsn: str) -> str | None:
+    """The host whose server anybody on the way could stand in for, or None. This process runs what the server says."""
+    connection = pq.PGconn.connect_start(dsn.encode())
+    try:
+        known = {option.keyword: (option.val or b"").decode() for option in connection.info}
+    finally:
+        connection.finish()
+    if known.get(b"sslmode") == "verify-full":
+        return None
+    names, addresses = known.get(b"host", "").split(","), known.get(b"hostaddr", "").split(",")
+    for place in range(max(len(names), len(addresses))):
+        host = (addresses[place : place + 1] or [""])[0] or (names[place : place + 1] or [""])[0]
+        if host and host[0] not in "/@" and host != "localhost" and not _is_loopback(host):
+            return host
+    return None
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
 def refuse(problem: str) -> NoReturn:
     print(f"ulak node: {problem}", file=sys.stderr)
     sys.exit(2)
@@ -222,9 +249,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--dsn", default="", help="where the database is; libpq takes the rest from its environment")
     parser.add_argument("--name", default=socket.gethostname(), help="its name in ulak.workers.host: this machine's")
+    parser.add_argument("--insecure", action="store_true", help="over a network without sslmode=verify-full, too")
     arguments = parser.parse_args()
     try:
         dsn = complete(arguments.dsn)
+        if not arguments.insecure and (host := exposed(dsn)):
+            refuse(
+                f"{host} could be anybody, and a node runs the code of its server: use sslmode=verify-full with "
+                "sslrootcert, or --insecure in a network that you trust"
+            )
     except psycopg.Error as error:
         refuse(f"--dsn can't be read: {error}")
     try:

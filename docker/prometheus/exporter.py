@@ -1,25 +1,43 @@
-"""Serves ulak.metrics_text() to Prometheus. psql finds the database by PGHOST, PGUSER and so on."""
+"""Serves ulak.metrics_text() to Prometheus. psql finds the database by PGHOST, PGUSER and so on.
 
+    python3 exporter.py [[host:]port]        # 127.0.0.1:9188
+
+On an address that others reach it wants a token, ULAK_EXPORTER_TOKEN, which Prometheus sends as
+`authorization: {credentials: ...}`. What psql says of a failure goes to standard error, not to whoever asks.
+"""
+
+import hmac
+import ipaddress
+import os
 import subprocess
 import sys
+import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 QUERY = ["psql", "--no-psqlrc", "--no-align", "--tuples-only", "--quiet", "--command", "select ulak.metrics_text()"]
+SECONDS = 10
+TOKEN = os.environ.get("ULAK_EXPORTER_TOKEN", "")
+# However many ask, the database is asked by one.
+ASKING = threading.Lock()
 
 
 class Exporter(BaseHTTPRequestHandler):
+    # A connection that says nothing ends.
+    timeout = SECONDS
+
     def do_GET(self) -> None:
-        if self.path != "/metrics":
+        given = self.headers.get("authorization", "").encode("latin-1", "replace")
+        if TOKEN and not hmac.compare_digest(given, f"Bearer {TOKEN}".encode()):
+            self.answer(401, b"a token is needed\n")
+        elif self.path != "/metrics":
             self.answer(404, b"the metrics are at /metrics\n")
-            return
-        try:
-            done = subprocess.run(QUERY, capture_output=True, timeout=10, check=True)
-        except subprocess.CalledProcessError as error:
-            self.answer(503, error.stderr)
-        except subprocess.TimeoutExpired:
-            self.answer(503, b"the database did not answer within 10 seconds\n")
+        elif not ASKING.acquire(timeout=SECONDS):
+            self.answer(503, b"too many ask at once\n")
         else:
-            self.answer(200, done.stdout)
+            try:
+                self.answer(*metrics())
+            finally:
+                ASKING.release()
 
     def answer(self, status: int, body: bytes) -> None:
         self.send_response(status)
@@ -32,5 +50,23 @@ class Exporter(BaseHTTPRequestHandler):
         pass
 
 
+def metrics() -> tuple[int, bytes]:
+    try:
+        return 200, subprocess.run(QUERY, capture_output=True, timeout=SECONDS, check=True).stdout
+    except subprocess.CalledProcessError as error:
+        sys.stderr.write(error.stderr.decode(errors="replace"))
+        return 503, b"the database can't be asked: the exporter's log says why\n"
+    except subprocess.TimeoutExpired:
+        return 503, f"the database did not answer within {SECONDS} seconds\n".encode()
+
+
+def main() -> None:
+    host, _, port = (sys.argv[1] if len(sys.argv) > 1 else "9188").rpartition(":")
+    host = host or "127.0.0.1"
+    if not TOKEN and not (host == "localhost" or ipaddress.ip_address(host).is_loopback):
+        sys.exit(f"others reach {host}: set ULAK_EXPORTER_TOKEN")
+    ThreadingHTTPServer((host, int(port)), Exporter).serve_forever()
+
+
 if __name__ == "__main__":
-    ThreadingHTTPServer(("", int(sys.argv[1]) if len(sys.argv) > 1 else 9188), Exporter).serve_forever()
+    main()

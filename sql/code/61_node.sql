@@ -63,6 +63,10 @@ begin
     if ulak._is_stopped() then
         return;
     end if;
+    -- A session is one node: the numbers are for all.
+    if exists (select from ulak.workers w where w.slot > 100 and w.pid = pg_backend_pid() and ulak._is_taken(w)) then
+        raise exception 'this session is a node already' using errcode = '55000', hint = 'select ulak._leave_node_slot(slot);';
+    end if;
     for v_slot in 101..1100 loop
         name := format('node %s on %s, pid %s', v_slot - 100, v_host, pg_backend_pid());
         if ulak._register_worker(v_slot, name, false, v_host) then

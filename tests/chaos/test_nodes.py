@@ -103,7 +103,9 @@ def test_nodes_are_cut_off_from_their_database(
     dsn = machine.dsn(world.database, "test_ulak_node")
 
     with ExitStack() as stack:
-        nodes = [stack.enter_context(Node(dsn, "--name", f"far-{n}", prefix=machine.prefix)) for n in range(2)]
+        nodes = [
+            stack.enter_context(Node(dsn, "--insecure", "--name", f"far-{n}", prefix=machine.prefix)) for n in range(2)
+        ]
         with world.producers():
             for _ in range(6 if FULL else 2):
                 remote_recorder.wait_for_more(50)
@@ -129,7 +131,9 @@ def test_nodes_behind_a_black_hole_are_back_soon_after_it(
     dsn = machine.dsn(world.database, "test_ulak_node", "")
 
     with ExitStack() as stack:
-        nodes = [stack.enter_context(Node(dsn, "--name", f"far-{n}", prefix=machine.prefix)) for n in range(2)]
+        nodes = [
+            stack.enter_context(Node(dsn, "--insecure", "--name", f"far-{n}", prefix=machine.prefix)) for n in range(2)
+        ]
         with world.producers():
             remote_recorder.wait_for_more(50)
             began = time.monotonic()

@@ -282,6 +282,34 @@ def test_a_database_without_an_encoding_is_shown_too(cluster: Cluster, watched: 
     assert "What happened" in answer.text
 
 
+def test_an_error_that_no_xml_holds_is_shown_too(console: Console, queue: Queue) -> None:
+    """As an earlier version has stored it."""
+    queue.db.execute("update ulak.dlq set last_error = E'[RETRYABLE] odd \\uFFFF \\uFFFE text'")
+
+    answer = console.get("/", cookies(console, "console_monitor"))
+
+    assert answer.status == 200
+    assert "odd \ufffd \ufffd text" in answer.text
+
+
+def test_a_part_that_fails_costs_no_other_part(console: Console, queue: Queue) -> None:
+    seen = cookies(console, "console_monitor")
+    queue.db.execute("revoke execute on function ulak.report from ulak_monitor")
+    queue.db.execute("revoke execute on function ulak.history from ulak_monitor")
+    try:
+        overview = console.get("/", seen)
+        message = console.get(f"/message?id={queue.send()}", seen)
+    finally:
+        queue.db.execute("grant execute on function ulak.report to ulak_monitor")
+        queue.db.execute("grant execute on function ulak.history to ulak_monitor")
+
+    assert (overview.status, message.status) == (200, 200)
+    assert "The report can&#39;t be shown: permission denied for function report" in overview.text
+    assert 'href="/endpoint?name=shop"' in overview.text
+    assert "The attempts can&#39;t be shown" in message.text
+    assert "Its story" in message.text
+
+
 def test_who_guesses_passwords_has_to_wait(cluster: Cluster, watched: str, tmp_path: Path) -> None:
     with Console(cluster, watched, tmp_path / "log") as console:
         for n in range(10):

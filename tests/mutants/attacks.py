@@ -11,6 +11,7 @@ WORKER = "sql/code/60_worker.sql"
 ADMIN = "tests/security/test_admin.py"
 APPLICATION = "tests/security/test_application.py"
 MONITOR = "tests/security/test_monitor.py"
+NETWORK = "tests/security/test_network.py"
 NOBODY = "tests/security/test_nobody.py"
 PULL_WORKER = "tests/security/test_pull_worker.py"
 RECEIVER = "tests/security/test_receiver.py"
@@ -187,6 +188,35 @@ MUTANTS = [
         "ulak._error_line(ulak._without_message(p_error, p_id))",
         "ulak._error_line(p_error)",
         (f"{PULL_WORKER}::test_its_errors_repeat_nothing_of_the_message",),
+    ),
+    # The network.
+    Mutant(
+        "console: a connection too many waits",
+        "docker/console/ulak_console/__main__.py",
+        "            each.channel_class = Channel\n",
+        "            pass\n",
+        (f"{NETWORK}::test_connections_that_say_nothing_silence_no_console",),
+    ),
+    Mutant(
+        "node: any server will do",
+        "docker/worker.py",
+        "if not arguments.insecure and (host := exposed(dsn)):",
+        "if host := None:",
+        (f"{NETWORK}::test_a_node_takes_no_code_from_a_server_that_nobody_vouches_for",),
+    ),
+    Mutant(
+        "node: a session takes many numbers",
+        "sql/code/61_node.sql",
+        "w.slot > 100 and w.pid = pg_backend_pid()",
+        "false",
+        ("tests/security/test_node.py::test_one_session_takes_one_number_of_the_thousand",),
+    ),
+    Mutant(
+        "report: as it is stored",
+        "plpython/ulak/report/markup.py",
+        "html.escape(text.storable(str(value)))",
+        "html.escape(str(value))",
+        (f"{RECEIVER}::test_a_stored_text_that_xml_cannot_hold_makes_a_report_that_can_be_read",),
     ),
     # Files that a config names.
     Mutant(

@@ -68,6 +68,17 @@ def test_it_may_deliver_and_nothing_else(node: DB, statement: str) -> None:
     assert refused(node, statement).sqlstate == "42501"
 
 
+def test_one_session_takes_one_number_of_the_thousand(db: DB, node: DB) -> None:
+    (first, _) = node.execute("select * from ulak._take_node_slot('mine')").fetchone() or (0, "")
+
+    denied = refused(node, "select * from ulak._take_node_slot('mine too')")
+
+    assert denied.sqlstate == "55000"
+    assert db.execute("select slot from ulak.workers where slot > 100").fetchall() == [(first,)]
+    node.execute("select ulak._leave_node_slot(%s)", [first])
+    assert node.execute("select slot from ulak._take_node_slot('mine')").fetchone() == (first,)
+
+
 def test_it_cannot_end_the_run_of_another(db: DB, node: DB, connect: Connect) -> None:
     (slot, _) = connect("ulak_node").execute("select * from ulak._take_node_slot('other')").fetchone() or (0, "")
 

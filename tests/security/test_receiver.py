@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import ssl
+import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -165,6 +166,32 @@ def test_what_a_receiver_echoes_of_secrets_and_payload_reaches_no_monitor(
     for name in ("authorization", "webhook-signature"):
         for part in request.headers[name].replace(",", " ").split():
             assert len(part) < 16 or part == "AWS4-HMAC-SHA256" or part not in told
+
+
+@pytest.mark.parametrize("capture", ["false", "true"])
+def test_no_answer_makes_a_report_that_cannot_be_read(site: Site, receiver: Receiver, capture: str) -> None:
+    """The console parses it as XML."""
+    receiver.answer = Answer(422, {"x-told": "a"}, "no\uffff \ufffe \x0b\x1b[31m\u202e \U0001ffff such order".encode())
+    site.configure(capture_response=capture)
+    site.http("shop", receiver.url, ONCE)
+    id = site.send("shop")
+    site.start()
+
+    error = site.wait_for_status(id, "failed")["last_error"]
+
+    assert error == "[PERMANENT] HTTP 422: no [31m such order"
+    ElementTree.fromstring(site.value("select ulak.report()").split("\n", 1)[1])
+
+
+def test_a_stored_text_that_xml_cannot_hold_makes_a_report_that_can_be_read(site: Site) -> None:
+    """As an earlier version has stored it."""
+    site.endpoint("shop")
+    site.bury(site.send("shop"))
+    site.db.execute("update ulak.dlq set last_error = E'[RETRYABLE] odd \\uFFFF text', failed_at = now()")
+
+    root = ElementTree.fromstring(site.value("select ulak.report()").split("\n", 1)[1])
+
+    assert "odd \ufffd text" in "".join(root.itertext())
 
 
 def test_what_a_receiver_echoes_of_a_messages_path_reaches_no_monitor(site: Site, echo: Receiver) -> None:

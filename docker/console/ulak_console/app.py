@@ -6,7 +6,8 @@ import datetime
 import os
 import re
 import secrets
-from collections.abc import Callable, Mapping
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 from urllib.parse import urlencode, urlsplit
 
@@ -54,6 +55,7 @@ def create_app(environment: Mapping[str, str] = os.environ) -> Flask:
             abort(403, "This request came from another site.")
         if request.endpoint in ("login", "static"):
             return None
+        g.failures = []
         g.session = sessions.find(request.cookies.get(cookie))
         if g.session is None:
             return redirect(url_for("login"), 303)
@@ -78,7 +80,12 @@ def create_app(environment: Mapping[str, str] = os.environ) -> Flask:
     @app.context_processor
     def known() -> dict[str, Any]:
         session: Session | None = g.get("session")
-        return {"session": session, "token": session.form_token if session else None, "link": link}
+        return {
+            "session": session,
+            "token": session.form_token if session else None,
+            "link": link,
+            "failures": g.get("failures", []),
+        }
 
     @app.route("/login", methods=["GET", "POST"])
     def login() -> Any:
@@ -113,15 +120,26 @@ def create_app(environment: Mapping[str, str] = os.environ) -> Flask:
     @app.get("/")
     def overview() -> Any:
         hours = _one_of("hours", HOURS, 6)
-        with g.session.reading() as cursor:
-            row = cursor.execute("select ulak.report(%s) as page", [hours]).fetchone()
-        shown = report.embedded(row["page"], link, g.session.is_admin)
-        g.style_hash = shown.style_hash
+        pages = _part("The report", "select ulak.report(%s) as page", [hours])
+        shown = None
+        try:
+            shown = report.embedded(pages[0]["page"], link, g.session.is_admin) if pages else None
+        except (ElementTree.ParseError, AssertionError) as error:
+            g.failures.append(f"The report can't be read: {error}")
+        if shown is not None:
+            g.style_hash = shown.style_hash
+        # Instead of the report: what it takes to go on from here.
+        endpoints = (
+            [] if shown else _part("The list", "select name, circuit_state from ulak.endpoint_list order by name")
+        )
+        findings = [] if shown else _part("The diagnosis", "select severity, finding, fix from ulak.doctor()")
         told, g.session.told = g.session.told, None
         refresh = _one_of("refresh", REFRESH, 15)
         return render_template(
             "overview.html",
             report=shown,
+            endpoints=endpoints,
+            findings=findings,
             hours=hours,
             spans=HOURS,
             refresh=refresh,
@@ -134,15 +152,16 @@ def create_app(environment: Mapping[str, str] = os.environ) -> Flask:
         id = request.args.get("id", "").strip()
         if not id.isascii() or not id.isdigit() or len(id) > 18:
             abort(400, "The id of a message is the number that send() returned.")
-        with g.session.reading() as cursor:
-            told = cursor.execute("select * from ulak.explain(%s)", [int(id)]).fetchall()
-            tried = cursor.execute("select * from ulak.history(%s)", [int(id)]).fetchall()
-            letters, archived = [], []
-            if g.session.is_admin:
-                letters = cursor.execute(
-                    "select id from ulak.dlq where original_message_id = %s and status = 'failed'", [int(id)]
-                ).fetchall()
-                archived = cursor.execute("select id from ulak.archive where id = %s", [int(id)]).fetchall()
+        told = _part("The story", "select * from ulak.explain(%s)", [int(id)])
+        tried = _part("The attempts", "select * from ulak.history(%s)", [int(id)])
+        letters, archived = [], []
+        if not told and not tried and "failure" in g:
+            g.failures = []
+            raise g.failure
+        if g.session.is_admin:
+            dead = "select id from ulak.dlq where original_message_id = %s and status = 'failed'"
+            letters = _part("The dead letters", dead, [int(id)])
+            archived = _part("The archive", "select id from ulak.archive where id = %s", [int(id)])
         return render_template("message.html", id=int(id), told=told, tried=tried, letters=letters, archived=archived)
 
     @app.get("/endpoint")
@@ -231,6 +250,20 @@ def _is_from_here() -> bool:
 def _is_ended(error: psycopg.Error) -> bool:
     """The server has ended the session: an administrator did, or nobody used it."""
     return error.diag.sqlstate in ("57P01", "57P02", "57P05")
+
+
+def _part(name: str, query: str, parameters: Sequence[object] = ()) -> list[Any]:
+    """Of a page. What the database refuses costs this part alone, and the page says so; a session that ended costs the
+    page."""
+    try:
+        with g.session.reading() as cursor:
+            return list(cursor.execute(query, parameters).fetchall())
+    except (psycopg.Error, UnicodeError) as error:
+        if isinstance(error, psycopg.OperationalError) and (error.diag.sqlstate is None or _is_ended(error)):
+            raise
+        g.failure = error
+        g.failures.append(f"{name} can't be shown: {error}")
+        return []
 
 
 def _as_admin() -> Session:

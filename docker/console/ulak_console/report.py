@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import re
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable
 from typing import NamedTuple
 
 Link = Callable[..., str]
+
+_NO_XML = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")
 
 
 class Report(NamedTuple):
@@ -23,7 +26,8 @@ class Report(NamedTuple):
 
 def embedded(page: str, link: Link, may_act: bool) -> Report:
     """ulak writes it as XML too, and it holds no script; what it quotes is text here as it is there."""
-    root = ElementTree.fromstring(page.split("\n", 1)[1])
+    # Of an earlier version, or of a text that was stored by one: what XML can't hold is no reason to show nothing.
+    root = ElementTree.fromstring(_NO_XML.sub("\ufffd", page.split("\n", 1)[1]))
     style, main = root.find("./head/style"), root.find("./body/main")
     assert style is not None
     assert main is not None

@@ -5,6 +5,8 @@ from __future__ import annotations
 import html
 from collections.abc import Iterable
 
+from ulak import text
+
 VOID = frozenset(("meta", "br", "hr", "img", "rect", "line", "path", "circle", "polyline", "polygon"))
 
 
@@ -40,7 +42,8 @@ def join(children: Child) -> Markup:
 
 
 def _text(value: object) -> str:
-    """Escaped. Coordinates with one decimal are fine enough, and a page of them is half as long."""
+    """Escaped, and without what XML can't hold, whatever was stored. Coordinates with one decimal are fine enough, and
+    a page of them is half as long."""
     if isinstance(value, float):
         return f"{value:.1f}".removesuffix(".0")
-    return str(value) if isinstance(value, int) else html.escape(str(value))
+    return str(value) if isinstance(value, int) else html.escape(text.storable(str(value)))
