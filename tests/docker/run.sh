@@ -1,7 +1,8 @@
 #!/bin/bash
 # Builds the images of docker/ and runs them, without a registry and without a daemon: buildah, in a chroot, upon a Debian that
 # debootstrap has made. What it proves: the image is clean, POSTGRES_DB names the database, workers deliver in it, the demo is
-# what compose adds, data stays where PGDATA says, the console lets an operator in, and a node delivers.
+# what compose adds and ends with, data stays where PGDATA says, the console lets an operator in, a node and the exporter work and aren't
+# root, and the image of files has the extension's files alone.
 #   sudo tests/docker/run.sh          or: make docker-test
 # Kept for the next time in the run folder; to begin anew: rm -rf .run/docker
 set -euo pipefail
@@ -15,6 +16,7 @@ major=${PG_MAJOR:-15}
 port=${PORT:-54329}
 console_port=${CONSOLE_PORT:-54328}
 receiver_port=${RECEIVER_PORT:-54327}
+exporter_port=${EXPORTER_PORT:-54326}
 
 if [ "$(id -u)" != 0 ]; then
     echo "only root can make a Debian: sudo make docker-test" >&2
@@ -154,6 +156,17 @@ image bud -q --layers -t ulak-test -f "$project/docker/Dockerfile" --build-arg P
 image bud -q --layers -t ulak-console-test --build-arg DEBIAN=localhost/ulak-test-debian "$project/docker/console"
 image bud -q --layers -t ulak-node-test --build-arg DEBIAN=localhost/ulak-test-debian -f "$project/docker/node.Dockerfile" "$project/docker"
 
+image bud -q --layers -t ulak-extension-test --build-arg DEBIAN=localhost/ulak-test-debian -f "$project/docker/extension.Dockerfile" "$project"
+
+say "the image of files alone"
+make_container ulak-extension-test
+version=$(sed -n "s/^default_version *= *'\(.*\)'/\1/p" "$project/control/ulak.control")
+layout() {
+    (cd "$root" && find . -type f | sed 's|/ulak--[0-9.-]*\.sql|/ulak--*.sql|' | sort -u | paste -sd ' ')
+}
+is "./licenses/ulak ./share/extension/ulak--*.sql ./share/extension/ulak.control" "it has the extension's files and the license" layout
+is "ulak--$version.sql" "it has the script of this version" ls "$root/share/extension/" --ignore='ulak--*--*' --ignore='*.control' --ignore='ulak--0.[12].*'
+
 say "the image alone, with POSTGRES_DB=shop"
 data=/var/lib/postgresql/$major/docker
 make_container ulak-test
@@ -183,9 +196,24 @@ start_server --env POSTGRES_INITDB_ARGS=--auth-host=scram-sha-256 --env ULAK_SCR
 query postgres "select ulak.send('receiver', '{\"hello\": \"world\"}')" > /dev/null
 until_true 100 "the receiver got the message" grep -q '"hello": *"world"' "$folder/receiver.log"
 
+hello() {
+    "${buildah[@]}" run --user postgres --env PGHOST=127.0.0.1 --env PGPORT="$port" --env PGUSER=postgres --env PGPASSWORD=secret \
+        --env CONSOLE="http://localhost:$console_port" --env ULAK_OPERATOR_PASSWORD=operator --volume "$project/docker/demo/hello.sh:/hello.sh:ro" \
+        "$container" -- bash /hello.sh
+}
+hello | tee "$folder/hello.log"
+is "The console: http://localhost:$console_port, role ulak_operator, password operator" \
+    "compose ends with a message that was delivered, and says where the console is" tail -n 1 "$folder/hello.log"
+is 1 "it says so" grep -c 'was delivered\.$' "$folder/hello.log"
+start exporter "${buildah[@]}" run --user nobody --env PGHOST=127.0.0.1 --env PGPORT="$port" --env PGUSER=ulak_scraper --env PGPASSWORD=scraper \
+    --env PGDATABASE=postgres --volume "$project/docker/prometheus/exporter.py:/exporter.py:ro" "$container" -- \
+    python3 -u /exporter.py "$exporter_port"
+until_true 30 "the exporter serves metrics, as nobody" bash -c 'curl -sf http://127.0.0.1:'"$exporter_port"'/metrics | grep -q ^ulak_'
+
 server_root=$root
 query postgres "select count(*) from ulak.start(0)" > /dev/null
 make_container ulak-node-test
+is nobody "a node is nobody" "${buildah[@]}" run "$container" -- id -un
 start node "${buildah[@]}" run --env PGHOST=127.0.0.1 --env PGPORT="$port" --env PGDATABASE=postgres --env PGUSER=node_1 \
     --env PGPASSWORD=node "$container" -- python3 -B /opt/ulak/worker.py
 root=$server_root

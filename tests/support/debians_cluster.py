@@ -18,6 +18,15 @@ from support.files import write_whole
 SETUP = PROJECT / "control" / "ulak-setup"
 
 
+def run_setup(*arguments: str) -> str:
+    """What ulak-setup says, if all is well."""
+    done = subprocess.run(
+        [sys.executable, str(SETUP), *arguments], text=True, capture_output=True, stdin=subprocess.DEVNULL
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
 class DebiansCluster:
     """15 main, say. Peer authentication, nothing preloaded, and the extension staged where it finds it."""
 

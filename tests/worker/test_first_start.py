@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 from psycopg.rows import dict_row
-from support.cluster import Cluster, Settings, run
+from support.bare_cluster import bare
+from support.cluster import Cluster, run
 from support.sessions import wait_until
 
 Rows = list[dict[str, Any]]
@@ -51,19 +52,6 @@ class Newcomer:
 
 def items(rows: Rows) -> list[str]:
     return [row["item"] for row in rows if row["status"] == "problem"]
-
-
-def bare(settings: Settings | None = None) -> Cluster:
-    """As Debian makes one: nothing is preloaded, and the operating system's user may log in under its own name."""
-    cluster = Cluster.create(in_memory=True)
-    cluster.install(cluster.create_database("app"))
-    file = cluster.data / "postgresql.conf"
-    lines = file.read_text().splitlines(True)
-    file.write_text("".join(line for line in lines if not line.startswith(("cron.", "shared_preload"))))
-    cluster.configure(settings or {})
-    (cluster.data / "pg_hba.conf").write_text(f"local all {cluster.user} trust\nlocal all all peer\n")
-    cluster.restart()
-    return cluster
 
 
 @pytest.fixture

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 import psycopg
 import pytest
 from psycopg.types.json import Jsonb
-from support.debians_cluster import DebiansCluster
+from support.bare_cluster import bare
+from support.debians_cluster import DebiansCluster, run_setup
 from support.receiver import Receiver
 from support.sessions import wait_until
 
@@ -105,6 +106,24 @@ def test_settings_join_those_that_are_there_and_the_restart_may_be_left(cluster:
     assert "done: ulak delivers" in cluster.setup("--yes", *cluster.name, "my-app")
     with cluster.connect("my-app") as db:
         assert workers_begin(db)
+
+
+def test_a_cluster_by_its_path(receiver: Receiver) -> None:
+    """Without conf.d and pg_ctlcluster: settings at the end of its own file, and pg_ctl."""
+    cluster = bare()
+    files = [cluster.data / name for name in ("postgresql.conf", "pg_hba.conf", "pg_ident.conf")]
+    before = [path.read_bytes() for path in files]
+    options = ["--yes", "--data", str(cluster.data), "--host", cluster.host, "--role", cluster.user, "shop"]
+    try:
+        said = run_setup(*options)
+        assert "create database shop" in said and "done: ulak delivers from database shop" in said
+        with cluster.connect("shop") as db:
+            assert workers_begin(db)
+        assert run_setup(*options) == "nothing to do\n"
+        run_setup("--undo", *options)
+        assert [path.read_bytes() for path in files] == before
+    finally:
+        cluster.remove()
 
 
 def workers_begin(db: psycopg.Connection[object]) -> bool:
