@@ -6,6 +6,7 @@ from mutants.model import Mutant
 
 GRANTS = "sql/code/90_grants.sql"
 FILES = "plpython/ulak/files.py"
+NATS = "plpython/ulak/nats/connection.py"
 SECRECY = "plpython/ulak/http/secrecy.py"
 WORKER = "sql/code/60_worker.sql"
 ADMIN = "tests/security/test_admin.py"
@@ -352,6 +353,28 @@ MUTANTS = [
         "except (TypeError, ValueError, OverflowError):",
         "except (TypeError, ValueError):",
         (f"{RECEIVER}::test_no_token_server_can_end_a_run",),
+    ),
+    # NATS, whose server speaks first.
+    Mutant(
+        "nats: what follows the greeting in the clear is believed",
+        NATS,
+        "elif self._operations.is_at_end:",
+        "elif True:",
+        ("tests/unit/test_nats.py::test_a_greeting_that_goes_on_in_the_clear_is_not_believed",),
+    ),
+    Mutant(
+        "nats: a message commands the stream",
+        NATS,
+        "if name.lower().startswith(_OWN_HEADER):",
+        "if False:",
+        ("tests/worker/test_nats.py::test_a_header_by_which_a_stream_is_commanded_is_refused",),
+    ),
+    Mutant(
+        "nats: any answer is an acknowledgement",
+        NATS,
+        """if payload.startswith(b'{"stream":') and b'"seq"' in payload and b'"error"' not in payload:""",
+        "if True:",
+        ("tests/unit/test_nats.py::test_only_what_a_stream_has_taken_is_delivered",),
     ),
     # The notification queue, which has 8 GB before PostgreSQL 17.
     Mutant(
