@@ -115,13 +115,13 @@ def launch_watcher() -> str | None:
     return None
 
 
-def log_in(user: str) -> str:
-    """The body of ulak._log_in(): what a session of this role would have, or why there is none, as JSON."""
+def log_in(user: str) -> str | None:
+    """The body of ulak._log_in(): why a session of this role can't be opened."""
     try:
-        timeout = login.ask(login_parameters(user), "select pg_catalog.current_setting('statement_timeout')")
+        login.ask(login_parameters(user), "select 1")
     except login.LoginError as error:
-        return json.dumps({"problem": str(error)})
-    return json.dumps({"statement_timeout": timeout})
+        return str(error)
+    return None
 
 
 def ask(place: dict[str, str], query: str) -> str | None:

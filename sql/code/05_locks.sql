@@ -22,10 +22,12 @@
 --     reschedule                      a message that waits, to give it another time; waits for a claim or another change of it
 --     purge                           messages that wait, to cancel them; skips
 --     _park                           heads of ordering keys, shared, while others are parked behind them; skips
+--     _bring_back                     the row of ulak.sweep_state, and messages that are dated ahead; skips
 --     _unpark_orphans                 the row of ulak.sweep_state; skips
 --     _unpark_heads                   parked heads of ordering keys; skips
 --     _fail_rows                      messages that failed, to decide about their retries; waits for a heartbeat at most
 --     recover_stale_messages          messages whose lease ran out; skips
+--     _recover_from                   messages of workers that died; skips
 --     mark_expired_messages           messages past their expires_at; skips
 --     _bury_orphans                   messages whose endpoint was dropped; skips
 --     _redrive_rows                   dead letters; waits: of two operators, the second finds them redriven

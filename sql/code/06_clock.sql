@@ -58,6 +58,16 @@ begin
 end
 $plpgsql$;
 
+-- Whether a time was written by a clock that was set back since: no state may be dated further ahead than its own delay allows. A second
+-- is no sign of it, since sessions read the clock a moment apart.
+create or replace function ulak._is_ahead(p_time timestamptz, p_now timestamptz)
+returns boolean
+language sql
+immutable
+as $sql$
+    select p_time operator(pg_catalog.-) p_now operator(pg_catalog.>) interval '1 second'
+$sql$;
+
 -- What an entry of ulak.event_log is dated: a log that its actors can date is none. A superuser could write the table anyway.
 create or replace function ulak._log_time(p_now timestamptz)
 returns timestamptz

@@ -36,7 +36,8 @@ begin
         end if;
         return;
     end if;
-    if v_is_shared and v_clock < -v_headroom then
+    -- A verdict holds for a second. One that lies far ahead is of a clock that was set back since.
+    if v_is_shared and -v_headroom - v_clock between 1 and 10000 then
         perform ulak._raise_queue_full(v_limit, p_count);
     end if;
 

@@ -151,7 +151,9 @@ begin
             select r.endpoint_id
             from ulak.endpoint_headroom r
             where r.endpoint_id in (select q.endpoint_id from ulak.queue q where q.id = any (p_ids))
-                and coalesce(r.overflow_logged_at, '-infinity') <= now() - interval '1 minute'
+                and coalesce(
+                    r.overflow_logged_at <= now() - interval '1 minute' or ulak._is_ahead(r.overflow_logged_at, now()), true
+                )
                 -- Under a snapshot of its own, another sender's update would be an error.
                 and current_setting('transaction_isolation') = 'read committed'
             for no key update skip locked

@@ -133,7 +133,7 @@ begin
             and e.enabled
             and (p_protocols is null or e.protocol = any (p_protocols))
             and r.room > 0
-            and (e.circuit_state <> 'open' or e.circuit_half_open_at <= p_now)
+            and not ulak._is_cooling(e, p_now)
             -- Who has no token left need not be locked to be passed over.
             and (not ulak._is_charged(e) or ulak._rate_tokens(e, p_now) >= 1)
         offset 0

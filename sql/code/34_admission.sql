@@ -76,8 +76,10 @@ begin
     update ulak.endpoints e
     set rate_tokens = ulak._rate_tokens(e, p_now) - c.messages,
         -- Clocks of sessions differ: time that has given its tokens must not give them again.
-        rate_refilled_at = greatest(e.rate_refilled_at, p_now),
-        release_rate = case when e.release_rate is not null and ulak._has_held(e.id, e.release_before) then e.release_rate end,
+        rate_refilled_at = case when ulak._is_ahead(e.rate_refilled_at, p_now) then p_now else greatest(e.rate_refilled_at, p_now) end,
+        release_rate = case
+            when e.release_rate is not null and ulak._has_held(e.id, least(e.release_before, p_now)) then e.release_rate
+        end,
         circuit_probe_id = case when e.circuit_state = 'half_open' then c.first_id end,
         circuit_probe_attempt = case
             when e.circuit_state = 'half_open' then (select q.attempts from ulak.queue q where q.id = c.first_id)

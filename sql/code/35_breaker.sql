@@ -18,6 +18,17 @@ as $sql$
     ) || coalesce(p_config -> 'circuit_breaker', '{}')
 $sql$;
 
+-- Whether an open circuit's cooldown goes on. One that was opened by a clock that was ahead isn't waited for.
+create or replace function ulak._is_cooling(p_endpoint ulak.endpoints, p_now timestamptz)
+returns boolean
+language sql
+immutable
+as $sql$
+    select p_endpoint.circuit_state = 'open'
+        and p_endpoint.circuit_half_open_at > p_now
+        and not coalesce(ulak._is_ahead(p_endpoint.circuit_opened_at, p_now), false)
+$sql$;
+
 -- Whether a delivery means something to the breaker.
 create or replace function ulak._counts_deliveries(p_endpoint ulak.endpoints)
 returns boolean
@@ -114,7 +125,9 @@ returns boolean
 language sql
 stable
 as $sql$
-    select coalesce(p_endpoint.last_success_at, '-infinity') <= p_now - interval '10 seconds'
+    select coalesce(
+        p_endpoint.last_success_at <= p_now - interval '10 seconds' or ulak._is_ahead(p_endpoint.last_success_at, p_now), true
+    )
 $sql$;
 
 -- Whether an error tells of nothing but the message: it could not be built, or its own time-out was too short. Whether the receiver is
@@ -197,7 +210,10 @@ begin
     end if;
     p_endpoint.circuit_failure_count := case when p_failed then p_endpoint.circuit_failure_count + 1 else 0 end;
     if p_rules ->> 'mode' = 'rate' then
-        if p_endpoint.circuit_window_started_at is null or p_endpoint.circuit_window_started_at <= p_now - v_window then
+        if p_endpoint.circuit_window_started_at is null
+            or p_endpoint.circuit_window_started_at <= p_now - v_window
+            or ulak._is_ahead(p_endpoint.circuit_window_started_at, p_now)
+        then
             p_endpoint.circuit_window_started_at := p_now;
             p_endpoint.circuit_window_requests := 0;
             p_endpoint.circuit_window_failures := 0;
@@ -287,7 +303,7 @@ declare
 begin
     update ulak.endpoints e
     set circuit_state = 'half_open', circuit_probe_attempt = null
-    where e.id = p_endpoint.id and e.circuit_state = 'open' and e.circuit_half_open_at <= p_now;
+    where e.id = p_endpoint.id and e.circuit_state = 'open' and not ulak._is_cooling(e, p_now);
     get diagnostics v_won = row_count;
     if v_won = 1 then
         perform ulak._log_circuit('circuit.half_open', p_endpoint, 'half_open', p_now);

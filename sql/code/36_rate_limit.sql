@@ -37,6 +37,10 @@ begin
     if v_rate is null then
         return 'infinity';
     end if;
+    -- Tokens that were counted by a clock that was ahead are not waited for.
+    if ulak._is_ahead(p_endpoint.rate_refilled_at, p_now) then
+        return v_burst;
+    end if;
     return least(
         v_burst,
         coalesce(

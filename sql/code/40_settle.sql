@@ -336,7 +336,8 @@ set enable_mergejoin = off
 as $sql$
     with renewed as (
         update ulak.queue q
-        set lease_until = c.now + coalesce(p_lease, make_interval(secs => ulak.setting('stale_recovery_timeout')::integer))
+        set lease_until = c.now + coalesce(p_lease, make_interval(secs => ulak.setting('stale_recovery_timeout')::integer)),
+            updated_at = c.now
         from ulak._clock(p_now) c(now)
         cross join unnest(p_ids, p_attempts) r(id, attempt)
         where q.id between r.id and r.id

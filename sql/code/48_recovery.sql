@@ -1,6 +1,6 @@
 -- Recovery: messages whose worker went silent, and messages that outlived their time.
 
--- A lease that ran out is a failure that nobody lived to report, and takes the same way as one that was.
+-- A lease that ran out, or whose worker died, is a failure that nobody lived to report, and takes the same way as one that was.
 -- `skip locked`: two sweeps at once recover each message once, and a worker that is settling right now wins.
 create or replace function ulak.recover_stale_messages(
     p_now timestamptz default clock_timestamp(),
@@ -19,10 +19,6 @@ declare
     v_ids bigint[];
     v_attempts integer[];
     v_workers text[];
-    v_recovered integer;
-    v_keys text[];
-    v_endpoint_ids bigint[];
-    v_dead bigint[];
 begin
     p_now := ulak._clock(p_now);
     -- What has no lease was changed by hand, and nobody holds it.
@@ -44,10 +40,60 @@ begin
         limit p_limit
         for update skip locked
     ) s;
-    if v_ids is null then
+    return ulak._recover(v_ids, v_attempts, v_workers, 'lease expired: worker "%s" went silent', p_now);
+end
+$plpgsql$;
+
+comment on function ulak.recover_stale_messages(timestamptz, integer) is
+    'takes back messages whose lease ran out and retries them as failures; returns how many';
+
+-- What workers held whose sessions are known to be over: nobody will report it, so nobody waits for their leases.
+create or replace function ulak._recover_from(p_workers text[], p_now timestamptz)
+returns integer
+language plpgsql
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set enable_bitmapscan = off
+set enable_hashjoin = off
+set enable_mergejoin = off
+as $plpgsql$
+declare
+    v_ids bigint[];
+    v_attempts integer[];
+    v_workers text[];
+begin
+    select array_agg(s.id), array_agg(s.attempts), array_agg(s.locked_by) into v_ids, v_attempts, v_workers
+    from (
+        select q.id, q.attempts, q.locked_by
+        from ulak.queue q
+        where q.status = 'processing' and q.locked_by = any (p_workers)
+        for update skip locked
+    ) s;
+    return ulak._recover(v_ids, v_attempts, v_workers, 'the session of worker "%s" ended', p_now);
+end
+$plpgsql$;
+
+-- Messages that the caller has locked fail, each in the name of its worker.
+create or replace function ulak._recover(
+    p_ids bigint[],
+    p_attempts integer[],
+    p_workers text[],
+    p_reason text,
+    p_now timestamptz
+)
+returns integer
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+declare
+    v_recovered integer;
+    v_keys text[];
+    v_endpoint_ids bigint[];
+    v_dead bigint[];
+begin
+    if p_ids is null then
         return 0;
     end if;
-
     select
         count(*),
         array_agg(f.ordering_key) filter (where f.is_dead and f.ordering_key is not null),
@@ -55,10 +101,10 @@ begin
         array_agg(f.id) filter (where f.is_dead)
     into v_recovered, v_keys, v_endpoint_ids, v_dead
     from ulak._fail_rows(
-        v_workers,
-        v_ids,
-        v_attempts,
-        array(select format('[RETRYABLE] lease expired: worker "%s" went silent', coalesce(w, 'nobody')) from unnest(v_workers) w),
+        p_workers,
+        p_ids,
+        p_attempts,
+        array(select '[RETRYABLE] ' || format(p_reason, coalesce(w, 'nobody')) from unnest(p_workers) w),
         null,
         null,
         p_now
@@ -72,9 +118,6 @@ begin
     return v_recovered;
 end
 $plpgsql$;
-
-comment on function ulak.recover_stale_messages(timestamptz, integer) is
-    'takes back messages whose lease ran out and retries them as failures; returns how many';
 
 create or replace function ulak.mark_expired_messages(
     p_now timestamptz default clock_timestamp(),

@@ -112,7 +112,11 @@ begin
         end if;
         perform ulak._log_dead(v_endpoint, p_ids, v_dead.endpoint_id, p_now);
         -- At most once a second and endpoint: NOTIFY takes a lock that all databases of the server share.
-        if v_endpoint.id is not null and coalesce(v_endpoint.dead_notified_at, '-infinity') <= p_now - interval '1 second' then
+        if v_endpoint.id is not null
+            and coalesce(
+                v_endpoint.dead_notified_at <= p_now - interval '1 second' or ulak._is_ahead(v_endpoint.dead_notified_at, p_now), true
+            )
+        then
             update ulak.endpoints e
             set dead_notified_at = p_now
             where e.id = v_endpoint.id;

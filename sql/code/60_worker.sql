@@ -94,7 +94,9 @@ language plpgsql
 set search_path = pg_catalog, pg_temp
 as $plpgsql$
 begin
-    perform set_config(s.name, s.value, false) from ulak._worker_parameters() s;
+    perform set_config(s.name, s.value, false)
+    from ulak._worker_parameters() s
+    where current_setting(s.name, true) is not null;
     perform set_config('application_name', format('ulak %s', p_name), false);
 end
 $plpgsql$;
@@ -149,7 +151,9 @@ as $sql$
         ('default_transaction_read_only', 'off'),
         ('datestyle', 'ISO'),
         -- Who started the run needn't stay for it.
-        ('client_connection_check_interval', '0')
+        ('client_connection_check_interval', '0'),
+        -- Since 17.
+        ('transaction_timeout', '0')
 $sql$;
 
 -- Whether the session that wrote this row is still there. A pid alone comes again.
@@ -193,18 +197,35 @@ as $sql$
     select not ulak._is_stopping() and not exists (select from ulak.schedule s where s.workers < p_slot)
 $sql$;
 
+-- Whether this server knows that the worker's session is over, and with it every request that it had under way. Not so for a node,
+-- which lives on without its session, nor for what another server has written down before this one was promoted.
+create or replace function ulak._is_dead(p_worker ulak.workers)
+returns boolean
+language sql
+stable
+set search_path = pg_catalog, pg_temp
+as $sql$
+    select p_worker.state = 'running'
+        and p_worker.host is null
+        and p_worker.timeline is not distinct from ulak._timeline()
+        and not ulak._has_backend(p_worker)
+$sql$;
+
 -- True if this session has the slot now. The conflict locks the row, and of two sessions the second one sees the first.
+-- What a dead worker held is recovered by whoever takes its place.
 create or replace function ulak._register_worker(p_slot integer, p_worker text, p_is_scheduled boolean, p_host text default null)
 returns boolean
 language plpgsql
 security definer
 set search_path = pg_catalog, pg_temp
 as $plpgsql$
+declare
+    v_dead text := (select w.name from ulak.workers w where w.slot = p_slot and ulak._is_dead(w));
 begin
     insert into ulak.workers as w (
-        slot, name, pid, state, started_at, last_activity, heartbeat_at, is_scheduled, version, backend_start, host
+        slot, name, pid, state, started_at, last_activity, heartbeat_at, is_scheduled, version, backend_start, host, timeline
     )
-    select p_slot, p_worker, a.pid, 'running', t.now, t.now, t.now, p_is_scheduled, ulak._version(), a.backend_start, p_host
+    select p_slot, p_worker, a.pid, 'running', t.now, t.now, t.now, p_is_scheduled, ulak._version(), a.backend_start, p_host, ulak._timeline()
     from clock_timestamp() t(now), pg_stat_get_activity(pg_backend_pid()) a
     on conflict (slot) do update
     set name = excluded.name,
@@ -217,9 +238,24 @@ begin
         version = excluded.version,
         backend_start = excluded.backend_start,
         host = excluded.host,
-        clock_ahead = null
+        clock_ahead = null,
+        timeline = excluded.timeline,
+        -- That was for the run before.
+        stop_requested_at = null
     where not ulak._is_taken(w);
-    return found;
+    if not found then
+        return false;
+    end if;
+    if v_dead is not null then
+        begin
+            perform ulak._recover_from(array[v_dead], clock_timestamp());
+        exception
+            -- An endpoint is locked. Their leases run out.
+            when lock_not_available then
+                null;
+        end;
+    end if;
+    return true;
 end
 $plpgsql$;
 
@@ -432,6 +468,9 @@ begin
     where w.slot = p_slot and w.name = p_worker;
     if jsonb_array_length(p_stats) > 0 then
         perform ulak._add_endpoint_stats(p_stats, date_trunc('minute', v_now));
+    end if;
+    if p_progress ->> 'state' = 'running' and ulak._is_poller(p_slot) then
+        perform ulak._keep_watcher();
     end if;
 end
 $plpgsql$;

@@ -35,7 +35,9 @@ language plpgsql
 set search_path = pg_catalog, pg_temp
 as $plpgsql$
 begin
-    perform set_config(s.name, s.value, false) from ulak._node_parameters() s;
+    perform set_config(s.name, s.value, false)
+    from ulak._node_parameters() s
+    where current_setting(s.name, true) is not null;
 end
 $plpgsql$;
 

@@ -25,27 +25,28 @@ from (
         r.total_rows
     from (
         values
-            (1, 'recover', 'takes back messages whose lease ran out'),
-            (2, 'expire', 'marks messages that were not delivered in time'),
-            (3, 'partitions', 'makes the archive''s next months and empties archive_default'),
-            (4, 'archive', 'moves finished messages to the archive'),
-            (5, 'archive_retention', 'drops old months of the archive'),
-            (6, 'dlq_retention', 'deletes old dead letters'),
-            (7, 'event_log_retention', 'deletes old log entries'),
-            (8, 'stats_retention', 'sums up counters of minutes to hours after two days, and deletes old ones'),
-            (9, 'inbox_retention', 'forgets old keys of mark_handled()'),
-            (10, 'ordering', 'makes due what is parked with nothing before it, and forgets ordering keys that are no longer used'),
-            (11, 'attempts_retention', 'forgets old failed attempts'),
-            (12, 'samples', 'counts what waits for each endpoint, and sums up the last minutes'),
-            (13, 'samples_retention', 'keeps one count an hour of what waited after two days, and deletes old ones'),
-            (14, 'secrets', 'forgets signing secrets whose grace after a rotation is over'),
-            (15, 'orphans', 'makes dead letters of messages whose endpoint was dropped while they were being sent'),
-            (16, 'schedule', 'puts right what pg_cron remembers of the server that its jobs ran on')
+            (1, 'clock', 'brings back times that lie ahead, after the clock was set back'),
+            (2, 'recover', 'takes back messages whose lease ran out'),
+            (3, 'expire', 'marks messages that were not delivered in time'),
+            (4, 'partitions', 'makes the archive''s next months and empties archive_default'),
+            (5, 'archive', 'moves finished messages to the archive'),
+            (6, 'archive_retention', 'drops old months of the archive'),
+            (7, 'dlq_retention', 'deletes old dead letters'),
+            (8, 'event_log_retention', 'deletes old log entries'),
+            (9, 'stats_retention', 'sums up counters of minutes to hours after two days, and deletes old ones'),
+            (10, 'inbox_retention', 'forgets old keys of mark_handled()'),
+            (11, 'ordering', 'makes due what is parked with nothing before it, and forgets ordering keys that are no longer used'),
+            (12, 'attempts_retention', 'forgets old failed attempts'),
+            (13, 'samples', 'counts what waits for each endpoint, and sums up the last minutes'),
+            (14, 'samples_retention', 'keeps one count an hour of what waited after two days, and deletes old ones'),
+            (15, 'secrets', 'forgets signing secrets whose grace after a rotation is over'),
+            (16, 'orphans', 'makes dead letters of messages whose endpoint was dropped while they were being sent'),
+            (17, 'schedule', 'puts right what pg_cron remembers of the server that its jobs ran on')
     ) s (place, step, what)
     left join ulak.maintenance_runs r on r.step = s.step
     union all
     select
-        17,
+        18,
         'vacuum',
         'a job of its own: frees the place of messages that have left the queue',
         case
@@ -235,6 +236,8 @@ declare
 begin
     reached := coalesce(p_month, p_after);
     case
+        when p_step = 'clock' then
+            select b.messages, b.more into rows, more from ulak._bring_back(p_now) b;
         when p_step = 'recover' then
             rows := ulak.recover_stale_messages(p_now, v_batch);
             more := rows = v_batch;

@@ -30,7 +30,12 @@ begin
                 || case when not ulak._is_pg_cron_loaded() then '. Any other scheduler can run, each minute: ' || ulak._minutely_calls() else '' end,
             'select * from ulak.start(); -- after mending the problems above, in their order'
         );
-    elsif ulak._has_pg_cron() then
+        return;
+    end if;
+    if v_workers > 0 then
+        return query select t.item, t.status, t.detail, null::text from ulak._lift_timeout() t;
+    end if;
+    if ulak._has_pg_cron() then
         return query
         select s.item, s.status, s.detail, null::text
         from ulak._schedule_jobs(v_workers) s;
@@ -164,10 +169,13 @@ language plpgsql
 set search_path = pg_catalog, pg_temp
 as $plpgsql$
 begin
-    insert into ulak.schedule (workers, is_stopped)
-    values (p_workers, p_is_stop)
+    insert into ulak.schedule (workers, is_stopped, is_watched)
+    values (p_workers, p_is_stop, p_workers > 0 and not ulak._has_seconds())
     on conflict (is_only) do update
-    set workers = excluded.workers, changed_at = excluded.changed_at, is_stopped = excluded.is_stopped;
+    set workers = excluded.workers,
+        changed_at = excluded.changed_at,
+        is_stopped = excluded.is_stopped,
+        is_watched = excluded.is_watched;
 
     return query
     update ulak.workers w
@@ -614,6 +622,20 @@ begin
 end
 $plpgsql$;
 
+-- Each second, by one worker: the watcher sees to the workers, and they see to the watcher. So whichever of them is left brings back
+-- the others. Where a login fails, pg_cron starts the watcher at the next full minute.
+create or replace function ulak._keep_watcher()
+returns void
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+begin
+    if exists (select from ulak.schedule s where s.is_watched) and not exists (select from ulak._watchers()) then
+        perform ulak._launch();
+    end if;
+end
+$plpgsql$;
+
 create or replace function ulak._launch()
 returns text
 language plpython3u
@@ -743,6 +765,61 @@ as $python$
         yield "pycurl", "ok", " ".join(pycurl.version.split()[:2]), None
 $python$;
 
+-- A worker's run is one statement of a minute or longer. A timer that was set when it began can't be lifted from inside, so no time-out may
+-- hold for its sessions to begin with. Of all that is set by ALTER, what is set for a role in a database counts most.
+create or replace function ulak._lift_timeout()
+returns table (item text, status text, detail text)
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+declare
+    v_is_done boolean := exists (
+        select
+        from pg_db_role_setting s
+        join pg_database d on d.oid = s.setdatabase
+        where d.datname = current_database() and s.setrole = 'ulak_worker'::regrole and 'statement_timeout=0' = any (s.setconfig)
+    );
+begin
+    if not v_is_done then
+        execute format('alter role ulak_worker in database %I set statement_timeout = 0', current_database());
+    end if;
+    return query values (
+        'statement_timeout',
+        case when v_is_done then 'unchanged' else 'done' end,
+        'ulak_worker has none in this database: it would end the workers'' runs'
+    );
+end
+$plpgsql$;
+
+-- The time-out that ends a worker's run; null if none does, or if it can't be seen from this session.
+create or replace function ulak._run_timeout()
+returns interval
+language sql
+stable
+set search_path = pg_catalog, pg_temp
+as $sql$
+    select nullif(case when t.value ~ '^[0-9]+$' then t.value || ' ms' else t.value end::interval, interval '0')
+    from (
+        select coalesce(
+            (
+                select split_part(c.setting, '=', 2)
+                from pg_db_role_setting s
+                cross join lateral unnest(s.setconfig) c(setting)
+                where s.setdatabase in (0, (select d.oid from pg_database d where d.datname = current_database()))
+                    and s.setrole in (0, 'ulak_worker'::regrole)
+                    and split_part(c.setting, '=', 1) = 'statement_timeout'
+                order by s.setrole <> 0 desc, s.setdatabase <> 0 desc
+                limit 1
+            ),
+            (
+                select s.setting
+                from pg_settings s
+                where s.name = 'statement_timeout' and s.source in ('default', 'configuration file', 'command line')
+            )
+        )
+    ) t (value)
+$sql$;
+
 -- In its libpq mode pg_cron logs in as the role that a job runs as. This does the same.
 create or replace function ulak._check_login(p_user text)
 returns table (item text, status text, detail text, fix text)
@@ -760,29 +837,15 @@ set search_path = pg_catalog, pg_temp
 as $plpgsql$
 declare
     v_host text := (select p.host from ulak._login_parameters() p);
-    v_answer jsonb := ulak._log_in(p_user)::jsonb;
-    v_timeout numeric;
+    v_problem text := ulak._log_in(p_user);
 begin
-    if v_answer ? 'problem' then
+    if v_problem is not null then
         return query
         select *
-        from ulak._login_problem(
-            p_user, v_host, ulak._cut(coalesce(substring(v_answer ->> 'problem' from 'FATAL: *(.*)'), v_answer ->> 'problem'), 90)
-        );
+        from ulak._login_problem(p_user, v_host, ulak._cut(coalesce(substring(v_problem from 'FATAL: *(.*)'), v_problem), 90));
         return;
     end if;
     return query values (6, 'login', 'ok', format('%s can log in', p_user), null::text);
-    -- A run takes a minute, and longer if a receiver does.
-    v_timeout := extract(epoch from (v_answer ->> 'statement_timeout')::interval);
-    if p_user = 'ulak_worker' and v_timeout > 0 and v_timeout < 600 then
-        return query values (
-            6,
-            'statement_timeout',
-            'problem',
-            format('it would end a worker''s run after %s s', round(v_timeout, 1)),
-            format('alter role %I in database %I set statement_timeout = 0;', p_user, current_database())
-        );
-    end if;
 end
 $plpgsql$;
 

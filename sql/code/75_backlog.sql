@@ -311,7 +311,7 @@ begin
         from ulak.dlq d
         where d.status = 'failed' and d.endpoint_id = i.endpoint_id
     ) d
-    left join lateral ulak._last_sample(i.endpoint_id, 'infinity') s on true
+    left join lateral ulak._last_sample(i.endpoint_id, p_now) s on true
     where (w.waiting, d.dead, w.oldest_id) is distinct from (coalesce(s.waiting, 0), coalesce(s.dead, 0), s.oldest_id)
         or (w.waiting + d.dead > 0 and s.sampled_at < date_trunc('hour', p_now, 'UTC'))
     on conflict do nothing;

@@ -60,6 +60,7 @@ stable
 set search_path = pg_catalog, pg_temp
 as $sql$
     select p_worker.heartbeat_at > p_now - interval '15 seconds'
+        and p_worker.heartbeat_at < p_now + interval '15 seconds'
         and case
             when p_worker.state = 'running' then ulak._has_backend(p_worker) or ulak._has_gone_on(p_worker)
             else coalesce(p_worker.stop_requested_at < p_worker.started_at, true)

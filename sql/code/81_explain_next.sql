@@ -183,7 +183,7 @@ begin
             else 'next: nothing, no worker is alive: select * from ulak.start();'
         end
         from ulak._workers_begin(p_now) b;
-    elsif p_endpoint.circuit_state = 'open' and p_endpoint.circuit_half_open_at > p_now then
+    elsif ulak._is_cooling(p_endpoint, p_now) then
         return query values (p_endpoint.circuit_half_open_at, format(
             'next: the circuit of endpoint "%s" is open; one message is sent as a probe in %s',
             p_endpoint.name, ulak._short_duration(p_endpoint.circuit_half_open_at - p_now)

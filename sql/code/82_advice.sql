@@ -44,7 +44,7 @@ as $sql$
                 ('{connect: }', false, 'nothing answers at its address', 'then start the receiver, or correct the host in its config'),
                 ('{tls: }', true, 'its certificate is not accepted', 'then have it renewed, or name its authorities in its config: "tls_ca_bundle", "tls_ca_cert"'),
                 ('{config: }', true, 'its config makes no request', 'then correct its config'),
-                ('{lease expired: }', false, 'the workers that held its messages went silent', 'and look at the workers: select * from ulak.get_worker_status();'),
+                ('{lease expired: ,"the session of worker "}', false, 'the workers that held its messages went silent', 'and look at the workers: select * from ulak.get_worker_status();'),
                 ('{login: }', true, 'it refuses our credentials', 'then correct user and password in its config, or what that user may do'),
                 (
                     '{unroutable: }', true, 'no queue or stream takes its messages',

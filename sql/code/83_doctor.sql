@@ -60,7 +60,7 @@ begin
     -- Causes before what follows from them.
     order by
         array_position(array['critical', 'warning', 'info'], f.severity),
-        array_position(array['cluster', 'pg_cron', 'workers', 'settings', 'maintenance', 'circuit', 'failing', 'ordering key', 'session', 'queue', 'backlog'], f.check_name),
+        array_position(array['cluster', 'clock', 'pg_cron', 'workers', 'settings', 'maintenance', 'circuit', 'failing', 'ordering key', 'session', 'queue', 'backlog'], f.check_name),
         f.check_name,
         f.place;
     if not found then
@@ -78,6 +78,8 @@ stable
 set search_path = pg_catalog, pg_temp
 as $sql$
     select 'cluster', f.* from ulak._doctor_cluster() f
+    union all
+    select 'maintenance', f.* from ulak._doctor_clock(p_now) f
     union all
     select 'workers', f.* from ulak._doctor_workers(p_now) f
     union all
@@ -108,6 +110,31 @@ as $sql$
         'select ulak.adopt(); -- if this cluster is to deliver them'
     from ulak._held_because() b(reason)
     where b.reason is not null
+$sql$;
+
+-- Whatever was written by a clock that was ahead is dated in the future now.
+create or replace function ulak._doctor_clock(p_now timestamptz)
+returns table (severity text, check_name text, finding text, fix text)
+language sql
+stable
+set search_path = pg_catalog, pg_temp
+as $sql$
+    select
+        'warning',
+        'clock',
+        format(
+            'the server''s clock was set back by %s%s: messages that were dated ahead are brought back within a minute',
+            ulak._short_duration(coalesce(s.set_back_by, l.latest_at - p_now)),
+            coalesce(', ' || ulak._short_duration(p_now - s.set_back_at) || ' ago', '')
+        ),
+        '-- see that the clock is right, and that it is never set by more than a second: chronyc tracking, or timedatectl'
+    from ulak.sweep_state s
+    cross join lateral (
+        select greatest(
+            s.latest_at, (select max(w.heartbeat_at) from ulak.workers w), (select max(r.started_at) from ulak.maintenance_runs r)
+        )
+    ) l (latest_at)
+    where s.set_back_at is not null or ulak._is_ahead(l.latest_at, p_now)
 $sql$;
 
 create or replace function ulak._doctor_roles()
@@ -177,6 +204,15 @@ begin
     from ulak._missing_clients() m
     -- A node has its own.
     where v_workers > 0;
+
+    return query
+    select
+        case when t.timeout < interval '1 minute' then 'critical' else 'warning' end,
+        'workers',
+        format('statement_timeout ends each run of a worker after %s, and what it has in flight is sent again', ulak._short_duration(t.timeout)),
+        'select * from ulak.start(); -- lifts it for ulak_worker in this database'
+    from (select ulak._run_timeout()) t (timeout)
+    where v_workers > 0 and t.timeout < interval '10 minutes' and ulak._has_python();
 
     return query
     select
@@ -250,7 +286,7 @@ begin
         format('%s went silent %s ago', w.name, ulak._short_duration(p_now - w.heartbeat_at))
             || case when w.host is null then coalesce('; the next one starts ' || v_starts, '') else '' end,
         case
-            when w.host is null then 'select * from ulak.start(); -- its messages go back when their leases are over'
+            when w.host is null then 'select * from ulak.start(); -- its messages go back when the next one takes its place, or their leases are over'
             else format('-- look at the node on %s; its messages go back when their leases are over', w.host)
         end
     from ulak.get_worker_status(p_now) w
@@ -285,6 +321,7 @@ begin
         from ulak.schedule s
         where s.workers > 0
             and s.changed_at > p_now - interval '75 seconds'
+            and not ulak._is_ahead(s.changed_at, p_now)
             and not exists (select from ulak.workers w where w.started_at >= s.changed_at)
     );
     if is_scheduled then
@@ -390,7 +427,7 @@ as $sql$
         where h.enabled
             and h.protocol = any (ulak._worker_protocols())
             and h.circuit_state = 'closed'
-            and h.last_failure_at > coalesce(h.last_success_at, '-infinity')
+            and h.last_failure_at > coalesce(least(h.last_success_at, p_now), '-infinity')
             and h.last_failure_at > p_now - interval '1 day'
             and coalesce(r.last_failed_percent, 100) = 100
     ) h

@@ -20,6 +20,7 @@ create table ulak.workers (
     limited_by text,
     host text,
     clock_ahead interval,
+    timeline integer,
     constraint workers_state_is_known check (
         state in (
             'running', -- run_worker -> here
@@ -33,7 +34,8 @@ create table ulak.schedule (
     is_only boolean primary key default true check (is_only),
     workers integer not null,
     changed_at timestamptz not null default clock_timestamp(),
-    is_stopped boolean not null default false
+    is_stopped boolean not null default false,
+    is_watched boolean not null default false
 );
 
 -- Per endpoint and minute; workers add to it about once a second, so it never slows a settle. After two days maintenance makes one
@@ -80,11 +82,13 @@ comment on column ulak.workers.backend_start is 'when that backend was started, 
 comment on column ulak.workers.limited_by is 'why it has fewer requests in flight than worker_concurrency allows';
 comment on column ulak.workers.host is 'machine of a node, as it calls itself; null for workers in the database';
 comment on column ulak.workers.clock_ahead is 'by how much the clock of a node''s machine was ahead of the server''s at the last sign of life; its requests carry the server''s time';
+comment on column ulak.workers.timeline is 'of the server when the worker came: a server that was promoted since knows nothing of its session';
 comment on table ulak.schedule is 'what start() and stop() last asked for; private to ulak';
 comment on column ulak.schedule.is_only is 'true: there is one row';
 comment on column ulak.schedule.changed_at is 'when that was';
 comment on column ulak.schedule.workers is 'how many workers pg_cron is to run; 0 after stop() and start(0)';
 comment on column ulak.schedule.is_stopped is 'stop() was called last: nodes wait for start()';
+comment on column ulak.schedule.is_watched is 'workers need a watcher: pg_cron starts nothing between two full minutes';
 comment on table ulak.endpoint_stats is 'deliveries per endpoint and minute; after two days per endpoint and hour, for stats_retention_days. Minutes without any have no row';
 comment on column ulak.endpoint_stats.endpoint_id is 'the endpoint';
 comment on column ulak.endpoint_stats.minute is 'start of the minute, or of the hour';

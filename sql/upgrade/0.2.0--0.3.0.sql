@@ -112,3 +112,10 @@ alter table ulak.endpoints enable trigger endpoints_are_valid;
 -- Only start() called these, which says more now.
 drop function ulak._login_rule(text);
 drop function ulak._login_fix(text);
+
+-- Neither rewrites its table. ulak.workers is locked already; ulak.schedule is read by workers and changed by start() and stop(), which wait
+-- from here on until the upgrade commits.
+alter table ulak.workers add column timeline integer;
+alter table ulak.schedule add column is_watched boolean not null default false;
+comment on column ulak.workers.timeline is 'of the server when the worker came: a server that was promoted since knows nothing of its session';
+comment on column ulak.schedule.is_watched is 'workers need a watcher: pg_cron starts nothing between two full minutes';

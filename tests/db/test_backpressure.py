@@ -168,6 +168,9 @@ def test_a_message_that_is_queued_already_needs_no_room(shop: Queue) -> None:
 
 # What is remembered.
 
+# As if the queue had been found full, for so many seconds from now on.
+FULL_UNTIL = "select setval('ulak.queue_headroom', -(extract(epoch from clock_timestamp()) * 1000)::bigint - 1000 * %s)"
+
 
 def test_a_full_queue_is_remembered_for_a_second(shop: Queue) -> None:
     limit(shop, 1)
@@ -179,10 +182,10 @@ def test_a_full_queue_is_remembered_for_a_second(shop: Queue) -> None:
 
     assert before + 0.999 <= -shop.value(HEADROOM) / 1000 <= after + 1.001
     shop.complete(shop.claim_one(now=1))
-    shop.value("select setval('ulak.queue_headroom', last_value - 60000) from ulak.queue_headroom")
+    shop.value(FULL_UNTIL, 9)
     assert is_full(shop)
 
-    shop.value("select setval('ulak.queue_headroom', last_value + 61000) from ulak.queue_headroom")
+    shop.value(FULL_UNTIL, 0)
     assert not is_full(shop)
 
 
@@ -218,9 +221,7 @@ def test_a_full_queue_is_probed_once_for_many_refusals(shop: Queue) -> None:
     for _ in range(20):
         with pytest.raises(psycopg.errors.ConfigurationLimitExceeded):
             shop.send()
-        shop.value(
-            "select setval('ulak.queue_headroom', last_value - 60000) from ulak.queue_headroom where last_value < 0"
-        )
+        shop.value(FULL_UNTIL, 9)
 
     assert probes(shop) <= 1
 

@@ -842,3 +842,27 @@ def test_errors_of_brokers_have_a_cause_of_their_own(db: DB, error: str, cause: 
     told = db.execute("select cause from ulak._advice('orders', %s)", ["[RETRYABLE] " + error]).fetchone()
 
     assert told == (cause,)
+
+
+@pytest.mark.parametrize(
+    ("alter", "severity"),
+    [
+        ("alter role ulak_worker in database {} set statement_timeout = '20s'", "critical"),
+        ("alter role ulak_worker set statement_timeout = 20000", "critical"),
+        ("alter database {} set statement_timeout = '5min'", "warning"),
+        ("alter role all set statement_timeout = '20s'", "critical"),
+    ],
+)
+def test_a_timeout_that_ends_every_run_of_a_worker_is_told_until_start_has_lifted_it(
+    queue: Queue, alter: str, severity: str
+) -> None:
+    queue.endpoint(protocol="log")
+    database = queue.value("select current_database()")
+    told = """select severity from ulak.doctor() where finding like 'statement_timeout ends each run%%'"""
+    assert queue.column(told) == []
+
+    queue.db.execute(alter.format(database))
+    assert queue.column(told) == [severity]
+
+    queue.db.execute("select ulak._lift_timeout()")
+    assert queue.column(told) == []

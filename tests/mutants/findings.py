@@ -180,6 +180,16 @@ MUTANTS = [
         "from ulak._orphaned_endpoints() o where false\n",
         (f"{TESTS}::test_messages_of_a_dropped_endpoint_are_told",),
     ),
+    never(
+        "clock: it was set back",
+        "where s.set_back_at is not null",
+        "tests/db/test_clock.py::test_the_doctor_names_a_clock_that_was_set_back",
+    ),
+    never(
+        "workers: a time-out ends each run",
+        "where v_workers > 0 and t.timeout",
+        f"{TESTS}::test_a_timeout_that_ends_every_run_of_a_worker_is_told_until_start_has_lifted_it",
+    ),
     Mutant(
         "ordering: a head is left lying",
         DOCTOR,

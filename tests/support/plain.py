@@ -116,6 +116,7 @@ DOES_NOT_APPLY = {
     "db/test_doctor.py::test_jobs_that_can_not_run_are_told_from_jobs_that_are_missing": NO_WORKERS,
     "db/test_explain.py::test_without_a_worker_nothing_happens_and_the_fix_is_named": NO_WORKERS,
     "db/test_doctor.py::test_a_worker_that_nobody_will_start_again_is_told": NO_WORKERS,
+    "db/test_doctor.py::test_a_timeout_that_ends_every_run_of_a_worker_is_told_until_start_has_lifted_it": NO_WORKERS,
     "db/test_doctor.py::test_workers_that_start_has_just_asked_for_are_not_missed_yet": NO_WORKERS,
     "db/test_recurring.py::test_a_schedule_is_one_job_that_its_name_replaces_and_ends": JOB_ROLE,
     "db/test_recurring.py::test_where_pg_cron_lives_in_another_database_the_caller_is_told_what_to_run": JOB_ROLE,

@@ -174,8 +174,6 @@ def rehearse() -> Rehearsal:
     seen.start("no login")
     seen.fix("no login", "login")
     cluster.execute("alter database shop set statement_timeout = '20s'")
-    seen.start("statement timeout")
-    seen.fix("statement timeout", "statement_timeout")
 
     seen.start("three", "select * from ulak.start(3)")
     seen.start("three again", "select * from ulak.start(3)")

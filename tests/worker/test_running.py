@@ -334,26 +334,66 @@ def test_a_worker_that_is_cancelled_gives_back_what_it_holds_and_leaves_what_is_
         assert {tuple(row.values()) for row in rows} == {("pending", 1, 0, True)}
 
 
-def test_what_a_terminated_worker_held_comes_back_with_the_lease(site: Site) -> None:
+def hold_one(site: Site, slow: Receiver) -> tuple[int, WorkerSession]:
+    """A message in flight, and the worker that held it and was terminated."""
+    site.http("slow", slow.url, {"backoff": "fixed", "base_delay_seconds": 1})
+    worker = site.start(1)
+    id = site.send("slow")
+    slow.wait_for(1)
+    site.db.execute("select pg_terminate_backend(%s)", [worker.pid])
+    wait_until_gone(worker.pid, site.db, promptly())
+    assert site.status(id) == "processing"
+    return id, worker
+
+
+def test_what_a_terminated_worker_held_is_taken_back_by_the_one_that_takes_its_place(site: Site) -> None:
     with Receiver(Answer(delay=30)) as slow:
-        site.http("slow", slow.url, {"backoff": "fixed", "base_delay_seconds": 1})
-        site.configure(lease_seconds=5)
-        worker = site.start()
-        id = site.send("slow")
-        slow.wait_for(1)
+        id, worker = hold_one(site, slow)
 
-        site.db.execute("select pg_terminate_backend(%s)", [worker.pid])
-        wait_until_gone(worker.pid, site.db, promptly())
-
-        assert site.status(id) == "processing"
         slow.answer = Answer()
-        other = site.start()
-        assert site.value("select ulak.recover_stale_messages(clock_timestamp() + interval '5 s')") == 1
-        site.db.execute("update ulak.queue set next_retry_at = now()")
+        other = site.start(1)
+
+        message = site.message(id)
+        assert message["status"] == "pending"
+        assert message["last_error"] == f'[RETRYABLE] the session of worker "worker 1, pid {worker.pid}" ended'
+        # The way of any failure: its backoff first.
         message = site.wait_for_status(id, "completed")
         assert (message["attempts"], message["retry_count"]) == (2, 1)
         assert [request.headers["ulak-attempt"] for request in slow.requests] == ["1", "2"]
         assert not other.call.is_done()
+
+
+def test_a_sweep_takes_back_what_a_terminated_worker_held(site: Site) -> None:
+    with Receiver(Answer(delay=30)) as slow:
+        id, _ = hold_one(site, slow)
+
+        site.db.execute("select ulak._sweep()")
+
+        assert site.status(id) == "pending"
+
+
+@pytest.mark.parametrize("change", ["host = 'elsewhere'", "timeline = 0", "timeline = null"])
+def test_the_lease_decides_where_the_server_can_not_know_that_a_worker_is_dead(site: Site, change: str) -> None:
+    """A node lives on without its session; and of a worker of another server, this one knows nothing."""
+    with Receiver(Answer(delay=30)) as slow:
+        id, _ = hold_one(site, slow)
+        site.db.execute(f"update ulak.workers set {change}")
+
+        site.db.execute("select ulak._sweep()")
+        assert site.status(id) == "processing"
+        site.start(1)
+        assert site.status(id) == "processing"
+
+        assert site.value("select ulak.recover_stale_messages(clock_timestamp() + interval '30 s')") == 1
+
+
+def test_a_worker_that_comes_after_stop_was_called_stays_whatever_the_clock_said_then(site: Site) -> None:
+    site.start(1).end()
+    site.db.execute("update ulak.workers set stop_requested_at = now() + interval '1 hour'")
+
+    worker = site.start(1)
+
+    assert site.worker_row(worker)["stop_requested_at"] is None
 
 
 def test_a_waiting_worker_holds_no_snapshot(site: Site) -> None:
