@@ -890,7 +890,7 @@ begin
                 6,
                 'login',
                 'problem',
-                ulak._cut(concat_ws('; ', p_reason, v_rule.why), 200),
+                ulak._cut(concat_ws('; ', p_reason, v_rule.why), 140),
                 format(
                     E'\\! sed -i %s %s',
                     ulak._in_shell(format('1i local %s %s peer map=ulak', ulak._in_file(current_database()), ulak._in_file(p_user))),

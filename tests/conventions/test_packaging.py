@@ -19,7 +19,7 @@ import yaml
 from kubernetes_validate import validate
 from support.cluster import PG_CONFIG, PROJECT, Connect, extension_path, major, run
 from support.copies import current_version
-from support.debian import unpacked
+from support.debian import unpacked_together
 
 MANIFESTS = sorted((PROJECT / "docker" / "kubernetes").glob("*.yaml"))
 KUBERNETES = "1.31"
@@ -68,7 +68,7 @@ def test_the_same_files_make_the_same_archive(tmp_path: Path) -> None:
 
 def test_pgxn_installs_the_archive(tmp_path: Path, connect: Connect) -> None:
     archive = make_archive(tmp_path)
-    tools = unpacked("pgxnclient")
+    tools = unpacked_together("pgxn", ["pgxnclient", "python3-six"])
     environment = {
         **os.environ,
         "DESTDIR": str(tmp_path / "root"),

@@ -13,10 +13,11 @@ folder=${ULAK_RUN:-$project/.run}/docker
 # Where this machine's own packages come from.
 mirror=${DEBIAN_MIRROR:-$(apt-get indextargets --format '$(REPO_URI)' 'Created-By: Packages' | sed -n 1p)}
 major=${PG_MAJOR:-15}
-port=${PORT:-54329}
-console_port=${CONSOLE_PORT:-54328}
-receiver_port=${RECEIVER_PORT:-54327}
-exporter_port=${EXPORTER_PORT:-54326}
+# Below those that the kernel gives to connections.
+port=${PORT:-13029}
+console_port=${CONSOLE_PORT:-13028}
+receiver_port=${RECEIVER_PORT:-13027}
+exporter_port=${EXPORTER_PORT:-13026}
 
 if [ "$(id -u)" != 0 ]; then
     echo "only root can make a Debian: sudo make docker-test" >&2

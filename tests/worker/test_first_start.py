@@ -15,7 +15,7 @@ from support.sessions import wait_until
 
 Rows = list[dict[str, Any]]
 # psql shows what is longer on several lines of a terminal, and a pasted line ends at a newline.
-WIDEST = 240
+WIDEST = 160
 
 
 class Newcomer:
