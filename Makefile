@@ -88,7 +88,7 @@ bench: ## how fast it is; ARGS="send delivery:throughput --scale 0.1" runs some 
 
 chaos: ## that nothing is lost; ARGS="-k name" picks scenarios
 	ULAK_CHAOS=full tests/sandbox.sh python -m pytest --timeout=3600 -o faulthandler_timeout=3599 \
-		tests/chaos tests/db/test_*_machine.py tests/concurrency/test_breaker_races.py tests/conventions/test_bench.py $(ARGS)
+		tests/chaos tests/db/test_*_machine.py tests/worker/test_any_message.py tests/concurrency/test_breaker_races.py tests/conventions/test_bench.py $(ARGS)
 
 soak: ## that nothing grows; ARGS="--minutes 60" is its length
 	tests/sandbox.sh python -m chaos.soak $(ARGS)

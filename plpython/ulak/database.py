@@ -21,14 +21,21 @@ _OUT_OF_MEMORY = "53200"
 # Stands for a text that isn't read with the claim. No JSON is empty.
 _APART = ""
 
+
+_COLUMNS = ("payload", "headers", "metadata")
+# As text, unless that is large, which is known once it is written: a few bytes may stand for a megabyte. `offset 0`
+# keeps the planner from writing it twice.
+_WRITTEN = ", ".join(
+    f"case when pg_column_size({each}) > {LARGE_MESSAGE} then '' else {each}::text end as {each}_text"
+    for each in _COLUMNS
+)
+_PAYLOAD, _HEADERS, _METADATA = (
+    f"case when octet_length({each}_text) > {LARGE_MESSAGE} then '' else {each}_text end" for each in _COLUMNS
+)
 _TEXTS = f"""
-    array_agg(case when pg_column_size(payload) > {LARGE_MESSAGE} then '' else payload::text end) as payloads,
-    case when count(headers) > 0 then
-        array_agg(case when pg_column_size(headers) > {LARGE_MESSAGE} then '' else headers::text end)
-    end as headers,
-    case when count(metadata) > 0 then
-        array_agg(case when pg_column_size(metadata) > {LARGE_MESSAGE} then '' else metadata::text end)
-    end as metadata,
+    array_agg({_PAYLOAD}) as payloads,
+    case when count(headers) > 0 then array_agg({_HEADERS}) end as headers,
+    case when count(metadata) > 0 then array_agg({_METADATA}) end as metadata,
     case when count(ordering_key) > 0 then array_agg(ordering_key) end as ordering_keys
 """
 _NO_TEXTS = """
@@ -49,25 +56,30 @@ _CLAIM = """
         case when min(endpoint_id) < max(endpoint_id) then array_agg(endpoint_id) filter (where may_have_more) end
             as have_more,
         min(priority) as lowest, max(priority) as highest, max(due_at) as due_at, max(id) as id
-    from ulak._claim(p_worker => $1, p_limit => $2, p_lease => make_interval(secs => $3),
-        p_endpoint_ids => $4, p_protocols => coalesce($12, ulak._worker_protocols()),
-        p_rooms => row($5, $6, $7)::ulak._rooms, p_most_endpoints => $8,
-        p_resume => case when $9 is not null then row($9, $10, $11)::ulak._place end)
+    from (
+        select *{written}
+        from ulak._claim(p_worker => $1, p_limit => $2, p_lease => make_interval(secs => $3),
+            p_endpoint_ids => $4, p_protocols => coalesce($12, ulak._worker_protocols()),
+            p_rooms => row($5, $6, $7)::ulak._rooms, p_most_endpoints => $8,
+            p_resume => case when $9 is not null then row($9, $10, $11)::ulak._place end)
+        offset 0
+    ) c
 """
 _CLAIM_TYPES = (
     *("text", "int", "float8", "bigint[]", "bigint[]", "int[]", "int", "int"),
     *("int2", "timestamptz", "bigint", "text[]"),
 )
-_CLAIM_WITH_TEXTS = _CLAIM.format(texts=_TEXTS)
-_CLAIM_WITHOUT_TEXTS = _CLAIM.format(texts=_NO_TEXTS)
+_CLAIM_WITH_TEXTS = _CLAIM.format(texts=_TEXTS, written=", " + _WRITTEN)
+_CLAIM_WITHOUT_TEXTS = _CLAIM.format(texts=_NO_TEXTS, written="")
 _LIGHT_TURN = f"""
     select id, is_new, message_id, attempt, endpoint_id, config_version,
-        case when pg_column_size(payload) > {LARGE_MESSAGE} then '' else payload::text end as payload,
-        case when pg_column_size(headers) > {LARGE_MESSAGE} then '' else headers::text end as headers,
-        case when pg_column_size(metadata) > {LARGE_MESSAGE} then '' else metadata::text end as metadata,
-        correlation_id, created_at
-    from ulak._light_turn($1, $2, $3, make_interval(secs => $4), $5, $6,
-        p_protocols => coalesce($7, ulak._worker_protocols()))
+        {_PAYLOAD} as payload, {_HEADERS} as headers, {_METADATA} as metadata, correlation_id, created_at
+    from (
+        select *, {_WRITTEN}
+        from ulak._light_turn($1, $2, $3, make_interval(secs => $4), $5, $6,
+            p_protocols => coalesce($7, ulak._worker_protocols()))
+        offset 0
+    ) t
 """
 # As columns, too: a worker may have to read thousands of configs.
 _ENDPOINT_CONFIGS = """
@@ -156,6 +168,12 @@ class Database:
         with suppress(Busy):
             self._call("select ulak._note_limit($1, $2)", ("int", "text"), (self.slot, limited_by))
         self.commit()
+
+    def suspicion(self) -> int:
+        """How many runs in turn ended with an error of the worker's own code."""
+        found = self._call("select ulak._suspicion($1) as runs", ("int",), (self.slot,))[0]["runs"]
+        self.commit()
+        return int(found)
 
     def log(self, line: str) -> None:
         """Into the server's log. Not plpy.log(): that adds where it was called, and the statement."""

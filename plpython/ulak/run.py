@@ -5,15 +5,18 @@ from __future__ import annotations
 import gc
 import resource
 import time
+from dataclasses import replace
+from functools import partial
 
 from ulak.database import Database, WorkerOptions
+from ulak.delivery import MESSAGE, PERMANENT
 from ulak.session import Cancelled
 from ulak.transports import transports
 from ulak.worker import options
 from ulak.worker.dispatcher import Dispatcher
 from ulak.worker.loop import Worker
 from ulak.worker.port import Busy, Refused
-from ulak.worker.tuning import CYCLE_SEARCH
+from ulak.worker.tuning import CYCLE_SEARCH, MOST_HELD_TOLD, SUSPICIOUS, WARY_SECONDS
 
 
 def run(database: Database, seconds: float) -> str:
@@ -41,33 +44,49 @@ def _work(database: Database, until: float) -> str:
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     chosen = options.parse(given.settings, files)
     database.note_limit(chosen.limited_by)
+    suspicion = database.suspicion()
+    if suspicion >= SUSPICIOUS:
+        # What ended the last runs is found by holding one message at a time; a run that ends well found nothing.
+        chosen = replace(chosen, most_held=1)
+        until = min(until, time.monotonic() + WARY_SECONDS)
     # Twice: slow receivers have slots of their own.
     dispatcher = make_dispatcher(database, given, chosen.slots * 2)
     worker = Worker(database, chosen, given.fingerprint, until, dispatcher)
     try:
-        ended = _end_well(database, worker)
+        ended = worker.run()
+        worker.close("running" if ended == "settings" else "stopped")
+    except (Exception, Cancelled) as error:
+        # A cancel, or a bug of ours. The transaction is sound: only the call that failed was undone.
+        _break_off(database, worker, error, suspicion)
+        raise
     finally:
         # A node's process goes on after the run: no request may be left under way.
         dispatcher.close()
     return ended
 
 
-def _end_well(database: Database, worker: Worker) -> str:
-    try:
-        ended = worker.run()
-    except (Exception, Cancelled) as error:
-        # A cancel, or a bug of ours. The transaction is sound: only the call that failed was undone.
-        _break_off(database, worker, error)
-        raise
-    worker.close("running" if ended == "settings" else "stopped")
-    return ended
-
-
-def _break_off(database: Database, worker: Worker, error: BaseException) -> None:
-    """What can still be done; if it can't, the leases run out."""
+def _break_off(database: Database, worker: Worker, error: BaseException, suspicion: int) -> None:
+    """What can still be done, one by one; if it can't, the leases run out. A message that a wary run held alone when
+    the worker's own code failed is buried. After that, one more run that ends so makes the next one wary again."""
     cause = error.__cause__ if isinstance(error, Cancelled) else error
-    try:
-        database.commit()
-        worker.close("stopped", f"{type(cause).__name__}: {cause}")
-    except (database.session.Error, Busy, Refused) as another:
-        database.session.warn(f"the worker could not give back what it held: {another}")
+    is_ours = not isinstance(error, Cancelled | Busy | Refused | OSError | database.session.Error)
+    held = [id for id, _ in worker.held()]
+    is_found = is_ours and suspicion >= SUSPICIOUS and len(held) == 1
+    noted: dict[str, object] = {}
+    if not isinstance(error, Cancelled):
+        noted = {"broken_by": f"{type(cause).__name__}: {cause}", "held": held[:MOST_HELD_TOLD]}
+    if is_ours:
+        noted["suspicion"] = SUSPICIOUS - 1 if is_found else suspicion + 1
+    verdict = f"{PERMANENT} {MESSAGE} {suspicion + 1} runs of a worker in turn ended with it: {type(cause).__name__}"
+    for step in (
+        database.commit,
+        worker.store,
+        partial(worker.bury, verdict) if is_found else worker.give_back,
+        partial(worker.report_end, f"{type(cause).__name__}: {cause}", noted),
+    ):
+        try:
+            step()
+        except ConnectionError:
+            return
+        except Exception as another:
+            database.session.warn(f"the worker could not end well: {another}")

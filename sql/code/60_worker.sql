@@ -464,8 +464,12 @@ begin
         messages_processed = w.messages_processed + v_processed,
         error_count = w.error_count + (p_progress -> 'failed')::bigint,
         last_error = coalesce(p_progress ->> 'last_error', w.last_error),
-        clock_ahead = make_interval(secs => (p_progress ->> 'clock_ahead')::double precision)
+        clock_ahead = make_interval(secs => (p_progress ->> 'clock_ahead')::double precision),
+        suspicion = coalesce((p_progress -> 'suspicion')::integer, w.suspicion)
     where w.slot = p_slot and w.name = p_worker;
+    if p_progress ? 'broken_by' then
+        perform ulak._note_broken_run(p_slot, p_worker, p_progress, v_now);
+    end if;
     if jsonb_array_length(p_stats) > 0 then
         perform ulak._add_endpoint_stats(p_stats, date_trunc('minute', v_now));
     end if;
@@ -474,6 +478,38 @@ begin
     end if;
 end
 $plpgsql$;
+
+-- A run that ended with an error. doctor() tells of it for an hour, and counts those that came within an hour of the one before.
+create or replace function ulak._note_broken_run(p_slot integer, p_worker text, p_progress jsonb, p_now timestamptz)
+returns void
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+declare
+    v_error text := ulak._error_line(p_progress ->> 'broken_by');
+begin
+    update ulak.workers w
+    set broken_runs = case when w.broken_at > p_now - interval '1 hour' then w.broken_runs else 0 end + 1,
+        broken_at = p_now,
+        broken_by = v_error
+    where w.slot = p_slot and w.name = p_worker;
+    insert into ulak.event_log (event, detail)
+    values ('worker.broke_off', jsonb_build_object('worker', p_worker, 'error', v_error, 'messages', p_progress -> 'held'));
+end
+$plpgsql$;
+
+-- How many runs of this slot in turn ended with an error of the worker's own code. From 2 on it holds one message at a time.
+create or replace function ulak._suspicion(p_slot integer)
+returns integer
+language sql
+stable
+security definer
+set search_path = pg_catalog, pg_temp
+as $sql$
+    select coalesce(max(w.suspicion), 0)
+    from ulak.workers w
+    where w.slot = p_slot
+$sql$;
 
 -- For each endpoint that the worker has sent to since it last told: read once, added to the minute and to the total.
 create or replace function ulak._add_endpoint_stats(p_stats jsonb, p_minute timestamptz)

@@ -238,6 +238,19 @@ begin
     from ulak.workers w
     where abs(extract(epoch from w.clock_ahead)) > 1 and ulak._is_alive(w, p_now);
 
+    return query
+    select
+        'warning',
+        'workers',
+        format(
+            '%s of %s ended with an error, the last one %s ago: %s',
+            ulak._counted(w.broken_runs, 'run'), split_part(w.name, ',', 1), ulak._short_duration(p_now - w.broken_at), w.broken_by
+        ),
+        'select created_at, detail from ulak.event_log where event = ''worker.broke_off'' order by id desc limit 10; '
+        '-- it is a defect of ulak, please report it; a message that causes it becomes a dead letter'
+    from ulak.workers w
+    where w.broken_at > p_now - interval '1 hour';
+
     select b.is_scheduled, b.is_new, b.starts into v_is_scheduled, v_is_new, v_starts
     from ulak._workers_begin(p_now) b;
     if v_alive = 0 and v_is_new then

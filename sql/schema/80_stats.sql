@@ -20,6 +20,10 @@ create table ulak.workers (
     limited_by text,
     host text,
     clock_ahead interval,
+    broken_runs integer not null default 0,
+    broken_at timestamptz,
+    broken_by text,
+    suspicion integer not null default 0,
     timeline integer,
     constraint workers_state_is_known check (
         state in (
@@ -83,6 +87,10 @@ comment on column ulak.workers.limited_by is 'why it has fewer requests in fligh
 comment on column ulak.workers.host is 'machine of a node, as it calls itself; null for workers in the database';
 comment on column ulak.workers.clock_ahead is 'by how much the clock of a node''s machine was ahead of the server''s at the last sign of life; its requests carry the server''s time';
 comment on column ulak.workers.timeline is 'of the server when the worker came: a server that was promoted since knows nothing of its session';
+comment on column ulak.workers.broken_runs is 'runs of this slot that ended with an error, each within an hour of the one before';
+comment on column ulak.workers.broken_at is 'when the last of them did';
+comment on column ulak.workers.broken_by is 'its error';
+comment on column ulak.workers.suspicion is 'runs in turn that ended with an error of the worker''s own code; from 2 on it holds one message at a time';
 comment on table ulak.schedule is 'what start() and stop() last asked for; private to ulak';
 comment on column ulak.schedule.is_only is 'true: there is one row';
 comment on column ulak.schedule.changed_at is 'when that was';

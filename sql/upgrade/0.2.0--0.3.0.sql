@@ -33,6 +33,17 @@ update ulak.cluster_home
 set timeline = ('x' || left(pg_catalog.pg_walfile_name(pg_catalog.pg_current_wal_insert_lsn()), 8))::bit(32)::integer;
 comment on column ulak.cluster_home.timeline is 'the last one of PostgreSQL''s timelines that this cluster was seen to deliver on; recovery to a target after it means that messages are held until adopt()';
 
+-- The lock is held already, and the table has a row for each worker.
+alter table ulak.workers
+    add column broken_runs integer not null default 0,
+    add column broken_at timestamptz,
+    add column broken_by text,
+    add column suspicion integer not null default 0;
+comment on column ulak.workers.broken_runs is 'runs of this slot that ended with an error, each within an hour of the one before';
+comment on column ulak.workers.broken_at is 'when the last of them did';
+comment on column ulak.workers.broken_by is 'its error';
+comment on column ulak.workers.suspicion is 'runs in turn that ended with an error of the worker''s own code; from 2 on it holds one message at a time';
+
 -- 0.2.0 kept these for sessions that were still running functions of 0.1.0.
 drop function ulak._claim(text, integer, text, interval, bigint[], integer[], integer, bigint, smallint, timestamptz, bigint);
 drop function ulak._become_poller();

@@ -8,6 +8,7 @@ from typing import Any
 
 import psycopg
 import pytest
+from psycopg.types.json import Jsonb
 from support.cluster import Cluster, Connect, Settings
 from support.queue import Queue
 from support.sessions import Running, wait_until, wait_until_blocked
@@ -866,3 +867,28 @@ def test_a_timeout_that_ends_every_run_of_a_worker_is_told_until_start_has_lifte
 
     queue.db.execute("select ulak._lift_timeout()")
     assert queue.column(told) == []
+
+
+def test_a_worker_whose_runs_end_with_an_error_is_named_with_the_error_for_an_hour(queue: Queue) -> None:
+    queue.endpoint(config={"url": "https://example.com"}, protocol="http")
+    queue.db.execute("select ulak._register_worker(3, 'worker 3, pid 5', false)")
+    progress = {
+        "state": "stopped",
+        "in_flight": 0,
+        "processed": 0,
+        "failed": 0,
+        "broken_by": "ValueError:\x1bbad",
+        "held": [7],
+    }
+
+    for _ in range(2):
+        queue.value("select ulak._worker_report(3, 'worker 3, pid 5', %s, '[]')", Jsonb(progress))
+    findings = queue.column(
+        "select finding from ulak.doctor(clock_timestamp() + interval '5 minutes') where finding ~ 'ended with'"
+    )
+    later = queue.column(
+        "select finding from ulak.doctor(clock_timestamp() + interval '61 minutes') where finding ~ 'ended with'"
+    )
+
+    assert findings == ["2 runs of worker 3 ended with an error, the last one 5m 0s ago: ValueError: bad"]
+    assert later == []

@@ -60,6 +60,11 @@ MUTANTS = [
         "tests/worker/test_running.py::test_a_worker_that_may_open_few_files_says_so",
     ),
     never(
+        "workers: runs that end with an error",
+        "where w.broken_at > p_now - interval '1 hour'",
+        f"{TESTS}::test_a_worker_whose_runs_end_with_an_error_is_named_with_the_error_for_an_hour",
+    ),
+    never(
         "workers: the clock of a node",
         "where abs(extract(epoch from w.clock_ahead)) > 1",
         "tests/nodes/test_clock.py::test_a_node_whose_clock_is_wrong_is_named",

@@ -201,19 +201,27 @@ def test_a_channel_is_opened_again_and_counts_anew(connect: Connect) -> None:
     assert client.broker.connections == 1
 
 
-def test_only_what_is_too_large_is_permanent(connect: Connect) -> None:
+def test_only_what_is_too_large_fails_and_the_others_are_published_again(connect: Connect) -> None:
+    closed: list[int] = []
+
     def script(session: Session, each: Any) -> None:
-        if session.published == 3:
+        if session.published == 3 and not closed:
+            closed.append(1)
             told = "PRECONDITION_FAILED - message size 102 is larger than configured max size 100"
             session.say(spec.Channel.Close(406, told, 60, 40))
+        elif closed and isinstance(each, frame.Body):
+            session.say(spec.Basic.Ack(session.published, multiple=True))
 
     client = connect(script)
-    client.start(message(1), message(2, '"' + "x" * 100 + '"'), message(3))
+    large = '"' + "x" * 100 + '"'
+    client.start(message(1), message(2, large), message(3))
+    errors = client.errors()
+    client.start(message(4, large), message(5))
 
-    first, second, third = client.errors()
-    assert first is not None and first.startswith("[RETRYABLE] channel: ")
-    assert second is not None and second.startswith("[PERMANENT] channel: ")
-    assert third == first
+    too_large = f"[PERMANENT] message: the message is larger than the 100 bytes that {client.peer} takes"
+    assert errors == [None, too_large, None]
+    assert client.errors() == [too_large, None]
+    assert len(closed) == client.broker.connections == 1
 
 
 def test_a_connection_that_is_closed_fails_what_is_unconfirmed(connect: Connect) -> None:

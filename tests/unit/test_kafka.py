@@ -247,7 +247,7 @@ def test_each_message_of_a_delivery_has_its_own_outcome(stage: Stage) -> None:
     errors = stage.errors(endpoint, message(1), large, message(3, problem="can't be read"), message(4))
 
     assert errors[0] is None and errors[3] is None
-    assert errors[1] is not None and errors[1].startswith("[PERMANENT] kafka: ")
+    assert errors[1] is not None and errors[1].startswith("[PERMANENT] message: kafka: ")
     assert errors[2] == "[PERMANENT] message: can't be read"
 
 

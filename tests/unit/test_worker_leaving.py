@@ -86,7 +86,9 @@ def test_a_run_that_breaks_off_stores_what_is_done_and_gives_back_the_rest(stage
     with pytest.raises(Cancelled):
         stage.run()
     assert stage.worker is not None
-    stage.worker.close("stopped", "cancelled")
+    stage.worker.store()
+    stage.worker.give_back()
+    stage.worker.report_end("cancelled", {})
 
     assert set(stage.database.settled) == {ids[0]}
     assert set(stage.database.released) == set(ids[1:])

@@ -261,7 +261,7 @@ def test_a_message_that_is_too_large_fails_for_good_and_the_others_of_its_delive
 
     assert [site.status(id) for id in ids] == ["completed", "completed", "failed", "completed", "completed"]
     error = site.message(ids[2])["last_error"]
-    assert error.startswith("[PERMANENT] kafka: ") and "MSG_SIZE_TOO_LARGE" in error
+    assert error.startswith("[PERMANENT] message: kafka: ") and "MSG_SIZE_TOO_LARGE" in error
 
 
 def test_ping_produces_one_message(site: Site, bus: Bus, kafka: Kafka) -> None:

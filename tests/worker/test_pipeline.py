@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from support.receiver import Answer, Received, Receiver
 from support.sessions import wait_until
-from support.site import Site
+from support.site import SETTLED, Site
 
 POLLERS = """
     select w.pid from ulak.workers w where ulak._is_taken(w) and ulak._is_poller(w.slot)
@@ -122,6 +122,9 @@ def test_one_worker_of_a_fleet_looks_often_and_another_takes_over(site: Site, re
     assert second in [worker.pid for worker in workers]
 
 
+LINUX = pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads Linux's /proc")
+
+
 def resident(pid: int) -> int:
     """Bytes that are the process's own; the server's shared memory isn't counted."""
     text = Path(f"/proc/{pid}/status").read_text()
@@ -130,7 +133,27 @@ def resident(pid: int) -> int:
     return int(found[1]) * 1024
 
 
-@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads Linux's /proc")
+@LINUX
+def test_messages_that_are_small_as_they_are_stored_do_not_fill_the_memory_of_a_worker(site: Site) -> None:
+    """A megabyte of the same letter takes 11 kB in the table."""
+    endpoint = site.endpoint("log", {"max_bytes": 0}, protocol="log")
+    site.send_many(2000, "log")
+    worker = site.start()
+    site.wait_until_settled()
+    peak = before = resident(worker.pid)
+
+    site.db.execute(
+        "insert into ulak.queue (endpoint_id, payload) select %s, to_jsonb(repeat('x', 1000000)) from generate_series(1, 150)",
+        [endpoint],
+    )
+    while not site.value(SETTLED):
+        peak = max(peak, resident(worker.pid))
+
+    assert peak - before < 160_000_000
+    assert site.value("select count(*) from ulak.queue where status = 'completed'") == 2150
+
+
+@LINUX
 def test_memory_stays_flat(site: Site, receiver: Receiver) -> None:
     site.http("batches", receiver.url, batch_size=500)
     site.http("singles", receiver.url)

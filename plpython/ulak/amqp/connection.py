@@ -19,7 +19,7 @@ from ulak.amqp.target import Target
 from ulak.broker import message as messages
 from ulak.broker.connection import Connection, Lost, Surroundings
 from ulak.broker.delivery import Delivery
-from ulak.delivery import PERMANENT, RETRYABLE, Endpoint, Message
+from ulak.delivery import RETRYABLE, Endpoint, Message, MessageError
 
 # What we understand beside what every client of 0-9-1 does.
 _CAPABILITIES = {
@@ -56,6 +56,10 @@ class AmqpConnection(Connection):
         # By delivery tag: the broker counts what is published on a channel, and so do we.
         self._unconfirmed: dict[int, _Unconfirmed] = {}
         self._number = 0
+        # The largest message that the broker takes, once it has refused one.
+        self._largest: int | None = None
+        # Published on a channel that the broker closed for the fault of another message: they are published again.
+        self._again: list[tuple[Delivery, Message]] = []
         # By message id: why the broker has returned it. Its confirmation still follows.
         self._returned: dict[str, str] = {}
         self._returning: spec.Basic.Return | None = None
@@ -81,12 +85,15 @@ class AmqpConnection(Connection):
 
     def send(self, delivery: Delivery) -> None:
         for message in delivery.messages:
-            encoded = self.build(delivery, message, self._encode)
-            if encoded is not None:
-                made, size = encoded
-                self._number += 1
-                self._unconfirmed[self._number] = _Unconfirmed(delivery, message, size)
-                self.write(made)
+            self._send_message(delivery, message)
+
+    def _send_message(self, delivery: Delivery, message: Message) -> None:
+        encoded = self.build(delivery, message, self._encode)
+        if encoded is not None:
+            made, size = encoded
+            self._number += 1
+            self._unconfirmed[self._number] = _Unconfirmed(delivery, message, size)
+            self.write(made)
 
     def timer(self) -> float | None:
         return self._next_heartbeat
@@ -109,6 +116,8 @@ class AmqpConnection(Connection):
     def _encode(self, message: Message) -> tuple[bytes, int]:
         target = self._target
         made = messages.content(message, target.cloudevents)
+        if self._largest is not None and len(made.body) > self._largest:
+            raise MessageError(f"the message is larger than the {self._largest} bytes that {self.peer} takes")
         key = target.routing_key.of(message)
         publish = self._publish.get(key)
         if publish is None:
@@ -167,6 +176,10 @@ class AmqpConnection(Connection):
 
     def _confirms_selected(self, given: object) -> None:
         self._has_confirms = True
+        again, self._again = self._again, []
+        for delivery, message in again:
+            self._send_message(delivery, message)
+            self.settle(delivery)
         self._go_on()
 
     def _go_on(self) -> None:
@@ -229,10 +242,14 @@ class AmqpConnection(Connection):
         unconfirmed, self._unconfirmed = self._unconfirmed, {}
         self._returned.clear()
         self._returning = None
-        for each in unconfirmed.values():
-            is_guilty = too_large is not None and each.size > int(too_large[1])
-            each.delivery.fail(each.message, self.error(PERMANENT if is_guilty else RETRYABLE, told))
-            self.settle(each.delivery)
+        largest = self._largest = int(too_large[1]) if too_large is not None else self._largest
+        if largest is not None and any(each.size > largest for each in unconfirmed.values()):
+            # One of them is at fault, which can't be built any more. The others have lost nothing but time.
+            self._again = [(each.delivery, each.message) for each in unconfirmed.values()]
+        else:
+            for each in unconfirmed.values():
+                each.delivery.fail(each.message, self.error(RETRYABLE, told))
+                self.settle(each.delivery)
         self.hold(self._target.timeout)
         self._open_channel()
 

@@ -133,6 +133,7 @@ class Link(ABC):
             delivery.fail_the_rest(self._end)
             self._surroundings.settled.append(delivery.settled())
         elif self.is_open and not self._waiting:
+            self._under_way[delivery] = None
             self._guarded(lambda: self._send(delivery))
         else:
             self._waiting.append(delivery)
@@ -213,10 +214,11 @@ class Link(ABC):
     def _send_waiting(self) -> None:
         ends = self._clock() + _TURN_SECONDS
         while self._waiting and self.is_open and self._clock() < ends:
-            self._send(self._waiting.popleft())
+            delivery = self._waiting.popleft()
+            self._under_way[delivery] = None
+            self._send(delivery)
 
     def _send(self, delivery: Delivery) -> None:
-        self._under_way[delivery] = None
         self.send(delivery)
         self.settle(delivery)
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import select
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from typing import Protocol
+from functools import partial
+from typing import Protocol, TypeVar
 
 from ulak.address import Guard
 from ulak.broker.delivery import Delivery
@@ -23,6 +23,8 @@ MAX_BYTES = 1024 * 1024
 FAREWELL_SECONDS = 0.1
 # Connections that nobody needs at the moment are closed beyond so many.
 MOST_CONNECTIONS = 200
+
+Result = TypeVar("Result")
 
 
 class Target(Protocol):
@@ -80,7 +82,7 @@ class BrokerTransport(ABC):
     def timeout(self) -> float | None:
         if self._settled:
             return 0.0
-        times = [_deadline(each) for each in (*self._connections.values(), *self._leaving)]
+        times = [_guarded(each, each.next_deadline) for each in (*self._connections.values(), *self._leaving)]
         first = min((each for each in times if each is not None), default=None)
         return None if first is None else max(0.0, first - self._clock())
 
@@ -88,12 +90,12 @@ class BrokerTransport(ABC):
         for descriptor, events in ready:
             owner = self._owners.get(descriptor)
             if owner is not None:
-                owner.advance(events)
+                _guarded(owner, partial(owner.advance, events))
         now = self._clock()
         for each in [*self._connections.values(), *self._leaving]:
-            deadline = _deadline(each)
+            deadline = _guarded(each, each.next_deadline)
             if deadline is not None and deadline <= now:
-                each.pass_time()
+                _guarded(each, each.pass_time)
             if each.is_lost or (each in self._leaving and each.is_idle):
                 self._forget(each)
         settled = list(self._settled)
@@ -169,16 +171,13 @@ class _Own:
         self._owners.pop(descriptor, None)
 
 
-# What a connection does to our code is its own end, and no other connection's.
-
-
-def _deadline(connection: Link) -> float | None:
+def _guarded(connection: Link, step: Callable[[], Result]) -> Result | None:
+    """What goes wrong with a connection is its own end, and no other connection's."""
     try:
-        return connection.next_deadline()
+        return step()
     except Exception as error:
         connection.break_off(error)
-        # At once, so that it is forgotten.
-        return -math.inf
+        return None
 
 
 def _leave(connection: Link) -> int | None:

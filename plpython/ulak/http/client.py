@@ -392,8 +392,9 @@ class Client:
         while more:
             more, done, failed = self._multi.info_read(256)
             for curl in done:
-                handle = self._release(curl)
+                handle = self._handles[curl]
                 try:
+                    self._release(handle)
                     finished.append(handle.finish(curl.getinfo(_STATUS)))
                 except Exception as error:
                     finished.append(self._break_off(handle, error))
@@ -404,25 +405,24 @@ class Client:
                         self._multi.remove_handle(curl)
                         self._multi.add_handle(curl)
                         continue
-                    finished.append(self._release(curl).fail(code, text))
+                    self._release(handle)
+                    finished.append(handle.fail(code, text))
                 except Exception as error:
                     finished.append(self._break_off(handle, error))
 
     def _break_off(self, handle: _Handle, error: Exception) -> Finished:
         """Whatever one exchange does to our code, the others go on."""
         if handle not in self._idle.get(handle.profile.shape, ()):
-            self._release(handle.curl)
+            self._release(handle)
         self._idle[handle.profile.shape].remove(handle)
         self._drop(handle)
         return Finished(handle.request, 0, "network", f"the answer can't be read: {bulkhead.kind(error)}")
 
-    def _release(self, curl: Any) -> _Handle:
-        self._multi.remove_handle(curl)
-        handle = self._handles[curl]
+    def _release(self, handle: _Handle) -> None:
+        self._multi.remove_handle(handle.curl)
         self.in_flight -= 1
         self._named_in_flight -= handle.profile.is_named
         self._idle.setdefault(handle.profile.shape, []).append(handle)
-        return handle
 
     def _prepared(self, profile: Profile) -> _Handle:
         """A handle for a shape that has none idle: a new one, or an idle one of another shape."""

@@ -14,7 +14,7 @@ from ulak.broker.background import Background
 from ulak.broker.delivery import Delivery
 from ulak.broker.errors import Lost
 from ulak.broker.link import Link, Surroundings
-from ulak.delivery import RETRYABLE, Endpoint, Message
+from ulak.delivery import MESSAGE, PERMANENT, RETRYABLE, Endpoint, Message
 from ulak.kafka import reach, verdict
 from ulak.kafka.target import Target
 from ulak.worker.waiting import READABLE
@@ -76,7 +76,9 @@ class KafkaConnection(Link):
                 told = f"kafka: {self.peer}: librdkafka holds as many messages as it may"
                 delivery.fail(message, self.error(RETRYABLE, told))
             except KafkaException as error:
-                delivery.fail(message, self._failure(error.args[0]))
+                # librdkafka itself refuses it, as it does if it is too large: it was never sent.
+                told = self._failure(error.args[0])
+                delivery.fail(message, told.replace(PERMANENT, f"{PERMANENT} {MESSAGE}", 1))
             # What librdkafka's binding can't take of a record.
             except (ValueError, TypeError) as error:
                 delivery.fail(message, bulkhead.unbuildable(error))

@@ -6,16 +6,28 @@ twice.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from typing import NamedTuple
 
 from ulak import bulkhead
-from ulak.delivery import ConfigError, Endpoint, EndpointConfig, Message, Settled
+from ulak.delivery import RETRYABLE, ConfigError, Endpoint, EndpointConfig, Message, Outcome, Settled
 from ulak.worker.transport import Transport
-from ulak.worker.tuning import LONGEST_WAIT
+from ulak.worker.tuning import LONGEST_WAIT, OVERDUE_SECONDS
 from ulak.worker.waiting import Descriptors, Waiting
 
 MakeTransport = Callable[[Descriptors], Transport]
+
+
+_LOST = Outcome(f"{RETRYABLE} worker: the transport has lost the delivery")
+
+
+class _UnderWay(NamedTuple):
+    endpoint_id: int
+    messages: Sequence[Message]
+    # When its transport must have settled it.
+    until: float
 
 
 class _Member:
@@ -24,8 +36,8 @@ class _Member:
     def __init__(self, descriptors: Descriptors, transport: Transport) -> None:
         self.descriptors = descriptors
         self.transport = transport
-        # By id and attempt of the first message: its endpoint, and the messages of the delivery.
-        self.under_way: dict[tuple[int, int], tuple[int, Sequence[Message]]] = {}
+        # By id and attempt of the first message.
+        self.under_way: dict[tuple[int, int], _UnderWay] = {}
 
     def close(self) -> None:
         with suppress(Exception):
@@ -36,13 +48,15 @@ class _Member:
 class Dispatcher:
     """start() deliveries, step() until each has come back as exactly one Settled."""
 
-    def __init__(self, transports: Mapping[str, MakeTransport]) -> None:
+    def __init__(self, transports: Mapping[str, MakeTransport], clock: Callable[[], float] = time.monotonic) -> None:
         self._waiting = Waiting()
         self._makers = transports
         self._members: dict[str, _Member] = {}
         # What failed before its transport had taken it over.
         self._not_started: list[Settled] = []
         self.in_flight = 0
+        self._clock = clock
+        self._next_look = clock()
 
     def wait_also_for(self, descriptor: int) -> None:
         """step() also ends when this can be read; was_woken tells."""
@@ -75,7 +89,8 @@ class Dispatcher:
         self.in_flight += 1
         try:
             member = self._member(endpoint.protocol)
-            member.under_way[first.id, first.attempt] = endpoint.id, messages
+            until = self._clock() + endpoint.longest + OVERDUE_SECONDS
+            member.under_way[first.id, first.attempt] = _UnderWay(endpoint.id, messages, until)
             member.transport.start(endpoint, messages)
         except Exception as error:
             if (known := self._members.get(endpoint.protocol)) is not None:
@@ -105,6 +120,9 @@ class Dispatcher:
                     self._advance(member, settled)
                 except Exception as error:
                     self._give_up(protocol, error, settled)
+        if self.in_flight and (now := self._clock()) >= self._next_look:
+            self._next_look = now + OVERDUE_SECONDS / 5
+            self._find_lost(now, settled)
         return settled
 
     def tend(self) -> None:
@@ -128,8 +146,16 @@ class Dispatcher:
         """Nobody knows any more what such a transport has under way. The next delivery makes another one."""
         member = self._members.pop(protocol)
         self.in_flight -= len(member.under_way)
-        settled += [bulkhead.broken(*each, error) for each in member.under_way.values()]
+        settled += [bulkhead.broken(each.endpoint_id, each.messages, error) for each in member.under_way.values()]
         member.close()
+
+    def _find_lost(self, now: float, settled: list[Settled]) -> None:
+        """Whatever becomes of a delivery, its messages are never held for good."""
+        for member in self._members.values():
+            for key, each in [known for known in member.under_way.items() if known[1].until <= now]:
+                del member.under_way[key]
+                self.in_flight -= 1
+                settled.append(Settled(each.endpoint_id, each.messages, _LOST))
 
     def _member(self, protocol: str) -> _Member:
         """Made with the first endpoint of its protocol: who has none over HTTP needn't load libcurl."""

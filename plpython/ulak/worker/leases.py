@@ -10,7 +10,9 @@ from ulak.worker.tuning import PAYLOAD_BYTES, UNKNOWN_BYTES
 
 
 class Leases:
-    def __init__(self) -> None:
+    def __init__(self, most: int | None = None) -> None:
+        """At most so many at once."""
+        self._most = most
         self._attempts: dict[int, int] = {}
         self._bytes = 0
         self._average_bytes = UNKNOWN_BYTES
@@ -27,7 +29,8 @@ class Leases:
 
     def room(self) -> int:
         """How many more messages may be claimed."""
-        return (PAYLOAD_BYTES - self._bytes) // self._average_bytes
+        room = (PAYLOAD_BYTES - self._bytes) // self._average_bytes
+        return room if self._most is None else min(room, self._most - len(self._attempts))
 
     def receive(self, claimed: Sequence[Claimed]) -> tuple[int, int]:
         """How many there are, and the highest id."""

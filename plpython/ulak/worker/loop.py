@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
 from ulak.delivery import Settled
@@ -13,7 +13,7 @@ from ulak.worker.ending import Ending
 from ulak.worker.modes import Mode
 from ulak.worker.options import Options
 from ulak.worker.parts import Parts
-from ulak.worker.port import Busy, Database
+from ulak.worker.port import Busy, Database, Outcomes
 from ulak.worker.transaction import Transaction
 from ulak.worker.tuning import (
     CHECK_SECONDS,
@@ -80,21 +80,43 @@ class Worker:
                 self._run_timers(now)
             self._transaction.run(now)
 
-    def close(self, state: str = "stopped", error: str | None = None) -> None:
+    def close(self, state: str = "stopped") -> None:
         """Stores the outcomes that there are, gives everything else that is held back to the queue, unspent."""
+        self.store()
+        self.give_back()
+        # A run that ended well has nobody to suspect.
+        self._timers.report(state, noted={"suspicion": 0} if state == "stopped" else {})
+
+    def store(self) -> None:
         self._listening.stop()
         if self._settling.done:
             self._transaction.settle(self._clock())
+        self._database.commit()
+
+    def held(self) -> list[tuple[int, int]]:
+        """Ids and attempts of messages without an outcome, or with one that could not be stored."""
         deferred = self._settling.deferred_ids()
         leases = zip(self._leases.ids(), self._leases.attempts(), strict=True)
-        rest = [each for each in leases if each[0] not in deferred]
-        if rest:
-            self._database.release([id for id, _ in rest], [attempt for _, attempt in rest], 0.0)
+        return [each for each in leases if each[0] not in deferred]
+
+    def give_back(self) -> None:
+        if held := self.held():
+            self._database.release([id for id, _ in held], [attempt for _, attempt in held], 0.0)
         self._leases.clear()
         self._database.commit()
-        if error is not None:
-            self._counters.last_error = error
-        self._timers.report(state)
+
+    def bury(self, error: str) -> None:
+        """What is held is at fault."""
+        held = self.held()
+        ids, attempts = [id for id, _ in held], [attempt for _, attempt in held]
+        self._database.settle(Outcomes(ids, attempts, [error] * len(held), [None] * len(held), None))
+        self._leases.clear()
+        self._database.commit()
+
+    def report_end(self, error: str, noted: Mapping[str, object]) -> None:
+        """The run ends with this error; noted is for ulak._note_broken_run()."""
+        self._counters.last_error = error
+        self._timers.report("stopped", noted=noted)
 
     # One wait for each mode.
 

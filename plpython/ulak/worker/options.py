@@ -18,6 +18,8 @@ class Options:
     lease: float
     # Why there are fewer slots than worker_concurrency asks for.
     limited_by: str | None = None
+    # How many messages may be held at once; None: as many as there is memory for.
+    most_held: int | None = None
 
 
 def parse(settings: Mapping[str, str], max_files: int = 1024) -> Options:

@@ -36,7 +36,7 @@ class Parts:
         self.dispatcher = dispatcher
         self.ending = ending
         self.clock = clock
-        self.leases = Leases()
+        self.leases = Leases(options.most_held)
         self.counters = Counters()
         self.pace = Pace(options.poll_interval_busy, options.poll_interval, now)
         self.pace.is_poller = False

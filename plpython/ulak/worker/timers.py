@@ -5,6 +5,7 @@ Where the database is busy, because a lock is taken, it is left to the timer's n
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import suppress
 
 from ulak.worker.claiming import Claiming
@@ -14,6 +15,8 @@ from ulak.worker.leases import Leases
 from ulak.worker.port import Busy, Database
 from ulak.worker.sending import Sending
 from ulak.worker.tuning import REPORT_SECONDS, STATISTICS_LONGEST, STATISTICS_PER_SECOND, SWEEP_SECONDS
+
+_NOTHING: Mapping[str, object] = {}
 
 
 class Timers:
@@ -70,7 +73,7 @@ class Timers:
             self.report("running", is_due)
         self.next = min(self.next_check, self._next_renewal, self._next_sweep, self._next_report)
 
-    def report(self, state: str, with_statistics: bool = True) -> None:
+    def report(self, state: str, with_statistics: bool = True, noted: Mapping[str, object] = _NOTHING) -> None:
         counters = self._counters
         progress = {
             "state": state,
@@ -78,6 +81,7 @@ class Timers:
             "processed": counters.processed,
             "failed": counters.failed,
             "last_error": counters.last_error,
+            **noted,
         }
         with suppress(Busy):
             self._database.report(progress, counters.statistics() if with_statistics else [])

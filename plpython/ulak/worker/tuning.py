@@ -113,6 +113,10 @@ SWEEP_SECONDS = 10.0
 # The longest wait without a return to PostgreSQL: neither a cancel nor the postmaster's death is seen inside of it.
 LONGEST_WAIT = 0.1
 
+# So long after its endpoint's longest time a delivery that its transport hasn't settled counts as lost, which never
+# happens unless the transport has a defect. That is looked for five times as often.
+OVERDUE_SECONDS = 5.0
+
 # Leaving -------------------------------------------------------------------------------------------------------------
 # How long a run may outlast its end because of what it holds. A request under way has its own time.
 GRACE_SECONDS = 30.0
@@ -135,11 +139,11 @@ RESUME_LONGEST = 1.0
 # Python looks for cycles after so many new objects (700 by default). A claim makes a thousand and more, and none of
 # them is in a cycle.
 CYCLE_SEARCH = 20_000
-# Messages that take more bytes than this as they are stored are read one by one: as text they may be a hundred times as
-# large, and one that can't be read must not cost the others of its claim anything.
-LARGE_MESSAGE = 262_144
+# Messages of which a text is longer than this are read one by one: a claim of 500 then brings at most 16 MB at once, of
+# which PostgreSQL and PL/Python keep several copies, and one that can't be read costs the others of its claim nothing.
+LARGE_MESSAGE = 32_768
 # What one claim brings of those; the rest is left in the queue.
-LARGE_TOGETHER = 256 * 1024 * 1024
+LARGE_TOGETHER = 32 * 1024 * 1024
 # Files that PostgreSQL itself needs in a backend.
 OTHER_FILES = 200
 
@@ -153,6 +157,13 @@ HANDOVER_SECONDS = 8.0
 LOOK_SECONDS = 0.1
 # How often the watcher looks whether a worker is missing: one that is so twice in turn is started.
 WATCH_SECONDS = 1.0
+
+# After so many runs in turn that ended with an error of the worker's own code, the next one is wary: for so long it
+# holds one message at a time, to find the one that causes it.
+SUSPICIOUS = 2
+WARY_SECONDS = 60.0
+# Of messages that were held when a run ended with an error so many are named in the event log.
+MOST_HELD_TOLD = 100
 
 # Nodes ---------------------------------------------------------------------------------------------------------------
 # A node's session is replaced after this: a backend keeps what it has learned of the catalog, so its memory grows.
