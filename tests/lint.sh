@@ -10,6 +10,7 @@ MYPYPATH=plpython:tests:docker/console mypy --config-file tests/pyproject.toml -
 # CREATE EXTENSION runs the script with this search_path. What pgspot says about names in functions that don't pin it
 # (PS001, PS005, PS016, PS017) is left to tests/conventions, which knows who may call them; its parser of PL/pgSQL
 # doesn't know variables of a table's type.
+rm -rf "$ULAK_WORK/lint"
 make -s build sql BUILD="$ULAK_WORK/lint"
 {
     echo 'set search_path to pg_catalog, pg_temp;'

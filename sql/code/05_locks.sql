@@ -46,9 +46,9 @@
 --     _log_overflow                   rows of ulak.endpoint_headroom of endpoints that are full, once a minute; skips
 --     _remember_endpoint_headroom     an endpoint's row of ulak.endpoint_headroom; skips
 --     _show_breaker_lock              an advisory lock that others can look at; nothing depends on it; skips
---     _make_archive_partition         table ulak.archive (share update exclusive; access exclusive if archive_default has rows of the month) and
---                                     ulak.archive_default (share row exclusive); waits half a second
---     _drop_archive_partition         table ulak.archive (access exclusive); waits half a second
+--     _make_partition                 tables ulak._archived and ulak._events (share update exclusive; access exclusive if their default partitions have
+--                                     rows of the month) and those partitions (share row exclusive); waits half a second
+--     _drop_archive_partition         tables ulak._archived and ulak._events (access exclusive); waits half a second
 --     _follow_cluster                 table ulak.cluster_identity (share row exclusive), by the first maintenance after pg_upgrade; waits
 --     adopt                           table ulak.cluster_identity (share row exclusive); waits for another adopt()
 --     _wait_for_workers_to_leave      table ulak.schedule (exclusive), in stop() where background workers run the jobs: workers see it in

@@ -14,7 +14,7 @@ select
     d.description
 from (
     values
-        ('archive_after', 'integer', '3600', 0, 31536000, null::text[], 'seconds', 'how long a finished message stays in ulak.queue before maintenance moves it to ulak.archive'),
+        ('archive_after', 'integer', '3600', 0, 31536000, null::text[], 'seconds', 'how long the idempotency key of a delivered message stays taken'),
         ('archive_retention_months', 'integer', '6', 1, 120, null, 'months', 'how long archived messages are kept'),
         ('batch_size', 'integer', '500', 1, 10000, null, 'messages', 'most messages that a worker claims at once'),
         ('capture_response', 'boolean', 'false', null, null, null, null, 'whether the receiver''s answer is kept with the message'),

@@ -184,7 +184,7 @@ as $sql$
         from pg_locks l
         where l.locktype = 'relation'
             and l.database = (select d.oid from pg_database d where d.datname = current_database())
-            and l.relation = 'ulak.queue'::regclass
+            and l.relation = 'ulak._deliveries'::regclass
             and l.mode = 'RowExclusiveLock'
             and l.pid is distinct from pg_backend_pid()
     )
@@ -221,9 +221,9 @@ set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 as $sql$
     select
-        (select count(*) from ulak.queue as q where q.status = 'pending' and q.endpoint_id = p_endpoint_id),
-        (select count(*) from ulak.queue as q where q.status = 'processing' and q.endpoint_id = p_endpoint_id),
-        (select count(*) from ulak.dlq as d where d.status = 'failed' and d.endpoint_id = p_endpoint_id)
+        (select count(*) from ulak._deliveries as q where q.status = 'pending' and q.endpoint_id = p_endpoint_id),
+        (select count(*) from ulak._deliveries as q where q.status = 'processing' and q.endpoint_id = p_endpoint_id),
+        (select count(*) from ulak._letters as d where d.status = 'failed' and d.endpoint_id = p_endpoint_id)
 $sql$;
 
 -- No lock: a message that is sent while its endpoint is dropped becomes a dead letter (ulak._bury_orphans), and no sender

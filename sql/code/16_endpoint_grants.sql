@@ -109,7 +109,7 @@ begin
     if not ulak._works_everywhere()
         and exists (
             select
-            from ulak.queue as q
+            from ulak._deliveries as q
             where q.id = p_id and q.endpoint_id not in (select g.id from ulak._granted_endpoints() as g (id))
         )
     then

@@ -79,11 +79,11 @@ declare
 begin
     if p_endpoint_id is null then
         open v_live no scroll for
-            select true from ulak.queue q where q.status = 'pending'
+            select true from ulak._deliveries q where q.status = 'pending'
             union all
-            select true from ulak.queue q where q.status = 'processing';
+            select true from ulak._deliveries q where q.status = 'processing';
     else
-        open v_live no scroll for select true from ulak.queue q where q.status = 'pending' and q.endpoint_id = p_endpoint_id;
+        open v_live no scroll for select true from ulak._deliveries q where q.status = 'pending' and q.endpoint_id = p_endpoint_id;
     end if;
 
     while v_reserve <= p_limit loop

@@ -1,6 +1,6 @@
 -- Sending: an application's transaction puts messages into the queue.
 
--- Nearly every message has no option that needs a look and fits below any limit: it takes one insert and no other query.
+-- Nearly every message has no option that needs a look and fits below any limit: it takes two inserts and no other query.
 -- What is left, errors included, goes the long way.
 create or replace function ulak.send(
     p_endpoint text,
@@ -36,11 +36,13 @@ begin
     then
         v_id := nextval('ulak.queue_id_seq');
         if ulak._has_room(v_id) then
-            insert into ulak.queue (id, endpoint_id, payload, priority, correlation_id)
-            select v_id, e.id, p_payload, p_priority, p_correlation_id
+            insert into ulak._deliveries (id, event_id, endpoint_id, priority, correlation_id)
+            select v_id, v_id, e.id, p_priority, p_correlation_id
             from ulak.endpoints e
             where e.name = p_endpoint and e.max_pending is null;
             if found then
+                insert into ulak._events (id, payload)
+                values (v_id, p_payload);
                 if ulak._wants_wake_up(v_id) then
                     perform ulak._wake_workers();
                 end if;
@@ -146,13 +148,7 @@ comment on function ulak.send_batch_with_priority(text, jsonb[], integer) is
     'send_batch() with a priority from 0 to 10 for all of them';
 
 -- One insert for many messages: element i of each array is one message. Returns ids in the order of the arrays.
--- A message of an event says which one in a header, and to CloudEvents by its metadata.
-create or replace function ulak._enqueue_many(
-    p_endpoint_ids bigint[],
-    p_payloads jsonb[],
-    p_priority integer default 0,
-    p_event_types text[] default null
-)
+create or replace function ulak._enqueue_many(p_endpoint_ids bigint[], p_payloads jsonb[], p_priority integer default 0)
 returns bigint[]
 language plpgsql
 security definer
@@ -177,17 +173,14 @@ begin
         v_overflow := ulak._overflow(v_ids, p_endpoint_ids);
     end if;
 
-    insert into ulak.queue (id, endpoint_id, payload, priority, headers, metadata)
-    select
-        m.id,
-        e.id,
-        m.payload,
-        p_priority,
-        case when m.event_type is not null then jsonb_build_object('ulak-event-type', m.event_type) end,
-        case when m.event_type is not null then jsonb_build_object('event_type', m.event_type) end
-    from unnest(v_ids, p_endpoint_ids, p_payloads, p_event_types) m(id, endpoint_id, payload, event_type)
+    insert into ulak._deliveries (id, event_id, endpoint_id, priority)
+    select m.id, m.id, e.id, p_priority
+    from unnest(v_ids, p_endpoint_ids) m(id, endpoint_id)
     join ulak.endpoints e on e.id = m.endpoint_id;
     get diagnostics v_sent = row_count;
+    insert into ulak._events (id, payload)
+    select m.id, m.payload
+    from unnest(v_ids, p_payloads) m(id, payload);
     if v_overflow <> '{}' then
         perform ulak._bury_overflow(v_overflow);
     end if;
@@ -196,7 +189,7 @@ begin
     end if;
     -- The join has dropped what is for an endpoint that was dropped a moment ago.
     if v_sent < v_count then
-        v_ids := array(select q.id from ulak.queue q where q.id = any (v_ids) order by q.id);
+        v_ids := array(select q.id from ulak._deliveries q where q.id = any (v_ids) order by q.id);
     end if;
     return v_ids;
 end
@@ -224,7 +217,6 @@ declare
     v_overflows boolean;
     v_is_valid boolean;
     v_due timestamptz := greatest(now(), p_scheduled_at);
-    v_hash text;
     v_id bigint;
     v_first_id bigint;
 begin
@@ -237,73 +229,60 @@ begin
     v_is_valid := ulak._check_message(
         p_payload, p_priority, p_scheduled_at, p_idempotency_key, p_expires_at, p_ordering_key, p_headers, p_metadata
     ) and (p_headers is null or ulak._check_credentials(v_endpoint_id, p_headers));
-    if p_idempotency_key is not null then
-        v_hash := ulak._payload_hash(p_payload);
-    end if;
     if p_ordering_key is not null then
         perform ulak._lock_ordering_key(v_endpoint_id, p_ordering_key);
     end if;
 
     -- After the lock on the ordering key: the order of ids is the order of commits.
     v_id := nextval('ulak.queue_id_seq');
-    if ulak._has_room(v_id) is not true or v_is_limited then
+    if p_idempotency_key is not null then
+        v_first_id := ulak._take_idempotency_key(
+            v_endpoint_id, p_endpoint, p_idempotency_key, ulak._payload_hash(p_payload), v_id
+        );
         -- What is queued already needs no room.
-        v_first_id := ulak._first_of_idempotency_key(v_endpoint_id, p_endpoint, p_idempotency_key, v_hash);
-        if v_first_id is not null then
+        if v_first_id <> v_id then
             return v_first_id;
         end if;
+    end if;
+    if ulak._has_room(v_id) is not true or v_is_limited then
         perform ulak._require_room(v_id, 1);
         v_overflows := v_is_limited and ulak._pending_room(v_endpoint_id, v_id, 1) < 1;
     end if;
 
-    loop
-        insert into ulak.queue (
-            id,
-            endpoint_id,
-            payload,
-            priority,
-            next_retry_at,
-            scheduled_at,
-            idempotency_key,
-            payload_hash,
-            correlation_id,
-            expires_at,
-            ordering_key,
-            headers,
-            metadata
-        )
-        values (
-            v_id,
-            v_endpoint_id,
-            p_payload,
-            p_priority,
-            v_due,
-            p_scheduled_at,
-            p_idempotency_key,
-            v_hash,
-            p_correlation_id,
-            p_expires_at,
-            p_ordering_key,
-            p_headers,
-            p_metadata
-        )
-        on conflict (endpoint_id, idempotency_key)
-            where idempotency_key is not null and status in ('pending', 'processing', 'completed')
-            do nothing;
-        if found then
-            if v_overflows then
-                perform ulak._bury_overflow(array[v_id]);
-            elsif v_due <= now() and ulak._wants_wake_up(v_id) then
-                perform ulak._wake_workers();
-            end if;
-            return v_id;
-        end if;
-        -- Null when the first message of the key has just left the queue: then this one is the first.
-        v_first_id := ulak._first_of_idempotency_key(v_endpoint_id, p_endpoint, p_idempotency_key, v_hash);
-        if v_first_id is not null then
-            return v_first_id;
-        end if;
-    end loop;
+    insert into ulak._deliveries (
+        id,
+        event_id,
+        endpoint_id,
+        priority,
+        next_retry_at,
+        scheduled_at,
+        idempotency_key,
+        payload_hash,
+        correlation_id,
+        expires_at,
+        ordering_key
+    )
+    values (
+        v_id,
+        v_id,
+        v_endpoint_id,
+        p_priority,
+        v_due,
+        p_scheduled_at,
+        p_idempotency_key,
+        case when p_idempotency_key is not null then ulak._payload_hash(p_payload) end,
+        p_correlation_id,
+        p_expires_at,
+        p_ordering_key
+    );
+    insert into ulak._events (id, payload, headers, metadata)
+    values (v_id, p_payload, p_headers, p_metadata);
+    if v_overflows then
+        perform ulak._bury_overflow(array[v_id]);
+    elsif v_due <= now() and ulak._wants_wake_up(v_id) then
+        perform ulak._wake_workers();
+    end if;
+    return v_id;
 end
 $plpgsql$;
 
@@ -317,11 +296,14 @@ as $sql$
     select encode(sha256(convert_to(p_payload::text, 'UTF8')), 'hex')
 $sql$;
 
-create or replace function ulak._first_of_idempotency_key(
+-- The id of the message that has the key: p_id, if the key was free and is taken by this call, or that of an earlier message with the
+-- same payload. Whoever takes a key that another transaction has just taken waits for that one's end.
+create or replace function ulak._take_idempotency_key(
     p_endpoint_id bigint,
     p_endpoint text,
     p_idempotency_key text,
-    p_payload_hash text
+    p_payload_hash text,
+    p_id bigint
 )
 returns bigint
 language plpgsql
@@ -330,17 +312,32 @@ as $plpgsql$
 declare
     v_first record;
 begin
-    select q.id, q.payload_hash into v_first
-    from ulak.queue q
-    where q.endpoint_id = p_endpoint_id
-        and q.idempotency_key = p_idempotency_key
-        and q.status in ('pending', 'processing', 'completed');
-    if v_first.payload_hash <> p_payload_hash then
-        raise exception 'idempotency key "%" was used for another payload', p_idempotency_key
-            using errcode = '23505',
-                detail = format('Message %s of endpoint "%s" has this key and a different payload.', v_first.id, p_endpoint),
-                hint = 'Use a new key for a new message, or send the first payload again to get its id.';
-    end if;
-    return v_first.id;
+    loop
+        insert into ulak._idempotency_keys (endpoint_id, idempotency_key, message_id, payload_hash)
+        values (p_endpoint_id, p_idempotency_key, p_id, p_payload_hash)
+        on conflict do nothing;
+        if found then
+            return p_id;
+        end if;
+        update ulak._idempotency_keys k
+        set message_id = p_id, payload_hash = p_payload_hash, free_at = null
+        where k.endpoint_id = p_endpoint_id and k.idempotency_key = p_idempotency_key and k.free_at <= clock_timestamp();
+        if found then
+            return p_id;
+        end if;
+        select k.message_id, k.payload_hash into v_first
+        from ulak._idempotency_keys k
+        where k.endpoint_id = p_endpoint_id and k.idempotency_key = p_idempotency_key;
+        if v_first.payload_hash <> p_payload_hash then
+            raise exception 'idempotency key "%" was used for another payload', p_idempotency_key
+                using errcode = '23505',
+                    detail = format('Message %s of endpoint "%s" has this key and a different payload.', v_first.message_id, p_endpoint),
+                    hint = 'Use a new key for a new message, or send the first payload again to get its id.';
+        end if;
+        -- Not found: maintenance has just forgotten the key. Then it is free.
+        if v_first.message_id is not null then
+            return v_first.message_id;
+        end if;
+    end loop;
 end
 $plpgsql$;

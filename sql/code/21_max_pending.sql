@@ -123,7 +123,7 @@ language plpgsql
 set search_path = pg_catalog, pg_temp
 as $plpgsql$
 begin
-    update ulak.queue q
+    update ulak._deliveries q
     set status = 'failed',
         failed_at = now(),
         first_failed_at = now(),
@@ -132,6 +132,7 @@ begin
     where q.id = any (p_ids) and e.id = q.endpoint_id;
     perform ulak._bury(p_ids, now());
     perform ulak._log_overflow(p_ids);
+    perform ulak._archive_rows(p_ids, now());
 end
 $plpgsql$;
 
@@ -150,7 +151,7 @@ begin
         from (
             select r.endpoint_id
             from ulak.endpoint_headroom r
-            where r.endpoint_id in (select q.endpoint_id from ulak.queue q where q.id = any (p_ids))
+            where r.endpoint_id in (select q.endpoint_id from ulak._deliveries q where q.id = any (p_ids))
                 and coalesce(
                     r.overflow_logged_at <= now() - interval '1 minute' or ulak._is_ahead(r.overflow_logged_at, now()), true
                 )

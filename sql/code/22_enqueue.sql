@@ -55,18 +55,19 @@ begin
     if v_has_ordering_keys then
         -- Before ids are drawn: the order of ids is the order of commits.
         perform ulak._lock_ordering_keys(array_agg(m.endpoint_id), array_agg(m.ordering_key))
-        from ulak._new_rows(null, p_mailing) m
+        from ulak._new_rows(null, null, p_mailing) m
         where m.ordering_key is not null;
     end if;
     if v_has_idempotency_keys then
         return ulak._enqueue_once(p_mailing);
     end if;
-    return ulak._insert_messages(p_mailing, false);
+    return ulak._insert_messages(
+        p_mailing, array(select nextval('ulak.queue_id_seq') from generate_series(1, cardinality(p_mailing.endpoint_ids)))
+    );
 end
 $plpgsql$;
 
--- Rounds: whoever has the keys already is asked first, for what is queued needs no room. What another session queues between the
--- look and the insert is found in the next round.
+-- Those whose key is free are queued; the others have the id of the message that has it.
 create or replace function ulak._enqueue_once(p_mailing ulak._mailing)
 returns bigint[]
 language plpgsql
@@ -74,60 +75,60 @@ set search_path = pg_catalog, pg_temp
 as $plpgsql$
 declare
     v_endpoint_ids bigint[] := p_mailing.endpoint_ids;
-    v_numbers bigint[] := array(select generate_series(1, cardinality(v_endpoint_ids)));
-    v_ids bigint[] := array_fill(null::bigint, array[cardinality(v_endpoint_ids)]);
+    v_ids bigint[] := array(select nextval('ulak.queue_id_seq') from generate_series(1, cardinality(v_endpoint_ids)));
+    v_first_ids bigint[];
     v_keys text[];
     v_hashes text[];
-    v_places bigint[];
-    v_new bigint[];
+    v_new integer[];
 begin
     select array_agg(m.idempotency_key order by m.id), array_agg(m.payload_hash order by m.id) into v_keys, v_hashes
-    from ulak._new_rows(v_numbers, p_mailing) m;
+    from ulak._new_rows(v_ids, null, p_mailing) m;
     perform ulak._check_idempotency_keys(v_endpoint_ids, v_keys, v_hashes);
-    loop
-        v_ids := array(
-            select coalesce(
-                m.id,
+    v_first_ids := array(
+        select t.first_id
+        from (
+            select
+                m.place,
                 case
-                    when m.idempotency_key is not null then ulak._first_of_idempotency_key(
+                    when m.idempotency_key is null then m.id
+                    else ulak._take_idempotency_key(
                         m.endpoint_id,
                         (select e.name from ulak.endpoints e where e.id = m.endpoint_id),
                         m.idempotency_key,
-                        m.payload_hash
+                        m.payload_hash,
+                        m.id
                     )
-                end
-            )
-            from unnest(v_ids, v_endpoint_ids, v_keys, v_hashes) with ordinality m(
-                id, endpoint_id, idempotency_key, payload_hash, place
-            )
-            order by m.place
-        );
-        -- Of a key that comes several times, the first.
-        v_places := array(
-            select min(m.place)
-            from unnest(v_ids, v_endpoint_ids, v_keys) with ordinality m(id, endpoint_id, idempotency_key, place)
-            where m.id is null
-            group by m.endpoint_id, m.idempotency_key, case when m.idempotency_key is null then m.place end
-            order by 1
-        );
-        if v_places = '{}' then
-            return v_ids;
-        end if;
-        v_new := ulak._insert_messages(
+                end as first_id
+            from (
+                select m.*
+                from unnest(v_ids, v_endpoint_ids, v_keys, v_hashes) with ordinality m(
+                    id, endpoint_id, idempotency_key, payload_hash, place
+                )
+                -- Sessions that use the same keys wait for each other in the same order.
+                order by m.endpoint_id, m.idempotency_key collate "C", m.id
+                offset 0
+            ) m
+            offset 0
+        ) t
+        order by t.place
+    );
+    v_new := array(
+        select m.place
+        from unnest(v_ids, v_first_ids) with ordinality m(id, first_id, place)
+        where m.id = m.first_id
+        order by m.place
+    );
+    if v_new <> '{}' then
+        perform ulak._insert_messages(
             (
                 p_mailing.messages,
-                array(select p_mailing.places[n.place] from unnest(v_places) with ordinality n(place, number) order by n.number),
-                array(select v_endpoint_ids[n.place] from unnest(v_places) with ordinality n(place, number) order by n.number)
+                array(select p_mailing.places[n.place] from unnest(v_new) with ordinality n(place, number) order by n.number),
+                array(select v_endpoint_ids[n.place] from unnest(v_new) with ordinality n(place, number) order by n.number)
             )::ulak._mailing,
-            true
+            array(select v_ids[n.place] from unnest(v_new) with ordinality n(place, number) order by n.number)
         );
-        v_ids := array(
-            select coalesce(n.id, o.id)
-            from unnest(v_ids) with ordinality o(id, place)
-            left join unnest(v_places, v_new) n(place, id) on n.place = o.place
-            order by o.place
-        );
-    end loop;
+    end if;
+    return v_first_ids;
 end
 $plpgsql$;
 
@@ -159,84 +160,59 @@ begin
 end
 $plpgsql$;
 
--- One insert. Ids in the order of the recipients; null where another session holds the idempotency key.
-create or replace function ulak._insert_messages(p_mailing ulak._mailing, p_has_idempotency_keys boolean)
+-- The i-th id is that of the i-th recipient. Returns the ids.
+create or replace function ulak._insert_messages(p_mailing ulak._mailing, p_ids bigint[])
 returns bigint[]
 language plpgsql
 set search_path = pg_catalog, pg_temp
 as $plpgsql$
 declare
-    v_count integer := cardinality(p_mailing.endpoint_ids);
-    v_ids bigint[] := array(select nextval('ulak.queue_id_seq') from generate_series(1, v_count));
-    v_sent bigint[] := v_ids;
+    v_count integer := cardinality(p_ids);
+    -- The event of each message: it has the id of its first delivery. Null for a message without recipients.
+    v_event_ids bigint[] := array(
+        select f.id
+        from generate_series(1, cardinality(p_mailing.messages)) m(place)
+        left join (
+            select r.place, min(r.id) as id
+            from unnest(p_mailing.places, p_ids) r(place, id)
+            group by r.place
+        ) f on f.place = m.place
+        order by m.place
+    );
     v_overflow bigint[] := '{}';
 begin
-    if ulak._has_room(v_ids[v_count]) is not true then
-        perform ulak._require_room(v_ids[v_count], v_count);
+    if ulak._has_room(p_ids[v_count]) is not true then
+        perform ulak._require_room(p_ids[v_count], v_count);
     end if;
     if exists (select from ulak.endpoints e where e.id = any (p_mailing.endpoint_ids) and e.max_pending is not null) then
-        v_overflow := ulak._overflow(v_ids, p_mailing.endpoint_ids);
+        v_overflow := ulak._overflow(p_ids, p_mailing.endpoint_ids);
     end if;
-    if p_has_idempotency_keys then
-        v_sent := ulak._insert_unless_known(v_ids, p_mailing);
-    else
-        insert into ulak.queue (
-            id, endpoint_id, payload, priority, next_retry_at, scheduled_at, idempotency_key, payload_hash, correlation_id,
-            expires_at, ordering_key, headers, metadata
-        )
-        select * from ulak._new_rows(v_ids, p_mailing);
-    end if;
+    insert into ulak._deliveries (
+        id, event_id, endpoint_id, priority, next_retry_at, scheduled_at, idempotency_key, payload_hash, correlation_id, expires_at,
+        ordering_key
+    )
+    select * from ulak._new_rows(p_ids, v_event_ids, p_mailing);
+    insert into ulak._events (id, payload, headers, metadata)
+    select v_event_ids[m.ordinality], m.payload, m.headers, m.metadata
+    from unnest(p_mailing.messages) with ordinality m
+    where v_event_ids[m.ordinality] is not null;
     if v_overflow <> '{}' then
         perform ulak._bury_overflow(v_overflow);
     end if;
-    if ulak._wants_wake_up(v_ids[1]) then
+    if ulak._wants_wake_up(p_ids[1]) then
         perform ulak._wake_workers();
     end if;
-    return v_sent;
+    return p_ids;
 end
 $plpgsql$;
 
--- The given ids; null in the place of those whose idempotency key another session holds. A row that may be in conflict is written
--- twice to the log, so what has no key doesn't come here.
-create or replace function ulak._insert_unless_known(p_ids bigint[], p_mailing ulak._mailing)
-returns bigint[]
-language plpgsql
-set search_path = pg_catalog, pg_temp
-as $plpgsql$
-declare
-    v_sent integer;
-begin
-    insert into ulak.queue (
-        id, endpoint_id, payload, priority, next_retry_at, scheduled_at, idempotency_key, payload_hash, correlation_id,
-        expires_at, ordering_key, headers, metadata
-    )
-    select m.*
-    from ulak._new_rows(p_ids, p_mailing) m
-    -- Sessions that use the same keys wait for each other in the same order.
-    order by m.endpoint_id, m.idempotency_key collate "C", m.id
-    on conflict (endpoint_id, idempotency_key)
-        where idempotency_key is not null and status in ('pending', 'processing', 'completed')
-        do nothing;
-    get diagnostics v_sent = row_count;
-    if v_sent = cardinality(p_ids) then
-        return p_ids;
-    end if;
-    return array(
-        select q.id
-        from unnest(p_ids) with ordinality n(id, place)
-        left join ulak.queue q on q.id = n.id
-        order by n.place
-    );
-end
-$plpgsql$;
-
--- What a mailing puts into the queue; the i-th id is that of the i-th recipient. Without a search_path of its own, so that it
--- becomes part of the query that calls it, and a payload for thousands is never copied before it is stored.
-create or replace function ulak._new_rows(p_ids bigint[], p_mailing ulak._mailing)
+-- The deliveries of a mailing; the i-th id is that of the i-th recipient. Without a search_path of its own, so that it becomes part of
+-- the query that calls it.
+create or replace function ulak._new_rows(p_ids bigint[], p_event_ids bigint[], p_mailing ulak._mailing)
 returns table (
     id bigint,
+    event_id bigint,
     endpoint_id bigint,
-    payload jsonb,
     priority integer,
     next_retry_at timestamptz,
     scheduled_at timestamptz,
@@ -244,17 +220,15 @@ returns table (
     payload_hash text,
     correlation_id uuid,
     expires_at timestamptz,
-    ordering_key text,
-    headers jsonb,
-    metadata jsonb
+    ordering_key text
 )
 language sql
 stable
 as $sql$
     select
         p_ids[r.number],
+        p_event_ids[p_mailing.places[r.number]],
         p_mailing.endpoint_ids[r.number],
-        m.payload,
         m.priority,
         m.next_retry_at,
         m.scheduled_at,
@@ -262,15 +236,19 @@ as $sql$
         m.payload_hash,
         m.correlation_id,
         m.expires_at,
-        m.ordering_key,
-        m.headers,
-        m.metadata
+        m.ordering_key
     from generate_series(1, cardinality(p_mailing.places)) r(number)
     join (
         select
-            m.*,
+            m.ordinality,
+            m.priority,
             greatest(now(), m.scheduled_at) as next_retry_at,
-            case when m.idempotency_key is not null then ulak._payload_hash(m.payload) end as payload_hash
+            m.scheduled_at,
+            m.idempotency_key,
+            case when m.idempotency_key is not null then ulak._payload_hash(m.payload) end as payload_hash,
+            m.correlation_id,
+            m.expires_at,
+            m.ordering_key
         from unnest(p_mailing.messages) with ordinality m
         -- Once for each message, not for each of its recipients.
         offset 0

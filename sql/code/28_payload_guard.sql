@@ -11,9 +11,14 @@ begin
 end
 $plpgsql$;
 
+create or replace trigger events_are_immutable
+    before update on ulak._events
+    for each statement
+    execute function ulak._refuse_payload_change();
+
 -- For each statement: a trigger for each row would have every claim and every settlement lock its rows once more, though
 -- they name other columns.
 create or replace trigger queue_payload_is_immutable
-    before update of payload, message_id on ulak.queue
+    before update of payload, message_id on ulak._deliveries
     for each statement
     execute function ulak._refuse_payload_change();

@@ -59,7 +59,7 @@ begin
         select q.id, q.message_id, q.endpoint_id, q.status, q.priority, q.attempts, q.retry_count, q.next_retry_at, q.last_error,
             q.idempotency_key, q.correlation_id, q.ordering_key, q.created_at, q.updated_at, q.scheduled_at, q.expires_at,
             q.completed_at, q.failed_at
-        from ulak.queue q
+        from ulak._deliveries q
         where (v_endpoint_id is null or q.endpoint_id = v_endpoint_id)
             and (p_idempotency_key is null or q.idempotency_key = p_idempotency_key)
             and (p_correlation_id is null or q.correlation_id = p_correlation_id)
@@ -96,7 +96,7 @@ begin
             and (p_correlation_id is null or d.correlation_id = p_correlation_id)
             and (p_message_id is null or d.message_id = p_message_id)
             and (p_status is null or p_status = 'failed')
-            and not exists (select from ulak.queue q where q.id = d.original_message_id)
+            and not exists (select from ulak._deliveries q where q.id = d.original_message_id)
             and not exists (
                 select from ulak.archive a where a.id = d.original_message_id and a.created_at = d.original_created_at
             )

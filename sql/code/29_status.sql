@@ -32,7 +32,7 @@ as $sql$
     from (
         select q.id, q.endpoint_id, q.status, q.attempts, q.retry_count, q.next_retry_at, q.last_error, q.created_at,
             q.completed_at, q.failed_at
-        from ulak.queue q
+        from ulak._deliveries q
         where q.id = p_id
         union all
         select a.id, a.endpoint_id, a.status, a.attempts, a.retry_count, a.next_retry_at, a.last_error, a.created_at,

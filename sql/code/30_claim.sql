@@ -81,36 +81,45 @@ begin
     end if;
 
     return query
-    update ulak.queue q
-    set status = 'processing',
-        attempts = q.attempts + 1,
-        locked_by = p_worker,
-        lease_until = v_lease_until,
-        processing_started_at = p_now,
-        updated_at = p_now
-    from unnest(v_turn.tids, v_turn.places) l(tid, place)
-    where q.ctid = l.tid
-    returning
-        q.id,
-        q.message_id,
-        q.attempts,
-        q.endpoint_id,
-        v_turn.config_versions[l.place],
-        q.payload,
+    with claimed as (
+        update ulak._deliveries q
+        set status = 'processing',
+            attempts = q.attempts + 1,
+            locked_by = p_worker,
+            lease_until = v_lease_until,
+            processing_started_at = p_now,
+            updated_at = p_now
+        from unnest(v_turn.tids, v_turn.places) l(tid, place)
+        where q.ctid = l.tid
+        returning q.*, l.place
+    )
+    select
+        c.id,
+        c.message_id,
+        c.attempts,
+        c.endpoint_id,
+        v_turn.config_versions[c.place],
+        coalesce(c.payload, e.payload),
         -- A probe waits as long as the endpoint allows: a message's own time-out would tell nothing about the receiver.
-        case when v_turn.are_probes[l.place] then q.headers - ':timeout' else q.headers end,
-        q.metadata,
-        q.correlation_id,
-        q.ordering_key,
-        q.priority,
-        q.idempotency_key,
-        q.created_at,
-        q.expires_at,
-        q.lease_until,
-        case when v_turn.are_probes[l.place] then 'half_open' else 'closed' end,
-        q.next_retry_at,
-        v_turn.may_have_more[l.place],
-        v_turn.left_out_others;
+        case when v_turn.are_probes[c.place] then coalesce(c.headers, e.headers) - ':timeout' else coalesce(c.headers, e.headers) end,
+        coalesce(c.metadata, e.metadata),
+        c.correlation_id,
+        c.ordering_key,
+        c.priority,
+        c.idempotency_key,
+        c.created_at,
+        c.expires_at,
+        c.lease_until,
+        case when v_turn.are_probes[c.place] then 'half_open' else 'closed' end,
+        c.next_retry_at,
+        v_turn.may_have_more[c.place],
+        v_turn.left_out_others
+    from claimed c
+    left join lateral (
+        select e.payload, e.headers, e.metadata
+        from ulak._events e
+        where e.id = c.event_id and e.created_at = coalesce(c.event_created_at, c.created_at)
+    ) e on true;
 
     if true = any (v_turn.are_charged) then
         perform ulak._charge(
@@ -356,7 +365,7 @@ begin
                         when q.ordering_key is not null then nullif(
                             (
                                 select h.id
-                                from ulak.queue h
+                                from ulak._deliveries h
                                 where h.endpoint_id = q.endpoint_id
                                     and h.ordering_key between q.ordering_key and q.ordering_key
                                     and h.status in ('pending', 'processing')
@@ -366,7 +375,7 @@ begin
                             q.id
                         )
                     end as head
-                from ulak.queue q
+                from ulak._deliveries q
                 where q.status = 'pending'
                     and q.endpoint_id = e.id
                     and q.priority = l.priority

@@ -39,7 +39,7 @@ begin
         (
             (
                 select q.endpoint_id, q.priority, q.next_retry_at, q.id, false, 1
-                from ulak.queue q
+                from ulak._deliveries q
                 where q.status = 'pending' and q.endpoint_id > p_after
                 order by q.endpoint_id, q.priority desc, q.next_retry_at, q.id
                 limit 1
@@ -47,7 +47,7 @@ begin
             union all
             (
                 select q.endpoint_id, q.priority, q.next_retry_at, q.id, true, 1
-                from ulak.queue q
+                from ulak._deliveries q
                 where q.status = 'pending'
                 order by q.endpoint_id, q.priority desc, q.next_retry_at, q.id
                 limit 1
@@ -61,7 +61,7 @@ begin
             -- Nothing of this priority is due: the next lower one of the same endpoint.
             (
                 select q.endpoint_id, q.priority, q.next_retry_at, q.id, v.has_wrapped, v.number + 1
-                from ulak.queue q
+                from ulak._deliveries q
                 where v.due_at > p_now
                     and v.priority > 0
                     and q.status = 'pending'
@@ -73,7 +73,7 @@ begin
             union all
             (
                 select q.endpoint_id, q.priority, q.next_retry_at, q.id, v.has_wrapped, v.number + 1
-                from ulak.queue q
+                from ulak._deliveries q
                 where q.status = 'pending' and q.endpoint_id > v.endpoint_id
                 order by q.endpoint_id, q.priority desc, q.next_retry_at, q.id
                 limit 1
@@ -81,7 +81,7 @@ begin
             union all
             (
                 select q.endpoint_id, q.priority, q.next_retry_at, q.id, true, v.number + 1
-                from ulak.queue q
+                from ulak._deliveries q
                 where not v.has_wrapped and q.status = 'pending'
                 order by q.endpoint_id, q.priority desc, q.next_retry_at, q.id
                 limit 1
@@ -155,7 +155,7 @@ begin
     v_first.priority := coalesce(p_below, 32767);
     loop
         select q.priority, q.next_retry_at, q.id into v_first
-        from ulak.queue q
+        from ulak._deliveries q
         where q.status = 'pending' and q.endpoint_id = p_endpoint_id and q.priority < v_first.priority
         order by q.priority desc, q.next_retry_at, q.id
         limit 1;

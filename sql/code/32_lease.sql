@@ -363,15 +363,15 @@ language plpgsql
 set search_path = pg_catalog, pg_temp
 as $plpgsql$
 declare
-    v_message ulak.queue;
+    v_message record;
 begin
-    select q.* into v_message
-    from ulak.queue q
-    where q.id = p_id;
+    select m.id, m.status, m.attempts, m.locked_by into v_message
+    from ulak.messages m
+    where m.id = p_id;
     raise exception 'worker "%" does not hold message % in attempt %', left(p_worker, 512), p_id, p_attempt
         using errcode = '55000',
             detail = case
-                when v_message.id is null then 'It is not in the queue.'
+                when v_message.id is null then 'There is no such message.'
                 when v_message.status <> 'processing'
                     then format('It is %s after %s attempts.', v_message.status, v_message.attempts)
                 else format('It is held by "%s" in attempt %s.', v_message.locked_by, v_message.attempts)

@@ -1,10 +1,9 @@
 -- A turn of the worker in light traffic, where what it costs is what it touches: after a pause nothing is in the processor's
--- caches. So one statement stores what was delivered and claims what was sent since, for the plain case of both.
+-- caches. So one call stores what was delivered and claims what was sent since, for the plain case.
 
--- Of p_ids (ascending), delivered at p_attempts, and of the p_count ids behind p_after. Not plain, and left to _settle_many()
--- and _claim(): messages with an ordering key, endpoints with a limit or with something to note, and whatever else is due.
--- Returns one row for each message that it stored (not is_new) or claimed. p_protocols: those that this worker has a client for, by
--- default all.
+-- Stores p_ids, delivered at p_attempts, and claims of the p_count ids behind p_after. Not plain, and left to _claim(): messages
+-- with an ordering key, endpoints with a limit, and whatever else is due. Returns one row for each message that it stored (not is_new)
+-- or claimed. p_protocols: those that this worker has a client for, by default all.
 create or replace function ulak._light_turn(
     p_worker text,
     p_after bigint,
@@ -34,28 +33,29 @@ security definer
 set search_path = pg_catalog, pg_temp
 as $plpgsql$
 #variable_conflict use_column
-declare
-    -- What was delivered is hardly older than what is new: one range of ids has both.
-    v_first bigint := least(p_after + 1, p_ids[1]);
 begin
     p_now := case when p_now is null then clock_timestamp() else ulak._clock(p_now) end;
-    return query
-    update ulak.queue q
-    set status = case when q.status = 'pending' then 'processing' else 'completed' end,
-        attempts = q.attempts + (q.status = 'pending')::integer,
-        locked_by = case when q.status = 'pending' then p_worker end,
-        lease_until = case when q.status = 'pending' then p_now + p_lease end,
-        processing_started_at = case when q.status = 'pending' then p_now else q.processing_started_at end,
-        completed_at = case when q.status = 'processing' then p_now end,
-        response = case when q.status = 'pending' then q.response end,
-        updated_at = p_now
-    from ulak.endpoints e
-    where e.id = q.endpoint_id
-        and q.id between v_first and p_after + p_count
-        and q.ordering_key is null
-        and case q.status
-            when 'pending' then
-                q.id > p_after
+    if p_ids <> '{}' then
+        return query
+        select s.id, false, null::uuid, null::integer, null::bigint, null::bigint, null::jsonb, null::jsonb, null::jsonb, null::uuid,
+            null::timestamptz
+        from unnest(ulak._settle_many(p_worker, p_ids, p_attempts, p_now => p_now)) s(id);
+    end if;
+    if p_count > 0 then
+        return query
+        with claimed as (
+            update ulak._deliveries q
+            set status = 'processing',
+                attempts = q.attempts + 1,
+                locked_by = p_worker,
+                lease_until = p_now + p_lease,
+                processing_started_at = p_now,
+                updated_at = p_now
+            from ulak.endpoints e
+            where e.id = q.endpoint_id
+                and q.id between p_after + 1 and p_after + p_count
+                and q.status is not distinct from 'pending'
+                and q.ordering_key is null
                 and q.next_retry_at <= p_now
                 and (q.expires_at is null or q.expires_at > p_now)
                 and e.enabled
@@ -63,23 +63,27 @@ begin
                 and not ulak._is_limited(e)
                 -- Its messages are to travel together: _claim() takes all that are due.
                 and not e.config ? 'batch_size'
-            when 'processing' then
-                q.locked_by = p_worker
-                and q.attempts = p_attempts[array_position(p_ids, q.id)]
-                and not ulak._notes_deliveries(e, p_now)
-        end
-    returning
-        q.id,
-        q.status = 'processing',
-        q.message_id,
-        q.attempts,
-        q.endpoint_id,
-        e.config_version,
-        case when q.status = 'processing' then q.payload end,
-        q.headers,
-        q.metadata,
-        q.correlation_id,
-        q.created_at;
+            returning q.*, e.config_version
+        )
+        select
+            c.id,
+            true,
+            c.message_id,
+            c.attempts,
+            c.endpoint_id,
+            c.config_version,
+            coalesce(c.payload, v.payload),
+            coalesce(c.headers, v.headers),
+            coalesce(c.metadata, v.metadata),
+            c.correlation_id,
+            c.created_at
+        from claimed c
+        left join lateral (
+            select v.payload, v.headers, v.metadata
+            from ulak._events v
+            where v.id = c.event_id and v.created_at = coalesce(c.event_created_at, c.created_at)
+        ) v on true;
+    end if;
 end
 $plpgsql$;
 

@@ -53,7 +53,7 @@ as $plpgsql$
 begin
     return (
         select count(*)
-        from (select from ulak.queue q where q.status = 'processing' and q.endpoint_id = p_endpoint_id limit p_at_most) f
+        from (select from ulak._deliveries q where q.status = 'processing' and q.endpoint_id = p_endpoint_id limit p_at_most) f
     );
 end
 $plpgsql$;
@@ -82,7 +82,7 @@ begin
         end,
         circuit_probe_id = case when e.circuit_state = 'half_open' then c.first_id end,
         circuit_probe_attempt = case
-            when e.circuit_state = 'half_open' then (select q.attempts from ulak.queue q where q.id = c.first_id)
+            when e.circuit_state = 'half_open' then (select q.attempts from ulak._deliveries q where q.id = c.first_id)
         end
     from (
         select c.endpoint_id, c.messages, p_ids[array_position(p_places, c.place::integer)] as first_id

@@ -248,7 +248,7 @@ begin
     end if;
     return not exists (
         select
-        from ulak.queue q
+        from ulak._deliveries q
         where q.id = p_endpoint.circuit_probe_id
             and q.attempts = p_endpoint.circuit_probe_attempt
             and q.status is not distinct from 'processing'
@@ -273,7 +273,7 @@ begin
     cross join generate_series(0, 10) l(priority)
     cross join lateral (
         select q.next_retry_at, q.id
-        from ulak.queue q
+        from ulak._deliveries q
         where q.status = 'pending'
             and q.endpoint_id = e.id
             and q.priority = l.priority::smallint

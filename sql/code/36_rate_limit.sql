@@ -69,7 +69,7 @@ begin
         cross join lateral (
             (
                 select q.next_retry_at as due_at
-                from ulak.queue q
+                from ulak._deliveries q
                 where q.status = 'pending' and q.endpoint_id = p_endpoint_id and q.priority = p.priority
                 order by q.next_retry_at
                 limit 1
@@ -77,7 +77,7 @@ begin
             union all
             (
                 select q.created_at
-                from ulak.queue q
+                from ulak._deliveries q
                 where q.status = 'pending'
                     and q.endpoint_id = p_endpoint_id
                     and q.priority = p.priority

@@ -33,8 +33,7 @@ as $plpgsql$
 declare
     v_ids bigint[];
     v_endpoint_ids bigint[];
-    -- Where each settled message stands in the arrays that were given. If all are deliveries at one attempt, place 1 tells what
-    -- there is to know about any of them.
+    -- Where each settled message stands in the arrays that were given.
     v_places bigint[];
     v_keys text[];
     v_key_endpoint_ids bigint[];
@@ -44,56 +43,14 @@ declare
     v_counting bigint[];
 begin
     p_now := ulak._clock(p_now);
-    if p_errors is null and p_responses is null and p_requests is null and p_attempts[1] = all (p_attempts) then
-        -- Nothing but deliveries at the same attempt, as most are: without a row per outcome it takes a tenth less.
-        with settled as (
-            update ulak.queue q
-            set status = 'completed',
-                completed_at = p_now,
-                updated_at = p_now,
-                response = null,
-                locked_by = null,
-                lease_until = null
-            where q.id = any (p_ids)
-                and q.attempts = p_attempts[1]
-                and q.locked_by = p_worker
-                and q.status is not distinct from 'processing'
-            returning q.id, q.endpoint_id, q.ordering_key
-        )
-        select
-            coalesce(array_agg(s.id), '{}'),
-            array_agg(s.endpoint_id),
-            array_fill(1::bigint, array[count(*)::integer]),
-            array_agg(s.ordering_key) filter (where s.ordering_key is not null),
-            array_agg(s.endpoint_id) filter (where s.ordering_key is not null)
-        into v_ids, v_endpoint_ids, v_places, v_keys, v_key_endpoint_ids
-        from settled s;
-    else
-        with settled as (
-            update ulak.queue q
-            set status = 'completed',
-                completed_at = p_now,
-                updated_at = p_now,
-                response = o.response,
-                locked_by = null,
-                lease_until = null
-            from unnest(p_ids, p_attempts, p_errors, p_responses) with ordinality o(id, attempt, error, response, place)
-            where o.error is null
-                and q.id between o.id and o.id
-                and q.attempts = o.attempt
-                and q.locked_by = p_worker
-                and q.status is not distinct from 'processing'
-            returning q.id, q.endpoint_id, q.ordering_key, o.place
-        )
-        select
-            coalesce(array_agg(s.id), '{}'),
-            array_agg(s.endpoint_id),
-            array_agg(s.place),
-            array_agg(s.ordering_key) filter (where s.ordering_key is not null),
-            array_agg(s.endpoint_id) filter (where s.ordering_key is not null)
-        into v_ids, v_endpoint_ids, v_places, v_keys, v_key_endpoint_ids
-        from settled s;
-    end if;
+    select
+        coalesce(array_agg(s.id), '{}'),
+        array_agg(s.endpoint_id),
+        array_agg(s.place),
+        array_agg(s.ordering_key) filter (where s.ordering_key is not null),
+        array_agg(s.endpoint_id) filter (where s.ordering_key is not null)
+    into v_ids, v_endpoint_ids, v_places, v_keys, v_key_endpoint_ids
+    from ulak._archive_rows(p_ids, p_now, p_worker, p_attempts, p_errors, p_responses) s;
 
     if p_errors is not null then
         with settled as materialized (
@@ -222,7 +179,7 @@ begin
             v_defaults || coalesce(e.retry_policy, '{}') as policy
         from unnest(p_workers, p_ids, p_attempts, p_errors, p_retry_after, p_responses)
             with ordinality o(worker, id, attempt, error, retry_after, response, place)
-        join ulak.queue q on q.id between o.id and o.id
+        join ulak._deliveries q on q.id between o.id and o.id
         left join ulak.endpoints e on e.id = q.endpoint_id
         where o.error is not null
             and q.attempts = o.attempt
@@ -237,7 +194,7 @@ begin
         from held h
     ),
     moved as (
-        update ulak.queue q
+        update ulak._deliveries q
         set status = case when d.is_dead then 'failed' else 'pending' end,
             retry_count = q.retry_count + (not d.is_dead)::integer,
             next_retry_at = case
@@ -301,7 +258,7 @@ set enable_hashjoin = off
 set enable_mergejoin = off
 as $sql$
     with released as (
-        update ulak.queue q
+        update ulak._deliveries q
         set status = 'pending',
             next_retry_at = greatest(c.now + p_delay, q.scheduled_at),
             updated_at = c.now,
@@ -335,7 +292,7 @@ set enable_hashjoin = off
 set enable_mergejoin = off
 as $sql$
     with renewed as (
-        update ulak.queue q
+        update ulak._deliveries q
         set lease_until = c.now + coalesce(p_lease, make_interval(secs => ulak.setting('stale_recovery_timeout')::integer)),
             updated_at = c.now
         from ulak._clock(p_now) c(now)

@@ -61,18 +61,18 @@ begin
     select array_agg(h.id), array_agg(h.id) filter (where h.next_retry_at = 'infinity') into v_heads, v_parked
     from (
         select h.id, h.next_retry_at
-        from ulak.queue h
+        from ulak._deliveries h
         where h.id = any (p_heads)
             and (h.status is not distinct from 'pending' or h.status is not distinct from 'processing')
         for share skip locked
     ) h;
-    update ulak.queue q
+    update ulak._deliveries q
     set next_retry_at = 'infinity', updated_at = p_now
     from unnest(p_tids, p_heads) p(tid, head)
     where q.ctid = p.tid and p.head = any (v_heads);
     if v_parked is not null then
         perform ulak._unpark(
-            array(select h.id from ulak.queue h where h.id = any (v_parked) for update skip locked), p_now
+            array(select h.id from ulak._deliveries h where h.id = any (v_parked) for update skip locked), p_now
         );
     end if;
 end
@@ -101,7 +101,7 @@ begin
             ) k
             cross join lateral (
                 select q.next_retry_at, q.status
-                from ulak.queue q
+                from ulak._deliveries q
                 where q.endpoint_id = k.endpoint_id
                     -- Not `=`: then the order of ids alone would do, and all of the queue might be read in it.
                     and q.ordering_key between k.ordering_key and k.ordering_key
@@ -111,7 +111,7 @@ begin
             ) h
             cross join lateral (
                 select q.id
-                from ulak.queue q
+                from ulak._deliveries q
                 where h.status = 'pending'
                     and h.next_retry_at = 'infinity'
                     and q.endpoint_id = k.endpoint_id
@@ -139,7 +139,7 @@ begin
     if p_ids = '{}' then
         return 0;
     end if;
-    update ulak.queue q
+    update ulak._deliveries q
     set next_retry_at = greatest(q.created_at, q.scheduled_at), updated_at = p_now
     from unnest(p_ids) u(id)
     where q.id between u.id and u.id
@@ -170,7 +170,7 @@ begin
     with recursive key as (
         (
             select q.endpoint_id, q.ordering_key, q.id, q.next_retry_at, q.updated_at, 1 as number
-            from ulak.queue q
+            from ulak._deliveries q
             where q.ordering_key is not null
                 and q.status in ('pending', 'processing')
                 and (q.endpoint_id, q.ordering_key) > (coalesce(p_endpoint_id, 0), coalesce(p_ordering_key, ''))
@@ -182,7 +182,7 @@ begin
         from key k
         cross join lateral (
             select q.endpoint_id, q.ordering_key, q.id, q.next_retry_at, q.updated_at, k.number + 1
-            from ulak.queue q
+            from ulak._deliveries q
             where q.ordering_key is not null
                 and q.status in ('pending', 'processing')
                 and (q.endpoint_id, q.ordering_key) > (k.endpoint_id, k.ordering_key)
@@ -254,7 +254,7 @@ begin
         from ulak.ordering_keys k tablesample system (v_part)
         where not exists (
             select
-            from ulak.queue q
+            from ulak._deliveries q
             where q.endpoint_id = k.endpoint_id
                 -- In the collation of the queue's index, which couldn't be used otherwise.
                 and q.ordering_key = k.ordering_key collate "default"

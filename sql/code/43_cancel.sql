@@ -37,11 +37,9 @@ begin
         raise exception 'the idempotency key is null'
             using errcode = '22004', hint = 'A message without one is cancelled by its id: select ulak.cancel(...);';
     end if;
-    select q.id into v_id
-    from ulak.queue q
-    where q.endpoint_id = v_endpoint_id
-        and q.idempotency_key = p_idempotency_key
-        and q.status in ('pending', 'processing', 'completed');
+    select k.message_id into v_id
+    from ulak._idempotency_keys k
+    where k.endpoint_id = v_endpoint_id and k.idempotency_key = p_idempotency_key;
     return ulak.cancel(v_id, p_now);
 end
 $plpgsql$;
@@ -65,8 +63,7 @@ begin
 end
 $plpgsql$;
 
--- Cancels those of these messages that wait, and returns how many they were. They go into the archive at once: the indexes on
--- what is finished needn't know them, and their idempotency keys are free. The columns are those that the queue has.
+-- Cancels those of these messages that wait, and returns how many they were. Their idempotency keys are free.
 create or replace function ulak._cancel(p_ids bigint[], p_by text, p_now timestamptz)
 returns integer
 language plpgsql
@@ -77,64 +74,38 @@ set enable_mergejoin = off
 set jit = off
 as $plpgsql$
 declare
-    v_columns text;
-    v_values text;
-    v_count integer;
+    v_ids bigint[];
     v_endpoint_ids bigint[];
     v_keys text[];
 begin
-    select
-        string_agg(quote_ident(a.attname), ', ' order by a.attnum),
-        string_agg(
-            case a.attname
-                when 'status' then quote_literal('cancelled')
-                when 'updated_at' then '$2'
-                else 'g.' || quote_ident(a.attname)
-            end,
-            ', ' order by a.attnum
-        )
-    into v_columns, v_values
-    from pg_attribute a
-    where a.attrelid = 'ulak.queue'::regclass and a.attnum > 0 and not a.attisdropped;
-
-    execute format(
-        $sql$
-            with gone as (
-                delete from ulak.queue q
-                where q.id = any ($1) and q.status is not distinct from 'pending'
-                returning q.*
-            ),
-            archived as (
-                insert into ulak.archive (%s, archived_at)
-                select %s, $2 from gone g
-            ),
-            logged as (
-                insert into ulak.event_log (event, endpoint_id, endpoint_name, message_id, detail, created_at)
-                select
-                    'message.cancelled',
-                    g.endpoint_id,
-                    (select e.name from ulak.endpoints e where e.id = g.endpoint_id),
-                    g.id,
-                    jsonb_build_object('by', $3, 'attempts', g.attempts),
-                    ulak._log_time($2)
-                from gone g
-            )
-            select
-                count(nextval('ulak.messages_cancelled')),
-                array_agg(g.endpoint_id) filter (where g.ordering_key is not null),
-                array_agg(g.ordering_key) filter (where g.ordering_key is not null)
-            from gone g
-        $sql$,
-        v_columns,
-        v_values
+    with cancelled as (
+        update ulak._deliveries q
+        set status = 'cancelled', updated_at = p_now
+        where q.id = any (p_ids) and q.status is not distinct from 'pending'
+        returning q.id, q.endpoint_id, q.ordering_key, q.attempts
+    ),
+    logged as (
+        insert into ulak.event_log (event, endpoint_id, endpoint_name, message_id, detail, created_at)
+        select
+            'message.cancelled',
+            c.endpoint_id,
+            (select e.name from ulak.endpoints e where e.id = c.endpoint_id),
+            c.id,
+            jsonb_build_object('by', p_by, 'attempts', c.attempts),
+            ulak._log_time(p_now)
+        from cancelled c
     )
-    into v_count, v_endpoint_ids, v_keys
-    using p_ids, p_now, p_by;
-
+    select
+        coalesce(array_agg(c.id) filter (where nextval('ulak.messages_cancelled') > 0), '{}'),
+        array_agg(c.endpoint_id) filter (where c.ordering_key is not null),
+        array_agg(c.ordering_key) filter (where c.ordering_key is not null)
+    into v_ids, v_endpoint_ids, v_keys
+    from cancelled c;
+    perform ulak._archive_rows(v_ids, p_now);
     -- Whoever waited behind one of them is next.
     if v_keys is not null then
         perform ulak._unpark_heads(v_endpoint_ids, v_keys, p_now);
     end if;
-    return v_count;
+    return cardinality(v_ids);
 end
 $plpgsql$;

@@ -22,7 +22,7 @@ begin
     end if;
     perform ulak._refuse_operator_event(p_id);
     select q.endpoint_id, q.expires_at into v_message
-    from ulak.queue q
+    from ulak._deliveries q
     where q.id = p_id and q.status is not distinct from 'pending'
     for no key update;
     if not found then
@@ -33,7 +33,7 @@ begin
                 detail = format('It expires at %s.', v_message.expires_at),
                 hint = 'Give an earlier time, or cancel it and send another one.';
     end if;
-    update ulak.queue q
+    update ulak._deliveries q
     set scheduled_at = p_at, next_retry_at = greatest(p_at, q.created_at), updated_at = p_now
     where q.id = p_id;
     perform ulak._log_change('message.rescheduled', p_id, v_message.endpoint_id, jsonb_build_object('at', p_at), p_now);
@@ -57,7 +57,7 @@ begin
     p_now := ulak._clock(p_now);
     perform ulak._check_priority(p_priority);
     perform ulak._refuse_operator_event(p_id);
-    update ulak.queue q
+    update ulak._deliveries q
     set priority = p_priority,
         next_retry_at = case
             when q.next_retry_at = 'infinity' then greatest(q.created_at, q.scheduled_at) else q.next_retry_at

@@ -54,7 +54,7 @@ begin
     end if;
     v_latest_at := greatest(
         v_state.latest_at,
-        (select max(n.created_at) from (select q.created_at from ulak.queue q order by q.id desc limit 10) n)
+        (select max(n.created_at) from (select q.created_at from ulak._deliveries q order by q.id desc limit 10) n)
     );
     if not coalesce(ulak._is_ahead(v_latest_at, p_now), false) or v_state.set_back_at <= p_now - interval '1 hour' then
         update ulak.sweep_state s
@@ -71,7 +71,7 @@ begin
 
     with looked as materialized (
         select q.id, greatest(q.updated_at, q.created_at) as written_at
-        from ulak.queue q
+        from ulak._deliveries q
         where q.id < coalesce(v_state.next_id, 9223372036854775807)
         order by q.id desc
         limit p_most
@@ -79,12 +79,12 @@ begin
     held as materialized (
         select q.id
         from looked l
-        join ulak.queue q on q.id between l.id and l.id
+        join ulak._deliveries q on q.id between l.id and l.id
         where ulak._is_ahead(l.written_at, p_now)
         for update of q skip locked
     ),
     moved as (
-        update ulak.queue q
+        update ulak._deliveries q
         set next_retry_at = greatest(q.scheduled_at, q.next_retry_at - (greatest(q.updated_at, q.created_at) - p_now)),
             lease_until = q.lease_until - (greatest(q.updated_at, q.created_at) - p_now),
             created_at = least(q.created_at, p_now),

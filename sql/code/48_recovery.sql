@@ -22,11 +22,11 @@ declare
 begin
     p_now := ulak._clock(p_now);
     -- What has no lease was changed by hand, and nobody holds it.
-    update ulak.queue q
+    update ulak._deliveries q
     set lease_until = p_now
     where q.id in (
         select n.id
-        from ulak.queue n
+        from ulak._deliveries n
         where n.status = 'processing' and n.lease_until is null
         for update skip locked
     );
@@ -34,7 +34,7 @@ begin
     select array_agg(s.id), array_agg(s.attempts), array_agg(s.locked_by) into v_ids, v_attempts, v_workers
     from (
         select q.id, q.attempts, q.locked_by
-        from ulak.queue q
+        from ulak._deliveries q
         where q.status = 'processing' and q.lease_until <= p_now
         order by q.endpoint_id, q.lease_until
         limit p_limit
@@ -65,7 +65,7 @@ begin
     select array_agg(s.id), array_agg(s.attempts), array_agg(s.locked_by) into v_ids, v_attempts, v_workers
     from (
         select q.id, q.attempts, q.locked_by
-        from ulak.queue q
+        from ulak._deliveries q
         where q.status = 'processing' and q.locked_by = any (p_workers)
         for update skip locked
     ) s;
@@ -133,36 +133,37 @@ set enable_hashjoin = off
 set enable_mergejoin = off
 as $plpgsql$
 declare
-    v_expired integer;
+    v_ids bigint[];
     v_keys text[];
     v_endpoint_ids bigint[];
 begin
     p_now := ulak._clock(p_now);
     with late as (
         select q.id
-        from ulak.queue q
+        from ulak._deliveries q
         where q.status = 'pending' and q.expires_at <= p_now
         order by q.expires_at
         limit p_limit
         for update skip locked
     ),
     expired as (
-        update ulak.queue q
+        update ulak._deliveries q
         set status = 'expired', updated_at = p_now
         from late l
         where q.id between l.id and l.id
-        returning q.endpoint_id, q.ordering_key
+        returning q.id, q.endpoint_id, q.ordering_key
     )
     select
-        count(*),
+        coalesce(array_agg(e.id), '{}'),
         array_agg(e.ordering_key) filter (where e.ordering_key is not null),
         array_agg(e.endpoint_id) filter (where e.ordering_key is not null)
-    into v_expired, v_keys, v_endpoint_ids
+    into v_ids, v_keys, v_endpoint_ids
     from expired e;
+    perform ulak._archive_rows(v_ids, p_now);
     if v_keys is not null then
         perform ulak._unpark_heads(v_endpoint_ids, v_keys, p_now);
     end if;
-    return v_expired;
+    return cardinality(v_ids);
 end
 $plpgsql$;
 
@@ -182,12 +183,12 @@ begin
     with orphan as (
         select q.id
         from ulak._orphaned_endpoints() o
-        join ulak.queue q on q.endpoint_id = o.endpoint_id and q.status = 'pending'
+        join ulak._deliveries q on q.endpoint_id = o.endpoint_id and q.status = 'pending'
         limit p_limit
         for update of q skip locked
     ),
     buried as (
-        update ulak.queue q
+        update ulak._deliveries q
         set status = 'failed',
             failed_at = p_now,
             first_failed_at = coalesce(q.first_failed_at, p_now),
@@ -203,6 +204,7 @@ begin
         return 0;
     end if;
     perform ulak._bury(v_ids, p_now);
+    perform ulak._archive_rows(v_ids, p_now);
     perform ulak._log(format('ulak: %s message(s) of dropped endpoints became dead letters, message %s first', cardinality(v_ids), v_ids[1]));
     return cardinality(v_ids);
 end

@@ -1,4 +1,4 @@
--- The dead-letter queue: burying messages, and bringing them back.
+-- The dead-letter queue: what becomes of messages that ulak gives up on.
 
 -- Copies messages that have just failed for good.
 create or replace function ulak._bury(p_ids bigint[], p_now timestamptz)
@@ -8,7 +8,7 @@ set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 as $plpgsql$
 begin
-    insert into ulak.dlq (
+    insert into ulak._letters (
         original_message_id,
         endpoint_id,
         endpoint_name,
@@ -33,7 +33,9 @@ begin
         headers,
         metadata,
         response,
-        failure_history
+        failure_history,
+        event_id,
+        event_created_at
     )
     select
         q.id,
@@ -60,8 +62,10 @@ begin
         q.headers,
         q.metadata,
         q.response,
-        q.failure_history
-    from ulak.queue q
+        q.failure_history,
+        q.event_id,
+        q.event_created_at
+    from ulak._deliveries q
     left join ulak.endpoints e on e.id = q.endpoint_id
     where q.id = any (p_ids)
     order by q.id;
@@ -74,7 +78,7 @@ begin
         q.id,
         jsonb_build_object('attempts', q.attempts, 'error', q.last_error),
         ulak._log_time(p_now)
-    from ulak.queue q
+    from ulak._deliveries q
     left join ulak.endpoints e on e.id = q.endpoint_id
     where q.id = any (p_ids)
     order by q.id;
@@ -83,7 +87,7 @@ begin
 end
 $plpgsql$;
 
--- What dead messages mean for their endpoints. The last step of every caller: it locks endpoints.
+-- What dead messages mean for their endpoints; then they leave for the archive. The last step of every caller: it locks endpoints.
 create or replace function ulak._announce_dead(p_ids bigint[], p_now timestamptz)
 returns void
 language plpgsql
@@ -100,7 +104,7 @@ begin
             count(*) as messages,
             max(q.id) as last_id,
             bool_or(starts_with(q.last_error, '[DISABLE]')) as is_gone
-        from ulak.queue q
+        from ulak._deliveries q
         where q.id = any (p_ids)
         group by q.endpoint_id
         order by q.endpoint_id
@@ -131,6 +135,7 @@ begin
             );
         end if;
     end loop;
+    perform ulak._archive_rows(p_ids, p_now);
 end
 $plpgsql$;
 
@@ -155,7 +160,7 @@ begin
     end if;
     for v_dead in
         select q.id, q.attempts, q.last_error
-        from ulak.queue q
+        from ulak._deliveries q
         where q.id = any (p_ids) and q.endpoint_id = p_endpoint_id
         order by q.id
     loop
@@ -232,7 +237,7 @@ declare
     v_message record;
 begin
     p_now := ulak._clock(p_now);
-    update ulak.queue q
+    update ulak._deliveries q
     set status = 'failed',
         failed_at = p_now,
         first_failed_at = coalesce(q.first_failed_at, p_now),
@@ -248,7 +253,7 @@ begin
         perform ulak._unpark_heads(array[v_message.endpoint_id], array[v_message.ordering_key], p_now);
     end if;
     perform ulak._announce_dead(array[p_message_id], p_now);
-    return (select max(d.id) from ulak.dlq d where d.original_message_id = p_message_id);
+    return (select max(d.id) from ulak._letters d where d.original_message_id = p_message_id);
 end
 $plpgsql$;
 
@@ -261,11 +266,11 @@ language plpgsql
 set search_path = pg_catalog, pg_temp
 as $plpgsql$
 declare
-    v_status text := (select q.status from ulak.queue q where q.id = p_message_id);
+    v_status text := (select m.status from ulak.messages m where m.id = p_message_id);
 begin
     if v_status is null then
-        raise exception 'message % is not in the queue', p_message_id
-            using errcode = 'P0002', hint = format('select * from ulak.archive where id = %s;', p_message_id);
+        raise exception 'message % does not exist', p_message_id
+            using errcode = 'P0002', detail = 'There is no such message, or its month has been dropped.';
     end if;
     raise exception 'message % is not waiting', p_message_id
         using errcode = '55000', detail = format('Its status is %s.', v_status);
@@ -293,7 +298,7 @@ as $sql$
         min(d.failed_at),
         max(d.failed_at),
         count(*) filter (where d.status = 'discarded')
-    from ulak.dlq d
+    from ulak._letters d
     group by d.endpoint_name
     order by 2 desc, 1
 $sql$;

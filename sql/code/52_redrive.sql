@@ -11,14 +11,14 @@ security definer
 set search_path = pg_catalog, pg_temp
 as $plpgsql$
 declare
-    v_letter ulak.dlq;
+    v_letter ulak._letters;
 begin
     p_now := ulak._clock(p_now);
     if ulak._redrive_rows(array[p_dlq_id], null, p_by, null, p_now) = 1 then
-        return (select d.redriven_message_id from ulak.dlq d where d.id = p_dlq_id);
+        return (select d.redriven_message_id from ulak._letters d where d.id = p_dlq_id);
     end if;
     select d.* into v_letter
-    from ulak.dlq d
+    from ulak._letters d
     where d.id = p_dlq_id;
     if not found then
         raise exception 'dead letter % does not exist', p_dlq_id
@@ -193,11 +193,11 @@ declare
     v_count integer;
 begin
     perform ulak._lock_ordering_keys(array_agg(d.endpoint_id), array_agg(d.ordering_key))
-    from ulak.dlq d
+    from ulak._letters d
     where d.id = any (p_dlq_ids);
     v_dlq_ids := array(
         select d.id
-        from ulak.dlq d
+        from ulak._letters d
         join ulak.endpoints e on e.id = d.endpoint_id
         where d.id = any (p_dlq_ids) and d.status = 'failed'
         order by d.original_message_id
@@ -215,14 +215,14 @@ begin
         from unnest(v_dlq_ids, v_new_ids) with ordinality n(id, new_id, place)
     ),
     marked as (
-        update ulak.dlq d
+        update ulak._letters d
         set status = 'redriven', redriven_at = p_now, redriven_by = p_by, redriven_message_id = n.new_id
         from numbered n
         where d.id = n.id
         returning d.*
     ),
     queued as (
-        insert into ulak.queue (
+        insert into ulak._deliveries (
             id,
             endpoint_id,
             message_id,
@@ -237,6 +237,8 @@ begin
             generation,
             headers,
             metadata,
+            event_id,
+            event_created_at,
             failure_history
         )
         select
@@ -254,6 +256,8 @@ begin
             coalesce(p_new_generation, m.generation),
             m.headers,
             m.metadata,
+            m.event_id,
+            coalesce(m.event_created_at, m.original_created_at),
             ulak._with_cycle(m)
         from marked m
         join numbered n on n.id = m.id
@@ -277,7 +281,7 @@ end
 $plpgsql$;
 
 -- The history of a message with its last cycle added; the newest 20 are kept.
-create or replace function ulak._with_cycle(p_letter ulak.dlq)
+create or replace function ulak._with_cycle(p_letter ulak._letters)
 returns jsonb
 language sql
 stable

@@ -49,7 +49,7 @@ begin
             )
             order by q.id
         )
-        from ulak.queue q
+        from ulak._deliveries q
         where q.id = any (v_ids[1:5])
     );
     if p_dry_run then
@@ -63,7 +63,7 @@ begin
         messages := ulak._cancel(
             array(
                 select q.id
-                from ulak.queue q
+                from ulak._deliveries q
                 where q.id = any (v_ids) and q.status is not distinct from 'pending'
                 for update skip locked
             ),
@@ -121,7 +121,7 @@ begin
         perform ulak._check_integer('p_limit', p_limit, 1);
     end if;
     -- Letters of an endpoint that was dropped can be discarded, too.
-    if p_endpoint is not null and not exists (select from ulak.dlq d where d.endpoint_name = p_endpoint) then
+    if p_endpoint is not null and not exists (select from ulak._letters d where d.endpoint_name = p_endpoint) then
         perform ulak._endpoint_id(p_endpoint);
     end if;
     v_ids := ulak._matching_letters(p_endpoint, p_since, p_until, p_error_like, p_filter, p_limit, true);
@@ -154,13 +154,13 @@ set search_path = pg_catalog, pg_temp
 as $sql$
     with held as materialized (
         select d.id
-        from ulak.dlq d
+        from ulak._letters d
         where d.id = any (p_dlq_ids) and d.status = 'failed'
         order by d.original_message_id
         for update
     ),
     marked as (
-        update ulak.dlq d
+        update ulak._letters d
         set status = 'discarded', discarded_at = p_now, discarded_by = p_by
         from held h
         where d.id = h.id
@@ -196,7 +196,7 @@ as $sql$
         )
         order by d.original_message_id
     )
-    from ulak.dlq d
+    from ulak._letters d
     where d.id = any (p_dlq_ids)
 $sql$;
 

@@ -32,20 +32,12 @@ set search_path = pg_catalog, pg_temp
 as $plpgsql$
 declare
     v_receivers bigint[];
-    v_payloads jsonb[];
-    v_event_ids uuid[];
+    v_places integer[];
     v_ids bigint[];
 begin
-    select
-        array_agg(r.id order by v.place, r.id),
-        array_agg(v.payload order by v.place, r.id),
-        array_agg(v.event_id order by v.place, r.id)
-    into v_receivers, v_payloads, v_event_ids
-    from (
-        select u.endpoint_id, u.payload, u.place, gen_random_uuid() as event_id
-        from unnest(p_endpoint_ids, p_payloads) with ordinality u(endpoint_id, payload, place)
-        offset 0
-    ) v
+    select array_agg(r.id order by v.place, r.id), array_agg(v.place order by v.place, r.id)
+    into v_receivers, v_places
+    from unnest(p_endpoint_ids, p_payloads) with ordinality v(endpoint_id, payload, place)
     cross join lateral unnest(ulak._subscribed_endpoints(p_event_type, v.payload)) r(id)
     where r.id <> v.endpoint_id;
     if v_receivers is null then
@@ -80,19 +72,23 @@ begin
                 return;
         end;
     end if;
-    insert into ulak.queue (id, endpoint_id, payload, headers, metadata, next_retry_at, created_at, updated_at)
-    select
-        m.id,
-        e.id,
-        m.payload,
-        -- What a receiver can trust: no application may send this header, while it may send any payload.
-        jsonb_build_object('ulak-event-type', p_event_type, 'ulak-event-id', m.event_id),
-        jsonb_build_object('event_type', p_event_type),
-        p_now,
-        p_now,
-        p_now
-    from unnest(v_ids, v_receivers, v_payloads, v_event_ids) m(id, endpoint_id, payload, event_id)
+    insert into ulak._deliveries (id, event_id, endpoint_id, next_retry_at, created_at, updated_at)
+    select m.id, m.event_id, e.id, p_now, p_now, p_now
+    from (
+        select m.id, m.endpoint_id, min(m.id) over (partition by m.place) as event_id
+        from unnest(v_ids, v_receivers, v_places) m(id, endpoint_id, place)
+    ) m
     join ulak.endpoints e on e.id = m.endpoint_id;
+    insert into ulak._events (id, created_at, payload, headers, metadata)
+    select
+        min(m.id),
+        p_now,
+        p_payloads[m.place],
+        -- What a receiver can trust: no application may send this header, while it may send any payload.
+        jsonb_build_object('ulak-event-type', p_event_type, 'ulak-event-id', gen_random_uuid()),
+        jsonb_build_object('event_type', p_event_type)
+    from unnest(v_ids, v_places) m(id, place)
+    group by m.place;
 end
 $plpgsql$;
 

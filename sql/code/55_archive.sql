@@ -1,68 +1,47 @@
--- Archiving: finished messages leave the queue, oldest first.
+-- Archiving: a message that is finished leaves the queue at once. Its event stays where it is.
 
--- One statement deletes and inserts, so a message is in one of both tables at any time and after any crash. Rows are
--- found in index order and deleted by their address: no plan that depends on statistics. p_after is where the batch
--- before has ended, so that a batch doesn't walk over the dead rows of all earlier ones while vacuum is held back.
--- A batch has p_limit rows, and about p_bytes if that is given: 2,000 messages of 100 kB would be one transaction of 200 MB.
--- What they weigh is asked of the rows alone, which know it, and not of the values stored outside of them.
-create or replace function ulak._archive_batch(
-    p_before timestamptz,
-    p_after timestamptz,
-    p_limit integer,
-    p_bytes bigint,
+-- One statement deletes and inserts, so a message is in one of both tables at any time and after any crash. Without p_worker the rows
+-- are finished, and move as they are. With it they are what p_worker has delivered at p_attempts, and become completed; outcomes with an
+-- error are left out, and so is whatever the worker no longer holds. place is that of the message in the arrays.
+--
+-- The spellings `id between x and x` and `status is not distinct from` make sure of the primary key, whatever the planner thinks of the
+-- queue's size (sql/README.md, "Rules for plans").
+create or replace function ulak._archive_rows(
+    p_ids bigint[],
     p_now timestamptz,
-    out moved integer,
-    out reached timestamptz,
-    out more boolean
+    p_worker text default null,
+    p_attempts integer[] default null,
+    p_errors text[] default null,
+    p_responses jsonb[] default null
 )
-language sql
+returns table (id bigint, endpoint_id bigint, ordering_key text, place bigint)
+language plpgsql
 set search_path = pg_catalog, pg_temp
-set enable_seqscan = off
-set enable_bitmapscan = off
-set enable_sort = off
-set jit = off
-as $sql$
-    with fitting as materialized (
-        select count(*) filter (where w.bytes_before < p_bytes) as rows, count(*) as seen
-        from (
-            select sum(b.bytes) over (order by q.updated_at rows unbounded preceding) - b.bytes as bytes_before
-            from ulak.queue q
-            cross join lateral (
-                select
-                    pg_column_size(q.payload)
-                    + coalesce(pg_column_size(q.response), 0)
-                    + coalesce(pg_column_size(q.failure_history), 0) as bytes
-            ) b
-            where q.status in ('completed', 'failed', 'expired')
-                and q.updated_at >= p_after
-                and q.updated_at < p_before
-            order by q.updated_at
-            limit p_limit
-        ) w
-    ),
-    finished as (
-        delete from ulak.queue d
-        where d.ctid = any (array(
-            select q.ctid
-            from ulak.queue q
-            where q.status in ('completed', 'failed', 'expired')
-                and q.updated_at >= p_after
-                and q.updated_at < p_before
-            order by q.updated_at
-            limit case when p_bytes is null then p_limit else (select f.rows from fitting f) end
-            for update skip locked
-        ))
-        returning d.*
+as $plpgsql$
+#variable_conflict use_column
+begin
+    return query
+    with gone as (
+        delete from ulak._deliveries q
+        using unnest(p_ids, p_attempts, p_errors, p_responses) with ordinality o(id, attempt, error, response, place)
+        where q.id between o.id and o.id
+            and (
+                p_worker is null
+                or o.error is null
+                and q.attempts = o.attempt
+                and q.locked_by = p_worker
+                and q.status is not distinct from 'processing'
+            )
+        returning q.*, o.response as new_response, o.place
     ),
     archived as (
-        insert into ulak.archive (
+        insert into ulak._archived (
             id,
             endpoint_id,
             message_id,
             next_retry_at,
             created_at,
             updated_at,
-            lease_until,
             processing_started_at,
             completed_at,
             failed_at,
@@ -76,7 +55,6 @@ as $sql$
             priority,
             status,
             payload,
-            locked_by,
             last_error,
             idempotency_key,
             payload_hash,
@@ -85,51 +63,109 @@ as $sql$
             metadata,
             response,
             failure_history,
+            event_id,
+            event_created_at,
             archived_at
         )
         select
-            f.id,
-            f.endpoint_id,
-            f.message_id,
-            f.next_retry_at,
-            f.created_at,
-            f.updated_at,
-            f.lease_until,
-            f.processing_started_at,
-            f.completed_at,
-            f.failed_at,
-            f.first_failed_at,
-            f.scheduled_at,
-            f.expires_at,
-            f.correlation_id,
-            f.generation,
-            f.attempts,
-            f.retry_count,
-            f.priority,
-            f.status,
-            f.payload,
-            f.locked_by,
-            f.last_error,
-            f.idempotency_key,
-            f.payload_hash,
-            f.ordering_key,
-            f.headers,
-            f.metadata,
-            f.response,
-            f.failure_history,
+            g.id,
+            g.endpoint_id,
+            g.message_id,
+            g.next_retry_at,
+            g.created_at,
+            case when p_worker is null then g.updated_at else p_now end,
+            g.processing_started_at,
+            case when p_worker is null then g.completed_at else p_now end,
+            g.failed_at,
+            g.first_failed_at,
+            g.scheduled_at,
+            g.expires_at,
+            g.correlation_id,
+            g.generation,
+            g.attempts,
+            g.retry_count,
+            g.priority,
+            case when p_worker is null then g.status else 'completed' end,
+            g.payload,
+            g.last_error,
+            g.idempotency_key,
+            g.payload_hash,
+            g.ordering_key,
+            g.headers,
+            g.metadata,
+            case when p_worker is null then g.response else g.new_response end,
+            g.failure_history,
+            g.event_id,
+            g.event_created_at,
             p_now
-        from finished f
-        returning archive.updated_at
-    )
-    select
-        count(*)::integer,
-        max(a.updated_at),
-        count(*) > 0
-        and case
-            when p_bytes is null then count(*) = p_limit
-            else (select f.rows < f.seen or f.seen = p_limit from fitting f)
+        from gone g
+    ),
+    -- The key of what was delivered is kept for a while. All others are free.
+    freed as (
+        update ulak._idempotency_keys k
+        set free_at = case
+            when p_worker is null then '-infinity'
+            else p_now + make_interval(secs => ulak._stored_setting('archive_after')::integer)
         end
-    from archived a
+        from gone g
+        where g.idempotency_key is not null
+            and k.endpoint_id = g.endpoint_id
+            and k.idempotency_key = g.idempotency_key collate "C"
+            and k.message_id = g.id
+    )
+    select g.id, g.endpoint_id, g.ordering_key, g.place
+    from gone g;
+end
+$plpgsql$;
+
+-- What 0.2.0 has finished and left in the queue, oldest first. p_after is where the batch before has ended, so that a batch doesn't
+-- walk over the dead rows of all earlier ones while vacuum is held back.
+create or replace function ulak._archive_batch(
+    p_before timestamptz,
+    p_after timestamptz,
+    p_limit integer,
+    p_now timestamptz,
+    out moved integer,
+    out reached timestamptz,
+    out more boolean
+)
+language plpgsql
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set enable_bitmapscan = off
+set enable_hashjoin = off
+set enable_mergejoin = off
+set enable_sort = off
+set jit = off
+as $plpgsql$
+declare
+    v_ids bigint[];
+begin
+    select coalesce(array_agg(f.id), '{}'), max(f.updated_at) into v_ids, reached
+    from (
+        select q.id, q.updated_at
+        from ulak._deliveries q
+        where q.status in ('completed', 'failed', 'expired')
+            and q.updated_at >= p_after
+            and q.updated_at < p_before
+        order by q.updated_at
+        limit p_limit
+        for update skip locked
+    ) f;
+    perform ulak._archive_rows(v_ids, p_now);
+    moved := cardinality(v_ids);
+    more := moved = p_limit;
+end
+$plpgsql$;
+
+-- Keys of messages that were delivered long enough ago, or that ended otherwise.
+create or replace function ulak._forget_idempotency_keys(p_before timestamptz)
+returns void
+language sql
+set search_path = pg_catalog, pg_temp
+as $sql$
+    delete from ulak._idempotency_keys k
+    where k.free_at <= p_before
 $sql$;
 
 create or replace function ulak.archive_completed_messages(
@@ -143,15 +179,18 @@ security definer
 set search_path = pg_catalog, pg_temp
 as $plpgsql$
 declare
-    v_age integer := coalesce(p_older_than_seconds, ulak.setting('archive_after')::integer);
+    v_after integer := ulak.setting('archive_after')::integer;
+    v_age integer := coalesce(p_older_than_seconds, v_after);
 begin
     p_now := ulak._clock(p_now);
     perform ulak._check_integer('p_older_than_seconds', v_age, 0);
     perform ulak._check_integer('p_batch_size', p_batch_size, 1);
+    perform ulak._forget_idempotency_keys(p_now + make_interval(secs => v_after - v_age));
     return b.moved
-    from ulak._archive_batch(p_now - make_interval(secs => v_age), '-infinity', p_batch_size, null, p_now) b;
+    from ulak._archive_batch(p_now - make_interval(secs => v_age), '-infinity', p_batch_size, p_now) b;
 end
 $plpgsql$;
 
 comment on function ulak.archive_completed_messages(integer, integer, timestamptz) is
-    'moves up to p_batch_size messages that finished p_older_than_seconds ago (null: setting archive_after) to ulak.archive; returns how many';
+    'frees the idempotency keys of messages that were delivered p_older_than_seconds ago (null: setting archive_after), and moves up to '
+    'p_batch_size messages to the archive that 0.2.0 has finished; returns how many. What this version finishes is in the archive at once';

@@ -79,7 +79,7 @@ begin
         from (
             -- A redriven or replayed message keeps its message_id: the last of them stands for all.
             select distinct on (a.message_id) a.id, a.created_at
-            from ulak.archive a
+            from ulak._archived a
             where a.endpoint_id = p_endpoint_id
                 and a.created_at >= p_from_ts
                 and a.created_at < p_to_ts
@@ -239,7 +239,7 @@ returns void
 language sql
 set search_path = pg_catalog, pg_temp
 as $sql$
-    insert into ulak.queue (
+    insert into ulak._deliveries (
         id,
         endpoint_id,
         message_id,
@@ -253,6 +253,8 @@ as $sql$
         ordering_key,
         headers,
         metadata,
+        event_id,
+        event_created_at,
         failure_history
     )
     select
@@ -268,22 +270,27 @@ as $sql$
         a.payload,
         a.ordering_key,
         -- The id of its event is what a receiver of CloudEvents drops duplicates by.
-        case when p_new_message_id then a.headers - 'ulak-event-id' else a.headers end,
+        case
+            when p_new_message_id then (select v.headers - 'ulak-event-id' from ulak.archive v where v.id = a.id and v.created_at = a.created_at)
+            else a.headers
+        end,
         a.metadata,
+        a.event_id,
+        coalesce(a.event_created_at, a.created_at),
         case when a.status = 'failed' then ulak._archived_history(a, p_now) else a.failure_history end
     from unnest(p_archive_ids, p_ids) n(archive_id, id)
-    join ulak.archive a on a.id = n.archive_id and a.created_at between p_first and p_last
+    join ulak._archived a on a.id = n.archive_id and a.created_at between p_first and p_last
 $sql$;
 
 -- A failed cycle becomes part of the message's history, as redrive does it.
-create or replace function ulak._archived_history(p_message ulak.archive, p_now timestamptz)
+create or replace function ulak._archived_history(p_message ulak._archived, p_now timestamptz)
 returns jsonb
 language sql
 stable
 as $sql$
     select ulak._with_cycle(
         jsonb_populate_record(
-            null::ulak.dlq,
+            null::ulak._letters,
             jsonb_build_object(
                 'attempts', p_message.attempts,
                 'retry_count', p_message.retry_count,
@@ -327,7 +334,7 @@ language plpgsql
 set search_path = pg_catalog, pg_temp
 as $plpgsql$
 declare
-    v_status text := (select q.status from ulak.queue q where q.id = p_id);
+    v_status text := (select q.status from ulak._deliveries q where q.id = p_id);
 begin
     raise exception 'message % is not in the archive', coalesce(p_id::text, 'null')
         using errcode = 'P0002',

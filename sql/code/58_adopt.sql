@@ -123,7 +123,7 @@ begin
         return 0;
     end if;
     select count(*) into v_released
-    from ulak.queue q
+    from ulak._deliveries q
     where q.status in ('pending', 'processing');
     perform ulak._record_cluster('cluster.adopted', jsonb_build_object('released', v_released));
     perform ulak._bring_jobs_here();

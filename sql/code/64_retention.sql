@@ -10,7 +10,7 @@ language sql
 security definer
 set search_path = pg_catalog, pg_temp
 as $sql$
-    select c.deleted from ulak._cleanup('dlq', p_retention_days, null, null, ulak._clock(p_now)) c
+    select c.deleted from ulak._cleanup('_letters', p_retention_days, null, null, ulak._clock(p_now)) c
 $sql$;
 
 comment on function ulak.cleanup_dlq(integer, timestamptz) is
@@ -85,10 +85,10 @@ declare
     v_days integer;
 begin
     case p_table
-        when 'dlq' then
+        when '_letters' then
             v_setting := 'dlq_retention_days';
             v_column := 'archived_at';
-            v_bytes := 'pg_column_size(t.payload) + coalesce(pg_column_size(t.failure_history), 0)';
+            v_bytes := 'coalesce(pg_column_size(t.payload), 0) + coalesce(pg_column_size(t.failure_history), 0)';
         when 'event_log' then
             v_setting := 'event_log_retention_days';
             v_column := 'created_at';

@@ -467,7 +467,7 @@ as $sql$
         current_setting('port')::integer
     from job j
     cross join pg_class c
-    where c.oid = 'ulak.queue'::regclass
+    where c.oid = 'ulak._deliveries'::regclass
     union all
     select r.jobname, r.schedule, r.command, r.username, r.database, current_setting('cron.host', true), current_setting('port')::integer
     from ulak._recurring_jobs() r
@@ -699,7 +699,7 @@ begin
             from pg_class q
             cross join lateral (values ('ulak_worker'), (pg_get_userbyid(q.relowner))) u(name)
             cross join lateral ulak._login_steps(u.name) c
-            where q.oid = 'ulak.queue'::regclass
+            where q.oid = 'ulak._deliveries'::regclass
         ), '[]');
     end if;
     return query
@@ -1057,7 +1057,7 @@ begin
     return ulak._ask(
         coalesce(ulak._socket(), 'localhost'),
         current_setting('cron.database_name'),
-        (select pg_get_userbyid(c.relowner) from pg_class c where c.oid = 'ulak.queue'::regclass),
+        (select pg_get_userbyid(c.relowner) from pg_class c where c.oid = 'ulak._deliveries'::regclass),
         'select pg_catalog.count(*) from pg_catalog.pg_extension where extname = ''pg_cron'''
     ) = '1';
 end
@@ -1103,7 +1103,7 @@ begin
     if not ulak._has_pg_cron() and exists (select from pg_extension e where e.extname = 'pg_cron') then
         return query
         select 6, 'pg_cron', 'problem', format('role %I may not use it', o.name), format('grant usage on schema cron to %I; -- by an administrator of the server', o.name)
-        from (select pg_get_userbyid(c.relowner) from pg_class c where c.oid = 'ulak.queue'::regclass) o (name);
+        from (select pg_get_userbyid(c.relowner) from pg_class c where c.oid = 'ulak._deliveries'::regclass) o (name);
         return;
     end if;
     if v_version is null then

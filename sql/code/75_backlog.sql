@@ -20,7 +20,7 @@ begin
     with recursive level as (
         (
             select q.endpoint_id, q.priority, q.next_retry_at
-            from ulak.queue q
+            from ulak._deliveries q
             where q.status = 'pending' and q.endpoint_id >= coalesce(p_endpoint_id, 0)
             order by q.endpoint_id, q.priority desc, q.next_retry_at, q.id
             limit 1
@@ -31,7 +31,7 @@ begin
         cross join lateral (
             (
                 select q.endpoint_id, q.priority, q.next_retry_at
-                from ulak.queue q
+                from ulak._deliveries q
                 where q.status = 'pending' and q.endpoint_id = l.endpoint_id and q.priority < l.priority
                 order by q.priority desc, q.next_retry_at, q.id
                 limit 1
@@ -39,7 +39,7 @@ begin
             union all
             (
                 select q.endpoint_id, q.priority, q.next_retry_at
-                from ulak.queue q
+                from ulak._deliveries q
                 where q.status = 'pending' and q.endpoint_id > l.endpoint_id and p_endpoint_id is null
                 order by q.endpoint_id, q.priority desc, q.next_retry_at, q.id
                 limit 1
@@ -105,11 +105,11 @@ declare
     v_last bigint := coalesce(p_endpoint_id, 9223372036854775807);
     v_few boolean := 10000 >= (
         select count(*)
-        from (select from ulak.queue q where q.status = 'pending' and q.endpoint_id between v_first and v_last limit 10001) q
+        from (select from ulak._deliveries q where q.status = 'pending' and q.endpoint_id between v_first and v_last limit 10001) q
     );
     v_few_dead boolean := 10000 >= (
         select count(*)
-        from (select from ulak.dlq d where d.status = 'failed' and d.endpoint_id between v_first and v_last limit 10001) d
+        from (select from ulak._letters d where d.status = 'failed' and d.endpoint_id between v_first and v_last limit 10001) d
     );
 begin
     return query
@@ -120,7 +120,7 @@ begin
     ),
     flight as materialized (
         select q.endpoint_id, count(*) as messages
-        from ulak.queue q
+        from ulak._deliveries q
         where q.status = 'processing' and q.endpoint_id between v_first and v_last
         group by q.endpoint_id
     ),
@@ -136,7 +136,7 @@ begin
             select count(*) as messages, min(q.id) as first_id
             from (
                 select q.id
-                from ulak.queue q
+                from ulak._deliveries q
                 where q.status = 'pending' and q.endpoint_id = p.endpoint_id
                 limit (select b.size + 1 from share b)
             ) q
@@ -149,7 +149,7 @@ begin
             select count(*) as messages
             from (
                 select
-                from ulak.dlq d
+                from ulak._letters d
                 where d.status = 'failed' and d.endpoint_id = e.id
                 limit (select b.dead + 1 from share b)
             ) d
@@ -170,7 +170,7 @@ begin
             select count(*) as messages, min(q.id) as first_id
             from (
                 select q.id
-                from ulak.queue q
+                from ulak._deliveries q
                 where q.status = 'pending' and q.endpoint_id = k.endpoint_id
                 limit (select l.size + 1 from larger l)
             ) q
@@ -184,7 +184,7 @@ begin
             select count(*) as messages
             from (
                 select
-                from ulak.dlq d
+                from ulak._letters d
                 where d.status = 'failed' and d.endpoint_id = k.endpoint_id
                 limit (select l.dead + 1 from larger l)
             ) d
@@ -233,7 +233,7 @@ begin
         select
             q.created_at,
             case when q.scheduled_at is null or q.scheduled_at <= p_now then greatest(q.created_at, q.scheduled_at) end as due_at
-        from ulak.queue q
+        from ulak._deliveries q
         where q.id = case when c.is_estimate then s.oldest_id else c.first_id end
             and q.status is not distinct from 'pending'
         limit 1
@@ -303,12 +303,12 @@ begin
     from unnest(p_endpoint_ids) i (endpoint_id)
     cross join lateral (
         select count(*) as waiting, min(q.id) as oldest_id
-        from ulak.queue q
+        from ulak._deliveries q
         where q.status = 'pending' and q.endpoint_id = i.endpoint_id
     ) w
     cross join lateral (
         select count(*) as dead
-        from ulak.dlq d
+        from ulak._letters d
         where d.status = 'failed' and d.endpoint_id = i.endpoint_id
     ) d
     left join lateral ulak._last_sample(i.endpoint_id, p_now) s on true
@@ -424,12 +424,12 @@ begin
                 q.next_retry_at as last_due,
                 exists (
                     select
-                    from ulak.queue h
+                    from ulak._deliveries h
                     where h.endpoint_id = l.endpoint_id
                         and h.ordering_key is not null
                         and h.status in ('pending', 'processing')
                 ) as has_keys
-            from ulak.queue q
+            from ulak._deliveries q
             where q.status = 'pending' and q.endpoint_id = l.endpoint_id and q.priority = l.priority
             order by q.next_retry_at desc
             limit 1
@@ -450,7 +450,7 @@ begin
             from (
                 (
                     select q.next_retry_at, s.place = 7 as is_behind
-                    from ulak.queue q
+                    from ulak._deliveries q
                     where not s.may_be_behind
                         and q.status = 'pending'
                         and q.endpoint_id = l.endpoint_id
@@ -468,14 +468,14 @@ begin
                         q.ordering_key is not null
                             and q.id <> (
                                 select h.id
-                                from ulak.queue h
+                                from ulak._deliveries h
                                 where h.endpoint_id = l.endpoint_id
                                     and h.ordering_key between q.ordering_key and q.ordering_key
                                     and h.status in ('pending', 'processing')
                                 order by h.ordering_key, h.id
                                 limit 1
                             )
-                    from ulak.queue q
+                    from ulak._deliveries q
                     where s.may_be_behind
                         and q.status = 'pending'
                         and q.endpoint_id = l.endpoint_id

@@ -255,8 +255,8 @@ as $sql$
     from (
         values (date_trunc('month', p_now)), (date_trunc('month', p_now) + interval '1 month')
     ) m (month)
-    where not exists (select from ulak._archive_partitions p where p.month = m.month)
+    where (select count(*) from ulak._month_partitions p where p.month = m.month) < 2
     union all
     select 'archive_default is not empty: it holds months that have no partition'
-    where exists (select from ulak.archive_default)
+    where exists (select from ulak.archive_default) or exists (select from ulak._events_default)
 $sql$;

@@ -125,8 +125,8 @@ as $sql$
                 ('workers_alive', ulak._count_alive(p_now)),
                 ('cluster_adopted', ulak._is_adopted()::integer),
                 ('archive_partitions_missing', (select count(*) from ulak._check_partitions(p_now))),
-                ('queue_live_rows', pg_stat_get_live_tuples('ulak.queue'::regclass)),
-                ('queue_dead_rows', pg_stat_get_dead_tuples('ulak.queue'::regclass))
+                ('queue_live_rows', pg_stat_get_live_tuples('ulak._deliveries'::regclass)),
+                ('queue_dead_rows', pg_stat_get_dead_tuples('ulak._deliveries'::regclass))
         ) v (name, value)
     ),
     labelled as materialized (

@@ -278,7 +278,6 @@ begin
             null;
     end case;
     if p_place = 'archive' then
-        return query values (p_archived_at, 'archived');
         return query
         select l.created_at, format('replayed by %s as message %s', l.actor, l.message_id)
         from ulak.event_log l

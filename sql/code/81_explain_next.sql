@@ -33,13 +33,7 @@ begin
     else
         return query values (
             null::timestamptz,
-            case
-                when p_place = 'queue' then format(
-                    'next: nothing but the archive, %s s after its end',
-                    ulak.setting('archive_after')
-                )
-                else format('next: nothing. To send it again: select ulak.replay_message(%s);', p_id)
-            end
+            format('next: nothing. To send it again: select ulak.replay_message(%s);', p_id)
         );
     end if;
 end
@@ -52,7 +46,7 @@ stable
 set search_path = pg_catalog, pg_temp
 as $sql$
     select v.at, v.what
-    from ulak.queue q
+    from ulak._deliveries q
     cross join lateral (
         values
             (1, q.processing_started_at, format('attempt %s: leased by %s until %s', q.attempts, q.locked_by, q.lease_until)),
@@ -84,11 +78,11 @@ set jit = off
 as $plpgsql$
 #variable_conflict use_column
 declare
-    v_message ulak.queue;
+    v_message ulak._deliveries;
     v_endpoint ulak.endpoints;
     v_head record;
 begin
-    select q.* into v_message from ulak.queue q where q.id = p_id;
+    select q.* into v_message from ulak._deliveries q where q.id = p_id;
     select e.* into v_endpoint from ulak.endpoints e where e.id = v_message.endpoint_id;
     select q.id, q.status into v_head
     from ulak._earlier_of_key(p_id, v_message.endpoint_id, v_message.ordering_key) q;
@@ -139,7 +133,7 @@ set enable_bitmapscan = off
 set jit = off
 as $sql$
     select q.id, q.status
-    from ulak.queue q
+    from ulak._deliveries q
     where q.endpoint_id = p_endpoint_id
         and q.ordering_key = p_ordering_key
         and q.status in ('pending', 'processing')
@@ -149,7 +143,7 @@ as $sql$
 $sql$;
 
 -- Reasons that pass by themselves, and then: a worker's next turn.
-create or replace function ulak._explain_turn(p_message ulak.queue, p_endpoint ulak.endpoints, p_now timestamptz)
+create or replace function ulak._explain_turn(p_message ulak._deliveries, p_endpoint ulak.endpoints, p_now timestamptz)
 returns table (at timestamptz, what text)
 language plpgsql
 stable

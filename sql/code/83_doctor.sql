@@ -587,7 +587,7 @@ as $sql$
     from ulak._pending_levels(p_endpoint_id) l
     cross join lateral (
         select q.id, q.ordering_key, q.next_retry_at as due_at
-        from ulak.queue q
+        from ulak._deliveries q
         where q.status = 'pending'
             and q.endpoint_id = l.endpoint_id
             and q.priority = l.priority

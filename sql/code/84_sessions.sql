@@ -78,6 +78,6 @@ as $sql$
         and exists (
             select
             from pg_locks l
-            where l.pid = a.pid and l.locktype = 'relation' and l.relation = 'ulak.queue'::regclass and l.mode = 'RowExclusiveLock'
+            where l.pid = a.pid and l.locktype = 'relation' and l.relation = 'ulak._deliveries'::regclass and l.mode = 'RowExclusiveLock'
         )
 $sql$;

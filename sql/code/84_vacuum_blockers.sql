@@ -67,10 +67,10 @@ as $sql$
         select t.rows, t.vacuumed_at
         from (
             select
-                pg_stat_get_dead_tuples('ulak.queue'::regclass) as rows,
+                pg_stat_get_dead_tuples('ulak._deliveries'::regclass) as rows,
                 greatest(
-                    pg_stat_get_last_vacuum_time('ulak.queue'::regclass),
-                    pg_stat_get_last_autovacuum_time('ulak.queue'::regclass)
+                    pg_stat_get_last_vacuum_time('ulak._deliveries'::regclass),
+                    pg_stat_get_last_autovacuum_time('ulak._deliveries'::regclass)
                 ) as vacuumed_at
         ) t
         where t.rows >= 10000
@@ -103,7 +103,7 @@ as $sql$
             ulak._thousands(d.rows),
             coalesce('was ' || ulak._short_duration(p_now - d.vacuumed_at) || ' ago', 'is not known')
         ),
-        'vacuum ulak.queue;'
+        'vacuum ulak._deliveries;'
     from dead d
     where not exists (select from blocker) and coalesce(d.vacuumed_at, '-infinity') < p_now - interval '5 minutes'
     union all

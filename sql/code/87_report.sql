@@ -71,9 +71,9 @@ as $sql$
             ) order by c.relname), '[]')
             from pg_inherits i
             join pg_class c on c.oid = i.inhrelid
-            where i.inhparent = 'ulak.archive'::regclass
+            where i.inhparent = 'ulak._archived'::regclass
         ),
-        'queue_bytes', pg_total_relation_size('ulak.queue')
+        'queue_bytes', pg_total_relation_size('ulak._deliveries')
     )
     from (select array(select f from ulak._endpoint_facts(null, p_now) f) as facts offset 0) e
     cross join lateral (

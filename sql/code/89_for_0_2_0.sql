@@ -16,3 +16,63 @@ set search_path = pg_catalog, pg_temp
 as $sql$
     select ulak._missing_client(p_protocol, '{}')
 $sql$;
+
+-- Inserts into ulak.queue, ulak.archive and ulak.dlq, which were tables.
+
+create or replace function ulak._insert_as_0_2_0()
+returns trigger
+language plpgsql
+security definer
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+declare
+    v_columns text := (
+        select string_agg(quote_ident(a.attname), ', ' order by a.attnum)
+        from pg_attribute a
+        where a.attrelid = tg_relid and a.attnum > 0 and not a.attisdropped
+    );
+begin
+    execute format(
+        'insert into ulak.%I (%s) overriding system value select %s from (select ($1).*) n', tg_argv[0], v_columns, v_columns
+    )
+    using new;
+    return new;
+end
+$plpgsql$;
+
+-- With the defaults that the columns have in the tables.
+do $plpgsql$
+declare
+    v_column record;
+begin
+    for v_column in
+        select
+            v.name,
+            a.attname,
+            coalesce(pg_catalog.pg_get_expr(d.adbin, d.adrelid), $$nextval('ulak.dlq_id_seq')$$) as expression
+        from (values ('queue', '_deliveries'), ('archive', '_archived'), ('dlq', '_letters')) v (name, stored_in)
+        join pg_catalog.pg_attribute a on a.attrelid = pg_catalog.format('ulak.%I', v.stored_in)::regclass
+        left join pg_catalog.pg_attrdef d on d.adrelid = a.attrelid and d.adnum = a.attnum
+        where d.adbin is not null or a.attidentity <> ''
+    loop
+        execute pg_catalog.format(
+            'alter view ulak.%I alter column %I set default %s', v_column.name, v_column.attname, v_column.expression
+        );
+    end loop;
+end
+$plpgsql$;
+
+create or replace trigger queue_insert_as_0_2_0
+    instead of insert on ulak.queue
+    for each row
+    execute function ulak._insert_as_0_2_0('_deliveries');
+
+create or replace trigger archive_insert_as_0_2_0
+    instead of insert on ulak.archive
+    for each row
+    execute function ulak._insert_as_0_2_0('_archived');
+
+create or replace trigger dlq_insert_as_0_2_0
+    instead of insert on ulak.dlq
+    for each row
+    execute function ulak._insert_as_0_2_0('_letters');

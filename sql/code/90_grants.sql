@@ -100,6 +100,7 @@ $plpgsql$;
 -- Tables and views. ulak.secrets is granted to nobody.
 grant select on
     ulak.queue,
+    ulak.messages,
     ulak.dlq,
     ulak.archive,
     ulak.endpoints,

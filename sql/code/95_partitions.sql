@@ -1,4 +1,4 @@
--- This month's partition of the archive and the next three, at installation and at each upgrade.
+-- This month's partitions and those of the next three, at installation and at each upgrade.
 
 -- They leave the extension at once: pg_dump then carries them as the ordinary tables that they are. A dump that is being
 -- restored (it turns row_security off) brings its own.
@@ -12,7 +12,7 @@ begin
     perform ulak.maintain_archive_partitions();
     for v_name in
         select p.name
-        from ulak._archive_partitions p
+        from ulak._month_partitions p
         where exists (
             select
             from pg_catalog.pg_depend d

@@ -1,8 +1,25 @@
--- The queue: one row per message from send() until maintenance archives it.
+-- What is sent, and where it stands. An event is what was sent: it is written once and never changed nor copied. A delivery is a narrow
+-- row of state, one for each endpoint that the event goes to: it is claimed, settled, and moved to the archive when it is finished.
 
 create sequence ulak.queue_id_seq;
 
-create table ulak.queue (
+-- An event has the id of its first delivery. Months are made and dropped together with those of the archive
+-- (sql/code/56_partitions.sql), but none is dropped as long as something needs an event of it.
+create table ulak._events (
+    id bigint not null,
+    created_at timestamptz not null default now(),
+    payload jsonb not null,
+    headers jsonb,
+    metadata jsonb
+) partition by range (created_at);
+
+create table ulak._events_default partition of ulak._events default;
+create index _events_default_id_idx on ulak._events_default (id);
+-- Maintenance moves its rows. Where a publication is for all tables, a table whose rows can't be told apart lets nobody do that.
+alter table ulak._events_default replica identity full;
+
+-- The two last columns, event_id and event_created_at, are added in 50_archive.sql.
+create table ulak._deliveries (
     id bigint primary key default nextval('ulak.queue_id_seq'),
     endpoint_id bigint not null,
     message_id uuid not null default gen_random_uuid(),
@@ -23,12 +40,10 @@ create table ulak.queue (
     priority smallint not null default 0,
     -- pending: send, retry, release, redrive, replay -> here; waits for next_retry_at
     -- processing: claim -> here; leased by locked_by until lease_until
-    -- completed: complete -> here; delivered
-    -- failed: fail, recovery -> here; a copy lies in ulak.dlq
-    -- expired: mark_expired_messages -> here; expires_at passed before delivery
-    -- cancelled: cancel, purge -> at once into ulak.archive, never here
+    -- Finished ones are in the archive: completed (delivered), failed (given up; a dead letter tells more), expired, cancelled.
+    -- Here only those that 0.2.0 has finished, until maintenance moves them.
     status text not null default 'pending',
-    payload jsonb not null,
+    payload jsonb,
     locked_by text,
     last_error text,
     idempotency_key text,
@@ -41,37 +56,46 @@ create table ulak.queue (
     -- No check constraints: PostgreSQL reads them anew for each statement, and one was a third of what a send costs.
 );
 
--- Each index is partial, so a message is in few of them at any time: two while it waits, two in flight, two when done.
+-- Each index is partial, so a message is in few of them at any time: two while it waits, and two in flight.
 
 -- What claim walks: a loose scan over (endpoint, priority), then the due rows of each in order.
-create index queue_pending_idx on ulak.queue (endpoint_id, priority desc, next_retry_at, id)
+create index deliveries_pending_idx on ulak._deliveries (endpoint_id, priority desc, next_retry_at, id)
     where status = 'pending';
 
 -- What recovery, max_in_flight and the circuit breaker's probe look at.
-create index queue_processing_idx on ulak.queue (endpoint_id, lease_until)
+create index deliveries_processing_idx on ulak._deliveries (endpoint_id, lease_until)
     where status = 'processing';
 
--- What maintenance archives, oldest first.
-create index queue_finished_idx on ulak.queue (updated_at)
+-- What 0.2.0 has finished: maintenance archives it, oldest first.
+create index deliveries_finished_idx on ulak._deliveries (updated_at)
     where status in ('completed', 'failed', 'expired');
 
-create index queue_expiry_idx on ulak.queue (expires_at)
+create index deliveries_expiry_idx on ulak._deliveries (expires_at)
     where status = 'pending' and expires_at is not null;
 
 -- The head of an ordering key is its first row here.
-create index queue_ordering_idx on ulak.queue (endpoint_id, ordering_key, id)
+create index deliveries_ordering_idx on ulak._deliveries (endpoint_id, ordering_key, id)
     where ordering_key is not null and status in ('pending', 'processing');
 
--- A delivered message keeps its key until it is archived: a client that repeats its request a moment after the delivery
--- must get the same answer as one that repeats it a moment before.
-create unique index queue_idempotency_idx on ulak.queue (endpoint_id, idempotency_key)
-    where idempotency_key is not null and status in ('pending', 'processing', 'completed');
-
 -- What find_messages() looks a conversation up by; who sends without a correlation id pays nothing for it.
-create index queue_correlation_idx on ulak.queue (correlation_id) where correlation_id is not null;
+create index deliveries_correlation_idx on ulak._deliveries (correlation_id) where correlation_id is not null;
+
+-- Idempotency keys in use. A row of its own and not an index on deliveries: a delivered message leaves them, but keeps its key for
+-- archive_after seconds, because a client that repeats its request a moment after the delivery must get the same answer as one
+-- that repeats it a moment before.
+create table ulak._idempotency_keys (
+    endpoint_id bigint not null,
+    idempotency_key text collate "C" not null,
+    message_id bigint not null,
+    payload_hash text not null,
+    free_at timestamptz,
+    primary key (endpoint_id, idempotency_key)
+);
+
+create index _idempotency_keys_free_at_idx on ulak._idempotency_keys (free_at) where free_at is not null;
 
 -- Rows die fast here. Thresholds that follow the table's size would let a burst leave its dead rows for hours.
-alter table ulak.queue set (
+alter table ulak._deliveries set (
     autovacuum_vacuum_scale_factor = 0.0,
     autovacuum_vacuum_threshold = 5000,
     autovacuum_vacuum_insert_scale_factor = 0.1,
@@ -139,33 +163,46 @@ comment on type ulak._mailing is 'messages and their recipients: the message at 
 comment on table ulak.ordering_keys is 'ordering keys in use, for their locks; private to ulak';
 comment on column ulak.ordering_keys.endpoint_id is 'the endpoint of the key';
 comment on column ulak.ordering_keys.ordering_key is 'the key';
-comment on table ulak.queue is 'every message from send() until it is archived';
-comment on column ulak.queue.id is 'returned by send()';
-comment on column ulak.queue.endpoint_id is 'the endpoint it goes to (ulak.endpoints.id)';
-comment on column ulak.queue.message_id is 'sent as webhook-id; the same in every retry and redrive, so a receiver can drop duplicates';
-comment on column ulak.queue.next_retry_at is 'when it may next be tried; infinity while it waits behind an earlier message of its ordering key';
-comment on column ulak.queue.created_at is 'start of the transaction that sent it';
-comment on column ulak.queue.updated_at is 'last change of its state';
-comment on column ulak.queue.lease_until is 'in flight: until when locked_by owns it; then recovery takes it back';
-comment on column ulak.queue.processing_started_at is 'when it was last claimed';
-comment on column ulak.queue.completed_at is 'when its delivery was settled';
-comment on column ulak.queue.failed_at is 'when it went to the dead-letter queue';
-comment on column ulak.queue.first_failed_at is 'first failure of this cycle; a redrive starts a new cycle';
-comment on column ulak.queue.scheduled_at is 'not before this time, as asked for by the sender';
-comment on column ulak.queue.expires_at is 'not after this time, as asked for by the sender';
-comment on column ulak.queue.correlation_id is 'the sender''s own id for a conversation; sent along';
-comment on column ulak.queue.generation is 'claim can be limited to one generation of workers; set by redrive';
-comment on column ulak.queue.attempts is 'claims started, also by workers that died: the fencing token, it only rises';
-comment on column ulak.queue.retry_count is 'budget used: reported failures and expired leases';
-comment on column ulak.queue.priority is '0 to 10, higher first';
-comment on column ulak.queue.status is 'pending, processing, completed, failed or expired; in the archive also cancelled';
-comment on column ulak.queue.payload is 'the body; it can''t be changed once sent';
-comment on column ulak.queue.locked_by is 'in flight: the worker that claimed it';
-comment on column ulak.queue.last_error is 'last failure; starts with [RETRYABLE], [PERMANENT] or [DISABLE]';
-comment on column ulak.queue.idempotency_key is 'one message per endpoint and key until it is archived';
-comment on column ulak.queue.payload_hash is 'sha256 of the payload''s text, where an idempotency key was given';
-comment on column ulak.queue.ordering_key is 'messages of one endpoint and key are delivered in commit order, one at a time';
-comment on column ulak.queue.headers is 'extra request headers';
-comment on column ulak.queue.metadata is 'the sender''s own notes, not sent, but for event_type: it is the type of a CloudEvent';
-comment on column ulak.queue.response is 'what the receiver answered, if capture_response is on';
-comment on column ulak.queue.failure_history is 'earlier failed cycles, newest last, at most 20';
+comment on table ulak._events is 'what was sent: payload, headers and metadata, once for all endpoints that it goes to; private to ulak';
+comment on column ulak._events.id is 'the id of its first message';
+comment on column ulak._events.created_at is 'start of the transaction that sent it';
+comment on column ulak._events.payload is 'the body';
+comment on column ulak._events.headers is 'extra request headers';
+comment on column ulak._events.metadata is 'the sender''s own notes';
+comment on table ulak._events_default is 'events whose month has no partition yet; maintenance moves them; private to ulak';
+comment on table ulak._idempotency_keys is 'idempotency keys in use; private to ulak';
+comment on column ulak._idempotency_keys.endpoint_id is 'the endpoint of the key';
+comment on column ulak._idempotency_keys.idempotency_key is 'the key';
+comment on column ulak._idempotency_keys.message_id is 'the message that was sent with it';
+comment on column ulak._idempotency_keys.payload_hash is 'sha256 of that message''s payload';
+comment on column ulak._idempotency_keys.free_at is 'when the key of a delivered message is free again; null while the message is live';
+comment on table ulak._deliveries is 'where each message stands that is not finished; private to ulak: read ulak.queue';
+comment on column ulak._deliveries.id is 'returned by send()';
+comment on column ulak._deliveries.endpoint_id is 'the endpoint it goes to (ulak.endpoints.id)';
+comment on column ulak._deliveries.message_id is 'sent as webhook-id; the same in every retry and redrive, so a receiver can drop duplicates';
+comment on column ulak._deliveries.next_retry_at is 'when it may next be tried; infinity while it waits behind an earlier message of its ordering key';
+comment on column ulak._deliveries.created_at is 'start of the transaction that sent it';
+comment on column ulak._deliveries.updated_at is 'last change of its state';
+comment on column ulak._deliveries.lease_until is 'in flight: until when locked_by owns it; then recovery takes it back';
+comment on column ulak._deliveries.processing_started_at is 'when it was last claimed';
+comment on column ulak._deliveries.completed_at is 'when its delivery was settled';
+comment on column ulak._deliveries.failed_at is 'when it went to the dead-letter queue';
+comment on column ulak._deliveries.first_failed_at is 'first failure of this cycle; a redrive starts a new cycle';
+comment on column ulak._deliveries.scheduled_at is 'not before this time, as asked for by the sender';
+comment on column ulak._deliveries.expires_at is 'not after this time, as asked for by the sender';
+comment on column ulak._deliveries.correlation_id is 'the sender''s own id for a conversation; sent along';
+comment on column ulak._deliveries.generation is 'claim can be limited to one generation of workers; set by redrive';
+comment on column ulak._deliveries.attempts is 'claims started, also by workers that died: the fencing token, it only rises';
+comment on column ulak._deliveries.retry_count is 'budget used: reported failures and expired leases';
+comment on column ulak._deliveries.priority is '0 to 10, higher first';
+comment on column ulak._deliveries.status is 'pending or processing; in the archive completed, failed, expired or cancelled';
+comment on column ulak._deliveries.payload is 'the body; it can''t be changed once sent';
+comment on column ulak._deliveries.locked_by is 'in flight: the worker that claimed it';
+comment on column ulak._deliveries.last_error is 'last failure; starts with [RETRYABLE], [PERMANENT] or [DISABLE]';
+comment on column ulak._deliveries.idempotency_key is 'one message per endpoint and key, until archive_after seconds after its delivery';
+comment on column ulak._deliveries.payload_hash is 'sha256 of the payload''s text, where an idempotency key was given';
+comment on column ulak._deliveries.ordering_key is 'messages of one endpoint and key are delivered in commit order, one at a time';
+comment on column ulak._deliveries.headers is 'extra request headers';
+comment on column ulak._deliveries.metadata is 'the sender''s own notes, not sent, but for event_type: it is the type of a CloudEvent';
+comment on column ulak._deliveries.response is 'what the receiver answered, if capture_response is on';
+comment on column ulak._deliveries.failure_history is 'earlier failed cycles, newest last, at most 20';

@@ -1,7 +1,8 @@
 -- The dead-letter queue: messages that ulak gave up on, until retention removes them.
 
-create table ulak.dlq (
-    id bigint primary key generated always as identity,
+-- The two last columns, event_id and event_created_at, are added in 50_archive.sql.
+create table ulak._letters (
+    id bigint generated always as identity (sequence name ulak.dlq_id_seq) constraint dlq_pkey primary key,
     original_message_id bigint not null,
     endpoint_id bigint not null,
     message_id uuid not null,
@@ -21,7 +22,7 @@ create table ulak.dlq (
     status text not null default 'failed',
     endpoint_name text not null,
     protocol text not null,
-    payload jsonb not null,
+    payload jsonb,
     last_error text,
     idempotency_key text,
     payload_hash text,
@@ -42,40 +43,40 @@ create table ulak.dlq (
     )
 );
 
-create index dlq_failed_idx on ulak.dlq (endpoint_id, original_message_id) where status = 'failed';
-create index dlq_retention_idx on ulak.dlq (archived_at);
-create index dlq_original_message_idx on ulak.dlq (original_message_id);
+create index dlq_failed_idx on ulak._letters (endpoint_id, original_message_id) where status = 'failed';
+create index dlq_retention_idx on ulak._letters (archived_at);
+create index dlq_original_message_idx on ulak._letters (original_message_id);
 
-comment on table ulak.dlq is 'messages that could not be delivered, with all that is needed to send them again';
-comment on column ulak.dlq.id is 'what redrive_message() takes';
-comment on column ulak.dlq.original_message_id is 'its id in ulak.queue';
-comment on column ulak.dlq.endpoint_id is 'the endpoint it was for';
-comment on column ulak.dlq.message_id is 'sent as webhook-id; kept by a redrive';
-comment on column ulak.dlq.original_created_at is 'when it was sent';
-comment on column ulak.dlq.failed_at is 'when ulak gave up';
-comment on column ulak.dlq.archived_at is 'when it entered this table; dlq_retention_days counts from here';
-comment on column ulak.dlq.first_failed_at is 'first failure of the last cycle';
-comment on column ulak.dlq.scheduled_at is 'as sent';
-comment on column ulak.dlq.expires_at is 'as sent; a redrive clears it';
-comment on column ulak.dlq.redriven_at is 'when it was put back into the queue';
-comment on column ulak.dlq.redriven_message_id is 'its new id in ulak.queue';
-comment on column ulak.dlq.correlation_id is 'as sent';
-comment on column ulak.dlq.generation is 'as it was when it failed';
-comment on column ulak.dlq.attempts is 'claims started in the last cycle';
-comment on column ulak.dlq.retry_count is 'budget used in the last cycle';
-comment on column ulak.dlq.priority is 'as sent';
-comment on column ulak.dlq.status is 'failed, redriven or discarded';
-comment on column ulak.dlq.endpoint_name is 'the endpoint''s name when it failed';
-comment on column ulak.dlq.protocol is 'the endpoint''s protocol when it failed';
-comment on column ulak.dlq.payload is 'as sent';
-comment on column ulak.dlq.last_error is 'why ulak gave up';
-comment on column ulak.dlq.idempotency_key is 'as sent; a redrive clears it';
-comment on column ulak.dlq.payload_hash is 'as in ulak.queue';
-comment on column ulak.dlq.ordering_key is 'as sent';
-comment on column ulak.dlq.headers is 'as sent';
-comment on column ulak.dlq.metadata is 'as sent';
-comment on column ulak.dlq.response is 'the last answer, if capture_response is on';
-comment on column ulak.dlq.failure_history is 'earlier failed cycles, newest last, at most 20';
-comment on column ulak.dlq.redriven_by is 'who put it back';
-comment on column ulak.dlq.discarded_at is 'when it was given up';
-comment on column ulak.dlq.discarded_by is 'who gave it up';
+comment on table ulak._letters is 'dead letters; private to ulak: read ulak.dlq';
+comment on column ulak._letters.id is 'what redrive_message() takes';
+comment on column ulak._letters.original_message_id is 'its id in ulak.queue';
+comment on column ulak._letters.endpoint_id is 'the endpoint it was for';
+comment on column ulak._letters.message_id is 'sent as webhook-id; kept by a redrive';
+comment on column ulak._letters.original_created_at is 'when it was sent';
+comment on column ulak._letters.failed_at is 'when ulak gave up';
+comment on column ulak._letters.archived_at is 'when it entered this table; dlq_retention_days counts from here';
+comment on column ulak._letters.first_failed_at is 'first failure of the last cycle';
+comment on column ulak._letters.scheduled_at is 'as sent';
+comment on column ulak._letters.expires_at is 'as sent; a redrive clears it';
+comment on column ulak._letters.redriven_at is 'when it was put back into the queue';
+comment on column ulak._letters.redriven_message_id is 'its new id in ulak.queue';
+comment on column ulak._letters.correlation_id is 'as sent';
+comment on column ulak._letters.generation is 'as it was when it failed';
+comment on column ulak._letters.attempts is 'claims started in the last cycle';
+comment on column ulak._letters.retry_count is 'budget used in the last cycle';
+comment on column ulak._letters.priority is 'as sent';
+comment on column ulak._letters.status is 'failed, redriven or discarded';
+comment on column ulak._letters.endpoint_name is 'the endpoint''s name when it failed';
+comment on column ulak._letters.protocol is 'the endpoint''s protocol when it failed';
+comment on column ulak._letters.payload is 'as sent';
+comment on column ulak._letters.last_error is 'why ulak gave up';
+comment on column ulak._letters.idempotency_key is 'as sent; a redrive clears it';
+comment on column ulak._letters.payload_hash is 'as in ulak.queue';
+comment on column ulak._letters.ordering_key is 'as sent';
+comment on column ulak._letters.headers is 'as sent';
+comment on column ulak._letters.metadata is 'as sent';
+comment on column ulak._letters.response is 'the last answer, if capture_response is on';
+comment on column ulak._letters.failure_history is 'earlier failed cycles, newest last, at most 20';
+comment on column ulak._letters.redriven_by is 'who put it back';
+comment on column ulak._letters.discarded_at is 'when it was given up';
+comment on column ulak._letters.discarded_by is 'who gave it up';

@@ -1,13 +1,13 @@
 -- The archive: finished messages by month of creation, until retention drops the month.
 
-create table ulak.archive (
-    like ulak.queue including comments including defaults,
+create table ulak._archived (
+    like ulak._deliveries including comments including defaults,
     archived_at timestamptz not null default now()
 ) partition by range (created_at);
 
-alter table ulak.archive alter column id drop default;
+alter table ulak._archived alter column id drop default;
 
-create table ulak.archive_default partition of ulak.archive default;
+create table ulak.archive_default partition of ulak._archived default;
 
 -- Maintenance moves its rows. Where a publication is for all tables, a table whose rows can't be told apart lets nobody do that.
 alter table ulak.archive_default replica identity full;
@@ -23,6 +23,21 @@ create index archive_default_created_at_idx on ulak.archive_default using brin (
 -- replay_message() and explain() look a message up by id.
 create index archive_default_id_idx on ulak.archive_default (id);
 
-comment on table ulak.archive is 'finished messages in monthly partitions archive_YYYY_MM (UTC)';
-comment on column ulak.archive.archived_at is 'when it left ulak.queue';
-comment on table ulak.archive_default is 'messages whose month has no partition yet; maintenance moves them';
+-- Where the body of a message lies. Its own payload, headers or metadata win over those of its event: messages that 0.2.0 has sent carry
+-- all three, and have no event. Last in each table, where an upgrade adds them.
+alter table ulak._deliveries add column event_id bigint, add column event_created_at timestamptz;
+alter table ulak._archived add column event_id bigint, add column event_created_at timestamptz;
+alter table ulak._letters add column event_id bigint, add column event_created_at timestamptz;
+
+-- For retention: what was redriven or replayed needs an event of an earlier month.
+create index archive_default_event_created_at_idx on ulak.archive_default (event_created_at) where event_created_at is not null;
+
+comment on table ulak._archived is 'finished messages in monthly partitions archive_YYYY_MM (UTC); private to ulak: read ulak.archive';
+comment on table ulak.archive_default is 'finished messages whose month has no partition yet; maintenance moves them';
+comment on column ulak._archived.archived_at is 'when it left ulak.queue';
+comment on column ulak._deliveries.event_id is 'the event that it is a delivery of; null: sent by 0.2.0';
+comment on column ulak._deliveries.event_created_at is 'when that event was sent, if not with this message: it was redriven or replayed';
+comment on column ulak._archived.event_id is 'as in ulak.queue';
+comment on column ulak._archived.event_created_at is 'as in ulak.queue';
+comment on column ulak._letters.event_id is 'as in ulak.queue';
+comment on column ulak._letters.event_created_at is 'as in ulak.queue';

@@ -8,7 +8,7 @@ begin
     perform set_config('lock_timeout', '100ms', true);
     for v_try in 1..300 loop
         begin
-            lock table ulak.queue, ulak.endpoints, ulak.workers in access exclusive mode;
+            lock table ulak.queue, ulak.dlq, ulak.archive, ulak.endpoints, ulak.workers in access exclusive mode;
             perform set_config('lock_timeout', '0', true);
             return;
         exception
@@ -130,3 +130,133 @@ alter table ulak.workers add column timeline integer;
 alter table ulak.schedule add column is_watched boolean not null default false;
 comment on column ulak.workers.timeline is 'of the server when the worker came: a server that was promoted since knows nothing of its session';
 comment on column ulak.schedule.is_watched is 'workers need a watcher: pg_cron starts nothing between two full minutes';
+
+-- Messages: new, empty tables for what was sent and for idempotency keys.
+
+-- An event has the id of its first delivery. Months are made and dropped together with those of the archive
+-- (sql/code/56_partitions.sql), but none is dropped as long as something needs an event of it.
+create table ulak._events (
+    id bigint not null,
+    created_at timestamptz not null default now(),
+    payload jsonb not null,
+    headers jsonb,
+    metadata jsonb
+) partition by range (created_at);
+
+create table ulak._events_default partition of ulak._events default;
+-- Nobody waits for the lock of a table that is new.
+create index _events_default_id_idx on ulak._events_default (id);
+-- Maintenance moves its rows. Where a publication is for all tables, a table whose rows can't be told apart lets nobody do that. Nobody
+-- waits for its lock.
+alter table ulak._events_default replica identity full;
+
+-- Idempotency keys in use. A row of its own and not an index on deliveries: a delivered message leaves them, but keeps its key for
+-- archive_after seconds, because a client that repeats its request a moment after the delivery must get the same answer as one
+-- that repeats it a moment before.
+create table ulak._idempotency_keys (
+    endpoint_id bigint not null,
+    idempotency_key text collate "C" not null,
+    message_id bigint not null,
+    payload_hash text not null,
+    free_at timestamptz,
+    primary key (endpoint_id, idempotency_key)
+);
+
+-- Nobody waits for the lock of a table that is new.
+create index _idempotency_keys_free_at_idx on ulak._idempotency_keys (free_at) where free_at is not null;
+
+comment on table ulak._events is 'what was sent: payload, headers and metadata, once for all endpoints that it goes to; private to ulak';
+comment on column ulak._events.id is 'the id of its first message';
+comment on column ulak._events.created_at is 'start of the transaction that sent it';
+comment on column ulak._events.payload is 'the body';
+comment on column ulak._events.headers is 'extra request headers';
+comment on column ulak._events.metadata is 'the sender''s own notes';
+comment on table ulak._events_default is 'events whose month has no partition yet; maintenance moves them; private to ulak';
+comment on table ulak._idempotency_keys is 'idempotency keys in use; private to ulak';
+comment on column ulak._idempotency_keys.endpoint_id is 'the endpoint of the key';
+comment on column ulak._idempotency_keys.idempotency_key is 'the key';
+comment on column ulak._idempotency_keys.message_id is 'the message that was sent with it';
+comment on column ulak._idempotency_keys.payload_hash is 'sha256 of that message''s payload';
+comment on column ulak._idempotency_keys.free_at is 'when the key of a delivered message is free again; null while the message is live';
+
+select pg_catalog.pg_extension_config_dump('ulak._events_default', '');
+select pg_catalog.pg_extension_config_dump('ulak._idempotency_keys', '');
+
+-- The tables of messages get other names, and views have theirs. All three are locked already; nothing is rewritten. What was sent by
+-- 0.2.0 keeps its body in its row, and is delivered from there.
+alter table ulak.queue rename to _deliveries;
+alter index ulak.queue_pkey rename to _deliveries_pkey;
+alter index ulak.queue_pending_idx rename to deliveries_pending_idx;
+alter index ulak.queue_processing_idx rename to deliveries_processing_idx;
+alter index ulak.queue_finished_idx rename to deliveries_finished_idx;
+alter index ulak.queue_expiry_idx rename to deliveries_expiry_idx;
+alter index ulak.queue_ordering_idx rename to deliveries_ordering_idx;
+alter index ulak.queue_correlation_idx rename to deliveries_correlation_idx;
+drop index ulak.queue_idempotency_idx;
+alter table ulak.dlq rename to _letters;
+alter table ulak.archive rename to _archived;
+alter table ulak._deliveries alter column payload drop not null, add column event_id bigint, add column event_created_at timestamptz;
+alter table ulak._letters alter column payload drop not null, add column event_id bigint, add column event_created_at timestamptz;
+alter table ulak._archived alter column payload drop not null, add column event_id bigint, add column event_created_at timestamptz;
+
+-- Locks the archive, which is ours already. Reads the rows of this month; those of earlier ones need no index.
+do $plpgsql$
+declare
+    v_partition text;
+begin
+    for v_partition in
+        select p.name
+        from ulak._archive_partitions p
+        where p.month >= date_trunc('month', now(), 'UTC')
+    loop
+        execute format('create index on ulak.%I (event_created_at) where event_created_at is not null', v_partition);
+        execute format($$comment on column ulak.%I.event_id is 'as in ulak.queue'$$, v_partition);
+        execute format($$comment on column ulak.%I.event_created_at is 'as in ulak.queue'$$, v_partition);
+        execute format($$comment on column ulak.%I.status is 'pending or processing; in the archive completed, failed, expired or cancelled'$$, v_partition);
+        execute format(
+            $$comment on column ulak.%I.idempotency_key is 'one message per endpoint and key, until archive_after seconds after its delivery'$$,
+            v_partition
+        );
+    end loop;
+end
+$plpgsql$;
+
+-- Of the archive, which is locked already.
+create index archive_default_event_created_at_idx on ulak.archive_default (event_created_at) where event_created_at is not null;
+
+-- Waits for nobody: the queue is locked already. Takes as long as there are messages with an idempotency key.
+insert into ulak._idempotency_keys (endpoint_id, idempotency_key, message_id, payload_hash, free_at)
+select
+    q.endpoint_id,
+    q.idempotency_key,
+    q.id,
+    q.payload_hash,
+    case when q.status = 'completed' then q.completed_at + make_interval(secs => ulak.setting('archive_after')::integer) end
+from ulak._deliveries q
+where q.idempotency_key is not null and q.status in ('pending', 'processing', 'completed');
+
+comment on table ulak._deliveries is 'where each message stands that is not finished; private to ulak: read ulak.queue';
+comment on column ulak._deliveries.status is 'pending or processing; in the archive completed, failed, expired or cancelled';
+comment on column ulak._deliveries.idempotency_key is 'one message per endpoint and key, until archive_after seconds after its delivery';
+comment on table ulak._archived is 'finished messages in monthly partitions archive_YYYY_MM (UTC); private to ulak: read ulak.archive';
+comment on table ulak.archive_default is 'finished messages whose month has no partition yet; maintenance moves them';
+comment on column ulak._archived.archived_at is 'when it left ulak.queue';
+comment on column ulak._deliveries.event_id is 'the event that it is a delivery of; null: sent by 0.2.0';
+comment on column ulak._deliveries.event_created_at is 'when that event was sent, if not with this message: it was redriven or replayed';
+comment on column ulak._archived.event_id is 'as in ulak.queue';
+comment on column ulak._archived.event_created_at is 'as in ulak.queue';
+comment on column ulak._letters.event_id is 'as in ulak.queue';
+comment on column ulak._letters.event_created_at is 'as in ulak.queue';
+comment on table ulak._letters is 'dead letters; private to ulak: read ulak.dlq';
+comment on column ulak._archived.status is 'pending or processing; in the archive completed, failed, expired or cancelled';
+comment on column ulak._archived.idempotency_key is 'one message per endpoint and key, until archive_after seconds after its delivery';
+
+drop function ulak._insert_messages(ulak._mailing, boolean);
+drop function ulak._insert_unless_known(bigint[], ulak._mailing);
+drop function ulak._new_rows(bigint[], ulak._mailing);
+drop function ulak._first_of_idempotency_key(bigint, text, text, text);
+drop function ulak._enqueue_many(bigint[], jsonb[], integer, text[]);
+drop function ulak._archive_batch(timestamptz, timestamptz, integer, bigint, timestamptz);
+drop function ulak._create_archive_table(text, timestamptz, timestamptz);
+drop function ulak._move_from_default(text, timestamptz, timestamptz);
+drop view ulak._archive_partitions;

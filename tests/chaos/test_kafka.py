@@ -33,7 +33,7 @@ class Shop:
         world.value(create, Jsonb(config), Jsonb(PATIENT))
 
     def wait_for_more(self, count: int) -> None:
-        completed = "select count(*) from ulak.queue where status = 'completed'"
+        completed = "select count(*) from ulak.messages where status = 'completed'"
         goal = self.world.value(completed) + count
         wait_until(lambda: self.world.value(completed) >= goal, 90, f"{count} more messages")
 

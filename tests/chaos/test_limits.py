@@ -35,7 +35,7 @@ ARCHIVED = "select count(*) from ulak.archive where payload ? 'token'"
 # Fills the month up to more than the size of a WAL segment, so that a limit on the size of files meets no file but this.
 # Its rows are smaller than those of messages: no page has room for one more.
 BALLAST = """
-    insert into ulak.archive (id, endpoint_id, status, payload)
+    insert into ulak._archived (id, endpoint_id, status, payload)
     select -n, 0, 'completed', '{"ballast": true}'
     from generate_series(1, 130000) n
     returning tableoid::regclass

@@ -48,7 +48,7 @@ def test_a_broker_of_mqtt_is_restarted(world: World, close_books: Any, tmp_path:
                     broker.leave()
                     broker.start()
             world.drain()
-        delivered = world.value("select count(*) from ulak.queue where status = 'completed'")
+        delivered = world.value("select count(*) from ulak.messages where status = 'completed'")
         wait_until(lambda: len({each.token for each in world.recorder.arrivals()}) >= delivered, 30, "the last of them")
 
         close_books(duplicates=True, repeated_attempts=True)

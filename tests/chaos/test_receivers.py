@@ -89,7 +89,7 @@ def test_one_slow_endpoint_among_a_hundred_delays_no_other(world: World, close_b
     world.endpoint("slow", timeout=60)
     world.recorder.behave("/slow", Behaviour(hold=True))
     fast_live = """
-        select count(*) from ulak.queue join ulak.endpoints e on e.id = endpoint_id
+        select count(*) from ulak.messages join ulak.endpoints e on e.id = endpoint_id
         where status in ('pending', 'processing') and e.name <> 'slow'
     """
 

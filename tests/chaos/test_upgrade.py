@@ -54,5 +54,6 @@ def test_the_last_release_is_upgraded_under_load(world: World, close_books: Any,
         world.drain()
 
     close_books()
-    assert not producers.refused
+    # Of 0.2.0, a send() with options that waits for the upgrade's lock finds a view where its table was: it is refused, and can be repeated.
+    assert set(producers.refused) <= {"42P10"}
     assert world.cluster.log.read_text(errors="replace").count("deadlock detected") == deadlocks

@@ -19,7 +19,7 @@ LIVE = "select count(*) from ulak.queue where status in ('pending', 'processing'
 
 @pytest.fixture(autouse=True)
 def shop(db: DB) -> None:
-    db.execute("truncate ulak.queue, ulak.endpoints cascade")
+    db.execute("truncate ulak._deliveries, ulak._idempotency_keys, ulak.endpoints cascade")
     db.execute("select ulak.configure('max_queue_size', null), ulak.create_endpoint('shop', 'pull', '{}')")
 
 
@@ -108,7 +108,7 @@ def test_a_limit_holds_from_its_commit_whoever_sent_meanwhile(connect: Connect, 
 def test_a_limit_holds_from_its_commit_whoever_was_probing_meanwhile(connect: Connect, db: DB) -> None:
     limit(db, 100)
     gate, sender = connect(autocommit=False), connect()
-    gate.execute("lock table ulak.queue in access exclusive mode")
+    gate.execute("lock table ulak._deliveries in access exclusive mode")
 
     probing = Running(lambda: send(sender, 3))
     wait_until_blocked(sender, db)
@@ -124,7 +124,7 @@ def test_a_full_queue_is_not_remembered_across_a_new_limit(connect: Connect, db:
     limit(db, 3)
     assert send(db, 3)
     gate, sender = connect(autocommit=False), connect()
-    gate.execute("lock table ulak.queue in access exclusive mode")
+    gate.execute("lock table ulak._deliveries in access exclusive mode")
 
     probing = Running(lambda: send(sender, 2))
     wait_until_blocked(sender, db)

@@ -49,7 +49,7 @@ def test_eight_claimers_claim_each_of_many_messages_once(queue: Queue, sessions:
     gather([lambda session=session: work(session) for session in sessions(8)])  # type: ignore[misc]
 
     assert sorted(claimed) == sorted(ids)
-    assert queue.rows("select status, attempts, count(*) from ulak.queue group by 1, 2") == [
+    assert queue.rows("select status, attempts, count(*) from ulak.messages group by 1, 2") == [
         {"status": "processing", "attempts": 1, "count": 20_000}
     ]
 
@@ -199,7 +199,7 @@ def test_sweeps_at_once_recover_each_message_once(queue: Queue, sessions: Sessio
     recovered = gather([lambda session=session: session.recover(now=60) for session in sessions(6)])  # type: ignore[misc]
 
     assert sum(recovered) == 2000
-    assert queue.rows("select status, retry_count, count(*) from ulak.queue group by 1, 2") == [
+    assert queue.rows("select status, retry_count, count(*) from ulak.messages group by 1, 2") == [
         {"status": "pending", "retry_count": 1, "count": 2000}
     ]
 

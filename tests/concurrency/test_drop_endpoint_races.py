@@ -33,7 +33,7 @@ BY_EVENT = ["publish", "publish_batch"]
 
 @pytest.fixture(autouse=True)
 def shop(db: DB) -> None:
-    db.execute("truncate ulak.queue, ulak.dlq, ulak.endpoints, ulak.event_types cascade")
+    db.execute("truncate ulak._deliveries, ulak._archived, ulak._idempotency_keys, ulak._letters, ulak.endpoints, ulak.event_types cascade")
     db.execute("select ulak.create_event_type('sold')")
     for name in ("shop", "other"):
         db.execute("select ulak.create_endpoint(%s, 'pull', '{}')", [name])
@@ -152,7 +152,7 @@ def test_what_is_sent_while_its_endpoint_is_dropped_becomes_a_dead_letter(connec
     assert lost == (2 if way == "send_batch" else 1)
     assert db.execute("select id from ulak.claim('w', 10) where endpoint <> 'other'").fetchall() == []
     assert bury_orphans(db) == [BURIED] * lost
-    assert count(db, "select count(*) from ulak.queue where status = 'failed'") == lost
+    assert count(db, "select count(*) from ulak.messages where status = 'failed'") == lost
 
 
 @pytest.mark.parametrize("way", WAYS)

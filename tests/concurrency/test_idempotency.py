@@ -20,7 +20,7 @@ SEND = "select ulak.send('shop', %s, p_idempotency_key => %s)"
 
 @pytest.fixture(autouse=True)
 def shop(db: DB) -> None:
-    db.execute("truncate ulak.queue, ulak.endpoints cascade")
+    db.execute("truncate ulak._deliveries, ulak._archived, ulak._idempotency_keys, ulak.endpoints cascade")
     db.execute("select ulak.create_endpoint('shop', 'pull', '{}')")
 
 
@@ -31,7 +31,7 @@ def send(session: DB, payload: str = "1", key: str = "k") -> int:
 
 
 def ids(db: DB) -> list[int]:
-    return [id for (id,) in db.execute("select id from ulak.queue order by id")]
+    return [id for (id,) in db.execute("select id from ulak.messages order by id")]
 
 
 def wait_until_all_wait(sessions: list[DB], observer: DB) -> None:

@@ -18,7 +18,7 @@ SEND = """
     from generate_series(%s::integer, %s::integer) n
 """
 UNRELATED = "select count(ulak.send('other', '{}', p_ordering_key => 'other ' || n)) from generate_series(1, 50) n"
-BY_STATUS = "select status, count(*) from ulak.queue q join ulak.endpoints e on e.id = endpoint_id where name = 'shop' group by 1"
+BY_STATUS = "select status, count(*) from ulak.messages q join ulak.endpoints e on e.id = endpoint_id where name = 'shop' group by 1"
 
 
 @pytest.fixture(scope="module")

@@ -194,7 +194,7 @@ def test_a_sweep_goes_on_where_the_last_one_ended(queue: Queue) -> None:
     """One more key than a sweep looks at, and the last of them is stuck."""
     queue.db.execute(
         """
-        insert into ulak.queue (endpoint_id, payload, ordering_key, next_retry_at)
+        insert into ulak._deliveries (endpoint_id, payload, ordering_key, next_retry_at)
         select e.id, '1', to_char(n, 'FM00000'), case when n = 10001 then 'infinity' else now() end
         from ulak.endpoints e, generate_series(1, 10001) n
         """
@@ -296,7 +296,7 @@ def test_a_key_whose_head_is_held_costs_a_claim_no_write(queue: Queue, begin: Be
     for claim in claims:
         queue.complete(claim)
     assert [claim.id for claim in queue.claim(10)] == [sent["l2"]]
-    versions = "select ctid::text from ulak.queue order by id"
+    versions = "select ctid::text from ulak._deliveries order by id"
     before = queue.column(versions)
 
     assert [claim.id for _ in range(3) for claim in queue.claim(10)] == []
@@ -432,7 +432,7 @@ def test_a_hot_key_flows_while_its_senders_go_on(queue: Queue, sessions: Session
 
     *sent, _ = gather([*(lambda s=s: send(s) for s in senders), work])  # type: ignore[misc]
 
-    assert delivered == queue.column("select id from ulak.queue order by id limit %s", len(delivered))
+    assert delivered == queue.column("select id from ulak.messages order by id limit %s", len(delivered))
     assert all(sent)
 
 
@@ -610,11 +610,11 @@ def test_four_workers_that_fail_and_die_never_invert_a_key(queue: Queue, session
     )
 
     delivered: dict[str, list[int]] = defaultdict(list)
-    for row in queue.rows("select ordering_key, id, status from ulak.queue order by id"):
+    for row in queue.rows("select ordering_key, id, status from ulak.messages order by id"):
         assert row["status"] in ("completed", "failed")
         if row["status"] == "completed":
             delivered[row["ordering_key"]].append(row["id"])
     receiver.check(delivered)
     assert sum(map(len, delivered.values())) > 200
-    dead = queue.column("select id from ulak.queue where status = 'failed' order by 1")
+    dead = queue.column("select id from ulak.messages where status = 'failed' order by 1")
     assert queue.column("select original_message_id from ulak.dlq order by 1") == dead

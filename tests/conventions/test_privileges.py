@@ -84,6 +84,7 @@ RELATIONS = {
         "attempts": "select",
         "backlog_samples": "select",
         "dlq": "select",
+        "messages": "select",
         "endpoint_grants": "select",
         "endpoint_list": "select",
         "endpoint_stats": "select",

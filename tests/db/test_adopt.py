@@ -224,11 +224,11 @@ def test_an_installation_that_took_itself_for_a_restore_is_completed_by_maintena
     with cluster.connect(empty_database) as db:
         db.execute("set row_security = off")
         db.execute("create extension ulak cascade")
-        assert value(db, "select count(*) from ulak._archive_partitions") == 0
+        assert value(db, "select count(*) from ulak._month_partitions where parent = 'ulak._archived'::regclass") == 0
 
         db.execute("call ulak.run_maintenance()")
 
-        assert value(db, "select count(*) from ulak._archive_partitions") == 4
+        assert value(db, "select count(*) from ulak._month_partitions where parent = 'ulak._archived'::regclass") == 4
         own = "select system_identifier from pg_control_system()"
         assert column(db, "select system_identifier from ulak.cluster_identity") == [value(db, own)]
 

@@ -29,7 +29,7 @@ def database(module_database: str) -> str:
 
 @pytest.fixture
 def shop(db: DB) -> Queue:
-    db.execute("truncate ulak.queue, ulak.endpoints, ulak.event_types cascade")
+    db.execute("truncate ulak._deliveries, ulak._idempotency_keys, ulak.endpoints, ulak.event_types cascade")
     shop = Queue(db)
     shop.value("select ulak.configure('max_queue_size', null), pg_stat_reset()")
     shop.endpoint("shop")
@@ -242,7 +242,7 @@ def test_a_probe_says_what_fits_and_promises_the_largest_reserve_of_a_ladder(sho
     """Reserves of 80: 40, 20, 10, 5, 2, 1."""
     found = {}
     for live in (0, 40, 41, 60, 61, 70, 75, 78, 79, 80, 81):
-        shop.db.execute("truncate ulak.queue")
+        shop.db.execute("truncate ulak._deliveries, ulak._idempotency_keys")
         shop.send_many(live)
         shop.claim(live // 3 + 1, now=60)
         found[live] = shop.value("select ulak._probe_reserve(80, 1)")
@@ -255,7 +255,7 @@ def test_a_probe_says_what_fits_and_promises_the_largest_reserve_of_a_ladder(sho
 def test_a_probe_never_promises_more_than_is_free_nor_less_than_half(
     shop: Queue, live: int, size: int, messages: int
 ) -> None:
-    shop.db.execute("truncate ulak.queue")
+    shop.db.execute("truncate ulak._deliveries, ulak._idempotency_keys")
     shop.send_many(live)
 
     reserve = int(shop.value("select ulak._probe_reserve(%s, %s)", size, messages))

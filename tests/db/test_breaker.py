@@ -137,12 +137,12 @@ def test_the_last_success_and_failure_are_remembered(queue: Queue) -> None:
 @pytest.mark.usefixtures("shop")
 def test_nothing_is_claimed_while_it_is_open(queue: Queue) -> None:
     opened(queue)
-    before = queue.rows("select *, xmin::text, ctid::text from ulak.queue order by id")
+    before = queue.rows("select *, xmin::text, ctid::text from ulak._deliveries order by id")
 
     assert queue.claim(100, now=29.9) == []
     assert queue.claim(100, endpoint="shop", now=29.9) == []
 
-    assert queue.rows("select *, xmin::text, ctid::text from ulak.queue order by id") == before
+    assert queue.rows("select *, xmin::text, ctid::text from ulak._deliveries order by id") == before
 
 
 @pytest.mark.usefixtures("shop")

@@ -85,7 +85,6 @@ def test_explain_history_and_the_log_tell_of_it(queue: Queue) -> None:
 
     assert story(queue, id)[1:] == [
         "cancelled by postgres before its first attempt",
-        "archived",
         f"next: nothing. To send it again: select ulak.replay_message({id});",
     ]
     assert [row["outcome"] for row in queue.rows("select outcome from ulak.history(%s)", id)] == ["cancelled"]
@@ -160,7 +159,7 @@ def test_an_application_may_cancel_but_not_the_events_of_operators(connect: Conn
     # What _tell_operators() makes.
     alert = admin.value(
         """
-        insert into ulak.queue (endpoint_id, payload, metadata)
+        insert into ulak._deliveries (endpoint_id, payload, metadata)
         select id, '{}', '{"event_type": "ulak.message.dead"}' from ulak.endpoints returning id
         """
     )

@@ -12,7 +12,7 @@ OTHERS = 20_000
 
 # Beside 200 messages that are due: many that are not, many that nobody may claim, many in flight, many done.
 LOAD = f"""
-    insert into ulak.queue (endpoint_id, payload, status, priority, next_retry_at, expires_at, locked_by, lease_until, ordering_key)
+    insert into ulak._deliveries (endpoint_id, payload, status, priority, next_retry_at, expires_at, locked_by, lease_until, ordering_key)
     select e.id, '{{}}', k.status, n %% 3, k.due, k.expires, k.worker, k.lease, k.key
     from generate_series(1, {OTHERS}) n
     cross join (
@@ -35,10 +35,10 @@ STATISTICS = {
     "stale": "",
     "none": """
         set allow_system_table_mods = on;
-        delete from pg_statistic where starelid in ('ulak.queue'::regclass, 'ulak.endpoints'::regclass);
+        delete from pg_statistic where starelid in ('ulak._deliveries'::regclass, 'ulak.endpoints'::regclass);
         update pg_class set reltuples = -1, relpages = 0
-        where oid in (select indexrelid from pg_index where indrelid = 'ulak.queue'::regclass)
-            or oid in ('ulak.queue'::regclass, 'ulak.endpoints'::regclass);
+        where oid in (select indexrelid from pg_index where indrelid = 'ulak._deliveries'::regclass)
+            or oid in ('ulak._deliveries'::regclass, 'ulak.endpoints'::regclass);
     """,
     "fresh": "analyze",
 }
@@ -48,7 +48,7 @@ STATISTICS = {
 def old(module_session: DB) -> Queue:
     """A session as old as the queue, which it has seen filling up."""
     queue = Queue(module_session)
-    module_session.execute("alter table ulak.queue set (autovacuum_enabled = off)")
+    module_session.execute("alter table ulak._deliveries set (autovacuum_enabled = off)")
     for name in ("shop", "disabled", "open", "other"):
         queue.endpoint(name, {"circuit_breaker": {"threshold": 1000}}, {"max_retries": 1000})
     module_session.execute(
@@ -94,7 +94,7 @@ def rows_read(queue: Queue, action: Callable[[], object]) -> int:
 
     def count() -> int:
         queue.db.execute("select pg_stat_force_next_flush()")
-        query = "select seq_tup_read + idx_tup_fetch from pg_stat_user_tables where relid = 'ulak.queue'::regclass"
+        query = "select seq_tup_read + idx_tup_fetch from pg_stat_user_tables where relid = 'ulak._deliveries'::regclass"
         return int(queue.value(query))
 
     before = count()

@@ -197,17 +197,6 @@ def test_a_message_that_is_parked_stays_parked(queue: Queue) -> None:
     assert queue.value("select next_retry_at = 'infinity' from ulak.queue where id = %s", second)
 
 
-def test_what_was_finished_ahead_is_archived_in_its_time(queue: Queue) -> None:
-    queue.endpoint()
-    id = queue.send()
-    queue.complete(queue.claim_one(now=HOUR), now=HOUR)
-    sweep(queue, HOUR)
-
-    assert sweep(queue, 0) == (1, False)
-
-    assert queue.message(id)["updated_at"] == queue.at(0)
-
-
 # What the look costs, and until when it goes on.
 
 

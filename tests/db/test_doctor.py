@@ -367,7 +367,7 @@ def test_a_missing_month_is_made(queue: Queue) -> None:
 def test_a_default_partition_is_emptied(queue: Queue) -> None:
     endpoint = queue.endpoint()
     queue.db.execute(
-        "insert into ulak.archive (id, endpoint_id, payload, created_at, status) values (1, %s, '{}', '2020-02-03Z', 'completed')",
+        "insert into ulak._archived (id, endpoint_id, payload, created_at, status) values (1, %s, '{}', '2020-02-03Z', 'completed')",
         [endpoint],
     )
 
@@ -689,10 +689,10 @@ def littered(db: DB) -> Queue:
 def to_be_littered(db: DB) -> Queue:
     """A queue that can be littered with dead rows, which nobody vacuums by himself."""
     queue = Queue(db, base=db.execute("select now()").fetchone()[0])  # type: ignore[index]
-    db.execute("alter table ulak.queue set (autovacuum_enabled = off)")
+    db.execute("alter table ulak._deliveries set (autovacuum_enabled = off)")
     queue.endpoint()
     db.execute(
-        "insert into ulak.queue (endpoint_id, payload) select id, '{}' from ulak.endpoints, generate_series(1, 5001)"
+        "insert into ulak._deliveries (endpoint_id, payload) select id, '{}' from ulak.endpoints, generate_series(1, 5001)"
     )
     return queue
 
@@ -706,7 +706,7 @@ def litter(queue: Queue) -> None:
 def held_back(queue: Queue, by: str) -> dict[str, Any]:
     """The finding that names who does it, some minutes later and after a vacuum that could not do its work."""
     litter(queue)
-    queue.db.execute("vacuum ulak.queue")
+    queue.db.execute("vacuum ulak._deliveries")
 
     def told() -> list[dict[str, Any]]:
         return [each for each in findings(queue, "vacuum", now=120) if by in each["finding"]]
@@ -717,7 +717,7 @@ def held_back(queue: Queue, by: str) -> dict[str, Any]:
 
 
 def is_free(queue: Queue) -> bool:
-    queue.db.execute("vacuum ulak.queue")
+    queue.db.execute("vacuum ulak._deliveries")
     return findings(queue, "vacuum", now=120) == []
 
 

@@ -514,14 +514,14 @@ def test_a_drop_counts_by_index_and_not_over_finished_messages(db: DB) -> None:
     db.execute(CREATE, ["a", "pull", "{}"])
     db.execute(
         """
-        insert into ulak.queue (endpoint_id, payload, status, completed_at)
+        insert into ulak._deliveries (endpoint_id, payload, status, completed_at)
         select 1, '{}', 'completed', now() from generate_series(1, 5000)
         """
     )
 
     with db.transaction():
         db.execute("select ulak.drop_endpoint('a')")
-        query = "select pg_stat_get_xact_tuples_returned('ulak.queue'::regclass)"
+        query = "select pg_stat_get_xact_tuples_returned('ulak._deliveries'::regclass)"
         assert db.execute(query).fetchone() == (0,)
 
 

@@ -259,7 +259,7 @@ def test_a_delivered_message_says_how_long_it_took(queue: Queue) -> None:
 
     assert story(queue, id)[1:] == [
         "delivered in attempt 1, which took 1.0s; 3.0s after it was sent",
-        "next: nothing but the archive, 3600 s after its end",
+        f"next: nothing. To send it again: select ulak.replay_message({id});",
     ]
 
 
@@ -272,7 +272,7 @@ def test_an_expired_message_says_when(queue: Queue) -> None:
     queue.expire(now=62)
 
     assert story(queue, id, now=63)[1].startswith("expired: it was not delivered by ")
-    assert ending(queue, id, now=63)[1] == "next: nothing but the archive, 3600 s after its end"
+    assert ending(queue, id, now=63)[1] == f"next: nothing. To send it again: select ulak.replay_message({id});"
 
 
 def test_a_dead_letter_names_the_command_that_redrives_it(queue: Queue) -> None:
@@ -306,17 +306,12 @@ def test_a_redriven_message_goes_on_under_another_id(queue: Queue) -> None:
     ]
 
 
-def archive(queue: Queue, now: float = 7200) -> None:
-    queue.call("archive_completed_messages", 0, 100, now=queue.at(now))
-
-
 def test_an_archived_message_can_be_replayed_and_tells_so_afterwards(queue: Queue) -> None:
     queue.endpoint()
     id = queue.send()
     queue.complete(queue.claim_one())
-    archive(queue)
 
-    assert story(queue, id)[2:] == ["archived", f"next: nothing. To send it again: select ulak.replay_message({id});"]
+    assert story(queue, id)[2:] == [f"next: nothing. To send it again: select ulak.replay_message({id});"]
 
     new = queue.call("replay_message", id)
 
@@ -329,7 +324,6 @@ def test_a_message_of_a_replayed_range_says_so(queue: Queue) -> None:
     queue.send_many(3)
     for claim in queue.claim(3):
         queue.complete(claim)
-    archive(queue)
     queue.db.execute("select ulak.replay_range(%s, '-infinity', 'infinity')", [endpoint])
     new = queue.value("select max(id) from ulak.queue")
 
@@ -340,10 +334,8 @@ def test_an_archived_dead_letter_still_names_the_redrive(queue: Queue) -> None:
     queue.endpoint()
     id = queue.send()
     letter = queue.bury(id)
-    archive(queue)
 
-    assert story(queue, id)[-2:] == [
-        "archived",
+    assert story(queue, id)[-1:] == [
         f"next: nothing, it is dead letter {letter}. To try again: select ulak.redrive_message({letter});",
     ]
 

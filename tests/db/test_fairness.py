@@ -89,7 +89,7 @@ def test_thousands_of_endpoints_that_may_not_be_sent_to_starve_nobody(queue: Que
     )
     queue.db.execute(
         """
-        insert into ulak.queue (endpoint_id, payload, priority, next_retry_at)
+        insert into ulak._deliveries (endpoint_id, payload, priority, next_retry_at)
         select e.id, '1', p, case when %s then %s::timestamptz else now() end
         from ulak.endpoints e, generate_series(0, %s) p where e.name like 'other%%'
         """,
@@ -121,7 +121,7 @@ def test_an_external_worker_is_not_told_that_there_is_nothing_because_others_hav
         """
     )
     queue.db.execute(
-        "insert into ulak.queue (endpoint_id, payload) select id, '1' from ulak.endpoints where protocol = 'http'"
+        "insert into ulak._deliveries (endpoint_id, payload) select id, '1' from ulak.endpoints where protocol = 'http'"
     )
     queue.endpoint("last")
 

@@ -120,7 +120,7 @@ def test_what_makes_no_sense_is_refused(queue: Queue) -> None:
 
 @pytest.mark.parametrize(
     ("criterion", "index"),
-    [("correlation_id = 'c0ffee00-0000-4000-8000-000000000001'", "queue_correlation_idx")],
+    [("correlation_id = 'c0ffee00-0000-4000-8000-000000000001'", "deliveries_correlation_idx")],
 )
 def test_the_queue_has_an_index_for_it(queue: Queue, criterion: str, index: str) -> None:
     with queue.db.transaction(force_rollback=True):

@@ -17,7 +17,7 @@ HTTP = {"url": "https://example.com/hook"}
 @pytest.fixture(autouse=True)
 def vacuumed(rolled_back: DB) -> None:
     """What earlier tests rolled back are dead rows, which a check of the queue warns of."""
-    rolled_back.execute("vacuum ulak.queue")
+    rolled_back.execute("vacuum ulak._deliveries")
 
 
 def check(queue: Queue, component: str, now: float = 0) -> tuple[str, str]:

@@ -174,7 +174,7 @@ def test_a_report_about_a_message_that_is_gone_says_so(queue: Queue, report: str
     error = queue.refuses(report, 999_999_999, "w", 1, *REPORTS[report])
 
     assert error.sqlstate == "55000"
-    assert error.message_detail == "It is not in the queue."
+    assert error.message_detail == "There is no such message."
 
 
 def test_a_heartbeat_for_a_message_that_is_settled_or_gone_is_a_quiet_false(queue: Queue, claim: Claim) -> None:

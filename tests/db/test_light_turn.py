@@ -139,12 +139,15 @@ def test_a_zombie_stores_nothing(queue: Queue) -> None:
         "last_success_at = null",
     ],
 )
-def test_a_delivery_that_its_endpoint_must_hear_of_is_left_to_settling(queue: Queue, change: str) -> None:
+def test_a_delivery_that_its_endpoint_must_hear_of_is_told_to_it(queue: Queue, change: str) -> None:
     id = queue.send()
     turn(queue, id - 1)
     queue.db.execute(f"update ulak.endpoints set {change}")  # type: ignore[arg-type]
 
-    assert turn(queue, id, {id: 1}) == ([], [])
+    assert turn(queue, id, {id: 1}) == ([], [id])
+
+    heard = "select circuit_failure_count, circuit_state, last_success_at is not null from ulak.endpoints"
+    assert queue.db.execute(heard).fetchone() in {(0, "closed", True), (0, "half_open", True)}
 
 
 def test_what_was_claimed_has_all_that_a_request_needs(queue: Queue) -> None:

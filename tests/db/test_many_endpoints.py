@@ -291,7 +291,7 @@ def test_what_was_counted_is_found_by_its_endpoint_though_the_statistics_are_of_
     db.execute(
         "insert into ulak.endpoints (name, protocol, config) select 'e' || n, 'pull', '{}' from generate_series(1, 300) n"
     )
-    db.execute("insert into ulak.queue (endpoint_id, payload) select id, '1' from ulak.endpoints")
+    db.execute("insert into ulak._deliveries (endpoint_id, payload) select id, '1' from ulak.endpoints")
     db.execute("select ulak._sample_backlog()")
     read = """
         select sum(idx_tup_read)::bigint, pg_stat_force_next_flush()::text from pg_stat_user_indexes

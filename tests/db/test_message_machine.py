@@ -143,7 +143,7 @@ class Machine(RuleBasedStateMachine):
             select
                 id, status, attempts, retry_count, locked_by, lease_until, next_retry_at, last_error,
                 coalesce(jsonb_array_length(failure_history), 0)
-            from ulak.queue order by id
+            from ulak.messages where status <> 'cancelled' order by id
             """
         ).fetchall()
         seen = [
@@ -418,7 +418,7 @@ class Machine(RuleBasedStateMachine):
             ends[message.root].append(message.status)
         for statuses in ends.values():
             assert set(statuses[:-1]) <= {"failed"}, "only a dead message is redriven"
-        same = "select count(*) from (select from ulak.queue group by message_id) m"
+        same = "select count(*) from (select from ulak.messages group by message_id) m"
         assert self.queue.value(same) == len(ends)
         Machine.steps = steps
 

@@ -14,7 +14,7 @@ from support.sessions import strain
 
 DB = psycopg.Connection[Any]
 
-PARTITIONS = "select name from ulak._archive_partitions order by name"
+PARTITIONS = "select name from ulak._month_partitions where parent = 'ulak._archived'::regclass order by name"
 
 
 def month(year: int, number: int, day: int = 1, hour: int = 0) -> datetime:
@@ -34,12 +34,12 @@ def archive_all(db: DB, now: datetime) -> Any:
 
 
 def partition_of(db: DB, message: int) -> Any:
-    return value(db, "select tableoid::regclass::text from ulak.archive where id = %s", message)
+    return value(db, "select tableoid::regclass::text from ulak._archived where id = %s", message)
 
 
 def drop_months(db: DB) -> DB:
     """So that a test has a calendar of its own."""
-    for name in column(db, PARTITIONS):
+    for name in column(db, "select name from ulak._month_partitions"):
         db.execute(f"drop table ulak.{name}")  # type: ignore[arg-type]
     return db
 
@@ -67,11 +67,11 @@ def test_an_installation_has_this_month_and_the_next_three(alone: DB) -> None:
 def test_months_are_ordinary_tables_and_no_members_of_the_extension(alone: DB) -> None:
     members = """
         select objid::regclass::text from pg_depend
-        where deptype = 'e' and classid = 'pg_class'::regclass and objid::regclass::text ~ '^ulak.archive'
+        where deptype = 'e' and classid = 'pg_class'::regclass and objid::regclass::text ~ '^ulak._?(archive|events)'
         order by 1
     """
 
-    assert column(alone, members) == ["ulak.archive", "ulak.archive_default"]
+    assert column(alone, members) == ["ulak._archived", "ulak._events", "ulak._events_default", "ulak.archive", "ulak.archive_default"]
 
 
 def test_nothing_is_made_where_nothing_is_missing(alone: DB) -> None:
@@ -164,8 +164,9 @@ def test_a_month_made_from_the_default_is_like_any_other(empty: DB) -> None:
     drained, fresh = empty.execute(facts).fetchall()
     assert drained == fresh
     assert [index.split(" USING ")[1] for index in drained[0]] == [
-        "brin (created_at) WITH (pages_per_range='64', autosummarize='on')",
         "btree (id)",
+        "brin (created_at) WITH (pages_per_range='64', autosummarize='on')",
+        "btree (event_created_at) WHERE (event_created_at IS NOT NULL)",
     ]
 
 
@@ -177,7 +178,7 @@ def test_a_nonsensical_number_of_months_is_refused(alone: DB, ahead: int | None)
 
 def test_a_table_in_the_way_is_an_error_that_says_how_to_mend_it(empty: DB) -> None:
     maintain(empty, month(2030, 1))
-    empty.execute("alter table ulak.archive detach partition ulak.archive_2030_02")
+    empty.execute("alter table ulak._archived detach partition ulak.archive_2030_02")
 
     with pytest.raises(psycopg.errors.DuplicateTable) as caught, empty.transaction():
         maintain(empty, month(2030, 1))
@@ -259,7 +260,7 @@ def test_without_a_retention_the_setting_decides_and_drops_are_logged(empty: DB)
     assert cleanup(empty, None, month(2030, 5)) == 2
 
     logged = "select detail ->> 'partition' from ulak.event_log where event = 'archive.dropped' order by id"
-    assert column(empty, logged) == ["archive_2030_01", "archive_2030_02"]
+    assert column(empty, logged) == ["archive_2030_01", "_events_2030_01", "archive_2030_02", "_events_2030_02"]
 
 
 @pytest.mark.parametrize("retention", [0, -1])
@@ -269,9 +270,9 @@ def test_a_retention_below_one_month_is_refused(alone: DB, retention: int) -> No
 
 
 def test_retention_leaves_the_default_partition_and_what_an_administrator_attached(empty: DB) -> None:
-    empty.execute("create table ulak.archive_before_2000 (like ulak.archive)")
+    empty.execute("create table ulak.archive_before_2000 (like ulak._archived)")
     empty.execute(
-        "alter table ulak.archive attach partition ulak.archive_before_2000 for values from (minvalue) to ('2000-01-01Z')"
+        "alter table ulak._archived attach partition ulak.archive_before_2000 for values from (minvalue) to ('2000-01-01Z')"
     )
 
     assert cleanup(empty, 1, month(2040, 1)) == 0
@@ -298,7 +299,7 @@ def test_a_million_messages_of_ten_months_need_a_fortieth_of_a_b_tree(bare: DB) 
         bare.execute(f"drop index ulak.{name}_id_idx")  # type: ignore[arg-type]
     bare.execute(
         """
-        insert into ulak.archive (id, endpoint_id, message_id, status, created_at, payload)
+        insert into ulak._archived (id, endpoint_id, message_id, status, created_at, payload)
         select n, 1, '00000000-0000-0000-0000-000000000000', 'completed', '2030-01-01Z'::timestamptz + n * interval '26 s', '{}'
         from generate_series(0, 999999) n
         """

@@ -73,7 +73,7 @@ def test_it_handles_each_message_and_completes_it(queue: Queue, start: Start) ->
     wait_until(settled(queue))
 
     assert handled == ids
-    assert set(queue.column("select status from ulak.queue")) == {"completed"}
+    assert set(queue.column("select status from ulak.archive")) == {"completed"}
 
 
 def test_what_it_raises_decides_between_a_retry_and_the_dead_letter_queue(queue: Queue, start: Start) -> None:

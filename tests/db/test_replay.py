@@ -54,7 +54,7 @@ def payloads(db: DB) -> list[int]:
 def test_a_replayed_message_is_a_new_one_with_the_old_content(alone: DB) -> None:
     alone.execute(
         """
-        insert into ulak.archive (
+        insert into ulak._archived (
             id, endpoint_id, message_id, status, created_at, attempts, retry_count, priority, correlation_id, generation,
             payload, last_error, headers, metadata, response, idempotency_key, payload_hash, scheduled_at, expires_at,
             completed_at, locked_by, lease_until, failure_history
@@ -109,7 +109,7 @@ def test_a_replay_keeps_the_message_id_unless_a_new_one_is_asked_for(alone: DB) 
 
 def test_a_replay_keeps_the_events_id_unless_a_new_message_id_is_asked_for(alone: DB) -> None:
     (id,) = archived(alone)
-    alone.execute("""update ulak.archive set headers = '{"ulak-event-id": "e", "ulak-event-type": "sold"}'""")
+    alone.execute("""update ulak._archived set headers = '{"ulak-event-id": "e", "ulak-event-type": "sold"}'""")
 
     same, other = replay(alone, id), replay(alone, id, p_new_message_id=True)
 
@@ -121,7 +121,7 @@ def test_a_replay_keeps_the_events_id_unless_a_new_message_id_is_asked_for(alone
 def test_a_failed_cycle_becomes_part_of_the_history(alone: DB) -> None:
     alone.execute(
         """
-        insert into ulak.archive (
+        insert into ulak._archived (
             id, endpoint_id, status, created_at, payload, attempts, retry_count, last_error, first_failed_at, failed_at,
             failure_history
         )
@@ -151,9 +151,9 @@ def test_a_replay_is_in_the_event_log(alone: DB) -> None:
 
 
 def test_a_message_that_is_not_archived_is_an_error_that_says_where_it_is(alone: DB) -> None:
-    alone.execute("insert into ulak.queue (id, endpoint_id, payload) values (5, 1, '{}')")
-    alone.execute("insert into ulak.queue (id, endpoint_id, payload, status) values (6, 1, '{}', 'failed')")
-    alone.execute("insert into ulak.queue (id, endpoint_id, payload, status) values (7, 1, '{}', 'completed')")
+    alone.execute("insert into ulak._deliveries (id, endpoint_id, payload) values (5, 1, '{}')")
+    alone.execute("insert into ulak._deliveries (id, endpoint_id, payload, status) values (6, 1, '{}', 'failed')")
+    alone.execute("insert into ulak._deliveries (id, endpoint_id, payload, status) values (7, 1, '{}', 'completed')")
     found = {}
     for id in (4, 5, 6, 7):
         with pytest.raises(psycopg.errors.NoDataFound) as caught, alone.transaction():
@@ -343,7 +343,7 @@ def test_a_replayed_head_of_a_key_is_due_at_once(alone: DB) -> None:
 def test_a_replay_of_many_keys_takes_no_room_in_the_servers_lock_table(alone: DB) -> None:
     alone.execute(
         """
-        insert into ulak.archive (id, endpoint_id, status, created_at, payload, ordering_key)
+        insert into ulak._archived (id, endpoint_id, status, created_at, payload, ordering_key)
         select n, 1, 'completed', %s, '{}', 'key ' || n from generate_series(1, 1700) n
         """,
         [JANUARY],

@@ -547,14 +547,14 @@ def test_a_send_starts_no_subtransaction(sender: DB) -> None:
         send_in_every_way(sender)
         top = sender.execute("select pg_current_xact_id()::xid").fetchone()
 
-    writers = sender.execute("select distinct xmin from ulak.queue").fetchall()
+    writers = sender.execute("select xmin from ulak._deliveries union select xmin from ulak._events union select xmin from ulak._idempotency_keys").fetchall()
     assert writers == [top]
     bodies = sender.execute(
         """
         select proname from pg_proc
         where pronamespace = 'ulak'::regnamespace
             and proname in ('send', '_send', '_enqueue_many', '_check_message', '_check_payloads', '_endpoint_id',
-                '_lock_ordering_key', '_first_of_idempotency_key', '_require_room', '_remember_headroom', 'setting')
+                '_lock_ordering_key', '_take_idempotency_key', '_require_room', '_remember_headroom', 'setting')
             and prosrc ~* 'exception\\s+when'
         """
     ).fetchall()

@@ -46,7 +46,8 @@ OPTIONS: dict[str, Any] = {
 def test_each_message_is_like_one_that_was_sent_alone(queue: Queue, chosen: tuple[str, ...]) -> None:
     options = {name: OPTIONS[name] for name in chosen}
     alone = queue.message(queue.send("shop", {"n": 1}, **options))
-    queue.db.execute("delete from ulak.queue")
+    queue.db.execute("delete from ulak._deliveries")
+    queue.db.execute("delete from ulak._idempotency_keys")
 
     [id] = send_messages(queue, {"payload": {"n": 1}, **options})
 
@@ -155,7 +156,7 @@ def test_what_does_not_fit_becomes_a_dead_letter_where_the_endpoint_says_so(queu
     ids = send_messages(queue, *({"payload": n} for n in range(3)), endpoint="full")
 
     assert queue.column("select original_message_id from ulak.dlq") == ids[2:]
-    assert queue.column("select status from ulak.queue order by id") == ["pending", "pending", "failed"]
+    assert queue.column("select status from ulak.messages order by id") == ["pending", "pending", "failed"]
 
 
 BAD: list[tuple[Any, str, str]] = [

@@ -66,7 +66,7 @@ def test_what_waits_and_what_is_in_flight_are_counted(queue: Queue) -> None:
 def test_a_long_backlog_is_an_estimate_of_the_last_minute(queue: Queue) -> None:
     queue.endpoint()
     queue.db.execute(
-        "insert into ulak.queue (endpoint_id, payload) select id, '{}' from ulak.endpoints, generate_series(1, 10050)"
+        "insert into ulak._deliveries (endpoint_id, payload) select id, '{}' from ulak.endpoints, generate_series(1, 10050)"
     )
     assert row(queue)["waiting"].strip() == ">10,000"
 
@@ -80,7 +80,7 @@ def test_ten_thousand_messages_and_dead_letters_are_counted_exactly_however_they
         queue.endpoint(f"e{n}")
     queue.db.execute(
         """
-        insert into ulak.queue (endpoint_id, payload)
+        insert into ulak._deliveries (endpoint_id, payload)
         select id, '{}' from ulak.endpoints, generate_series(1, case when name = 'e7' then 2103 else 1 end)
         """
     )
@@ -89,7 +89,7 @@ def test_ten_thousand_messages_and_dead_letters_are_counted_exactly_however_they
     queue.send("e7")
     queue.db.execute(
         """
-        insert into ulak.dlq (original_message_id, endpoint_id, endpoint_name, protocol, message_id, original_created_at,
+        insert into ulak._letters (original_message_id, endpoint_id, endpoint_name, protocol, message_id, original_created_at,
             failed_at, attempts, retry_count, priority, payload)
         select n, id, name, 'pull', gen_random_uuid(), now(), now(), 1, 0, 0, '{}'
         from ulak.endpoints, generate_series(1, 1891) n where name = 'e7'
@@ -109,7 +109,7 @@ def test_what_small_backlogs_leave_over_counts_the_larger_ones(queue: Queue) -> 
         queue.endpoint(f"e{n}")
     queue.db.execute(
         """
-        insert into ulak.queue (endpoint_id, payload)
+        insert into ulak._deliveries (endpoint_id, payload)
         select id, '{}' from ulak.endpoints,
             generate_series(1, case name when 'e7' then 2103 when 'e8' then 12000 else 1 end)
         """
@@ -125,7 +125,7 @@ def test_the_oldest_of_a_long_backlog_is_known_though_it_was_retried(queue: Queu
     queue.send()
     queue.fail(queue.claim_one(), now=0)
     queue.db.execute(
-        "insert into ulak.queue (endpoint_id, payload, next_retry_at) select id, '{}', %s from ulak.endpoints, generate_series(1, 10001)",
+        "insert into ulak._deliveries (endpoint_id, payload, next_retry_at) select id, '{}', %s from ulak.endpoints, generate_series(1, 10001)",
         [queue.at(600)],
     )
     queue.value("select ulak._sample_backlog(%s)", queue.at(600))
@@ -351,7 +351,7 @@ def test_a_message_behind_its_ordering_key_is_not_due_now_though_no_claim_has_me
 def test_a_schedule_is_counted_up_to_a_bound(queue: Queue) -> None:
     queue.endpoint()
     queue.db.execute(
-        "insert into ulak.queue (endpoint_id, payload, next_retry_at) select id, '{}', %s + n * interval '1 ms' from ulak.endpoints, generate_series(1, 5100) n",
+        "insert into ulak._deliveries (endpoint_id, payload, next_retry_at) select id, '{}', %s + n * interval '1 ms' from ulak.endpoints, generate_series(1, 5100) n",
         [queue.at(-60)],
     )
 
@@ -365,14 +365,14 @@ def test_no_look_scans_the_queue_or_the_dead_letters(db: psycopg.Connection[Any]
     """With empty statistics, and with statistics from when the tables were empty."""
     queue = Queue(db)
     queue.endpoint("shop", HTTP, protocol="http")
-    db.execute("analyze ulak.queue, ulak.dlq, ulak.attempts, ulak.event_log")
+    db.execute("analyze ulak._deliveries, ulak._letters, ulak.attempts, ulak.event_log")
     queue.send_many(3000)
     for id in queue.column("select id from ulak.queue limit 300"):
         queue.call("archive_single_to_dlq", id)
     session = connect("ulak_monitor")
     scans = """
         select relname, seq_scan, pg_stat_force_next_flush()::text from pg_stat_user_tables
-        where relname in ('queue', 'dlq', 'attempts', 'event_log') order by 1
+        where relname in ('_deliveries', '_letters', 'attempts', 'event_log') order by 1
     """
     before = session.execute(scans).fetchall()
 

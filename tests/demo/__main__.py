@@ -45,7 +45,7 @@ PROGRESS = """
         coalesce(sum(retry_count), 0),
         (select count(*) from ulak.dlq where status = 'failed'),
         (select string_agg(name || ' ' || circuit_state, ', ' order by name) from ulak.endpoints where circuit_state <> 'closed')
-    from ulak.queue
+    from ulak.messages
 """
 
 

@@ -50,7 +50,7 @@ def old(recorder: Recorder) -> Iterator[Cluster]:
         db.execute("insert into orders (note) values ('before')")
         assert "problem" not in column(db, "select status from ulak.start()")
         db.execute("select ulak.send('web', jsonb_build_object('token', n)) from generate_series(1, 10) n")
-        wait_until(lambda: value(db, "select count(*) from ulak.queue where status = 'completed'") >= 10, 90)
+        wait_until(lambda: value(db, "select count(*) from ulak.messages where status = 'completed'") >= 10, 90)
     yield cluster
     cluster.remove()
 

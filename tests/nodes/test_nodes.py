@@ -17,7 +17,7 @@ from support.sessions import wait_until
 from support.site import Site
 
 HELD = "select count(*) from ulak.queue where status = 'processing'"
-DELIVERED = "select count(*) from ulak.queue where status = 'completed'"
+DELIVERED = "select count(*) from ulak.messages where status = 'completed'"
 # What a setting or a circuit would add is of no interest here.
 ONCE = {"max_retries": 0}
 
@@ -196,7 +196,7 @@ def test_a_node_obeys_a_changed_setting_in_the_same_session(
 
     site.configure(http_allowed_networks="")
     # It is told within a second.
-    failed = "select last_error from ulak.queue where status = 'failed'"
+    failed = "select last_error from ulak.messages where status = 'failed'"
     (error, *_) = wait_until(lambda: site.send("shop") and site.column(failed), 20, "a refusal", interval=0.1)
 
     assert "blocked" in error
@@ -243,12 +243,11 @@ def test_two_nodes_share_the_work(site: Site, start_node: StartNode) -> None:
         site.send_many(600, "shop")
         site.wait_until_settled(60)
 
-        by = dict(site.db.execute("select locked_by, count(*) from ulak.queue group by 1").fetchall())
         done = "select host, messages_processed from ulak.get_worker_status() order by 1"
         told = wait_until(lambda: sum((r := dict(site.db.execute(done).fetchall())).values()) == 600 and r)
 
         assert set(told) == {"one", "two"}
-        assert min(told.values()) > 0, by
+        assert min(told.values()) > 0
         assert len(receiver.requests) == 600
 
 

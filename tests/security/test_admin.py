@@ -372,7 +372,7 @@ def test_a_captured_answer_and_a_ping_show_no_secret_that_was_echoed(site: Site,
     site.wait_for_status(id, "failed")
 
     with site.connect("ulak_admin") as admin:
-        (response,) = admin.execute("select response from ulak.queue where id = %s", [id]).fetchone() or [None]
+        (response,) = admin.execute("select response from ulak.messages where id = %s", [id]).fetchone() or [None]
         ping = admin.execute("select error, response from ulak.ping('shop')").fetchone()
 
     request = echo.requests[0]
@@ -400,7 +400,7 @@ def test_a_signature_is_shown_in_no_header_whatever_its_name_is(site: Site, name
         (request,) = receiver.requests
         seal = request.headers[name.lower()].removeprefix("sha256=")
         with site.connect("ulak_admin") as admin:
-            told = admin.execute("select ulak.curl(id), response from ulak.queue where id = %s", [id]).fetchone()
+            told = admin.execute("select ulak.curl(id), response from ulak.messages where id = %s", [id]).fetchone()
             ping = admin.execute("select error, response from ulak.ping('shop')").fetchone()
         (pinged,) = receiver.requests[1:]
 

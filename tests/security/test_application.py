@@ -24,7 +24,7 @@ SEND = "select ulak.send('shop', '1', p_headers => %s)"
 OTHER_DOTS = "must be percent-encoded UTF-8, without characters that pass for a dot or a slash"
 SIGV4 = {"type": "aws_sigv4", "access_key": "a", "secret_key": "b", "region": "eu-west-1", "service": "sqs"}
 # Behind the gate's back: such a message may have been sent before there was one.
-INSERT = "insert into ulak.queue (endpoint_id, payload, metadata) values (%s, %s, %s) returning id"
+INSERT = "insert into ulak._deliveries (endpoint_id, payload, metadata) values (%s, %s, %s) returning id"
 # Each number is a few bytes in jsonb, and 131,072 digits as text.
 VAST = '{"numbers": [' + ",".join(["1e131071"] * 9000) + "]}"
 # Its text has more digits than Python reads of a number.
@@ -331,7 +331,7 @@ def test_a_small_payload_is_delivered_however_deep_it_is(cluster: Cluster, datab
     site.start()
 
     site.wait_until_settled()
-    assert site.value("select array_agg(distinct status) from ulak.queue") == ["completed"]
+    assert site.value("select array_agg(distinct status) from ulak.messages") == ["completed"]
     assert all(b"[" * 511 in request.body for request in receiver.requests)
     site.close()
 
@@ -351,8 +351,8 @@ def test_limits_are_settings(db: DB, application: DB) -> None:
 
 def failure(site: Site, id: int) -> str:
     """The error that it failed with; not the whole row, which nobody can read."""
-    wait_until(lambda: site.value("select status from ulak.queue where id = %s", id) == "failed", 60, "its failure")
-    return str(site.value("select last_error from ulak.queue where id = %s", id))
+    wait_until(lambda: site.value("select status from ulak.messages where id = %s", id) == "failed", 60, "its failure")
+    return str(site.value("select last_error from ulak.messages where id = %s", id))
 
 
 def great_depth() -> tuple[int, bool]:
@@ -482,7 +482,7 @@ def insert_broken(site: Site, endpoint: int, column: str) -> int:
     value = value if column == "ordering_key" else f"jsonb_build_object('x', {value})"
     columns = {"payload": "'1'", "headers": "null", "metadata": "null", "ordering_key": "null", column: value}
     names, values = ", ".join(columns), ", ".join(columns.values())
-    return int(site.value(f"insert into ulak.queue (endpoint_id, {names}) values ({endpoint}, {values}) returning id"))
+    return int(site.value(f"insert into ulak._deliveries (endpoint_id, {names}) values ({endpoint}, {values}) returning id"))
 
 
 @pytest.mark.parametrize("column", ["payload", "headers", "metadata", "ordering_key"])

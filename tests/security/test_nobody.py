@@ -42,7 +42,7 @@ def maintain(queue: Queue) -> None:
 
 def sweep(queue: Queue) -> None:
     queue.db.execute("""
-        insert into ulak.queue (endpoint_id, payload, status, attempts, locked_by, lease_until)
+        insert into ulak._deliveries (endpoint_id, payload, status, attempts, locked_by, lease_until)
         select e.id, '1', 'processing', 1, 'gone', now() - interval '1 hour' from ulak.endpoints e where e.name = 'limited'
     """)
 
@@ -112,7 +112,7 @@ def test_sending_goes_on(queue: Queue) -> None:
     send(queue)
 
     assert queue.call("publish", "sold", {"n": 1}) == 1
-    assert queue.value("select count(*) from ulak.queue") == 7
+    assert queue.value("select count(*) from ulak.messages") == 7
 
 
 @pytest.mark.usefixtures("nobody")
@@ -124,7 +124,7 @@ def test_claiming_and_settling_go_on(queue: Queue) -> None:
     for claim in claims:
         queue.complete(claim)
 
-    assert set(queue.column("select status from ulak.queue")) == {"completed"}
+    assert set(queue.column("select status from ulak.messages")) == {"completed"}
 
 
 @pytest.mark.usefixtures("nobody")

@@ -95,7 +95,7 @@ def test_it_settles_what_it_was_granted(db: DB, consumer: DB) -> None:
     assert consumer.execute("select ulak.heartbeat(%s, 'w', %s)", [id, attempt]).fetchone() == (True,)
     consumer.execute("select ulak.complete(%s, 'w', %s)", [id, attempt])
 
-    assert db.execute("select status from ulak.queue where id = %s", [id]).fetchone() == ("completed",)
+    assert db.execute("select status from ulak.messages where id = %s", [id]).fetchone() == ("completed",)
 
 
 def test_what_is_revoked_is_lost_at_once(db: DB, consumer: DB) -> None:
@@ -207,7 +207,7 @@ def test_a_response_that_nobody_could_read_is_left_out_and_its_message_done(
 
     consumer.execute("select ulak.complete(%s, 'w', %s, %s::jsonb)", [id, attempt, response])
 
-    query = "select status, response from ulak.queue where id = %s"
+    query = "select status, response from ulak.messages where id = %s"
     assert db.execute(query, [id]).fetchone() == ("completed", {"truncated": True})
 
 
@@ -216,7 +216,7 @@ def test_a_response_of_a_usual_size_is_kept(db: DB, consumer: DB) -> None:
 
     consumer.execute("select ulak.complete(%s, 'w', %s, %s::jsonb)", [id, attempt, '{"text": "' + "x" * 100_000 + '"}'])
 
-    query = "select length(response ->> 'text') from ulak.queue where id = %s"
+    query = "select length(response ->> 'text') from ulak.messages where id = %s"
     assert db.execute(query, [id]).fetchone() == (100_000,)
 
 
@@ -228,7 +228,7 @@ def test_an_error_is_one_line_of_bounded_length(db: DB, consumer: DB) -> None:
         "select ulak.fail(%s, 'w', %s, E'one\\n\\ttwo\\u001b[31m' || repeat('x', 10000000))", [id, attempt]
     )
 
-    (error,) = db.execute("select last_error from ulak.queue where id = %s", [id]).fetchone() or ("",)
+    (error,) = db.execute("select last_error from ulak.messages where id = %s", [id]).fetchone() or ("",)
     assert error.startswith("[RETRYABLE] one two [31mxxx")
     assert error.endswith("x...")
     assert len(error) < 1100
@@ -261,7 +261,7 @@ def test_its_errors_repeat_nothing_of_the_message(db: DB, consumer: DB, reason: 
 
     consumer.execute("select ulak.fail(%s, 'w', %s, %s)", [id, attempt, reason])
 
-    assert db.execute("select last_error from ulak.queue where id = %s", [id]).fetchone() == (kept,)
+    assert db.execute("select last_error from ulak.messages where id = %s", [id]).fetchone() == (kept,)
 
 
 @pytest.mark.parametrize("character", UNBEARABLE)
@@ -270,7 +270,7 @@ def test_its_errors_hold_nothing_that_xml_or_a_terminal_cannot_bear(db: DB, cons
 
     consumer.execute("select ulak.fail(%s, 'w', %s, %s)", [id, attempt, f"one{character}two \u20ac \U0001f4a5"])
 
-    (error,) = db.execute("select last_error from ulak.queue where id = %s", [id]).fetchone() or ("",)
+    (error,) = db.execute("select last_error from ulak.messages where id = %s", [id]).fetchone() or ("",)
     assert error == "[RETRYABLE] one two \u20ac \U0001f4a5"
     assert text.line(f"one{character}two \u20ac \U0001f4a5") == "one two \u20ac \U0001f4a5"
 

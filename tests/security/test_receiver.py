@@ -75,7 +75,7 @@ def test_no_answer_can_end_a_run_in_a_database_that_cannot_hold_it(
         site.wait_for_status(site.send("other"), "completed")
         for id in ids:
             assert site.wait_for_status(id, "failed")["last_error"].startswith("[RETRYABLE] HTTP 500: ")
-            assert site.value("select response ->> 'status' from ulak.queue where id = %s", id) == "500"
+            assert site.value("select response ->> 'status' from ulak.messages where id = %s", id) == "500"
         assert site.value("select error like '[[]RETRYABLE] HTTP 500%%' from ulak.ping('wide')") is not None
         reported(site, worker, 4)
     assert not worker.call.is_done()

@@ -52,7 +52,7 @@ def test_it_cannot_bring_a_clock_of_its_own(db: DB, worker: DB, statement: str) 
 
 
 def test_it_cannot_drop_the_archive_by_a_clock_of_its_own(db: DB, worker: DB) -> None:
-    months = "select count(*) from ulak._archive_partitions"
+    months = "select count(*) from ulak._month_partitions where parent = 'ulak._archived'::regclass"
     before = db.execute(months).fetchone()
 
     refused(
@@ -73,7 +73,7 @@ def test_without_a_clock_of_its_own_it_does_its_work(db: DB, worker: DB) -> None
     worker.execute("call ulak.run_maintenance()")
     worker.execute("select ulak.complete(3, 'theirs', 1)")
 
-    assert db.execute("select status from ulak.queue where id = 3").fetchone() == ("completed",)
+    assert db.execute("select status from ulak.messages where id = 3").fetchone() == ("completed",)
     assert db.execute("select count(*) from ulak.maintenance_status where state = 'failed'").fetchone() == (0,)
 
 

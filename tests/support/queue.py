@@ -90,7 +90,7 @@ class Queue:
     def empty(self) -> None:
         """No message, no endpoint, no trace of either: for tests that share a database. TRUNCATE would also throw away
         the plans of the functions under test."""
-        for table in ("queue", "archive", "dlq", "endpoints", "event_log", "handled", "ordering_keys"):
+        for table in ("_deliveries", "_events", "_archived", "_letters", "_idempotency_keys", "endpoints", "event_log", "handled", "ordering_keys"):
             self.db.execute(f"delete from ulak.{table}")
 
     # Applications.
@@ -166,8 +166,12 @@ class Queue:
     # What became of it.
 
     def message(self, id: int) -> dict[str, Any]:
-        (row,) = self.rows("select * from ulak.queue where id = %s", id)
-        return row
+        """Wherever it is: while it is live, or in the archive."""
+        for place in ("queue", "archive"):
+            if rows := self.rows(f"select * from ulak.{place} where id = %s", id):
+                rows[0].pop("archived_at", None)
+                return rows[0]
+        raise AssertionError(f"there is no message {id}")
 
     def status(self, id: int) -> str:
         return str(self.message(id)["status"])

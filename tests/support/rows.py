@@ -30,13 +30,8 @@ STATEMENTS = [
     "select ulak.complete(c.id, 'filler', c.attempt) from ulak.claim('filler', 2, 'filled_pull') c",
     "select ulak.fail(c.id, 'filler', c.attempt, 'broken') from ulak.claim('filler', 1, 'filled_pull') c",
     "select count(*) from ulak.claim('filler', 1, 'filled_pull')",
-    "select ulak.archive_completed_messages(p_older_than_seconds => 0, p_batch_size => 1, p_now => now() + '1 s')",
-    """
-    with moved as (delete from ulak.queue where status in ('completed', 'failed') returning *)
-    insert into ulak.archive
-    select (jsonb_populate_record(null::ulak.archive, to_jsonb(moved) || '{"created_at": "1999-01-01"}' || archived)).*
-    from moved, jsonb_build_object('archived_at', now()) as archived
-    """,
+    "insert into ulak._archived (id, endpoint_id, status, created_at, payload) values (-1, 1, 'completed', '1999-01-01', '{}')",
+    "insert into ulak._events (id, created_at, payload) values (-1, '1999-01-01', '{}')",
     "insert into ulak.endpoint_stats (endpoint_id, minute, delivered) values (1, date_trunc('minute', now()), 1)",
     "insert into ulak.endpoint_totals (endpoint_id, delivered) values (1, 1)",
     "insert into ulak.backlog_samples (endpoint_id, sampled_at, waiting, dead) values (1, now(), 1, 0)",

@@ -218,7 +218,7 @@ class Runbook:
             ),
             30,
         )
-        dead = "select pg_stat_get_dead_tuples('ulak.queue'::regclass) >= 10000"
+        dead = "select pg_stat_get_dead_tuples('ulak._deliveries'::regclass) >= 10000"
         wait_until(lambda: self.site.value(dead), 30, "statistics of the dead rows")
         if not self.is_hurried:
             query = "select count(*) > 0 from ulak.doctor() where \"check\" = 'vacuum'"
@@ -229,8 +229,8 @@ class Runbook:
         self._report.close()
         self.site.configure(archive_after=0)
         self._maintain()
-        self.site.db.execute("vacuum (analyze) ulak.archive")
-        self.site.db.execute("vacuum (analyze) ulak.queue")
+        self.site.db.execute("vacuum (analyze) ulak._archived")
+        self.site.db.execute("vacuum (analyze) ulak._deliveries")
 
     def _replay(self) -> None:
         day = "date_trunc('day', now())"

@@ -163,7 +163,7 @@ class World:
 
     def wait_for_delivered(self, count: int) -> None:
         """Until so many are delivered and not yet archived."""
-        query = "select count(*) from ulak.queue where status = 'completed'"
+        query = "select count(*) from ulak.archive where status = 'completed'"
         wait_until(lambda: self.value(query) >= count, 60, f"{count} delivered messages")
 
     def drain(self, timeout: float = 120) -> None:

@@ -20,6 +20,7 @@ from support.sessions import Running, wait_until
 DB = psycopg.Connection[Any]
 
 # What this version has no use for any more, and what it may write anew: where a message of a key waits is its own affair.
+RENAMED = {"ulak.queue": "ulak._deliveries", "ulak.dlq": "ulak._letters", "ulak.archive": "ulak._archived"}
 DROPPED = {"ulak.ordering_wakeups", "ulak.ordering_wakeups_id_seq"}
 REWRITTEN = {"next_retry_at", "updated_at"}
 
@@ -70,7 +71,7 @@ def kept(before: dict[str, list[str]], after: dict[str, list[str]]) -> list[str]
         if table in DROPPED and table not in after:
             continue
         old_rows = [json.loads(text) if text.startswith("{") else text for text in texts]
-        new_rows = [json.loads(text) if text.startswith("{") else text for text in after.get(table, [])]
+        new_rows = [json.loads(text) if text.startswith("{") else text for text in after.get(RENAMED.get(table, table), [])]
         if old_rows and isinstance(old_rows[0], dict):
             columns = old_rows[0].keys() & (new_rows[0].keys() if new_rows else set())
             if table == "ulak.queue":

@@ -66,7 +66,7 @@ def test_an_upgraded_database_equals_a_fresh_one(db: DB, fresh: DB, next_project
 
 
 def test_a_schema_change_that_the_upgrade_forgot_is_seen(db: DB, fresh: DB, next_project: Path) -> None:
-    (next_project / "sql/schema/99_forgotten.sql").write_text("alter table ulak.queue add column forgotten integer;\n")
+    (next_project / "sql/schema/99_forgotten.sql").write_text("alter table ulak.locks add column forgotten integer;\n")
     use(db, next_project)
     use(fresh, next_project)
 
@@ -74,7 +74,7 @@ def test_a_schema_change_that_the_upgrade_forgot_is_seen(db: DB, fresh: DB, next
     fresh.execute("create extension ulak cascade")
 
     lines = catalog.differences(catalog.snapshot(db), catalog.snapshot(fresh))
-    assert lines == ["column ulak.queue.forgotten: only right"]
+    assert lines == ["column ulak.locks.forgotten: only right"]
 
 
 def test_an_upgrade_keeps_every_row(db: DB, next_project: Path) -> None:

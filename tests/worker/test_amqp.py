@@ -87,7 +87,7 @@ def test_many_messages_arrive_once_each(site: Site, rabbitmq: RabbitMQ, exchange
 
     site.wait_until_settled(30)
 
-    assert {row["status"] for row in site.rows("select distinct status from ulak.queue")} == {"completed"}
+    assert {row["status"] for row in site.rows("select distinct status from ulak.messages")} == {"completed"}
     assert rabbitmq.depth(exchange) == len(ids)
 
 

@@ -133,7 +133,7 @@ def test_slow_brokers_are_waited_for(site: Site, brokers: Brokers, kafka: Kafka)
         site.wait_until_settled()
 
     kafka.slow_down(0)
-    found = site.rows("select status, attempts, count(*) from ulak.queue group by 1, 2")
+    found = site.rows("select status, attempts, count(*) from ulak.messages group by 1, 2")
     assert found == [{"status": "completed", "attempts": 1, "count": 50 * len(brokers)}]
     for each in brokers.values():
         assert sorted(one["n"] for one in each.read(50)) == list(range(1, 51))
@@ -174,12 +174,12 @@ def test_after_an_outage_the_circuit_closes_and_what_is_in_flight_grows_from_one
         begin
             insert into public.noted
             select e.name, count(*) filter (where q.status = 'processing'), count(*) filter (where q.status = 'completed')
-            from ulak.queue q join ulak.endpoints e on e.id = q.endpoint_id group by e.name;
+            from ulak.messages q join ulak.endpoints e on e.id = q.endpoint_id group by e.name;
             return null;
         end $$;
         create table public.noted (name text, in_flight bigint, delivered bigint);
         grant insert on public.noted to public;
-        create trigger note after update on ulak.queue execute function public.note()
+        create trigger note after update or delete on ulak._deliveries execute function public.note()
     """
     site.start()
     for name in brokers:
@@ -212,7 +212,7 @@ def test_a_rate_limit_holds_and_is_the_reason_that_is_told(site: Site, brokers: 
     site.http("other", receiver.url)
     last = {name: site.send_many(10, name)[-1] for name in brokers}
     delivered = """
-        select e.name from ulak.queue q join ulak.endpoints e on e.id = q.endpoint_id
+        select e.name from ulak.messages q join ulak.endpoints e on e.id = q.endpoint_id
         where q.status <> 'pending' group by 1 having bool_and(q.status = 'completed') and count(*) = 3
     """
 

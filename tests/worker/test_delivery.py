@@ -334,7 +334,7 @@ def test_a_messages_own_time_out_ends_its_request(site: Site) -> None:
 
         id = site.value("select ulak.send('shop', '1', p_timeout => 0.2)")
 
-        assert "timeout" in site.wait_for_status(id, "failed")["last_error"]
+        assert "its own time-out" in site.wait_for_status(id, "failed")["last_error"]
 
 
 def test_an_event_has_one_id_at_two_endpoints_of_one_receiver(site: Site, receiver: Receiver) -> None:

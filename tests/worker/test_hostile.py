@@ -132,7 +132,7 @@ def test_hostile_receivers_are_classified_in_time_and_hold_nobody_up(
             extract(epoch from q.updated_at - q.processing_started_at)::float as seconds,
             extract(epoch from q.completed_at - q.created_at)::float as latency,
             extract(epoch from q.next_retry_at - q.updated_at)::float as delay
-        from ulak.queue q
+        from ulak.messages q
         join ulak.endpoints e on e.id = q.endpoint_id
     """)
     healthy = [row["latency"] for row in rows if row["name"].startswith("healthy")]

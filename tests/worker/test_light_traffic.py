@@ -38,7 +38,7 @@ def test_a_message_wakes_the_worker(site: Site, receiver: Receiver) -> None:
         assert arrives(site, receiver) < promptly()
         site.wait_until_settled()
 
-    assert site.value("select count(*) from ulak.queue where status = 'completed' and attempts = 1") == 20
+    assert site.value("select count(*) from ulak.messages where status = 'completed' and attempts = 1") == 20
 
 
 def test_a_message_wakes_it_while_another_is_under_way(site: Site, receiver: Receiver) -> None:
@@ -50,7 +50,7 @@ def test_a_message_wakes_it_while_another_is_under_way(site: Site, receiver: Rec
 
         for number in range(1, 21):
             assert arrives(site, receiver) < promptly()
-            stored = "select count(*) = %s from ulak.queue where status = 'completed'"
+            stored = "select count(*) = %s from ulak.messages where status = 'completed'"
             wait_until(lambda: site.value(stored, number), message="the outcome")  # noqa: B023
 
 

@@ -432,7 +432,7 @@ def test_a_broker_without_memory_is_tried_again(site: Site, tmp_path: Path) -> N
         endpoint(site, broker)
         ids = [site.send("shop", {"n": n, "text": "x" * 20_000}) for n in range(70)]
         site.start()
-        query = "select min(last_error) from ulak.queue where last_error is not null"
+        query = "select min(last_error) from ulak.messages where last_error is not null"
         told = wait_until(lambda: site.value(query), message="a failure")
         broker.leave()
         broker.config = ()

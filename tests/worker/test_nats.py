@@ -154,10 +154,8 @@ def test_what_comes_again_is_dropped_by_the_stream_and_counts_as_delivered(site:
     site.start()
     first = site.wait_for_status(site.send(), "completed")
 
-    site.db.execute("update ulak.queue set status = 'pending', completed_at = null where id = %s", [first["id"]])
-    again = site.wait_for_status(first["id"], "completed")
+    site.wait_for_status(site.call("replay_message", first["id"]), "completed")
 
-    assert again["attempts"] == first["attempts"] + 1
     assert len(server.stored("ORDERS")) == 1
 
 

@@ -57,7 +57,7 @@ def test_a_key_stays_in_order_and_one_in_flight_under_failures_and_two_workers(s
 
     assert check.delivered == {key: list(range(25)) for key in ("a", "b", "c")}
     assert check.overlaps == 0
-    assert site.value("select sum(attempts) > 75 from ulak.queue")
+    assert site.value("select sum(attempts) > 75 from ulak.messages")
 
 
 def test_slow_receivers_hold_nobody_up_and_nothing_is_sent_twice(site: Site, receiver: Receiver) -> None:
@@ -80,8 +80,8 @@ def test_slow_receivers_hold_nobody_up_and_nothing_is_sent_twice(site: Site, rec
 
         # What was not claimed again after the end of its time waits for the next run.
         assert site.value("select count(*) from ulak.queue where status = 'processing'") == 0
-        assert site.value("select count(*) from ulak.queue where status = 'completed'") == sent + len(receiver.requests)
-        assert site.value("select max(attempts) from ulak.queue") == 1
+        assert site.value("select count(*) from ulak.messages where status = 'completed'") == sent + len(receiver.requests)
+        assert site.value("select max(attempts) from ulak.messages") == 1
         assert 16 <= sent < 80
 
 
@@ -96,7 +96,7 @@ def test_a_batch_is_one_request_and_is_settled_together(site: Site) -> None:
 
         numbers = [[body["n"] for body in json.loads(request.body)] for request in receiver.requests]
     assert sorted(numbers) == [[0], list(range(1, 51)), list(range(51, 101)), list(range(101, 121))]
-    statuses = site.column("select status from ulak.queue order by id")
+    statuses = site.column("select status from ulak.messages order by id")
     assert statuses == ["completed"] + ["failed"] * 50 + ["completed"] * 70
     assert site.value("select count(*) from ulak.dlq") == 50
 
@@ -210,6 +210,6 @@ def test_of_a_batch_that_was_taken_in_part_only_the_rest_is_sent_again(site: Sit
     assert sorted(again) == [3, 13, 23, 33]
     assert site.column("select payload -> 'n' from ulak.dlq") == [5]
     assert site.value("select last_error from ulak.dlq") == "[PERMANENT] HTTP 207: no such thing"
-    assert site.value("select count(*) from ulak.queue where status = 'completed'") == 39
+    assert site.value("select count(*) from ulak.messages where status = 'completed'") == 39
     # Each request was answered: the receiver is well.
     assert site.value("select circuit_state from ulak.endpoints") == "closed"

@@ -112,8 +112,7 @@ def test_a_receiver_of_readme_takes_each_message_once_and_no_forgery(site: Site,
     try:
         site.start()
         first = site.wait_for_status(site.send("orders", {"order": 42}), "completed")
-        site.db.execute("update ulak.queue set status = 'pending', completed_at = null where id = %s", [first["id"]])
-        site.wait_for_status(first["id"], "completed")
+        site.wait_for_status(site.call("replay_message", first["id"]), "completed")
         # Both secrets sign while the grace lasts; the receiver knows the old one.
         site.call("rotate_secret", "orders", grace="1 hour")
         site.wait_for_status(site.send("orders", {"order": 43}), "completed")
@@ -121,7 +120,6 @@ def test_a_receiver_of_readme_takes_each_message_once_and_no_forgery(site: Site,
 
         wait_until(lambda: len(printed.read_text().splitlines()) >= 2, message="what was received")
         assert printed.read_text().splitlines() == ['{"order": 42}', '{"order": 43}']
-        assert site.message(first["id"])["attempts"] == first["attempts"] + 1
         assert "HTTP 401" in forged["last_error"]
     finally:
         process.terminate()
@@ -183,13 +181,11 @@ def consumes_each_message_once(site: Site, tmp_path: Path, protocol: str, addres
         # What comes before it has subscribed isn't for it.
         wait_until(lambda: deliver_one(site) and printed.read_text(), 20, "a consumer", interval=0.2)
         first = site.wait_for_status(site.send("orders", {"order": 42}), "completed")
-        site.db.execute("update ulak.queue set status = 'pending', completed_at = null where id = %s", [first["id"]])
-        site.wait_for_status(first["id"], "completed")
+        site.wait_for_status(site.call("replay_message", first["id"]), "completed")
         site.wait_for_status(site.send("orders", {"order": 43}), "completed")
 
         wait_until(lambda: '{"order": 43}' in printed.read_text(), message="what was received")
         assert printed.read_text().split("\n").count('{"order": 42}') == 1
-        assert site.message(first["id"])["attempts"] == first["attempts"] + 1
     finally:
         process.terminate()
         process.wait()

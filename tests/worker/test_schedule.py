@@ -193,7 +193,7 @@ def test_messages_flow_over_the_minute(rehearsal: Rehearsal, traffic: Traffic) -
     arrived = len(traffic.receiver.requests)
     traffic.receiver.wait_for(arrived + 50)
     traffic.end()
-    left = "select count(*) as n, max(attempts) as attempts from ulak.queue where status <> 'completed'"
+    left = "select count(*) as n, max(attempts) as attempts from ulak.messages where status <> 'completed'"
     wait_until(lambda: rehearsal.ask(left)[0]["n"] == 0)
 
     slack = strain()
@@ -203,10 +203,10 @@ def test_messages_flow_over_the_minute(rehearsal: Rehearsal, traffic: Traffic) -
         assert 0.2 * slot <= first["ended"] < 0.2 * slot + 1 * slack
         assert (second["start_time"] - first["end_time"]).total_seconds() < 0.5 * slack
     # Before the first run messages waited; from then on they never did.
-    began = rehearsal.ask("select min(completed_at) as at from ulak.queue")[0]["at"]
+    began = rehearsal.ask("select min(completed_at) as at from ulak.messages")[0]["at"]
     waits = f"""
         select max(completed_at - created_at) as longest, max(attempts) as attempts
-        from ulak.queue where created_at > '{began}'::timestamptz + interval '1 s'
+        from ulak.messages where created_at > '{began}'::timestamptz + interval '1 s'
     """
     (worst,) = rehearsal.ask(waits)
     assert worst["longest"].total_seconds() < 1 * slack

@@ -58,7 +58,7 @@ def test_from_nothing_to_a_delivery_and_back(cluster: DebiansCluster, receiver: 
     cluster.setup("--undo", "--yes", *place)
     assert cluster.files() == before
     assert cluster.value("select current_setting('shared_preload_libraries')") == ""
-    assert cluster.value("select count(*) from ulak.queue", "app") == 1
+    assert cluster.value("select count(*) from ulak.messages", "app") == 1
     assert cluster.setup("--undo", *place) == "nothing to do\n"
 
 
