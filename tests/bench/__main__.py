@@ -40,7 +40,7 @@ DEFAULT = (
     "upgrade",
     "nodes",
 )
-PARTS = (*DEFAULT, "observe", "told")
+PARTS = (*DEFAULT, "shape", "observe", "told")
 
 
 def part_of(name: str) -> Part:

@@ -1,4 +1,5 @@
-"""How fast finished messages leave the queue, alone and while others send and deliver; and what comes back."""
+"""How fast maintenance archives what 0.2.0 has finished and left in the queue, alone and while others send and deliver; and what comes back.
+What this version finishes is archived when it is settled: the parts `claim` and `shape` show what that costs."""
 
 from __future__ import annotations
 
@@ -13,6 +14,7 @@ import psycopg
 from support.cluster import Cluster
 from support.finished import finish, value
 
+from bench import storage
 from bench.figures import Figure, Quantity
 from bench.stage import Part, Stage
 
@@ -87,7 +89,7 @@ def shop(stage: Stage) -> Iterator[DB]:
 def move_plainly(db: DB, count: int) -> float:
     """The yardstick: seconds to move as many rows from one plain table to another, by batches as maintenance does."""
     for table in ("source", "target"):
-        db.execute(f"create table {table} (like ulak.queue including all)")  # type: ignore[arg-type]
+        storage.create_plain(db, table)
     db.execute(
         """
         insert into source (endpoint_id, payload, status, updated_at)
@@ -112,7 +114,7 @@ def moving(stage: Stage) -> Iterator[Figure]:
     with shop(stage) as db:
         plain = count / move_plainly(db, count)
         yield Figure(f"move {count:,} rows from one plain table to another, alone", Quantity(plain, "/s"))
-        yield Figure(f"archive {count:,} messages, alone", Quantity(count / archive(db, count), "/s"))
+        yield Figure(f"archive {count:,} messages of 0.2.0, alone", Quantity(count / archive(db, count), "/s"))
         with traffic(stage.cluster, db.info.dbname) as going:
             time.sleep(min(1, stage.scale))
             sent, delivered, began = going.sent, going.delivered, time.perf_counter()
@@ -120,7 +122,7 @@ def moving(stage: Stage) -> Iterator[Figure]:
             took = time.perf_counter() - began
             sent, delivered = going.sent - sent, going.delivered - delivered
         yield Figure(
-            f"archive {count:,} messages while others send and deliver",
+            f"archive {count:,} messages of 0.2.0 while others send and deliver",
             Quantity(rate, "/s"),
             Quantity(rate / plain, "of", "the plain tables'", required=0.2),
             headline=True,
@@ -137,7 +139,7 @@ def upkeep(db: DB) -> Iterator[Figure]:
     vacuum = value(db, "select ulak._vacuum_command()")
     db.execute(vacuum)
     idle = min(seconds(lambda: db.execute(vacuum)) for _ in range(5))
-    rows = value(db, "select count(*) from ulak.queue")
+    rows = value(db, f"select count(*) from {storage.tables_of(db).waiting}")
     yield Figure(f"vacuum of a queue of {rows:,} with nothing to do", Quantity(idle * 1000, "ms"))
     checks = "do $$ begin for n in 1..1000 loop perform ulak._is_adopted(); end loop; end $$"
     asked = min(seconds(lambda: db.execute(checks)) for _ in range(50))

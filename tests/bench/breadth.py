@@ -20,6 +20,7 @@ import psycopg
 from support.site import Site
 from support.timed_receiver import TimedReceiver, timed_receiver
 
+from bench import storage
 from bench.delivery import Delivered, drain
 from bench.figures import Figure, Quantity
 from bench.measure import Measured, Sample, interleave, percentile, processor_seconds, sample
@@ -87,7 +88,7 @@ def send_to(db: DB, endpoints: int, messages: int, first: int = 1) -> int:
 
 
 def empty(db: DB) -> None:
-    db.execute("truncate ulak.queue")
+    storage.empty(db)
     db.execute("checkpoint")
 
 
@@ -424,7 +425,7 @@ def claim(stage: Stage) -> Iterator[Figure]:
                 db = stack.enter_context(stage.cluster.connect(stack.enter_context(stage.database(release))))
                 create_endpoints(db, width, protocol="pull")
                 send_to(db, width, enough(width, rounds + 1) * width)
-                db.execute("vacuum analyze ulak.queue")
+                storage.vacuum(db)
                 db.execute("set jit = off")
                 parts[width, release] = partial(sample, db, partial(claim_some, db))
         measured = interleave(parts, rounds)

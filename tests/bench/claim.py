@@ -10,6 +10,7 @@ from typing import Any
 import psycopg
 from support.sessions import gather
 
+from bench import storage
 from bench.figures import Figure, Quantity, table
 from bench.measure import Measured, Sample, interleave, sample
 from bench.peers import TABLES, drain, mark_and_finish
@@ -20,27 +21,15 @@ DB = psycopg.Connection[Any]
 LIMIT = 500
 BUSY = 4  # endpoints
 
-DUE = """
-    insert into ulak.queue (endpoint_id, payload)
-    select e.id, jsonb_build_object('order', n, 'text', repeat('x', 160))
-    from generate_series(1, %s) n
-    join ulak.endpoints e on e.name like 'busy%%'
-"""
+MESSAGE = {"endpoint_id": "e.id", "payload": "jsonb_build_object('order', n, 'text', repeat('x', 160))"}
 
-# Rows beside those that are due: where they belong to, and what they are.
-KINDS: dict[str, tuple[str, str, str]] = {
-    "due next week": ("like 'busy%%'", "pending", "now() + interval '7 days'"),
-    "of a disabled endpoint": ("= 'disabled'", "pending", "now()"),
-    "of an open circuit": ("= 'open'", "pending", "now()"),
-    "completed": ("like 'busy%%'", "completed", "now()"),
+# Rows beside those that are due: which endpoints they belong to, where they are stored, and what they are.
+KINDS: dict[str, tuple[str, str, dict[str, str]]] = {
+    "due next week": ("like 'busy%%'", storage.WAITING, {"next_retry_at": "now() + interval '7 days'"}),
+    "of a disabled endpoint": ("= 'disabled'", storage.WAITING, {}),
+    "of an open circuit": ("= 'open'", storage.WAITING, {}),
+    "completed": ("like 'busy%%'", storage.DONE, {"status": "'completed'"}),
 }
-
-OTHER = """
-    insert into ulak.queue (endpoint_id, payload, status, next_retry_at)
-    select e.id, jsonb_build_object('order', n, 'text', repeat('x', 160)), '{1}', {2}
-    from generate_series(1, %s / (select count(*)::integer from ulak.endpoints where name {0})) n
-    join ulak.endpoints e on e.name {0}
-"""
 
 # In this order: statistics of a nearly empty queue can't be had back.
 STATISTICS: dict[str, str] = {
@@ -48,10 +37,14 @@ STATISTICS: dict[str, str] = {
     "fresh statistics": "analyze",
     "no statistics": """
         set allow_system_table_mods = on;
-        delete from pg_statistic where starelid = any (array['ulak.queue'::regclass, 'ulak.endpoints'::regclass]);
+        create temporary table unknown as
+        select oid from pg_class
+        where oid = 'ulak.endpoints'::regclass
+            or relnamespace = 'ulak'::regnamespace and relname ~ '^(queue|_deliveries|_events|_archived|archive)(_|$)';
+        delete from pg_statistic where starelid in (select oid from unknown);
         update pg_class set reltuples = -1, relpages = 0
-        where oid in (select indexrelid from pg_index where indrelid = 'ulak.queue'::regclass)
-            or oid in ('ulak.queue'::regclass, 'ulak.endpoints'::regclass);
+        where oid in (select oid from unknown) and relkind = 'r'
+            or oid in (select indexrelid from pg_index where indrelid in (select oid from unknown));
     """,
 }
 
@@ -64,8 +57,20 @@ def prepare(db: DB) -> None:
     db.execute(
         "update ulak.endpoints set circuit_state = 'open', circuit_half_open_at = 'infinity' where name = 'open'"
     )
-    db.execute(DUE, [100])
+    add_due(db, 100)
     db.execute("analyze")
+
+
+def add_due(db: DB, each: int) -> None:
+    """So many messages for each busy endpoint."""
+    storage.insert(db, MESSAGE, "generate_series(1, %s) n join ulak.endpoints e on e.name like 'busy%%'", [each])
+
+
+def add_others(db: DB, kind: str, count: int) -> None:
+    name, place, columns = KINDS[kind]
+    each = f"%s / (select count(*)::integer from ulak.endpoints where name {name})"
+    source = f"generate_series(1, {each}) n join ulak.endpoints e on e.name {name}"
+    storage.insert(db, MESSAGE | columns, source, [count], place)
 
 
 def claim(db: DB) -> int:
@@ -85,10 +90,10 @@ def beside(stage: Stage) -> Iterator[Figure]:
             with stage.cluster.connect(databases[kind]) as db:
                 prepare(db)
                 if kind in KINDS:
-                    db.execute(OTHER.format(*KINDS[kind]), [others])  # type: ignore[arg-type]
-                db.execute(DUE, [len(STATISTICS) * (rounds + 1) * LIMIT // BUSY])
+                    add_others(db, kind, others)
+                add_due(db, len(STATISTICS) * (rounds + 1) * LIMIT // BUSY)
                 # Hint bits and the visibility map, which no other statement should have to set.
-                db.execute("vacuum ulak.queue")
+                storage.vacuum(db, "analyze off")
 
         gather([partial(fill, kind) for kind in databases])
         for state, statement in STATISTICS.items():
@@ -164,9 +169,10 @@ class Way:
                 "select ulak.create_endpoint('busy ' || n, 'pull', %s) from generate_series(1, %s) n",
                 [self.config, BUSY],
             )
-            db.execute(DUE, [count // BUSY])
-            db.execute(f"update ulak.queue set ordering_key = {self.ordering}")  # type: ignore[arg-type]
-            db.execute("vacuum full ulak.queue")
+            add_due(db, count // BUSY)
+            table = storage.tables_of(db).waiting
+            db.execute(f"update {table} set ordering_key = {self.ordering}")  # type: ignore[arg-type]
+            storage.vacuum(db, "full")
             db.execute("set jit = off")
             db.execute("set synchronous_commit = off")
             return sample(db, lambda: sum(self.deliver(db, count)))

@@ -14,6 +14,7 @@ from support.sessions import wait_until
 from support.site import SETTLED, Site
 from support.timed_receiver import timed_receiver
 
+from bench import storage
 from bench.figures import Figure, Quantity
 from bench.measure import Sample, processor_seconds
 from bench.stage import Part, Stage
@@ -62,7 +63,7 @@ def fill(site: Site, endpoint: str, count: int) -> None:
 def drain(site: Site, workers: int = 1, watched: str = "true", at_most: float = 600) -> Delivered:
     """Starts workers on a full queue and waits until the watched messages are done, or for so many seconds: then it is what
     was delivered by then, in the time since they began."""
-    site.db.execute("vacuum analyze ulak.queue")
+    storage.vacuum(site.db)
     before = site.value(WAL)
     sessions = [site.start(seconds=600) for _ in range(workers)]
     # Seldom and cheap: who asks takes the receiver's processor.
@@ -78,7 +79,7 @@ def drain(site: Site, workers: int = 1, watched: str = "true", at_most: float = 
     written = site.value(WAL) - before
     count, seconds = site.db.execute(f"""
         select count(*), extract(epoch from max(completed_at) - min(processing_started_at))::float
-        from ulak.queue where status = 'completed' and {watched}
+        from {storage.COMPLETED} where {watched}
     """).fetchone() or (0, 0.0)
     for session in sessions:
         session.end()
@@ -211,7 +212,8 @@ def traffic(stage: Stage) -> Iterator[Figure]:
 
 def insert_plainly(stage: Stage) -> float:
     with stage.database() as database:
-        stage.cluster.execute("create table plain (like ulak.queue including all)", database)
+        with stage.cluster.connect(database) as db:
+            storage.create_plain(db, "plain")
         insert = f"insert into plain (endpoint_id, payload) values (1, jsonb_build_object('n', 1, 'text', '{PAYLOAD}'))"
         return clients(stage, database, insert, max(1, stage.scaled(3)))
 
@@ -237,9 +239,8 @@ def send_and_deliver(stage: Stage) -> Traffic:
         sent = clients(stage, site.database, send, stage.scaled(10))
         wait_until(lambda: site.value(SETTLED), 120, interval=0.1)
         written = site.value(WAL) - before
-        count, took = site.db.execute("""
-            select count(*), extract(epoch from max(completed_at) - min(created_at))::float
-            from ulak.queue where status = 'completed'
+        count, took = site.db.execute(f"""
+            select count(*), extract(epoch from max(completed_at) - min(created_at))::float from {storage.COMPLETED}
         """).fetchone() or (0, 1.0)
         used = sum(processor_seconds(worker.pid) for worker in workers)
     return Traffic(sent, Delivered(count, took, used, written))

@@ -10,8 +10,8 @@ from functools import partial
 from typing import NamedTuple
 
 from bench import archive as archiving
-from bench import horizon
-from bench.claim import BUSY, DELIVERED, DUE, KINDS, LIMIT, OTHER, claim, prepare
+from bench import horizon, storage
+from bench.claim import BUSY, DELIVERED, KINDS, LIMIT, add_due, add_others, claim, prepare
 from bench.delivery import deliver
 from bench.figures import Figure, Quantity
 from bench.measure import interleave, sample
@@ -67,7 +67,7 @@ def batch(stage: Stage) -> Iterator[Figure]:
         db.execute("select ulak.create_endpoint('shop', 'pull', '{}')")
 
         def seconds(count: int) -> float:
-            db.execute("truncate ulak.queue")
+            storage.empty(db)
             query = "select ulak.send_batch('shop', array_fill(%s::jsonb, array[%s]))"
             return archiving.seconds(lambda: db.execute(query, [PAYLOAD, count]))
 
@@ -90,10 +90,10 @@ def beside(stage: Stage) -> Iterator[Figure]:
         for number, others in enumerate((small, small * TEN)):
             db = stack.enter_context(stage.cluster.connect(stack.enter_context(stage.database())))
             prepare(db)
-            for kind in KINDS.values():
-                db.execute(OTHER.format(*kind), [others])  # type: ignore[arg-type]
-            db.execute(DUE, [(rounds + 1) * LIMIT // BUSY])
-            db.execute("vacuum analyze ulak.queue")
+            for kind in KINDS:
+                add_others(db, kind, others)
+            add_due(db, (rounds + 1) * LIMIT // BUSY)
+            storage.vacuum(db)
             db.execute("set jit = off")
             parts[str(number)] = partial(sample, db, partial(claim, db))
         measured = interleave(parts, rounds)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import statistics
 import threading
 import time
@@ -15,6 +16,7 @@ from psycopg import IsolationLevel
 from support.cluster import run
 from support.site import Site
 
+from bench import storage
 from bench.delivery import fill
 from bench.figures import Figure, Quantity
 from bench.measure import percentile, processor_seconds
@@ -145,13 +147,13 @@ def watch(stage: Stage, holding: Callable[[Site], AbstractContextManager[None]],
         site.http("shop", stage.receiver)
         with Schedule(site) as schedule, holding(site):
             durations = send(stage, site, seconds)
-            delivered = site.value("select count(*) from ulak.queue where status = 'completed'")
+            delivered = site.value(f"select count(*) from {storage.COMPLETED}")
             site.wait_until_settled(60)
-            waited = site.value("""
+            waited = site.value(f"""
                 select percentile_cont(0.99) within group (order by extract(epoch from completed_at - created_at)::float)
-                from ulak.queue
+                from {storage.COMPLETED}
             """)
-            dead = site.value("select dead_tuple_count from pgstattuple('ulak.queue')")
+            dead = site.value("select dead_tuple_count from pgstattuple(%s)", storage.tables_of(site.db).waiting)
             before = schedule.processor()
             took = [drain(site, backlog) for _ in range(BACKLOGS)]
             used = schedule.processor() - before
@@ -168,23 +170,26 @@ def watch(stage: Stage, holding: Callable[[Site], AbstractContextManager[None]],
 
 def drain(site: Site, count: int) -> float:
     """Seconds until the worker has settled so many more messages, from its first claim of them."""
-    last = site.value("select coalesce(max(id), 0) from ulak.queue")
+    last = site.value(f"select coalesce(max(id), 0) from {storage.COMPLETED}")
     fill(site, "shop", count)
     site.wait_until_settled(300)
-    query = (
-        "select extract(epoch from max(completed_at) - min(processing_started_at))::float from ulak.queue where id > %s"
-    )
+    query = f"""
+        select extract(epoch from max(completed_at) - min(processing_started_at))::float
+        from {storage.COMPLETED} where id > %s
+    """
     return float(site.value(query, last))
 
 
-def send(stage: Stage, site: Site, seconds: int) -> list[float]:
+def send(
+    stage: Stage, site: Site, seconds: int, rate: int = RATE, payload: str = json.dumps({"n": 1, "text": PAYLOAD})
+) -> list[float]:
     """Eight clients, at the same rate whatever happens. Milliseconds from when each send was to begin to its end: one
     that waits for another to end counts."""
     folder = stage.cluster.folder
     script, log = folder / "horizon.sql", folder / "horizon-log"
-    script.write_text(f"select ulak.send('shop', jsonb_build_object('n', 1, 'text', '{PAYLOAD}'));\n")
+    script.write_text(f"select ulak.send('shop', '{payload}');\n")
     pgbench: list[str | Path] = [stage.cluster.bin / "pgbench", "-n", "-M", "prepared", "-c", "8", "-j", "1"]
-    pgbench += ["-R", str(RATE), "-T", str(seconds), "-l", "--log-prefix", log, "-f", script]
+    pgbench += ["-R", str(rate), "-T", str(seconds), "-l", "--log-prefix", log, "-f", script]
     run([*pgbench, stage.cluster.dsn(site.database)])
     durations = []
     for file in folder.glob("horizon-log.*"):

@@ -17,6 +17,7 @@ from support.sessions import wait_until
 from support.site import SETTLED, Site
 from support.timed_receiver import TimedReceiver, timed_receiver
 
+from bench import storage
 from bench.delivery import WAL, clients, fill
 from bench.figures import Figure, Quantity
 from bench.latency import LONGEST, SHORTEST
@@ -61,7 +62,7 @@ def filled(stage: Stage, count: int) -> Iterator[Site]:
         site.db.execute("checkpoint")
         site.http("shop", stage.receiver)
         fill(site, "shop", count)
-        site.db.execute("vacuum analyze ulak.queue")
+        storage.vacuum(site.db)
         yield site
 
 
@@ -77,9 +78,8 @@ def drain(site: Site, nodes: int) -> Drained:
         server = server_seconds(site) - before
         of_nodes = sum(processor_seconds(node.pid) for node in began)
         written = site.value(WAL) - written
-    count, seconds = site.db.execute("""
-        select count(*), extract(epoch from max(completed_at) - min(processing_started_at))::float
-        from ulak.queue where status = 'completed'
+    count, seconds = site.db.execute(f"""
+        select count(*), extract(epoch from max(completed_at) - min(processing_started_at))::float from {storage.COMPLETED}
     """).fetchone() or (0, 1.0)
     return Drained(count, seconds, server, of_nodes, written)
 
@@ -142,9 +142,8 @@ def traffic(stage: Stage) -> Iterator[Figure]:
         wait_until(lambda: site.value(SETTLED), 120, "an empty queue", interval=0.1)
         server, of_nodes = server_seconds(site) - before, sum(processor_seconds(node.pid) for node in began)
         written = site.value(WAL) - written
-        count, seconds = site.db.execute("""
-            select count(*), extract(epoch from max(completed_at) - min(created_at))::float
-            from ulak.queue where status = 'completed'
+        count, seconds = site.db.execute(f"""
+            select count(*), extract(epoch from max(completed_at) - min(created_at))::float from {storage.COMPLETED}
         """).fetchone() or (0, 1.0)
     drained = Drained(count, seconds, server, of_nodes, written)
     yield Figure("8 clients and 2 nodes: sent and delivered", *drained.quantities(), headline=True)

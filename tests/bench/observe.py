@@ -10,6 +10,7 @@ from typing import Any
 
 import psycopg
 
+from bench import storage
 from bench.figures import Figure, Quantity, table
 from bench.measure import processor_seconds
 from bench.stage import QUIET, Part, Stage
@@ -48,12 +49,6 @@ FILL = [
     """
     select ulak.create_endpoint('e' || n, 'http', '{"url": "https://example.com/hook"}') from generate_series(1, %(endpoints)s) n
     """,
-    """
-    insert into ulak.queue (endpoint_id, payload, priority, next_retry_at, created_at)
-    select 1 + n %% %(endpoints)s, jsonb_build_object('n', n, 'text', repeat('x', 170)), n %% 3, t, least(t, now())
-    from generate_series(1, %(messages)s) n
-    cross join lateral (select now() - interval '1 hour' + n * interval '10 ms') m (t)
-    """,
     # Three days of counters.
     """
     insert into ulak.endpoint_stats (endpoint_id, minute, delivered, failed, latency_total_ms, latency_histogram)
@@ -66,6 +61,19 @@ FILL = [
     select endpoint_id, sum(delivered), sum(failed), 1, array_fill(7::bigint, array[22], array[100]) from ulak.endpoint_stats group by 1
     """,
 ]
+
+# One message every 10 ms, the first an hour ago.
+SOURCE = """
+    generate_series(1, %(messages)s) n
+    cross join lateral (select now() - interval '1 hour' + n * interval '10 ms') m (t)
+"""
+WAITING = {
+    "endpoint_id": "1 + n %% %(endpoints)s",
+    "payload": "jsonb_build_object('n', n, 'text', repeat('x', 170))",
+    "priority": "n %% 3",
+    "next_retry_at": "t",
+    "created_at": "least(t, now())",
+}
 
 # A few endpoints have thousands of messages, most have some, a tenth has none. Some are open, some disabled. All of them were busy
 # in each minute of the last hour, and now and then for two days.
@@ -84,29 +92,6 @@ FILL_MANY = [
         last_success_at = case when id %% 100 <> 3 then now() end
     """,
     """
-    insert into ulak.queue (endpoint_id, payload, priority, next_retry_at, created_at, status, locked_by, lease_until)
-    select
-        1 + floor(0.9 * %(endpoints)s * (n::bigint * 7919 %% 1000003 / 1000003.0) ^ 3),
-        jsonb_build_object('n', n, 'text', repeat('x', 170)),
-        n %% 3,
-        t,
-        least(t, now()),
-        case when n %% 500 = 0 then 'processing' else 'pending' end,
-        case when n %% 500 = 0 then 'worker' end,
-        case when n %% 500 = 0 then now() + interval '1 day' end
-    from generate_series(1, %(messages)s) n
-    cross join lateral (select now() - interval '1 hour' + n * interval '10 ms') m (t)
-    """,
-    """
-    insert into ulak.dlq (
-        original_message_id, endpoint_id, message_id, original_created_at, failed_at, archived_at, attempts, retry_count, priority,
-        endpoint_name, protocol, payload, last_error
-    )
-    select n, e, gen_random_uuid(), t, t, t, 3, 3, 0, 'e' || e, 'http', '{}', '[RETRYABLE] HTTP 503'
-    from generate_series(1, %(messages)s / 20) n
-    cross join lateral (select 1 + n * 31 %% %(endpoints)s, now() - n * interval '3 seconds') m (e, t)
-    """,
-    """
     insert into ulak.endpoint_stats (endpoint_id, minute, delivered, failed, latency_total_ms, latency_histogram)
     select e, date_trunc('minute', now()) + interval '30 minutes' - m * interval '1 minute', 1000, m %% 7, 12000,
         '[100:109]={1, 2, 3, 10, 50, 100, 30, 20, 5, 1}'
@@ -118,6 +103,33 @@ FILL_MANY = [
     select endpoint_id, sum(delivered), sum(failed), 1, array_fill(7::bigint, array[22], array[100]) from ulak.endpoint_stats group by 1
     """,
 ]
+
+
+WAITING_MANY = WAITING | {
+    "endpoint_id": "1 + floor(0.9 * %(endpoints)s * (n::bigint * 7919 %% 1000003 / 1000003.0) ^ 3)",
+    "status": "case when n %% 500 = 0 then 'processing' else 'pending' end",
+    "locked_by": "case when n %% 500 = 0 then 'worker' end",
+    "lease_until": "case when n %% 500 = 0 then now() + interval '1 day' end",
+}
+
+DEAD_SOURCE = """
+    generate_series(1, %(messages)s / 20) n
+    cross join lateral (select 1 + n * 31 %% %(endpoints)s, now() - n * interval '3 seconds') m (e, t)
+"""
+DEAD = {
+    "endpoint_id": "e",
+    "message_id": "gen_random_uuid()",
+    "original_created_at": "t",
+    "failed_at": "t",
+    "archived_at": "t",
+    "attempts": "3",
+    "retry_count": "3",
+    "priority": "0",
+    "endpoint_name": "'e' || e",
+    "protocol": "'http'",
+    "payload": "'{}'::jsonb",
+    "last_error": "'[RETRYABLE] HTTP 503'",
+}
 
 
 def measure(db: DB, query: str) -> tuple[float, float, float]:
@@ -155,8 +167,10 @@ def look(stage: Stage, endpoints: int) -> Iterator[Figure]:
     waiting = f"{messages:,} messages for {endpoints} endpoint{'s' if endpoints > 1 else ''}"
     with stage.database() as name, stage.cluster.connect(name) as db:
         db.execute("analyze")
+        given = {"endpoints": endpoints, "messages": messages}
         for statement in FILL:
-            db.execute(statement, {"endpoints": endpoints, "messages": messages}, prepare=False)  # type: ignore[call-overload]
+            db.execute(statement, given, prepare=False)  # type: ignore[call-overload]
+        storage.insert(db, WAITING, SOURCE, given)
         yield from compare(stage, name, f"{waiting}, never vacuumed", messages)
         start = time.perf_counter()
         db.execute("call ulak.run_maintenance()")
@@ -169,8 +183,11 @@ def look_at_many(stage: Stage) -> Iterator[Figure]:
     """Each look for itself: none may follow the number of endpoints any further."""
     messages, endpoints = stage.scaled(1_000_000, 1000), stage.scaled(10_000, 100)
     with stage.database() as name, stage.cluster.connect(name) as db:
+        given = {"endpoints": endpoints, "messages": messages}
         for statement in FILL_MANY:
-            db.execute(statement, {"endpoints": endpoints, "messages": messages}, prepare=False)  # type: ignore[call-overload]
+            db.execute(statement, given, prepare=False)  # type: ignore[call-overload]
+        storage.insert(db, WAITING_MANY, SOURCE, given)
+        storage.insert(db, DEAD, DEAD_SOURCE, given, storage.DEAD)
         db.execute("vacuum analyze")
         # What a look of theirs begins with.
         backend = db.info.backend_pid

@@ -21,6 +21,7 @@ from support.cluster import run
 from support.sessions import Running, wait_until
 from support.site import Site
 
+from bench import storage
 from bench.claim import LIMIT, claim
 from bench.delivery import drain
 from bench.figures import Figure, Quantity
@@ -97,7 +98,7 @@ def flow(stage: Stage, release: str | None, number: int, seconds: int, pause: st
         site.start(seconds=600)
         site.send("shop", ordering_key="first")
         site.wait_until_settled()
-        done = "select count(*) from ulak.queue where status = 'completed'"
+        done = f"select count(*) from {storage.COMPLETED}"
         before, began = site.value(done), time.monotonic()
         sent = clients(stage, site.database, HOT.format(pause), number, seconds)
         return Flow(sent, (site.value(done) - before) / (time.monotonic() - began))
@@ -106,7 +107,7 @@ def flow(stage: Stage, release: str | None, number: int, seconds: int, pause: st
 def one_at_a_time(stage: Stage, seconds: int) -> float:
     """The rate of round trips while as many clients insert."""
     with stage.site() as site:
-        site.db.execute("create table plain (like ulak.queue including all)")
+        storage.create_plain(site.db, "plain")
         inserting = Running(lambda: clients(stage, site.database, PLAIN, SENDERS, seconds))
         wait_until(lambda: site.value("select exists (select from plain)"), message="the first insert")
         done, began = 0, time.monotonic()
@@ -211,7 +212,7 @@ class Key:
         self._size = size
         self._waiting = waiting
         send_keys(site.db, 1, waiting)
-        site.db.execute("vacuum analyze ulak.queue")
+        storage.vacuum(site.db)
         self._worker = site.start(seconds=600)
 
     def sample(self) -> Sample:
@@ -225,8 +226,8 @@ class Key:
         due = "select exists (select from ulak.queue where status = 'pending' and next_retry_at < 'infinity' offset 2)"
         wait_until(lambda: not self._site.value(due), 120, "those behind being parked", interval=0.005)
         # As the job of maintenance does every minute: where they were due, they left dead entries in the index.
-        self._site.db.execute("vacuum ulak.queue")
-        since = self._site.value("select max(id) from ulak.queue where status = 'completed'")
+        storage.vacuum(self._site.db, "analyze off")
+        since = self._site.value(f"select max(id) from {storage.COMPLETED}")
         last = since + self._size // 2
         used, began = processor_seconds(self._worker.pid), time.monotonic()
         self._wait_for(last)
@@ -235,8 +236,8 @@ class Key:
         in_flight = "select exists (select from ulak.queue where status = 'processing')"
         wait_until(lambda: not self._site.value(in_flight), message="the last one")
         delivered = self._site.value(
-            "select count(*) from ulak.queue where id > %s and status = 'completed' and completed_at <= "
-            "(select completed_at from ulak.queue where id = %s)",
+            f"select count(*) from {storage.COMPLETED} where id > %s and completed_at <= "
+            f"(select completed_at from {storage.COMPLETED} where id = %s)",
             since,
             last,
         )
@@ -244,7 +245,7 @@ class Key:
 
     def _wait_for(self, id: int) -> None:
         """A key's messages are delivered in the order of their ids."""
-        query = "select status = 'completed' from ulak.queue where id = %s"
+        query = f"select exists (select from {storage.COMPLETED} where id = %s)"
         wait_until(lambda: self._site.value(query, id), 120, f"delivery of message {id}", interval=0.005)
 
 
@@ -291,7 +292,7 @@ def beside(stage: Stage) -> Iterator[Figure]:
             assert row and row[0], f"{in_flight} of {keys} keys were claimed"
             in_flight += row[0]
         send_keys(db, 0, (rounds + 1) * LIMIT)
-        db.execute("vacuum analyze ulak.queue")
+        storage.vacuum(db)
         db.execute("set jit = off")
         return partial(sample, db, partial(claim, db))
 

@@ -15,6 +15,7 @@ import psycopg
 from support.cluster import CommandFailed, major
 from support.debian import unpacked, version
 
+from bench import storage
 from bench.figures import Figure, Quantity
 from bench.measure import Measured, Pgbench, Sample, interleave, sample
 from bench.send import PAYLOAD
@@ -188,9 +189,9 @@ def fill(db: DB, consumer: str, count: int) -> None:
             db.execute("select pgq.insert_event('bench', 'order', %s) from generate_series(1, %s)", [PAYLOAD, BATCH])
             db.execute("select pgq.ticker('bench')")
     elif consumer.startswith("ulak"):
-        db.execute("truncate ulak.queue")
+        storage.empty(db)
         db.execute("select ulak.send_batch('shop', array_fill(%s::jsonb, array[%s]))", [PAYLOAD, count])
-        db.execute("vacuum analyze ulak.queue")
+        storage.vacuum(db)
     else:
         for table in ("deleted", "updated"):
             db.execute(f"truncate {table}")  # type: ignore[arg-type]

@@ -13,8 +13,9 @@ from functools import partial
 
 from support.timed_receiver import timed_receiver
 
+from bench import storage
 from bench.breadth import Light
-from bench.claim import BUSY, DELIVERED, DUE, LIMIT, claim, prepare
+from bench.claim import BUSY, DELIVERED, LIMIT, add_due, claim, prepare
 from bench.delivery import deliver
 from bench.figures import Figure, Quantity
 from bench.measure import Measured, Sample, interleave, percentile, sample
@@ -77,8 +78,8 @@ def claims(stage: Stage) -> Iterator[Figure]:
         for release in stage.releases:
             db = stack.enter_context(stage.cluster.connect(stack.enter_context(stage.database(release))))
             prepare(db)
-            db.execute(DUE, [(rounds + 1) * LIMIT // BUSY])
-            db.execute("vacuum analyze ulak.queue")
+            add_due(db, (rounds + 1) * LIMIT // BUSY)
+            storage.vacuum(db)
             db.execute("set jit = off")
             parts[f"a claim of {LIMIT}", release] = partial(sample, db, partial(claim, db))
         measured = interleave(parts, rounds)

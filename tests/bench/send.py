@@ -8,9 +8,9 @@ from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
-from psycopg import sql
 from support.sessions import gather
 
+from bench import storage
 from bench.figures import Figure, Quantity
 from bench.measure import Measured, Pgbench, Sample, interleave
 from bench.stage import QUIET, Part, Stage
@@ -64,20 +64,27 @@ class Shop:
             db.execute("select ulak.create_endpoint('shop', 'pull', '{}')")
             # The limit is looked at as ever, and never reached.
             db.execute("select ulak.configure('max_queue_size', '100000000')")
-            db.execute("create table plain (like ulak.queue including all)")
-        tables = (sql.Identifier("plain"), sql.Identifier("ulak", "queue"))
-        gather([partial(self._fill, table) for table in tables])
+            storage.create_plain(db, "plain")
+        gather([self._fill, self._fill_plain])
         stage.cluster.execute("checkpoint")
 
-    def _fill(self, table: sql.Identifier) -> None:
+    def _fill(self) -> None:
         with self._cluster.connect(self._database) as db:
-            fill = "insert into {} (endpoint_id, payload) select 1, %s from generate_series(1, %s)"
-            db.execute(sql.SQL(fill).format(table), [PAYLOAD, self._waiting])
-            db.execute(sql.SQL("vacuum analyze {}").format(table))
+            columns = {"endpoint_id": "1", "payload": "%s::jsonb"}
+            storage.insert(db, columns, "generate_series(1, %s)", [PAYLOAD, self._waiting])
+            storage.vacuum(db)
+
+    def _fill_plain(self) -> None:
+        with self._cluster.connect(self._database) as db:
+            fill = "insert into plain (endpoint_id, payload) select 1, %s from generate_series(1, %s)"
+            db.execute(fill, [PAYLOAD, self._waiting])
+            db.execute("vacuum analyze plain")
 
     def sample(self, name: str, transactions: int, clients: int = 1, commit: str = "off") -> Sample:
         if not self._waiting:
-            self._cluster.execute("truncate plain, ulak.queue", self._database)
+            with self._cluster.connect(self._database) as db:
+                db.execute("truncate plain")
+                storage.empty(db)
         return self._pgbench.run(
             self._database,
             self._scripts[name],

@@ -51,7 +51,11 @@ class Sender:
         while not self._stop.is_set():
             number += 1
             began = time.perf_counter()
-            self._session.execute(SEND, [f"key {number % 1000}" if number % 2 else None])
+            try:
+                self._session.execute(SEND, [f"key {number % 1000}" if number % 2 else None])
+            except psycopg.errors.InvalidColumnReference:
+                # It waited for the lock of the upgrade, inside a function of the release.
+                self._session.execute(SEND, [f"key {number % 1000}" if number % 2 else None])
             self.took.append(time.perf_counter() - began)
 
     def end(self) -> None:

@@ -328,7 +328,9 @@ def test_claiming_beside_an_open_circuit_writes_no_version_of_its_messages(queue
     queue.send_many(100_000)
     endpoint_id = queue.value("select id from ulak.endpoints where name = 'shop'")
     assert queue.call("update_circuit_breaker", endpoint_id, False, queue.at(0)) == "open"
-    versions = "select n_tup_upd + n_tup_del + n_tup_ins from pg_stat_user_tables where relid = 'ulak._deliveries'::regclass"
+    versions = (
+        "select n_tup_upd + n_tup_del + n_tup_ins from pg_stat_user_tables where relid = 'ulak._deliveries'::regclass"
+    )
 
     def written() -> int:
         queue.db.execute("select pg_stat_force_next_flush()")

@@ -33,7 +33,9 @@ BY_EVENT = ["publish", "publish_batch"]
 
 @pytest.fixture(autouse=True)
 def shop(db: DB) -> None:
-    db.execute("truncate ulak._deliveries, ulak._archived, ulak._idempotency_keys, ulak._letters, ulak.endpoints, ulak.event_types cascade")
+    db.execute(
+        "truncate ulak._deliveries, ulak._archived, ulak._idempotency_keys, ulak._letters, ulak.endpoints, ulak.event_types cascade"
+    )
     db.execute("select ulak.create_event_type('sold')")
     for name in ("shop", "other"):
         db.execute("select ulak.create_endpoint(%s, 'pull', '{}')", [name])

@@ -18,7 +18,11 @@ from support.timed_receiver import timed_receiver
 from support.world import FULL
 
 # One of each part, for the sake of time; `make chaos` has all.
-SECTIONS = [f"{part}:{section}" for part in DEFAULT for section in list(part_of(part).sections)[: None if FULL else 1]]
+SECTIONS = [
+    f"{part}:{section}"
+    for part in (*DEFAULT, "shape")
+    for section in list(part_of(part).sections)[: None if FULL else 1]
+]
 
 
 @pytest.fixture
@@ -50,7 +54,7 @@ def test_a_section_finds_figures(name: str, stage: Stage, monkeypatch: pytest.Mo
 
 
 def test_a_whole_run_leaves_out_only_what_is_to_be_asked_for() -> None:
-    assert set(PARTS) - set(DEFAULT) == {"observe", "told"}
+    assert set(PARTS) - set(DEFAULT) == {"observe", "shape", "told"}
 
 
 @pytest.mark.parametrize(

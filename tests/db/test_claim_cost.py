@@ -94,7 +94,9 @@ def rows_read(queue: Queue, action: Callable[[], object]) -> int:
 
     def count() -> int:
         queue.db.execute("select pg_stat_force_next_flush()")
-        query = "select seq_tup_read + idx_tup_fetch from pg_stat_user_tables where relid = 'ulak._deliveries'::regclass"
+        query = (
+            "select seq_tup_read + idx_tup_fetch from pg_stat_user_tables where relid = 'ulak._deliveries'::regclass"
+        )
         return int(queue.value(query))
 
     before = count()

@@ -76,7 +76,7 @@ class Machine(RuleBasedStateMachine):
     @rule(publishes=st.booleans())
     def send(self, publishes: bool) -> None:
         self.sent += 1
-        options = f"p_headers => '{{\"x-n\": \"{self.sent}\"}}', p_metadata => '{{\"n\": \"{self.sent}\"}}'"
+        options = f'p_headers => \'{{"x-n": "{self.sent}"}}\', p_metadata => \'{{"n": "{self.sent}"}}\''
         call = "publish('sold'" if publishes else "send('shop'"
         self.queue.db.execute(f"select ulak.{call}, '{{\"n\": {self.sent}}}', {options})")  # type: ignore[arg-type]
         self.check()

@@ -114,7 +114,10 @@ def test_a_run_does_all_that_is_due_and_counts_it(db: DB) -> None:
     ]
     # The expired ones were of the real present: their month is dropped at once.
     assert value(db, "select count(*) from ulak.archive") == 3
-    months = column(db, "select name from ulak._month_partitions where parent = 'ulak._archived'::regclass and name > 'archive_2030_06' order by 1")
+    months = column(
+        db,
+        "select name from ulak._month_partitions where parent = 'ulak._archived'::regclass and name > 'archive_2030_06' order by 1",
+    )
     assert months[0] == "archive_2030_09"
     assert months[-1] == "archive_2031_06"
     for table in ("dlq", "endpoint_stats", "handled"):
@@ -210,7 +213,10 @@ def test_a_month_that_cannot_be_made_does_not_hold_up_the_next_one(db: DB) -> No
 
     assert status(db, "state")["partitions"] == "failed"
     assert "archive_2031_04" in status(db, "last_error")["partitions"]
-    months = column(db, "select name from ulak._month_partitions where parent = 'ulak._archived'::regclass and name > 'archive_2031_02' order by 1")
+    months = column(
+        db,
+        "select name from ulak._month_partitions where parent = 'ulak._archived'::regclass and name > 'archive_2031_02' order by 1",
+    )
     assert months == ["archive_2031_03", "archive_2031_05", "archive_2031_06"]
 
 

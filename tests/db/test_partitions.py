@@ -71,7 +71,13 @@ def test_months_are_ordinary_tables_and_no_members_of_the_extension(alone: DB) -
         order by 1
     """
 
-    assert column(alone, members) == ["ulak._archived", "ulak._events", "ulak._events_default", "ulak.archive", "ulak.archive_default"]
+    assert column(alone, members) == [
+        "ulak._archived",
+        "ulak._events",
+        "ulak._events_default",
+        "ulak.archive",
+        "ulak.archive_default",
+    ]
 
 
 def test_nothing_is_made_where_nothing_is_missing(alone: DB) -> None:

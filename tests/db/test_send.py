@@ -547,7 +547,9 @@ def test_a_send_starts_no_subtransaction(sender: DB) -> None:
         send_in_every_way(sender)
         top = sender.execute("select pg_current_xact_id()::xid").fetchone()
 
-    writers = sender.execute("select xmin from ulak._deliveries union select xmin from ulak._events union select xmin from ulak._idempotency_keys").fetchall()
+    writers = sender.execute(
+        "select xmin from ulak._deliveries union select xmin from ulak._events union select xmin from ulak._idempotency_keys"
+    ).fetchall()
     assert writers == [top]
     bodies = sender.execute(
         """

@@ -55,7 +55,10 @@ def test_what_pg_cron_runs_works_with_the_owners_rights(cron: DB) -> None:
 
     states = "select distinct state from ulak.maintenance_status where step <> 'vacuum'"
     assert column(cron, states) == ["ok"]
-    assert value(cron, "select vacuum_count > 0 from pg_stat_all_tables where relid = 'ulak._deliveries'::regclass") is True
+    assert (
+        value(cron, "select vacuum_count > 0 from pg_stat_all_tables where relid = 'ulak._deliveries'::regclass")
+        is True
+    )
 
 
 def test_workers_are_a_problem_that_it_names(cron: DB) -> None:

@@ -482,7 +482,9 @@ def insert_broken(site: Site, endpoint: int, column: str) -> int:
     value = value if column == "ordering_key" else f"jsonb_build_object('x', {value})"
     columns = {"payload": "'1'", "headers": "null", "metadata": "null", "ordering_key": "null", column: value}
     names, values = ", ".join(columns), ", ".join(columns.values())
-    return int(site.value(f"insert into ulak._deliveries (endpoint_id, {names}) values ({endpoint}, {values}) returning id"))
+    return int(
+        site.value(f"insert into ulak._deliveries (endpoint_id, {names}) values ({endpoint}, {values}) returning id")
+    )
 
 
 @pytest.mark.parametrize("column", ["payload", "headers", "metadata", "ordering_key"])

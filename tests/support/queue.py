@@ -90,7 +90,17 @@ class Queue:
     def empty(self) -> None:
         """No message, no endpoint, no trace of either: for tests that share a database. TRUNCATE would also throw away
         the plans of the functions under test."""
-        for table in ("_deliveries", "_events", "_archived", "_letters", "_idempotency_keys", "endpoints", "event_log", "handled", "ordering_keys"):
+        for table in (
+            "_deliveries",
+            "_events",
+            "_archived",
+            "_letters",
+            "_idempotency_keys",
+            "endpoints",
+            "event_log",
+            "handled",
+            "ordering_keys",
+        ):
             self.db.execute(f"delete from ulak.{table}")
 
     # Applications.

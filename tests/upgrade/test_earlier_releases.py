@@ -71,7 +71,9 @@ def kept(before: dict[str, list[str]], after: dict[str, list[str]]) -> list[str]
         if table in DROPPED and table not in after:
             continue
         old_rows = [json.loads(text) if text.startswith("{") else text for text in texts]
-        new_rows = [json.loads(text) if text.startswith("{") else text for text in after.get(RENAMED.get(table, table), [])]
+        new_rows = [
+            json.loads(text) if text.startswith("{") else text for text in after.get(RENAMED.get(table, table), [])
+        ]
         if old_rows and isinstance(old_rows[0], dict):
             columns = old_rows[0].keys() & (new_rows[0].keys() if new_rows else set())
             if table == "ulak.queue":

@@ -80,7 +80,9 @@ def test_slow_receivers_hold_nobody_up_and_nothing_is_sent_twice(site: Site, rec
 
         # What was not claimed again after the end of its time waits for the next run.
         assert site.value("select count(*) from ulak.queue where status = 'processing'") == 0
-        assert site.value("select count(*) from ulak.messages where status = 'completed'") == sent + len(receiver.requests)
+        assert site.value("select count(*) from ulak.messages where status = 'completed'") == sent + len(
+            receiver.requests
+        )
         assert site.value("select max(attempts) from ulak.messages") == 1
         assert 16 <= sent < 80
 

@@ -1,0 +1,298 @@
+"""What the shape of the stored data costs: WAL and processor from send() to the archive, an event for many, size, and growth while vacuum can't
+remove anything.
+
+All of it beside the release that it is compared with, in databases of the same server. Full-page images are off, since they depend on when the
+last checkpoint was. Bytes don't depend on what else the machine does; the times do.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+import statistics
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Any, NamedTuple
+
+import psycopg
+from support.finished import value
+
+from bench import horizon, storage
+from bench.breadth import create_endpoints
+from bench.claim import DELIVERED
+from bench.delivery import WAL
+from bench.figures import Figure, Quantity
+from bench.measure import Measured, Sample, interleave, processor_seconds, sample
+from bench.stage import QUIET, Part, Stage, name_of
+
+DB = psycopg.Connection[Any]
+
+# Bytes of a payload, and of WAL that it may cost from send() to the archive.
+WAL_REQUIRED = {250: 1700, 1000: 2500, 1800: 3300}
+PROCESSOR_REQUIRED = 1.0
+# Times the release's.
+PUBLISH_WAL_REQUIRED = 0.35
+PUBLISH_TIME_REQUIRED = 0.8
+SIZE_REQUIRED = 1.0
+GROWTH_REQUIRED = 0.5
+
+KILOBYTE = 1000
+RATE = 1000
+SNAPSHOT_SECONDS = 15 * 60
+ARCHIVE = "select ulak.archive_completed_messages(0, 1000, clock_timestamp())"
+
+
+def payloads(size: int, count: int = 100) -> list[str]:
+    """Of so many bytes each, and not to be compressed."""
+    chance = random.Random(1)
+    around = len(json.dumps({"text": ""}))
+    return [json.dumps({"text": chance.randbytes(size).hex()[: size - around]}) for _ in range(count)]
+
+
+def times(new: float, old: float, what: str = "", required: float | None = None) -> Quantity:
+    return Quantity(new / old, "times", what, required=required)
+
+
+# The whole way of a message.
+
+
+class Way:
+    """An endpoint whose messages are sent one by one, claimed and settled by 500, and archived."""
+
+    def __init__(self, db: DB, size: int, messages: int) -> None:
+        self._db = db
+        self._payloads = payloads(size)
+        self._messages = messages
+        # Bytes of WAL and microseconds of the processor of each message, by step, for each round.
+        self.written: list[dict[str, float]] = []
+        self.used: list[dict[str, float]] = []
+        db.execute("select ulak.create_endpoint('shop', 'pull', '{}')")
+        db.execute("set synchronous_commit = off")
+        db.execute("set jit = off")
+
+    def sample(self) -> Sample:
+        self.written.append({})
+        self.used.append({})
+        return sample(self._db, self._go)
+
+    def _go(self) -> int:
+        for name, step in {"send": self._send, "claim and settle": self._deliver, "archive": self._archive}.items():
+            used, before = processor_seconds(self._db.info.backend_pid), value(self._db, WAL)
+            step()
+            self.written[-1][name] = (value(self._db, WAL) - before) / self._messages
+            self.used[-1][name] = (processor_seconds(self._db.info.backend_pid) - used) * 1e6 / self._messages
+        return self._messages
+
+    def _send(self) -> None:
+        for payload in itertools.islice(itertools.cycle(self._payloads), self._messages):
+            self._db.execute("select ulak.send('shop', %s)", [payload], prepare=True)
+
+    def _deliver(self) -> None:
+        assert sum(DELIVERED.deliver(self._db, self._messages)) == self._messages
+
+    def _archive(self) -> None:
+        """Since 0.3.0 there is nothing left to do."""
+        while value(self._db, ARCHIVE):
+            pass
+
+    # The first round, which plans and fills the caches, doesn't count.
+
+    def wal(self) -> float:
+        return statistics.median(sum(each.values()) for each in self.written[1:])
+
+    def steps(self) -> Iterator[Quantity]:
+        for step in self.written[0]:
+            yield Quantity(statistics.median(each[step] for each in self.written[1:]), "bytes", step)
+            yield Quantity(statistics.median(each[step] for each in self.used[1:]), "us", "of processor")
+
+
+def way(stage: Stage) -> Iterator[Figure]:
+    messages = stage.scaled(5000, 500)
+    with ExitStack() as stack:
+        ways = {
+            (size, release): Way(
+                stack.enter_context(stage.cluster.connect(stack.enter_context(stage.database(release)))), size, messages
+            )
+            for size in WAL_REQUIRED
+            for release in stage.releases
+        }
+        measured = interleave({key: each.sample for key, each in ways.items()}, stage.rounds(7))
+    stage.details["way"] = {
+        f"{name_of(release)}{size}": {
+            "wal": each.written,
+            "processor": each.used,
+            "samples": measured[size, release].samples,
+        }
+        for (size, release), each in ways.items()
+    }
+    for size, required in WAL_REQUIRED.items():
+        new = ways[size, None]
+        quantities = [Quantity(new.wal(), "bytes", "of WAL each", required=required)]
+        if stage.against is not None:
+            old = ways[size, stage.against]
+            quantities += [Quantity(old.wal(), "bytes", f"with {stage.against}"), times(new.wal(), old.wal())]
+        yield Figure(f"a payload of {size:,} bytes, send() to archive", *quantities, headline=True)
+        for release in stage.releases:
+            yield Figure(f"  {name_of(release)}step by step", *ways[size, release].steps())
+    for size in WAL_REQUIRED:
+        yield processor(stage, size, {release: measured[size, release] for release in stage.releases})
+
+
+def processor(stage: Stage, size: int, measured: dict[str | None, Measured]) -> Figure:
+    new = measured[None]
+    quantities = [Quantity(new.processor, "us", "of the server's processor each")]
+    if stage.against is not None:
+        old = measured[stage.against]
+        quantities += [
+            Quantity(old.processor, "us", f"with {stage.against}"),
+            Quantity(new.times_processor(old), "times", required=PROCESSOR_REQUIRED),
+        ]
+    return Figure(f"a payload of {size:,} bytes, send() to archive, processor", *quantities, headline=True)
+
+
+# An event for many.
+
+
+class Publisher:
+    def __init__(self, db: DB, subscribers: int) -> None:
+        self._db = db
+        self._payload = payloads(KILOBYTE, 1)[0]
+        self._subscribers = subscribers
+        # Bytes of WAL of each call.
+        self.written: list[int] = []
+        create_endpoints(db, subscribers, protocol="pull")
+        db.execute("select ulak.create_event_type('order.created')")
+        db.execute(
+            "select ulak.subscribe('order.created', 'endpoint ' || n) from generate_series(1, %s) n", [subscribers]
+        )
+        db.execute("analyze ulak.subscriptions")
+        db.execute("set synchronous_commit = off")
+
+    def sample(self) -> Sample:
+        storage.empty(self._db)
+        before = value(self._db, WAL)
+        taken = sample(self._db, self._publish)
+        self.written.append(value(self._db, WAL) - before)
+        return taken
+
+    def _publish(self) -> int:
+        self._db.execute("select ulak.publish('order.created', %s)", [self._payload], prepare=True)
+        return 1
+
+
+def publish(stage: Stage) -> Iterator[Figure]:
+    count = stage.scaled(1000, 100)
+    with ExitStack() as stack:
+        publishers = {
+            release: Publisher(
+                stack.enter_context(stage.cluster.connect(stack.enter_context(stage.database(release)))), count
+            )
+            for release in stage.releases
+        }
+        parts: dict[str | None, Callable[[], Sample]] = {
+            release: publisher.sample for release, publisher in publishers.items()
+        }
+        measured = interleave(parts, stage.rounds(15))
+    written = {release: statistics.median(publisher.written) for release, publisher in publishers.items()}
+    wal = [Quantity(written[None] / count, "bytes", "of WAL each")]
+    time = [Quantity(measured[None].elapsed / 1000, "ms")]
+    if stage.against is not None:
+        new, old = measured[None], measured[stage.against]
+        wal += [
+            Quantity(written[stage.against] / count, "bytes", f"with {stage.against}"),
+            times(written[None], written[stage.against], required=PUBLISH_WAL_REQUIRED),
+        ]
+        time += [
+            Quantity(old.elapsed / 1000, "ms", f"with {stage.against}"),
+            Quantity(new.times(old), "times", "its time"),
+            Quantity(new.times_processor(old), "times", "its processor"),
+            Quantity(new.least_times(old), "times", "the lesser", required=PUBLISH_TIME_REQUIRED),
+        ]
+    stage.details["publish"] = {name_of(release): measured[release].samples for release in stage.releases}
+    name = f"publish() of {KILOBYTE:,} bytes to {count:,} subscribers"
+    yield Figure(f"{name}, WAL", *wal, headline=True)
+    yield Figure(f"{name}, time", *time, headline=True)
+
+
+# What waits.
+
+
+def waiting(stage: Stage, release: str | None, messages: int, size: int) -> int:
+    """Bytes of tables and indexes."""
+    batch = 1000
+    with stage.database(release) as name, stage.cluster.connect(name) as db:
+        db.execute("select ulak.create_endpoint('shop', 'pull', '{}')")
+        db.execute("select ulak.configure('max_queue_size', '0')")
+        before = storage.bytes_of(db)
+        given = payloads(size)
+        for first in range(0, messages, batch):
+            count = min(batch, messages - first)
+            some = list(itertools.islice(itertools.cycle(given), count))
+            db.execute("select ulak.send_batch('shop', %s::jsonb[])", [some], prepare=True)
+        return storage.bytes_of(db) - before
+
+
+def size(stage: Stage) -> Iterator[Figure]:
+    count = stage.scaled(1_000_000, 1000)
+    found = {release: waiting(stage, release, count, KILOBYTE) / count for release in stage.releases}
+    quantities = [Quantity(found[None], "bytes", "each")]
+    if stage.against is not None:
+        old = found[stage.against]
+        quantities += [
+            Quantity(old, "bytes", f"with {stage.against}"),
+            times(found[None], old, required=SIZE_REQUIRED),
+        ]
+    yield Figure(f"{count:,} messages of {KILOBYTE:,} bytes waiting, with indexes", *quantities, headline=True)
+
+
+# An old snapshot.
+
+
+class Grown(NamedTuple):
+    # Bytes of tables and indexes, of each message.
+    growth: float
+    sent: float
+    messages: int
+
+
+def grown(stage: Stage, release: str | None, seconds: int, size: int) -> Grown:
+    """Delivered by one worker, with maintenance and VACUUM each minute. What is delivered isn't old enough for 0.2.0's archive."""
+    with stage.site(release) as site:
+        site.http("shop", stage.receiver)
+        with horizon.Schedule(site), horizon.old_snapshot(site):
+            before = storage.bytes_of(site.db)
+            horizon.send(stage, site, seconds, RATE, payloads(size, 1)[0])
+            site.wait_until_settled(600)
+            messages = site.value(f"select count(*) from {storage.COMPLETED}")
+            growth = storage.bytes_of(site.db) - before
+    return Grown(growth / messages, messages / seconds, messages)
+
+
+def snapshot(stage: Stage) -> Iterator[Figure]:
+    """Growth is told for each message: a busy machine may send fewer than it should."""
+    seconds = stage.scaled(SNAPSHOT_SECONDS, 2)
+    for bytes in (KILOBYTE,):
+        found = {release: grown(stage, release, seconds, bytes) for release in stage.releases}
+        stage.details[f"snapshot {bytes}"] = {name_of(release): each._asdict() for release, each in found.items()}
+        new = found[None]
+        quantities = [Quantity(new.growth, "bytes", "each"), Quantity(new.sent, "/s")]
+        if stage.against is not None:
+            old = found[stage.against]
+            quantities += [
+                Quantity(old.growth, "bytes", f"with {stage.against}"),
+                Quantity(old.sent, "/s", f"with {stage.against}"),
+                times(new.growth, old.growth, required=GROWTH_REQUIRED),
+            ]
+        yield Figure(
+            f"growth by {RATE:,} messages/s of {bytes:,} bytes under an old snapshot, {seconds} s",
+            *quantities,
+            headline=True,
+        )
+
+
+PART = Part(
+    "What is written and stored for a message, full-page images off, synchronous_commit = off; each beside the release",
+    {"way": way, "publish": publish, "size": size, "snapshot": snapshot},
+    QUIET | {"full_page_writes": False},
+)

@@ -1,0 +1,113 @@
+"""Where a version keeps its messages, so that a part can fill, empty and vacuum them whatever version a database has.
+
+Up to 0.2.0 a message is one row of the table ulak.queue with its payload, and stays there for an hour after its delivery. Since then
+ulak.queue is a view: a message is a narrow row of ulak._deliveries, its payload is in ulak._events, and what is delivered is in the archive at
+once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+
+DB = psycopg.Connection[Any]
+
+# Delivered messages of any version, with their times.
+COMPLETED = """(
+    select id, endpoint_id, created_at, processing_started_at, completed_at from ulak.queue where status = 'completed'
+    union all
+    select id, endpoint_id, created_at, processing_started_at, completed_at from ulak.archive where status = 'completed'
+) completed"""
+
+WAITING, DONE, DEAD = "waiting", "done", "dead"
+
+
+@dataclass(frozen=True)
+class Tables:
+    waiting: str
+    # Of messages that were delivered a moment ago.
+    done: str
+    dead: str
+    # None: each message has its own payload.
+    events: str | None
+    # What empty() truncates.
+    all: tuple[str, ...]
+
+
+OLD = Tables("ulak.queue", "ulak.queue", "ulak.dlq", None, ("ulak.queue", "ulak.archive"))
+NEW = Tables(
+    "ulak._deliveries",
+    "ulak._archived",
+    "ulak._letters",
+    "ulak._events",
+    ("ulak._deliveries", "ulak._events", "ulak._archived", "ulak._idempotency_keys"),
+)
+
+
+def tables_of(db: DB) -> Tables:
+    row = db.execute("select to_regclass('ulak._deliveries') is null").fetchone()
+    assert row is not None
+    return OLD if row[0] else NEW
+
+
+def insert(
+    db: DB,
+    columns: Mapping[str, str],
+    source: str,
+    parameters: Sequence[Any] | Mapping[str, Any] = (),
+    kind: str = WAITING,
+) -> None:
+    """Messages by the million: one for each row of the source, with these expressions as its columns, stored as send() stores it. Dead
+    letters are those of messages that are not there any more."""
+    tables = tables_of(db)
+    table = getattr(tables, kind)
+    id, created_at = ("original_message_id", "original_created_at") if kind == DEAD else ("id", "created_at")
+    made = ", ".join(f"{expression} as {name}" for name, expression in columns.items())
+    message = f"with message as materialized (select nextval('ulak.queue_id_seq') as {id}, {made} from {source})"
+    if tables.events is None:
+        names = ", ".join((id, *columns))
+        statement = f"{message} insert into {table} ({names}) select {names} from message"
+    else:
+        names = ", ".join((id, *(name for name in columns if name != "payload")))
+        statement = f"""
+            {message},
+            event as (
+                insert into {tables.events} (id, created_at, payload)
+                select {id}, {created_at if created_at in columns else "now()"}, payload from message
+            )
+            insert into {table} (event_id, {names}) select {id}, {names} from message
+        """
+    db.execute(statement, parameters or None)  # type: ignore[arg-type]
+
+
+def empty(db: DB) -> None:
+    """Waiting and delivered messages."""
+    db.execute(f"truncate {', '.join(tables_of(db).all)}")  # type: ignore[arg-type]
+
+
+def vacuum(db: DB, how: str = "analyze") -> None:
+    """`how` is an option of VACUUM."""
+    db.execute(f"vacuum ({how}) {', '.join(tables_of(db).all)}")  # type: ignore[arg-type]
+
+
+def create_plain(db: DB, name: str) -> None:
+    """The yardstick of sending: one table with the columns and indexes of waiting messages, payload and idempotency key included."""
+    tables = tables_of(db)
+    db.execute(f"create table {name} (like {tables.waiting} including all)")  # type: ignore[arg-type]
+    if tables is NEW:
+        db.execute(
+            f"create unique index on {name} (endpoint_id, idempotency_key) where idempotency_key is not null"  # type: ignore[arg-type]
+        )
+
+
+def bytes_of(db: DB) -> int:
+    """Of all tables of ulak with their indexes."""
+    row = db.execute(
+        "select sum(pg_total_relation_size(oid))::bigint from pg_class "
+        "where relnamespace = 'ulak'::regnamespace and relkind in ('r', 'S')"
+    ).fetchone()
+    assert row is not None
+    return int(row[0])
