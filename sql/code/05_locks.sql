@@ -31,6 +31,7 @@
 --     mark_expired_messages           messages past their expires_at; skips
 --     _bury_orphans                   messages whose endpoint was dropped; skips
 --     _redrive_rows                   dead letters; waits: of two operators, the second finds them redriven
+--     _replay                         dead letters of archived messages; waits: as _redrive_rows
 --     _discard_rows                   dead letters; waits: of two operators, the second finds them discarded
 --     _archive_batch                  finished messages; skips
 --     _cleanup                        rows past their retention; skips

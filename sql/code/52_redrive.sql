@@ -34,23 +34,31 @@ begin
             using errcode = '55000',
                 detail = format('By %s at %s.', v_letter.discarded_by, v_letter.discarded_at),
                 hint = format(
-                    'It is kept in the archive, once maintenance has moved it: select ulak.replay_message(%s);',
+                    'It is kept in the archive: select ulak.replay_message(%s);',
                     v_letter.original_message_id
                 );
     end if;
-    raise exception 'dead letter % was redriven already', p_dlq_id
-        using errcode = '55000',
-            detail = format(
-                'By %s at %s, as message %s.',
-                v_letter.redriven_by,
-                v_letter.redriven_at,
-                v_letter.redriven_message_id
-            );
+    perform ulak._raise_redriven(v_letter);
 end
 $plpgsql$;
 
 comment on function ulak.redrive_message(bigint, text, timestamptz) is
     'puts one dead letter back into the queue with a fresh retry budget and returns its new message id';
+
+create or replace function ulak._raise_redriven(p_letter ulak._letters)
+returns void
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+begin
+    raise exception 'dead letter % was redriven already', p_letter.id
+        using errcode = '55000',
+            detail = format(
+                'By %s at %s, as message %s.', p_letter.redriven_by, p_letter.redriven_at, p_letter.redriven_message_id
+            ),
+            hint = format('select * from ulak.explain(%s);', p_letter.redriven_message_id);
+end
+$plpgsql$;
 
 create or replace function ulak.redrive_endpoint(p_name text)
 returns integer

@@ -30,9 +30,13 @@ begin
             v_message.created_at,
             v_message.created_at,
             p_new_message_id,
-            p_now
+            p_now,
+            array['failed', 'discarded']
         )
     )[1];
+    if v_new_id is null then
+        perform ulak._raise_redriven(d) from ulak._letters d where d.original_message_id = p_archive_id;
+    end if;
     insert into ulak.event_log (event, endpoint_id, endpoint_name, message_id, detail)
     values (
         'message.replayed',
@@ -47,7 +51,7 @@ $plpgsql$;
 
 comment on function ulak.replay_message(bigint, boolean, timestamptz) is
     'queues an archived message again under a new id, which it returns; with its message_id, so that a receiver can drop '
-    'it, or with a new one';
+    'it, or with a new one; its dead letter, if there is one, counts as redriven';
 
 create or replace function ulak.replay_range(
     p_endpoint_id bigint,
@@ -103,6 +107,9 @@ begin
     end if;
 
     v_new_ids := ulak._replay(p_endpoint_id, v_found.ids, v_found.first, v_found.last, p_new_message_id, p_now);
+    if v_new_ids = '{}' then
+        return 0;
+    end if;
     insert into ulak.event_log (event, endpoint_id, endpoint_name, detail)
     values (
         'messages.replayed',
@@ -128,7 +135,7 @@ $plpgsql$;
 comment on function ulak.replay_range(bigint, timestamptz, timestamptz, text, boolean, integer, boolean, timestamptz) is
     'queues the archived messages of an endpoint again that were created from p_from_ts up to, not including, p_to_ts, '
     'in their old order and each once; neither cancelled ones, unless p_status says so, nor dead letters that were redriven or '
-    'discarded; returns how many';
+    'discarded; the others count as redriven then; returns how many';
 
 create or replace function ulak.replay_range(
     p_endpoint text,
@@ -185,7 +192,7 @@ end
 $plpgsql$;
 
 -- The archived messages with these ids, all of one endpoint and created between p_first and p_last (which leads to their
--- partitions). Returns the new ids in the order of the old ones. Each message is looked up by its id: without statistics the
+-- partitions), but those whose dead letter has none of p_letters as its status. Returns the new ids in the order of the old ones. Each message is looked up by its id: without statistics the
 -- planner has been seen to go through a whole month once per message.
 create or replace function ulak._replay(
     p_endpoint_id bigint,
@@ -193,7 +200,8 @@ create or replace function ulak._replay(
     p_first timestamptz,
     p_last timestamptz,
     p_new_message_id boolean,
-    p_now timestamptz
+    p_now timestamptz,
+    p_letters text[] default array['failed']
 )
 returns bigint[]
 language plpgsql
@@ -204,8 +212,9 @@ set enable_hashjoin = off
 set enable_mergejoin = off
 as $plpgsql$
 declare
-    v_count integer := cardinality(p_archive_ids);
+    v_count integer;
     v_keys text[];
+    v_taken bigint[];
     v_ids bigint[];
 begin
     v_keys := array(
@@ -217,10 +226,35 @@ begin
     );
     perform ulak._lock_ordering_keys(array_fill(p_endpoint_id, array[cardinality(v_keys)]), v_keys);
 
+    -- The lock decides, as in _redrive_rows(): of two operators who replay or redrive a dead letter, the second finds it redriven.
+    with letters as materialized (
+        select d.original_message_id, d.status
+        from ulak._letters d
+        where d.original_message_id = any (p_archive_ids)
+        order by d.original_message_id
+        for update
+    )
+    select array_agg(l.original_message_id) into v_taken
+    from letters l
+    where l.status <> all (p_letters);
+    if v_taken is not null then
+        p_archive_ids := array(
+            select a.id from unnest(p_archive_ids) with ordinality a(id, place) where a.id <> all (v_taken) order by a.place
+        );
+    end if;
+    v_count := cardinality(p_archive_ids);
+    if v_count = 0 then
+        return '{}';
+    end if;
+
     -- After the locks on the keys: the order of ids is the order of commits.
     v_ids := array(select nextval('ulak.queue_id_seq') from generate_series(1, v_count));
     perform ulak._require_room(v_ids[v_count], v_count);
     perform ulak._insert_replayed(p_archive_ids, v_ids, p_first, p_last, p_new_message_id, p_now);
+    update ulak._letters d
+    set status = 'redriven', redriven_at = p_now, redriven_by = session_user, redriven_message_id = n.id
+    from unnest(p_archive_ids, v_ids) n(archive_id, id)
+    where d.original_message_id = n.archive_id;
     return v_ids;
 end
 $plpgsql$;

@@ -260,3 +260,6 @@ drop function ulak._archive_batch(timestamptz, timestamptz, integer, bigint, tim
 drop function ulak._create_archive_table(text, timestamptz, timestamptz);
 drop function ulak._move_from_default(text, timestamptz, timestamptz);
 drop view ulak._archive_partitions;
+
+-- Takes the statuses of dead letters now, with a default.
+drop function ulak._replay(bigint, bigint[], timestamptz, timestamptz, boolean, timestamptz);

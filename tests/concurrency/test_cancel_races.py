@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from threading import Barrier
 
+import psycopg
 import pytest
 from support.queue import Begin, Queue, Sessions
 from support.sessions import Running, gather, wait_until_blocked
@@ -178,3 +179,33 @@ def test_a_letter_is_redriven_or_discarded(queue: Queue, begin: Begin, sessions:
 
     assert redrive.result() == 0
     assert queue.value("select status from ulak.dlq where id = %s", letter) == "discarded"
+
+
+@pytest.mark.parametrize("first", ["redrive", "replay"])
+@pytest.mark.parametrize("second", ["redrive", "replay", "replay_range"])
+def test_of_two_operators_who_redrive_or_replay_a_letter_one_does(
+    queue: Queue, begin: Begin, sessions: Sessions, first: str, second: str
+) -> None:
+    id = queue.send()
+    letter = queue.bury(id)
+    everything = ("shop", queue.at(-86400), queue.at(86400))
+
+    def send_again(operator: Queue, how: str) -> bool:
+        if how == "replay_range":
+            return bool(operator.call("replay_range", *everything) == 1)
+        try:
+            operator.call("redrive_message", letter) if how == "redrive" else operator.call("replay_message", id)
+        except psycopg.errors.ObjectNotInPrerequisiteState:
+            return False
+        return True
+
+    anna, (berta,) = begin(), sessions(1)
+    assert send_again(anna, first)
+    other = Running(lambda: send_again(berta, second))
+    wait_until_blocked(berta.db, queue.db)
+
+    anna.db.commit()
+
+    assert other.result() is False
+    assert len(queue.column("select id from ulak.queue")) == 1
+    assert queue.column("select status from ulak.dlq") == ["redriven"]

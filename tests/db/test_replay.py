@@ -463,3 +463,44 @@ def test_a_range_by_the_name_of_its_endpoint(queue: Queue) -> None:
     assert queue.call("replay_range", "shop", *EVERYTHING, dry_run=True) == 1
     assert queue.call("replay_range", id, *EVERYTHING, dry_run=True) == 1
     assert queue.refuses("replay_range", "shpo", *EVERYTHING).message_hint == 'Did you mean "shop"?'
+
+
+def test_a_replay_of_a_dead_letter_counts_as_its_redrive(queue: Queue) -> None:
+    queue.endpoint()
+    id, letter = bury_and_archive(queue, {"n": 1})
+
+    new_id = queue.call("replay_message", id, now=queue.at(50))
+
+    (row,) = queue.rows("select status, redriven_by, redriven_at, redriven_message_id from ulak.dlq")
+    assert tuple(row.values()) == ("redriven", "postgres", queue.at(50), new_id)
+    assert queue.refuses("redrive_message", letter).sqlstate == "55000"
+    assert queue.call("redrive_all") == 0
+    assert queue.call("replay_range", "shop", *EVERYTHING, status="failed") == 0
+    assert queue.column("select id from ulak.queue") == [new_id]
+
+
+def test_a_replayed_range_marks_the_letters_of_its_messages(queue: Queue) -> None:
+    queue.endpoint()
+    for n in range(3):
+        bury_and_archive(queue, {"n": n})
+
+    assert queue.call("replay_range", "shop", *EVERYTHING) == 3
+
+    letters = queue.column("select redriven_message_id from ulak.dlq where status = 'redriven' order by original_message_id")
+    assert letters == queue.column("select id from ulak.queue order by id")
+    assert queue.call("redrive_all") == 0
+
+
+def test_a_letter_that_was_redriven_or_replayed_is_not_replayed(queue: Queue) -> None:
+    queue.endpoint()
+    redriven, letter = bury_and_archive(queue, {"n": 1})
+    discarded, _ = bury_and_archive(queue, {"n": 2})
+    new_id = queue.call("redrive_message", letter)
+    queue.rows("select * from ulak.discard('shop', p_filter => '$ ? (@.n == 2)')")
+    queue.call("replay_message", discarded)
+
+    error = queue.refuses("replay_message", redriven)
+
+    assert (error.sqlstate, error.message_hint) == ("55000", f"select * from ulak.explain({new_id});")
+    assert queue.refuses("replay_message", discarded).sqlstate == "55000"
+    assert queue.column("select payload from ulak.queue order by id") == [{"n": 1}, {"n": 2}]
