@@ -31,6 +31,7 @@ begin
                     a.attname,
                     v_created_at
                 )
+                when a.attname = 'failure_history' then $$coalesce(m.failure_history, '[]') as failure_history$$
                 else format('m.%I', a.attname)
             end,
             ', ' order by a.attnum

@@ -46,7 +46,8 @@
 --     _close_dead_logs                endpoints whose dead letters were left out of the server's log; skips
 --     _log_overflow                   rows of ulak.endpoint_headroom of endpoints that are full, once a minute; skips
 --     _remember_endpoint_headroom     an endpoint's row of ulak.endpoint_headroom; skips
---     _show_breaker_lock              an advisory lock that others can look at; nothing depends on it; skips
+--     _wait_for_breaker_lock          the advisory lock of an endpoint's breaker, before the endpoint's row; waits 0.1 s, once in a transaction
+--     _show_breaker_lock              the same; skips
 --     _make_partition                 tables ulak._archived and ulak._events (share update exclusive; access exclusive if their default partitions have
 --                                     rows of the month) and those partitions (share row exclusive); waits half a second
 --     _drop_archive_partition         tables ulak._archived and ulak._events (access exclusive); waits half a second
@@ -58,7 +59,8 @@
 -- An update locks its rows too: messages by settling, heartbeats and the turn in light traffic, each the worker's own; ulak.workers by
 -- the session that has the number; ulak.endpoints by alter_endpoint() and whoever called _lock_endpoint() before.
 --
--- The order: a named lock, then ordering keys by endpoint and key, then messages and dead letters, then endpoints by ascending id. Who
+-- The order: a named lock, then ordering keys by endpoint and key, then messages and dead letters, then endpoints by ascending id, each
+-- the advisory lock of its breaker before its row. Who
 -- has a later one never waits for an earlier one. A claim never waits at all. The row of an event type comes before endpoints, too:
 -- subscribe() takes both.
 

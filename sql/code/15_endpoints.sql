@@ -270,7 +270,7 @@ as $plpgsql$
 declare
     v_endpoint ulak.endpoints;
 begin
-    perform ulak._show_breaker_lock(p_id);
+    perform ulak._take_breaker_lock(p_id);
     select e.* into v_endpoint
     from ulak.endpoints e
     where e.id = p_id

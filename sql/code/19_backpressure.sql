@@ -14,7 +14,7 @@ as $sql$
 $sql$;
 
 -- Raises unless p_count messages, with ids up to p_last_id, fit into the queue.
-create or replace function ulak._require_room(p_last_id bigint, p_count integer)
+create or replace function ulak._check_backpressure(p_last_id bigint, p_count integer)
 returns void
 language plpgsql
 set search_path = pg_catalog, pg_temp
@@ -46,8 +46,9 @@ begin
         perform ulak._remember_headroom(
             case
                 when v_reserve >= p_count then p_last_id + v_reserve - p_count
-                -- So that many senders at a full queue don't all probe it.
-                when v_reserve = 0 then -(v_clock + 1000)
+                -- So that senders at a full queue don't probe it all the time: for about ten times as long as the probe takes. The
+                -- verdict on a small queue isn't remembered, so there is room as soon as somebody made some.
+                when v_reserve = 0 and v_limit >= 1000 then -(v_clock + least(v_limit / 1000, 1000))
             end,
             v_limit
         );
@@ -162,12 +163,11 @@ language plpgsql
 set search_path = pg_catalog, pg_temp
 as $plpgsql$
 begin
-    raise exception 'the queue is full'
+    raise exception 'queue backpressure: % more message% would exceed the limit of %',
+        p_count, case when p_count > 1 then 's' else '' end, p_limit
         using errcode = '53400',
             detail = concat_ws(
-                ' ',
-                format('%s more would exceed max_queue_size, which is %s.', p_count, p_limit),
-                'Most wait for ' || ulak._fullest_endpoints() || '.'
+                ' ', format('max_queue_size is %s.', p_limit), 'Most wait for ' || ulak._fullest_endpoints() || '.'
             ),
             hint = 'This is backpressure: try again later, when receivers have caught up. '
                 || 'An administrator can see what waits: select * from ulak.get_endpoint_health();';

@@ -167,7 +167,7 @@ begin
     perform ulak._check_payloads(p_payloads);
     v_ids := array(select nextval('ulak.queue_id_seq') from generate_series(1, v_count));
     if ulak._has_room(v_ids[v_count]) is not true then
-        perform ulak._require_room(v_ids[v_count], v_count);
+        perform ulak._check_backpressure(v_ids[v_count], v_count);
     end if;
     if exists (select from ulak.endpoints e where e.id = any (p_endpoint_ids) and e.max_pending is not null) then
         v_overflow := ulak._overflow(v_ids, p_endpoint_ids);
@@ -245,7 +245,7 @@ begin
         end if;
     end if;
     if ulak._has_room(v_id) is not true or v_is_limited then
-        perform ulak._require_room(v_id, 1);
+        perform ulak._check_backpressure(v_id, 1);
         v_overflows := v_is_limited and ulak._pending_room(v_endpoint_id, v_id, 1) < 1;
     end if;
 

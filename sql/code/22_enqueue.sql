@@ -182,7 +182,7 @@ declare
     v_overflow bigint[] := '{}';
 begin
     if ulak._has_room(p_ids[v_count]) is not true then
-        perform ulak._require_room(p_ids[v_count], v_count);
+        perform ulak._check_backpressure(p_ids[v_count], v_count);
     end if;
     if exists (select from ulak.endpoints e where e.id = any (p_mailing.endpoint_ids) and e.max_pending is not null) then
         v_overflow := ulak._overflow(p_ids, p_mailing.endpoint_ids);

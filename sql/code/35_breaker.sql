@@ -486,8 +486,35 @@ $plpgsql$;
 comment on function ulak.reset_circuit_breaker(text, timestamptz) is
     'closes an endpoint''s circuit at once and clears its counters; false if it was closed already';
 
--- The advisory lock by which other tools can tell that the breaker of an endpoint is at work, or keep away from it. It is
--- the lock on the row that excludes our own sessions: this one is only taken if it is free, since anybody may hold it.
+-- The advisory lock that serialises changes of a breaker, also those of other tools. Anybody may hold it for ever, so nobody waits for
+-- it longer than 0.1 s in a transaction: then the lock on the row, which comes after it, decides alone, and doctor() names the holder.
+create or replace function ulak._take_breaker_lock(p_id bigint)
+returns void
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+begin
+    if not ulak._show_breaker_lock(p_id) and current_setting('ulak._breaker_lock_is_held', true) is distinct from 'yes' then
+        begin
+            perform ulak._wait_for_breaker_lock(p_id);
+        exception
+            when lock_not_available then
+                perform set_config('ulak._breaker_lock_is_held', 'yes', true);
+        end;
+    end if;
+end
+$plpgsql$;
+
+create or replace function ulak._wait_for_breaker_lock(p_id bigint)
+returns void
+language sql
+set search_path = pg_catalog, pg_temp
+set lock_timeout = '100ms'
+as $sql$
+    select pg_advisory_xact_lock(hashtext('ulak_cb'), p_id::integer)
+$sql$;
+
+-- Takes it if it is free. All that a claim does, which waits for nothing.
 create or replace function ulak._show_breaker_lock(p_id bigint)
 returns boolean
 language sql

@@ -216,7 +216,7 @@ begin
         return 0;
     end if;
     v_new_ids := array(select nextval('ulak.queue_id_seq') from generate_series(1, v_count));
-    perform ulak._require_room(v_new_ids[v_count], v_count);
+    perform ulak._check_backpressure(v_new_ids[v_count], v_count);
 
     with numbered as materialized (
         select n.*

@@ -46,7 +46,7 @@ begin
     v_ids := array(select nextval('ulak.queue_id_seq') from generate_series(1, cardinality(v_receivers)));
     if ulak._has_room(v_ids[cardinality(v_ids)]) is not true then
         begin
-            perform ulak._require_room(v_ids[cardinality(v_ids)], cardinality(v_ids));
+            perform ulak._check_backpressure(v_ids[cardinality(v_ids)], cardinality(v_ids));
         exception
             when configuration_limit_exceeded then
                 -- Once a minute: a queue that is full stays so for a while, and the event log has them all.

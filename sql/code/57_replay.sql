@@ -249,7 +249,7 @@ begin
 
     -- After the locks on the keys: the order of ids is the order of commits.
     v_ids := array(select nextval('ulak.queue_id_seq') from generate_series(1, v_count));
-    perform ulak._require_room(v_ids[v_count], v_count);
+    perform ulak._check_backpressure(v_ids[v_count], v_count);
     perform ulak._insert_replayed(p_archive_ids, v_ids, p_first, p_last, p_new_message_id, p_now);
     update ulak._letters d
     set status = 'redriven', redriven_at = p_now, redriven_by = session_user, redriven_message_id = n.id

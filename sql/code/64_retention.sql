@@ -82,6 +82,8 @@ declare
     v_column text;
     -- What a row weighs; the other tables' are small.
     v_bytes text := '0';
+    -- Rows that stay although they are old.
+    v_unless text := 'false';
     v_days integer;
 begin
     case p_table
@@ -93,8 +95,14 @@ begin
             v_setting := 'event_log_retention_days';
             v_column := 'created_at';
         when 'attempts' then
-            v_setting := 'event_log_retention_days';
+            -- By the longer one, so that few are looked at that stay because their dead letter came long after them.
+            v_setting := case
+                when ulak.setting('dlq_retention_days')::integer > ulak.setting('event_log_retention_days')::integer
+                    then 'dlq_retention_days'
+                else 'event_log_retention_days'
+            end;
             v_column := 'ended_at';
+            v_unless := 'exists (select from ulak._letters d where d.original_message_id = t.message_id)';
         when 'endpoint_stats' then
             v_setting := 'stats_retention_days';
             v_column := 'minute';
@@ -118,7 +126,7 @@ begin
                     select sum(b.bytes) over (order by t.%2$I rows unbounded preceding) - b.bytes as bytes_before
                     from ulak.%1$I t
                     cross join lateral (select %3$s as bytes) b
-                    where t.%2$I < $1
+                    where t.%2$I < $1 and not (%4$s)
                     order by t.%2$I
                     limit $2
                 ) w
@@ -128,10 +136,10 @@ begin
                 where ctid = any (array(
                     select t.ctid
                     from ulak.%1$I t
-                    where t.%2$I < $1
+                    where t.%2$I < $1 and not (%4$s)
                     order by t.%2$I
                     limit case when $3 is null then $2 else (select f.rows from fitting f) end
-                    for update skip locked
+                    for update of t skip locked
                 ))
                 returning 1
             )
@@ -143,7 +151,8 @@ begin
         $sql$,
         p_table,
         v_column,
-        v_bytes
+        v_bytes,
+        v_unless
     )
     into deleted, more
     using p_now - make_interval(hours => 24 * v_days), p_limit::bigint, p_bytes;

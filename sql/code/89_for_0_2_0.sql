@@ -17,6 +17,14 @@ as $sql$
     select ulak._missing_client(p_protocol, '{}')
 $sql$;
 
+create or replace function ulak._require_room(p_last_id bigint, p_count integer)
+returns void
+language sql
+set search_path = pg_catalog, pg_temp
+as $sql$
+    select ulak._check_backpressure(p_last_id, p_count)
+$sql$;
+
 -- Inserts into ulak.queue, ulak.archive and ulak.dlq, which were tables.
 
 create or replace function ulak._insert_as_0_2_0()

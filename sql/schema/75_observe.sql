@@ -75,7 +75,7 @@ create type ulak._endpoint_fact as (
 create index event_log_replays_idx on ulak.event_log (created_at)
     where event in ('message.replayed', 'messages.replayed');
 
-comment on table ulak.attempts is 'attempts that failed, for event_log_retention_days; ulak.history() shows them with the successful ones';
+comment on table ulak.attempts is 'attempts that failed, for event_log_retention_days or dlq_retention_days, whichever is longer, and as long as their dead letter; ulak.history() shows them with the successful ones';
 comment on column ulak.attempts.message_id is 'ulak.queue.id of the message';
 comment on column ulak.attempts.attempt is 'number of the attempt, as in ulak.queue.attempts';
 comment on column ulak.attempts.started_at is 'when it was claimed';

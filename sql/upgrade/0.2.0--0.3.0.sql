@@ -263,3 +263,5 @@ drop view ulak._archive_partitions;
 
 -- Takes the statuses of dead letters now, with a default.
 drop function ulak._replay(bigint, bigint[], timestamptz, timestamptz, boolean, timestamptz);
+
+comment on table ulak.attempts is 'attempts that failed, for event_log_retention_days or dlq_retention_days, whichever is longer, and as long as their dead letter; ulak.history() shows them with the successful ones';

@@ -12,7 +12,7 @@ from typing import Any
 
 import psycopg
 from support.queue import Begin, Queue, Sessions
-from support.sessions import Running, gather, wait_until_blocked
+from support.sessions import Running, gather, strain, wait_until_blocked
 
 SECONDS = 20.0 if os.environ.get("ULAK_CHAOS") == "full" else 6.0
 
@@ -75,12 +75,48 @@ def test_two_reports_about_one_endpoint_wait_for_each_other(queue: Queue, begin:
     assert first.call("update_circuit_breaker", endpoint_id, False) == "closed"
     report = Running(lambda: second.call("update_circuit_breaker", endpoint_id, False))
     wait_until_blocked(second.db, queue.db)
-    locks = queue.column("select locktype from pg_locks where pid = %s and not granted", second.db.info.backend_pid)
     first.db.commit()
 
-    assert locks == ["transactionid"]
     assert report.result() == "open"
     second.db.commit()
+
+
+def test_a_change_of_a_breaker_waits_a_moment_for_whoever_holds_its_advisory_lock(queue: Queue, begin: Begin) -> None:
+    ids = [queue.endpoint(name, {"circuit_breaker": {"threshold": 1}}) for name in ("a", "b")]
+    tool, session = begin(), begin()
+    for id in ids:
+        tool.value("select pg_advisory_xact_lock(hashtext('ulak_cb'), %s)", id)
+    clock = "select extract(epoch from clock_timestamp())::float"
+
+    times = [session.value(clock)]
+    for id in ids:
+        assert session.call("update_circuit_breaker", id, False) == "open"
+        times.append(session.value(clock))
+
+    assert times[1] - times[0] >= 0.1
+    # Who holds both costs the transaction one wait.
+    assert times[2] - times[1] < 0.1 * strain()
+
+
+def test_whoever_changes_a_breaker_holds_its_advisory_lock(queue: Queue, begin: Begin) -> None:
+    id = queue.endpoint(config={"circuit_breaker": {"threshold": 2, "cooldown": 30}})
+    queue.send_many(2)
+    held = """
+        select objid::bigint from pg_locks
+        where pid = pg_backend_pid() and locktype = 'advisory' and classid = (hashtext('ulak_cb')::bigint & 4294967295)::oid
+    """
+    changes: list[Callable[[Queue], Any]] = [
+        lambda session: session.call("update_circuit_breaker", id, False),
+        lambda session: session.fail(session.claim_one()),
+        lambda session: session.claim_one(now=60),
+        lambda session: session.call("reset_circuit_breaker", "shop"),
+    ]
+
+    for change in changes:
+        session = begin()
+        change(session)
+        assert session.column(held) == [id]
+        session.db.commit()
 
 
 def test_failures_reported_by_many_sessions_are_all_counted(queue: Queue, sessions: Sessions) -> None:

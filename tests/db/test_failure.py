@@ -121,7 +121,7 @@ def test_a_dead_letter_is_the_whole_message(queue: Queue) -> None:
         headers={"x-shop": "a"},
         metadata={"trace": 9},
     )
-    queue.db.execute("update ulak.queue set generation = 3, failure_history = '[{\"attempts\": 9}]'")
+    queue.db.execute("update ulak._deliveries set generation = 3, failure_history = '[{\"attempts\": 9}]'")
 
     queue.fail(queue.claim_one(now=2), permanent=True, now=3)
 

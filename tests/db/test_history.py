@@ -100,3 +100,28 @@ def test_maintenance_forgets_old_attempts(db: psycopg.Connection[Any]) -> None:
     assert queue.column("select message_id from ulak.attempts") == [second.id]
     (row,) = queue.rows("select * from ulak.maintenance_status where step = 'attempts_retention'")
     assert (row["state"], row["total_rows"]) == ("ok", 1)
+
+
+def test_the_attempts_of_a_dead_letter_are_kept_as_long_as_the_letter(db: psycopg.Connection[Any]) -> None:
+    queue = Queue(db)
+    queue.endpoint(policy={"max_retries": 1})
+    queue.call("configure", "event_log_retention_days", "1")
+    queue.send()
+    queue.fail(queue.claim_one())
+    queue.fail(queue.claim_one(now=5 * 86400), now=5 * 86400)
+
+    db.execute("call ulak.run_maintenance(%s)", [queue.base + timedelta(days=34)])
+    assert queue.column("select attempt from ulak.attempts order by attempt") == [1, 2]
+
+    db.execute("call ulak.run_maintenance(%s)", [queue.base + timedelta(days=36)])
+    assert queue.value("select count(*) from ulak.dlq") == 0
+    assert queue.value("select count(*) from ulak.attempts") == 0
+
+
+def test_a_message_that_never_failed_has_an_empty_failure_history(queue: Queue) -> None:
+    queue.endpoint()
+    queue.bury(queue.send())
+    queue.send()
+
+    for view in ("queue", "archive", "messages", "dlq"):
+        assert queue.column(f"select distinct failure_history from ulak.{view}") == [[]]

@@ -267,7 +267,7 @@ def test_a_range_without_an_end_is_refused(alone: DB) -> None:
 
 
 def test_a_replay_that_would_overflow_the_queue_is_refused_as_a_whole(db: DB) -> None:
-    # A database of its own: that the queue is full is remembered for a second, also after a rollback.
+    # A database of its own: how far the queue has room is remembered, also after a rollback.
     add_endpoint(db)
     archived(db, 11)
     db.execute("select ulak.configure('max_queue_size', '10')")
@@ -486,7 +486,9 @@ def test_a_replayed_range_marks_the_letters_of_its_messages(queue: Queue) -> Non
 
     assert queue.call("replay_range", "shop", *EVERYTHING) == 3
 
-    letters = queue.column("select redriven_message_id from ulak.dlq where status = 'redriven' order by original_message_id")
+    letters = queue.column(
+        "select redriven_message_id from ulak.dlq where status = 'redriven' order by original_message_id"
+    )
     assert letters == queue.column("select id from ulak.queue order by id")
     assert queue.call("redrive_all") == 0
 

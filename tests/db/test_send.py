@@ -45,6 +45,7 @@ def test_a_message_waits_in_the_queue_due_at_once(queue: Queue) -> None:
         "priority": 0,
         "attempts": 0,
         "retry_count": 0,
+        "failure_history": [],
         "next_retry_at": queue.base,
         "created_at": queue.base,
         "updated_at": queue.base,
@@ -556,7 +557,7 @@ def test_a_send_starts_no_subtransaction(sender: DB) -> None:
         select proname from pg_proc
         where pronamespace = 'ulak'::regnamespace
             and proname in ('send', '_send', '_enqueue_many', '_check_message', '_check_payloads', '_endpoint_id',
-                '_lock_ordering_key', '_take_idempotency_key', '_require_room', '_remember_headroom', 'setting')
+                '_lock_ordering_key', '_take_idempotency_key', '_check_backpressure', '_remember_headroom', 'setting')
             and prosrc ~* 'exception\\s+when'
         """
     ).fetchall()

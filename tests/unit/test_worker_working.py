@@ -386,3 +386,12 @@ def test_statistics_of_many_endpoints_are_stored_seldom_and_all_of_them_in_the_e
     assert len(stored) >= 9
     assert sum(count for _, count in stored) == processed >= 8000
     assert next(at - began for at, count in stored if count) >= 4
+
+
+def test_a_worker_takes_back_what_others_left_before_it_claims(stage: Stage) -> None:
+    stage.database.put()
+
+    stage.run(seconds=1)
+
+    names = [name for name, _ in stage.database.calls]
+    assert names.index("sweep") < names.index("claim")
