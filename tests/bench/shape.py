@@ -11,11 +11,13 @@ import itertools
 import json
 import random
 import statistics
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Any, NamedTuple
 
 import psycopg
+from support.cluster import Cluster
 from support.finished import value
 
 from bench import horizon, storage
@@ -40,6 +42,7 @@ GROWTH_REQUIRED = 0.5
 KILOBYTE = 1000
 RATE = 1000
 SNAPSHOT_SECONDS = 15 * 60
+AFTERWARDS = "VACUUM and checkpoint"
 ARCHIVE = "select ulak.archive_completed_messages(0, 1000, clock_timestamp())"
 
 
@@ -58,9 +61,11 @@ def times(new: float, old: float, what: str = "", required: float | None = None)
 
 
 class Way:
-    """An endpoint whose messages are sent one by one, claimed and settled by 500, and archived."""
+    """An endpoint whose messages are sent one by one, claimed and settled by 500, and archived. What VACUUM and a checkpoint have to do after
+    that is shown, but it isn't part of the way."""
 
-    def __init__(self, db: DB, size: int, messages: int) -> None:
+    def __init__(self, cluster: Cluster, db: DB, size: int, messages: int) -> None:
+        self._cluster = cluster
         self._db = db
         self._payloads = payloads(size)
         self._messages = messages
@@ -74,15 +79,28 @@ class Way:
     def sample(self) -> Sample:
         self.written.append({})
         self.used.append({})
-        return sample(self._db, self._go)
-
-    def _go(self) -> int:
+        began = time.perf_counter()
         for name, step in {"send": self._send, "claim and settle": self._deliver, "archive": self._archive}.items():
-            used, before = processor_seconds(self._db.info.backend_pid), value(self._db, WAL)
-            step()
-            self.written[-1][name] = (value(self._db, WAL) - before) / self._messages
-            self.used[-1][name] = (processor_seconds(self._db.info.backend_pid) - used) * 1e6 / self._messages
-        return self._messages
+            self._measure(name, step)
+        elapsed = (time.perf_counter() - began) * 1e6 / self._messages
+        used = sum(self.used[-1].values())
+        self._measure(AFTERWARDS, self._clean)
+        return Sample(elapsed, used)
+
+    def _measure(self, name: str, step: Callable[[], None]) -> None:
+        used, before = self._processor(), value(self._db, WAL)
+        step()
+        self.written[-1][name] = (value(self._db, WAL) - before) / self._messages
+        self.used[-1][name] = (self._processor() - used) * 1e6 / self._messages
+
+    def _processor(self) -> float:
+        """Of the server's processes together: WAL and pages are also written by others than the session that made them. All other sessions
+        are idle."""
+        return sum(processor_seconds(pid) for pid in self._cluster.processes())
+
+    def _clean(self) -> None:
+        storage.vacuum(self._db, "analyze off")
+        self._db.execute("checkpoint")
 
     def _send(self) -> None:
         for payload in itertools.islice(itertools.cycle(self._payloads), self._messages):
@@ -99,7 +117,7 @@ class Way:
     # The first round, which plans and fills the caches, doesn't count.
 
     def wal(self) -> float:
-        return statistics.median(sum(each.values()) for each in self.written[1:])
+        return statistics.median(sum(each.values()) - each[AFTERWARDS] for each in self.written[1:])
 
     def steps(self) -> Iterator[Quantity]:
         for step in self.written[0]:
@@ -112,7 +130,10 @@ def way(stage: Stage) -> Iterator[Figure]:
     with ExitStack() as stack:
         ways = {
             (size, release): Way(
-                stack.enter_context(stage.cluster.connect(stack.enter_context(stage.database(release)))), size, messages
+                stage.cluster,
+                stack.enter_context(stage.cluster.connect(stack.enter_context(stage.database(release)))),
+                size,
+                messages,
             )
             for size in WAL_REQUIRED
             for release in stage.releases
@@ -196,14 +217,14 @@ def publish(stage: Stage) -> Iterator[Figure]:
         measured = interleave(parts, stage.rounds(15))
     written = {release: statistics.median(publisher.written) for release, publisher in publishers.items()}
     wal = [Quantity(written[None] / count, "bytes", "of WAL each")]
-    time = [Quantity(measured[None].elapsed / 1000, "ms")]
+    took = [Quantity(measured[None].elapsed / 1000, "ms")]
     if stage.against is not None:
         new, old = measured[None], measured[stage.against]
         wal += [
             Quantity(written[stage.against] / count, "bytes", f"with {stage.against}"),
             times(written[None], written[stage.against], required=PUBLISH_WAL_REQUIRED),
         ]
-        time += [
+        took += [
             Quantity(old.elapsed / 1000, "ms", f"with {stage.against}"),
             Quantity(new.times(old), "times", "its time"),
             Quantity(new.times_processor(old), "times", "its processor"),
@@ -212,7 +233,7 @@ def publish(stage: Stage) -> Iterator[Figure]:
     stage.details["publish"] = {name_of(release): measured[release].samples for release in stage.releases}
     name = f"publish() of {KILOBYTE:,} bytes to {count:,} subscribers"
     yield Figure(f"{name}, WAL", *wal, headline=True)
-    yield Figure(f"{name}, time", *time, headline=True)
+    yield Figure(f"{name}, time", *took, headline=True)
 
 
 # What waits.
