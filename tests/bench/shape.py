@@ -13,7 +13,7 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Any, NamedTuple
 
 import psycopg
@@ -96,7 +96,12 @@ class Way:
     def _processor(self) -> float:
         """Of the server's processes together: WAL and pages are also written by others than the session that made them. All other sessions
         are idle."""
-        return sum(processor_seconds(pid) for pid in self._cluster.processes())
+        total = 0.0
+        for pid in self._cluster.processes():
+            # It may end meanwhile.
+            with suppress(FileNotFoundError, ProcessLookupError):
+                total += processor_seconds(pid)
+        return total
 
     def _clean(self) -> None:
         storage.vacuum(self._db, "analyze off")
