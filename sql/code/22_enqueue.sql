@@ -179,6 +179,7 @@ declare
         ) f on f.place = m.place
         order by m.place
     );
+    v_random text := left(replace(gen_random_uuid()::text, '-', ''), 16);
     v_overflow bigint[] := '{}';
 begin
     if ulak._has_room(p_ids[v_count]) is not true then
@@ -188,10 +189,10 @@ begin
         v_overflow := ulak._overflow(p_ids, p_mailing.endpoint_ids);
     end if;
     insert into ulak._deliveries (
-        id, event_id, endpoint_id, priority, next_retry_at, scheduled_at, idempotency_key, payload_hash, correlation_id, expires_at,
+        id, event_id, message_id, endpoint_id, priority, next_retry_at, scheduled_at, idempotency_key, payload_hash, correlation_id, expires_at,
         ordering_key
     )
-    select * from ulak._new_rows(p_ids, v_event_ids, p_mailing);
+    select * from ulak._new_rows(p_ids, v_event_ids, p_mailing, v_random);
     insert into ulak._events (id, payload, headers, metadata)
     select v_event_ids[m.ordinality], m.payload, m.headers, m.metadata
     from unnest(p_mailing.messages) with ordinality m
@@ -208,10 +209,11 @@ $plpgsql$;
 
 -- The deliveries of a mailing; the i-th id is that of the i-th recipient. Without a search_path of its own, so that it becomes part of
 -- the query that calls it.
-create or replace function ulak._new_rows(p_ids bigint[], p_event_ids bigint[], p_mailing ulak._mailing)
+create or replace function ulak._new_rows(p_ids bigint[], p_event_ids bigint[], p_mailing ulak._mailing, p_random text default null)
 returns table (
     id bigint,
     event_id bigint,
+    message_id uuid,
     endpoint_id bigint,
     priority integer,
     next_retry_at timestamptz,
@@ -228,6 +230,8 @@ as $sql$
     select
         p_ids[r.number],
         p_event_ids[p_mailing.places[r.number]],
+        -- Half of it is p_random, the other half the id: a random number for each took a fifth of the time of a publish().
+        (p_random || '8' || lpad(to_hex(p_ids[r.number]), 15, '0'))::uuid,
         p_mailing.endpoint_ids[r.number],
         m.priority,
         m.next_retry_at,

@@ -118,7 +118,10 @@ begin
     left join lateral (
         select e.payload, e.headers, e.metadata
         from ulak._events e
-        where e.id = c.event_id and e.created_at = coalesce(c.event_created_at, c.created_at)
+        where e.id = c.event_id
+            and e.created_at = coalesce(c.event_created_at, c.created_at)
+            -- Parameters of the statement, so that only the months in question are opened.
+            and e.created_at between v_turn.first_event_at and v_turn.last_event_at
     ) e on true;
 
     if true = any (v_turn.are_charged) then
@@ -150,6 +153,9 @@ create or replace function ulak._take_turn(
     out tids tid[],
     out ids bigint[],
     out places integer[],
+    -- When the first and the last of their events were sent.
+    out first_event_at timestamptz,
+    out last_event_at timestamptz,
     -- Another walk would find nobody else: all were visited, or as many as a claim may visit, or only some were asked for.
     out is_last boolean,
     -- The walk ended with as many visits as it may make, or as many endpoints as it may find: others may have something due.
@@ -245,6 +251,8 @@ begin
         tids := tids || v_locked.tids;
         ids := ids || v_locked.ids;
         places := places || v_locked.places;
+        first_event_at := least(first_event_at, v_locked.first_event_at);
+        last_event_at := greatest(last_event_at, v_locked.last_event_at);
         v_left := v_left - cardinality(v_locked.tids);
         for i in 1..cardinality(endpoint_ids) loop
             continue when v_sizes[i] = 0;
@@ -332,7 +340,9 @@ create or replace function ulak._lock_due(
     out looked integer[],
     out taken integer[],
     out last_due_at timestamptz[],
-    out last_id bigint[]
+    out last_id bigint[],
+    out first_event_at timestamptz,
+    out last_event_at timestamptz
 )
 language plpgsql
 set search_path = pg_catalog, pg_temp
@@ -344,10 +354,11 @@ declare
     v_heads bigint[];
     v_endpoint record;
 begin
-    select array_agg(m.place), array_agg(m.tid), array_agg(m.id), array_agg(m.next_retry_at), array_agg(m.head)
-    into places, tids, ids, v_due_ats, v_heads
+    select
+        array_agg(m.place), array_agg(m.tid), array_agg(m.id), array_agg(m.next_retry_at), array_agg(m.head), min(m.event_at), max(m.event_at)
+    into places, tids, ids, v_due_ats, v_heads, first_event_at, last_event_at
     from (
-        select e.place::integer, m.tid, m.id, m.next_retry_at, m.head
+        select e.place::integer, m.tid, m.id, m.next_retry_at, m.head, m.event_at
         from unnest(p_endpoint_ids, p_priorities, p_due_ats, p_first_ids, p_sizes)
             with ordinality e(id, priority, due_at, first_id, size, place)
         cross join lateral (
@@ -359,6 +370,7 @@ begin
                     q.id,
                     q.priority,
                     q.next_retry_at,
+                    coalesce(q.event_created_at, q.created_at) as event_at,
                     -- The head of its ordering key, if that is another one: the first live message of the key. Not `=`: then
                     -- the order of ids alone would do, and all of the queue might be read in it.
                     case

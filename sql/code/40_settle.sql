@@ -43,12 +43,7 @@ declare
     v_counting bigint[];
 begin
     p_now := ulak._clock(p_now);
-    select
-        coalesce(array_agg(s.id), '{}'),
-        array_agg(s.endpoint_id),
-        array_agg(s.place),
-        array_agg(s.ordering_key) filter (where s.ordering_key is not null),
-        array_agg(s.endpoint_id) filter (where s.ordering_key is not null)
+    select s.ids, s.endpoint_ids, s.places, s.ordering_keys, s.ordered_endpoint_ids
     into v_ids, v_endpoint_ids, v_places, v_keys, v_key_endpoint_ids
     from ulak._archive_rows(p_ids, p_now, p_worker, p_attempts, p_errors, p_responses) s;
 

@@ -2,7 +2,7 @@
 
 -- One statement deletes and inserts, so a message is in one of both tables at any time and after any crash. Without p_worker the rows
 -- are finished, and move as they are. With it they are what p_worker has delivered at p_attempts, and become completed; outcomes with an
--- error are left out, and so is whatever the worker no longer holds. place is that of the message in the arrays.
+-- error are left out, and so is whatever the worker no longer holds. places are those of the messages in the arrays.
 --
 -- The spellings `id between x and x` and `status is not distinct from` make sure of the primary key, whatever the planner thinks of the
 -- queue's size (sql/README.md, "Rules for plans").
@@ -12,15 +12,22 @@ create or replace function ulak._archive_rows(
     p_worker text default null,
     p_attempts integer[] default null,
     p_errors text[] default null,
-    p_responses jsonb[] default null
+    p_responses jsonb[] default null,
+    out ids bigint[],
+    out endpoint_ids bigint[],
+    out places bigint[],
+    -- Of those that have one.
+    out ordering_keys text[],
+    out ordered_endpoint_ids bigint[]
 )
-returns table (id bigint, endpoint_id bigint, ordering_key text, place bigint)
 language plpgsql
 set search_path = pg_catalog, pg_temp
 as $plpgsql$
-#variable_conflict use_column
+declare
+    v_idempotency_keys text[];
+    v_keyed_ids bigint[];
+    v_keyed_endpoint_ids bigint[];
 begin
-    return query
     with gone as (
         delete from ulak._deliveries q
         using unnest(p_ids, p_attempts, p_errors, p_responses) with ordinality o(id, attempt, error, response, place)
@@ -99,22 +106,32 @@ begin
             g.event_created_at,
             p_now
         from gone g
-    ),
+    )
+    select
+        coalesce(array_agg(g.id), '{}'),
+        array_agg(g.endpoint_id),
+        array_agg(g.place),
+        array_agg(g.ordering_key) filter (where g.ordering_key is not null),
+        array_agg(g.endpoint_id) filter (where g.ordering_key is not null),
+        array_agg(g.idempotency_key) filter (where g.idempotency_key is not null),
+        array_agg(g.id) filter (where g.idempotency_key is not null),
+        array_agg(g.endpoint_id) filter (where g.idempotency_key is not null)
+    into
+        ids, endpoint_ids, places, ordering_keys, ordered_endpoint_ids, v_idempotency_keys, v_keyed_ids, v_keyed_endpoint_ids
+    from gone g;
+
     -- The key of what was delivered is kept for a while. All others are free.
-    freed as (
+    if v_idempotency_keys is not null then
         update ulak._idempotency_keys k
         set free_at = case
             when p_worker is null then '-infinity'
             else p_now + make_interval(secs => ulak._stored_setting('archive_after')::integer)
         end
-        from gone g
-        where g.idempotency_key is not null
-            and k.endpoint_id = g.endpoint_id
+        from unnest(v_idempotency_keys, v_keyed_ids, v_keyed_endpoint_ids) g(idempotency_key, id, endpoint_id)
+        where k.endpoint_id = g.endpoint_id
             and k.idempotency_key = g.idempotency_key collate "C"
-            and k.message_id = g.id
-    )
-    select g.id, g.endpoint_id, g.ordering_key, g.place
-    from gone g;
+            and k.message_id = g.id;
+    end if;
 end
 $plpgsql$;
 

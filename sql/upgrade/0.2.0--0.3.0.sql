@@ -265,3 +265,5 @@ drop view ulak._archive_partitions;
 drop function ulak._replay(bigint, bigint[], timestamptz, timestamptz, boolean, timestamptz);
 
 comment on table ulak.attempts is 'attempts that failed, for event_log_retention_days or dlq_retention_days, whichever is longer, and as long as their dead letter; ulak.history() shows them with the successful ones';
+drop function ulak._take_turn(integer, bigint[], text[], bigint, timestamptz, ulak._rooms, ulak._place, integer, integer);
+drop function ulak._lock_due(bigint[], smallint[], timestamptz[], bigint[], integer[], bigint, timestamptz, integer);

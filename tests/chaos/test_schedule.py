@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
+from random import Random
 from typing import Any
 
 import pytest
 from support.gate import gate
-from support.sessions import wait_until, wait_until_blocked, wait_until_gone
+from support.sessions import strain, wait_until, wait_until_blocked, wait_until_gone
 from support.world import World
 
 RUN = "select pid from pg_stat_activity where datname = current_database() and query = %s and state = 'active'"
@@ -69,3 +71,39 @@ def test_pg_cron_is_stopped_and_started(world: World, close_books: Any) -> None:
             world.drain()
 
     close_books()
+
+
+OURS = """
+    select pid from pg_stat_activity
+    where datname = current_database() and usename = 'ulak_worker' and query ~ '^call ulak[.](run_worker|_watch_workers)'
+    order by pid
+"""
+LONGEST_GAP = """
+    select max(extract(epoch from a.gap))::float from (
+        select a.completed_at - lag(a.completed_at) over (order by a.completed_at) as gap
+        from ulak.archive a where a.completed_at >= %s
+    ) a
+"""
+
+
+@pytest.mark.full
+def test_workers_and_watcher_that_are_terminated_at_random_are_back_within_seconds(world: World, close_books: Any) -> None:
+    """One each second, for 40 s; never all at once, which with pg_cron 1.4 waits for the full minute."""
+    world.endpoint()
+    random = Random(27)
+
+    with world.by_cron(), closing(world.connect()) as db:
+        with world.producers(pause=0.05):
+            wait_until(lambda: len(world.worker_pids()) == 2, 70, "workers")
+            (began,) = db.execute("select clock_timestamp()").fetchone() or (None,)
+            for _ in range(40):
+                pids = [pid for (pid,) in db.execute(OURS)]
+                if len(pids) > 1:
+                    world.terminate(random.choice(pids))
+                time.sleep(1)
+            (gap,) = db.execute(LONGEST_GAP, [began]).fetchone() or (None,)
+        world.drain()
+
+    close_books(duplicates=True)
+    assert gap is not None
+    assert gap < 5 * strain()
