@@ -23,6 +23,8 @@ from (
         ('circuit_breaker_slow_start', 'boolean', 'true', null, null, null, null, 'whether a circuit that has closed lets through one message at first, and one more in flight with each success'),
         ('circuit_breaker_threshold', 'integer', '10', 1, 1000, null, 'failures', 'consecutive failures that open an endpoint''s circuit breaker'),
         ('cloudevents_source', 'text', '/ulak', null, null, null, null, 'source attribute of CloudEvents'),
+        ('default_backoff', 'choice', 'exponential', null, null, '{exponential,linear,fixed,quadratic}', null, 'backoff of endpoints whose retry policy names none'),
+        ('default_jitter', 'choice', 'none', null, null, '{none,full,equal}', null, 'jitter of endpoints whose retry policy names none'),
         ('default_max_retries', 'integer', '10', 0, 1000, null, 'retries', 'retries before a message goes to the dead-letter queue'),
         ('dlq_retention_days', 'integer', '30', 1, 3650, null, 'days', 'how long dead letters are kept'),
         ('event_log_retention_days', 'integer', '30', 1, 3650, null, 'days', 'how long entries of ulak.event_log are kept'),
@@ -55,7 +57,7 @@ order by d.name;
 
 comment on view ulak.settings is 'every setting with its value, default, range and meaning; change one with ulak.configure()';
 comment on column ulak.settings.name is 'what ulak.configure() and ulak.setting() take';
-comment on column ulak.settings.value is 'the value that holds; a session of ulak_admin can override it with SET ulak.<name>';
+comment on column ulak.settings.value is 'the value that holds for everybody';
 comment on column ulak.settings.default_value is 'the value after ulak.configure(name, null)';
 comment on column ulak.settings.minimum is 'smallest value of an integer';
 comment on column ulak.settings.maximum is 'largest value of an integer';
@@ -81,8 +83,7 @@ begin
 end
 $plpgsql$;
 
--- What holds for everybody, whatever this session has SET. Spelled out instead of pinned, which would cost half as much
--- again; the claim asks for several settings each time.
+-- Spelled out instead of pinned, which would cost half as much again; the claim asks for several settings each time.
 create or replace function ulak._stored_setting(p_name text)
 returns text
 language plpgsql
@@ -102,7 +103,7 @@ begin
 end
 $plpgsql$;
 
--- Anybody can SET a custom parameter. So it counts for administrators only: it must not loosen a limit for others.
+-- A parameter of the server, such as ulak.batch_size, has no effect, wherever it is set: doctor() names it.
 create or replace function ulak.setting(p_name text)
 returns text
 language plpgsql
@@ -110,18 +111,12 @@ stable
 security definer
 set search_path = pg_catalog, pg_temp
 as $plpgsql$
-declare
-    v_override text := current_setting('ulak.' || p_name, true);
 begin
-    -- A parameter whose SET LOCAL has ended is left behind as an empty text.
-    if v_override <> '' and pg_has_role(session_user, 'ulak_admin', 'member') then
-        return ulak._checked_setting(p_name, v_override, format('reset ulak.%I;', p_name));
-    end if;
     return ulak._stored_setting(p_name);
 end
 $plpgsql$;
 
-comment on function ulak.setting(text) is 'the value of a setting that holds in this session';
+comment on function ulak.setting(text) is 'the value of a setting, the same for everybody';
 
 create or replace function ulak.configure(p_name text, p_value text)
 returns text
@@ -181,6 +176,7 @@ begin
     end if;
     case v_setting.kind
         when 'integer' then
+            v_value := coalesce(ulak._duration(v_value, v_setting.unit), v_value);
             v_valid := v_value ~ '^[+-]?[0-9]{1,18}$' and v_value::bigint between v_setting.minimum and v_setting.maximum;
             v_value := case when v_valid then v_value::bigint::text end;
         when 'boolean' then
@@ -211,7 +207,39 @@ begin
 end
 $plpgsql$;
 
--- In words: "an integer from 5 to 3600, in seconds".
+-- A duration such as '30s', '5 min' or '1 d' as a whole number of the unit; null if it is none. Months and days have no fixed length in
+-- each other, so they aren't mixed.
+create or replace function ulak._duration(p_value text, p_unit text)
+returns text
+language plpgsql
+immutable
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+declare
+    v_interval interval;
+    v_months integer;
+    v_number numeric;
+begin
+    if p_value !~ '[A-Za-z]$' or p_unit not in ('milliseconds', 'seconds', 'days', 'months') then
+        return null;
+    end if;
+    v_interval := p_value::interval;
+    v_months := extract(year from v_interval) * 12 + extract(month from v_interval);
+    if p_unit = 'months' then
+        v_number := case when v_interval = make_interval(months => v_months) then v_months end;
+    elsif v_months = 0 then
+        v_number := extract(epoch from v_interval);
+        v_number := case p_unit when 'milliseconds' then v_number * 1000 when 'days' then v_number / 86400 else v_number end;
+    end if;
+    return case when v_number = trunc(v_number) then trunc(v_number)::bigint::text end;
+exception
+    when invalid_datetime_format or datetime_field_overflow or interval_field_overflow or numeric_value_out_of_range
+        or feature_not_supported then
+        return null;
+end
+$plpgsql$;
+
+-- In words: "an integer from 5 to 3600, in seconds, or a duration such as 5 min".
 create or replace function ulak._setting_range(p_setting ulak.settings)
 returns text
 language sql
@@ -219,7 +247,19 @@ immutable
 set search_path = pg_catalog, pg_temp
 as $sql$
     select case p_setting.kind
-        when 'integer' then format('an integer from %s to %s, in %s', p_setting.minimum, p_setting.maximum, p_setting.unit)
+        when 'integer' then format(
+            'an integer from %s to %s, in %s%s',
+            p_setting.minimum,
+            p_setting.maximum,
+            p_setting.unit,
+            case p_setting.unit
+                when 'milliseconds' then ', or a duration such as 200 ms'
+                when 'seconds' then ', or a duration such as 5 min'
+                when 'days' then ', or a duration such as 2 weeks'
+                when 'months' then ', or a duration such as 1 year'
+                else ''
+            end
+        )
         when 'boolean' then 'true or false'
         when 'choice' then 'one of ' || array_to_string(p_setting.choices, ', ')
         when 'networks' then 'CIDRs such as 10.1.0.0/16, separated by commas'

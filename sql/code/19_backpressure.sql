@@ -9,8 +9,6 @@ returns boolean
 language sql
 as $sql$
     select p_last_id <= pg_sequence_last_value('ulak.queue_headroom')
-        -- An administrator's own SET holds for that session: it needs a look.
-        and coalesce(current_setting('ulak.max_queue_size', true), '') = ''
 $sql$;
 
 -- Raises unless p_count messages, with ids up to p_last_id, fit into the queue.
@@ -21,38 +19,32 @@ set search_path = pg_catalog, pg_temp
 as $plpgsql$
 declare
     v_limit bigint := ulak.setting('max_queue_size')::bigint;
-    -- Verdicts by a session's own limit aren't for others.
-    v_is_shared boolean := v_limit = ulak._stored_setting('max_queue_size')::bigint;
     v_headroom bigint := pg_sequence_last_value('ulak.queue_headroom');
     v_clock bigint := extract(epoch from clock_timestamp()) * 1000;
     v_reserve bigint;
 begin
-    if v_is_shared and p_last_id <= v_headroom then
+    if p_last_id <= v_headroom then
         return;
     end if;
     if v_limit = 0 then
-        if v_is_shared then
-            perform ulak._remember_headroom(9223372036854775807, v_limit);
-        end if;
+        perform ulak._remember_headroom(9223372036854775807, v_limit);
         return;
     end if;
-    -- A verdict holds for a second. One that lies far ahead is of a clock that was set back since.
-    if v_is_shared and -v_headroom - v_clock between 1 and 10000 then
+    -- A verdict holds for a second at most. One that lies far ahead is of a clock that was set back since.
+    if -v_headroom - v_clock between 1 and 10000 then
         perform ulak._raise_queue_full(v_limit, p_count);
     end if;
 
     v_reserve := ulak._probe_reserve(v_limit, p_count);
-    if v_is_shared then
-        perform ulak._remember_headroom(
-            case
-                when v_reserve >= p_count then p_last_id + v_reserve - p_count
-                -- So that senders at a full queue don't probe it all the time: for about ten times as long as the probe takes. The
-                -- verdict on a small queue isn't remembered, so there is room as soon as somebody made some.
-                when v_reserve = 0 and v_limit >= 1000 then -(v_clock + least(v_limit / 1000, 1000))
-            end,
-            v_limit
-        );
-    end if;
+    perform ulak._remember_headroom(
+        case
+            when v_reserve >= p_count then p_last_id + v_reserve - p_count
+            -- So that senders at a full queue don't probe it all the time: for about ten times as long as the probe takes. The
+            -- verdict on a small queue isn't remembered, so there is room as soon as somebody made some.
+            when v_reserve = 0 and v_limit >= 1000 then -(v_clock + least(v_limit / 1000, 1000))
+        end,
+        v_limit
+    );
     if v_reserve < p_count then
         perform ulak._raise_queue_full(v_limit, p_count);
     end if;

@@ -29,11 +29,11 @@ stable
 as $sql$
     select jsonb_build_object(
         'max_retries', ulak.setting('default_max_retries')::integer,
-        'backoff', 'exponential',
+        'backoff', ulak.setting('default_backoff'),
         'base_delay_seconds', ulak.setting('retry_base_delay')::integer,
         'max_delay_seconds', ulak.setting('retry_max_delay')::integer,
         'increment_seconds', ulak.setting('retry_increment')::integer,
-        'jitter', 'none'
+        'jitter', ulak.setting('default_jitter')
     )
 $sql$;
 

@@ -3,7 +3,8 @@
 create or replace function ulak.redrive_message(
     p_dlq_id bigint,
     p_by text default session_user,
-    p_now timestamptz default clock_timestamp()
+    p_now timestamptz default clock_timestamp(),
+    p_new_generation bigint default null
 )
 returns bigint
 language plpgsql
@@ -14,7 +15,7 @@ declare
     v_letter ulak._letters;
 begin
     p_now := ulak._clock(p_now);
-    if ulak._redrive_rows(array[p_dlq_id], null, p_by, null, p_now) = 1 then
+    if ulak._redrive_rows(array[p_dlq_id], null, p_by, p_new_generation, p_now) = 1 then
         return (select d.redriven_message_id from ulak._letters d where d.id = p_dlq_id);
     end if;
     select d.* into v_letter
@@ -42,8 +43,9 @@ begin
 end
 $plpgsql$;
 
-comment on function ulak.redrive_message(bigint, text, timestamptz) is
-    'puts one dead letter back into the queue with a fresh retry budget and returns its new message id';
+comment on function ulak.redrive_message(bigint, text, timestamptz, bigint) is
+    'puts one dead letter back into the queue with a fresh retry budget and returns its new message id; as a message of '
+    'p_new_generation, if given';
 
 create or replace function ulak._raise_redriven(p_letter ulak._letters)
 returns void

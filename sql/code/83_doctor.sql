@@ -781,6 +781,24 @@ as $sql$
             )
     ) s (severity, is_wrong, finding, fix)
     where s.is_wrong
+    union all
+    -- Parameters of this session, which show what the server's files and ALTER DATABASE say, and those of other roles.
+    select
+        'warning',
+        'settings',
+        format('the server''s parameter ulak.%s (%s) has no effect: the setting is %s', p.name, p.value, ulak.setting(p.name)),
+        format('select ulak.configure(%L, %L); -- if that is what you want; then take the parameter out', p.name, p.value)
+    from (
+        select n.name, current_setting('ulak.' || n.name, true) as value
+        from ulak.settings n
+        union
+        select n.name, split_part(c.parameter, '=', 2)
+        from pg_db_role_setting r
+        cross join unnest(r.setconfig) c(parameter)
+        join ulak.settings n on split_part(c.parameter, '=', 1) = 'ulak.' || n.name
+        where r.setdatabase in (0, (select d.oid from pg_database d where d.datname = current_database()))
+    ) p
+    where p.value <> ''
 $sql$;
 
 -- Endpoints that anybody on the way could read or imitate. Internal hosts are left to their administrators.

@@ -94,6 +94,7 @@ as $sql$
         ('redrive', 'p_until', 'only what failed before this time'),
         ('redrive', 'p_rate', 'so many a second; null: all at once'),
         ('redrive', 'p_new_generation', 'the generation of the new messages; null: as before'),
+        ('redrive_message', 'p_new_generation', 'the generation of the new message; null: as before'),
         ('redrive_message', 'p_dlq_id', 'the dead letter, by its id in ulak.dlq'),
         ('release', 'p_delay', 'not before so long from now'),
         ('replay_message', 'p_archive_id', 'the message, by the id that send() returned'),

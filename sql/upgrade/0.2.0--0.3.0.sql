@@ -267,3 +267,14 @@ drop function ulak._replay(bigint, bigint[], timestamptz, timestamptz, boolean, 
 comment on table ulak.attempts is 'attempts that failed, for event_log_retention_days or dlq_retention_days, whichever is longer, and as long as their dead letter; ulak.history() shows them with the successful ones';
 drop function ulak._take_turn(integer, bigint[], text[], bigint, timestamptz, ulak._rooms, ulak._place, integer, integer);
 drop function ulak._lock_due(bigint[], smallint[], timestamptz[], bigint[], integer[], bigint, timestamptz, integer);
+
+-- Has another parameter now. What an application's function (begin atomic) depends on by its oid stays under another name.
+alter function ulak.redrive_message(bigint, text, timestamptz) rename to _redrive_message_of_0_2_0;
+do $plpgsql$
+begin
+    drop function ulak._redrive_message_of_0_2_0(bigint, text, timestamptz);
+exception
+    when dependent_objects_still_exist then
+        null;
+end
+$plpgsql$;

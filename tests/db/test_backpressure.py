@@ -327,42 +327,6 @@ def test_an_application_can_not_tighten_the_limit_either(connect: Connect, shop:
     assert not is_full(application)
 
 
-def test_an_administrator_can_loosen_the_limit_for_a_session(connect: Connect, shop: Queue) -> None:
-    limit(shop, 2)
-    administrator = Queue(connect("ulak_admin"))
-    administrator.db.execute("set ulak.max_queue_size = 4")
-
-    administrator.send_many(3)
-
-    assert is_full(shop)
-    assert not is_full(administrator)
-    assert is_full(administrator)
-    administrator.db.execute("reset ulak.max_queue_size")
-    administrator.complete(administrator.claim_one(endpoint="shop", now=60))
-    assert is_full(administrator)
-
-
-def test_an_administrator_can_tighten_the_limit_for_a_session(connect: Connect, shop: Queue) -> None:
-    shop.send()
-    administrator = Queue(connect("ulak_admin"))
-    administrator.db.execute("set ulak.max_queue_size = 2")
-
-    assert not is_full(administrator)
-    assert is_full(administrator)
-    assert not is_full(shop)
-
-
-def test_what_an_administrator_has_set_is_promised_to_nobody_else(connect: Connect, shop: Queue) -> None:
-    limit(shop, 2)
-    administrator = Queue(connect("ulak_admin"))
-    administrator.db.execute("set ulak.max_queue_size = 100")
-
-    administrator.send()
-
-    assert not is_full(shop)
-    assert is_full(shop)
-
-
 def test_a_limit_that_is_not_committed_is_promised_to_nobody_else(connect: Connect, shop: Queue) -> None:
     limit(shop, 2)
     other = Queue(connect())

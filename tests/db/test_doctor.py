@@ -621,6 +621,19 @@ def test_a_suspicious_setting_is_told(queue: Queue, name: str, value: str, findi
     assert told() == []
 
 
+def test_a_parameter_of_the_server_that_has_no_effect_is_told(queue: Queue) -> None:
+    queue.db.execute("set local ulak.batch_size = '7'")
+    queue.db.execute("create role somebody")
+    queue.db.execute("alter role somebody set ulak.default_max_retries = '3'")
+
+    told = [each["finding"] for each in findings(queue, "settings") if "has no effect" in each["finding"]]
+
+    assert told == [
+        "the server's parameter ulak.batch_size (7) has no effect: the setting is 500",
+        "the server's parameter ulak.default_max_retries (3) has no effect: the setting is 10",
+    ]
+
+
 @pytest.mark.parametrize(
     ("check", "config", "finding"),
     [

@@ -165,10 +165,10 @@ def test_a_queue_that_does_not_move_is_a_warning(queue: Queue) -> None:
 def test_a_queue_that_is_full_is_critical(queue: Queue) -> None:
     queue.endpoint()
     queue.send_many(9)
-    queue.db.execute("set local ulak.max_queue_size = 9")
+    queue.call("configure", "max_queue_size", "9")
 
     assert check(queue, "queue")[0] == "critical"
-    queue.db.execute("set local ulak.max_queue_size = 10")
+    queue.call("configure", "max_queue_size", "10")
     assert check(queue, "queue")[0] == "warning"
 
 

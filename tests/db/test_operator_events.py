@@ -193,7 +193,7 @@ def test_a_full_queue_never_makes_a_settle_fail(ops: Queue) -> None:
     ops.send("shop")
     claim = ops.claim_one(endpoint="shop")
     ops.send("shop")
-    ops.db.execute("set local ulak.max_queue_size = 1")
+    ops.call("configure", "max_queue_size", "1")
 
     ops.fail(claim, "HTTP 404", permanent=True)
 

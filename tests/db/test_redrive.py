@@ -334,3 +334,14 @@ def test_a_redrive_that_would_overfill_the_queue_is_refused_as_a_whole(queue: Qu
 
     assert error.sqlstate == "53400"
     assert queue.value("select count(*) from ulak.dlq where status = 'failed'") == 5
+
+
+def test_one_letter_is_redriven_into_a_new_generation(queue: Queue) -> None:
+    letters = buried(queue, 2)
+
+    new_id = queue.value("select ulak.redrive_message(%s, p_new_generation => 8, p_by => 'anna')", letters[0])
+    queue.value("select ulak.redrive_message(p_dlq_id => %s, p_new_generation => 9)", letters[1])
+
+    assert [claim.id for claim in queue.claim(10, generation=8, now=1)] == [new_id]
+    assert len(queue.claim(10, generation=9, now=1)) == 1
+    assert queue.column("select redriven_by from ulak.dlq order by id") == ["anna", "postgres"]

@@ -65,6 +65,17 @@ def test_keys_that_a_policy_leaves_out_come_from_the_settings(queue: Queue) -> N
     assert delays(queue, {"backoff": "linear", "base_delay_seconds": 1}, 3) == [1, 4, 7]
 
 
+def test_backoff_and_jitter_that_a_policy_leaves_out_come_from_the_settings(queue: Queue) -> None:
+    queue.call("configure", "default_backoff", "fixed")
+    delay = "select extract(epoch from ulak.retry_delay(%s, 3))::float"
+    assert queue.value(delay, "{}") == 10
+    assert queue.value(delay, '{"backoff": "exponential"}') == 80
+
+    queue.call("configure", "default_jitter", "full")
+    assert len({queue.value(delay, "{}") for _ in range(20)}) > 1
+    assert queue.value(delay, '{"jitter": "none"}') == 10
+
+
 def test_beyond_ten_retries_exponential_is_at_its_cap(queue: Queue) -> None:
     policy = {"base_delay_seconds": 1, "max_delay_seconds": 86_400}
 

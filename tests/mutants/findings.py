@@ -228,6 +228,11 @@ MUTANTS = [
         f"{TESTS}::test_dead_letters_that_are_about_to_be_deleted_are_told",
     ),
     never("settings", "where s.is_wrong", TESTS, "-k", "suspicious_setting or autovacuum or harness"),
+    never(
+        "settings: a parameter without effect",
+        "where p.value <> ''",
+        f"{TESTS}::test_a_parameter_of_the_server_that_has_no_effect_is_told",
+    ),
     Mutant(
         "settings: autovacuum",
         DOCTOR,

@@ -32,8 +32,8 @@ A time as parameter (`p_now`) is for tests and can be left out; infinite ones an
 `ulak_admin` may call every function; beside each stands who else may. Nothing is granted to PUBLIC."""
 
 SETTINGS_INTRODUCTION = """\
-`select ulak.configure('max_queue_size', '500000');` changes a setting for all, `null` as value sets it back to its default. A
-session's `set ulak.max_queue_size = ...` counts only for members of `ulak_admin`."""
+`select ulak.configure('max_queue_size', '500000');` changes a setting for all, `null` as value sets it back to its default. Durations
+may have a unit: `select ulak.configure('circuit_breaker_cooldown', '5 min');`."""
 
 TABLES_INTRODUCTION = """\
 Beside each stands who may select from it. Nothing is written to directly, but for `config`, `retry_policy` and `description` of
