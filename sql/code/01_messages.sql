@@ -42,7 +42,14 @@ begin
             and a.attnum > 0
             and not a.attisdropped
             and a.attname not in ('event_id', 'event_created_at');
-        execute format('create or replace view ulak.%I as select %s from ulak.%I m', v_view, v_columns, v_table);
+        execute format(
+            'create or replace view ulak.%I as select %s, (select e.sent_by from ulak._events e '
+            'where e.id = m.event_id and e.created_at = coalesce(m.event_created_at, m.%I)) as sent_by from ulak.%I m',
+            v_view,
+            v_columns,
+            v_created_at,
+            v_table
+        );
         execute format('comment on view ulak.%I is %L', v_view, v_comment);
         for v_column, v_comment in
             select a.attname, pg_catalog.col_description(a.attrelid, a.attnum)
@@ -51,6 +58,8 @@ begin
                 and a.attnum > 0
                 and not a.attisdropped
                 and a.attname not in ('event_id', 'event_created_at')
+            union all
+            select 'sent_by', 'the role that sent it: the one that was set, else the one that logged in; null: sent by 0.2.0'
         loop
             execute format('comment on column ulak.%I.%I is %L', v_view, v_column, v_comment);
         end loop;

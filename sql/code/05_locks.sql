@@ -36,10 +36,10 @@
 --     _archive_batch                  finished messages; skips
 --     _cleanup                        rows past their retention; skips
 --     drop_event_type                 the event type's row; waits for subscribe()
---     subscribe                       the event type's row; waits for other subscribers of it
+--     _lock_event_type                the event type's row: subscribe(), grants; waits for others of it
 --     alter_subscription              the same
 --     _keep_endpoint                  an endpoint's row, so that it isn't dropped meanwhile (key share); waits for drop_endpoint() only
---     _lock_endpoint                  an endpoint's row: circuit, limits, switching, dropping, rotating; waits
+--     _lock_endpoint                  an endpoint's row: circuit, limits, grants, switching, dropping, rotating; waits
 --     _renew_configs                  endpoints that name a secret, in the order of their ids; waits
 --     _endpoints_in_turn              endpoints, for a claim under a limit; skips
 --     _note_success                   endpoints whose last success is old; skips

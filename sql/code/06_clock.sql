@@ -29,7 +29,7 @@ begin
         return v_now;
     elsif not ulak._is_sane_time(p_now) then
         perform ulak._finite_time(p_now);
-    elsif pg_has_role(session_user, 'ulak_admin', 'member') then
+    elsif ulak._caller_has('ulak_admin') then
         return p_now;
     elsif p_now not between v_now - interval '1 minute' and v_now + interval '1 minute' then
         raise exception 'only an administrator may say what time it is'

@@ -122,7 +122,7 @@ language sql
 stable
 set search_path = pg_catalog, pg_temp
 as $sql$
-    select has_table_privilege(session_user, p_relation, 'select')
+    select has_table_privilege(ulak._caller(), p_relation, 'select')
 $sql$;
 
 -- A role that has grants here is one of ours since an earlier version; one that has grants in another database probably is,

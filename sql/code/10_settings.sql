@@ -40,6 +40,7 @@ from (
         ('max_metadata_size', 'integer', '65536', 1024, 10485760, null, 'bytes', 'most that the metadata of a message may take'),
         ('max_payload_size', 'integer', '1048576', 1024, 104857600, null, 'bytes', 'largest payload that send() accepts'),
         ('max_queue_size', 'integer', '1000000', 0, 2147483647, null, 'messages', 'most messages that may wait or be in flight; 0: no limit'),
+        ('max_schedule_days', 'integer', '366', 1, 36500, null, 'days', 'how far ahead a message may be scheduled'),
         ('poll_interval', 'integer', '50', 5, 60000, null, 'milliseconds', 'longest wait of an idle worker before it looks again'),
         ('poll_interval_busy', 'integer', '2', 1, 1000, null, 'milliseconds', 'wait of a worker while traffic flows'),
         ('priority_aging', 'integer', '0', 0, 86400, null, 'seconds', 'a waiting message gains one step of priority each time this passes; 0: never'),
@@ -139,7 +140,7 @@ begin
         );
         insert into ulak.setting_values as v (name, value)
         values (p_name, v_new)
-        on conflict (name) do update set value = v_new, updated_at = now(), updated_by = session_user;
+        on conflict (name) do update set value = v_new, updated_at = now(), updated_by = ulak._caller();
     end if;
     if v_new <> v_old then
         insert into ulak.event_log (event, old_value, new_value, detail)

@@ -17,7 +17,7 @@ as $plpgsql$
 declare
     v_is_valid boolean := ulak._check_priority(p_priority)
         and (octet_length(p_payload::text) <= 1024 or ulak._check_payloads(array[p_payload]))
-        and ulak._check_key('idempotency key', p_idempotency_key)
+        and ulak._check_idempotency_key(p_idempotency_key)
         and ulak._check_key('ordering key', p_ordering_key)
         and (p_headers is null or ulak._check_headers(p_headers))
         and (p_metadata is null or ulak._check_metadata(p_metadata));
@@ -28,7 +28,32 @@ begin
                 detail = format('They are %s and %s.', coalesce(p_scheduled_at::text, 'null'), coalesce(p_expires_at::text, 'null')),
                 hint = 'Leave expires_at out for a message that never expires.';
     end if;
+    -- A day: the smallest limit that can be configured.
+    if p_scheduled_at > now() + interval '1 day' then
+        perform ulak._check_ahead(p_scheduled_at, now());
+    end if;
     return v_is_valid;
+end
+$plpgsql$;
+
+-- Within its ordering key a message holds up the ones behind it until its time comes.
+create or replace function ulak._check_ahead(p_scheduled_at timestamptz, p_now timestamptz)
+returns boolean
+language plpgsql
+stable
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+declare
+    v_limit integer := ulak.setting('max_schedule_days')::integer;
+begin
+    if p_scheduled_at > p_now + make_interval(hours => 24 * v_limit) then
+        raise exception 'the message is scheduled further ahead than max_schedule_days'
+            using errcode = '22023',
+                detail = format('It is for %s, the limit is %s days.', p_scheduled_at, v_limit),
+                hint = 'Keep it in a table of your own and send it when its time comes, or have an administrator raise the limit: '
+                    || 'select ulak.configure(''max_schedule_days'', ''...'');';
+    end if;
+    return true;
 end
 $plpgsql$;
 
@@ -138,7 +163,7 @@ begin
 end
 $plpgsql$;
 
--- An application must not be able to forge ulak's own events: CloudEvents take their type from here.
+-- An application must not be able to forge events of ulak, or of others that it may not publish: CloudEvents take their type from here.
 create or replace function ulak._check_metadata(p_metadata jsonb)
 returns boolean
 language plpgsql
@@ -152,7 +177,12 @@ begin
         raise exception 'metadata must be a JSON object'
             using errcode = '22023', detail = format('It is of type %s.', jsonb_typeof(p_metadata));
     end if;
-    perform ulak._refuse_reserved_event_type(p_metadata ->> 'event_type');
+    if p_metadata ? 'event_type' then
+        perform ulak._refuse_reserved_event_type(p_metadata ->> 'event_type');
+        perform ulak._raise_not_publisher(t.name)
+        from ulak.event_types t
+        where t.name = p_metadata ->> 'event_type' and t.is_restricted and not ulak._may_publish(t.name);
+    end if;
     return v_is_valid;
 end
 $plpgsql$;
@@ -169,6 +199,23 @@ begin
             using errcode = '22023', detail = format('It has %s.', octet_length(p_key));
     end if;
     return true;
+end
+$plpgsql$;
+
+-- What ulak sends itself has keys of its own, such as recurring messages: nobody can take them in advance.
+create or replace function ulak._check_idempotency_key(p_key text)
+returns boolean
+language plpgsql
+immutable
+as $plpgsql$
+begin
+    if starts_with(p_key, 'ulak.') then
+        raise exception 'idempotency key "%" is reserved', left(p_key, 200)
+            using errcode = '42939',
+                detail = 'Keys that start with ulak. are for messages that ulak sends itself.',
+                hint = 'Choose another key.';
+    end if;
+    return ulak._check_key('idempotency key', p_key);
 end
 $plpgsql$;
 
@@ -292,6 +339,8 @@ begin
         or m.priority is null
         or m.priority not between 0 and 10
         or m.idempotency_key = ''
+        or starts_with(m.idempotency_key, 'ulak.')
+        or m.scheduled_at > now() + interval '1 day'
         or m.ordering_key = ''
         or octet_length(m.idempotency_key) > 512
         or octet_length(m.ordering_key) > 512

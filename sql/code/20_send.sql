@@ -39,7 +39,7 @@ begin
             insert into ulak._deliveries (id, event_id, endpoint_id, priority, correlation_id)
             select v_id, v_id, e.id, p_priority, p_correlation_id
             from ulak.endpoints e
-            where e.name = p_endpoint and e.max_pending is null;
+            where e.name = p_endpoint and e.max_pending is null and (not e.is_restricted or ulak._may_send(e.id));
             if found then
                 insert into ulak._events (id, payload)
                 values (v_id, p_payload);
@@ -53,7 +53,7 @@ begin
     if num_nonnulls(p_raw, p_content_type, p_path, p_timeout) > 0 then
         return ulak._send_request(
             (
-                ulak._endpoint_id(p_endpoint),
+                ulak._sendable_endpoint(p_endpoint),
                 ulak._body(p_payload, p_raw),
                 p_priority,
                 p_scheduled_at,
@@ -134,7 +134,7 @@ security definer
 set search_path = pg_catalog, pg_temp
 as $plpgsql$
 declare
-    v_endpoint_id bigint := ulak._endpoint_id(p_endpoint);
+    v_endpoint_id bigint := ulak._sendable_endpoint(p_endpoint);
 begin
     if p_payloads is null then
         raise exception 'the payloads are null'
@@ -214,17 +214,21 @@ as $plpgsql$
 declare
     v_endpoint_id bigint;
     v_is_limited boolean;
+    v_is_refused boolean;
     v_overflows boolean;
     v_is_valid boolean;
     v_due timestamptz := greatest(now(), p_scheduled_at);
     v_id bigint;
     v_first_id bigint;
 begin
-    select e.id, e.max_pending is not null into v_endpoint_id, v_is_limited
+    select e.id, e.max_pending is not null, e.is_restricted and not ulak._may_send(e.id)
+    into v_endpoint_id, v_is_limited, v_is_refused
     from ulak.endpoints e
     where e.name = p_endpoint;
     if not found then
         perform ulak._raise_unknown_endpoint(p_endpoint);
+    elsif v_is_refused then
+        perform ulak._raise_not_granted(p_endpoint, 'send');
     end if;
     v_is_valid := ulak._check_message(
         p_payload, p_priority, p_scheduled_at, p_idempotency_key, p_expires_at, p_ordering_key, p_headers, p_metadata
@@ -297,7 +301,7 @@ as $sql$
 $sql$;
 
 -- The id of the message that has the key: p_id, if the key was free and is taken by this call, or that of an earlier message with the
--- same payload. Whoever takes a key that another transaction has just taken waits for that one's end.
+-- same sender with the same payload. Whoever takes a key that another transaction has just taken waits for that one's end.
 create or replace function ulak._take_idempotency_key(
     p_endpoint_id bigint,
     p_endpoint text,
@@ -313,21 +317,30 @@ declare
     v_first record;
 begin
     loop
-        insert into ulak._idempotency_keys (endpoint_id, idempotency_key, message_id, payload_hash)
-        values (p_endpoint_id, p_idempotency_key, p_id, p_payload_hash)
+        insert into ulak._idempotency_keys (endpoint_id, idempotency_key, message_id, payload_hash, sent_by)
+        values (p_endpoint_id, p_idempotency_key, p_id, p_payload_hash, ulak._caller())
         on conflict do nothing;
         if found then
             return p_id;
         end if;
         update ulak._idempotency_keys k
-        set message_id = p_id, payload_hash = p_payload_hash, free_at = null
+        set message_id = p_id, payload_hash = p_payload_hash, sent_by = ulak._caller(), free_at = null
         where k.endpoint_id = p_endpoint_id and k.idempotency_key = p_idempotency_key and k.free_at <= clock_timestamp();
         if found then
             return p_id;
         end if;
-        select k.message_id, k.payload_hash into v_first
+        select k.message_id, k.payload_hash, k.sent_by into v_first
         from ulak._idempotency_keys k
         where k.endpoint_id = p_endpoint_id and k.idempotency_key = p_idempotency_key;
+        -- Before anything else, and whatever the payload is: an answer would let others find out what was sent.
+        if v_first.sent_by <> ulak._caller() and not exists (
+            select from pg_roles r where r.rolname = v_first.sent_by and pg_has_role(ulak._caller(), r.oid, 'usage')
+        ) then
+            raise exception 'idempotency key "%" was used by another sender', p_idempotency_key
+                using errcode = '23505',
+                    detail = format('A message of endpoint "%s" has this key, and not "%s" has sent it.', p_endpoint, ulak._caller()),
+                    hint = 'Use keys that no other application uses. If one application has several logins, have them set one role.';
+        end if;
         if v_first.payload_hash <> p_payload_hash then
             raise exception 'idempotency key "%" was used for another payload', p_idempotency_key
                 using errcode = '23505',

@@ -7,7 +7,7 @@ security definer
 set search_path = pg_catalog, pg_temp
 as $plpgsql$
 declare
-    v_endpoint_id bigint := ulak._endpoint_id(p_endpoint);
+    v_endpoint_id bigint := ulak._sendable_endpoint(p_endpoint);
     v_messages ulak._message[];
 begin
     if p_messages is null then
@@ -128,7 +128,7 @@ begin
         return '{}';
     end if;
     v_endpoint_ids := array(
-        select coalesce(e.id, ulak._endpoint_id(n.name))
+        select case when e.is_restricted is false then e.id else ulak._sendable_endpoint(n.name) end
         from unnest(p_endpoints) with ordinality n(name, place)
         left join ulak.endpoints e on e.name = n.name
         order by n.place

@@ -77,11 +77,8 @@ declare
     v_id bigint;
 begin
     perform ulak._check_predicate(p_predicate);
-    -- One at a time per event type: two sessions can't both find that a subscription isn't there yet.
-    perform from ulak.event_types as t where t.name = p_event_type for no key update;
-    if not found then
-        perform ulak._raise_unknown_event_type(p_event_type);
-    end if;
+    -- Two sessions can't both find that a subscription isn't there yet.
+    perform ulak._lock_event_type(p_event_type);
     v_endpoint_id := ulak._keep_endpoint(p_endpoint);
     select s.id into v_id
     from ulak.subscriptions as s
@@ -119,6 +116,20 @@ end
 $plpgsql$;
 
 comment on function ulak.unsubscribe(bigint) is 'removes a subscription; false if there is none with this id';
+
+-- One at a time per event type.
+create or replace function ulak._lock_event_type(p_name text)
+returns void
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+begin
+    perform from ulak.event_types as t where t.name = p_name for no key update;
+    if not found then
+        perform ulak._raise_unknown_event_type(p_name);
+    end if;
+end
+$plpgsql$;
 
 create or replace function ulak._check_event_type_name(p_name text)
 returns void

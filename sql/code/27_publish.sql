@@ -20,11 +20,16 @@ set search_path = pg_catalog, pg_temp
 as $plpgsql$
 declare
     v_schema jsonb;
+    v_is_refused boolean;
 begin
     perform ulak._refuse_reserved_event_type(p_event_type);
-    select t.schema into v_schema from ulak.event_types as t where t.name = p_event_type;
+    select t.schema, t.is_restricted and not ulak._may_publish(t.name) into v_schema, v_is_refused
+    from ulak.event_types as t
+    where t.name = p_event_type;
     if not found then
         perform ulak._raise_unknown_event_type(p_event_type);
+    elsif v_is_refused then
+        perform ulak._raise_not_publisher(p_event_type);
     end if;
     if p_payload is null then
         raise exception 'the payload is null'
@@ -131,6 +136,11 @@ begin
         cross join lateral unnest(ulak._subscribed_endpoints(e.event_type, e.payload)) as s (endpoint_id)
         order by e.place, s.endpoint_id
     ) as r;
+    if exists (
+        select from ulak.endpoints as e where e.id = any (v_mailing.endpoint_ids) and e.is_restricted and not ulak._may_send(e.id)
+    ) then
+        v_mailing := ulak._without_closed_endpoints(v_mailing);
+    end if;
     if v_mailing.places is null then
         return 0;
     end if;
@@ -158,6 +168,28 @@ begin
         v_mailing := ulak._without_credentials(v_mailing);
     end if;
     return cardinality(ulak._enqueue(v_mailing));
+end
+$plpgsql$;
+
+-- A publisher doesn't know who subscribes. So its event reaches the endpoints that it may send to, and it is told of the others.
+create or replace function ulak._without_closed_endpoints(p_mailing ulak._mailing)
+returns ulak._mailing
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+declare
+    v_mailing ulak._mailing;
+begin
+    select array_agg(r.place order by r.number), array_agg(r.endpoint_id order by r.number)
+    into v_mailing.places, v_mailing.endpoint_ids
+    from unnest(p_mailing.places, p_mailing.endpoint_ids) with ordinality as r (place, endpoint_id, number)
+    where not exists (
+        select from ulak.endpoints as e where e.id = r.endpoint_id and e.is_restricted and not ulak._may_send(e.id)
+    );
+    raise notice '% of % messages were not queued: their endpoints are not granted to "%"',
+        cardinality(p_mailing.places) - coalesce(cardinality(v_mailing.places), 0), cardinality(p_mailing.places), ulak._caller()
+        using hint = 'An administrator can: select ulak.grant_endpoint(..., ''send'');';
+    return v_mailing;
 end
 $plpgsql$;
 
@@ -301,13 +333,18 @@ begin
         perform ulak._require_valid('events', ulak._events_schema(), p_events);
     end if;
     for v_event in
-        select distinct on (e.event_type) e.event_type, t.name is not null as is_known
+        select distinct on (e.event_type)
+            e.event_type,
+            t.name is not null as is_known,
+            t.is_restricted and not ulak._may_publish(t.name) as is_refused
         from ulak._events(p_events) as e
         left join ulak.event_types as t on t.name = e.event_type
     loop
         perform ulak._refuse_reserved_event_type(v_event.event_type);
         if not v_event.is_known then
             perform ulak._raise_unknown_event_type(v_event.event_type);
+        elsif v_event.is_refused then
+            perform ulak._raise_not_publisher(v_event.event_type);
         end if;
     end loop;
     perform ulak._check_event(e.event_type, t.schema, e.payload, format('$[%s].payload', e.number))

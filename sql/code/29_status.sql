@@ -41,6 +41,7 @@ as $sql$
         where a.id = p_id
     ) m
     left join ulak.endpoints e on e.id = m.endpoint_id
+    where e.is_restricted is not true or ulak._may_look(e.id)
 $sql$;
 
 comment on function ulak.message_status(bigint) is

@@ -10,7 +10,7 @@ declare
     v_endpoint ulak.endpoints := ulak._lock_endpoint(p_name);
 begin
     p_now := ulak._clock(p_now);
-    return ulak._switch_endpoint(v_endpoint, false, null, 'disabled by ' || session_user, p_now);
+    return ulak._switch_endpoint(v_endpoint, false, null, 'disabled by ' || ulak._caller(), p_now);
 end
 $plpgsql$;
 
@@ -32,7 +32,7 @@ declare
 begin
     p_now := ulak._clock(p_now);
     perform ulak._check_rate(p_rate);
-    return ulak._switch_endpoint(v_endpoint, true, p_rate, 'enabled by ' || session_user, p_now);
+    return ulak._switch_endpoint(v_endpoint, true, p_rate, 'enabled by ' || ulak._caller(), p_now);
 end
 $plpgsql$;
 

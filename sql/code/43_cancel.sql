@@ -9,8 +9,8 @@ security definer
 set search_path = pg_catalog, pg_temp
 as $plpgsql$
 begin
-    perform ulak._refuse_operator_event(p_id);
-    return ulak._cancel(array[p_id], session_user, ulak._clock(p_now)) = 1;
+    perform ulak._require_changeable(p_id);
+    return ulak._cancel(array[p_id], ulak._caller(), ulak._clock(p_now)) = 1;
 end
 $plpgsql$;
 
@@ -30,7 +30,7 @@ set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 as $plpgsql$
 declare
-    v_endpoint_id bigint := ulak._endpoint_id(p_endpoint);
+    v_endpoint_id bigint := ulak._sendable_endpoint(p_endpoint);
     v_id bigint;
 begin
     if p_idempotency_key is null then
@@ -47,14 +47,15 @@ $plpgsql$;
 comment on function ulak.cancel_by_key(text, text, timestamptz) is
     'cancel() by the endpoint and the idempotency key that the message was sent with; the key is free again';
 
--- Applications may take back what they could have sent, and that isn't an event of ulak's own.
-create or replace function ulak._refuse_operator_event(p_id bigint)
+-- Applications may change what they could have sent, and what isn't an event of ulak's own.
+create or replace function ulak._require_changeable(p_id bigint)
 returns void
 language plpgsql
 set search_path = pg_catalog, pg_temp
 as $plpgsql$
 begin
-    if not pg_has_role(session_user, 'ulak_admin', 'member')
+    perform ulak._require_sender(q.id, q.endpoint_id) from ulak._deliveries q where q.id = p_id;
+    if not ulak._caller_has('ulak_admin')
         and exists (select from ulak.queue q where q.id = p_id and starts_with(q.metadata ->> 'event_type', 'ulak.'))
     then
         raise exception 'message % is an event of ulak itself', p_id

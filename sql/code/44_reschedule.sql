@@ -20,7 +20,8 @@ begin
         raise exception 'the time must be between the years 1970 and 9000'
             using errcode = '22023', detail = format('It is %s.', p_at), hint = 'To have it never sent: select ulak.cancel(...);';
     end if;
-    perform ulak._refuse_operator_event(p_id);
+    perform ulak._check_ahead(p_at, p_now);
+    perform ulak._require_changeable(p_id);
     select q.endpoint_id, q.expires_at into v_message
     from ulak._deliveries q
     where q.id = p_id and q.status is not distinct from 'pending'
@@ -56,7 +57,7 @@ declare
 begin
     p_now := ulak._clock(p_now);
     perform ulak._check_priority(p_priority);
-    perform ulak._refuse_operator_event(p_id);
+    perform ulak._require_changeable(p_id);
     update ulak._deliveries q
     set priority = p_priority,
         next_retry_at = case

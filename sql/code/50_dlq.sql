@@ -242,7 +242,7 @@ begin
         failed_at = p_now,
         first_failed_at = coalesce(q.first_failed_at, p_now),
         updated_at = p_now,
-        last_error = coalesce('[PERMANENT] ' || ulak._error_line(p_reason), q.last_error, '[PERMANENT] taken out by ' || session_user)
+        last_error = coalesce('[PERMANENT] ' || ulak._error_line(p_reason), q.last_error, '[PERMANENT] taken out by ' || ulak._caller())
     where q.id = p_message_id and q.status is not distinct from 'pending'
     returning q.endpoint_id, q.ordering_key into v_message;
     if not found then

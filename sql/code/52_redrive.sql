@@ -2,7 +2,7 @@
 
 create or replace function ulak.redrive_message(
     p_dlq_id bigint,
-    p_by text default session_user,
+    p_by text default ulak._caller(),
     p_now timestamptz default clock_timestamp(),
     p_new_generation bigint default null
 )
@@ -99,7 +99,7 @@ create or replace function ulak.redrive(
     p_limit integer default null,
     p_rate double precision default null,
     p_dry_run boolean default false,
-    p_by text default session_user,
+    p_by text default ulak._caller(),
     p_new_generation bigint default null,
     p_now timestamptz default clock_timestamp()
 )
@@ -217,6 +217,7 @@ begin
     if v_count = 0 then
         return 0;
     end if;
+    perform ulak._check_ahead(p_now + make_interval(secs => (v_count - 1) / p_rate), p_now);
     v_new_ids := array(select nextval('ulak.queue_id_seq') from generate_series(1, v_count));
     perform ulak._check_backpressure(v_new_ids[v_count], v_count);
 

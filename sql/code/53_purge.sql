@@ -8,7 +8,7 @@ create or replace function ulak.purge(
     p_priority integer default null,
     p_limit integer default null,
     p_dry_run boolean default false,
-    p_by text default session_user,
+    p_by text default ulak._caller(),
     p_now timestamptz default clock_timestamp()
 )
 returns table (messages integer, sample jsonb, command text)
@@ -105,7 +105,7 @@ create or replace function ulak.discard(
     p_filter jsonpath default null,
     p_limit integer default null,
     p_dry_run boolean default false,
-    p_by text default session_user,
+    p_by text default ulak._caller(),
     p_now timestamptz default clock_timestamp()
 )
 returns table (messages integer, sample jsonb, command text)

@@ -252,7 +252,7 @@ begin
     perform ulak._check_backpressure(v_ids[v_count], v_count);
     perform ulak._insert_replayed(p_archive_ids, v_ids, p_first, p_last, p_new_message_id, p_now);
     update ulak._letters d
-    set status = 'redriven', redriven_at = p_now, redriven_by = session_user, redriven_message_id = n.id
+    set status = 'redriven', redriven_at = p_now, redriven_by = ulak._caller(), redriven_message_id = n.id
     from unnest(p_archive_ids, v_ids) n(archive_id, id)
     where d.original_message_id = n.archive_id;
     return v_ids;
@@ -334,7 +334,7 @@ as $sql$
                 'generation', p_message.generation,
                 'failure_history', p_message.failure_history,
                 'redriven_at', p_now,
-                'redriven_by', session_user
+                'redriven_by', ulak._caller()
             )
         )
     )

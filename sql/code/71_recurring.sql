@@ -126,22 +126,24 @@ begin
     end if;
     update ulak.recurring r
     set last_sent_at = p_now
-    from ulak.endpoints e
-    where r.name = p_name and e.id = r.endpoint_id
-    returning r.*, e.name as endpoint into v_recurring;
+    where r.name = p_name
+    returning r.* into v_recurring;
     if not found then
         return null;
     end if;
-    return ulak.send(
-        v_recurring.endpoint,
+    -- Not by send(): an administrator has scheduled it, wherever the role of pg_cron's job may send to, and no application can take its key.
+    return (ulak._enqueue(array[(
+        v_recurring.endpoint_id,
         v_recurring.payload,
         v_recurring.priority,
-        p_idempotency_key => format('schedule %s %s', p_name, to_char(v_minute, 'YYYY-MM-DD"T"HH24:MI"Z"')),
-        p_expires_at => p_now + v_recurring.expires_after,
-        p_ordering_key => v_recurring.ordering_key,
-        p_headers => v_recurring.headers,
-        p_metadata => v_recurring.metadata
-    );
+        null,
+        format('ulak.schedule %s %s', p_name, to_char(v_minute, 'YYYY-MM-DD"T"HH24:MI"Z"')),
+        null,
+        p_now + v_recurring.expires_after,
+        v_recurring.ordering_key,
+        v_recurring.headers,
+        v_recurring.metadata
+    )::ulak._message]))[1];
 end
 $plpgsql$;
 

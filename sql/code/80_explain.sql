@@ -24,7 +24,8 @@ returns table (
     last_error text,
     event_type text,
     failure_history jsonb,
-    archived_at timestamptz
+    archived_at timestamptz,
+    sent_by text
 )
 language sql
 stable
@@ -35,21 +36,23 @@ as $sql$
     select
         'queue', q.id, q.endpoint_id, q.status, q.created_at, q.updated_at, q.next_retry_at, q.scheduled_at, q.expires_at,
         q.processing_started_at, q.completed_at, q.failed_at, q.lease_until, q.locked_by, q.attempts, q.retry_count,
-        q.priority, q.ordering_key, q.last_error, q.metadata ->> 'event_type', q.failure_history, null::timestamptz
+        q.priority, q.ordering_key, q.last_error, q.metadata ->> 'event_type', q.failure_history, null::timestamptz,
+        q.sent_by
     from ulak.queue q
     where q.id = p_id
     union all
     select
         'archive', a.id, a.endpoint_id, a.status, a.created_at, a.updated_at, a.next_retry_at, a.scheduled_at, a.expires_at,
         a.processing_started_at, a.completed_at, a.failed_at, a.lease_until, a.locked_by, a.attempts, a.retry_count,
-        a.priority, a.ordering_key, a.last_error, a.metadata ->> 'event_type', a.failure_history, a.archived_at
+        a.priority, a.ordering_key, a.last_error, a.metadata ->> 'event_type', a.failure_history, a.archived_at,
+        a.sent_by
     from ulak.archive a
     where a.id = p_id
     union all
     select
         'dlq', d.original_message_id, d.endpoint_id, 'failed', d.original_created_at, d.failed_at, null, d.scheduled_at,
         d.expires_at, null, null, d.failed_at, null, null, d.attempts, d.retry_count, d.priority, d.ordering_key, d.last_error,
-        d.metadata ->> 'event_type', d.failure_history, d.archived_at
+        d.metadata ->> 'event_type', d.failure_history, d.archived_at, d.sent_by
     from ulak.dlq d
     where d.original_message_id = p_id
     limit 1
@@ -75,6 +78,7 @@ begin
     if not found then
         perform ulak._raise_unknown_message(p_id);
     end if;
+    perform ulak._require_sender(p_id, v_message.endpoint_id, p_is_look => true);
     v_endpoint := coalesce(
         (select format('endpoint "%s"', e.name) from ulak.endpoints e where e.id = v_message.endpoint_id),
         format('endpoint %s, which does not exist any more', v_message.endpoint_id)
@@ -94,9 +98,12 @@ begin
                 ', ',
                 coalesce(
                     ulak._explain_origin(p_id, v_message.endpoint_id) || ' to ' || v_endpoint,
-                    case when starts_with(v_message.event_type, 'ulak.') then v_message.event_type || ', ' else '' end
-                        || 'sent to ' || v_endpoint
+                    case
+                        when starts_with(v_message.event_type, 'ulak.') then format('%s, sent to %s', v_message.event_type, v_endpoint)
+                        else concat('sent ', 'by ' || v_message.sent_by || ' ', 'to ', v_endpoint)
+                    end
                 ),
+                case when ulak._explain_origin(p_id, v_message.endpoint_id) is not null then 'first sent by ' || v_message.sent_by end,
                 case when v_message.priority > 0 then format('priority %s', v_message.priority) end,
                 'ordering key "' || v_message.ordering_key || '"',
                 'not before ' || v_message.scheduled_at,

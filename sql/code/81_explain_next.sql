@@ -84,8 +84,9 @@ declare
 begin
     select q.* into v_message from ulak._deliveries q where q.id = p_id;
     select e.* into v_endpoint from ulak.endpoints e where e.id = v_message.endpoint_id;
-    select q.id, q.status into v_head
-    from ulak._earlier_of_key(p_id, v_message.endpoint_id, v_message.ordering_key) q;
+    select q.id, q.status, d.next_retry_at as due_at into v_head
+    from ulak._earlier_of_key(p_id, v_message.endpoint_id, v_message.ordering_key) q
+    join ulak._deliveries d on d.id = q.id;
     if v_endpoint.id is null then
         return query values (null::timestamptz, format(
             'next: nothing, its endpoint was dropped. To take it out: select ulak.archive_single_to_dlq(%s, ''endpoint dropped'');', p_id
@@ -102,7 +103,13 @@ begin
     elsif v_head.id is not null then
         return query values (null::timestamptz, format(
             'next: it waits for its ordering key "%1$s" behind message %2$s, which is %3$s: select * from ulak.explain(%2$s);',
-            v_message.ordering_key, v_head.id, v_head.status
+            v_message.ordering_key,
+            v_head.id,
+            case
+                when v_head.status = 'pending' and v_head.due_at > p_now and isfinite(v_head.due_at)
+                    then format('due in %s', ulak._short_duration(v_head.due_at - p_now))
+                else v_head.status
+            end
         ));
     elsif v_message.next_retry_at = 'infinity' then
         return query values (null::timestamptz, case

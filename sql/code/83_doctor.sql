@@ -398,6 +398,13 @@ as $sql$
     with health as materialized (
         select f.*
         from unnest(p_facts) f
+    ),
+    -- Keys are looked at only where something was sent more than a minute ago.
+    keys as materialized (
+        select k.*, h.name
+        from (select 10000 as most where exists (select from health h where h.oldest_at < p_now - interval '1 minute')) l
+        cross join lateral ulak._live_keys(null, null, l.most) k
+        join health h on h.id = k.endpoint_id
     )
     select
         case when h.circuit_broken_since <= p_now - interval '10 minutes' then 'critical' else 'warning' end,
@@ -539,19 +546,40 @@ as $sql$
     ) h
     cross join lateral ulak._stuck_ordering_keys(h.id, p_now) k
     union all
-    -- A sweep finds these within ten seconds. Keys are looked at only where something has waited for longer.
+    -- A sweep finds these within ten seconds.
     select
         'warning',
         'ordering',
         format(
             'message %s is parked behind others of ordering key "%s" for endpoint "%s", but there are none: no sweep has made it due',
-            k.head, k.ordering_key, h.name
+            k.head, k.ordering_key, k.name
         ),
         'call ulak.run_maintenance();'
-    from (select 10000 as most where exists (select from health h where h.waiting_since < p_now - interval '1 minute')) l
-    cross join lateral ulak._live_keys(null, null, l.most) k
-    join health h on h.id = k.endpoint_id
+    from keys k
     where k.is_parked and k.changed_at < p_now - interval '1 minute'
+    union all
+    -- As its sender wanted it, but not always the senders of those behind it.
+    select
+        'info',
+        'ordering',
+        format(
+            'message %s holds up ordering key "%s" for endpoint "%s": it is due in %s, and others wait behind it',
+            k.head, k.ordering_key, k.name, ulak._short_duration(q.next_retry_at - p_now)
+        ),
+        format('select * from ulak.explain(%1$s); -- to send it now: select ulak.reschedule(%1$s, now()); to take it back: select ulak.cancel(%1$s);', k.head)
+    from keys k
+    join ulak._deliveries q on q.id = k.head
+    where not k.is_parked
+        and q.status = 'pending'
+        and q.next_retry_at > p_now + interval '1 hour'
+        and exists (
+            select
+            from ulak._deliveries b
+            where b.endpoint_id = k.endpoint_id
+                and b.ordering_key = k.ordering_key
+                and b.status in ('pending', 'processing')
+                and b.id > k.head
+        )
 $sql$;
 
 -- Ids of endpoints that messages wait for and that are gone: only somebody who deletes rows by hand gets there.

@@ -25,6 +25,14 @@ as $sql$
     select ulak._check_backpressure(p_last_id, p_count)
 $sql$;
 
+create or replace function ulak._refuse_operator_event(p_id bigint)
+returns void
+language sql
+set search_path = pg_catalog, pg_temp
+as $sql$
+    select ulak._require_changeable(p_id)
+$sql$;
+
 -- Inserts into ulak.queue, ulak.archive and ulak.dlq, which were tables.
 
 create or replace function ulak._insert_as_0_2_0()
@@ -37,7 +45,7 @@ declare
     v_columns text := (
         select string_agg(quote_ident(a.attname), ', ' order by a.attnum)
         from pg_attribute a
-        where a.attrelid = tg_relid and a.attnum > 0 and not a.attisdropped
+        where a.attrelid = tg_relid and a.attnum > 0 and not a.attisdropped and a.attname <> 'sent_by'
     );
 begin
     execute format(

@@ -25,6 +25,8 @@ begin
             )),
             -- A procedure that commits runs with the rights of its caller, and so do its parts.
             ('ulak_admin', array['_is_adopted', '_leave_read_only', '_maintenance_step', '_clock', '_check_interval']),
+            -- Defaults of parameters are worked out with the rights of the caller.
+            ('ulak_admin', array['_caller']),
             -- A view runs its functions with the rights of its reader.
             ('ulak_admin', array['_retry_schedule', '_shown_config']),
             ('ulak_application', array[
@@ -105,6 +107,7 @@ grant select on
     ulak.archive,
     ulak.endpoints,
     ulak.endpoint_grants,
+    ulak.event_type_grants,
     ulak.setting_values,
     ulak.event_types,
     ulak.subscriptions,

@@ -5,11 +5,12 @@ create table ulak.setting_values (
     name text primary key,
     value text not null,
     updated_at timestamptz not null default now(),
-    updated_by text not null default session_user
+    -- As ulak._caller() has it.
+    updated_by text not null default case when current_setting('role') = 'none' then session_user else current_setting('role') end
 );
 
 comment on table ulak.setting_values is 'settings that differ from their default. Change them with ulak.configure(); read them in ulak.settings';
 comment on column ulak.setting_values.name is 'the setting''s name, as in ulak.settings';
 comment on column ulak.setting_values.value is 'its value as text, in the setting''s unit';
 comment on column ulak.setting_values.updated_at is 'when it was last changed';
-comment on column ulak.setting_values.updated_by is 'the session user who changed it';
+comment on column ulak.setting_values.updated_by is 'the role that changed it';

@@ -35,7 +35,8 @@ create table ulak.endpoints (
     max_pending integer,
     dead_log_started_at timestamptz,
     dead_log_letters integer,
-    circuit_broken_since timestamptz
+    circuit_broken_since timestamptz,
+    is_restricted boolean not null default false
 )
 with (fillfactor = 50);
 
@@ -72,6 +73,7 @@ comment on column ulak.endpoints.max_pending is 'most messages that may wait for
 comment on column ulak.endpoints.dead_log_started_at is 'start of the minute whose dead letters dead_log_letters counts';
 comment on column ulak.endpoints.dead_log_letters is 'dead letters of that minute: the first ten have a line of the server''s log each';
 comment on column ulak.endpoints.circuit_broken_since is 'since when the breaker has not been closed; null while it is';
+comment on column ulak.endpoints.is_restricted is 'true: only roles that were granted to send may send to it';
 comment on column ulak.endpoints.last_error is 'the error of last_failure_at';
 
 -- Of endpoints with max_pending: up to which message id a send needs no look at what waits for it. A table of its own, because

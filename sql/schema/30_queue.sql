@@ -10,7 +10,9 @@ create table ulak._events (
     created_at timestamptz not null default now(),
     payload jsonb not null,
     headers jsonb,
-    metadata jsonb
+    metadata jsonb,
+    -- As ulak._caller() has it. Once for all deliveries, also for those of a redrive or a replay.
+    sent_by text default case when current_setting('role') = 'none' then session_user else current_setting('role') end
 ) partition by range (created_at);
 
 create table ulak._events_default partition of ulak._events default;
@@ -89,6 +91,7 @@ create table ulak._idempotency_keys (
     message_id bigint not null,
     payload_hash text not null,
     free_at timestamptz,
+    sent_by text,
     primary key (endpoint_id, idempotency_key)
 );
 
@@ -169,6 +172,7 @@ comment on column ulak._events.created_at is 'start of the transaction that sent
 comment on column ulak._events.payload is 'the body';
 comment on column ulak._events.headers is 'extra request headers';
 comment on column ulak._events.metadata is 'the sender''s own notes';
+comment on column ulak._events.sent_by is 'the role that sent it: the one that was set, else the one that logged in';
 comment on table ulak._events_default is 'events whose month has no partition yet; maintenance moves them; private to ulak';
 comment on table ulak._idempotency_keys is 'idempotency keys in use; private to ulak';
 comment on column ulak._idempotency_keys.endpoint_id is 'the endpoint of the key';
@@ -176,6 +180,7 @@ comment on column ulak._idempotency_keys.idempotency_key is 'the key';
 comment on column ulak._idempotency_keys.message_id is 'the message that was sent with it';
 comment on column ulak._idempotency_keys.payload_hash is 'sha256 of that message''s payload';
 comment on column ulak._idempotency_keys.free_at is 'when the key of a delivered message is free again; null while the message is live';
+comment on column ulak._idempotency_keys.sent_by is 'the role that uses the key; null: taken by 0.2.0, whoever comes gets an answer';
 comment on table ulak._deliveries is 'where each message stands that is not finished; private to ulak: read ulak.queue';
 comment on column ulak._deliveries.id is 'returned by send()';
 comment on column ulak._deliveries.endpoint_id is 'the endpoint it goes to (ulak.endpoints.id)';

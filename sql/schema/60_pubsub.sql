@@ -4,7 +4,8 @@ create table ulak.event_types (
     name text primary key,
     description text,
     schema jsonb,
-    created_at timestamptz not null default now()
+    created_at timestamptz not null default now(),
+    is_restricted boolean not null default false
 );
 
 comment on table ulak.event_types is 'kinds of events that ulak.publish() accepts';
@@ -12,6 +13,22 @@ comment on column ulak.event_types.name is 'unique name, such as order.created. 
 comment on column ulak.event_types.description is 'free text for people';
 comment on column ulak.event_types.schema is 'JSON Schema that each payload must satisfy; null: anything goes';
 comment on column ulak.event_types.created_at is 'when the event type was created';
+comment on column ulak.event_types.is_restricted is 'true: only roles of ulak.event_type_grants may publish it';
+
+create table ulak.event_type_grants (
+    event_type text not null references ulak.event_types (name) on delete cascade,
+    role_name text not null,
+    granted_at timestamptz not null default now(),
+    -- As ulak._caller() has it.
+    granted_by text not null default case when current_setting('role') = 'none' then session_user else current_setting('role') end,
+    primary key (event_type, role_name)
+);
+
+comment on table ulak.event_type_grants is 'who may publish event types that are restricted. Change it with ulak.grant_event_type() and ulak.revoke_event_type()';
+comment on column ulak.event_type_grants.event_type is 'the event type';
+comment on column ulak.event_type_grants.role_name is 'name of the role whose members may; a role that is renamed loses it';
+comment on column ulak.event_type_grants.granted_at is 'when it was granted';
+comment on column ulak.event_type_grants.granted_by is 'the role that granted it';
 
 -- The foreign keys also tell pg_dump in which order to restore.
 create table ulak.subscriptions (

@@ -9,7 +9,8 @@ create table ulak.event_log (
     old_value jsonb,
     new_value jsonb,
     detail jsonb,
-    actor text not null default session_user,
+    -- As ulak._caller() has it.
+    actor text not null default case when current_setting('role') = 'none' then session_user else current_setting('role') end,
     created_at timestamptz not null default now()
 );
 
@@ -25,5 +26,5 @@ comment on column ulak.event_log.message_id is 'ulak.queue.id of the message con
 comment on column ulak.event_log.old_value is 'state before, where something changed';
 comment on column ulak.event_log.new_value is 'state after';
 comment on column ulak.event_log.detail is 'further facts';
-comment on column ulak.event_log.actor is 'session user who caused it';
+comment on column ulak.event_log.actor is 'the role that caused it: the one that was set, else the one that logged in';
 comment on column ulak.event_log.created_at is 'when it happened';

@@ -8,7 +8,10 @@ begin
     perform set_config('lock_timeout', '100ms', true);
     for v_try in 1..300 loop
         begin
-            lock table ulak.queue, ulak.dlq, ulak.archive, ulak.endpoints, ulak.workers in access exclusive mode;
+            lock table
+                ulak.queue, ulak.dlq, ulak.archive, ulak.endpoints, ulak.workers, ulak.event_log, ulak.setting_values, ulak.endpoint_grants,
+                ulak.event_types
+            in access exclusive mode;
             perform set_config('lock_timeout', '0', true);
             return;
         exception
@@ -140,7 +143,9 @@ create table ulak._events (
     created_at timestamptz not null default now(),
     payload jsonb not null,
     headers jsonb,
-    metadata jsonb
+    metadata jsonb,
+    -- As ulak._caller() has it. Once for all deliveries, also for those of a redrive or a replay.
+    sent_by text default case when current_setting('role') = 'none' then session_user else current_setting('role') end
 ) partition by range (created_at);
 
 create table ulak._events_default partition of ulak._events default;
@@ -159,6 +164,7 @@ create table ulak._idempotency_keys (
     message_id bigint not null,
     payload_hash text not null,
     free_at timestamptz,
+    sent_by text,
     primary key (endpoint_id, idempotency_key)
 );
 
@@ -171,6 +177,7 @@ comment on column ulak._events.created_at is 'start of the transaction that sent
 comment on column ulak._events.payload is 'the body';
 comment on column ulak._events.headers is 'extra request headers';
 comment on column ulak._events.metadata is 'the sender''s own notes';
+comment on column ulak._events.sent_by is 'the role that sent it: the one that was set, else the one that logged in';
 comment on table ulak._events_default is 'events whose month has no partition yet; maintenance moves them; private to ulak';
 comment on table ulak._idempotency_keys is 'idempotency keys in use; private to ulak';
 comment on column ulak._idempotency_keys.endpoint_id is 'the endpoint of the key';
@@ -178,6 +185,7 @@ comment on column ulak._idempotency_keys.idempotency_key is 'the key';
 comment on column ulak._idempotency_keys.message_id is 'the message that was sent with it';
 comment on column ulak._idempotency_keys.payload_hash is 'sha256 of that message''s payload';
 comment on column ulak._idempotency_keys.free_at is 'when the key of a delivered message is free again; null while the message is live';
+comment on column ulak._idempotency_keys.sent_by is 'the role that uses the key; null: taken by 0.2.0, whoever comes gets an answer';
 
 select pg_catalog.pg_extension_config_dump('ulak._events_default', '');
 select pg_catalog.pg_extension_config_dump('ulak._idempotency_keys', '');
@@ -278,3 +286,47 @@ exception
         null;
 end
 $plpgsql$;
+
+-- Grants to send, and the role that counts. All of these are locked since the beginning; columns with a constant default rewrite no table.
+alter table ulak.endpoints add column is_restricted boolean not null default false;
+alter table ulak.event_types add column is_restricted boolean not null default false;
+alter table ulak.endpoint_grants
+    add column may_work boolean not null default true,
+    add column may_send boolean not null default false,
+    alter column granted_by set default case when current_setting('role') = 'none' then session_user else current_setting('role') end;
+alter table ulak.setting_values
+    alter column updated_by set default case when current_setting('role') = 'none' then session_user else current_setting('role') end;
+alter table ulak.event_log
+    alter column actor set default case when current_setting('role') = 'none' then session_user else current_setting('role') end;
+
+comment on column ulak.endpoints.is_restricted is 'true: only roles that were granted to send may send to it';
+comment on column ulak.event_types.is_restricted is 'true: only roles of ulak.event_type_grants may publish it';
+comment on table ulak.endpoint_grants is 'who may work off an endpoint, and who may send to one that is restricted. Change it with ulak.grant_endpoint() and ulak.revoke_endpoint()';
+comment on column ulak.endpoint_grants.granted_at is 'when the first of both rights was granted';
+comment on column ulak.endpoint_grants.granted_by is 'the role that granted it';
+comment on column ulak.endpoint_grants.may_work is 'true: the role may claim and settle its messages';
+comment on column ulak.endpoint_grants.may_send is 'true: the role may send to it; once one role is allowed to, the others no longer are';
+comment on column ulak.setting_values.updated_by is 'the role that changed it';
+comment on column ulak.event_log.actor is 'the role that caused it: the one that was set, else the one that logged in';
+
+-- A new table: nobody waits.
+create table ulak.event_type_grants (
+    event_type text not null references ulak.event_types (name) on delete cascade,
+    role_name text not null,
+    granted_at timestamptz not null default now(),
+    -- As ulak._caller() has it.
+    granted_by text not null default case when current_setting('role') = 'none' then session_user else current_setting('role') end,
+    primary key (event_type, role_name)
+);
+
+comment on table ulak.event_type_grants is 'who may publish event types that are restricted. Change it with ulak.grant_event_type() and ulak.revoke_event_type()';
+comment on column ulak.event_type_grants.event_type is 'the event type';
+comment on column ulak.event_type_grants.role_name is 'name of the role whose members may; a role that is renamed loses it';
+comment on column ulak.event_type_grants.granted_at is 'when it was granted';
+comment on column ulak.event_type_grants.granted_by is 'the role that granted it';
+select pg_catalog.pg_extension_config_dump('ulak.event_type_grants', '');
+
+drop function ulak.grant_endpoint(text, text);
+drop function ulak.revoke_endpoint(text, text);
+drop function ulak.find_messages(text, text, uuid, uuid, text, timestamptz, integer, timestamptz);
+drop function ulak._find_message(bigint);

@@ -97,6 +97,17 @@ def test_a_granted_function_pins_its_search_path_or_qualifies_every_name(module_
     assert pgspot.stdout.strip() == "Errors: 0 Warnings: 0 Unknown: 0"
 
 
+def test_whose_rights_a_call_has_is_asked_in_one_place(module_session: DB) -> None:
+    """ulak._caller(). A restore is a superuser's, whatever role its tables are made as."""
+    found = [
+        signature
+        for signature, definition, _ in functions(module_session, "prokind in ('f', 'p')")
+        if re.search(r"\b(session|current)_user\b", re.sub(r"--[^\n]*|'(?:[^']|'')*'", "", definition))
+    ]
+
+    assert found == ["ulak._caller()", "ulak._is_restore()"]
+
+
 def test_no_procedure_has_a_clause_that_forbids_commit(module_session: DB) -> None:
     unable = functions(module_session, "prokind = 'p' and (prosecdef or proconfig is not null)")
 

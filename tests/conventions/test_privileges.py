@@ -25,7 +25,7 @@ FUNCTIONS = {
         top _retry_schedule _shown_config
     """,
     "ulak_admin": """
-        create_endpoint alter_endpoint drop_endpoint grant_endpoint revoke_endpoint enable_endpoint disable_endpoint validate_endpoint_config
+        create_endpoint alter_endpoint drop_endpoint grant_endpoint revoke_endpoint grant_event_type revoke_event_type enable_endpoint disable_endpoint validate_endpoint_config
         set_secret rotate_secret drop_secret configure setting reset_circuit_breaker update_circuit_breaker
         create_event_type alter_event_type drop_event_type subscribe alter_subscription unsubscribe
         send send_with_options send_batch send_batch_with_priority send_messages send_many publish publish_batch message_status mark_handled
@@ -34,7 +34,7 @@ FUNCTIONS = {
         redrive redrive_message redrive_endpoint redrive_all archive_single_to_dlq dlq_summary cleanup_dlq
         archive_completed_messages maintain_archive_partitions cleanup_old_archive_partitions
         replay_message replay_range cleanup_event_log cleanup_endpoint_stats cleanup_inbox adopt
-        schedule unschedule start stop ping run_worker run_maintenance _maintenance_step _clock _check_interval _is_adopted _leave_read_only
+        schedule unschedule start stop ping run_worker run_maintenance _maintenance_step _caller _clock _check_interval _is_adopted _leave_read_only
         get_endpoint_health get_worker_status health health_check metrics metrics_text doctor explain history report curl help
         top _retry_schedule _shown_config
     """,
@@ -86,6 +86,7 @@ RELATIONS = {
         "dlq": "select",
         "messages": "select",
         "endpoint_grants": "select",
+        "event_type_grants": "select",
         "endpoint_list": "select",
         "endpoint_stats": "select",
         "endpoint_totals": "select",

@@ -115,7 +115,7 @@ def test_a_message_is_found_with_its_story_and_its_attempts(browser: Browser, co
 
     told = browser.text()
     assert f"Message {id}" in told
-    assert 'sent to endpoint "shop"' in told
+    assert 'to endpoint "shop"' in told and "sent by " in told
     assert "[RETRYABLE] HTTP 503: upstream" in told
     assert "failed" in browser.ask("document.querySelector('tbody').innerText")
 

@@ -514,6 +514,23 @@ def test_an_endpoint_that_is_full_is_told(queue: Queue) -> None:
     assert finding["finding"] == 'endpoint "small" is full: 2 messages wait for it, its max_pending is 2'
 
 
+def test_a_first_message_that_holds_up_its_ordering_key_for_hours_is_told(queue: Queue) -> None:
+    queue.endpoint()
+    head = queue.send(scheduled_at=86400, ordering_key="k")
+    queue.send(scheduled_at=86400, ordering_key="alone")
+    assert findings(queue, "ordering", now=120) == []
+
+    queue.send(ordering_key="k")
+
+    finding = found(queue, "ordering", now=120)
+    assert (finding["severity"], finding["finding"]) == (
+        "info",
+        f'message {head} holds up ordering key "k" for endpoint "shop": it is due in 23h 58m, and others wait behind it',
+    )
+    assert f"select ulak.reschedule({head}, now())" in finding["fix"]
+    assert findings(queue, "ordering", now=86400 - 3600) == []
+
+
 def test_a_sender_that_waits_for_an_ordering_key_is_told_with_who_holds_it(db: DB, connect: Connect) -> None:
     queue = Queue(db, base=db.execute("select now()").fetchone()[0])  # type: ignore[index]
     queue.endpoint()

@@ -13,6 +13,10 @@ from support.statistics import add_worker, worked
 HTTP = {"url": "https://example.com/hook"}
 
 
+def sender(queue: Queue) -> str:
+    return str(queue.value("select session_user"))
+
+
 def story(queue: Queue, id: int, now: float = 0) -> list[str]:
     return queue.column("select what from ulak.explain(%s, %s)", id, queue.at(now))
 
@@ -36,7 +40,10 @@ def test_a_message_that_is_due_is_taken_at_the_workers_next_turn(queue: Queue) -
 
     id = queue.send()
 
-    assert story(queue, id) == ['sent to endpoint "shop"', "next: a worker takes it at its next turn"]
+    assert story(queue, id) == [
+        f'sent by {sender(queue)} to endpoint "shop"',
+        "next: a worker takes it at its next turn",
+    ]
 
 
 def test_options_of_the_message_are_told(queue: Queue) -> None:
@@ -44,7 +51,9 @@ def test_options_of_the_message_are_told(queue: Queue) -> None:
 
     id = queue.send(priority=7, ordering_key="k", expires_at=3600)
 
-    assert story(queue, id)[0].startswith('sent to endpoint "shop", priority 7, ordering key "k", not after ')
+    assert story(queue, id)[0].startswith(
+        f'sent by {sender(queue)} to endpoint "shop", priority 7, ordering key "k", not after '
+    )
 
 
 def test_without_a_worker_nothing_happens_and_the_fix_is_named(queue: Queue) -> None:
@@ -301,7 +310,7 @@ def test_a_redriven_message_goes_on_under_another_id(queue: Queue) -> None:
     ]
     assert story(queue, new, now=61) == [
         "an earlier cycle ended after 0 attempts: [PERMANENT] no such order",
-        f'redriven by berna from dead letter {letter}, which was message {old}, to endpoint "shop"',
+        f'redriven by berna from dead letter {letter}, which was message {old}, to endpoint "shop", first sent by {sender(queue)}',
         "next: an external worker claims it",
     ]
 
@@ -316,7 +325,9 @@ def test_an_archived_message_can_be_replayed_and_tells_so_afterwards(queue: Queu
     new = queue.call("replay_message", id)
 
     assert f"as message {new}" in story(queue, id)[-2]
-    assert story(queue, new)[0].endswith(f'from archived message {id} to endpoint "shop"')
+    assert story(queue, new)[0].endswith(
+        f'from archived message {id} to endpoint "shop", first sent by {sender(queue)}'
+    )
 
 
 def test_a_message_of_a_replayed_range_says_so(queue: Queue) -> None:
@@ -327,7 +338,7 @@ def test_a_message_of_a_replayed_range_says_so(queue: Queue) -> None:
     queue.db.execute("select ulak.replay_range(%s, '-infinity', 'infinity')", [endpoint])
     new = queue.value("select max(id) from ulak.queue")
 
-    assert story(queue, new)[0].endswith('with 2 others to endpoint "shop"')
+    assert story(queue, new)[0].endswith(f'with 2 others to endpoint "shop", first sent by {sender(queue)}')
 
 
 def test_an_archived_dead_letter_still_names_the_redrive(queue: Queue) -> None:
@@ -383,3 +394,16 @@ def test_a_monitor_may_ask_and_sees_no_payload(connect: Connect, db: psycopg.Con
     assert "DE02" not in str(told)
     with pytest.raises(psycopg.errors.InsufficientPrivilege):
         monitor.execute("select payload from ulak.queue")
+
+
+def test_a_message_behind_one_that_is_due_tomorrow_says_so(queue: Queue) -> None:
+    queue.endpoint()
+    head = queue.send(scheduled_at=86400, ordering_key="k")
+    id = queue.send(ordering_key="k")
+
+    assert queue.claim(10) == []
+
+    assert story(queue, id, now=1)[-1] == (
+        f'next: it waits for its ordering key "k" behind message {head}, which is due in 23h 59m: '
+        f"select * from ulak.explain({head});"
+    )

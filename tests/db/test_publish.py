@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import psycopg
@@ -312,10 +313,11 @@ def test_publishing_opens_no_subtransaction(db: DB) -> None:
 
 # Options.
 
+SOON = f"{datetime.now(UTC) + timedelta(days=30)}"
 EVENT_ID = "0190a5d2-5b9e-7000-8000-000000000007"
 OPTIONS: dict[str, Any] = {
     "priority": 7,
-    "scheduled_at": "2030-01-01 00:00:00+00",
+    "scheduled_at": SOON,
     "idempotency_key": "i",
     "correlation_id": "c0ffee00-0000-4000-8000-000000000000",
     "expires_at": "2031-01-01 00:00:00+00",
@@ -324,8 +326,8 @@ OPTIONS: dict[str, Any] = {
     "metadata": {"why": "test"},
     "event_id": EVENT_ID,
 }
-STORED = """
-    select distinct priority, scheduled_at = next_retry_at, scheduled_at = '2030-01-01 00:00:00+00', idempotency_key,
+STORED = f"""
+    select distinct priority, scheduled_at = next_retry_at, scheduled_at = '{SOON}', idempotency_key,
         correlation_id::text, expires_at = '2031-01-01 00:00:00+00', ordering_key, headers, metadata
     from ulak.queue
 """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import psycopg
 import pytest
 from psycopg.types.json import Jsonb
 from support.queue import Queue
@@ -243,6 +244,16 @@ def test_a_rate_spreads_the_messages_of_an_ordering_key_too(queue: Queue) -> Non
         claim = queue.claim_one(now=now)
         assert claim.payload["n"] == n
         queue.complete(claim, now=now)
+
+
+def test_a_rate_that_would_take_longer_than_messages_may_be_scheduled_ahead_is_refused(queue: Queue) -> None:
+    buried(queue, 3)
+    queue.db.execute("select ulak.configure('max_schedule_days', '1')")
+
+    with pytest.raises(psycopg.errors.InvalidParameterValue, match="max_schedule_days"), queue.db.transaction():
+        redrive(queue, rate=1 / 86400)
+
+    assert redrive(queue, rate=1 / 43200)["messages"] == 3
 
 
 def test_without_a_new_generation_the_old_one_is_kept(queue: Queue) -> None:

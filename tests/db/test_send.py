@@ -49,6 +49,7 @@ def test_a_message_waits_in_the_queue_due_at_once(queue: Queue) -> None:
         "next_retry_at": queue.base,
         "created_at": queue.base,
         "updated_at": queue.base,
+        "sent_by": queue.value("select session_user"),
     }
 
 

@@ -57,13 +57,13 @@ def test_each_message_is_like_one_that_was_sent_alone(queue: Queue, chosen: tupl
 
 
 def test_times_are_those_of_the_message(queue: Queue) -> None:
-    [id] = send_messages(
-        queue, {"payload": 1, "scheduled_at": "2030-01-01T00:00:00Z", "expires_at": "2031-01-01T00:00:00Z"}
-    )
+    soon, later = queue.at(3600), queue.at(7200)
 
-    times = "select scheduled_at::date::text, next_retry_at::date::text, expires_at::date::text from ulak.queue"
+    [id] = send_messages(queue, {"payload": 1, "scheduled_at": soon.isoformat(), "expires_at": later.isoformat()})
+
+    times = "select scheduled_at, next_retry_at, expires_at from ulak.queue"
     assert queue.rows(f"{times} where id = %s", id) == [
-        {"scheduled_at": "2030-01-01", "next_retry_at": "2030-01-01", "expires_at": "2031-01-01"}
+        {"scheduled_at": soon, "next_retry_at": soon, "expires_at": later}
     ]
 
 

@@ -13,6 +13,7 @@ ADMIN = "tests/security/test_admin.py"
 APPLICATION = "tests/security/test_application.py"
 MONITOR = "tests/security/test_monitor.py"
 NETWORK = "tests/security/test_network.py"
+OTHERS = "tests/security/test_other_applications.py"
 NOBODY = "tests/security/test_nobody.py"
 PULL_WORKER = "tests/security/test_pull_worker.py"
 RECEIVER = "tests/security/test_receiver.py"
@@ -75,16 +76,94 @@ MUTANTS = [
     Mutant(
         "grants: not logged",
         "sql/code/16_endpoint_grants.sql",
-        "values ('endpoint.granted', v_id, p_name, jsonb_build_object('role', p_role));",
+        "values ('endpoint.granted', v_id, p_name, jsonb_build_object('role', p_role, 'right', p_right));",
         "select 'x', 1, 'x', '{}'::jsonb where false;",
         (f"{PULL_WORKER}::test_grants_are_logged_and_end_with_the_endpoint",),
     ),
     Mutant(
         "grants: a dropped role breaks the look",
         "sql/code/16_endpoint_grants.sql",
-        "join pg_roles as r on r.rolname = g.role_name\n    where pg_has_role(session_user, r.oid, 'member')",
-        "where pg_has_role(session_user, g.role_name::name, 'member')",
+        "join pg_roles as r on r.rolname = g.role_name\n    where g.may_work and pg_has_role(ulak._caller(), r.oid, 'usage')",
+        "where g.may_work and pg_has_role(ulak._caller(), g.role_name::name, 'usage')",
         (f"{PULL_WORKER}::test_the_grant_of_a_dropped_role_troubles_nobody",),
+    ),
+    # Two applications in one database.
+    Mutant(
+        "send: restricted endpoints are open",
+        "sql/code/20_send.sql",
+        " and (not e.is_restricted or ulak._may_send(e.id))",
+        "",
+        (OTHERS, "-k", "cannot_send"),
+    ),
+    Mutant(
+        "send with options: restricted endpoints are open",
+        "sql/code/20_send.sql",
+        "e.is_restricted and not ulak._may_send(e.id)\n    into v_endpoint_id",
+        "false\n    into v_endpoint_id",
+        (OTHERS, "-k", "cannot_send"),
+    ),
+    Mutant(
+        "batches: restricted endpoints are open",
+        "sql/code/16_endpoint_grants.sql",
+        "select e.id, e.is_restricted and not ulak._may_send(e.id) into v_id, v_is_refused",
+        "select e.id, false into v_id, v_is_refused",
+        (OTHERS, "-k", "cannot_send"),
+    ),
+    Mutant(
+        "cancel: messages of restricted endpoints",
+        "sql/code/43_cancel.sql",
+        "perform ulak._require_sender(q.id, q.endpoint_id) from ulak._deliveries q where q.id = p_id;",
+        "",
+        (OTHERS, "-k", "cannot_change"),
+    ),
+    Mutant(
+        "explain: messages of restricted endpoints",
+        "sql/code/80_explain.sql",
+        "perform ulak._require_sender(p_id, v_message.endpoint_id, p_is_look => true);",
+        "",
+        (OTHERS, "-k", "cannot_change"),
+    ),
+    Mutant(
+        "find_messages: the queue of restricted endpoints",
+        "sql/code/29_find.sql",
+        "q.endpoint_id <> all (v_hidden_ids)",
+        "true",
+        (OTHERS, "-k", "cannot_find_what"),
+    ),
+    Mutant(
+        "find_messages: the archive of restricted endpoints",
+        "sql/code/29_find.sql",
+        "a.endpoint_id <> all (v_hidden_ids)",
+        "true",
+        (OTHERS, "-k", "cannot_find_what"),
+    ),
+    Mutant(
+        "publish: to restricted endpoints",
+        "sql/code/27_publish.sql",
+        "v_mailing := ulak._without_closed_endpoints(v_mailing);",
+        "null;",
+        (OTHERS, "-k", "reaches_the_endpoints"),
+    ),
+    Mutant(
+        "metadata: the type of an event that another publishes",
+        "sql/code/18_check_message.sql",
+        "where t.name = p_metadata ->> 'event_type' and t.is_restricted",
+        "where false and t.is_restricted",
+        (OTHERS, "-k", "cannot_publish"),
+    ),
+    Mutant(
+        "idempotency keys: answers to anybody",
+        "sql/code/20_send.sql",
+        "if v_first.sent_by <> ulak._caller() and",
+        "if false and",
+        (OTHERS, "-k", "find_out_a_payload"),
+    ),
+    Mutant(
+        "the role that logged in counts",
+        "sql/code/06_caller.sql",
+        "when pg_catalog.current_setting('role') operator(pg_catalog.=) 'none' then session_user",
+        "when true then session_user",
+        (OTHERS, "-k", "pooled or transactions_of_two or set_role"),
     ),
     # An application and a receiver that is well.
     Mutant(

@@ -208,6 +208,11 @@ MUTANTS = [
         "tests/db/test_many_endpoints.py::test_the_doctor_names_a_first_message_that_is_parked_behind_nothing",
     ),
     never(
+        "ordering: a head is due later",
+        "where not k.is_parked",
+        f"{TESTS}::test_a_first_message_that_holds_up_its_ordering_key_for_hours_is_told",
+    ),
+    never(
         "locks",
         "where l.locktype = 'advisory'",
         "tests/db/test_many_endpoints.py::test_the_doctor_names_who_holds_the_lock_of_a_circuit_breaker",

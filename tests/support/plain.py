@@ -103,7 +103,6 @@ DOES_NOT_APPLY = {
     "db/test_console.py": SUPERUSERS,
     "db/test_claim_cost.py::*[none": SUPERUSERS,
     "db/test_send.py::test_a_plain_send_asks_nothing_but_its_insert": SUPERUSERS,
-    "db/test_settings.py::test_an_override_counts_by_who_logged_in_not_by_set_role": SUPERUSERS,
     "db/test_doctor.py::test_a_standby_that_holds_vacuum_back_is_named": SUPERUSERS,
     "db/test_doctor.py::test_a_replication_slot_that_holds_vacuum_back_is_named": SUPERUSERS,
     "db/test_doctor.py::test_a_fresh_installation_has_nothing_but_the_harness_own_fault": EXTENSION,

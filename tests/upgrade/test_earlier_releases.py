@@ -344,3 +344,26 @@ def test_each_step_of_the_upgrade_says_what_it_locks() -> None:
             said = False
 
     assert silent == []
+
+
+@pytest.mark.parametrize("release", [LAST], indirect=True)
+def test_applications_may_do_what_they_did_until_somebody_is_granted_to_send(cluster: Cluster, old: DB) -> None:
+    database = old.info.dbname
+    for name in ("test_bank", "test_shop"):
+        cluster.ensure_login(old, name, member_of="ulak_application")
+    old.execute("select ulak.create_endpoint('shop', 'pull', '{}'), ulak.grant_endpoint('shop', 'test_ulak_consumer')")
+    send = "select ulak.send('shop', '1', p_idempotency_key => 'k')"
+    with cluster.connect(database, "test_bank") as bank:
+        sent = bank.execute(send).fetchone()
+
+    old.execute("alter extension ulak update")
+
+    with cluster.connect(database, "test_shop") as shop, cluster.connect(database, "ulak_consumer") as consumer:
+        assert shop.execute(send).fetchone() == sent
+        assert shop.execute("select id, sent_by from ulak.find_messages('shop')").fetchall() == [(*(sent or ()), None)]
+        assert shop.execute("select what from ulak.explain(%s)", sent).fetchone() == ('sent to endpoint "shop"',)
+        assert consumer.execute("select id from ulak.claim('w', 1)").fetchall() == [sent]
+        assert shop.execute("select ulak.send('shop', '1')").fetchone() > sent
+        old.execute("select ulak.grant_endpoint('shop', 'test_bank', 'send')")
+        with pytest.raises(psycopg.errors.InsufficientPrivilege):
+            shop.execute("select ulak.send('shop', '1')")

@@ -49,12 +49,16 @@ def play(cluster: Cluster, database: str, script: str) -> None:
     assert [part[-len(rows) :] for part, rows in zip(printed, expected, strict=True)] == expected
 
 
+def drop_roles(cluster: Cluster, document: str) -> None:
+    for role in re.findall(r"^create role (\w+)", document, re.MULTILINE):
+        cluster.execute(f"drop role if exists {role}")
+
+
 @pytest.fixture
 def readers_database(cluster: Cluster, template: str) -> Iterator[str]:
     with cluster.database("reader", template) as name:
         yield name
-    for role in re.findall(r"^create role (\w+)", README, re.MULTILINE):
-        cluster.execute(f"drop role if exists {role}")
+    drop_roles(cluster, README)
 
 
 def test_every_statement_of_readme_does_what_the_page_says(cluster: Cluster, readers_database: str) -> None:
@@ -76,6 +80,7 @@ def test_every_statement_of_the_guide_does_what_the_page_says(
         play(cluster, cron_database, script)
     finally:
         site.end()
+        drop_roles(cluster, GUIDE)
 
     (line,) = re.findall(r"^    (LOG: .*)", GUIDE, re.MULTILINE)
     logged = cluster.log.read_bytes()[logged_before:].decode(errors="replace")
