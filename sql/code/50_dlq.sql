@@ -71,21 +71,42 @@ begin
     order by q.id;
 
     insert into ulak.event_log (event, endpoint_id, endpoint_name, message_id, detail, created_at)
-    select
-        'message.dead',
-        q.endpoint_id,
-        e.name,
-        q.id,
-        jsonb_build_object('attempts', q.attempts, 'error', q.last_error),
-        ulak._log_time(p_now)
-    from ulak._deliveries q
-    left join ulak.endpoints e on e.id = q.endpoint_id
-    where q.id = any (p_ids)
-    order by q.id;
+    select 'message.dead', f.endpoint_id, e.name, f.id, f.facts - array['endpoint', 'message'], ulak._log_time(p_now)
+    from ulak._dead_facts(p_ids) f
+    left join ulak.endpoints e on e.id = f.endpoint_id
+    order by f.id;
 
     perform ulak._tell_dead(p_ids, p_now);
 end
 $plpgsql$;
+
+-- What a pager needs to route an alert about messages that were just buried, and to link to them: the same in the operator event, the
+-- event log, the notification and the line of the server's log. No payload.
+create or replace function ulak._dead_facts(p_ids bigint[])
+returns table (id bigint, endpoint_id bigint, facts jsonb)
+language sql
+stable
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+as $sql$
+    select
+        d.original_message_id,
+        d.endpoint_id,
+        jsonb_strip_nulls(jsonb_build_object(
+            'endpoint', d.endpoint_name,
+            'message', d.original_message_id,
+            'message_id', d.message_id,
+            'dlq_id', d.id,
+            'event_type', left(d.metadata ->> 'event_type', 200),
+            'correlation_id', d.correlation_id,
+            'sender', d.sent_by,
+            'attempts', d.attempts,
+            'error_class', lower(substring(d.last_error from E'^\\[([A-Z]+)\\]') collate "C"),
+            'error', d.last_error
+        ))
+    from ulak.dlq d
+    where d.original_message_id = any (p_ids)
+$sql$;
 
 -- What dead messages mean for their endpoints; then they leave for the archive. The last step of every caller: it locks endpoints.
 create or replace function ulak._announce_dead(p_ids bigint[], p_now timestamptz)
@@ -126,11 +147,15 @@ begin
             where e.id = v_endpoint.id;
             perform ulak._notify(
                 'ulak_events',
-                jsonb_build_object(
-                    'event', 'message.dead',
-                    'endpoint', v_endpoint.name,
-                    'messages', v_dead.messages,
-                    'last', v_dead.last_id
+                -- The facts are those of the last one. A notification has 8,000 bytes.
+                (
+                    select f.facts - 'message' || jsonb_build_object(
+                        'event', 'message.dead',
+                        'messages', v_dead.messages,
+                        'last', v_dead.last_id,
+                        'error', left(f.facts ->> 'error', 500)
+                    )
+                    from ulak._dead_facts(array[v_dead.last_id]) f
                 )::text
             );
         end if;
@@ -150,29 +175,23 @@ as $plpgsql$
 declare
     v_most constant integer := 10;
     v_before integer := 0;
-    v_dead record;
-    v_letters integer := 0;
+    v_ids bigint[];
+    v_letters integer;
+    v_facts jsonb;
 begin
     if p_endpoint.dead_log_started_at > p_now - interval '1 minute' and p_endpoint.dead_log_started_at <= p_now then
         v_before := p_endpoint.dead_log_letters;
     else
         perform ulak._log_left_out(p_endpoint.name, p_endpoint.dead_log_letters - v_most, p_endpoint.dead_log_started_at);
     end if;
-    for v_dead in
-        select q.id, q.attempts, q.last_error
-        from ulak._deliveries q
-        where q.id = any (p_ids) and q.endpoint_id = p_endpoint_id
-        order by q.id
+    v_ids := array(
+        select q.id from ulak._deliveries q where q.id = any (p_ids) and q.endpoint_id = p_endpoint_id order by q.id
+    );
+    v_letters := cardinality(v_ids);
+    for v_facts in
+        select f.facts from ulak._dead_facts(v_ids[1:v_most - v_before]) f order by f.id
     loop
-        v_letters := v_letters + 1;
-        if v_before + v_letters <= v_most then
-            perform ulak._log('ulak: dead letter: ' || jsonb_build_object(
-                'message', v_dead.id,
-                'endpoint', p_endpoint.name,
-                'attempts', v_dead.attempts,
-                'error', v_dead.last_error
-            )::text);
-        end if;
+        perform ulak._log('ulak: dead letter: ' || v_facts::text);
     end loop;
     -- Nobody counts for an endpoint that was dropped.
     if p_endpoint.id is null then

@@ -156,23 +156,11 @@ begin
         return;
     end if;
     select
-        array_agg(q.endpoint_id order by q.id),
-        array_agg(
-            jsonb_build_object(
-                'type', 'ulak.message.dead',
-                'at', p_now,
-                'endpoint', e.name,
-                'message', q.id,
-                'message_id', q.message_id,
-                'attempts', q.attempts,
-                'error', q.last_error
-            )
-            order by q.id
-        )
+        array_agg(f.endpoint_id order by f.id),
+        array_agg(jsonb_build_object('type', 'ulak.message.dead', 'at', p_now) || f.facts order by f.id)
     into v_endpoint_ids, v_payloads
-    from ulak.queue q
-    left join ulak.endpoints e on e.id = q.endpoint_id
-    where q.id = any (p_ids) and not coalesce(starts_with(q.metadata ->> 'event_type', 'ulak.'), false);
+    from ulak._dead_facts(p_ids) f
+    where not coalesce(starts_with(f.facts ->> 'event_type', 'ulak.'), false);
     if v_payloads is not null then
         perform ulak._tell_operators('ulak.message.dead', v_endpoint_ids, v_payloads, p_now);
     end if;

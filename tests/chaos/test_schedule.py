@@ -87,7 +87,9 @@ LONGEST_GAP = """
 
 
 @pytest.mark.full
-def test_workers_and_watcher_that_are_terminated_at_random_are_back_within_seconds(world: World, close_books: Any) -> None:
+def test_workers_and_watcher_that_are_terminated_at_random_are_back_within_seconds(
+    world: World, close_books: Any
+) -> None:
     """One each second, for 40 s; never all at once, which with pg_cron 1.4 waits for the full minute."""
     world.endpoint()
     random = Random(27)

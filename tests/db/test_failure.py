@@ -165,7 +165,15 @@ def test_every_death_is_in_the_event_log_without_the_payload(queue: Queue) -> No
 
     (event,) = queue.rows("select * from ulak.event_log where event = 'message.dead'")
     assert (event["message_id"], event["endpoint_name"], event["created_at"]) == (id, "shop", queue.at(9))
-    assert event["detail"] == {"attempts": 1, "error": "[PERMANENT] no such customer"}
+    (letter,) = queue.rows("select id, message_id from ulak.dlq")
+    assert event["detail"] == {
+        "message_id": str(letter["message_id"]),
+        "dlq_id": letter["id"],
+        "sender": "postgres",
+        "attempts": 1,
+        "error_class": "permanent",
+        "error": "[PERMANENT] no such customer",
+    }
     assert "swordfish" not in str(event)
 
 
@@ -185,8 +193,20 @@ def test_every_death_is_one_structured_line_of_the_servers_log(queue: Queue, clu
 
     # Nothing else: neither the calls that led there nor the statement.
     lines = written(cluster, before)
+    letters = queue.rows("select id, message_id, original_message_id from ulak.dlq order by id")
+    assert [letter["original_message_id"] for letter in letters] == ids
     assert [json.loads(line.removeprefix("ulak: dead letter: ")) for line in lines] == [
-        {"message": id, "endpoint": "shop", "attempts": 1, "error": '[PERMANENT] said "no"'} for id in ids
+        {
+            "message": letter["original_message_id"],
+            "message_id": str(letter["message_id"]),
+            "dlq_id": letter["id"],
+            "endpoint": "shop",
+            "sender": "postgres",
+            "attempts": 1,
+            "error_class": "permanent",
+            "error": '[PERMANENT] said "no"',
+        }
+        for letter in letters
     ]
 
 
@@ -326,6 +346,17 @@ def heard(listener: psycopg.Connection[Any]) -> list[Any]:
     return told
 
 
+def briefly(queue: Queue, told: list[Any]) -> list[Any]:
+    """Without the facts about the last letter, which are those that everybody is told."""
+    for each in told:
+        logged = queue.value(
+            "select detail from ulak.event_log where event = 'message.dead' and message_id = %s", each["last"]
+        )
+        assert {name: each.pop(name) for name in logged} == logged
+        assert logged.keys() >= {"dlq_id", "message_id", "sender", "attempts", "error_class", "error"}
+    return told
+
+
 def test_deaths_are_notified_at_most_once_a_second_and_endpoint(committed: Queue, connect: Connect) -> None:
     listener = connect()
     listener.execute("listen ulak_events")
@@ -336,7 +367,7 @@ def test_deaths_are_notified_at_most_once_a_second_and_endpoint(committed: Queue
         committed.fail(committed.claim_one(endpoint="a", now=now), permanent=True, now=now)
     committed.fail(committed.claim_one(endpoint="b", now=2), permanent=True, now=2)
 
-    assert heard(listener) == [
+    assert briefly(committed, heard(listener)) == [
         {"event": "message.dead", "endpoint": "a", "messages": 1, "last": first},
         {"event": "message.dead", "endpoint": "a", "messages": 1, "last": first + 3},
         {"event": "message.dead", "endpoint": "b", "messages": 1, "last": other},
@@ -357,7 +388,7 @@ def test_many_deaths_at_once_are_one_notification_each_endpoint(committed: Queue
         ["[PERMANENT] no"] * 5,
     )
 
-    assert heard(listener) == [
+    assert briefly(committed, heard(listener)) == [
         {"event": "message.dead", "endpoint": "a", "messages": 3, "last": ids[-1]},
         {"event": "message.dead", "endpoint": "b", "messages": 2, "last": others[-1]},
     ]

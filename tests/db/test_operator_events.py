@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from uuid import uuid4
 
 import psycopg
 import pytest
@@ -103,11 +104,14 @@ def test_an_endpoint_that_is_gone_is_told_as_disabled_and_its_message_as_dead(op
 
 
 def test_dead_letters_are_told_each_and_without_their_payload(ops: Queue) -> None:
-    ids = [ops.send("shop", {"iban": "DE02"}) for _ in range(3)]
+    conversation = uuid4()
+    options = {"correlation_id": conversation, "metadata": {"event_type": "order.paid"}}
+    ids = [ops.send("shop", {"iban": "DE02"}, **options) for _ in range(3)]
     for claim in ops.claim(3, endpoint="shop"):
         ops.fail(claim, "HTTP 404", permanent=True)
 
     events = told(ops)
+    (letter,) = ops.rows("select id, message_id from ulak.dlq where original_message_id = %s", ids[0])
 
     assert [event["message"] for event in events] == ids
     assert events[0] == {
@@ -115,8 +119,13 @@ def test_dead_letters_are_told_each_and_without_their_payload(ops: Queue) -> Non
         "at": events[0]["at"],
         "endpoint": "shop",
         "message": ids[0],
-        "message_id": str(ops.value("select message_id from ulak.dlq where original_message_id = %s", ids[0])),
+        "message_id": str(letter["message_id"]),
+        "dlq_id": letter["id"],
+        "event_type": "order.paid",
+        "correlation_id": str(conversation),
+        "sender": "postgres",
         "attempts": 1,
+        "error_class": "permanent",
         "error": "[PERMANENT] HTTP 404",
     }
 
