@@ -88,6 +88,8 @@ begin
         set next_retry_at = greatest(q.scheduled_at, q.next_retry_at - (greatest(q.updated_at, q.created_at) - p_now)),
             lease_until = q.lease_until - (greatest(q.updated_at, q.created_at) - p_now),
             created_at = least(q.created_at, p_now),
+            -- Its event keeps its time, by which it is found.
+            event_created_at = coalesce(q.event_created_at, q.created_at),
             updated_at = p_now
         from held h
         where q.id between h.id and h.id and ulak._is_ahead(greatest(q.updated_at, q.created_at), p_now)

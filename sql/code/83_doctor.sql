@@ -447,7 +447,7 @@ as $sql$
         where h.enabled
             and h.protocol = any (ulak._worker_protocols())
             and h.circuit_state = 'closed'
-            and h.last_failure_at > coalesce(least(h.last_success_at, p_now), '-infinity')
+            and (h.last_success_at is null or h.last_failure_at > least(h.last_success_at, p_now))
             and h.last_failure_at > p_now - interval '1 day'
             and coalesce(r.last_failed_percent, 100) = 100
     ) h

@@ -197,6 +197,25 @@ def test_a_message_that_is_parked_stays_parked(queue: Queue) -> None:
     assert queue.value("select next_retry_at = 'infinity' from ulak.queue where id = %s", second)
 
 
+def test_a_message_that_is_brought_back_keeps_its_body(queue: Queue) -> None:
+    """By which time its event is found."""
+    endpoint = queue.endpoint()
+    ahead = queue.at(HOUR)
+    queue.db.execute("insert into ulak._events (id, created_at, payload) values (-1, %s, '1')", [ahead])
+    queue.db.execute(
+        """
+        insert into ulak._deliveries (id, event_id, endpoint_id, created_at, updated_at, next_retry_at)
+        values (-1, -1, %s, %s, %s, %s)
+        """,
+        [endpoint, ahead, ahead, ahead],
+    )
+    sweep(queue, HOUR)
+
+    assert sweep(queue, 0) == (1, False)
+
+    assert queue.claim_one(now=1).payload == 1
+
+
 # What the look costs, and until when it goes on.
 
 

@@ -45,7 +45,7 @@ SEND = """
 """
 OUTCOMES = """
     select q.id, q.status, q.attempts, q.last_error, e.name, e.circuit_state
-    from ulak.queue q join ulak.endpoints e on e.id = q.endpoint_id
+    from ulak.messages q join ulak.endpoints e on e.id = q.endpoint_id
     where q.id = any (%s)
 """
 

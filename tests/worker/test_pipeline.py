@@ -145,14 +145,14 @@ def test_messages_that_are_small_as_they_are_stored_do_not_fill_the_memory_of_a_
     peak = before = resident(worker.pid)
 
     site.db.execute(
-        "insert into ulak.queue (endpoint_id, payload) select %s, to_jsonb(repeat('x', 1000000)) from generate_series(1, 150)",
+        "insert into ulak._deliveries (endpoint_id, payload) select %s, to_jsonb(repeat('x', 1000000)) from generate_series(1, 150)",
         [endpoint],
     )
     while not site.value(SETTLED):
         peak = max(peak, resident(worker.pid))
 
     assert peak - before < 160_000_000
-    assert site.value("select count(*) from ulak.queue where status = 'completed'") == 2150
+    assert site.value("select count(*) from ulak.messages where status = 'completed'") == 2150
 
 
 @LINUX
