@@ -107,6 +107,18 @@ def endless_headers(server: Hostile, connection: socket.socket) -> None:
         server.send(connection, lines * 64)
 
 
+def endless_small_headers(server: Hostile, connection: socket.socket) -> None:
+    server.send(connection, b"HTTP/1.1 200 OK\r\n")
+    while not server.wait(0):
+        server.send(connection, b"a:\r\n" * 4096)
+
+
+def endless_folded_header(server: Hostile, connection: socket.socket) -> None:
+    server.send(connection, b"HTTP/1.1 200 OK\r\nx: ")
+    while not server.wait(0):
+        server.send(connection, b"y\r\n " * 4096)
+
+
 def endless_interim_answers(server: Hostile, connection: socket.socket) -> None:
     while not server.wait(0):
         server.send(connection, b"HTTP/1.1 102 Processing\r\nx-filler: yyyy\r\n\r\n" * 64)
@@ -169,6 +181,8 @@ BEHAVIOURS: list[Behaviour] = [
     invalid_status_line,
     bad_chunking,
     endless_headers,
+    endless_small_headers,
+    endless_folded_header,
     endless_interim_answers,
     huge_body,
     gzip_bomb,

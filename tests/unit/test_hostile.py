@@ -33,6 +33,8 @@ EXPECTED = {
     "invalid_status_line": "[RETRYABLE] network: ",
     "bad_chunking": "[RETRYABLE] network: ",
     "endless_headers": "[RETRYABLE] ",
+    "endless_small_headers": "[RETRYABLE] ",
+    "endless_folded_header": "[RETRYABLE] ",
     "endless_interim_answers": "[RETRYABLE] ",
     "huge_body": None,
     "gzip_bomb": None,

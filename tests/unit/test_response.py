@@ -59,3 +59,14 @@ def test_any_bytes_become_json_that_postgresql_can_store(body: bytes, lines: lis
     json.loads(text)
     text.encode()
     assert "\\u0000" not in text
+
+
+def test_the_answer_to_a_batch_takes_4_mb_at_most_in_all_its_messages_together() -> None:
+    lines = tuple(b"x-%d: %s\r\n" % (n, b"y" * 1000) for n in range(60))
+    finished = Finished(REQUEST, 200, headers=lines, body=b"z" * 65536)
+
+    for messages in (2, 100, 500, 10000):
+        text = response.capture(ENDPOINT, finished, messages)
+
+        assert (len(text) - 1500) * messages <= 4 * 1024 * 1024
+        assert json.loads(text).get("truncated", False) is (messages > 2)

@@ -86,6 +86,24 @@ def test_an_outcome_that_cannot_be_stored_is_stored_in_plain_words(stage: Stage)
     assert stage.database.settled == expected
 
 
+def test_responses_are_stored_a_few_megabytes_at_once_and_each_outcome_once(stage: Stage) -> None:
+    ids = stage.database.put(count=10)
+    stored: list[Outcomes] = []
+    is_busy = iter([False, True])
+
+    def settle(outcomes: Outcomes) -> None:
+        if next(is_busy, False):
+            raise Busy
+        stored.append(outcomes)
+
+    stage.database.hooks["settle"] = settle
+    stage.dispatcher.answer = lambda to, messages: (0.001, Outcome(None, None, "x" * 1_500_000))
+    stage.run(seconds=3)
+
+    assert sorted(id for each in stored for id in each.ids) == ids
+    assert max(len(each.ids) for each in stored) == 2
+
+
 def test_a_message_that_cannot_be_settled_at_all_is_left_to_its_lease(stage: Stage) -> None:
     ids = stage.database.put(count=5)
 

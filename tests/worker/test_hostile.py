@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from support import hostile
 from support.hostile import Hostile
+from support.memory import LINUX, resident
 from support.receiver import Answer, Certificate, Listener, Receiver, make_certificate
 from support.sessions import strain, wait_until
 from support.site import Site
@@ -32,6 +33,8 @@ EXPECTED: dict[str, tuple[str, str, int | None] | None] = {
     "invalid_status_line": ("[RETRYABLE] network: ", LATER, 60),
     "bad_chunking": ("[RETRYABLE] network: ", LATER, 60),
     "endless_headers": ("[RETRYABLE] ", LATER, 60),
+    "endless_small_headers": ("[RETRYABLE] ", LATER, 60),
+    "endless_folded_header": ("[RETRYABLE] ", LATER, 60),
     "endless_interim_answers": ("[RETRYABLE] ", LATER, 60),
     "huge_body": None,
     "gzip_bomb": None,
@@ -152,6 +155,52 @@ def test_hostile_receivers_are_classified_in_time_and_hold_nobody_up(
     assert problems == []
     assert {name: len(found) for name, found in judged.items()} == dict.fromkeys(configs, MESSAGES)
     assert not worker.call.is_done()
+
+
+HEARD = "select count(*) = 0 from ulak.queue where last_error is null and status in ('pending', 'processing')"
+
+
+@LINUX
+def test_hostile_answers_do_not_fill_the_memory_of_a_worker(site: Site, receiver: Receiver) -> None:
+    """64 messages to each kind, and what comes back is kept as responses."""
+    hostile.bomb()
+    site.configure(worker_concurrency=64, capture_response=True)
+    site.http("healthy", receiver.url)
+    with ExitStack() as stack:
+        kinds = (*hostile.BEHAVIOURS, hostile.endless_trailers, hostile.gzip_bomb_in_transfer)
+        servers = {each.__name__: stack.enter_context(Hostile(each)) for each in kinds}
+        policy = {"backoff": "fixed", "base_delay_seconds": 600}
+        for name, server in servers.items():
+            site.http(name, server.url, timeout=TIMEOUT, policy=policy, circuit_breaker={"threshold": 1000})
+        worker = site.start()
+        site.wait_for_status(site.send("healthy"), "completed")
+        peak = before = resident(worker.pid)
+
+        for name in servers:
+            site.send_many(64, name)
+        while not site.value(HEARD):
+            peak = max(peak, resident(worker.pid))
+
+    assert peak - before < 70_000_000
+
+
+@LINUX
+def test_captured_answers_to_batches_do_not_fill_the_memory_of_a_worker(site: Site) -> None:
+    """Each answer is stored with each of its batch's messages."""
+    site.configure(capture_response=True)
+    with Receiver(Answer(500, body=b"x" * 65536)) as receiver:
+        policy = {"backoff": "fixed", "base_delay_seconds": 600}
+        site.http("shop", receiver.url, batch_size=100, policy=policy, circuit_breaker={"threshold": 1000})
+        worker = site.start()
+        site.wait_for_error(site.send("shop"), "HTTP 500")
+        peak = before = resident(worker.pid)
+
+        site.send_many(1000)
+        while not site.value(HEARD):
+            peak = max(peak, resident(worker.pid))
+
+    assert peak - before < 100_000_000
+    assert site.value("select count(*) from ulak.queue where length(response ->> 'body') > 20000") == 1001
 
 
 def is_as(row: dict[str, Any], expected: tuple[str, str, int | None] | None) -> bool:

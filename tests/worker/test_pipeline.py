@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import itertools
 import json
-import re
 import threading
 from collections import defaultdict
-from pathlib import Path
 
-import pytest
+from support.memory import LINUX, resident
 from support.receiver import Answer, Received, Receiver
 from support.sessions import wait_until
 from support.site import SETTLED, Site
@@ -122,17 +120,6 @@ def test_one_worker_of_a_fleet_looks_often_and_another_takes_over(site: Site, re
 
     (second,) = wait_until(lambda: [pid for pid in site.column(POLLERS) if pid != first])
     assert second in [worker.pid for worker in workers]
-
-
-LINUX = pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads Linux's /proc")
-
-
-def resident(pid: int) -> int:
-    """Bytes that are the process's own; the server's shared memory isn't counted."""
-    text = Path(f"/proc/{pid}/status").read_text()
-    found = re.search(r"^RssAnon:\s+(\d+) kB", text, re.MULTILINE)
-    assert found
-    return int(found[1]) * 1024
 
 
 @LINUX

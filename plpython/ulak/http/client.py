@@ -20,8 +20,10 @@ from ulak.worker.waiting import READABLE, WRITABLE, Descriptors
 
 # An answer is read to its end, which keeps the connection usable, but never beyond this or what is to be kept.
 _READ_AT_LEAST = 65536
-# Of all headers of an answer together, those of interim answers and trailers included. libcurl bounds the others.
-_HEADERS_AT_MOST = 262_144
+# What the headers of an answer may take in memory, those of interim answers and trailers included. Python and libcurl
+# each keep a copy of a line, with a record that takes 117 bytes even where the line is empty.
+_HEADERS_AT_MOST = 65536
+_HEADER_RECORD = 128
 
 # From here on libcurl would ask "may I?" and wait a second for "100 Continue", which few receivers send.
 _EXPECT_FROM = 1024 * 1024
@@ -134,7 +136,7 @@ class _Handle:
         return opened
 
     def take_header(self, line: bytes) -> int | None:
-        self.header_room -= len(line)
+        self.header_room -= len(line) + _HEADER_RECORD
         if self.header_room < 0:
             return 0
         self.headers.append(line)

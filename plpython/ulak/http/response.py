@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +13,8 @@ from ulak.http.model import Endpoint, Finished
 
 _MAX_HEADERS = 100
 _MAX_HEADER_VALUE = 1024
+# The answer to a batch is stored with each of its messages, and in all of them together it takes no more than this.
+_MAX_OF_BATCH = 4 * 1024 * 1024
 
 
 def headers(finished: Finished) -> list[tuple[str, str]]:
@@ -28,17 +31,21 @@ def headers(finished: Finished) -> list[tuple[str, str]]:
     return found
 
 
-def capture(endpoint: Endpoint, finished: Finished) -> str:
-    """JSON text for the column response."""
+def capture(endpoint: Endpoint, finished: Finished, messages: int = 1) -> str:
+    """JSON text for the column response of each of these messages."""
+    # Half of it for the headers, half for the body.
+    room = _MAX_OF_BATCH // messages // 2 if messages > 1 else sys.maxsize
+    body = finished.body[:room]
+    is_cut = finished.truncated or len(body) < len(finished.body)
     credentials = list(secrecy.credentials(finished.request.headers, endpoint.signature))
 
     def kept(given: str, is_cut: bool = False) -> str:
         # jsonb can't hold NUL.
         return text.storable(endpoint.mask.hide(given, credentials, is_cut))
 
-    captured: dict[str, Any] = {"status": finished.status, "headers": _kept_headers(endpoint, finished, kept)}
-    captured["body"] = kept(finished.body.decode("utf-8", "replace"), finished.truncated)
-    if finished.truncated:
+    captured: dict[str, Any] = {"status": finished.status, "headers": _kept_headers(endpoint, finished, kept, room)}
+    captured["body"] = kept(body.decode("utf-8", "replace"), is_cut)
+    if is_cut:
         captured["truncated"] = True
     if finished.error:
         captured["error"] = text.line(kept(finished.error))
@@ -49,12 +56,15 @@ def capture(endpoint: Endpoint, finished: Finished) -> str:
     return json.dumps(captured, ensure_ascii=False, separators=(",", ":"))
 
 
-def _kept_headers(endpoint: Endpoint, finished: Finished, kept: Callable[[str], str]) -> dict[str, str]:
+def _kept_headers(endpoint: Endpoint, finished: Finished, kept: Callable[[str], str], room: int) -> dict[str, str]:
     found: dict[str, str] = {}
     for name, value in headers(finished)[:_MAX_HEADERS]:
         # Credentials and signatures, also those that a receiver echoes.
         if secrecy.is_credential(name, endpoint.signature):
             continue
         name, value = kept(name), kept(value)[:_MAX_HEADER_VALUE]
+        room -= len(name) + len(value)
+        if room < 0:
+            break
         found[name] = f"{found[name]}, {value}" if name in found else value
     return found

@@ -27,8 +27,10 @@ def judge(endpoint: Endpoint, finished: Finished, now: float, messages: Sequence
             return _judge_apart(endpoint, finished, messages)
         if not endpoint.profile.capture_response:
             return DELIVERED if status == 200 else Outcome(status=status)
-        return Outcome(status=status, response=response.capture(endpoint, finished))
-    captured = response.capture(endpoint, finished) if endpoint.profile.capture_response and status else None
+        return Outcome(status=status, response=response.capture(endpoint, finished, len(messages)))
+    captured = None
+    if endpoint.profile.capture_response and status:
+        captured = response.capture(endpoint, finished, len(messages))
     # A refusal is a refusal, even if the rest of the answer never came. A success isn't one until it is complete.
     if status >= 300:
         error = f"{_prefix(endpoint, status)} HTTP {status}{_excerpt(endpoint, finished)}"
@@ -42,7 +44,7 @@ def judge(endpoint: Endpoint, finished: Finished, now: float, messages: Sequence
 
 def _judge_apart(endpoint: Endpoint, finished: Finished, messages: Sequence[Message]) -> Outcome:
     """Who answers 207 says that not all is well. If it isn't understood what, all of it has to be sent again."""
-    captured = response.capture(endpoint, finished) if endpoint.profile.capture_response else None
+    captured = response.capture(endpoint, finished, len(messages)) if endpoint.profile.capture_response else None
     try:
         refused = multistatus.parse(finished.body, messages)
     except ValueError as reason:

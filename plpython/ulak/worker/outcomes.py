@@ -11,7 +11,7 @@ from ulak.delivery import DELIVERED, Message, Outcome, Settled
 from ulak.worker.counters import Counters
 from ulak.worker.leases import Leases
 from ulak.worker.port import Busy, Database, Outcomes, Refused
-from ulak.worker.tuning import SETTLE_RETRY_LONGEST, SETTLE_RETRY_SECONDS
+from ulak.worker.tuning import RESPONSES_AT_ONCE, SETTLE_RETRY_LONGEST, SETTLE_RETRY_SECONDS
 
 
 class Settling:
@@ -53,8 +53,7 @@ class Settling:
                     self.deferred[done.endpoint_id].append(done)
             self.done = [done for done in self.done if done.endpoint_id not in self.deferred]
         try:
-            self._store(self.done, self.only_deliveries)
-            self.done = []
+            self._store_in_parts(self.done, self.only_deliveries)
         except (Busy, Refused):
             self._store_apart(now)
         self.unblocks_others = False
@@ -98,7 +97,7 @@ class Settling:
 
     def _store_endpoint(self, endpoint_id: int, group: list[Settled], now: float) -> None:
         try:
-            self._store(group)
+            self._store_in_parts(group)
         except Busy:
             self.deferred[endpoint_id] = group
             self.next_retry = now + self._retry_delay
@@ -123,9 +122,17 @@ class Settling:
                         self._counters.last_error = f"message {message.id} can't be settled: {error}"
                         self._leases.forget([message])
 
+    def _store_in_parts(self, group: list[Settled], only_deliveries: bool = False) -> None:
+        """Takes out of the group what is stored, so that after an error the rest of it is left."""
+        while group:
+            part = group[: len(group) if only_deliveries else _fitting(group)]
+            self._store(part, only_deliveries)
+            del group[: len(part)]
+            if group:
+                # An error in the next part must not undo this one.
+                self._database.commit()
+
     def _store(self, group: Sequence[Settled], only_deliveries: bool = False) -> None:
-        if not group:
-            return
         failed = _has_failed(group, only_deliveries)
         answered = not only_deliveries and any(done.outcome.response is not None for done in group)
         messages = [message for done in group for message in done.messages]
@@ -142,6 +149,16 @@ class Settling:
             )
         )
         self._leases.forget(messages)
+
+
+def _fitting(group: Iterable[Settled]) -> int:
+    """How many of them can be stored at once; a request's messages stay together, for the circuit breaker."""
+    count = size = 0
+    for count, done in enumerate(group):
+        size += len(done.outcome.response or "") * len(done.messages)
+        if count and size > RESPONSES_AT_ONCE:
+            return count
+    return count + 1
 
 
 def _has_failed(group: Iterable[Settled], only_deliveries: bool) -> bool:
