@@ -122,6 +122,8 @@ begin
             and e.created_at = coalesce(c.event_created_at, c.created_at)
             -- Parameters of the statement, so that only the months in question are opened.
             and e.created_at between v_turn.first_event_at and v_turn.last_event_at
+        -- So that it is looked up for each message: a plan that was made for few events would join with all of them.
+        limit 1
     ) e on true;
 
     if true = any (v_turn.are_charged) then

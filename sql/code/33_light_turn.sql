@@ -82,6 +82,8 @@ begin
             select v.payload, v.headers, v.metadata
             from ulak._events v
             where v.id = c.event_id and v.created_at = coalesce(c.event_created_at, c.created_at)
+            -- As in _claim().
+            limit 1
         ) v on true;
     end if;
 end
