@@ -45,7 +45,8 @@ begin
     p_now := ulak._clock(p_now);
     select s.ids, s.endpoint_ids, s.places, s.ordering_keys, s.ordered_endpoint_ids
     into v_ids, v_endpoint_ids, v_places, v_keys, v_key_endpoint_ids
-    from ulak._archive_rows(p_ids, p_now, p_worker, p_attempts, p_errors, p_responses) s;
+    -- A report without a worker's name holds nothing. Null would mean that the messages are finished and move as they are.
+    from ulak._archive_rows(p_ids, p_now, coalesce(p_worker, ''), p_attempts, p_errors, p_responses) s;
 
     if p_errors is not null then
         with settled as materialized (

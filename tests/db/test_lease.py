@@ -143,6 +143,21 @@ def test_another_workers_report_changes_nothing(queue: Queue, claim: Claim, repo
 
 
 @pytest.mark.parametrize("report", REPORTS)
+@pytest.mark.parametrize("is_claimed", [True, False])
+def test_a_report_that_names_no_worker_changes_nothing(
+    queue: Queue, claim: Claim, report: str, is_claimed: bool
+) -> None:
+    if not is_claimed:
+        queue.call("release", claim.id, "w", claim.attempt)
+    before = contents(queue)
+
+    error = queue.refuses(report, claim.id, None, claim.attempt, *REPORTS[report])
+
+    assert error.sqlstate == "55000"
+    assert contents(queue) == before
+
+
+@pytest.mark.parametrize("report", REPORTS)
 def test_a_workers_own_earlier_claim_is_fenced(queue: Queue, claim: Claim, report: str) -> None:
     queue.recover(now=60)
     again = queue.claim_one(now=1000)
