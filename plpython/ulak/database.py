@@ -32,6 +32,8 @@ _WRITTEN = ", ".join(
 _PAYLOAD, _HEADERS, _METADATA = (
     f"case when octet_length({each}_text) > {LARGE_MESSAGE} then '' else {each}_text end" for each in _COLUMNS
 )
+# A body that is gone is that message's own trouble, when it is read apart.
+_PAYLOAD = f"coalesce({_PAYLOAD}, '')"
 _TEXTS = f"""
     array_agg({_PAYLOAD}) as payloads,
     case when count(headers) > 0 then array_agg({_HEADERS}) end as headers,

@@ -105,6 +105,9 @@ begin
     select q.payload, q.headers, q.metadata, q.ordering_key into strict v_message
     from ulak.queue q
     where q.id = p_id and q.locked_by = p_worker and q.attempts = p_attempt;
+    if v_message.payload is null then
+        raise exception 'its body is gone: its month of ulak._events was dropped or detached' using errcode = 'P0002';
+    end if;
     -- As they are stored, before they are made into text.
     if greatest(pg_column_size(v_message.payload), pg_column_size(v_message.headers), pg_column_size(v_message.metadata)) <= v_largest then
         payload := v_message.payload::text;

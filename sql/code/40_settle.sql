@@ -46,7 +46,7 @@ begin
     select s.ids, s.endpoint_ids, s.places, s.ordering_keys, s.ordered_endpoint_ids
     into v_ids, v_endpoint_ids, v_places, v_keys, v_key_endpoint_ids
     -- A report without a worker's name holds nothing. Null would mean that the messages are finished and move as they are.
-    from ulak._archive_rows(p_ids, p_now, coalesce(p_worker, ''), p_attempts, p_errors, p_responses) s;
+    from ulak._archive_rows(p_ids, p_now, p_worker, coalesce(p_attempts, '{}'), p_errors, p_responses) s;
 
     if p_errors is not null then
         with settled as materialized (

@@ -268,7 +268,7 @@ begin
             m.headers,
             m.metadata,
             m.event_id,
-            coalesce(m.event_created_at, m.original_created_at),
+            case when m.event_id is not null then coalesce(m.event_created_at, m.original_created_at) end,
             ulak._with_cycle(m)
         from marked m
         join numbered n on n.id = m.id

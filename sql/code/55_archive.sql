@@ -1,7 +1,7 @@
 -- Archiving: a message that is finished leaves the queue at once. Its event stays where it is.
 
--- One statement deletes and inserts, so a message is in one of both tables at any time and after any crash. Without p_worker the rows
--- are finished, and move as they are. With it they are what p_worker has delivered at p_attempts, and become completed; outcomes with an
+-- One statement deletes and inserts, so a message is in one of both tables at any time and after any crash. Without p_attempts the rows
+-- are finished, and move as they are. With them they are what p_worker has delivered at p_attempts, and become completed; outcomes with an
 -- error are left out, and so is whatever the worker no longer holds. places are those of the messages in the arrays.
 --
 -- The spellings `id between x and x` and `status is not distinct from` make sure of the primary key, whatever the planner thinks of the
@@ -33,7 +33,7 @@ begin
         using unnest(p_ids, p_attempts, p_errors, p_responses) with ordinality o(id, attempt, error, response, place)
         where q.id between o.id and o.id
             and (
-                p_worker is null
+                p_attempts is null
                 or o.error is null
                 and q.attempts = o.attempt
                 and q.locked_by = p_worker
@@ -80,9 +80,9 @@ begin
             g.message_id,
             g.next_retry_at,
             g.created_at,
-            case when p_worker is null then g.updated_at else p_now end,
+            case when p_attempts is null then g.updated_at else p_now end,
             g.processing_started_at,
-            case when p_worker is null then g.completed_at else p_now end,
+            case when p_attempts is null then g.completed_at else p_now end,
             g.failed_at,
             g.first_failed_at,
             g.scheduled_at,
@@ -92,7 +92,7 @@ begin
             g.attempts,
             g.retry_count,
             g.priority,
-            case when p_worker is null then g.status else 'completed' end,
+            case when p_attempts is null then g.status else 'completed' end,
             g.payload,
             g.last_error,
             g.idempotency_key,
@@ -100,7 +100,7 @@ begin
             g.ordering_key,
             g.headers,
             g.metadata,
-            case when p_worker is null then g.response else g.new_response end,
+            case when p_attempts is null then g.response else g.new_response end,
             g.failure_history,
             g.event_id,
             g.event_created_at,
@@ -124,7 +124,7 @@ begin
     if v_idempotency_keys is not null then
         update ulak._idempotency_keys k
         set free_at = case
-            when p_worker is null then '-infinity'
+            when p_attempts is null then '-infinity'
             else p_now + make_interval(secs => ulak._stored_setting('archive_after')::integer)
         end
         from unnest(v_idempotency_keys, v_keyed_ids, v_keyed_endpoint_ids) g(idempotency_key, id, endpoint_id)
@@ -175,15 +175,29 @@ begin
 end
 $plpgsql$;
 
--- Keys of messages that were delivered long enough ago, or that ended otherwise.
-create or replace function ulak._forget_idempotency_keys(p_before timestamptz)
-returns void
-language sql
+-- Keys of messages that were delivered long enough ago, or that ended otherwise. One that a sender is just taking is passed over.
+create or replace function ulak._forget_idempotency_keys(p_before timestamptz, p_limit integer)
+returns integer
+language plpgsql
 set search_path = pg_catalog, pg_temp
-as $sql$
+set enable_seqscan = off
+as $plpgsql$
+declare
+    v_count integer;
+begin
     delete from ulak._idempotency_keys k
-    where k.free_at <= p_before
-$sql$;
+    where k.ctid = any (array(
+        select f.ctid
+        from ulak._idempotency_keys f
+        where f.free_at <= p_before
+        order by f.free_at
+        limit p_limit
+        for update skip locked
+    ));
+    get diagnostics v_count = row_count;
+    return v_count;
+end
+$plpgsql$;
 
 create or replace function ulak.archive_completed_messages(
     p_older_than_seconds integer default 3600,
@@ -202,7 +216,7 @@ begin
     p_now := ulak._clock(p_now);
     perform ulak._check_integer('p_older_than_seconds', v_age, 0);
     perform ulak._check_integer('p_batch_size', p_batch_size, 1);
-    perform ulak._forget_idempotency_keys(p_now + make_interval(secs => v_after - v_age));
+    perform ulak._forget_idempotency_keys(p_now + make_interval(secs => v_after - v_age), p_batch_size);
     return b.moved
     from ulak._archive_batch(p_now - make_interval(secs => v_age), '-infinity', p_batch_size, p_now) b;
 end

@@ -264,11 +264,16 @@ language plpgsql
 strict
 set search_path = pg_catalog, pg_temp
 set timezone = 'UTC'
-set lock_timeout = '500ms'
+set lock_timeout = '100ms'
 as $plpgsql$
 declare
     v_partition record;
 begin
+    -- An older snapshot doesn't see what has come to need an event since.
+    if current_setting('transaction_isolation') <> 'read committed' then
+        raise exception 'months are dropped in transactions at read committed'
+            using errcode = '25001', hint = 'set transaction isolation level read committed;';
+    end if;
     -- Held for the change of the catalog only: files are removed after commit, when locks are gone.
     lock table only ulak._archived in access exclusive mode;
     for v_partition in
@@ -303,6 +308,6 @@ begin
         using errcode = '55P03',
             detail = p_detail,
             hint = 'Maintenance tries again every minute. Who uses it: select pid, mode, relation::regclass '
-                'from pg_locks where relation::regclass::text like ''ulak.%archive%'';';
+                'from pg_locks where relation::regclass::text ~ ''^ulak._?(archive|events)'';';
 end
 $plpgsql$;

@@ -310,7 +310,7 @@ as $sql$
         end,
         a.metadata,
         a.event_id,
-        coalesce(a.event_created_at, a.created_at),
+        case when a.event_id is not null then coalesce(a.event_created_at, a.created_at) end,
         case when a.status = 'failed' then ulak._archived_history(a, p_now) else a.failure_history end
     from unnest(p_archive_ids, p_ids) n(archive_id, id)
     join ulak._archived a on a.id = n.archive_id and a.created_at between p_first and p_last

@@ -93,6 +93,7 @@ language plpgsql
 as $plpgsql$
 declare
     v_search_path pg_catalog.text := pg_catalog.current_setting('search_path');
+    v_isolation pg_catalog.text := pg_catalog.current_setting('default_transaction_isolation');
     v_deadline pg_catalog.timestamptz;
     v_step pg_catalog.text;
     v_started_at pg_catalog.timestamptz;
@@ -112,6 +113,7 @@ begin
         return;
     end if;
     v_was_read_only := ulak._leave_read_only();
+    perform set_config('default_transaction_isolation', 'read committed', false);
     commit;
     foreach v_step in array array(select s.step from ulak.maintenance_status s where s.step <> 'vacuum') loop
         v_started_at := clock_timestamp();
@@ -131,6 +133,7 @@ begin
     if v_was_read_only then
         perform set_config('default_transaction_read_only', 'on', false);
     end if;
+    perform set_config('default_transaction_isolation', v_isolation, false);
     perform set_config('search_path', v_search_path, false);
 end
 $plpgsql$;
@@ -177,8 +180,8 @@ begin
         when others then
             get stacked diagnostics v_error = message_text, v_detail = pg_exception_detail;
             v_error := concat_ws(' ', v_error, nullif(v_detail, ''));
-            -- A month that can't be made or dropped doesn't hold up the next one.
-            v_more := v_month is not null;
+            -- A month that can't be made or dropped doesn't hold up the next one, unless somebody has a lock that that needs, too.
+            v_more := v_month is not null and sqlstate <> '55P03';
             reached := v_month;
     end;
     perform ulak._record_maintenance(
@@ -255,7 +258,7 @@ begin
             from ulak._archive_batch(
                 p_now - make_interval(secs => ulak.setting('archive_after')::integer), p_after, v_small_batch, p_now
             ) b;
-            perform ulak._forget_idempotency_keys(p_now);
+            more := ulak._forget_idempotency_keys(p_now, v_batch) = v_batch or more;
         when v_table is not null then
             select c.deleted, c.more into rows, more
             from ulak._cleanup(v_table, null, v_batch, v_bytes, p_now) c;

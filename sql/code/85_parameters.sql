@@ -53,7 +53,7 @@ as $sql$
         ('alter_subscription', 'p_predicate', 'the new jsonpath predicate; ''true'' clears it, null leaves the old one'),
         ('alter_subscription', 'p_enabled', 'false: it gets no events until it is true again; null leaves it as it is'),
         ('alter_subscription', 'p_description', 'the new text; '''' clears it, null leaves the old one'),
-        ('archive_completed_messages', 'p_older_than_seconds', 'what finished at least so long ago; null: archive_after'),
+        ('archive_completed_messages', 'p_older_than_seconds', 'of messages that were delivered at least so long ago; null: archive_after'),
         ('archive_completed_messages', 'p_batch_size', 'at most so many'),
         ('archive_single_to_dlq', 'p_reason', 'becomes its last_error'),
         ('await_delivery', 'p_timeout', 'wait so long at most'),

@@ -71,7 +71,7 @@ as $sql$
             ) order by c.relname), '[]')
             from pg_inherits i
             join pg_class c on c.oid = i.inhrelid
-            where i.inhparent = 'ulak._archived'::regclass
+            where i.inhparent in ('ulak._archived'::regclass, 'ulak._events'::regclass)
         ),
         'queue_bytes', pg_total_relation_size('ulak._deliveries')
     )

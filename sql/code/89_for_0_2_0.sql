@@ -52,6 +52,17 @@ begin
         'insert into ulak.%I (%s) overriding system value select %s from (select ($1).*) n', tg_argv[0], v_columns, v_columns
     )
     using new;
+    if tg_argv[0] = '_deliveries' and new.idempotency_key is not null and new.status in ('pending', 'processing', 'completed') then
+        insert into ulak._idempotency_keys (endpoint_id, idempotency_key, message_id, payload_hash, free_at)
+        values (
+            new.endpoint_id,
+            new.idempotency_key,
+            new.id,
+            new.payload_hash,
+            case when new.status = 'completed' then new.completed_at + make_interval(secs => ulak._stored_setting('archive_after')::integer) end
+        )
+        on conflict do nothing;
+    end if;
     return new;
 end
 $plpgsql$;

@@ -164,12 +164,8 @@ create table ulak._idempotency_keys (
     message_id bigint not null,
     payload_hash text not null,
     free_at timestamptz,
-    sent_by text,
-    primary key (endpoint_id, idempotency_key)
+    sent_by text
 );
-
--- Nobody waits for the lock of a table that is new.
-create index _idempotency_keys_free_at_idx on ulak._idempotency_keys (free_at) where free_at is not null;
 
 comment on table ulak._events is 'what was sent: payload, headers and metadata, once for all endpoints that it goes to; private to ulak';
 comment on column ulak._events.id is 'the id of its first message';
@@ -242,6 +238,9 @@ select
     case when q.status = 'completed' then q.completed_at + make_interval(secs => ulak.setting('archive_after')::integer) end
 from ulak._deliveries q
 where q.idempotency_key is not null and q.status in ('pending', 'processing', 'completed');
+-- Of the same table, which nobody waits for: indexes that are made at once take a part of the time.
+alter table ulak._idempotency_keys add primary key (endpoint_id, idempotency_key);
+create index _idempotency_keys_free_at_idx on ulak._idempotency_keys (free_at) where free_at is not null;
 
 comment on table ulak._deliveries is 'where each message stands that is not finished; private to ulak: read ulak.queue';
 comment on column ulak._deliveries.status is 'pending or processing; in the archive completed, failed, expired or cancelled';

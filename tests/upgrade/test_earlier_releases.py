@@ -267,6 +267,28 @@ def test_routes_go_on_taking_the_values_that_they_took(old: DB) -> None:
     old.execute("select ulak.set_secret('key', 'orders')")
 
 
+@pytest.mark.parametrize("release", [LAST], indirect=True)
+def test_a_dump_of_the_last_release_is_restored_by_way_of_it(
+    cluster: Cluster, old: DB, sender: DB, release: str, tmp_path: Path
+) -> None:
+    """As the runbook says: the extension first, as the release, and as a restore makes it; then the dump; then the upgrade."""
+    earlier_releases.fill(old, sender)
+    sender.commit()
+    sent = old.execute("select count(*), count(idempotency_key) from ulak.queue").fetchone()
+    dump = cluster.dump(old.info.dbname, tmp_path / "dump", "--format=custom")
+    with cluster.database("of_the_last_release") as name, cluster.connect(name) as target:
+        target.execute("set row_security = off")
+        target.execute("set ulak.accept_roles = on")
+        target.execute(f"create extension ulak version '{release}' cascade")  # type: ignore[arg-type]
+        cluster.restore(name, dump)
+
+        target.execute("alter extension ulak update")
+
+        assert version(target) == current_version()
+        assert target.execute("select count(*), count(idempotency_key) from ulak.queue").fetchone() == sent
+        assert target.execute("select count(*) from ulak.queue where payload is null").fetchone() == (0,)
+
+
 # Failed upgrades.
 
 
