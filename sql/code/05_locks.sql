@@ -17,6 +17,7 @@
 --     _forget_headroom                table ulak.setting_values (share update exclusive), with a change of max_queue_size; waits. Senders see
 --                                     it in pg_locks, and remember nothing that follows from the old limit
 --     _lock_ordering_key              the row of an ordering key: senders of one key, until they commit; waits
+--     _forget_idempotency_keys        rows of keys that are free again, to delete them; skips
 --     _forget_ordering_keys           rows of keys that nobody uses any more, to delete them; skips
 --     _lock_due                       messages that a claim takes; skips
 --     reschedule                      a message that waits, to give it another time; waits for a claim or another change of it

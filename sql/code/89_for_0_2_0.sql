@@ -52,15 +52,16 @@ begin
         'insert into ulak.%I (%s) overriding system value select %s from (select ($1).*) n', tg_argv[0], v_columns, v_columns
     )
     using new;
-    if tg_argv[0] = '_deliveries' and new.idempotency_key is not null and new.status in ('pending', 'processing', 'completed') then
+    if tg_argv[0] = '_deliveries' then
         insert into ulak._idempotency_keys (endpoint_id, idempotency_key, message_id, payload_hash, free_at)
-        values (
-            new.endpoint_id,
-            new.idempotency_key,
-            new.id,
-            new.payload_hash,
-            case when new.status = 'completed' then new.completed_at + make_interval(secs => ulak._stored_setting('archive_after')::integer) end
-        )
+        select
+            q.endpoint_id,
+            q.idempotency_key,
+            q.id,
+            q.payload_hash,
+            case when q.status = 'completed' then q.completed_at + make_interval(secs => ulak._stored_setting('archive_after')::integer) end
+        from ulak._deliveries q
+        where q.id = new.id and q.idempotency_key is not null and q.status in ('pending', 'processing', 'completed')
         on conflict do nothing;
     end if;
     return new;
