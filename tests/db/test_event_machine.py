@@ -27,6 +27,12 @@ LEFT = """
             select from ulak._month_partitions a where a.parent = 'ulak._archived'::regclass and a.month = p.month
         )
 """
+# A letter that was redriven isn't replayed as well.
+REPLAYABLE = """
+    select id from ulak.archive a
+    where not exists (select from ulak.dlq d where d.original_message_id = a.id and d.status <> 'failed')
+    order by id
+"""
 
 which = st.integers(0, 99)
 
@@ -100,7 +106,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule(which=which)
     def replay(self, which: int) -> None:
-        if (id := self.pick("select id from ulak.archive order by id", which)) is not None:
+        if (id := self.pick(REPLAYABLE, which)) is not None:
             self.queue.db.execute("select ulak.replay_message(%s, p_now => %s)", [id, self.now])
         self.check()
 

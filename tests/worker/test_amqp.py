@@ -343,7 +343,7 @@ def test_a_broker_that_was_restarted_gets_what_it_missed(site: Site, rabbitmq: R
     assert error_of(site, missed).startswith("[RETRYABLE] ")
     rabbitmq.start()
 
-    site.wait_for_status(missed, "completed")
+    site.wait_for_status(missed, "completed", 60 * strain())
     # What was confirmed has survived.
     assert {json.loads(each.body)["n"] for each in rabbitmq.take(exchange)} == {1, 2}
 

@@ -167,9 +167,14 @@ class Place:
         self.worker = worker
         self.endpoints = endpoints
         self.application = site.connect("ulak_application")
+        self.keys = 0
 
     def send(self, endpoint: str, sent: Sent) -> int | None:
         """None if send() refuses it, for a reason that the caller can mend."""
+        if sent.idempotency_key:
+            # Each key is used once, also when a game is played again.
+            self.keys += 1
+            sent = sent._replace(idempotency_key=f"{self.keys} {sent.idempotency_key}")
         try:
             row = self.application.execute(SEND, {"endpoint": endpoint, **sent._asdict()}).fetchone()
         except psycopg.Error as error:
@@ -224,7 +229,7 @@ def test_whatever_a_message_holds_it_harms_only_itself(place: Place) -> None:
         database=None,
         deadline=None,
         suppress_health_check=list(HealthCheck),
-        phases=[Phase.generate, Phase.shrink],
+        phases=[Phase.generate, Phase.shrink] if IS_LONG else [Phase.generate],
     )
     @given(st.lists(st.tuples(st.sampled_from(place.endpoints), messages()), min_size=5, max_size=25))
     def play(game: list[tuple[str, Sent]]) -> None:
