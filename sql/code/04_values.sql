@@ -94,3 +94,59 @@ begin
     end if;
 end
 $plpgsql$;
+
+-- Filters of payloads: what a jsonpath means, everywhere. A condition ($.total > 100) counts as its truth, a path ($.items[*] ? (@.price > 10))
+-- as "there is something". Returns a condition, for jsonb_path_match_tz(payload, filter, '{}', true): the _tz form because the other one raises when
+-- dates with and without a zone meet, silent or not. What can't be evaluated on a payload counts as false.
+create or replace function ulak._condition(p_filter jsonpath, p_what text)
+returns jsonpath
+language plpgsql
+stable
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+declare
+    -- With texts and keys emptied, a variable is what is left of $"name".
+    v_bare text := regexp_replace(p_filter::text, E'"([^"\\\\]|\\\\.)*"', '""', 'g');
+begin
+    if v_bare ~ E'\\$""' then
+        raise exception 'the % has a variable', p_what
+            using errcode = '22023', hint = 'Write the value itself, such as $.total > 100.';
+    elsif p_filter is null or ulak._is_condition(p_filter) then
+        return p_filter;
+    elsif v_bare !~ E'\\$' then
+        raise exception 'the % says nothing about the payload', p_what
+            using errcode = '22023', detail = format('It is %s.', p_filter), hint = 'Such as $.total > 100 or $.items[*] ? (@.price > 10).';
+    end if;
+    return regexp_replace(p_filter::text, '^(strict )?(.*)$', E'\\1exists(\\2)');
+end
+$plpgsql$;
+
+-- A condition has one result, true, false or unknown, whatever it is applied to.
+create or replace function ulak._is_condition(p_filter jsonpath)
+returns boolean
+language sql
+stable
+set search_path = pg_catalog, pg_temp
+as $sql$
+    select jsonb_path_query_array_tz('{}', p_filter, '{}', true) in ('[true]', '[false]', '[null]')
+$sql$;
+
+-- Where nobody looks at the result before it counts: $.active is more likely to mean $.active == true than "there is something".
+create or replace function ulak._require_condition(p_predicate jsonpath)
+returns void
+language plpgsql
+stable
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+declare
+    v_condition jsonpath := ulak._condition(p_predicate, 'predicate');
+begin
+    if v_condition::text <> p_predicate::text then
+        raise exception 'the predicate is a path, not a condition'
+            using
+                errcode = '22023',
+                detail = format('It is %s.', p_predicate),
+                hint = format('If there is to be something: %s. Otherwise compare it, such as $.total > 100 or $.active == true.', v_condition);
+    end if;
+end
+$plpgsql$;

@@ -21,7 +21,8 @@
 --     _forget_ordering_keys           rows of keys that nobody uses any more, to delete them; skips
 --     _lock_due                       messages that a claim takes; skips
 --     reschedule                      a message that waits, to give it another time; waits for a claim or another change of it
---     purge                           messages that wait, to cancel them; skips
+--     _archive_finished               messages that 0.2.0 has finished, to archive them; skips
+--     _lock_pending                   messages that wait, to purge or retry them; skips
 --     _park                           heads of ordering keys, shared, while others are parked behind them; skips
 --     _bring_back                     the row of ulak.sweep_state, and messages that are dated ahead; skips
 --     _unpark_orphans                 the row of ulak.sweep_state; skips

@@ -46,7 +46,7 @@ declare
     v_subscription ulak.subscriptions;
     v_twin bigint;
 begin
-    perform ulak._check_predicate(p_predicate);
+    perform ulak._require_condition(p_predicate);
     -- One at a time per event type, as subscribe() does it.
     perform
     from ulak.event_types as t

@@ -101,88 +101,39 @@ create or replace function ulak.redrive(
     p_dry_run boolean default false,
     p_by text default ulak._caller(),
     p_new_generation bigint default null,
+    p_ids bigint[] default null,
     p_now timestamptz default clock_timestamp()
 )
 returns table (messages integer, sample jsonb, command text)
-language plpgsql
+language sql
 security definer
 set search_path = pg_catalog, pg_temp
-as $plpgsql$
-declare
-    v_ids bigint[];
-begin
-    p_now := ulak._clock(p_now);
-    if p_limit is not null then
-        perform ulak._check_integer('p_limit', p_limit, 1);
-    end if;
-    perform ulak._check_rate(p_rate);
-    if p_endpoint is not null then
-        perform ulak._endpoint_id(p_endpoint);
-    end if;
-    v_ids := ulak._matching_letters(p_endpoint, p_since, p_until, p_error_like, p_filter, p_limit, false);
-    messages := cardinality(v_ids);
-    sample := ulak._sample_of_letters(v_ids[1:5]);
-    if p_dry_run then
-        command := ulak._command(
-            'redrive',
-            array[
-                'p_endpoint', 'p_since', 'p_until', 'p_error_like', 'p_filter', 'p_limit', 'p_rate', 'p_by', 'p_new_generation'
-            ],
-            array[
-                p_endpoint,
-                p_since::text,
-                p_until::text,
-                p_error_like,
-                p_filter::text,
-                p_limit::text,
-                p_rate::text,
-                p_by,
-                p_new_generation::text
-            ]
-        );
-    elsif messages > 0 then
-        messages := ulak._redrive_rows(v_ids, p_rate, p_by, p_new_generation, p_now);
-    end if;
-    return next;
-end
-$plpgsql$;
+as $sql$
+    select b.*
+    from ulak._bulk(
+        'redrive',
+        json_build_object(
+            'p_endpoint', p_endpoint,
+            'p_since', p_since,
+            'p_until', p_until,
+            'p_error_like', p_error_like,
+            'p_filter', p_filter::text,
+            'p_ids', p_ids,
+            'p_limit', p_limit,
+            'p_rate', p_rate,
+            'p_by', p_by,
+            'p_new_generation', p_new_generation
+        ),
+        p_dry_run,
+        p_now
+    ) b
+$sql$;
 
 comment on function ulak.redrive(
-    text, timestamptz, timestamptz, text, jsonpath, integer, double precision, boolean, text, bigint, timestamptz
+    text, timestamptz, timestamptz, text, jsonpath, integer, double precision, boolean, text, bigint, bigint[], timestamptz
 ) is
     'puts the dead letters that match all filters back into the queue, at p_rate a second if given; '
     'with p_dry_run it only counts them, shows a sample and the command to run';
-
--- Dead letters that match all filters, in the order in which their messages were sent; with those of endpoints that were dropped, or without.
-create or replace function ulak._matching_letters(
-    p_endpoint text,
-    p_since timestamptz,
-    p_until timestamptz,
-    p_error_like text,
-    p_filter jsonpath,
-    p_limit integer,
-    p_with_dropped boolean
-)
-returns bigint[]
-language sql
-stable
-set search_path = pg_catalog, pg_temp
-as $sql$
-    select array(
-        select d.id
-        from ulak.dlq d
-        left join ulak.endpoints e on e.id = d.endpoint_id
-        where d.status = 'failed'
-            and (p_with_dropped or e.id is not null)
-            and (p_endpoint is null or coalesce(e.name, d.endpoint_name) = p_endpoint)
-            and (p_since is null or d.failed_at >= p_since)
-            and (p_until is null or d.failed_at < p_until)
-            and (p_error_like is null or d.last_error like p_error_like)
-            and (p_filter is null or jsonb_path_exists_tz(d.payload, p_filter, silent => true))
-        order by d.original_message_id
-        limit p_limit
-    )
-$sql$;
 
 -- The guarded update is the lock: of two operators only one sees status 'failed'. New ids are drawn in the order the
 -- messages were created, under the locks of their ordering keys.

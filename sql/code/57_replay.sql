@@ -16,6 +16,9 @@ declare
     v_new_id bigint;
 begin
     p_now := ulak._clock(p_now);
+    perform ulak._archive_finished(q.endpoint_id, q.created_at, q.created_at, p_now)
+    from ulak._deliveries q
+    where q.id = p_archive_id and q.status in ('completed', 'failed', 'expired');
     select a.endpoint_id, a.created_at into v_message
     from ulak.archive a
     where a.id = p_archive_id;
@@ -30,6 +33,7 @@ begin
             v_message.created_at,
             v_message.created_at,
             p_new_message_id,
+            v_message.endpoint_id,
             p_now,
             array['failed', 'discarded']
         )
@@ -61,6 +65,8 @@ create or replace function ulak.replay_range(
     p_new_message_id boolean default false,
     p_limit integer default null,
     p_dry_run boolean default false,
+    p_to text default null,
+    p_filter jsonpath default null,
     p_now timestamptz default clock_timestamp()
 )
 returns integer
@@ -70,12 +76,18 @@ set search_path = pg_catalog, pg_temp
 as $plpgsql$
 declare
     v_endpoint_name text;
+    v_target_id bigint;
+    v_filter jsonpath := ulak._condition(p_filter, 'filter');
     v_found record;
     v_new_ids bigint[];
 begin
     p_now := ulak._clock(p_now);
     perform ulak._check_replay(p_from_ts, p_to_ts, p_status, p_limit);
     v_endpoint_name := ulak._endpoint_name(p_endpoint_id);
+    v_target_id := case when p_to is null then p_endpoint_id else ulak._endpoint_id(p_to) end;
+    if not p_dry_run then
+        perform ulak._archive_finished(p_endpoint_id, p_from_ts, p_to_ts, p_now);
+    end if;
     select coalesce(array_agg(f.id order by f.id), '{}') as ids, min(f.created_at) as first, max(f.created_at) as last
     into v_found
     from (
@@ -83,11 +95,18 @@ begin
         from (
             -- A redriven or replayed message keeps its message_id: the last of them stands for all.
             select distinct on (a.message_id) a.id, a.created_at
-            from ulak._archived a
+            from (
+                select m.id, m.message_id, m.endpoint_id, m.created_at, m.status, m.payload from ulak.archive m
+                union all
+                select m.id, m.message_id, m.endpoint_id, m.created_at, m.status, m.payload
+                from ulak.queue m
+                where m.status in ('completed', 'failed', 'expired')
+            ) a
             where a.endpoint_id = p_endpoint_id
                 and a.created_at >= p_from_ts
                 and a.created_at < p_to_ts
                 and case when p_status is null then a.status <> 'cancelled' else a.status = p_status end
+                and (v_filter is null or jsonb_path_match_tz(a.payload, v_filter, '{}', true))
                 -- Its next cycle is a message of its own, in this range or still under way; or it was given up.
                 and not (
                     a.status = 'failed'
@@ -106,7 +125,7 @@ begin
         return cardinality(v_found.ids);
     end if;
 
-    v_new_ids := ulak._replay(p_endpoint_id, v_found.ids, v_found.first, v_found.last, p_new_message_id, p_now);
+    v_new_ids := ulak._replay(p_endpoint_id, v_found.ids, v_found.first, v_found.last, p_new_message_id, v_target_id, p_now);
     if v_new_ids = '{}' then
         return 0;
     end if;
@@ -121,6 +140,8 @@ begin
             'to', p_to_ts,
             'status', p_status,
             'limit', p_limit,
+            'filter', p_filter::text,
+            'endpoint', p_to,
             'new_message_id', p_new_message_id,
             'first_archive_id', v_found.ids[1],
             'last_archive_id', v_found.ids[cardinality(v_found.ids)],
@@ -132,10 +153,10 @@ begin
 end
 $plpgsql$;
 
-comment on function ulak.replay_range(bigint, timestamptz, timestamptz, text, boolean, integer, boolean, timestamptz) is
-    'queues the archived messages of an endpoint again that were created from p_from_ts up to, not including, p_to_ts, '
-    'in their old order and each once; neither cancelled ones, unless p_status says so, nor dead letters that were redriven or '
-    'discarded; the others count as redriven then; returns how many';
+comment on function ulak.replay_range(bigint, timestamptz, timestamptz, text, boolean, integer, boolean, text, jsonpath, timestamptz) is
+    'queues the finished messages of an endpoint again that were created from p_from_ts up to, not including, p_to_ts, '
+    'in their old order and each once, for it or for the endpoint p_to; neither cancelled ones, unless p_status says so, nor dead letters that were '
+    'redriven or discarded; the others count as redriven then, unless they went to another endpoint; returns how many';
 
 create or replace function ulak.replay_range(
     p_endpoint text,
@@ -145,6 +166,8 @@ create or replace function ulak.replay_range(
     p_new_message_id boolean default false,
     p_limit integer default null,
     p_dry_run boolean default false,
+    p_to text default null,
+    p_filter jsonpath default null,
     p_now timestamptz default clock_timestamp()
 )
 returns integer
@@ -153,12 +176,32 @@ security definer
 set search_path = pg_catalog, pg_temp
 as $sql$
     select ulak.replay_range(
-        ulak._endpoint_id(p_endpoint), p_from_ts, p_to_ts, p_status, p_new_message_id, p_limit, p_dry_run, p_now
+        ulak._endpoint_id(p_endpoint), p_from_ts, p_to_ts, p_status, p_new_message_id, p_limit, p_dry_run, p_to, p_filter, p_now
     )
 $sql$;
 
-comment on function ulak.replay_range(text, timestamptz, timestamptz, text, boolean, integer, boolean, timestamptz) is
+comment on function ulak.replay_range(text, timestamptz, timestamptz, text, boolean, integer, boolean, text, jsonpath, timestamptz) is
     'the same by the name of the endpoint';
+
+-- What 0.2.0 has finished and left in the queue, of an endpoint and a time, goes to the archive now and not with the next maintenance.
+create or replace function ulak._archive_finished(p_endpoint_id bigint, p_from_ts timestamptz, p_to_ts timestamptz, p_now timestamptz)
+returns void
+language sql
+set search_path = pg_catalog, pg_temp
+as $sql$
+    select ulak._archive_rows(
+        array(
+            select q.id
+            from ulak._deliveries q
+            where q.status in ('completed', 'failed', 'expired')
+                and q.endpoint_id = p_endpoint_id
+                and q.created_at between p_from_ts and p_to_ts
+            order by q.id
+            for update skip locked
+        ),
+        p_now
+    )
+$sql$;
 
 create or replace function ulak._check_replay(
     p_from_ts timestamptz,
@@ -192,7 +235,7 @@ end
 $plpgsql$;
 
 -- The archived messages with these ids, all of one endpoint and created between p_first and p_last (which leads to their
--- partitions), but those whose dead letter has none of p_letters as its status. Returns the new ids in the order of the old ones. Each message is looked up by its id: without statistics the
+-- partitions), for p_target_id. If that is their own endpoint, then none whose dead letter has another status than p_letters. Returns the new ids in the order of the old ones. Each message is looked up by its id: without statistics the
 -- planner has been seen to go through a whole month once per message.
 create or replace function ulak._replay(
     p_endpoint_id bigint,
@@ -200,6 +243,7 @@ create or replace function ulak._replay(
     p_first timestamptz,
     p_last timestamptz,
     p_new_message_id boolean,
+    p_target_id bigint,
     p_now timestamptz,
     p_letters text[] default array['failed']
 )
@@ -224,13 +268,13 @@ begin
             and a.created_at between p_first and p_last
             and a.ordering_key is not null
     );
-    perform ulak._lock_ordering_keys(array_fill(p_endpoint_id, array[cardinality(v_keys)]), v_keys);
+    perform ulak._lock_ordering_keys(array_fill(p_target_id, array[cardinality(v_keys)]), v_keys);
 
     -- The lock decides, as in _redrive_rows(): of two operators who replay or redrive a dead letter, the second finds it redriven.
     with letters as materialized (
         select d.original_message_id, d.status
         from ulak._letters d
-        where d.original_message_id = any (p_archive_ids)
+        where d.original_message_id = any (p_archive_ids) and p_target_id = p_endpoint_id
         order by d.original_message_id
         for update
     )
@@ -250,11 +294,11 @@ begin
     -- After the locks on the keys: the order of ids is the order of commits.
     v_ids := array(select nextval('ulak.queue_id_seq') from generate_series(1, v_count));
     perform ulak._check_backpressure(v_ids[v_count], v_count);
-    perform ulak._insert_replayed(p_archive_ids, v_ids, p_first, p_last, p_new_message_id, p_now);
+    perform ulak._insert_replayed(p_archive_ids, v_ids, p_first, p_last, p_new_message_id, p_target_id, p_now);
     update ulak._letters d
     set status = 'redriven', redriven_at = p_now, redriven_by = ulak._caller(), redriven_message_id = n.id
     from unnest(p_archive_ids, v_ids) n(archive_id, id)
-    where d.original_message_id = n.archive_id;
+    where d.original_message_id = n.archive_id and p_target_id = p_endpoint_id;
     return v_ids;
 end
 $plpgsql$;
@@ -267,6 +311,7 @@ create or replace function ulak._insert_replayed(
     p_first timestamptz,
     p_last timestamptz,
     p_new_message_id boolean,
+    p_target_id bigint,
     p_now timestamptz
 )
 returns void
@@ -293,7 +338,7 @@ as $sql$
     )
     select
         n.id,
-        a.endpoint_id,
+        p_target_id,
         case when p_new_message_id then gen_random_uuid() else a.message_id end,
         p_now,
         p_now,
@@ -373,16 +418,12 @@ begin
     raise exception 'message % is not in the archive', coalesce(p_id::text, 'null')
         using errcode = 'P0002',
             detail = case
-                when v_status in ('pending', 'processing') then format('It is in the queue, %s.', v_status)
-                when v_status is not null
-                    then format('It is in the queue, %s. Maintenance archives it %s s after its end.', v_status, ulak.setting('archive_after'))
+                when v_status is not null then format('It is in the queue, %s.', v_status)
                 else 'There is no such message, or its month has been dropped.'
             end,
             hint = case
-                when v_status = 'failed'
-                    then format('select ulak.redrive_message(id) from ulak.dlq where original_message_id = %s;', p_id)
-                when v_status in ('completed', 'expired') then 'select ulak.archive_completed_messages(0);'
-                else 'select id, status, created_at from ulak.archive order by created_at desc limit 20;'
+                when v_status = 'pending' then format('To send it now: select ulak.reschedule(%s, now());', p_id)
+                when v_status is null then 'select id, status, created_at from ulak.archive order by created_at desc limit 20;'
             end;
 end
 $plpgsql$;

@@ -329,3 +329,14 @@ drop function ulak.grant_endpoint(text, text);
 drop function ulak.revoke_endpoint(text, text);
 drop function ulak.find_messages(text, text, uuid, uuid, text, timestamptz, integer, timestamptz);
 drop function ulak._find_message(bigint);
+
+-- They take p_ids now, and share what chooses.
+drop function ulak.purge(text, timestamptz, timestamptz, jsonpath, integer, integer, boolean, text, timestamptz);
+drop function ulak.discard(text, timestamptz, timestamptz, text, jsonpath, integer, boolean, text, timestamptz);
+drop function ulak.redrive(text, timestamptz, timestamptz, text, jsonpath, integer, double precision, boolean, text, bigint, timestamptz);
+drop function ulak._matching_letters(text, timestamptz, timestamptz, text, jsonpath, integer, boolean);
+drop function ulak._command(text, text[], text[]);
+drop function ulak._check_predicate(jsonpath);
+drop function ulak.replay_range(bigint, timestamptz, timestamptz, text, boolean, integer, boolean, timestamptz);
+drop function ulak.replay_range(text, timestamptz, timestamptz, text, boolean, integer, boolean, timestamptz);
+drop function ulak._insert_replayed(bigint[], bigint[], timestamptz, timestamptz, boolean, timestamptz);

@@ -152,19 +152,26 @@ def test_a_replay_is_in_the_event_log(alone: DB) -> None:
 
 def test_a_message_that_is_not_archived_is_an_error_that_says_where_it_is(alone: DB) -> None:
     alone.execute("insert into ulak._deliveries (id, endpoint_id, payload) values (5, 1, '{}')")
-    alone.execute("insert into ulak._deliveries (id, endpoint_id, payload, status) values (6, 1, '{}', 'failed')")
-    alone.execute("insert into ulak._deliveries (id, endpoint_id, payload, status) values (7, 1, '{}', 'completed')")
     found = {}
-    for id in (4, 5, 6, 7):
+    for id in (4, 5):
         with pytest.raises(psycopg.errors.NoDataFound) as caught, alone.transaction():
             replay(alone, id)
         found[id] = (caught.value.diag.message_detail, caught.value.diag.message_hint)
 
     assert "no such message" in (found[4][0] or "")
     assert "in the queue, pending" in (found[5][0] or "")
-    assert "redrive_message" in (found[6][1] or "")
-    assert found[7][1] == "select ulak.archive_completed_messages(0);"
     assert all(hint for _, hint in found.values())
+
+
+def test_what_0_2_0_finished_and_left_in_the_queue_is_replayed_too(alone: DB) -> None:
+    (first,) = finish(alone, at=JANUARY, created_at=JANUARY)
+    finish(alone, 1500, at=JANUARY, created_at=JANUARY)
+
+    assert replay_range(alone, p_dry_run=True) == 1501
+    assert value(alone, "select count(*) from ulak.archive") == 0
+    assert value(alone, "select status from ulak.queue where id = %s", replay(alone, first)) == "pending"
+    assert replay_range(alone) == 1501
+    assert value(alone, "select count(*) from ulak._deliveries where status <> 'pending'") == 0
 
 
 def test_messages_of_a_dropped_endpoint_cannot_be_replayed(alone: DB) -> None:
@@ -463,6 +470,36 @@ def test_a_range_by_the_name_of_its_endpoint(queue: Queue) -> None:
     assert queue.call("replay_range", "shop", *EVERYTHING, dry_run=True) == 1
     assert queue.call("replay_range", id, *EVERYTHING, dry_run=True) == 1
     assert queue.refuses("replay_range", "shpo", *EVERYTHING).message_hint == 'Did you mean "shop"?'
+
+
+def test_a_range_goes_to_another_endpoint(queue: Queue) -> None:
+    queue.endpoint()
+    other = queue.endpoint("other")
+    queue.send(payload={"n": 1}, ordering_key="k")
+    deliver(queue)
+    _, letter = bury_and_archive(queue, {"n": 2})
+
+    assert queue.call("replay_range", "shop", *EVERYTHING, to="other", dry_run=True) == 2
+    assert queue.call("replay_range", "shop", *EVERYTHING, to="other") == 2
+
+    assert queue.rows("select endpoint_id, payload, ordering_key from ulak.queue order by id") == [
+        {"endpoint_id": other, "payload": {"n": 1}, "ordering_key": "k"},
+        {"endpoint_id": other, "payload": {"n": 2}, "ordering_key": None},
+    ]
+    # Its own endpoint hasn't got it.
+    assert queue.value("select status from ulak.dlq where id = %s", letter) == "failed"
+    assert queue.value("select detail ->> 'endpoint' from ulak.event_log where event = 'messages.replayed'") == "other"
+    assert queue.refuses("replay_range", "shop", *EVERYTHING, to="othr").message_hint == 'Did you mean "other"?'
+
+
+def test_a_filter_picks_what_is_replayed(queue: Queue) -> None:
+    queue.endpoint()
+    for n in range(4):
+        queue.send(payload={"n": n})
+    deliver(queue)
+
+    assert queue.call("replay_range", "shop", *EVERYTHING, filter="$.n > 1") == 2
+    assert queue.column("select payload -> 'n' from ulak.queue order by id") == [2, 3]
 
 
 def test_a_replay_of_a_dead_letter_counts_as_its_redrive(queue: Queue) -> None:
