@@ -22,7 +22,7 @@ endif
 # For servers without PL/Python.
 PLAIN := $(BUILD)/ulak-plain-$(EXTVERSION).sql
 
-.PHONY: build sql deb dist files-image help test test-plain test-debian13 test-debian14 test-packages docker-test lint reference demo demo-stop bench chaos soak mutants
+.PHONY: build sql deb dist files-image help test test-plain test-clients test-debian13 test-debian14 test-packages docker-test lint reference screenshot demo demo-stop bench chaos soak mutants
 .DELETE_ON_ERROR:
 
 build: $(DATA_built) ## build the extension's script
@@ -59,6 +59,9 @@ lint: ## ruff, mypy and pgspot
 test-plain: ## the tests of tests/db on a plain installation, as a role that is no superuser; ARGS as for test
 	ULAK_PLAIN=1 tests/sandbox.sh python -m pytest $(or $(ARGS),-n 2 tests/db)
 
+test-clients: ## the guide's programs in Python, Node, Go, Java, Ruby and PHP, and through PgBouncer; installs their drivers
+	ULAK_CLIENTS=full tests/sandbox.sh python -m pytest tests/clients $(ARGS)
+
 test-debian13: ## make demo and make test in a fresh Debian 13, PostgreSQL 17 (needs root and debootstrap); ARGS as for test
 	tests/debian.sh trixie $(ARGS)
 
@@ -73,6 +76,11 @@ reference: ## write sql/REFERENCE.md anew, from the comments in the catalog
 	@mkdir -p $(BUILD)
 	tests/sandbox.sh python -m support.reference > $(BUILD)/REFERENCE.md
 	mv $(BUILD)/REFERENCE.md sql/REFERENCE.md
+
+screenshot: ## take README's pictures of the console anew, in a real browser, from the demo
+	@mkdir -p $(BUILD)
+	tests/sandbox.sh python -m demo.picture > $(BUILD)/pictures.tar
+	tar -x -f $(BUILD)/pictures.tar -C docker/pictures --no-same-owner
 
 docker-test: ## build the images of docker/ and run them, with buildah upon a Debian of debootstrap's (needs root)
 	tests/docker/run.sh

@@ -26,6 +26,7 @@ from support.site import Site
 
 _numbers = itertools.count(1)
 
+CLIENTS = Path(__file__).parent / "clients"
 MAJORS = Path(__file__).resolve().parent / "majors"
 # Whatever breaks most is told first. The workers come before the longest part, for pg_cron's minutes to pass during it.
 ORDER = ("conventions", "unit", "security", "upgrade", "plain", "chaos", "concurrency", "worker", "nodes", "db")
@@ -61,6 +62,8 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
     asked_for = [(config.invocation_params.dir / each.partition("::")[0]).resolve() for each in config.args]
     if "ULAK_OLDER" not in os.environ and any(MAJORS.is_relative_to(path) for path in asked_for):
         terminalreporter.write_line("tests/majors need two versions of PostgreSQL: make test-debian13 runs them")
+    if "ULAK_CLIENTS" not in os.environ and any(CLIENTS.is_relative_to(path) for path in asked_for):
+        terminalreporter.write_line("tests/clients need drivers of six languages: make test-clients runs them")
 
 
 @pytest.fixture(scope="session")

@@ -45,6 +45,10 @@ install_packages() {
         python3-confluent-kafka python3-cryptography python3-paho-mqtt python3-pika python3-redis redis-tools
         "postgresql-$major" "postgresql-plpython3-$major" "postgresql-$major-cron" "postgresql-$major-plpgsql-check"
     )
+    if [ "${ULAK_CLIENTS:-}" = full ]; then
+        packages+=(default-jdk-headless golang-github-lib-pq-dev golang-go libpostgresql-jdbc-java php-cli php-pgsql php-sqlite3
+            python3-psycopg2 python3-sqlalchemy ruby ruby-pg)
+    fi
     local missing=() package
     for package in "${packages[@]}"; do
         dpkg-query -W -f '${db:Status-Abbrev}' "$package" 2>/dev/null | grep -q '^.i' || missing+=("$package")
@@ -131,6 +135,11 @@ make_run_folder
     if [ "${ULAK_CHAOS:-}" = full ]; then
         fetch_program etcd-server libraries
         fetch_program patroni libraries
+    fi
+    if [ "${ULAK_CLIENTS:-}" = full ]; then
+        fetch_program pgbouncer libraries
+        # Unpacked, since Debian's package insists on Debian's own nodejs.
+        for package in node-pg node-split2 node-xtend; do fetch_program "$package"; done
     fi
 ) 9> "$run/lock" >&2
 

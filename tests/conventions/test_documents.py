@@ -8,14 +8,20 @@ from typing import Any
 
 import psycopg
 import pytest
+from demo.__main__ import DATABASE, POLICIES
+from demo.picture import SIZE, read_label
+from support.browser import SCHEMES, pixel
 from support.cluster import PROJECT
 
+# Columns of a line of prose.
+WIDTH = 120
 DOCUMENTS = sorted(
     path
     for folder in ("", "docker", "plpython", "sql", "tests", "tests/bench")
     for path in (PROJECT / folder).glob("*.md")
     if path.name != "CHANGELOG.md"
 )
+CHANGELOG = PROJECT / "CHANGELOG.md"
 IDS = [str(path.relative_to(PROJECT)) for path in DOCUMENTS]
 
 
@@ -41,6 +47,56 @@ def test_every_link_leads_somewhere(document: Path) -> None:
             broken.append(target)
 
     assert broken == []
+
+
+@pytest.mark.parametrize("document", [*DOCUMENTS, CHANGELOG], ids=[*IDS, CHANGELOG.name])
+def test_no_line_of_prose_is_too_wide(document: Path) -> None:
+    """A table's row, a picture's description, and what programs print can't be wrapped."""
+    lines = without_code(document.read_text()).split("\n")
+    prose = [line for line in lines if not re.match(r" {4}| *\||<img | *<(source|img) ", line)]
+
+    # A link, or code in backticks, isn't broken either.
+    words = [re.sub(r"`[^`]*`", lambda code: code[0].replace(" ", "_"), line).split() for line in prose]
+    assert [
+        line
+        for line, parts in zip(prose, words, strict=True)
+        if len(line) > WIDTH and max(len(each) for each in parts) < WIDTH - 6
+    ] == []
+
+
+def test_readme_is_short() -> None:
+    assert len((PROJECT / "README.md").read_text().splitlines()) <= 220
+
+
+def test_every_picture_is_there_and_small() -> None:
+    text = (PROJECT / "README.md").read_text()
+    pictures = {name: PROJECT / name for name in re.findall(r'(?:src|srcset)="([^"]+)"', text)}
+
+    assert sorted(path.name for path in pictures.values()) == ["console-dark.png", "console-light.png", "message.svg"]
+    for path in pictures.values():
+        assert path.stat().st_size < 200_000, path.name
+
+
+def test_the_pictures_of_the_console_show_the_demo_in_both_colour_schemes() -> None:
+    brightness = {}
+    for scheme in SCHEMES:
+        path = PROJECT / "docker/pictures" / f"console-{scheme}.png"
+
+        shown = {"title": f"ulak: {DATABASE}", "endpoints": sorted(POLICIES), "scheme": scheme}
+        assert read_label(path.read_bytes()) == shown, "make screenshot"
+        brightness[scheme] = sum(pixel(path, 5, SIZE[1] // 2))
+
+    assert brightness["dark"] < 200 < 600 < brightness["light"]
+
+
+def test_the_drawing_reads_in_both_colour_schemes() -> None:
+    """Its colours are names, which have a value for each scheme."""
+    text = (PROJECT / "docker/pictures/message.svg").read_text()
+    light, dark = text.split("@media (prefers-color-scheme: dark)")
+
+    names = re.compile(r"--(\w+): #")
+    assert names.findall(light) == names.findall(dark.split("text {")[0])
+    assert not re.search(r'(?:fill|stroke)[:=] ?"?#', text)
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=IDS)

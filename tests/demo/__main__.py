@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -115,7 +116,7 @@ def start_receivers() -> dict[str, int]:
 
 def start_cluster() -> Cluster:
     """pg_cron lives in the demo's own database."""
-    cluster = Cluster.create(FOLDER, owned=False, settings={"cron.database_name": DATABASE})
+    cluster = Cluster.create(FOLDER, owned=False, settings={"cron.database_name": DATABASE, "fsync": "on"})
     cluster.install(cluster.create_database(DATABASE))
     cluster.execute("create extension pg_cron", DATABASE)
     # Its scheduler found no database when the server started.
@@ -220,7 +221,7 @@ def show(cluster: Cluster, title: str, query: str) -> None:
         say("  " + line)
 
 
-def start(with_nodes: bool) -> None:
+def start(with_nodes: bool, in_the_outage: Callable[[Cluster], object] = lambda cluster: None) -> None:
     began = time.monotonic()
     if FOLDER.exists():
         end_processes()
@@ -244,6 +245,7 @@ def start(with_nodes: bool) -> None:
         # A circuit that is open sends one message in five seconds, to see whether the receiver is back.
         wait_while("count(*) = 0 from ulak.dlq where endpoint_name = 'warehouse'", db, progress, 20)
         show(cluster, "what could not be delivered:", "select * from ulak.dlq_summary()")
+        in_the_outage(cluster)
         say()
         say("the warehouse comes up; its circuit closes with the next probe")
         (FOLDER / "warehouse-is-up").touch()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import textwrap
 from collections.abc import Iterator
 from typing import Any
 
@@ -25,19 +26,19 @@ HEADINGS = {
 INTRODUCTION = """\
 # Reference
 
-Made from the catalog by `make reference`; edit the `comment on` texts in `sql/`, not this file. In psql,
-`select * from ulak.help();` shows the same, and `select * from ulak.help('redrive');` one of them.
+Generated from the catalog by `make reference`: edit the `comment on` texts in `sql/`, not this file. In psql,
+`select * from ulak.help();` shows the same, and `select * from ulak.help('redrive');` a single entry.
 
-A time as parameter (`p_now`) is for tests and can be left out; infinite ones and years beyond 9000 are refused. Members of
-`ulak_admin` may call every function; beside each stands who else may. Nothing is granted to PUBLIC."""
+The parameter `p_now` is for tests and can be left out. Infinite times and years beyond 9000 are refused. Members of
+`ulak_admin` may call every function; each entry names the other roles that may. Nothing is granted to PUBLIC."""
 
 SETTINGS_INTRODUCTION = """\
-`select ulak.configure('max_queue_size', '500000');` changes a setting for all, `null` as value sets it back to its default. Durations
-may have a unit: `select ulak.configure('circuit_breaker_cooldown', '5 min');`."""
+`select ulak.configure('max_queue_size', '500000');` changes a setting for everybody, and `null` resets it to its
+default. Durations may have a unit: `select ulak.configure('circuit_breaker_cooldown', '5 min');`."""
 
 TABLES_INTRODUCTION = """\
-Beside each stands who may select from it. Nothing is written to directly, but for `config`, `retry_policy` and `description` of
-`ulak.endpoints`, which an administrator may update."""
+Each entry names the roles that may select from it. Don't write to tables directly; the exceptions are `config`,
+`retry_policy` and `description` of `ulak.endpoints`, which an administrator may update."""
 
 FUNCTIONS = r"""
     select
@@ -102,6 +103,10 @@ def code(text: str) -> str:
     return f"`{text}`" if text else ""
 
 
+def prose(text: str) -> str:
+    return textwrap.fill(text, LINE, break_long_words=False, break_on_hyphens=False)
+
+
 def who(roles: list[str]) -> str:
     return ", ".join(code(role) for role in roles if role != "ulak_admin")
 
@@ -132,7 +137,7 @@ def functions(db: DB) -> Iterator[str]:
         first = next(role for role in HEADINGS if role in roles)
         others = who(roles)
         text = f"{comment}. For {others}." if others else f"{comment}."
-        by_role[first].append(f"### {name}\n\n```\n{usage}\n```\n\n{text}")
+        by_role[first].append(f"### {name}\n\n```\n{usage}\n```\n\n{prose(text)}")
     for role, entries in by_role.items():
         yield f"## {HEADINGS[role]}"
         yield from entries
@@ -141,7 +146,7 @@ def functions(db: DB) -> Iterator[str]:
 def relations(db: DB, kinds: list[str]) -> Iterator[str]:
     for name, comment, roles, columns in db.execute(RELATIONS, [list(ROLES), kinds]):
         yield f"### ulak.{name}"
-        yield f"{comment}. For {', '.join(map(code, roles)) or 'nobody'}."
+        yield prose(f"{comment}. For {', '.join(map(code, roles)) or 'nobody'}.")
         yield table(
             ["column", "type", "what it is"], [[code(column), plain(kind), text] for column, kind, text in columns]
         )

@@ -1,4 +1,4 @@
-"""What README and the guide show runs: their SQL in the order of the page, and README's receivers."""
+"""What README and the guide show runs: their SQL in the order of the page, README's first message, and the guide's receivers."""
 
 from __future__ import annotations
 
@@ -27,8 +27,14 @@ README = (PROJECT / "README.md").read_text()
 GUIDE = (PROJECT / "sql" / "GUIDE.md").read_text()
 
 
-def shown(language: str, document: str = README) -> list[str]:
+def shown(language: str, document: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```$", document, re.MULTILINE | re.DOTALL)
+
+
+def program(language: str, name: str) -> str:
+    """The one of the guide that says its file's name in its first line."""
+    (found,) = [each for each in shown(language, GUIDE) if name in each.split("\n")[0]]
+    return found
 
 
 def play(cluster: Cluster, database: str, script: str) -> None:
@@ -62,7 +68,7 @@ def readers_database(cluster: Cluster, template: str) -> Iterator[str]:
 
 
 def test_every_statement_of_readme_does_what_the_page_says(cluster: Cluster, readers_database: str) -> None:
-    script = "\n".join(shown("sql"))
+    script = "\n".join(shown("sql", README))
 
     assert "ulak.send(" in script
     play(cluster, readers_database, script)
@@ -88,23 +94,48 @@ def test_every_statement_of_the_guide_does_what_the_page_says(
     assert not re.search(r"^    (=>|select|call) ", GUIDE, re.MULTILINE), "SQL that isn't run"
 
 
-def receiver_in_python(folder: Path) -> list[str]:
-    program = folder / "receiver.py"
-    program.write_text(shown("python")[0])
-    return [sys.executable, str(program)]
+def test_the_start_on_debian_ends_with_a_delivered_message(cluster: Cluster, cron_database: str) -> None:
+    """Its last command, in a database with a worker, which the commands before it are for (tests/packages.sh runs those)."""
+    (commands,) = [each for each in shown("sh", README) if "ulak-setup" in each]
+    statements = [each.replace('\\"', '"') for each in re.findall(r'-c "((?:[^"\\]|\\.)*)"', commands)]
+    site = Site(cluster, cron_database)
+    try:
+        site.start()
+        *others, last = statements
+        printed = cluster.psql(cron_database, last, *(part for each in others for part in ("-c", each)))
+    finally:
+        site.end()
+
+    assert len(statements) == 3
+    assert printed.split()[-1] == "completed"
+    assert commands.rstrip().endswith("# completed")
 
 
-def receiver_in_node(folder: Path) -> list[str]:
-    program = folder / "receiver.js"
-    program.write_text(shown("js")[0])
-    return ["node", str(program)]
+def test_the_start_with_docker_names_services_and_an_endpoint_that_compose_has() -> None:
+    (commands,) = [each for each in shown("sh", README) if "docker compose" in each]
+    services = re.findall(r"^  (\w+):$", (PROJECT / "docker/compose.yaml").read_text(), re.MULTILINE)
+
+    assert len(commands.splitlines()) == 5
+    named = re.findall(r"(?:logs(?: --follow)?|exec) (\w+)", commands)
+    assert named == ["hello", "database", "receiver"]
+    assert set(named) <= set(services)
+    (endpoint,) = re.findall(r"ulak\.send\('(\w+)'", commands)
+    assert f"ulak.create_endpoint('{endpoint}'" in (PROJECT / "docker/demo/demo.sql").read_text()
+    (said,) = re.findall(r"# says: (.*)", commands)
+    assert said.replace("1", "$id") in (PROJECT / "docker/demo/hello.sh").read_text()
 
 
-@pytest.mark.parametrize("write", [receiver_in_python, receiver_in_node])
-def test_a_receiver_of_readme_takes_each_message_once_and_no_forgery(site: Site, tmp_path: Path, write: object) -> None:
-    assert callable(write)
-    command = write(tmp_path)
-    port = free_port()
+RECEIVERS = {"receiver.py": ("python", [sys.executable]), "receiver.js": ("js", ["node"])}
+
+
+@pytest.mark.parametrize("name", RECEIVERS)
+def test_a_receiver_of_the_guide_takes_each_message_once_and_no_forgery(site: Site, tmp_path: Path, name: str) -> None:
+    language, command = RECEIVERS[name]
+    (tmp_path / name).write_text(program(language, name))
+    takes_each_message_once_and_no_forgery(site, tmp_path, [*command, str(tmp_path / name)], free_port())
+
+
+def takes_each_message_once_and_no_forgery(site: Site, tmp_path: Path, command: list[str], port: int) -> None:
     site.http(
         "orders", f"http://127.0.0.1:{port}/hooks", policy={"backoff": "schedule", "schedule": [0], "max_retries": 1000}
     )
@@ -131,23 +162,21 @@ def test_a_receiver_of_readme_takes_each_message_once_and_no_forgery(site: Site,
         process.wait()
 
 
-def test_the_endpoints_of_readme_deliver_to_brokers(
+def test_the_endpoints_of_the_guide_deliver_to_brokers(
     site: Site, kafka: Kafka, redis_server: Redis, mosquitto: Mosquitto, rabbitmq: RabbitMQ, nats: Nats
 ) -> None:
     """As they stand there, but for where a broker is and how it is entered."""
     place = {"host": "127.0.0.1", "password": None}
     here: dict[str, dict[str, Any]] = {
         # Others have a topic of that name.
-        "kafka": {"broker": kafka.broker, "options": None, "topic": kafka.create_topic("orders-of-readme")},
+        "kafka": {"broker": kafka.broker, "options": None, "topic": kafka.create_topic("orders-of-the-guide")},
         "redis": {**place, "port": redis_server.port},
         "amqp": rabbitmq.config(),
         "mqtt": {"broker": "127.0.0.1", "port": mosquitto.port},
         "nats": {"url": nats.url, "token": None},
     }
     statement = r"create_endpoint\('([a-z-]+)', '(kafka|redis|amqp|mqtt|nats)', '(\{.*?\})'\);"
-    found = {
-        protocol: (name, json.loads(config)) for name, protocol, config in re.findall(statement, README, re.DOTALL)
-    }
+    found = {protocol: (name, json.loads(config)) for name, protocol, config in re.findall(statement, GUIDE, re.DOTALL)}
     for protocol, (name, config) in found.items():
         given = {key: value for key, value in {**config, **here[protocol]}.items() if value is not None}
         site.endpoint(name, given, None, protocol)
@@ -159,7 +188,7 @@ def test_the_endpoints_of_readme_deliver_to_brokers(
             site.wait_for_status(site.send(name, {"order": 42}, metadata={"event_type": "order.paid"}), "completed")
 
         arrived = {
-            "kafka": [each.value for each in kafka.read("orders-of-readme", 1)],
+            "kafka": [each.value for each in kafka.read("orders-of-the-guide", 1)],
             "redis": [each["payload"].encode() for each in redis_server.entries("orders")],
             "amqp": [each.body for each in rabbitmq.take("orders") if each.routing_key == "shop.order.paid"],
             "mqtt": [each.payload for each in subscriber.wait_for(1) if each.topic == "orders/order.paid"],
@@ -175,10 +204,9 @@ def test_the_endpoints_of_readme_deliver_to_brokers(
 
 
 def consumes_each_message_once(site: Site, tmp_path: Path, protocol: str, address: str) -> None:
-    (program,) = [each for each in shown("python") if each.startswith('"""consumer.py')]
     printed = tmp_path / "printed"
     script = tmp_path / "consumer.py"
-    script.write_text(program)
+    script.write_text(program("python", "consumer.py"))
     with printed.open("w") as output:
         process = subprocess.Popen([sys.executable, str(script), protocol, address], cwd=tmp_path, stdout=output)
     try:

@@ -1,0 +1,170 @@
+"""The guide's senders and receivers run as they are printed, in every language, and through PgBouncer."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.cluster import PROJECT, Cluster, free_port
+from support.sessions import wait_until
+from support.site import Site
+from worker.test_readme import program, takes_each_message_once_and_no_forgery
+
+# Debian's own interpreters: the virtual environment's has other drivers.
+PYTHON = "/usr/bin/python3"
+SENDERS = {
+    "send.py": ("python", [PYTHON]),
+    "send.js": ("js", ["node"]),
+    "send.go": ("go", ["go", "run"]),
+    "Send.java": ("java", ["java", "-cp", "/usr/share/java/postgresql.jar"]),
+    "send.rb": ("ruby", ["ruby"]),
+    "send.php": ("php", ["php"]),
+}
+
+
+def environment(cluster: Cluster, database: str, folder: Path, port: int | None = None) -> dict[str, str]:
+    """Where libpq and its likes find the database: by a socket, or at this port of loopback."""
+    return {
+        **os.environ,
+        "PGHOST": "127.0.0.1" if port else cluster.host,
+        "PGPORT": str(port or cluster.port),
+        "PGUSER": "test_ulak_application",
+        "PGDATABASE": database,
+        "PGSSLMODE": "disable",
+        "JDBC_URL": f"jdbc:postgresql://127.0.0.1:{port or cluster.port}/{database}?user=test_ulak_application",
+        "NODE_PATH": str(Path(os.environ["ULAK_WORK"]).parent / "tools/usr/share/nodejs"),
+        # Debian's packages of Go's libraries; nothing is fetched.
+        "GO111MODULE": "off",
+        "GOPATH": "/usr/share/gocode",
+        "GOCACHE": str(folder / "go"),
+        "GOFLAGS": "-p=1",
+    }
+
+
+@pytest.fixture
+def shop(site: Site) -> Iterator[Site]:
+    site.http("orders", "http://127.0.0.1:9/hooks")
+    site.db.execute("create table orders (id bigint primary key, state text)")
+    site.db.execute("grant select, insert on orders to ulak_application")
+    yield site
+    site.db.execute("drop table orders")
+
+
+def run_program(shop: Site, folder: Path, language: str, name: str, command: list[str], **options: Any) -> str:
+    (folder / name).write_text(program(language, name))
+    done = subprocess.run(
+        [*command, str(folder / name)],
+        env=environment(shop.cluster, shop.database, folder, **options),
+        cwd=folder,
+        text=True,
+        capture_output=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def sent(shop: Site) -> dict[str, Any]:
+    """The only message."""
+    query = """
+        select m.id, m.payload, m.correlation_id, m.scheduled_at - m.created_at as delay, o.id as order, o.state
+        from ulak.queue m cross join orders o
+    """
+    (row,) = shop.rows(query)
+    return row
+
+
+@pytest.mark.parametrize("name", SENDERS)
+def test_a_sender_of_the_guide_stores_an_order_and_its_message(shop: Site, tmp_path: Path, name: str) -> None:
+    language, command = SENDERS[name]
+
+    printed = run_program(shop, tmp_path, language, name, command)
+
+    row = sent(shop)
+    assert printed == f"message {row['id']}"
+    assert row["payload"] == {"order": row["order"]}
+    assert row["state"] == "paid"
+    assert row["correlation_id"] is not None
+    assert row["delay"].total_seconds() == 300
+
+
+def test_an_orm_sends_in_its_transaction(shop: Site, tmp_path: Path) -> None:
+    printed = run_program(shop, tmp_path, "python", "orm.py", [PYTHON])
+
+    row = sent(shop)
+    assert printed == f"message {row['id']}"
+    assert row["payload"] == {"order": row["order"]} == {"order": 7}
+
+
+def test_an_application_whose_queue_is_full_stores_nothing_and_says_that_it_is_busy(shop: Site, tmp_path: Path) -> None:
+    shop.configure(max_queue_size=1)
+    shop.send("orders", {"order": 1})
+
+    told = run_program(shop, tmp_path, "python", "busy.py", [PYTHON])
+    stored = shop.value("select count(*) from orders")
+    shop.configure(max_queue_size=None)
+
+    assert (told, stored) == ("busy", 0)
+    assert run_program(shop, tmp_path, "python", "busy.py", [PYTHON]) == "stored"
+    assert shop.value("select count(*) from orders") == 1
+
+
+@pytest.mark.parametrize("name", ["send.js", "send.php", "Send.java"])
+def test_a_sender_works_through_a_pool_of_transactions(shop: Site, tmp_path: Path, name: str) -> None:
+    port = free_port()
+    settings = f"""
+        [databases]
+        * = host={shop.cluster.host} port={shop.cluster.port}
+        [pgbouncer]
+        listen_addr = 127.0.0.1
+        listen_port = {port}
+        unix_socket_dir =
+        auth_type = any
+        pool_mode = transaction
+        ignore_startup_parameters = extra_float_digits
+    """
+    # It doesn't ask for a role: everybody is the application.
+    settings = settings.replace("* = host", f"{shop.database} = user=test_ulak_application host")
+    (tmp_path / "pgbouncer.ini").write_text(re.sub(r"^ +", "", settings, flags=re.MULTILINE))
+    with (tmp_path / "log").open("w") as log:
+        pooler = subprocess.Popen(["pgbouncer", str(tmp_path / "pgbouncer.ini")], stdout=log, stderr=log)
+    try:
+        wait_until(lambda: "process up" in (tmp_path / "log").read_text(), message="pgbouncer")
+        language, command = SENDERS[name]
+        run_program(shop, tmp_path, language, name, command, port=port)
+
+        row = sent(shop)
+        assert row["payload"] == {"order": row["order"]}
+    finally:
+        pooler.terminate()
+        pooler.wait()
+
+
+@pytest.mark.parametrize("name", ["receiver.go", "receiver.php"])
+def test_a_receiver_of_the_guide_takes_each_message_once_and_no_forgery(
+    site: Site, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    port = free_port()
+    if name.endswith(".php"):
+        (tmp_path / name).write_text(program("php", name))
+        command = ["php", "-S", f"127.0.0.1:{port}", name]
+    else:
+        (tmp_path / name).write_text(program("go", name))
+        variables = environment(site.cluster, site.database, tmp_path)
+        # Built before: what `go run` starts would outlive it.
+        subprocess.run(["go", "build", "-o", "receiver", name], cwd=tmp_path, env=variables, check=True)
+        command = [str(tmp_path / "receiver")]
+
+    takes_each_message_once_and_no_forgery(site, tmp_path, command, port)
+
+
+def test_every_driver_of_the_guides_table_has_a_program() -> None:
+    guide = (PROJECT / "sql/GUIDE.md").read_text()
+    table = guide[guide.index("| driver | jsonb |") :].split("\n\n")[0]
+
+    assert len(table.splitlines()) - 2 == len(SENDERS)
