@@ -287,6 +287,8 @@ returns table (place text, name text)
 language sql
 immutable
 set search_path = pg_catalog, pg_temp
+-- The planner overrates recursion so much that it would compile this, for 20 ms, each time an endpoint is written.
+set jit = off
 as $sql$
     with recursive node(place, value) as (
         select c.key, c.value

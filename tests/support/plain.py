@@ -101,6 +101,7 @@ DOES_NOT_APPLY = {
     "db/test_partitions.py::test_months_are_ordinary_tables_and_no_members_of_the_extension": EXTENSION,
     "db/test_partitions.py::test_drop_extension_takes_months_along_that_were_made_later": EXTENSION,
     "db/test_console.py": SUPERUSERS,
+    "db/test_compilation.py": SUPERUSERS,
     "db/test_claim_cost.py::*[none": SUPERUSERS,
     "db/test_send.py::test_a_plain_send_asks_nothing_but_its_insert": SUPERUSERS,
     "db/test_doctor.py::test_a_standby_that_holds_vacuum_back_is_named": SUPERUSERS,
