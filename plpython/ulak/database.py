@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
@@ -13,7 +12,6 @@ from ulak import text
 from ulak.delivery import EndpointConfig, Message
 from ulak.session import Rows, Session
 from ulak.worker.port import Busy, Claimed, Orders, Outcomes, Refused, WakeUps
-from ulak.worker.resume_point import Place, ResumePoint
 from ulak.worker.tuning import LARGE_MESSAGE, LARGE_TOGETHER
 from ulak.worker.wake_up import WakeUp
 
@@ -56,21 +54,16 @@ _CLAIM = """
         case when min(endpoint_id) < max(endpoint_id) then array_agg(endpoint_id) end as endpoint_ids,
         case when min(endpoint_id) < max(endpoint_id) then array_agg(config_version) end as config_versions,
         case when min(endpoint_id) < max(endpoint_id) then array_agg(endpoint_id) filter (where may_have_more) end
-            as have_more,
-        min(priority) as lowest, max(priority) as highest, max(due_at) as due_at, max(id) as id
+            as have_more
     from (
         select *{written}
         from ulak._claim(p_worker => $1, p_limit => $2, p_lease => make_interval(secs => $3),
-            p_endpoint_ids => $4, p_protocols => coalesce($12, ulak._worker_protocols()),
-            p_rooms => row($5, $6, $7)::ulak._rooms, p_most_endpoints => $8,
-            p_resume => case when $9 is not null then row($9, $10, $11)::ulak._place end)
+            p_endpoint_ids => $4, p_protocols => coalesce($9, ulak._worker_protocols()),
+            p_rooms => row($5, $6, $7)::ulak._rooms, p_most_endpoints => $8)
         offset 0
     ) c
 """
-_CLAIM_TYPES = (
-    *("text", "int", "float8", "bigint[]", "bigint[]", "int[]", "int", "int"),
-    *("int2", "timestamptz", "bigint", "text[]"),
-)
+_CLAIM_TYPES = ("text", "int", "float8", "bigint[]", "bigint[]", "int[]", "int", "int", "text[]")
 _CLAIM_WITH_TEXTS = _CLAIM.format(texts=_TEXTS, written=", " + _WRITTEN)
 _CLAIM_WITHOUT_TEXTS = _CLAIM.format(texts=_NO_TEXTS, written="")
 _LIGHT_TURN = f"""
@@ -139,7 +132,6 @@ class Database:
         self.session = session
         self._worker = worker
         self._stamp = stamp
-        self._resume_point = ResumePoint()
         self._wake_up: WakeUp | None = None
         self._may_listen = may_listen
         # The next claim leaves texts out, because one of them can't be returned by a query with the others.
@@ -205,25 +197,17 @@ class Database:
         endpoint_ids: Sequence[int] | None,
         most_endpoints: int,
     ) -> tuple[list[Claimed], bool]:
-        began = time.monotonic()
-        place = None
-        is_alone = endpoint_ids is not None and len(endpoint_ids) == 1
-        if endpoint_ids is not None and is_alone:
-            place = self._resume_point.place(endpoint_ids[0], began)
-        arguments = (self._worker, limit, lease, endpoint_ids, list(rooms), list(rooms.values()), room, most_endpoints)
-        row = self._claim(arguments, place)
-        if place is not None and not row["count"]:
-            place = None
-            row = self._claim(arguments, None)
+        given = (
+            *(self._worker, limit, lease, endpoint_ids, list(rooms), list(rooms.values()), room, most_endpoints),
+            self._protocols,
+        )
+        row = self._claim(given)
         claimed = _claimed(row)
         if any(_APART in (row[texts] or ()) for texts in ("payloads", "headers", "metadata")):
             claimed = self._readable(claimed)
-        if is_alone:
-            self._resume_point.claimed(time.monotonic(), began, row["count"], place is None, _last_place(row))
         return claimed, bool(row["left_out_others"])
 
-    def _claim(self, arguments: tuple[Any, ...], place: Place | None) -> Mapping[str, Any]:
-        given = (*arguments, *(place[1:] if place else (None, None, None)), self._protocols)
+    def _claim(self, given: tuple[Any, ...]) -> Mapping[str, Any]:
         if not self._is_wary:
             try:
                 return self._call(_CLAIM_WITH_TEXTS, _CLAIM_TYPES, given, may_be_followed=True)[0]
@@ -453,13 +437,6 @@ def _config(text: str) -> Mapping[str, Any] | None:
     except (ValueError, RecursionError):
         return None
     return config if isinstance(config, dict) else None
-
-
-def _last_place(row: Mapping[str, Any]) -> Place | None:
-    if not row["count"] or row["lowest"] != row["highest"]:
-        return None
-    # Behind the last message that was claimed.
-    return Place(row["endpoint_id"], row["lowest"], row["due_at"], row["id"] + 1)
 
 
 def _claimed(row: Mapping[str, Any]) -> list[Claimed]:

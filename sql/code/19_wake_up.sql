@@ -50,7 +50,7 @@ declare
 begin
     notified_to := setval('ulak.bell', coalesce(pg_sequence_last_value(v_sequence), 0) + 16);
     last_sent := coalesce(pg_sequence_last_value(v_sequence), 0);
-    has_pending := exists (select from ulak._deliveries q where q.status = 'pending');
+    has_pending := ulak._has_pending();
 end
 $plpgsql$;
 

@@ -13,8 +13,6 @@ create or replace function ulak._claim(
     p_now timestamptz default clock_timestamp(),
     -- How many messages the worker has room for, by endpoint; null: any number.
     p_rooms ulak._rooms default null,
-    -- Where the last claim of the only endpoint in p_endpoint_ids ended: what lies before isn't looked at.
-    p_resume ulak._place default null,
     -- Of so many endpoints at most. Few: each has messages enough. Many: each has one or two.
     p_most_endpoints integer default 32,
     -- So many are visited at most, 8 us each if in vain. A claim that ends so says that it has left out others.
@@ -56,9 +54,12 @@ as $plpgsql$
 #variable_conflict use_column
 declare
     v_lease_until timestamptz;
+    v_resume_points ulak._resume_point[];
+    v_passed bigint := ulak._passed_entries();
     v_turn record;
 begin
     p_now := ulak._clock(p_now);
+    v_resume_points := ulak._resume_points(p_generation);
     v_lease_until := p_now + coalesce(p_lease, make_interval(secs => ulak.setting('stale_recovery_timeout')::integer));
     if not ulak._is_adopted() then
         return;
@@ -67,11 +68,17 @@ begin
     -- of the next ones. Eight times at most: a claim that gets nothing has to end too.
     for v_walk in 1..8 loop
         v_turn := ulak._take_turn(
-            p_limit, p_endpoint_ids, p_protocols, p_generation, p_now, p_rooms, p_resume, p_most_endpoints,
+            p_limit, p_endpoint_ids, p_protocols, p_generation, p_now, p_rooms, v_resume_points, p_most_endpoints,
             p_most_visits
         );
         exit when v_turn.tids <> '{}' or v_turn.is_last;
     end loop;
+    v_passed := ulak._passed_entries() - v_passed;
+    if v_passed > 200 or v_resume_points <> '{}' then
+        perform ulak._remember_places(
+            v_turn.reached, v_resume_points = '{}', v_passed, p_endpoint_ids, p_protocols, p_generation, p_now
+        );
+    end if;
     if v_turn.tids = '{}' then
         if v_turn.left_out_others then
             left_out_others := true;
@@ -142,7 +149,7 @@ create or replace function ulak._take_turn(
     p_generation bigint,
     p_now timestamptz,
     p_rooms ulak._rooms,
-    p_resume ulak._place,
+    p_resume_points ulak._resume_point[],
     p_most_endpoints integer,
     p_most_visits integer,
     out endpoint_ids bigint[],
@@ -158,6 +165,8 @@ create or replace function ulak._take_turn(
     -- When the first and the last of their events were sent.
     out first_event_at timestamptz,
     out last_event_at timestamptz,
+    -- Where the next claim of this session can go on.
+    out reached ulak._resume_point[],
     -- Another walk would find nobody else: all were visited, or as many as a claim may visit, or only some were asked for.
     out is_last boolean,
     -- The walk ended with as many visits as it may make, or as many endpoints as it may find: others may have something due.
@@ -188,6 +197,7 @@ begin
     tids := '{}';
     ids := '{}';
     places := '{}';
+    reached := '{}';
     select
         array_agg(t.endpoint_id) filter (where t.quota > 0),
         array_agg(t.priority) filter (where t.quota > 0),
@@ -222,7 +232,7 @@ begin
         p_protocols,
         p_now,
         p_rooms,
-        p_resume
+        p_resume_points
     ) t;
     is_last := endpoint_ids is null or v_walked_to is not null or p_endpoint_ids is not null;
     v_ended_at := coalesce(v_walked_to, endpoint_ids[cardinality(endpoint_ids)]);
@@ -262,6 +272,11 @@ begin
             v_quotas[i] := v_quotas[i] - v_locked.taken[i];
             v_behind := v_behind + v_locked.looked[i] - v_locked.taken[i];
             may_have_more[i] := v_locked.looked[i] = v_sizes[i];
+            if not are_probes[i] and v_aging is null then
+                reached := reached || row(
+                    endpoint_ids[i], v_priorities[i], v_locked.last_due_at[i], v_locked.last_id[i] + (v_locked.looked[i] > 0)::integer
+                )::ulak._resume_point;
+            end if;
             if v_aging is not null then
                 -- All priorities were looked at together, and a second round would find the same ones again.
                 v_quotas[i] := 0;
@@ -271,7 +286,7 @@ begin
             elsif v_priorities[i] = 0 then
                 v_quotas[i] := 0;
             elsif v_left > 0 then
-                v_next := ulak._next_level(endpoint_ids[i], v_priorities[i], p_now);
+                v_next := ulak._next_level(endpoint_ids[i], v_priorities[i], p_now, p_resume_points);
                 v_priorities[i] := v_next.priority;
                 v_due_ats[i] := v_next.due_at;
                 v_first_ids[i] := v_next.id;

@@ -135,17 +135,23 @@ set search_path = pg_catalog, pg_temp
 as $plpgsql$
 declare
     v_count integer;
+    v_places ulak._resume_point[];
 begin
     if p_ids = '{}' then
         return 0;
     end if;
-    update ulak._deliveries q
-    set next_retry_at = greatest(q.created_at, q.scheduled_at), updated_at = p_now
-    from unnest(p_ids) u(id)
-    where q.id between u.id and u.id
-        and q.status is not distinct from 'pending'
-        and q.next_retry_at = 'infinity';
-    get diagnostics v_count = row_count;
+    with unparked as (
+        update ulak._deliveries q
+        set next_retry_at = greatest(q.created_at, q.scheduled_at), updated_at = p_now
+        from unnest(p_ids) u(id)
+        where q.id between u.id and u.id
+            and q.status is not distinct from 'pending'
+            and q.next_retry_at = 'infinity'
+        returning q.endpoint_id, q.priority, q.next_retry_at, q.id
+    )
+    select count(*), array_agg(row(u.*)::ulak._resume_point) into v_count, v_places
+    from unparked u;
+    perform ulak._step_back(v_places);
     return v_count;
 end
 $plpgsql$;

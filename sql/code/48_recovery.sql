@@ -14,6 +14,8 @@ set enable_seqscan = off
 set enable_bitmapscan = off
 set enable_hashjoin = off
 set enable_mergejoin = off
+set jit = off
+set plan_cache_mode = force_generic_plan
 as $plpgsql$
 declare
     v_ids bigint[];
@@ -22,14 +24,17 @@ declare
 begin
     p_now := ulak._clock(p_now);
     -- What has no lease was changed by hand, and nobody holds it.
-    update ulak._deliveries q
-    set lease_until = p_now
-    where q.id in (
+    v_ids := array(
         select n.id
         from ulak._deliveries n
         where n.status = 'processing' and n.lease_until is null
         for update skip locked
     );
+    if v_ids <> '{}' then
+        update ulak._deliveries q
+        set lease_until = p_now
+        where q.id = any (v_ids);
+    end if;
 
     select array_agg(s.id), array_agg(s.attempts), array_agg(s.locked_by) into v_ids, v_attempts, v_workers
     from (

@@ -33,6 +33,53 @@ as $sql$
     select ulak._require_changeable(p_id)
 $sql$;
 
+-- As workers call it, by the names of its parameters. A claim knows by itself where the last one ended.
+create or replace function ulak._claim(
+    p_resume ulak._place,
+    p_worker text,
+    p_limit integer,
+    p_lease interval,
+    p_endpoint_ids bigint[],
+    p_protocols text[],
+    p_rooms ulak._rooms,
+    p_most_endpoints integer
+)
+returns table (
+    id bigint,
+    message_id uuid,
+    attempt integer,
+    endpoint_id bigint,
+    config_version bigint,
+    payload jsonb,
+    headers jsonb,
+    metadata jsonb,
+    correlation_id uuid,
+    ordering_key text,
+    priority smallint,
+    idempotency_key text,
+    created_at timestamptz,
+    expires_at timestamptz,
+    lease_until timestamptz,
+    circuit_state text,
+    due_at timestamptz,
+    may_have_more boolean,
+    left_out_others boolean
+)
+language sql
+set search_path = pg_catalog, pg_temp
+as $sql$
+    select *
+    from ulak._claim(
+        p_worker,
+        p_limit,
+        p_lease,
+        p_endpoint_ids,
+        p_protocols,
+        p_rooms => p_rooms,
+        p_most_endpoints => p_most_endpoints
+    )
+$sql$;
+
 -- Inserts into ulak.queue, ulak.archive and ulak.dlq, which were tables.
 
 create or replace function ulak._insert_as_0_2_0()

@@ -124,6 +124,7 @@ create unlogged sequence ulak.pull_position;
 
 -- What a claim is told, and what it passes on.
 create type ulak._place as (priority smallint, due_at timestamptz, id bigint);
+create type ulak._resume_point as (endpoint_id bigint, priority smallint, due_at timestamptz, id bigint);
 create type ulak._rooms as (endpoint_ids bigint[], rooms integer[], others integer);
 
 -- Counts what was cancelled. A sequence, because a counter that applications lock until they commit would be waited for.
@@ -160,6 +161,7 @@ comment on sequence ulak.bell is 'up to which id a send wakes the worker; privat
 comment on sequence ulak.claim_position is 'endpoint at which the last claim of a worker ended; private to ulak';
 comment on sequence ulak.pull_position is 'endpoint at which the last claim() over pull endpoints ended; private to ulak';
 comment on type ulak._place is 'a place in the index of waiting messages';
+comment on type ulak._resume_point is 'where a session''s claims of an endpoint and a priority go on; private to ulak';
 comment on type ulak._rooms is 'how many messages a worker has room for: of some endpoints, and of each of the others';
 comment on type ulak._message is 'one of many messages that are sent together; private to ulak';
 comment on type ulak._mailing is 'messages and their recipients: the message at places[i] goes to endpoint_ids[i]; private to ulak';

@@ -340,3 +340,10 @@ drop function ulak._check_predicate(jsonpath);
 drop function ulak.replay_range(bigint, timestamptz, timestamptz, text, boolean, integer, boolean, timestamptz);
 drop function ulak.replay_range(text, timestamptz, timestamptz, text, boolean, integer, boolean, timestamptz);
 drop function ulak._insert_replayed(bigint[], bigint[], timestamptz, timestamptz, boolean, timestamptz);
+
+-- A claim remembers in its session where it ended. A new type: nobody waits.
+create type ulak._resume_point as (endpoint_id bigint, priority smallint, due_at timestamptz, id bigint);
+comment on type ulak._resume_point is 'where a session''s claims of an endpoint and a priority go on; private to ulak';
+drop function ulak._claim(text, integer, interval, bigint[], text[], bigint, timestamptz, ulak._rooms, ulak._place, integer, integer);
+drop function ulak._endpoints_in_turn(bigint, integer, integer, integer, bigint[], text[], timestamptz, ulak._rooms, ulak._place);
+drop function ulak._next_level(bigint, smallint, timestamptz);

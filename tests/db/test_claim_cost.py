@@ -186,3 +186,22 @@ def test_claiming_and_settling_the_head_of_a_key_reads_a_few_rows(queue: Queue) 
 
     assert 1 <= read <= 30
     queue.db.execute("delete from ulak.queue where ordering_key = 'l'")
+
+
+def test_recovery_that_was_planned_for_an_empty_queue_reads_nothing_of_a_full_one(
+    database: str, cluster: Cluster
+) -> None:
+    with cluster.connect(database) as connection:
+        queue = Queue(connection)
+        queue.endpoint("shop")
+        connection.execute("alter table ulak._deliveries set (autovacuum_enabled = off)")
+        connection.execute("vacuum analyze ulak._deliveries")
+        for _ in range(6):
+            queue.recover(now=0)
+        queue.send_many(5000)
+        recovered: list[int] = []
+
+        read = rows_read(queue, lambda: recovered.append(queue.recover(now=0)))
+
+    assert recovered == [0]
+    assert read <= 20

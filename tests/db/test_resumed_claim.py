@@ -1,96 +1,228 @@
-"""A claim that begins where an earlier one of the same endpoint ended."""
+"""A claim of a session begins where the last one ended, while an old snapshot keeps vacuum from removing what was claimed.
+
+Counted are the entries of the index that it reads, never its time."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from support.queue import Queue
+import pytest
+from support.cluster import Cluster
+from support.queue import Claim, Queue
+
+DONE = 2_000
 
 
-def claim(queue: Queue, limit: int, endpoint_id: int | None = None, behind: Any = None) -> list[dict[str, Any]]:
-    return queue.rows(
-        """
-        select * from ulak._claim('w', %s, p_lease => '1 minute', p_endpoint_ids => %s::bigint[],
-            p_resume => case when %s then row(%s::smallint, %s::timestamptz, %s::bigint + 1)::ulak._place end)
-        """,
-        limit,
-        None if endpoint_id is None else [endpoint_id],
-        behind is not None,
-        *([behind["priority"], behind["due_at"], behind["id"]] if behind else [None] * 3),
-    )
+class Walk:
+    """A queue in which DONE messages were delivered that no vacuum can remove, by a session that has looked at them."""
+
+    def __init__(self, cluster: Cluster, database: str, queue: Queue) -> None:
+        self.cluster = cluster
+        self.database = database
+        self.queue = queue
+
+    def passed(self, action: Callable[[], object], queue: Queue | None = None) -> int:
+        """Dead entries of the index of waiting messages that it read."""
+        queue = queue or self.queue
+        before = int(queue.value("select ulak._passed_entries()"))
+        action()
+        return int(queue.value("select ulak._passed_entries()")) - before
+
+    def look(self) -> None:
+        """The next claim looks from the beginning."""
+        self._resume_until("1")
+
+    def stay(self) -> None:
+        """The next claims resume, however long the test takes."""
+        self._resume_until("(extract(epoch from clock_timestamp()) * 1000000)::bigint + 9000000")
+
+    def _resume_until(self, time: str) -> None:
+        self.queue.db.execute(f"""
+            select set_config('ulak._resume_points', (array[{time}] || m[2:])::text, false)
+            from (select nullif(current_setting('ulak._resume_points', true), '')::bigint[]) m(m)
+            where m is not null
+        """)  # type: ignore[arg-type]
 
 
-def ids(rows: list[dict[str, Any]]) -> list[int]:
-    return [row["id"] for row in rows]
+@pytest.fixture(scope="module")
+def held(cluster: Cluster, module_database: str) -> Iterator[str]:
+    """A database with a snapshot older than anything that is done in it, and thousands of messages done since."""
+    with cluster.connect(module_database) as setup, cluster.connect(module_database) as reader:
+        setup.execute("alter table ulak._deliveries set (autovacuum_enabled = off)")
+        queue = Queue(setup)
+        for name in ("a", "shop", "z"):
+            queue.endpoint(name)
+        reader.execute("begin isolation level repeatable read")
+        reader.execute("select count(*) from ulak.queue")
+        finish(queue, DONE)
+        yield module_database
+        reader.execute("rollback")
 
 
-def give_back(queue: Queue, id: int) -> None:
+@pytest.fixture
+def walk(cluster: Cluster, held: str) -> Iterator[Walk]:
+    with cluster.connect(held) as connection:
+        queue = Queue(connection)
+        queue.send()
+        finish_one(queue)
+        yield Walk(cluster, held, queue)
+        finish(queue, 0)
+
+
+def finish(queue: Queue, count: int) -> None:
+    for first in range(0, count, 500):
+        queue.send_many(min(500, count - first))
+    while claims := queue.claim(500, lease=60):
+        queue.value(
+            "select ulak._settle_many('w', %s, %s, p_now => %s)",
+            [claim.id for claim in claims],
+            [claim.attempt for claim in claims],
+            queue.at(0),
+        )
+
+
+def finish_one(queue: Queue, endpoint: str | None = None) -> Claim:
+    claim = queue.claim_one(lease=60, endpoint=endpoint)
+    queue.complete(claim)
+    return claim
+
+
+def sent_long_ago(queue: Queue, count: int, **options: Any) -> list[int]:
+    ids = [queue.send(**options) for _ in range(count)]
     queue.db.execute(
-        "update ulak.queue set status = 'pending', locked_by = null, lease_until = null where id = %s", [id]
+        """
+        update ulak._deliveries
+        set created_at = created_at - interval '1 minute',
+            next_retry_at = case when next_retry_at < 'infinity' then now() - interval '1 minute' else 'infinity' end
+        where id = any (%s)
+        """,
+        [ids],
+    )
+    return ids
+
+
+@pytest.mark.parametrize("endpoint", ["shop", None])
+def test_a_claim_after_another_passes_nothing_that_was_done_before(walk: Walk, endpoint: str | None) -> None:
+    sent = walk.queue.send_many(3)
+    taken: list[int] = []
+    walk.look()
+
+    first = walk.passed(lambda: taken.append(finish_one(walk.queue, endpoint).id))
+    walk.stay()
+    second = walk.passed(lambda: taken.append(finish_one(walk.queue, endpoint).id))
+    third = walk.passed(lambda: taken.append(finish_one(walk.queue, endpoint).id))
+
+    assert taken == sent
+    assert first >= DONE
+    assert max(second, third) <= 20
+
+
+def test_a_claim_that_gets_nothing_passes_it_once(walk: Walk) -> None:
+    walk.look()
+
+    assert walk.passed(lambda: walk.queue.claim()) >= DONE
+    walk.stay()
+    assert walk.passed(lambda: walk.queue.claim()) <= 20
+    assert walk.passed(lambda: walk.queue.claim(endpoint="shop")) <= 20
+
+
+def test_other_endpoints_and_priorities_are_seen_at_once(walk: Walk) -> None:
+    walk.stay()
+    low, high = walk.queue.send(), walk.queue.send(priority=5)
+    others = [walk.queue.send("a"), walk.queue.send("z")]
+
+    found = [walk.queue.claim_one(endpoint="shop").id, walk.queue.claim_one(endpoint="shop").id]
+    rest = walk.queue.claim(10)
+
+    assert found == [high, low]
+    assert sorted(claim.id for claim in rest) == others
+
+
+def test_what_is_given_back_is_due_again_at_once(walk: Walk) -> None:
+    walk.queue.send()
+    claim = walk.queue.claim_one()
+    walk.stay()
+    walk.queue.db.execute("select ulak.release(%s, 'w', %s, p_now => clock_timestamp())", [claim.id, claim.attempt])
+
+    assert walk.queue.claim_one().id == claim.id
+
+
+def test_what_another_session_had_locked_is_found_by_the_next_look(walk: Walk) -> None:
+    with walk.cluster.connect(walk.database) as connection:
+        other = Queue(connection, walk.queue.base)
+        first, second = sent_long_ago(walk.queue, 2)
+        walk.look()
+        connection.execute("begin")
+        assert other.claim_one(endpoint="shop").id == first
+        assert finish_one(walk.queue, "shop").id == second
+        connection.execute("rollback")
+    walk.stay()
+    assert walk.queue.claim(endpoint="shop") == []
+
+    walk.look()
+
+    assert finish_one(walk.queue, "shop").id == first
+
+
+def test_the_next_message_of_an_ordering_key_is_found_although_it_was_sent_before(walk: Walk) -> None:
+    first, second = sent_long_ago(walk.queue, 2, ordering_key="k")
+    others = sent_long_ago(walk.queue, 3)
+    walk.look()
+    head = walk.queue.claim_one(endpoint="shop")
+    taken = walk.queue.claim_one(endpoint="shop")
+    walk.stay()
+    walk.queue.complete(head)
+
+    assert (head.id, taken.id) == (first, others[0])
+    assert [claim.id for claim in walk.queue.claim(5, endpoint="shop")] == [second, *others[1:]]
+
+
+def test_a_rolled_back_claim_is_forgotten_with_its_place(walk: Walk) -> None:
+    sent = sent_long_ago(walk.queue, 2)
+    walk.look()
+    with walk.queue.db.transaction(force_rollback=True):
+        assert [claim.id for claim in walk.queue.claim(2, endpoint="shop")] == sent
+
+    assert [claim.id for claim in walk.queue.claim(2, endpoint="shop")] == sent
+
+
+def test_claims_of_a_generation_go_by_their_own_places(walk: Walk) -> None:
+    first, second = sent_long_ago(walk.queue, 2)
+    walk.look()
+    walk.queue.db.execute("update ulak._deliveries set generation = 7 where id = %s", [second])
+
+    assert walk.queue.claim_one(endpoint="shop", generation=7).id == second
+    assert walk.queue.claim_one(endpoint="shop").id == first
+
+
+def test_asking_for_wake_ups_passes_nothing_either(walk: Walk) -> None:
+    walk.queue.claim()
+    walk.stay()
+    asked: list[bool] = []
+
+    assert walk.passed(lambda: asked.append(walk.queue.value("select has_pending from ulak._request_wake_ups()"))) <= 20
+    walk.queue.send("z", scheduled_at=3600)
+    assert walk.passed(lambda: asked.append(walk.queue.value("select has_pending from ulak._request_wake_ups()"))) <= 20
+
+    assert asked == [False, True]
+    walk.queue.db.execute("delete from ulak.queue")
+
+
+def test_a_healthy_queue_is_always_looked_through_from_the_beginning(queue: Queue) -> None:
+    queue.endpoint()
+    first, second = queue.send(), queue.send()
+    claims = queue.claim(2)
+    queue.db.execute(
+        "update ulak.queue set status = 'pending', locked_by = null, lease_until = null where id = %s", [first]
     )
 
-
-def test_a_claim_goes_on_behind_the_last_one(queue: Queue) -> None:
-    shop = queue.endpoint()
-    sent = [queue.send() for _ in range(4)]
-    (last,) = claim(queue, 1, shop)
-
-    again = claim(queue, 2, shop, last)
-
-    assert last["id"] == sent[0]
-    assert ids(again) == sent[1:3]
+    assert [claim.id for claim in claims] == [first, second]
+    assert queue.claim_one().id == first
 
 
-def test_what_lies_before_is_not_looked_at(queue: Queue) -> None:
-    shop = queue.endpoint()
-    first, last = queue.send(), queue.send()
-    (_, end) = claim(queue, 2, shop)
-    give_back(queue, first)
+def test_a_memory_that_somebody_wrote_harms_only_his_own_claims(walk: Walk) -> None:
+    walk.queue.db.execute("set ulak._resume_points = '{1,NULL,2}'")
+    sent = walk.queue.send()
 
-    assert end["id"] == last
-    assert claim(queue, 5, shop, end) == []
-    assert ids(claim(queue, 5, shop)) == [first]
-
-
-def test_lower_priorities_lie_behind_it(queue: Queue) -> None:
-    shop = queue.endpoint()
-    low = queue.send(priority=1)
-    first, second = queue.send(priority=5), queue.send(priority=5)
-    (end,) = claim(queue, 1, shop)
-
-    assert end["id"] == first
-    assert ids(claim(queue, 5, shop, end)) == [second, low]
-
-
-def test_other_endpoints_wait_for_a_claim_that_goes_round(queue: Queue) -> None:
-    queue.endpoint("a")
-    shop = queue.endpoint("b")
-    sent = [queue.send("b") for _ in range(3)]
-    (end,) = claim(queue, 1, shop)
-    other = queue.send("a")
-
-    assert ids(claim(queue, 1, shop, end)) == sent[1:2]
-    assert set(ids(claim(queue, 5))) == {other, sent[2]}
-
-
-def test_an_endpoint_that_was_disabled_gets_nothing_there_either(queue: Queue) -> None:
-    shop = queue.endpoint()
-    queue.send()
-    queue.send()
-    (end,) = claim(queue, 1, shop)
-    queue.call("disable_endpoint", "shop")
-
-    assert claim(queue, 5, shop, end) == []
-
-
-def test_a_claim_tells_whether_an_endpoint_may_have_more(queue: Queue) -> None:
-    queue.endpoint("a")
-    queue.endpoint("b")
-    queue.send_many(5, "a")
-    queue.send_many(1, "b")
-
-    assert {(row["priority"], row["may_have_more"]) for row in claim(queue, 10)} == {(0, False)}
-    queue.send_many(5, "a")
-    queue.send_many(1, "b")
-    found = {row["endpoint_id"]: row["may_have_more"] for row in claim(queue, 4)}
-    assert [found[id] for id in queue.column("select id from ulak.endpoints order by name")] == [True, False]
+    assert finish_one(walk.queue, "shop").id == sent

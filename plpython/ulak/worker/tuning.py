@@ -125,19 +125,6 @@ OVERDUE_SECONDS = 5.0
 GRACE_SECONDS = 30.0
 STOP_SECONDS = 2.0
 
-# Resume points (worker/resume_point.py) ------------------------------------------------------------------------------
-# What a claim takes, and each message of it, until it was measured; what takes longer was lost by walking.
-CLAIM_SECONDS = 0.001
-MESSAGE_SECONDS = 0.0001
-# A claim of so many messages is large enough to measure what one costs. After so many large claims from the beginning,
-# one resumes although no time was lost, to measure what a message costs when nothing is walked over.
-MEASURED_CLAIM = 32
-RESUME_ONE_IN = 8
-# At most one part in so many of the time may be lost by claims that begin at the beginning, and none of them is put off
-# for longer than this.
-RESUME_PARTS = 20
-RESUME_LONGEST = 1.0
-
 # Python --------------------------------------------------------------------------------------------------------------
 # Python looks for cycles after so many new objects (700 by default). A claim makes a thousand and more, and none of
 # them is in a cycle.
