@@ -43,8 +43,12 @@ begin
             and not a.attisdropped
             and a.attname not in ('event_id', 'event_created_at');
         execute format(
-            'create or replace view ulak.%I as select %s, (select e.sent_by from ulak._events e '
-            'where e.id = m.event_id and e.created_at = coalesce(m.event_created_at, m.%I)) as sent_by from ulak.%I m',
+            'create or replace view ulak.%1$I as select %2$s, '
+            '(select e.sent_by from ulak._events e '
+            'where e.id = m.event_id and e.created_at = coalesce(m.event_created_at, m.%3$I)) as sent_by, '
+            '(select e.max_retries from ulak._events e '
+            'where e.id = m.event_id and e.created_at = coalesce(m.event_created_at, m.%3$I)) as max_retries '
+            'from ulak.%4$I m',
             v_view,
             v_columns,
             v_created_at,
@@ -60,6 +64,8 @@ begin
                 and a.attname not in ('event_id', 'event_created_at')
             union all
             select 'sent_by', 'the role that sent it: the one that was set, else the one that logged in; null: sent by 0.2.0'
+            union all
+            select 'max_retries', 'its own number of retries, as asked for by the sender; null: as the endpoint''s retry policy says'
         loop
             execute format('comment on column ulak.%I.%I is %L', v_view, v_column, v_comment);
         end loop;

@@ -28,6 +28,7 @@ from (
         ('default_max_retries', 'integer', '10', 0, 1000, null, 'retries', 'retries before a message goes to the dead-letter queue'),
         ('dlq_retention_days', 'integer', '30', 1, 3650, null, 'days', 'how long dead letters are kept'),
         ('event_log_retention_days', 'integer', '30', 1, 3650, null, 'days', 'how long entries of ulak.event_log are kept'),
+        ('generation', 'integer', '0', 0, 2147483647, null, 'generations', 'generation of messages that are sent without one of their own; 0: none'),
         ('http_allow_internal_urls', 'boolean', 'false', null, null, null, null, 'whether requests may go to private, loopback and other internal addresses'),
         ('http_allowed_networks', 'networks', '', null, null, null, null, 'internal networks that requests may go to all the same: CIDRs, separated by commas'),
         ('http_connect_timeout', 'integer', '5', 1, 60, null, 'seconds', 'longest wait for a connection'),

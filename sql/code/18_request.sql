@@ -154,3 +154,66 @@ as $sql$
     from regexp_split_to_table(substring(split_part(p_url, '#', 1) from E'\\?(.*)$'), E'[&;?]') p (parameter)
     where p.parameter <> ''
 $sql$;
+
+-- A message's headers with two options that its request knows nothing of. They travel so until the message is stored: then ":generation" becomes a
+-- column of its delivery, ":max_retries" one of its event.
+create or replace function ulak._with_options(p_headers jsonb, p_generation bigint, p_max_retries integer)
+returns jsonb
+language plpgsql
+immutable
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+begin
+    if p_generation is not null then
+        perform ulak._check_generation(p_generation);
+        p_headers := coalesce(p_headers, '{}') || jsonb_build_object(':generation', p_generation);
+    end if;
+    if p_max_retries is not null then
+        if p_max_retries not between 0 and 1000 then
+            raise exception 'max_retries must be between 0 and 1000'
+                using errcode = '22023',
+                    detail = format('It is %s.', p_max_retries),
+                    hint = 'Leave it out to have as many as the endpoint''s retry policy says.';
+        end if;
+        p_headers := coalesce(p_headers, '{}') || jsonb_build_object(':max_retries', p_max_retries);
+    end if;
+    return p_headers;
+end
+$plpgsql$;
+
+create or replace function ulak._check_generation(p_generation bigint)
+returns void
+language plpgsql
+immutable
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+begin
+    if p_generation < 1 then
+        raise exception 'a generation is a number from 1 on'
+            using errcode = '22023', detail = format('It is %s.', p_generation);
+    end if;
+end
+$plpgsql$;
+
+-- The generation of messages that are sent without one.
+create or replace function ulak._generation()
+returns bigint
+language plpgsql
+stable
+as $plpgsql$
+begin
+    return (select nullif(v.value::bigint, 0) from ulak.setting_values v where v.name operator(pg_catalog.=) 'generation');
+end
+$plpgsql$;
+
+-- A message's headers as they are sent.
+create or replace function ulak._sent_headers(p_headers jsonb, p_generation bigint)
+returns jsonb
+language sql
+stable
+as $sql$
+    select case
+        when p_generation is null then p_headers
+        else coalesce(p_headers, '{}') || jsonb_build_object('ulak-generation', p_generation::text)
+    end
+$sql$;

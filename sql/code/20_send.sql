@@ -16,7 +16,9 @@ create or replace function ulak.send(
     p_raw text default null,
     p_content_type text default null,
     p_path text default null,
-    p_timeout double precision default null
+    p_timeout double precision default null,
+    p_generation bigint default null,
+    p_max_retries integer default null
 )
 returns bigint
 language plpgsql
@@ -29,15 +31,18 @@ begin
     -- 1024: the smallest max_payload_size that can be configured.
     if num_nonnulls(
             p_scheduled_at, p_idempotency_key, p_expires_at, p_ordering_key, p_headers, p_metadata, p_raw, p_content_type, p_path,
-            p_timeout
+            p_timeout, p_generation, p_max_retries
         ) = 0
         and p_priority between 0 and 10
         and octet_length(p_payload::text) <= 1024
     then
         v_id := nextval('ulak.queue_id_seq');
         if ulak._has_room(v_id) then
-            insert into ulak._deliveries (id, event_id, endpoint_id, priority, correlation_id)
-            select v_id, v_id, e.id, p_priority, p_correlation_id
+            insert into ulak._deliveries (id, event_id, endpoint_id, priority, correlation_id, generation)
+            -- As _generation() has it: that would be a query of its own.
+            select v_id, v_id, e.id, p_priority, p_correlation_id, (
+                select nullif(g.value::bigint, 0) from ulak.setting_values g where g.name = 'generation'
+            )
             from ulak.endpoints e
             where e.name = p_endpoint and e.max_pending is null and (not e.is_restricted or ulak._may_send(e.id));
             if found then
@@ -50,7 +55,7 @@ begin
             end if;
         end if;
     end if;
-    if num_nonnulls(p_raw, p_content_type, p_path, p_timeout) > 0 then
+    if num_nonnulls(p_raw, p_content_type, p_path, p_timeout, p_generation, p_max_retries) > 0 then
         return ulak._send_request(
             (
                 ulak._sendable_endpoint(p_endpoint),
@@ -67,7 +72,9 @@ begin
             p_raw is not null,
             p_content_type,
             p_path,
-            p_timeout
+            p_timeout,
+            p_generation,
+            p_max_retries
         );
     end if;
     return ulak._send(
@@ -86,7 +93,7 @@ end
 $plpgsql$;
 
 comment on function ulak.send(
-    text, jsonb, integer, timestamptz, text, uuid, timestamptz, text, jsonb, jsonb, text, text, text, double precision
+    text, jsonb, integer, timestamptz, text, uuid, timestamptz, text, jsonb, jsonb, text, text, text, double precision, bigint, integer
 ) is 'queues one message in the caller''s transaction and returns its id';
 
 create or replace function ulak.send_with_options(
@@ -159,6 +166,7 @@ declare
     v_sent integer;
     v_ids bigint[];
     v_overflow bigint[] := '{}';
+    v_generation bigint := ulak._generation();
 begin
     perform ulak._check_priority(p_priority);
     if v_count = 0 then
@@ -173,8 +181,8 @@ begin
         v_overflow := ulak._overflow(v_ids, p_endpoint_ids);
     end if;
 
-    insert into ulak._deliveries (id, event_id, endpoint_id, priority)
-    select m.id, m.id, e.id, p_priority
+    insert into ulak._deliveries (id, event_id, endpoint_id, priority, generation)
+    select m.id, m.id, e.id, p_priority, v_generation
     from unnest(v_ids, p_endpoint_ids) m(id, endpoint_id)
     join ulak.endpoints e on e.id = m.endpoint_id;
     get diagnostics v_sent = row_count;
@@ -264,7 +272,8 @@ begin
         payload_hash,
         correlation_id,
         expires_at,
-        ordering_key
+        ordering_key,
+        generation
     )
     values (
         v_id,
@@ -277,7 +286,8 @@ begin
         case when p_idempotency_key is not null then ulak._payload_hash(p_payload) end,
         p_correlation_id,
         p_expires_at,
-        p_ordering_key
+        p_ordering_key,
+        ulak._generation()
     );
     insert into ulak._events (id, payload, headers, metadata)
     values (v_id, p_payload, p_headers, p_metadata);

@@ -1,12 +1,14 @@
 -- Many messages at once, each with its own options, by the same rules as single sends. The caller has checked them.
 
--- One message whose request has particulars.
+-- One message with particulars.
 create or replace function ulak._send_request(
     p_message ulak._message,
     p_is_raw boolean,
     p_content_type text,
     p_path text,
-    p_timeout double precision
+    p_timeout double precision,
+    p_generation bigint default null,
+    p_max_retries integer default null
 )
 returns bigint
 language plpgsql
@@ -14,8 +16,10 @@ set search_path = pg_catalog, pg_temp
 as $plpgsql$
 begin
     perform ulak._check_messages(array[p_message]);
-    p_message.headers := ulak._request_headers(
-        p_message.endpoint_id, p_message.headers, p_is_raw, p_content_type, p_path, p_timeout
+    p_message.headers := ulak._with_options(
+        ulak._request_headers(p_message.endpoint_id, p_message.headers, p_is_raw, p_content_type, p_path, p_timeout),
+        p_generation,
+        p_max_retries
     );
     return (ulak._enqueue(array[p_message]))[1];
 end
@@ -181,6 +185,7 @@ declare
     );
     v_random text := left(replace(gen_random_uuid()::text, '-', ''), 16);
     v_overflow bigint[] := '{}';
+    v_generation bigint := ulak._generation();
 begin
     if ulak._has_room(p_ids[v_count]) is not true then
         perform ulak._check_backpressure(p_ids[v_count], v_count);
@@ -190,11 +195,16 @@ begin
     end if;
     insert into ulak._deliveries (
         id, event_id, message_id, endpoint_id, priority, next_retry_at, scheduled_at, idempotency_key, payload_hash, correlation_id, expires_at,
-        ordering_key
+        ordering_key, generation
     )
-    select * from ulak._new_rows(p_ids, v_event_ids, p_mailing, v_random);
-    insert into ulak._events (id, payload, headers, metadata)
-    select v_event_ids[m.ordinality], m.payload, m.headers, m.metadata
+    select * from ulak._new_rows(p_ids, v_event_ids, p_mailing, v_random, v_generation);
+    insert into ulak._events (id, payload, headers, metadata, max_retries)
+    select
+        v_event_ids[m.ordinality],
+        m.payload,
+        nullif(m.headers - array[':generation', ':max_retries'], '{}'),
+        m.metadata,
+        (m.headers ->> ':max_retries')::smallint
     from unnest(p_mailing.messages) with ordinality m
     where v_event_ids[m.ordinality] is not null;
     if v_overflow <> '{}' then
@@ -209,7 +219,14 @@ $plpgsql$;
 
 -- The deliveries of a mailing; the i-th id is that of the i-th recipient. Without a search_path of its own, so that it becomes part of
 -- the query that calls it.
-create or replace function ulak._new_rows(p_ids bigint[], p_event_ids bigint[], p_mailing ulak._mailing, p_random text default null)
+create or replace function ulak._new_rows(
+    p_ids bigint[],
+    p_event_ids bigint[],
+    p_mailing ulak._mailing,
+    p_random text default null,
+    -- Of messages that have none of their own.
+    p_generation bigint default null
+)
 returns table (
     id bigint,
     event_id bigint,
@@ -222,7 +239,8 @@ returns table (
     payload_hash text,
     correlation_id uuid,
     expires_at timestamptz,
-    ordering_key text
+    ordering_key text,
+    generation bigint
 )
 language sql
 stable
@@ -240,7 +258,8 @@ as $sql$
         m.payload_hash,
         m.correlation_id,
         m.expires_at,
-        m.ordering_key
+        m.ordering_key,
+        coalesce(m.generation, p_generation)
     from generate_series(1, cardinality(p_mailing.places)) r(number)
     join (
         select
@@ -252,7 +271,8 @@ as $sql$
             case when m.idempotency_key is not null then ulak._payload_hash(m.payload) end as payload_hash,
             m.correlation_id,
             m.expires_at,
-            m.ordering_key
+            m.ordering_key,
+            (m.headers ->> ':generation')::bigint as generation
         from unnest(p_mailing.messages) with ordinality m
         -- Once for each message, not for each of its recipients.
         offset 0

@@ -49,7 +49,7 @@ begin
     );
     perform ulak._check_messages(v_messages);
     if exists (
-        select from jsonb_array_elements(p_messages) m where m ?| array['raw', 'content_type', 'path', 'timeout']
+        select from jsonb_array_elements(p_messages) m where m ?| array['raw', 'content_type', 'path', 'timeout', 'generation', 'max_retries']
     ) then
         v_messages := ulak._with_requests(v_messages, p_messages);
     end if;
@@ -60,7 +60,7 @@ $plpgsql$;
 comment on function ulak.send_messages(text, jsonb) is
     'queues an array of {"payload": ..., and options of send()} for one endpoint, all or none; returns ids in the order of the array';
 
--- The same messages; element i of p_requests says what is particular to the request of the i-th.
+-- The same messages; element i of p_requests says what is particular to the i-th.
 create or replace function ulak._with_requests(p_messages ulak._message[], p_requests jsonb)
 returns ulak._message[]
 language sql
@@ -77,12 +77,18 @@ as $sql$
             m.correlation_id,
             m.expires_at,
             m.ordering_key,
-            ulak._request_headers(m.endpoint_id, m.headers, m.raw is not null, m.content_type, m.path, m.timeout),
+            ulak._with_options(
+                ulak._request_headers(m.endpoint_id, m.headers, m.raw is not null, m.content_type, m.path, m.timeout),
+                m.generation::bigint,
+                m.max_retries::integer
+            ),
             m.metadata
         )::ulak._message
         from rows from (
             unnest(p_messages),
-            jsonb_to_recordset(p_requests) as (raw text, content_type text, path text, timeout double precision)
+            jsonb_to_recordset(p_requests) as (
+                raw text, content_type text, path text, timeout double precision, generation numeric, max_retries numeric
+            )
         ) with ordinality m
         order by m.ordinality
     )
@@ -98,7 +104,9 @@ create or replace function ulak.send_many(
     p_expires_at timestamptz default null,
     p_ordering_key text default null,
     p_headers jsonb default null,
-    p_metadata jsonb default null
+    p_metadata jsonb default null,
+    p_generation bigint default null,
+    p_max_retries integer default null
 )
 returns bigint[]
 language plpgsql
@@ -137,13 +145,16 @@ begin
     if p_headers is not null then
         perform ulak._check_credentials(n.id, p_headers) from unnest(v_endpoint_ids) n(id);
     end if;
+    v_message.headers := ulak._with_options(p_headers, p_generation, p_max_retries);
     return ulak._enqueue(
         (array[v_message], array_fill(1, array[cardinality(v_endpoint_ids)]), v_endpoint_ids)::ulak._mailing
     );
 end
 $plpgsql$;
 
-comment on function ulak.send_many(text[], jsonb, integer, timestamptz, text, uuid, timestamptz, text, jsonb, jsonb) is
+comment on function ulak.send_many(
+    text[], jsonb, integer, timestamptz, text, uuid, timestamptz, text, jsonb, jsonb, bigint, integer
+) is
     'queues one message for each of these endpoints, with the options of send(); returns ids in the order of the endpoints';
 
 -- Options of a message in an array of messages or of events, by JSON's types. Whoever takes them adds its own keys.
@@ -161,7 +172,9 @@ as $sql$
         "expires_at": {"type": ["string", "null"]},
         "ordering_key": {"type": ["string", "null"]},
         "headers": {"type": ["object", "null"]},
-        "metadata": {"type": ["object", "null"]}
+        "metadata": {"type": ["object", "null"]},
+        "generation": {"type": ["integer", "null"], "minimum": 1, "maximum": 9223372036854775807},
+        "max_retries": {"type": ["integer", "null"], "minimum": 0, "maximum": 1000}
     }$json$::pg_catalog.jsonb
 $sql$;
 
@@ -232,6 +245,8 @@ as $sql$
                 case
                     when jsonb_typeof(o.value) = 'null' then true
                     when o.key = 'priority' then o.value::text ~ '^([0-9]|10)$'
+                    when o.key = 'generation' then o.value::text ~ '^[1-9][0-9]{0,17}$'
+                    when o.key = 'max_retries' then o.value::text ~ '^[0-9]{1,3}$'
                     when o.key in ('headers', 'metadata') then jsonb_typeof(o.value) = 'object'
                     else jsonb_typeof(o.value) = 'string'
                 end

@@ -11,7 +11,9 @@ create or replace function ulak.publish(
     p_ordering_key text default null,
     p_headers jsonb default null,
     p_metadata jsonb default null,
-    p_event_id uuid default null
+    p_event_id uuid default null,
+    p_generation bigint default null,
+    p_max_retries integer default null
 )
 returns integer
 language plpgsql
@@ -50,13 +52,15 @@ begin
         p_correlation_id,
         p_expires_at,
         p_ordering_key,
-        p_headers,
+        ulak._with_options(p_headers, p_generation, p_max_retries),
         p_metadata
     )::ulak._message], array[p_event_type], array[p_event_id]);
 end
 $plpgsql$;
 
-comment on function ulak.publish(text, jsonb, integer, timestamptz, text, uuid, timestamptz, text, jsonb, jsonb, uuid) is
+comment on function ulak.publish(
+    text, jsonb, integer, timestamptz, text, uuid, timestamptz, text, jsonb, jsonb, uuid, bigint, integer
+) is
     'queues an event for every endpoint with a matching subscription, in the caller''s transaction, with the options of send(); returns how many';
 
 create or replace function ulak.publish_batch(p_events jsonb)
@@ -109,6 +113,9 @@ begin
         return 0;
     end if;
     perform ulak._check_messages(v_messages);
+    if exists (select from jsonb_array_elements(p_events) as e where e ?| array['generation', 'max_retries']) then
+        v_messages := ulak._with_requests(v_messages, p_events);
+    end if;
     return ulak._fan_out(v_messages, v_event_types, v_event_ids);
 end
 $plpgsql$;

@@ -108,7 +108,10 @@ begin
         v_turn.config_versions[c.place],
         coalesce(c.payload, e.payload),
         -- A probe waits as long as the endpoint allows: a message's own time-out would tell nothing about the receiver.
-        case when v_turn.are_probes[c.place] then coalesce(c.headers, e.headers) - ':timeout' else coalesce(c.headers, e.headers) end,
+        case
+            when v_turn.are_probes[c.place] then ulak._sent_headers(coalesce(c.headers, e.headers) - ':timeout', c.generation)
+            else ulak._sent_headers(coalesce(c.headers, e.headers), c.generation)
+        end,
         coalesce(c.metadata, e.metadata),
         c.correlation_id,
         c.ordering_key,

@@ -73,7 +73,7 @@ begin
             c.endpoint_id,
             c.config_version,
             coalesce(c.payload, v.payload),
-            coalesce(c.headers, v.headers),
+            ulak._sent_headers(coalesce(c.headers, v.headers), c.generation),
             coalesce(c.metadata, v.metadata),
             c.correlation_id,
             c.created_at
@@ -102,7 +102,7 @@ declare
     v_largest integer := 134217728;
     v_message record;
 begin
-    select q.payload, q.headers, q.metadata, q.ordering_key into strict v_message
+    select q.payload, ulak._sent_headers(q.headers, q.generation) as headers, q.metadata, q.ordering_key into strict v_message
     from ulak.queue q
     where q.id = p_id and q.locked_by = p_worker and q.attempts = p_attempt;
     if v_message.payload is null then

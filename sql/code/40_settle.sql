@@ -172,11 +172,19 @@ begin
             o.response,
             q.id,
             q.retry_count,
+            v.max_retries,
             v_defaults || coalesce(e.retry_policy, '{}') as policy
         from unnest(p_workers, p_ids, p_attempts, p_errors, p_retry_after, p_responses)
             with ordinality o(worker, id, attempt, error, retry_after, response, place)
         join ulak._deliveries q on q.id between o.id and o.id
         left join ulak.endpoints e on e.id = q.endpoint_id
+        left join lateral (
+            select v.max_retries
+            from ulak._events v
+            where v.id = q.event_id and v.created_at = coalesce(q.event_created_at, q.created_at)
+            -- As in _claim().
+            limit 1
+        ) v on true
         where o.error is not null
             and q.attempts = o.attempt
             and q.locked_by is not distinct from o.worker
@@ -186,7 +194,7 @@ begin
     decided as materialized (
         select
             h.*,
-            h.error ~ E'^\\[(PERMANENT|DISABLE)\\]' or h.retry_count >= (h.policy -> 'max_retries')::integer as is_dead
+            h.error ~ E'^\\[(PERMANENT|DISABLE)\\]' or h.retry_count >= coalesce(h.max_retries, (h.policy -> 'max_retries')::integer) as is_dead
         from held h
     ),
     moved as (

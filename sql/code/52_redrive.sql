@@ -153,6 +153,7 @@ declare
     v_new_ids bigint[];
     v_count integer;
 begin
+    perform ulak._check_generation(p_new_generation);
     perform ulak._lock_ordering_keys(array_agg(d.endpoint_id), array_agg(d.ordering_key))
     from ulak._letters d
     where d.id = any (p_dlq_ids);

@@ -171,7 +171,10 @@ begin
                 else 'next: it is scheduled, in %1$s'
             end,
             ulak._short_duration(v_due - p_now), v_due, p_message.retry_count,
-            (ulak._retry_defaults() || coalesce(p_endpoint.retry_policy, '{}')) ->> 'max_retries'
+            coalesce(
+                (select q.max_retries::text from ulak.queue q where q.id = p_message.id),
+                (ulak._retry_defaults() || coalesce(p_endpoint.retry_policy, '{}')) ->> 'max_retries'
+            )
         ));
     elsif p_endpoint.protocol = any (ulak._worker_protocols()) and ulak._count_alive(p_now) = 0 then
         return query

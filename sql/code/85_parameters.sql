@@ -21,6 +21,8 @@ as $sql$
         (null, 'p_ordering_key', 'messages of one key are delivered in the order of their commits, one at a time'),
         (null, 'p_headers', 'further headers of its request: an object of texts'),
         (null, 'p_metadata', 'an object of yours that is kept with the message and not sent'),
+        (null, 'p_generation', 'sent as ulak-generation, and what claim() can be limited to; null: as the setting generation says'),
+        (null, 'p_max_retries', 'so many retries before it is a dead letter, 0 to 1000; null: as the endpoint''s retry policy says'),
         (null, 'p_event_type', 'name of the event type'),
         (null, 'p_events', 'an array of {"event_type": ..., "payload": ...}'),
         (null, 'p_protocol', array_to_string(ulak._worker_protocols(), ', ') || ': workers deliver; pull: external workers claim'),

@@ -53,7 +53,7 @@ as $sql$
             'message_id', m.message_id,
             'attempt', greatest(m.attempts, 1),
             'payload', m.payload::text,
-            'headers', m.headers::text,
+            'headers', ulak._sent_headers(m.headers, m.generation)::text,
             'metadata', m.metadata::text,
             'correlation_id', m.correlation_id,
             'ordering_key', m.ordering_key,
@@ -61,17 +61,17 @@ as $sql$
         )
     from (
         select q.endpoint_id, q.message_id, q.attempts, q.payload, q.headers, q.metadata, q.correlation_id, q.ordering_key,
-            q.created_at
+            q.generation, q.created_at
         from ulak.queue q
         where q.id = p_id
         union all
         select a.endpoint_id, a.message_id, a.attempts, a.payload, a.headers, a.metadata, a.correlation_id, a.ordering_key,
-            a.created_at
+            a.generation, a.created_at
         from ulak.archive a
         where a.id = p_id
         union all
         select d.endpoint_id, d.message_id, d.attempts, d.payload, d.headers, d.metadata, d.correlation_id, d.ordering_key,
-            d.original_created_at
+            d.generation, d.original_created_at
         from ulak.dlq d
         where d.original_message_id = p_id
         limit 1

@@ -80,6 +80,88 @@ as $sql$
     )
 $sql$;
 
+-- send(), send_many() and publish(), as they were: an application's function (begin atomic) may depend on them by their oids.
+
+create or replace function ulak._send_of_0_2_0(
+    p_endpoint text,
+    p_payload jsonb default null,
+    p_priority integer default 0,
+    p_scheduled_at timestamptz default null,
+    p_idempotency_key text default null,
+    p_correlation_id uuid default null,
+    p_expires_at timestamptz default null,
+    p_ordering_key text default null,
+    p_headers jsonb default null,
+    p_metadata jsonb default null,
+    p_raw text default null,
+    p_content_type text default null,
+    p_path text default null,
+    p_timeout double precision default null
+)
+returns bigint
+language plpgsql
+security definer
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+begin
+    return ulak.send(
+        p_endpoint, p_payload, p_priority, p_scheduled_at, p_idempotency_key, p_correlation_id, p_expires_at, p_ordering_key,
+        p_headers, p_metadata, p_raw, p_content_type, p_path, p_timeout
+    );
+end
+$plpgsql$;
+
+create or replace function ulak._send_many_of_0_2_0(
+    p_endpoints text[],
+    p_payload jsonb,
+    p_priority integer default 0,
+    p_scheduled_at timestamptz default null,
+    p_idempotency_key text default null,
+    p_correlation_id uuid default null,
+    p_expires_at timestamptz default null,
+    p_ordering_key text default null,
+    p_headers jsonb default null,
+    p_metadata jsonb default null
+)
+returns bigint[]
+language plpgsql
+security definer
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+begin
+    return ulak.send_many(
+        p_endpoints, p_payload, p_priority, p_scheduled_at, p_idempotency_key, p_correlation_id, p_expires_at, p_ordering_key,
+        p_headers, p_metadata
+    );
+end
+$plpgsql$;
+
+create or replace function ulak._publish_of_0_2_0(
+    p_event_type text,
+    p_payload jsonb,
+    p_priority integer default 0,
+    p_scheduled_at timestamptz default null,
+    p_idempotency_key text default null,
+    p_correlation_id uuid default null,
+    p_expires_at timestamptz default null,
+    p_ordering_key text default null,
+    p_headers jsonb default null,
+    p_metadata jsonb default null,
+    p_event_id uuid default null
+)
+returns integer
+language plpgsql
+security definer
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+begin
+    return ulak.publish(
+        p_event_type, p_payload, p_priority, p_scheduled_at, p_idempotency_key, p_correlation_id, p_expires_at, p_ordering_key,
+        p_headers, p_metadata, p_event_id
+    );
+end
+$plpgsql$;
+
 -- Inserts into ulak.queue, ulak.archive and ulak.dlq, which were tables.
 
 create or replace function ulak._insert_as_0_2_0()
@@ -92,7 +174,7 @@ declare
     v_columns text := (
         select string_agg(quote_ident(a.attname), ', ' order by a.attnum)
         from pg_attribute a
-        where a.attrelid = tg_relid and a.attnum > 0 and not a.attisdropped and a.attname <> 'sent_by'
+        where a.attrelid = tg_relid and a.attnum > 0 and not a.attisdropped and a.attname not in ('sent_by', 'max_retries')
     );
 begin
     execute format(

@@ -92,7 +92,7 @@ begin
     for v_routine in
         select p.oid::regprocedure
         from pg_proc p
-        where p.pronamespace = 'ulak'::regnamespace and p.proname ~ '^_(send|publish)_of_'
+        where p.pronamespace = 'ulak'::regnamespace and p.proname ~ '^_(send|send_many|publish)_of_'
     loop
         execute format('grant execute on routine %s to ulak_application', v_routine);
     end loop;

@@ -12,7 +12,8 @@ create table ulak._events (
     headers jsonb,
     metadata jsonb,
     -- As ulak._caller() has it. Once for all deliveries, also for those of a redrive or a replay.
-    sent_by text default case when current_setting('role') = 'none' then session_user else current_setting('role') end
+    sent_by text default case when current_setting('role') = 'none' then session_user else current_setting('role') end,
+    max_retries smallint
 ) partition by range (created_at);
 
 create table ulak._events_default partition of ulak._events default;
@@ -175,6 +176,7 @@ comment on column ulak._events.payload is 'the body';
 comment on column ulak._events.headers is 'extra request headers';
 comment on column ulak._events.metadata is 'the sender''s own notes';
 comment on column ulak._events.sent_by is 'the role that sent it: the one that was set, else the one that logged in';
+comment on column ulak._events.max_retries is 'its own number of retries, as asked for by the sender; null: as the endpoint''s retry policy says';
 comment on table ulak._events_default is 'events whose month has no partition yet; maintenance moves them; private to ulak';
 comment on table ulak._idempotency_keys is 'idempotency keys in use; private to ulak';
 comment on column ulak._idempotency_keys.endpoint_id is 'the endpoint of the key';
@@ -198,7 +200,7 @@ comment on column ulak._deliveries.first_failed_at is 'first failure of this cyc
 comment on column ulak._deliveries.scheduled_at is 'not before this time, as asked for by the sender';
 comment on column ulak._deliveries.expires_at is 'not after this time, as asked for by the sender';
 comment on column ulak._deliveries.correlation_id is 'the sender''s own id for a conversation; sent along';
-comment on column ulak._deliveries.generation is 'claim can be limited to one generation of workers; set by redrive';
+comment on column ulak._deliveries.generation is 'sent as ulak-generation; claim() can be limited to one generation, so that old and new consumers each get their own';
 comment on column ulak._deliveries.attempts is 'claims started, also by workers that died: the fencing token, it only rises';
 comment on column ulak._deliveries.retry_count is 'budget used: reported failures and expired leases';
 comment on column ulak._deliveries.priority is '0 to 10, higher first';

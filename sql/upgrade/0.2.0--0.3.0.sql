@@ -145,7 +145,8 @@ create table ulak._events (
     headers jsonb,
     metadata jsonb,
     -- As ulak._caller() has it. Once for all deliveries, also for those of a redrive or a replay.
-    sent_by text default case when current_setting('role') = 'none' then session_user else current_setting('role') end
+    sent_by text default case when current_setting('role') = 'none' then session_user else current_setting('role') end,
+    max_retries smallint
 ) partition by range (created_at);
 
 create table ulak._events_default partition of ulak._events default;
@@ -174,6 +175,7 @@ comment on column ulak._events.payload is 'the body';
 comment on column ulak._events.headers is 'extra request headers';
 comment on column ulak._events.metadata is 'the sender''s own notes';
 comment on column ulak._events.sent_by is 'the role that sent it: the one that was set, else the one that logged in';
+comment on column ulak._events.max_retries is 'its own number of retries, as asked for by the sender; null: as the endpoint''s retry policy says';
 comment on table ulak._events_default is 'events whose month has no partition yet; maintenance moves them; private to ulak';
 comment on table ulak._idempotency_keys is 'idempotency keys in use; private to ulak';
 comment on column ulak._idempotency_keys.endpoint_id is 'the endpoint of the key';
@@ -219,6 +221,10 @@ begin
         execute format($$comment on column ulak.%I.status is 'pending or processing; in the archive completed, failed, expired or cancelled'$$, v_partition);
         execute format(
             $$comment on column ulak.%I.idempotency_key is 'one message per endpoint and key, until archive_after seconds after its delivery'$$,
+            v_partition
+        );
+        execute format(
+            $$comment on column ulak.%I.generation is 'sent as ulak-generation; claim() can be limited to one generation, so that old and new consumers each get their own'$$,
             v_partition
         );
     end loop;
@@ -347,3 +353,19 @@ comment on type ulak._resume_point is 'where a session''s claims of an endpoint 
 drop function ulak._claim(text, integer, interval, bigint[], text[], bigint, timestamptz, ulak._rooms, ulak._place, integer, integer);
 drop function ulak._endpoints_in_turn(bigint, integer, integer, integer, bigint[], text[], timestamptz, ulak._rooms, ulak._place);
 drop function ulak._next_level(bigint, smallint, timestamptz);
+
+-- Two more parameters: a generation, and retries of its own. What an application's function (begin atomic) depends on by its oid stays under another
+-- name, and calls the new one (sql/code/89_for_0_2_0.sql). No lock that anybody waits for.
+alter function ulak.send(
+    text, jsonb, integer, timestamptz, text, uuid, timestamptz, text, jsonb, jsonb, text, text, text, double precision
+) rename to _send_of_0_2_0;
+alter function ulak.send_many(text[], jsonb, integer, timestamptz, text, uuid, timestamptz, text, jsonb, jsonb) rename to _send_many_of_0_2_0;
+alter function ulak.publish(text, jsonb, integer, timestamptz, text, uuid, timestamptz, text, jsonb, jsonb, uuid) rename to _publish_of_0_2_0;
+comment on function ulak._send_of_0_2_0(
+    text, jsonb, integer, timestamptz, text, uuid, timestamptz, text, jsonb, jsonb, text, text, text, double precision
+) is null;
+comment on function ulak._send_many_of_0_2_0(text[], jsonb, integer, timestamptz, text, uuid, timestamptz, text, jsonb, jsonb) is null;
+comment on function ulak._publish_of_0_2_0(text, jsonb, integer, timestamptz, text, uuid, timestamptz, text, jsonb, jsonb, uuid) is null;
+drop function ulak._send_request(ulak._message, boolean, text, text, double precision);
+comment on column ulak._deliveries.generation is 'sent as ulak-generation; claim() can be limited to one generation, so that old and new consumers each get their own';
+comment on column ulak._archived.generation is 'sent as ulak-generation; claim() can be limited to one generation, so that old and new consumers each get their own';

@@ -15,6 +15,7 @@ FUNCTIONS = {
         send send_with_options send_batch send_batch_with_priority send_messages send_many publish publish_batch
         cancel cancel_by_key reschedule reprioritise
         message_status find_messages await_delivery explain mark_handled setting help _shown_config
+        _send_of_0_2_0 _send_many_of_0_2_0 _publish_of_0_2_0
     """,
     "ulak_consumer": """
         claim heartbeat complete fail release retry_delay mark_handled setting help

@@ -85,6 +85,15 @@ def test_what_pg_cron_calls_sends_once_for_each_minute(cluster: Cluster, cron: D
     assert cron.execute("select last_sent_at = '2030-01-01 00:01:00+00' from ulak.recurring_list").fetchone() == (True,)
 
 
+def test_a_recurring_message_has_the_generation_of_the_setting(cron: DB) -> None:
+    schedule(cron, "'often', '* * * * *', 'shop', '1'")
+    cron.execute("select ulak.configure('generation', '4')")
+
+    cron.execute("select ulak._send_recurring('often')")
+
+    assert cron.execute("select generation from ulak.queue").fetchall() == [(4,)]
+
+
 def test_a_job_whose_schedule_is_gone_sends_nothing(cron: DB) -> None:
     assert cron.execute("select ulak._send_recurring('gone')").fetchone() == (None,)
     assert cron.execute("select count(*) from ulak.queue").fetchone() == (0,)

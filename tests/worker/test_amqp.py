@@ -51,7 +51,8 @@ def test_a_message_is_confirmed_and_a_consumer_can_read_it(site: Site, rabbitmq:
     endpoint(site, rabbitmq, exchange)
     site.start()
 
-    id = site.send("shop", {"order": 7, "note": "café"}, headers={"x-shop": "north"}, ordering_key="customer 7")
+    options = {"headers": {"x-shop": "north"}, "ordering_key": "customer 7", "generation": 7}
+    id = site.send("shop", {"order": 7, "note": "café"}, **options)
 
     message = site.wait_for_status(id, "completed")
     (found,) = rabbitmq.take(exchange)
@@ -61,7 +62,12 @@ def test_a_message_is_confirmed_and_a_consumer_can_read_it(site: Site, rabbitmq:
     assert properties.message_id == str(message["message_id"])
     assert (properties.content_type, properties.delivery_mode) == ("application/json", 2)
     assert properties.timestamp == int(message["created_at"].timestamp())
-    assert properties.headers == {"ulak-attempt": 1, "x-shop": "north", "ulak-ordering-key": "customer 7"}
+    assert properties.headers == {
+        "ulak-attempt": 1,
+        "ulak-generation": "7",
+        "ulak-ordering-key": "customer 7",
+        "x-shop": "north",
+    }
 
 
 def test_an_event_carries_its_type_and_its_correlation(site: Site, rabbitmq: RabbitMQ, exchange: str) -> None:

@@ -31,7 +31,7 @@ def test_a_request_carries_what_endpoint_and_message_say_in_their_rank(site: Sit
     own = {"x-shop": "message", "traceparent": TRACE}
 
     for method in ("POST", "PUT", "PATCH", "DELETE"):
-        id = site.send(method, {"name": "Çiğdem"}, headers=own, correlation_id=CORRELATION)
+        id = site.send(method, {"name": "Çiğdem"}, headers=own, correlation_id=CORRELATION, generation=7)
         message = site.wait_for_status(id, "completed")
         got = receiver.requests[-1]
 
@@ -42,6 +42,7 @@ def test_a_request_carries_what_endpoint_and_message_say_in_their_rank(site: Sit
         assert got.headers["traceparent"] == TRACE
         assert got.headers["content-type"] == "application/json"
         assert got.headers["x-correlation-id"] == CORRELATION
+        assert got.headers["ulak-generation"] == "7"
         assert UUID(got.headers["webhook-id"]) == message["message_id"]
         assert got.headers["ulak-attempt"] == "1"
         assert got.headers["host"] == receiver.url.split("/")[2]

@@ -63,7 +63,8 @@ def test_a_message_arrives_with_its_id_and_its_headers(site: Site, bus: Bus) -> 
     correlation = uuid4()
 
     id = site.value(
-        "select ulak.send('bus', %s, p_headers => %s, p_correlation_id => %s, p_ordering_key => 'c-7')",
+        "select ulak.send('bus', %s, p_headers => %s, p_correlation_id => %s, p_ordering_key => 'c-7',"
+        " p_generation => 7)",
         json.dumps({"order": 7, "note": "caf\u00e9"}),
         json.dumps({"tenant": "acme"}),
         correlation,
@@ -78,6 +79,7 @@ def test_a_message_arrives_with_its_id_and_its_headers(site: Site, bus: Bus) -> 
         "ulak-message-id": str(message["message_id"]),
         "ulak-attempt": "1",
         "ulak-correlation-id": str(correlation),
+        "ulak-generation": "7",
         "content-type": "application/json",
         "origin": "shop",
         "tenant": "acme",

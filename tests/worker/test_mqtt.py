@@ -44,7 +44,7 @@ def test_a_message_is_published_with_its_properties(
     endpoint(site, mosquitto, qos=qos)
     site.start()
 
-    id = site.send("shop", {"order": 7, "note": "caf\u00e9"}, headers={"x-tenant": "acme"})
+    id = site.send("shop", {"order": 7, "note": "caf\u00e9"}, headers={"x-tenant": "acme"}, generation=7)
 
     message = site.wait_for_status(id, "completed")
     (received,) = subscriber.wait_for(1)
@@ -54,6 +54,7 @@ def test_a_message_is_published_with_its_properties(
     assert received.properties["ulak-message-id"] == str(message["message_id"])
     assert received.properties["ulak-attempt"] == "1"
     assert received.properties["x-tenant"] == "acme"
+    assert received.properties["ulak-generation"] == "7"
 
 
 def test_the_topic_may_be_named_by_the_message(site: Site, mosquitto: Mosquitto, subscriber: Subscriber) -> None:

@@ -69,6 +69,7 @@ def test_headers_are_those_of_the_message_and_of_the_config(site: Site, server: 
         "shop",
         correlation_id="0190a5d2-5b9e-7000-8000-000000000001",
         headers={"x-tenant": "caf\u00e9", "Content-Type": "application/vnd.order+json"},
+        generation=7,
     )
 
     site.wait_for_status(id, "completed")
@@ -77,6 +78,7 @@ def test_headers_are_those_of_the_message_and_of_the_config(site: Site, server: 
     assert found.headers["x-tenant"] == "caf\u00e9"
     assert found.headers["content-type"] == "application/vnd.order+json"
     assert found.headers["ulak-correlation-id"] == "0190a5d2-5b9e-7000-8000-000000000001"
+    assert found.headers["ulak-generation"] == "7"
 
 
 @pytest.mark.parametrize("name", ["Nats-Rollup", "nats-msg-id", "NATS-TTL"])

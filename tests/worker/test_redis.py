@@ -54,6 +54,7 @@ def test_what_else_a_message_has_travels_in_fields(site: Site, server: Redis) ->
         correlation_id="0190a5d2-5b9e-7000-8000-000000000001",
         ordering_key="customer 7",
         headers={"x-tenant": "acme", "Content-Type": "application/vnd.order+json"},
+        generation=7,
     )
 
     site.wait_for_status(id, "completed")
@@ -61,7 +62,7 @@ def test_what_else_a_message_has_travels_in_fields(site: Site, server: Redis) ->
     assert entry["correlation_id"] == "0190a5d2-5b9e-7000-8000-000000000001"
     assert entry["ordering_key"] == "customer 7"
     assert entry["content_type"] == "application/vnd.order+json"
-    assert json.loads(entry["headers"]) == {"x-tenant": "acme"}
+    assert json.loads(entry["headers"]) == {"x-tenant": "acme", "ulak-generation": "7"}
 
 
 def test_the_stream_may_be_named_by_the_message(site: Site, server: Redis) -> None:
