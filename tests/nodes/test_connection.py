@@ -16,7 +16,7 @@ from support.receiver import Receiver, make_certificate
 from support.sessions import strain, wait_until
 from support.site import Site
 
-README = (PROJECT / "README.md").read_text()
+GUIDE = (PROJECT / "sql" / "GUIDE.md").read_text()
 SECRET = "a password that is in no command line"
 
 
@@ -71,14 +71,14 @@ def test_a_node_comes_over_tls_with_a_password_from_a_file(away: Site, receiver:
         assert SECRET.encode() not in Path(f"/proc/{node.pid}/cmdline").read_bytes()
 
 
-def test_a_node_logs_in_as_readme_says(away: Site, receiver: Receiver, folder: Path, tmp_path: Path) -> None:
+def test_a_node_logs_in_as_the_guide_says(away: Site, receiver: Receiver, folder: Path, tmp_path: Path) -> None:
     away.http("shop", receiver.url)
-    (statement,) = re.findall(r"^create role node_1 .*;$", README, re.MULTILINE)
+    (statement,) = re.findall(r"^create role node_1 .*;$", GUIDE, re.MULTILINE)
     away.db.execute(statement)
-    (line,) = re.findall(r"^    echo '(.*)' > ~/.pgpass && chmod 600 ~/.pgpass$", README, re.MULTILINE)
+    (line,) = re.findall(r"^echo '(.*)' > ~/.pgpass && chmod 600 ~/.pgpass$", GUIDE, re.MULTILINE)
     (tmp_path / ".pgpass").write_text(line.replace("db1:5432:app", f"localhost:{away.cluster.port}:shop") + "\n")
     (tmp_path / ".pgpass").chmod(0o600)
-    (dsn,) = re.findall(r'^    python3 worker.py --dsn "(.*)"$', README, re.MULTILINE)
+    (dsn,) = re.findall(r'^python3 worker.py --dsn "(.*)"$', GUIDE, re.MULTILINE)
     here = f"host=localhost hostaddr=127.0.0.1 port={away.cluster.port} dbname=shop"
     dsn = dsn.replace("host=db1 dbname=app", here).replace("/etc/ssl/certs/ca.pem", str(folder / "server.crt"))
 

@@ -32,7 +32,8 @@ IN_A_HURRY = {"ttl": 20, "loop_wait": 5, "retry_timeout": 5}
 
 
 def text_of(language: str) -> str:
-    (text,) = re.findall(rf"^```{language}\n(.*?)^```", OPERATIONS.read_text(), re.MULTILINE | re.DOTALL)
+    section = OPERATIONS.read_text().split("\n### With Patroni\n")[1].split("\n## ")[0]
+    (text,) = re.findall(rf"^```{language}\n(.*?)^```", section, re.MULTILINE | re.DOTALL)
     return str(text)
 
 
