@@ -74,6 +74,10 @@ comment on column ulak.endpoints.dead_log_started_at is 'start of the minute who
 comment on column ulak.endpoints.dead_log_letters is 'dead letters of that minute: the first ten have a line of the server''s log each';
 comment on column ulak.endpoints.circuit_broken_since is 'since when the breaker has not been closed; null while it is';
 comment on column ulak.endpoints.is_restricted is 'true: only roles that were granted to send may send to it';
+
+-- Few endpoints are of either kind: publish() asks for them among thousands of subscribers.
+create index endpoints_restricted_idx on ulak.endpoints (id) where is_restricted;
+create index endpoints_max_pending_idx on ulak.endpoints (id) where max_pending is not null;
 comment on column ulak.endpoints.last_error is 'the error of last_failure_at';
 
 -- Of endpoints with max_pending: up to which message id a send needs no look at what waits for it. A table of its own, because

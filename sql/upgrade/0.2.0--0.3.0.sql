@@ -305,6 +305,8 @@ alter table ulak.event_log
     alter column actor set default case when current_setting('role') = 'none' then session_user else current_setting('role') end;
 
 comment on column ulak.endpoints.is_restricted is 'true: only roles that were granted to send may send to it';
+create index endpoints_restricted_idx on ulak.endpoints (id) where is_restricted;
+create index endpoints_max_pending_idx on ulak.endpoints (id) where max_pending is not null;
 comment on column ulak.event_types.is_restricted is 'true: only roles of ulak.event_type_grants may publish it';
 comment on table ulak.endpoint_grants is 'who may work off an endpoint, and who may send to one that is restricted. Change it with ulak.grant_endpoint() and ulak.revoke_endpoint()';
 comment on column ulak.endpoint_grants.granted_at is 'when the first of both rights was granted';
