@@ -12,6 +12,7 @@ from demo.__main__ import DATABASE, POLICIES
 from demo.picture import SIZE, read_label
 from support.browser import SCHEMES, pixel
 from support.cluster import PROJECT
+from support.copies import current_version
 
 # Columns of a line of prose.
 WIDTH = 120
@@ -35,7 +36,7 @@ def anchors(path: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=IDS)
+@pytest.mark.parametrize("document", [*DOCUMENTS, CHANGELOG], ids=[*IDS, CHANGELOG.name])
 def test_every_link_leads_somewhere(document: Path) -> None:
     broken = []
     for target in re.findall(r"\]\(([^)\s]+)\)", without_code(document.read_text())):
@@ -62,6 +63,16 @@ def test_no_line_of_prose_is_too_wide(document: Path) -> None:
         for line, parts in zip(prose, words, strict=True)
         if len(line) > WIDTH and max(len(each) for each in parts) < WIDTH - 6
     ] == []
+
+
+def test_every_release_has_a_date_and_a_way_back() -> None:
+    _, *releases = re.split(r"^## ", CHANGELOG.read_text(), flags=re.MULTILINE)
+
+    assert [each.split("\n")[0] for each in releases if not re.match(r"\d+\.\d+\.\d+ \(\d{4}-\d\d-\d\d\)\n", each)] in (
+        [],
+        [f"{current_version()} (not released yet)"],
+    )
+    assert [each.split("\n")[0] for each in releases if "**The way back:**" not in each] == []
 
 
 def test_readme_is_short() -> None:

@@ -53,7 +53,11 @@ def missing(db: DB) -> set[str]:
         | {f"{each}: help" for each in known if not re.search(rf"\b{each}\b", described[0])}
         | {f"{each}: tests of all brokers" for each in (delivered - {"http", "log"}) ^ set(BROKERS)}
         | {f"{each}: bench" for each in (delivered - {"http", "log"}) ^ bench.SECTIONS.keys()}
-        | {f"{each}: the guide's table" for each in set(BROKERS) if not re.search(rf"^\| `{each}`", GUIDE, re.MULTILINE)}
+        | {
+            f"{each}: the guide's table"
+            for each in set(BROKERS)
+            if not re.search(rf"^\| `{each}`", GUIDE, re.MULTILINE)
+        }
         | {f"{each}: the guide" for each in set(BROKERS) if f"| key of `{each}` |" not in GUIDE}
     )
 
