@@ -37,6 +37,8 @@ begin
         select f.* from ulak._doctor_signatures() f
         union all
         select f.* from ulak._doctor_roles() f
+        union all
+        select f.* from ulak._doctor_setup() f
     ),
     counted as (
         select
@@ -146,6 +148,27 @@ as $sql$
     select 'warning', 'roles', format('role %s %s', p.role, p.problem), p.remedy
     from ulak._role_problems() p
     where not p.is_usual
+$sql$;
+
+-- What is still to be done before anything can be delivered. With an endpoint, _doctor_workers() goes on from here.
+create or replace function ulak._doctor_setup()
+returns table (severity text, check_name text, finding text, fix text)
+language sql
+stable
+set search_path = pg_catalog, pg_temp
+as $sql$
+    select 'info', f.item, f.finding, f.fix
+    from (
+        select
+            'endpoints',
+            'there is no endpoint yet: nothing can be sent',
+            'select ulak.create_endpoint(''orders'', ''http'', ''{"url": "https://example.com/hook"}''); -- with the url of your receiver'
+        union all
+        select c.item, c.detail, c.fix
+        from ulak._check_pg_cron(ulak._default_workers()) c
+        where c.status = 'problem' and ulak._default_workers() > 0
+    ) f (item, finding, fix)
+    where not exists (select from ulak.endpoints)
 $sql$;
 
 -- Whoever has workers needn't have pg_cron. A scheduler that doesn't run will be missed within a minute all the same.
@@ -364,7 +387,12 @@ as $sql$
     from (
         select
             case
-                when count(*) = 0 then case when exists (select from ulak.endpoints) then 'run_maintenance() never ran' end
+                -- pg_cron begins at the next full minute.
+                when count(*) = 0 then (
+                    select 'run_maintenance() never ran'
+                    where exists (select from ulak.endpoints)
+                        and not exists (select from ulak.schedule c where c.changed_at > p_now - interval '2 minutes' and not c.is_stopped)
+                )
                 when bool_and(s.is_late) then 'run_maintenance() last ran ' || ulak._short_duration(p_now - max(s.started_at)) || ' ago'
                 else string_agg(
                     case
@@ -427,7 +455,7 @@ as $sql$
     cross join lateral ulak._advice(h.name, h.last_error) a
     where h.circuit_state <> 'closed'
     union all
-    -- Nothing but failures, and no success since: what only somebody can mend at once, the rest when it goes on.
+    -- Nothing but failures, and no success since: at once what only somebody can mend and what never succeeded, the rest when it goes on.
     select
         'warning',
         'failing',
@@ -435,7 +463,7 @@ as $sql$
             'endpoint "%s" fails: %s. %sthe last one was %s ago: %s',
             h.name,
             a.cause,
-            case when h.failed > 0 then format('%s attempts in five minutes, none succeeded; ', ulak._thousands(h.failed)) else '' end,
+            case when h.failed > 0 then format('%s in five minutes, %s succeeded; ', ulak._counted(h.failed, 'attempt'), case when h.last_success_at is null then 'none ever' else 'none' end) else '' end,
             ulak._short_duration(p_now - h.last_failure_at),
             h.last_error
         ),
@@ -452,7 +480,7 @@ as $sql$
             and coalesce(r.last_failed_percent, 100) = 100
     ) h
     cross join lateral ulak._advice(h.name, h.last_error) a
-    where (a.is_lasting or h.failed >= 3)
+    where (a.is_lasting or h.last_success_at is null or h.failed >= 3)
         and not (a.cause ~ 'address is blocked$' and ulak._is_unblocked(h.last_error))
     union all
     select

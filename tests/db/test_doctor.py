@@ -36,13 +36,21 @@ def mend(queue: Queue, finding: dict[str, Any]) -> None:
     queue.db.execute(finding["fix"])
 
 
-def test_a_fresh_installation_has_nothing_but_the_harness_own_fault(db: DB) -> None:
+def test_a_fresh_installation_lacks_an_endpoint_alone(db: DB) -> None:
     rows = Queue(db).rows("select * from ulak.doctor()")
 
     # Test clusters run without fsync.
-    assert [(row["severity"], row["check"]) for row in rows] == [("critical", "settings")]
+    assert [(row["severity"], row["check"]) for row in rows] == [("critical", "settings"), ("info", "endpoints")]
     assert rows[0]["finding"].startswith("fsync is off")
     assert rows[0]["fix"] == "alter system set fsync = on; -- then: select pg_reload_conf();"
+
+
+def test_without_an_endpoint_doctor_says_what_to_do_first(queue: Queue) -> None:
+    finding = found(queue, "endpoints")
+    mend(queue, finding)
+
+    assert (finding["severity"], finding["finding"]) == ("info", "there is no endpoint yet: nothing can be sent")
+    assert findings(queue, "endpoints") == []
 
 
 def test_the_worst_comes_first(queue: Queue) -> None:
@@ -340,6 +348,15 @@ def test_maintenance_that_never_ran_is_told_until_it_has(db: DB) -> None:
     assert (finding["severity"], finding["finding"]) == ("warning", "run_maintenance() never ran")
     assert findings(queue, "maintenance", now=-3600) == []
     assert found(queue, "maintenance", now=60)["finding"].startswith("run_maintenance() last ran 1h")
+
+
+def test_maintenance_that_pg_cron_is_about_to_start_is_not_missed(db: DB) -> None:
+    queue = Queue(db)
+    queue.endpoint()
+    db.execute("insert into ulak.schedule (workers, changed_at) values (1, %s)", [queue.at(0)])
+
+    assert findings(queue, "maintenance", now=60) == []
+    assert found(queue, "maintenance", now=180)["finding"] == "run_maintenance() never ran"
 
 
 def test_a_step_that_fails_is_critical_and_says_why(db: DB) -> None:

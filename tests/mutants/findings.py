@@ -20,6 +20,11 @@ def never(name: str, condition: str, *tests: str, file: str = DOCTOR) -> Mutant:
 
 MUTANTS = [
     never(
+        "endpoints: none yet",
+        "where not exists (select from ulak.endpoints)\n$sql$",
+        f"{TESTS}::test_without_an_endpoint_doctor_says_what_to_do_first",
+    ),
+    never(
         "cluster: restored from another",
         "where b.reason is not null\n$sql$",
         f"{TESTS}::test_a_restored_cluster_that_was_not_adopted_is_critical",
@@ -115,8 +120,8 @@ MUTANTS = [
     Mutant(
         "maintenance: never ran",
         DOCTOR,
-        "then case when exists (select from ulak.endpoints) then 'run_maintenance() never ran' end",
-        "then null",
+        "select 'run_maintenance() never ran'",
+        "select null",
         (f"{TESTS}::test_maintenance_that_never_ran_is_told_until_it_has",),
     ),
     Mutant(
@@ -141,21 +146,28 @@ MUTANTS = [
     ),
     never(
         "failing: refused, moved, blocked, timed out",
-        "where (a.is_lasting or h.failed >= 3)",
+        "where (a.is_lasting or h.last_success_at is null or h.failed >= 3)",
         AT_ONCE,
     ),
     Mutant(
         "failing: what only somebody can mend is told at the first",
         DOCTOR,
-        "where (a.is_lasting or h.failed >= 3)",
-        "where (h.failed >= 3)",
+        "where (a.is_lasting or h.last_success_at is null or h.failed >= 3)",
+        "where (h.last_success_at is null or h.failed >= 3)",
         (f"{AT_ONCE}::test_an_answer_that_only_somebody_can_mend_is_told_with_its_cause",),
+    ),
+    Mutant(
+        "failing: the first, while there was no success",
+        DOCTOR,
+        "where (a.is_lasting or h.last_success_at is null or h.failed >= 3)",
+        "where (a.is_lasting or h.failed >= 3)",
+        (f"{AT_ONCE}::test_the_first_failure_of_a_receiver_that_was_never_up_is_told",),
     ),
     Mutant(
         "failing: it goes on",
         DOCTOR,
-        "where (a.is_lasting or h.failed >= 3)",
-        "where (a.is_lasting)",
+        "where (a.is_lasting or h.last_success_at is null or h.failed >= 3)",
+        "where (a.is_lasting or h.last_success_at is null)",
         (f"{AT_ONCE}::test_a_receiver_that_does_not_answer_in_time_is_told_after_three_attempts",),
     ),
     never(

@@ -78,6 +78,13 @@ def test_one_answer_names_everything_and_its_fixes_lead_to_workers(newcomer: New
     wait_until(lambda: newcomer.value("select count(*) from ulak.get_worker_status() where state = 'running'") == 2, 75)
 
 
+def test_doctor_names_what_is_missing_before_there_is_an_endpoint(newcomer: Newcomer) -> None:
+    with newcomer.cluster.connect("app", row_factory=dict_row) as db:
+        told = db.execute("select * from ulak.doctor() where severity = 'info'").fetchall()
+
+    assert {"endpoints", "pg_cron", "restart"} <= {row["check"] for row in told}
+
+
 def test_a_fix_that_was_pasted_is_not_asked_for_again_before_the_restart(newcomer: Newcomer) -> None:
     first = newcomer.start()
     newcomer.paste_all([row for row in first if "alter system" in (row["fix"] or "")])

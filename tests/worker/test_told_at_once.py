@@ -67,6 +67,7 @@ def test_a_receiver_that_does_not_answer_in_time_is_told_after_three_attempts(si
     with Receiver(answer) as receiver:
         site.http("slow", receiver.url, ONCE, timeout=1)
         site.start()
+        site.db.execute("update ulak.endpoints set last_success_at = now() - interval '1 hour'")
 
         for id in [site.send("slow") for _ in range(3)]:
             site.wait_for_status(id, "failed")
@@ -83,6 +84,21 @@ def test_a_receiver_that_does_not_answer_in_time_is_told_after_three_attempts(si
         percentiles = site.rows("select p50_ms, p95_ms from ulak.get_endpoint_health('slow')")[0]
         assert percentiles["p50_ms"] <= percentiles["p95_ms"] <= longest
         assert told["slowest"].strip().startswith("1.")
+
+
+def test_the_first_failure_of_a_receiver_that_was_never_up_is_told(site: Site) -> None:
+    with Receiver() as receiver:
+        url = receiver.url
+    # Nobody listens there any more.
+    site.http("shop", url)
+    site.start()
+
+    id = site.send()
+    wait_until(lambda: site.value("select retry_count from ulak.queue where id = %s", id) == 1, message="a failure")
+
+    (finding,) = findings(site, "failing")
+    assert finding["finding"].startswith('endpoint "shop" fails: nothing answers at its address. ')
+    assert finding["fix"].startswith("select * from ulak.ping('shop');")
 
 
 def test_a_circuit_that_opens_is_told_at_once(site: Site) -> None:
