@@ -2,6 +2,9 @@
 
     python3 exporter.py [[host:]port]        # 127.0.0.1:9188
 
+It exports every endpoint. With thousands, ULAK_EXPORTER_ENDPOINTS=200 bounds them to those with the most messages, and
+ULAK_EXPORTER_ACTIVE_WITHIN='1 hour' to those that were used lately; totals count all.
+
 On an address that others reach it wants a token, ULAK_EXPORTER_TOKEN, which Prometheus sends as
 `authorization: {credentials: ...}`. What psql says of a failure goes to standard error, not to whoever asks.
 """
@@ -14,7 +17,12 @@ import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-QUERY = ["psql", "--no-psqlrc", "--no-align", "--tuples-only", "--quiet", "--command", "select ulak.metrics_text()"]
+PSQL = ["psql", "--no-psqlrc", "--no-align", "--tuples-only", "--quiet"]
+# psql quotes variables in what it reads, not in --command.
+QUERY = b"""select ulak.metrics_text(
+    p_active_within => nullif(:'within', '')::interval, p_limit => nullif(:'most', '')::integer
+);"""
+BOUNDS = {"within": "ULAK_EXPORTER_ACTIVE_WITHIN", "most": "ULAK_EXPORTER_ENDPOINTS"}
 SECONDS = 10
 TOKEN = os.environ.get("ULAK_EXPORTER_TOKEN", "")
 # However many ask, the database is asked by one.
@@ -52,7 +60,9 @@ class Exporter(BaseHTTPRequestHandler):
 
 def metrics() -> tuple[int, bytes]:
     try:
-        return 200, subprocess.run(QUERY, capture_output=True, timeout=SECONDS, check=True).stdout
+        bounds = [f"--set={name}={os.environ.get(variable, '')}" for name, variable in BOUNDS.items()]
+        command = [*PSQL, "--set=ON_ERROR_STOP=1", *bounds]
+        return 200, subprocess.run(command, input=QUERY, capture_output=True, timeout=SECONDS, check=True).stdout
     except subprocess.CalledProcessError as error:
         sys.stderr.write(error.stderr.decode(errors="replace"))
         return 503, b"the database can't be asked: the exporter's log says why\n"

@@ -203,7 +203,7 @@ begin
                     ulak._setting_range(v_setting),
                     coalesce(nullif(v_setting.default_value, ''), 'empty')
                 ),
-                hint = p_remedy;
+                hint = case when v_setting.kind = 'networks' then format('select ulak.configure(%L, %L);', p_name, ulak._whole_networks(p_value)) else p_remedy end;
     end if;
     return v_value;
 end
@@ -287,6 +287,24 @@ begin
 exception
     when invalid_text_representation then
         return null;
+end
+$plpgsql$;
+
+-- The networks that such addresses are in, for 127.0.0.1/8 is none itself. An example where it can't be read at all.
+create or replace function ulak._whole_networks(p_list text)
+returns text
+language plpgsql
+immutable
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+begin
+    return (
+        select string_agg(network(btrim(n.network)::inet)::text, ',' order by n.place)
+        from unnest(string_to_array(p_list, ',')) with ordinality n(network, place)
+    );
+exception
+    when invalid_text_representation then
+        return '10.1.0.0/16,192.168.0.0/16';
 end
 $plpgsql$;
 

@@ -2,7 +2,8 @@
 
 create or replace function ulak.metrics(
     p_now timestamptz default clock_timestamp(),
-    p_active_within interval default null
+    p_active_within interval default null,
+    p_limit integer default null
 )
 returns table (metric_name text, metric_value double precision, labels jsonb, metric_type text)
 language sql
@@ -23,17 +24,18 @@ as $sql$
         coalesce(m.value, m.buckets[b.n]),
         case when b.n is null then m.labels else m.labels || b.le end,
         m.type
-    from ulak._metric_values(ulak._finite_time(p_now), p_active_within) m
+    from ulak._metric_values(ulak._finite_time(p_now), p_active_within, p_limit) m
     left join lateral (select b.n, b.le from bucket b where m.buckets is not null offset 0) b on true
 $sql$;
 
-comment on function ulak.metrics(timestamptz, interval) is
+comment on function ulak.metrics(timestamptz, interval, integer) is
     'gauges and counters as rows: name, value, labels and type; endpoint_circuit_state is 0 closed, 1 half_open, 2 open. '
-    'p_active_within leaves out endpoints that have nothing due or in flight and tried nothing for so long; totals count all';
+    'p_active_within leaves out endpoints that have nothing due or in flight and tried nothing for so long, and p_limit all but those with the most messages; totals count all';
 
 create or replace function ulak.metrics_text(
     p_now timestamptz default clock_timestamp(),
-    p_active_within interval default null
+    p_active_within interval default null,
+    p_limit integer default null
 )
 returns text
 language sql
@@ -66,7 +68,7 @@ as $sql$
                 end,
                 ''
             ) as lines
-            from ulak._metric_values(ulak._finite_time(p_now), p_active_within) v
+            from ulak._metric_values(ulak._finite_time(p_now), p_active_within, p_limit) v
             cross join bucket b
             group by v.place
         ) m on m.place = d.place
@@ -74,11 +76,11 @@ as $sql$
     ) f
 $sql$;
 
-comment on function ulak.metrics_text(timestamptz, interval) is
+comment on function ulak.metrics_text(timestamptz, interval, integer) is
     'metrics() in the text format that Prometheus scrapes, each name with the prefix ulak_';
 
 -- One row per metric and label, in order. A histogram is one row as well: its buckets, each with those below it.
-create or replace function ulak._metric_values(p_now timestamptz, p_active_within interval)
+create or replace function ulak._metric_values(p_now timestamptz, p_active_within interval, p_limit integer)
 returns table (
     place integer,
     name text,
@@ -182,12 +184,17 @@ as $sql$
                 t.failed,
                 t.latency_total_ms,
                 ulak._running_sums(t.latency_histogram) as buckets
-            from health h
+            from (
+                select h.*
+                from health h
+                where p_active_within is null
+                    or h.in_flight > 0
+                    or h.due_since is not null
+                    or greatest(h.last_success_at, h.last_failure_at) >= p_now - p_active_within
+                order by h.waiting + h.in_flight + h.dead desc, greatest(h.last_success_at, h.last_failure_at) desc nulls last, h.name
+                limit p_limit
+            ) h
             left join ulak.endpoint_totals t on t.endpoint_id = h.id
-            where p_active_within is null
-                or h.in_flight > 0
-                or h.due_since is not null
-                or greatest(h.last_success_at, h.last_failure_at) >= p_now - p_active_within
             order by h.name
             offset 0
         ) h

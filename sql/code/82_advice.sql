@@ -43,6 +43,10 @@ as $sql$
                 ('{resolve: }', true, 'its host name is not known', 'then correct the host in its config'),
                 ('{connect: }', false, 'nothing answers at its address', 'then start the receiver, or correct the host in its config'),
                 ('{tls: }', true, 'its certificate is not accepted', 'then have it renewed, or name its authorities in its config: "tls_ca_bundle", "tls_ca_cert"'),
+                (
+                    '{tls: no handshake: }', true, 'it does not speak TLS at this port, or none that we accept',
+                    'then correct the port in its config, or reach it without TLS: http:// in "url", or "tls": false'
+                ),
                 ('{config: }', true, 'its config makes no request', 'then correct its config'),
                 ('{lease expired: ,"the session of worker "}', false, 'the workers that held its messages went silent', 'and look at the workers: select * from ulak.get_worker_status();'),
                 ('{login: }', true, 'it refuses our credentials', 'then correct user and password in its config, or what that user may do'),
@@ -56,6 +60,10 @@ as $sql$
                 (
                     array(select p.protocol || ': ' from ulak._protocol_facts() p), false, 'the broker refuses the messages',
                     'its reason is in last_error'
+                ),
+                (
+                    '{"mqtt: dotted: "}', true, 'it closes the connection at each message for a topic with a dot',
+                    'NATS is such a broker: take slashes in "topic", or an endpoint of protocol nats'
                 ),
                 ('{network: }', false, 'the connection to it breaks off', null),
                 ('{worker: }', false, 'the worker has failed', 'and report it: it is a defect of ulak'),

@@ -45,6 +45,8 @@ as $sql$
         (null, 'p_role', 'a role; its members have the right, too'),
         (null, 'p_right', 'work: claim and settle its messages; send: send to it, and look up and change what waits there'),
         (null, 'p_active_within', 'leaves out endpoints that have tried nothing for so long; null: all'),
+        ('metrics', 'p_limit', 'of at most so many endpoints, those with the most messages; null: of all'),
+        ('metrics_text', 'p_limit', 'of at most so many endpoints, those with the most messages; null: of all'),
         ('alter_endpoint', 'p_config', 'the whole new config; null leaves the old one'),
         ('alter_endpoint', 'p_retry_policy', 'the whole new policy; ''{}'' clears it, null leaves the old one'),
         ('alter_endpoint', 'p_description', 'the new text; null leaves the old one'),

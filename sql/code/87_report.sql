@@ -313,9 +313,22 @@ as $sql$
             r.endpoint,
             sum(r.messages) as messages,
             min(r.first_at) filter (where r.first_at > p_now) as next_at,
-            jsonb_object_agg(r.due, jsonb_build_object('messages', r.messages, 'is_estimate', r.is_estimate)) as spans
-        from ulak._schedule_of(
-            array(select f.id from unnest(p_facts) f where f.waiting > 0 order by f.waiting desc, f.name limit 12), p_now
+            -- Where one span alone wasn't counted to its end, it is the rest of what is known to wait.
+            jsonb_object_agg(r.due, jsonb_build_object(
+                'messages', case when r.is_estimate and r.cut = 1 then greatest(r.messages, r.rest) else r.messages end,
+                'is_estimate', r.is_estimate,
+                'is_rest', r.is_estimate and r.cut = 1 and r.rest >= r.messages
+            )) as spans
+        from (
+            select
+                r.*,
+                count(*) filter (where r.is_estimate) over w as cut,
+                f.waiting - coalesce(sum(r.messages) filter (where not r.is_estimate) over w, 0) as rest
+            from ulak._schedule_of(
+                array(select f.id from unnest(p_facts) f where f.waiting > 0 order by f.waiting desc, f.name limit 12), p_now
+            ) r
+            left join unnest(p_facts) f on f.name = r.endpoint
+            window w as (partition by r.endpoint)
         ) r
         group by r.endpoint
     ) g

@@ -24,7 +24,7 @@ begin
                 where p.pronamespace = 'ulak'::regnamespace and p.proname not like E'\\_%'
             )),
             -- A procedure that commits runs with the rights of its caller, and so do its parts.
-            ('ulak_admin', array['_is_adopted', '_leave_read_only', '_maintenance_step', '_clock', '_check_interval']),
+            ('ulak_admin', array['_await_delivery', '_is_adopted', '_leave_read_only', '_maintenance_step', '_clock', '_check_interval']),
             -- Defaults of parameters are worked out with the rights of the caller.
             ('ulak_admin', array['_caller']),
             -- A view runs its functions with the rights of its reader.
@@ -33,7 +33,7 @@ begin
                 'send', 'send_with_options', 'send_batch', 'send_batch_with_priority', 'send_messages', 'send_many',
                 'publish', 'publish_batch',
                 'cancel', 'cancel_by_key', 'reschedule', 'reprioritise',
-                'message_status', 'find_messages', 'await_delivery', 'explain', 'mark_handled', 'setting', 'help', '_shown_config'
+                'message_status', 'find_messages', 'await_delivery', '_await_delivery', 'explain', 'mark_handled', 'setting', 'help', '_shown_config'
             ]),
             -- External workers: for the endpoints that were granted to them, which each of these looks after.
             ('ulak_consumer', array[

@@ -44,34 +44,19 @@ as $sql$
 $sql$;
 
 -- In SQL the wait has a snapshot, which holds back vacuum for a tenth of a second at most.
-create or replace procedure ulak.await_delivery(
-    p_id bigint,
-    p_timeout interval default '30 seconds',
-    inout p_status text default null
-)
+create or replace procedure ulak._await_delivery(p_id bigint, p_seconds double precision, inout p_status text, inout p_problem text)
 language plpgsql
 as $plpgsql$
 declare
     v_pause pg_catalog.float8 := 0.002;
-    v_until pg_catalog.timestamptz;
+    v_until pg_catalog.timestamptz := pg_catalog.clock_timestamp() operator(pg_catalog.+) pg_catalog.make_interval(secs => p_seconds);
     v_left pg_catalog.float8;
 begin
-    if p_timeout is null
-        or not pg_catalog.date_part('epoch', p_timeout) operator(pg_catalog.>=) 0
-        or not pg_catalog.date_part('epoch', p_timeout) operator(pg_catalog.<=) 86400
-    then
-        raise exception 'p_timeout must be between 0 and 24 hours'
-            using errcode = '22023', detail = pg_catalog.format('It is %s.', p_timeout);
-    end if;
-    v_until := pg_catalog.clock_timestamp() operator(pg_catalog.+) p_timeout;
     loop
         p_status := (select m.status from ulak.message_status(p_id) m);
         if p_status is null then
-            raise exception 'message % is not known', p_id
-                using
-                    errcode = 'P0002',
-                    detail = 'There is none with this id, or the transaction that sent it has not committed.',
-                    hint = 'Commit, then pass the id that send() returned.';
+            p_problem := 'unknown';
+            return;
         end if;
         v_left := pg_catalog.date_part('epoch', v_until operator(pg_catalog.-) pg_catalog.clock_timestamp());
         exit when p_status operator(pg_catalog.<>) 'pending' and p_status operator(pg_catalog.<>) 'processing'

@@ -371,3 +371,8 @@ comment on function ulak._publish_of_0_2_0(text, jsonb, integer, timestamptz, te
 drop function ulak._send_request(ulak._message, boolean, text, text, double precision);
 comment on column ulak._deliveries.generation is 'sent as ulak-generation; claim() can be limited to one generation, so that old and new consumers each get their own';
 comment on column ulak._archived.generation is 'sent as ulak-generation; claim() can be limited to one generation, so that old and new consumers each get their own';
+
+-- They take p_limit now.
+drop function ulak.metrics(timestamptz, interval);
+drop function ulak.metrics_text(timestamptz, interval);
+drop function ulak._metric_values(timestamptz, interval);

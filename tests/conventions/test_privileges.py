@@ -14,8 +14,8 @@ FUNCTIONS = {
     "ulak_application": """
         send send_with_options send_batch send_batch_with_priority send_messages send_many publish publish_batch
         cancel cancel_by_key reschedule reprioritise
-        message_status find_messages await_delivery explain mark_handled setting help _shown_config
         _send_of_0_2_0 _send_many_of_0_2_0 _publish_of_0_2_0
+        message_status find_messages await_delivery _await_delivery explain mark_handled setting help _shown_config
     """,
     "ulak_consumer": """
         claim heartbeat complete fail release retry_delay mark_handled setting help
@@ -31,7 +31,7 @@ FUNCTIONS = {
         create_event_type alter_event_type drop_event_type subscribe alter_subscription unsubscribe
         send send_with_options send_batch send_batch_with_priority send_messages send_many publish publish_batch message_status mark_handled
         claim heartbeat complete fail release retry_delay recover_stale_messages mark_expired_messages
-        cancel cancel_by_key reschedule reprioritise purge discard retry_now find_messages await_delivery
+        cancel cancel_by_key reschedule reprioritise purge discard retry_now find_messages await_delivery _await_delivery
         redrive redrive_message redrive_endpoint redrive_all archive_single_to_dlq dlq_summary cleanup_dlq
         archive_completed_messages maintain_archive_partitions cleanup_old_archive_partitions
         replay_message replay_range cleanup_event_log cleanup_endpoint_stats cleanup_inbox adopt

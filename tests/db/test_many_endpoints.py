@@ -116,6 +116,18 @@ def test_metrics_can_leave_out_endpoints_that_do_nothing(queue: Queue) -> None:
     assert "quiet" not in text
 
 
+def test_metrics_can_be_of_the_fullest_endpoints_alone(queue: Queue) -> None:
+    for name, messages in {"none": 0, "few": 1, "many": 5}.items():
+        queue.endpoint(name)
+        queue.send_many(messages, name)
+
+    query = "select labels ->> 'endpoint' from ulak.metrics(p_limit => 2) where metric_name = 'queue_depth_by_endpoint'"
+
+    assert queue.column(query) == ["few", "many"]
+    assert "none" not in queue.value("select ulak.metrics_text(p_limit => 2)")
+    assert queue.value("select metric_value from ulak.metrics(p_limit => 1) where metric_name = 'queue_depth'") == 6
+
+
 def test_totals_count_endpoints_that_are_left_out(queue: Queue) -> None:
     queue.endpoint()
     queue.send(scheduled_at=3600)

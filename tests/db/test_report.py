@@ -222,6 +222,20 @@ def test_it_tells_what_waits_until_when(queue: Queue) -> None:
     }
 
 
+def test_the_numbers_of_a_long_backlog_agree_with_each_other(queue: Queue) -> None:
+    queue.endpoint("shop")
+    queue.send_many(5201)
+    queue.send(scheduled_at=1000)
+    queue.db.execute("select ulak._sample_backlog(%s)", [queue.at(0)])
+
+    told = parsed(page(queue))
+
+    schedule = sections(told)["Retry schedule"]
+    head, row = ([text(each) for each in line] for line in schedule.iter("tr"))
+    assert dict(zip(head, row, strict=True))["now"] == "~5,201"
+    assert "2,500+" not in text(told)
+
+
 def test_equal_entries_of_the_log_in_a_row_become_one(queue: Queue) -> None:
     queue.endpoint("shop")
     for id in queue.send_many(30):

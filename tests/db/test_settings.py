@@ -119,6 +119,12 @@ def test_a_value_out_of_range_is_refused(db: DB) -> None:
         db.execute(error.message_hint.encode())
 
 
+def test_an_address_with_a_mask_is_answered_with_its_network(db: DB) -> None:
+    error = refused(db, "select ulak.configure('http_allowed_networks', '127.0.0.1/8, 10.1.2.3/24')")
+
+    assert error.message_hint == "select ulak.configure('http_allowed_networks', '127.0.0.0/8,10.1.2.0/24');"
+
+
 def test_the_error_names_range_unit_and_default(db: DB) -> None:
     error = refused(db, "select ulak.configure('circuit_breaker_cooldown', '4')")
 

@@ -90,6 +90,19 @@ def test_the_exporter_wants_a_token_where_others_reach_it(cluster: Cluster, data
         assert (status, "ulak_" in body) == (200, True)
 
 
+def test_the_exporter_can_be_told_how_many_endpoints_it_exports(cluster: Cluster, database: str) -> None:
+    with cluster.connect(database) as db:
+        db.execute("select ulak.create_endpoint('shop ' || n, 'pull', '{}') from generate_series(1, 5) n")
+    port = free_port()
+    known = {"PGHOST": str(cluster.host), "PGPORT": str(cluster.port), "PGUSER": cluster.user, "PGDATABASE": database}
+
+    for bounds, told in (({}, 5), ({"ENDPOINTS": "2"}, 2), ({"ACTIVE_WITHIN": "1 hour"}, 0)):
+        with exporter(str(port), **known, **{f"ULAK_EXPORTER_{name}": value for name, value in bounds.items()}):
+            wait_until(lambda: is_open("127.0.0.1", port), message="the exporter")
+            status, body = scrape("127.0.0.1", port)
+        assert (status, body.count("ulak_endpoint_enabled{")) == (200, told)
+
+
 def test_the_exporter_tells_nobody_what_psql_says() -> None:
     port = free_port()
     with exporter(str(port), PGHOST="/nonexistent/hush", PGUSER="hush", PGDATABASE="hush"):

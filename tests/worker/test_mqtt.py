@@ -12,8 +12,9 @@ from uuid import uuid4
 
 import psycopg
 import pytest
-from support.cluster import run
+from support.cluster import free_port, run
 from support.mosquitto import Mosquitto, Subscriber, make_client
+from support.nats import Nats
 from support.receiver import Certificate, shown_by_client
 from support.sessions import wait_until
 from support.site import PATIENT, UNBROKEN, Site
@@ -68,6 +69,23 @@ def test_the_topic_may_be_named_by_the_message(site: Site, mosquitto: Mosquitto,
     site.wait_for_status(wild, "failed")
     assert subscriber.wait_for(1)[0].topic == "orders/paid"
     assert "must not have a wildcard" in site.dead(wild)["last_error"]
+
+
+def test_a_gateway_that_leaves_at_a_dot_in_the_topic_is_told(site: Site, tmp_path: Path) -> None:
+    """NATS' own, before version 2.10."""
+    port = free_port()
+    with Nats(tmp_path / "nats", f'mqtt: {{listen: "127.0.0.1:{port}"}}'):
+        config = {"broker": "127.0.0.1", "port": port, "topic": "shop.orders", "circuit_breaker": UNBROKEN}
+        site.endpoint("shop", config, {"max_retries": 0}, "mqtt")
+        site.start()
+
+        id = site.send("shop")
+
+        site.wait_for_status(id, "failed")
+        assert site.dead(id)["last_error"].startswith("[RETRYABLE] mqtt: dotted: ")
+        assert "shop.orders" in site.dead(id)["last_error"]
+        advice = site.value("select fix from ulak.doctor() where \"check\" = 'failing'")
+        assert "take slashes" in advice
 
 
 @pytest.mark.parametrize("qos", [0, 1, 2])

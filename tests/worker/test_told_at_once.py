@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 from typing import Any
 
 import pytest
-from support.receiver import Answer, Receiver
+from support.receiver import Answer, Listener, Receiver
 from support.sessions import wait_until, wait_until_gone
 from support.site import Site
 
@@ -99,6 +100,29 @@ def test_the_first_failure_of_a_receiver_that_was_never_up_is_told(site: Site) -
     (finding,) = findings(site, "failing")
     assert finding["finding"].startswith('endpoint "shop" fails: nothing answers at its address. ')
     assert finding["fix"].startswith("select * from ulak.ping('shop');")
+
+
+class Plain(Listener):
+    """Answers whatever it reads as nginx does to a request that is none of HTTP."""
+
+    def serve(self, connection: socket.socket, number: int) -> None:
+        connection.recv(4096)
+        connection.sendall(b"HTTP/1.1 400 Bad Request\r\nconnection: close\r\n\r\n")
+
+
+def test_a_receiver_without_tls_is_told_from_one_with_a_bad_certificate(site: Site) -> None:
+    with Plain() as receiver:
+        site.http("shop", receiver.url.replace("http:", "https:"))
+        site.start()
+
+        id = site.send()
+        wait_until(lambda: site.value("select retry_count from ulak.queue where id = %s", id) == 1, message="a failure")
+
+    (finding,) = findings(site, "failing")
+    assert finding["finding"].startswith(
+        'endpoint "shop" fails: it does not speak TLS at this port, or none that we accept. '
+    )
+    assert 'http:// in "url"' in finding["fix"]
 
 
 def test_a_circuit_that_opens_is_told_at_once(site: Site) -> None:

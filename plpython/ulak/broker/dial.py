@@ -175,8 +175,10 @@ class Dial:
             except ssl.SSLWantWriteError:
                 self._descriptors.watch(opened.fileno(), WRITABLE)
                 return None
-            except (OSError, ValueError) as error:
+            except ssl.SSLCertVerificationError as error:
                 raise DialError(f"tls: {words(error)} ({self._host}:{self._port})") from None
+            except (OSError, ValueError) as error:
+                raise DialError(f"tls: no handshake: {words(error)} ({self._host}:{self._port})") from None
         self._descriptors.forget(opened.fileno())
         self._socket = None
         return opened

@@ -279,6 +279,8 @@ class _Handle:
             text = "the answer's headers are too long"
         elif kind == "config" or text.startswith(_FILE_ERROR):
             kind, text = "config", files.PROBLEM
+        elif code == pycurl.E_SSL_CONNECT_ERROR:
+            text = f"no handshake: {text}"
         if kind == "connect" and not self.dialled:
             if self.no_socket:
                 text = self.no_socket

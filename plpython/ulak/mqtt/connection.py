@@ -90,9 +90,18 @@ class MqttConnection(Connection):
             raise Lost(f"timeout: {self.peer} doesn't answer to a ping")
 
     def lose(self, problem: str, prefix: str = RETRYABLE) -> None:
+        if not self._is_5 and problem.startswith("network: ") and (topic := self._dotted()) is not None:
+            problem = f"mqtt: dotted: {self.peer} closed the connection after a message for topic {topic}"
         # Without a DISCONNECT the broker publishes the will.
         self._says_goodbye = False
         super().lose(problem, prefix)
+
+    def _dotted(self) -> str | None:
+        """The topic that the broker may have left for: NATS' gateway speaks 3.1.1 and takes no dot in a topic."""
+        for _, message in [*self._expected.values(), *self._unwritten][:1]:
+            topic = self._target.topic.of(message)
+            return topic if "." in topic else None
+        return None
 
     def farewell(self) -> bytes:
         return _DISCONNECT if self._says_goodbye else b""

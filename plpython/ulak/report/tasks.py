@@ -158,7 +158,10 @@ def schedule(rows: Sequence[Row], now: datetime.datetime) -> Markup:
 def _waiting_until(span: str) -> Any:
     def cell(row: Row) -> str:
         found = row["spans"].get(span)
-        return found and wording.exact(found["messages"]) + ("+" if found["is_estimate"] else "")
+        if not found:
+            return ""
+        number = wording.exact(found["messages"])
+        return f"~{number}" if found["is_rest"] else f"{number}+" if found["is_estimate"] else number
 
     return cell
 
