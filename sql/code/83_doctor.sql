@@ -38,6 +38,8 @@ begin
         union all
         select f.* from ulak._doctor_roles() f
         union all
+        select f.* from ulak._doctor_missing_roles() f
+        union all
         select f.* from ulak._doctor_setup() f
     ),
     counted as (
@@ -62,7 +64,7 @@ begin
     -- Causes before what follows from them.
     order by
         array_position(array['critical', 'warning', 'info'], f.severity),
-        array_position(array['cluster', 'clock', 'pg_cron', 'workers', 'settings', 'maintenance', 'circuit', 'failing', 'ordering key', 'session', 'queue', 'backlog'], f.check_name),
+        array_position(array['missing roles', 'cluster', 'clock', 'pg_cron', 'workers', 'settings', 'maintenance', 'circuit', 'failing', 'ordering key', 'session', 'queue', 'backlog'], f.check_name),
         f.check_name,
         f.place;
     if not found then
@@ -148,6 +150,37 @@ as $sql$
     select 'warning', 'roles', format('role %s %s', p.role, p.problem), p.remedy
     from ulak._role_problems() p
     where not p.is_usual
+$sql$;
+
+-- Roles are no part of a dump. These have grants here, or have sent what is held until adopt(); where they are missing nobody can log in to send.
+create or replace function ulak._doctor_missing_roles()
+returns table (severity text, check_name text, finding text, fix text)
+language sql
+stable
+set search_path = pg_catalog, pg_temp
+as $sql$
+    select
+        case when ulak._is_adopted() then 'warning' else 'critical' end,
+        'missing roles',
+        format('role %I %s, and does not exist in this cluster', m.name, string_agg(distinct m.use, ' and ' order by m.use)),
+        format('create role %I login in role %s; -- then its password', m.name, string_agg(distinct m.role, ', ' order by m.role))
+    from (
+        select g.role_name, r.role, 'has grants on endpoints'
+        from ulak.endpoint_grants g
+        cross join lateral (
+            select 'ulak_consumer' where g.may_work
+            union all
+            select 'ulak_application' where g.may_send
+        ) r (role)
+        union all
+        select g.role_name, 'ulak_application', 'has grants on event types'
+        from ulak.event_type_grants g
+        union all
+        select q.sent_by, 'ulak_application', 'has sent messages that wait'
+        from (select q.sent_by from ulak.queue q where not ulak._is_adopted() order by q.id desc limit 1000) q
+    ) m (name, role, use)
+    where m.name is not null and to_regrole(quote_ident(m.name)) is null
+    group by m.name
 $sql$;
 
 -- What is still to be done before anything can be delivered. With an endpoint, _doctor_workers() goes on from here.

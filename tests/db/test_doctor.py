@@ -9,7 +9,7 @@ from typing import Any
 import psycopg
 import pytest
 from psycopg.types.json import Jsonb
-from support.cluster import Cluster, Connect, Settings
+from support.cluster import Cluster, Connect, Settings, run
 from support.queue import Queue
 from support.sessions import Running, wait_until, wait_until_blocked
 from support.standby import Standby
@@ -23,7 +23,10 @@ SIGNED = {"signing_secret": "whsec_c2VjcmV0LXNlY3JldC1zZWNyZXQtc2VjcmV0LXh5eg=="
 
 def findings(queue: Queue, check: str, now: float = 0) -> list[dict[str, Any]]:
     query = 'select severity, finding, fix from ulak.doctor(%s) where "check" = %s'
-    return queue.rows(query, queue.at(now), check)
+    rows = queue.rows(query, queue.at(now), check)
+    # Something to paste, whatever the finding is.
+    assert not any("\n" in row["finding"] + (row["fix"] or "") for row in rows)
+    return rows
 
 
 def found(queue: Queue, check: str, now: float = 0) -> dict[str, Any]:
@@ -51,6 +54,22 @@ def test_without_an_endpoint_doctor_says_what_to_do_first(queue: Queue) -> None:
 
     assert (finding["severity"], finding["finding"]) == ("info", "there is no endpoint yet: nothing can be sent")
     assert findings(queue, "endpoints") == []
+
+
+def test_every_fix_is_run_by_gexec(cluster: Cluster, database: str) -> None:
+    with cluster.connect(database) as db:
+        queue = Queue(db)
+        queue.endpoint("it's", {**HTTP, "circuit_breaker": {"threshold": 1}}, protocol="http")
+        queue.send("it's")
+        queue.fail(queue.claim_one(endpoint="it's"), "[RETRYABLE] HTTP 503")
+        queue.call("disable_endpoint", "it's")
+    psql = [cluster.bin / "psql", "-X", "-v", "ON_ERROR_STOP=1", "-d", cluster.dsn(database)]
+
+    run(psql, input="select fix from ulak.doctor() where \"check\" in ('disabled', 'maintenance') \\gexec\n")
+
+    with cluster.connect(database) as db:
+        told = Queue(db).column('select "check" from ulak.doctor()')
+    assert not {"disabled", "maintenance"} & set(told)
 
 
 def test_the_worst_comes_first(queue: Queue) -> None:

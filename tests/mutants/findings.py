@@ -20,6 +20,11 @@ def never(name: str, condition: str, *tests: str, file: str = DOCTOR) -> Mutant:
 
 MUTANTS = [
     never(
+        "missing roles: after a restore",
+        "where m.name is not null and to_regrole(quote_ident(m.name)) is null",
+        "tests/upgrade/test_restore.py::test_roles_that_are_missing_after_a_restore_are_told_first",
+    ),
+    never(
         "endpoints: none yet",
         "where not exists (select from ulak.endpoints)\n$sql$",
         f"{TESTS}::test_without_an_endpoint_doctor_says_what_to_do_first",

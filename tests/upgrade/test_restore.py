@@ -121,6 +121,38 @@ def test_data_is_restored_into_a_fresh_installation_and_held(
         assert value(target, "select count(*) from ulak.archive_default") == 0
 
 
+def test_roles_that_are_missing_after_a_restore_are_told_first(
+    cluster: Cluster, other: Cluster, restored: str, db: DB, tmp_path: Path
+) -> None:
+    for role in ("bank app", "till"):
+        db.execute(f'create role "{role}" in role ulak_application')
+    try:
+        db.execute("select ulak.create_endpoint('bank', 'pull', '{}')")
+        db.execute("select ulak.grant_endpoint('bank', 'bank app', 'send'), ulak.grant_endpoint('bank', 'till')")
+        db.execute("set role \"bank app\"; select ulak.send('bank', '{}'); reset role")
+        dump = cluster.dump(db.info.dbname, tmp_path / "dump", *PARTS, "--data-only", "--load-via-partition-root")
+    finally:
+        for role in ("bank app", "till"):
+            db.execute(f'drop role "{role}"')
+    other.install(restored)
+    other.restore(restored, dump)
+
+    with other.connect(restored) as target:
+        told = (
+            "select \"check\", finding, fix from ulak.doctor() where severity = 'critical' and \"check\" <> 'settings'"
+        )
+        first, second, third = target.execute(told).fetchall()
+        assert (first[0], second[0], third[0]) == ("missing roles", "missing roles", "cluster")
+        assert first[1] == (
+            'role "bank app" has grants on endpoints and has sent messages that wait, and does not exist in this cluster'
+        )
+        for _, _, fix in (first, second):
+            target.execute(fix)
+        assert [row[0] for row in target.execute(told).fetchall()] == ["cluster"]
+        assert value(target, "select pg_has_role('till', 'ulak_consumer', 'usage')")
+        target.execute('drop role "bank app"; drop role till')
+
+
 @pytest.fixture
 def jobs_of_another(cluster: Cluster, shop: DB, other: Cluster, restored: str, tmp_path: Path) -> Iterator[DB]:
     """A dump with pg_cron's jobs, restored beside the cluster that they are for."""
