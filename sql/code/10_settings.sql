@@ -16,7 +16,7 @@ from (
     values
         ('archive_after', 'integer', '3600', 0, 31536000, null::text[], 'seconds', 'how long the idempotency key of a delivered message stays taken'),
         ('archive_retention_months', 'integer', '6', 1, 120, null, 'months', 'how long archived messages are kept'),
-        ('batch_size', 'integer', '500', 1, 10000, null, 'messages', 'most messages that a worker claims at once'),
+        ('batch_size', 'integer', '500', 1, 10000, null, 'messages', 'maximum number of messages that a worker claims at once'),
         ('capture_response', 'boolean', 'false', null, null, null, null, 'whether the receiver''s answer is kept with the message'),
         ('circuit_breaker_cooldown', 'integer', '30', 5, 3600, null, 'seconds', 'how long an open circuit breaker waits before it sends a probe'),
         ('circuit_breaker_counts', 'choice', 'retryable', null, null, '{retryable,all}', null, 'which failures count: retryable ones only, or all, permanent ones too'),
@@ -30,36 +30,36 @@ from (
         ('event_log_retention_days', 'integer', '30', 1, 3650, null, 'days', 'how long entries of ulak.event_log are kept'),
         ('generation', 'integer', '0', 0, 2147483647, null, 'generations', 'generation of messages that are sent without one of their own; 0: none'),
         ('http_allow_internal_urls', 'boolean', 'false', null, null, null, null, 'whether requests may go to private, loopback and other internal addresses'),
-        ('http_allowed_networks', 'networks', '', null, null, null, null, 'internal networks that requests may go to all the same: CIDRs, separated by commas'),
+        ('http_allowed_networks', 'networks', '', null, null, null, null, 'internal networks that requests may go to nevertheless: CIDRs, separated by commas'),
         ('http_connect_timeout', 'integer', '5', 1, 60, null, 'seconds', 'longest wait for a connection'),
         ('http_timeout', 'integer', '10', 1, 300, null, 'seconds', 'longest duration of a request'),
         ('inbox_retention_days', 'integer', '30', 1, 3650, null, 'days', 'how long ulak.mark_handled() remembers a key'),
-        ('lease_seconds', 'integer', '30', 5, 3600, null, 'seconds', 'how long the worker''s claim holds; it is renewed every third of this'),
-        ('max_pending', 'integer', '0', 0, 2147483647, null, 'messages', 'most messages that may wait for an endpoint whose config has no max_pending; 0: no limit'),
-        ('max_headers_size', 'integer', '16384', 1024, 1048576, null, 'bytes', 'most that the headers of a message may take'),
-        ('max_json_depth', 'integer', '100', 10, 500, null, 'levels', 'how deep metadata, and a payload of more than 1024 bytes, may be nested'),
-        ('max_metadata_size', 'integer', '65536', 1024, 10485760, null, 'bytes', 'most that the metadata of a message may take'),
+        ('lease_seconds', 'integer', '30', 5, 3600, null, 'seconds', 'how long a worker''s claim is valid; it is renewed after a third of this time'),
+        ('max_pending', 'integer', '0', 0, 2147483647, null, 'messages', 'maximum number of messages that may wait for an endpoint whose config has no max_pending; 0: no limit'),
+        ('max_headers_size', 'integer', '16384', 1024, 1048576, null, 'bytes', 'maximum size of a message''s headers'),
+        ('max_json_depth', 'integer', '100', 10, 500, null, 'levels', 'maximum nesting of metadata, and of payloads larger than 1024 bytes'),
+        ('max_metadata_size', 'integer', '65536', 1024, 10485760, null, 'bytes', 'maximum size of a message''s metadata'),
         ('max_payload_size', 'integer', '1048576', 1024, 104857600, null, 'bytes', 'largest payload that send() accepts'),
-        ('max_queue_size', 'integer', '1000000', 0, 2147483647, null, 'messages', 'most messages that may wait or be in flight; 0: no limit'),
+        ('max_queue_size', 'integer', '1000000', 0, 2147483647, null, 'messages', 'maximum number of messages that may wait or be in flight; 0: no limit'),
         ('max_schedule_days', 'integer', '366', 1, 36500, null, 'days', 'how far ahead a message may be scheduled'),
-        ('poll_interval', 'integer', '50', 5, 60000, null, 'milliseconds', 'longest wait of an idle worker before it looks again'),
-        ('poll_interval_busy', 'integer', '2', 1, 1000, null, 'milliseconds', 'wait of a worker while traffic flows'),
+        ('poll_interval', 'integer', '50', 5, 60000, null, 'milliseconds', 'longest pause of an idle worker before it looks for messages again'),
+        ('poll_interval_busy', 'integer', '2', 1, 1000, null, 'milliseconds', 'pause of a worker while traffic flows'),
         ('priority_aging', 'integer', '0', 0, 86400, null, 'seconds', 'a waiting message gains one step of priority each time this passes; 0: never'),
-        ('response_body_max_size', 'integer', '65536', 0, 10485760, null, 'bytes', 'where a captured response body is cut'),
+        ('response_body_max_size', 'integer', '65536', 0, 10485760, null, 'bytes', 'maximum size of a captured response body; the rest is cut'),
         ('retry_base_delay', 'integer', '10', 1, 3600, null, 'seconds', 'delay before the first retry'),
-        ('retry_increment', 'integer', '30', 1, 3600, null, 'seconds', 'what linear backoff adds with each retry'),
+        ('retry_increment', 'integer', '30', 1, 3600, null, 'seconds', 'delay that linear backoff adds with each retry'),
         ('retry_max_delay', 'integer', '300', 1, 86400, null, 'seconds', 'longest delay between retries'),
         ('stale_recovery_timeout', 'integer', '300', 60, 3600, null, 'seconds', 'lease of an external worker that does not name one'),
         ('stats_retention_days', 'integer', '30', 1, 3650, null, 'days', 'how long the counters in ulak.endpoint_stats are kept: two days by the minute, then by the hour'),
-        ('worker_concurrency', 'integer', '128', 1, 1000, null, 'requests', 'most requests that one worker has in flight to one endpoint'),
-        ('workers', 'integer', '2', 0, 32, null, 'workers', 'workers that ulak.start() schedules unless it is told otherwise; 0 where nodes deliver')
+        ('worker_concurrency', 'integer', '128', 1, 1000, null, 'requests', 'maximum number of requests that one worker has in flight to one endpoint'),
+        ('workers', 'integer', '2', 0, 32, null, 'workers', 'number of workers that ulak.start() schedules by default; 0 if nodes deliver')
     ) as d (name, kind, default_value, minimum, maximum, choices, unit, description)
 left join ulak.setting_values as v on v.name = d.name
 order by d.name;
 
 comment on view ulak.settings is 'every setting with its value, default, range and meaning; change one with ulak.configure()';
 comment on column ulak.settings.name is 'what ulak.configure() and ulak.setting() take';
-comment on column ulak.settings.value is 'the value that holds for everybody';
+comment on column ulak.settings.value is 'the value, the same for everybody';
 comment on column ulak.settings.default_value is 'the value after ulak.configure(name, null)';
 comment on column ulak.settings.minimum is 'smallest value of an integer';
 comment on column ulak.settings.maximum is 'largest value of an integer';
@@ -158,7 +158,7 @@ end
 $plpgsql$;
 
 comment on function ulak.configure(text, text) is
-    'changes a setting for everybody and returns its new value; null sets it back to its default';
+    'changes a setting for everybody and returns its new value; null resets it to its default';
 
 -- The value in its canonical form, or an error whose hint is p_remedy.
 create or replace function ulak._checked_setting(p_name text, p_value text, p_remedy text)

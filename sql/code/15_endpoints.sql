@@ -444,7 +444,7 @@ select
     ulak._shown_config(e.config) as config
 from ulak.endpoints as e;
 
-comment on view ulak.endpoint_list is 'endpoints without anything secret: texts in the config are masked but for hosts; a url is cut after its host';
+comment on view ulak.endpoint_list is 'endpoints without anything secret: texts in the config are masked, except hosts; urls are cut after the host';
 comment on column ulak.endpoint_list.id is 'as in ulak.endpoints';
 comment on column ulak.endpoint_list.name is 'as in ulak.endpoints';
 comment on column ulak.endpoint_list.protocol is 'as in ulak.endpoints';
@@ -458,4 +458,4 @@ comment on column ulak.endpoint_list.last_success_at is 'as in ulak.endpoints';
 comment on column ulak.endpoint_list.last_failure_at is 'as in ulak.endpoints';
 comment on column ulak.endpoint_list.created_at is 'as in ulak.endpoints';
 comment on column ulak.endpoint_list.updated_at is 'as in ulak.endpoints';
-comment on column ulak.endpoint_list.config is 'the config with *** for every text but hosts';
+comment on column ulak.endpoint_list.config is 'the config with *** for every text except hosts';

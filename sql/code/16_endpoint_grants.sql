@@ -119,7 +119,7 @@ begin
 end
 $plpgsql$;
 
-comment on function ulak.revoke_event_type(text, text) is 'takes the right to publish an event type from a role again; false if it was not granted';
+comment on function ulak.revoke_event_type(text, text) is 'takes back a role''s right to publish an event type; false if it was not granted';
 
 create or replace function ulak._check_right(p_right text)
 returns void

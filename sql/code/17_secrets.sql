@@ -107,7 +107,7 @@ end
 $plpgsql$;
 
 comment on function ulak.rotate_secret(text, interval, text, timestamptz) is
-    'gives an endpoint a new signing secret and returns it; requests carry both signatures until the grace is over';
+    'gives an endpoint a new signing secret and returns it; requests carry both signatures until the grace period is over';
 
 -- Maintenance calls this: a secret that signs no longer needn't be kept.
 create or replace function ulak._forget_old_secrets(p_now timestamptz default now())

@@ -29,7 +29,7 @@ end
 $plpgsql$;
 
 comment on function ulak.create_event_type(text, text, jsonb) is
-    'makes a kind of event that can be published, and returns its name; payloads must satisfy the JSON Schema, if given';
+    'creates an event type that can be published, and returns its name; payloads must satisfy the JSON Schema, if given';
 
 create or replace function ulak.drop_event_type(p_name text)
 returns boolean

@@ -45,4 +45,4 @@ as $sql$
 $sql$;
 
 comment on function ulak.message_status(bigint) is
-    'where a message stands, by the id that send() returned; no row if its month has been dropped from the archive';
+    'the status of a message, by the id that send() returned; no row if its month has been dropped from the archive';

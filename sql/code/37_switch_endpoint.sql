@@ -15,7 +15,7 @@ end
 $plpgsql$;
 
 comment on function ulak.disable_endpoint(text, timestamptz) is
-    'stops deliveries to an endpoint; messages for it are still accepted, and held; false if it was disabled already';
+    'stops deliveries to an endpoint; its messages are still accepted, and held; false if it was disabled already';
 
 create or replace function ulak.enable_endpoint(
     p_name text,
@@ -37,7 +37,7 @@ end
 $plpgsql$;
 
 comment on function ulak.enable_endpoint(text, double precision, timestamptz) is
-    'resumes deliveries to an endpoint, what was held at p_rate messages a second if given; false if it was enabled already';
+    'resumes deliveries to an endpoint; held messages leave at p_rate a second if given; false if it was enabled already';
 
 create or replace function ulak._switch_endpoint(
     p_endpoint ulak.endpoints,

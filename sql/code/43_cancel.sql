@@ -15,7 +15,7 @@ end
 $plpgsql$;
 
 comment on function ulak.cancel(bigint, timestamptz) is
-    'takes back a message that waits: it is archived as cancelled and not tried (again); false if it is too late: in flight, '
+    'cancels a waiting message: it is archived as cancelled and not tried (again); false if it is too late: in flight, '
     'finished or unknown. What waits for a retry may have reached its receiver already';
 
 create or replace function ulak.cancel_by_key(

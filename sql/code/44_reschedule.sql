@@ -43,7 +43,7 @@ end
 $plpgsql$;
 
 comment on function ulak.reschedule(bigint, timestamptz, timestamptz) is
-    'gives a message that waits, also for a retry, another time, at the latest before it expires; false if it is too late: in '
+    'changes when a waiting message is due, also one that waits for a retry; it must be before it expires; false if it is too late: in '
     'flight, finished or unknown. The order of its ordering key stays';
 
 create or replace function ulak.reprioritise(p_id bigint, p_priority integer, p_now timestamptz default clock_timestamp())
@@ -77,7 +77,7 @@ end
 $plpgsql$;
 
 comment on function ulak.reprioritise(bigint, integer, timestamptz) is
-    'gives a message that waits another priority, 0 to 10; false if it is too late: in flight, finished or unknown. The order of '
+    'changes the priority of a waiting message, 0 to 10; false if it is too late: in flight, finished or unknown. The order of '
     'its ordering key stays';
 
 create or replace function ulak._log_change(

@@ -50,7 +50,7 @@ end
 $plpgsql$;
 
 comment on function ulak.recover_stale_messages(timestamptz, integer) is
-    'takes back messages whose lease ran out and retries them as failures; returns how many';
+    'recovers messages whose lease ran out and retries them like failures; returns how many';
 
 -- What workers held whose sessions are known to be over: nobody will report it, so nobody waits for their leases.
 create or replace function ulak._recover_from(p_workers text[], p_now timestamptz)

@@ -20,4 +20,4 @@ end
 $plpgsql$;
 
 comment on function ulak.mark_handled(text, text) is
-    'a consumer''s inbox: true the first time a key is seen, false ever after; part of the caller''s transaction';
+    'a consumer''s inbox: true the first time a key is seen, false after that; part of the caller''s transaction';

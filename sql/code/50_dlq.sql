@@ -277,7 +277,7 @@ end
 $plpgsql$;
 
 comment on function ulak.archive_single_to_dlq(bigint, text, timestamptz) is
-    'takes one waiting message out of the queue into the dead-letter queue and returns its id there';
+    'moves one waiting message to the dead-letter queue and returns its id there';
 
 create or replace function ulak._raise_not_waiting(p_message_id bigint)
 returns void

@@ -77,7 +77,7 @@ end
 $plpgsql$;
 
 comment on function ulak.redrive_endpoint(text) is
-    'puts all dead letters of an endpoint back into the queue, in the order they were created; returns how many';
+    'puts all dead letters of an endpoint back into the queue, in the order in which they were created; returns how many';
 
 create or replace function ulak.redrive_all()
 returns integer

@@ -44,7 +44,7 @@ end
 $plpgsql$;
 
 comment on function ulak.maintain_archive_partitions(integer, timestamptz) is
-    'makes the archive''s partitions of this month, the next ones, and those of messages in archive_default, which move '
+    'creates the archive''s partitions of this month, the next ones, and those of messages in archive_default, which move '
     'there; returns how many';
 
 -- This month and the next ones, those that maintenance slept through (a year at most), and those found in a default partition.

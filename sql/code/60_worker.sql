@@ -619,4 +619,4 @@ end
 $plpgsql$;
 
 comment on function ulak.ping(text) is
-    'sends one test message to an endpoint now, signed like any other, and returns its outcome; neither queue nor circuit breaker notice';
+    'sends one test message to an endpoint now, signed like any other, and returns its outcome; it affects neither the queue nor the circuit breaker';

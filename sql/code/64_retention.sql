@@ -59,7 +59,7 @@ as $sql$
 $sql$;
 
 comment on function ulak.cleanup_inbox(integer, timestamptz) is
-    'forgets keys of mark_handled() older than p_retention_days (null: setting inbox_retention_days); returns how many';
+    'deletes keys of mark_handled() older than p_retention_days (null: setting inbox_retention_days); returns how many';
 
 -- At most p_limit rows (null: all), and about p_bytes if given, oldest first, in the order of the index on the time.
 create or replace function ulak._cleanup(

@@ -70,17 +70,17 @@ from (
 ) m
 order by m.place;
 
-comment on view ulak.maintenance_status is 'steps of maintenance: when each last ran, for how long, what it did, what went wrong';
+comment on view ulak.maintenance_status is 'steps of maintenance: when each last ran, how long it took, what it did, what went wrong';
 comment on column ulak.maintenance_status.step is 'name of the step';
 comment on column ulak.maintenance_status.what is 'what it does';
 comment on column ulak.maintenance_status.state is 'ok; failed: see last_error; late: no run for 5 minutes; behind: ran out of time and goes on in the next run; never ran';
 comment on column ulak.maintenance_status.started_at is 'when its last run began';
 comment on column ulak.maintenance_status.duration is 'how long that took';
 comment on column ulak.maintenance_status.rows is 'messages, rows or partitions that it changed';
-comment on column ulak.maintenance_status.last_error is 'its last error, also after later runs that went well';
+comment on column ulak.maintenance_status.last_error is 'its last error, kept after later runs that succeeded';
 comment on column ulak.maintenance_status.last_error_at is 'when that was';
 comment on column ulak.maintenance_status.runs is 'how often it ran';
-comment on column ulak.maintenance_status.errors is 'how many errors it met';
+comment on column ulak.maintenance_status.errors is 'how many errors it had';
 comment on column ulak.maintenance_status.total_rows is 'what it changed in all its runs';
 
 -- No SECURITY DEFINER, no SET clause, no exception block: each would forbid the commits. The step's function has them. Until the

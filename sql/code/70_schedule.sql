@@ -71,7 +71,7 @@ end
 $plpgsql$;
 
 comment on function ulak.start(integer) is
-    'has pg_cron run the workers and the maintenance; returns what it did and what is wrong, each with its fix. '
+    'lets pg_cron run the workers and the maintenance; returns what it did and what is wrong, each with its fix. '
     'Repeating it changes nothing, another number rescales. 0: only the maintenance, and nodes deliver';
 
 create or replace function ulak.stop()
@@ -111,7 +111,7 @@ end
 $plpgsql$;
 
 comment on function ulak.stop() is
-    'takes the workers and the maintenance out of pg_cron, asks running workers to leave and nodes to wait for start(); messages stay in '
+    'unschedules the workers and the maintenance in pg_cron, asks running workers to leave and nodes to wait for start(); messages stay in '
     'the queue, and what schedule() began goes on sending';
 
 -- pg_cron ends the run of a job that is unscheduled where a background worker runs it: in the midst of its deliveries. So the

@@ -51,7 +51,7 @@ end
 $plpgsql$;
 
 comment on function ulak.schedule(text, text, text, jsonb, integer, text, jsonb, jsonb, interval) is
-    'has pg_cron send a message at the times of a cron expression, once for each minute that it names; the same name again replaces it';
+    'lets pg_cron send a message at the times of a cron expression; scheduling the same name again replaces it';
 
 create or replace function ulak.unschedule(p_name text)
 returns table (item text, status text, detail text, fix text)
@@ -76,7 +76,7 @@ begin
 end
 $plpgsql$;
 
-comment on function ulak.unschedule(text) is 'ends what schedule() began; messages that were sent stay';
+comment on function ulak.unschedule(text) is 'ends a recurring message; messages already sent stay';
 
 create or replace view ulak.recurring_list as
 select

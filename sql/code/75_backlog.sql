@@ -511,7 +511,7 @@ create or replace view ulak.retry_schedule as
 select r.endpoint, r.due, r.messages, r.is_estimate, r.first_at, r.last_at
 from ulak._retry_schedule() r;
 
-comment on view ulak.retry_schedule is 'how many messages wait until when, per endpoint';
+comment on view ulak.retry_schedule is 'how many messages are due when, per endpoint';
 comment on column ulak.retry_schedule.endpoint is 'name of the endpoint';
 comment on column ulak.retry_schedule.due is 'when they are due: now, within a minute, and so on, or behind an earlier message of their ordering key';
 comment on column ulak.retry_schedule.messages is 'how many';

@@ -74,7 +74,7 @@ end
 $plpgsql$;
 
 comment on function ulak.get_endpoint_health(text, timestamptz) is
-    'how one endpoint, or each, is doing: what waits and since when, rates and latency of the last minutes, circuit, last error; '
+    'the health of one endpoint, or of each: how many messages wait and since when, rates and latency of the last minutes, circuit, last error; '
     'the worst first. Of more than 1,000 endpoints the last hour is told for the worst 1,000';
 
 -- The worst p_limit of those endpoints (null: all; all of them are one if it is p_endpoint_id) with their latency; and the last hour of the first 1,000, since it is 60 rows each.

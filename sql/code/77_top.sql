@@ -86,8 +86,8 @@ from ulak.top() t;
 
 comment on view ulak.top is E'the worst 50 endpoints at a glance; in psql: select * from ulak.top \\watch 2. More of them: select * from ulak.top(500)';
 comment on column ulak.top.endpoint is 'name of the endpoint';
-comment on column ulak.top.state is 'flowing, idle, sending (requests are under way, none has succeeded in the last minute), failing (5% or more), late (due for over a minute), half_open, open or disabled, with a sign of its own each';
-comment on column ulak.top.waiting is 'messages that wait; ~ is what was counted so long ago, > that there are more';
+comment on column ulak.top.state is 'flowing, idle, sending (requests are under way, none has succeeded in the last minute), failing (5% or more), late (due for over a minute), half_open, open or disabled, each with its own sign';
+comment on column ulak.top.waiting is 'messages that wait; ~: counted some time ago; >: there are more';
 comment on column ulak.top.oldest_wait is 'how long the oldest message has waited since it was first due, its retries included';
 comment on column ulak.top.in_flight is 'messages that a worker holds';
 comment on column ulak.top.per_second is 'deliveries per second in the last minute (http endpoints)';

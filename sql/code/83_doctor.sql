@@ -15,7 +15,7 @@ end
 $plpgsql$;
 
 comment on function ulak.doctor(timestamptz) is
-    'looks for what is wrong, the worst first, at most 20 of a kind; fix is SQL to run, what it can''t do is in a comment';
+    'lists problems, the worst first, at most 20 per check; fix is the SQL that solves it, with a comment for what SQL can''t do';
 
 create or replace function ulak._doctor(p_facts ulak._endpoint_fact[], p_now timestamptz)
 returns table (severity text, check_name text, finding text, fix text)

@@ -69,7 +69,7 @@ end
 $plpgsql$;
 
 comment on function ulak.help(text) is
-    'what ulak offers, with who may use it; help(''redrive'') shows the functions, tables and settings of that name';
+    'everything that ulak offers, and the roles that may use it; help(''redrive'') shows the functions, tables and settings of that name';
 
 -- Names with a leading underscore are private, and partitions are part of their table.
 create or replace function ulak._help_topics()

@@ -16,7 +16,7 @@ end
 $plpgsql$;
 
 comment on function ulak.report(integer, timestamptz) is
-    'the last hours as one page of HTML that needs nothing else: psql -Atc ''select ulak.report()'' > report.html';
+    'the last hours as one self-contained HTML page: psql -Atc ''select ulak.report()'' > report.html';
 
 create or replace function ulak._draw_report(p_data jsonb)
 returns text

@@ -73,7 +73,7 @@ comment on column ulak.endpoints.max_pending is 'most messages that may wait for
 comment on column ulak.endpoints.dead_log_started_at is 'start of the minute whose dead letters dead_log_letters counts';
 comment on column ulak.endpoints.dead_log_letters is 'dead letters of that minute: the first ten have a line of the server''s log each';
 comment on column ulak.endpoints.circuit_broken_since is 'since when the breaker has not been closed; null while it is';
-comment on column ulak.endpoints.is_restricted is 'true: only roles that were granted to send may send to it';
+comment on column ulak.endpoints.is_restricted is 'true: only roles with a grant may send to it';
 
 -- Few endpoints are of either kind: publish() asks for them among thousands of subscribers.
 create index endpoints_restricted_idx on ulak.endpoints (id) where is_restricted;

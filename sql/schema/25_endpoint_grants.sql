@@ -12,7 +12,7 @@ create table ulak.endpoint_grants (
     primary key (endpoint_id, role_name)
 );
 
-comment on table ulak.endpoint_grants is 'who may work off an endpoint, and who may send to one that is restricted. Change it with ulak.grant_endpoint() and ulak.revoke_endpoint()';
+comment on table ulak.endpoint_grants is 'roles that may claim from an endpoint, and roles that may send to a restricted one. Change it with ulak.grant_endpoint() and ulak.revoke_endpoint()';
 comment on column ulak.endpoint_grants.endpoint_id is 'the endpoint';
 comment on column ulak.endpoint_grants.role_name is 'name of the role whose members may; a role that is renamed loses it';
 comment on column ulak.endpoint_grants.granted_at is 'when the first of both rights was granted';

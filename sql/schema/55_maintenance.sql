@@ -59,7 +59,7 @@ comment on column ulak.maintenance_runs.started_at is 'when its last run began';
 comment on column ulak.maintenance_runs.duration is 'how long that took, all batches together';
 comment on column ulak.maintenance_runs.rows is 'messages, rows or partitions that it changed';
 comment on column ulak.maintenance_runs.finished is 'false: it ran out of time and goes on in the next run';
-comment on column ulak.maintenance_runs.last_error is 'last error of this step, also after later runs that went well';
+comment on column ulak.maintenance_runs.last_error is 'last error of this step, kept after later runs that succeeded';
 comment on column ulak.maintenance_runs.last_error_at is 'when that was';
 comment on column ulak.maintenance_runs.runs is 'how often it ran';
 comment on column ulak.maintenance_runs.errors is 'how many of its runs ended in an error';

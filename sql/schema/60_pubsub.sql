@@ -24,7 +24,7 @@ create table ulak.event_type_grants (
     primary key (event_type, role_name)
 );
 
-comment on table ulak.event_type_grants is 'who may publish event types that are restricted. Change it with ulak.grant_event_type() and ulak.revoke_event_type()';
+comment on table ulak.event_type_grants is 'roles that may publish restricted event types. Change it with ulak.grant_event_type() and ulak.revoke_event_type()';
 comment on column ulak.event_type_grants.event_type is 'the event type';
 comment on column ulak.event_type_grants.role_name is 'name of the role whose members may; a role that is renamed loses it';
 comment on column ulak.event_type_grants.granted_at is 'when it was granted';
@@ -52,5 +52,5 @@ comment on column ulak.subscriptions.endpoint_id is 'the endpoint that receives 
 comment on column ulak.subscriptions.filter is 'only payloads that contain this (payload @> filter); null: all';
 comment on column ulak.subscriptions.predicate is 'only payloads for which this jsonpath predicate is true; an error in it counts as false; null: all';
 comment on column ulak.subscriptions.created_at is 'when the subscription was made';
-comment on column ulak.subscriptions.enabled is 'false: it is passed over, and what is published meanwhile is not sent later';
+comment on column ulak.subscriptions.enabled is 'false: it is skipped, and events published meanwhile are not sent later';
 comment on column ulak.subscriptions.description is 'free text for people';

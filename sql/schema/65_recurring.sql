@@ -17,12 +17,12 @@ create table ulak.recurring (
 comment on table ulak.recurring is 'recurring messages. Change it with ulak.schedule() and ulak.unschedule()';
 comment on column ulak.recurring.name is 'unique name; a part of the job''s name in pg_cron';
 comment on column ulak.recurring.cron is 'when, as pg_cron reads it';
-comment on column ulak.recurring.endpoint_id is 'the endpoint that it goes to; it goes with it';
+comment on column ulak.recurring.endpoint_id is 'the endpoint that it goes to; dropping the endpoint removes it';
 comment on column ulak.recurring.payload is 'the body';
 comment on column ulak.recurring.priority is 'as for send()';
 comment on column ulak.recurring.ordering_key is 'as for send()';
 comment on column ulak.recurring.headers is 'as for send()';
 comment on column ulak.recurring.metadata is 'as for send()';
-comment on column ulak.recurring.expires_after is 'how long each of the messages may be delivered; null: for ever';
+comment on column ulak.recurring.expires_after is 'how long each message may be delivered; null: forever';
 comment on column ulak.recurring.last_sent_at is 'when pg_cron last called';
 comment on column ulak.recurring.created_at is 'when it was first scheduled';

@@ -83,7 +83,7 @@ comment on column ulak.attempts.ended_at is 'when the failure was settled, or fo
 comment on column ulak.attempts.error is 'what ulak.queue.last_error was after it';
 comment on table ulak.backlog_samples is 'messages that wait and dead letters per endpoint, counted by maintenance every minute and written when they have changed, once an hour at least while there are any; after two days one row an hour, for stats_retention_days';
 comment on column ulak.backlog_samples.endpoint_id is 'the endpoint';
-comment on column ulak.backlog_samples.sampled_at is 'when they were counted; after two days the start of that hour, whose last count it is';
+comment on column ulak.backlog_samples.sampled_at is 'when they were counted; after two days, the start of the hour whose last count it is';
 comment on column ulak.backlog_samples.waiting is 'messages that were pending';
 comment on column ulak.backlog_samples.dead is 'dead letters that nobody has redriven';
 comment on column ulak.backlog_samples.oldest_id is 'lowest id of those that were pending';

@@ -67,7 +67,7 @@ create table ulak.handled (
 
 create index handled_at_idx on ulak.handled (handled_at);
 
-comment on table ulak.workers is 'worker slots and who runs them, in the database and on nodes';
+comment on table ulak.workers is 'worker slots and the sessions that hold them, in the database and on nodes';
 comment on column ulak.workers.slot is 'number of the slot, from 1; those of nodes from 101';
 comment on column ulak.workers.name is 'what it writes into ulak.queue.locked_by';
 comment on column ulak.workers.pid is 'backend that runs it';
@@ -80,9 +80,9 @@ comment on column ulak.workers.messages_processed is 'messages settled by this s
 comment on column ulak.workers.error_count is 'failed deliveries of this slot, all runs together';
 comment on column ulak.workers.last_error is 'last failed delivery or error of the worker';
 comment on column ulak.workers.stop_requested_at is 'set by stop(): the worker leaves when it sees it';
-comment on column ulak.workers.is_scheduled is 'pg_cron runs it for start(), and not somebody else';
+comment on column ulak.workers.is_scheduled is 'true: pg_cron runs it for start(); false: another scheduler does';
 comment on column ulak.workers.version is 'version of the extension that it runs';
-comment on column ulak.workers.backend_start is 'when that backend was started, as in pg_stat_activity: a pid alone comes again';
+comment on column ulak.workers.backend_start is 'when that backend was started, as in pg_stat_activity: pids are reused';
 comment on column ulak.workers.limited_by is 'why it has fewer requests in flight than worker_concurrency allows';
 comment on column ulak.workers.host is 'machine of a node, as it calls itself; null for workers in the database';
 comment on column ulak.workers.clock_ahead is 'by how much the clock of a node''s machine was ahead of the server''s at the last sign of life; its requests carry the server''s time';
@@ -90,8 +90,8 @@ comment on column ulak.workers.timeline is 'of the server when the worker came: 
 comment on column ulak.workers.broken_runs is 'runs of this slot that ended with an error, each within an hour of the one before';
 comment on column ulak.workers.broken_at is 'when the last of them did';
 comment on column ulak.workers.broken_by is 'its error';
-comment on column ulak.workers.suspicion is 'runs in turn that ended with an error of the worker''s own code; from 2 on it holds one message at a time';
-comment on table ulak.schedule is 'what start() and stop() last asked for; private to ulak';
+comment on column ulak.workers.suspicion is 'consecutive runs that ended with an error in the worker''s own code; from 2 on it holds one message at a time';
+comment on table ulak.schedule is 'what start() and stop() last requested; private to ulak';
 comment on column ulak.schedule.is_only is 'true: there is one row';
 comment on column ulak.schedule.changed_at is 'when that was';
 comment on column ulak.schedule.workers is 'how many workers pg_cron is to run; 0 after stop() and start(0)';

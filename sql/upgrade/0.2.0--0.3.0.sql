@@ -45,7 +45,7 @@ alter table ulak.workers
 comment on column ulak.workers.broken_runs is 'runs of this slot that ended with an error, each within an hour of the one before';
 comment on column ulak.workers.broken_at is 'when the last of them did';
 comment on column ulak.workers.broken_by is 'its error';
-comment on column ulak.workers.suspicion is 'runs in turn that ended with an error of the worker''s own code; from 2 on it holds one message at a time';
+comment on column ulak.workers.suspicion is 'consecutive runs that ended with an error in the worker''s own code; from 2 on it holds one message at a time';
 
 -- 0.2.0 kept these for sessions that were still running functions of 0.1.0.
 drop function ulak._claim(text, integer, text, interval, bigint[], integer[], integer, bigint, smallint, timestamptz, bigint);
@@ -183,7 +183,7 @@ comment on column ulak._idempotency_keys.idempotency_key is 'the key';
 comment on column ulak._idempotency_keys.message_id is 'the message that was sent with it';
 comment on column ulak._idempotency_keys.payload_hash is 'sha256 of that message''s payload';
 comment on column ulak._idempotency_keys.free_at is 'when the key of a delivered message is free again; null while the message is live';
-comment on column ulak._idempotency_keys.sent_by is 'the role that uses the key; null: taken by 0.2.0, whoever comes gets an answer';
+comment on column ulak._idempotency_keys.sent_by is 'the role that uses the key; null: taken by 0.2.0, any role may use it';
 
 select pg_catalog.pg_extension_config_dump('ulak._events_default', '');
 select pg_catalog.pg_extension_config_dump('ulak._idempotency_keys', '');
@@ -248,7 +248,7 @@ where q.idempotency_key is not null and q.status in ('pending', 'processing', 'c
 alter table ulak._idempotency_keys add primary key (endpoint_id, idempotency_key);
 create index _idempotency_keys_free_at_idx on ulak._idempotency_keys (free_at) where free_at is not null;
 
-comment on table ulak._deliveries is 'where each message stands that is not finished; private to ulak: read ulak.queue';
+comment on table ulak._deliveries is 'the state of every unfinished message; private to ulak: read ulak.queue';
 comment on column ulak._deliveries.status is 'pending or processing; in the archive completed, failed, expired or cancelled';
 comment on column ulak._deliveries.idempotency_key is 'one message per endpoint and key, until archive_after seconds after its delivery';
 comment on table ulak._archived is 'finished messages in monthly partitions archive_YYYY_MM (UTC); private to ulak: read ulak.archive';
@@ -304,11 +304,11 @@ alter table ulak.setting_values
 alter table ulak.event_log
     alter column actor set default case when current_setting('role') = 'none' then session_user else current_setting('role') end;
 
-comment on column ulak.endpoints.is_restricted is 'true: only roles that were granted to send may send to it';
+comment on column ulak.endpoints.is_restricted is 'true: only roles with a grant may send to it';
 create index endpoints_restricted_idx on ulak.endpoints (id) where is_restricted;
 create index endpoints_max_pending_idx on ulak.endpoints (id) where max_pending is not null;
 comment on column ulak.event_types.is_restricted is 'true: only roles of ulak.event_type_grants may publish it';
-comment on table ulak.endpoint_grants is 'who may work off an endpoint, and who may send to one that is restricted. Change it with ulak.grant_endpoint() and ulak.revoke_endpoint()';
+comment on table ulak.endpoint_grants is 'roles that may claim from an endpoint, and roles that may send to a restricted one. Change it with ulak.grant_endpoint() and ulak.revoke_endpoint()';
 comment on column ulak.endpoint_grants.granted_at is 'when the first of both rights was granted';
 comment on column ulak.endpoint_grants.granted_by is 'the role that granted it';
 comment on column ulak.endpoint_grants.may_work is 'true: the role may claim and settle its messages';
@@ -326,7 +326,7 @@ create table ulak.event_type_grants (
     primary key (event_type, role_name)
 );
 
-comment on table ulak.event_type_grants is 'who may publish event types that are restricted. Change it with ulak.grant_event_type() and ulak.revoke_event_type()';
+comment on table ulak.event_type_grants is 'roles that may publish restricted event types. Change it with ulak.grant_event_type() and ulak.revoke_event_type()';
 comment on column ulak.event_type_grants.event_type is 'the event type';
 comment on column ulak.event_type_grants.role_name is 'name of the role whose members may; a role that is renamed loses it';
 comment on column ulak.event_type_grants.granted_at is 'when it was granted';
@@ -376,3 +376,14 @@ comment on column ulak._archived.generation is 'sent as ulak-generation; claim()
 drop function ulak.metrics(timestamptz, interval);
 drop function ulak.metrics_text(timestamptz, interval);
 drop function ulak._metric_values(timestamptz, interval);
+
+-- Plainer words. Nobody waits for these locks but another upgrade, vacuum or create index.
+comment on column ulak.recurring.expires_after is 'how long each message may be delivered; null: forever';
+comment on column ulak.subscriptions.enabled is 'false: it is skipped, and events published meanwhile are not sent later';
+comment on column ulak.recurring.endpoint_id is 'the endpoint that it goes to; dropping the endpoint removes it';
+comment on column ulak.workers.backend_start is 'when that backend was started, as in pg_stat_activity: pids are reused';
+comment on table ulak.workers is 'worker slots and the sessions that hold them, in the database and on nodes';
+comment on column ulak.backlog_samples.sampled_at is 'when they were counted; after two days, the start of the hour whose last count it is';
+comment on column ulak.workers.is_scheduled is 'true: pg_cron runs it for start(); false: another scheduler does';
+comment on column ulak.maintenance_runs.last_error is 'last error of this step, kept after later runs that succeeded';
+comment on table ulak.schedule is 'what start() and stop() last requested; private to ulak';
