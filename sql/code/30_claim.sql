@@ -79,6 +79,9 @@ begin
             v_turn.reached, v_resume_points = '{}', v_passed, p_endpoint_ids, p_protocols, p_generation, p_now
         );
     end if;
+    if v_turn.tids <> '{}' and ulak._has_old_settings() then
+        return;
+    end if;
     if v_turn.tids = '{}' then
         if v_turn.left_out_others then
             left_out_others := true;

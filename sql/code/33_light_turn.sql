@@ -56,6 +56,7 @@ begin
                 and q.id between p_after + 1 and p_after + p_count
                 and q.status is not distinct from 'pending'
                 and q.ordering_key is null
+                and not ulak._has_old_settings()
                 and q.next_retry_at <= p_now
                 and (q.expires_at is null or q.expires_at > p_now)
                 and e.enabled

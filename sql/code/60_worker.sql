@@ -268,6 +268,7 @@ as $plpgsql$
 begin
     perform ulak._unregister_worker(p_slot);
     unlisten ulak_bell;
+    perform set_config('ulak._settings', '', false);
     perform set_config(s.name, s.reset_val, false)
     from pg_settings s
     where lower(s.name collate "C") in (select p.name from ulak._worker_parameters() p union all values ('application_name'));
@@ -355,11 +356,10 @@ begin
 end
 $plpgsql$;
 
--- What the worker needs to know, and a text that changes whenever a setting does.
+-- What the worker needs to know, and a text that changes whenever a setting does. The session's claims go by it, see _has_old_settings().
 create or replace function ulak._worker_options()
 returns table (settings jsonb, version text, fingerprint text)
 language sql
-stable
 security definer
 set search_path = pg_catalog, pg_temp
 as $sql$
@@ -382,7 +382,7 @@ as $sql$
             ]) s(name)
         ),
         ulak._version(),
-        ulak._settings_fingerprint()
+        set_config('ulak._settings', ulak._settings_fingerprint(), false)
 $sql$;
 
 create or replace function ulak._settings_fingerprint()
@@ -392,7 +392,22 @@ stable
 set search_path = pg_catalog, pg_temp
 as $plpgsql$
 begin
-    return coalesce(string_agg(v.name || '=' || v.value, ' ' order by v.name), '') from ulak.setting_values v;
+    return count(*) || coalesce(string_agg(' ' || v.name || '=' || v.value, '' order by v.name), '') from ulak.setting_values v;
+end
+$plpgsql$;
+
+-- Whether a setting has changed since this session's worker has asked for them. A claim looks with the snapshot of its messages, or a later
+-- one, and then claims nothing: so a setting that was committed before a message was sent holds for that message.
+create or replace function ulak._has_old_settings()
+returns boolean
+language plpgsql
+stable
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+declare
+    v_settings text := nullif(current_setting('ulak._settings', true), '');
+begin
+    return v_settings is not null and v_settings <> ulak._settings_fingerprint();
 end
 $plpgsql$;
 
@@ -416,7 +431,8 @@ begin
             when w.host is not null and ulak._is_stopped() then 'stop'
             when p_stamp <> ulak._stamp_of(ulak._version()) then 'restart'
         end,
-        ulak._settings_fingerprint()
+        -- A worker whose session knows of no settings, because they were rolled back, has to ask for them again.
+        case when ulak._has_old_settings() then 'others' else coalesce(current_setting('ulak._settings', true), '') end
     from (values (p_slot)) s (slot)
     left join ulak.workers w on w.slot = s.slot;
 end
