@@ -108,6 +108,15 @@ as $sql$
     where d.original_message_id = any (p_ids)
 $sql$;
 
+-- An error without its numbers, which don't make another cause of it.
+create or replace function ulak._cause(p_error text)
+returns text
+language sql
+immutable
+as $sql$
+    select left(regexp_replace(p_error, E'[0-9a-f]{8}-[0-9a-f-]{27}|(?<!HTTP )\\m[0-9]+', '#', 'g'), 160)
+$sql$;
+
 -- What dead messages mean for their endpoints; then they leave for the archive. The last step of every caller: it locks endpoints.
 create or replace function ulak._announce_dead(p_ids bigint[], p_now timestamptz)
 returns void

@@ -6,6 +6,7 @@ values
     ('ulak.endpoint.opened', 'the circuit of an endpoint opened: deliveries to it pause', '-infinity'),
     ('ulak.endpoint.closed', 'the circuit of an endpoint closed again', '-infinity'),
     ('ulak.endpoint.disabled', 'an endpoint was disabled, by an administrator or because it answered 410 Gone', '-infinity'),
+    ('ulak.endpoint.dead_letters', 'a digest: how many messages of an endpoint became dead letters in the last minute, by event type and error', '-infinity'),
     ('ulak.message.dead', 'a message became a dead letter', '-infinity')
 on conflict (name) do update set description = excluded.description;
 
@@ -152,17 +153,86 @@ declare
     v_endpoint_ids bigint[];
     v_payloads jsonb[];
 begin
-    if not ulak._has_subscribers('ulak.message.dead') then
-        return;
+    if ulak._has_subscribers('ulak.message.dead') then
+        select
+            array_agg(f.endpoint_id order by f.id),
+            array_agg(jsonb_build_object('type', 'ulak.message.dead', 'at', p_now) || f.facts order by f.id)
+        into v_endpoint_ids, v_payloads
+        from ulak._dead_facts(p_ids) f
+        where not ulak._is_told(f.facts);
+        if v_payloads is not null then
+            perform ulak._tell_operators('ulak.message.dead', v_endpoint_ids, v_payloads, p_now);
+        end if;
     end if;
-    select
-        array_agg(f.endpoint_id order by f.id),
-        array_agg(jsonb_build_object('type', 'ulak.message.dead', 'at', p_now) || f.facts order by f.id)
+    if ulak._has_subscribers('ulak.endpoint.dead_letters') then
+        insert into ulak._dead_counts (endpoint_id, endpoint_name, event_type, cause, letters, counted_at)
+        select f.endpoint_id, f.facts ->> 'endpoint', f.facts ->> 'event_type', ulak._cause(f.facts ->> 'error'), count(*), p_now
+        from ulak._dead_facts(p_ids) f
+        where not ulak._is_told(f.facts)
+        group by 1, 2, 3, 4;
+    end if;
+end
+$plpgsql$;
+
+-- Whether a dead letter is an operator event itself.
+create or replace function ulak._is_told(p_facts jsonb)
+returns boolean
+language sql
+immutable
+as $sql$
+    select coalesce(starts_with(p_facts ->> 'event_type', 'ulak.'), false)
+$sql$;
+
+-- For maintenance: one event for each endpoint that had dead letters since the last time. It names the 20 most frequent causes.
+create or replace function ulak._tell_digests(p_now timestamptz)
+returns void
+language plpgsql
+set search_path = pg_catalog, pg_temp
+set jit = off
+as $plpgsql$
+declare
+    v_endpoint_ids bigint[];
+    v_payloads jsonb[];
+begin
+    with taken as materialized (
+        delete from ulak._dead_counts
+        returning *
+    ),
+    causes as (
+        select
+            t.endpoint_id,
+            t.endpoint_name,
+            t.event_type,
+            t.cause,
+            sum(t.letters) as letters,
+            min(t.counted_at) as since,
+            row_number() over (partition by t.endpoint_id, t.endpoint_name order by sum(t.letters) desc, t.event_type, t.cause) as place
+        from taken t
+        group by t.endpoint_id, t.endpoint_name, t.event_type, t.cause
+    ),
+    digests as (
+        select
+            c.endpoint_id,
+            jsonb_build_object(
+                'type', 'ulak.endpoint.dead_letters',
+                'at', p_now,
+                'endpoint', c.endpoint_name,
+                'since', min(c.since),
+                'letters', sum(c.letters),
+                'counts', jsonb_agg(
+                    jsonb_strip_nulls(jsonb_build_object('event_type', c.event_type, 'error', c.cause, 'letters', c.letters))
+                    order by c.place
+                ) filter (where c.place <= 20),
+                'others', coalesce(sum(c.letters) filter (where c.place > 20), 0)
+            ) as payload
+        from causes c
+        group by c.endpoint_id, c.endpoint_name
+    )
+    select array_agg(d.endpoint_id order by d.endpoint_id), array_agg(d.payload order by d.endpoint_id)
     into v_endpoint_ids, v_payloads
-    from ulak._dead_facts(p_ids) f
-    where not coalesce(starts_with(f.facts ->> 'event_type', 'ulak.'), false);
+    from digests d;
     if v_payloads is not null then
-        perform ulak._tell_operators('ulak.message.dead', v_endpoint_ids, v_payloads, p_now);
+        perform ulak._tell_operators('ulak.endpoint.dead_letters', v_endpoint_ids, v_payloads, p_now);
     end if;
 end
 $plpgsql$;

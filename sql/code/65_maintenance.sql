@@ -37,7 +37,7 @@ from (
             (10, 'inbox_retention', 'forgets old keys of mark_handled()'),
             (11, 'ordering', 'makes due what is parked with nothing before it, and forgets ordering keys that are no longer used'),
             (12, 'attempts_retention', 'forgets old failed attempts'),
-            (13, 'samples', 'counts what waits for each endpoint, and sums up the last minutes'),
+            (13, 'samples', 'counts what waits for each endpoint, sums up the last minutes, and tells operators of dead letters'),
             (14, 'samples_retention', 'keeps one count an hour of what waited after two days, and deletes old ones'),
             (15, 'secrets', 'forgets signing secrets whose grace after a rotation is over'),
             (16, 'orphans', 'makes dead letters of messages whose endpoint was dropped while they were being sent'),
@@ -274,6 +274,7 @@ begin
         when p_step = 'samples' then
             rows := ulak._sample_backlog(p_now);
             perform ulak._close_dead_logs(p_now);
+            perform ulak._tell_digests(p_now);
         when p_step = 'orphans' then
             rows := ulak._bury_orphans(p_now, v_batch);
             more := rows = v_batch;

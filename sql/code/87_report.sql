@@ -185,7 +185,7 @@ as $sql$
     left join counted c using (n)
 $sql$;
 
--- The newest dead letters by endpoint and cause; numbers in an error don't make another cause. The command finds them all again:
+-- The newest dead letters by endpoint and cause. The command finds them all again:
 -- whatever stands for a number matches any text.
 create or replace function ulak._report_dead()
 returns jsonb
@@ -227,11 +227,7 @@ as $sql$
             limit 5000
         ) d
         left join ulak.endpoints e on e.id = d.endpoint_id
-        cross join lateral (
-            select left(regexp_replace(
-                d.last_error, E'[0-9a-f]{8}-[0-9a-f-]{27}|(?<!HTTP )\\m[0-9]+', '#', 'g'
-            ), 160)
-        ) c (cause)
+        cross join lateral (select ulak._cause(d.last_error)) c (cause)
         where d.status = 'failed'
         group by d.endpoint_name, c.cause, e.name
         order by letters desc, d.endpoint_name, c.cause

@@ -47,6 +47,19 @@ create index dlq_failed_idx on ulak._letters (endpoint_id, original_message_id) 
 create index dlq_retention_idx on ulak._letters (archived_at);
 create index dlq_original_message_idx on ulak._letters (original_message_id);
 
+-- A row for each cause of each burial; maintenance sums them up and deletes them. Rows that are only added: a counter would be waited for.
+create table ulak._dead_counts (
+    endpoint_id bigint not null,
+    endpoint_name text not null,
+    event_type text,
+    cause text,
+    letters integer not null,
+    counted_at timestamptz not null
+);
+
+-- Where a publication is for all tables, rows that can't be told apart could not be deleted.
+alter table ulak._dead_counts replica identity full;
+
 comment on table ulak._letters is 'dead letters; private to ulak: read ulak.dlq';
 comment on column ulak._letters.id is 'what redrive_message() takes';
 comment on column ulak._letters.original_message_id is 'its id in ulak.queue';
@@ -80,3 +93,10 @@ comment on column ulak._letters.failure_history is 'earlier failed cycles, newes
 comment on column ulak._letters.redriven_by is 'who put it back';
 comment on column ulak._letters.discarded_at is 'when it was given up';
 comment on column ulak._letters.discarded_by is 'who gave it up';
+comment on table ulak._dead_counts is 'dead letters that the next digest for operators tells of; private to ulak';
+comment on column ulak._dead_counts.endpoint_id is 'the endpoint they were for';
+comment on column ulak._dead_counts.endpoint_name is 'its name';
+comment on column ulak._dead_counts.event_type is 'their event type, if they have one';
+comment on column ulak._dead_counts.cause is 'their error; numbers are left out';
+comment on column ulak._dead_counts.letters is 'how many';
+comment on column ulak._dead_counts.counted_at is 'when';

@@ -387,3 +387,23 @@ comment on column ulak.backlog_samples.sampled_at is 'when they were counted; af
 comment on column ulak.workers.is_scheduled is 'true: pg_cron runs it for start(); false: another scheduler does';
 comment on column ulak.maintenance_runs.last_error is 'last error of this step, kept after later runs that succeeded';
 comment on table ulak.schedule is 'what start() and stop() last requested; private to ulak';
+
+-- A new table: nobody waits.
+create table ulak._dead_counts (
+    endpoint_id bigint not null,
+    endpoint_name text not null,
+    event_type text,
+    cause text,
+    letters integer not null,
+    counted_at timestamptz not null
+);
+alter table ulak._dead_counts replica identity full;
+
+comment on table ulak._dead_counts is 'dead letters that the next digest for operators tells of; private to ulak';
+comment on column ulak._dead_counts.endpoint_id is 'the endpoint they were for';
+comment on column ulak._dead_counts.endpoint_name is 'its name';
+comment on column ulak._dead_counts.event_type is 'their event type, if they have one';
+comment on column ulak._dead_counts.cause is 'their error; numbers are left out';
+comment on column ulak._dead_counts.letters is 'how many';
+comment on column ulak._dead_counts.counted_at is 'when';
+select pg_catalog.pg_extension_config_dump('ulak._dead_counts', '');

@@ -11,7 +11,13 @@ from support.cluster import Connect
 from support.queue import Queue
 from support.sessions import Running
 
-EVENTS = ["ulak.endpoint.closed", "ulak.endpoint.disabled", "ulak.endpoint.opened", "ulak.message.dead"]
+EVENTS = [
+    "ulak.endpoint.closed",
+    "ulak.endpoint.dead_letters",
+    "ulak.endpoint.disabled",
+    "ulak.endpoint.opened",
+    "ulak.message.dead",
+]
 
 
 def told(queue: Queue, endpoint: str = "ops") -> list[Any]:
@@ -236,3 +242,80 @@ def test_they_carry_their_type_as_cloudevents_do(ops: Queue) -> None:
     ops.bury(ops.send("shop"))
 
     assert ops.value("select metadata from ulak.queue where status = 'pending'") == {"event_type": "ulak.message.dead"}
+
+
+# The digest.
+
+
+@pytest.fixture
+def pager(queue: Queue) -> Queue:
+    """`shop` and `billing` are watched by `pager`, by digests alone."""
+    for name in ("shop", "billing", "pager"):
+        queue.endpoint(name)
+    queue.call("subscribe", "ulak.endpoint.dead_letters", "pager")
+    return queue
+
+
+def digest(queue: Queue, now: float) -> None:
+    queue.db.execute("select ulak._maintenance_step('samples', now(), '-infinity', %s)", [queue.at(now)])
+
+
+def test_many_dead_letters_are_one_digest_for_each_endpoint(pager: Queue) -> None:
+    for n in range(3):
+        pager.bury(pager.send("shop", metadata={"event_type": "sold"}), f"HTTP 503 after {n} s", now=n)
+    pager.bury(pager.send("shop"), "refused", now=3)
+    pager.bury(pager.send("billing"), "refused", now=4)
+    assert told(pager, "pager") == []
+
+    digest(pager, 60)
+
+    shop, billing = told(pager, "pager")
+    assert (shop["type"], shop["endpoint"]) == ("ulak.endpoint.dead_letters", "shop")
+    assert (shop["letters"], shop["others"]) == (4, 0)
+    assert shop["counts"] == [
+        {"event_type": "sold", "error": "[PERMANENT] HTTP 503 after # s", "letters": 3},
+        {"error": "[PERMANENT] refused", "letters": 1},
+    ]
+    assert (shop["since"] < shop["at"], billing["endpoint"], billing["letters"]) == (True, "billing", 1)
+
+
+def test_a_digest_tells_of_each_letter_once_and_is_not_sent_about_nothing(pager: Queue) -> None:
+    pager.bury(pager.send("shop"))
+    digest(pager, 60)
+    digest(pager, 120)
+    pager.bury(pager.send("shop"), now=130)
+    digest(pager, 180)
+
+    assert [event["letters"] for event in told(pager, "pager")] == [1, 1]
+
+
+def test_a_digest_names_the_twenty_most_frequent_causes(pager: Queue) -> None:
+    for n in range(25):
+        for _ in range(2 if n == 24 else 1):
+            pager.bury(pager.send("shop"), f"cause {chr(97 + n)}")
+
+    digest(pager, 60)
+
+    (event,) = told(pager, "pager")
+    assert event["counts"][0] == {"error": "[PERMANENT] cause y", "letters": 2}
+    assert (len(event["counts"]), event["others"], event["letters"]) == (20, 5, 26)
+
+
+def test_without_a_subscriber_nothing_is_counted(queue: Queue) -> None:
+    queue.endpoint("shop")
+    queue.bury(queue.send("shop"))
+
+    assert queue.value("select count(*) from ulak._dead_counts") == 0
+
+
+def test_a_digest_that_cannot_be_delivered_is_in_no_digest(pager: Queue) -> None:
+    pager.endpoint("boss")
+    pager.call("subscribe", "ulak.endpoint.dead_letters", "boss")
+    pager.bury(pager.send("shop"))
+    digest(pager, 60)
+    for id in pager.column("select id from ulak.queue where status = 'pending'"):
+        pager.bury(id, now=61)
+
+    digest(pager, 120)
+
+    assert told(pager, "pager") == told(pager, "boss") == []

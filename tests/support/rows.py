@@ -21,6 +21,7 @@ STATEMENTS = [
     "select ulak.grant_endpoint('filled_http', 'ulak_application', 'send')",
     "select ulak.subscribe('filled.event', 'filled_http')",
     "select ulak.subscribe('ulak.message.dead', 'filled_http')",
+    "select ulak.subscribe('ulak.endpoint.dead_letters', 'filled_http')",
     """
     insert into ulak.recurring (name, cron, endpoint_id, payload, priority)
     select 'filled', '0 0 1 1 *', id, '1', 0 from ulak.endpoints where name = 'filled_http'
