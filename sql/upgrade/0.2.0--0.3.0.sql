@@ -303,10 +303,10 @@ alter table ulak.setting_values
     alter column updated_by set default case when current_setting('role') = 'none' then session_user else current_setting('role') end;
 alter table ulak.event_log
     alter column actor set default case when current_setting('role') = 'none' then session_user else current_setting('role') end;
-
-comment on column ulak.endpoints.is_restricted is 'true: only roles with a grant may send to it';
 create index endpoints_restricted_idx on ulak.endpoints (id) where is_restricted;
 create index endpoints_max_pending_idx on ulak.endpoints (id) where max_pending is not null;
+
+comment on column ulak.endpoints.is_restricted is 'true: only roles with a grant may send to it';
 comment on column ulak.event_types.is_restricted is 'true: only roles of ulak.event_type_grants may publish it';
 comment on table ulak.endpoint_grants is 'roles that may claim from an endpoint, and roles that may send to a restricted one. Change it with ulak.grant_endpoint() and ulak.revoke_endpoint()';
 comment on column ulak.endpoint_grants.granted_at is 'when the first of both rights was granted';
