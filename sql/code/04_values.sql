@@ -76,7 +76,7 @@ as $plpgsql$
 begin
     if p_rate not between 1.0 / 86400 and 1000000 then
         raise exception 'the rate must be between one message a day and 1000000 a second'
-            using errcode = '22023', detail = format('It is %s a second.', p_rate), hint = 'Leave it out for as fast as it goes.';
+            using errcode = '22023', detail = format('It is %s a second.', p_rate), hint = 'Leave it out for no limit.';
     end if;
 end
 $plpgsql$;
@@ -146,7 +146,7 @@ begin
             using
                 errcode = '22023',
                 detail = format('It is %s.', p_predicate),
-                hint = format('If there is to be something: %s. Otherwise compare it, such as $.total > 100 or $.active == true.', v_condition);
+                hint = format('To test that there is something: %s. Otherwise compare it, such as $.total > 100 or $.active == true.', v_condition);
     end if;
 end
 $plpgsql$;

@@ -32,7 +32,7 @@ begin
     elsif ulak._caller_has('ulak_admin') then
         return p_now;
     elsif p_now not between v_now - interval '1 minute' and v_now + interval '1 minute' then
-        raise exception 'only an administrator may say what time it is'
+        raise exception 'only an administrator may set p_now'
             using
                 errcode = '42501',
                 detail = format('p_now is %s, the clock says %s.', p_now, v_now),
@@ -52,7 +52,7 @@ as $plpgsql$
 begin
     if not ulak._is_sane_time(p_now) then
         raise exception 'p_now must be a time between the years 1970 and 9000'
-            using errcode = '22023', detail = format('It is %s.', p_now), hint = 'Leave it out to go by the server''s clock.';
+            using errcode = '22023', detail = format('It is %s.', p_now), hint = 'Leave it out to use the server''s clock.';
     end if;
     return coalesce(p_now, clock_timestamp());
 end

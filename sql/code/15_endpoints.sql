@@ -21,7 +21,7 @@ begin
     on conflict (name) do nothing
     returning id into v_id;
     if v_id is null then
-        raise exception 'endpoint "%" exists already', p_name
+        raise exception 'endpoint "%" already exists', p_name
             using
                 errcode = '23505',
                 detail = (
@@ -288,7 +288,7 @@ begin
     raise exception 'unknown endpoint %', coalesce('"' || left(p_name, 200) || '"', 'null')
         using
             errcode = '42704',
-            detail = 'Endpoints are made by ulak.create_endpoint()'
+            detail = 'Endpoints are created by ulak.create_endpoint()'
                 || case when ulak._may_read('ulak.endpoint_list') then '; select name from ulak.endpoint_list; lists them.' else '.' end,
             hint = ulak._did_you_mean(p_name, array(select e.name from ulak.endpoints as e));
 end

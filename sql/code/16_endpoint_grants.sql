@@ -129,7 +129,7 @@ set search_path = pg_catalog, pg_temp
 as $plpgsql$
 begin
     if p_right is null or p_right not in ('work', 'send') then
-        raise exception 'there is no right %', coalesce('"' || left(p_right, 64) || '"', 'null')
+        raise exception 'unknown right %', coalesce('"' || left(p_right, 64) || '"', 'null')
             using errcode = '22023', hint = 'work: claim and settle. send: send, cancel, reschedule and look up.';
     end if;
 end

@@ -79,7 +79,7 @@ begin
     perform ulak._lock('configs');
     v_endpoint := ulak._lock_endpoint(p_endpoint);
     if v_endpoint.protocol <> 'http' then
-        raise exception 'endpoint "%" signs nothing', p_endpoint
+        raise exception 'endpoint "%" does not sign its requests', p_endpoint
             using errcode = '22023', detail = format('Its protocol is %s.', v_endpoint.protocol);
     end if;
     perform ulak._check_interval('p_grace', p_grace, interval '3650 days');
@@ -395,7 +395,7 @@ begin
     raise exception 'unknown secret %', coalesce('"' || left(p_name, 200) || '"', 'null')
         using
             errcode = '42704',
-            detail = 'Secrets are made by ulak.set_secret().',
+            detail = 'Secrets are created by ulak.set_secret().',
             hint = ulak._did_you_mean(p_name, array(select s.name from ulak.secrets as s));
 end
 $plpgsql$;

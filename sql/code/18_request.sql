@@ -51,7 +51,7 @@ begin
         raise exception 'the time-out must be between 0.1 and 300 seconds'
             using errcode = '22023',
                 detail = format('It is %s.', p_timeout),
-                hint = 'The endpoint''s own time-out is the longest that holds; an administrator can raise that one.';
+                hint = 'The endpoint''s own time-out is the upper bound; an administrator can raise it.';
     end if;
     if ulak._is_event_type(p_content_type) then
         perform ulak._check_credentials(p_endpoint_id, jsonb_build_object('content-type', p_content_type));
@@ -173,7 +173,7 @@ begin
             raise exception 'max_retries must be between 0 and 1000'
                 using errcode = '22023',
                     detail = format('It is %s.', p_max_retries),
-                    hint = 'Leave it out to have as many as the endpoint''s retry policy says.';
+                    hint = 'Leave it out to use the endpoint''s retry policy.';
         end if;
         p_headers := coalesce(p_headers, '{}') || jsonb_build_object(':max_retries', p_max_retries);
     end if;

@@ -348,7 +348,7 @@ begin
         ) then
             raise exception 'idempotency key "%" was used by another sender', p_idempotency_key
                 using errcode = '23505',
-                    detail = format('A message of endpoint "%s" has this key, and not "%s" has sent it.', p_endpoint, ulak._caller()),
+                    detail = format('A message of endpoint "%s" has this key, and another role than "%s" sent it.', p_endpoint, ulak._caller()),
                     hint = 'Use keys that no other application uses. If one application has several logins, have them set one role.';
         end if;
         if v_first.payload_hash <> p_payload_hash then

@@ -19,7 +19,7 @@ begin
     values (p_name, p_description, p_schema)
     on conflict (name) do nothing;
     if not found then
-        raise exception 'event type "%" exists already', p_name
+        raise exception 'event type "%" already exists', p_name
             using
                 errcode = '23505',
                 hint = format('select * from ulak.event_types where name = %L;', p_name);
@@ -87,7 +87,7 @@ begin
         and s.filter is not distinct from p_filter
         and s.predicate::text is not distinct from p_predicate::text;
     if found then
-        raise exception 'endpoint "%" has this subscription to "%" already', p_endpoint, p_event_type
+        raise exception 'endpoint "%" already has this subscription to "%"', p_endpoint, p_event_type
             using
                 errcode = '23505',
                 detail = format('It is subscription %s.', v_id),
@@ -176,7 +176,7 @@ begin
     raise exception 'unknown event type %', coalesce('"' || left(p_name, 200) || '"', 'null')
         using
             errcode = '42704',
-            detail = 'Event types are made by ulak.create_event_type()'
+            detail = 'Event types are created by ulak.create_event_type()'
                 || case when ulak._may_read('ulak.event_types') then '; select name from ulak.event_types; lists them.' else '.' end,
             hint = ulak._did_you_mean(p_name, array(select t.name from ulak.event_types as t));
 end

@@ -71,7 +71,7 @@ begin
         and s.predicate::text is not distinct from v_subscription.predicate::text
         and s.id <> v_subscription.id;
     if found then
-        raise exception 'the endpoint has this subscription to "%" already', v_subscription.event_type
+        raise exception 'the endpoint already has this subscription to "%"', v_subscription.event_type
             using
                 errcode = '23505',
                 detail = format('It is subscription %s.', v_twin),

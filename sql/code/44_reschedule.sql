@@ -15,10 +15,10 @@ declare
 begin
     p_now := ulak._clock(p_now);
     if p_at is null then
-        raise exception 'the time is null' using errcode = '22004', hint = 'To have it sent at once: now().';
+        raise exception 'the time is null' using errcode = '22004', hint = 'To send it at once: now().';
     elsif not ulak._is_sane_time(p_at) then
         raise exception 'the time must be between the years 1970 and 9000'
-            using errcode = '22023', detail = format('It is %s.', p_at), hint = 'To have it never sent: select ulak.cancel(...);';
+            using errcode = '22023', detail = format('It is %s.', p_at), hint = 'To never send it: select ulak.cancel(...);';
     end if;
     perform ulak._check_ahead(p_at, p_now);
     perform ulak._require_changeable(p_id);

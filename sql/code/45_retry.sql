@@ -62,7 +62,7 @@ begin
         when 'exponential' then
             v_seconds := case when v_step > 10 then v_cap else least(v_base * power(2.0, v_step), v_cap) end;
         else
-            raise exception 'there is no backoff %', coalesce('"' || (p_policy ->> 'backoff') || '"', 'null')
+            raise exception 'unknown backoff %', coalesce('"' || (p_policy ->> 'backoff') || '"', 'null')
                 using errcode = '22023',
                     hint = 'Backoffs are fixed, linear, quadratic, schedule and exponential.';
     end case;

@@ -53,7 +53,7 @@ language plpgsql
 set search_path = pg_catalog, pg_temp
 as $plpgsql$
 begin
-    raise exception 'dead letter % was redriven already', p_letter.id
+    raise exception 'dead letter % was already redriven', p_letter.id
         using errcode = '55000',
             detail = format(
                 'By %s at %s, as message %s.', p_letter.redriven_by, p_letter.redriven_at, p_letter.redriven_message_id

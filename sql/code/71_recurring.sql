@@ -234,7 +234,7 @@ begin
     elsif p_cron is null or p_cron !~ E'^ *(@(yearly|annually|monthly|weekly|daily|midnight|hourly)|([0-9A-Za-z*,/$-]+ +){4}[0-9A-Za-z*,/$-]+) *$' then
         raise exception 'invalid cron expression %', coalesce(quote_literal(left(p_cron, 100)), 'null')
             using errcode = '22023',
-                detail = 'It has five fields: minute, hour, day of the month, month, day of the week. pg_cron goes by GMT unless cron.timezone says otherwise.',
+                detail = 'It has five fields: minute, hour, day of the month, month, day of the week. pg_cron uses GMT unless cron.timezone says otherwise.',
                 hint = 'Such as ''*/5 * * * *'', ''0 6 * * 1-5'' or ''@daily''; more often than once a minute isn''t possible.';
     elsif p_expires_after <= interval '0' or p_expires_after > interval '1 year' then
         raise exception 'expires_after must be longer than 0 and at most a year'

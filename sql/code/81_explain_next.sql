@@ -25,7 +25,7 @@ begin
             case
                 when v_letter.id is null then 'next: nothing. Its dead letter was deleted after dlq_retention_days'
                 when v_letter.status = 'redriven'
-                    then format('next: it goes on as another message: select * from ulak.explain(%s);', v_letter.redriven_message_id)
+                    then format('next: it continues as another message: select * from ulak.explain(%s);', v_letter.redriven_message_id)
                 when v_letter.status = 'discarded' then 'next: nothing, its dead letter was discarded'
                 else format('next: nothing, it is dead letter %1$s. To try again: select ulak.redrive_message(%1$s);', v_letter.id)
             end
@@ -55,10 +55,10 @@ as $sql$
                 greatest(q.lease_until, p_now),
                 case
                     when q.lease_until > p_now then format(
-                        'next: its worker settles it or renews the lease; if it goes silent, the message is taken back when the lease is over, in %s',
+                        'next: its worker settles it or renews the lease; if it goes silent, the message is recovered when the lease runs out, in %s',
                         ulak._short_duration(q.lease_until - p_now)
                     )
-                    else 'next: the lease ran out. A worker or maintenance takes it back and retries it'
+                    else 'next: the lease ran out. A worker or maintenance recovers it and retries it'
                         || case when ulak._count_alive(p_now) = 0 then ', but no worker is alive: call ulak.run_maintenance();' else '' end
                 end
             )
@@ -89,7 +89,7 @@ begin
     join ulak._deliveries d on d.id = q.id;
     if v_endpoint.id is null then
         return query values (null::timestamptz, format(
-            'next: nothing, its endpoint was dropped. To take it out: select ulak.archive_single_to_dlq(%s, ''endpoint dropped'');', p_id
+            'next: nothing, its endpoint was dropped. To remove it: select ulak.archive_single_to_dlq(%s, ''endpoint dropped'');', p_id
         ));
     elsif not ulak._is_adopted() then
         return query values (null::timestamptz,
@@ -167,7 +167,7 @@ begin
         return query values (v_due, format(
             case
                 when p_message.retry_count > 0 then 'next: retry %3$s of %4$s, in %1$s'
-                when p_message.attempts > 0 then 'next: it was given back unworked and is tried again in %1$s'
+                when p_message.attempts > 0 then 'next: it was given back untried and is due again in %1$s'
                 else 'next: it is scheduled, in %1$s'
             end,
             ulak._short_duration(v_due - p_now), v_due, p_message.retry_count,
@@ -179,7 +179,7 @@ begin
     elsif p_endpoint.protocol = any (ulak._worker_protocols()) and ulak._count_alive(p_now) = 0 then
         return query
         select null::timestamptz, case
-            when b.is_new then format('next: a worker takes it; start() was called, and workers begin %s', b.starts)
+            when b.is_new then format('next: a worker takes it; start() was called, and workers start %s', b.starts)
             when b.is_scheduled then format(
                 'next: no worker is alive; the next one starts %s. If none does: select * from ulak.doctor();', b.starts
             )
@@ -213,8 +213,8 @@ begin
         ));
     elsif ulak._count_in_flight(p_endpoint.id, p_endpoint.max_in_flight) >= p_endpoint.max_in_flight then
         return query values (p_now, format(
-            'next: endpoint "%s" has its %s messages in flight; the next goes when one of them ends',
-            p_endpoint.name, p_endpoint.max_in_flight
+            'next: endpoint "%s" is at its limit of %s in flight; the next leaves when one ends',
+            p_endpoint.name, ulak._counted(p_endpoint.max_in_flight, 'message')
         ));
     else
         return query values (p_now, ulak._explain_line(p_endpoint, p_now));
@@ -232,7 +232,7 @@ as $sql$
     select case
         when p_endpoint.protocol = 'pull' then 'next: an external worker claims it'
         when h.waiting > 100 and r.per_second >= 1 then format(
-            'next: a worker takes it in its turn; %s wait for this endpoint, at %s a second all are out in about %s',
+            'next: a worker takes it in turn; %s wait for this endpoint, and at %s a second all are delivered in about %s',
             ulak._known_count(h.waiting, h.is_estimate, h.sampled_at, p_now),
             round(r.per_second::numeric),
             ulak._short_duration(make_interval(secs => h.waiting / r.per_second))

@@ -127,11 +127,11 @@ as $sql$
         'warning',
         'clock',
         format(
-            'the server''s clock was set back by %s%s: messages that were dated ahead are brought back within a minute',
+            'the server''s clock was set back by %s%s: messages with times in the future are corrected within a minute',
             ulak._short_duration(coalesce(s.set_back_by, l.latest_at - p_now)),
             coalesce(', ' || ulak._short_duration(p_now - s.set_back_at) || ' ago', '')
         ),
-        '-- see that the clock is right, and that it is never set by more than a second: chronyc tracking, or timedatectl'
+        '-- make sure that the clock is right, and never jumps by more than a second: chronyc tracking, or timedatectl'
     from ulak.sweep_state s
     cross join lateral (
         select greatest(
@@ -303,7 +303,7 @@ begin
             ulak._counted(w.broken_runs, 'run'), split_part(w.name, ',', 1), ulak._short_duration(p_now - w.broken_at), w.broken_by
         ),
         'select created_at, detail from ulak.event_log where event = ''worker.broke_off'' order by id desc limit 10; '
-        '-- it is a defect of ulak, please report it; a message that causes it becomes a dead letter'
+        '-- this is a bug in ulak, please report it; a message that causes it becomes a dead letter'
     from ulak.workers w
     where w.broken_at > p_now - interval '1 hour';
 
@@ -327,7 +327,7 @@ begin
                 when v_is_scheduled and ulak._has_pg_cron()
                     then 'no worker is alive, though pg_cron has jobs for them: cron.job_run_details says why'
                 when ulak._is_pg_cron_loaded() and not ulak._has_pg_cron() and exists (select from ulak.schedule c where c.workers > 0)
-                    then 'no worker is alive, though start() was called: its jobs are to be made where pg_cron lives'
+                    then 'no worker is alive, though start() was called: its jobs have to be created where pg_cron lives'
                 when ulak._has_pg_cron() then 'no worker is alive, and pg_cron has no job for one'
                 else 'no worker is alive'
             end || coalesce(
@@ -355,8 +355,8 @@ begin
         format('%s went silent %s ago', w.name, ulak._short_duration(p_now - w.heartbeat_at))
             || case when w.host is null then coalesce('; the next one starts ' || v_starts, '') else '' end,
         case
-            when w.host is null then 'select * from ulak.start(); -- its messages go back when the next one takes its place, or their leases are over'
-            else format('-- look at the node on %s; its messages go back when their leases are over', w.host)
+            when w.host is null then 'select * from ulak.start(); -- its messages are recovered when the next one takes its place, or when their leases run out'
+            else format('-- look at the node on %s; its messages are recovered when their leases run out', w.host)
         end
     from ulak.get_worker_status(p_now) w
     where w.state = 'lost' and v_alive > 0;
@@ -471,13 +471,14 @@ as $sql$
         case when h.circuit_broken_since <= p_now - interval '10 minutes' then 'critical' else 'warning' end,
         'circuit',
         format(
-            'the circuit of endpoint "%s" opened %s ago%s: %s. %s messages wait, %s: %s',
+            'the circuit of endpoint "%s" opened %s ago%s: %s. %s %s, %s: %s',
             h.name,
             ulak._short_duration(p_now - h.circuit_broken_since),
             case when h.circuit_state = 'half_open' then ' and is being probed' else '' end,
             a.cause,
             ulak._known_count(h.waiting, h.is_estimate, h.sampled_at, p_now),
-            coalesce('the last success was ' || ulak._short_duration(p_now - h.last_success_at) || ' ago', 'there never was a success'),
+            case when h.waiting = 1 then 'message waits' else 'messages wait' end,
+            coalesce('the last success was ' || ulak._short_duration(p_now - h.last_success_at) || ' ago', 'it never succeeded'),
             coalesce(h.last_error, 'no error is known')
         ),
         format(
@@ -520,10 +521,10 @@ as $sql$
         case when h.due_since < p_now - interval '1 hour' then 'critical' else 'warning' end,
         'backlog',
         format(
-            'the oldest message for endpoint "%s" that is due has waited for %s, %s wait',
+            'the oldest due message for endpoint "%s" has waited for %s; %s in all',
             h.name,
             ulak._short_duration(p_now - h.due_since),
-            ulak._known_count(h.waiting, h.is_estimate, h.sampled_at, p_now)
+            ulak._known_count(h.waiting, h.is_estimate, h.sampled_at, p_now) || case when h.waiting = 1 then ' waits' else ' wait' end
         ),
         format(
             'select x.* from ulak.queue q cross join lateral ulak.explain(q.id) x where q.endpoint_id = %s and q.status = ''pending'' '
@@ -537,7 +538,10 @@ as $sql$
         'info',
         'disabled',
         format(
-            'endpoint "%s" is disabled and holds %s messages', h.name, ulak._known_count(h.waiting, h.is_estimate, h.sampled_at, p_now)
+            'endpoint "%s" is disabled and holds %s %s',
+            h.name,
+            ulak._known_count(h.waiting, h.is_estimate, h.sampled_at, p_now),
+            case when h.waiting = 1 then 'message' else 'messages' end
         ),
         format('select ulak.enable_endpoint(%L); -- p_rate => 100 releases them at 100 a second', h.name)
     from health h
@@ -573,10 +577,12 @@ as $sql$
         'warning',
         'queue',
         format(
-            'endpoint "%s" is full: %s messages wait for it, its max_pending is %s',
-            h.name, ulak._known_count(h.waiting, h.is_estimate, h.sampled_at, p_now), ulak._thousands(h.max_pending)
+            'endpoint "%s" is full: %s for it, its max_pending is %s',
+            h.name,
+            ulak._known_count(h.waiting, h.is_estimate, h.sampled_at, p_now) || case when h.waiting = 1 then ' message waits' else ' messages wait' end,
+            ulak._thousands(h.max_pending)
         ),
-        format('select * from ulak.get_endpoint_health(%L); -- when it is well, it drains. To let more wait: "max_pending" in its config', h.name)
+        format('select * from ulak.get_endpoint_health(%L); -- it drains when the receiver recovers. To let more wait: "max_pending" in its config', h.name)
     from health h
     where h.waiting >= h.max_pending
     union all
@@ -594,7 +600,7 @@ as $sql$
         'warning',
         'ordering',
         format(
-            'message %s is the first of ordering key "%s" for endpoint "%s" and was to go %s ago, but nobody has taken it',
+            'message %s is the first of ordering key "%s" for endpoint "%s" and was due %s ago, but no worker has taken it',
             k.message_id, k.ordering_key, h.name, ulak._short_duration(p_now - k.due_at)
         ),
         format('select * from ulak.explain(%s); -- then: call ulak.run_maintenance();', k.message_id)
@@ -841,7 +847,7 @@ as $sql$
             (
                 'warning',
                 ulak.setting('http_allow_internal_urls')::boolean,
-                'http_allow_internal_urls is on: whoever may set a url can reach internal services',
+                'http_allow_internal_urls is on: anybody who may set a url can reach internal services',
                 'select ulak.configure(''http_allow_internal_urls'', ''false''); -- and name the networks in http_allowed_networks'
             ),
             (
@@ -853,7 +859,7 @@ as $sql$
             (
                 'warning',
                 ulak.setting('default_max_retries')::integer = 0,
-                'default_max_retries is 0: the first timeout makes a dead letter',
+                'default_max_retries is 0: the first time-out makes a message a dead letter',
                 'select ulak.configure(''default_max_retries'', null);'
             ),
             (
@@ -865,7 +871,7 @@ as $sql$
             (
                 'info',
                 ulak.setting('poll_interval')::integer > 1000,
-                'poll_interval is above a second: a message that comes after a pause waits that long',
+                'poll_interval is above a second: a message that arrives after a pause waits that long',
                 'select ulak.configure(''poll_interval'', null);'
             )
     ) s (severity, is_wrong, finding, fix)
@@ -931,7 +937,7 @@ as $sql$
     select
         'warning',
         'transport',
-        format('endpoint "%s" is public and reached without TLS: everybody on the way can read the messages', p.name),
+        format('endpoint "%s" is public and reached without TLS: anybody on the way can read its messages', p.name),
         -- Without the url: its path and query may hold a token.
         format(
             'update ulak.endpoints set config = jsonb_set(config, ''{url}'', '

@@ -169,7 +169,7 @@ def test_workers_that_start_has_just_asked_for_are_not_missed_yet(cluster: Clust
         assert finding["severity"] == "info"
         assert finding["finding"].startswith("no worker is alive yet: start() was called ")
         story = queue.column("select what from ulak.explain(%s, %s)", message, queue.at(1))
-        assert story[-1].startswith("next: a worker takes it; start() was called, and workers begin ")
+        assert story[-1].startswith("next: a worker takes it; start() was called, and workers start ")
         (health,) = queue.rows("select * from ulak.health_check(%s) where component = 'workers'", queue.at(1))
         assert (health["status"], health["details"][:22]) == ("ok", "0 alive; no worker is ")
         # Those that never come are missed.
@@ -504,7 +504,7 @@ def test_a_message_that_waits_for_long_is_told(queue: Queue) -> None:
     mend(queue, finding)
 
     assert finding["severity"] == "warning"
-    assert finding["finding"] == 'the oldest message for endpoint "shop" that is due has waited for 5m 1s, 2 wait'
+    assert finding["finding"] == 'the oldest due message for endpoint "shop" has waited for 5m 1s; 2 wait in all'
     assert found(queue, "backlog", now=3601)["severity"] == "critical"
 
 
@@ -516,7 +516,7 @@ def test_a_disabled_endpoint_that_holds_messages_is_told(queue: Queue) -> None:
     finding = found(queue, "disabled")
     mend(queue, finding)
 
-    assert (finding["severity"], finding["finding"]) == ("info", 'endpoint "shop" is disabled and holds 1 messages')
+    assert (finding["severity"], finding["finding"]) == ("info", 'endpoint "shop" is disabled and holds 1 message')
     assert findings(queue, "disabled") == []
 
 

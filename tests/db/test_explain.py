@@ -78,7 +78,7 @@ def test_a_long_line_is_told_with_its_time(queue: Queue) -> None:
 
     told = ending(queue, ids[-1])[1]
 
-    assert told.startswith("next: a worker takes it in its turn; 200 wait for this endpoint, at ")
+    assert told.startswith("next: a worker takes it in turn; 200 wait for this endpoint, and at ")
 
 
 def test_a_scheduled_message_says_when(queue: Queue) -> None:
@@ -106,7 +106,7 @@ def test_a_message_that_was_given_back_says_so(queue: Queue) -> None:
     id = queue.send()
     queue.release(queue.claim_one(), delay=30)
 
-    assert ending(queue, id) == (30.0, "next: it was given back unworked and is tried again in 30.0s")
+    assert ending(queue, id) == (30.0, "next: it was given back untried and is due again in 30.0s")
 
 
 def test_a_message_in_flight_names_its_worker_and_its_lease(queue: Queue) -> None:
@@ -118,8 +118,8 @@ def test_a_message_in_flight_names_its_worker_and_its_lease(queue: Queue) -> Non
 
     assert told[1].startswith("attempt 1: leased by alpha until ")
     assert told[2] == (
-        "next: its worker settles it or renews the lease; if it goes silent, the message is taken back "
-        "when the lease is over, in 50.0s"
+        "next: its worker settles it or renews the lease; if it goes silent, the message is recovered "
+        "when the lease runs out, in 50.0s"
     )
     assert ending(queue, id)[0] == 60.0
 
@@ -133,9 +133,7 @@ def test_a_lease_that_ran_out_is_taken_back_by_whoever_is_there(queue: Queue) ->
 
     add_worker(queue, heartbeat=61)
 
-    assert (
-        ending(queue, id, now=61)[1] == "next: the lease ran out. A worker or maintenance takes it back and retries it"
-    )
+    assert ending(queue, id, now=61)[1] == "next: the lease ran out. A worker or maintenance recovers it and retries it"
 
 
 def test_a_message_behind_another_of_its_key_names_that_one(queue: Queue) -> None:
@@ -226,7 +224,7 @@ def test_a_full_endpoint_waits_for_one_in_flight(queue: Queue) -> None:
 
     assert (
         ending(queue, id)[1]
-        == 'next: endpoint "shop" has its 1 messages in flight; the next goes when one of them ends'
+        == 'next: endpoint "shop" is at its limit of 1 message in flight; the next leaves when one ends'
     )
 
 
@@ -249,7 +247,7 @@ def test_a_dropped_endpoint_ends_it(queue: Queue) -> None:
     assert "which does not exist any more" in story(queue, id)[0]
     assert ending(queue, id) == (
         None,
-        f"next: nothing, its endpoint was dropped. To take it out: select ulak.archive_single_to_dlq({id}, 'endpoint dropped');",
+        f"next: nothing, its endpoint was dropped. To remove it: select ulak.archive_single_to_dlq({id}, 'endpoint dropped');",
     )
 
 
@@ -306,7 +304,7 @@ def test_a_redriven_message_goes_on_under_another_id(queue: Queue) -> None:
 
     assert story(queue, old)[-2:] == [
         f"redriven by berna as message {new}",
-        f"next: it goes on as another message: select * from ulak.explain({new});",
+        f"next: it continues as another message: select * from ulak.explain({new});",
     ]
     assert story(queue, new, now=61) == [
         "an earlier cycle ended after 0 attempts: [PERMANENT] no such order",

@@ -205,4 +205,4 @@ def test_a_backoff_that_nobody_has_written_is_an_error(queue: Queue) -> None:
 
     error = refused(queue.db, f"select ulak._backoff({policy}, 3)")
 
-    assert (error.sqlstate, error.message_primary) == ("22023", 'there is no backoff "fibonacci"')
+    assert (error.sqlstate, error.message_primary) == ("22023", 'unknown backoff "fibonacci"')

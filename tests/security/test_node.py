@@ -36,7 +36,7 @@ def test_it_cannot_bring_a_clock_of_its_own(db: DB, node: DB, statement: str) ->
 
     denied = refused(node, statement)
 
-    assert (denied.sqlstate, denied.message_primary) == ("42501", "only an administrator may say what time it is")
+    assert (denied.sqlstate, denied.message_primary) == ("42501", "only an administrator may set p_now")
     assert db.execute("select q::text from ulak.queue q order by id").fetchall() == before
 
 

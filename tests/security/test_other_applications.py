@@ -230,7 +230,7 @@ def test_it_cannot_find_out_a_payload_by_its_idempotency_key(db: DB, bank: DB, s
         (
             "23505",
             'idempotency key "pin" was used by another sender',
-            'A message of endpoint "open" has this key, and not "test_shop" has sent it.',
+            'A message of endpoint "open" has this key, and another role than "test_shop" sent it.',
             "Use keys that no other application uses. If one application has several logins, have them set one role.",
         )
     }
@@ -370,7 +370,7 @@ def test_set_role_takes_rights_away_also_from_those_who_have_all(db: DB, connect
 
     db.execute("set role test_shop")
 
-    assert refused(db, later).message_primary == "only an administrator may say what time it is"
+    assert refused(db, later).message_primary == "only an administrator may set p_now"
     assert refused(db, "select ulak.send('bank', '1')").sqlstate == "42501"
     db.execute("reset role")
     db.execute("set session authorization test_shop")

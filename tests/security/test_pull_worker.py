@@ -171,7 +171,7 @@ def test_it_cannot_claim_what_isnt_due_by_a_clock_of_its_own(db: DB, consumer: D
 
     denied = refused(consumer, "select * from ulak.claim('mine', 10, 'mine', p_now => now() + interval '2 hours')")
 
-    assert (denied.sqlstate, denied.message_primary) == ("42501", "only an administrator may say what time it is")
+    assert (denied.sqlstate, denied.message_primary) == ("42501", "only an administrator may set p_now")
     query = "select count(*) from ulak.claim('mine', 10, 'mine', p_now => now() + interval '55 seconds')"
     assert consumer.execute(query).fetchone() == (0,)
 

@@ -47,7 +47,7 @@ def test_it_cannot_bring_a_clock_of_its_own(db: DB, worker: DB, statement: str) 
 
     denied = refused(worker, statement)
 
-    assert (denied.sqlstate, denied.message_primary) == ("42501", "only an administrator may say what time it is")
+    assert (denied.sqlstate, denied.message_primary) == ("42501", "only an administrator may set p_now")
     assert db.execute("select q::text from ulak.queue q order by id").fetchall() == before
 
 

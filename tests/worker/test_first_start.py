@@ -125,7 +125,9 @@ def test_pg_cron_that_is_not_created_where_it_lives_is_seen(newcomer: Newcomer) 
     assert items(again) == []
     (todo,) = [row for row in again if row["status"] == "to do"]
     finding = """select severity || ': ' || finding from ulak.doctor() where "check" = 'workers'"""
-    promised = "critical: no worker is alive, though start() was called: its jobs are to be made where pg_cron lives"
+    promised = (
+        "critical: no worker is alive, though start() was called: its jobs have to be created where pg_cron lives"
+    )
     assert newcomer.value(finding) == promised
     newcomer.paste(todo)
     assert newcomer.value("select count(*) from cron.job where jobname like '%worker % in app'", "postgres") == 2
