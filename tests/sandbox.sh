@@ -132,12 +132,12 @@ make_run_folder
     fetch_program prometheus
     fetch_program mosquitto libraries
     fetch_program nats-server
+    fetch_program pgbouncer libraries
     if [ "${ULAK_CHAOS:-}" = full ]; then
         fetch_program etcd-server libraries
         fetch_program patroni libraries
     fi
     if [ "${ULAK_CLIENTS:-}" = full ]; then
-        fetch_program pgbouncer libraries
         # Unpacked, since Debian's package insists on Debian's own nodejs.
         for package in node-pg node-split2 node-xtend; do fetch_program "$package"; done
     fi
