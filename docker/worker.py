@@ -38,7 +38,7 @@ SHORTEST_WAIT = 0.25
 LONGEST_WAIT = 1.0
 # A server that says nothing for so long while it owes an answer is given up.
 ANSWER_SECONDS = 10.0
-# What was said isn't said again sooner.
+# The same message is not logged again before this time has passed.
 REPEAT_SECONDS = 15.0
 
 # Where neither --dsn nor the environment says otherwise. A cut line is noticed within about ten seconds, and of several
@@ -53,7 +53,7 @@ DEFAULTS = {
     "tcp_user_timeout": "10000",
 }
 
-# What an operator is told in one line. Everything else is a bug, and comes with its traceback.
+# Errors that an operator sees as one line. Everything else is a bug and comes with its traceback.
 PASSING = (ConnectionError, psycopg.Error)
 
 SOURCE = """
@@ -67,7 +67,7 @@ Work = Callable[[Any, str, str, "Process"], str]
 
 
 class Process:
-    """What the process was told: the code that is fetched looks at this, so its names are a promise."""
+    """The signals that the process got. Fetched code of any version reads this, so its names must not change."""
 
     def __init__(self) -> None:
         # None: go on. "restart": leave in good order. "stop": leave at once.
@@ -184,7 +184,7 @@ def load(source: dict[str, str]) -> Work:
 
 
 def complete(dsn: str) -> str:
-    """With what a node needs besides. The search_path is pinned before its session's first query."""
+    """The connection's parameters, with those that a node adds. The search_path is pinned before the first query."""
     given = conninfo.conninfo_to_dict(dsn)
     for secret in ("password", "sslpassword"):
         if secret in given:

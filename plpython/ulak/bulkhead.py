@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 
 from ulak.delivery import MESSAGE, PERMANENT, RETRYABLE, ConfigError, Message, MessageError, Outcome, Settled
 
-# What every endpoint can send, unless its config is at fault.
+# A plain message that every endpoint can send, unless its config is at fault.
 PLAIN = Message(0, "00000000-0000-7000-8000-000000000000", 1, "{}")
 
 

@@ -17,7 +17,7 @@ JSON = "application/json"
 STRUCTURED = "application/cloudevents+json"
 BATCH = "application/cloudevents-batch+json"
 
-# What the HTTP binding leaves as it is in a header: printable ASCII but space, double quote and percent.
+# Characters that the HTTP binding doesn't encode in a header: printable ASCII except space, double quote and percent.
 _PLAIN = "".join(chr(code) for code in range(0x21, 0x7F) if chr(code) not in '"%')
 _OFFSET = re.compile(r"([+-]\d\d)(:?)(\d\d)?$")
 

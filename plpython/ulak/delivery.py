@@ -12,7 +12,7 @@ from ulak.mask import Mask
 RETRYABLE = "[RETRYABLE]"
 PERMANENT = "[PERMANENT]"
 DISABLE = "[DISABLE]"
-# What follows if nothing but the message is to blame: the circuit breaker doesn't count it.
+# The prefix of failures that only the message caused: the circuit breaker doesn't count them.
 MESSAGE = "message:"
 
 
@@ -42,14 +42,14 @@ class Message(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What the database is told: error is None for delivered, else it starts with [RETRYABLE] or its siblings."""
+    """An outcome to store: error is None for delivered, otherwise it starts with [RETRYABLE] or its siblings."""
 
     error: str | None = None
     retry_after: int | None = None
     # JSON text, only with capture_response.
     response: str | None = None
     status: int = 0
-    # Of a batch that was delivered but for these messages: what became of them, by Message.id.
+    # The failed messages of an otherwise delivered batch: their outcomes by Message.id.
     failures: Mapping[int, Outcome] | None = None
 
     def of(self, message: Message) -> Outcome:
@@ -82,7 +82,7 @@ class EndpointConfig(NamedTuple):
     protocol: str = "http"
 
     def keys(self) -> Mapping[str, Any]:
-        """What the config says. Raises ConfigError."""
+        """Parses the config. Raises ConfigError."""
         if self.config is None:
             raise ConfigError("it can't be read: it isn't valid UTF-8, or has a number of too many digits")
         return self.config
@@ -110,7 +110,7 @@ class Endpoint(NamedTuple):
     max_in_flight: int | None
     # Seconds after which a delivery has ended in any case.
     longest: float
-    # What its transport made of the config; nobody else looks into it.
+    # The config as its transport parsed it; nothing else looks into it.
     target: Any
 
 

@@ -159,7 +159,7 @@ def _ping(database: Database, endpoint_id: int) -> str:
     from ulak import ping as pinging
 
     given = database.options()
-    # What came back is what the caller wants to see.
+    # The caller wants to see the result.
     given = given._replace(settings={**given.settings, "capture_response": "true"})
     dispatcher = make_dispatcher(database, given, 1)
     config = database.endpoint_configs([endpoint_id])[0]

@@ -1,4 +1,4 @@
-"""What a message says of the event that it tells about."""
+"""The event that a message carries: its id, headers and metadata."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ PROBLEM = (
     "a file that the config names can't be used: each must be a regular file of at most 1 MB,"
     " in PEM format, that the server may read"
 )
-# What a file must have in it.
+# What each kind of file must contain.
 CERTIFICATE = b"CERTIFICATE-----"
 PRIVATE_KEY = b"PRIVATE KEY-----"
 PUBLIC_KEY = b"PUBLIC KEY-----"
@@ -46,7 +46,7 @@ def check(named: Iterable[tuple[str, bytes]]) -> tuple[Checked, ...]:
 
 
 def read(path: str, content: bytes) -> bytes:
-    """What is in such a file; raises ConfigError."""
+    """The content of such a file; raises ConfigError."""
     return _judged(path, content)[1]
 
 

@@ -46,7 +46,7 @@ def _work(database: Database, until: float) -> str:
     database.note_limit(chosen.limited_by)
     suspicion = database.suspicion()
     if suspicion >= SUSPICIOUS:
-        # What ended the last runs is found by holding one message at a time; a run that ends well found nothing.
+        # A wary run holds one message at a time, to find the one that ended the runs before it.
         chosen = replace(chosen, most_held=1)
         until = min(until, time.monotonic() + WARY_SECONDS)
     # Twice: slow receivers have slots of their own.

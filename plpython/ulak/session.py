@@ -30,7 +30,7 @@ def cancellable() -> Iterator[None]:
 
 
 class Session(Protocol):
-    # What a statement fails with; it has its sqlstate. A cancel is raised as Cancelled.
+    # The exception of a failed statement, with its sqlstate. A cancel is raised as Cancelled.
     Error: type[Exception]
 
     def call(
@@ -48,7 +48,7 @@ class Session(Protocol):
         """How a notification reaches this session, if there is a way. To be closed by whoever asked."""
 
     def orders(self) -> str | None:
-        """What the process itself was told, as in port.Orders.leave."""
+        """The order to leave that the process itself got, as in port.Orders.leave; None: none."""
 
     def now(self) -> float:
         """The time by the server's clock, wherever this runs, in seconds since 1970."""
@@ -57,4 +57,4 @@ class Session(Protocol):
         """Compares this machine's clock with the server's: by how many seconds it is ahead; None if it is the same."""
 
     def warn(self, line: str) -> None:
-        """For whoever looks after it."""
+        """Logs a line for the operator."""

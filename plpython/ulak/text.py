@@ -63,7 +63,7 @@ def line(text: str, longest: int = LONGEST_LINE) -> str:
 
 
 def storable(text: str, encoding: str = "UTF8") -> str:
-    """What a database of this encoding can hold of it, as text and within JSON."""
+    """The text as a database of this encoding can store it, as text and within JSON."""
     text = _UNSTORABLE.sub("\ufffd", text)
     codec = _CODECS.get(encoding, "ascii")
     return text if codec == "utf-8" or text.isascii() else text.encode(codec, "replace").decode(codec)

@@ -1,4 +1,4 @@
--- What users read: ulak.queue, ulak.archive, both as ulak.messages, and ulak.dlq, each message with its payload, headers and metadata,
+-- The views that users read: ulak.queue, ulak.archive, both as ulak.messages, and ulak.dlq, each message with its payload, headers and metadata,
 -- wherever those are stored.
 
 -- Made of the tables' own columns and comments, so that a column is spelled once, in sql/schema. Payload, headers and metadata are

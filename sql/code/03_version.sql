@@ -1,4 +1,4 @@
--- What is installed here. The plain script (sql/plain) answers both in its own way.
+-- The installed version and kind. The plain script (sql/plain) has its own answers.
 
 create or replace function ulak._version()
 returns text

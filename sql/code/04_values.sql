@@ -1,4 +1,4 @@
--- What a single value may be, wherever it comes from.
+-- Checks of single values, wherever they come from.
 
 -- Texts. Without a search_path of their own these are inlined.
 

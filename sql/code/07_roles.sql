@@ -50,7 +50,7 @@ as $sql$
         from role r
         join pg_auth_members a on a.roleid = r.oid
         join pg_roles m on m.oid = a.member
-        -- Who owns the schema can do everything in it anyway.
+        -- The schema's owner can do everything in it anyway.
         where m.oid <> (select n.nspowner from pg_namespace n where n.nspname = 'ulak')
     )
     select r.rolname::text, 'is a superuser', format('alter role %I nosuperuser;', r.rolname), false

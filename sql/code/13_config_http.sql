@@ -1,4 +1,4 @@
--- What the config of an http endpoint may hold.
+-- The keys of an http endpoint's config.
 
 create or replace function ulak._http_config_schema()
 returns jsonb

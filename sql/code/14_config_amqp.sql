@@ -1,4 +1,4 @@
--- What the config of an amqp endpoint may hold: the worker publishes to RabbitMQ, which confirms each message.
+-- The keys of an amqp endpoint's config. The worker publishes to RabbitMQ, which confirms each message.
 
 create or replace function ulak._amqp_config_schema()
 returns jsonb

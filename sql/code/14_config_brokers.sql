@@ -1,4 +1,4 @@
--- What the configs of several protocols have in common: events, TLS, hosts, and where in a broker a message goes.
+-- Config keys that several protocols share: events, TLS, hosts, and where in a broker a message goes.
 
 -- For the protocols that CloudEvents has a binding for.
 create or replace function ulak._cloudevents_config_schema()
@@ -27,7 +27,7 @@ as $sql$
     limit 1
 $sql$;
 
--- Of two keys, the first means nothing without the second.
+-- The first key has no meaning without the second.
 create or replace function ulak._required_beside(p_config jsonb, p_key text, p_required text)
 returns text[]
 language sql

@@ -1,4 +1,4 @@
--- What the config of a kafka endpoint may hold. The worker hands its messages to librdkafka's idempotent producer.
+-- The keys of a kafka endpoint's config. The worker hands its messages to librdkafka's idempotent producer.
 
 create or replace function ulak._kafka_config_schema()
 returns jsonb
@@ -202,7 +202,7 @@ begin
 end
 $plpgsql$;
 
--- Of what doesn't come from a message's metadata; the worker checks the whole.
+-- Only the parts that don't come from a message's metadata; the worker checks the whole.
 create or replace function ulak._kafka_topic_violation(p_topic text)
 returns text[]
 language sql

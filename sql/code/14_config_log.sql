@@ -1,4 +1,4 @@
--- What the config of a log endpoint may hold. The worker writes each message as one line of JSON to the server's log: for
+-- The keys of a log endpoint's config. The worker writes each message as one line of JSON to the server's log: for
 -- development, and to see what would be sent.
 
 create or replace function ulak._log_config_schema()

@@ -1,4 +1,4 @@
--- What the config of an mqtt endpoint may hold. The worker publishes each message to a topic.
+-- The keys of an mqtt endpoint's config. The worker publishes each message to a topic.
 
 create or replace function ulak._mqtt_config_schema()
 returns jsonb

@@ -1,4 +1,4 @@
--- What the config of a nats endpoint may hold. The worker publishes each message to a subject.
+-- The keys of a nats endpoint's config. The worker publishes each message to a subject.
 
 create or replace function ulak._nats_config_schema()
 returns jsonb
@@ -56,7 +56,7 @@ as $sql$
         ulak._tls_violation(p_config),
         ulak._cloudevents_violation(p_config),
         case
-            -- What stands in braces comes from the message's metadata; the worker checks the whole.
+            -- Names in braces are filled in from the message's metadata; the worker checks the result.
             when regexp_replace(p_config ->> 'subject', E'\\{[^}]*\\}', 'x', 'g') ~ E'[[:space:]*>]|^\\.|\\.\\.|\\.$' then array[
                 '.subject',
                 'must not have spaces, wildcards (* or >) or empty tokens',

@@ -1,4 +1,4 @@
--- What the config of a pull endpoint may hold: nothing of its own. External workers claim its messages.
+-- The config of a pull endpoint has no keys of its own. External workers claim its messages.
 
 create or replace function ulak._pull_config_schema()
 returns jsonb

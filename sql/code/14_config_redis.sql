@@ -1,4 +1,4 @@
--- What the config of a redis endpoint may hold. The worker adds each message to a stream.
+-- The keys of a redis endpoint's config. The worker adds each message to a stream.
 
 create or replace function ulak._redis_config_schema()
 returns jsonb

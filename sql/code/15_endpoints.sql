@@ -399,7 +399,7 @@ as $sql$
     where o.value is distinct from n.value
 $sql$;
 
--- What may be seen of a config by those who may not see it: numbers, switches, status codes, and hosts.
+-- The visible part of a config for roles that may not see it: numbers, switches, status codes, and hosts.
 create or replace function ulak._shown_config(p_config jsonb)
 returns jsonb
 language sql

@@ -150,7 +150,7 @@ begin
 end
 $plpgsql$;
 
--- What send() goes by. The caller has locked the endpoint.
+-- The check that send() makes. The caller has locked the endpoint.
 create or replace function ulak._apply_senders(p_endpoint_id bigint)
 returns void
 language sql

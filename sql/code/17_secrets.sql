@@ -135,7 +135,7 @@ begin
 end
 $plpgsql$;
 
--- What a worker needs to deliver: configs with the secrets put in, and the secrets that sign, newest first.
+-- A worker's input for deliveries: configs with the secrets filled in, and the signing secrets, newest first.
 create or replace function ulak._endpoint_configs(
     p_ids bigint[],
     p_now timestamptz default clock_timestamp()

@@ -202,7 +202,7 @@ begin
 end
 $plpgsql$;
 
--- What ulak sends itself has keys of its own, such as recurring messages: nobody can take them in advance.
+-- Messages that ulak sends itself, such as recurring ones, have reserved keys, so nobody can take them in advance.
 create or replace function ulak._check_idempotency_key(p_key text)
 returns boolean
 language plpgsql

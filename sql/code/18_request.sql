@@ -143,7 +143,7 @@ begin
 end
 $plpgsql$;
 
--- What stands before = in the query of a url, in lower case. Some receivers part parameters by semicolons.
+-- The parameter names in the query of a url, in lower case. Some receivers separate parameters by semicolons.
 create or replace function ulak._parameter_names(p_url text)
 returns table (name text)
 language sql

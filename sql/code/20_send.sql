@@ -1,7 +1,7 @@
 -- Sending: an application's transaction puts messages into the queue.
 
 -- Nearly every message has no option that needs a look and fits below any limit: it takes two inserts and no other query.
--- What is left, errors included, goes the long way.
+-- Everything else, including errors, takes the long path.
 create or replace function ulak.send(
     p_endpoint text,
     p_payload jsonb default null,
@@ -251,7 +251,7 @@ begin
         v_first_id := ulak._take_idempotency_key(
             v_endpoint_id, p_endpoint, p_idempotency_key, ulak._payload_hash(p_payload), v_id
         );
-        -- What is queued already needs no room.
+        -- Messages that are queued already need no room.
         if v_first_id <> v_id then
             return v_first_id;
         end if;

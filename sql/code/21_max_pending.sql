@@ -78,7 +78,7 @@ begin
 end
 $plpgsql$;
 
--- Of new messages, the last ones of each endpoint that is full.
+-- The new messages that no longer fit, per full endpoint: the last ones.
 create or replace function ulak._overflow(p_ids bigint[], p_endpoint_ids bigint[])
 returns bigint[]
 language sql

@@ -224,7 +224,7 @@ create or replace function ulak._new_rows(
     p_event_ids bigint[],
     p_mailing ulak._mailing,
     p_random text default null,
-    -- Of messages that have none of their own.
+    -- For messages without a generation of their own.
     p_generation bigint default null
 )
 returns table (

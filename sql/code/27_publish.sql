@@ -230,7 +230,7 @@ begin
         -- Once for each recipient, not once for each use of the names.
         offset 0
     ),
-    -- Who is to be without the same headers of an event gets the same message.
+    -- Endpoints that drop the same headers of an event share one message.
     replaced as (
         select r.number, r.place, r.names, v_count + dense_rank() over (order by r.place, r.names) as new_place
         from recipients as r

@@ -1,4 +1,4 @@
--- What was sent can't be changed: a retry, a redrive and a replay deliver what the application committed.
+-- Sent content can't be changed: a retry, a redrive and a replay deliver what the application committed.
 
 create or replace function ulak._refuse_payload_change()
 returns trigger

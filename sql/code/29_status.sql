@@ -1,4 +1,4 @@
--- What became of a message: for the application that sent it, without a right to anybody's payload.
+-- The status of a message, for the application that sent it; shows no payload.
 
 create or replace function ulak.message_status(p_id bigint)
 returns table (

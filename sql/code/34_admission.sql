@@ -58,7 +58,7 @@ begin
 end
 $plpgsql$;
 
--- What a claim took out of the limits of its endpoints, which it has locked: p_counts[i] messages of the endpoint p_endpoint_ids[i].
+-- Books a claim's messages against the limits of its endpoints, which it has locked: p_counts[i] messages of the endpoint p_endpoint_ids[i].
 -- p_ids[i] is one of the endpoint p_endpoint_ids[p_places[i]]; the first message of a half-open circuit is its probe.
 create or replace function ulak._charge(
     p_endpoint_ids bigint[],

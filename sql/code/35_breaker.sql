@@ -326,7 +326,7 @@ begin
     -- The message stays noted: it isn't the next probe, too.
     p_endpoint.circuit_probe_attempt := null;
     p_endpoint.circuit_window_started_at := null;
-    -- What still hangs since the last slow start isn't to hold up the probe.
+    -- Requests that still hang since the last slow start must not hold up the probe.
     p_endpoint.slow_start_limit := null;
     return p_endpoint;
 end

@@ -3,7 +3,7 @@
 -- Senders of a key wait for each other (ulak._lock_ordering_key), so ids are in the order of commits, and the first live
 -- message of a key is its head, whatever is still uncommitted. Only a head is claimed. A sender queues its message as due;
 -- a claim that meets it behind another parks it: next_retry_at becomes infinity, and it costs no further claim anything.
--- Whoever settles the head makes the next one due. Should that fail, because the next one is locked, the sweep does it
+-- Settling the first message of a key makes the next one due. Should that fail, because the next one is locked, the sweep does it
 -- (_unpark_orphans), within ten seconds. So nobody has to come for a message that waits parked.
 
 -- The lock that senders of one key take, until they commit. A row and not an advisory lock: anybody may take those, and

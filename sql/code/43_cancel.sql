@@ -103,7 +103,7 @@ begin
     into v_ids, v_endpoint_ids, v_keys
     from cancelled c;
     perform ulak._archive_rows(v_ids, p_now);
-    -- Whoever waited behind one of them is next.
+    -- The messages that waited behind them are next.
     if v_keys is not null then
         perform ulak._unpark_heads(v_endpoint_ids, v_keys, p_now);
     end if;

@@ -23,7 +23,7 @@ declare
     v_workers text[];
 begin
     p_now := ulak._clock(p_now);
-    -- What has no lease was changed by hand, and nobody holds it.
+    -- A message without a lease was changed by hand, and no worker holds it.
     v_ids := array(
         select n.id
         from ulak._deliveries n
@@ -52,7 +52,7 @@ $plpgsql$;
 comment on function ulak.recover_stale_messages(timestamptz, integer) is
     'recovers messages whose lease ran out and retries them like failures; returns how many';
 
--- What workers held whose sessions are known to be over: nobody will report it, so nobody waits for their leases.
+-- Messages of workers whose sessions are known to be over. No report will come, so don't wait for their leases.
 create or replace function ulak._recover_from(p_workers text[], p_now timestamptz)
 returns integer
 language plpgsql

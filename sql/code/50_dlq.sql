@@ -202,7 +202,7 @@ begin
     loop
         perform ulak._log('ulak: dead letter: ' || v_facts::text);
     end loop;
-    -- Nobody counts for an endpoint that was dropped.
+    -- There are no counters for a dropped endpoint.
     if p_endpoint.id is null then
         perform ulak._log_left_out('(dropped)', v_letters - v_most, p_now);
     end if;

@@ -284,7 +284,7 @@ as $sql$
     select case when json_typeof(p_ids) = 'array' then array(select i::bigint from json_array_elements_text(p_ids) i) end
 $sql$;
 
--- What a worker or an application holds at this moment isn't waited for.
+-- Skips messages that a worker or an application has locked at this moment.
 create or replace function ulak._lock_pending(p_ids bigint[])
 returns bigint[]
 language sql

@@ -85,7 +85,7 @@ begin
         min(m.id),
         p_now,
         p_payloads[m.place],
-        -- What a receiver can trust: no application may send this header, while it may send any payload.
+        -- Receivers can trust this header: no application may send it, while it may send any payload.
         jsonb_build_object('ulak-event-type', p_event_type, 'ulak-event-id', gen_random_uuid()),
         jsonb_build_object('event_type', p_event_type)
     from unnest(v_ids, v_places) m(id, place)

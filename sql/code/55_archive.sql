@@ -16,7 +16,7 @@ create or replace function ulak._archive_rows(
     out ids bigint[],
     out endpoint_ids bigint[],
     out places bigint[],
-    -- Of those that have one.
+    -- For messages that have one.
     out ordering_keys text[],
     out ordered_endpoint_ids bigint[]
 )

@@ -117,7 +117,7 @@ as $plpgsql$
 declare
     v_released bigint;
 begin
-    -- Of two at once, the second waits and then finds nothing to do.
+    -- If two run at once, the second waits and then finds nothing to do.
     lock table ulak.cluster_identity in share row exclusive mode;
     if ulak._is_adopted() then
         return 0;

@@ -14,7 +14,7 @@ as $sql$
     where p.name not in ('synchronous_commit', 'client_connection_check_interval')
     union all
     values
-        -- What the server has, if that waits for a standby.
+        -- The server's own setting, if that waits for a standby.
         ('synchronous_commit', case when current_setting('synchronous_commit') = 'off' then 'on' else current_setting('synchronous_commit') end),
         -- A node that is cut off must not keep what it has locked: its session ends with its connection.
         ('client_connection_check_interval', '5s'),

@@ -80,7 +80,7 @@ as $plpgsql$
 declare
     v_setting text;
     v_column text;
-    -- What a row weighs; the other tables' are small.
+    -- The size of a row; those of the other tables are small.
     v_bytes text := '0';
     -- Rows that stay although they are old.
     v_unless text := 'false';

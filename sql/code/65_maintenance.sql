@@ -142,7 +142,7 @@ comment on procedure ulak.run_maintenance(timestamptz, interval) is
     'what pg_cron calls every minute: recovery, expiry, archive, retention; starts no further batch after p_budget';
 
 -- One batch of one step. The lock is the transaction's, not the session's: a run that is cancelled can't leave it behind.
--- Whoever comes between two batches of a run takes over, and the run leaves.
+-- A run that starts between two batches of another takes over, and the other one leaves.
 create or replace function ulak._maintenance_step(
     p_step text,
     p_started_at timestamptz,
@@ -225,9 +225,9 @@ set search_path = pg_catalog, pg_temp
 as $plpgsql$
 declare
     v_batch constant integer := 2000;
-    -- Of messages that carry their bodies.
+    -- Batch size for messages that carry their bodies.
     v_small_batch constant integer := 100;
-    -- Of payloads. A batch of 8 MB took 0.2 s, and 2,000 rows of 100 kB 7 s, in which nothing can be stopped.
+    -- Bytes of payload in a batch. A batch of 8 MB took 0.2 s, and 2,000 rows of 100 kB 7 s, in which nothing can be stopped.
     v_bytes constant bigint := 8 << 20;
     v_table text := case p_step
         when 'dlq_retention' then '_letters'

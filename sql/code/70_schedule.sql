@@ -207,7 +207,7 @@ as $sql$
     select format('ulak %s in %s', p_what, current_database())
 $sql$;
 
--- What a job of cron.job is recognised by, as a condition in SQL.
+-- The SQL condition that recognises our jobs in cron.job.
 create or replace function ulak._is_our_job()
 returns text
 language sql
@@ -245,7 +245,7 @@ as $sql$
     select ulak.setting('workers')::integer
 $sql$;
 
--- Whom the jobs run as that need no rights of the owner.
+-- The role of jobs that don't need the owner's rights.
 create or replace function ulak._job_role()
 returns text
 language sql
@@ -255,7 +255,7 @@ as $sql$
     select 'ulak_worker'
 $sql$;
 
--- What pg_cron would run.
+-- The command that pg_cron would run.
 create or replace function ulak._minutely_calls()
 returns text
 language sql
@@ -265,7 +265,7 @@ as $sql$
     select case when ulak._has_python() then 'call ulak.run_worker(); ' else '' end || 'call ulak.run_maintenance();'
 $sql$;
 
--- Who can do what can't be done from here.
+-- The role that can do what can't be done from here.
 create or replace function ulak._elsewhere()
 returns text
 language sql
@@ -288,7 +288,7 @@ as $sql$
     )
 $sql$;
 
--- What has to be run where pg_cron lives to make its jobs equal to the wanted ones; for null, to take them out.
+-- The SQL to run where pg_cron lives, to make its jobs equal to the wanted ones; for null, to remove them.
 create or replace function ulak._commands_elsewhere(p_workers integer)
 returns text
 language sql
@@ -384,7 +384,7 @@ as $sql$
     ) f on true
 $sql$;
 
--- Of the extension, or of the library where it lives in another database.
+-- The version of the extension, or of the library if it lives in another database.
 create or replace function ulak._pg_cron_version()
 returns text
 language sql
@@ -439,7 +439,7 @@ as $sql$
         union all
         select 'maintenance', '* * * * *', 'call ulak.run_maintenance()', false, current_database()
         union all
-        -- Nobody else may VACUUM a table.
+        -- Only the owner may VACUUM a table.
         select 'vacuum', '* * * * *', ulak._vacuum_command(), true, current_database()
         union all
         -- pg_cron logs each run of each job and never forgets. Runs that failed to start have no time, but their number.
@@ -746,7 +746,7 @@ as $sql$
             select f.step, f.item, f.status, f.detail, f.fix, null from further f
         ) a
     ) c
-    -- What is in order comes first.
+    -- Items that are in order come first.
     order by c.status = 'problem', c.step, c.place
 $sql$;
 
@@ -1063,7 +1063,7 @@ begin
 end
 $plpgsql$;
 
--- What a session of this role in another database answers. Null: there is none.
+-- The answer of a session of this role in another database. Null: it can't be opened.
 create or replace function ulak._ask(p_host text, p_database text, p_user text, p_query text)
 returns text
 language plpython3u
@@ -1254,7 +1254,7 @@ begin
     end if;
     if v_jobs < v_needed then
         return query values (
-            -- What it may be depends on the above.
+            -- Its possible values depend on the settings above.
             case when v_needed > (select s.max_val::integer from pg_settings s where s.name = 'cron.max_running_jobs') then 4 else 2 end,
             'max_running_jobs',
             'problem',

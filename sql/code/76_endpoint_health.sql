@@ -237,7 +237,7 @@ begin
 end
 $plpgsql$;
 
--- What all the others look at.
+-- The facts that all other looks are built on.
 create or replace function ulak._endpoint_facts(p_endpoint_id bigint, p_now timestamptz)
 returns setof ulak._endpoint_fact
 language plpgsql

@@ -112,7 +112,7 @@ begin
         select f.*
         from unnest(v_facts) f
     ),
-    -- What doctor() finds, so that both agree.
+    -- The findings of doctor(), so that both agree.
     trouble as materialized (
         select t.*
         from ulak._trouble(v_facts, p_now) t

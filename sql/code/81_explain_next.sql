@@ -1,4 +1,4 @@
--- What happens to a message next, and when, or why nothing will: the last line of ulak.explain().
+-- The last line of ulak.explain(): what happens to a message next and when, or why nothing will.
 
 create or replace function ulak._explain_next(p_id bigint, p_place text, p_status text, p_now timestamptz)
 returns table (at timestamptz, what text)

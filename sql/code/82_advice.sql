@@ -1,4 +1,4 @@
--- What an endpoint's last error means, and what to do about it.
+-- The meaning of an endpoint's last error, and what to do about it.
 
 -- Lasting: trying again won't help, somebody has to change something. Without a SET clause, so that it becomes part of the query.
 -- An error begins with its kind, which is the worker's own word; what follows the colon may be the receiver's.
@@ -56,7 +56,7 @@ as $sql$
                 ),
                 ('{channel: }', false, 'it closes the channel', 'its reason is in last_error: an exchange that is missing, or what the user may not do'),
                 ('{refused: }', false, 'its queue or stream is full, or has failed', 'its reason is in last_error'),
-                -- What else a broker says begins with the name of its protocol.
+                -- Other errors of a broker start with the name of its protocol.
                 (
                     array(select p.protocol || ': ' from ulak._protocol_facts() p), false, 'the broker refuses the messages',
                     'its reason is in last_error'

@@ -116,7 +116,7 @@ as $sql$
     where b.reason is not null
 $sql$;
 
--- Whatever was written by a clock that was ahead is dated in the future now.
+-- Times that were written by a clock that was ahead lie in the future now.
 create or replace function ulak._doctor_clock(p_now timestamptz)
 returns table (severity text, check_name text, finding text, fix text)
 language sql
@@ -183,7 +183,7 @@ as $sql$
     group by m.name
 $sql$;
 
--- What is still to be done before anything can be delivered. With an endpoint, _doctor_workers() goes on from here.
+-- The steps that are missing before anything can be delivered. With an endpoint, _doctor_workers() goes on from here.
 create or replace function ulak._doctor_setup()
 returns table (severity text, check_name text, finding text, fix text)
 language sql
@@ -204,7 +204,7 @@ as $sql$
     where not exists (select from ulak.endpoints)
 $sql$;
 
--- Whoever has workers needn't have pg_cron. A scheduler that doesn't run will be missed within a minute all the same.
+-- Workers don't need pg_cron: another scheduler may run them. If it stops, that is noticed within a minute.
 create or replace function ulak._doctor_workers(p_now timestamptz)
 returns table (severity text, check_name text, finding text, fix text)
 language plpgsql

@@ -1,4 +1,4 @@
--- Who keeps vacuum from removing dead rows, and what it costs the queue.
+-- Finds what keeps vacuum from removing dead rows, and how many the queue has.
 
 -- Everything whose snapshot or transaction is older than rows that could go. Sessions of other databases don't hold back
 -- this one's tables; a standby that sends its horizon, and a slot that keeps one, do.
@@ -25,7 +25,7 @@ as $sql$
         and a.backend_type = 'client backend'
         and a.pid <> pg_backend_pid()
         and (a.backend_xmin is not null or a.backend_xid is not null)
-        -- What vacuum itself sees doesn't hold vacuum back.
+        -- Vacuum's own snapshot doesn't hold vacuum back.
         and a.query !~* E'^\\s*vacuum'
     union all
     select

@@ -1,6 +1,6 @@
--- Who may do what, in one list. Nothing is granted to PUBLIC.
+-- All grants in one list. Nothing is granted to PUBLIC.
 
--- What an earlier version granted and this one doesn't must go too, so an upgrade starts from nothing.
+-- Grants of an earlier version that this one lacks must go, too, so an upgrade starts from nothing.
 revoke all on schema ulak from public, ulak_admin, ulak_application, ulak_consumer, ulak_monitor, ulak_node, ulak_worker;
 revoke all on all tables in schema ulak from public, ulak_admin, ulak_application, ulak_consumer, ulak_monitor, ulak_node, ulak_worker;
 revoke all on all sequences in schema ulak from public, ulak_admin, ulak_application, ulak_consumer, ulak_monitor, ulak_node, ulak_worker;
@@ -48,7 +48,7 @@ begin
                 'claim', 'heartbeat', 'complete', 'fail', 'release', 'retry_delay', 'mark_handled', 'setting', 'help',
                 'recover_stale_messages', 'mark_expired_messages', 'update_circuit_breaker',
                 'run_maintenance', '_is_adopted', '_leave_read_only', '_maintenance_step', '_clock', '_check_interval',
-                -- What the worker and the maintenance in the database are made of.
+                -- The functions that the worker and the maintenance in the database call.
                 '_load_python', '_python_source', '_python_stamp',
                 '_claim', '_settle_many', '_release_many', '_heartbeat_many', '_endpoint_configs',
                 'run_worker', '_check_run', '_enter_worker_session', '_take_worker_slot', '_leave_worker_slot', '_worker_parameters',

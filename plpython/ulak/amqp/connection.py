@@ -21,7 +21,7 @@ from ulak.broker.connection import Connection, Lost, Surroundings
 from ulak.broker.delivery import Delivery
 from ulak.delivery import RETRYABLE, Endpoint, Message, MessageError
 
-# What we understand beside what every client of 0-9-1 does.
+# Capabilities beyond those of every 0-9-1 client.
 _CAPABILITIES = {
     "authentication_failure_close": True,
     "basic.nack": True,
@@ -51,7 +51,7 @@ class AmqpConnection(Connection):
         # Why the broker takes no messages at the moment: on any channel, and on ours.
         self._blocked: str | None = None
         self._stopped: str | None = None
-        # What is published on a channel before that is never confirmed, and not counted.
+        # Messages published on a channel before that are never confirmed and not counted.
         self._has_confirms = False
         # By delivery tag: the broker counts what is published on a channel, and so do we.
         self._unconfirmed: dict[int, _Unconfirmed] = {}
@@ -67,7 +67,7 @@ class AmqpConnection(Connection):
         self._publish: dict[str, bytes] = {}
         super().__init__(endpoint, target.address, target.mask, target.timeout, surroundings)
 
-    # What Connection asks a protocol for.
+    # The hooks that Connection calls.
 
     def connected(self) -> None:
         self._heard = self._clock()
@@ -230,7 +230,7 @@ class AmqpConnection(Connection):
         told = f"unroutable: exchange {given.exchange!r} has no queue for routing key {given.routing_key!r}"
         self._returned[of.message_id] = self.error(RETRYABLE, f"{told} ({self.peer}: {given.reply_text})")
 
-    # What the broker does unasked.
+    # Events that the broker sends by itself.
 
     def _channel_closed(self, given: spec.Channel.Close) -> None:
         self._say(frames.CHANNEL, spec.Channel.CloseOk())

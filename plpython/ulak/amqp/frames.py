@@ -30,7 +30,7 @@ def method(channel: int, given: Any) -> bytes:
 
 
 def content(properties: Any, body: bytes, frame_max: int) -> bytes:
-    """What follows basic.publish. Raises MessageError."""
+    """The frames that follow basic.publish. Raises MessageError."""
     try:
         head: bytes = frame.Header(CHANNEL, len(body), properties).marshal()
     except ShortStringTooLong:

@@ -1,4 +1,4 @@
-"""What AMQP carries beside the body: properties that every consumer's library knows, and headers."""
+"""AMQP's properties, which every consumer's library knows, and headers."""
 
 from __future__ import annotations
 

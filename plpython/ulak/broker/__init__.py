@@ -1,1 +1,1 @@
-"""What the transports to brokers have in common."""
+"""The code that transports to brokers share."""

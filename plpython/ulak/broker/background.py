@@ -14,7 +14,7 @@ Result = TypeVar("Result")
 
 
 class Background(Generic[Result]):
-    """Nobody waits for its end: a thread that hangs is left alone, and what it makes is dropped in that thread."""
+    """Nothing waits for its end: a hanging thread is left alone, and drops its own result."""
 
     def __init__(self, work: Callable[[], Result]) -> None:
         self._result: list[Result] = []

@@ -26,7 +26,7 @@ def host(given: Mapping[str, Any], key: str) -> str:
 
 
 def tls_context(given: Mapping[str, Any], verify: bool = True) -> Callable[[], ssl.SSLContext] | None:
-    """What makes the context for a connection; None without "tls": true."""
+    """A function that makes the TLS context of a connection; None without "tls": true."""
     if not given.get("tls"):
         return None
     return functools.partial(tls.context, given.get("tls_ca_cert"), given.get("tls_cert"), given.get("tls_key"), verify)

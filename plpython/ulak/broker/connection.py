@@ -28,7 +28,7 @@ class Address(NamedTuple):
     port: int
     # Makes the context of TLS, anew for each connection since files change; raises ConfigError.
     tls: Callable[[], ssl.SSLContext] | None = None
-    # Whom the certificate must be for; None: the host.
+    # The name that the certificate must be for; None: the host.
     name: str | None = None
 
 
@@ -48,7 +48,7 @@ class Connection(Link):
         self._dial: Dial | None = None
         self._guarded(self._begin)
 
-    # What a protocol defines, beside send().
+    # A protocol defines these, besides send().
 
     @abstractmethod
     def connected(self) -> None:
@@ -59,10 +59,10 @@ class Connection(Link):
         """The broker has sent these bytes. May raise Lost."""
 
     def farewell(self) -> bytes:
-        """What is written before the connection is closed, such as MQTT's DISCONNECT."""
+        """The last bytes to write before the connection is closed, such as MQTT's DISCONNECT."""
         return b""
 
-    # What a protocol may call.
+    # A protocol may call these.
 
     def write(self, data: bytes) -> None:
         self._unsent += data
@@ -87,7 +87,7 @@ class Connection(Link):
     def peer(self) -> str:
         return f"{self._address.host}:{self._address.port}"
 
-    # What the transport calls.
+    # The transport calls these.
 
     def deliver(self, delivery: Delivery) -> None:
         super().deliver(delivery)
@@ -194,7 +194,7 @@ class Connection(Link):
     def _pass_time(self) -> None:
         if self._dial is not None and self._clock() >= self._dial.next_deadline():
             self.ready(0)
-        # What has come while the worker was busy elsewhere counts.
+        # Input that arrived while the worker was busy elsewhere counts.
         self._read()
         super()._pass_time()
         self._flush()

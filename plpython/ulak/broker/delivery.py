@@ -13,7 +13,7 @@ class Delivery:
     def __init__(self, endpoint: Endpoint, messages: Sequence[Message], deadline: float) -> None:
         self.endpoint = endpoint
         self.messages = messages
-        # What isn't acknowledged by then has failed.
+        # Messages that aren't acknowledged by then have failed.
         self.deadline = deadline
         self._left = {message.id for message in messages}
         self._failures: dict[int, Outcome] = {}

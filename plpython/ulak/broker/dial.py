@@ -119,7 +119,7 @@ class Dial:
         return answer.result()
 
     def _judge(self, found: list[_Address]) -> None:
-        """What is judged is what will be dialled, never the name."""
+        """Checks the address that will be dialled, never the name."""
         blocked = None
         for family, where in found:
             refusal = self._guard.refusal(where[0])

@@ -23,7 +23,7 @@ class Lost(BrokerError):
 
 
 def words(error: Exception) -> str:
-    """Of an error of a socket, a resolver or TLS. Those of others might quote a secret."""
+    """The reason of an error of a socket, a resolver or TLS. Other errors might quote a secret."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return str(error.verify_message)
     if isinstance(error, ssl.SSLEOFError):

@@ -1,4 +1,4 @@
-"""What the transport knows of a connection to a broker: deliveries that wait or are under way, until each has ended."""
+"""The transport's view of a connection to a broker: deliveries that wait or are in flight, until each has ended."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Built = TypeVar("Built")
 
 
 class Surroundings(NamedTuple):
-    """What a connection needs of its transport."""
+    """The part of a transport that a connection uses."""
 
     descriptors: Descriptors
     guard: Guard
@@ -61,7 +61,7 @@ class Link(ABC):
         self._under_way: dict[Delivery, None] = {}
         self._opens_until = self._clock() + connect_timeout
 
-    # What a protocol defines.
+    # A protocol defines these.
 
     @property
     @abstractmethod
@@ -91,7 +91,7 @@ class Link(ABC):
         """Begins its end; the descriptor that can be read once it has ended well. Nothing is delivered after it."""
         return None
 
-    # What a protocol may call.
+    # A protocol may call these.
 
     def open(self) -> None:
         self.is_open = True
@@ -122,7 +122,7 @@ class Link(ABC):
         """One line, without what nobody may read."""
         return f"{prefix} {text.line(self.mask.hide(told))}"
 
-    # What the transport calls.
+    # The transport calls these.
 
     @property
     def is_idle(self) -> bool:
@@ -156,7 +156,7 @@ class Link(ABC):
 
     def lose(self, problem: str, prefix: str = RETRYABLE) -> None:
         """All that is under way or waits has failed, unless the broker has acknowledged it."""
-        # What the protocol does about its end is its own: the deliveries have to be settled.
+        # Whatever the protocol does at its end, the deliveries have to be settled.
         with suppress(Exception):
             self.close()
         self.is_open = False

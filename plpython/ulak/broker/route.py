@@ -26,7 +26,7 @@ class Route:
         self._texts, self._names = pieces[0::2], pieces[1::2]
         self._key = key
         self._problem = problem
-        # What parts the template: a value with one in it would lead to another part of the broker.
+        # The template's separators: a value that contains one would lead to another part of the broker.
         self._separators = [] if allow_separators else [each for each in _SEPARATORS if each in "".join(self._texts)]
         if any("{" in text or "}" in text for text in self._texts):
             raise ConfigError(f"{key}: a brace must enclose the name of a field of the metadata, as in {{event_type}}")

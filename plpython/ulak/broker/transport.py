@@ -28,7 +28,7 @@ Result = TypeVar("Result")
 
 
 class Target(Protocol):
-    """What a protocol makes of a config."""
+    """A config as a protocol has parsed it."""
 
     @property
     def timeout(self) -> float:
@@ -172,7 +172,7 @@ class _Own:
 
 
 def _guarded(connection: Link, step: Callable[[], Result]) -> Result | None:
-    """What goes wrong with a connection is its own end, and no other connection's."""
+    """An error in one connection ends that connection and no other."""
     try:
         return step()
     except Exception as error:

@@ -29,7 +29,7 @@ def group(endpoint: Endpoint, messages: Iterable[Message], max_body: int = MAX_B
 
 
 def _are_alike(one: Message, other: Message) -> bool:
-    """What has a problem gets a request of its own, which fails alone."""
+    """A message with a problem gets a request of its own, which fails alone."""
     return (
         one.problem is None
         and other.problem is None

@@ -243,7 +243,7 @@ class _Handle:
         return True
 
     def finish(self, status: int) -> Finished:
-        """What came back, and the handle made ready for the next request."""
+        """The result of the exchange; the handle is ready for the next request."""
         request = self.request
         profile = request.profile
         if status in (429, 503) or profile.capture_response:
@@ -358,7 +358,7 @@ class Client:
         return left / 1000 if left >= 0 else None
 
     def advance(self, ready: Ready) -> list[Finished]:
-        """What has ended. The sockets in `ready` can be read or written; if there are none, a timeout has passed."""
+        """The exchanges that ended. Sockets in `ready` can be read or written; none means that a timeout has passed."""
         finished, self._never_started = self._never_started, []
         if not self._named_in_flight:
             self._advance(ready, finished)
@@ -415,7 +415,7 @@ class Client:
                     finished.append(self._break_off(handle, error))
 
     def _break_off(self, handle: _Handle, error: Exception) -> Finished:
-        """Whatever one exchange does to our code, the others go on."""
+        """An exchange that makes our code fail must not stop the others."""
         if handle not in self._idle.get(handle.profile.shape, ()):
             self._release(handle)
         self._idle[handle.profile.shape].remove(handle)

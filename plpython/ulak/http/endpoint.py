@@ -30,9 +30,9 @@ from ulak.http.model import (
 from ulak.mask import Mask
 
 METHODS = ("POST", "PUT", "PATCH", "DELETE")
-# What an error message quotes of an answer that isn't captured.
+# How much of an uncaptured answer an error message quotes.
 EXCERPT = 512
-# Of the answer to a batch, which may say which of its messages failed.
+# How much of the answer to a batch is read: it may name the messages that failed.
 _BATCH_ANSWER = 1024 * 1024
 # More than any sane token answer.
 _TOKEN_ANSWER = 65536
@@ -85,7 +85,7 @@ class Parser:
         )
 
     def _common_of(self, config: Mapping[str, Any], url: str) -> Endpoint:
-        """What it shares with others, and its own URL."""
+        """The options that it shares with other endpoints, and its own URL."""
         rest = {key: value for key, value in config.items() if key not in ("url", "signing_secret")}
         key = is_tls(url), repr(rest)
         common = self._common.get(key)

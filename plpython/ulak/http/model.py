@@ -48,7 +48,7 @@ class Proxy:
 # Compared by identity.
 @dataclass(frozen=True, slots=True, eq=False)
 class Profile:
-    """What libcurl must know about a receiver; set once per handle, not once per message."""
+    """libcurl's options for a receiver; set once per handle, not once per message."""
 
     url: str
     method: str = "POST"
@@ -174,7 +174,7 @@ class Endpoint(NamedTuple):
     batch_format: str = "json"
     retry_on: frozenset[str] = frozenset()
     permanent_on: frozenset[str] = frozenset()
-    # What nobody may read, and what only those may read who may see configs.
+    # Values that nobody may read, and values for roles that may see configs.
     mask: Mask = _NOTHING_SECRET
     private: Mask = _NOTHING_SECRET
 

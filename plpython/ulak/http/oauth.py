@@ -38,7 +38,7 @@ class TokenCache:
         return token.value if token is not None and now < token.good_until else None
 
     def put(self, auth: OAuth2, token: Token, now: float) -> None:
-        # Whoever rotates secrets for years mustn't fill the memory of a worker.
+        # Secrets that are rotated for years must not fill a worker's memory.
         self._tokens = {key: value for key, value in self._tokens.items() if now < value.good_until}
         self._tokens[auth] = token
 

@@ -88,7 +88,7 @@ def _profile(profile: Profile, particular: Mapping[str, str]) -> Profile:
 
 
 def _joined(url: str, path: str) -> str:
-    """Whatever the path is, it stands behind the host."""
+    """The path comes after the host, whatever it contains."""
     base, _, query = url.partition("?")
     more, _, more_query = path.partition("?")
     start = "" if base.count("/") > 2 else "/"
@@ -112,11 +112,11 @@ def _body(endpoint: Endpoint, messages: Sequence[Message], own: _Own) -> tuple[s
 
 
 class _Own(NamedTuple):
-    """What a message's headers say."""
+    """A message's headers, parsed."""
 
     # By lower-case name. A reserved name is left out: what ulak sets stands.
     lines: Mapping[str, Line]
-    # What else is particular to its request: names that start with a colon.
+    # Options of this one request have names that start with a colon.
     particular: Mapping[str, str]
     # Names of lines with which some endpoints prove themselves.
     suspects: Sequence[str] = ()

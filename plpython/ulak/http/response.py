@@ -1,4 +1,4 @@
-"""What is kept of an answer: status, headers but for the secret ones, the body up to its limit, and timing."""
+"""The stored part of an answer: status, headers except secret ones, the body up to its limit, and timing."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ _LARGEST_SEARCHED = 64 * 1024
 _QUOTATION = 12
 _PIECES = re.compile("[/?&=;]")
 _FIELD_NAME = re.compile(r"[A-Za-z_$][A-Za-z_.$-]*")
-# Of what ulak sets itself, nothing is the sender's.
+# Headers that ulak sets itself contain nothing of the sender's.
 _OWN_HEADERS = frozenset(("content-type", "ulak-attempt", "user-agent", "webhook-id", "webhook-timestamp"))
 
 
@@ -34,7 +34,7 @@ def hidden(
     lines: Iterable[Line],
     scheme: Signature | None,
 ) -> Iterator[str]:
-    """What nobody may read. `named` are the values that stand in the config by name, `lines` the headers it sends."""
+    """Values that nobody may read. `named`: those that the config names as secrets; `lines`: the headers it sends."""
     yield from secrets(config, signing_secrets, named)
     yield from credentials(lines, scheme)
 
@@ -46,13 +46,13 @@ def private(
     lines: Iterable[Line],
     scheme: Signature | None,
 ) -> Iterator[str]:
-    """What only those may read who may see configs."""
+    """Values that only roles may read that may see configs."""
     yield from hidden(config, signing_secrets, named, lines, scheme)
     yield from locations(config)
 
 
 def secrets(config: Mapping[str, Any], signing_secrets: Iterable[str], named: Iterable[str]) -> Iterator[str]:
-    """What a config holds that nobody may read: values that it names by $secret, and all that are credentials."""
+    """The secret values of a config: those that it names by $secret, and all credentials."""
     named = set(named)
     yield from named
     for secret in signing_secrets:
@@ -74,7 +74,7 @@ def secrets(config: Mapping[str, Any], signing_secrets: Iterable[str], named: It
     ):
         if password is not None:
             yield b64encode(f"{user}:{password}".encode()).decode().rstrip("=")
-    # Of a url that is a secret as a whole, the host is one, too: it is what errors tell.
+    # If a whole url is a secret, its host is one, too: errors name the host.
     for url in (config.get("url"), proxy.get("url"), auth.get("token_url")):
         if url in named:
             yield from _location(str(url))
@@ -125,7 +125,7 @@ def credentials(lines: Iterable[Line], scheme: Signature | None) -> Iterator[str
 
 
 def own_path(request: Request, url: str) -> Iterator[str]:
-    """What a message's own path makes of its endpoint's url, whole and in pieces."""
+    """The url that a message's own path leads to, whole and in pieces."""
     if request.profile.url == url:
         return
     parts = urlsplit(request.profile.url)

@@ -117,7 +117,7 @@ class HttpTransport:
             self._client.start(built)
 
     def _build_apart(self, delivery: Delivery, now: float, error: Exception) -> None:
-        """What can't be built of a batch fails, and the rest of it travels without that."""
+        """Messages of a batch that can't be built fail; the others travel without them."""
 
         def build(message: Message) -> Request:
             return request.build(endpoint, [message], now, delivery.token)
@@ -152,7 +152,7 @@ class HttpTransport:
         try:
             token = oauth.parse(finished, now)
         except oauth.TokenError as error:
-            # Whatever is wrong with the credentials, nothing is wrong with the message.
+            # Wrong credentials are no fault of the message.
             self._refuse_token(auth, PERMANENT if finished.kind == "blocked" else RETRYABLE, str(error))
             return
         self._tokens.put(auth, token, now)
@@ -165,7 +165,7 @@ class HttpTransport:
             self._fail(delivery, prefix, f"OAuth2 token request: {told}")
 
     def _break_off(self, finished: Finished, error: Exception) -> None:
-        """Whatever an answer does to our code, the others' deliveries must go on."""
+        """An answer that makes our code fail must not stop other deliveries."""
         tag = finished.request.tag
         if isinstance(tag, Delivery):
             told = f"network: the answer can't be read: {bulkhead.kind(error)}"

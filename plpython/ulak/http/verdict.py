@@ -9,7 +9,7 @@ from ulak.delivery import DELIVERED, DISABLE, MESSAGE, PERMANENT, RETRYABLE
 from ulak.http import multistatus, response, retry_after, secrecy
 from ulak.http.model import Endpoint, Finished, Message, Outcome
 
-# Of 4xx these ask for another try: request timeout, too early, too many requests.
+# The 4xx that are worth another try: request timeout, too early, too many requests.
 _RETRYABLE_4XX = frozenset((408, 425, 429))
 _EXCERPT = 200
 _MULTI_STATUS = 207
@@ -43,7 +43,7 @@ def judge(endpoint: Endpoint, finished: Finished, now: float, messages: Sequence
 
 
 def _judge_apart(endpoint: Endpoint, finished: Finished, messages: Sequence[Message]) -> Outcome:
-    """Who answers 207 says that not all is well. If it isn't understood what, all of it has to be sent again."""
+    """A 207 means that some messages failed. If its body can't be understood, all of them are sent again."""
     captured = response.capture(endpoint, finished, len(messages)) if endpoint.profile.capture_response else None
     try:
         refused = multistatus.parse(finished.body, messages)
@@ -106,7 +106,7 @@ def _excerpt(endpoint: Endpoint, finished: Finished) -> str:
 
 def _quote(endpoint: Endpoint, finished: Finished, answer: str, is_cut: bool = False) -> str:
     request = finished.request
-    # Those that the endpoint has of its own are hidden anyway.
+    # The endpoint's own are hidden anyway.
     own = list(
         secrecy.credentials([each for each in request.headers if each not in endpoint.lines], endpoint.signature)
     )

@@ -79,7 +79,7 @@ class KafkaConnection(Link):
                 # librdkafka itself refuses it, as it does if it is too large: it was never sent.
                 told = self._failure(error.args[0])
                 delivery.fail(message, told.replace(PERMANENT, f"{PERMANENT} {MESSAGE}", 1))
-            # What librdkafka's binding can't take of a record.
+            # A record that librdkafka's binding can't encode.
             except (ValueError, TypeError) as error:
                 delivery.fail(message, bulkhead.unbuildable(error))
         self._pace = _SOONEST
@@ -107,7 +107,7 @@ class KafkaConnection(Link):
             looked, self._looking = self._looking, None
             self._forget(looked)
             self._next_look = self._clock() + _LOOK_SECONDS
-            # What was acknowledged until now is delivered, whatever comes of the look.
+            # Messages acknowledged until now are delivered, whatever the look at the metadata yields.
             self._fetch_reports()
             looked.result()
 
@@ -218,7 +218,7 @@ def _report(reports: _Reports, delivery: Delivery, message: Message, error: Kafk
 
 
 def _end(held: list[Producer]) -> None:
-    """What it has not sent is dropped. The list has the only reference, so that the producer ends here."""
+    """Unsent messages are dropped. The list has the only reference, so the producer ends here."""
     producer = held.pop()
     producer.purge()
     # Runs the callbacks of what was dropped, which lets go of their messages.

@@ -28,7 +28,7 @@ _FILES = {
     "ssl.key.location": files.PRIVATE_KEY,
 }
 _SECRETS = ("sasl.password", "ssl.key.password", "ssl.key.pem")
-# What nobody can choose: delivered means that every replica in sync has it, and that it is there once.
+# Not configurable: delivered means that every replica in sync has the message, once.
 _FIXED: Mapping[str, Any] = {
     "enable.idempotence": True,
     "acks": "all",
@@ -37,7 +37,7 @@ _FIXED: Mapping[str, Any] = {
 }
 _DEFAULTS: Mapping[str, Any] = {
     "client.id": "ulak",
-    # What there is travels together without waiting for more: a delivery brings many messages.
+    # Don't linger for more messages: a delivery brings many at once.
     "linger.ms": 0,
     "socket.keepalive.enable": True,
     "socket.nagle.disable": True,
@@ -58,16 +58,16 @@ class Target(NamedTuple):
     key: Route | None
     # -1: librdkafka's partitioner decides, by the key.
     partition: int
-    # Those of the config, for every message.
+    # The config's headers, for every message.
     headers: Mapping[str, str]
     events: CloudEvents | None
     # By librdkafka's names.
     properties: Mapping[str, Any]
-    # Of these properties, the files, and what must be in each.
+    # The properties that name files, and what each file must contain.
     files: tuple[tuple[str, bytes], ...]
     mask: Mask
     connect_timeout: float
-    # Of a delivery, the connection included.
+    # Seconds for a delivery, including connecting.
     timeout: float
     batch_size: int = BATCH_SIZE
 
@@ -125,12 +125,12 @@ def _brokers(given: Any) -> Iterator[tuple[str, int]]:
 
 
 def _private(config: EndpointConfig, options: Mapping[str, Any], brokers: Iterable[tuple[str, int]]) -> Iterator[str]:
-    """What errors must not tell: secrets, and where files lie is no secret but nobody's business."""
+    """Values that errors must not contain: secrets, and paths of files, which are nobody's business."""
     yield from config.secrets
     for name in _SECRETS:
         if name in options:
             yield str(options[name])
-    # Of a list that is a secret as a whole, each host is one: it is what errors tell.
+    # If a whole list is a secret, each host is one, too: errors name hosts.
     for host, port in brokers:
         if any(f"{host}:{port}" in secret for secret in config.secrets):
             yield f"{host}:{port}"

@@ -1,4 +1,4 @@
-"""What became of a message by librdkafka's word: the prefix that the database decides by."""
+"""The outcome of a message as librdkafka reports it, with the prefix that the database decides by."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from ulak.delivery import DELIVERED, ConfigError, Endpoint, EndpointConfig, Mess
 from ulak.mask import MASK, Mask, is_secret_header
 from ulak.worker.transport import Ready
 
-# Of payload, headers and metadata each, if the config doesn't say.
+# Limit for each of payload, headers and metadata, unless the config has its own.
 MAX_BYTES = 8000
 LARGEST_MAX_BYTES = 100_000
 # Nothing takes longer than writing a line.

@@ -26,12 +26,12 @@ LONGEST_PACKET = 65536
 UNASKED_PACKETS = 100
 # Seconds that a broker keeps a session that isn't clean.
 SESSION_EXPIRY = 3600
-# What MQTT 5 has unless the broker says otherwise.
+# MQTT 5's defaults, unless the broker says otherwise.
 RECEIVE_MAXIMUM = 65535
 
 
 class Pipe:
-    """What the client takes for a socket."""
+    """Stands in for a socket, as far as the client uses one."""
 
     def __init__(self, write: Callable[[bytes], object]) -> None:
         self._write = write

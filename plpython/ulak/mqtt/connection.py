@@ -47,7 +47,7 @@ class MqttConnection(Connection):
         self._unpublished: deque[tuple[Delivery, int]] = deque()
         # By packet identifier: whose acknowledgement it will be.
         self._expected: dict[int, tuple[Delivery, Message]] = {}
-        # Of QoS 0: acknowledged by nobody, and delivered once they are written.
+        # QoS 0 is never acknowledged: these are delivered once they are written.
         self._unwritten: list[tuple[Delivery, Message]] = []
         self._receive_maximum = 0
         self._largest: int | None = None
@@ -137,7 +137,7 @@ class MqttConnection(Connection):
             self._flush()
             self.dial_again()
         elif greeting.code:
-            # Whatever is wrong with the credentials, nothing is wrong with the message.
+            # Wrong credentials are no fault of the message.
             raise Lost(reasons.told(self.peer, greeting.code))
         elif target.qos > greeting.largest_qos:
             raise Lost(f"mqtt: {self.peer}: takes messages up to QoS {greeting.largest_qos}, not {target.qos}")
@@ -182,7 +182,7 @@ class MqttConnection(Connection):
         target = self._target
         try:
             published = self._client.publish(packet.topic, packet.body, target.qos, target.retain, packet.properties)
-        # What the library can't take of a packet.
+        # A packet that the library can't encode.
         except (ValueError, TypeError) as error:
             delivery.fail(message, bulkhead.unbuildable(error))
             return

@@ -38,7 +38,7 @@ _WORDS = {
     0x9D: "server moved",
     0x9F: "connection rate exceeded",
 }
-# Of MQTT 3.1.1, by the code of MQTT 5 that means the same.
+# Return codes of MQTT 3.1.1, mapped to the MQTT 5 codes of the same meaning.
 _SAME_AS = {1: 0x84, 2: 0x85, 3: 0x88, 4: 0x86, 5: 0x87}
 # About who we are, or what we may do: bad user name or password, not authorized, banned, bad authentication method.
 _LOGIN = frozenset((0x86, 0x87, 0x8A, 0x8C))

@@ -23,7 +23,7 @@ from ulak.nats import keys
 from ulak.nats.operations import PING, PONG, BadOperation, Info, Operations, Problem, Reply
 from ulak.nats.target import Target, read_credentials
 
-# Of JetStream's errors, those that no other try will mend: the message or its headers are larger than the stream takes.
+# JetStream's errors that no retry fixes: the message or its headers are larger than the stream accepts.
 _PERMANENT = frozenset((10054, 10097))
 # Errors of a server that are about who we are, or what we may do.
 _LOGIN = re.compile(r"auth|permissions violation", re.IGNORECASE)
@@ -117,7 +117,7 @@ class NatsConnection(Connection):
         if self._was_open:
             super().lose(problem, prefix)
             return
-        # Of several servers, the first that isn't forbidden says what is wrong.
+        # With several servers, the error of the first one that isn't forbidden is reported.
         if self._told is None or (self._told[1] == PERMANENT and prefix != PERMANENT):
             self._told = problem, prefix
         if self._left and self._clock() < self._opens_until:
@@ -150,7 +150,7 @@ class NatsConnection(Connection):
         elif self._operations.is_at_end:
             self.begin_tls()
         else:
-            # Whoever stands between could have put it there.
+            # Somebody in between could have injected it.
             raise Lost(f"tls: {self.peer} said more in the clear than its greeting")
 
     def _greet(self, info: Info) -> None:
@@ -226,7 +226,7 @@ class NatsConnection(Connection):
             found["ce-datacontenttype"] = made.content_type
         return found
 
-    # What the server answers.
+    # The server's answers.
 
     def _answered(self, reply: Reply) -> None:
         number = reply.subject[len(self._inbox) :]
@@ -263,7 +263,7 @@ class NatsConnection(Connection):
                 delivery.succeed(message)
                 return
             else:
-                # Whoever subscribes to the subject may answer.
+                # Any subscriber of the subject may answer.
                 told = f"unroutable: {self.peer}: the answer is no stream's acknowledgement"
         delivery.fail(message, self.error(prefix, told))
 

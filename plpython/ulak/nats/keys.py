@@ -25,7 +25,7 @@ class Signer(NamedTuple):
 
 
 def signer(seed: str) -> Signer:
-    """Of a user's seed, SU... Raises ConfigError."""
+    """Signs with the key of a user's seed, SU... Raises ConfigError."""
     from cryptography.hazmat.primitives import serialization
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 

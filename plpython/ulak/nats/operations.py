@@ -1,4 +1,4 @@
-"""What a server says, out of bytes that come in any pieces."""
+"""Parses a server's operations from bytes that arrive in any pieces."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ PONG = b"PONG"
 
 
 class BadOperation(ValueError):
-    """Whoever is at the other end doesn't speak the protocol."""
+    """The other end doesn't speak the protocol."""
 
 
 class Info(dict[str, Any]):
-    """What the server says of itself."""
+    """The server's description of itself."""
 
 
 class Problem(str):
@@ -46,7 +46,7 @@ class Operations:
         return not self._rest
 
     def read(self, data: bytes) -> Iterator[Operation]:
-        """Those that are complete by now."""
+        """The operations that are complete by now."""
         data = self._rest + data if self._rest else data
         self._rest = b""
         position = 0

@@ -9,7 +9,7 @@ from ulak.broker.connection import Address
 from ulak.delivery import ConfigError
 
 PORT = 4222
-# Of those that are advertised; a cluster of more has others that are up.
+# How many advertised servers are kept; a larger cluster has enough others.
 MOST_ADVERTISED = 32
 
 _SERVER = re.compile(r"(?:(nats|tls)://)?(?:\[([0-9A-Fa-f:.]+)\]|([A-Za-z0-9._-]+))(?::([0-9]{1,5}))?/?")

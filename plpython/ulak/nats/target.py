@@ -50,7 +50,7 @@ class Target(NamedTuple):
     stream: str | None
     login: Login
     has_tls: bool
-    # Those of the config, for every message.
+    # The config's headers, for every message.
     headers: Mapping[str, str]
     events: CloudEvents | None
     mask: Mask

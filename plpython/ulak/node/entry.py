@@ -13,7 +13,7 @@ from ulak.session import cancellable
 from ulak.transports import missing_client
 from ulak.worker.tuning import LOOK_SECONDS, NODE_SESSION_SECONDS, STOPPED_LOOK_SECONDS
 
-# What was said once needn't be said with each session.
+# Logged once per process, not once per session.
 _TOLD: list[str] = []
 
 
@@ -51,7 +51,7 @@ def work(connection: pq.abc.PGconn, host: str, stamp: str, process: Process) -> 
 
 
 def _protocols(session: Connection, process: Process) -> list[str]:
-    """Those that this machine has the client for. The others' messages would fail here, and may not elsewhere."""
+    """Protocols whose client this machine has. Messages of the others would fail here, but may succeed elsewhere."""
     (row,) = session.call("select ulak._worker_protocols() as protocols")
     missing = {each: missing_client(each) for each in row["protocols"] if missing_client(each)}
     if missing and not _TOLD:

@@ -210,7 +210,7 @@ class Connection:
         return errors.error_from_result(result)
 
     def _receive(self) -> None:
-        """What has come without being asked for."""
+        """Input that arrived unasked, such as notifications."""
         try:
             self._connection.consume_input()
         except psycopg.OperationalError as error:

@@ -66,7 +66,7 @@ def _read_integers(value: bytes) -> list[Any]:
 
 
 def _read_plain_texts(value: bytes) -> list[Any]:
-    """Of types that need no quotes."""
+    """An array of a type whose values need no quotes."""
     if value == b"{}":
         return []
     elements: list[Any] = value[1:-1].decode().split(",")
@@ -102,5 +102,5 @@ _READERS: dict[int, Callable[[bytes], Any]] = {
 
 
 def reader(oid: int) -> Callable[[bytes], Any]:
-    """Of a column of this type. What isn't listed is a text to the worker, as it is in PL/Python."""
+    """Parser for a column of this type. Types that aren't listed arrive as text, as they do in PL/Python."""
     return _READERS.get(oid, bytes.decode)

@@ -36,7 +36,7 @@ class RedisConnection(Connection):
         self._target = target
         self._replies = Replies()
         self._greetings = len(target.greeting)
-        # Whose replies come next.
+        # Messages in the order in which their replies arrive.
         self._expected: deque[tuple[Delivery, Message]] = deque()
         # Never connected: it packs commands.
         self._client = Client()
@@ -108,7 +108,7 @@ class RedisConnection(Connection):
         # A user that may XADD may have been denied PING.
         is_harmless = isinstance(reply, Refusal) and reply.code == "NOPERM" and self._target.greeting == (("PING",),)
         if not isinstance(reply, bytes) and not is_harmless:
-            # Whatever is wrong with the credentials, nothing is wrong with the message.
+            # Wrong credentials are no fault of the message.
             raise Lost(self._told(reply) if reply is not None else f"redis: {self.peer}: no answer to the login")
         self._greetings -= 1
         if not self._greetings:

@@ -35,7 +35,7 @@ _BULK, _ERROR, _STATUS, _NUMBER = b"$-+:"
 
 
 class BadReply(ValueError):
-    """Whoever is at the other end doesn't speak the protocol."""
+    """The other end doesn't speak the protocol."""
 
 
 class Refusal(str):
@@ -47,7 +47,7 @@ class Refusal(str):
 
     @property
     def told(self) -> str:
-        """Without what it quotes: that may be of the message, or a password."""
+        """The reply without its quotes, which may contain part of the message or a password."""
         told = self[:LONGEST_TOLD]
         return told if self.code in _OWN_WORDS else re.split("[\"'`{\\[]", told)[0].rstrip(" ,:")
 

@@ -31,7 +31,7 @@ class Target(NamedTuple):
     # Commands that the server has to take before a message is sent.
     greeting: tuple[tuple[str, ...], ...]
     stream: Route
-    # What stands between the stream and the fields.
+    # XADD's arguments between the stream and the fields.
     options: tuple[bytes, ...]
     batch_size: int = BATCH_SIZE
 
@@ -67,7 +67,7 @@ def _greeting(given: Mapping[str, Any]) -> tuple[tuple[str, ...], ...]:
 
 def _options(given: Mapping[str, Any]) -> tuple[bytes, ...]:
     options: list[bytes] = [b"NOMKSTREAM"] if given.get("nomkstream") else []
-    # Whole nodes of the stream are dropped, which costs next to nothing.
+    # Trimming to whole nodes of the stream costs next to nothing.
     how = b"~" if given.get("maxlen_approximate", True) else b"="
     if given.get("maxlen") is not None:
         options += (b"MAXLEN", how, b"%d" % int(given["maxlen"]))

@@ -64,7 +64,7 @@ def bars(
         for each in series:
             value = each.values[i] or 0
             if value:
-                # What is there at all is at least a hair high.
+                # A value above 0 is at least a hairline high.
                 top, foot = frame.y(below + value), frame.y(below)
                 parts.append(
                     _bar(frame.x((i + 0.5) / len(times)) - wide / 2, min(top, foot - 1), wide, foot, each.style)
@@ -112,7 +112,7 @@ def lines(
 def sparkline(
     label: str, values: Sequence[float], failed: Sequence[float] = (), width: float = 120, height: float = 26
 ) -> Markup:
-    """What failed stands upon what was delivered. One path for all bars: a page has a thousand of them."""
+    """Failed attempts are stacked on delivered ones. One path for all bars: a page has a thousand of them."""
     sums = [value + (failed[i] if i < len(failed) else 0) for i, value in enumerate(values)]
     most = max(sums, default=0)
     step = width / max(len(sums), 1)
@@ -212,7 +212,7 @@ def _hours(times: Sequence[datetime.datetime], labels: int) -> Iterator[tuple[fl
 
 
 def _column(frame: Frame, place: int, count: int, said: str, *bars: Markup) -> Markup:
-    """What is drawn at one time, and the area that answers when pointed at."""
+    """The bar or point of one time, and the area that shows its value when pointed at."""
     area = _bar(frame.x(place / count), frame.top, frame.x(1 / count) - frame.x(0), frame.y(0), "touch", round=False)
     return Markup(f'<g class="column">{tag("title", said)}{area}{"".join(bars)}</g>')
 

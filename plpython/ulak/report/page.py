@@ -133,7 +133,7 @@ def _verdict(data: Row) -> Markup:
 
 
 def _findings(findings: Sequence[Row]) -> Iterator[Markup]:
-    """Of one kind only some, and the rest behind them: whatever else is wrong must be seen."""
+    """Only a few findings per check, with the others folded away, so that every kind of problem is seen."""
     for _, group in itertools.groupby(findings, lambda each: (each["severity"], each["check_name"])):
         alike = list(group)
         shown = len(alike) if len(alike) <= ALIKE + 1 else ALIKE

@@ -1,4 +1,4 @@
-"""What the sections of ulak.report() are made of."""
+"""The building blocks of the sections of ulak.report()."""
 
 from __future__ import annotations
 

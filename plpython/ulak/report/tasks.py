@@ -23,7 +23,7 @@ SPANS = {
     "later": "later",
     "behind another of its ordering key": "behind its key",
 }
-# Of an entry of the log: what is told of it, in characters.
+# How many characters of a log entry are shown.
 TOLD = 160
 EVENT_MOODS = {
     "circuit.opened": "bad",
@@ -195,7 +195,7 @@ def _event(row: Row, now: datetime.datetime) -> Markup:
 
 
 def _told(told: Mapping[str, Any]) -> Iterator[str]:
-    """What changed, then the rest of what is known."""
+    """The change first, then the other details."""
     old, new = told.get("old"), told.get("new")
     if isinstance(old, dict) and isinstance(new, dict):
         for key in sorted(old.keys() | new.keys()):
