@@ -14,12 +14,16 @@ import redis
 from confluent_kafka import Producer
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
+from support.deliveries import SETTINGS
 from support.kafka import Kafka
 from support.mosquitto import Mosquitto, make_client
 from support.nats import Nats
 from support.publisher import Publisher
 from support.rabbitmq import RabbitMQ
 from support.redis import Redis
+from ulak.delivery import EndpointConfig, Message
+from ulak.transports import transports
+from ulak.worker.dispatcher import Dispatcher
 
 from bench.delivery import Delivered, between, drain, fill
 from bench.figures import Figure, Quantity
@@ -29,6 +33,8 @@ from bench.yardstick import PAYLOAD, Bare
 MESSAGES = 50_000
 # What is asked of those whose bare loop is fast; of the others it is half of their bare loop.
 FAST = 15_000
+# As many as a worker may have under way to one broker.
+MOST_UNACKNOWLEDGED = 2000
 
 
 class Broker(NamedTuple):
@@ -186,36 +192,70 @@ def to_kafka(stage: Stage) -> Iterator[Figure]:
 
 
 def to_nats(stage: Stage) -> Iterator[Figure]:
-    """Into a stream of JetStream on disk, over a socket, with the same headers; as many unacknowledged as a worker may have."""
+    """Into a stream of JetStream on disk. There is no client in Debian: the bare loop is ulak's own, without a database,
+    with as many unacknowledged as a worker may have. A socket that only counts acknowledgements is shown beside it."""
     with Nats(stage.cluster.folder / "nats") as server:
         server.create_stream("ORDERS", "orders")
+        config = {"url": server.url, "subject": "orders"}
 
-        def send(count: int) -> None:
+        def purge() -> None:
             with server.client() as client:
                 client.api("STREAM.PURGE.ORDERS", {})
-            with socket.create_connection(("127.0.0.1", server.port)) as opened:
-                opened.recv(65536)
-                opened.sendall(b'CONNECT {"verbose": false, "headers": true, "no_responders": true}\r\nSUB bare 1\r\n')
-                left, sent, data = count, 0, b""
-                while left:
-                    pieces = []
-                    while sent < count and sent - (count - left) < 2000:
-                        given = body(sent)
-                        head = (
-                            b"NATS/1.0\r\nNats-Msg-Id: %b\r\nulak-message-id: %b\r\nulak-attempt: 1\r\n"
-                            b"content-type: application/json\r\nulak-created-at: 2026-11-17T12:00:00.123456+00:00\r\n\r\n"
-                        ) % ((str(uuid.uuid4()).encode(),) * 2)
-                        sizes = len(head), len(head) + len(given)
-                        pieces.append(b"HPUB orders bare %d %d\r\n%b%b\r\n" % (*sizes, head, given))
-                        sent += 1
-                    opened.sendall(b"".join(pieces))
-                    # One may be cut in two.
-                    data = data[-4:] + opened.recv(65536)
-                    assert b'"error"' not in data
-                    left -= data.count(b'"seq"')
 
-        config = {"url": server.url, "subject": "orders"}
+        def send(count: int) -> None:
+            purge()
+            dispatcher = Dispatcher(transports(SETTINGS, "bare", MOST_UNACKNOWLEDGED, print, time.time))
+            endpoint = dispatcher.parse(EndpointConfig(1, "orders", 1, config, protocol="nats"))
+            sent = left = count
+            while left:
+                while sent and left - sent + endpoint.batch_size <= MOST_UNACKNOWLEDGED:
+                    size = min(sent, endpoint.batch_size)
+                    dispatcher.start(endpoint, [_message(count - sent + n) for n in range(size)])
+                    sent -= size
+                for each in dispatcher.step(1):
+                    assert each.outcome.error is None
+                    left -= len(each.messages)
+            dispatcher.close()
+
+        def count_only(count: int) -> None:
+            purge()
+            _publish_and_count(server.port, count)
+
         yield from compare(stage, Broker("nats", config, send), is_fast=True)
+        count = stage.scaled(MESSAGES, 500)
+        bare = bare_loop(Broker("nats", config, count_only), count)
+        yield Figure(
+            f"nats: a socket that counts acknowledgements, {count:,} messages",
+            Quantity(bare.rate, "/s"),
+            Quantity(bare.processor * 1e6 / count, "us", "of processor each"),
+        )
+
+
+def _message(n: int) -> Message:
+    return Message(n, str(uuid.uuid4()), 1, body(n).decode(), created_at="2026-11-17 12:00:00.123456+00")
+
+
+def _publish_and_count(port: int, count: int) -> None:
+    with socket.create_connection(("127.0.0.1", port)) as opened:
+        opened.recv(65536)
+        opened.sendall(b'CONNECT {"verbose": false, "headers": true, "no_responders": true}\r\nSUB bare 1\r\n')
+        left, sent, data = count, 0, b""
+        while left:
+            pieces = []
+            while sent < count and sent - (count - left) < MOST_UNACKNOWLEDGED:
+                given = body(sent)
+                head = (
+                    b"NATS/1.0\r\nNats-Msg-Id: %b\r\nulak-message-id: %b\r\nulak-attempt: 1\r\n"
+                    b"content-type: application/json\r\nulak-created-at: 2026-11-17T12:00:00.123456+00:00\r\n\r\n"
+                ) % ((str(uuid.uuid4()).encode(),) * 2)
+                sizes = len(head), len(head) + len(given)
+                pieces.append(b"HPUB orders bare %d %d\r\n%b%b\r\n" % (*sizes, head, given))
+                sent += 1
+            opened.sendall(b"".join(pieces))
+            # One may be cut in two.
+            data = data[-4:] + opened.recv(65536)
+            assert b'"error"' not in data
+            left -= data.count(b'"seq"')
 
 
 SECTIONS: dict[str, Section] = {
