@@ -6,7 +6,7 @@ It is made of the same files as the extension, by three rules:
 - any other PL/Python function keeps its name and parameters, and says that it needs PL/Python;
 - what only CREATE EXTENSION or a superuser may do is left out.
 
-The Python itself is in it as data: nodes fetch it from ulak._python_source().
+The Python itself is in it as data: nodes fetch it from ulak_private.python_source().
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ set -euo pipefail
 ruff check --no-cache --config tests/pyproject.toml plpython tests docker sql/plain.py control control/ulak-setup
 ruff format --check --quiet --no-cache --config tests/pyproject.toml plpython tests docker sql/plain.py control control/ulak-setup
 MYPYPATH=plpython:tests:docker/console mypy --config-file tests/pyproject.toml --cache-dir "$ULAK_WORK/mypy" --no-error-summary \
-    sql/plain.py plpython/embed.py plpython/loader.py plpython/ulak tests/support tests/bench tests/conftest.py docker/console/ulak_console docker/worker.py control/ulak-setup control/meta.py control/archive.py
+    sql/plain.py plpython/embed.py plpython/loader.py plpython/ulak tests/support tests/bench tests/conftest.py docker/console/ulak_console docker/node/worker.py control/ulak-setup control/meta.py control/archive.py
 
 # CREATE EXTENSION runs the script with this search_path. What pgspot says about names in functions that don't pin it
 # (PS001, PS005, PS016, PS017) is left to tests/conventions, which knows who may call them; its parser of PL/pgSQL

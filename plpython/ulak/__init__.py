@@ -1,1 +1,1 @@
-"""The Python of the extension: it runs inside a PostgreSQL backend, imported by ulak._load_python()."""
+"""The Python of the extension: it runs inside a PostgreSQL backend, imported by ulak_private.load_python()."""

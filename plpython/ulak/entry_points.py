@@ -10,20 +10,20 @@ from typing import Any
 
 import plpy
 
-from ulak import login
-from ulak.backend import Backend
-from ulak.database import Database
-from ulak.delivery import PERMANENT, ConfigError, Outcome, config_problem
+from ulak.messages.delivery import PERMANENT, ConfigError, Outcome, config_problem
 from ulak.run import make_dispatcher
 from ulak.run import run as run_in_slot
-from ulak.session import cancellable
+from ulak.sessions import login
+from ulak.sessions.backend import Backend
+from ulak.sessions.database import Database
+from ulak.sessions.session import cancellable
 from ulak.worker.tuning import HANDOVER_SECONDS, LONGEST_LISTENING_RUN, LOOK_SECONDS, WATCH_SECONDS
 
 
 def run(slot: int | None, seconds: float | None, is_scheduled: bool, stamp: str, search_path: str) -> None:
     """The body of ulak.run_worker(): takes a slot and works in it until the time is over. The session's search_path is
     pinned by now; at the end it gets back the one that it had."""
-    plpy.execute("select ulak._enter_worker_session()")
+    plpy.execute("select ulak_private.enter_worker_session()")
     plpy.commit()
     # A scheduled run may come while the one before it is still leaving.
     row = _take_slot(slot, seconds, is_scheduled, time.monotonic() + (HANDOVER_SECONDS if is_scheduled else 0))
@@ -44,7 +44,7 @@ def run(slot: int | None, seconds: float | None, is_scheduled: bool, stamp: str,
 
 def _take_slot(slot: int | None, seconds: float | None, is_scheduled: bool, until: float) -> Mapping[str, Any] | None:
     plan = plpy.prepare(
-        "select slot, name, seconds from ulak._take_worker_slot($1, $2, $3)", ("int4", "float8", "bool")
+        "select slot, name, seconds from ulak_private.take_worker_slot($1, $2, $3)", ("int4", "float8", "bool")
     )
     while True:
         taken = plpy.execute(plan, (slot, seconds, is_scheduled))
@@ -61,7 +61,7 @@ def _take_slot(slot: int | None, seconds: float | None, is_scheduled: bool, unti
 
 
 def _leave(slot: int | None, search_path: str) -> None:
-    leave = plpy.prepare("select ulak._leave_worker_slot($1)", ("int4",))
+    leave = plpy.prepare("select ulak_private.leave_worker_slot($1)", ("int4",))
     restore = plpy.prepare("select set_config('search_path', $1, false)", ("text",))
     plpy.execute(leave, (slot,))
     plpy.execute(restore, (search_path,))
@@ -69,16 +69,16 @@ def _leave(slot: int | None, search_path: str) -> None:
 
 
 def watch(stamp: str) -> None:
-    """The body of ulak._watch_workers(): whoever is missing is started, in a session of its own."""
+    """The body of ulak_private.watch_workers(): whoever is missing is started, in a session of its own."""
     with cancellable():
         _watch(Database(Backend(), 0, "watcher", stamp))
 
 
 def _watch(database: Database) -> None:
-    plpy.execute("select ulak._enter_worker_session('watcher')")
+    plpy.execute("select ulak_private.enter_worker_session('watcher')")
     plpy.commit()
     # start() holds this lock until it commits: what it asks for is seen after that.
-    plpy.execute("select ulak._await_schedule()")
+    plpy.execute("select ulak_private.await_schedule()")
     parameters = login_parameters("ulak_worker")
     plpy.commit()
     end = time.monotonic() + 60.1 - time.time() % 60
@@ -96,7 +96,7 @@ def _watch(database: Database) -> None:
                 # Once, and not every second.
                 if problem is None:
                     problem = str(error)
-                    warn = plpy.prepare("select ulak._warn($1)", ("text",))
+                    warn = plpy.prepare("select ulak_private.warn($1)", ("text",))
                     plpy.execute(warn, (f"ulak: worker {slot} can't be started: {problem}",))
         missing = slots
         next_look = min(end, time.monotonic() + WATCH_SECONDS)
@@ -107,16 +107,16 @@ def _watch(database: Database) -> None:
 
 
 def launch_watcher() -> str | None:
-    """The body of ulak._launch_watcher(): why it could not be done."""
+    """The body of ulak_private.launch_watcher(): why it could not be done."""
     try:
-        login.leave_behind(login_parameters("ulak_worker"), "call ulak._watch_workers()")
+        login.leave_behind(login_parameters("ulak_worker"), "call ulak_private.watch_workers()")
     except login.LoginError as error:
         return str(error)
     return None
 
 
 def log_in(user: str) -> str | None:
-    """The body of ulak._log_in(): why a session of this role can't be opened."""
+    """The body of ulak_private.log_in(): why a session of this role can't be opened."""
     try:
         login.ask(login_parameters(user), "select 1")
     except login.LoginError as error:
@@ -125,7 +125,7 @@ def log_in(user: str) -> str | None:
 
 
 def ask(place: dict[str, str], query: str) -> str | None:
-    """The body of ulak._ask(): what a session of this role in another database answers, if there can be one."""
+    """The body of ulak_private.ask(): what a session of this role in another database answers, if there can be one."""
     try:
         return login.ask({**login_parameters(""), **place}, query)
     except login.LoginError:
@@ -134,7 +134,7 @@ def ask(place: dict[str, str], query: str) -> str | None:
 
 def login_parameters(user: str) -> dict[str, str]:
     """As pg_cron would open a session of this role here."""
-    row = plpy.execute("select host, port, database from ulak._login_parameters()")[0]
+    row = plpy.execute("select host, port, database from ulak_private.login_parameters()")[0]
     return {
         "host": row["host"],
         "port": row["port"],
@@ -149,7 +149,7 @@ def login_parameters(user: str) -> dict[str, str]:
 
 
 def ping(endpoint_id: int) -> str:
-    """The body of ulak._ping(): the outcome of one test request as JSON."""
+    """The body of ulak_private.ping(): the outcome of one test request as JSON."""
     with cancellable():
         return _ping(Database(Backend(), 0, "ping", ""), endpoint_id)
 

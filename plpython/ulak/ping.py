@@ -5,7 +5,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable
 
-from ulak.delivery import Endpoint, Message, Outcome
+from ulak.messages.delivery import Endpoint, Message, Outcome
 from ulak.worker.dispatcher import Dispatcher
 
 PAYLOAD = '{"type": "ulak.ping"}'

@@ -8,10 +8,10 @@ import time
 from dataclasses import replace
 from functools import partial
 
-from ulak.database import Database, WorkerOptions
-from ulak.delivery import MESSAGE, PERMANENT
-from ulak.session import Cancelled
-from ulak.transports import transports
+from ulak.messages.delivery import MESSAGE, PERMANENT
+from ulak.sessions.database import Database, WorkerOptions
+from ulak.sessions.session import Cancelled
+from ulak.transports.registry import transports
 from ulak.worker import options
 from ulak.worker.dispatcher import Dispatcher
 from ulak.worker.loop import Worker

@@ -30,7 +30,7 @@ begin
     if exists (
         select
         from pg_namespace n
-        join pg_proc p on p.pronamespace = n.oid and p.proname = '_has_python' and p.proowner = n.nspowner
+        join pg_proc p on p.pronamespace = n.oid and p.proname = 'has_python' and p.proowner = n.nspowner
         where n.nspname = 'ulak'
     ) then
         -- Nothing in the schema of another role is called.
@@ -41,7 +41,7 @@ begin
                     detail = (select format('Its owner is %I, you are %I.', pg_get_userbyid(n.nspowner), current_user) from pg_namespace n where n.nspname = 'ulak'),
                     hint = (select format('Run this script as %I.', pg_get_userbyid(n.nspowner)) from pg_namespace n where n.nspname = 'ulak');
         end if;
-        execute 'select ulak._version()' into v_installed;
+        execute 'select ulak_private.version()' into v_installed;
         if v_installed <> all (array[@versions@]) then
             raise exception 'ulak % is installed here, and this script can''t make % of it', v_installed, '@version@'
                 using errcode = '55000', hint = 'Run the plain scripts of the versions in between, in their order.';

@@ -1,7 +1,7 @@
 -- What the plain script has in place of the function of the same name in sql/code: what needs no superuser. Every other PL/Python
 -- function becomes one that says that it needs PL/Python.
 
-create or replace function ulak._version()
+create or replace function ulak_private.version()
 returns text
 language plpgsql
 stable
@@ -12,7 +12,7 @@ begin
 end
 $plpgsql$;
 
-create or replace function ulak._has_python()
+create or replace function ulak_private.has_python()
 returns boolean
 language sql
 immutable
@@ -21,7 +21,7 @@ as $sql$
 $sql$;
 
 -- Who owns the table could write it anyway.
-create or replace function ulak._log_time(p_now timestamptz)
+create or replace function ulak_private.log_time(p_now timestamptz)
 returns timestamptz
 language sql
 volatile
@@ -34,7 +34,7 @@ as $sql$
 $sql$;
 
 -- It can't be known.
-create or replace function ulak._roles_with_password()
+create or replace function ulak_private.roles_with_password()
 returns table (name text)
 language sql
 stable
@@ -44,7 +44,7 @@ as $sql$
 $sql$;
 
 -- In SQL the wait has a snapshot, which holds back vacuum for a tenth of a second at most.
-create or replace procedure ulak._await_delivery(p_id bigint, p_seconds double precision, inout p_status text, inout p_problem text)
+create or replace procedure ulak_private.await_delivery(p_id bigint, p_seconds double precision, inout p_status text, inout p_problem text)
 language plpgsql
 as $plpgsql$
 declare
@@ -70,7 +70,7 @@ end
 $plpgsql$;
 
 -- An administrator of the server has to grant it.
-create or replace function ulak._has_pg_cron()
+create or replace function ulak_private.has_pg_cron()
 returns boolean
 language sql
 stable
@@ -85,7 +85,7 @@ as $sql$
 $sql$;
 
 -- Nodes deliver.
-create or replace function ulak._default_workers()
+create or replace function ulak_private.default_workers()
 returns integer
 language sql
 stable
@@ -95,7 +95,7 @@ as $sql$
 $sql$;
 
 -- Only a superuser may have a job run as somebody else.
-create or replace function ulak._job_role()
+create or replace function ulak_private.job_role()
 returns text
 language sql
 stable
@@ -104,16 +104,16 @@ as $sql$
     select pg_get_userbyid(c.relowner)::text from pg_class c where c.oid = 'ulak.queue'::regclass
 $sql$;
 
-create or replace function ulak._elsewhere()
+create or replace function ulak_private.elsewhere()
 returns text
 language sql
 stable
 set search_path = pg_catalog, pg_temp
 as $sql$
-    select format('pg_cron lives in database "%s", where %s has to run this', current_setting('cron.database_name', true), ulak._job_role())
+    select format('pg_cron lives in database "%s", where %s has to run this', current_setting('cron.database_name', true), ulak_private.job_role())
 $sql$;
 
-create or replace function ulak._server_fix(p_name text, p_value text, p_then text default null)
+create or replace function ulak_private.server_fix(p_name text, p_value text, p_then text default null)
 returns text
 language sql
 immutable
@@ -122,7 +122,7 @@ as $sql$
     select format('-- in the server''s configuration, as its provider has it: %s = %s', p_name, p_value)
 $sql$;
 
-create or replace function ulak._restart(out detail text, out fix text)
+create or replace function ulak_private.restart(out detail text, out fix text)
 language sql
 immutable
 set search_path = pg_catalog, pg_temp
@@ -131,7 +131,7 @@ as $sql$
 $sql$;
 
 -- Only a superuser may read the server's files.
-create or replace function ulak._given_setting(p_name text, out setting text, out is_pending boolean)
+create or replace function ulak_private.given_setting(p_name text, out setting text, out is_pending boolean)
 language sql
 stable
 set search_path = pg_catalog, pg_temp
@@ -142,7 +142,7 @@ as $sql$
 $sql$;
 
 -- Nothing here depends on Python or on a login of ours: pg_cron is as the provider has it.
-create or replace function ulak._check_schedule(p_workers integer)
+create or replace function ulak_private.check_schedule(p_workers integer)
 returns table (item text, status text, detail text, fix text)
 language plpgsql
 set search_path = pg_catalog, pg_temp
@@ -158,16 +158,16 @@ begin
     end if;
     return query
     select c.item, c.status, c.detail, c.fix
-    from ulak._check_pg_cron(p_workers) c;
+    from ulak_private.check_pg_cron(p_workers) c;
     return query
     select c.item, c.status, c.detail, c.fix
-    from ulak._check_adopted() c;
+    from ulak_private.check_adopted() c;
 end
 $plpgsql$;
 
 -- Only a superuser may change a row of cron.job. What is scheduled again by the same role
 -- replaces the job of that name.
-create or replace function ulak._schedule_command(
+create or replace function ulak_private.schedule_command(
     p_jobname text, p_schedule text, p_command text, p_username text, p_database text
 )
 returns text
@@ -176,12 +176,12 @@ stable
 set search_path = pg_catalog, pg_temp
 as $sql$
     select case
-        when ulak._has_pg_cron() then format('select cron.schedule(%L, %L, %L);', p_jobname, p_schedule, p_command)
+        when ulak_private.has_pg_cron() then format('select cron.schedule(%L, %L, %L);', p_jobname, p_schedule, p_command)
         else format('select cron.schedule_in_database(%L, %L, %L, %L);', p_jobname, p_schedule, p_command, p_database)
     end
 $sql$;
 
-create or replace function ulak._schedule_jobs(p_workers integer)
+create or replace function ulak_private.schedule_jobs(p_workers integer)
 returns table (item text, status text, detail text)
 language plpgsql
 set search_path = pg_catalog, pg_temp
@@ -192,11 +192,11 @@ begin
     for v_job in execute
         'select w.*, (j.schedule, j.command, j.database, j.active) '
         'is not distinct from (w.schedule, w.command, w.database, true) as is_right '
-        'from ulak._wanted_jobs($1) w left join cron.job j on j.jobname = w.jobname and j.username = w.username '
+        'from ulak_private.wanted_jobs($1) w left join cron.job j on j.jobname = w.jobname and j.username = w.username '
         'order by w.jobname'
         using p_workers
     loop
-        execute ulak._schedule_command(v_job.jobname, v_job.schedule, v_job.command, v_job.username, v_job.database);
+        execute ulak_private.schedule_command(v_job.jobname, v_job.schedule, v_job.command, v_job.username, v_job.database);
         return query values (
             v_job.jobname,
             case when v_job.is_right then 'unchanged' else 'done' end,
@@ -205,8 +205,8 @@ begin
     end loop;
     for v_job in execute format(
         'select jobid, jobname::text from cron.job where %s and (jobname, username) not in '
-        '(select w.jobname, w.username from ulak._wanted_jobs($1) w) order by jobname',
-        ulak._is_our_job()
+        '(select w.jobname, w.username from ulak_private.wanted_jobs($1) w) order by jobname',
+        ulak_private.is_our_job()
     ) using p_workers
     loop
         execute 'select cron.unschedule($1::bigint)' using v_job.jobid;
@@ -214,12 +214,12 @@ begin
     end loop;
     return query
     select w.name, 'done', 'asked to leave'
-    from ulak._limit_workers(p_workers) w;
+    from ulak_private.limit_workers(p_workers) w;
 end
 $plpgsql$;
 
 -- pg_cron's rows are not ours to change.
-create or replace function ulak._bring_jobs_here()
+create or replace function ulak_private.bring_jobs_here()
 returns bigint
 language plpgsql
 set search_path = pg_catalog, pg_temp
@@ -229,7 +229,7 @@ begin
 end
 $plpgsql$;
 
-create or replace function ulak._misplaced_jobs()
+create or replace function ulak_private.misplaced_jobs()
 returns table (place text, jobs bigint)
 language plpgsql
 stable
@@ -240,7 +240,7 @@ begin
 end
 $plpgsql$;
 
-create or replace function ulak._wake_pg_cron()
+create or replace function ulak_private.wake_pg_cron()
 returns void
 language plpgsql
 set search_path = pg_catalog, pg_temp

@@ -27,7 +27,7 @@ begin
     end if;
 
     -- Roles belong to the whole cluster: another database may have made them, and DROP EXTENSION leaves them.
-    -- sql/code/07_roles.sql looks at those that are there already.
+    -- sql/code/1_foundations/roles.sql looks at those that are there already.
     foreach v_role in array array['ulak_admin', 'ulak_application', 'ulak_consumer', 'ulak_monitor', 'ulak_node', 'ulak_worker'] loop
         begin
             if to_regrole(v_role) is null then

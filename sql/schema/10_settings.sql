@@ -1,11 +1,11 @@
--- Settings that somebody changed. Names, defaults and ranges are code (sql/code/10_settings.sql), not rows:
+-- Settings that somebody changed. Names, defaults and ranges are code (sql/code/1_foundations/settings.sql), not rows:
 -- an upgrade can change them, and a restored dump never collides with them.
 
 create table ulak.setting_values (
     name text primary key,
     value text not null,
     updated_at timestamptz not null default now(),
-    -- As ulak._caller() has it.
+    -- As ulak_private.caller() has it.
     updated_by text not null default case when current_setting('role') = 'none' then session_user else current_setting('role') end
 );
 

@@ -44,7 +44,7 @@ comment on table ulak.endpoints is 'where messages are delivered to: one row per
 comment on column ulak.endpoints.id is 'number of the endpoint; ulak.queue.endpoint_id refers to it';
 comment on column ulak.endpoints.name is 'unique name, the one that ulak.send() is given';
 comment on column ulak.endpoints.protocol is 'a worker delivers (http, log, or that of a broker), or external workers call ulak.claim() (pull)';
-comment on column ulak.endpoints.config is 'how to reach the receiver. Validated key by key; {"$secret": "name"} stands for a value in ulak.secrets';
+comment on column ulak.endpoints.config is 'how to reach the receiver. Validated key by key; {"$secret": "name"} stands for a value in ulak_private.secrets';
 comment on column ulak.endpoints.retry_policy is 'overrides of the retry settings for this endpoint; null or a missing key means the setting';
 comment on column ulak.endpoints.enabled is 'false: messages are accepted and held, none is claimed';
 comment on column ulak.endpoints.description is 'free text for people';
@@ -82,19 +82,19 @@ comment on column ulak.endpoints.last_error is 'the error of last_failure_at';
 
 -- Of endpoints with max_pending: up to which message id a send needs no look at what waits for it. A table of its own, because
 -- who has written it keeps it locked until he commits, and the breaker needs the endpoint's row.
-create table ulak.endpoint_headroom (
+create table ulak_private.endpoint_headroom (
     endpoint_id bigint primary key references ulak.endpoints (id) on delete cascade,
     safe_to bigint not null default 0,
     overflow_logged_at timestamptz
 );
 
-comment on table ulak.endpoint_headroom is 'how far send() may go without probing what waits for an endpoint; private to ulak';
-comment on column ulak.endpoint_headroom.endpoint_id is 'an endpoint with max_pending';
-comment on column ulak.endpoint_headroom.safe_to is 'messages with ids up to this one fit for certain';
-comment on column ulak.endpoint_headroom.overflow_logged_at is 'last line of the server''s log about messages that did not fit: at most one a minute';
+comment on table ulak_private.endpoint_headroom is 'how far send() may go without probing what waits for an endpoint; private to ulak';
+comment on column ulak_private.endpoint_headroom.endpoint_id is 'an endpoint with max_pending';
+comment on column ulak_private.endpoint_headroom.safe_to is 'messages with ids up to this one fit for certain';
+comment on column ulak_private.endpoint_headroom.overflow_logged_at is 'last line of the server''s log about messages that did not fit: at most one a minute';
 
 -- Granted to nobody: only SECURITY DEFINER functions of the extension read it.
-create table ulak.secrets (
+create table ulak_private.secrets (
     name text primary key,
     value text not null,
     previous_value text,
@@ -104,10 +104,10 @@ create table ulak.secrets (
     check ((previous_value is null) = (previous_until is null))
 );
 
-comment on table ulak.secrets is 'values that configs refer to as {"$secret": "name"}. No role may read it; write with ulak.set_secret() and ulak.rotate_secret()';
-comment on column ulak.secrets.name is 'the name that a config uses';
-comment on column ulak.secrets.value is 'the secret itself';
-comment on column ulak.secrets.previous_value is 'the secret before the last rotation; it goes on signing until previous_until';
-comment on column ulak.secrets.previous_until is 'end of the rotation''s grace';
-comment on column ulak.secrets.created_at is 'when the secret was first set';
-comment on column ulak.secrets.updated_at is 'when it was last set or rotated';
+comment on table ulak_private.secrets is 'values that configs refer to as {"$secret": "name"}. No role may read it; write with ulak.set_secret() and ulak.rotate_secret()';
+comment on column ulak_private.secrets.name is 'the name that a config uses';
+comment on column ulak_private.secrets.value is 'the secret itself';
+comment on column ulak_private.secrets.previous_value is 'the secret before the last rotation; it goes on signing until previous_until';
+comment on column ulak_private.secrets.previous_until is 'end of the rotation''s grace';
+comment on column ulak_private.secrets.created_at is 'when the secret was first set';
+comment on column ulak_private.secrets.updated_at is 'when it was last set or rotated';

@@ -5,7 +5,7 @@ create table ulak.endpoint_grants (
     endpoint_id bigint not null references ulak.endpoints (id) on delete cascade,
     role_name text not null,
     granted_at timestamptz not null default now(),
-    -- As ulak._caller() has it.
+    -- As ulak_private.caller() has it.
     granted_by text not null default case when current_setting('role') = 'none' then session_user else current_setting('role') end,
     may_work boolean not null default true,
     may_send boolean not null default false,

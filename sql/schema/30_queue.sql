@@ -4,25 +4,25 @@
 create sequence ulak.queue_id_seq;
 
 -- An event has the id of its first delivery. Months are made and dropped together with those of the archive
--- (sql/code/56_partitions.sql), but none is dropped as long as something needs an event of it.
-create table ulak._events (
+-- (sql/code/6_afterwards/partitions.sql), but none is dropped as long as something needs an event of it.
+create table ulak_private.events (
     id bigint not null,
     created_at timestamptz not null default now(),
     payload jsonb not null,
     headers jsonb,
     metadata jsonb,
-    -- As ulak._caller() has it. Once for all deliveries, also for those of a redrive or a replay.
+    -- As ulak_private.caller() has it. Once for all deliveries, also for those of a redrive or a replay.
     sent_by text default case when current_setting('role') = 'none' then session_user else current_setting('role') end,
     max_retries smallint
 ) partition by range (created_at);
 
-create table ulak._events_default partition of ulak._events default;
-create index _events_default_id_idx on ulak._events_default (id);
+create table ulak_private.events_default partition of ulak_private.events default;
+create index events_default_id_idx on ulak_private.events_default (id);
 -- Maintenance moves its rows. Where a publication is for all tables, a table whose rows can't be told apart lets nobody do that.
-alter table ulak._events_default replica identity full;
+alter table ulak_private.events_default replica identity full;
 
 -- The two last columns, event_id and event_created_at, are added in 50_archive.sql.
-create table ulak._deliveries (
+create table ulak_private.deliveries (
     id bigint primary key default nextval('ulak.queue_id_seq'),
     endpoint_id bigint not null,
     message_id uuid not null default gen_random_uuid(),
@@ -62,31 +62,31 @@ create table ulak._deliveries (
 -- Each index is partial, so a message is in few of them at any time: two while it waits, and two in flight.
 
 -- What claim walks: a loose scan over (endpoint, priority), then the due rows of each in order.
-create index deliveries_pending_idx on ulak._deliveries (endpoint_id, priority desc, next_retry_at, id)
+create index deliveries_pending_idx on ulak_private.deliveries (endpoint_id, priority desc, next_retry_at, id)
     where status = 'pending';
 
 -- What recovery, max_in_flight and the circuit breaker's probe look at.
-create index deliveries_processing_idx on ulak._deliveries (endpoint_id, lease_until)
+create index deliveries_processing_idx on ulak_private.deliveries (endpoint_id, lease_until)
     where status = 'processing';
 
 -- What 0.2.0 has finished: maintenance archives it, oldest first.
-create index deliveries_finished_idx on ulak._deliveries (updated_at)
+create index deliveries_finished_idx on ulak_private.deliveries (updated_at)
     where status in ('completed', 'failed', 'expired');
 
-create index deliveries_expiry_idx on ulak._deliveries (expires_at)
+create index deliveries_expiry_idx on ulak_private.deliveries (expires_at)
     where status = 'pending' and expires_at is not null;
 
 -- The head of an ordering key is its first row here.
-create index deliveries_ordering_idx on ulak._deliveries (endpoint_id, ordering_key, id)
+create index deliveries_ordering_idx on ulak_private.deliveries (endpoint_id, ordering_key, id)
     where ordering_key is not null and status in ('pending', 'processing');
 
 -- What find_messages() looks a conversation up by; who sends without a correlation id pays nothing for it.
-create index deliveries_correlation_idx on ulak._deliveries (correlation_id) where correlation_id is not null;
+create index deliveries_correlation_idx on ulak_private.deliveries (correlation_id) where correlation_id is not null;
 
 -- Idempotency keys in use. A row of its own and not an index on deliveries: a delivered message leaves them, but keeps its key for
 -- archive_after seconds, because a client that repeats its request a moment after the delivery must get the same answer as one
 -- that repeats it a moment before.
-create table ulak._idempotency_keys (
+create table ulak_private.idempotency_keys (
     endpoint_id bigint not null,
     idempotency_key text collate "C" not null,
     message_id bigint not null,
@@ -96,10 +96,10 @@ create table ulak._idempotency_keys (
     primary key (endpoint_id, idempotency_key)
 );
 
-create index _idempotency_keys_free_at_idx on ulak._idempotency_keys (free_at) where free_at is not null;
+create index idempotency_keys_free_at_idx on ulak_private.idempotency_keys (free_at) where free_at is not null;
 
 -- Rows die fast here. Thresholds that follow the table's size would let a burst leave its dead rows for hours.
-alter table ulak._deliveries set (
+alter table ulak_private.deliveries set (
     autovacuum_vacuum_scale_factor = 0.0,
     autovacuum_vacuum_threshold = 5000,
     autovacuum_vacuum_insert_scale_factor = 0.1,
@@ -110,29 +110,29 @@ alter table ulak._deliveries set (
 -- Up to which id a send needs no probe of the queue (positive), or until when the queue counts as full
 -- (negative, milliseconds since 1970). A sequence, because it is read and set outside transactions: an application that
 -- stays in its transaction neither hides the value from others nor blocks them.
-create sequence ulak.queue_headroom minvalue -9223372036854775807 start 1;
+create sequence ulak_private.queue_headroom minvalue -9223372036854775807 start 1;
 -- As many as the default of max_queue_size: nothing waits yet. So the first send needs no probe, and its message has the first id.
-do $plpgsql$ begin perform setval('ulak.queue_headroom', 1000000); end $plpgsql$;
+do $plpgsql$ begin perform setval('ulak_private.queue_headroom', 1000000); end $plpgsql$;
 
 -- Who sends with an id up to this one notifies: a worker waits for it. Unlogged, so that it costs neither WAL nor a wait for
 -- the disk; after a crash no worker waits, and it has no value.
-create unlogged sequence ulak.bell;
+create unlogged sequence ulak_private.bell;
 
 -- Where the last claim that went round the endpoints has ended, for workers and for external workers. Sequences, because
 -- they are read and set outside transactions; unlogged, because any place will do to begin at.
-create unlogged sequence ulak.claim_position;
-create unlogged sequence ulak.pull_position;
+create unlogged sequence ulak_private.claim_position;
+create unlogged sequence ulak_private.pull_position;
 
 -- What a claim is told, and what it passes on.
-create type ulak._place as (priority smallint, due_at timestamptz, id bigint);
-create type ulak._resume_point as (endpoint_id bigint, priority smallint, due_at timestamptz, id bigint);
-create type ulak._rooms as (endpoint_ids bigint[], rooms integer[], others integer);
+create type ulak_private.place as (priority smallint, due_at timestamptz, id bigint);
+create type ulak_private.resume_point as (endpoint_id bigint, priority smallint, due_at timestamptz, id bigint);
+create type ulak_private.rooms as (endpoint_ids bigint[], rooms integer[], others integer);
 
 -- Counts what was cancelled. A sequence, because a counter that applications lock until they commit would be waited for.
-create sequence ulak.messages_cancelled;
+create sequence ulak_private.messages_cancelled;
 
 -- One of many messages that are sent together, as send() takes it.
-create type ulak._message as (
+create type ulak_private.message as (
     endpoint_id bigint,
     payload jsonb,
     priority integer,
@@ -146,72 +146,72 @@ create type ulak._message as (
 );
 
 -- Messages and their recipients: the message at places[i] goes to endpoint_ids[i]. So an event for thousands is there once.
-create type ulak._mailing as (messages ulak._message[], places integer[], endpoint_ids bigint[]);
+create type ulak_private.mailing as (messages ulak_private.message[], places integer[], endpoint_ids bigint[]);
 
 -- Locked by whoever sends with the key, until he commits, so that ids of a key are in the order of commits.
-create table ulak.ordering_keys (
+create table ulak_private.ordering_keys (
     endpoint_id bigint not null,
     ordering_key text collate "C" not null,
     primary key (endpoint_id, ordering_key)
 );
 
 comment on sequence ulak.queue_id_seq is 'ids of messages, in ulak.queue, ulak.dlq.original_message_id and ulak.archive alike';
-comment on sequence ulak.queue_headroom is 'how far send() may go without probing the queue; private to ulak';
-comment on sequence ulak.messages_cancelled is 'messages cancelled so far, also by transactions that rolled back; private to ulak';
-comment on sequence ulak.bell is 'up to which id a send wakes the worker; private to ulak';
-comment on sequence ulak.claim_position is 'endpoint at which the last claim of a worker ended; private to ulak';
-comment on sequence ulak.pull_position is 'endpoint at which the last claim() over pull endpoints ended; private to ulak';
-comment on type ulak._place is 'a place in the index of waiting messages';
-comment on type ulak._resume_point is 'where a session''s claims of an endpoint and a priority go on; private to ulak';
-comment on type ulak._rooms is 'how many messages a worker has room for: of some endpoints, and of each of the others';
-comment on type ulak._message is 'one of many messages that are sent together; private to ulak';
-comment on type ulak._mailing is 'messages and their recipients: the message at places[i] goes to endpoint_ids[i]; private to ulak';
-comment on table ulak.ordering_keys is 'ordering keys in use, for their locks; private to ulak';
-comment on column ulak.ordering_keys.endpoint_id is 'the endpoint of the key';
-comment on column ulak.ordering_keys.ordering_key is 'the key';
-comment on table ulak._events is 'what was sent: payload, headers and metadata, once for all endpoints that it goes to; private to ulak';
-comment on column ulak._events.id is 'the id of its first message';
-comment on column ulak._events.created_at is 'start of the transaction that sent it';
-comment on column ulak._events.payload is 'the body';
-comment on column ulak._events.headers is 'extra request headers';
-comment on column ulak._events.metadata is 'the sender''s own notes';
-comment on column ulak._events.sent_by is 'the role that sent it: the one that was set, else the one that logged in';
-comment on column ulak._events.max_retries is 'its own number of retries, as asked for by the sender; null: as the endpoint''s retry policy says';
-comment on table ulak._events_default is 'events whose month has no partition yet; maintenance moves them; private to ulak';
-comment on table ulak._idempotency_keys is 'idempotency keys in use; private to ulak';
-comment on column ulak._idempotency_keys.endpoint_id is 'the endpoint of the key';
-comment on column ulak._idempotency_keys.idempotency_key is 'the key';
-comment on column ulak._idempotency_keys.message_id is 'the message that was sent with it';
-comment on column ulak._idempotency_keys.payload_hash is 'sha256 of that message''s payload';
-comment on column ulak._idempotency_keys.free_at is 'when the key of a delivered message is free again; null while the message is live';
-comment on column ulak._idempotency_keys.sent_by is 'the role that uses the key; null: taken by 0.2.0, any role may use it';
-comment on table ulak._deliveries is 'the state of every unfinished message; private to ulak: read ulak.queue';
-comment on column ulak._deliveries.id is 'returned by send()';
-comment on column ulak._deliveries.endpoint_id is 'the endpoint it goes to (ulak.endpoints.id)';
-comment on column ulak._deliveries.message_id is 'sent as webhook-id; the same in every retry and redrive, so a receiver can drop duplicates';
-comment on column ulak._deliveries.next_retry_at is 'when it may next be tried; infinity while it waits behind an earlier message of its ordering key';
-comment on column ulak._deliveries.created_at is 'start of the transaction that sent it';
-comment on column ulak._deliveries.updated_at is 'last change of its state';
-comment on column ulak._deliveries.lease_until is 'in flight: until when locked_by owns it; then recovery takes it back';
-comment on column ulak._deliveries.processing_started_at is 'when it was last claimed';
-comment on column ulak._deliveries.completed_at is 'when its delivery was settled';
-comment on column ulak._deliveries.failed_at is 'when it went to the dead-letter queue';
-comment on column ulak._deliveries.first_failed_at is 'first failure of this cycle; a redrive starts a new cycle';
-comment on column ulak._deliveries.scheduled_at is 'not before this time, as asked for by the sender';
-comment on column ulak._deliveries.expires_at is 'not after this time, as asked for by the sender';
-comment on column ulak._deliveries.correlation_id is 'the sender''s own id for a conversation; sent along';
-comment on column ulak._deliveries.generation is 'sent as ulak-generation; claim() can be limited to one generation, so that old and new consumers each get their own';
-comment on column ulak._deliveries.attempts is 'claims started, also by workers that died: the fencing token, it only rises';
-comment on column ulak._deliveries.retry_count is 'budget used: reported failures and expired leases';
-comment on column ulak._deliveries.priority is '0 to 10, higher first';
-comment on column ulak._deliveries.status is 'pending or processing; in the archive completed, failed, expired or cancelled';
-comment on column ulak._deliveries.payload is 'the body; it can''t be changed once sent';
-comment on column ulak._deliveries.locked_by is 'in flight: the worker that claimed it';
-comment on column ulak._deliveries.last_error is 'last failure; starts with [RETRYABLE], [PERMANENT] or [DISABLE]';
-comment on column ulak._deliveries.idempotency_key is 'one message per endpoint and key, until archive_after seconds after its delivery';
-comment on column ulak._deliveries.payload_hash is 'sha256 of the payload''s text, where an idempotency key was given';
-comment on column ulak._deliveries.ordering_key is 'messages of one endpoint and key are delivered in commit order, one at a time';
-comment on column ulak._deliveries.headers is 'extra request headers';
-comment on column ulak._deliveries.metadata is 'the sender''s own notes, not sent, but for event_type: it is the type of a CloudEvent';
-comment on column ulak._deliveries.response is 'what the receiver answered, if capture_response is on';
-comment on column ulak._deliveries.failure_history is 'earlier failed cycles, newest last, at most 20';
+comment on sequence ulak_private.queue_headroom is 'how far send() may go without probing the queue; private to ulak';
+comment on sequence ulak_private.messages_cancelled is 'messages cancelled so far, also by transactions that rolled back; private to ulak';
+comment on sequence ulak_private.bell is 'up to which id a send wakes the worker; private to ulak';
+comment on sequence ulak_private.claim_position is 'endpoint at which the last claim of a worker ended; private to ulak';
+comment on sequence ulak_private.pull_position is 'endpoint at which the last claim() over pull endpoints ended; private to ulak';
+comment on type ulak_private.place is 'a place in the index of waiting messages';
+comment on type ulak_private.resume_point is 'where a session''s claims of an endpoint and a priority go on; private to ulak';
+comment on type ulak_private.rooms is 'how many messages a worker has room for: of some endpoints, and of each of the others';
+comment on type ulak_private.message is 'one of many messages that are sent together; private to ulak';
+comment on type ulak_private.mailing is 'messages and their recipients: the message at places[i] goes to endpoint_ids[i]; private to ulak';
+comment on table ulak_private.ordering_keys is 'ordering keys in use, for their locks; private to ulak';
+comment on column ulak_private.ordering_keys.endpoint_id is 'the endpoint of the key';
+comment on column ulak_private.ordering_keys.ordering_key is 'the key';
+comment on table ulak_private.events is 'what was sent: payload, headers and metadata, once for all endpoints that it goes to; private to ulak';
+comment on column ulak_private.events.id is 'the id of its first message';
+comment on column ulak_private.events.created_at is 'start of the transaction that sent it';
+comment on column ulak_private.events.payload is 'the body';
+comment on column ulak_private.events.headers is 'extra request headers';
+comment on column ulak_private.events.metadata is 'the sender''s own notes';
+comment on column ulak_private.events.sent_by is 'the role that sent it: the one that was set, else the one that logged in';
+comment on column ulak_private.events.max_retries is 'its own number of retries, as asked for by the sender; null: as the endpoint''s retry policy says';
+comment on table ulak_private.events_default is 'events whose month has no partition yet; maintenance moves them; private to ulak';
+comment on table ulak_private.idempotency_keys is 'idempotency keys in use; private to ulak';
+comment on column ulak_private.idempotency_keys.endpoint_id is 'the endpoint of the key';
+comment on column ulak_private.idempotency_keys.idempotency_key is 'the key';
+comment on column ulak_private.idempotency_keys.message_id is 'the message that was sent with it';
+comment on column ulak_private.idempotency_keys.payload_hash is 'sha256 of that message''s payload';
+comment on column ulak_private.idempotency_keys.free_at is 'when the key of a delivered message is free again; null while the message is live';
+comment on column ulak_private.idempotency_keys.sent_by is 'the role that uses the key; null: taken by 0.2.0, any role may use it';
+comment on table ulak_private.deliveries is 'the state of every unfinished message; private to ulak: read ulak.queue';
+comment on column ulak_private.deliveries.id is 'returned by send()';
+comment on column ulak_private.deliveries.endpoint_id is 'the endpoint it goes to (ulak.endpoints.id)';
+comment on column ulak_private.deliveries.message_id is 'sent as webhook-id; the same in every retry and redrive, so a receiver can drop duplicates';
+comment on column ulak_private.deliveries.next_retry_at is 'when it may next be tried; infinity while it waits behind an earlier message of its ordering key';
+comment on column ulak_private.deliveries.created_at is 'start of the transaction that sent it';
+comment on column ulak_private.deliveries.updated_at is 'last change of its state';
+comment on column ulak_private.deliveries.lease_until is 'in flight: until when locked_by owns it; then recovery takes it back';
+comment on column ulak_private.deliveries.processing_started_at is 'when it was last claimed';
+comment on column ulak_private.deliveries.completed_at is 'when its delivery was settled';
+comment on column ulak_private.deliveries.failed_at is 'when it went to the dead-letter queue';
+comment on column ulak_private.deliveries.first_failed_at is 'first failure of this cycle; a redrive starts a new cycle';
+comment on column ulak_private.deliveries.scheduled_at is 'not before this time, as asked for by the sender';
+comment on column ulak_private.deliveries.expires_at is 'not after this time, as asked for by the sender';
+comment on column ulak_private.deliveries.correlation_id is 'the sender''s own id for a conversation; sent along';
+comment on column ulak_private.deliveries.generation is 'sent as ulak-generation; claim() can be limited to one generation, so that old and new consumers each get their own';
+comment on column ulak_private.deliveries.attempts is 'claims started, also by workers that died: the fencing token, it only rises';
+comment on column ulak_private.deliveries.retry_count is 'budget used: reported failures and expired leases';
+comment on column ulak_private.deliveries.priority is '0 to 10, higher first';
+comment on column ulak_private.deliveries.status is 'pending or processing; in the archive completed, failed, expired or cancelled';
+comment on column ulak_private.deliveries.payload is 'the body; it can''t be changed once sent';
+comment on column ulak_private.deliveries.locked_by is 'in flight: the worker that claimed it';
+comment on column ulak_private.deliveries.last_error is 'last failure; starts with [RETRYABLE], [PERMANENT] or [DISABLE]';
+comment on column ulak_private.deliveries.idempotency_key is 'one message per endpoint and key, until archive_after seconds after its delivery';
+comment on column ulak_private.deliveries.payload_hash is 'sha256 of the payload''s text, where an idempotency key was given';
+comment on column ulak_private.deliveries.ordering_key is 'messages of one endpoint and key are delivered in commit order, one at a time';
+comment on column ulak_private.deliveries.headers is 'extra request headers';
+comment on column ulak_private.deliveries.metadata is 'the sender''s own notes, not sent, but for event_type: it is the type of a CloudEvent';
+comment on column ulak_private.deliveries.response is 'what the receiver answered, if capture_response is on';
+comment on column ulak_private.deliveries.failure_history is 'earlier failed cycles, newest last, at most 20';

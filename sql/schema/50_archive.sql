@@ -1,43 +1,43 @@
 -- The archive: finished messages by month of creation, until retention drops the month.
 
-create table ulak._archived (
-    like ulak._deliveries including comments including defaults,
+create table ulak_private.archived (
+    like ulak_private.deliveries including comments including defaults,
     archived_at timestamptz not null default now()
 ) partition by range (created_at);
 
-alter table ulak._archived alter column id drop default;
+alter table ulak_private.archived alter column id drop default;
 
-create table ulak.archive_default partition of ulak._archived default;
+create table ulak_private.archive_default partition of ulak_private.archived default;
 
 -- Maintenance moves its rows. Where a publication is for all tables, a table whose rows can't be told apart lets nobody do that.
-alter table ulak.archive_default replica identity full;
+alter table ulak_private.archive_default replica identity full;
 
--- Each partition has these two indexes of its own (ulak._create_archive_table() makes those of the months), and the
+-- Each partition has these two indexes of its own (ulak_private.create_archive_table() makes those of the months), and the
 -- parent has none: pg_dump writes the months' indexes out, and a parent that has them already, because CREATE EXTENSION
 -- made it, would have given them to the months by then. The restore would stop at "already exists".
 
 -- Months are written once and read by time: a block range index is a fraction of a B-tree and as good for that.
-create index archive_default_created_at_idx on ulak.archive_default using brin (created_at)
+create index archive_default_created_at_idx on ulak_private.archive_default using brin (created_at)
     with (pages_per_range = 64, autosummarize = on);
 
 -- replay_message() and explain() look a message up by id.
-create index archive_default_id_idx on ulak.archive_default (id);
+create index archive_default_id_idx on ulak_private.archive_default (id);
 
 -- Where the body of a message lies. Its own payload, headers or metadata win over those of its event: messages that 0.2.0 has sent carry
 -- all three, and have no event. Last in each table, where an upgrade adds them.
-alter table ulak._deliveries add column event_id bigint, add column event_created_at timestamptz;
-alter table ulak._archived add column event_id bigint, add column event_created_at timestamptz;
-alter table ulak._letters add column event_id bigint, add column event_created_at timestamptz;
+alter table ulak_private.deliveries add column event_id bigint, add column event_created_at timestamptz;
+alter table ulak_private.archived add column event_id bigint, add column event_created_at timestamptz;
+alter table ulak_private.letters add column event_id bigint, add column event_created_at timestamptz;
 
 -- For retention: what was redriven or replayed needs an event of an earlier month.
-create index archive_default_event_created_at_idx on ulak.archive_default (event_created_at) where event_created_at is not null;
+create index archive_default_event_created_at_idx on ulak_private.archive_default (event_created_at) where event_created_at is not null;
 
-comment on table ulak._archived is 'finished messages in monthly partitions archive_YYYY_MM (UTC); private to ulak: read ulak.archive';
-comment on table ulak.archive_default is 'finished messages whose month has no partition yet; maintenance moves them';
-comment on column ulak._archived.archived_at is 'when it left ulak.queue';
-comment on column ulak._deliveries.event_id is 'the event that it is a delivery of; null: sent by 0.2.0';
-comment on column ulak._deliveries.event_created_at is 'when that event was sent, if not with this message: it was redriven or replayed';
-comment on column ulak._archived.event_id is 'as in ulak.queue';
-comment on column ulak._archived.event_created_at is 'as in ulak.queue';
-comment on column ulak._letters.event_id is 'as in ulak.queue';
-comment on column ulak._letters.event_created_at is 'as in ulak.queue';
+comment on table ulak_private.archived is 'finished messages in monthly partitions archive_YYYY_MM (UTC); private to ulak: read ulak.archive';
+comment on table ulak_private.archive_default is 'finished messages whose month has no partition yet; maintenance moves them';
+comment on column ulak_private.archived.archived_at is 'when it left ulak.queue';
+comment on column ulak_private.deliveries.event_id is 'the event that it is a delivery of; null: sent by 0.2.0';
+comment on column ulak_private.deliveries.event_created_at is 'when that event was sent, if not with this message: it was redriven or replayed';
+comment on column ulak_private.archived.event_id is 'as in ulak.queue';
+comment on column ulak_private.archived.event_created_at is 'as in ulak.queue';
+comment on column ulak_private.letters.event_id is 'as in ulak.queue';
+comment on column ulak_private.letters.event_created_at is 'as in ulak.queue';

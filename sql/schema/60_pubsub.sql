@@ -19,7 +19,7 @@ create table ulak.event_type_grants (
     event_type text not null references ulak.event_types (name) on delete cascade,
     role_name text not null,
     granted_at timestamptz not null default now(),
-    -- As ulak._caller() has it.
+    -- As ulak_private.caller() has it.
     granted_by text not null default case when current_setting('role') = 'none' then session_user else current_setting('role') end,
     primary key (event_type, role_name)
 );

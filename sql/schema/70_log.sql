@@ -9,7 +9,7 @@ create table ulak.event_log (
     old_value jsonb,
     new_value jsonb,
     detail jsonb,
-    -- As ulak._caller() has it.
+    -- As ulak_private.caller() has it.
     actor text not null default case when current_setting('role') = 'none' then session_user else current_setting('role') end,
     created_at timestamptz not null default now()
 );

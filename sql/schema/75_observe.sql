@@ -45,7 +45,7 @@ create table ulak.endpoint_totals (
 ) with (fillfactor = 50);
 
 -- What the looks know of an endpoint: gathered once, and handed to each part of a look that shows several.
-create type ulak._endpoint_fact as (
+create type ulak_private.endpoint_fact as (
     id bigint,
     name text,
     protocol text,
@@ -100,4 +100,4 @@ comment on column ulak.endpoint_totals.delivered is 'messages delivered';
 comment on column ulak.endpoint_totals.failed is 'attempts that failed';
 comment on column ulak.endpoint_totals.latency_total_ms is 'sum of the requests'' times';
 comment on column ulak.endpoint_totals.latency_histogram is 'requests by time: element 100 + i counts those from 2^((i-1)/4) to 2^(i/4) ms, element 100 those below 1 ms, element 185 the rest. Elements 1 to 22 are of version 0.1.0: element i from 2^(i-2) to 2^(i-1) ms';
-comment on type ulak._endpoint_fact is 'what the looks know of an endpoint; private to ulak';
+comment on type ulak_private.endpoint_fact is 'what the looks know of an endpoint; private to ulak';

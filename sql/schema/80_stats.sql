@@ -34,7 +34,7 @@ create table ulak.workers (
 );
 
 -- What start() and stop() last asked for: one row, or none before the first start().
-create table ulak.schedule (
+create table ulak_private.schedule (
     is_only boolean primary key default true check (is_only),
     workers integer not null,
     changed_at timestamptz not null default clock_timestamp(),
@@ -91,12 +91,12 @@ comment on column ulak.workers.broken_runs is 'runs of this slot that ended with
 comment on column ulak.workers.broken_at is 'when the last of them did';
 comment on column ulak.workers.broken_by is 'its error';
 comment on column ulak.workers.suspicion is 'consecutive runs that ended with an error in the worker''s own code; from 2 on it holds one message at a time';
-comment on table ulak.schedule is 'what start() and stop() last requested; private to ulak';
-comment on column ulak.schedule.is_only is 'true: there is one row';
-comment on column ulak.schedule.changed_at is 'when that was';
-comment on column ulak.schedule.workers is 'how many workers pg_cron is to run; 0 after stop() and start(0)';
-comment on column ulak.schedule.is_stopped is 'stop() was called last: nodes wait for start()';
-comment on column ulak.schedule.is_watched is 'workers need a watcher: pg_cron starts nothing between two full minutes';
+comment on table ulak_private.schedule is 'what start() and stop() last requested; private to ulak';
+comment on column ulak_private.schedule.is_only is 'true: there is one row';
+comment on column ulak_private.schedule.changed_at is 'when that was';
+comment on column ulak_private.schedule.workers is 'how many workers pg_cron is to run; 0 after stop() and start(0)';
+comment on column ulak_private.schedule.is_stopped is 'stop() was called last: nodes wait for start()';
+comment on column ulak_private.schedule.is_watched is 'workers need a watcher: pg_cron starts nothing between two full minutes';
 comment on table ulak.endpoint_stats is 'deliveries per endpoint and minute; after two days per endpoint and hour, for stats_retention_days. Minutes without any have no row';
 comment on column ulak.endpoint_stats.endpoint_id is 'the endpoint';
 comment on column ulak.endpoint_stats.minute is 'start of the minute, or of the hour';

@@ -15,12 +15,12 @@ begin
             case
                 -- Who worked in one cluster, and what maintenance last did there, says nothing in another.
                 when v_relation in (
-                    'ulak.workers'::regclass, 'ulak.schedule'::regclass, 'ulak.maintenance_runs'::regclass, 'ulak.sweep_state'::regclass
+                    'ulak.workers'::regclass, 'ulak_private.schedule'::regclass, 'ulak_private.maintenance_runs'::regclass, 'ulak_private.sweep_state'::regclass
                 ) then 'where false'
                 -- A restore mustn't look like pg_upgrade: see sql/schema/55_maintenance.sql.
-                when v_relation = 'ulak.cluster_home'::regclass then 'where false'
+                when v_relation = 'ulak_private.cluster_home'::regclass then 'where false'
                 -- Rows that are locked, and say nothing: the restored extension has its own.
-                when v_relation in ('ulak.locks'::regclass, 'ulak.ordering_keys'::regclass) then 'where false'
+                when v_relation in ('ulak_private.locks'::regclass, 'ulak_private.ordering_keys'::regclass) then 'where false'
                 -- ulak's own events are code: the restored extension has them already.
                 when v_relation = 'ulak.event_types'::regclass then $$where not starts_with(name, 'ulak.')$$
                 else ''

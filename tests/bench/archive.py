@@ -136,12 +136,12 @@ def moving(stage: Stage) -> Iterator[Figure]:
 
 
 def upkeep(db: DB) -> Iterator[Figure]:
-    vacuum = value(db, "select ulak._vacuum_command()")
+    vacuum = value(db, "select ulak_private.vacuum_command()")
     db.execute(vacuum)
     idle = min(seconds(lambda: db.execute(vacuum)) for _ in range(5))
     rows = value(db, f"select count(*) from {storage.tables_of(db).waiting}")
     yield Figure(f"vacuum of a queue of {rows:,} with nothing to do", Quantity(idle * 1000, "ms"))
-    checks = "do $$ begin for n in 1..1000 loop perform ulak._is_adopted(); end loop; end $$"
+    checks = "do $$ begin for n in 1..1000 loop perform ulak_private.is_adopted(); end loop; end $$"
     asked = min(seconds(lambda: db.execute(checks)) for _ in range(50))
     yield Figure("is this cluster adopted? (asked by each claim)", Quantity(asked * 1000, "us"))
 

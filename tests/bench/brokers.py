@@ -21,8 +21,8 @@ from support.nats import Nats
 from support.publisher import Publisher
 from support.rabbitmq import RabbitMQ
 from support.redis import Redis
-from ulak.delivery import EndpointConfig, Message
-from ulak.transports import transports
+from ulak.messages.delivery import EndpointConfig, Message
+from ulak.transports.registry import transports
 from ulak.worker.dispatcher import Dispatcher
 
 from bench.delivery import Delivered, between, drain, fill

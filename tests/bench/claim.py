@@ -180,11 +180,13 @@ class Way:
     def deliver(self, db: DB, count: int) -> Iterator[int]:
         done = 0
         while done < count:
-            rows = db.execute("select id, attempt from ulak._claim('bench', %s)", [LIMIT], prepare=True).fetchall()
+            rows = db.execute(
+                "select id, attempt from ulak_private.claim('bench', %s)", [LIMIT], prepare=True
+            ).fetchall()
             ids, attempts = zip(*rows, strict=True)
             errors = None if self.error is None else [self.error] * len(rows)
             db.execute(
-                "select ulak._settle_many('bench', %s::bigint[], %s::integer[], %s::text[])",
+                "select ulak_private.settle_many('bench', %s::bigint[], %s::integer[], %s::text[])",
                 [list(ids), list(attempts), errors],
                 prepare=True,
             )

@@ -192,9 +192,9 @@ def look_at_many(stage: Stage) -> Iterator[Figure]:
         # What a look of theirs begins with.
         backend = db.info.backend_pid
         before = processor_seconds(backend)
-        db.execute("select ulak._sample_backlog()")
+        db.execute("select ulak_private.sample_backlog()")
         first = processor_seconds(backend) - before
-        db.execute("select ulak._sample_backlog(clock_timestamp() + interval '1 minute')")
+        db.execute("select ulak_private.sample_backlog(clock_timestamp() + interval '1 minute')")
         sampled = Quantity(
             (processor_seconds(backend) - before - first) * 1000, "ms", "of processor", required=MANY_LIMIT_MS
         )
@@ -224,7 +224,7 @@ def add_counters(db: DB, endpoints: int) -> Iterator[Figure]:
     stats, backend, used = json.dumps(row[0]), db.info.backend_pid, []
     for _ in range(ROUNDS):
         before = processor_seconds(backend)
-        db.execute("select ulak._add_endpoint_stats(%s, date_trunc('minute', now()))", [stats])
+        db.execute("select ulak_private.add_endpoint_stats(%s, date_trunc('minute', now()))", [stats])
         used.append((processor_seconds(backend) - before) * 1000)
     quantity = Quantity(statistics.median(used[1:]), "ms", "of processor")
     yield Figure(f"a worker's report of {endpoints:,} endpoints", quantity)

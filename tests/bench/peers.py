@@ -85,8 +85,10 @@ def next_batch(db: DB, limit: int) -> int:
 
 def claim_and_settle(db: DB, limit: int) -> int:
     """As the worker does."""
-    rows = db.execute("select id, attempt, payload from ulak._claim('bench', %s)", [limit], prepare=True).fetchall()
-    settle = "select ulak._settle_many('bench', %s::bigint[], %s::integer[], null)"
+    rows = db.execute(
+        "select id, attempt, payload from ulak_private.claim('bench', %s)", [limit], prepare=True
+    ).fetchall()
+    settle = "select ulak_private.settle_many('bench', %s::bigint[], %s::integer[], null)"
     db.execute(settle, [[row[0] for row in rows], [row[1] for row in rows]], prepare=True)
     return len(rows)
 

@@ -1,7 +1,7 @@
 """Where a version keeps its messages, so that a part can fill, empty and vacuum them whatever version a database has.
 
 Up to 0.2.0 a message is one row of the table ulak.queue with its payload, and stays there for an hour after its delivery. Since then
-ulak.queue is a view: a message is a narrow row of ulak._deliveries, its payload is in ulak._events, and what is delivered is in the archive at
+ulak.queue is a view: a message is a narrow row of ulak_private.deliveries, its payload is in ulak_private.events, and what is delivered is in the archive at
 once.
 """
 
@@ -39,16 +39,16 @@ class Tables:
 
 OLD = Tables("ulak.queue", "ulak.queue", "ulak.dlq", None, ("ulak.queue", "ulak.archive"))
 NEW = Tables(
-    "ulak._deliveries",
-    "ulak._archived",
-    "ulak._letters",
-    "ulak._events",
-    ("ulak._deliveries", "ulak._events", "ulak._archived", "ulak._idempotency_keys"),
+    "ulak_private.deliveries",
+    "ulak_private.archived",
+    "ulak_private.letters",
+    "ulak_private.events",
+    ("ulak_private.deliveries", "ulak_private.events", "ulak_private.archived", "ulak_private.idempotency_keys"),
 )
 
 
 def tables_of(db: DB) -> Tables:
-    row = db.execute("select to_regclass('ulak._deliveries') is null").fetchone()
+    row = db.execute("select to_regclass('ulak_private.deliveries') is null").fetchone()
     assert row is not None
     return OLD if row[0] else NEW
 

@@ -35,7 +35,7 @@ class Sample:
 # What may not grow, and below which value growth is noise.
 FLAT = {"live": 1000, "worker_kb": 8192, "queue_kb": 8192, "index_kb": 8192, "send_p99_ms": 20.0}
 
-SIZES = "select array[pg_table_size('ulak._deliveries'), pg_indexes_size('ulak._deliveries')]"
+SIZES = "select array[pg_table_size('ulak_private.deliveries'), pg_indexes_size('ulak_private.deliveries')]"
 
 
 def private_memory(pid: int) -> int:

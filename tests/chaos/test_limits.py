@@ -32,7 +32,7 @@ STATE = "select state from ulak.maintenance_status where step = 'archive'"
 ERROR = "select last_error from ulak.maintenance_status where step = 'archive'"
 # What 0.2.0 has finished and left in the queue: maintenance archives it.
 LEFT = """
-    insert into ulak._deliveries (endpoint_id, status, attempts, updated_at, completed_at, payload)
+    insert into ulak_private.deliveries (endpoint_id, status, attempts, updated_at, completed_at, payload)
     select 0, 'completed', 1, now() - interval '1 day', now() - interval '1 day', jsonb_build_object('ballast', true, 'n', n)
     from generate_series(1, 200) n
 """
@@ -41,7 +41,7 @@ ARCHIVED = "select count(*) from ulak.archive where payload ? 'n'"
 # Fills the month up to more than the size of a WAL segment, so that a limit on the size of files meets no file but this.
 # Its rows are smaller than those of messages: no page has room for one more.
 BALLAST = """
-    insert into ulak._archived (id, endpoint_id, status, payload)
+    insert into ulak_private.archived (id, endpoint_id, status, payload)
     select -n, 0, 'completed', '{"ballast": true}'
     from generate_series(1, 130000) n
     returning tableoid::regclass
@@ -74,6 +74,6 @@ def test_the_disk_is_full_while_archiving(world: World, close_books: Any) -> Non
             assert world.value(STATE) == "ok"
             assert world.value(ARCHIVED) == 200
         world.drain()
-    world.cluster.execute("delete from ulak._archived where payload ? 'ballast'", world.database)
+    world.cluster.execute("delete from ulak_private.archived where payload ? 'ballast'", world.database)
 
     close_books()

@@ -10,7 +10,7 @@ from support.world import FULL, World
 NEXT_MONTH = "select date_trunc('month', now() at time zone 'UTC') at time zone 'UTC' + interval '1 month'"
 
 MISPLACED = """
-    select count(*) from ulak._archived
+    select count(*) from ulak_private.archived
     where tableoid::regclass::text <> 'ulak.archive_' || to_char(created_at at time zone 'UTC', 'YYYY_MM')
 """
 
@@ -26,7 +26,7 @@ def test_a_month_ends(world: World, close_books: Any) -> None:
         # As if they had been sent around midnight. Maintenance has the clock to itself, with no lease to take back.
         world.cluster.execute(
             f"""
-            update ulak._archived set
+            update ulak_private.archived set
                 event_created_at = coalesce(event_created_at, created_at),
                 created_at = '{midnight}'::timestamptz + (id % 3 - 1) * interval '1 microsecond'
             where status = 'completed'
@@ -45,7 +45,7 @@ def test_a_month_ends(world: World, close_books: Any) -> None:
     close_books(duplicates=True)
     assert world.value(MISPLACED) == 0
     assert world.value("select count(*) from ulak.queue") == 0
-    assert world.value("select count(distinct tableoid) from ulak._archived") == 2
+    assert world.value("select count(distinct tableoid) from ulak_private.archived") == 2
 
 
 def test_the_clock_jumps_an_hour_ahead_and_back(world: World, close_books: Any) -> None:

@@ -15,7 +15,7 @@ WAITING = "select wait_event = 'PgSleep' from pg_stat_activity where pid = %s"
 
 
 def await_send(worker: psycopg.Connection[Any], last: int, seconds: float) -> int:
-    row = worker.execute("select ulak._await_send(%s, 0.01, %s)", [last, seconds]).fetchone()
+    row = worker.execute("select ulak_private.await_send(%s, 0.01, %s)", [last, seconds]).fetchone()
     assert row is not None
     return int(row[0])
 

@@ -19,7 +19,7 @@ LIVE = "select count(*) from ulak.queue where status in ('pending', 'processing'
 
 @pytest.fixture(autouse=True)
 def shop(db: DB) -> None:
-    db.execute("truncate ulak._deliveries, ulak._idempotency_keys, ulak.endpoints cascade")
+    db.execute("truncate ulak_private.deliveries, ulak_private.idempotency_keys, ulak.endpoints cascade")
     db.execute("select ulak.configure('max_queue_size', null), ulak.create_endpoint('shop', 'pull', '{}')")
 
 
@@ -47,7 +47,9 @@ def live(db: DB) -> int:
 
 def deliver(db: DB, messages: int) -> None:
     db.execute("select ulak.complete(c.id, 'w', c.attempt) from ulak.claim('w', %s) c", [messages])
-    db.execute("select setval('ulak.queue_headroom', last_value + 1000) from ulak.queue_headroom where last_value < 0")
+    db.execute(
+        "select setval('ulak_private.queue_headroom', last_value + 1000) from ulak_private.queue_headroom where last_value < 0"
+    )
 
 
 # Many writers.
@@ -108,7 +110,7 @@ def test_a_limit_holds_from_its_commit_whoever_sent_meanwhile(connect: Connect, 
 def test_a_limit_holds_from_its_commit_whoever_was_probing_meanwhile(connect: Connect, db: DB) -> None:
     limit(db, 100)
     gate, sender = connect(autocommit=False), connect()
-    gate.execute("lock table ulak._deliveries in access exclusive mode")
+    gate.execute("lock table ulak_private.deliveries in access exclusive mode")
 
     probing = Running(lambda: send(sender, 3))
     wait_until_blocked(sender, db)
@@ -124,7 +126,7 @@ def test_a_full_queue_is_not_remembered_across_a_new_limit(connect: Connect, db:
     limit(db, 3)
     assert send(db, 3)
     gate, sender = connect(autocommit=False), connect()
-    gate.execute("lock table ulak._deliveries in access exclusive mode")
+    gate.execute("lock table ulak_private.deliveries in access exclusive mode")
 
     probing = Running(lambda: send(sender, 2))
     wait_until_blocked(sender, db)

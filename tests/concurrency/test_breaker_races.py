@@ -156,7 +156,7 @@ def test_workers_that_meet_two_endpoints_in_opposite_order_never_deadlock(queue:
             claims.sort(key=lambda claim: claim.endpoint, reverse=number % 2 == 0)
             errors = [("[RETRYABLE] 503", "[PERMANENT] 400", "[DISABLE] 410")[n % 3] for n in range(len(claims))]
             done = session.value(
-                "select ulak._settle_many(%s, %s::bigint[], %s::integer[], %s::text[], p_now => %s)",
+                "select ulak_private.settle_many(%s, %s::bigint[], %s::integer[], %s::text[], p_now => %s)",
                 worker,
                 [claim.id for claim in claims],
                 [claim.attempt for claim in claims],
@@ -209,7 +209,7 @@ def test_claim_settle_reset_disable_alter_and_all_the_rest_never_deadlock(queue:
             rng.shuffle(held)
             errors = [rng.choice([None, "[RETRYABLE] 503", "[PERMANENT] 400", "[DISABLE] 410"]) for _ in held]
             session.value(
-                "select ulak._settle_many(%s, %s::bigint[], %s::integer[], %s::text[], p_now => %s)",
+                "select ulak_private.settle_many(%s, %s::bigint[], %s::integer[], %s::text[], p_now => %s)",
                 worker,
                 [row["id"] for row in held],
                 [row["attempts"] for row in held],
@@ -364,9 +364,7 @@ def test_claiming_beside_an_open_circuit_writes_no_version_of_its_messages(queue
     queue.send_many(100_000)
     endpoint_id = queue.value("select id from ulak.endpoints where name = 'shop'")
     assert queue.call("update_circuit_breaker", endpoint_id, False, queue.at(0)) == "open"
-    versions = (
-        "select n_tup_upd + n_tup_del + n_tup_ins from pg_stat_user_tables where relid = 'ulak._deliveries'::regclass"
-    )
+    versions = "select n_tup_upd + n_tup_del + n_tup_ins from pg_stat_user_tables where relid = 'ulak_private.deliveries'::regclass"
 
     def written() -> int:
         queue.db.execute("select pg_stat_force_next_flush()")

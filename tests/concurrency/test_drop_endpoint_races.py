@@ -34,7 +34,7 @@ BY_EVENT = ["publish", "publish_batch"]
 @pytest.fixture(autouse=True)
 def shop(db: DB) -> None:
     db.execute(
-        "truncate ulak._deliveries, ulak._archived, ulak._idempotency_keys, ulak._letters, ulak.endpoints, ulak.event_types cascade"
+        "truncate ulak_private.deliveries, ulak_private.archived, ulak_private.idempotency_keys, ulak_private.letters, ulak.endpoints, ulak.event_types cascade"
     )
     db.execute("select ulak.create_event_type('sold')")
     for name in ("shop", "other"):

@@ -20,7 +20,9 @@ SEND = "select ulak.send('shop', %s, p_idempotency_key => %s)"
 
 @pytest.fixture(autouse=True)
 def shop(db: DB) -> None:
-    db.execute("truncate ulak._deliveries, ulak._archived, ulak._idempotency_keys, ulak.endpoints cascade")
+    db.execute(
+        "truncate ulak_private.deliveries, ulak_private.archived, ulak_private.idempotency_keys, ulak.endpoints cascade"
+    )
     db.execute("select ulak.create_endpoint('shop', 'pull', '{}')")
 
 
@@ -154,5 +156,5 @@ def test_a_key_that_a_sender_is_taking_holds_no_maintenance_up(connect: Connect,
     maintenance.execute("set statement_timeout = '5s'")
     maintenance.execute("select ulak.archive_completed_messages(0)")
 
-    assert db.execute("select idempotency_key from ulak._idempotency_keys").fetchall() == [("taken",)]
+    assert db.execute("select idempotency_key from ulak_private.idempotency_keys").fetchall() == [("taken",)]
     sender.rollback()

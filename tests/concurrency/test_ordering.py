@@ -153,7 +153,7 @@ def test_a_message_whose_change_is_rolled_back_while_its_head_is_delivered_goes_
 
     queue.complete(claim)
     application.db.rollback()
-    queue.db.execute("select ulak._sweep()")
+    queue.db.execute("select ulak_private.sweep()")
 
     assert queue.claim_one().id == second
 
@@ -173,7 +173,7 @@ def test_a_head_that_is_cancelled_under_an_older_snapshot_holds_up_nobody_after_
 
     assert application.call("cancel", first)
     application.db.commit()
-    queue.db.execute("select ulak._sweep()")
+    queue.db.execute("select ulak_private.sweep()")
 
     assert queue.claim_one().id == second
 
@@ -185,7 +185,7 @@ def test_a_message_deleted_by_hand_blocks_its_key_only_until_the_next_sweep(queu
     queue.db.execute("delete from ulak.queue where id = %s", [first])
     assert queue.claim() == []
 
-    queue.db.execute("select ulak._sweep()")
+    queue.db.execute("select ulak_private.sweep()")
 
     assert queue.claim_one().id == second
 
@@ -194,13 +194,13 @@ def test_a_sweep_goes_on_where_the_last_one_ended(queue: Queue) -> None:
     """One more key than a sweep looks at, and the last of them is stuck."""
     queue.db.execute(
         """
-        insert into ulak._deliveries (endpoint_id, payload, ordering_key, next_retry_at)
+        insert into ulak_private.deliveries (endpoint_id, payload, ordering_key, next_retry_at)
         select e.id, '1', to_char(n, 'FM00000'), case when n = 10001 then 'infinity' else now() end
         from ulak.endpoints e, generate_series(1, 10001) n
         """
     )
 
-    woken = [queue.value("select ulak._unpark_orphans()") for _ in range(4)]
+    woken = [queue.value("select ulak_private.unpark_orphans()") for _ in range(4)]
 
     assert woken == [0, 1, 0, 0]
     assert queue.column(PARKED) == []
@@ -224,16 +224,16 @@ def test_keys_without_a_message_are_forgotten_unless_a_sender_is_under_way(queue
     queue.send(ordering_key="live")
     sender.send(ordering_key="kept")
 
-    assert queue.value("select ulak._forget_ordering_keys()") == 1
+    assert queue.value("select ulak_private.forget_ordering_keys()") == 1
 
-    assert queue.column("select ordering_key from ulak.ordering_keys order by 1") == ["kept", "live"]
+    assert queue.column("select ordering_key from ulak_private.ordering_keys order by 1") == ["kept", "live"]
     sender.db.commit()
 
 
 def test_a_sender_that_waited_for_a_key_that_is_forgotten_makes_it_anew(queue: Queue, begin: Begin) -> None:
     queue.bury(queue.send(ordering_key="k"))
     janitor, first, second = begin(), begin(), begin()
-    assert janitor.value("select ulak._forget_ordering_keys()") == 1
+    assert janitor.value("select ulak_private.forget_ordering_keys()") == 1
 
     sends = Running(lambda: first.send(ordering_key="k"))
     wait_until_blocked(first.db, queue.db)
@@ -296,7 +296,7 @@ def test_a_key_whose_head_is_held_costs_a_claim_no_write(queue: Queue, begin: Be
     for claim in claims:
         queue.complete(claim)
     assert [claim.id for claim in queue.claim(10)] == [sent["l2"]]
-    versions = "select ctid::text from ulak._deliveries order by id"
+    versions = "select ctid::text from ulak_private.deliveries order by id"
     before = queue.column(versions)
 
     assert [claim.id for _ in range(3) for claim in queue.claim(10)] == []
@@ -387,7 +387,9 @@ def test_a_head_that_leaves_between_the_look_and_the_parking_leaves_nothing_park
 @contextmanager
 def gate_before_parking(queue: Queue) -> Iterator[None]:
     """Whoever is about to park waits here."""
-    definition = queue.value("select pg_get_functiondef('ulak._park(tid[], bigint[], timestamptz)'::regprocedure)")
+    definition = queue.value(
+        "select pg_get_functiondef('ulak_private.park(tid[], bigint[], timestamptz)'::regprocedure)"
+    )
     wait = "perform pg_advisory_xact_lock_shared(hashtext('gate'), 0);"
     queue.db.execute("select pg_advisory_lock(hashtext('gate'), 0)")
     queue.db.execute(definition.replace("\nbegin\n", f"\nbegin\n{wait}\n"))

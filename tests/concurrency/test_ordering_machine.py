@@ -132,7 +132,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule(number=who, ends=ends)
     def sweep(self, number: int, ends: bool) -> None:
-        self.act(number, ends, lambda session: session.db.execute("select ulak._sweep()"))
+        self.act(number, ends, lambda session: session.db.execute("select ulak_private.sweep()"))
 
     @rule(number=who)
     def commit(self, number: int) -> None:
@@ -164,7 +164,7 @@ class Machine(RuleBasedStateMachine):
         """What every session did is undone, and ten seconds pass."""
         for number in range(SESSIONS):
             self.rollback(number)
-        self.queue.db.execute("select ulak._sweep()")
+        self.queue.db.execute("select ulak_private.sweep()")
         assert self.queue.column(ORPHANS) == []
 
     def teardown(self) -> None:

@@ -17,7 +17,9 @@ DB = psycopg.Connection[Any]
 
 @pytest.fixture(autouse=True)
 def shop(db: DB) -> None:
-    db.execute("truncate ulak._deliveries, ulak._idempotency_keys, ulak.ordering_keys, ulak.endpoints cascade")
+    db.execute(
+        "truncate ulak_private.deliveries, ulak_private.idempotency_keys, ulak_private.ordering_keys, ulak.endpoints cascade"
+    )
     db.execute("select ulak.create_endpoint(name, 'pull', '{}') from unnest('{shop,other}'::text[]) name")
 
 

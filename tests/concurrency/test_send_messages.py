@@ -18,7 +18,9 @@ BLOCKED = "select cardinality(pg_blocking_pids(%s)) > 0"
 
 @pytest.fixture(autouse=True)
 def shop(db: DB) -> None:
-    db.execute("truncate ulak._deliveries, ulak._idempotency_keys, ulak._letters, ulak.endpoints cascade")
+    db.execute(
+        "truncate ulak_private.deliveries, ulak_private.idempotency_keys, ulak_private.letters, ulak.endpoints cascade"
+    )
     db.execute("select ulak.create_endpoint('shop', 'pull', '{}'), ulak.create_endpoint('other', 'pull', '{}')")
 
 

@@ -18,19 +18,19 @@ def queue(queue: Queue) -> Queue:
 
 
 def options(session: Queue) -> dict[str, Any]:
-    (row,) = session.rows("select settings::text, fingerprint from ulak._worker_options()")
+    (row,) = session.rows("select settings::text, fingerprint from ulak_private.worker_options()")
     return json.loads(row["settings"]) | {"fingerprint": row["fingerprint"]}
 
 
 def claimed(session: Queue) -> list[int]:
     """The n of each."""
     return session.column(
-        "select (payload ->> 'n')::integer from ulak._claim('w', 10, p_protocols => '{http}') where id > 0"
+        "select (payload ->> 'n')::integer from ulak_private.claim('w', 10, p_protocols => '{http}') where id > 0"
     )
 
 
 def claimed_in_light_traffic(session: Queue, after: int) -> list[int]:
-    turn = "select (payload ->> 'n')::integer from ulak._light_turn('w', %s, 10, '30 s', '{}', '{}')"
+    turn = "select (payload ->> 'n')::integer from ulak_private.light_turn('w', %s, 10, '30 s', '{}', '{}')"
     return session.column(turn, after)
 
 
@@ -47,7 +47,7 @@ def test_a_worker_claims_nothing_until_it_knows_the_settings_of_now(
         return claimed_in_light_traffic(worker, id - 1) if is_light else claimed(worker)
 
     assert claim() == []
-    assert worker.value("select settings from ulak._worker_check(1, 'any')") != known["fingerprint"]
+    assert worker.value("select settings from ulak_private.worker_check(1, 'any')") != known["fingerprint"]
     assert options(worker)["http_timeout"] == "7"
     assert claim() == [1]
 
@@ -59,7 +59,7 @@ def test_a_worker_goes_on_when_a_setting_is_as_it_was(queue: Queue, sessions: Se
     queue.db.execute("select ulak.configure('http_timeout', null)")
     queue.send(payload={"n": 1})
 
-    assert worker.value("select settings from ulak._worker_check(1, 'any')") == known["fingerprint"]
+    assert worker.value("select settings from ulak_private.worker_check(1, 'any')") == known["fingerprint"]
     assert claimed(worker) == [1]
 
 
@@ -78,7 +78,7 @@ def test_settings_that_were_rolled_back_are_asked_for_again(queue: Queue, sessio
     known = options(worker)
     worker.db.execute("rollback")
 
-    assert worker.value("select settings from ulak._worker_check(1, 'any')") != known["fingerprint"]
+    assert worker.value("select settings from ulak_private.worker_check(1, 'any')") != known["fingerprint"]
 
 
 def test_messages_never_overtake_the_settings_they_were_sent_after(queue: Queue, sessions: Sessions) -> None:

@@ -18,9 +18,9 @@ Notifications = Callable[[], int]
 def notifications(queue: Queue, connect: Connect) -> Notifications:
     """How often the worker was notified since the last time."""
     queue.endpoint()
-    queue.db.execute("select setval('ulak.bell', 1, false)")
+    queue.db.execute("select setval('ulak_private.bell', 1, false)")
     listener = connect(role="ulak_worker")
-    assert listener.execute("select ulak._listen()").fetchone() == (True,)
+    assert listener.execute("select ulak_private.listen()").fetchone() == (True,)
 
     def count() -> int:
         listener.execute("select")
@@ -30,7 +30,7 @@ def notifications(queue: Queue, connect: Connect) -> Notifications:
 
 
 def request_wake_ups(queue: Queue) -> int:
-    return int(queue.value("select last_sent from ulak._request_wake_ups()"))
+    return int(queue.value("select last_sent from ulak_private.request_wake_ups()"))
 
 
 def test_nobody_notifies_while_no_worker_sleeps(queue: Queue, notifications: Notifications) -> None:
@@ -129,7 +129,7 @@ def test_where_transactions_may_be_prepared_nobody_notifies_nor_listens() -> Non
         queue = Queue(db)
         queue.endpoint()
 
-        assert queue.value("select ulak._listen()") is False
+        assert queue.value("select ulak_private.listen()") is False
         request_wake_ups(queue)
         db.execute("begin")
         queue.send()
@@ -140,6 +140,6 @@ def test_where_transactions_may_be_prepared_nobody_notifies_nor_listens() -> Non
 
 
 def test_what_is_held_until_adoption_is_not_listened_for(queue: Queue) -> None:
-    queue.db.execute("update ulak.cluster_identity set system_identifier = 1")
+    queue.db.execute("update ulak_private.cluster_identity set system_identifier = 1")
 
-    assert queue.value("select ulak._listen()") is False
+    assert queue.value("select ulak_private.listen()") is False

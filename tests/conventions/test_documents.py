@@ -160,9 +160,9 @@ def test_readme_or_the_guide_names_every_key_of_a_config_and_of_a_retry_policy(d
     text = (PROJECT / "README.md").read_text() + (PROJECT / "sql" / "GUIDE.md").read_text()
     keys = db.execute(
         """
-        select jsonb_object_keys(ulak._config_schema(protocol) -> 'properties')
-        from unnest(ulak._protocols()) as protocol
-        union select jsonb_object_keys(ulak._retry_policy_schema() -> 'properties')
+        select jsonb_object_keys(ulak_private.config_schema(protocol) -> 'properties')
+        from unnest(ulak_private.protocols()) as protocol
+        union select jsonb_object_keys(ulak_private.retry_policy_schema() -> 'properties')
         """
     ).fetchall()
 

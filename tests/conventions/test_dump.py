@@ -15,7 +15,12 @@ DB = psycopg.Connection[Any]
 
 
 # Who worked in one cluster, and what maintenance did there, means nothing in another.
-NOT_CARRIED = ["ulak.maintenance_runs: 1", "ulak.ordering_keys: 1", "ulak.schedule: 1", "ulak.workers: 1"]
+NOT_CARRIED = [
+    "ulak_private.maintenance_runs: 1",
+    "ulak_private.ordering_keys: 1",
+    "ulak_private.schedule: 1",
+    "ulak.workers: 1",
+]
 
 
 def test_every_table_and_sequence_is_registered_for_pg_dump(db: DB) -> None:
@@ -49,7 +54,7 @@ def test_the_rows_of_these_tests_reach_every_table(db: DB) -> None:
     empty = [table for table, rows in catalog.contents(db).items() if rows == []]
 
     # A monthly partition beside the filled one may be empty.
-    assert [table for table in empty if not table.startswith(("ulak.archive_2", "ulak._events_2"))] == []
+    assert [table for table in empty if not table.startswith(("ulak_private.archive_2", "ulak_private.events_2"))] == []
 
 
 @pytest.mark.parametrize("format", ["plain", "custom"])
@@ -63,7 +68,7 @@ def test_a_dump_restores_every_row_and_object(
     with cluster.connect(empty_database) as restored:
         before, after = catalog.contents(db), catalog.contents(restored)
         # It names a table of its own database.
-        del before["ulak.cluster_home"], after["ulak.cluster_home"]
+        del before["ulak_private.cluster_home"], after["ulak_private.cluster_home"]
         assert catalog.lost(before, after) == NOT_CARRIED
         assert catalog.lost(after, before) == []
         assert catalog.differences(catalog.snapshot(db), catalog.snapshot(restored)) == []

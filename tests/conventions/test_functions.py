@@ -46,7 +46,7 @@ def test_every_python_body_compiles(module_session: DB) -> None:
         indented = "def body():\n\t" + body.replace("\n", "\n\t")
         compile(indented, signature, "exec")
 
-    assert "ulak._load_python()" in [signature for signature, _, _ in bodies]
+    assert "ulak_private.load_python()" in [signature for signature, _, _ in bodies]
 
 
 def test_plpgsql_check_finds_nothing_wrong(cluster: Cluster, cron_database: str) -> None:
@@ -98,14 +98,14 @@ def test_a_granted_function_pins_its_search_path_or_qualifies_every_name(module_
 
 
 def test_whose_rights_a_call_has_is_asked_in_one_place(module_session: DB) -> None:
-    """ulak._caller(). A restore is a superuser's, whatever role its tables are made as."""
+    """ulak_private.caller(). A restore is a superuser's, whatever role its tables are made as."""
     found = [
         signature
         for signature, definition, _ in functions(module_session, "prokind in ('f', 'p')")
         if re.search(r"\b(session|current)_user\b", re.sub(r"--[^\n]*|'(?:[^']|'')*'", "", definition))
     ]
 
-    assert found == ["ulak._caller()", "ulak._is_restore()"]
+    assert found == ["ulak_private.caller()", "ulak_private.is_restore()"]
 
 
 def test_no_procedure_has_a_clause_that_forbids_commit(module_session: DB) -> None:

@@ -1,4 +1,4 @@
-"""sql/code/05_locks.sql lists every lock, and the claim's condition is the same wherever it is written."""
+"""sql/code/1_foundations/locks.sql lists every lock, and the claim's condition is the same wherever it is written."""
 
 from __future__ import annotations
 
@@ -36,9 +36,7 @@ def without_comments(text: str) -> str:
 
 def lock_takers(db: DB) -> list[str]:
     functions = db.execute("select distinct proname, prosrc from pg_proc where pronamespace = 'ulak'::regnamespace")
-    return sorted(
-        {name for name, body in functions if LOCK.search(without_comments(body)) and name != "_python_source"}
-    )
+    return sorted({name for name, body in functions if LOCK.search(without_comments(body)) and name != "python_source"})
 
 
 def test_every_function_that_takes_a_lock_is_listed(db: DB) -> None:
@@ -57,7 +55,7 @@ def test_every_named_lock_is_listed_and_taken(db: DB) -> None:
     taken = {
         name for (body,) in bodies for name in re.findall(r"ulak\._(?:try_)?lock\('(\w+)'\)", without_comments(body))
     }
-    rows = [name for (name,) in db.execute('select name from ulak.locks order by name collate "C"')]
+    rows = [name for (name,) in db.execute('select name from ulak_private.locks order by name collate "C"')]
 
     assert sorted(taken) == listed("name") == rows
 
@@ -74,15 +72,15 @@ def test_whoever_claims_asks_the_same_of_a_message(db: DB) -> None:
             """
             select proname, prosrc from pg_proc
             where pronamespace = 'ulak'::regnamespace
-                and proname in ('_lock_due', '_light_turn')
+                and proname in ('lock_due', 'light_turn')
             """
         )
     }
 
-    assert sorted(claims) == ["_light_turn", "_lock_due"]
+    assert sorted(claims) == ["light_turn", "lock_due"]
     assert {name: [part for part in DUE if part not in body] for name, body in claims.items()} == {
-        "_light_turn": [],
-        "_lock_due": [],
+        "light_turn": [],
+        "lock_due": [],
     }
 
 
@@ -95,4 +93,4 @@ def test_nobody_else_claims(db: DB) -> None:
         """
     ).fetchall()
 
-    assert [name for (name,) in claimers] == ["_claim", "_light_turn"]
+    assert [name for (name,) in claimers] == ["claim", "light_turn"]

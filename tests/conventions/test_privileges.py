@@ -59,7 +59,7 @@ FUNCTIONS = {
     """,
 }
 
-# What each role may do to tables, views and sequences. ulak.secrets is in none of the lists.
+# What each role may do to tables, views and sequences. ulak_private.secrets is in none of the lists.
 RELATIONS = {
     "ulak_application": {
         "endpoint_list": "select",

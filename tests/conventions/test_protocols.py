@@ -1,4 +1,4 @@
-"""One table knows every protocol: ulak._protocol_facts(). Whatever else a protocol needs is named after it, and is asked for here."""
+"""One table knows every protocol: ulak_private.protocol_facts(). Whatever else a protocol needs is named after it, and is asked for here."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from bench import brokers as bench
 from support.brokers import PROTOCOLS as BROKERS
 from support.cluster import PROJECT
 from support.deliveries import SETTINGS
-from ulak.transports import CLIENTS, transports
+from ulak.transports.registry import CLIENTS, transports
 
 DB = psycopg.Connection[Any]
 
@@ -40,11 +40,11 @@ def column(db: DB, query: str) -> list[Any]:
 
 def missing(db: DB) -> set[str]:
     """What is there for a protocol that the table doesn't have, or is not there for one that it has."""
-    delivered = set(column(db, "select unnest(ulak._worker_protocols())"))
-    known = set(column(db, "select unnest(ulak._protocols())"))
+    delivered = set(column(db, "select unnest(ulak_private.worker_protocols())"))
+    known = set(column(db, "select unnest(ulak_private.protocols())"))
     functions = column(db, "select proname from pg_proc where pronamespace = 'ulak'::regnamespace")
     rules = {found[1] for name in functions if (found := re.fullmatch(r"_([a-z]+)_config_violation", name))}
-    described = column(db, "select description from ulak._parameter_help() where parameter = 'p_protocol'")
+    described = column(db, "select description from ulak_private.parameter_help() where parameter = 'p_protocol'")
     return (
         {f"{each}: a file of its config" for each in known ^ FILES}
         | {f"{each}: a transport" for each in delivered ^ transports(SETTINGS, "1", 1, print, time.time).keys()}
@@ -62,7 +62,7 @@ def missing(db: DB) -> set[str]:
     )
 
 
-HAS_RULES = "select protocol from ulak._protocol_facts() where has_rules"
+HAS_RULES = "select protocol from ulak_private.protocol_facts() where has_rules"
 
 
 def test_everything_that_is_there_for_a_protocol_has_its_row(db: DB) -> None:
@@ -71,7 +71,7 @@ def test_everything_that_is_there_for_a_protocol_has_its_row(db: DB) -> None:
 
 @pytest.mark.parametrize("protocol", sorted(FILES))
 def test_a_protocol_without_its_row_is_missed_and_none_at_all(db: DB, protocol: str) -> None:
-    (source,) = column(db, "select pg_get_functiondef('ulak._protocol_facts'::regproc)")
+    (source,) = column(db, "select pg_get_functiondef('ulak_private.protocol_facts'::regproc)")
     without = (
         re.sub(rf",?\s*\('{protocol}',[^)]*\)", "", source)
         .replace("values\n", "values ")
@@ -93,16 +93,18 @@ def test_a_protocol_without_its_row_is_missed_and_none_at_all(db: DB, protocol: 
 
 
 def test_hosts_stand_where_the_table_says(db: DB) -> None:
-    for protocol, key in db.execute("select protocol, host_key from ulak._protocol_facts() where host_key is not null"):
-        (schema,) = column(db, f"select ulak._config_schema('{protocol}')")
+    for protocol, key in db.execute(
+        "select protocol, host_key from ulak_private.protocol_facts() where host_key is not null"
+    ):
+        (schema,) = column(db, f"select ulak_private.config_schema('{protocol}')")
 
         assert key in schema["required"], protocol
 
 
 def test_secrets_stand_for_keys_that_there_are(db: DB) -> None:
-    for protocol, place in db.execute("select protocol, unnest(secret_places) from ulak._protocol_facts()"):
+    for protocol, place in db.execute("select protocol, unnest(secret_places) from ulak_private.protocol_facts()"):
         key = place.partition("/")[0]
-        (properties,) = column(db, f"select ulak._config_schema('{protocol}') -> 'properties'")
+        (properties,) = column(db, f"select ulak_private.config_schema('{protocol}') -> 'properties'")
 
         assert key in properties, (protocol, place)
 
@@ -124,7 +126,7 @@ def test_the_hosts_of_an_endpoint_are_shown_and_nothing_behind_them(db: DB, prot
     config, hosts = HOSTS[protocol]
     db.execute("select ulak.create_endpoint('shop', %s, %s)", [protocol, json.dumps(config)])
 
-    (reported,) = column(db, "select ulak._receiver_host(config) from ulak.endpoints")
+    (reported,) = column(db, "select ulak_private.receiver_host(config) from ulak.endpoints")
     (listed,) = column(db, "select config from ulak.endpoint_list")
 
     assert (reported or "") == hosts
@@ -145,4 +147,4 @@ def test_the_hosts_of_an_endpoint_are_shown_and_nothing_behind_them(db: DB, prot
     ],
 )
 def test_what_is_no_host_is_not_shown(db: DB, hosts: Any, shown: str | None) -> None:
-    assert column(db, f"select ulak._hosts('{json.dumps(hosts)}')") == [shown]
+    assert column(db, f"select ulak_private.hosts('{json.dumps(hosts)}')") == [shown]

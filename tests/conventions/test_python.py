@@ -52,7 +52,7 @@ def run_python(db: DB, body: str) -> str:
     return str(row[0])
 
 
-LOAD = 'plpy.execute("select ulak._load_python()")\n'
+LOAD = 'plpy.execute("select ulak_private.load_python()")\n'
 
 
 def test_every_module_is_carried_unchanged(db: DB) -> None:
@@ -60,14 +60,14 @@ def test_every_module_is_carried_unchanged(db: DB) -> None:
         path.relative_to(PROJECT / "plpython"): path.read_text() for path in (PROJECT / "plpython").glob("ulak/**/*.py")
     }
 
-    carried = dict(db.execute("select module, source from ulak._python_source()").fetchall())
+    carried = dict(db.execute("select module, source from ulak_private.python_source()").fetchall())
 
     names = {".".join(path.with_suffix("").parts).removesuffix(".__init__"): text for path, text in files.items()}
     assert carried == names
 
 
 def test_every_module_can_be_imported_in_a_backend(db: DB) -> None:
-    modules = [name for (name,) in db.execute("select module from ulak._python_source()")]
+    modules = [name for (name,) in db.execute("select module from ulak_private.python_source()")]
 
     answer = run_python(
         db, f"{LOAD}import importlib\nanswer = [importlib.import_module(name).__name__ for name in {modules!r}]"
@@ -79,7 +79,7 @@ def test_every_module_can_be_imported_in_a_backend(db: DB) -> None:
 def test_awkward_text_survives_the_build(db: DB, tmp_path: Path) -> None:
     db.execute(embed(tmp_path / "plpython", {"awkward.py": AWKWARD}))
 
-    row = db.execute("select source from ulak._python_source() where module = 'ulak.awkward'").fetchone()
+    row = db.execute("select source from ulak_private.python_source() where module = 'ulak.awkward'").fetchone()
 
     assert row == (AWKWARD,)
     assert run_python(db, f"{LOAD}from ulak import awkward\nanswer = repr(awkward.TEXT + awkward.END)") == repr(
@@ -123,20 +123,20 @@ def test_a_build_that_is_rolled_back_takes_its_modules_along(connect: Connect, t
 
 
 def test_a_loaded_session_does_not_read_the_sources_again(db: DB, connect: Connect) -> None:
-    db.execute("select ulak._load_python()")
-    db.execute("alter function ulak._python_source() rename to _python_source_gone")
+    db.execute("select ulak_private.load_python()")
+    db.execute("alter function ulak_private.python_source() rename to _python_source_gone")
 
-    db.execute("select ulak._load_python()")
+    db.execute("select ulak_private.load_python()")
 
     with pytest.raises(psycopg.errors.UndefinedFunction):
-        connect().execute("select ulak._load_python()")
+        connect().execute("select ulak_private.load_python()")
 
 
 def test_the_stamp_follows_the_sources(db: DB, tmp_path: Path) -> None:
     stamps = []
     for value in (1, 1, 2):
         db.execute(embed(tmp_path / "plpython", {"probe.py": f"VALUE = {value}"}))
-        stamps.append(db.execute("select ulak._python_stamp()").fetchone())
+        stamps.append(db.execute("select ulak_private.python_stamp()").fetchone())
 
     assert stamps[0] == stamps[1] != stamps[2]
 
@@ -175,10 +175,10 @@ def test_a_package_on_the_servers_path_does_not_stand_in_for_ours(db: DB, tmp_pa
 
 @pytest.mark.parametrize("role", ["nobody", "ulak_application", "ulak_monitor", "ulak_admin", "ulak_node"])
 def test_only_the_worker_may_load_it(connect: Connect, role: str) -> None:
-    connect("ulak_worker").execute("select ulak._load_python()")
+    connect("ulak_worker").execute("select ulak_private.load_python()")
 
     with pytest.raises(psycopg.errors.InsufficientPrivilege):
-        connect(role).execute("select ulak._load_python()")
+        connect(role).execute("select ulak_private.load_python()")
 
 
 def test_only_sessions_ask_what_time_it_is() -> None:

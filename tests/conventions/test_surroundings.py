@@ -94,7 +94,7 @@ def test_a_read_only_database_is_refused_with_a_reason_and_delivers_once_install
         maintenance.execute("call ulak.run_maintenance()")
 
     assert [json.loads(request.body) for request in receiver.requests] == [{"n": 1}]
-    assert cluster.psql(database, "select count(*) > 0 from ulak.maintenance_runs") == "t"
+    assert cluster.psql(database, "select count(*) > 0 from ulak_private.maintenance_runs") == "t"
 
 
 def test_a_turkish_database_knows_the_small_letters_of_names(cluster: Cluster, make: Make, receiver: Receiver) -> None:

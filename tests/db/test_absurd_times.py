@@ -101,7 +101,7 @@ def test_a_day_is_24_hours_when_summer_time_begins(queue: Queue) -> None:
     assert queue.message(claimed[0])["next_retry_at"] == tomorrow
 
     queue.call("rotate_secret", "shop", "1 day", now=SATURDAY)
-    assert queue.value("select previous_until from ulak.secrets where previous_until is not null") == tomorrow
+    assert queue.value("select previous_until from ulak_private.secrets where previous_until is not null") == tomorrow
 
 
 def test_a_retention_in_days_is_one_in_hours_when_summer_time_begins(queue: Queue) -> None:

@@ -34,23 +34,23 @@ def send(db: DB, count: int = 1) -> None:
 
 
 def pretend_to_be_restored(db: DB) -> None:
-    db.execute("update ulak.cluster_identity set system_identifier = 1")
+    db.execute("update ulak_private.cluster_identity set system_identifier = 1")
 
 
 def test_an_installation_delivers_at_once(db: DB) -> None:
     send(db, 2)
 
-    assert value(db, "select ulak._is_adopted()") is True
+    assert value(db, "select ulak_private.is_adopted()") is True
     assert len(column(db, CLAIM)) == 2
 
 
 def test_adopting_what_is_adopted_changes_nothing(db: DB) -> None:
     send(db)
-    before = value(db, "select recorded_at from ulak.cluster_identity")
+    before = value(db, "select recorded_at from ulak_private.cluster_identity")
 
     assert value(db, "select ulak.adopt()") == 0
 
-    assert value(db, "select recorded_at from ulak.cluster_identity") == before
+    assert value(db, "select recorded_at from ulak_private.cluster_identity") == before
     assert value(db, "select count(*) from ulak.event_log where event = 'cluster.adopted'") == 0
 
 
@@ -69,7 +69,7 @@ def test_a_restored_dump_holds_its_messages_until_it_is_adopted(
 
     with other_cluster.connect("restored") as restored:
         assert restored.execute(rows).fetchall() == db.execute(rows).fetchall()
-        assert value(restored, "select ulak._is_adopted()") is False
+        assert value(restored, "select ulak_private.is_adopted()") is False
         assert column(restored, CLAIM) == []
         before = restored.execute(rows).fetchall()
         restored.execute("call ulak.run_maintenance('2100-01-01')")
@@ -105,12 +105,12 @@ def test_a_dump_restored_into_its_own_cluster_goes_on(
 
 def test_data_restored_into_a_fresh_installation_is_held_too(db: DB) -> None:
     """The installation has written its own identifier by then, and the other one comes on top."""
-    db.execute("insert into ulak.cluster_identity (system_identifier) values (1)")
+    db.execute("insert into ulak_private.cluster_identity (system_identifier) values (1)")
     send(db)
 
     assert column(db, CLAIM) == []
     assert value(db, "select ulak.adopt()") == 1
-    assert value(db, "select count(*) from ulak.cluster_identity") == 1
+    assert value(db, "select count(*) from ulak_private.cluster_identity") == 1
     assert len(column(db, CLAIM)) == 1
 
 
@@ -131,9 +131,9 @@ def test_a_promoted_standby_goes_on_without_a_word(
             wait_until(lambda: not value(promoted, "select pg_is_in_recovery()"))
 
             assert len(column(promoted, CLAIM)) == 2
-            assert value(promoted, "select timeline from ulak.cluster_home") == 1
+            assert value(promoted, "select timeline from ulak_private.cluster_home") == 1
             promoted.execute("call ulak.run_maintenance()")
-            assert value(promoted, "select timeline from ulak.cluster_home") == 2
+            assert value(promoted, "select timeline from ulak_private.cluster_home") == 2
     finally:
         standby.stop("immediate")
 
@@ -197,7 +197,7 @@ def test_a_cluster_that_was_recovered_to_a_target_holds_its_messages_until_it_is
             original.stop("immediate")
             standby.promote()
             with standby.connect("shop") as db:
-                assert value(db, "select ulak._is_adopted()") is True
+                assert value(db, "select ulak_private.is_adopted()") is True
         finally:
             standby.remove()
     finally:
@@ -214,7 +214,7 @@ def test_maintenance_of_a_held_cluster_says_why_it_does_nothing(db: DB) -> None:
 
     assert notices == ["If this cluster is to deliver them: select ulak.adopt();"]
     assert value(db, "select count(*) from ulak.archive") == 0
-    assert value(db, "select count(*) from ulak.maintenance_runs") == 0
+    assert value(db, "select count(*) from ulak_private.maintenance_runs") == 0
 
 
 def test_an_installation_that_took_itself_for_a_restore_is_completed_by_maintenance(
@@ -224,17 +224,29 @@ def test_an_installation_that_took_itself_for_a_restore_is_completed_by_maintena
     with cluster.connect(empty_database) as db:
         db.execute("set row_security = off")
         db.execute("create extension ulak cascade")
-        assert value(db, "select count(*) from ulak._month_partitions where parent = 'ulak._archived'::regclass") == 0
+        assert (
+            value(
+                db,
+                "select count(*) from ulak_private.month_partitions where parent = 'ulak_private.archived'::regclass",
+            )
+            == 0
+        )
 
         db.execute("call ulak.run_maintenance()")
 
-        assert value(db, "select count(*) from ulak._month_partitions where parent = 'ulak._archived'::regclass") == 4
+        assert (
+            value(
+                db,
+                "select count(*) from ulak_private.month_partitions where parent = 'ulak_private.archived'::regclass",
+            )
+            == 4
+        )
         own = "select system_identifier from pg_control_system()"
-        assert column(db, "select system_identifier from ulak.cluster_identity") == [value(db, own)]
+        assert column(db, "select system_identifier from ulak_private.cluster_identity") == [value(db, own)]
 
 
 def test_the_check_costs_a_claim_next_to_nothing(db: DB) -> None:
-    db.execute("select ulak._is_adopted()")
-    plan = value(db, "explain (analyze, format json) select ulak._is_adopted() from generate_series(1, 10000)")
+    db.execute("select ulak_private.is_adopted()")
+    plan = value(db, "explain (analyze, format json) select ulak_private.is_adopted() from generate_series(1, 10000)")
 
     assert plan[0]["Execution Time"] / 10000 < 0.05

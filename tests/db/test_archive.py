@@ -27,7 +27,7 @@ def archive(db: DB, older_than: int | None = 3600, batch: int | None = 1000, now
 def test_a_finished_message_arrives_with_everything_it_had(alone: DB, status: str) -> None:
     alone.execute(
         """
-        insert into ulak._deliveries (
+        insert into ulak_private.deliveries (
             endpoint_id, next_retry_at, created_at, updated_at, processing_started_at, completed_at, failed_at,
             first_failed_at, scheduled_at, expires_at, correlation_id, generation, attempts, retry_count, priority,
             status, payload, last_error, idempotency_key, payload_hash, ordering_key, headers, metadata, response,
@@ -68,7 +68,7 @@ def test_every_column_of_the_queue_is_in_the_archive(alone: DB) -> None:
 def test_messages_that_wait_or_are_in_flight_stay(alone: DB) -> None:
     alone.execute(
         """
-        insert into ulak._deliveries (endpoint_id, payload, updated_at, status, locked_by, lease_until)
+        insert into ulak_private.deliveries (endpoint_id, payload, updated_at, status, locked_by, lease_until)
         values (1, '{}', %(t)s, 'pending', null, null), (1, '{}', %(t)s, 'processing', 'worker', %(t)s)
         """,
         {"t": LONG_AGO},
@@ -134,15 +134,17 @@ def test_nonsense_is_refused(alone: DB, older_than: int, batch: int | None) -> N
 
 @pytest.mark.parametrize("statistics", ["missing", "of an empty queue", "of a queue without finished messages"])
 def test_a_batch_never_reads_the_whole_queue_whatever_the_statistics_say(db: DB, statistics: str) -> None:
-    db.execute("alter table ulak._deliveries set (autovacuum_enabled = off)")
+    db.execute("alter table ulak_private.deliveries set (autovacuum_enabled = off)")
     if statistics == "of an empty queue":
-        db.execute("analyze ulak._deliveries")
-    db.execute("insert into ulak._deliveries (endpoint_id, payload) select 1, '{}' from generate_series(1, 5000)")
+        db.execute("analyze ulak_private.deliveries")
+    db.execute(
+        "insert into ulak_private.deliveries (endpoint_id, payload) select 1, '{}' from generate_series(1, 5000)"
+    )
     if statistics == "of a queue without finished messages":
-        db.execute("analyze ulak._deliveries")
+        db.execute("analyze ulak_private.deliveries")
     finish(db, 3000, at=LONG_AGO)
     read = """
-        select seq_scan, seq_tup_read, idx_tup_fetch from pg_stat_xact_all_tables where relid = 'ulak._deliveries'::regclass
+        select seq_scan, seq_tup_read, idx_tup_fetch from pg_stat_xact_all_tables where relid = 'ulak_private.deliveries'::regclass
     """
 
     with db.transaction():
@@ -163,11 +165,11 @@ def test_a_batch_that_goes_on_where_the_last_one_ended_passes_no_dead_rows(db: D
     old = connect(autocommit=False)
     old.execute("set transaction isolation level repeatable read")
     old.execute("select from ulak.queue limit 1")
-    batch = "select moved, reached from ulak._archive_batch(%s, %s, 1000, %s)"
+    batch = "select moved, reached from ulak_private.archive_batch(%s, %s, 1000, %s)"
     moved, reached = db.execute(batch, [NOW, "-infinity", NOW]).fetchone() or (0, None)
     assert moved == 1000
 
-    visited = "select pg_stat_get_xact_tuples_returned('ulak.deliveries_finished_idx'::regclass)"
+    visited = "select pg_stat_get_xact_tuples_returned('ulak_private.deliveries_finished_idx'::regclass)"
     with db.transaction():
         before = value(db, visited)
         db.execute(batch, [NOW, reached, NOW])

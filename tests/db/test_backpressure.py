@@ -12,7 +12,7 @@ from support.cluster import Connect
 from support.queue import DB, Queue
 
 LIVE = "select count(*) from ulak.queue where status in ('pending', 'processing')"
-HEADROOM = "select last_value from ulak.queue_headroom"
+HEADROOM = "select last_value from ulak_private.queue_headroom"
 HINT = (
     "This is backpressure: try again later, when receivers have caught up. "
     "An administrator can see what waits: select * from ulak.get_endpoint_health();"
@@ -29,7 +29,9 @@ def database(module_database: str) -> str:
 
 @pytest.fixture
 def shop(db: DB) -> Queue:
-    db.execute("truncate ulak._deliveries, ulak._idempotency_keys, ulak.endpoints, ulak.event_types cascade")
+    db.execute(
+        "truncate ulak_private.deliveries, ulak_private.idempotency_keys, ulak.endpoints, ulak.event_types cascade"
+    )
     shop = Queue(db)
     shop.value("select ulak.configure('max_queue_size', null), pg_stat_reset()")
     shop.endpoint("shop")
@@ -55,7 +57,7 @@ def late_session(connect: Connect) -> Queue:
     return Queue(session)
 
 
-def probes(shop: Queue, function: str = "_probe_reserve") -> int:
+def probes(shop: Queue, function: str = "probe_reserve") -> int:
     """How often this session has probed the queue since the fixture began."""
     shop.value("select pg_stat_force_next_flush()")
     calls = shop.value("select calls from pg_stat_user_functions where funcname = %s", function)
@@ -165,7 +167,9 @@ def test_a_message_that_is_queued_already_needs_no_room(shop: Queue) -> None:
 # What is remembered.
 
 # As if the queue had been found full, for so many seconds from now on.
-FULL_UNTIL = "select setval('ulak.queue_headroom', -(extract(epoch from clock_timestamp()) * 1000)::bigint - 1000 * %s)"
+FULL_UNTIL = (
+    "select setval('ulak_private.queue_headroom', -(extract(epoch from clock_timestamp()) * 1000)::bigint - 1000 * %s)"
+)
 
 
 def test_a_full_queue_takes_a_message_as_soon_as_there_is_room(shop: Queue) -> None:
@@ -241,17 +245,17 @@ def test_without_a_limit_nothing_is_probed(shop: Queue) -> None:
         shop.send_many(3)
 
     assert probes(shop) == 0
-    assert probes(shop, "_check_backpressure") == 1
+    assert probes(shop, "check_backpressure") == 1
 
 
 def test_a_probe_says_what_fits_and_promises_the_largest_reserve_of_a_ladder(shop: Queue) -> None:
     """Reserves of 80: 40, 20, 10, 5, 2, 1."""
     found = {}
     for live in (0, 40, 41, 60, 61, 70, 75, 78, 79, 80, 81):
-        shop.db.execute("truncate ulak._deliveries, ulak._idempotency_keys")
+        shop.db.execute("truncate ulak_private.deliveries, ulak_private.idempotency_keys")
         shop.send_many(live)
         shop.claim(live // 3 + 1, now=60)
-        found[live] = shop.value("select ulak._probe_reserve(80, 1)")
+        found[live] = shop.value("select ulak_private.probe_reserve(80, 1)")
 
     assert found == {0: 40, 40: 40, 41: 20, 60: 20, 61: 10, 70: 10, 75: 5, 78: 2, 79: 1, 80: 0, 81: 0}
 
@@ -261,10 +265,10 @@ def test_a_probe_says_what_fits_and_promises_the_largest_reserve_of_a_ladder(sho
 def test_a_probe_never_promises_more_than_is_free_nor_less_than_half(
     shop: Queue, live: int, size: int, messages: int
 ) -> None:
-    shop.db.execute("truncate ulak._deliveries, ulak._idempotency_keys")
+    shop.db.execute("truncate ulak_private.deliveries, ulak_private.idempotency_keys")
     shop.send_many(live)
 
-    reserve = int(shop.value("select ulak._probe_reserve(%s, %s)", size, messages))
+    reserve = int(shop.value("select ulak_private.probe_reserve(%s, %s)", size, messages))
 
     free = max(size - live, 0)
     if messages > free:
@@ -426,7 +430,7 @@ def test_the_error_names_the_endpoints_for_which_most_waits(shop: Queue) -> None
         shop.endpoint(name)
         if count:
             shop.send_many(count, name)
-    shop.value("select ulak._sample_backlog()")
+    shop.value("select ulak_private.sample_backlog()")
     limit(shop, 6)
 
     error = shop.refuses("send", "shop", {"n": 1})

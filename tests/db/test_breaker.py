@@ -20,7 +20,7 @@ def settle(queue: Queue, claims: list[Claim], errors: str, now: float = 0) -> No
     could be built of."""
     words = {"s": None, "f": "[RETRYABLE] 503", "p": "[PERMANENT] 400", "u": "[PERMANENT] message: ValueError"}
     queue.value(
-        "select ulak._settle_many('w', %s, %s, %s, p_now => %s)",
+        "select ulak_private.settle_many('w', %s, %s, %s, p_now => %s)",
         [claim.id for claim in claims],
         [claim.attempt for claim in claims],
         [words[letter] for letter in errors],
@@ -137,12 +137,12 @@ def test_the_last_success_and_failure_are_remembered(queue: Queue) -> None:
 @pytest.mark.usefixtures("shop")
 def test_nothing_is_claimed_while_it_is_open(queue: Queue) -> None:
     opened(queue)
-    before = queue.rows("select *, xmin::text, ctid::text from ulak._deliveries order by id")
+    before = queue.rows("select *, xmin::text, ctid::text from ulak_private.deliveries order by id")
 
     assert queue.claim(100, now=29.9) == []
     assert queue.claim(100, endpoint="shop", now=29.9) == []
 
-    assert queue.rows("select *, xmin::text, ctid::text from ulak._deliveries order by id") == before
+    assert queue.rows("select *, xmin::text, ctid::text from ulak_private.deliveries order by id") == before
 
 
 @pytest.mark.usefixtures("shop")
@@ -191,7 +191,7 @@ def test_the_worker_is_told_which_message_is_the_probe(queue: Queue) -> None:
     queue.send("other")
     queue.send("other")
 
-    query = "select e.name, c.circuit_state from ulak._claim('w', 9, p_now => %s) c join ulak.endpoints e on e.id = c.endpoint_id"
+    query = "select e.name, c.circuit_state from ulak_private.claim('w', 9, p_now => %s) c join ulak.endpoints e on e.id = c.endpoint_id"
     told = {(row["name"], row["circuit_state"]) for row in queue.rows(query, queue.at(30))}
 
     assert told == {("shop", "half_open"), ("other", "closed")}
@@ -564,7 +564,7 @@ def test_consecutive_failures_do_not_open_one_that_goes_by_rate(queue: Queue) ->
 def settle_batches(queue: Queue, claims: list[Claim], errors: str, requests: str) -> None:
     words = {"s": None, "f": "[RETRYABLE] 503", "p": "[PERMANENT] 400"}
     queue.value(
-        "select ulak._settle_many('w', %s, %s, %s, p_now => %s, p_requests => %s)",
+        "select ulak_private.settle_many('w', %s, %s, %s, p_now => %s, p_requests => %s)",
         [claim.id for claim in claims],
         [claim.attempt for claim in claims],
         [words[letter] for letter in errors] if errors.strip("s") else None,
@@ -602,7 +602,7 @@ def test_a_batch_of_deliveries_closes_a_circuit_by_its_probe(queue: Queue, shop:
     claim = probe(queue, 30)
 
     queue.value(
-        "select ulak._settle_many('w', %s, %s, p_now => %s, p_requests => '{7}')",
+        "select ulak_private.settle_many('w', %s, %s, p_now => %s, p_requests => '{7}')",
         [claim.id],
         [claim.attempt],
         queue.at(31),

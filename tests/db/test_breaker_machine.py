@@ -164,7 +164,7 @@ class Machine(RuleBasedStateMachine):
             held = list(self.held)
             chosen.setdefault(held[-1 - number % len(held)], kind)
         self.queue.value(
-            "select ulak._settle_many('w', %s, %s, %s, p_now => %s)",
+            "select ulak_private.settle_many('w', %s, %s, %s, p_now => %s)",
             [id for id, _ in chosen],
             [attempt for _, attempt in chosen],
             [ERRORS[kind] for kind in chosen.values()],

@@ -156,10 +156,10 @@ def test_an_application_may_cancel_but_not_the_events_of_operators(connect: Conn
     admin = Queue(db)
     admin.endpoint("shop")
     id = admin.send()
-    # What _tell_operators() makes.
+    # What tell_operators() makes.
     alert = admin.value(
         """
-        insert into ulak._deliveries (endpoint_id, payload, metadata)
+        insert into ulak_private.deliveries (endpoint_id, payload, metadata)
         select id, '{}', '{"event_type": "ulak.message.dead"}' from ulak.endpoints returning id
         """
     )

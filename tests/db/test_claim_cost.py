@@ -12,7 +12,7 @@ OTHERS = 20_000
 
 # Beside 200 messages that are due: many that are not, many that nobody may claim, many in flight, many done.
 LOAD = f"""
-    insert into ulak._deliveries (endpoint_id, payload, status, priority, next_retry_at, expires_at, locked_by, lease_until, ordering_key)
+    insert into ulak_private.deliveries (endpoint_id, payload, status, priority, next_retry_at, expires_at, locked_by, lease_until, ordering_key)
     select e.id, '{{}}', k.status, n %% 3, k.due, k.expires, k.worker, k.lease, k.key
     from generate_series(1, {OTHERS}) n
     cross join (
@@ -35,10 +35,10 @@ STATISTICS = {
     "stale": "",
     "none": """
         set allow_system_table_mods = on;
-        delete from pg_statistic where starelid in ('ulak._deliveries'::regclass, 'ulak.endpoints'::regclass);
+        delete from pg_statistic where starelid in ('ulak_private.deliveries'::regclass, 'ulak.endpoints'::regclass);
         update pg_class set reltuples = -1, relpages = 0
-        where oid in (select indexrelid from pg_index where indrelid = 'ulak._deliveries'::regclass)
-            or oid in ('ulak._deliveries'::regclass, 'ulak.endpoints'::regclass);
+        where oid in (select indexrelid from pg_index where indrelid = 'ulak_private.deliveries'::regclass)
+            or oid in ('ulak_private.deliveries'::regclass, 'ulak.endpoints'::regclass);
     """,
     "fresh": "analyze",
 }
@@ -48,7 +48,7 @@ STATISTICS = {
 def old(module_session: DB) -> Queue:
     """A session as old as the queue, which it has seen filling up."""
     queue = Queue(module_session)
-    module_session.execute("alter table ulak._deliveries set (autovacuum_enabled = off)")
+    module_session.execute("alter table ulak_private.deliveries set (autovacuum_enabled = off)")
     for name in ("shop", "disabled", "open", "other"):
         queue.endpoint(name, {"circuit_breaker": {"threshold": 1000}}, {"max_retries": 1000})
     module_session.execute(
@@ -94,8 +94,8 @@ def queue(request: pytest.FixtureRequest, cluster: Cluster, module_database: str
 READ = """
     select sum(seq_tup_read + coalesce(idx_tup_fetch, 0))
     from pg_stat_user_tables
-    where relid = 'ulak._deliveries'::regclass
-        or relid in (select inhrelid from pg_inherits where inhparent = 'ulak._events'::regclass)
+    where relid = 'ulak_private.deliveries'::regclass
+        or relid in (select inhrelid from pg_inherits where inhparent = 'ulak_private.events'::regclass)
 """
 
 
@@ -126,7 +126,7 @@ def test_a_claim_reads_a_few_rows_for_each_that_it_takes(queue: Queue) -> None:
     assert 10 <= read <= 100
 
 
-SETTLE = "select ulak._settle_many('w', %s, %s, array_fill(%s::text, array[cardinality(%s)]), p_now => %s)"
+SETTLE = "select ulak_private.settle_many('w', %s, %s, array_fill(%s::text, array[cardinality(%s)]), p_now => %s)"
 WAYS: dict[str, str | None] = {
     "complete": None,
     "fail": "[RETRYABLE] 503",
@@ -194,8 +194,8 @@ def test_recovery_that_was_planned_for_an_empty_queue_reads_nothing_of_a_full_on
     with cluster.connect(database) as connection:
         queue = Queue(connection)
         queue.endpoint("shop")
-        connection.execute("alter table ulak._deliveries set (autovacuum_enabled = off)")
-        connection.execute("vacuum analyze ulak._deliveries")
+        connection.execute("alter table ulak_private.deliveries set (autovacuum_enabled = off)")
+        connection.execute("vacuum analyze ulak_private.deliveries")
         for _ in range(6):
             queue.recover(now=0)
         queue.send_many(5000)

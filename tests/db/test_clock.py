@@ -24,7 +24,7 @@ def date_ahead(queue: Queue, id: int, seconds: float = HOUR) -> None:
 
 
 def sweep(queue: Queue, now: float, most: int = 10000) -> tuple[int, bool]:
-    (row,) = queue.rows("select * from ulak._bring_back(%s, %s)", queue.at(now), most)
+    (row,) = queue.rows("select * from ulak_private.bring_back(%s, %s)", queue.at(now), most)
     return row["messages"], row["more"]
 
 
@@ -105,9 +105,7 @@ def test_a_success_that_is_dated_ahead_is_overwritten_and_hides_no_failure(queue
 def test_a_queue_that_was_full_takes_messages(queue: Queue) -> None:
     queue.endpoint()
     queue.call("configure", "max_queue_size", "100")
-    full_until = (
-        "select setval('ulak.queue_headroom', -(extract(epoch from clock_timestamp() + %s::interval) * 1000)::bigint)"
-    )
+    full_until = "select setval('ulak_private.queue_headroom', -(extract(epoch from clock_timestamp() + %s::interval) * 1000)::bigint)"
 
     queue.value(full_until, "9 s")
     assert queue.refuses("send", "shop", "1").sqlstate == "53400"
@@ -201,10 +199,10 @@ def test_a_message_that_is_brought_back_keeps_its_body(queue: Queue) -> None:
     """By which time its event is found."""
     endpoint = queue.endpoint()
     ahead = queue.at(HOUR)
-    queue.db.execute("insert into ulak._events (id, created_at, payload) values (-1, %s, '1')", [ahead])
+    queue.db.execute("insert into ulak_private.events (id, created_at, payload) values (-1, %s, '1')", [ahead])
     queue.db.execute(
         """
-        insert into ulak._deliveries (id, event_id, endpoint_id, created_at, updated_at, next_retry_at)
+        insert into ulak_private.deliveries (id, event_id, endpoint_id, created_at, updated_at, next_retry_at)
         values (-1, -1, %s, %s, %s, %s)
         """,
         [endpoint, ahead, ahead, ahead],
@@ -254,11 +252,11 @@ def test_nobody_looks_while_the_clock_is_right_nor_longer_than_an_hour(queue: Qu
 
     assert sweep(queue, 0) == (0, False)
     assert queue.due_in(old) == 100 * HOUR
-    queue.db.execute("update ulak.sweep_state set latest_at = %s", [queue.at(100 * HOUR)])
+    queue.db.execute("update ulak_private.sweep_state set latest_at = %s", [queue.at(100 * HOUR)])
     assert sweep(queue, 1) == (1, False)
     date_ahead(queue, old, 100 * HOUR)
     assert sweep(queue, HOUR + 2) == (0, False)
-    assert queue.value("select latest_at from ulak.sweep_state") == queue.at(HOUR + 2)
+    assert queue.value("select latest_at from ulak_private.sweep_state") == queue.at(HOUR + 2)
 
 
 def test_maintenance_brings_back_what_is_dated_ahead(queue: Queue) -> None:
@@ -266,7 +264,7 @@ def test_maintenance_brings_back_what_is_dated_ahead(queue: Queue) -> None:
     id = queue.send()
     date_ahead(queue, id)
 
-    queue.value("select ulak._maintenance_step('clock', now(), '-infinity', now())")
+    queue.value("select ulak_private.maintenance_step('clock', now(), '-infinity', now())")
 
     assert queue.claim_one(now=0).id == id
 
@@ -294,5 +292,5 @@ def test_a_sign_of_life_from_the_future_is_none(queue: Queue) -> None:
         """
     )
 
-    assert queue.value("select ulak._count_alive(now())") == 0
+    assert queue.value("select ulak_private.count_alive(now())") == 0
     assert len(told(queue, 0)) == 1

@@ -20,8 +20,8 @@ from support.queue import Queue
 from support.sessions import wait_until
 from support.statistics import add_worker, worked
 
-DASHBOARD = json.loads((PROJECT / "docker/grafana/ulak.json").read_text())
-RULES = PROJECT / "docker/prometheus/ulak.rules.yml"
+DASHBOARD = json.loads((PROJECT / "docker/monitoring/grafana/ulak.json").read_text())
+RULES = PROJECT / "docker/monitoring/prometheus/ulak.rules.yml"
 
 
 class Prometheus:
@@ -68,7 +68,9 @@ def prometheus(
         "PGUSER": "test_ulak_monitor",
         "PGDATABASE": module_database,
     }
-    exporter = start([sys.executable, PROJECT / "docker/prometheus/exporter.py", str(exporter_port)], env=environment)
+    exporter = start(
+        [sys.executable, PROJECT / "docker/monitoring/prometheus/exporter.py", str(exporter_port)], env=environment
+    )
     server = start(
         [
             "prometheus",
@@ -103,13 +105,15 @@ def trouble(cluster: Cluster, module_database: str, prometheus: Prometheus) -> I
             queue.call("update_circuit_breaker", broken, False)
         worked(queue, fine, delivered=9, milliseconds=90000, b13=9)
         worked(queue, broken, failed=90, b3=90)
-        db.execute("update ulak.maintenance_runs set errors = errors + 1, started_at = started_at - interval '1 hour'")
+        db.execute(
+            "update ulak_private.maintenance_runs set errors = errors + 1, started_at = started_at - interval '1 hour'"
+        )
         queue.send("fine", scheduled_at=-3600 * 2)
         db.execute(
             "update ulak.queue set created_at = created_at - interval '1 hour', next_retry_at = created_at - interval '1 hour' where endpoint_id = 1"
         )
         db.execute("select ulak.configure('max_queue_size', '11')")
-        db.execute("update ulak.cluster_identity set system_identifier = 1")
+        db.execute("update ulak_private.cluster_identity set system_identifier = 1")
         db.execute("drop table ulak.archive_" + queue.value("select to_char(now() + interval '1 month', 'YYYY_MM')"))
         seen = scrapes(prometheus)
         wait_until(lambda: scraped(prometheus, seen + 3), timeout=30, message="further scrapes")
@@ -157,7 +161,7 @@ def test_the_dashboards_variable_lists_the_endpoints(trouble: Prometheus) -> Non
 
 def test_queries_and_rules_name_metrics_that_exist(cluster: Cluster, module_database: str) -> None:
     with cluster.connect(module_database) as db:
-        known = {f"ulak_{name}" for (name,) in db.execute("select name from ulak._metric_definitions()")}
+        known = {f"ulak_{name}" for (name,) in db.execute("select name from ulak_private.metric_definitions()")}
 
     used = set(re.findall(r"\bulak_\w+", RULES.read_text() + json.dumps(DASHBOARD)))
 
@@ -188,7 +192,7 @@ def test_every_alert_says_what_to_run_next(trouble: Prometheus, cluster: Cluster
 def test_a_database_that_does_not_answer_is_told_to_prometheus(cluster: Cluster, module_database: str) -> None:
     port = free_port()
     environment = {**os.environ, "PGHOST": cluster.host, "PGPORT": "1", "PGDATABASE": module_database}
-    exporter = start([sys.executable, PROJECT / "docker/prometheus/exporter.py", str(port)], env=environment)
+    exporter = start([sys.executable, PROJECT / "docker/monitoring/prometheus/exporter.py", str(port)], env=environment)
 
     def status() -> int:
         try:

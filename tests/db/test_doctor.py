@@ -372,7 +372,7 @@ def test_maintenance_that_never_ran_is_told_until_it_has(db: DB) -> None:
 def test_maintenance_that_pg_cron_is_about_to_start_is_not_missed(db: DB) -> None:
     queue = Queue(db)
     queue.endpoint()
-    db.execute("insert into ulak.schedule (workers, changed_at) values (1, %s)", [queue.at(0)])
+    db.execute("insert into ulak_private.schedule (workers, changed_at) values (1, %s)", [queue.at(0)])
 
     assert findings(queue, "maintenance", now=60) == []
     assert found(queue, "maintenance", now=180)["finding"] == "run_maintenance() never ran"
@@ -380,13 +380,15 @@ def test_maintenance_that_pg_cron_is_about_to_start_is_not_missed(db: DB) -> Non
 
 def test_a_step_that_fails_is_critical_and_says_why(db: DB) -> None:
     queue = Queue(db)
-    db.execute("alter function ulak._cleanup(text, integer, integer, bigint, timestamptz) rename to _cleanup_gone")
+    db.execute(
+        "alter function ulak_private.cleanup(text, integer, integer, bigint, timestamptz) rename to _cleanup_gone"
+    )
     db.execute("call ulak.run_maintenance()")
 
     finding = found(queue, "maintenance", now=-3600)
 
     assert finding["severity"] == "critical"
-    assert "inbox_retention failed: function ulak._cleanup" in finding["finding"]
+    assert "inbox_retention failed: function ulak_private.cleanup" in finding["finding"]
 
 
 def test_a_missing_month_is_made(queue: Queue) -> None:
@@ -403,7 +405,7 @@ def test_a_missing_month_is_made(queue: Queue) -> None:
 def test_a_default_partition_is_emptied(queue: Queue) -> None:
     endpoint = queue.endpoint()
     queue.db.execute(
-        "insert into ulak._archived (id, endpoint_id, payload, created_at, status) values (1, %s, '{}', '2020-02-03Z', 'completed')",
+        "insert into ulak_private.archived (id, endpoint_id, payload, created_at, status) values (1, %s, '{}', '2020-02-03Z', 'completed')",
         [endpoint],
     )
 
@@ -415,7 +417,7 @@ def test_a_default_partition_is_emptied(queue: Queue) -> None:
 
 
 def test_a_restored_cluster_that_was_not_adopted_is_critical(queue: Queue) -> None:
-    queue.db.execute("update ulak.cluster_identity set system_identifier = 1")
+    queue.db.execute("update ulak_private.cluster_identity set system_identifier = 1")
 
     finding = found(queue, "cluster")
     mend(queue, finding)
@@ -755,10 +757,10 @@ def littered(db: DB) -> Queue:
 def to_be_littered(db: DB) -> Queue:
     """A queue that can be littered with dead rows, which nobody vacuums by himself."""
     queue = Queue(db, base=db.execute("select now()").fetchone()[0])  # type: ignore[index]
-    db.execute("alter table ulak._deliveries set (autovacuum_enabled = off)")
+    db.execute("alter table ulak_private.deliveries set (autovacuum_enabled = off)")
     queue.endpoint()
     db.execute(
-        "insert into ulak._deliveries (endpoint_id, payload) select id, '{}' from ulak.endpoints, generate_series(1, 5001)"
+        "insert into ulak_private.deliveries (endpoint_id, payload) select id, '{}' from ulak.endpoints, generate_series(1, 5001)"
     )
     return queue
 
@@ -772,7 +774,7 @@ def litter(queue: Queue) -> None:
 def held_back(queue: Queue, by: str) -> dict[str, Any]:
     """The finding that names who does it, some minutes later and after a vacuum that could not do its work."""
     litter(queue)
-    queue.db.execute("vacuum ulak._deliveries")
+    queue.db.execute("vacuum ulak_private.deliveries")
 
     def told() -> list[dict[str, Any]]:
         return [each for each in findings(queue, "vacuum", now=120) if by in each["finding"]]
@@ -783,7 +785,7 @@ def held_back(queue: Queue, by: str) -> dict[str, Any]:
 
 
 def is_free(queue: Queue) -> bool:
-    queue.db.execute("vacuum ulak._deliveries")
+    queue.db.execute("vacuum ulak_private.deliveries")
     return findings(queue, "vacuum", now=120) == []
 
 
@@ -906,7 +908,7 @@ def test_a_monitor_may_ask(db: DB, connect: Connect) -> None:
     ],
 )
 def test_errors_of_brokers_have_a_cause_of_their_own(db: DB, error: str, cause: str) -> None:
-    told = db.execute("select cause from ulak._advice('orders', %s)", ["[RETRYABLE] " + error]).fetchone()
+    told = db.execute("select cause from ulak_private.advice('orders', %s)", ["[RETRYABLE] " + error]).fetchone()
 
     assert told == (cause,)
 
@@ -931,13 +933,13 @@ def test_a_timeout_that_ends_every_run_of_a_worker_is_told_until_start_has_lifte
     queue.db.execute(alter.format(database))
     assert queue.column(told) == [severity]
 
-    queue.db.execute("select ulak._lift_timeout()")
+    queue.db.execute("select ulak_private.lift_timeout()")
     assert queue.column(told) == []
 
 
 def test_a_worker_whose_runs_end_with_an_error_is_named_with_the_error_for_an_hour(queue: Queue) -> None:
     queue.endpoint(config={"url": "https://example.com"}, protocol="http")
-    queue.db.execute("select ulak._register_worker(3, 'worker 3, pid 5', false)")
+    queue.db.execute("select ulak_private.register_worker(3, 'worker 3, pid 5', false)")
     progress = {
         "state": "stopped",
         "in_flight": 0,
@@ -948,7 +950,7 @@ def test_a_worker_whose_runs_end_with_an_error_is_named_with_the_error_for_an_ho
     }
 
     for _ in range(2):
-        queue.value("select ulak._worker_report(3, 'worker 3, pid 5', %s, '[]')", Jsonb(progress))
+        queue.value("select ulak_private.worker_report(3, 'worker 3, pid 5', %s, '[]')", Jsonb(progress))
     findings = queue.column(
         "select finding from ulak.doctor(clock_timestamp() + interval '5 minutes') where finding ~ 'ended with'"
     )

@@ -11,7 +11,7 @@ import pytest
 from support.cluster import Connect
 from support.errors import refused
 from support.sessions import gather
-from ulak.http import header
+from ulak.transports.http import header
 
 DB = psycopg.Connection[Any]
 
@@ -264,7 +264,7 @@ def test_a_refused_url_is_not_repeated(shared: DB) -> None:
 
 
 def test_headers_that_ulak_sets_are_refused_and_python_agrees(shared: DB) -> None:
-    row = shared.execute("select ulak._reserved_headers()").fetchone()
+    row = shared.execute("select ulak_private.reserved_headers()").fetchone()
 
     assert row is not None
     assert set(row[0]) == header.RESERVED
@@ -514,14 +514,14 @@ def test_a_drop_counts_by_index_and_not_over_finished_messages(db: DB) -> None:
     db.execute(CREATE, ["a", "pull", "{}"])
     db.execute(
         """
-        insert into ulak._deliveries (endpoint_id, payload, status, completed_at)
+        insert into ulak_private.deliveries (endpoint_id, payload, status, completed_at)
         select 1, '{}', 'completed', now() from generate_series(1, 5000)
         """
     )
 
     with db.transaction():
         db.execute("select ulak.drop_endpoint('a')")
-        query = "select pg_stat_get_xact_tuples_returned('ulak._deliveries'::regclass)"
+        query = "select pg_stat_get_xact_tuples_returned('ulak_private.deliveries'::regclass)"
         assert db.execute(query).fetchone() == (0,)
 
 
@@ -567,7 +567,7 @@ def test_a_dropped_endpoint_takes_its_subscriptions_and_its_own_secret_along(db:
 
     assert notices == ['1 subscription(s) of endpoint "a" were removed with it']
     query = "select count(*) from {}"
-    for table in ("ulak.endpoints", "ulak.subscriptions", "ulak.secrets"):
+    for table in ("ulak.endpoints", "ulak.subscriptions", "ulak_private.secrets"):
         assert db.execute(query.format(table).encode()).fetchone() == (0,)
 
 

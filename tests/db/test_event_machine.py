@@ -21,10 +21,10 @@ BODIES = """
 """
 # Months of events that retention has left though the archive's month is gone.
 LEFT = """
-    select p.name, ulak._needs_events(p.month) from ulak._month_partitions p
-    where p.parent = 'ulak._events'::regclass
+    select p.name, ulak_private.needs_events(p.month) from ulak_private.month_partitions p
+    where p.parent = 'ulak_private.events'::regclass
         and not exists (
-            select from ulak._month_partitions a where a.parent = 'ulak._archived'::regclass and a.month = p.month
+            select from ulak_private.month_partitions a where a.parent = 'ulak_private.archived'::regclass and a.month = p.month
         )
 """
 # A letter that was redriven isn't replayed as well.

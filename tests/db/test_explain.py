@@ -157,7 +157,7 @@ def test_a_message_whose_predecessor_is_gone_and_that_nobody_woke_has_a_story(qu
         'next: it is the first of its ordering key "k" now, but still parked; no worker is alive, '
         "so maintenance makes it due within a minute: call ulak.run_maintenance();"
     )
-    queue.db.execute("select ulak._maintenance_step('ordering', now(), '-infinity', now())")
+    queue.db.execute("select ulak_private.maintenance_step('ordering', now(), '-infinity', now())")
     assert ending(queue, id)[1] == "next: an external worker claims it"
 
 
@@ -254,7 +254,7 @@ def test_a_dropped_endpoint_ends_it(queue: Queue) -> None:
 def test_messages_of_another_cluster_are_held(queue: Queue) -> None:
     queue.endpoint()
     id = queue.send()
-    queue.db.execute("update ulak.cluster_identity set system_identifier = 1")
+    queue.db.execute("update ulak_private.cluster_identity set system_identifier = 1")
 
     assert ending(queue, id)[1].endswith("If this cluster is to deliver them: select ulak.adopt();")
 

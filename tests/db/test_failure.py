@@ -100,7 +100,9 @@ def test_a_response_that_came_with_the_failure_is_kept(queue: Queue) -> None:
     queue.claim_one()
 
     queue.value(
-        "select ulak._settle_many('w', %s, '{1}', '{[PERMANENT] 400}', null, array[%s::jsonb])", [id], '{"status": 400}'
+        "select ulak_private.settle_many('w', %s, '{1}', '{[PERMANENT] 400}', null, array[%s::jsonb])",
+        [id],
+        '{"status": 400}',
     )
 
     assert queue.dead(id)["response"] == {"status": 400}
@@ -121,7 +123,7 @@ def test_a_dead_letter_is_the_whole_message(queue: Queue) -> None:
         headers={"x-shop": "a"},
         metadata={"trace": 9},
     )
-    queue.db.execute("update ulak._deliveries set generation = 3, failure_history = '[{\"attempts\": 9}]'")
+    queue.db.execute("update ulak_private.deliveries set generation = 3, failure_history = '[{\"attempts\": 9}]'")
 
     queue.fail(queue.claim_one(now=2), permanent=True, now=3)
 
@@ -237,10 +239,10 @@ def test_maintenance_says_what_was_left_out_when_no_other_death_follows(queue: Q
         queue.bury(id)
     before = cluster.log.stat().st_size
 
-    queue.db.execute("select ulak._close_dead_logs(%s)", [queue.at(59)])
+    queue.db.execute("select ulak_private.close_dead_logs(%s)", [queue.at(59)])
     assert written(cluster, before) == []
-    queue.db.execute("select ulak._close_dead_logs(%s)", [queue.at(60)])
-    queue.db.execute("select ulak._close_dead_logs(%s)", [queue.at(120)])
+    queue.db.execute("select ulak_private.close_dead_logs(%s)", [queue.at(60)])
+    queue.db.execute("select ulak_private.close_dead_logs(%s)", [queue.at(120)])
 
     (line,) = written(cluster, before)
     assert '"letters": 5' in line
@@ -382,7 +384,7 @@ def test_many_deaths_at_once_are_one_notification_each_endpoint(committed: Queue
     claims = committed.claim(10)
 
     committed.value(
-        "select ulak._settle_many('w', %s, %s, %s)",
+        "select ulak_private.settle_many('w', %s, %s, %s)",
         [claim.id for claim in claims],
         [1] * 5,
         ["[PERMANENT] no"] * 5,

@@ -73,7 +73,7 @@ def test_workers_and_external_workers_go_round_by_themselves(queue: Queue) -> No
     http = [queue.endpoint(f"http {n}", {"url": "https://a.b"}, protocol="http") for n in range(2)]
     for n in range(2):
         queue.send_many(10, f"http {n}")
-    worker = "select endpoint_id from ulak._claim('w', 1, p_protocols => '{http}', p_now => %s)"
+    worker = "select endpoint_id from ulak_private.claim('w', 1, p_protocols => '{http}', p_now => %s)"
 
     seen = [(queue.claim_one().endpoint, queue.value(worker, queue.at(0))) for _ in range(4)]
 
@@ -89,7 +89,7 @@ def test_thousands_of_endpoints_that_may_not_be_sent_to_starve_nobody(queue: Que
     )
     queue.db.execute(
         """
-        insert into ulak._deliveries (endpoint_id, payload, priority, next_retry_at)
+        insert into ulak_private.deliveries (endpoint_id, payload, priority, next_retry_at)
         select e.id, '1', p, case when %s then %s::timestamptz else now() end
         from ulak.endpoints e, generate_series(0, %s) p where e.name like 'other%%'
         """,
@@ -102,7 +102,7 @@ def test_thousands_of_endpoints_that_may_not_be_sent_to_starve_nobody(queue: Que
         )
     queue.endpoint("last")
     first, last = queue.send("busy"), queue.send("last")
-    claim = "select id, left_out_others from ulak._claim('w', 10, p_now => %s)"
+    claim = "select id, left_out_others from ulak_private.claim('w', 10, p_now => %s)"
 
     # With two priorities each of the others is visited twice.
     parts = [(first, True), (None, True), (last, False)] if others == "low priority" else [(first, True), (last, False)]
@@ -121,7 +121,7 @@ def test_an_external_worker_is_not_told_that_there_is_nothing_because_others_hav
         """
     )
     queue.db.execute(
-        "insert into ulak._deliveries (endpoint_id, payload) select id, '1' from ulak.endpoints where protocol = 'http'"
+        "insert into ulak_private.deliveries (endpoint_id, payload) select id, '1' from ulak.endpoints where protocol = 'http'"
     )
     queue.endpoint("last")
 
@@ -228,8 +228,8 @@ def test_the_workers_own_room_bounds_each_endpoint(queue: Queue) -> None:
 
     def claimed(limit: int, room_ids: list[int], rooms: list[int], room: int | None) -> dict[int, int]:
         query = """
-            select endpoint_id from ulak._claim(
-                'w', %s, p_rooms => row(%s::bigint[], %s::integer[], %s::integer)::ulak._rooms, p_now => %s
+            select endpoint_id from ulak_private.claim(
+                'w', %s, p_rooms => row(%s::bigint[], %s::integer[], %s::integer)::ulak_private.rooms, p_now => %s
             )
         """
         return Counter(queue.column(query, limit, room_ids, rooms, room, queue.at(0)))

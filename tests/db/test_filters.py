@@ -108,7 +108,7 @@ def test_any_condition_is_its_truth_and_any_path_is_there_is_something(
     alone: DB, value: Any, condition: str, path: str
 ) -> None:
     """As PostgreSQL's own operators have it."""
-    means = "select jsonb_path_match_tz(%s, ulak._condition(%s::jsonpath, 'filter'), '{}', true)"
+    means = "select jsonb_path_match_tz(%s, ulak_private.condition(%s::jsonpath, 'filter'), '{}', true)"
 
     for filter, operator in ((condition, "jsonb_path_match_tz"), (path, "jsonb_path_exists_tz")):
         meant = alone.execute(f"select {operator}(%s, %s::jsonpath, '{{}}', true)", [Jsonb(value), filter]).fetchone()

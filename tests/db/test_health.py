@@ -17,7 +17,7 @@ HTTP = {"url": "https://example.com/hook"}
 @pytest.fixture(autouse=True)
 def vacuumed(rolled_back: DB) -> None:
     """What earlier tests rolled back are dead rows, which a check of the queue warns of."""
-    rolled_back.execute("vacuum ulak._deliveries")
+    rolled_back.execute("vacuum ulak_private.deliveries")
 
 
 def check(queue: Queue, component: str, now: float = 0) -> tuple[str, str]:
@@ -110,7 +110,7 @@ def test_one_word_is_the_worst_of_all(queue: Queue) -> None:
     queue.bury(queue.send())
     assert queue.value("select ulak.health()") == "warning"
 
-    queue.db.execute("update ulak.cluster_identity set system_identifier = 1")
+    queue.db.execute("update ulak_private.cluster_identity set system_identifier = 1")
 
     assert queue.value("select ulak.health()") == "critical"
 
@@ -196,7 +196,7 @@ def test_a_missing_month_is_a_warning(queue: Queue) -> None:
 
 
 def test_messages_of_another_cluster_are_critical(queue: Queue) -> None:
-    queue.db.execute("update ulak.cluster_identity set system_identifier = 1")
+    queue.db.execute("update ulak_private.cluster_identity set system_identifier = 1")
 
     assert check(queue, "cluster")[0] == "critical"
 
@@ -210,7 +210,7 @@ def test_maintenance_that_ran_is_well_and_one_that_failed_is_critical(db: psycop
     assert row[0] == "ok"
     assert row[1].startswith("last run ")
 
-    db.execute("alter function ulak._unpark_orphans(timestamptz) rename to _unpark_orphans_gone")
+    db.execute("alter function ulak_private.unpark_orphans(timestamptz) rename to _unpark_orphans_gone")
     db.execute("call ulak.run_maintenance(date_trunc('hour', now()))")
 
     row = db.execute(told).fetchone()

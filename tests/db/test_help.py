@@ -48,7 +48,7 @@ def test_each_parameter_is_described_and_nothing_else_is(queue: Queue) -> None:
         where p.pronamespace = 'ulak'::regnamespace and p.proname not like '\_%' and a.number <= p.pronargs
         """
     ).fetchall()
-    texts = queue.db.execute("select function_name, parameter from ulak._parameter_help()").fetchall()
+    texts = queue.db.execute("select function_name, parameter from ulak_private.parameter_help()").fetchall()
 
     missing = {each for each in parameters if each not in texts and (None, each[1]) not in texts}
     stale = {

@@ -15,7 +15,7 @@ DB = psycopg.Connection[Any]
 
 
 def violation(db: DB, schema: Any, value: Any) -> str | None:
-    query = "select '$' || v[1] || ' ' || v[2] from ulak._json_violation(%s, %s) v"
+    query = "select '$' || v[1] || ' ' || v[2] from ulak_private.json_violation(%s, %s) v"
     row = db.execute(query, [json.dumps(schema), json.dumps(value)]).fetchone()
     assert row is not None
     return None if row[0] is None else str(row[0])
@@ -85,7 +85,7 @@ KEYWORDS: list[tuple[Any, list[Any], dict[str, str]]] = [
 def test_a_keyword_accepts_and_refuses(
     module_session: DB, schema: Any, accepted: list[Any], refusals: dict[str, str]
 ) -> None:
-    module_session.execute("select ulak._check_json_schema(%s)", [json.dumps(schema)])
+    module_session.execute("select ulak_private.check_json_schema(%s)", [json.dumps(schema)])
 
     assert [value for value in accepted if violation(module_session, schema, value) is not None] == []
     assert {text: violation(module_session, schema, json.loads(text)) for text in refusals} == refusals
@@ -109,7 +109,9 @@ def test_odd_keys_are_quoted_in_the_path(module_session: DB) -> None:
 def test_an_unknown_key_is_answered_with_the_nearest(module_session: DB) -> None:
     schema = {"properties": {"amount": True, "currency": True}, "additionalProperties": False}
 
-    row = module_session.execute("select (ulak._json_violation(%s, %s))[3]", [json.dumps(schema), '{"amuont": 1}'])
+    row = module_session.execute(
+        "select (ulak_private.json_violation(%s, %s))[3]", [json.dumps(schema), '{"amuont": 1}']
+    )
 
     assert row.fetchone() == ('Did you mean "amount"?',)
 
@@ -161,7 +163,7 @@ BAD_SCHEMAS = {
 
 @pytest.mark.parametrize("schema", BAD_SCHEMAS)
 def test_a_schema_that_cannot_be_enforced_is_refused(module_session: DB, schema: str) -> None:
-    error = refused(module_session, "select ulak._check_json_schema(%s)", schema)
+    error = refused(module_session, "select ulak_private.check_json_schema(%s)", schema)
 
     assert error.sqlstate == "22023"
     assert error.message_primary is not None
@@ -170,7 +172,7 @@ def test_a_schema_that_cannot_be_enforced_is_refused(module_session: DB, schema:
 
 def test_a_misspelt_keyword_is_answered_with_the_nearest(module_session: DB) -> None:
     assert (
-        refused(module_session, """select ulak._check_json_schema('{"minimun": 1}')""").message_hint
+        refused(module_session, """select ulak_private.check_json_schema('{"minimun": 1}')""").message_hint
         == 'Did you mean "minimum"?'
     )
 
@@ -178,18 +180,18 @@ def test_a_misspelt_keyword_is_answered_with_the_nearest(module_session: DB) -> 
 def test_the_schemas_of_ulak_itself_are_valid(module_session: DB) -> None:
     checked = module_session.execute(
         """
-        select ulak._check_json_schema(schema)
+        select ulak_private.check_json_schema(schema)
         from (
             values
-                (ulak._json_schema_keywords()),
-                (ulak._config_schema('http')),
-                (ulak._config_schema('pull')),
-                (ulak._retry_policy_schema()),
-                (ulak._events_schema()),
-                (ulak._auth_schema('basic')),
-                (ulak._auth_schema('bearer')),
-                (ulak._auth_schema('oauth2')),
-                (ulak._auth_schema('aws_sigv4'))
+                (ulak_private.json_schema_keywords()),
+                (ulak_private.config_schema('http')),
+                (ulak_private.config_schema('pull')),
+                (ulak_private.retry_policy_schema()),
+                (ulak_private.events_schema()),
+                (ulak_private.auth_schema('basic')),
+                (ulak_private.auth_schema('bearer')),
+                (ulak_private.auth_schema('oauth2')),
+                (ulak_private.auth_schema('aws_sigv4'))
         ) as s (schema)
         """
     ).fetchall()
@@ -260,6 +262,6 @@ SCHEMAS: st.SearchStrategy[Any] = st.recursive(
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(schema=SCHEMAS, value=VALUES)
 def test_verdicts_are_those_of_the_standard(module_session: DB, schema: Any, value: Any) -> None:
-    module_session.execute("select ulak._check_json_schema(%s)", [json.dumps(schema)])
+    module_session.execute("select ulak_private.check_json_schema(%s)", [json.dumps(schema)])
 
     assert (violation(module_session, schema, value) is None) == valid(schema, value)

@@ -217,7 +217,7 @@ def test_many_outcomes_are_settled_at_once_and_the_stale_ones_are_left_out(queue
     queue.db.execute("update ulak.queue set locked_by = 'other' where id = %s", [ids[1]])
 
     settled = queue.value(
-        "select ulak._settle_many('w', %s, %s, %s, %s)",
+        "select ulak_private.settle_many('w', %s, %s, %s, %s)",
         [*ids, 999_999_999],
         [1] * 7,
         [None, None, None, "[RETRYABLE] a", "[PERMANENT] b", "[RETRYABLE] c", None],
@@ -232,7 +232,10 @@ def test_many_outcomes_are_settled_at_once_and_the_stale_ones_are_left_out(queue
 
 def test_an_outcome_given_twice_counts_once(queue: Queue, claim: Claim) -> None:
     settled = queue.value(
-        "select ulak._settle_many('w', %s, %s, %s)", [claim.id] * 3, [1] * 3, ["[RETRYABLE] a", "[RETRYABLE] b", None]
+        "select ulak_private.settle_many('w', %s, %s, %s)",
+        [claim.id] * 3,
+        [1] * 3,
+        ["[RETRYABLE] a", "[RETRYABLE] b", None],
     )
 
     assert settled == [claim.id]
@@ -246,8 +249,8 @@ def test_many_leases_are_renewed_or_given_back_at_once(queue: Queue) -> None:
     queue.db.execute("update ulak.queue set locked_by = 'other' where id = %s", [ids[1]])
     held = [ids[0], ids[2]]
 
-    renewed = queue.value("select ulak._heartbeat_many('w', %s, %s, '100 s', %s)", ids, [1] * 3, queue.at(10))
-    released = queue.value("select ulak._release_many('w', %s, %s, '5 s', %s)", ids, [1] * 3, queue.at(10))
+    renewed = queue.value("select ulak_private.heartbeat_many('w', %s, %s, '100 s', %s)", ids, [1] * 3, queue.at(10))
+    released = queue.value("select ulak_private.release_many('w', %s, %s, '5 s', %s)", ids, [1] * 3, queue.at(10))
 
     assert sorted(renewed) == sorted(released) == held
     assert [queue.due_in(id) for id in held] == [15, 15]

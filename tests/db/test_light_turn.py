@@ -30,7 +30,7 @@ def turn(
     """The ids that were claimed, and those that were stored."""
     delivered = delivered or {}
     rows = queue.rows(
-        "select * from ulak._light_turn(%s, %s, %s, interval '30 s', %s::bigint[], %s::integer[], %s)",
+        "select * from ulak_private.light_turn(%s, %s, %s, interval '30 s', %s::bigint[], %s::integer[], %s)",
         worker,
         after,
         count,
@@ -100,7 +100,7 @@ def test_a_message_of_an_endpoint_that_is_not_plain_is_left_to_claim(queue: Queu
     id = queue.send("other")
 
     assert turn(queue, id - 1) == ([], [])
-    assert queue.column("select id from ulak._claim('w', 10, p_protocols => '{http}')") == [id]
+    assert queue.column("select id from ulak_private.claim('w', 10, p_protocols => '{http}')") == [id]
 
 
 @pytest.mark.parametrize("change", ["enabled = false", "circuit_state = 'open', circuit_half_open_at = 'infinity'"])
@@ -152,10 +152,10 @@ def test_a_delivery_that_its_endpoint_must_hear_of_is_told_to_it(queue: Queue, c
 
 def test_what_was_claimed_has_all_that_a_request_needs(queue: Queue) -> None:
     id = queue.send("shop", {"n": 1}, headers={"x-n": "1"}, metadata={"m": 2})
-    claimed = queue.rows("select * from ulak._light_turn('w', %s, 1, interval '30 s', '{}', '{}')", id - 1)
+    claimed = queue.rows("select * from ulak_private.light_turn('w', %s, 1, interval '30 s', '{}', '{}')", id - 1)
 
     queue.db.execute("update ulak.queue set status = 'pending', lease_until = null, locked_by = null")
-    usual = queue.rows("select * from ulak._claim('w', 1, p_protocols => '{http}')")
+    usual = queue.rows("select * from ulak_private.claim('w', 1, p_protocols => '{http}')")
 
     same = claimed[0].keys() & usual[0].keys() - {"attempt"}
     assert len(same) == 9

@@ -63,7 +63,7 @@ def test_a_run_does_all_that_is_due_and_counts_it(db: DB) -> None:
     db.execute("select ulak.create_endpoint('shop', 'pull', '{}', '{\"max_retries\": 5}')")
     db.execute(
         """
-        insert into ulak._deliveries (id, endpoint_id, payload, status, locked_by, lease_until, processing_started_at, expires_at,
+        insert into ulak_private.deliveries (id, endpoint_id, payload, status, locked_by, lease_until, processing_started_at, expires_at,
             attempts, ordering_key, next_retry_at)
         values
             (1001, 1, '{}', 'processing', 'w', %(old)s, %(old)s, null, 1, null, now()),
@@ -76,10 +76,10 @@ def test_a_run_does_all_that_is_due_and_counts_it(db: DB) -> None:
     finish(db, 3, at=LONG_AGO)
     old = NOW - timedelta(days=31)
     for statement in (
-        "select ulak._make_archive_partition('2030-08-01Z')",
-        "select ulak._make_archive_partition('2030-09-01Z')",
+        "select ulak_private.make_archive_partition('2030-08-01Z')",
+        "select ulak_private.make_archive_partition('2030-09-01Z')",
         """
-        insert into ulak._letters (original_message_id, endpoint_id, message_id, original_created_at, failed_at, archived_at,
+        insert into ulak_private.letters (original_message_id, endpoint_id, message_id, original_created_at, failed_at, archived_at,
             attempts, retry_count, priority, endpoint_name, protocol, payload)
         select n, 1, gen_random_uuid(), %(old)s, %(old)s, %(old)s, 1, 1, 0, 'shop', 'pull', '{}'
         from generate_series(1, 2) n
@@ -116,7 +116,7 @@ def test_a_run_does_all_that_is_due_and_counts_it(db: DB) -> None:
     assert value(db, "select count(*) from ulak.archive") == 3
     months = column(
         db,
-        "select name from ulak._month_partitions where parent = 'ulak._archived'::regclass and name > 'archive_2030_06' order by 1",
+        "select name from ulak_private.month_partitions where parent = 'ulak_private.archived'::regclass and name > 'archive_2030_06' order by 1",
     )
     assert months[0] == "archive_2030_09"
     assert months[-1] == "archive_2031_06"
@@ -207,7 +207,7 @@ def test_an_error_that_repeats_is_in_the_event_log_once_and_stays_visible_when_i
 
 
 def test_a_month_that_cannot_be_made_does_not_hold_up_the_next_one(db: DB) -> None:
-    db.execute("create table ulak.archive_2031_04 ()")
+    db.execute("create table ulak_private.archive_2031_04 ()")
 
     run(db)
 
@@ -215,30 +215,30 @@ def test_a_month_that_cannot_be_made_does_not_hold_up_the_next_one(db: DB) -> No
     assert "archive_2031_04" in status(db, "last_error")["partitions"]
     months = column(
         db,
-        "select name from ulak._month_partitions where parent = 'ulak._archived'::regclass and name > 'archive_2031_02' order by 1",
+        "select name from ulak_private.month_partitions where parent = 'ulak_private.archived'::regclass and name > 'archive_2031_02' order by 1",
     )
     assert months == ["archive_2031_03", "archive_2031_05", "archive_2031_06"]
 
 
 def test_a_month_somebody_reads_is_dropped_by_a_later_run(db: DB, connect: Connect) -> None:
-    db.execute("select ulak._make_archive_partition('2029-01-01Z')")
+    db.execute("select ulak_private.make_archive_partition('2029-01-01Z')")
     db.execute("select ulak.maintain_archive_partitions(3, %s)", [NOW])
     reader = connect(autocommit=False)
-    reader.execute("select count(*) from ulak.archive_2029_01")
+    reader.execute("select count(*) from ulak_private.archive_2029_01")
 
     run(db)
 
     assert "was not dropped" in status(db, "last_error")["archive_retention"]
-    assert value(db, "select to_regclass('ulak.archive_2029_01')") is not None
+    assert value(db, "select to_regclass('ulak_private.archive_2029_01')") is not None
     reader.rollback()
     run(db)
     assert status(db, "state")["archive_retention"] == "ok"
-    assert value(db, "select to_regclass('ulak.archive_2029_01')") is None
+    assert value(db, "select to_regclass('ulak_private.archive_2029_01')") is None
 
 
 def test_a_second_run_at_the_same_time_leaves_with_a_notice(db: DB, connect: Connect) -> None:
     first, second, gate = connect(), connect(), connect(autocommit=False)
-    gate.execute("lock table ulak._letters in access exclusive mode")
+    gate.execute("lock table ulak_private.letters in access exclusive mode")
     going = Running(lambda: run(first))
     wait_until_blocked(first, db)
 
@@ -251,7 +251,7 @@ def test_a_second_run_at_the_same_time_leaves_with_a_notice(db: DB, connect: Con
 
 def test_a_run_that_was_cancelled_does_not_keep_others_out(db: DB, connect: Connect) -> None:
     first, gate = connect(), connect(autocommit=False)
-    gate.execute("lock table ulak._letters in access exclusive mode")
+    gate.execute("lock table ulak_private.letters in access exclusive mode")
     going = Running(lambda: run(first))
     wait_until_blocked(first, db)
     db.execute("select pg_cancel_backend(%s)", [first.info.backend_pid])
@@ -323,10 +323,10 @@ def test_the_command_for_the_vacuum_job_runs_as_it_is(db: DB) -> None:
     db.execute("delete from ulak.queue")
     db.execute("select pg_stat_force_next_flush()")
 
-    db.execute(value(db, "select ulak._vacuum_command()"))
+    db.execute(value(db, "select ulak_private.vacuum_command()"))
 
     assert status(db, "state")["vacuum"] == "ok"
-    assert value(db, "select n_dead_tup from pg_stat_all_tables where relid = 'ulak._deliveries'::regclass") == 0
+    assert value(db, "select n_dead_tup from pg_stat_all_tables where relid = 'ulak_private.deliveries'::regclass") == 0
 
 
 def test_a_run_forgets_a_signing_secret_whose_grace_is_over(db: DB) -> None:
@@ -335,18 +335,18 @@ def test_a_run_forgets_a_signing_secret_whose_grace_is_over(db: DB) -> None:
     db.execute("select ulak.rotate_secret('signed', '1 day', 'the new one', %s)", [NOW])
 
     run(db, NOW + timedelta(hours=23))
-    kept = column(db, "select previous_value from ulak.secrets")
+    kept = column(db, "select previous_value from ulak_private.secrets")
     run(db, NOW + timedelta(days=1))
 
     assert kept == ["the old one"]
-    assert column(db, "select previous_value from ulak.secrets") == [None]
+    assert column(db, "select previous_value from ulak_private.secrets") == [None]
     assert status(db, "rows")["secrets"] == 1
 
 
 # Stored as they are, 100 kB each.
 BIG_LETTERS = """
-    alter table ulak._letters alter column payload set storage external;
-    insert into ulak._letters (
+    alter table ulak_private.letters alter column payload set storage external;
+    insert into ulak_private.letters (
         original_message_id, endpoint_id, message_id, original_created_at, failed_at, archived_at, attempts, retry_count,
         priority, endpoint_name, protocol, payload
     )
@@ -355,7 +355,7 @@ BIG_LETTERS = """
         jsonb_build_object('t', repeat('x', 100000))
     from generate_series(1, 250) n
 """
-BATCH = "select outcome, reached::text from ulak._maintenance_step(%s, now(), %s, now())"
+BATCH = "select outcome, reached::text from ulak_private.maintenance_step(%s, now(), %s, now())"
 
 
 def test_a_batch_of_large_letters_is_small(db: DB) -> None:

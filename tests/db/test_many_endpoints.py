@@ -28,21 +28,21 @@ def roll_up(queue: Queue, step: str, now: float = 0) -> None:
     reached, more = None, True
     while more:
         ((more, reached),) = queue.db.execute(
-            "select more, reached from ulak._maintenance_work(%s, null, coalesce(%s, '-infinity'::timestamptz), %s)",
+            "select more, reached from ulak_private.maintenance_work(%s, null, coalesce(%s, '-infinity'::timestamptz), %s)",
             [step, reached, queue.at(now)],
         ).fetchall()
         reached = reached if reached and reached.year > 1 else None
 
 
 def sample(queue: Queue, now: float) -> int:
-    return int(queue.value("select ulak._sample_backlog(%s)", queue.at(now)))
+    return int(queue.value("select ulak_private.sample_backlog(%s)", queue.at(now)))
 
 
 def sums(queue: Queue) -> list[tuple[Any, ...]]:
     return queue.db.execute(
         """
         select endpoint_id, date_trunc('hour', minute, 'UTC'), sum(delivered), sum(failed), sum(latency_total_ms),
-            ulak._percentiles(ulak._sum_histograms(latency_histogram), '{0.5,0.95}')
+            ulak_private.percentiles(ulak_private.sum_histograms(latency_histogram), '{0.5,0.95}')
         from ulak.endpoint_stats group by 1, 2 order by 1, 2
         """
     ).fetchall()
@@ -80,7 +80,7 @@ def test_a_report_counts_all_endpoints_and_shows_fifty(queue: Queue) -> None:
     many(queue, 60)
     queue.db.execute("select ulak.send('e' || n, '{}') from generate_series(1, 60) n")
 
-    data = queue.value("select ulak._report_data(1, %s)", queue.at(70))
+    data = queue.value("select ulak_private.report_data(1, %s)", queue.at(70))
 
     assert (len(data["endpoints"]), data["totals"]["endpoints"], data["totals"]["waiting"]) == (50, 60, 60)
     assert "and 10 more" in queue.value("select ulak.report(1, %s)", queue.at(70))
@@ -181,7 +181,9 @@ def test_a_roll_up_takes_more_than_one_batch(queue: Queue) -> None:
         [queue.at(hour_of(queue, 3))],
     )
 
-    rows, _ = queue.db.execute("select * from ulak._roll_up_stats('-infinity', %s)", [queue.base]).fetchone() or (0, 0)
+    rows, _ = queue.db.execute(
+        "select * from ulak_private.roll_up_stats('-infinity', %s)", [queue.base]
+    ).fetchone() or (0, 0)
 
     assert rows == 600
     roll_up(queue, "stats_retention")
@@ -220,7 +222,7 @@ def test_the_runs_count_all_endpoints_and_begin_at_different_ones(queue: Queue) 
     many(queue, 300)
     ids = queue.column("select id from ulak.endpoints order by id")
 
-    orders = [queue.value("select ulak._sample_order(%s)", queue.at(60 * minute)) for minute in range(30)]
+    orders = [queue.value("select ulak_private.sample_order(%s)", queue.at(60 * minute)) for minute in range(30)]
 
     assert all(sorted(order) == ids for order in orders)
     assert {ids.index(order[0]) // 100 for order in orders} == {0, 1, 2}
@@ -303,15 +305,15 @@ def test_what_was_counted_is_found_by_its_endpoint_though_the_statistics_are_of_
     db.execute(
         "insert into ulak.endpoints (name, protocol, config) select 'e' || n, 'pull', '{}' from generate_series(1, 300) n"
     )
-    db.execute("insert into ulak._deliveries (endpoint_id, payload) select id, '1' from ulak.endpoints")
-    db.execute("select ulak._sample_backlog()")
+    db.execute("insert into ulak_private.deliveries (endpoint_id, payload) select id, '1' from ulak.endpoints")
+    db.execute("select ulak_private.sample_backlog()")
     read = """
         select sum(idx_tup_read)::bigint, pg_stat_force_next_flush()::text from pg_stat_user_indexes
         where relname = 'backlog_samples'
     """
     (before, _) = db.execute(read).fetchone()  # type: ignore[misc]
 
-    db.execute("select ulak._sample_backlog(clock_timestamp() + interval '1 minute')")
+    db.execute("select ulak_private.sample_backlog(clock_timestamp() + interval '1 minute')")
 
     db.execute("select pg_stat_force_next_flush()")
     (after, _) = db.execute(read).fetchone()  # type: ignore[misc]

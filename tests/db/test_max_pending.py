@@ -85,7 +85,7 @@ def test_what_a_probe_found_free_is_a_promise_that_later_sends_go_by(queue: Queu
 
     first = queue.send("shop")
 
-    safe_to = "select safe_to from ulak.endpoint_headroom"
+    safe_to = "select safe_to from ulak_private.endpoint_headroom"
     assert queue.value(safe_to) == first + 49
     queue.send_many(49, "shop")
     assert queue.value(safe_to) == first + 49
@@ -95,4 +95,4 @@ def test_a_limit_that_was_lifted_a_moment_ago_holds_nobody_up(queue: Queue) -> N
     """The sender has read it, and then asks how much room there is."""
     endpoint = queue.endpoint("shop")
 
-    assert queue.value("select ulak._pending_room(%s, 5, 5)", endpoint) == 5
+    assert queue.value("select ulak_private.pending_room(%s, 5, 5)", endpoint) == 5

@@ -93,7 +93,7 @@ def test_every_metric_is_defined_and_every_definition_is_used(db: psycopg.Connec
 
     used = set(queue.column("select metric_name from ulak.metrics()"))
 
-    assert used == set(queue.column("select name from ulak._metric_definitions()"))
+    assert used == set(queue.column("select name from ulak_private.metric_definitions()"))
 
 
 def test_prometheus_reads_the_text(queue: Queue) -> None:
@@ -153,7 +153,7 @@ def test_a_monitor_may_scrape(connect: Connect) -> None:
 
 
 def test_a_metric_without_a_definition_is_an_error(queue: Queue) -> None:
-    definition = str(queue.value("select pg_get_functiondef('ulak._metric_definitions()'::regprocedure)"))
+    definition = str(queue.value("select pg_get_functiondef('ulak_private.metric_definitions()'::regprocedure)"))
     queue.db.execute(definition.replace("'dlq_depth',", "'dlq_deep',"))
 
     error = refused(queue.db, "select * from ulak.metrics()")

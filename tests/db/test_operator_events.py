@@ -257,7 +257,7 @@ def pager(queue: Queue) -> Queue:
 
 
 def digest(queue: Queue, now: float) -> None:
-    queue.db.execute("select ulak._maintenance_step('samples', now(), '-infinity', %s)", [queue.at(now)])
+    queue.db.execute("select ulak_private.maintenance_step('samples', now(), '-infinity', %s)", [queue.at(now)])
 
 
 def test_many_dead_letters_are_one_digest_for_each_endpoint(pager: Queue) -> None:
@@ -305,7 +305,7 @@ def test_without_a_subscriber_nothing_is_counted(queue: Queue) -> None:
     queue.endpoint("shop")
     queue.bury(queue.send("shop"))
 
-    assert queue.value("select count(*) from ulak._dead_counts") == 0
+    assert queue.value("select count(*) from ulak_private.dead_counts") == 0
 
 
 def test_a_digest_that_cannot_be_delivered_is_in_no_digest(pager: Queue) -> None:

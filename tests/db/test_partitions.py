@@ -14,7 +14,9 @@ from support.sessions import strain
 
 DB = psycopg.Connection[Any]
 
-PARTITIONS = "select name from ulak._month_partitions where parent = 'ulak._archived'::regclass order by name"
+PARTITIONS = (
+    "select name from ulak_private.month_partitions where parent = 'ulak_private.archived'::regclass order by name"
+)
 
 
 def month(year: int, number: int, day: int = 1, hour: int = 0) -> datetime:
@@ -34,12 +36,12 @@ def archive_all(db: DB, now: datetime) -> Any:
 
 
 def partition_of(db: DB, message: int) -> Any:
-    return value(db, "select tableoid::regclass::text from ulak._archived where id = %s", message)
+    return value(db, "select tableoid::regclass::text from ulak_private.archived where id = %s", message)
 
 
 def drop_months(db: DB) -> DB:
     """So that a test has a calendar of its own."""
-    for name in column(db, "select name from ulak._month_partitions"):
+    for name in column(db, "select name from ulak_private.month_partitions"):
         db.execute(f"drop table ulak.{name}")  # type: ignore[arg-type]
     return db
 
@@ -72,11 +74,11 @@ def test_months_are_ordinary_tables_and_no_members_of_the_extension(alone: DB) -
     """
 
     assert column(alone, members) == [
-        "ulak._archived",
-        "ulak._events",
-        "ulak._events_default",
+        "ulak_private.archived",
+        "ulak_private.events",
+        "ulak_private.events_default",
         "ulak.archive",
-        "ulak.archive_default",
+        "ulak_private.archive_default",
     ]
 
 
@@ -109,8 +111,8 @@ def test_the_last_instant_of_a_month_and_the_first_of_the_next_are_kept_apart(em
     last, first = (finish(empty, at=at)[0] for at in (month(2031, 3) - timedelta(microseconds=1), month(2031, 3)))
     archive_all(empty, month(2031, 3))
 
-    assert partition_of(empty, last) == "ulak.archive_2031_02"
-    assert partition_of(empty, first) == "ulak.archive_2031_03"
+    assert partition_of(empty, last) == "ulak_private.archive_2031_02"
+    assert partition_of(empty, first) == "ulak_private.archive_2031_03"
 
 
 def test_each_month_s_end_makes_one_more_month(empty: DB) -> None:
@@ -129,11 +131,11 @@ def test_months_without_maintenance_are_made_up_for_and_the_default_is_emptied(e
     # Maintenance is off from February to April; something else archives on.
     messages = {at: finish(empty, 2, at=at) for at in (month(2030, n, 10) for n in (1, 2, 3, 4))}
     assert archive_all(empty, month(2030, 4, 11)) == 8
-    assert value(empty, "select count(*) from ulak.archive_default") == 6
+    assert value(empty, "select count(*) from ulak_private.archive_default") == 6
 
     assert maintain(empty, month(2030, 5)) == 7
 
-    assert value(empty, "select count(*) from ulak.archive_default") == 0
+    assert value(empty, "select count(*) from ulak_private.archive_default") == 0
     for at, ids in messages.items():
         assert {partition_of(empty, id) for id in ids} == {f"ulak.archive_{at:%Y_%m}"}
     assert column(empty, PARTITIONS) == [f"archive_2030_{n:02}" for n in range(1, 9)]
@@ -147,8 +149,8 @@ def test_rows_of_a_far_month_in_the_default_get_their_month(empty: DB) -> None:
 
     maintain(empty, month(2030, 6), ahead=0)
 
-    assert partition_of(empty, old) == "ulak.archive_1999_12"
-    assert partition_of(empty, new) == "ulak.archive_2050_01"
+    assert partition_of(empty, old) == "ulak_private.archive_1999_12"
+    assert partition_of(empty, new) == "ulak_private.archive_2050_01"
     assert column(empty, "select to_jsonb(a) from ulak.archive a order by id") == before
     assert column(empty, PARTITIONS) == ["archive_1999_12", "archive_2030_06", "archive_2050_01"]
 
@@ -184,7 +186,7 @@ def test_a_nonsensical_number_of_months_is_refused(alone: DB, ahead: int | None)
 
 def test_a_table_in_the_way_is_an_error_that_says_how_to_mend_it(empty: DB) -> None:
     maintain(empty, month(2030, 1))
-    empty.execute("alter table ulak._archived detach partition ulak.archive_2030_02")
+    empty.execute("alter table ulak_private.archived detach partition ulak_private.archive_2030_02")
 
     with pytest.raises(psycopg.errors.DuplicateTable) as caught, empty.transaction():
         maintain(empty, month(2030, 1))
@@ -218,10 +220,10 @@ def test_making_a_month_gives_up_soon_when_somebody_reads_the_archive(bare: DB, 
 
     assert time.monotonic() - began < 2 * strain()
     assert column(bare, PARTITIONS) == []
-    assert value(bare, "select count(*) from ulak.archive_default") == 1
+    assert value(bare, "select count(*) from ulak_private.archive_default") == 1
     reader.rollback()
     assert maintain(bare, month(2030, 1)) == 4
-    assert value(bare, "select count(*) from ulak.archive_default") == 0
+    assert value(bare, "select count(*) from ulak_private.archive_default") == 0
 
 
 def test_two_at_once_make_each_month_once(bare: DB, connect: Connect) -> None:
@@ -276,9 +278,9 @@ def test_a_retention_below_one_month_is_refused(alone: DB, retention: int) -> No
 
 
 def test_retention_leaves_the_default_partition_and_what_an_administrator_attached(empty: DB) -> None:
-    empty.execute("create table ulak.archive_before_2000 (like ulak._archived)")
+    empty.execute("create table ulak.archive_before_2000 (like ulak_private.archived)")
     empty.execute(
-        "alter table ulak._archived attach partition ulak.archive_before_2000 for values from (minvalue) to ('2000-01-01Z')"
+        "alter table ulak_private.archived attach partition ulak.archive_before_2000 for values from (minvalue) to ('2000-01-01Z')"
     )
 
     assert cleanup(empty, 1, month(2040, 1)) == 0
@@ -327,12 +329,12 @@ def test_a_million_messages_of_ten_months_need_a_fortieth_of_a_b_tree(bare: DB) 
         bare.execute(f"drop index ulak.{name}_id_idx")  # type: ignore[arg-type]
     bare.execute(
         """
-        insert into ulak._archived (id, endpoint_id, message_id, status, created_at, payload)
+        insert into ulak_private.archived (id, endpoint_id, message_id, status, created_at, payload)
         select n, 1, '00000000-0000-0000-0000-000000000000', 'completed', '2030-01-01Z'::timestamptz + n * interval '26 s', '{}'
         from generate_series(0, 999999) n
         """
     )
-    assert value(bare, "select count(*) from ulak.archive_default") == 0
+    assert value(bare, "select count(*) from ulak_private.archive_default") == 0
     sizes = {"brin": 0, "btree": 0}
     for name in column(bare, PARTITIONS):
         bare.execute("select brin_summarize_new_values(%s)", [f"ulak.{name}_created_at_idx"])
@@ -350,4 +352,4 @@ def test_drop_extension_takes_months_along_that_were_made_later(cluster: Cluster
 
         connection.execute("drop extension ulak")
 
-        assert value(connection, "select to_regclass('ulak.archive_2040_01')") is None
+        assert value(connection, "select to_regclass('ulak_private.archive_2040_01')") is None

@@ -16,9 +16,9 @@ def id(queue: Queue) -> int:
 @pytest.mark.parametrize(
     ("table", "change"),
     [
-        ("_events", "payload = '{\"amount\": 2}'"),
-        ("_events", "headers = '{}'"),
-        ("_deliveries", "payload = '{\"amount\": 2}', priority = 1"),
+        ("events", "payload = '{\"amount\": 2}'"),
+        ("events", "headers = '{}'"),
+        ("deliveries", "payload = '{\"amount\": 2}', priority = 1"),
         ("queue", "message_id = gen_random_uuid(), priority = 1"),
     ],
 )
@@ -43,7 +43,7 @@ def test_nobody_changes_the_payload_of_a_view(queue: Queue, id: int) -> None:
 
 def test_an_update_that_names_the_payload_is_refused_even_if_it_keeps_it(queue: Queue, id: int) -> None:
     with pytest.raises(psycopg.errors.ObjectNotInPrerequisiteState), queue.db.transaction():
-        queue.db.execute("update ulak._deliveries set payload = payload, priority = 1")
+        queue.db.execute("update ulak_private.deliveries set payload = payload, priority = 1")
 
 
 def test_an_update_of_other_columns_is_none_of_the_guards_business(queue: Queue, id: int) -> None:

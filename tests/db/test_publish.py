@@ -231,7 +231,7 @@ def test_an_application_cannot_publish_ulaks_own_events(connect: Connect) -> Non
     application = connect("ulak_application")
 
     assert refused(application, "select ulak.publish('ulak.message.dead', '{}')").sqlstate == "42939"
-    assert refused(application, "select ulak._fan_out(null, null, null)").sqlstate == "42501"
+    assert refused(application, "select ulak_private.fan_out(null, null, null)").sqlstate == "42501"
 
 
 def test_an_application_publishes_in_its_own_transaction(connect: Connect, db: DB) -> None:
@@ -273,7 +273,7 @@ def test_a_publish_is_one_insert_however_many_endpoints(db: DB) -> None:
         create function count_statements() returns trigger language plpgsql as
             'begin insert into public.statements default values; return null; end';
         create table statements ();
-        create trigger counts after insert on ulak._deliveries for each statement execute function count_statements();
+        create trigger counts after insert on ulak_private.deliveries for each statement execute function count_statements();
         """
     )
 
@@ -307,7 +307,7 @@ def test_publishing_opens_no_subtransaction(db: DB) -> None:
     with db.transaction():
         publish(db, "order", {"id": 1})
         publish_batch(db, ("order", {"id": 2}))
-        query = "select count(*), count(*) filter (where xmin::text::bigint = txid_current() % (2^32)::bigint) from ulak._deliveries"
+        query = "select count(*), count(*) filter (where xmin::text::bigint = txid_current() % (2^32)::bigint) from ulak_private.deliveries"
         assert db.execute(query).fetchone() == (4, 4)
 
 

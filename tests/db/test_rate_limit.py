@@ -54,11 +54,11 @@ def test_the_interval_is_a_second_a_minute_or_an_hour(queue: Queue, interval: st
 def test_what_waits_for_a_token_stays_untouched(queue: Queue) -> None:
     limited(queue, 5, limit=1, interval="minute")
     claimed(queue, 0)
-    before = queue.rows("select *, xmin::text, ctid::text from ulak._deliveries order by id")
+    before = queue.rows("select *, xmin::text, ctid::text from ulak_private.deliveries order by id")
 
     assert claimed(queue, 1) == 0
 
-    assert queue.rows("select *, xmin::text, ctid::text from ulak._deliveries order by id") == before
+    assert queue.rows("select *, xmin::text, ctid::text from ulak_private.deliveries order by id") == before
 
 
 def test_unused_turns_cost_no_token(queue: Queue) -> None:

@@ -40,8 +40,18 @@ def test_a_schedule_is_one_job_that_its_name_replaces_and_ends(cron: DB) -> None
 
     assert done == {"item": f"ulak recurring daily in {database}", "status": "done", "detail": "scheduled", "fix": None}
     assert cron.execute(JOBS).fetchall() == [
-        ("0 7 * * *", "set transaction_read_only = off; select ulak._send_recurring('daily')", "ulak_worker", database),
-        ("@hourly", "set transaction_read_only = off; select ulak._send_recurring('hourly')", "ulak_worker", database),
+        (
+            "0 7 * * *",
+            "set transaction_read_only = off; select ulak_private.send_recurring('daily')",
+            "ulak_worker",
+            database,
+        ),
+        (
+            "@hourly",
+            "set transaction_read_only = off; select ulak_private.send_recurring('hourly')",
+            "ulak_worker",
+            database,
+        ),
     ]
     query = "select name, cron, endpoint, payload, priority, expires_after::text from ulak.recurring_list order by name"
     assert cron.execute(query).fetchall() == [
@@ -68,8 +78,8 @@ def test_what_pg_cron_calls_sends_once_for_each_minute(cluster: Cluster, cron: D
         first = cursor.fetchone()
         assert first is not None and first[0] is not None
     for _ in range(2):
-        cron.execute("select ulak._send_recurring('often', '2030-01-01 00:00:59+00')")
-    cron.execute("select ulak._send_recurring('often', '2030-01-01 00:01:00+00')")
+        cron.execute("select ulak_private.send_recurring('often', '2030-01-01 00:00:59+00')")
+    cron.execute("select ulak_private.send_recurring('often', '2030-01-01 00:01:00+00')")
 
     rows = cron.execute(
         """
@@ -78,8 +88,8 @@ def test_what_pg_cron_calls_sends_once_for_each_minute(cluster: Cluster, cron: D
         """
     ).fetchall()
     assert [row[0] for row in rows[1:]] == [
-        "ulak.schedule often 2030-01-01T00:00Z",
-        "ulak.schedule often 2030-01-01T00:01Z",
+        "ulak_private.schedule often 2030-01-01T00:00Z",
+        "ulak_private.schedule often 2030-01-01T00:01Z",
     ]
     assert [row[1:] for row in rows] == [(3, "key", {"x-a": "b"}, {"c": "d"}, {"n": 1}, True)] * 3
     assert cron.execute("select last_sent_at = '2030-01-01 00:01:00+00' from ulak.recurring_list").fetchone() == (True,)
@@ -89,13 +99,13 @@ def test_a_recurring_message_has_the_generation_of_the_setting(cron: DB) -> None
     schedule(cron, "'often', '* * * * *', 'shop', '1'")
     cron.execute("select ulak.configure('generation', '4')")
 
-    cron.execute("select ulak._send_recurring('often')")
+    cron.execute("select ulak_private.send_recurring('often')")
 
     assert cron.execute("select generation from ulak.queue").fetchall() == [(4,)]
 
 
 def test_a_job_whose_schedule_is_gone_sends_nothing(cron: DB) -> None:
-    assert cron.execute("select ulak._send_recurring('gone')").fetchone() == (None,)
+    assert cron.execute("select ulak_private.send_recurring('gone')").fetchone() == (None,)
     assert cron.execute("select count(*) from ulak.queue").fetchone() == (0,)
 
 
@@ -107,9 +117,9 @@ def test_stop_leaves_what_recurs_and_a_start_brings_it_back(cron: DB) -> None:
 
     assert cron.execute("select count(*) from cron.job where jobname like 'ulak worker%'").fetchone() == (0,)
     assert len(cron.execute(JOBS).fetchall()) == 1
-    wanted = "select schedule, command from ulak._wanted_jobs(1) where jobname like 'ulak recurring %'"
+    wanted = "select schedule, command from ulak_private.wanted_jobs(1) where jobname like 'ulak recurring %'"
     assert cron.execute(wanted).fetchall() == [
-        ("0 6 * * *", "set transaction_read_only = off; select ulak._send_recurring('daily')")
+        ("0 6 * * *", "set transaction_read_only = off; select ulak_private.send_recurring('daily')")
     ]
 
 
@@ -125,7 +135,7 @@ def test_where_pg_cron_lives_in_another_database_the_caller_is_told_what_to_run(
     assert cron.execute(JOBS).fetchall() == [
         (
             "0 6 * * *",
-            "set transaction_read_only = off; select ulak._send_recurring('daily')",
+            "set transaction_read_only = off; select ulak_private.send_recurring('daily')",
             "ulak_worker",
             db.info.dbname,
         )

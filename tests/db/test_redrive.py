@@ -322,7 +322,7 @@ def test_each_failed_cycle_is_added_to_the_history(queue: Queue) -> None:
 def test_the_history_keeps_the_newest_twenty_cycles(queue: Queue) -> None:
     id = queue.send()
     older = [{"attempts": n} for n in range(1, 21)]
-    queue.db.execute("update ulak._deliveries set failure_history = %s", [Jsonb(older)])
+    queue.db.execute("update ulak_private.deliveries set failure_history = %s", [Jsonb(older)])
     queue.fail(queue.claim_one(), "the newest")
 
     id = queue.call("redrive_message", queue.dead(id)["id"])

@@ -54,7 +54,7 @@ def payloads(db: DB) -> list[int]:
 def test_a_replayed_message_is_a_new_one_with_the_old_content(alone: DB) -> None:
     alone.execute(
         """
-        insert into ulak._archived (
+        insert into ulak_private.archived (
             id, endpoint_id, message_id, status, created_at, attempts, retry_count, priority, correlation_id, generation,
             payload, last_error, headers, metadata, response, idempotency_key, payload_hash, scheduled_at, expires_at,
             completed_at, locked_by, lease_until, failure_history
@@ -109,7 +109,7 @@ def test_a_replay_keeps_the_message_id_unless_a_new_one_is_asked_for(alone: DB) 
 
 def test_a_replay_keeps_the_events_id_unless_a_new_message_id_is_asked_for(alone: DB) -> None:
     (id,) = archived(alone)
-    alone.execute("""update ulak._archived set headers = '{"ulak-event-id": "e", "ulak-event-type": "sold"}'""")
+    alone.execute("""update ulak_private.archived set headers = '{"ulak-event-id": "e", "ulak-event-type": "sold"}'""")
 
     same, other = replay(alone, id), replay(alone, id, p_new_message_id=True)
 
@@ -121,7 +121,7 @@ def test_a_replay_keeps_the_events_id_unless_a_new_message_id_is_asked_for(alone
 def test_a_failed_cycle_becomes_part_of_the_history(alone: DB) -> None:
     alone.execute(
         """
-        insert into ulak._archived (
+        insert into ulak_private.archived (
             id, endpoint_id, status, created_at, payload, attempts, retry_count, last_error, first_failed_at, failed_at,
             failure_history
         )
@@ -151,7 +151,7 @@ def test_a_replay_is_in_the_event_log(alone: DB) -> None:
 
 
 def test_a_message_that_is_not_archived_is_an_error_that_says_where_it_is(alone: DB) -> None:
-    alone.execute("insert into ulak._deliveries (id, endpoint_id, payload) values (5, 1, '{}')")
+    alone.execute("insert into ulak_private.deliveries (id, endpoint_id, payload) values (5, 1, '{}')")
     found = {}
     for id in (4, 5):
         with pytest.raises(psycopg.errors.NoDataFound) as caught, alone.transaction():
@@ -171,7 +171,7 @@ def test_what_0_2_0_finished_and_left_in_the_queue_is_replayed_too(alone: DB) ->
     assert value(alone, "select count(*) from ulak.archive") == 0
     assert value(alone, "select status from ulak.queue where id = %s", replay(alone, first)) == "pending"
     assert replay_range(alone) == 1501
-    assert value(alone, "select count(*) from ulak._deliveries where status <> 'pending'") == 0
+    assert value(alone, "select count(*) from ulak_private.deliveries where status <> 'pending'") == 0
 
 
 def test_messages_of_a_dropped_endpoint_cannot_be_replayed(alone: DB) -> None:
@@ -308,7 +308,7 @@ def test_a_replay_reads_each_message_a_few_times_whatever_the_statistics_say(db:
     """Without statistics the planner would go through the month once per message."""
     add_endpoint(db)
     db.execute("select ulak.maintain_archive_partitions(0, %s)", [JANUARY])
-    db.execute("alter table ulak.archive_2030_01 set (autovacuum_enabled = off)")
+    db.execute("alter table ulak_private.archive_2030_01 set (autovacuum_enabled = off)")
     archived(db, 20_000)
 
     with db.transaction():
@@ -317,7 +317,7 @@ def test_a_replay_reads_each_message_a_few_times_whatever_the_statistics_say(db:
             db,
             """
             select seq_tup_read + idx_tup_fetch from pg_stat_xact_all_tables
-            where relid = 'ulak.archive_2030_01'::regclass
+            where relid = 'ulak_private.archive_2030_01'::regclass
             """,
         )
 
@@ -350,7 +350,7 @@ def test_a_replayed_head_of_a_key_is_due_at_once(alone: DB) -> None:
 def test_a_replay_of_many_keys_takes_no_room_in_the_servers_lock_table(alone: DB) -> None:
     alone.execute(
         """
-        insert into ulak._archived (id, endpoint_id, status, created_at, payload, ordering_key)
+        insert into ulak_private.archived (id, endpoint_id, status, created_at, payload, ordering_key)
         select n, 1, 'completed', %s, '{}', 'key ' || n from generate_series(1, 1700) n
         """,
         [JANUARY],
@@ -360,7 +360,7 @@ def test_a_replay_of_many_keys_takes_no_room_in_the_servers_lock_table(alone: DB
         assert replay_range(alone) == 1700
         assert value(alone, "select count(*) from pg_locks where pid = pg_backend_pid()") < 200
 
-    assert value(alone, "select count(*) from ulak.ordering_keys") == 1700
+    assert value(alone, "select count(*) from ulak_private.ordering_keys") == 1700
 
 
 def test_a_replay_waits_for_a_sender_of_the_same_key(db: DB, connect: Connect) -> None:

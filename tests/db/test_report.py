@@ -52,7 +52,7 @@ def busy(queue: Queue) -> Queue:
     queue.fail(queue.claim_one(endpoint="bank"), "[RETRYABLE] HTTP 503: upstream")
     for id in queue.send_many(4, "shop"):
         queue.bury(id, f"HTTP 422: order {id} is unknown")
-    queue.value("select ulak._sample_backlog(%s)", queue.base)
+    queue.value("select ulak_private.sample_backlog(%s)", queue.base)
     add_worker(queue)
     return queue
 
@@ -171,7 +171,7 @@ def test_the_command_of_a_cause_finds_its_dead_letters_and_no_others(queue: Queu
         queue.bury(queue.send("it's a shop"), error.format(n=n))
     queue.bury(queue.send("it's a shop"), "HTTP 404")
 
-    rows = queue.value("select ulak._report_dead()")
+    rows = queue.value("select ulak_private.report_dead()")
 
     assert rows[0]["letters"] == 3
     assert queue.rows(rows[0]["command"])[0]["messages"] == 3
@@ -226,7 +226,7 @@ def test_the_numbers_of_a_long_backlog_agree_with_each_other(queue: Queue) -> No
     queue.endpoint("shop")
     queue.send_many(5201)
     queue.send(scheduled_at=1000)
-    queue.db.execute("select ulak._sample_backlog(%s)", [queue.at(0)])
+    queue.db.execute("select ulak_private.sample_backlog(%s)", [queue.at(0)])
 
     told = parsed(page(queue))
 
@@ -254,7 +254,7 @@ def test_equal_entries_of_the_log_in_a_row_become_one(queue: Queue) -> None:
 def test_the_axis_is_no_longer_than_what_is_known(queue: Queue, minutes: int, steps: int) -> None:
     worked(queue, queue.endpoint("shop"), delivered=60, now=-60 * (minutes - 1))
 
-    traffic = queue.value("select ulak._report_traffic(6, %s)", queue.at(0))
+    traffic = queue.value("select ulak_private.report_traffic(6, %s)", queue.at(0))
 
     assert len(traffic) == steps
     assert sum(each["delivered"] for each in traffic) == (60 if minutes <= 360 else 0)
@@ -305,7 +305,7 @@ def test_numbers_and_ids_in_an_error_do_not_make_another_cause(queue: Queue) -> 
         queue.bury(id, f"HTTP 422: order {n} of 6f1c0d5e-0000-4000-8000-00000000000{n}")
     queue.bury(queue.send(), "HTTP 404: order 1")
 
-    causes = [(row["cause"], row["letters"]) for row in queue.value("select ulak._report_dead()")]
+    causes = [(row["cause"], row["letters"]) for row in queue.value("select ulak_private.report_dead()")]
 
     assert causes == [("[PERMANENT] HTTP 422: order # of #", 3), ("[PERMANENT] HTTP 404: order #", 1)]
 

@@ -25,9 +25,9 @@ class Walk:
     def passed(self, action: Callable[[], object], queue: Queue | None = None) -> int:
         """Dead entries of the index of waiting messages that it read."""
         queue = queue or self.queue
-        before = int(queue.value("select ulak._passed_entries()"))
+        before = int(queue.value("select ulak_private.passed_entries()"))
         action()
-        return int(queue.value("select ulak._passed_entries()")) - before
+        return int(queue.value("select ulak_private.passed_entries()")) - before
 
     def look(self) -> None:
         """The next claim looks from the beginning."""
@@ -39,8 +39,8 @@ class Walk:
 
     def _resume_until(self, time: str) -> None:
         self.queue.db.execute(f"""
-            select set_config('ulak._resume_points', (array[{time}] || m[2:])::text, false)
-            from (select nullif(current_setting('ulak._resume_points', true), '')::bigint[]) m(m)
+            select set_config('ulak_private.resume_points', (array[{time}] || m[2:])::text, false)
+            from (select nullif(current_setting('ulak_private.resume_points', true), '')::bigint[]) m(m)
             where m is not null
         """)  # type: ignore[arg-type]
 
@@ -49,7 +49,7 @@ class Walk:
 def held(cluster: Cluster, module_database: str) -> Iterator[str]:
     """A database with a snapshot older than anything that is done in it, and thousands of messages done since."""
     with cluster.connect(module_database) as setup, cluster.connect(module_database) as reader:
-        setup.execute("alter table ulak._deliveries set (autovacuum_enabled = off)")
+        setup.execute("alter table ulak_private.deliveries set (autovacuum_enabled = off)")
         queue = Queue(setup)
         for name in ("a", "shop", "z"):
             queue.endpoint(name)
@@ -75,7 +75,7 @@ def finish(queue: Queue, count: int) -> None:
         queue.send_many(min(500, count - first))
     while claims := queue.claim(500, lease=60):
         queue.value(
-            "select ulak._settle_many('w', %s, %s, p_now => %s)",
+            "select ulak_private.settle_many('w', %s, %s, p_now => %s)",
             [claim.id for claim in claims],
             [claim.attempt for claim in claims],
             queue.at(0),
@@ -92,7 +92,7 @@ def sent_long_ago(queue: Queue, count: int, **options: Any) -> list[int]:
     ids = [queue.send(**options) for _ in range(count)]
     queue.db.execute(
         """
-        update ulak._deliveries
+        update ulak_private.deliveries
         set created_at = created_at - interval '1 minute',
             next_retry_at = case when next_retry_at < 'infinity' then now() - interval '1 minute' else 'infinity' end
         where id = any (%s)
@@ -190,7 +190,7 @@ def test_a_rolled_back_claim_is_forgotten_with_its_place(walk: Walk) -> None:
 def test_claims_of_a_generation_go_by_their_own_places(walk: Walk) -> None:
     first, second = sent_long_ago(walk.queue, 2)
     walk.look()
-    walk.queue.db.execute("update ulak._deliveries set generation = 7 where id = %s", [second])
+    walk.queue.db.execute("update ulak_private.deliveries set generation = 7 where id = %s", [second])
 
     assert walk.queue.claim_one(endpoint="shop", generation=7).id == second
     assert walk.queue.claim_one(endpoint="shop").id == first
@@ -201,9 +201,15 @@ def test_asking_for_wake_ups_passes_nothing_either(walk: Walk) -> None:
     walk.stay()
     asked: list[bool] = []
 
-    assert walk.passed(lambda: asked.append(walk.queue.value("select has_pending from ulak._request_wake_ups()"))) <= 20
+    assert (
+        walk.passed(lambda: asked.append(walk.queue.value("select has_pending from ulak_private.request_wake_ups()")))
+        <= 20
+    )
     walk.queue.send("z", scheduled_at=3600)
-    assert walk.passed(lambda: asked.append(walk.queue.value("select has_pending from ulak._request_wake_ups()"))) <= 20
+    assert (
+        walk.passed(lambda: asked.append(walk.queue.value("select has_pending from ulak_private.request_wake_ups()")))
+        <= 20
+    )
 
     assert asked == [False, True]
     walk.queue.db.execute("delete from ulak.queue")
@@ -222,7 +228,7 @@ def test_a_healthy_queue_is_always_looked_through_from_the_beginning(queue: Queu
 
 
 def test_a_memory_that_somebody_wrote_harms_only_his_own_claims(walk: Walk) -> None:
-    walk.queue.db.execute("set ulak._resume_points = '{1,NULL,2}'")
+    walk.queue.db.execute("set ulak_private.resume_points = '{1,NULL,2}'")
     sent = walk.queue.send()
 
     assert finish_one(walk.queue, "shop").id == sent

@@ -201,8 +201,8 @@ def test_a_change_of_the_policy_holds_for_the_next_failure(queue: Queue) -> None
 
 def test_a_backoff_that_nobody_has_written_is_an_error(queue: Queue) -> None:
     """One that is allowed in a policy and forgotten in the code must not pass for another one."""
-    policy = 'ulak._retry_defaults() || \'{"backoff": "fibonacci"}\''
+    policy = 'ulak_private.retry_defaults() || \'{"backoff": "fibonacci"}\''
 
-    error = refused(queue.db, f"select ulak._backoff({policy}, 3)")
+    error = refused(queue.db, f"select ulak_private.backoff({policy}, 3)")
 
     assert (error.sqlstate, error.message_primary) == ("22023", 'unknown backoff "fibonacci"')

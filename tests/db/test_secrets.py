@@ -29,7 +29,7 @@ def resolved(db: DB, name: str, now: datetime = NOW) -> tuple[dict[str, Any], li
     row = db.execute(
         """
         select c.config, c.signing_secrets
-        from ulak.endpoints e, ulak._endpoint_configs(array[e.id], %s) c
+        from ulak.endpoints e, ulak_private.endpoint_configs(array[e.id], %s) c
         where e.name = %s
         """,
         [now, name],
@@ -82,7 +82,7 @@ def test_configs_are_given_for_the_endpoints_asked_for(db: DB) -> None:
     create(db, "c")
 
     rows = db.execute(
-        "select id, name, config_version, config from ulak._endpoint_configs('{2,3,99}') order by id"
+        "select id, name, config_version, config from ulak_private.endpoint_configs('{2,3,99}') order by id"
     ).fetchall()
 
     assert rows == [(2, "b", 1, {"url": URL, "timeout": 7}), (3, "c", 1, {"url": URL})]
@@ -274,19 +274,19 @@ def test_a_rotation_that_is_not_valid_changes_nothing(db: DB) -> None:
         assert refused(db, statement).sqlstate == "22023"
 
     assert resolved(db, "a") == ({"url": URL, "signing_secret": "the old one"}, ["the old one"])
-    assert db.execute("select count(*) from ulak.secrets").fetchone() == (0,)
+    assert db.execute("select count(*) from ulak_private.secrets").fetchone() == (0,)
 
 
 def test_an_old_secret_is_forgotten_after_its_grace(db: DB) -> None:
     create(db, "a", signing_secret="the old one")
     db.execute("select ulak.rotate_secret('a', '1 day', 'the new one', %s)", [NOW])
-    forget = "select ulak._forget_old_secrets(%s)"
+    forget = "select ulak_private.forget_old_secrets(%s)"
 
     assert db.execute(forget, [NOW]).fetchone() == (0,)
     assert db.execute(forget, [NOW + DAY]).fetchone() == (1,)
     assert db.execute(forget, [NOW + DAY]).fetchone() == (0,)
 
-    assert db.execute("select value, previous_value, previous_until from ulak.secrets").fetchone() == (
+    assert db.execute("select value, previous_value, previous_until from ulak_private.secrets").fetchone() == (
         "the new one",
         None,
         None,
@@ -299,9 +299,9 @@ def test_no_role_can_read_the_secrets(connect: Connect, db: DB) -> None:
 
     for role in ("ulak_admin", "ulak_application", "ulak_monitor", "ulak_worker"):
         session = connect(role)
-        assert refused(session, "select * from ulak.secrets").sqlstate == "42501"
+        assert refused(session, "select * from ulak_private.secrets").sqlstate == "42501"
         if role != "ulak_worker":
-            assert refused(session, "select ulak._endpoint_configs('{1}')").sqlstate == "42501"
+            assert refused(session, "select ulak_private.endpoint_configs('{1}')").sqlstate == "42501"
         if role != "ulak_admin":
             assert refused(session, "select ulak.set_secret('s', 'y')").sqlstate == "42501"
             assert refused(session, "select ulak.rotate_secret('a')").sqlstate == "42501"

@@ -103,7 +103,7 @@ PLAIN: dict[str, Any] = {"payload": {"n": 1}, "priority": 3, "correlation_id": C
 def test_the_short_way_and_the_long_way_store_the_same(queue: Queue) -> None:
     short = queue.message(queue.send(**PLAIN))
     long = queue.message(
-        queue.call("_send", "shop", Jsonb(PLAIN["payload"]), 3, None, None, CONVERSATION, None, None, None, None)
+        queue.call("send", "shop", Jsonb(PLAIN["payload"]), 3, None, None, CONVERSATION, None, None, None, None)
     )
 
     own = {"id", "message_id"}
@@ -550,15 +550,15 @@ def test_a_send_starts_no_subtransaction(sender: DB) -> None:
         top = sender.execute("select pg_current_xact_id()::xid").fetchone()
 
     writers = sender.execute(
-        "select xmin from ulak._deliveries union select xmin from ulak._events union select xmin from ulak._idempotency_keys"
+        "select xmin from ulak_private.deliveries union select xmin from ulak_private.events union select xmin from ulak_private.idempotency_keys"
     ).fetchall()
     assert writers == [top]
     bodies = sender.execute(
         """
         select proname from pg_proc
         where pronamespace = 'ulak'::regnamespace
-            and proname in ('send', '_send', '_enqueue_many', '_check_message', '_check_payloads', '_endpoint_id',
-                '_lock_ordering_key', '_take_idempotency_key', '_check_backpressure', '_remember_headroom', 'setting')
+            and proname in ('send', 'send', 'enqueue_many', 'check_message', 'check_payloads', 'endpoint_id',
+                'lock_ordering_key', 'take_idempotency_key', 'check_backpressure', 'remember_headroom', 'setting')
             and prosrc ~* 'exception\\s+when'
         """
     ).fetchall()

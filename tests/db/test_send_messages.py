@@ -46,8 +46,8 @@ OPTIONS: dict[str, Any] = {
 def test_each_message_is_like_one_that_was_sent_alone(queue: Queue, chosen: tuple[str, ...]) -> None:
     options = {name: OPTIONS[name] for name in chosen}
     alone = queue.message(queue.send("shop", {"n": 1}, **options))
-    queue.db.execute("delete from ulak._deliveries")
-    queue.db.execute("delete from ulak._idempotency_keys")
+    queue.db.execute("delete from ulak_private.deliveries")
+    queue.db.execute("delete from ulak_private.idempotency_keys")
 
     [id] = send_messages(queue, {"payload": {"n": 1}, **options})
 

@@ -60,7 +60,7 @@ def test_a_setting_has_its_default_until_it_is_changed(db: DB) -> None:
 
 
 def test_every_default_is_valid(db: DB) -> None:
-    query = "select name, ulak._checked_setting(name, default_value, 'none') = default_value from ulak.settings"
+    query = "select name, ulak_private.checked_setting(name, default_value, 'none') = default_value from ulak.settings"
 
     assert [name for name, holds in db.execute(query).fetchall() if not holds] == []
 
@@ -248,11 +248,11 @@ def test_the_nearest_name_is_found_by_edits_and_by_parts(db: DB) -> None:
     }
 
     for wanted, expected in cases.items():
-        assert db.execute("select ulak._nearest(%s, %s)", [wanted, known]).fetchone() == (expected,), wanted
+        assert db.execute("select ulak_private.nearest(%s, %s)", [wanted, known]).fetchone() == (expected,), wanted
 
 
 def test_edit_distance_is_a_metric_with_swaps(db: DB) -> None:
     cases = [("", "", 0), ("abc", "", 3), ("", "abc", 3), ("abc", "abc", 0), ("kitten", "sitting", 3), ("ab", "ba", 1)]
 
     for one, other, distance in cases:
-        assert db.execute("select ulak._edit_distance(%s, %s)", [one, other]).fetchone() == (distance,)
+        assert db.execute("select ulak_private.edit_distance(%s, %s)", [one, other]).fetchone() == (distance,)

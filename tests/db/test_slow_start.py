@@ -18,7 +18,7 @@ def shop(queue: Queue, config: Any = None, **rules: Any) -> int:
 
 def settle(queue: Queue, claims: list[Claim], error: str | None = None, now: float = 31) -> None:
     queue.value(
-        "select ulak._settle_many('w', %s, %s, %s, p_now => %s)",
+        "select ulak_private.settle_many('w', %s, %s, %s, p_now => %s)",
         [claim.id for claim in claims],
         [claim.attempt for claim in claims],
         [error] * len(claims),

@@ -66,11 +66,11 @@ def test_what_waits_and_what_is_in_flight_are_counted(queue: Queue) -> None:
 def test_a_long_backlog_is_an_estimate_of_the_last_minute(queue: Queue) -> None:
     queue.endpoint()
     queue.db.execute(
-        "insert into ulak._deliveries (endpoint_id, payload) select id, '{}' from ulak.endpoints, generate_series(1, 10050)"
+        "insert into ulak_private.deliveries (endpoint_id, payload) select id, '{}' from ulak.endpoints, generate_series(1, 10050)"
     )
     assert row(queue)["waiting"].strip() == ">10,000"
 
-    queue.value("select ulak._sample_backlog(%s)", queue.base)
+    queue.value("select ulak_private.sample_backlog(%s)", queue.base)
 
     assert row(queue, now=42)["waiting"].strip() == "~10,050, 42.0s ago"
 
@@ -80,16 +80,16 @@ def test_ten_thousand_messages_and_dead_letters_are_counted_exactly_however_they
         queue.endpoint(f"e{n}")
     queue.db.execute(
         """
-        insert into ulak._deliveries (endpoint_id, payload)
+        insert into ulak_private.deliveries (endpoint_id, payload)
         select id, '{}' from ulak.endpoints, generate_series(1, case when name = 'e7' then 2103 else 1 end)
         """
     )
-    queue.value("select ulak._sample_backlog(%s)", queue.base)
+    queue.value("select ulak_private.sample_backlog(%s)", queue.base)
     # One more than the sample knows of.
     queue.send("e7")
     queue.db.execute(
         """
-        insert into ulak._letters (original_message_id, endpoint_id, endpoint_name, protocol, message_id, original_created_at,
+        insert into ulak_private.letters (original_message_id, endpoint_id, endpoint_name, protocol, message_id, original_created_at,
             failed_at, attempts, retry_count, priority, payload)
         select n, id, name, 'pull', gen_random_uuid(), now(), now(), 1, 0, 0, '{}'
         from ulak.endpoints, generate_series(1, 1891) n where name = 'e7'
@@ -109,7 +109,7 @@ def test_what_small_backlogs_leave_over_counts_the_larger_ones(queue: Queue) -> 
         queue.endpoint(f"e{n}")
     queue.db.execute(
         """
-        insert into ulak._deliveries (endpoint_id, payload)
+        insert into ulak_private.deliveries (endpoint_id, payload)
         select id, '{}' from ulak.endpoints,
             generate_series(1, case name when 'e7' then 2103 when 'e8' then 12000 else 1 end)
         """
@@ -125,10 +125,10 @@ def test_the_oldest_of_a_long_backlog_is_known_though_it_was_retried(queue: Queu
     queue.send()
     queue.fail(queue.claim_one(), now=0)
     queue.db.execute(
-        "insert into ulak._deliveries (endpoint_id, payload, next_retry_at) select id, '{}', %s from ulak.endpoints, generate_series(1, 10001)",
+        "insert into ulak_private.deliveries (endpoint_id, payload, next_retry_at) select id, '{}', %s from ulak.endpoints, generate_series(1, 10001)",
         [queue.at(600)],
     )
-    queue.value("select ulak._sample_backlog(%s)", queue.at(600))
+    queue.value("select ulak_private.sample_backlog(%s)", queue.at(600))
 
     assert row(queue, now=1200)["oldest_wait"].strip() == "20m 0s"
 
@@ -149,7 +149,7 @@ def test_a_message_in_backoff_has_waited_for_hours_and_is_not_late(queue: Queue)
     told = row(queue, now=7200)
 
     assert (told["oldest_wait"].strip(), told["state"]) == ("2h 0m", "· idle")
-    assert queue.column("select due from ulak._retry_schedule(%s)", queue.at(7200)) == ["within 5 minutes"]
+    assert queue.column("select due from ulak_private.retry_schedule(%s)", queue.at(7200)) == ["within 5 minutes"]
     assert "backlog" not in queue.column('select "check" from ulak.doctor(%s)', queue.at(7200))
     details = queue.value("select details from ulak.health_check(%s) where component = 'queue'", queue.at(7200))
     assert details == "1 waiting, 0 in flight"
@@ -228,7 +228,7 @@ def test_no_percentile_is_above_what_was_measured(queue: Queue) -> None:
     for _ in range(30):
         counters.add(endpoint, 1, "[RETRYABLE] timeout", 10.002)
     queue.db.execute(
-        "select ulak._add_endpoint_stats(%s, date_trunc('minute', %s::timestamptz))",
+        "select ulak_private.add_endpoint_stats(%s, date_trunc('minute', %s::timestamptz))",
         [json.dumps(counters.statistics()), queue.base],
     )
 
@@ -323,7 +323,9 @@ def test_a_schedule_tells_what_waits_until_when(queue: Queue) -> None:
     # A claim parks what is behind.
     queue.release(queue.claim(2, endpoint="b")[0])
 
-    told = queue.db.execute("select endpoint, due, messages, is_estimate from ulak._retry_schedule(%s)", [queue.base])
+    told = queue.db.execute(
+        "select endpoint, due, messages, is_estimate from ulak_private.retry_schedule(%s)", [queue.base]
+    )
 
     assert told.fetchall() == [
         ("a", "now", 3, False),
@@ -343,7 +345,9 @@ def test_a_message_behind_its_ordering_key_is_not_due_now_though_no_claim_has_me
         queue.send(ordering_key="k")
     queue.send(ordering_key="other")
 
-    told = queue.db.execute("select due, messages, first_at from ulak._retry_schedule(%s)", [queue.base]).fetchall()
+    told = queue.db.execute(
+        "select due, messages, first_at from ulak_private.retry_schedule(%s)", [queue.base]
+    ).fetchall()
 
     assert told == [("now", 2, queue.base), ("behind another of its ordering key", 2, None)]
 
@@ -351,11 +355,11 @@ def test_a_message_behind_its_ordering_key_is_not_due_now_though_no_claim_has_me
 def test_a_schedule_is_counted_up_to_a_bound(queue: Queue) -> None:
     queue.endpoint()
     queue.db.execute(
-        "insert into ulak._deliveries (endpoint_id, payload, next_retry_at) select id, '{}', %s + n * interval '1 ms' from ulak.endpoints, generate_series(1, 5100) n",
+        "insert into ulak_private.deliveries (endpoint_id, payload, next_retry_at) select id, '{}', %s + n * interval '1 ms' from ulak.endpoints, generate_series(1, 5100) n",
         [queue.at(-60)],
     )
 
-    (told,) = queue.rows("select * from ulak._retry_schedule(%s)", queue.base)
+    (told,) = queue.rows("select * from ulak_private.retry_schedule(%s)", queue.base)
 
     assert (told["messages"], told["is_estimate"], told["last_at"]) == (5000, True, None)
     assert told["first_at"] == queue.at(-60) + timedelta(milliseconds=1)
@@ -365,14 +369,14 @@ def test_no_look_scans_the_queue_or_the_dead_letters(db: psycopg.Connection[Any]
     """With empty statistics, and with statistics from when the tables were empty."""
     queue = Queue(db)
     queue.endpoint("shop", HTTP, protocol="http")
-    db.execute("analyze ulak._deliveries, ulak._letters, ulak.attempts, ulak.event_log")
+    db.execute("analyze ulak_private.deliveries, ulak_private.letters, ulak.attempts, ulak.event_log")
     queue.send_many(3000)
     for id in queue.column("select id from ulak.queue limit 300"):
         queue.call("archive_single_to_dlq", id)
     session = connect("ulak_monitor")
     scans = """
         select relname, seq_scan, pg_stat_force_next_flush()::text from pg_stat_user_tables
-        where relname in ('_deliveries', '_letters', 'attempts', 'event_log') order by 1
+        where relname in ('deliveries', 'letters', 'attempts', 'event_log') order by 1
     """
     before = session.execute(scans).fetchall()
 

@@ -11,11 +11,11 @@ COUNTED = ("delivered", "failed", "p50_ms", "p95_ms")
 
 
 def sample(queue: Queue, now: float = 0) -> None:
-    queue.value("select ulak._sample_backlog(%s)", queue.at(now))
+    queue.value("select ulak_private.sample_backlog(%s)", queue.at(now))
 
 
 def charted(queue: Queue, now: float = 0) -> list[dict[str, Any]]:
-    steps: list[dict[str, Any]] = queue.value("select ulak._report_traffic(1, %s)", queue.at(now))
+    steps: list[dict[str, Any]] = queue.value("select ulak_private.report_traffic(1, %s)", queue.at(now))
     return steps
 
 
@@ -67,7 +67,7 @@ def test_what_waits_is_known_for_each_minute_even_if_not_all_were_counted(queue:
     queue.send_many(2, "bank")
     sample(queue, -60)
     queue.send_many(4, "shop")
-    queue.value("select ulak._sample_backlog(%s, '0')", queue.at(0))
+    queue.value("select ulak_private.sample_backlog(%s, '0')", queue.at(0))
 
     assert [step["waiting"] for step in charted(queue)[-2:]] == [5, 5]
 
@@ -80,6 +80,6 @@ def test_old_minutes_are_forgotten(queue: Queue) -> None:
     worked(queue, queue.endpoint("shop"), delivered=1, now=-86400 * 30)
     sample(queue)
 
-    queue.db.execute("select ulak._maintenance_work('samples_retention', null, null, %s)", [queue.at(0)])
+    queue.db.execute("select ulak_private.maintenance_work('samples_retention', null, null, %s)", [queue.at(0)])
 
     assert queue.value("select count(*) from ulak.traffic where minute < %s", queue.at(-86400 * 15)) == 0

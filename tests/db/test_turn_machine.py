@@ -15,9 +15,9 @@ from support.queue import DB, Queue
 MOST_ENDPOINTS = 32
 
 CLAIM = """
-    select id, endpoint_id, attempt, may_have_more from ulak._claim(
+    select id, endpoint_id, attempt, may_have_more from ulak_private.claim(
         'w', %s, p_lease => '1 hour', p_protocols => '{pull}', p_now => %s,
-        p_rooms => row(%s::bigint[], %s::integer[], %s::integer)::ulak._rooms
+        p_rooms => row(%s::bigint[], %s::integer[], %s::integer)::ulak_private.rooms
     )
     where id is not null
 """
@@ -75,7 +75,7 @@ class Machine(RuleBasedStateMachine):
     )
     def start(self, count: int, caps: list[int | None], backlog: int) -> None:
         self.queue.empty()
-        self.queue.db.execute("select setval('ulak.pull_position', 1, false)")
+        self.queue.db.execute("select setval('ulak_private.pull_position', 1, false)")
         self.now = 0.0
         self.endpoints: dict[int, Endpoint] = {}
         for n in range(count):
@@ -107,7 +107,7 @@ class Machine(RuleBasedStateMachine):
         due = self.now + delay
         rows = self.queue.db.execute(
             """
-            insert into ulak._deliveries (endpoint_id, payload, priority, ordering_key, next_retry_at, created_at)
+            insert into ulak_private.deliveries (endpoint_id, payload, priority, ordering_key, next_retry_at, created_at)
             select e, '1', %(priority)s, %(key)s, %(due)s, %(due)s
             from unnest(%(endpoints)s::bigint[]) e, generate_series(1, %(count)s) order by e
             returning id, endpoint_id

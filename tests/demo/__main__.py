@@ -95,7 +95,7 @@ def end_processes() -> None:
             pid = int(file.read_text())
             command = Path(f"/proc/{pid}/cmdline").read_bytes()
             # The number may belong to somebody else by now.
-            if b"demo.receivers" in command or b"docker/worker.py" in command:
+            if b"demo.receivers" in command or b"docker/node/worker.py" in command:
                 os.kill(pid, signal.SIGTERM)
 
 
@@ -150,7 +150,14 @@ def start_nodes(cluster: Cluster, db: psycopg.Connection[Any]) -> None:
     db.execute("select ulak.start(0)")
     for n in (1, 2):
         db.execute(f"create role node_{n} login in role ulak_node")  # type: ignore[arg-type]
-        command = ["python3", "docker/worker.py", "--dsn", cluster.dsn(DATABASE, f"node_{n}"), "--name", f"machine-{n}"]
+        command = [
+            "python3",
+            "docker/node/worker.py",
+            "--dsn",
+            cluster.dsn(DATABASE, f"node_{n}"),
+            "--name",
+            f"machine-{n}",
+        ]
         say(f'  {" ".join(command[:3])} "{command[3]}" --name {command[5]}')
         with (FOLDER / f"node-{n}.log").open("w") as log:
             node = subprocess.Popen(

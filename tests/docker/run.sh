@@ -152,12 +152,12 @@ is_true() {
 
 make_bases
 say "the images"
-image bud -q --layers -t ulak-test -f "$project/docker/Dockerfile" --build-arg PG_MAJOR="$major" \
+image bud -q --layers -t ulak-test -f "$project/docker/image/Dockerfile" --build-arg PG_MAJOR="$major" \
     --build-arg DEBIAN=localhost/ulak-test-debian --build-arg BASE=localhost/ulak-test-postgres "$project"
 image bud -q --layers -t ulak-console-test --build-arg DEBIAN=localhost/ulak-test-debian "$project/docker/console"
-image bud -q --layers -t ulak-node-test --build-arg DEBIAN=localhost/ulak-test-debian -f "$project/docker/node.Dockerfile" "$project/docker"
+image bud -q --layers -t ulak-node-test --build-arg DEBIAN=localhost/ulak-test-debian -f "$project/docker/node/Dockerfile" "$project/docker"
 
-image bud -q --layers -t ulak-extension-test --build-arg DEBIAN=localhost/ulak-test-debian -f "$project/docker/extension.Dockerfile" "$project"
+image bud -q --layers -t ulak-extension-test --build-arg DEBIAN=localhost/ulak-test-debian -f "$project/docker/image/extension.Dockerfile" "$project"
 
 say "the image of files alone"
 make_container ulak-extension-test
@@ -207,7 +207,7 @@ is "The console: http://localhost:$console_port, role ulak_operator, password op
     "compose ends with a message that was delivered, and says where the console is" tail -n 1 "$folder/hello.log"
 is 1 "it says so" grep -c 'was delivered\.$' "$folder/hello.log"
 start exporter "${buildah[@]}" run --user nobody --env PGHOST=127.0.0.1 --env PGPORT="$port" --env PGUSER=ulak_scraper --env PGPASSWORD=scraper \
-    --env PGDATABASE=postgres --volume "$project/docker/prometheus/exporter.py:/exporter.py:ro" "$container" -- \
+    --env PGDATABASE=postgres --volume "$project/docker/monitoring/prometheus/exporter.py:/exporter.py:ro" "$container" -- \
     python3 -u /exporter.py "$exporter_port"
 until_true 30 "the exporter serves metrics, as nobody" bash -c 'curl -sf http://127.0.0.1:'"$exporter_port"'/metrics | grep -q ^ulak_'
 

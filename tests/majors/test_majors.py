@@ -141,7 +141,7 @@ def test_nothing_is_held_after_pg_upgrade(upgraded: Upgraded, db: DB) -> None:
     identifier = value(db, "select system_identifier from pg_control_system()")
 
     assert identifier != upgraded.identifier
-    assert column(db, "select system_identifier from ulak.cluster_identity") == [upgraded.identifier]
+    assert column(db, "select system_identifier from ulak_private.cluster_identity") == [upgraded.identifier]
     assert value(db, "select status from ulak.health_check() where component = 'cluster'") == "ok"
     assert value(db, "select count(*) from ulak.start() where item = 'cluster'") == 0
     assert value(db, """select count(*) from ulak.doctor() where "check" = 'cluster'""") == 0
@@ -155,7 +155,7 @@ def test_a_dump_of_the_upgraded_cluster_is_held_elsewhere(upgraded: Upgraded, db
         dump = upgraded.cluster.dump("shop", tmp_path / "dump", "--format=custom")
         restore_without_pg_cron(other, "restored", dump)
         with other.connect("restored") as restored:
-            assert value(restored, "select ulak._is_adopted()") is False
+            assert value(restored, "select ulak_private.is_adopted()") is False
     finally:
         other.remove()
 
@@ -177,15 +177,15 @@ def test_delivery_goes_on_by_itself_after_pg_upgrade(upgraded: Upgraded, recorde
         wait_until(lambda: db.execute(event).fetchall(), 110, "maintenance")
         identifier = value(db, "select system_identifier from pg_control_system()")
         assert db.execute(event).fetchall() == [([str(upgraded.identifier)], [str(identifier)])]
-        assert column(db, "select system_identifier from ulak.cluster_identity") == [identifier]
-        assert column(db, "select system_identifier from ulak.cluster_home") == [identifier]
+        assert column(db, "select system_identifier from ulak_private.cluster_identity") == [identifier]
+        assert column(db, "select system_identifier from ulak_private.cluster_home") == [identifier]
 
 
 def test_the_newer_pg_cron_is_used_after_its_update_and_start(upgraded: Upgraded, recorder: Recorder) -> None:
     with upgraded.cluster.connect("shop") as db:
         if upgraded.cluster.cron_waits_for_the_longest_job():
             pytest.skip("this pg_cron is as old as the other")
-        assert value(db, "select ulak._has_seconds()") is False
+        assert value(db, "select ulak_private.has_seconds()") is False
 
         db.execute("alter extension pg_cron update")
 
@@ -232,7 +232,7 @@ def test_a_dump_of_the_older_server_is_held_by_the_newer(upgraded: Upgraded, dum
         cluster.restore(name, dump)
 
     with cluster.connect(name) as db:
-        assert value(db, "select ulak._is_adopted()") is False
+        assert value(db, "select ulak_private.is_adopted()") is False
         assert value(db, "select count(*) from ulak.claim('w', 100, 'filled_pull')") == 0
         before = restored_rows(db)
         assert {table for table, _, _ in before} == {"queue", "dlq", "archive"}

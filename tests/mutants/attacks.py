@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from mutants.model import Mutant
 
-GRANTS = "sql/code/90_grants.sql"
-FILES = "plpython/ulak/files.py"
-NATS = "plpython/ulak/nats/connection.py"
-SECRECY = "plpython/ulak/http/secrecy.py"
-WORKER = "sql/code/60_worker.sql"
+GRANTS = "sql/code/9_installing/grants.sql"
+FILES = "plpython/ulak/safety/files.py"
+NATS = "plpython/ulak/transports/nats/connection.py"
+SECRECY = "plpython/ulak/transports/http/secrecy.py"
+WORKER = "sql/code/7_running/worker.sql"
 ADMIN = "tests/security/test_admin.py"
 APPLICATION = "tests/security/test_application.py"
 MONITOR = "tests/security/test_monitor.py"
@@ -25,7 +25,7 @@ MUTANTS = [
     Mutant(
         "poller: an advisory lock decides",
         WORKER,
-        "select not exists (select from ulak.workers w where w.slot < p_slot and ulak._is_taken(w))",
+        "select not exists (select from ulak.workers w where w.slot < p_slot and ulak_private.is_taken(w))",
         "select pg_try_advisory_xact_lock(hashtext('ulak_poller'), 0)",
         (f"{NOBODY}::test_advisory_locks_hold_up_no_worker",),
     ),
@@ -40,7 +40,7 @@ MUTANTS = [
         "tables: everybody may lock them",
         GRANTS,
         "-- Tables and views.",
-        "grant usage on schema ulak to public; grant select, update on ulak.queue, ulak.locks to public;\n-- Tables and views.",
+        "grant usage on schema ulak to public; grant select, update on ulak.queue, ulak_private.locks to public;\n-- Tables and views.",
         (f"{NOBODY}::test_tables_can_not_be_locked_by_nobody",),
     ),
     # A monitor.
@@ -60,7 +60,7 @@ MUTANTS = [
     ),
     Mutant(
         "monitor: advice that leads elsewhere",
-        "sql/code/83_doctor.sql",
+        "sql/code/8_looking/doctor.sql",
         "''^http:'', ''https:''",
         "''^http:'', ''ftp:''",
         (f"{MONITOR}::test_doctors_advice_on_a_url_is_still_one_to_follow",),
@@ -68,99 +68,99 @@ MUTANTS = [
     # A pull worker.
     Mutant(
         "grants: of a role that isn't there",
-        "sql/code/16_endpoint_grants.sql",
+        "sql/code/2_endpoints/endpoint_grants.sql",
         "if not exists (select from pg_roles as r where r.rolname = p_role) then",
         "if false then",
         (f"{PULL_WORKER}::test_only_what_exists_can_be_granted",),
     ),
     Mutant(
         "grants: not logged",
-        "sql/code/16_endpoint_grants.sql",
+        "sql/code/2_endpoints/endpoint_grants.sql",
         "values ('endpoint.granted', v_id, p_name, jsonb_build_object('role', p_role, 'right', p_right));",
         "select 'x', 1, 'x', '{}'::jsonb where false;",
         (f"{PULL_WORKER}::test_grants_are_logged_and_end_with_the_endpoint",),
     ),
     Mutant(
         "grants: a dropped role breaks the look",
-        "sql/code/16_endpoint_grants.sql",
-        "join pg_roles as r on r.rolname = g.role_name\n    where g.may_work and pg_has_role(ulak._caller(), r.oid, 'usage')",
-        "where g.may_work and pg_has_role(ulak._caller(), g.role_name::name, 'usage')",
+        "sql/code/2_endpoints/endpoint_grants.sql",
+        "join pg_roles as r on r.rolname = g.role_name\n    where g.may_work and pg_has_role(ulak_private.caller(), r.oid, 'usage')",
+        "where g.may_work and pg_has_role(ulak_private.caller(), g.role_name::name, 'usage')",
         (f"{PULL_WORKER}::test_the_grant_of_a_dropped_role_troubles_nobody",),
     ),
     # Two applications in one database.
     Mutant(
         "send: restricted endpoints are open",
-        "sql/code/20_send.sql",
-        " and (not e.is_restricted or ulak._may_send(e.id))",
+        "sql/code/3_sending/send.sql",
+        " and (not e.is_restricted or ulak_private.may_send(e.id))",
         "",
         (OTHERS, "-k", "cannot_send"),
     ),
     Mutant(
         "send with options: restricted endpoints are open",
-        "sql/code/20_send.sql",
-        "e.is_restricted and not ulak._may_send(e.id)\n    into v_endpoint_id",
+        "sql/code/3_sending/send.sql",
+        "e.is_restricted and not ulak_private.may_send(e.id)\n    into v_endpoint_id",
         "false\n    into v_endpoint_id",
         (OTHERS, "-k", "cannot_send"),
     ),
     Mutant(
         "batches: restricted endpoints are open",
-        "sql/code/16_endpoint_grants.sql",
-        "select e.id, e.is_restricted and not ulak._may_send(e.id) into v_id, v_is_refused",
+        "sql/code/2_endpoints/endpoint_grants.sql",
+        "select e.id, e.is_restricted and not ulak_private.may_send(e.id) into v_id, v_is_refused",
         "select e.id, false into v_id, v_is_refused",
         (OTHERS, "-k", "cannot_send"),
     ),
     Mutant(
         "cancel: messages of restricted endpoints",
-        "sql/code/43_cancel.sql",
-        "perform ulak._require_sender(q.id, q.endpoint_id) from ulak._deliveries q where q.id = p_id;",
+        "sql/code/3_sending/cancel.sql",
+        "perform ulak_private.require_sender(q.id, q.endpoint_id) from ulak_private.deliveries q where q.id = p_id;",
         "",
         (OTHERS, "-k", "cannot_change"),
     ),
     Mutant(
         "explain: messages of restricted endpoints",
-        "sql/code/80_explain.sql",
-        "perform ulak._require_sender(p_id, v_message.endpoint_id, p_is_look => true);",
+        "sql/code/8_looking/explain.sql",
+        "perform ulak_private.require_sender(p_id, v_message.endpoint_id, p_is_look => true);",
         "",
         (OTHERS, "-k", "cannot_change"),
     ),
     Mutant(
         "find_messages: the queue of restricted endpoints",
-        "sql/code/29_find.sql",
+        "sql/code/3_sending/find_messages.sql",
         "q.endpoint_id <> all (v_hidden_ids)",
         "true",
         (OTHERS, "-k", "cannot_find_what"),
     ),
     Mutant(
         "find_messages: the archive of restricted endpoints",
-        "sql/code/29_find.sql",
+        "sql/code/3_sending/find_messages.sql",
         "a.endpoint_id <> all (v_hidden_ids)",
         "true",
         (OTHERS, "-k", "cannot_find_what"),
     ),
     Mutant(
         "publish: to restricted endpoints",
-        "sql/code/27_publish.sql",
-        "v_mailing := ulak._without_closed_endpoints(v_mailing);",
+        "sql/code/3_sending/publish.sql",
+        "v_mailing := ulak_private.without_closed_endpoints(v_mailing);",
         "null;",
         (OTHERS, "-k", "reaches_the_endpoints"),
     ),
     Mutant(
         "metadata: the type of an event that another publishes",
-        "sql/code/18_check_message.sql",
+        "sql/code/3_sending/check_message.sql",
         "where t.name = p_metadata ->> 'event_type' and t.is_restricted",
         "where false and t.is_restricted",
         (OTHERS, "-k", "cannot_publish"),
     ),
     Mutant(
         "idempotency keys: answers to anybody",
-        "sql/code/20_send.sql",
-        "if v_first.sent_by <> ulak._caller() and",
+        "sql/code/3_sending/send.sql",
+        "if v_first.sent_by <> ulak_private.caller() and",
         "if false and",
         (OTHERS, "-k", "find_out_a_payload"),
     ),
     Mutant(
         "the role that logged in counts",
-        "sql/code/06_caller.sql",
+        "sql/code/1_foundations/caller.sql",
         "when pg_catalog.current_setting('role') operator(pg_catalog.=) 'none' then session_user",
         "when true then session_user",
         (OTHERS, "-k", "pooled or transactions_of_two or set_role"),
@@ -168,21 +168,21 @@ MUTANTS = [
     # An application and a receiver that is well.
     Mutant(
         "breaker: a message's own fault counts",
-        "sql/code/35_breaker.sql",
-        "continue when ulak._is_messages_fault(p_errors[i]);",
+        "sql/code/4_claiming/breaker.sql",
+        "continue when ulak_private.is_messages_fault(p_errors[i]);",
         "",
         (f"{APPLICATION}::test_its_own_time_outs_open_no_circuit",),
     ),
     Mutant(
         "breaker: a probe has its own time-out",
-        "sql/code/30_claim.sql",
+        "sql/code/4_claiming/claim.sql",
         "coalesce(c.headers, e.headers) - ':timeout'",
         "coalesce(c.headers, e.headers)",
         (f"{APPLICATION}::test_its_impatient_messages_close_a_circuit_by_the_endpoints_own_time_out",),
     ),
     Mutant(
         "breaker: the same probe again",
-        "sql/code/35_breaker.sql",
+        "sql/code/4_claiming/breaker.sql",
         "and q.id is distinct from e.circuit_probe_id\n",
         "\n",
         ("tests/db/test_breaker.py::test_a_message_is_not_the_probe_twice_in_turn_while_another_waits",),
@@ -190,42 +190,42 @@ MUTANTS = [
     # Forgeries.
     Mutant(
         "headers: an underscore is no hyphen",
-        "sql/code/04_values.sql",
+        "sql/code/1_foundations/values.sql",
         "select translate(lower(p_name collate \"C\"), '_', '-')",
         'select lower(p_name collate "C")',
         (f"{APPLICATION}::test_it_cannot_send_a_header_that_only_ulak_sets",),
     ),
     Mutant(
         "headers: an underscore is no hyphen to the worker",
-        "plpython/ulak/http/header.py",
+        "plpython/ulak/transports/http/header.py",
         'return name.lower().replace("_", "-")',
         "return name.lower()",
         (f"{APPLICATION}::test_a_forged_event_that_waits_already_is_not_delivered",),
     ),
     Mutant(
         "content type: of an event",
-        "sql/code/18_check_message.sql",
-        "l.name = 'content-type' and ulak._is_event_type(h.value #>> '{}')",
+        "sql/code/3_sending/check_message.sql",
+        "l.name = 'content-type' and ulak_private.is_event_type(h.value #>> '{}')",
         "false",
         (f"{APPLICATION}::test_it_cannot_send_a_body_that_is_an_event_of_its_own_making",),
     ),
     Mutant(
         "path: encoded letters",
-        "sql/code/18_request.sql",
+        "sql/code/3_sending/request.sql",
         "when v_path ~ '%(2d|2e|5f|3[0-9]|4[1-9a-f]|5[0-9a]|6[1-9a-f]|7[0-9a])'",
         "when false",
         (f"{APPLICATION}::test_it_cannot_hide_a_path_from_the_check",),
     ),
     Mutant(
         "path: orders to a service",
-        "sql/code/18_request.sql",
+        "sql/code/3_sending/request.sql",
         "or v_is_sigv4 and m.name ~ '^x[-_]amz[-_]|^action$|[%+]'",
         "",
         (f"{APPLICATION}::test_it_cannot_have_an_order_to_the_service_signed_by_the_endpoints_key",),
     ),
     Mutant(
         "route: any value",
-        "plpython/ulak/broker/route.py",
+        "plpython/ulak/transports/broker/route.py",
         "        for each in self._separators:\n",
         "        for each in ():\n",
         (f"{APPLICATION}::test_its_metadata_leads_to_no_other_part_of_a_broker",),
@@ -233,8 +233,8 @@ MUTANTS = [
     # Secrets.
     Mutant(
         "secrets: anywhere in a config",
-        "sql/code/12_protocols.sql",
-        "        ulak._secrets_violation(p_protocol, p_config, p_endpoint_id, p_old),\n",
+        "sql/code/2_endpoints/protocols.sql",
+        "        ulak_private.secrets_violation(p_protocol, p_config, p_endpoint_id, p_old),\n",
         "",
         (
             f"{ADMIN}::test_a_secret_stands_only_where_a_credential_belongs",
@@ -243,30 +243,30 @@ MUTANTS = [
     ),
     Mutant(
         "curl: a body of ours without the mask",
-        "plpython/ulak/http/curl_command.py",
+        "plpython/ulak/transports/http/curl_command.py",
         "body if body in payloads else mask.hide(body)",
         "body",
         (f"{ADMIN}::test_a_secret_that_an_earlier_version_accepted_elsewhere_stays_and_is_not_shown",),
     ),
     Mutant(
         "curl: a body may name a file",
-        "plpython/ulak/http/curl_command.py",
+        "plpython/ulak/transports/http/curl_command.py",
         '"--data-raw"',
         '"--data-binary"',
         (f"{ADMIN}::test_curl_sends_a_body_as_it_is_and_no_file",),
     ),
     Mutant(
         "echo: of a message's path",
-        "plpython/ulak/http/verdict.py",
+        "plpython/ulak/transports/http/verdict.py",
         "    own += secrecy.own_path(request, endpoint.profile.url)\n",
         "",
         (f"{RECEIVER}::test_what_a_receiver_echoes_of_a_messages_path_reaches_no_monitor",),
     ),
     Mutant(
         "fail: in the consumer's words",
-        "sql/code/32_lease.sql",
-        "ulak._error_line(ulak._without_message(p_error, p_id))",
-        "ulak._error_line(p_error)",
+        "sql/code/4_claiming/lease.sql",
+        "ulak_private.error_line(ulak_private.without_message(p_error, p_id))",
+        "ulak_private.error_line(p_error)",
         (f"{PULL_WORKER}::test_its_errors_repeat_nothing_of_the_message",),
     ),
     # The network.
@@ -279,14 +279,14 @@ MUTANTS = [
     ),
     Mutant(
         "node: any server will do",
-        "docker/worker.py",
+        "docker/node/worker.py",
         "if not arguments.insecure and (host := exposed(dsn)):",
         "if host := None:",
         (f"{NETWORK}::test_a_node_takes_no_code_from_a_server_that_nobody_vouches_for",),
     ),
     Mutant(
         "node: a session takes many numbers",
-        "sql/code/61_node.sql",
+        "sql/code/7_running/node.sql",
         "w.slot > 100 and w.pid = pg_backend_pid()",
         "false",
         ("tests/security/test_node.py::test_one_session_takes_one_number_of_the_thousand",),
@@ -349,7 +349,7 @@ MUTANTS = [
     # Echoes.
     Mutant(
         "echo: of everything but a payload",
-        "plpython/ulak/http/verdict.py",
+        "plpython/ulak/transports/http/verdict.py",
         "answer = endpoint.private.hide(answer, own, is_cut)",
         "pass",
         (ECHO,),
@@ -370,7 +370,7 @@ MUTANTS = [
     ),
     Mutant(
         "echo: of what is made of a secret for a request",
-        "plpython/ulak/mask.py",
+        "plpython/ulak/safety/mask.py",
         '_SECRET_NAMES = ("api-key",',
         '_SECRET_NAMES: tuple[str, ...] = ()\n_UNUSED = ("api-key",',
         (
@@ -395,7 +395,7 @@ MUTANTS = [
     ),
     Mutant(
         "echo: of a payload",
-        "plpython/ulak/http/verdict.py",
+        "plpython/ulak/transports/http/verdict.py",
         "answer = secrecy.hide_payload(text.line(answer), request, endpoint.lines, endpoint.profile.url)",
         "answer = text.line(answer)",
         (ECHO, f"{RECEIVER}::test_an_error_that_names_a_field_stays_readable"),
@@ -403,14 +403,14 @@ MUTANTS = [
     # What can't be read.
     Mutant(
         "config: one that isn't UTF-8 ends the run",
-        "plpython/ulak/delivery.py",
+        "plpython/ulak/messages/delivery.py",
         "        if self.config is None:\n            raise ConfigError(\"it can't be read: it isn't valid UTF-8, or has a number of too many digits\")\n",
         "        assert self.config is not None\n",
         (f"{ADMIN}::test_a_config_that_cannot_be_read_costs_no_other_endpoint_its_deliveries",),
     ),
     Mutant(
         "text: nothing is cleaned",
-        "plpython/ulak/text.py",
+        "plpython/ulak/safety/text.py",
         "# By PostgreSQL's names.",
         '_UNPRINTABLE = _SURROGATE = _UNSTORABLE = re.compile(r"(?!)")\n# By PostgreSQL\'s names.',
         (
@@ -421,14 +421,14 @@ MUTANTS = [
     ),
     Mutant(
         "text: of any length",
-        "plpython/ulak/http/oauth.py",
+        "plpython/ulak/transports/http/oauth.py",
         "text.line(code, 200)",
         "code",
         (f"{RECEIVER}::test_no_token_server_can_end_a_run",),
     ),
     Mutant(
         "token: a life of too many digits",
-        "plpython/ulak/http/oauth.py",
+        "plpython/ulak/transports/http/oauth.py",
         "except (TypeError, ValueError, OverflowError):",
         "except (TypeError, ValueError):",
         (f"{RECEIVER}::test_no_token_server_can_end_a_run",),
@@ -458,7 +458,7 @@ MUTANTS = [
     # The notification queue, which has 8 GB before PostgreSQL 17.
     Mutant(
         "notify: into a queue that is full",
-        "sql/code/19_wake_up.sql",
+        "sql/code/3_sending/wake_up.sql",
         "if pg_notification_queue_usage() < 0.5 then",
         "if true then",
         ("tests/chaos/test_notifications.py",),

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from mutants.model import Mutant
 
-DOCTOR = "sql/code/83_doctor.sql"
-SESSIONS = "sql/code/84_sessions.sql"
-VACUUM = "sql/code/84_vacuum_blockers.sql"
-HEALTH = "sql/code/78_health_check.sql"
-ADVICE = "sql/code/82_advice.sql"
+DOCTOR = "sql/code/8_looking/doctor.sql"
+SESSIONS = "sql/code/8_looking/sessions.sql"
+VACUUM = "sql/code/8_looking/vacuum_blockers.sql"
+HEALTH = "sql/code/8_looking/health_check.sql"
+ADVICE = "sql/code/8_looking/advice.sql"
 TESTS = "tests/db/test_doctor.py"
 AT_ONCE = "tests/worker/test_told_at_once.py"
 
@@ -48,8 +48,8 @@ MUTANTS = [
     Mutant(
         "pg_cron: jobs of another server",
         DOCTOR,
-        "from ulak._misplaced_jobs() m;",
-        "from ulak._misplaced_jobs() m where false;",
+        "from ulak_private.misplaced_jobs() m;",
+        "from ulak_private.misplaced_jobs() m where false;",
         ("tests/upgrade/test_restore.py::test_jobs_that_a_restore_brought_are_named_and_put_right_by_start",),
     ),
     never(
@@ -60,8 +60,8 @@ MUTANTS = [
     Mutant(
         "workers: a client library is missing",
         DOCTOR,
-        "from ulak._missing_clients() m\n",
-        "from (select * from ulak._missing_clients() limit 0) m\n",
+        "from ulak_private.missing_clients() m\n",
+        "from (select * from ulak_private.missing_clients() limit 0) m\n",
         (f"{TESTS}::test_a_client_library_that_is_missing_is_told",),
     ),
     never(
@@ -99,14 +99,14 @@ MUTANTS = [
     Mutant(
         "workers: killed",
         HEALTH,
-        "when p_worker.state = 'running' then ulak._has_backend(p_worker)",
+        "when p_worker.state = 'running' then ulak_private.has_backend(p_worker)",
         "when p_worker.state = 'running' then true",
         (f"{AT_ONCE}::test_a_worker_that_was_killed_is_missed_though_its_row_is_young",),
     ),
     Mutant(
         "workers: no job for the next",
         DOCTOR,
-        "elsif ulak._has_pg_cron() and not v_is_scheduled and v_nodes < v_alive then",
+        "elsif ulak_private.has_pg_cron() and not v_is_scheduled and v_nodes < v_alive then",
         "elsif false then",
         (f"{TESTS}::test_a_worker_that_nobody_will_start_again_is_told",),
     ),
@@ -118,8 +118,8 @@ MUTANTS = [
     Mutant(
         "partitions",
         DOCTOR,
-        "from ulak._check_partitions(p_now) p",
-        "from ulak._check_partitions(p_now) p where false",
+        "from ulak_private.check_partitions(p_now) p",
+        "from ulak_private.check_partitions(p_now) p where false",
         (f"{TESTS}::test_a_missing_month_is_made", f"{TESTS}::test_a_default_partition_is_emptied"),
     ),
     Mutant(
@@ -198,8 +198,8 @@ MUTANTS = [
     Mutant(
         "dropped endpoint",
         DOCTOR,
-        "from ulak._orphaned_endpoints() o\n",
-        "from ulak._orphaned_endpoints() o where false\n",
+        "from ulak_private.orphaned_endpoints() o\n",
+        "from ulak_private.orphaned_endpoints() o where false\n",
         (f"{TESTS}::test_messages_of_a_dropped_endpoint_are_told",),
     ),
     never(
@@ -215,8 +215,8 @@ MUTANTS = [
     Mutant(
         "ordering: a head is left lying",
         DOCTOR,
-        "cross join lateral ulak._stuck_ordering_keys(h.id, p_now) k",
-        "cross join lateral ulak._stuck_ordering_keys(h.id, p_now) k where false",
+        "cross join lateral ulak_private.stuck_ordering_keys(h.id, p_now) k",
+        "cross join lateral ulak_private.stuck_ordering_keys(h.id, p_now) k where false",
         ("tests/db/test_many_endpoints.py", "-k", "left_lying"),
     ),
     never(
@@ -347,7 +347,7 @@ MUTANTS = [
     Mutant(
         "advice: the statement that allows a network",
         ADVICE,
-        "('{blocked: }', true, 'its address is blocked', ulak._unblock(e.error)),",
+        "('{blocked: }', true, 'its address is blocked', ulak_private.unblock(e.error)),",
         "('{blocked: }', true, 'its address is blocked', null),",
         (f"{AT_ONCE}::test_a_newcomers_first_message_to_loopback_says_what_to_run",),
     ),

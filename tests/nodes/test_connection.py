@@ -193,7 +193,7 @@ def test_of_several_hosts_none_keeps_a_node_from_the_others(site: Site, receiver
 def test_what_the_session_of_a_node_is_like(site: Site) -> None:
     """Its commits wait for the disk, and a node that is cut off keeps no lock."""
     with site.connect("ulak_node") as session:
-        session.execute("select ulak._enter_node_session()")
+        session.execute("select ulak_private.enter_node_session()")
         found = dict(session.execute("select name, setting from pg_settings").fetchall())
 
     assert found["synchronous_commit"] == "on"

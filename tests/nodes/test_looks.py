@@ -12,13 +12,13 @@ HEALTH = "select status || ': ' || details from ulak.health_check() where compon
 
 
 def test_start_0_schedules_the_maintenance_and_no_worker(site: Site) -> None:
-    jobs = site.column("select jobname from ulak._wanted_jobs(0) order by 1")
+    jobs = site.column("select jobname from ulak_private.wanted_jobs(0) order by 1")
     told = site.rows("select * from ulak.start(0)")
 
     assert [name.removeprefix("ulak ").split(" in ")[0] for name in jobs] == ["log", "maintenance", "vacuum"]
     assert "pycurl" not in {row["item"] for row in told}
     assert not {row["status"] for row in told} & {"problem", "not done"}
-    assert site.rows("select workers, is_stopped from ulak.schedule") == [{"workers": 0, "is_stopped": False}]
+    assert site.rows("select workers, is_stopped from ulak_private.schedule") == [{"workers": 0, "is_stopped": False}]
 
 
 def test_without_a_node_start_0_is_a_finding(site: Site, receiver: Receiver) -> None:

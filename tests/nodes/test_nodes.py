@@ -221,8 +221,8 @@ def test_a_node_goes_on_with_the_code_of_a_new_version(
 
 def test_code_that_does_not_match_its_hash_is_not_run(site: Site, receiver: Receiver) -> None:
     site.http("shop", receiver.url)
-    definition: str = site.value("select pg_get_functiondef('ulak._python_stamp()'::regprocedure)")
-    stamp: str = site.value("select ulak._python_stamp()")
+    definition: str = site.value("select pg_get_functiondef('ulak_private.python_stamp()'::regprocedure)")
+    stamp: str = site.value("select ulak_private.python_stamp()")
     site.db.execute(definition.replace(stamp, "0" * 64))  # type: ignore[arg-type]
     id = site.send("shop")
 
@@ -329,7 +329,7 @@ def test_a_node_that_is_gone_for_an_hour_is_forgotten(site: Site) -> None:
         """
     )
 
-    site.value("select ulak._sweep()")
+    site.value("select ulak_private.sweep()")
 
     assert site.column("select slot from ulak.workers order by 1") == [1, 102]
 
@@ -344,8 +344,8 @@ def test_a_node_is_a_thousand_at_most(site: Site) -> None:
         """
     )
 
-    first = session.execute("select slot, name from ulak._take_node_slot(E'a b\n;c')").fetchone()
-    refusal = refused(site.connect("ulak_node"), "select ulak._take_node_slot('x')")
+    first = session.execute("select slot, name from ulak_private.take_node_slot(E'a b\n;c')").fetchone()
+    refusal = refused(site.connect("ulak_node"), "select ulak_private.take_node_slot('x')")
 
     assert first == (1100, f"node 1000 on a?b??c, pid {session.info.backend_pid}")
     assert (refusal.sqlstate, refusal.message_primary) == ("53400", "there are 1000 nodes already")

@@ -15,7 +15,7 @@ from support.cluster import Cluster
 from support.sessions import wait_until_gone
 from ulak.node import values
 from ulak.node.session import Connection, Lost
-from ulak.session import cancellable
+from ulak.sessions.session import cancellable
 from ulak.worker.wake_up import WakeUp
 
 DB = psycopg.Connection[Any]

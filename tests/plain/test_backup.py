@@ -58,7 +58,7 @@ def test_in_another_cluster_its_messages_are_held_until_it_is_adopted(
     other.restore("restored", plain.dump(shop.info.dbname, tmp_path / "dump"))
 
     with other.connect("restored") as restored:
-        assert value(restored, "select ulak._is_adopted()") is False
+        assert value(restored, "select ulak_private.is_adopted()") is False
         assert column(restored, CLAIM) == []
         assert value(restored, "select ulak.adopt()") > 0
         assert len(column(restored, CLAIM)) == 1
@@ -75,7 +75,7 @@ def test_after_pg_upgrade_delivery_goes_on() -> None:
         old.install("shop")
         with old.connect("shop") as db:
             fill(db)
-            identifier = value(db, "select ulak._system_identifier()")
+            identifier = value(db, "select ulak_private.system_identifier()")
         for cluster in (old, new):
             cluster.stop()
         old.user = SUPERUSER
@@ -83,10 +83,10 @@ def test_after_pg_upgrade_delivery_goes_on() -> None:
         new.start()
 
         with new.connect("shop", "postgres") as db:
-            assert value(db, "select ulak._system_identifier()") != identifier
+            assert value(db, "select ulak_private.system_identifier()") != identifier
             assert len(column(db, CLAIM)) == 1
             db.execute("call ulak.run_maintenance()")
-            assert column(db, "select system_identifier from ulak.cluster_identity") != [identifier]
+            assert column(db, "select system_identifier from ulak_private.cluster_identity") != [identifier]
     finally:
         new.remove()
         old.remove()

@@ -86,35 +86,33 @@ def test_most_functions_are_those_of_the_extension(shop: DB, db: DB) -> None:
     differing = {name.split("(")[0] for name in plain if plain[name] != extension[name] and name not in python}
 
     assert differing == {
-        "ulak._version",
-        "ulak._has_python",
-        "ulak._log",
-        "ulak._warn",
-        "ulak._log_time",
-        "ulak._roles_with_password",
-        "ulak._has_pg_cron",
-        "ulak._default_workers",
-        "ulak._job_role",
-        "ulak._elsewhere",
-        "ulak._server_fix",
-        "ulak._restart",
-        "ulak._given_setting",
-        "ulak._check_schedule",
-        "ulak._schedule_command",
-        "ulak._schedule_jobs",
-        "ulak._misplaced_jobs",
-        "ulak._bring_jobs_here",
-        "ulak._wake_pg_cron",
+        "ulak_private.version",
+        "ulak_private.has_python",
+        "ulak_private.log",
+        "ulak_private.warn",
+        "ulak_private.log_time",
+        "ulak_private.roles_with_password",
+        "ulak_private.has_pg_cron",
+        "ulak_private.default_workers",
+        "ulak_private.job_role",
+        "ulak_private.elsewhere",
+        "ulak_private.server_fix",
+        "ulak_private.restart",
+        "ulak_private.given_setting",
+        "ulak_private.check_schedule",
+        "ulak_private.schedule_command",
+        "ulak_private.schedule_jobs",
+        "ulak_private.misplaced_jobs",
+        "ulak_private.bring_jobs_here",
+        "ulak_private.wake_pg_cron",
     }
 
 
 def test_the_python_that_nodes_fetch_is_the_extensions(shop: DB, db: DB) -> None:
-    query = (
-        "select module, source from ulak._python_source() union all values ('stamp', ulak._python_stamp()) order by 1"
-    )
+    query = "select module, source from ulak_private.python_source() union all values ('stamp', ulak_private.python_stamp()) order by 1"
 
     assert shop.execute(query).fetchall() == db.execute(query).fetchall()
-    assert value(shop, "select ulak._worker_stamp()") == value(db, "select ulak._worker_stamp()")
+    assert value(shop, "select ulak_private.worker_stamp()") == value(db, "select ulak_private.worker_stamp()")
 
 
 @pytest.mark.parametrize(
@@ -197,7 +195,7 @@ def test_the_script_of_a_later_version_upgrades(plain: PlainCluster, shop: DB, b
         plain.run_script(database, script)
 
     with plain.connect(bare) as fresh:
-        assert value(shop, "select ulak._version()") == value(fresh, "select ulak._version()") == NEXT
+        assert value(shop, "select ulak_private.version()") == value(fresh, "select ulak_private.version()") == NEXT
         assert catalog.differences(catalog.snapshot(shop), catalog.snapshot(fresh)) == []
     assert catalog.lost(rows, catalog.contents(shop)) == []
     # The next run of the same script has nothing to upgrade.
@@ -214,7 +212,7 @@ def test_the_script_of_an_earlier_version_is_refused(
     ):
         plain.run_script(shop.info.dbname, script)
 
-    assert value(shop, "select ulak._version()") == NEXT
+    assert value(shop, "select ulak_private.version()") == NEXT
 
 
 # Who may not.
@@ -238,9 +236,9 @@ def test_an_owner_who_sees_nothing_of_the_server_is_refused(plain: PlainCluster,
 
 def test_a_schema_of_somebody_else_is_refused(plain: PlainCluster, bare: str, script: Path) -> None:
     plain.as_superuser(
-        "create schema ulak; create function ulak._has_python() returns int language sql return 1 / 0", bare
+        "create schema ulak; create function ulak_private.has_python() returns int language sql return 1 / 0", bare
     )
-    plain.as_superuser("create function ulak._version() returns text language sql as $$ select 1 / 0 $$", bare)
+    plain.as_superuser("create function ulak_private.version() returns text language sql as $$ select 1 / 0 $$", bare)
 
     with pytest.raises(CommandFailed, match="ulak belongs to another role here"):
         plain.run_script(bare, script)

@@ -56,7 +56,7 @@ def test_what_pg_cron_runs_works_with_the_owners_rights(cron: DB) -> None:
     states = "select distinct state from ulak.maintenance_status where step <> 'vacuum'"
     assert column(cron, states) == ["ok"]
     assert (
-        value(cron, "select vacuum_count > 0 from pg_stat_all_tables where relid = 'ulak._deliveries'::regclass")
+        value(cron, "select vacuum_count > 0 from pg_stat_all_tables where relid = 'ulak_private.deliveries'::regclass")
         is True
     )
 
@@ -99,8 +99,8 @@ def test_where_pg_cron_lives_elsewhere_the_owner_is_told_what_to_run_there(
     (row,) = [row for row in shop.execute("select * from ulak.start(0)").fetchall() if row[0] == "schedule"]
 
     assert row[1:3] == ("to do", f'pg_cron lives in database "{cron.info.dbname}", where {OWNER} has to run this')
-    assert row[3] == rf"select ulak._commands_elsewhere(0) as ulak \gset \c {cron.info.dbname} \\ :ulak \c shop"
-    cron.execute(value(shop, "select ulak._commands_elsewhere(0)"))
+    assert row[3] == rf"select ulak_private.commands_elsewhere(0) as ulak \gset \c {cron.info.dbname} \\ :ulak \c shop"
+    cron.execute(value(shop, "select ulak_private.commands_elsewhere(0)"))
     assert cron.execute(JOBS).fetchall() == [
         ("ulak log in shop", OWNER, cron.info.dbname),
         ("ulak maintenance in shop", OWNER, "shop"),

@@ -137,7 +137,7 @@ def test_no_notification_is_sent_past_the_guard_against_a_full_queue(db: DB) -> 
     """A full notification queue makes whoever notifies fail: one function looks first, and the others call it."""
     query = "select proname from pg_proc where pronamespace = 'ulak'::regnamespace and prosrc ~ 'pg_notify|notify ulak'"
 
-    assert db.execute(query).fetchall() == [("_notify",)]
+    assert db.execute(query).fetchall() == [("notify",)]
 
 
 @pytest.fixture
@@ -295,7 +295,7 @@ def test_a_secret_stands_only_where_a_credential_belongs(db: DB, admin: DB, conf
 def test_the_signing_secret_of_another_endpoint_can_not_be_named(db: DB, admin: DB, config: dict[str, Any]) -> None:
     admin.execute("""select ulak.create_endpoint('other', 'http', '{"url": "https://example.com"}')""")
     admin.execute("select ulak.rotate_secret('other')")
-    (name,) = db.execute("select name from ulak.secrets").fetchone() or ("",)
+    (name,) = db.execute("select name from ulak_private.secrets").fetchone() or ("",)
     given = json.dumps({"url": "https://example.com", **config}).replace('"{}"', json.dumps(name))
 
     denied = refused(admin, "select ulak.create_endpoint('shop', 'http', %s)", given)

@@ -24,7 +24,7 @@ SEND = "select ulak.send('shop', '1', p_headers => %s)"
 OTHER_DOTS = "must be percent-encoded UTF-8, without characters that pass for a dot or a slash"
 SIGV4 = {"type": "aws_sigv4", "access_key": "a", "secret_key": "b", "region": "eu-west-1", "service": "sqs"}
 # Behind the gate's back: such a message may have been sent before there was one.
-INSERT = "insert into ulak._deliveries (endpoint_id, payload, metadata) values (%s, %s, %s) returning id"
+INSERT = "insert into ulak_private.deliveries (endpoint_id, payload, metadata) values (%s, %s, %s) returning id"
 # Each number is a few bytes in jsonb, and 131,072 digits as text.
 VAST = '{"numbers": [' + ",".join(["1e131071"] * 9000) + "]}"
 # Its text has more digits than Python reads of a number.
@@ -483,7 +483,9 @@ def insert_broken(site: Site, endpoint: int, column: str) -> int:
     columns = {"payload": "'1'", "headers": "null", "metadata": "null", "ordering_key": "null", column: value}
     names, values = ", ".join(columns), ", ".join(columns.values())
     return int(
-        site.value(f"insert into ulak._deliveries (endpoint_id, {names}) values ({endpoint}, {values}) returning id")
+        site.value(
+            f"insert into ulak_private.deliveries (endpoint_id, {names}) values ({endpoint}, {values}) returning id"
+        )
     )
 
 

@@ -108,7 +108,7 @@ def run_jobs(cluster: Cluster, database: str, option: str) -> None:
     with cluster.connect(database) as db:
         db.execute("select ulak.create_endpoint('shop', 'pull', '{}')")
         db.execute("select * from ulak.schedule('nightly', '0 3 * * *', 'shop', '1')")
-        jobs = db.execute("select command from ulak._wanted_jobs(1)").fetchall()
+        jobs = db.execute("select command from ulak_private.wanted_jobs(1)").fetchall()
         assert any("nightly" in command for (command,) in jobs)
     for (command,) in jobs:
         with cluster.connect(database, options=f"-c {option}") as session:

@@ -19,7 +19,7 @@ from support.console import Console
 from support.node import PROGRAM, PYTHON
 from support.sessions import wait_until
 
-EXPORTER = PROJECT / "docker/prometheus/exporter.py"
+EXPORTER = PROJECT / "docker/monitoring/prometheus/exporter.py"
 
 
 # The console.
@@ -115,7 +115,7 @@ def test_the_exporter_tells_nobody_what_psql_says() -> None:
 
 
 def test_nobody_is_an_administrator_in_the_example_of_monitoring() -> None:
-    services = re.split(r"^  (?=\w)", (PROJECT / "docker/monitoring.yaml").read_text(), flags=re.MULTILINE)
+    services = re.split(r"^  (?=\w)", (PROJECT / "docker/monitoring/compose.yaml").read_text(), flags=re.MULTILINE)
     grafana = next(each for each in services if each.startswith("grafana:"))
     scraper = next(each for each in services if each.startswith("exporter:"))
 

@@ -42,11 +42,11 @@ def maintain(queue: Queue) -> None:
 
 def sweep(queue: Queue) -> None:
     queue.db.execute("""
-        insert into ulak._deliveries (endpoint_id, payload, status, attempts, locked_by, lease_until)
+        insert into ulak_private.deliveries (endpoint_id, payload, status, attempts, locked_by, lease_until)
         select e.id, '1', 'processing', 1, 'gone', now() - interval '1 hour' from ulak.endpoints e where e.name = 'limited'
     """)
 
-    queue.db.execute("select ulak._sweep()")
+    queue.db.execute("select ulak_private.sweep()")
 
     assert queue.column("select status from ulak.queue") == ["pending"]
 
@@ -178,7 +178,7 @@ def test_advisory_locks_hold_up_no_worker(own_site: Site, receiver: Receiver, lo
         own_site.send()
 
         receiver.wait_for(1)
-        assert own_site.value("select ulak._is_poller(1)")
+        assert own_site.value("select ulak_private.is_poller(1)")
         assert not worker.call.is_done()
 
 
@@ -187,4 +187,4 @@ def test_a_session_that_calls_itself_a_worker_or_a_watcher_is_neither(own_site: 
     with own_site.connect("nobody", application_name="ulak watcher") as nobody:
         nobody.execute("select 1")
 
-        assert own_site.rows("select * from ulak._watchers()") == []
+        assert own_site.rows("select * from ulak_private.watchers()") == []

@@ -17,18 +17,18 @@ def node(db: DB, connect: Connect) -> DB:
     db.execute("select ulak.create_endpoint('shop', 'http', '{\"url\": \"http://127.0.0.1:9/\"}')")
     db.execute("select ulak.send('shop', '1', p_expires_at => now() + interval '1 hour')")
     db.execute("select ulak.send('shop', '2', p_scheduled_at => now() + interval '1 hour')")
-    db.execute("select ulak._claim('n', 1, p_protocols => ulak._worker_protocols())")
+    db.execute("select ulak_private.claim('n', 1, p_protocols => ulak_private.worker_protocols())")
     return connect("ulak_node")
 
 
 @pytest.mark.parametrize(
     "statement",
     [
-        "select * from ulak._claim('n', 10, p_now => now() + interval '1 year')",
-        "select * from ulak._light_turn('n', 0, 100, '1 s', '{}', '{}', now() + interval '1 year')",
-        "select ulak._settle_many('n', '{1}', '{1}', p_now => now() + interval '1 year')",
-        "select ulak._release_many('n', '{1}', '{1}', '0', now() + interval '1 year')",
-        "select ulak._heartbeat_many('n', '{1}', '{1}', p_now => now() - interval '1 year')",
+        "select * from ulak_private.claim('n', 10, p_now => now() + interval '1 year')",
+        "select * from ulak_private.light_turn('n', 0, 100, '1 s', '{}', '{}', now() + interval '1 year')",
+        "select ulak_private.settle_many('n', '{1}', '{1}', p_now => now() + interval '1 year')",
+        "select ulak_private.release_many('n', '{1}', '{1}', '0', now() + interval '1 year')",
+        "select ulak_private.heartbeat_many('n', '{1}', '{1}', p_now => now() - interval '1 year')",
     ],
 )
 def test_it_cannot_bring_a_clock_of_its_own(db: DB, node: DB, statement: str) -> None:
@@ -47,7 +47,7 @@ def test_it_cannot_bring_a_clock_of_its_own(db: DB, node: DB, statement: str) ->
         "select ulak.create_endpoint('mine', 'http', '{\"url\": \"http://127.0.0.1:9/\"}')",
         "select ulak.configure('http_allow_internal_urls', 'true')",
         "select ulak.set_secret('a', 'b')",
-        "select * from ulak.secrets",
+        "select * from ulak_private.secrets",
         "select * from ulak.queue",
         "select * from ulak.workers",
         "update ulak.workers set state = 'stopped'",
@@ -55,10 +55,10 @@ def test_it_cannot_bring_a_clock_of_its_own(db: DB, node: DB, statement: str) ->
         "select ulak.stop()",
         "call ulak.run_worker()",
         "call ulak.run_maintenance()",
-        "select ulak._load_python()",
-        "select ulak._launch_watcher()",
-        "select ulak._log_in('postgres')",
-        "select ulak._register_worker(1, 'worker 1', false)",
+        "select ulak_private.load_python()",
+        "select ulak_private.launch_watcher()",
+        "select ulak_private.log_in('postgres')",
+        "select ulak_private.register_worker(1, 'worker 1', false)",
         "select ulak.redrive_all()",
         "set role ulak_worker",
         "do language plpython3u 'pass'",
@@ -69,21 +69,21 @@ def test_it_may_deliver_and_nothing_else(node: DB, statement: str) -> None:
 
 
 def test_one_session_takes_one_number_of_the_thousand(db: DB, node: DB) -> None:
-    (first, _) = node.execute("select * from ulak._take_node_slot('mine')").fetchone() or (0, "")
+    (first, _) = node.execute("select * from ulak_private.take_node_slot('mine')").fetchone() or (0, "")
 
-    denied = refused(node, "select * from ulak._take_node_slot('mine too')")
+    denied = refused(node, "select * from ulak_private.take_node_slot('mine too')")
 
     assert denied.sqlstate == "55000"
     assert db.execute("select slot from ulak.workers where slot > 100").fetchall() == [(first,)]
-    node.execute("select ulak._leave_node_slot(%s)", [first])
-    assert node.execute("select slot from ulak._take_node_slot('mine')").fetchone() == (first,)
+    node.execute("select ulak_private.leave_node_slot(%s)", [first])
+    assert node.execute("select slot from ulak_private.take_node_slot('mine')").fetchone() == (first,)
 
 
 def test_it_cannot_end_the_run_of_another(db: DB, node: DB, connect: Connect) -> None:
-    (slot, _) = connect("ulak_node").execute("select * from ulak._take_node_slot('other')").fetchone() or (0, "")
+    (slot, _) = connect("ulak_node").execute("select * from ulak_private.take_node_slot('other')").fetchone() or (0, "")
 
-    node.execute("select ulak._unregister_worker(%s), ulak._note_limit(%s, 'nonsense')", [slot, slot])
-    node.execute("select ulak._leave_node_slot(%s)", [slot])
+    node.execute("select ulak_private.unregister_worker(%s), ulak_private.note_limit(%s, 'nonsense')", [slot, slot])
+    node.execute("select ulak_private.leave_node_slot(%s)", [slot])
 
     row = db.execute("select state, limited_by from ulak.workers where slot = %s", [slot]).fetchone()
     assert row == ("running", None)

@@ -281,11 +281,11 @@ def test_a_recurring_message_is_sent_whatever_keys_others_have_taken(db: DB, sho
     )
     shop.execute("select ulak.send('open', '2', p_idempotency_key => %s)", [f"schedule nightly {minute}"])
 
-    id = value(db, "select ulak._send_recurring('nightly', %s)", minute)
+    id = value(db, "select ulak_private.send_recurring('nightly', %s)", minute)
 
     assert value(db, "select payload from ulak.queue where id = %s", id) == 1
-    assert value(db, "select ulak._send_recurring('nightly', %s)", minute) == id
-    assert value(connect("ulak_worker"), "select ulak._send_recurring('closed')") > id
+    assert value(db, "select ulak_private.send_recurring('nightly', %s)", minute) == id
+    assert value(connect("ulak_worker"), "select ulak_private.send_recurring('closed')") > id
 
 
 # Times.

@@ -9,7 +9,7 @@ import pytest
 from psycopg.types.json import Jsonb
 from support.cluster import Connect
 from support.errors import refused
-from ulak import text
+from ulak.safety import text
 
 DB = psycopg.Connection[Any]
 
@@ -178,14 +178,14 @@ def test_it_cannot_claim_what_isnt_due_by_a_clock_of_its_own(db: DB, consumer: D
 
 def test_it_reads_no_secret_and_runs_no_maintenance(consumer: DB) -> None:
     for statement in (
-        "select * from ulak._endpoint_configs(array[1])",
-        "select * from ulak.secrets",
+        "select * from ulak_private.endpoint_configs(array[1])",
+        "select * from ulak_private.secrets",
         "select * from ulak.queue",
         "select * from ulak.endpoints",
-        "select * from ulak._maintenance_step('archive', now(), now(), now())",
+        "select * from ulak_private.maintenance_step('archive', now(), now(), now())",
         "select ulak.recover_stale_messages()",
         "call ulak.run_maintenance()",
-        "select * from ulak._claim('w', 10)",
+        "select * from ulak_private.claim('w', 10)",
     ):
         assert refused(consumer, statement).sqlstate == "42501"
 

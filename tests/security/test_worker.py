@@ -26,19 +26,19 @@ def worker(db: DB, connect: Connect) -> DB:
     "statement",
     [
         "select * from ulak.claim('w', 10, p_now => now() + interval '1 year')",
-        "select * from ulak._claim('w', 10, p_now => now() + interval '1 year')",
-        "select * from ulak._light_turn('w', 0, 100, '1 s', '{}', '{}', now() + interval '1 year')",
+        "select * from ulak_private.claim('w', 10, p_now => now() + interval '1 year')",
+        "select * from ulak_private.light_turn('w', 0, 100, '1 s', '{}', '{}', now() + interval '1 year')",
         "select ulak.heartbeat(3, 'theirs', 1, p_now => now() - interval '1 year')",
         "select ulak.complete(3, 'theirs', 1, p_now => now() - interval '1 year')",
         "select ulak.fail(3, 'theirs', 1, 'no', p_now => now() + interval '1 year')",
         "select ulak.release(3, 'theirs', 1, p_now => now() + interval '1 year')",
-        "select ulak._settle_many('theirs', '{3}', '{1}', p_now => now() + interval '1 year')",
-        "select ulak._release_many('theirs', '{3}', '{1}', '0', now() + interval '1 year')",
-        "select ulak._heartbeat_many('theirs', '{3}', '{1}', p_now => now() - interval '1 year')",
+        "select ulak_private.settle_many('theirs', '{3}', '{1}', p_now => now() + interval '1 year')",
+        "select ulak_private.release_many('theirs', '{3}', '{1}', '0', now() + interval '1 year')",
+        "select ulak_private.heartbeat_many('theirs', '{3}', '{1}', p_now => now() - interval '1 year')",
         "select ulak.recover_stale_messages(now() + interval '1 year')",
         "select ulak.mark_expired_messages(now() + interval '1 year')",
         "select ulak.update_circuit_breaker(1, false, now() + interval '1 year')",
-        "select * from ulak._maintenance_step('expire', now(), now(), now() + interval '1 year')",
+        "select * from ulak_private.maintenance_step('expire', now(), now(), now() + interval '1 year')",
         "call ulak.run_maintenance(now() + interval '100 years')",
     ],
 )
@@ -52,12 +52,12 @@ def test_it_cannot_bring_a_clock_of_its_own(db: DB, worker: DB, statement: str) 
 
 
 def test_it_cannot_drop_the_archive_by_a_clock_of_its_own(db: DB, worker: DB) -> None:
-    months = "select count(*) from ulak._month_partitions where parent = 'ulak._archived'::regclass"
+    months = "select count(*) from ulak_private.month_partitions where parent = 'ulak_private.archived'::regclass"
     before = db.execute(months).fetchone()
 
     refused(
         worker,
-        "select * from ulak._maintenance_step('archive_retention', now(), '-infinity', now() + interval '50 years')",
+        "select * from ulak_private.maintenance_step('archive_retention', now(), '-infinity', now() + interval '50 years')",
     )
 
     assert db.execute(months).fetchone() == before

@@ -6,12 +6,12 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from ulak.address import Guard
-from ulak.delivery import Endpoint, EndpointConfig, Message, Settled
-from ulak.http.client import Client
-from ulak.http.model import Endpoint as Receiver
-from ulak.http.model import Finished, Request
-from ulak.http.transport import HttpTransport, longest
+from ulak.messages.delivery import Endpoint, EndpointConfig, Message, Settled
+from ulak.safety.address import Guard
+from ulak.transports.http.client import Client
+from ulak.transports.http.model import Endpoint as Receiver
+from ulak.transports.http.model import Finished, Request
+from ulak.transports.http.transport import HttpTransport, longest
 from ulak.worker.dispatcher import Dispatcher
 from ulak.worker.transport import Transport
 from ulak.worker.tuning import LONGEST_WAIT

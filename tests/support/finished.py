@@ -35,7 +35,7 @@ def finish(
     return column(
         db,
         """
-        insert into ulak._deliveries (endpoint_id, status, attempts, created_at, updated_at, completed_at, ordering_key, payload)
+        insert into ulak_private.deliveries (endpoint_id, status, attempts, created_at, updated_at, completed_at, ordering_key, payload)
         select
             %s,
             %s,

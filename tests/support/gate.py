@@ -8,7 +8,7 @@ from typing import Any
 
 import psycopg
 
-DEFINITION = "select pg_get_functiondef('ulak._worker_stamp()'::regprocedure)"
+DEFINITION = "select pg_get_functiondef('ulak_private.worker_stamp()'::regprocedure)"
 WAIT = "perform pg_advisory_xact_lock_shared(hashtext('gate'), 0);"
 
 

@@ -1,4 +1,4 @@
-"""Nodes for tests: docker/worker.py in processes of their own, with Debian's own Python, as on another machine."""
+"""Nodes for tests: docker/node/worker.py in processes of their own, with Debian's own Python, as on another machine."""
 
 from __future__ import annotations
 

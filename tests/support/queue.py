@@ -91,11 +91,11 @@ class Queue:
         """No message, no endpoint, no trace of either: for tests that share a database. TRUNCATE would also throw away
         the plans of the functions under test."""
         for table in (
-            "_deliveries",
-            "_events",
-            "_archived",
-            "_letters",
-            "_idempotency_keys",
+            "deliveries",
+            "events",
+            "archived",
+            "letters",
+            "idempotency_keys",
             "endpoints",
             "event_log",
             "handled",

@@ -33,8 +33,8 @@ STATEMENTS = [
     "select ulak.complete(c.id, 'filler', c.attempt) from ulak.claim('filler', 2, 'filled_pull') c",
     "select ulak.fail(c.id, 'filler', c.attempt, 'broken') from ulak.claim('filler', 1, 'filled_pull') c",
     "select count(*) from ulak.claim('filler', 1, 'filled_pull')",
-    "insert into ulak._archived (id, endpoint_id, status, created_at, payload) values (-1, 1, 'completed', '1999-01-01', '{}')",
-    "insert into ulak._events (id, created_at, payload) values (-1, '1999-01-01', '{}')",
+    "insert into ulak_private.archived (id, endpoint_id, status, created_at, payload) values (-1, 1, 'completed', '1999-01-01', '{}')",
+    "insert into ulak_private.events (id, created_at, payload) values (-1, '1999-01-01', '{}')",
     "insert into ulak.endpoint_stats (endpoint_id, minute, delivered) values (1, date_trunc('minute', now()), 1)",
     "insert into ulak.endpoint_totals (endpoint_id, delivered) values (1, 1)",
     "insert into ulak.backlog_samples (endpoint_id, sampled_at, waiting, dead) values (1, now(), 1, 0)",
@@ -44,9 +44,9 @@ STATEMENTS = [
     insert into ulak.workers (slot, name, pid, state, started_at, last_activity, heartbeat_at, version)
     values (1, 'filler', 1, 'stopped', now(), now(), now(), '0')
     """,
-    "insert into ulak.schedule (workers) values (2)",
+    "insert into ulak_private.schedule (workers) values (2)",
     """
-    insert into ulak.maintenance_runs (step, started_at, duration, rows, finished, runs, errors, total_rows)
+    insert into ulak_private.maintenance_runs (step, started_at, duration, rows, finished, runs, errors, total_rows)
     values ('filled', now(), '1 s', 1, true, 1, 0, 1)
     """,
 ]

@@ -214,11 +214,11 @@ class Runbook:
         self.site.db.execute("select * from ulak.stop()")
         wait_until(
             lambda: self.site.value(
-                "select not exists (select from ulak._watchers()) and ulak._count_alive(now()) = 0"
+                "select not exists (select from ulak_private.watchers()) and ulak_private.count_alive(now()) = 0"
             ),
             30,
         )
-        dead = "select pg_stat_get_dead_tuples('ulak._deliveries'::regclass) >= 10000"
+        dead = "select pg_stat_get_dead_tuples('ulak_private.deliveries'::regclass) >= 10000"
         wait_until(lambda: self.site.value(dead), 30, "statistics of the dead rows")
         if not self.is_hurried:
             query = "select count(*) > 0 from ulak.doctor() where \"check\" = 'vacuum'"
@@ -229,8 +229,8 @@ class Runbook:
         self._report.close()
         self.site.configure(archive_after=0)
         self._maintain()
-        self.site.db.execute("vacuum (analyze) ulak._archived")
-        self.site.db.execute("vacuum (analyze) ulak._deliveries")
+        self.site.db.execute("vacuum (analyze) ulak_private.archived")
+        self.site.db.execute("vacuum (analyze) ulak_private.deliveries")
 
     def _replay(self) -> None:
         day = "date_trunc('day', now())"
@@ -238,7 +238,7 @@ class Runbook:
         assert self.site.value(query) == 500
 
     def _move(self) -> None:
-        self.site.db.execute("insert into ulak.cluster_identity (system_identifier) values (0)")
+        self.site.db.execute("insert into ulak_private.cluster_identity (system_identifier) values (0)")
 
 
 def written(text: str, run: Callable[[str], str]) -> str:

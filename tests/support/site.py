@@ -89,7 +89,7 @@ class Site(Queue):
         for worker in self.workers:
             worker.end()
         self.empty()
-        self.db.execute("truncate ulak.workers, ulak.schedule, ulak.setting_values, ulak.secrets")
+        self.db.execute("truncate ulak.workers, ulak_private.schedule, ulak.setting_values, ulak_private.secrets")
         self.db.execute("truncate ulak.endpoint_stats, ulak.endpoint_totals")
         self.db.close()
 

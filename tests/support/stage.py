@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from ulak.delivery import DELIVERED, Endpoint, EndpointConfig, Message, Outcome, Settled
-from ulak.http.client import Client
-from ulak.http.transport import HttpTransport
+from ulak.messages.delivery import DELIVERED, Endpoint, EndpointConfig, Message, Outcome, Settled
+from ulak.transports.http.client import Client
+from ulak.transports.http.transport import HttpTransport
 from ulak.worker import options
 from ulak.worker.dispatcher import Dispatcher
 from ulak.worker.loop import Worker

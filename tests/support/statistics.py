@@ -30,7 +30,8 @@ def worked(
         }
     ]
     queue.db.execute(
-        "select ulak._add_endpoint_stats(%s, date_trunc('minute', %s::timestamptz))", [json.dumps(stats), queue.at(now)]
+        "select ulak_private.add_endpoint_stats(%s, date_trunc('minute', %s::timestamptz))",
+        [json.dumps(stats), queue.at(now)],
     )
 
 

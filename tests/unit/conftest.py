@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from support.deliveries import SETTINGS, Deliveries, Exchanges
 from support.stage import Stage
-from ulak.address import Guard
-from ulak.http import endpoint
-from ulak.http.model import Endpoint, Message, Settings
-from ulak.transports import transports
+from ulak.safety.address import Guard
+from ulak.transports.http import endpoint
+from ulak.transports.http.model import Endpoint, Message, Settings
+from ulak.transports.registry import transports
 from ulak.worker.dispatcher import Dispatcher
 
 MakeEndpoint = Callable[..., Endpoint]

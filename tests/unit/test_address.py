@@ -7,7 +7,7 @@ from ipaddress import ip_address
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from ulak.address import Guard
+from ulak.safety.address import Guard
 
 BLOCKED = {
     "this host": "0.0.0.0 0.1.2.3 ::",

@@ -15,12 +15,12 @@ from support.deliveries import settle_all
 from support.receiver import Listener
 from support.scripted_broker import Script, ScriptedBroker, Session
 from support.sessions import wait_until
-from ulak.address import Guard
-from ulak.amqp import frames
-from ulak.amqp.connection import AmqpConnection
-from ulak.amqp.transport import AmqpTransport
-from ulak.broker.connection import Lost
-from ulak.delivery import ConfigError, Endpoint, EndpointConfig, Message, Outcome
+from ulak.messages.delivery import ConfigError, Endpoint, EndpointConfig, Message, Outcome
+from ulak.safety.address import Guard
+from ulak.transports.amqp import frames
+from ulak.transports.amqp.connection import AmqpConnection
+from ulak.transports.amqp.transport import AmqpTransport
+from ulak.transports.broker.connection import Lost
 from ulak.worker.dispatcher import Dispatcher
 
 Connect = Callable[..., "Client"]
@@ -505,6 +505,6 @@ def test_the_port_follows_tls(connect: Connect) -> None:
 
 
 def test_the_handlers_are_methods_of_the_connection() -> None:
-    from ulak.amqp import connection
+    from ulak.transports.amqp import connection
 
     assert all(getattr(AmqpConnection, each.__name__) is each for each in connection._HANDLERS.values())

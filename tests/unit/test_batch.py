@@ -8,8 +8,8 @@ from typing import Any
 from cloudevents.core.formats.json import JSONFormat
 from hypothesis import given
 from hypothesis import strategies as st
-from ulak.http import batch, endpoint, header, request
-from ulak.http.model import Message
+from ulak.transports.http import batch, endpoint, header, request
+from ulak.transports.http.model import Message
 
 BATCHING = endpoint.parse(1, "orders", 1, {"url": "http://example.com/", "batch_size": 3})
 

@@ -15,13 +15,13 @@ import pytest
 from support.deliveries import settle_all
 from support.receiver import Certificate, Listener, make_certificate
 from support.sessions import wait_until
-from ulak.address import Guard
-from ulak.broker import tls
-from ulak.broker.connection import Address, Connection, Lost, Surroundings
-from ulak.broker.delivery import Delivery
-from ulak.broker.transport import BrokerTransport
-from ulak.delivery import ConfigError, Endpoint, EndpointConfig, Message, MessageError, Settled
-from ulak.mask import Mask
+from ulak.messages.delivery import ConfigError, Endpoint, EndpointConfig, Message, MessageError, Settled
+from ulak.safety.address import Guard
+from ulak.safety.mask import Mask
+from ulak.transports.broker import tls
+from ulak.transports.broker.connection import Address, Connection, Lost, Surroundings
+from ulak.transports.broker.delivery import Delivery
+from ulak.transports.broker.transport import BrokerTransport
 from ulak.worker.dispatcher import Dispatcher
 from ulak.worker.waiting import Descriptors
 
@@ -364,7 +364,7 @@ def test_a_new_config_has_a_connection_of_its_own_and_the_old_one_ends(stage: St
 def test_connections_that_nobody_needs_are_closed_beyond_a_number(
     stage: Stage, broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ulak.broker.transport.MOST_CONNECTIONS", 2)
+    monkeypatch.setattr("ulak.transports.broker.transport.MOST_CONNECTIONS", 2)
     for id in range(5):
         endpoint = stage.endpoint(broker.port)._replace(id=id)
         stage.dispatcher.start(endpoint, [message(id)])

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from support.deliveries import settle_all
 from support.receiver import Listener
-from ulak.delivery import Endpoint, EndpointConfig, Message
+from ulak.messages.delivery import Endpoint, EndpointConfig, Message
 from ulak.worker.dispatcher import Dispatcher
 
 

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 from support.brokers import PROTOCOLS, Broker, broker, patience
 from support.receiver import Receiver
-from ulak.broker.transport import FAREWELL_SECONDS
-from ulak.delivery import Endpoint, EndpointConfig, Message
-from ulak.transports import transports
+from ulak.messages.delivery import Endpoint, EndpointConfig, Message
+from ulak.transports.broker.transport import FAREWELL_SECONDS
+from ulak.transports.registry import transports
 from ulak.worker.dispatcher import Dispatcher
 
 SETTINGS = {

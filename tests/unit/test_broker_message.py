@@ -7,10 +7,10 @@ import re
 from typing import Any
 
 import pytest
-from ulak.broker import message as broker_message
-from ulak.broker.route import Route
-from ulak.cloudevents import CloudEvents
-from ulak.delivery import ConfigError, Message, MessageError
+from ulak.messages.cloudevents import CloudEvents
+from ulak.messages.delivery import ConfigError, Message, MessageError
+from ulak.transports.broker import message as broker_message
+from ulak.transports.broker.route import Route
 
 
 def message(payload: str = '{"order": 7}', **fields: Any) -> Message:

@@ -22,9 +22,9 @@ import pytest
 from support import brokers
 from support.deliveries import SETTINGS, settle_all
 from support.receiver import Answer, Received, Receiver
-from ulak import bulkhead
-from ulak.delivery import ConfigError, Endpoint, EndpointConfig, Message, Settled
-from ulak.transports import transports
+from ulak.messages import bulkhead
+from ulak.messages.delivery import ConfigError, Endpoint, EndpointConfig, Message, Settled
+from ulak.transports.registry import transports
 from ulak.worker import dispatcher
 from ulak.worker.dispatcher import Dispatcher
 

@@ -9,10 +9,10 @@ import pytest
 from cloudevents.core.bindings.http import HTTPMessage, from_http_event
 from hypothesis import given
 from hypothesis import strategies as st
-from ulak import cloudevents, event
-from ulak.cloudevents import CloudEvents
-from ulak.http import header, request
-from ulak.http.model import Message, MessageError, Request, Settings
+from ulak.messages import cloudevents, event
+from ulak.messages.cloudevents import CloudEvents
+from ulak.transports.http import header, request
+from ulak.transports.http.model import Message, MessageError, Request, Settings
 
 CONFIG = CloudEvents("structured", "/shop", "order.created")
 MESSAGE = Message(

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from support.deliveries import Deliveries
 from support.receiver import Answer, Receiver
-from ulak.delivery import Settled
-from ulak.http import request, verdict
-from ulak.http.model import Outcome
+from ulak.messages.delivery import Settled
+from ulak.transports.http import request, verdict
+from ulak.transports.http.model import Outcome
 
 
 def settle(deliveries: Deliveries, count: int) -> list[Settled]:
@@ -33,7 +33,7 @@ def test_a_lack_of_sockets_is_worth_another_try(
 
     endpoint = make_endpoint(receiver.url)
     with monkeypatch.context() as patch:
-        patch.setattr("ulak.http.client.socket.socket", none_left)
+        patch.setattr("ulak.transports.http.client.socket.socket", none_left)
         deliveries.send(endpoint, [make_message()])
         (without,) = settle(deliveries, 1)
     deliveries.send(endpoint, without.messages)
@@ -53,7 +53,7 @@ def test_an_answer_that_our_code_cannot_read_is_worth_another_try(
             raise ZeroDivisionError("a bug")
         return judged(endpoint, finished, now, messages)
 
-    monkeypatch.setattr("ulak.http.transport.verdict.judge", judge)
+    monkeypatch.setattr("ulak.transports.http.transport.verdict.judge", judge)
     receiver.answer = Answer(201)
     endpoint = make_endpoint(receiver.url)
     deliveries.send(endpoint, [make_message(1, '"bad"')])
@@ -76,7 +76,7 @@ def test_a_message_that_our_code_cannot_send_leaves_the_others_alone(
             raise ZeroDivisionError("a bug")
         return build(endpoint, messages, *rest)
 
-    monkeypatch.setattr("ulak.http.transport.request.build", building)
+    monkeypatch.setattr("ulak.transports.http.transport.request.build", building)
     endpoint = make_endpoint(receiver.url)
     deliveries.send(endpoint, [make_message(1)])
     deliveries.send(endpoint, [make_message(2)])

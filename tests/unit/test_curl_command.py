@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from typing import Any
 
-from ulak.http import curl_command, request
+from ulak.transports.http import curl_command, request
 
 NOW = 1_800_000_000
 

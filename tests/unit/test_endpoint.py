@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from ulak.cloudevents import CloudEvents
-from ulak.http import endpoint
-from ulak.http.model import ConfigError, OAuth2, Settings
+from ulak.messages.cloudevents import CloudEvents
+from ulak.transports.http import endpoint
+from ulak.transports.http.model import ConfigError, OAuth2, Settings
 
 
 def parse(settings: Settings | None = None, **config: Any) -> Any:

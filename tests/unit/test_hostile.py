@@ -15,9 +15,9 @@ from support.deliveries import Exchanges
 from support.hostile import Hostile
 from support.receiver import Certificate, Listener, Receiver, make_certificate
 from support.sessions import strain
-from ulak.address import Guard
-from ulak.http import endpoint, verdict
-from ulak.http.model import Endpoint, Finished, Outcome, Request
+from ulak.safety.address import Guard
+from ulak.transports.http import endpoint, verdict
+from ulak.transports.http.model import Endpoint, Finished, Outcome, Request
 
 TIMEOUT = 1.0
 GRACE = 0.5

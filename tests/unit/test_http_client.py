@@ -19,8 +19,8 @@ from support.deliveries import Exchanges
 from support.hostile import Hostile
 from support.receiver import Answer, Received, Receiver
 from support.sessions import strain
-from ulak.address import Guard
-from ulak.http.model import Finished, Profile, Request
+from ulak.safety.address import Guard
+from ulak.transports.http.model import Finished, Profile, Request
 
 
 def exchange(exchanges: Exchanges, requests: Sequence[Request], seconds: float = 10) -> list[Finished]:

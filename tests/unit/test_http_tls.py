@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives import serialization
 from support.deliveries import Exchanges
 from support.http2 import Http2Receiver
 from support.receiver import Certificate, Receiver, make_certificate
-from ulak.http.model import Finished, Profile, Request
+from ulak.transports.http.model import Finished, Profile, Request
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ def test_a_configs_authorities_replace_the_systems(
     exchanges: Exchanges, secure: Receiver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, certificate: Certificate
 ) -> None:
     other = make_certificate(tmp_path)
-    monkeypatch.setattr("ulak.http.client._SYSTEM_AUTHORITIES", str(certificate.certificate))
+    monkeypatch.setattr("ulak.transports.http.client._SYSTEM_AUTHORITIES", str(certificate.certificate))
 
     assert post(exchanges, secure.url).status == 200
     assert post(exchanges, secure.url, tls_ca_bundle=str(other.certificate)).kind == "tls"

@@ -9,8 +9,8 @@ from standardwebhooks import Webhook
 from support.deliveries import Deliveries, settle_all, worker_endpoint
 from support.receiver import Answer, Receiver
 from ulak import ping
-from ulak.http import batch
-from ulak.http.model import Settings
+from ulak.transports.http import batch
+from ulak.transports.http.model import Settings
 
 
 def test_every_message_is_settled_once(

@@ -17,13 +17,13 @@ from confluent_kafka import KafkaError
 from support.deliveries import settle_all
 from support.kafka import PRODUCE, Kafka, Relay
 from support.sessions import wait_until
-from ulak.address import Guard
-from ulak.broker.delivery import Delivery
-from ulak.delivery import ConfigError, Endpoint, EndpointConfig, Message, Settled
-from ulak.kafka import connection, target, verdict
-from ulak.kafka.connection import KafkaConnection
-from ulak.kafka.transport import KafkaTransport
-from ulak.signals import BACKEND_SIGNALS
+from ulak.messages.delivery import ConfigError, Endpoint, EndpointConfig, Message, Settled
+from ulak.safety.address import Guard
+from ulak.sessions.signals import BACKEND_SIGNALS
+from ulak.transports.broker.delivery import Delivery
+from ulak.transports.kafka import connection, target, verdict
+from ulak.transports.kafka.connection import KafkaConnection
+from ulak.transports.kafka.transport import KafkaTransport
 from ulak.worker.dispatcher import Dispatcher
 from ulak.worker.waiting import READABLE, Descriptors
 

@@ -6,8 +6,8 @@ import json
 from typing import Any
 
 import pytest
-from ulak.delivery import Endpoint, EndpointConfig, Message
-from ulak.log.transport import MAX_BYTES, LogTransport, line
+from ulak.messages.delivery import Endpoint, EndpointConfig, Message
+from ulak.transports.log.transport import MAX_BYTES, LogTransport, line
 
 PREFIX = "ulak message: "
 

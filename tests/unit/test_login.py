@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from ulak import login
+from ulak.sessions import login
 
 
 def test_the_reason_of_a_failure_is_libpqs_own(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from urllib.parse import quote, quote_plus
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from ulak.mask import MASK, SHORTEST, Mask
+from ulak.safety.mask import MASK, SHORTEST, Mask
 
 # An asterisk in a secret could be one of the mask's own.
 SECRETS = st.text(st.characters(blacklist_characters="*", blacklist_categories=("Cs",)), min_size=SHORTEST, max_size=40)

@@ -11,10 +11,10 @@ from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 from support.deliveries import settle_all
 from support.receiver import Listener
-from ulak.delivery import EndpointConfig, Message
-from ulak.mqtt import reasons, target
-from ulak.mqtt.client import Client, Pipe
-from ulak.transports import transports
+from ulak.messages.delivery import EndpointConfig, Message
+from ulak.transports.mqtt import reasons, target
+from ulak.transports.mqtt.client import Client, Pipe
+from ulak.transports.registry import transports
 from ulak.worker.dispatcher import Dispatcher
 
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from ulak.http import multistatus, verdict
-from ulak.http.model import Endpoint, Finished, Message, Outcome, Request, Settings
+from ulak.transports.http import multistatus, verdict
+from ulak.transports.http.model import Endpoint, Finished, Message, Outcome, Request, Settings
 
 MESSAGES = [Message(10 + n, f"{n}e9f2c6a-0000-4000-8000-000000000000", 1, json.dumps({"n": n})) for n in range(4)]
 ANYTHING = st.recursive(

@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from support.deliveries import settle_all
 from support.nkeys import ACCOUNT, Key, User
 from support.receiver import Listener
-from ulak.broker.connection import Address
-from ulak.delivery import ConfigError, Endpoint, EndpointConfig, Message
-from ulak.nats import keys
-from ulak.nats.operations import BadOperation, Operations, Reply
-from ulak.nats.servers import MOST_ADVERTISED, Servers
+from ulak.messages.delivery import ConfigError, Endpoint, EndpointConfig, Message
+from ulak.transports.broker.connection import Address
+from ulak.transports.nats import keys
+from ulak.transports.nats.operations import BadOperation, Operations, Reply
+from ulak.transports.nats.servers import MOST_ADVERTISED, Servers
 from ulak.worker.dispatcher import Dispatcher
 
 SAID = (

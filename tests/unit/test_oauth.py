@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.deliveries import Deliveries, settle_all
 from support.receiver import Answer, Received, Receiver
-from ulak.address import Guard
-from ulak.delivery import Settled
-from ulak.http import endpoint, oauth
-from ulak.http.model import Finished, Message, OAuth2, Profile, Request
+from ulak.messages.delivery import Settled
+from ulak.safety.address import Guard
+from ulak.transports.http import endpoint, oauth
+from ulak.transports.http.model import Finished, Message, OAuth2, Profile, Request
 
 REQUEST = Request(Profile("http://example.com/"), [], b"")
 AUTH = OAuth2("http://example.com/token", "id", "secret")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 from support import stage
-from ulak import address
-from ulak.http import options as http_options
+from ulak.safety import address
+from ulak.transports.http import options as http_options
 from ulak.worker import options
 from ulak.worker.request_slots import RequestSlots
 

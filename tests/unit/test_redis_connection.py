@@ -7,7 +7,7 @@ import socket
 import pytest
 from support.deliveries import settle_all
 from support.receiver import Listener
-from ulak.delivery import Endpoint, EndpointConfig, Message
+from ulak.messages.delivery import Endpoint, EndpointConfig, Message
 from ulak.worker.dispatcher import Dispatcher
 
 

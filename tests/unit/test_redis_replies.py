@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 from hypothesis import given
 from hypothesis import strategies as some
-from ulak.redis.replies import BadReply, Refusal, Replies, Status
+from ulak.transports.redis.replies import BadReply, Refusal, Replies, Status
 
 ANSWERS = b"+OK\r\n$15\r\n1731842400000-0\r\n$-1\r\n-OOM command not allowed\r\n:7\r\n$0\r\n\r\n"
 MEANT = [b"OK", b"1731842400000-0", None, Refusal("OOM command not allowed"), b"7", b""]

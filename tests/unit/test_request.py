@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from ulak.http import endpoint as endpoints
-from ulak.http import header, request
-from ulak.http.model import Message, MessageError, Request, Settings
+from ulak.transports.http import endpoint as endpoints
+from ulak.transports.http import header, request
+from ulak.transports.http.model import Message, MessageError, Request, Settings
 
 NOW = 1_800_000_000.7
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from ulak.http import retry_after
+from ulak.transports.http import retry_after
 
 # Sun, 06 Nov 1994 08:49:37 GMT
 NOW = 784111777

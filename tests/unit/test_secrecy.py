@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from ulak.http import request, secrecy, verdict
-from ulak.http.model import Finished, Profile, Request
+from ulak.transports.http import request, secrecy, verdict
+from ulak.transports.http.model import Finished, Profile, Request
 
 NOW = 1_800_000_000
 
@@ -54,7 +54,7 @@ def test_an_echo_of_the_request_shows_no_secret(make_endpoint: Any, make_message
 
 
 def test_of_a_url_that_is_a_secret_the_host_is_hidden_too(make_endpoint: Any) -> None:
-    from ulak.http import endpoint
+    from ulak.transports.http import endpoint
 
     url = "https://hush.example.com/hook"
     parsed = endpoint.parse(1, "orders", 1, {"url": url}, secrets=[url])

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from standardwebhooks import Webhook, WebhookVerificationError
-from ulak.http import signature
-from ulak.http.model import ConfigError
+from ulak.transports.http import signature
+from ulak.transports.http.model import ConfigError
 
 ID = "msg_2KWPBgLlAfxdpx2AI54pPJ85f4W"
 

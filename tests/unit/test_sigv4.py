@@ -5,8 +5,8 @@ from __future__ import annotations
 from datetime import UTC, datetime
 
 import pytest
-from ulak.http import sigv4
-from ulak.http.model import SigV4
+from ulak.transports.http import sigv4
+from ulak.transports.http.model import SigV4
 
 NOW = datetime(2015, 8, 30, 12, 36, tzinfo=UTC).timestamp()
 AUTH = SigV4("AKIDEXAMPLE", "wJalrXUtnFEMI/K7MDENG+bPxRfiCYEXAMPLEKEY", "us-east-1", "service")

@@ -7,7 +7,7 @@ import json
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from ulak import text
+from ulak.safety import text
 
 ANYTHING = st.text(st.characters())
 

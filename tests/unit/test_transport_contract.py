@@ -17,8 +17,8 @@ from support.nats import Nats
 from support.rabbitmq import RabbitMQ
 from support.receiver import Receiver
 from support.redis import Redis
-from ulak.delivery import ConfigError, Endpoint, EndpointConfig, Message, Settled
-from ulak.transports import transports
+from ulak.messages.delivery import ConfigError, Endpoint, EndpointConfig, Message, Settled
+from ulak.transports.registry import transports
 from ulak.worker.dispatcher import Dispatcher
 from ulak.worker.tuning import LONGEST_WAIT
 

@@ -6,8 +6,8 @@ import json
 from typing import Any
 
 import pytest
-from ulak.http import verdict
-from ulak.http.model import Endpoint, Finished, Request, Settings
+from ulak.transports.http import verdict
+from ulak.transports.http.model import Endpoint, Finished, Request, Settings
 
 NOW = 784111777
 

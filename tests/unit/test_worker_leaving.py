@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from support.stage import Stage
-from ulak.delivery import DELIVERED
+from ulak.messages.delivery import DELIVERED
 from ulak.worker.port import Busy, Outcomes
 from ulak.worker.tuning import GRACE_SECONDS, STOP_SECONDS
 

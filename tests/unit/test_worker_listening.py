@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from support.stage import FakeWakeUp, Stage
-from ulak.delivery import DELIVERED, Outcome
+from ulak.messages.delivery import DELIVERED, Outcome
 from ulak.worker.port import Busy
 from ulak.worker.tuning import REPORT_SECONDS, WAKE_UPS
 

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 from support.stage import Pending, Stage
-from ulak.delivery import DELIVERED, Message, Outcome
+from ulak.messages.delivery import DELIVERED, Message, Outcome
 from ulak.worker.port import Busy, Outcomes, Refused
 
 

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 from support.stage import Stage
-from ulak.delivery import DELIVERED, Endpoint, Message, Outcome
+from ulak.messages.delivery import DELIVERED, Endpoint, Message, Outcome
 from ulak.worker.port import Claimed, Outcomes
 from ulak.worker.tuning import CLAIM_ENDPOINTS_MOST, LEAST_WINDOW, PAYLOAD_BYTES
 

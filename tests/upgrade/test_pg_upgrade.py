@@ -26,7 +26,7 @@ class Upgraded:
             old.install(old.create_database(name))
             with old.connect(name) as db:
                 fill(db)
-        old.execute("insert into ulak.cluster_identity (system_identifier) values (0)", "held")
+        old.execute("insert into ulak_private.cluster_identity (system_identifier) values (0)", "held")
         with old.connect("shop") as db:
             self.rows = catalog.contents(db)
             self.identifier = value(db, IDENTIFIER)
@@ -71,7 +71,7 @@ def test_a_dump_that_was_made_before_maintenance_is_held_elsewhere(
     upgraded: Upgraded, cluster: Cluster, empty_database: str, db: DB, tmp_path: Path
 ) -> None:
     """It names the cluster that was, and lacks what pg_upgrade took along."""
-    assert column(db, "select system_identifier from ulak.cluster_identity") == [upgraded.identifier]
+    assert column(db, "select system_identifier from ulak_private.cluster_identity") == [upgraded.identifier]
 
     cluster.restore(empty_database, upgraded.cluster.dump("shop", tmp_path / "dump"))
 

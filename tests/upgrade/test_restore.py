@@ -17,7 +17,12 @@ from support.sessions import wait_until
 DB = psycopg.Connection[Any]
 
 # Who worked in one cluster, and what maintenance did there, means nothing in another.
-NOT_CARRIED = ["ulak.maintenance_runs: 1", "ulak.ordering_keys: 1", "ulak.schedule: 1", "ulak.workers: 1"]
+NOT_CARRIED = [
+    "ulak_private.maintenance_runs: 1",
+    "ulak_private.ordering_keys: 1",
+    "ulak_private.schedule: 1",
+    "ulak.workers: 1",
+]
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +48,7 @@ def shop(cluster: Cluster, cron_database: str) -> Iterator[DB]:
         db.execute(
             """
             select cron.schedule_in_database(j.jobname, '0 0 1 1 *', j.command, j.database, j.username)
-            from ulak._wanted_jobs(2) j
+            from ulak_private.wanted_jobs(2) j
             """
         )
         yield db
@@ -60,9 +65,9 @@ def assert_carried(source: DB, target: DB) -> None:
     before, after = (catalog.contents(db, by_partition=False) for db in (source, target))
     # Each cluster has a home of its own.
     for rows in (before, after):
-        del rows["ulak.cluster_home"]
+        del rows["ulak_private.cluster_home"]
     assert catalog.lost(before, after) == NOT_CARRIED
-    lines = [line for line in catalog.lost(after, before) if not line.startswith("ulak.cluster_identity: ")]
+    lines = [line for line in catalog.lost(after, before) if not line.startswith("ulak_private.cluster_identity: ")]
     assert lines == []
 
 
@@ -96,7 +101,7 @@ def test_the_schema_alone_is_restored_with_its_extension(
     with other.connect(restored) as target:
         assert_carried(db, target)
         assert catalog.differences(catalog.snapshot(db), catalog.snapshot(target)) == []
-        assert value(target, "select ulak._is_adopted()") is False
+        assert value(target, "select ulak_private.is_adopted()") is False
         assert value(target, "select to_regclass('orders')") is None
 
 
@@ -113,12 +118,12 @@ def test_data_is_restored_into_a_fresh_installation_and_held(
 
     with other.connect(restored) as target:
         assert_carried(db, target)
-        assert value(target, "select ulak._is_adopted()") is False
+        assert value(target, "select ulak_private.is_adopted()") is False
         held = value(target, "select count(*) from ulak.queue where status in ('pending', 'processing')")
         assert value(target, "select ulak.adopt()") == held
         target.execute("call ulak.run_maintenance()")
         assert column(target, "select last_error from ulak.maintenance_status where last_error is not null") == []
-        assert value(target, "select count(*) from ulak.archive_default") == 0
+        assert value(target, "select count(*) from ulak_private.archive_default") == 0
 
 
 def test_roles_that_are_missing_after_a_restore_are_told_first(
@@ -237,7 +242,7 @@ def test_rows_that_arrive_by_replication_are_announced_once(other: Cluster) -> N
 
         assert column(publisher, SENT) == [{"order": 1}, {"order": 2}]
         assert column(subscriber, SENT) == [{"order": 3}]
-        assert all(value(side, "select ulak._is_adopted()") for side in sides)
+        assert all(value(side, "select ulak_private.is_adopted()") for side in sides)
     finally:
         subscriber.execute("drop subscription if exists orders")
         for side in sides:
@@ -255,7 +260,7 @@ def test_everything_works_under_a_publication_for_all_tables(db: DB) -> None:
     db.execute("select ulak.redrive_all()")
     for time in ("now()", "now() + interval '2 years'"):
         db.execute(f"call ulak.run_maintenance({time})")
-    db.execute("insert into ulak.cluster_identity (system_identifier) values (0)")
+    db.execute("insert into ulak_private.cluster_identity (system_identifier) values (0)")
     db.execute("select ulak.adopt()")
 
     assert column(db, "select last_error from ulak.maintenance_status where last_error is not null") == []
@@ -276,4 +281,6 @@ def test_every_table_that_ulak_changes_can_be_published(db: DB) -> None:
         """,
     )
 
-    assert [table for table in unpublishable if not table.startswith(("ulak.archive_2", "ulak._events_2"))] == []
+    assert [
+        table for table in unpublishable if not table.startswith(("ulak_private.archive_2", "ulak_private.events_2"))
+    ] == []

@@ -14,7 +14,7 @@ def test_a_message_that_is_inserted_with_a_key_keeps_its_key(db: DB) -> None:
     db.execute(
         """
         insert into ulak.queue (endpoint_id, payload, idempotency_key, payload_hash)
-        select id, '1', 'k', ulak._payload_hash('1') from ulak.endpoints
+        select id, '1', 'k', ulak_private.payload_hash('1') from ulak.endpoints
         """
     )
 

@@ -66,7 +66,9 @@ def test_an_upgraded_database_equals_a_fresh_one(db: DB, fresh: DB, next_project
 
 
 def test_a_schema_change_that_the_upgrade_forgot_is_seen(db: DB, fresh: DB, next_project: Path) -> None:
-    (next_project / "sql/schema/99_forgotten.sql").write_text("alter table ulak.locks add column forgotten integer;\n")
+    (next_project / "sql/schema/99_forgotten.sql").write_text(
+        "alter table ulak_private.locks add column forgotten integer;\n"
+    )
     use(db, next_project)
     use(fresh, next_project)
 
@@ -74,7 +76,7 @@ def test_a_schema_change_that_the_upgrade_forgot_is_seen(db: DB, fresh: DB, next
     fresh.execute("create extension ulak cascade")
 
     lines = catalog.differences(catalog.snapshot(db), catalog.snapshot(fresh))
-    assert lines == ["column ulak.locks.forgotten: only right"]
+    assert lines == ["column ulak_private.locks.forgotten: only right"]
 
 
 def test_an_upgrade_keeps_every_row(db: DB, next_project: Path) -> None:
@@ -91,7 +93,7 @@ def test_an_upgrade_keeps_every_row(db: DB, next_project: Path) -> None:
 def test_an_upgrade_replaces_the_python_of_a_running_session(db: DB, next_project: Path) -> None:
     import_probe = """
         do $python$
-        plpy.execute("select ulak._load_python()")
+        plpy.execute("select ulak_private.load_python()")
         from ulak import probe
         plpy.notice(probe.VALUE)
         $python$ language plpython3u

@@ -9,7 +9,7 @@ from support.site import Site
 def test_a_message_whose_body_is_gone_is_the_only_one_that_fails(site: Site, receiver: Receiver) -> None:
     site.http("shop", receiver.url, policy={"max_retries": 0})
     lost, *others = site.send_many(3)
-    site.db.execute("delete from ulak._events where id = %s", [lost])
+    site.db.execute("delete from ulak_private.events where id = %s", [lost])
 
     site.start()
     for id in others:

@@ -179,7 +179,7 @@ def test_after_an_outage_the_circuit_closes_and_what_is_in_flight_grows_from_one
         end $$;
         create table public.noted (name text, in_flight bigint, delivered bigint);
         grant insert on public.noted to public;
-        create trigger note after update or delete on ulak._deliveries execute function public.note()
+        create trigger note after update or delete on ulak_private.deliveries execute function public.note()
     """
     site.start()
     for name in brokers:
@@ -398,7 +398,7 @@ def test_every_key_is_known_and_a_slip_of_the_pen_is_refused_with_the_key_that_w
     site: Site, protocol: str
 ) -> None:
     keys = [*KEYS[protocol].split(), *SHARED.split(), *(() if protocol == "redis" else EVENTS.split())]
-    known = site.value("select ulak._config_schema(%s) -> 'properties'", protocol)
+    known = site.value("select ulak_private.config_schema(%s) -> 'properties'", protocol)
     validate = "select ulak.validate_endpoint_config(%s, %s)"
 
     assert [key for key in keys if key not in known] == []
@@ -416,7 +416,7 @@ CREDENTIALS = {"username", "password", "token", "nkey_seed"}
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_a_secret_may_stand_where_a_credential_belongs_and_nowhere_else(site: Site, protocol: str) -> None:
-    known = site.value("select ulak._config_schema(%s) -> 'properties'", protocol)
+    known = site.value("select ulak_private.config_schema(%s) -> 'properties'", protocol)
     texts = {key for key, schema in known.items() if "string" in schema.get("type", ())} - CREDENTIALS
     credentials: dict[str, Any] = {"username": {"$secret": "text"}, "password": {"$secret": "text"}}
     if protocol == "kafka":

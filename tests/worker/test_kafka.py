@@ -23,8 +23,8 @@ from support.kafka import (
 from support.receiver import Certificate, Receiver, make_certificate
 from support.sessions import wait_until
 from support.site import Site
-from ulak.delivery import EndpointConfig
-from ulak.kafka import target
+from ulak.messages.delivery import EndpointConfig
+from ulak.transports.kafka import target
 
 # Retries come when a test wants them.
 LATER = {"backoff": "fixed", "base_delay_seconds": 3600}
@@ -452,7 +452,7 @@ def test_a_config_that_means_nothing_is_refused(site: Site) -> None:
 
 
 def test_every_option_is_one_that_librdkafka_takes(site: Site) -> None:
-    schema = site.value("select ulak._kafka_options_schema()")["properties"]
+    schema = site.value("select ulak_private.kafka_options_schema()")["properties"]
     # With it librdkafka looks whether it has the mechanism.
     login = {
         "sasl.mechanism": "PLAIN",

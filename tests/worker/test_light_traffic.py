@@ -19,9 +19,11 @@ def asleep(site: Site, receiver: Receiver, **settings: int) -> WorkerSession:
 
 
 def start_listening(site: Site) -> WorkerSession:
-    site.db.execute("select setval('ulak.bell', 1, false)")
+    site.db.execute("select setval('ulak_private.bell', 1, false)")
     worker = site.start()
-    wait_until(lambda: site.value("select pg_sequence_last_value('ulak.bell')"), message="a worker that listens")
+    wait_until(
+        lambda: site.value("select pg_sequence_last_value('ulak_private.bell')"), message="a worker that listens"
+    )
     return worker
 
 

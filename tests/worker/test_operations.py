@@ -117,7 +117,7 @@ def test_the_way_back_to_the_release_before_keeps_endpoints_settings_and_message
             ("held", False),
             ("orders", True),
         ]
-        assert db.execute("select value from ulak.secrets").fetchall() == [(secret,)]
+        assert db.execute("select value from ulak_private.secrets").fetchall() == [(secret,)]
         assert db.execute("select value from ulak.settings where name = 'default_max_retries'").fetchone() == ("3",)
         assert db.execute("select extversion from pg_extension where extname = 'ulak'").fetchone() == ("0.2.0",)
         db.execute("drop schema ulak_back cascade")

@@ -13,7 +13,7 @@ from support.sessions import wait_until
 from support.site import SETTLED, Site
 
 POLLERS = """
-    select w.pid from ulak.workers w where ulak._is_taken(w) and ulak._is_poller(w.slot)
+    select w.pid from ulak.workers w where ulak_private.is_taken(w) and ulak_private.is_poller(w.slot)
 """
 
 
@@ -132,7 +132,7 @@ def test_messages_that_are_small_as_they_are_stored_do_not_fill_the_memory_of_a_
     peak = before = resident(worker.pid)
 
     site.db.execute(
-        "insert into ulak._deliveries (endpoint_id, payload) select %s, to_jsonb(repeat('x', 1000000)) from generate_series(1, 150)",
+        "insert into ulak_private.deliveries (endpoint_id, payload) select %s, to_jsonb(repeat('x', 1000000)) from generate_series(1, 150)",
         [endpoint],
     )
     while not site.value(SETTLED):

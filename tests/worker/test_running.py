@@ -113,7 +113,7 @@ def test_there_are_32_slots(site: Site) -> None:
 def test_a_run_ends_just_after_the_next_minute(site: Site) -> None:
     query = """
         select extract(second from clock_timestamp()) + seconds::numeric
-        from ulak._take_worker_slot(%s, null, false)
+        from ulak_private.take_worker_slot(%s, null, false)
     """
 
     ends = [Decimal(site.value(query, slot)) for slot in (1, 2)]
@@ -219,7 +219,7 @@ def late_run(site: Site, slot: int, asked: str) -> WorkerSession:
     return late
 
 
-@pytest.mark.parametrize(("slot", "asked"), [(1, "select ulak.stop()"), (2, "select ulak._limit_workers(1)")])
+@pytest.mark.parametrize(("slot", "asked"), [(1, "select ulak.stop()"), (2, "select ulak_private.limit_workers(1)")])
 def test_a_run_that_pg_cron_was_starting_meanwhile_leaves_too(
     site: Site, receiver: Receiver, slot: int, asked: str
 ) -> None:
@@ -235,7 +235,7 @@ def test_a_run_that_pg_cron_was_starting_goes_on_if_it_is_still_wanted(site: Sit
     site.http("shop", receiver.url)
     site.send()
 
-    late_run(site, 1, "select ulak._limit_workers(1)")
+    late_run(site, 1, "select ulak_private.limit_workers(1)")
 
     receiver.wait_for(1)
 
@@ -258,10 +258,10 @@ HAS_REPORTED_AGAIN = "select heartbeat_at > started_at + interval '0.5 s' from u
 
 
 def test_a_worker_leaves_for_another_build_or_version(site: Site) -> None:
-    build = site.value("select pg_get_functiondef('ulak._python_stamp()'::regprocedure)")
+    build = site.value("select pg_get_functiondef('ulak_private.python_stamp()'::regprocedure)")
     version = site.value("select extversion from pg_extension where extname = 'ulak'")
     for there, back in (
-        ("create or replace function ulak._python_stamp() returns text stable language sql return 'new'", build),
+        ("create or replace function ulak_private.python_stamp() returns text stable language sql return 'new'", build),
         (
             f"update pg_extension set extversion = '{version}.1' where extname = 'ulak'",
             f"update pg_extension set extversion = '{version}' where extname = 'ulak'",
@@ -272,7 +272,7 @@ def test_a_worker_leaves_for_another_build_or_version(site: Site) -> None:
         wait_until(partial(site.value, HAS_REPORTED_AGAIN, worker.pid), 10, "a second report")
         site.db.execute(there)
         # As an upgrade does when it is done.
-        site.db.execute("select ulak._wake_workers()")
+        site.db.execute("select ulak_private.wake_workers()")
 
         try:
             assert seconds_of(worker.result) < 1
@@ -367,7 +367,7 @@ def test_a_sweep_takes_back_what_a_terminated_worker_held(site: Site) -> None:
     with Receiver(Answer(delay=30)) as slow:
         id, _ = hold_one(site, slow)
 
-        site.db.execute("select ulak._sweep()")
+        site.db.execute("select ulak_private.sweep()")
 
         assert site.status(id) == "pending"
 
@@ -379,7 +379,7 @@ def test_the_lease_decides_where_the_server_can_not_know_that_a_worker_is_dead(s
         id, _ = hold_one(site, slow)
         site.db.execute(f"update ulak.workers set {change}")
 
-        site.db.execute("select ulak._sweep()")
+        site.db.execute("select ulak_private.sweep()")
         assert site.status(id) == "processing"
         site.start(1)
         assert site.status(id) == "processing"

@@ -79,7 +79,9 @@ def test_start_brings_jobs_along_that_were_made_on_another_server(rehearsal: Reh
         report = db.execute("select detail from ulak.start() where item = 'ulak worker 1 in shop'").fetchone()
         by_start = db.execute("select jobid, nodename, nodeport from cron.job order by 1").fetchall()
         db.execute(moved)
-        rows = db.execute("select w.rows from ulak._maintenance_work('schedule', null, null, now()) w").fetchone()
+        rows = db.execute(
+            "select w.rows from ulak_private.maintenance_work('schedule', null, null, now()) w"
+        ).fetchone()
         by_maintenance = db.execute("select jobid, nodename, nodeport from cron.job order by 1").fetchall()
 
     jobs = len(rehearsal.wanted_jobs(2))
@@ -116,7 +118,7 @@ def test_start_lifts_a_timeout_of_the_database_that_would_end_every_run(rehearsa
     }
 
     assert by_start == {"three": ["done"], "three again": ["unchanged"]}
-    assert rehearsal.ask("select ulak._run_timeout() as timeout") == [{"timeout": None}]
+    assert rehearsal.ask("select ulak_private.run_timeout() as timeout") == [{"timeout": None}]
 
 
 def test_start_schedules_workers_and_what_keeps_the_house(rehearsal: Rehearsal) -> None:
@@ -151,14 +153,14 @@ def test_repeating_start_tells_pg_cron_of_its_jobs_again(rehearsal: Rehearsal) -
 
 def test_start_says_what_to_run_where_pg_cron_lives(rehearsal: Rehearsal) -> None:
     (todo,) = [row for row in rehearsal.reports["elsewhere"] if row["item"] == "schedule"]
-    watcher = r" \\ select ulak._launch_watcher();" if rehearsal.cluster.cron_waits_for_the_longest_job() else ""
-    commands = r"select ulak._commands_elsewhere({}) as ulak \gset \c shop \\ :ulak \c other".format
+    watcher = r" \\ select ulak_private.launch_watcher();" if rehearsal.cluster.cron_waits_for_the_longest_job() else ""
+    commands = r"select ulak_private.commands_elsewhere({}) as ulak \gset \c shop \\ :ulak \c other".format
     unschedule = rehearsal.ask("select * from ulak.stop()", "other")[0]["fix"]
     with rehearsal.cluster.connect("shop") as db, db.transaction(force_rollback=True):
         before = db.execute(JOBS).fetchall()
-        db.execute(rehearsal.ask("select ulak._commands_elsewhere(2) as them", "other")[0]["them"])
+        db.execute(rehearsal.ask("select ulak_private.commands_elsewhere(2) as them", "other")[0]["them"])
         scheduled = [row for row in db.execute(JOBS).fetchall() if row not in before]
-        db.execute(rehearsal.ask("select ulak._commands_elsewhere(null) as them", "other")[0]["them"])
+        db.execute(rehearsal.ask("select ulak_private.commands_elsewhere(null) as them", "other")[0]["them"])
         after = db.execute(JOBS).fetchall()
 
     assert (todo["status"], todo["fix"], unschedule) == ("to do", commands(2) + watcher, commands("null"))
@@ -245,7 +247,7 @@ def test_workers_bring_back_their_watcher(rehearsal: Rehearsal, traffic: Traffic
     """Who is left of them brings back the others. Later versions of pg_cron need no watcher."""
     if not rehearsal.cluster.cron_waits_for_the_longest_job():
         return
-    watchers = "select pid from ulak._watchers()"
+    watchers = "select pid from ulak_private.watchers()"
     (watcher,) = wait_until(lambda: rehearsal.ask(watchers), 5 * strain(), "a watcher")
 
     rehearsal.ask(f"select pg_terminate_backend({watcher['pid']}, 5000)")

@@ -65,7 +65,7 @@ def test_an_outcome_that_cannot_be_stored_leaves_the_others_alone(site: Site, re
     site.db.execute(f"""
         create function public.refuse() returns trigger language plpgsql as
         $$ begin raise exception 'not this one'; end $$;
-        create trigger refuse before delete on ulak._deliveries for each row
+        create trigger refuse before delete on ulak_private.deliveries for each row
         when (old.id = {ids[4]}) execute function public.refuse()
     """)
     try:

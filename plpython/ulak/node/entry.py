@@ -1,4 +1,4 @@
-"""Where docker/worker.py enters: works for one database as long as the connection lasts."""
+"""Where docker/node/worker.py enters: works for one database as long as the connection lasts."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import time
 
 from psycopg import pq
 
-from ulak.database import Database
 from ulak.node.session import Connection, Process
 from ulak.run import run
-from ulak.session import cancellable
-from ulak.transports import missing_client
+from ulak.sessions.database import Database
+from ulak.sessions.session import cancellable
+from ulak.transports.registry import missing_client
 from ulak.worker.tuning import LOOK_SECONDS, NODE_SESSION_SECONDS, STOPPED_LOOK_SECONDS
 
 # Logged once per process, not once per session.
@@ -22,13 +22,13 @@ def work(connection: pq.abc.PGconn, host: str, stamp: str, process: Process) -> 
     run but not the session, which waits for start(). Raises Lost, or whatever ended the run."""
     session = Connection(connection, process)
     try:
-        session.call("select ulak._enter_node_session()")
+        session.call("select ulak_private.enter_node_session()")
         session.measure_clock()
         protocols = _protocols(session, process)
         until = time.monotonic() + NODE_SESSION_SECONDS
         is_waiting = False
         while process.leave is None:
-            taken = session.call("select slot, name from ulak._take_node_slot($1)", ("text",), (host,))
+            taken = session.call("select slot, name from ulak_private.take_node_slot($1)", ("text",), (host,))
             if not taken:
                 if not is_waiting:
                     process.log("stopped: waiting for ulak.start()")
@@ -42,7 +42,7 @@ def work(connection: pq.abc.PGconn, host: str, stamp: str, process: Process) -> 
             database = Database(session, slot, name, stamp, may_listen=True, protocols=protocols)
             with cancellable():
                 ended = run(database, max(0.0, until - time.monotonic()))
-            session.call("select ulak._leave_node_slot($1)", ("int",), (slot,))
+            session.call("select ulak_private.leave_node_slot($1)", ("int",), (slot,))
             if ended in ("over", "restart") and process.leave is None:
                 return ended
         return "told"
@@ -52,7 +52,7 @@ def work(connection: pq.abc.PGconn, host: str, stamp: str, process: Process) -> 
 
 def _protocols(session: Connection, process: Process) -> list[str]:
     """Protocols whose client this machine has. Messages of the others would fail here, but may succeed elsewhere."""
-    (row,) = session.call("select ulak._worker_protocols() as protocols")
+    (row,) = session.call("select ulak_private.worker_protocols() as protocols")
     missing = {each: missing_client(each) for each in row["protocols"] if missing_client(each)}
     if missing and not _TOLD:
         _TOLD.append("missing")

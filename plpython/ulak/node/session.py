@@ -13,7 +13,7 @@ from psycopg import errors, pq
 
 from ulak.node import values
 from ulak.node.wake_up import SocketWakeUp
-from ulak.session import CANCELLED, Cancelled, Rows
+from ulak.sessions.session import CANCELLED, Cancelled, Rows
 from ulak.worker.tuning import ANSWER_SECONDS, CLOCK_SECONDS, STOP_SECONDS
 
 # The server ends the session: it goes down, an operator or a timeout said so.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 from collections.abc import Iterable
 
-from ulak import text
+from ulak.safety import text
 
 VOID = frozenset(("meta", "br", "hr", "img", "rect", "line", "path", "circle", "polyline", "polygon"))
 

@@ -32,7 +32,7 @@ STEP_MOODS = {"ok": "good", "failed": "bad", "late": "warn", "behind": "warn"}
 
 
 def render(data: Row) -> str:
-    """The page. `data` is what ulak._report_data() gathers."""
+    """The page. `data` is what ulak_private.report_data() gathers."""
     now = wording.time(data["now"])
     body = tag(
         "main",

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from ulak.delivery import RETRYABLE, Message, Outcome, Settled
+from ulak.messages.delivery import RETRYABLE, Message, Outcome, Settled
 from ulak.worker.counters import Counters
 from ulak.worker.dispatcher import Dispatcher
 from ulak.worker.endpoints import Endpoints

@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
-from ulak import bulkhead
-from ulak.delivery import RETRYABLE, ConfigError, Endpoint, EndpointConfig, Message, Outcome, Settled
+from ulak.messages import bulkhead
+from ulak.messages.delivery import RETRYABLE, ConfigError, Endpoint, EndpointConfig, Message, Outcome, Settled
 from ulak.worker.transport import Transport
 from ulak.worker.tuning import LONGEST_WAIT, OVERDUE_SECONDS
 from ulak.worker.waiting import Descriptors, Waiting

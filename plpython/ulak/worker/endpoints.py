@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ulak.delivery import ConfigError, Endpoint, config_problem
+from ulak.messages.delivery import ConfigError, Endpoint, config_problem
 from ulak.worker.dispatcher import Dispatcher
 from ulak.worker.port import Claimed, Database
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from ulak.delivery import Message
+from ulak.messages.delivery import Message
 from ulak.worker.port import Claimed
 from ulak.worker.tuning import PAYLOAD_BYTES, UNKNOWN_BYTES
 

@@ -1,7 +1,7 @@
 """Being woken by senders: in light traffic a worker sleeps until one notifies it, instead of looking again and again.
 
 NOTIFY has its price for the sender, so only the first few after the worker has asked for it pay it
-(ulak._request_wake_ups()), and in a busy queue nobody does.
+(ulak_private.request_wake_ups()), and in a busy queue nobody does.
 """
 
 from __future__ import annotations

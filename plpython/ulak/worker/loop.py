@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
-from ulak.delivery import Settled
+from ulak.messages.delivery import Settled
 from ulak.worker import modes
 from ulak.worker.dispatcher import Dispatcher
 from ulak.worker.ending import Ending
@@ -114,7 +114,7 @@ class Worker:
         self._database.commit()
 
     def report_end(self, error: str, noted: Mapping[str, object]) -> None:
-        """The run ends with this error; noted is for ulak._note_broken_run()."""
+        """The run ends with this error; noted is for ulak_private.note_broken_run()."""
         self._counters.last_error = error
         self._timers.report("stopped", noted=noted)
 

@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 
-from ulak import text
-from ulak.delivery import DELIVERED, Message, Outcome, Settled
+from ulak.messages.delivery import DELIVERED, Message, Outcome, Settled
+from ulak.safety import text
 from ulak.worker.counters import Counters
 from ulak.worker.leases import Leases
 from ulak.worker.port import Busy, Database, Outcomes, Refused

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
-from ulak.delivery import EndpointConfig, Message
+from ulak.messages.delivery import EndpointConfig, Message
 from ulak.worker.wake_up import WakeUp
 
 
@@ -89,7 +89,7 @@ class Database(Protocol):
         self, after: int, count: int, lease: float, delivered: Sequence[Message]
     ) -> tuple[list[Claimed], list[int]]:
         """Claims of so many ids after this one, and settles what was delivered. Both only in the plain case, with
-        nothing to decide (ulak._light_turn() says which that is); returns what it claimed and which it settled."""
+        nothing to decide (ulak_private.light_turn() says which that is); returns what it claimed and which it settled."""
 
     def endpoint_configs(self, ids: Iterable[int]) -> list[EndpointConfig]: ...
 

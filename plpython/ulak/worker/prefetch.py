@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, KeysView, Mapping, Sequence
 
-from ulak.delivery import Endpoint, Message
+from ulak.messages.delivery import Endpoint, Message
 from ulak.worker.tuning import PREFETCH_ENDPOINTS, PREFETCH_SECONDS, RATE_MEMORY_SECONDS
 
 Waiting = tuple[Endpoint, Sequence[Message]]

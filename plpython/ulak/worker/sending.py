@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
-from ulak.delivery import Endpoint, Message, Settled
+from ulak.messages.delivery import Endpoint, Message, Settled
 from ulak.worker.counters import Counters
 from ulak.worker.dispatcher import Dispatcher
 from ulak.worker.outcomes import Settling

@@ -54,7 +54,7 @@ class Transaction:
 
     def light_turn(self, now: float) -> bool:
         """After a wake-up: stores and claims by one statement, and sends, if this is the plain case that
-        ulak._light_turn() is for. Whether it was; otherwise run() has to do it."""
+        ulak_private.light_turn() is for. Whether it was; otherwise run() has to do it."""
         claimed = self._claiming.light_claim(now, self._pace.last_sent)
         if claimed is None:
             return False

@@ -28,7 +28,7 @@ SETTLE_RETRY_LONGEST = 2.0
 RESPONSES_AT_ONCE = 4_000_000
 
 # Claiming ------------------------------------------------------------------------------------------------------------
-# A full claim takes messages of so many endpoints at most (ulak._claim() ends its walk there). Where that many have too
+# A full claim takes messages of so many endpoints at most (ulak_private.claim() ends its walk there). Where that many have too
 # little to fill a claim, the next one may have twice as many, up to the most; where they fill it, half as many. Of
 # endpoints with 2 messages each a claim of 32 takes 29 us a message, and one of 256 takes 19. Few: what a claim leaves
 # of an endpoint's backlog costs another visit (20 messages each of 1,000 endpoints took 78 us with 32, and 71 with 16).
@@ -92,7 +92,7 @@ CLAIM_WAITS = 3
 # Messages that come closer than this are better looked for; beyond, being notified by the sender is cheaper. NOTIFY
 # takes a lock of the whole database at commit: with one per message 32 clients sent at a quarter of the rate.
 LISTEN_GAP_SECONDS = 0.004
-# How many senders notify after the worker has asked for it (ulak._request_wake_ups()).
+# How many senders notify after the worker has asked for it (ulak_private.request_wake_ups()).
 WAKE_UPS = 16
 # Other uses of NOTIFY wake the worker, too. So many vain wake-ups more than true ones, each of which makes up for a
 # few, and it goes back to polling.
@@ -162,7 +162,7 @@ NODE_SESSION_SECONDS = 3600.0
 STOPPED_LOOK_SECONDS = 1.0
 # A server that says nothing for so long while it owes an answer is given up, and the primary is looked for. Shorter:
 # a disk that stalls costs the node's session, and what it had delivered and not stored is sent again. Longer: it is
-# missed for longer after a failover. Statements end sooner by the server's own limit (ulak._node_parameters()).
+# missed for longer after a failover. Statements end sooner by the server's own limit (ulak_private.node_parameters()).
 ANSWER_SECONDS = 10.0
 # The server's time isn't taken from an answer that was so long under way.
 CLOCK_SECONDS = 0.5

@@ -1,0 +1,1 @@
+"""A message as the worker and its transports see it."""

@@ -1,0 +1,39 @@
+"""The event that a message carries: its id, headers and metadata."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+from ulak.messages.delivery import Message, MessageError
+
+# As the database writes it; inside a value the quotes would be escaped.
+_ID = re.compile(r'"ulak-event-id": "([0-9a-f-]{36})"')
+
+
+def id_of(message: Message) -> str | None:
+    """That of the event that was published, which is the same for each of its subscribers."""
+    found = _ID.search(message.headers) if message.headers else None
+    return found[1] if found else None
+
+
+def headers_without_id(message: Message) -> str | None:
+    headers = message.headers
+    # The comma follows because "ulak-event-type" is always there too, and jsonb writes longer keys behind shorter ones.
+    return re.sub(_ID.pattern + ", ", "", headers, count=1) if headers else headers
+
+
+def metadata_of(message: Message) -> dict[str, Any]:
+    if not message.metadata:
+        return {}
+    try:
+        metadata = json.loads(message.metadata)
+    except RecursionError:
+        raise MessageError("the message's metadata is nested too deeply to be read") from None
+    return metadata if isinstance(metadata, dict) else {}
+
+
+def type_of(message: Message) -> str | None:
+    found = metadata_of(message).get("event_type")
+    return found if isinstance(found, str) and found else None

@@ -1,0 +1,1 @@
+"""What is checked before it is used: addresses, files, secrets, text."""

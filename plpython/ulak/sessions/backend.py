@@ -1,0 +1,76 @@
+"""The session of a worker that runs inside the database: the backend that it is a procedure of."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import plpy
+
+from ulak.sessions.session import CANCELLED, Cancelled, Rows
+from ulak.worker.wake_up import SignalWakeUp
+
+
+class Backend:
+    """Implements session.Session, with plans that are prepared once per run."""
+
+    Error: type[Exception] = plpy.SPIError
+
+    def __init__(self) -> None:
+        self._plans: dict[str, plpy.PLyPlan] = {}
+        self._began = False
+        # PostgreSQL's own variable, not getppid(): if the postmaster died before this run began, the parent is another
+        # process already.
+        self._postmaster = ctypes.c_int.in_dll(ctypes.CDLL(None), "PostmasterPid").value
+        # PostgreSQL's own note that a cancel, a terminate or the like waits for its next chance.
+        self._interrupts = ctypes.c_int.in_dll(ctypes.CDLL(None), "InterruptPending")
+
+    def call(
+        self, query: str, types: Sequence[str] = (), arguments: Sequence[Any] = (), may_be_followed: bool = False
+    ) -> Rows:
+        self._began = True
+        try:
+            plan = self._plans.get(query)
+            if plan is None:
+                plan = self._plans[query] = plpy.prepare(query, types)
+            # A subtransaction of its own: after an error the transaction goes on without what this call did.
+            return plpy.execute(plan, arguments)  # type: ignore[return-value]
+        except plpy.SPIError as error:
+            if error.sqlstate == CANCELLED:
+                raise Cancelled from error
+            raise
+
+    def commit(self) -> None:
+        if self._began:
+            plpy.commit()
+            self._began = False
+
+    def check_interrupts(self) -> None:
+        # Backends notice the postmaster's death where they wait, and a worker waits in Python. As long as one of them
+        # lives, no new server can start.
+        if os.getppid() != self._postmaster:
+            plpy.fatal("the postmaster is gone")
+        if self._interrupts.value:
+            self.call("select")
+
+    def wake_up(self) -> SignalWakeUp | None:
+        try:
+            return SignalWakeUp()
+        except OSError:
+            # No file descriptor is left: the worker polls instead.
+            return None
+
+    def orders(self) -> None:
+        """A backend is told by SQL alone."""
+
+    def now(self) -> float:
+        return time.time()
+
+    def measure_clock(self) -> None:
+        """It is the server's own."""
+
+    def warn(self, line: str) -> None:
+        plpy.warning(line)

@@ -1,0 +1,36 @@
+"""Why a connection to a broker can't be used: words for a human, and the prefix that the database decides by."""
+
+from __future__ import annotations
+
+import os
+import ssl
+
+from ulak.messages.delivery import RETRYABLE
+
+
+class BrokerError(Exception):
+    def __init__(self, problem: str, prefix: str = RETRYABLE) -> None:
+        super().__init__(problem)
+        self.prefix = prefix
+
+
+class DialError(BrokerError):
+    """The broker can't be reached."""
+
+
+class Lost(BrokerError):
+    """Raised by a protocol: the connection can't be used any longer."""
+
+
+def words(error: Exception) -> str:
+    """The reason of an error of a socket, a resolver or TLS. Other errors might quote a secret."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return str(error.verify_message)
+    if isinstance(error, ssl.SSLEOFError):
+        return "the connection was closed"
+    if isinstance(error, ssl.SSLError):
+        # Such as "tlsv13 alert certificate required"; its number is none of the system's.
+        return str(error.reason or error.strerror or "the handshake failed").replace("_", " ").lower()
+    if isinstance(error, OSError):
+        return error.strerror or (os.strerror(error.errno) if error.errno else type(error).__name__)
+    return type(error).__name__

@@ -1,0 +1,243 @@
+"""The transport's view of a connection to a broker: deliveries that wait or are in flight, until each has ended."""
+
+from __future__ import annotations
+
+import math
+import ssl
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from typing import NamedTuple, TypeVar
+
+from ulak.messages import bulkhead
+from ulak.messages.delivery import RETRYABLE, ConfigError, Endpoint, Message, Settled
+from ulak.safety import text
+from ulak.safety.address import Guard
+from ulak.safety.mask import Mask
+from ulak.transports.broker.delivery import Delivery
+from ulak.transports.broker.dial import Descriptors
+from ulak.transports.broker.errors import BrokerError, Lost, words
+
+# Seconds for which deliveries that have waited are sent before others have their turn: of Redis and Kafka, 128 of 100
+# messages take 100 ms.
+_TURN_SECONDS = 0.02
+
+Built = TypeVar("Built")
+
+
+class Surroundings(NamedTuple):
+    """The part of a transport that a connection uses."""
+
+    descriptors: Descriptors
+    guard: Guard
+    clock: Callable[[], float]
+    # Where a delivery that has ended is put.
+    settled: list[Settled]
+
+
+class Link(ABC):
+    """A Connection (broker/connection.py) is a link over a socket that we have dialled; Kafka's is one over a client
+    library that dials by itself.
+
+    Deliveries wait until the protocol calls open(); each is then given to send(), and is settled one message at a
+    time. A connection that doesn't answer in time is lost, with all that is under way over it: nobody could tell any
+    more which answer is whose.
+
+    Whatever the protocol raises is the connection's end, and reaches nobody else. What a message does to the protocol
+    is for build(), and reaches no other message.
+    """
+
+    def __init__(self, endpoint: Endpoint, mask: Mask, connect_timeout: float, surroundings: Surroundings) -> None:
+        self.endpoint = endpoint
+        self.mask = mask
+        self.is_open = False
+        self.is_lost = False
+        # Why it was lost: the error of whatever is still given to it.
+        self._end = ""
+        self._surroundings = surroundings
+        self._clock = surroundings.clock
+        self._waiting: deque[Delivery] = deque()
+        # In the order of their deadlines.
+        self._under_way: dict[Delivery, None] = {}
+        self._opens_until = self._clock() + connect_timeout
+
+    # A protocol defines these.
+
+    @property
+    @abstractmethod
+    def peer(self) -> str:
+        """Host and port, for errors."""
+
+    @abstractmethod
+    def send(self, delivery: Delivery) -> None:
+        """Sends its messages, each made by build(), and remembers whose answers they are."""
+
+    @abstractmethod
+    def ready(self, events: int) -> None:
+        """One of its descriptors is ready, for these events."""
+
+    def timer(self) -> float | None:
+        """When timer_passed() is to be called."""
+        return None
+
+    def timer_passed(self) -> None:  # noqa: B027 - most have no timer
+        """The moment of timer() has come: to write a heartbeat, for example."""
+
+    def why_slow(self) -> str | None:
+        """Why the broker holds messages up, in its own words, for the error of what isn't acknowledged in time."""
+        return None
+
+    def leave(self) -> int | None:
+        """Begins its end; the descriptor that can be read once it has ended well. Nothing is delivered after it."""
+        return None
+
+    # A protocol may call these.
+
+    def open(self) -> None:
+        self.is_open = True
+        self._send_waiting()
+
+    def hold(self, seconds: float | None) -> None:
+        """The broker takes no messages until open() is called again, which is awaited for so long; None: as long as
+        deliveries wait."""
+        self.is_open = False
+        self._opens_until = math.inf if seconds is None else self._clock() + seconds
+
+    def settle(self, delivery: Delivery) -> None:
+        """To be called after its last message was given an outcome; before that it does nothing."""
+        if delivery.is_settled and delivery in self._under_way:
+            del self._under_way[delivery]
+            self._surroundings.settled.append(delivery.settled())
+
+    def build(self, delivery: Delivery, message: Message, build: Callable[[Message], Built]) -> Built | None:
+        """What is to be sent of a message, by a function that changes nothing. None: nothing can be made of it,
+        whatever it did to our code, and it has its outcome."""
+        try:
+            return build(message)
+        except Exception as error:
+            delivery.fail(message, text.line(self.mask.hide(bulkhead.fault(error, build))))
+            return None
+
+    def error(self, prefix: str, told: str) -> str:
+        """One line, without what nobody may read."""
+        return f"{prefix} {text.line(self.mask.hide(told))}"
+
+    # The transport calls these.
+
+    @property
+    def is_idle(self) -> bool:
+        return not self._under_way and not self._waiting
+
+    def deliver(self, delivery: Delivery) -> None:
+        if self.is_lost:
+            delivery.fail_the_rest(self._end)
+            self._surroundings.settled.append(delivery.settled())
+        elif self.is_open and not self._waiting:
+            self._under_way[delivery] = None
+            self._guarded(lambda: self._send(delivery))
+        else:
+            self._waiting.append(delivery)
+
+    def next_deadline(self) -> float | None:
+        if self.is_open and self._waiting:
+            return -math.inf
+        times = [self.timer(), None if self.is_open else self._opens_until]
+        if (first := self._first()) is not None:
+            times.append(first.deadline)
+        return min((each for each in times if each is not None), default=None)
+
+    def advance(self, events: int) -> None:
+        """One of its descriptors is ready."""
+        self._guarded(lambda: self.ready(events))
+
+    def pass_time(self) -> None:
+        """next_deadline() has come."""
+        self._guarded(self._pass_time)
+
+    def lose(self, problem: str, prefix: str = RETRYABLE) -> None:
+        """All that is under way or waits has failed, unless the broker has acknowledged it."""
+        # Whatever the protocol does at its end, the deliveries have to be settled.
+        with suppress(Exception):
+            self.close()
+        self.is_open = False
+        self.is_lost = True
+        self._end = self.error(prefix, problem)
+        for delivery in (*self._under_way, *self._waiting):
+            delivery.fail_the_rest(self._end)
+            self._surroundings.settled.append(delivery.settled())
+        self._under_way.clear()
+        self._waiting.clear()
+
+    def close(self) -> None:
+        self.is_open = False
+        self.is_lost = True
+
+    def _guarded(self, step: Callable[[], None]) -> None:
+        if not self.is_lost:
+            try:
+                step()
+            except Exception as error:
+                self.break_off(error)
+
+    def break_off(self, error: Exception) -> None:
+        """Loses the connection for what was raised, whatever it is: the deliveries of others must go on."""
+        if isinstance(error, BrokerError):
+            self.lose(str(error), error.prefix)
+        elif isinstance(error, ConfigError):
+            self.lose(f"config: {error}")
+        elif isinstance(error, OSError):
+            self.lose(self._last_words(error))
+        else:
+            self.lose(f"network: {self.peer}: the answer can't be read: {bulkhead.kind(error)}")
+
+    def _last_words(self, error: OSError) -> str:
+        """What the broker acknowledged before it left is delivered, though nobody has looked yet; and it may have said
+        why it left: that it wants another certificate, for example, when our side of the handshake was done."""
+        told: Exception = error
+        try:
+            self._hear_out()
+        except (Lost, ssl.SSLError) as last:
+            told = error if _is_alert(error) else last
+        # Any other says no more than the first.
+        except Exception:
+            pass
+        if isinstance(told, Lost):
+            return str(told)
+        return f"{'tls' if _is_alert(told) else 'network'}: {self.peer}: {words(told)}"
+
+    def _hear_out(self) -> None:  # noqa: B027 - where errors aren't those of a socket, there is nothing to hear
+        """Reads what has arrived by now."""
+
+    def _first(self) -> Delivery | None:
+        return next(iter(self._under_way), None) or (self._waiting[0] if self._waiting else None)
+
+    def _send_waiting(self) -> None:
+        ends = self._clock() + _TURN_SECONDS
+        while self._waiting and self.is_open and self._clock() < ends:
+            delivery = self._waiting.popleft()
+            self._under_way[delivery] = None
+            self._send(delivery)
+
+    def _send(self, delivery: Delivery) -> None:
+        self.send(delivery)
+        self.settle(delivery)
+
+    def _pass_time(self) -> None:
+        now = self._clock()
+        first = self._first()
+        if first is not None and now >= first.deadline:
+            why = self.why_slow()
+            doing = "no acknowledgement" if self._under_way or why else "no connection"
+            raise Lost(f"timeout: {doing} from {self.peer} in time" + (f": {why}" if why else ""))
+        if not self.is_open and now >= self._opens_until:
+            raise Lost(f"timeout: no connection to {self.peer} in time")
+        if self.is_open:
+            self._send_waiting()
+        timer = self.timer()
+        if timer is not None and now >= timer:
+            self.timer_passed()
+
+
+def _is_alert(error: Exception) -> bool:
+    return isinstance(error, ssl.SSLError) and not isinstance(error, ssl.SSLEOFError)

@@ -1,0 +1,80 @@
+"""A message as brokers carry it: bytes, and names with texts beside them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from ulak.messages import cloudevents
+from ulak.messages.cloudevents import CloudEvents
+from ulak.messages.delivery import Message, MessageError
+
+MESSAGE_ID = "ulak-message-id"
+ATTEMPT = "ulak-attempt"
+CREATED_AT = "ulak-created-at"
+CORRELATION_ID = "ulak-correlation-id"
+CONTENT_TYPE = "content-type"
+
+
+class Content(NamedTuple):
+    body: bytes
+    content_type: str
+    # The message's own, without content-type; nobody but ulak can set those that begin with ulak-.
+    headers: Mapping[str, str]
+    # Attributes of a CloudEvent in binary mode; each protocol has a prefix of its own for their names.
+    attributes: Mapping[str, str]
+
+
+_NOTHING: Mapping[str, str] = {}
+
+
+def content(message: Message, events: CloudEvents | None = None) -> Content:
+    """Raises MessageError."""
+    if message.problem is not None:
+        raise MessageError(message.problem)
+    if message.headers is None and events is None:
+        # Most messages are plain JSON.
+        return Content(message.payload.encode(), cloudevents.JSON, _NOTHING, _NOTHING)
+    own = _own_headers(message)
+    is_raw = own.pop(":body", None) == "raw"
+    # These two are for http endpoints alone.
+    for name in (":path", ":timeout"):
+        own.pop(name, None)
+    kind = _pop(own, CONTENT_TYPE)
+    if events is None:
+        body = cloudevents.raw_body(message) if is_raw else message.payload
+        return Content(body.encode(), kind or cloudevents.JSON, own, _NOTHING)
+    found = cloudevents.represent(events, message, is_raw, own.get("traceparent"), kind)
+    return Content(found.body.encode(), found.content_type, own, found.attributes)
+
+
+def headers(message: Message, made: Content) -> dict[str, str]:
+    """All that travels beside the body where a protocol has nothing but names and texts for it."""
+    found = {MESSAGE_ID: message.message_id, ATTEMPT: str(message.attempt), CONTENT_TYPE: made.content_type}
+    if message.created_at is not None:
+        found[CREATED_AT] = cloudevents.rfc3339(message.created_at)
+    if message.correlation_id is not None:
+        found[CORRELATION_ID] = message.correlation_id
+    for name, value in made.headers.items():
+        found.setdefault(name, value)
+    return found
+
+
+def _own_headers(message: Message) -> dict[str, str]:
+    if message.headers is None:
+        return {}
+    try:
+        given: Any = json.loads(message.headers)
+    except (ValueError, RecursionError):
+        given = None
+    if not isinstance(given, dict) or not all(isinstance(value, str) for value in given.values()):
+        raise MessageError("the message's headers aren't a JSON object of names and texts")
+    return given
+
+
+def _pop(own: dict[str, str], name: str) -> str | None:
+    """In upper or lower case."""
+    for each in [given for given in own if given.lower() == name]:
+        return own.pop(each)
+    return None

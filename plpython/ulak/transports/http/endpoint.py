@@ -1,0 +1,269 @@
+"""An endpoint's config, as the database gives it, made into what the delivery side works with."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
+from functools import lru_cache
+from types import MappingProxyType
+from typing import Any
+from urllib.parse import urlsplit
+
+from ulak.messages import cloudevents
+from ulak.messages.cloudevents import CloudEvents
+from ulak.safety.mask import Mask
+from ulak.transports.http import authorization, batch, header, secrecy, signature
+from ulak.transports.http.model import (
+    Basic,
+    Bearer,
+    ConfigError,
+    Endpoint,
+    Line,
+    OAuth2,
+    Profile,
+    Proxy,
+    Settings,
+    Signature,
+    SigV4,
+    is_tls,
+    origin,
+)
+
+METHODS = ("POST", "PUT", "PATCH", "DELETE")
+# How much of an uncaptured answer an error message quotes.
+EXCERPT = 512
+# How much of the answer to a batch is read: it may name the messages that failed.
+_BATCH_ANSWER = 1024 * 1024
+# More than any sane token answer.
+_TOKEN_ANSWER = 65536
+# Configs that differ in more than that are forgotten beyond so many.
+_MOST_COMMON = 1024
+
+
+def parse(
+    id: int,
+    name: str,
+    config_version: int,
+    config: Mapping[str, Any],
+    signing_secrets: Iterable[str] = (),
+    settings: Settings | None = None,
+    secrets: Collection[str] = (),
+) -> Endpoint:
+    """Raises ConfigError; the database has checked the config already, but not with this code. `secrets` are the values
+    that stand in the config by name."""
+    return Parser(settings).parse(id, name, config_version, config, signing_secrets, secrets)
+
+
+class Parser:
+    """Parses many configs. Most differ in nothing but URL and signing secret: the rest is parsed once for all."""
+
+    def __init__(self, settings: Settings | None = None) -> None:
+        self._settings = settings or Settings()
+        self._common: dict[tuple[bool, str], Endpoint] = {}
+
+    def parse(
+        self,
+        id: int,
+        name: str,
+        config_version: int,
+        config: Mapping[str, Any],
+        signing_secrets: Iterable[str] = (),
+        secrets: Collection[str] = (),
+    ) -> Endpoint:
+        url = _url(config.get("url"), "url")
+        common = self._common_of(config, url)
+        signing = tuple(signing_secrets) or tuple(filter(None, (config.get("signing_secret"),)))
+        lines, scheme = common.lines, common.signature
+        return common._replace(
+            id=id,
+            name=name,
+            config_version=config_version,
+            profile=common.profile.at(url),
+            signing_keys=_signing_keys(common.signature, signing) if signing else (),
+            mask=Mask(lambda: secrecy.hidden(config, signing, secrets, lines, scheme)),
+            private=Mask(lambda: secrecy.private(config, signing, secrets, lines, scheme)),
+        )
+
+    def _common_of(self, config: Mapping[str, Any], url: str) -> Endpoint:
+        """The options that it shares with other endpoints, and its own URL."""
+        rest = {key: value for key, value in config.items() if key not in ("url", "signing_secret")}
+        key = is_tls(url), repr(rest)
+        common = self._common.get(key)
+        if common is None:
+            common = _parse(config, url, self._settings)
+            # Found when something is to be hidden, and once here, where a config that our code stumbles over costs no
+            # more than its own endpoint.
+            set(secrecy.private(config, (), (), common.lines, common.signature))
+            if len(self._common) >= _MOST_COMMON:
+                self._common.clear()
+            self._common[key] = common
+        return common
+
+
+def _parse(config: Mapping[str, Any], url: str, settings: Settings) -> Endpoint:
+    profile = _profile(config, url, settings)
+    auth = _auth(config.get("auth"))
+    headers = _headers(config, settings, auth)
+    return Endpoint(
+        id=0,
+        name="",
+        config_version=0,
+        profile=profile,
+        headers=MappingProxyType(headers),
+        lines=tuple(headers.values()),
+        signature=_signature(config.get("signature")),
+        auth=auth,
+        token_profile=_token_profile(profile, auth),
+        cloudevents=_cloudevents(config, settings),
+        batch_size=_batch_size(config),
+        batch_format=_batch_format(config),
+        retry_on=frozenset(str(status) for status in config.get("retry_on", ())),
+        permanent_on=frozenset(str(status) for status in config.get("permanent_on", ())),
+    )
+
+
+def _signing_keys(scheme: Signature | None, secrets: Iterable[str]) -> tuple[bytes, ...]:
+    return tuple(signature.key(secret) if scheme is None else secret.encode() for secret in secrets)
+
+
+def _profile(config: Mapping[str, Any], url: str, settings: Settings) -> Profile:
+    method = str(config.get("method", "POST")).upper()
+    if method not in METHODS:
+        raise ConfigError(f"method {method} isn't one of {', '.join(METHODS)}")
+    timeout = float(config.get("timeout", settings.http_timeout))
+    return Profile(
+        url=url,
+        method=method,
+        timeout=timeout,
+        connect_timeout=min(timeout, float(config.get("connect_timeout", settings.http_connect_timeout))),
+        ssl_verify=bool(config.get("ssl_verify", True)),
+        tls_ca_bundle=config.get("tls_ca_bundle"),
+        tls_client_cert=config.get("tls_client_cert"),
+        tls_client_key=config.get("tls_client_key"),
+        tls_pinned_public_key=config.get("tls_pinned_public_key"),
+        proxy=_proxy(config.get("proxy")),
+        capture_response=settings.capture_response,
+        keep_body=_keep_body(config, settings),
+    )
+
+
+def _keep_body(config: Mapping[str, Any], settings: Settings) -> int:
+    if settings.capture_response:
+        return settings.response_body_max_size
+    return _BATCH_ANSWER if _batch_size(config) > 1 else EXCERPT
+
+
+def _batch_size(config: Mapping[str, Any]) -> int:
+    size = int(config.get("batch_size", 1))
+    return min(size, batch.MAX_IDS) if _batch_format(config) == "json" else size
+
+
+def _batch_format(config: Mapping[str, Any]) -> str:
+    return str(config.get("batch_format", "cloudevents" if config.get("cloudevents") else "json"))
+
+
+def _url(url: Any, key: str) -> str:
+    problem = _origin_problem(origin(url)) if isinstance(url, str) else "isn't a URL"
+    if problem:
+        raise ConfigError(f"{key} {problem}")
+    return str(url)
+
+
+@lru_cache(maxsize=1024)
+def _origin_problem(origin: str) -> str | None:
+    try:
+        parts = urlsplit(origin)
+        host, user = parts.hostname, parts.username
+    except ValueError:
+        return "isn't a URL"
+    if parts.scheme not in ("http", "https") or not host:
+        return "must start with http:// or https:// and have a host"
+    return None if user is None else "must not have a user or a password"
+
+
+def _proxy(config: Mapping[str, Any] | None) -> Proxy | None:
+    if not config:
+        return None
+    return Proxy(
+        url=_url(config.get("url"), "proxy.url"),
+        username=config.get("username"),
+        password=config.get("password"),
+        no_proxy=config.get("no_proxy"),
+        ca_bundle=config.get("ca_bundle"),
+        ssl_verify=bool(config.get("ssl_verify", True)),
+    )
+
+
+def _auth(config: Mapping[str, Any] | None) -> Basic | Bearer | OAuth2 | SigV4 | None:
+    if not config:
+        return None
+    fields = {key: value for key, value in config.items() if key != "type"}
+    kinds: dict[Any, type[Basic | Bearer | OAuth2 | SigV4]] = {
+        "basic": Basic,
+        "bearer": Bearer,
+        "oauth2": OAuth2,
+        "aws_sigv4": SigV4,
+    }
+    kind = kinds.get(config.get("type"))
+    if kind is None:
+        raise ConfigError(f"auth.type {config.get('type')} isn't one of {', '.join(kinds)}")
+    try:
+        auth = kind(**fields)
+    except TypeError as error:
+        raise ConfigError(f"auth: {error}") from error
+    if isinstance(auth, OAuth2):
+        _url(auth.token_url, "auth.token_url")
+    return auth
+
+
+def _token_profile(profile: Profile, auth: object) -> Profile | None:
+    """The same proxy and authorities as the endpoint, but not its client certificate nor its pinned key."""
+    if not isinstance(auth, OAuth2):
+        return None
+    return replace(
+        profile,
+        url=auth.token_url,
+        method="POST",
+        tls_client_cert=None,
+        tls_client_key=None,
+        tls_pinned_public_key=None,
+        capture_response=False,
+        keep_body=_TOKEN_ANSWER,
+    )
+
+
+def _headers(config: Mapping[str, Any], settings: Settings, auth: object) -> dict[str, Line]:
+    headers: dict[str, Line] = {
+        "user-agent": header.line("user-agent", settings.user_agent),
+        "content-type": "content-type: application/json",
+    }
+    for name, value in config.get("headers", {}).items():
+        problem = header.problem(name, value)
+        if name.lower() in header.RESERVED:
+            problem = "is a header that ulak sets itself"
+        if problem:
+            raise ConfigError(f"header {name!r} {problem}")
+        headers[name.lower()] = header.line(name, value)
+    if isinstance(auth, Basic | Bearer):
+        headers["authorization"] = header.line("authorization", authorization.value(auth))
+    return headers
+
+
+def _signature(config: Mapping[str, Any] | None) -> Signature | None:
+    """None: Standard Webhooks. Other receivers take a secret as it is written, also one that starts with whsec_."""
+    scheme = (config or {}).get("scheme", "standard")
+    if scheme == "standard":
+        return None
+    if scheme == "github":
+        return Signature("x-hub-signature-256", "sha256=")
+    try:
+        return Signature(**{key: value for key, value in (config or {}).items() if key != "scheme"})
+    except TypeError as error:
+        raise ConfigError(f"signature: {error}") from error
+
+
+def _cloudevents(config: Mapping[str, Any], settings: Settings) -> CloudEvents | None:
+    batched = int(config.get("batch_size", 1)) > 1 and config.get("batch_format") == "cloudevents"
+    if not (config.get("cloudevents") or batched):
+        return None
+    return cloudevents.parse(config, settings.cloudevents_source)

@@ -1,0 +1,203 @@
+"""The values of HTTP: settings, endpoint, request, and what came back."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from functools import lru_cache
+from ipaddress import ip_address
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
+
+from ulak.messages.cloudevents import CloudEvents
+from ulak.messages.delivery import ConfigError as ConfigError
+from ulak.messages.delivery import Message as Message
+from ulak.messages.delivery import MessageError as MessageError
+from ulak.messages.delivery import Outcome as Outcome
+from ulak.safety.mask import Mask
+
+_NOTHING_SECRET = Mask()
+
+# A header as libcurl takes it: "name: value"; bytes when it isn't ASCII.
+Line = str | bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Defaults for what an endpoint's config leaves open."""
+
+    http_timeout: float = 10
+    http_connect_timeout: float = 5
+    capture_response: bool = False
+    response_body_max_size: int = 65536
+    cloudevents_source: str = "/ulak"
+    user_agent: str = "ulak"
+
+
+@dataclass(frozen=True, slots=True)
+class Proxy:
+    url: str
+    username: str | None = None
+    password: str | None = None
+    no_proxy: str | None = None
+    ca_bundle: str | None = None
+    ssl_verify: bool = True
+
+
+# Compared by identity.
+@dataclass(frozen=True, slots=True, eq=False)
+class Profile:
+    """libcurl's options for a receiver; set once per handle, not once per message."""
+
+    url: str
+    method: str = "POST"
+    timeout: float = 10
+    connect_timeout: float = 5
+    ssl_verify: bool = True
+    tls_ca_bundle: str | None = None
+    tls_client_cert: str | None = None
+    tls_client_key: str | None = None
+    tls_pinned_public_key: str | None = None
+    proxy: Proxy | None = None
+    capture_response: bool = False
+    keep_body: int = 512
+    # The same for all profiles that differ in nothing but the rest of the URL: a handle that was prepared for one of
+    # them serves the others with another URL.
+    shape: int = field(init=False)
+    # Names have to be resolved.
+    is_named: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        given = (is_tls(self.url), *(getattr(self, name) for name in _SHAPING))
+        object.__setattr__(self, "shape", _shapes.setdefault(given, len(_shapes)))
+        self._set_named()
+
+    def at(self, url: str) -> Profile:
+        """The same for another URL of the same scheme."""
+        other = object.__new__(Profile)
+        for name in (*_SHAPING, "shape"):
+            object.__setattr__(other, name, getattr(self, name))
+        object.__setattr__(other, "url", url)
+        other._set_named()
+        return other
+
+    def _set_named(self) -> None:
+        is_named = _is_named(origin(self.url)) or (self.proxy is not None and _is_named(origin(self.proxy.url)))
+        object.__setattr__(self, "is_named", is_named)
+
+
+_SHAPING = tuple(each.name for each in fields(Profile) if each.init and each.name != "url")
+_shapes: dict[tuple[Any, ...], int] = {}
+_ORIGIN = re.compile(r"[^/?#]*//[^/?#]*")
+
+
+def is_tls(url: str) -> bool:
+    return url[:6].lower() == "https:"
+
+
+def origin(url: str) -> str:
+    """Scheme and host, which many URLs have in common."""
+    found = _ORIGIN.match(url)
+    return found[0] if found else url
+
+
+@lru_cache(maxsize=1024)
+def _is_named(origin: str) -> bool:
+    try:
+        ip_address(urlsplit(origin).hostname or "")
+    except ValueError:
+        return True
+    return False
+
+
+@dataclass(frozen=True, slots=True)
+class Basic:
+    username: str
+    password: str
+
+
+@dataclass(frozen=True, slots=True)
+class Bearer:
+    token: str
+
+
+@dataclass(frozen=True, slots=True)
+class OAuth2:
+    token_url: str
+    client_id: str
+    client_secret: str
+    scope: str | None = None
+    audience: str | None = None
+    # Where client id and secret go: "header" (HTTP Basic) or "body".
+    credentials: str = "header"
+
+
+@dataclass(frozen=True, slots=True)
+class SigV4:
+    access_key: str
+    secret_key: str
+    region: str
+    service: str
+    session_token: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """An HMAC of the body alone, in a header of its own, as many receivers ask for it."""
+
+    header: str
+    prefix: str = ""
+    encoding: str = "hex"
+    algorithm: str = "sha256"
+
+
+class Endpoint(NamedTuple):
+    """An endpoint's config, parsed once per config_version."""
+
+    id: int
+    name: str
+    config_version: int
+    profile: Profile
+    # By lower-case name; a message's own headers may replace some of them.
+    headers: Mapping[str, Line]
+    # The same, ready to send when the message brings no header of its own.
+    lines: tuple[Line, ...]
+    signing_keys: tuple[bytes, ...] = ()
+    # None: Standard Webhooks.
+    signature: Signature | None = None
+    auth: Basic | Bearer | OAuth2 | SigV4 | None = None
+    # The token request's own profile: the same proxy, another receiver.
+    token_profile: Profile | None = None
+    cloudevents: CloudEvents | None = None
+    batch_size: int = 1
+    batch_format: str = "json"
+    retry_on: frozenset[str] = frozenset()
+    permanent_on: frozenset[str] = frozenset()
+    # Values that nobody may read, and values for roles that may see configs.
+    mask: Mask = _NOTHING_SECRET
+    private: Mask = _NOTHING_SECRET
+
+
+class Request(NamedTuple):
+    profile: Profile
+    headers: list[Line]
+    body: bytes
+    # Handed back with the answer; the transport doesn't look at it.
+    tag: object = None
+
+
+class Finished(NamedTuple):
+    """How one exchange ended: a status, or an error and its kind, or both when the answer broke off."""
+
+    request: Request
+    status: int
+    # None | timeout | resolve | connect | blocked | tls | network | config
+    kind: str | None = None
+    error: str | None = None
+    headers: tuple[bytes, ...] = ()
+    body: bytes = b""
+    truncated: bool = False
+    # Total, and until the first byte of the answer; only measured for a captured response.
+    seconds: float | None = None
+    first_byte_seconds: float | None = None

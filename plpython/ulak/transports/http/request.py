@@ -1,0 +1,178 @@
+"""The request of one message, or of a batch: body, headers in their order of rank, and signature."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+from ulak.messages import cloudevents, event
+from ulak.transports.http import batch, header, signature, sigv4
+from ulak.transports.http.model import Endpoint, Line, Message, MessageError, Profile, Request, SigV4
+
+CORRELATION = "x-correlation-id"
+
+
+def build(
+    endpoint: Endpoint, messages: Sequence[Message], now: float, token: str | None = None, tag: object = None
+) -> Request:
+    """The request for these messages (more than one only in batch mode); token is OAuth2's."""
+    message = messages[0]
+    timestamp = int(now)
+    if message.problem is not None:
+        raise MessageError(message.problem)
+    if (
+        message.headers is None
+        and message.correlation_id is None
+        and endpoint.cloudevents is None
+        and endpoint.batch_size == 1
+        and endpoint.signature is None
+        and token is None
+        and not isinstance(endpoint.auth, SigV4)
+    ):
+        # The hot path: the endpoint's lines as they are, and nothing that needs a lookup.
+        body = message.payload.encode()
+        request_id = message.message_id
+        lines = [
+            *endpoint.lines,
+            "webhook-id: " + request_id,
+            f"webhook-timestamp: {timestamp}",
+            f"ulak-attempt: {message.attempt}",
+        ]
+        if endpoint.signing_keys:
+            lines.append("webhook-signature: " + signature.sign(endpoint.signing_keys, request_id, timestamp, body))
+        return Request(endpoint.profile, lines, body, tag)
+    return _build(endpoint, messages, now, token, tag)
+
+
+def _build(endpoint: Endpoint, messages: Sequence[Message], now: float, token: str | None, tag: object) -> Request:
+    message = messages[0]
+    timestamp = int(now)
+    given = message.headers if len(messages) == 1 else event.headers_without_id(message)
+    own = _NONE if given is None else _own_headers(given)
+    headers = dict(endpoint.headers)
+    headers.update(own.lines if not own.suspects else _without_credentials(endpoint, own.lines))
+
+    text, fixed = _body(endpoint, messages, own)
+    body = text.encode()
+    request_id = batch.request_id(messages)
+    fixed["webhook-id"] = request_id
+    fixed["webhook-timestamp"] = str(timestamp)
+    fixed["ulak-attempt"] = str(max(each.attempt for each in messages))
+    correlations = {each.correlation_id for each in messages}
+    if len(correlations) == 1 and message.correlation_id:
+        fixed[CORRELATION] = message.correlation_id
+    if endpoint.signing_keys and endpoint.signature is not None:
+        fixed[endpoint.signature.header.lower()] = signature.of_body(endpoint.signature, endpoint.signing_keys, body)
+    elif endpoint.signing_keys:
+        fixed["webhook-signature"] = signature.sign(endpoint.signing_keys, request_id, timestamp, body)
+    if token is not None:
+        fixed["authorization"] = "Bearer " + token
+    headers.update({name: header.line(name, value) for name, value in fixed.items()})
+    profile = _profile(endpoint.profile, own.particular) if own.particular else endpoint.profile
+    if isinstance(endpoint.auth, SigV4):
+        headers.update(_sigv4(profile, endpoint.auth, headers, body, now))
+    return Request(profile, list(headers.values()), body, tag)
+
+
+def _profile(profile: Profile, particular: Mapping[str, str]) -> Profile:
+    """With the message's own path behind the endpoint's, and its time-out if that is shorter."""
+    if ":path" in particular:
+        profile = replace(profile, url=_joined(profile.url, particular[":path"]))
+    if ":timeout" in particular:
+        timeout = min(profile.timeout, float(particular[":timeout"]))
+        profile = replace(profile, timeout=timeout, connect_timeout=min(profile.connect_timeout, timeout))
+    return profile
+
+
+def _joined(url: str, path: str) -> str:
+    """The path comes after the host, whatever it contains."""
+    base, _, query = url.partition("?")
+    more, _, more_query = path.partition("?")
+    start = "" if base.count("/") > 2 else "/"
+    text = f"{base}{start}".rstrip("/") + "/" + more.lstrip("/") if more else base + start
+    return "?".join(filter(None, (text, "&".join(filter(None, (query, more_query))))))
+
+
+def _body(endpoint: Endpoint, messages: Sequence[Message], own: _Own) -> tuple[str, dict[str, str]]:
+    """The body's text, and the headers that its format decides."""
+    if endpoint.batch_size > 1:
+        text, content_type = batch.body(endpoint, messages)
+        decided = batch.headers(endpoint, messages)
+        return text, {**decided, "content-type": content_type} if content_type else decided
+    config, message = endpoint.cloudevents, messages[0]
+    is_raw = own.particular.get(":body") == "raw"
+    if config is None:
+        return cloudevents.raw_body(message) if is_raw else message.payload, {}
+    found = cloudevents.represent(config, message, is_raw, own.traceparent, own.content_type)
+    headers = {f"ce-{name}": cloudevents.header_value(value) for name, value in found.attributes.items()}
+    return found.body, {"content-type": found.content_type, **headers}
+
+
+class _Own(NamedTuple):
+    """A message's headers, parsed."""
+
+    # By lower-case name. A reserved name is left out: what ulak sets stands.
+    lines: Mapping[str, Line]
+    # Options of this one request have names that start with a colon.
+    particular: Mapping[str, str]
+    # Names of lines with which some endpoints prove themselves.
+    suspects: Sequence[str] = ()
+    traceparent: str | None = None
+    content_type: str | None = None
+
+
+_NONE = _Own({}, {})
+
+
+# The messages of an event all have the same headers, and come one after the other.
+@lru_cache(maxsize=64)
+def _own_headers(text: str) -> _Own:
+    try:
+        given: Any = json.loads(text)
+    except RecursionError:
+        given = None
+    if not isinstance(given, dict):
+        raise MessageError("the message's headers aren't a JSON object of names and texts")
+    particular = {name: str(value) for name, value in given.items() if name in (":body", ":path", ":timeout")}
+    lines: dict[str, Line] = {}
+    values: dict[str, str] = {}
+    for name, value in given.items():
+        if name in particular:
+            continue
+        problem = header.problem(name, value)
+        if problem:
+            raise MessageError(f"the message's header {name!r} {problem}")
+        lower = name.lower()
+        key = header.key(name)
+        if key not in header.RESERVED and (key == lower or not key.startswith(("ulak-", "webhook-"))):
+            lines[lower] = header.line(name, value)
+            values[lower] = value
+    suspects = [name for name in lines if name == "authorization" or name.startswith("x-amz-") or "_" in name]
+    return _Own(lines, particular, suspects, values.get("traceparent"), values.get("content-type"))
+
+
+def _without_credentials(endpoint: Endpoint, lines: Mapping[str, Line]) -> dict[str, Line]:
+    return {name: line for name, line in lines.items() if not _is_credential(endpoint, name)}
+
+
+def _is_credential(endpoint: Endpoint, name: str) -> bool:
+    """Whether the endpoint proves itself with this header. send() refuses it; the config may have changed since."""
+    key = header.key(name)
+    if key == "authorization":
+        return endpoint.auth is not None or key in endpoint.headers
+    if key.startswith("x-amz-"):
+        return isinstance(endpoint.auth, SigV4)
+    return key != name and (key in endpoint.headers or key.startswith("ce-") or key == _signature_key(endpoint))
+
+
+def _signature_key(endpoint: Endpoint) -> str | None:
+    return None if endpoint.signature is None else header.key(endpoint.signature.header)
+
+
+def _sigv4(profile: Profile, auth: SigV4, headers: dict[str, Line], body: bytes, now: float) -> dict[str, Line]:
+    present = dict(header.split(line) for line in headers.values())
+    added = sigv4.sign(auth, profile.method, profile.url, present, body, now)
+    return {name: header.line(name, value) for name, value in added.items()}

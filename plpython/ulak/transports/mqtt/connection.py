@@ -1,0 +1,225 @@
+"""A connection to a broker of MQTT: one PUBLISH for each message, as many at once as the broker takes."""
+
+from __future__ import annotations
+
+import uuid
+from collections import deque
+from typing import NamedTuple
+
+from paho.mqtt.packettypes import PacketTypes
+from paho.mqtt.properties import Properties
+
+from ulak.messages import bulkhead
+from ulak.messages.delivery import RETRYABLE, Endpoint, Message, MessageError
+from ulak.transports.broker import message as messages
+from ulak.transports.broker.connection import Connection, Lost, Surroundings
+from ulak.transports.broker.delivery import Delivery
+from ulak.transports.mqtt import reasons
+from ulak.transports.mqtt.client import Client, Pipe
+from ulak.transports.mqtt.target import Target, text_problem
+
+# How many times in each keepalive interval it is checked whether a ping is due.
+_LOOKS = 4
+_DISCONNECT = b"\xe0\x00"
+# Bytes of a packet beside its topic, its properties and the payload.
+_OVERHEAD = 16
+
+
+class _Packet(NamedTuple):
+    topic: str
+    body: bytes
+    # None before version 5 of the protocol.
+    properties: Properties | None
+
+
+class MqttConnection(Connection):
+    """Version 5 of the protocol. A broker that doesn't know it is dialled again with 3.1.1, which has no place for
+    properties: the payload travels alone."""
+
+    def __init__(self, endpoint: Endpoint, surroundings: Surroundings) -> None:
+        target: Target = endpoint.target
+        self._target = target
+        self._is_5 = True
+        self._starts_clean = target.clean_session
+        self._client: Client | None = None
+        self._pipe: Pipe | None = None
+        # Messages that wait because the broker's receive maximum is reached.
+        self._unpublished: deque[tuple[Delivery, int]] = deque()
+        # By packet identifier: whose acknowledgement it will be.
+        self._expected: dict[int, tuple[Delivery, Message]] = {}
+        # QoS 0 is never acknowledged: these are delivered once they are written.
+        self._unwritten: list[tuple[Delivery, Message]] = []
+        self._receive_maximum = 0
+        self._largest: int | None = None
+        # When it is checked next whether a ping is due, and every how many seconds.
+        self._next_look: float | None = None
+        self._look_seconds = 0.0
+        self._says_goodbye = True
+        super().__init__(endpoint, target.address, target.mask, target.connect_timeout, surroundings)
+
+    def connected(self) -> None:
+        self._pipe = Pipe(self.write)
+        self._client = Client(
+            self._target, self._client_id(), self._is_5, self._starts_clean, self._pipe, self._acknowledged
+        )
+
+    def received(self, data: bytes) -> None:
+        assert self._client is not None
+        assert self._pipe is not None
+        self._client.read(data)
+        if not self.is_open and self._client.greeting is not None:
+            self._greeted()
+        elif self._pipe.is_closed:
+            raise Lost(self._farewell())
+        else:
+            self._publish_all()
+
+    def send(self, delivery: Delivery) -> None:
+        self._unpublished.extend([(delivery, index) for index in range(len(delivery.messages))])
+        self._publish_all()
+
+    def timer(self) -> float | None:
+        return self._next_look
+
+    def timer_passed(self) -> None:
+        assert self._client is not None
+        assert self._pipe is not None
+        self._next_look = self._clock() + self._look_seconds
+        self._client.loop_misc()
+        if self._pipe.is_closed:
+            raise Lost(f"timeout: {self.peer} doesn't answer to a ping")
+
+    def lose(self, problem: str, prefix: str = RETRYABLE) -> None:
+        if not self._is_5 and problem.startswith("network: ") and (topic := self._dotted()) is not None:
+            problem = f"mqtt: dotted: {self.peer} closed the connection after a message for topic {topic}"
+        # Without a DISCONNECT the broker publishes the will.
+        self._says_goodbye = False
+        super().lose(problem, prefix)
+
+    def _dotted(self) -> str | None:
+        """The topic that the broker may have left for: NATS' gateway speaks 3.1.1 and takes no dot in a topic."""
+        for _, message in [*self._expected.values(), *self._unwritten][:1]:
+            topic = self._target.topic.of(message)
+            return topic if "." in topic else None
+        return None
+
+    def farewell(self) -> bytes:
+        return _DISCONNECT if self._says_goodbye else b""
+
+    def _flush(self) -> None:
+        super()._flush()
+        if self._unwritten and not self._unsent:
+            written, self._unwritten = self._unwritten, []
+            for delivery, message in written:
+                delivery.succeed(message)
+                self.settle(delivery)
+
+    def _client_id(self) -> str:
+        """A broker has one client of an id, and there are several workers: each connection adds what it alone has.
+        The id of a session that is to be found again can't have that."""
+        given = self._target.client_id
+        return given if given and not self._target.clean_session else f"{given or 'ulak'}-{uuid.uuid4().hex[:12]}"
+
+    def _greeted(self) -> None:
+        assert self._client is not None
+        greeting = self._client.greeting
+        assert greeting is not None
+        target = self._target
+        if greeting.code in (1, reasons.UNSUPPORTED_VERSION) and self._is_5:
+            self._is_5 = False
+            self.dial_again()
+        elif greeting.has_session and not self._starts_clean:
+            # It may hold the first half of a message of QoS 2, and would take ours for the same one if it has the same
+            # packet identifier. Nobody knows any more which those are, so the session has to begin anew; after a
+            # farewell, since who leaves without one has a will.
+            self._starts_clean = True
+            self.write(_DISCONNECT)
+            self._flush()
+            self.dial_again()
+        elif greeting.code:
+            # Wrong credentials are no fault of the message.
+            raise Lost(reasons.told(self.peer, greeting.code))
+        elif target.qos > greeting.largest_qos:
+            raise Lost(f"mqtt: {self.peer}: takes messages up to QoS {greeting.largest_qos}, not {target.qos}")
+        elif target.retain and not greeting.may_retain:
+            raise Lost(f"mqtt: {self.peer}: doesn't retain messages")
+        else:
+            self._receive_maximum = greeting.receive_maximum
+            self._largest = greeting.largest_packet
+            if greeting.keepalive:
+                self._look_seconds = greeting.keepalive / _LOOKS
+                self._next_look = self._clock() + self._look_seconds
+            self.open()
+
+    def _publish_all(self) -> None:
+        while self._unpublished and len(self._expected) < self._receive_maximum:
+            delivery, index = self._unpublished.popleft()
+            message = delivery.messages[index]
+            packet = self.build(delivery, message, self._packet)
+            if packet is not None:
+                self._publish(delivery, message, packet)
+            self.settle(delivery)
+
+    def _packet(self, message: Message) -> _Packet:
+        """Raises MessageError."""
+        topic = self._target.topic.of(message)
+        made = messages.content(message, self._target.events)
+        properties = None
+        size = len(made.body) + len(topic.encode()) + _OVERHEAD
+        if self._is_5:
+            pairs = self._pairs(message, made)
+            properties = Properties(PacketTypes.PUBLISH)
+            properties.UserProperty = pairs
+            properties.ContentType = made.content_type
+            size += sum([len(name.encode()) + len(value.encode()) + 5 for name, value in pairs])
+            size += len(made.content_type.encode()) + 3
+        if self._largest is not None and size > self._largest:
+            raise MessageError(f"the message is larger than the {self._largest} bytes that {self.peer} takes")
+        return _Packet(topic, made.body, properties)
+
+    def _publish(self, delivery: Delivery, message: Message, packet: _Packet) -> None:
+        assert self._client is not None
+        target = self._target
+        try:
+            published = self._client.publish(packet.topic, packet.body, target.qos, target.retain, packet.properties)
+        # A packet that the library can't encode.
+        except (ValueError, TypeError) as error:
+            delivery.fail(message, bulkhead.unbuildable(error))
+            return
+        if published.rc != 0:
+            delivery.fail(message, self.error(RETRYABLE, f"mqtt: {self.peer}: can't be published: {int(published.rc)}"))
+        elif target.qos == 0:
+            self._unwritten.append((delivery, message))
+        else:
+            self._expected[published.mid] = delivery, message
+
+    def _pairs(self, message: Message, made: messages.Content) -> list[tuple[str, str]]:
+        found = messages.headers(message, made)
+        # It has a property of its own.
+        del found[messages.CONTENT_TYPE]
+        # Attributes of an event have no prefix: a header of that name would be a second one.
+        found.update(made.attributes)
+        pairs = list(found.items())
+        for name, value in [*pairs, ("content-type", made.content_type)]:
+            if wrong := text_problem(name) or text_problem(value):
+                raise MessageError(f"the message's {name[:100]} {wrong}")
+        return pairs
+
+    def _acknowledged(self, mid: int) -> None:
+        assert self._client is not None
+        refusal = self._client.refusals.pop(mid, None)
+        delivery, message = self._expected.pop(mid, (None, None))
+        if delivery is None or message is None:
+            return
+        if refusal is None:
+            delivery.succeed(message)
+        else:
+            delivery.fail(message, self.error(reasons.prefix(refusal), reasons.told(self.peer, refusal)))
+        self.settle(delivery)
+
+    def _farewell(self) -> str:
+        assert self._client is not None
+        reason = self._client.farewell
+        if reason is None:
+            return f"network: {self.peer} doesn't speak the protocol of MQTT"
+        return f"mqtt: {self.peer} closed the connection" + (f": {reasons.words(reason)}" if reason else "")

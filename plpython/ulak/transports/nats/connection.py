@@ -1,0 +1,321 @@
+"""A connection to a server of NATS. With JetStream each message is acknowledged by the stream that took it, at a
+subject of its own; without, all that was written is with the server once it answers a ping.
+
+dialled -> INFO -> (TLS) -> CONNECT and PING -> PONG: messages may go. A server that doesn't get so far is left for the
+next one.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+import uuid
+from collections import deque
+from collections.abc import Mapping
+
+from ulak.messages import cloudevents
+from ulak.messages.delivery import PERMANENT, RETRYABLE, Endpoint, Message, MessageError
+from ulak.transports.broker import message as messages
+from ulak.transports.broker.connection import Connection, Lost, Surroundings
+from ulak.transports.broker.delivery import Delivery
+from ulak.transports.nats import keys
+from ulak.transports.nats.operations import PING, PONG, BadOperation, Info, Operations, Problem, Reply
+from ulak.transports.nats.target import Target, read_credentials
+
+# JetStream's errors that no retry fixes: the message or its headers are larger than the stream accepts.
+_PERMANENT = frozenset((10054, 10097))
+# Errors of a server that are about who we are, or what we may do.
+_LOGIN = re.compile(r"auth|permissions violation", re.IGNORECASE)
+# Characters of an error that are passed on.
+_LONGEST_TOLD = 200
+
+_NAME = re.compile(r"[!-9;-~]+")
+_CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
+# Names by which a stream drops messages, or is emptied.
+_OWN_HEADER = "nats-"
+
+
+class NatsConnection(Connection):
+    tls_comes_later = True
+
+    def __init__(self, endpoint: Endpoint, version: str, surroundings: Surroundings) -> None:
+        target: Target = endpoint.target
+        self._target = target
+        self._version = version
+        first, *others = target.servers.in_turn()
+        # Servers that were not tried yet, until when the one that is being tried has time, and what is told if none
+        # lets us in.
+        self._left = deque(others)
+        self._turn_ends = 0.0
+        self._told: tuple[str, str] | None = None
+        self._was_open = False
+        self._operations = Operations()
+        self._info: Info | None = None
+        self._inbox = f"_INBOX.{uuid.uuid4().hex}.".encode()
+        # By number: whose acknowledgement a reply to the inbox is.
+        self._expected: dict[int, tuple[Delivery, Message]] = {}
+        self._number = 0
+        # What each PONG that will come stands for: all that was written before its PING, or nothing but that the
+        # server is there.
+        self._pongs: deque[Delivery | None] = deque()
+        self._next_ping = 0.0
+        super().__init__(endpoint, first, target.mask, target.connect_timeout, surroundings)
+
+    def connected(self) -> None:
+        # The server speaks first; after TLS it has spoken.
+        if self._info is not None:
+            self._greet(self._info)
+
+    def received(self, data: bytes) -> None:
+        try:
+            for each in self._operations.read(data):
+                if isinstance(each, Reply):
+                    self._answered(each)
+                elif each == PONG:
+                    self._ponged()
+                elif each == PING:
+                    self.write(b"PONG\r\n")
+                elif isinstance(each, Info):
+                    self._informed(each)
+                    if self._socket is None:
+                        return
+                elif isinstance(each, Problem):
+                    self._refused(each)
+        except BadOperation:
+            raise Lost(f"network: {self.peer} doesn't speak the protocol of NATS") from None
+
+    def send(self, delivery: Delivery) -> None:
+        is_written = False
+        for message in delivery.messages:
+            built = self.build(delivery, message, self._encode)
+            if built is None:
+                continue
+            is_written = True
+            subject, headers, body = built
+            sizes = b"%d %d" % (len(headers), len(headers) + len(body))
+            if self._target.jetstream:
+                self._number += 1
+                self._expected[self._number] = delivery, message
+                sizes = b"%b%d %b" % (self._inbox, self._number, sizes)
+            self.write(b"HPUB %b %b\r\n%b%b\r\n" % (subject, sizes, headers, body))
+        if is_written and not self._target.jetstream:
+            self._ping(delivery)
+
+    def timer(self) -> float | None:
+        return self._next_ping if self.is_open else self._turn_ends
+
+    def timer_passed(self) -> None:
+        if not self.is_open:
+            raise Lost(f"timeout: no connection to {self.peer} in time")
+        if self._pongs.count(None) >= self._target.most_pings:
+            raise Lost(f"timeout: {self.peer} doesn't answer to a ping")
+        self._next_ping = self._clock() + self._target.ping_seconds
+        self._ping(None)
+
+    def lose(self, problem: str, prefix: str = RETRYABLE) -> None:
+        if self._was_open:
+            super().lose(problem, prefix)
+            return
+        # With several servers, the error of the first one that isn't forbidden is reported.
+        if self._told is None or (self._told[1] == PERMANENT and prefix != PERMANENT):
+            self._told = problem, prefix
+        if self._left and self._clock() < self._opens_until:
+            following = self._left.popleft()
+            self._guarded(lambda: self.dial_again(following))
+        else:
+            super().lose(*self._told)
+
+    def _begin(self, opened: socket.socket | None = None) -> None:
+        if opened is None:
+            self._operations = Operations()
+            self._info = None
+            now = self._clock()
+            self._turn_ends = now + (self._opens_until - now) / (1 + len(self._left))
+        super()._begin(opened)
+
+    # The greeting, in its order.
+
+    def _informed(self, info: Info) -> None:
+        is_first = self._info is None
+        self._info = info
+        if not is_first:
+            self._target.servers.advertised(info.get("connect_urls"), self._address)
+        elif not info.get("headers"):
+            raise Lost(f"network: {self.peer} has no headers: it is older than NATS 2.2")
+        elif not self._target.has_tls:
+            if info.get("tls_required"):
+                raise Lost(f'tls: {self.peer} asks for it: the config needs "tls": true')
+            self._greet(info)
+        elif self._operations.is_at_end:
+            self.begin_tls()
+        else:
+            # Somebody in between could have injected it.
+            raise Lost(f"tls: {self.peer} said more in the clear than its greeting")
+
+    def _greet(self, info: Info) -> None:
+        about = {
+            "verbose": False,
+            "pedantic": False,
+            "headers": True,
+            "no_responders": True,
+            "echo": False,
+            "protocol": 1,
+            "tls_required": self._target.has_tls,
+            "name": f"ulak endpoint {self.endpoint.name}",
+            "lang": "ulak",
+            "version": self._version,
+            **self._login(info.get("nonce")),
+        }
+        self.write(f"CONNECT {json.dumps(about)}\r\n".encode())
+        if self._target.jetstream:
+            self.write(b"SUB %b* 1\r\n" % self._inbox)
+        self._ping(None)
+
+    def _login(self, nonce: str | None) -> dict[str, str]:
+        login = self._target.login
+        if login.credentials_file is not None:
+            jwt, seed = keys.credentials(read_credentials(login.credentials_file))
+            return {"jwt": jwt, "sig": keys.signer(seed).sign(nonce or "")}
+        if login.seed is not None:
+            signer = keys.signer(login.seed)
+            return {"nkey": signer.public, "sig": signer.sign(nonce or "")}
+        if login.token is not None:
+            return {"auth_token": login.token}
+        if login.username is not None:
+            return {"user": login.username, "pass": login.password or ""}
+        return {}
+
+    def _welcomed(self) -> None:
+        assert self._info is not None
+        servers = self._target.servers
+        servers.worked(self._address)
+        servers.advertised(self._info.get("connect_urls"), self._address)
+        self._was_open = True
+        self._next_ping = self._clock() + self._target.ping_seconds
+        self.open()
+
+    # A message as the protocol has it.
+
+    def _encode(self, message: Message) -> tuple[bytes, bytes, bytes]:
+        """Subject, headers and body. Raises MessageError."""
+        target = self._target
+        assert self._info is not None
+        made = messages.content(message, target.events)
+        lines = [f"NATS/1.0\r\nNats-Msg-Id: {message.message_id}\r\n"]
+        if target.stream is not None:
+            lines.append(f"Nats-Expected-Stream: {target.stream}\r\n")
+        for name, value in self._headers(message, made).items():
+            lines.append(f"{name}: {value}\r\n")
+        lines.append("\r\n")
+        headers = "".join(lines).encode()
+        largest = self._info.get("max_payload")
+        if largest is not None and len(headers) + len(made.body) > largest:
+            raise MessageError(f"the message is larger than the {largest} bytes that {self.peer} takes")
+        return target.subject.of(message).encode(), headers, made.body
+
+    def _headers(self, message: Message, made: messages.Content) -> dict[str, str]:
+        found = messages.headers(message, made)
+        if made.headers:
+            _check(made.headers, made.content_type)
+        if self._target.headers:
+            found = {**self._target.headers, **found}
+        for name, value in made.attributes.items():
+            found[f"ce-{name}"] = cloudevents.header_value(value)
+        if made.attributes:
+            found["ce-datacontenttype"] = made.content_type
+        return found
+
+    # The server's answers.
+
+    def _answered(self, reply: Reply) -> None:
+        number = reply.subject[len(self._inbox) :]
+        delivery, message = self._expected.pop(int(number), (None, None)) if number.isdigit() else (None, None)
+        if delivery is None or message is None:
+            return
+        payload = reply.payload
+        # Such as {"stream":"ORDERS", "seq":7}; it may also be a duplicate, which is there as well.
+        if payload.startswith(b'{"stream":') and b'"seq"' in payload and b'"error"' not in payload:
+            delivery.succeed(message)
+        else:
+            self._judge(delivery, message, reply)
+        if delivery.is_settled:
+            self.settle(delivery)
+
+    def _judge(self, delivery: Delivery, message: Message, reply: Reply) -> None:
+        assert self._info is not None
+        prefix = RETRYABLE
+        if reply.headers.startswith(b"NATS/1.0 503"):
+            told = f"unroutable: {self.peer}: no stream takes subject {self._target.subject.of(message)}"
+            told += "" if self._info.get("jetstream") else " (the server has no JetStream)"
+        else:
+            try:
+                answer = json.loads(reply.payload)
+            except (ValueError, RecursionError):
+                answer = None
+            answer = answer if isinstance(answer, dict) else {}
+            error = answer.get("error")
+            if isinstance(error, dict):
+                code = error.get("err_code")
+                prefix = PERMANENT if code in _PERMANENT else RETRYABLE
+                told = f"refused: {self.peer}: {str(error.get('description'))[:_LONGEST_TOLD]} ({code})"
+            elif "stream" in answer and "seq" in answer:
+                delivery.succeed(message)
+                return
+            else:
+                # Any subscriber of the subject may answer.
+                told = f"unroutable: {self.peer}: the answer is no stream's acknowledgement"
+        delivery.fail(message, self.error(prefix, told))
+
+    def _ping(self, stands_for: Delivery | None) -> None:
+        self._pongs.append(stands_for)
+        self.write(b"PING\r\n")
+
+    def _ponged(self) -> None:
+        if not self._pongs:
+            raise Lost(f"network: {self.peer} answers to a ping that it was never sent")
+        delivery = self._pongs.popleft()
+        if not self._was_open:
+            self._welcomed()
+        elif delivery is not None:
+            for message in delivery.messages:
+                delivery.succeed(message)
+            self.settle(delivery)
+
+    def _refused(self, problem: Problem) -> None:
+        told = problem.partition('"')[0][:_LONGEST_TOLD].strip()
+        kind = "login" if _LOGIN.search(told) else "network"
+        if not told.startswith("Permissions Violation for Publish"):
+            raise Lost(f"{kind}: {self.peer}: {told}")
+        # The connection lives on; the messages with this subject will never be acknowledged.
+        under_way = [*self._expected.items()] if self._target.jetstream else []
+        flushed = [each for each in self._pongs if each is not None]
+        for number, (delivery, message) in under_way:
+            if self._is_about(problem, message):
+                del self._expected[number]
+                self._forbid(delivery, message, told)
+        for delivery in flushed:
+            for message in delivery.messages:
+                if self._is_about(problem, message):
+                    self._forbid(delivery, message, told)
+
+    def _is_about(self, problem: Problem, message: Message) -> bool:
+        try:
+            subject = self._target.subject.of(message)
+        # It was never sent.
+        except Exception:
+            return False
+        return json.dumps(subject, ensure_ascii=False) in problem
+
+    def _forbid(self, delivery: Delivery, message: Message, told: str) -> None:
+        subject = self._target.subject.of(message)
+        delivery.fail(message, self.error(RETRYABLE, f"login: {self.peer}: {told} {subject}"))
+        self.settle(delivery)
+
+
+def _check(own: Mapping[str, str], content_type: str) -> None:
+    for name, value in (*own.items(), (messages.CONTENT_TYPE, content_type)):
+        if not _NAME.fullmatch(name) or _CONTROL.search(value):
+            raise MessageError(f"the message's header {name[:100]!r} can't be one of NATS")
+        if name.lower().startswith(_OWN_HEADER):
+            raise MessageError(f"the message's header {name[:100]!r} is one of NATS' own")

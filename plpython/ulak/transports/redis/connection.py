@@ -1,0 +1,127 @@
+"""A connection to a server of Redis: XADD for each message, many of them before the first is answered."""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from collections.abc import Sequence
+
+from redis.connection import Connection as Client
+
+from ulak.messages import cloudevents
+from ulak.messages.delivery import PERMANENT, RETRYABLE, Endpoint, Message
+from ulak.transports.broker import message as messages
+from ulak.transports.broker.connection import Connection, Lost, Surroundings
+from ulak.transports.broker.delivery import Delivery
+from ulak.transports.redis.replies import BadReply, Refusal, Replies, Status
+from ulak.transports.redis.target import Target
+
+# The key holds something that is no stream: no other try will help.
+_PERMANENT = frozenset(("WRONGTYPE",))
+# The server isn't the one to talk to any more, or doesn't know us any more: whoever is dialled next may be another one.
+_LOSES_CONNECTION = frozenset(("MASTERDOWN", "NOAUTH", "READONLY"))
+# About who we are, or what we may do.
+_LOGIN = frozenset(("NOAUTH", "NOPERM", "WRONGPASS"))
+_HINTS = {
+    "MOVED": "a cluster isn't followed to another node: name the one that has the stream",
+    "OOM": "the server is full: raise its maxmemory, or give the endpoint a maxlen",
+    "READONLY": "it is a replica",
+    "NOPERM": "the user may not XADD to the stream",
+}
+
+
+class RedisConnection(Connection):
+    def __init__(self, endpoint: Endpoint, surroundings: Surroundings) -> None:
+        target: Target = endpoint.target
+        self._target = target
+        self._replies = Replies()
+        self._greetings = len(target.greeting)
+        # Messages in the order in which their replies arrive.
+        self._expected: deque[tuple[Delivery, Message]] = deque()
+        # Never connected: it packs commands.
+        self._client = Client()
+        super().__init__(endpoint, target.address, target.mask, target.connect_timeout, surroundings)
+
+    def connected(self) -> None:
+        self._write(self._target.greeting)
+
+    def received(self, data: bytes) -> None:
+        ended: Refusal | None = None
+        try:
+            for reply in self._replies.read(data):
+                if self._greetings:
+                    self._greeted(reply)
+                elif self._expected:
+                    delivery, message = self._expected.popleft()
+                    if isinstance(reply, Status):
+                        raise BadReply
+                    if isinstance(reply, bytes):
+                        delivery.succeed(message)
+                    else:
+                        delivery.fail(message, self._refused(reply))
+                        if reply is not None and reply.code in _LOSES_CONNECTION:
+                            ended = reply
+                    if delivery.is_settled:
+                        self.settle(delivery)
+                else:
+                    # Such as that it has too many clients.
+                    unasked = f"redis: {self.peer}: a reply that no command asked for"
+                    raise Lost(self._told(reply) if isinstance(reply, Refusal) else unasked)
+        except BadReply:
+            raise Lost(f"network: {self.peer} doesn't speak the protocol of Redis") from None
+        if ended is not None:
+            raise Lost(self._told(ended))
+
+    def send(self, delivery: Delivery) -> None:
+        # The part of the timeout that was for connecting is over.
+        delivery.deadline = min(delivery.deadline, self._clock() + self._target.command_timeout)
+        commands = []
+        for message in delivery.messages:
+            command = self.build(delivery, message, self._command)
+            if command is not None:
+                commands.append(command)
+                self._expected.append((delivery, message))
+        if commands:
+            self._write(commands)
+
+    def _write(self, commands: Sequence[tuple[bytes | str, ...]]) -> None:
+        for piece in self._client.pack_commands(commands):
+            self.write(piece)
+
+    def _command(self, message: Message) -> tuple[bytes, ...]:
+        made = messages.content(message)
+        fields = [b"message_id", message.message_id.encode(), b"payload", made.body]
+        fields += (b"attempt", b"%d" % message.attempt)
+        if message.created_at is not None:
+            fields += (b"created_at", cloudevents.rfc3339(message.created_at).encode())
+        if message.correlation_id is not None:
+            fields += (b"correlation_id", message.correlation_id.encode())
+        if message.ordering_key is not None:
+            fields += (b"ordering_key", message.ordering_key.encode())
+        if made.content_type != cloudevents.JSON:
+            fields += (b"content_type", made.content_type.encode())
+        if made.headers:
+            fields += (b"headers", json.dumps(made.headers, ensure_ascii=False).encode())
+        return b"XADD", self._target.stream.of(message).encode(), *self._target.options, *fields
+
+    def _greeted(self, reply: bytes | Refusal | None) -> None:
+        # A user that may XADD may have been denied PING.
+        is_harmless = isinstance(reply, Refusal) and reply.code == "NOPERM" and self._target.greeting == (("PING",),)
+        if not isinstance(reply, bytes) and not is_harmless:
+            # Wrong credentials are no fault of the message.
+            raise Lost(self._told(reply) if reply is not None else f"redis: {self.peer}: no answer to the login")
+        self._greetings -= 1
+        if not self._greetings:
+            self.open()
+
+    def _refused(self, reply: Refusal | None) -> str:
+        if reply is None:
+            told = "there is no such stream, and nomkstream forbids to make it"
+            return self.error(RETRYABLE, f"redis: {self.peer}: {told}")
+        prefix = PERMANENT if reply.code in _PERMANENT else RETRYABLE
+        return self.error(prefix, self._told(reply))
+
+    def _told(self, reply: Refusal) -> str:
+        hint = _HINTS.get(reply.code)
+        kind = "login" if reply.code in _LOGIN else "redis"
+        return f"{kind}: {self.peer}: {reply.told}" + (f" ({hint})" if hint else "")

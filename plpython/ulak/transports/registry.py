@@ -1,0 +1,115 @@
+"""The transports that a worker has, by protocol. Whoever adds one adds it here and to ulak_private.protocol_facts()."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from importlib.util import find_spec
+from typing import NamedTuple
+
+from ulak.messages.delivery import ConfigError
+from ulak.safety.address import guard
+from ulak.worker.dispatcher import MakeTransport
+from ulak.worker.transport import Transport
+from ulak.worker.waiting import Descriptors
+
+
+class Client(NamedTuple):
+    """Python's module, and Debian's package of it. Only those who deliver over a protocol need its client."""
+
+    module: str
+    package: str
+    # If there are any, only a config with one of these keys needs it.
+    keys: frozenset[str] = frozenset()
+
+
+CLIENTS: Mapping[str, Client] = {
+    "amqp": Client("pika", "python3-pika"),
+    "http": Client("pycurl", "python3-pycurl"),
+    "kafka": Client("confluent_kafka", "python3-confluent-kafka"),
+    "mqtt": Client("paho", "python3-paho-mqtt"),
+    "nats": Client("cryptography", "python3-cryptography", frozenset(("nkey_seed", "credentials_file"))),
+    "redis": Client("redis", "python3-redis"),
+}
+
+
+def missing_client(protocol: str, config: Collection[str] = ()) -> str | None:
+    """The package that has to be installed before a worker can deliver over this protocol, with a config that has these
+    keys."""
+    client = CLIENTS.get(protocol)
+    if client is None or (client.keys and client.keys.isdisjoint(config)):
+        return None
+    return client.package if find_spec(client.module) is None else None
+
+
+def transports(
+    settings: Mapping[str, str],
+    version: str,
+    max_in_flight: int,
+    log: Callable[[str], object],
+    now: Callable[[], float],
+) -> Mapping[str, MakeTransport]:
+    """`settings` are those of ulak.settings; log() writes a line to the server's log; now() is the server's time."""
+
+    def http(descriptors: Descriptors) -> Transport:
+        from ulak.transports.http import options
+        from ulak.transports.http.client import Client
+        from ulak.transports.http.transport import HttpTransport
+
+        client = Client(guard(settings), descriptors, max_in_flight)
+        return HttpTransport(client, now, options.endpoint_settings(settings, version))
+
+    def kafka(descriptors: Descriptors) -> Transport:
+        from ulak.transports.kafka.transport import KafkaTransport
+
+        return KafkaTransport(descriptors, guard(settings), settings["cloudevents_source"])
+
+    def log_lines(descriptors: Descriptors) -> Transport:
+        from ulak.transports.log.transport import LogTransport
+
+        return LogTransport(log)
+
+    def amqp(descriptors: Descriptors) -> Transport:
+        from ulak.transports.amqp.transport import AmqpTransport
+
+        timeout, source = float(settings["http_timeout"]), settings["cloudevents_source"]
+        return AmqpTransport(descriptors, guard(settings), version, timeout, source)
+
+    def mqtt(descriptors: Descriptors) -> Transport:
+        from ulak.transports.mqtt.transport import MqttTransport
+
+        timeout, source = float(settings["http_timeout"]), settings["cloudevents_source"]
+        return MqttTransport(descriptors, guard(settings), timeout, source)
+
+    def nats(descriptors: Descriptors) -> Transport:
+        from ulak.transports.nats.transport import NatsTransport
+
+        timeout, source = float(settings["http_timeout"]), settings["cloudevents_source"]
+        return NatsTransport(descriptors, guard(settings), version, timeout, source)
+
+    def redis(descriptors: Descriptors) -> Transport:
+        from ulak.transports.redis.transport import RedisTransport
+
+        return RedisTransport(descriptors, guard(settings))
+
+    return {
+        protocol: _checked(protocol, make)
+        for protocol, make in {
+            "amqp": amqp,
+            "http": http,
+            "kafka": kafka,
+            "log": log_lines,
+            "mqtt": mqtt,
+            "nats": nats,
+            "redis": redis,
+        }.items()
+    }
+
+
+def _checked(protocol: str, make: MakeTransport) -> MakeTransport:
+    def checked(descriptors: Descriptors) -> Transport:
+        package = missing_client(protocol)
+        if package is not None:
+            raise ConfigError(f"{package} isn't installed where the worker runs, and protocol {protocol} needs it")
+        return make(descriptors)
+
+    return checked

@@ -1,9 +1,0 @@
--- The config of a pull endpoint has no keys of its own. External workers claim its messages.
-
-create or replace function ulak._pull_config_schema()
-returns jsonb
-language sql
-immutable
-as $sql$
-    select $json${"type": "object", "additionalProperties": false, "properties": {}}$json$::pg_catalog.jsonb
-$sql$;

@@ -1,0 +1,177 @@
+-- The roles that everything is granted to, as they must be. They belong to the whole cluster: somebody with CREATEROLE may
+-- have made them before us, and DROP EXTENSION leaves them.
+
+-- Whether a dump is being restored: it turns row_security off. Anybody may do that, and whoever owns the database for
+-- everybody who connects to it, so it counts for a superuser who has SET it.
+create or replace function ulak_private.is_restore()
+returns boolean
+language plpgsql
+stable
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+begin
+    return current_setting('row_security') = 'off'
+        and exists (select from pg_roles r where r.rolname = session_user and r.rolsuper)
+        and exists (select from pg_settings s where s.name = 'row_security' and s.source in ('session', 'client'));
+end
+$plpgsql$;
+
+create or replace function ulak_private.roles()
+returns text[]
+language sql
+immutable
+as $sql$
+    select array['ulak_admin', 'ulak_application', 'ulak_consumer', 'ulak_monitor', 'ulak_node', 'ulak_worker']
+$sql$;
+
+-- Only a superuser may read this.
+create or replace function ulak_private.roles_with_password()
+returns table (name text)
+language sql
+stable
+set search_path = pg_catalog, pg_temp
+as $sql$
+    select a.rolname::text from pg_authid a where a.rolname = any (ulak_private.roles()) and a.rolpassword is not null
+$sql$;
+
+-- What is wrong with them, and the statement that puts it right. is_usual: wrong in a role that nobody has used yet; later
+-- on it is what an operator does.
+create or replace function ulak_private.role_problems()
+returns table (role text, problem text, remedy text, is_usual boolean)
+language sql
+stable
+set search_path = pg_catalog, pg_temp
+as $sql$
+    with role as (
+        select r.* from pg_roles r where r.rolname = any (ulak_private.roles())
+    ),
+    member as (
+        select r.rolname, m.rolname as member, m.rolsuper, a.admin_option
+        from role r
+        join pg_auth_members a on a.roleid = r.oid
+        join pg_roles m on m.oid = a.member
+        -- The schema's owner can do everything in it anyway.
+        where m.oid <> (select n.nspowner from pg_namespace n where n.nspname = 'ulak')
+    )
+    select r.rolname::text, 'is a superuser', format('alter role %I nosuperuser;', r.rolname), false
+    from role r
+    where r.rolsuper
+    union all
+    select r.rolname, 'may make or change roles', format('alter role %I nocreaterole;', r.rolname), false
+    from role r
+    where r.rolcreaterole
+    union all
+    select r.rolname, 'may make databases', format('alter role %I nocreatedb;', r.rolname), false
+    from role r
+    where r.rolcreatedb
+    union all
+    select r.rolname, 'may replicate', format('alter role %I noreplication;', r.rolname), false
+    from role r
+    where r.rolreplication
+    union all
+    select r.rolname, 'may pass by row security', format('alter role %I nobypassrls;', r.rolname), false
+    from role r
+    where r.rolbypassrls
+    union all
+    select r.rolname, 'can log in', format('alter role %I nologin;', r.rolname), false
+    from role r
+    where r.rolcanlogin and r.rolname <> 'ulak_worker'
+    union all
+    select r.rolname, 'has a password', format('alter role %I password null;', r.rolname), r.rolname = 'ulak_worker'
+    from role r
+    where r.rolname in (select p.name from ulak_private.roles_with_password() p)
+    union all
+    select m.rolname, format('can be granted by %I', m.member), format('revoke admin option for %I from %I;', m.rolname, m.member), false
+    from member m
+    where m.admin_option and not m.rolsuper
+    union all
+    select m.rolname, format('has the member %I', m.member), format('revoke %I from %I;', m.rolname, m.member), true
+    from member m
+    where m.rolname in ('ulak_admin', 'ulak_node', 'ulak_worker') and not m.admin_option and not m.rolsuper and m.member <> all (ulak_private.roles())
+    union all
+    select r.rolname, format('is a member of %I', g.rolname), format('revoke %I from %I;', g.rolname, r.rolname), false
+    from role r
+    join pg_auth_members a on a.member = r.oid
+    join pg_roles g on g.oid = a.roleid
+    where g.rolsuper
+        or g.rolname = any (ulak_private.roles())
+        or g.rolname in ('pg_execute_server_program', 'pg_read_server_files', 'pg_write_server_files')
+    union all
+    -- The owner of a role that can log in may set these for its sessions, which pg_cron starts.
+    select
+        r.rolname,
+        format('begins its sessions with %s', c.setting),
+        format(
+            'alter role %I%s reset %s;',
+            r.rolname,
+            (select format(' in database %I', d.datname) from pg_database d where d.oid = s.setdatabase),
+            split_part(c.setting, '=', 1)
+        ),
+        false
+    from role r
+    join pg_db_role_setting s on s.setrole = r.oid
+    cross join lateral unnest(s.setconfig) c(setting)
+    where r.rolname = 'ulak_worker'
+        and (split_part(c.setting, '=', 1) in ('search_path', 'role') or split_part(c.setting, '=', 1) like '%preload_libraries')
+$sql$;
+
+-- Whether whoever called may read this table or view, so that a hint names nothing else. Not at the top of any path that is hot.
+create or replace function ulak_private.may_read(p_relation text)
+returns boolean
+language sql
+stable
+set search_path = pg_catalog, pg_temp
+as $sql$
+    select has_table_privilege(ulak_private.caller(), p_relation, 'select')
+$sql$;
+
+-- A role that has grants here is one of ours since an earlier version; one that has grants in another database probably is,
+-- and then it may have members and a password. Whoever installs may say that it is all as it should be.
+do $plpgsql$
+declare
+    v_problem record;
+    v_is_error boolean;
+    v_problems text[];
+    v_remedies text[];
+    -- Only a superuser could set such a parameter for the sessions of others.
+    v_is_accepted boolean := ulak_private.is_restore() or coalesce(pg_catalog.current_setting('ulak.accept_roles', true), '') = 'on';
+begin
+    for v_problem in
+        select
+            p.*,
+            exists (
+                select
+                from pg_catalog.pg_namespace n
+                cross join lateral pg_catalog.aclexplode(n.nspacl) a
+                where n.nspname = 'ulak' and a.grantee = pg_catalog.to_regrole(p.role)
+            ) as is_ours,
+            exists (
+                select
+                from pg_catalog.pg_shdepend d
+                join pg_catalog.pg_database o on o.oid = d.dbid
+                where d.refclassid = 'pg_catalog.pg_authid'::pg_catalog.regclass
+                    and d.refobjid = pg_catalog.to_regrole(p.role)
+                    and d.deptype = 'a'
+                    and o.datname <> pg_catalog.current_database()
+            ) as is_used_elsewhere
+        from ulak_private.role_problems() p
+    loop
+        continue when v_problem.is_usual and v_problem.is_ours;
+        v_is_error := not v_is_accepted and not v_problem.is_ours and not (v_problem.is_usual and v_problem.is_used_elsewhere);
+        if v_is_error then
+            v_problems := v_problems || pg_catalog.format('%s %s', v_problem.role, v_problem.problem);
+            v_remedies := v_remedies || v_problem.remedy;
+        else
+            raise warning 'role % %', v_problem.role, v_problem.problem using hint = v_problem.remedy;
+        end if;
+    end loop;
+    if v_problems is not null then
+        raise exception 'a role that ulak uses exists already, and not as ulak would have made it'
+            using
+                errcode = '55000',
+                detail = pg_catalog.array_to_string(v_problems, ', ') || '.',
+                hint = pg_catalog.array_to_string(v_remedies, ' ')
+                    || ' Or, if all of it is as you want it: set ulak.accept_roles = on;';
+    end if;
+end
+$plpgsql$;

@@ -1,0 +1,14 @@
+-- The keys of a log endpoint's config. The worker writes each message as one line of JSON to the server's log: for
+-- development, and to see what would be sent.
+
+create or replace function ulak_private.log_config_schema()
+returns jsonb
+language sql
+immutable
+as $sql$
+    select $json${
+        "type": "object",
+        "additionalProperties": false,
+        "properties": {"max_bytes": {"type": "integer", "minimum": 0, "maximum": 100000}}
+    }$json$::pg_catalog.jsonb
+$sql$;

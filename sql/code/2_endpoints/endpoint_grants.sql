@@ -1,0 +1,375 @@
+-- Who may send to which endpoint, publish which event, and work which endpoint off. An endpoint or an event type is open to all of
+-- ulak_application until the first role is granted to send; external workers, members of ulak_consumer, get only what is granted to them.
+
+create or replace function ulak.grant_endpoint(p_name text, p_role text, p_right text default 'work')
+returns boolean
+language plpgsql
+security definer
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+declare
+    v_id bigint;
+begin
+    perform ulak_private.check_grant(p_role, p_right);
+    v_id := (ulak_private.lock_endpoint(p_name)).id;
+    insert into ulak.endpoint_grants as g (endpoint_id, role_name, may_work, may_send)
+    values (v_id, p_role, p_right = 'work', p_right = 'send')
+    on conflict (endpoint_id, role_name) do update
+    set may_work = g.may_work or excluded.may_work, may_send = g.may_send or excluded.may_send
+    where not case when p_right = 'send' then g.may_send else g.may_work end;
+    if not found then
+        return false;
+    end if;
+    perform ulak_private.apply_senders(v_id);
+    insert into ulak.event_log (event, endpoint_id, endpoint_name, detail)
+    values ('endpoint.granted', v_id, p_name, jsonb_build_object('role', p_role, 'right', p_right));
+    perform ulak_private.note_missing_role(p_role, case when p_right = 'send' then 'ulak_application' else 'ulak_consumer' end);
+    return true;
+end
+$plpgsql$;
+
+comment on function ulak.grant_endpoint(text, text, text) is
+    'lets a role and its members claim and settle the messages of an endpoint (p_right ''work''), or send to it (''send''), and look at and '
+    'change what waits there: the first such grant closes the endpoint to all others. False if it may already';
+
+create or replace function ulak.revoke_endpoint(p_name text, p_role text, p_right text default 'work')
+returns boolean
+language plpgsql
+security definer
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+declare
+    v_id bigint;
+begin
+    perform ulak_private.check_right(p_right);
+    v_id := (ulak_private.lock_endpoint(p_name)).id;
+    update ulak.endpoint_grants as g
+    set may_work = g.may_work and p_right <> 'work', may_send = g.may_send and p_right <> 'send'
+    where g.endpoint_id = v_id
+        and g.role_name = p_role
+        and case when p_right = 'send' then g.may_send else g.may_work end;
+    if not found then
+        return false;
+    end if;
+    delete from ulak.endpoint_grants as g where g.endpoint_id = v_id and g.role_name = p_role and not g.may_work and not g.may_send;
+    perform ulak_private.apply_senders(v_id);
+    insert into ulak.event_log (event, endpoint_id, endpoint_name, detail)
+    values ('endpoint.revoked', v_id, p_name, jsonb_build_object('role', p_role, 'right', p_right));
+    if p_right = 'send' and not exists (select from ulak.endpoints as e where e.id = v_id and e.is_restricted) then
+        raise notice 'endpoint "%" is open to all of ulak_application again', p_name
+            using hint = format('To keep it closed: select ulak.grant_endpoint(%L, ''ulak_admin'', ''send'');', p_name);
+    end if;
+    return true;
+end
+$plpgsql$;
+
+comment on function ulak.revoke_endpoint(text, text, text) is
+    'takes a right to an endpoint (''work'' or ''send'') from a role again; what it has claimed goes back when the leases are over. False if '
+    'it was not granted';
+
+create or replace function ulak.grant_event_type(p_name text, p_role text)
+returns boolean
+language plpgsql
+security definer
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+begin
+    perform ulak_private.refuse_reserved_event_type(p_name);
+    perform ulak_private.check_grant(p_role, 'send');
+    perform ulak_private.lock_event_type(p_name);
+    insert into ulak.event_type_grants (event_type, role_name)
+    values (p_name, p_role)
+    on conflict (event_type, role_name) do nothing;
+    if not found then
+        return false;
+    end if;
+    update ulak.event_types as t set is_restricted = true where t.name = p_name;
+    insert into ulak.event_log (event, detail)
+    values ('event_type.granted', jsonb_build_object('event_type', p_name, 'role', p_role));
+    perform ulak_private.note_missing_role(p_role, 'ulak_application');
+    return true;
+end
+$plpgsql$;
+
+comment on function ulak.grant_event_type(text, text) is
+    'lets a role and its members publish an event type: the first such grant closes it to all others. False if it may already';
+
+create or replace function ulak.revoke_event_type(p_name text, p_role text)
+returns boolean
+language plpgsql
+security definer
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+begin
+    perform ulak_private.lock_event_type(p_name);
+    delete from ulak.event_type_grants as g where g.event_type = p_name and g.role_name = p_role;
+    if not found then
+        return false;
+    end if;
+    update ulak.event_types as t
+    set is_restricted = exists (select from ulak.event_type_grants as g where g.event_type = p_name)
+    where t.name = p_name;
+    insert into ulak.event_log (event, detail)
+    values ('event_type.revoked', jsonb_build_object('event_type', p_name, 'role', p_role));
+    if not exists (select from ulak.event_type_grants as g where g.event_type = p_name) then
+        raise notice 'event type "%" is open to all of ulak_application again', p_name
+            using hint = format('To keep it closed: select ulak.grant_event_type(%L, ''ulak_admin'');', p_name);
+    end if;
+    return true;
+end
+$plpgsql$;
+
+comment on function ulak.revoke_event_type(text, text) is 'takes back a role''s right to publish an event type; false if it was not granted';
+
+create or replace function ulak_private.check_right(p_right text)
+returns void
+language plpgsql
+immutable
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+begin
+    if p_right is null or p_right not in ('work', 'send') then
+        raise exception 'unknown right %', coalesce('"' || left(p_right, 64) || '"', 'null')
+            using errcode = '22023', hint = 'work: claim and settle. send: send, cancel, reschedule and look up.';
+    end if;
+end
+$plpgsql$;
+
+create or replace function ulak_private.check_grant(p_role text, p_right text)
+returns void
+language plpgsql
+stable
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+begin
+    perform ulak_private.check_right(p_right);
+    if not exists (select from pg_roles as r where r.rolname = p_role) then
+        raise exception 'role % does not exist', coalesce('"' || left(p_role, 200) || '"', 'null')
+            using errcode = '42704', hint = 'Give the name of a role as it stands in pg_roles, without quotes.';
+    end if;
+end
+$plpgsql$;
+
+-- The check that send() makes. The caller has locked the endpoint.
+create or replace function ulak_private.apply_senders(p_endpoint_id bigint)
+returns void
+language sql
+set search_path = pg_catalog, pg_temp
+as $sql$
+    update ulak.endpoints as e
+    set is_restricted = not e.is_restricted
+    where e.id = p_endpoint_id
+        and e.is_restricted <> exists (select from ulak.endpoint_grants as g where g.endpoint_id = p_endpoint_id and g.may_send)
+$sql$;
+
+create or replace function ulak_private.note_missing_role(p_role text, p_needed text)
+returns void
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+begin
+    if not pg_has_role(p_role, p_needed, 'member')
+        and not pg_has_role(p_role, case p_needed when 'ulak_consumer' then 'ulak_worker' else 'ulak_admin' end, 'member')
+    then
+        raise notice 'role "%" is not a member of % yet', p_role, p_needed using hint = format('grant %I to %I;', p_needed, p_role);
+    end if;
+end
+$plpgsql$;
+
+-- Whether the caller may send to an endpoint that is restricted. Without a search_path of its own, which would be a third of its cost; who
+-- calls it has one. Most senders were granted the endpoint by their own name.
+create or replace function ulak_private.may_send(p_endpoint_id bigint)
+returns boolean
+language plpgsql
+stable
+as $plpgsql$
+declare
+    v_caller text := ulak_private.caller();
+begin
+    perform from ulak.endpoint_grants g where g.endpoint_id = p_endpoint_id and g.role_name = v_caller and g.may_send;
+    if found then
+        return true;
+    end if;
+    return ulak_private.caller_has('ulak_admin') or exists (
+        select
+        from ulak.endpoint_grants g
+        join pg_roles r on r.rolname = g.role_name
+        where g.endpoint_id = p_endpoint_id and g.may_send and pg_has_role(v_caller, r.oid, 'usage')
+    );
+end
+$plpgsql$;
+
+-- Whether the caller may look at what is in an endpoint that is restricted.
+create or replace function ulak_private.may_look(p_endpoint_id bigint)
+returns boolean
+language sql
+stable
+as $sql$
+    select ulak_private.caller_has('ulak_monitor') or ulak_private.may_send(p_endpoint_id)
+$sql$;
+
+create or replace function ulak_private.may_publish(p_event_type text)
+returns boolean
+language plpgsql
+stable
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+begin
+    return ulak_private.caller_has('ulak_admin') or exists (
+        select
+        from ulak.event_type_grants as g
+        join pg_roles as r on r.rolname = g.role_name
+        where g.event_type = p_event_type and pg_has_role(ulak_private.caller(), r.oid, 'usage')
+    );
+end
+$plpgsql$;
+
+-- The id of an endpoint that the caller may send to, or an error.
+create or replace function ulak_private.sendable_endpoint(p_name text)
+returns bigint
+language plpgsql
+as $plpgsql$
+declare
+    v_id bigint;
+    v_is_refused boolean;
+begin
+    select e.id, e.is_restricted and not ulak_private.may_send(e.id) into v_id, v_is_refused
+    from ulak.endpoints e
+    where e.name = p_name;
+    if not found then
+        perform ulak_private.raise_unknown_endpoint(p_name);
+    elsif v_is_refused then
+        perform ulak_private.raise_not_granted(p_name, 'send');
+    end if;
+    return v_id;
+end
+$plpgsql$;
+
+create or replace function ulak_private.raise_not_granted(p_name text, p_right text)
+returns void
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+begin
+    raise exception 'endpoint "%" is not granted to "%"', left(p_name, 200), ulak_private.caller()
+        using
+            errcode = '42501',
+            detail = case
+                when p_right = 'send' then 'Other roles were granted to send to it, so it is closed to the rest.'
+                else 'External workers work off what was granted to them.'
+            end,
+            hint = format(
+                'An administrator can: select ulak.grant_endpoint(%L, %L%s);%s',
+                left(p_name, 200),
+                ulak_private.caller(),
+                case when p_right = 'send' then ', ''send''' end,
+                case
+                    when p_right = 'send'
+                        then ' Also where a trigger sends: the role that counts is the one that writes to the table.'
+                end
+            );
+end
+$plpgsql$;
+
+create or replace function ulak_private.raise_not_publisher(p_event_type text)
+returns void
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+begin
+    raise exception 'event type "%" is not granted to "%"', p_event_type, ulak_private.caller()
+        using
+            errcode = '42501',
+            detail = 'Other roles were granted to publish it, so it is closed to the rest.',
+            hint = format('An administrator can: select ulak.grant_event_type(%L, %L);', p_event_type, ulak_private.caller());
+end
+$plpgsql$;
+
+-- True, or an error: applications may change and look at what they could have sent.
+create or replace function ulak_private.require_sender(p_message_id bigint, p_endpoint_id bigint, p_is_look boolean default false)
+returns boolean
+language plpgsql
+stable
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+begin
+    if exists (select from ulak.endpoints as e where e.id = p_endpoint_id and e.is_restricted)
+        and not (case when p_is_look then ulak_private.may_look(p_endpoint_id) else ulak_private.may_send(p_endpoint_id) end)
+    then
+        perform ulak_private.raise_foreign_message(p_message_id);
+    end if;
+    return true;
+end
+$plpgsql$;
+
+-- Whether this session may work off every endpoint without a grant: administrators, and members of ulak_worker.
+create or replace function ulak_private.works_everywhere()
+returns boolean
+language sql
+stable
+set search_path = pg_catalog, pg_temp
+as $sql$
+    select ulak_private.caller_has('ulak_worker') or ulak_private.caller_has('ulak_admin')
+$sql$;
+
+create or replace function ulak_private.granted_endpoints()
+returns setof bigint
+language sql
+stable
+set search_path = pg_catalog, pg_temp
+as $sql$
+    select distinct g.endpoint_id
+    from ulak.endpoint_grants as g
+    join pg_roles as r on r.rolname = g.role_name
+    where g.may_work and pg_has_role(ulak_private.caller(), r.oid, 'usage')
+$sql$;
+
+-- True, or an error. The same one for an endpoint that doesn't exist: what else there is, is none of a consumer's business.
+create or replace function ulak_private.require_endpoint(p_id bigint, p_name text)
+returns boolean
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+begin
+    if not ulak_private.works_everywhere()
+        and (p_id is null or p_id not in (select g.id from ulak_private.granted_endpoints() as g (id)))
+    then
+        perform ulak_private.raise_not_granted(p_name, 'work');
+    end if;
+    return true;
+end
+$plpgsql$;
+
+-- The same for the endpoint of a message.
+create or replace function ulak_private.require_message(p_id bigint)
+returns boolean
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+begin
+    if not ulak_private.works_everywhere()
+        and exists (
+            select
+            from ulak_private.deliveries as q
+            where q.id = p_id and q.endpoint_id not in (select g.id from ulak_private.granted_endpoints() as g (id))
+        )
+    then
+        perform ulak_private.raise_foreign_message(p_id);
+    end if;
+    return true;
+end
+$plpgsql$;
+
+create or replace function ulak_private.raise_foreign_message(p_id bigint)
+returns void
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+begin
+    raise exception 'message % is for an endpoint that is not granted to "%"', p_id, ulak_private.caller()
+        using
+            errcode = '42501',
+            detail = 'Nothing was changed.',
+            hint = 'An administrator can: select ulak.grant_endpoint(...);';
+end
+$plpgsql$;

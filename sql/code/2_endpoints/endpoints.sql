@@ -1,0 +1,461 @@
+-- Endpoints: create, alter, drop. A trigger validates, so that a plain UPDATE by an administrator is checked as well.
+
+create or replace function ulak.create_endpoint(
+    p_name text,
+    p_protocol text,
+    p_config jsonb,
+    p_retry_policy jsonb default null,
+    p_description text default null
+)
+returns bigint
+language plpgsql
+security definer
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+declare
+    v_id bigint;
+begin
+    perform ulak_private.lock('configs');
+    insert into ulak.endpoints (name, protocol, config, retry_policy, description)
+    values (p_name, p_protocol, coalesce(p_config, '{}'), p_retry_policy, p_description)
+    on conflict (name) do nothing
+    returning id into v_id;
+    if v_id is null then
+        raise exception 'endpoint "%" already exists', p_name
+            using
+                errcode = '23505',
+                detail = (
+                    select format('It is endpoint %s, protocol %s.', e.id, e.protocol)
+                    from ulak.endpoints as e
+                    where e.name = p_name
+                ),
+                hint = format('select ulak.alter_endpoint(%L, ...);', p_name);
+    end if;
+    return v_id;
+end
+$plpgsql$;
+
+comment on function ulak.create_endpoint(text, text, jsonb, jsonb, text) is
+    'creates an endpoint and returns its id; refuses a config or retry policy that is not valid';
+
+create or replace function ulak.alter_endpoint(
+    p_name text,
+    p_config jsonb default null,
+    p_retry_policy jsonb default null,
+    p_description text default null
+)
+returns boolean
+language plpgsql
+security definer
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+begin
+    perform ulak_private.lock('configs');
+    update ulak.endpoints
+    set config = coalesce(p_config, config),
+        retry_policy = coalesce(p_retry_policy, retry_policy),
+        description = coalesce(p_description, description)
+    where name = p_name;
+    if not found then
+        perform ulak_private.raise_unknown_endpoint(p_name);
+    end if;
+    return true;
+end
+$plpgsql$;
+
+comment on function ulak.alter_endpoint(text, jsonb, jsonb, text) is
+    'replaces an endpoint''s config, retry policy or description; null leaves one as it is, ''{}'' clears the retry policy';
+
+create or replace function ulak.drop_endpoint(p_name text)
+returns boolean
+language plpgsql
+security definer
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+declare
+    v_id bigint;
+    v_subscriptions bigint;
+begin
+    perform ulak_private.lock('configs');
+    v_id := (ulak_private.lock_endpoint(p_name)).id;
+    perform ulak_private.require_unused(v_id, p_name);
+    with gone as (
+        delete from ulak.subscriptions as s where s.endpoint_id = v_id returning s.id
+    )
+    select count(*) into v_subscriptions from gone;
+    delete from ulak.endpoints where id = v_id;
+    delete from ulak_private.secrets where name = ulak_private.signing_secret_name(v_id);
+    insert into ulak.event_log (event, endpoint_id, endpoint_name, detail)
+    values ('endpoint.dropped', v_id, p_name, jsonb_build_object('subscriptions', v_subscriptions));
+    if v_subscriptions > 0 then
+        raise notice '% subscription(s) of endpoint "%" were removed with it', v_subscriptions, p_name;
+    end if;
+    return true;
+end
+$plpgsql$;
+
+comment on function ulak.drop_endpoint(text) is
+    'removes an endpoint and its subscriptions; refuses while messages wait for it or its dead letters are unresolved';
+
+-- Its id; until the caller commits it can't be dropped, while everything else goes on.
+create or replace function ulak_private.keep_endpoint(p_name text)
+returns bigint
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+declare
+    v_id bigint;
+begin
+    select e.id into v_id from ulak.endpoints as e where e.name = p_name for key share;
+    if not found then
+        perform ulak_private.raise_unknown_endpoint(p_name);
+    end if;
+    return v_id;
+end
+$plpgsql$;
+
+-- Raises while the endpoint has messages that nobody could deliver or redrive without it.
+create or replace function ulak_private.require_unused(p_id bigint, p_name text)
+returns void
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+declare
+    v_waiting bigint;
+    v_in_flight bigint;
+    v_dead bigint;
+begin
+    if current_setting('transaction_isolation') <> 'read committed' then
+        raise exception 'drop_endpoint() needs a transaction at read committed'
+            using errcode = '25001', hint = 'Call it in a transaction of its own: its counts must see the latest messages.';
+    end if;
+    perform ulak_private.require_no_open_sender(p_name);
+    select c.waiting, c.in_flight, c.dead into v_waiting, v_in_flight, v_dead from ulak_private.count_unresolved(p_id) as c;
+    if v_waiting + v_in_flight + v_dead > 0 then
+        raise exception 'endpoint "%" is in use', p_name
+            using
+                errcode = '55006',
+                detail = format(
+                    '%s message(s) wait for it, %s are in flight, %s dead letter(s) are unresolved.',
+                    v_waiting,
+                    v_in_flight,
+                    v_dead
+                ),
+                hint = ulak_private.how_to_free(p_name, v_waiting + v_in_flight > 0);
+    end if;
+end
+$plpgsql$;
+
+-- A message of a transaction that is still open isn't seen yet. Senders take no lock for the sake of a drop, so it waits a
+-- second for those that have written to the queue, and gives up on one that stays. What slips through nevertheless becomes
+-- a dead letter (ulak_private.bury_orphans).
+create or replace function ulak_private.require_no_open_sender(p_name text)
+returns void
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+declare
+    v_until timestamptz := clock_timestamp() + interval '1 second';
+    v_open text[] := ulak_private.open_senders();
+begin
+    loop
+        v_open := array(select unnest(v_open) intersect select unnest(ulak_private.open_senders()));
+        exit when v_open = '{}';
+        if clock_timestamp() > v_until then
+            raise exception 'an open transaction may have sent to endpoint "%"', p_name
+                using
+                    errcode = '55006',
+                    detail = format('These have written to ulak.queue: %s.', array_to_string(v_open, ', ')),
+                    hint = 'Try again when they have ended: select pid, state, query from pg_stat_activity; select * from pg_prepared_xacts;';
+        end if;
+        perform pg_sleep(0.01);
+    end loop;
+end
+$plpgsql$;
+
+-- Other transactions that have written to the queue and are open, by session and transaction.
+create or replace function ulak_private.open_senders()
+returns text[]
+language sql
+set search_path = pg_catalog, pg_temp
+as $sql$
+    select array(
+        select distinct format('%s, transaction %s', coalesce('session ' || l.pid, 'prepared'), l.virtualtransaction)
+        from pg_locks l
+        where l.locktype = 'relation'
+            and l.database = (select d.oid from pg_database d where d.datname = current_database())
+            and l.relation = 'ulak_private.deliveries'::regclass
+            and l.mode = 'RowExclusiveLock'
+            and l.pid is distinct from pg_backend_pid()
+    )
+$sql$;
+
+create or replace function ulak_private.how_to_free(p_name text, p_is_live boolean)
+returns text
+language sql
+immutable
+set search_path = pg_catalog, pg_temp
+as $sql$
+    select case
+        when p_is_live then format(
+            'Let the worker deliver them, or take back what waits, after a dry run: '
+            'select * from ulak.purge(%L, p_dry_run => true);',
+            p_name
+        )
+        else format(
+            'Send them again: select ulak.redrive_endpoint(%1$L); or give them up: select * from ulak.discard(%1$L);', p_name
+        )
+    end
+$sql$;
+
+-- By the partial indexes: finished messages don't cost.
+create or replace function ulak_private.count_unresolved(
+    p_endpoint_id bigint,
+    out waiting bigint,
+    out in_flight bigint,
+    out dead bigint
+)
+language sql
+stable
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+as $sql$
+    select
+        (select count(*) from ulak_private.deliveries as q where q.status = 'pending' and q.endpoint_id = p_endpoint_id),
+        (select count(*) from ulak_private.deliveries as q where q.status = 'processing' and q.endpoint_id = p_endpoint_id),
+        (select count(*) from ulak_private.letters as d where d.status = 'failed' and d.endpoint_id = p_endpoint_id)
+$sql$;
+
+-- No lock: a message that is sent while its endpoint is dropped becomes a dead letter (ulak_private.bury_orphans), and no sender
+-- waits for an administrator.
+create or replace function ulak_private.endpoint_id(p_endpoint text)
+returns bigint
+language plpgsql
+as $plpgsql$
+declare
+    v_endpoint_id bigint;
+begin
+    select e.id into v_endpoint_id
+    from ulak.endpoints e
+    where e.name = p_endpoint;
+    if not found then
+        perform ulak_private.raise_unknown_endpoint(p_endpoint);
+    end if;
+    return v_endpoint_id;
+end
+$plpgsql$;
+
+create or replace function ulak_private.lock_endpoint(p_name text)
+returns ulak.endpoints
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+declare
+    v_endpoint ulak.endpoints := ulak_private.lock_endpoint((select e.id from ulak.endpoints e where e.name = p_name));
+begin
+    if v_endpoint.id is null then
+        perform ulak_private.raise_unknown_endpoint(p_name);
+    end if;
+    return v_endpoint;
+end
+$plpgsql$;
+
+-- Locks the row; null if there is no such endpoint. Who locks several takes them in the order of their ids, and messages
+-- before endpoints: so nobody can wait in a circle.
+create or replace function ulak_private.lock_endpoint(p_id bigint)
+returns ulak.endpoints
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+declare
+    v_endpoint ulak.endpoints;
+begin
+    perform ulak_private.take_breaker_lock(p_id);
+    select e.* into v_endpoint
+    from ulak.endpoints e
+    where e.id = p_id
+    for no key update;
+    return v_endpoint;
+end
+$plpgsql$;
+
+create or replace function ulak_private.raise_unknown_endpoint(p_name text)
+returns void
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+begin
+    raise exception 'unknown endpoint %', coalesce('"' || left(p_name, 200) || '"', 'null')
+        using
+            errcode = '42704',
+            detail = 'Endpoints are created by ulak.create_endpoint()'
+                || case when ulak_private.may_read('ulak.endpoint_list') then '; select name from ulak.endpoint_list; lists them.' else '.' end,
+            hint = ulak_private.did_you_mean(p_name, array(select e.name from ulak.endpoints as e));
+end
+$plpgsql$;
+
+create or replace function ulak_private.check_endpoint()
+returns trigger
+language plpgsql
+security definer
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+declare
+    v_violation text[];
+begin
+    -- A restore brings rows that were valid when they were stored, and the secrets after them.
+    if tg_op = 'INSERT' and ulak_private.is_restore() then
+        return new;
+    end if;
+    if new.name is null
+        or length(new.name) not between 1 and 200
+        or ulak_private.has_control_characters(new.name)
+        or new.name <> btrim(new.name)
+    then
+        raise exception 'invalid endpoint name'
+            using
+                errcode = '22023',
+                detail = 'A name has 1 to 200 characters, no control characters, no spaces around it.',
+                hint = 'Such as: billing-webhook';
+    end if;
+    -- Each worker reads it whenever it changes, and its other messages wait meanwhile.
+    perform ulak_private.check_bytes('the config of an endpoint', octet_length(new.config::text), 262144),
+        ulak_private.check_bytes('the description of an endpoint', octet_length(new.description), 10000);
+    if ulak_private.secret_names(new.config) <> '{}' then
+        perform ulak_private.lock('configs');
+    end if;
+    perform ulak_private.check_config(new.protocol, new.config, new.id, case when tg_op = 'UPDATE' then old.config end);
+    v_violation := ulak_private.retry_policy_violation(new.retry_policy);
+    if v_violation is not null then
+        perform ulak_private.raise_violation('retry policy', v_violation);
+    end if;
+    new.max_pending := ulak_private.max_pending(new.config);
+    if tg_op = 'UPDATE' then
+        new.updated_at := now();
+        -- Workers cache by this number: it must never stand for two configs.
+        new.config_version := greatest(
+            new.config_version,
+            old.config_version + ((new.protocol, new.config, new.retry_policy)
+                is distinct from (old.protocol, old.config, old.retry_policy))::integer
+        );
+    end if;
+    return new;
+end
+$plpgsql$;
+
+-- Not for the columns of the breaker and the rate limit, which change all the time.
+create or replace trigger endpoints_are_valid
+    before insert or update of name, protocol, config, retry_policy, description, config_version on ulak.endpoints
+    for each row
+    execute function ulak_private.check_endpoint();
+
+-- Which keys changed, not what they hold.
+create or replace function ulak_private.log_endpoint()
+returns trigger
+language plpgsql
+security definer
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+begin
+    if new.max_pending is not null and not ulak_private.is_restore() then
+        perform ulak_private.forget_endpoint_headroom(array[new.id]);
+    end if;
+    if tg_op = 'INSERT' and not ulak_private.is_restore() then
+        insert into ulak.event_log (event, endpoint_id, endpoint_name, detail)
+        values ('endpoint.created', new.id, new.name, jsonb_build_object('protocol', new.protocol));
+    elsif tg_op = 'UPDATE' and (new.name, new.protocol, new.config, new.retry_policy, new.description)
+        is distinct from (old.name, old.protocol, old.config, old.retry_policy, old.description)
+    then
+        insert into ulak.event_log (event, endpoint_id, endpoint_name, detail)
+        values (
+            'endpoint.altered',
+            new.id,
+            new.name,
+            jsonb_build_object(
+                'config', ulak_private.changed_keys(old.config, new.config),
+                'retry_policy', ulak_private.changed_keys(old.retry_policy, new.retry_policy),
+                'config_version', new.config_version
+            )
+        );
+    end if;
+    return null;
+end
+$plpgsql$;
+
+create or replace trigger endpoints_are_logged
+    after insert or update of name, protocol, config, retry_policy, description, config_version on ulak.endpoints
+    for each row
+    execute function ulak_private.log_endpoint();
+
+create or replace function ulak_private.changed_keys(p_old jsonb, p_new jsonb)
+returns jsonb
+language sql
+immutable
+set search_path = pg_catalog, pg_temp
+as $sql$
+    select coalesce(jsonb_agg(coalesce(o.key, n.key) order by coalesce(o.key, n.key)), '[]')
+    from jsonb_each(p_old) as o
+    full join jsonb_each(p_new) as n on n.key = o.key
+    where o.value is distinct from n.value
+$sql$;
+
+-- The visible part of a config for roles that may not see it: numbers, switches, status codes, and hosts.
+create or replace function ulak_private.shown_config(p_config jsonb)
+returns jsonb
+language sql
+immutable
+security definer
+set search_path = pg_catalog, pg_temp
+as $sql$
+    select coalesce(jsonb_object_agg(c.key, coalesce(i.shown, c.shown)), '{}')
+    from (
+        select
+            t.key,
+            t.value,
+            case
+                when jsonb_typeof(t.value) in ('number', 'boolean') then t.value
+                when t.key in ('retry_on', 'permanent_on') then t.value
+                when t.key = any (array(select p.host_key from ulak_private.protocol_facts() p)) then coalesce(to_jsonb(ulak_private.hosts(t.value)), '"***"')
+                else '"***"'
+            end as shown
+        from jsonb_each(p_config) t
+    ) c
+    left join lateral (
+        select jsonb_object_agg(i.key, case when jsonb_typeof(i.value) in ('number', 'boolean') then i.value else '"***"' end) as shown
+        from jsonb_each(case when jsonb_typeof(c.value) = 'object' then c.value end) i
+    ) i on true
+$sql$;
+
+create or replace view ulak.endpoint_list as
+select
+    e.id,
+    e.name,
+    e.protocol,
+    e.enabled,
+    e.description,
+    e.circuit_state,
+    e.circuit_failure_count,
+    e.circuit_opened_at,
+    e.circuit_half_open_at,
+    e.last_success_at,
+    e.last_failure_at,
+    e.created_at,
+    e.updated_at,
+    ulak_private.shown_config(e.config) as config
+from ulak.endpoints as e;
+
+comment on view ulak.endpoint_list is 'endpoints without anything secret: texts in the config are masked, except hosts; urls are cut after the host';
+comment on column ulak.endpoint_list.id is 'as in ulak.endpoints';
+comment on column ulak.endpoint_list.name is 'as in ulak.endpoints';
+comment on column ulak.endpoint_list.protocol is 'as in ulak.endpoints';
+comment on column ulak.endpoint_list.enabled is 'as in ulak.endpoints';
+comment on column ulak.endpoint_list.description is 'as in ulak.endpoints';
+comment on column ulak.endpoint_list.circuit_state is 'as in ulak.endpoints';
+comment on column ulak.endpoint_list.circuit_failure_count is 'as in ulak.endpoints';
+comment on column ulak.endpoint_list.circuit_opened_at is 'as in ulak.endpoints';
+comment on column ulak.endpoint_list.circuit_half_open_at is 'as in ulak.endpoints';
+comment on column ulak.endpoint_list.last_success_at is 'as in ulak.endpoints';
+comment on column ulak.endpoint_list.last_failure_at is 'as in ulak.endpoints';
+comment on column ulak.endpoint_list.created_at is 'as in ulak.endpoints';
+comment on column ulak.endpoint_list.updated_at is 'as in ulak.endpoints';
+comment on column ulak.endpoint_list.config is 'the config with *** for every text except hosts';

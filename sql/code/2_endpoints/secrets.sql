@@ -1,0 +1,401 @@
+-- Secrets: values that configs name as {"$secret": "name"}, and signing secrets that can be rotated.
+
+create or replace function ulak.set_secret(p_name text, p_value text)
+returns boolean
+language plpgsql
+security definer
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+begin
+    perform ulak_private.lock('configs');
+    perform ulak_private.check_secret_name(p_name);
+    if coalesce(p_value, '') = '' then
+        raise exception 'the value of secret "%" is empty', p_name
+            using errcode = '22023', hint = format('To remove it: select ulak.drop_secret(%L);', p_name);
+    end if;
+    perform ulak_private.check_bytes('a secret', octet_length(p_value), 65536);
+    insert into ulak_private.secrets (name, value)
+    values (p_name, p_value)
+    on conflict (name) do update
+    set value = excluded.value, previous_value = null, previous_until = null, updated_at = now();
+    perform ulak_private.renew_configs(p_name);
+    insert into ulak.event_log (event, detail) values ('secret.set', jsonb_build_object('secret', p_name));
+    return true;
+end
+$plpgsql$;
+
+comment on function ulak.set_secret(text, text) is
+    'stores a value that configs can name as {"$secret": "name"}; replaces an earlier value at once';
+
+create or replace function ulak.drop_secret(p_name text)
+returns boolean
+language plpgsql
+security definer
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+declare
+    v_endpoints text;
+begin
+    perform ulak_private.lock('configs');
+    select string_agg(e.name, ', ' order by e.name) into v_endpoints
+    from ulak.endpoints as e
+    where ulak_private.names_secret(e.config, p_name);
+    if v_endpoints is not null then
+        raise exception 'secret "%" is in use', p_name
+            using
+                errcode = '55006',
+                detail = format('It is named by the config of: %s.', v_endpoints),
+                hint = 'Give those endpoints a config without it first: select ulak.alter_endpoint(...);';
+    end if;
+    delete from ulak_private.secrets where name = p_name;
+    if not found then
+        perform ulak_private.raise_unknown_secret(p_name);
+    end if;
+    insert into ulak.event_log (event, detail) values ('secret.dropped', jsonb_build_object('secret', p_name));
+    return true;
+end
+$plpgsql$;
+
+comment on function ulak.drop_secret(text) is 'removes a secret that no config names any more';
+
+create or replace function ulak.rotate_secret(
+    p_endpoint text,
+    p_grace interval default '24 hours',
+    p_new_secret text default null,
+    p_now timestamptz default now()
+)
+returns text
+language plpgsql
+security definer
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+declare
+    v_endpoint ulak.endpoints;
+    v_new text := coalesce(p_new_secret, ulak_private.new_signing_secret());
+    v_old text;
+    v_secret text;
+begin
+    p_now := ulak_private.clock(p_now);
+    perform ulak_private.lock('configs');
+    v_endpoint := ulak_private.lock_endpoint(p_endpoint);
+    if v_endpoint.protocol <> 'http' then
+        raise exception 'endpoint "%" does not sign its requests', p_endpoint
+            using errcode = '22023', detail = format('Its protocol is %s.', v_endpoint.protocol);
+    end if;
+    perform ulak_private.check_interval('p_grace', p_grace, interval '3650 days');
+    -- A secret that the config holds itself moves to the table, where there is room for two.
+    v_secret := coalesce(v_endpoint.config -> 'signing_secret' ->> '$secret', ulak_private.signing_secret_name(v_endpoint.id));
+    v_old := ulak_private.with_secrets(v_endpoint.config) ->> 'signing_secret';
+    insert into ulak_private.secrets (name, value, previous_value, previous_until)
+    values (v_secret, v_new, v_old, case when v_old is not null then p_now + ulak_private.exact(p_grace) end)
+    on conflict (name) do update
+    set value = excluded.value,
+        previous_value = excluded.previous_value,
+        previous_until = excluded.previous_until,
+        updated_at = now();
+    if v_endpoint.config -> 'signing_secret' ? '$secret' then
+        perform ulak_private.renew_configs(v_secret);
+    else
+        update ulak.endpoints
+        set config = config || jsonb_build_object('signing_secret', jsonb_build_object('$secret', v_secret))
+        where id = v_endpoint.id;
+    end if;
+    insert into ulak.event_log (event, endpoint_id, endpoint_name, detail)
+    values ('secret.rotated', v_endpoint.id, p_endpoint, jsonb_build_object('secret', v_secret, 'grace', p_grace));
+    return v_new;
+end
+$plpgsql$;
+
+comment on function ulak.rotate_secret(text, interval, text, timestamptz) is
+    'gives an endpoint a new signing secret and returns it; requests carry both signatures until the grace period is over';
+
+-- Maintenance calls this: a secret that signs no longer needn't be kept.
+create or replace function ulak_private.forget_old_secrets(p_now timestamptz default now())
+returns integer
+language plpgsql
+security definer
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+declare
+    v_names text[];
+begin
+    if not exists (select from ulak_private.secrets as s where s.previous_until <= p_now) then
+        return 0;
+    end if;
+    perform ulak_private.lock('configs');
+    with forgotten as (
+        update ulak_private.secrets as s
+        set previous_value = null, previous_until = null
+        where s.previous_until <= p_now
+        returning s.name
+    )
+    select array_agg(f.name) into v_names from forgotten as f;
+    perform ulak_private.renew_configs(n) from unnest(v_names) as n;
+    return coalesce(cardinality(v_names), 0);
+end
+$plpgsql$;
+
+-- A worker's input for deliveries: configs with the secrets filled in, and the signing secrets, newest first.
+create or replace function ulak_private.endpoint_configs(
+    p_ids bigint[],
+    p_now timestamptz default clock_timestamp()
+)
+returns table (
+    id bigint,
+    name text,
+    config_version bigint,
+    config jsonb,
+    signing_secrets text[],
+    -- The values that config holds by name, so that they can be hidden wherever they turn up.
+    secrets text[],
+    protocol text
+)
+language sql
+stable
+security definer
+set search_path = pg_catalog, pg_temp
+as $sql$
+    select
+        e.id,
+        e.name,
+        e.config_version,
+        coalesce(r.config, e.config),
+        case
+            when e.config ? 'signing_secret' then array_remove(
+                array[
+                    coalesce(r.config, e.config) ->> 'signing_secret',
+                    (
+                        select s.previous_value
+                        from ulak_private.secrets as s
+                        where s.name = e.config -> 'signing_secret' ->> '$secret' and s.previous_until > ulak_private.clock(p_now)
+                    )
+                ],
+                null
+            )
+            else '{}'
+        end,
+        case when r.secrets is null then '{}' else array(select v.value from jsonb_each_text(r.secrets) as v) end,
+        e.protocol
+    from ulak.endpoints as e
+    -- Most configs name no secret, and a worker may have to read thousands of configs.
+    left join lateral (
+        select s.secrets, ulak_private.put_secrets(e.config, s.secrets) as config
+        from ulak_private.secret_values(ulak_private.secret_names(e.config)) as s (secrets)
+        where strpos(e.config::text, '"$secret"') > 0
+        offset 0
+    ) as r on true
+    where e.id = any(p_ids)
+$sql$;
+
+-- 256 bits out of 366 random ones; gen_random_uuid() is PostgreSQL's own strong source.
+create or replace function ulak_private.new_signing_secret()
+returns text
+language sql
+volatile
+set search_path = pg_catalog, pg_temp
+as $sql$
+    select 'whsec_' || encode(
+        sha256(uuid_send(gen_random_uuid()) || uuid_send(gen_random_uuid()) || uuid_send(gen_random_uuid())),
+        'base64'
+    )
+$sql$;
+
+create or replace function ulak_private.signing_secret_name(p_endpoint_id bigint)
+returns text
+language sql
+immutable
+set search_path = pg_catalog, pg_temp
+as $sql$
+    select 'ulak/endpoint/' || p_endpoint_id || '/signing_secret'
+$sql$;
+
+-- Workers read the configs anew. The trigger checks that each is still valid with the secret's new value.
+-- In the order of ids, as everybody who locks several endpoints does.
+create or replace function ulak_private.renew_configs(p_secret text)
+returns void
+language sql
+set search_path = pg_catalog, pg_temp
+as $sql$
+    with named as (
+        select e.id
+        from ulak.endpoints as e
+        where ulak_private.names_secret(e.config, p_secret)
+        order by e.id
+        for no key update
+    )
+    update ulak.endpoints as e
+    set config_version = e.config_version + 1
+    from named as n
+    where e.id = n.id
+$sql$;
+
+create or replace function ulak_private.names_secret(p_config jsonb, p_secret text)
+returns boolean
+language sql
+immutable
+set search_path = pg_catalog, pg_temp
+as $sql$
+    select jsonb_path_exists(p_config, '$.**."$secret" ? (@ == $name)', jsonb_build_object('name', p_secret))
+$sql$;
+
+create or replace function ulak_private.secret_names(p_config jsonb)
+returns text[]
+language sql
+immutable
+set search_path = pg_catalog, pg_temp
+as $sql$
+    select array(select distinct n #>> '{}' from jsonb_path_query(p_config, '$.**."$secret"') as n)
+$sql$;
+
+create or replace function ulak_private.secret_values(p_names text[])
+returns jsonb
+language sql
+stable
+set search_path = pg_catalog, pg_temp
+as $sql$
+    select coalesce(jsonb_object_agg(s.name, s.value), '{}') from ulak_private.secrets as s where s.name = any(p_names)
+$sql$;
+
+-- The config with its secrets put in, for validation. A name that isn't known is an error.
+create or replace function ulak_private.with_secrets(p_config jsonb)
+returns jsonb
+language plpgsql
+stable
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+declare
+    v_names text[] := ulak_private.secret_names(p_config);
+    v_values jsonb;
+    v_name text;
+begin
+    if v_names = '{}' or jsonb_typeof(p_config) <> 'object' then
+        return p_config;
+    end if;
+    v_values := ulak_private.secret_values(v_names);
+    foreach v_name in array v_names loop
+        if not v_values ? v_name then
+            perform ulak_private.raise_unknown_secret(v_name);
+        end if;
+    end loop;
+    return ulak_private.put_secrets(p_config, v_values);
+end
+$plpgsql$;
+
+-- The places of a config that name a secret.
+create or replace function ulak_private.secrets_in(p_config jsonb)
+returns table (place text, name text)
+language sql
+immutable
+set search_path = pg_catalog, pg_temp
+-- The planner overrates recursion so much that it would compile this, for 20 ms, each time an endpoint is written.
+set jit = off
+as $sql$
+    with recursive node(place, value) as (
+        select c.key, c.value
+        from jsonb_each(case when jsonb_typeof(p_config) = 'object' then p_config end) c
+        union all
+        select n.place || '/' || i.key, i.value
+        from node n
+        cross join lateral (
+            select o.key, o.value
+            from jsonb_each(case when jsonb_typeof(n.value) = 'object' and not n.value ? '$secret' then n.value end) o
+            union all
+            select '*', a.value
+            from jsonb_array_elements(case when jsonb_typeof(n.value) = 'array' then n.value end) a(value)
+        ) i
+    )
+    select n.place, n.value ->> '$secret'
+    from node n
+    where n.value ? '$secret'
+$sql$;
+
+-- What is wrong with where a config names secrets, as ulak_private.config_violation() says it. What the endpoint's config has held before may stay: an
+-- earlier version accepted it. Names under ulak/ are those of rotate_secret(): each belongs to one endpoint.
+create or replace function ulak_private.secrets_violation(p_protocol text, p_config jsonb, p_endpoint_id bigint, p_old jsonb)
+returns text[]
+language sql
+immutable
+set search_path = pg_catalog, pg_temp
+as $sql$
+    select case
+        when s.place like any (l.patterns) then array[
+            v.path,
+            'names a secret that belongs to another endpoint',
+            'Names under ulak/ are made by rotate_secret() for one endpoint: store the value under a name of your own, with set_secret().'
+        ]
+        else array[v.path, 'must not be a secret', 'A secret can stand for: ' || nullif(array_to_string(f.secret_places, ', '), '') || '.']
+    end
+    from ulak_private.secrets_in(p_config) s
+    join ulak_private.protocol_facts() f on f.protocol = p_protocol
+    cross join lateral (select array(select replace(replace(p, '_', E'\\_'), '*', '%') from unnest(f.secret_places) p)) l(patterns)
+    cross join lateral (select '.' || replace(s.place, '/', '.')) v(path)
+    where not (
+            s.place like any (l.patterns)
+            and (s.name not like 'ulak/%' or (s.place, s.name) = ('signing_secret', ulak_private.signing_secret_name(p_endpoint_id))) is true
+        )
+        and not exists (select from ulak_private.secrets_in(p_old) o where (o.place, o.name) = (s.place, s.name))
+    order by s.place
+    limit 1
+$sql$;
+
+create or replace function ulak_private.put_secrets(p_value jsonb, p_secrets jsonb)
+returns jsonb
+language plpgsql
+immutable
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+begin
+    if jsonb_typeof(p_value) = 'array' then
+        return coalesce(
+            (
+                select jsonb_agg(ulak_private.put_secrets(a.value, p_secrets) order by a.number)
+                from jsonb_array_elements(p_value) with ordinality as a (value, number)
+            ),
+            p_value
+        );
+    elsif jsonb_typeof(p_value) <> 'object' then
+        return p_value;
+    elsif not p_value ? '$secret' then
+        return coalesce(
+            (select jsonb_object_agg(o.key, ulak_private.put_secrets(o.value, p_secrets)) from jsonb_each(p_value) as o),
+            p_value
+        );
+    elsif jsonb_typeof(p_value -> '$secret') <> 'string' or p_value - '$secret' <> '{}' then
+        raise exception 'a secret is named by an object with the one key "$secret" and a text'
+            using errcode = '22023', hint = 'Such as {"$secret": "api-key"}.';
+    end if;
+    return coalesce(p_secrets -> (p_value ->> '$secret'), 'null');
+end
+$plpgsql$;
+
+create or replace function ulak_private.check_secret_name(p_name text)
+returns void
+language plpgsql
+immutable
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+begin
+    if p_name is null or p_name !~ '^[A-Za-z0-9._/-]{1,200}$' then
+        raise exception 'invalid name of a secret'
+            using
+                errcode = '22023',
+                detail = 'It has 1 to 200 letters, digits and . _ / - only.',
+                hint = 'Such as: billing-api-key';
+    end if;
+end
+$plpgsql$;
+
+create or replace function ulak_private.raise_unknown_secret(p_name text)
+returns void
+language plpgsql
+stable
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+begin
+    raise exception 'unknown secret %', coalesce('"' || left(p_name, 200) || '"', 'null')
+        using
+            errcode = '42704',
+            detail = 'Secrets are created by ulak.set_secret().',
+            hint = ulak_private.did_you_mean(p_name, array(select s.name from ulak_private.secrets as s));
+end
+$plpgsql$;

@@ -1,0 +1,80 @@
+-- Enabling and disabling endpoints.
+
+create or replace function ulak.disable_endpoint(p_name text, p_now timestamptz default clock_timestamp())
+returns boolean
+language plpgsql
+security definer
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+declare
+    v_endpoint ulak.endpoints := ulak_private.lock_endpoint(p_name);
+begin
+    p_now := ulak_private.clock(p_now);
+    return ulak_private.switch_endpoint(v_endpoint, false, null, 'disabled by ' || ulak_private.caller(), p_now);
+end
+$plpgsql$;
+
+comment on function ulak.disable_endpoint(text, timestamptz) is
+    'stops deliveries to an endpoint; its messages are still accepted, and held; false if it was disabled already';
+
+create or replace function ulak.enable_endpoint(
+    p_name text,
+    p_rate double precision default null,
+    p_now timestamptz default clock_timestamp()
+)
+returns boolean
+language plpgsql
+security definer
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+declare
+    v_endpoint ulak.endpoints := ulak_private.lock_endpoint(p_name);
+begin
+    p_now := ulak_private.clock(p_now);
+    perform ulak_private.check_rate(p_rate);
+    return ulak_private.switch_endpoint(v_endpoint, true, p_rate, 'enabled by ' || ulak_private.caller(), p_now);
+end
+$plpgsql$;
+
+comment on function ulak.enable_endpoint(text, double precision, timestamptz) is
+    'resumes deliveries to an endpoint; held messages leave at p_rate a second if given; false if it was enabled already';
+
+create or replace function ulak_private.switch_endpoint(
+    p_endpoint ulak.endpoints,
+    p_enabled boolean,
+    p_rate double precision,
+    p_reason text,
+    p_now timestamptz
+)
+returns boolean
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+begin
+    update ulak.endpoints e
+    set enabled = p_enabled,
+        release_rate = p_rate,
+        release_before = case when p_rate is not null then p_now end,
+        rate_tokens = case when p_rate is null then e.rate_tokens else 0 end,
+        rate_refilled_at = case when p_rate is null then e.rate_refilled_at else p_now end,
+        updated_at = p_now
+    where e.id = p_endpoint.id and (e.enabled <> p_enabled or e.release_rate is distinct from p_rate);
+    if p_endpoint.enabled = p_enabled then
+        return false;
+    end if;
+    insert into ulak.event_log (event, endpoint_id, endpoint_name, old_value, new_value, detail, created_at)
+    values (
+        case when p_enabled then 'endpoint.enabled' else 'endpoint.disabled' end,
+        p_endpoint.id,
+        p_endpoint.name,
+        jsonb_build_object('enabled', p_endpoint.enabled),
+        jsonb_build_object('enabled', p_enabled),
+        jsonb_strip_nulls(jsonb_build_object('reason', p_reason, 'rate', p_rate)),
+        ulak_private.log_time(p_now)
+    );
+    if not p_enabled then
+        perform ulak_private.tell_disabled(p_endpoint, p_reason, p_now);
+    end if;
+    return true;
+end
+$plpgsql$;

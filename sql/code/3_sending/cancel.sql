@@ -1,0 +1,112 @@
+-- Taking back: what wasn't sent yet is cancelled, by those who could send it.
+
+-- A message that waits is nobody's, so whoever changes its row first has it: the guarded statement below and the claim lock the
+-- same row, and only one of them finds it pending.
+create or replace function ulak.cancel(p_id bigint, p_now timestamptz default clock_timestamp())
+returns boolean
+language plpgsql
+security definer
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+begin
+    perform ulak_private.require_changeable(p_id);
+    return ulak_private.cancel(array[p_id], ulak_private.caller(), ulak_private.clock(p_now)) = 1;
+end
+$plpgsql$;
+
+comment on function ulak.cancel(bigint, timestamptz) is
+    'cancels a waiting message: it is archived as cancelled and not tried (again); false if it is too late: in flight, '
+    'finished or unknown. What waits for a retry may have reached its receiver already';
+
+create or replace function ulak.cancel_by_key(
+    p_endpoint text,
+    p_idempotency_key text,
+    p_now timestamptz default clock_timestamp()
+)
+returns boolean
+language plpgsql
+security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+as $plpgsql$
+declare
+    v_endpoint_id bigint := ulak_private.sendable_endpoint(p_endpoint);
+    v_id bigint;
+begin
+    if p_idempotency_key is null then
+        raise exception 'the idempotency key is null'
+            using errcode = '22004', hint = 'A message without one is cancelled by its id: select ulak.cancel(...);';
+    end if;
+    select k.message_id into v_id
+    from ulak_private.idempotency_keys k
+    where k.endpoint_id = v_endpoint_id and k.idempotency_key = p_idempotency_key;
+    return ulak.cancel(v_id, p_now);
+end
+$plpgsql$;
+
+comment on function ulak.cancel_by_key(text, text, timestamptz) is
+    'cancel() by the endpoint and the idempotency key that the message was sent with; the key is free again';
+
+-- Applications may change what they could have sent, and what isn't an event of ulak's own.
+create or replace function ulak_private.require_changeable(p_id bigint)
+returns void
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+begin
+    perform ulak_private.require_sender(q.id, q.endpoint_id) from ulak_private.deliveries q where q.id = p_id;
+    if not ulak_private.caller_has('ulak_admin')
+        and exists (select from ulak.queue q where q.id = p_id and starts_with(q.metadata ->> 'event_type', 'ulak.'))
+    then
+        raise exception 'message % is an event of ulak itself', p_id
+            using errcode = '42501', detail = 'Operators subscribe to these; only an administrator may change them.';
+    end if;
+end
+$plpgsql$;
+
+-- Cancels those of these messages that wait, and returns how many they were. Their idempotency keys are free.
+create or replace function ulak_private.cancel(p_ids bigint[], p_by text, p_now timestamptz)
+returns integer
+language plpgsql
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set enable_hashjoin = off
+set enable_mergejoin = off
+set jit = off
+as $plpgsql$
+declare
+    v_ids bigint[];
+    v_endpoint_ids bigint[];
+    v_keys text[];
+begin
+    with cancelled as (
+        update ulak_private.deliveries q
+        set status = 'cancelled', updated_at = p_now
+        where q.id = any (p_ids) and q.status is not distinct from 'pending'
+        returning q.id, q.endpoint_id, q.ordering_key, q.attempts
+    ),
+    logged as (
+        insert into ulak.event_log (event, endpoint_id, endpoint_name, message_id, detail, created_at)
+        select
+            'message.cancelled',
+            c.endpoint_id,
+            (select e.name from ulak.endpoints e where e.id = c.endpoint_id),
+            c.id,
+            jsonb_build_object('by', p_by, 'attempts', c.attempts),
+            ulak_private.log_time(p_now)
+        from cancelled c
+    )
+    select
+        coalesce(array_agg(c.id) filter (where nextval('ulak_private.messages_cancelled') > 0), '{}'),
+        array_agg(c.endpoint_id) filter (where c.ordering_key is not null),
+        array_agg(c.ordering_key) filter (where c.ordering_key is not null)
+    into v_ids, v_endpoint_ids, v_keys
+    from cancelled c;
+    perform ulak_private.archive_rows(v_ids, p_now);
+    -- The messages that waited behind them are next.
+    if v_keys is not null then
+        perform ulak_private.unpark_heads(v_endpoint_ids, v_keys, p_now);
+    end if;
+    return cardinality(v_ids);
+end
+$plpgsql$;

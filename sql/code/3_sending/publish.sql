@@ -1,0 +1,411 @@
+-- Publishing: an event becomes a message for each endpoint that has a matching subscription.
+
+create or replace function ulak.publish(
+    p_event_type text,
+    p_payload jsonb,
+    p_priority integer default 0,
+    p_scheduled_at timestamptz default null,
+    p_idempotency_key text default null,
+    p_correlation_id uuid default null,
+    p_expires_at timestamptz default null,
+    p_ordering_key text default null,
+    p_headers jsonb default null,
+    p_metadata jsonb default null,
+    p_event_id uuid default null,
+    p_generation bigint default null,
+    p_max_retries integer default null
+)
+returns integer
+language plpgsql
+security definer
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+declare
+    v_schema jsonb;
+    v_is_refused boolean;
+begin
+    perform ulak_private.refuse_reserved_event_type(p_event_type);
+    select t.schema, t.is_restricted and not ulak_private.may_publish(t.name) into v_schema, v_is_refused
+    from ulak.event_types as t
+    where t.name = p_event_type;
+    if not found then
+        perform ulak_private.raise_unknown_event_type(p_event_type);
+    elsif v_is_refused then
+        perform ulak_private.raise_not_publisher(p_event_type);
+    end if;
+    if p_payload is null then
+        raise exception 'the payload is null'
+            using errcode = '22004', hint = 'Publish the JSON value null as ''null''::jsonb, if that is what you mean.';
+    end if;
+    if v_schema is not null then
+        perform ulak_private.check_event(p_event_type, v_schema, p_payload, '$');
+    end if;
+    perform ulak_private.check_message(
+        p_payload, p_priority, p_scheduled_at, p_idempotency_key, p_expires_at, p_ordering_key, p_headers, p_metadata
+    );
+    return ulak_private.fan_out(array[(
+        null,
+        p_payload,
+        p_priority,
+        p_scheduled_at,
+        p_idempotency_key,
+        p_correlation_id,
+        p_expires_at,
+        p_ordering_key,
+        ulak_private.with_options(p_headers, p_generation, p_max_retries),
+        p_metadata
+    )::ulak_private.message], array[p_event_type], array[p_event_id]);
+end
+$plpgsql$;
+
+comment on function ulak.publish(
+    text, jsonb, integer, timestamptz, text, uuid, timestamptz, text, jsonb, jsonb, uuid, bigint, integer
+) is
+    'queues an event for every endpoint with a matching subscription, in the caller''s transaction, with the options of send(); returns how many';
+
+create or replace function ulak.publish_batch(p_events jsonb)
+returns integer
+language plpgsql
+security definer
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+declare
+    v_messages ulak_private.message[];
+    v_event_types text[];
+    v_event_ids uuid[];
+begin
+    perform ulak_private.check_events(p_events);
+    select
+        array_agg(
+            (
+                null,
+                coalesce(e.payload, 'null'),
+                coalesce(e.priority, 0),
+                e.scheduled_at,
+                e.idempotency_key,
+                e.correlation_id,
+                e.expires_at,
+                e.ordering_key,
+                e.headers,
+                e.metadata
+            )::ulak_private.message
+            order by e.ordinality
+        ),
+        array_agg(e.event_type order by e.ordinality),
+        array_agg(e.event_id order by e.ordinality)
+    into v_messages, v_event_types, v_event_ids
+    from rows from (
+        jsonb_to_recordset(p_events) as (
+            event_type text,
+            event_id uuid,
+            payload jsonb,
+            priority numeric,
+            scheduled_at timestamptz,
+            idempotency_key text,
+            correlation_id uuid,
+            expires_at timestamptz,
+            ordering_key text,
+            headers jsonb,
+            metadata jsonb
+        )
+    ) with ordinality as e;
+    if v_messages is null then
+        return 0;
+    end if;
+    perform ulak_private.check_messages(v_messages);
+    if exists (select from jsonb_array_elements(p_events) as e where e ?| array['generation', 'max_retries']) then
+        v_messages := ulak_private.with_requests(v_messages, p_events);
+    end if;
+    return ulak_private.fan_out(v_messages, v_event_types, v_event_ids);
+end
+$plpgsql$;
+
+comment on function ulak.publish_batch(jsonb) is
+    'publishes an array of {"event_type": ..., "payload": ..., and options of publish()}, all or none; returns the number of messages queued';
+
+-- Each event, as a message without an endpoint, goes to every endpoint that subscribes to it; element i of the arrays is one event.
+-- A receiver behind two of the endpoints knows it by its event id.
+create or replace function ulak_private.fan_out(p_events ulak_private.message[], p_event_types text[], p_event_ids uuid[])
+returns integer
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+declare
+    v_mailing ulak_private.mailing;
+begin
+    select array_agg(r.place), array_agg(r.endpoint_id) into v_mailing.places, v_mailing.endpoint_ids
+    from (
+        select e.place, s.endpoint_id
+        from unnest(p_event_types, p_events) with ordinality as e (
+            event_type, no_endpoint, payload, priority, scheduled_at, idempotency_key, correlation_id, expires_at, ordering_key,
+            headers, metadata, place
+        )
+        cross join lateral unnest(ulak_private.subscribed_endpoints(e.event_type, e.payload)) as s (endpoint_id)
+        order by e.place, s.endpoint_id
+    ) as r;
+    if exists (
+        select from ulak.endpoints as e where e.id = any (v_mailing.endpoint_ids) and e.is_restricted and not ulak_private.may_send(e.id)
+    ) then
+        v_mailing := ulak_private.without_closed_endpoints(v_mailing);
+    end if;
+    if v_mailing.places is null then
+        return 0;
+    end if;
+    v_mailing.messages := array(
+        select (
+            null,
+            e.payload,
+            e.priority,
+            e.scheduled_at,
+            e.idempotency_key,
+            e.correlation_id,
+            e.expires_at,
+            e.ordering_key,
+            coalesce(e.headers, '{}')
+            || jsonb_build_object('ulak-event-type', e.event_type, 'ulak-event-id', coalesce(e.given_id, gen_random_uuid())),
+            coalesce(e.metadata, '{}') || jsonb_build_object('event_type', e.event_type)
+        )::ulak_private.message
+        from unnest(p_event_types, p_event_ids, p_events) with ordinality as e (
+            event_type, given_id, no_endpoint, payload, priority, scheduled_at, idempotency_key, correlation_id, expires_at,
+            ordering_key, headers, metadata, place
+        )
+        order by e.place
+    );
+    if exists (select from unnest(p_events) as e where e.headers is not null) then
+        v_mailing := ulak_private.without_credentials(v_mailing);
+    end if;
+    return cardinality(ulak_private.enqueue(v_mailing));
+end
+$plpgsql$;
+
+-- A publisher doesn't know who subscribes. So its event reaches the endpoints that it may send to, and it is told of the others.
+create or replace function ulak_private.without_closed_endpoints(p_mailing ulak_private.mailing)
+returns ulak_private.mailing
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+declare
+    v_mailing ulak_private.mailing;
+begin
+    select array_agg(r.place order by r.number), array_agg(r.endpoint_id order by r.number)
+    into v_mailing.places, v_mailing.endpoint_ids
+    from unnest(p_mailing.places, p_mailing.endpoint_ids) with ordinality as r (place, endpoint_id, number)
+    where not exists (
+        select from ulak.endpoints as e where e.id = r.endpoint_id and e.is_restricted and not ulak_private.may_send(e.id)
+    );
+    raise notice '% of % messages were not queued: their endpoints are not granted to "%"',
+        cardinality(p_mailing.places) - coalesce(cardinality(v_mailing.places), 0), cardinality(p_mailing.places), ulak_private.caller()
+        using hint = 'An administrator can: select ulak.grant_endpoint(..., ''send'');';
+    return v_mailing;
+end
+$plpgsql$;
+
+-- Endpoints that prove themselves with a header of an event get the event without it: a publisher doesn't know who subscribes, and
+-- what an administrator configures must not fail its transaction.
+create or replace function ulak_private.without_credentials(p_mailing ulak_private.mailing)
+returns ulak_private.mailing
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+declare
+    v_count integer := cardinality(p_mailing.messages);
+    v_mailing ulak_private.mailing := p_mailing;
+begin
+    -- Nearly always, and what follows takes longer to plan than to do.
+    if not exists (
+        select
+        from unnest(p_mailing.places, p_mailing.endpoint_ids) as r (place, endpoint_id)
+        join unnest(p_mailing.messages) with ordinality as m on m.ordinality = r.place
+        where ulak_private.credential_headers(r.endpoint_id, m.headers - array['ulak-event-type', 'ulak-event-id']) <> '{}'
+    ) then
+        return p_mailing;
+    end if;
+    with recipients as (
+        select
+            r.number,
+            r.place,
+            ulak_private.credential_headers(r.endpoint_id, m.headers - array['ulak-event-type', 'ulak-event-id']) as names
+        from unnest(p_mailing.places, p_mailing.endpoint_ids) with ordinality as r (place, endpoint_id, number)
+        join unnest(p_mailing.messages) with ordinality as m on m.ordinality = r.place
+        -- Once for each recipient, not once for each use of the names.
+        offset 0
+    ),
+    -- Endpoints that drop the same headers of an event share one message.
+    replaced as (
+        select r.number, r.place, r.names, v_count + dense_rank() over (order by r.place, r.names) as new_place
+        from recipients as r
+        where r.names <> '{}'
+    )
+    select
+        p_mailing.messages || array(
+            select (
+                null,
+                m.payload,
+                m.priority,
+                m.scheduled_at,
+                m.idempotency_key,
+                m.correlation_id,
+                m.expires_at,
+                m.ordering_key,
+                m.headers - n.names,
+                m.metadata
+            )::ulak_private.message
+            from (select distinct r.new_place, r.place, r.names from replaced as r) as n
+            join unnest(p_mailing.messages) with ordinality as m on m.ordinality = n.place
+            order by n.new_place
+        ),
+        array(
+            select coalesce(r.new_place, p.place)
+            from unnest(p_mailing.places) with ordinality as p (place, number)
+            left join replaced as r on r.number = p.number
+            order by p.number
+        )
+    into v_mailing.messages, v_mailing.places;
+    return v_mailing;
+end
+$plpgsql$;
+
+-- An endpoint gets an event once, however many of its subscriptions match. A predicate that fails on this payload counts
+-- as false: it must not abort the application's transaction. The _tz form because the other one raises when dates and
+-- times with and without a zone meet, silent or not.
+create or replace function ulak_private.subscribed_endpoints(p_event_type text, p_payload jsonb)
+returns bigint[]
+language plpgsql
+stable
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+begin
+    return array(
+        select distinct s.endpoint_id
+        from ulak.subscriptions as s
+        where s.event_type = p_event_type
+            and s.enabled
+            and (s.filter is null or p_payload @> s.filter)
+            and (s.predicate is null or jsonb_path_match_tz(p_payload, s.predicate, '{}', true))
+        order by s.endpoint_id
+    );
+end
+$plpgsql$;
+
+create or replace function ulak_private.check_event(p_event_type text, p_schema jsonb, p_payload jsonb, p_path text)
+returns void
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+declare
+    v_violation text[] := ulak_private.json_violation(p_schema, p_payload);
+begin
+    if v_violation is not null then
+        raise exception 'payload of event type "%" is not valid: % %', p_event_type, p_path || v_violation[1], v_violation[2]
+            using
+                errcode = '22023',
+                detail = 'The event type has a JSON Schema that each payload must satisfy.',
+                hint = concat_ws(
+                    ' ',
+                    v_violation[3],
+                    case
+                        when ulak_private.may_read('ulak.event_types')
+                            then format('select schema from ulak.event_types where name = %L;', p_event_type)
+                        else 'An administrator can tell you the schema.'
+                    end
+                );
+    end if;
+end
+$plpgsql$;
+
+create or replace function ulak_private.events(p_events jsonb)
+returns table (number bigint, event_type text, payload jsonb)
+language sql
+immutable
+set search_path = pg_catalog, pg_temp
+as $sql$
+    select e.number - 1, e.value ->> 'event_type', e.value -> 'payload'
+    from jsonb_array_elements(p_events) with ordinality as e (value, number)
+$sql$;
+
+-- Everything is looked at before anything is queued.
+create or replace function ulak_private.check_events(p_events jsonb)
+returns void
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+declare
+    v_event record;
+begin
+    if p_events is null then
+        raise exception 'the events are null'
+            using errcode = '22004', hint = 'Pass a JSON array; an empty one publishes nothing.';
+    end if;
+    if not ulak_private.are_events(p_events) then
+        perform ulak_private.require_valid('events', ulak_private.events_schema(), p_events);
+    end if;
+    for v_event in
+        select distinct on (e.event_type)
+            e.event_type,
+            t.name is not null as is_known,
+            t.is_restricted and not ulak_private.may_publish(t.name) as is_refused
+        from ulak_private.events(p_events) as e
+        left join ulak.event_types as t on t.name = e.event_type
+    loop
+        perform ulak_private.refuse_reserved_event_type(v_event.event_type);
+        if not v_event.is_known then
+            perform ulak_private.raise_unknown_event_type(v_event.event_type);
+        elsif v_event.is_refused then
+            perform ulak_private.raise_not_publisher(v_event.event_type);
+        end if;
+    end loop;
+    perform ulak_private.check_event(e.event_type, t.schema, e.payload, format('$[%s].payload', e.number))
+    from ulak_private.events(p_events) as e
+    join ulak.event_types as t on t.name = e.event_type
+    where t.schema is not null
+    order by e.number;
+end
+$plpgsql$;
+
+-- The same as events_schema(), in one pass; the schema says where the mistake is.
+create or replace function ulak_private.are_events(p_events jsonb)
+returns boolean
+language plpgsql
+immutable
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+begin
+    if jsonb_typeof(p_events) <> 'array' then
+        return false;
+    end if;
+    return not exists (
+        select
+        from jsonb_array_elements(p_events) as e
+        where not coalesce(
+            case jsonb_typeof(e)
+                when 'object' then jsonb_typeof(e -> 'event_type') = 'string'
+                    and e ? 'payload'
+                    and (
+                        e - array['event_type', 'payload'] = '{}'
+                        or coalesce(jsonb_typeof(e -> 'event_id'), 'null') in ('string', 'null')
+                        and ulak_private.are_message_options(e, array['event_type', 'event_id', 'payload'])
+                    )
+            end,
+            false
+        )
+    );
+end
+$plpgsql$;
+
+create or replace function ulak_private.events_schema()
+returns jsonb
+language sql
+immutable
+set search_path = pg_catalog, pg_temp
+as $sql$
+    select jsonb_build_object(
+        'type', 'array',
+        'items', jsonb_build_object(
+            'type', 'object',
+            'required', '["event_type", "payload"]'::jsonb,
+            'additionalProperties', false,
+            'properties', ulak_private.message_options_schema()
+                || '{"event_type": {"type": "string"}, "event_id": {"type": ["string", "null"]}}'
+        )
+    )
+$sql$;

@@ -1,0 +1,74 @@
+-- Waking a worker: who sends while it sleeps notifies it. NOTIFY has its price, one commit at a time through a lock of the whole
+-- database: so only the first few senders after the worker has asked for it pay it, and in a busy queue nobody does.
+-- The sequence ulak_private.bell holds the id up to which senders notify. It and the channel ulak_bell have their names from 0.1.0.
+
+-- Whether a worker has asked to be notified of this id.
+create or replace function ulak_private.wants_wake_up(p_id bigint)
+returns boolean
+language sql
+as $sql$
+    select p_id <= pg_sequence_last_value('ulak_private.bell')
+$sql$;
+
+-- Every NOTIFY of ulak, delivered when the transaction commits. A notification queue that fills up is somebody else's problem,
+-- which isn't to become the problem of whoever sends or settles.
+create or replace function ulak_private.notify(p_channel text, p_payload text)
+returns void
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+begin
+    if pg_notification_queue_usage() < 0.5 then
+        perform pg_notify(p_channel, p_payload);
+    end if;
+end
+$plpgsql$;
+
+-- Not where transactions may be prepared: one that has notified couldn't.
+create or replace function ulak_private.wake_workers()
+returns void
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+begin
+    if current_setting('max_prepared_transactions')::integer = 0 then
+        perform ulak_private.notify('ulak_bell', '');
+    end if;
+end
+$plpgsql$;
+
+-- From now on the senders of the next 16 ids notify. last_sent is read after that was asked for: a sender either has drawn its
+-- id by now, or will see that it is to notify. Whatever else is pending, also for a later time, is worth a claim, which costs
+-- three times as much.
+create or replace function ulak_private.request_wake_ups(out notified_to bigint, out last_sent bigint, out has_pending boolean)
+language plpgsql
+security definer
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+declare
+    v_sequence oid := 'ulak.queue_id_seq'::regclass;
+begin
+    notified_to := setval('ulak_private.bell', coalesce(pg_sequence_last_value(v_sequence), 0) + 16);
+    last_sent := coalesce(pg_sequence_last_value(v_sequence), 0);
+    has_pending := ulak_private.has_pending();
+end
+$plpgsql$;
+
+-- Makes this session one that is notified, from its next commit on; false where nobody notifies, where what is sent is held
+-- until adopt(), and in background workers, which can't LISTEN.
+create or replace function ulak_private.listen()
+returns boolean
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+begin
+    if current_setting('max_prepared_transactions')::integer > 0
+        or not ulak_private.is_adopted()
+        or exists (select from pg_stat_activity a where a.pid = pg_backend_pid() and a.backend_type <> 'client backend')
+    then
+        return false;
+    end if;
+    listen ulak_bell;
+    return true;
+end
+$plpgsql$;

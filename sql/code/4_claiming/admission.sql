@@ -1,0 +1,94 @@
+-- Admission: how many messages of an endpoint may go out now, by its circuit, its limits in flight and its rate.
+
+-- Endpoints whose row says what was claimed: tokens that are gone, a release that goes on, a probe.
+create or replace function ulak_private.is_charged(p_endpoint ulak.endpoints)
+returns boolean
+language sql
+immutable
+as $sql$
+    select p_endpoint.circuit_state <> 'closed' or p_endpoint.release_rate is not null or p_endpoint.config ? 'rate_limit'
+$sql$;
+
+-- Endpoints that a claim must lock before it takes messages of theirs.
+create or replace function ulak_private.is_limited(p_endpoint ulak.endpoints)
+returns boolean
+language sql
+immutable
+as $sql$
+    select ulak_private.is_charged(p_endpoint) or p_endpoint.max_in_flight is not null or p_endpoint.slow_start_limit is not null
+$sql$;
+
+-- How many messages of an endpoint may be claimed now. The caller has locked its row until the claim commits, which makes
+-- the answer true for all workers.
+create or replace function ulak_private.admit(p_endpoint ulak.endpoints, p_limit integer, p_now timestamptz)
+returns integer
+language plpgsql
+as $plpgsql$
+declare
+    v_is_probe boolean := p_endpoint.circuit_state <> 'closed';
+    v_most_in_flight integer := least(p_endpoint.max_in_flight, p_endpoint.slow_start_limit);
+    v_quota bigint := least(case when v_is_probe then 1 else p_limit end, floor(ulak_private.rate_tokens(p_endpoint, p_now)));
+begin
+    if v_is_probe then
+        perform ulak_private.show_breaker_lock(p_endpoint.id);
+    end if;
+    if v_quota > 0 and v_most_in_flight is not null then
+        -- A statement of its own, which sees what others have claimed until the row was locked: that of the walk doesn't.
+        v_quota := least(v_quota, v_most_in_flight - ulak_private.count_in_flight(p_endpoint.id, v_most_in_flight));
+    end if;
+    if v_quota > 0 and (not v_is_probe or ulak_private.take_probe(p_endpoint, p_now)) then
+        return v_quota;
+    end if;
+    return 0;
+end
+$plpgsql$;
+
+-- In PL/pgSQL, as charge(): the plan of a function in SQL would be made anew in each claim.
+create or replace function ulak_private.count_in_flight(p_endpoint_id bigint, p_at_most integer)
+returns bigint
+language plpgsql
+stable
+set enable_seqscan = off
+as $plpgsql$
+begin
+    return (
+        select count(*)
+        from (select from ulak_private.deliveries q where q.status = 'processing' and q.endpoint_id = p_endpoint_id limit p_at_most) f
+    );
+end
+$plpgsql$;
+
+-- Books a claim's messages against the limits of its endpoints, which it has locked: p_counts[i] messages of the endpoint p_endpoint_ids[i].
+-- p_ids[i] is one of the endpoint p_endpoint_ids[p_places[i]]; the first message of a half-open circuit is its probe.
+create or replace function ulak_private.charge(
+    p_endpoint_ids bigint[],
+    p_are_charged boolean[],
+    p_counts integer[],
+    p_ids bigint[],
+    p_places integer[],
+    p_now timestamptz
+)
+returns void
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+begin
+    update ulak.endpoints e
+    set rate_tokens = ulak_private.rate_tokens(e, p_now) - c.messages,
+        -- Clocks of sessions differ: time that has given its tokens must not give them again.
+        rate_refilled_at = case when ulak_private.is_ahead(e.rate_refilled_at, p_now) then p_now else greatest(e.rate_refilled_at, p_now) end,
+        release_rate = case
+            when e.release_rate is not null and ulak_private.has_held(e.id, least(e.release_before, p_now)) then e.release_rate
+        end,
+        circuit_probe_id = case when e.circuit_state = 'half_open' then c.first_id end,
+        circuit_probe_attempt = case
+            when e.circuit_state = 'half_open' then (select q.attempts from ulak_private.deliveries q where q.id = c.first_id)
+        end
+    from (
+        select c.endpoint_id, c.messages, p_ids[array_position(p_places, c.place::integer)] as first_id
+        from unnest(p_endpoint_ids, p_are_charged, p_counts) with ordinality c(endpoint_id, is_charged, messages, place)
+        where c.is_charged and c.messages > 0
+    ) c
+    where e.id between c.endpoint_id and c.endpoint_id;
+end
+$plpgsql$;

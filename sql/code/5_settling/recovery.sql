@@ -1,0 +1,216 @@
+-- Recovery: messages whose worker went silent, and messages that outlived their time.
+
+-- A lease that ran out, or whose worker died, is a failure that nobody lived to report, and takes the same way as one that was.
+-- `skip locked`: two sweeps at once recover each message once, and a worker that is settling right now wins.
+create or replace function ulak.recover_stale_messages(
+    p_now timestamptz default clock_timestamp(),
+    p_limit integer default 10000
+)
+returns integer
+language plpgsql
+security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set enable_bitmapscan = off
+set enable_hashjoin = off
+set enable_mergejoin = off
+set jit = off
+set plan_cache_mode = force_generic_plan
+as $plpgsql$
+declare
+    v_ids bigint[];
+    v_attempts integer[];
+    v_workers text[];
+begin
+    p_now := ulak_private.clock(p_now);
+    -- A message without a lease was changed by hand, and no worker holds it.
+    v_ids := array(
+        select n.id
+        from ulak_private.deliveries n
+        where n.status = 'processing' and n.lease_until is null
+        for update skip locked
+    );
+    if v_ids <> '{}' then
+        update ulak_private.deliveries q
+        set lease_until = p_now
+        where q.id = any (v_ids);
+    end if;
+
+    select array_agg(s.id), array_agg(s.attempts), array_agg(s.locked_by) into v_ids, v_attempts, v_workers
+    from (
+        select q.id, q.attempts, q.locked_by
+        from ulak_private.deliveries q
+        where q.status = 'processing' and q.lease_until <= p_now
+        order by q.endpoint_id, q.lease_until
+        limit p_limit
+        for update skip locked
+    ) s;
+    return ulak_private.recover(v_ids, v_attempts, v_workers, 'lease expired: worker "%s" went silent', p_now);
+end
+$plpgsql$;
+
+comment on function ulak.recover_stale_messages(timestamptz, integer) is
+    'recovers messages whose lease ran out and retries them like failures; returns how many';
+
+-- Messages of workers whose sessions are known to be over. No report will come, so don't wait for their leases.
+create or replace function ulak_private.recover_from(p_workers text[], p_now timestamptz)
+returns integer
+language plpgsql
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set enable_bitmapscan = off
+set enable_hashjoin = off
+set enable_mergejoin = off
+as $plpgsql$
+declare
+    v_ids bigint[];
+    v_attempts integer[];
+    v_workers text[];
+begin
+    select array_agg(s.id), array_agg(s.attempts), array_agg(s.locked_by) into v_ids, v_attempts, v_workers
+    from (
+        select q.id, q.attempts, q.locked_by
+        from ulak_private.deliveries q
+        where q.status = 'processing' and q.locked_by = any (p_workers)
+        for update skip locked
+    ) s;
+    return ulak_private.recover(v_ids, v_attempts, v_workers, 'the session of worker "%s" ended', p_now);
+end
+$plpgsql$;
+
+-- Messages that the caller has locked fail, each in the name of its worker.
+create or replace function ulak_private.recover(
+    p_ids bigint[],
+    p_attempts integer[],
+    p_workers text[],
+    p_reason text,
+    p_now timestamptz
+)
+returns integer
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+declare
+    v_recovered integer;
+    v_keys text[];
+    v_endpoint_ids bigint[];
+    v_dead bigint[];
+begin
+    if p_ids is null then
+        return 0;
+    end if;
+    select
+        count(*),
+        array_agg(f.ordering_key) filter (where f.is_dead and f.ordering_key is not null),
+        array_agg(f.endpoint_id) filter (where f.is_dead and f.ordering_key is not null),
+        array_agg(f.id) filter (where f.is_dead)
+    into v_recovered, v_keys, v_endpoint_ids, v_dead
+    from ulak_private.fail_rows(
+        p_workers,
+        p_ids,
+        p_attempts,
+        array(select '[RETRYABLE] ' || format(p_reason, coalesce(w, 'nobody')) from unnest(p_workers) w),
+        null,
+        null,
+        p_now
+    ) f;
+    if v_keys is not null then
+        perform ulak_private.unpark_heads(v_endpoint_ids, v_keys, p_now);
+    end if;
+    if v_dead is not null then
+        perform ulak_private.announce_dead(v_dead, p_now);
+    end if;
+    return v_recovered;
+end
+$plpgsql$;
+
+create or replace function ulak.mark_expired_messages(
+    p_now timestamptz default clock_timestamp(),
+    p_limit integer default 10000
+)
+returns integer
+language plpgsql
+security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set enable_bitmapscan = off
+set enable_hashjoin = off
+set enable_mergejoin = off
+as $plpgsql$
+declare
+    v_ids bigint[];
+    v_keys text[];
+    v_endpoint_ids bigint[];
+begin
+    p_now := ulak_private.clock(p_now);
+    with late as (
+        select q.id
+        from ulak_private.deliveries q
+        where q.status = 'pending' and q.expires_at <= p_now
+        order by q.expires_at
+        limit p_limit
+        for update skip locked
+    ),
+    expired as (
+        update ulak_private.deliveries q
+        set status = 'expired', updated_at = p_now
+        from late l
+        where q.id between l.id and l.id
+        returning q.id, q.endpoint_id, q.ordering_key
+    )
+    select
+        coalesce(array_agg(e.id), '{}'),
+        array_agg(e.ordering_key) filter (where e.ordering_key is not null),
+        array_agg(e.endpoint_id) filter (where e.ordering_key is not null)
+    into v_ids, v_keys, v_endpoint_ids
+    from expired e;
+    perform ulak_private.archive_rows(v_ids, p_now);
+    if v_keys is not null then
+        perform ulak_private.unpark_heads(v_endpoint_ids, v_keys, p_now);
+    end if;
+    return cardinality(v_ids);
+end
+$plpgsql$;
+
+comment on function ulak.mark_expired_messages(timestamptz, integer) is
+    'marks waiting messages whose expires_at has passed as expired: they are never delivered; returns how many';
+
+-- Messages whose endpoint was dropped while they were being sent: nobody could deliver them.
+create or replace function ulak_private.bury_orphans(p_now timestamptz, p_limit integer)
+returns integer
+language plpgsql
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+as $plpgsql$
+declare
+    v_ids bigint[];
+begin
+    with orphan as (
+        select q.id
+        from ulak_private.orphaned_endpoints() o
+        join ulak_private.deliveries q on q.endpoint_id = o.endpoint_id and q.status = 'pending'
+        limit p_limit
+        for update of q skip locked
+    ),
+    buried as (
+        update ulak_private.deliveries q
+        set status = 'failed',
+            failed_at = p_now,
+            first_failed_at = coalesce(q.first_failed_at, p_now),
+            updated_at = p_now,
+            last_error = '[PERMANENT] its endpoint was dropped'
+        from orphan o
+        where q.id between o.id and o.id
+        returning q.id
+    )
+    select array_agg(b.id) into v_ids
+    from buried b;
+    if v_ids is null then
+        return 0;
+    end if;
+    perform ulak_private.bury(v_ids, p_now);
+    perform ulak_private.archive_rows(v_ids, p_now);
+    perform ulak_private.log(format('ulak: %s message(s) of dropped endpoints became dead letters, message %s first', cardinality(v_ids), v_ids[1]));
+    return cardinality(v_ids);
+end
+$plpgsql$;

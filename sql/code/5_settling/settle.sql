@@ -1,0 +1,314 @@
+-- Settling: what happened to claimed messages, one statement for many of them.
+
+-- Each statement matches id, worker, attempt and status: a zombie, even the same worker's earlier claim, changes nothing.
+-- Two spellings make sure of the primary key, whatever the planner thinks of the queue's size. `status is not distinct
+-- from` instead of `=`: a partial index's condition can't be proved from it; with `=` all messages in flight were walked
+-- once per row. `id between x and x` instead of `=`: nothing can be merged by it; with `=` a plan that was made for an
+-- empty queue read all of the queue in the order of its ids.
+
+-- Outcomes in their order of arrival. A null error is a delivery; the prefix of the others decides. Returns the ids that
+-- were settled: the rest had been taken away from the worker.
+create or replace function ulak_private.settle_many(
+    p_worker text,
+    p_ids bigint[],
+    p_attempts integer[],
+    p_errors text[] default null,
+    p_retry_after integer[] default null,
+    p_responses jsonb[] default null,
+    p_now timestamptz default clock_timestamp(),
+    -- Which of them came in one request; null: each in its own.
+    p_requests integer[] default null
+)
+returns bigint[]
+language plpgsql
+security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set enable_bitmapscan = off
+set enable_hashjoin = off
+set enable_mergejoin = off
+set jit = off
+set plan_cache_mode = force_generic_plan
+as $plpgsql$
+declare
+    v_ids bigint[];
+    v_endpoint_ids bigint[];
+    -- Where each settled message stands in the arrays that were given.
+    v_places bigint[];
+    v_keys text[];
+    v_key_endpoint_ids bigint[];
+    v_dead bigint[];
+    -- Endpoints to which a delivery is news, and those of them whose circuit breaker counts it.
+    v_noting bigint[];
+    v_counting bigint[];
+begin
+    p_now := ulak_private.clock(p_now);
+    select s.ids, s.endpoint_ids, s.places, s.ordering_keys, s.ordered_endpoint_ids
+    into v_ids, v_endpoint_ids, v_places, v_keys, v_key_endpoint_ids
+    -- A report without a worker's name holds nothing. Null would mean that the messages are finished and move as they are.
+    from ulak_private.archive_rows(p_ids, p_now, p_worker, coalesce(p_attempts, '{}'), p_errors, p_responses) s;
+
+    if p_errors is not null then
+        with settled as materialized (
+            select d.id, d.endpoint_id, d.place, null as ordering_key, false as is_dead
+            from unnest(v_ids, v_endpoint_ids, v_places) d(id, endpoint_id, place)
+            union all
+            select f.id, f.endpoint_id, f.place, case when f.is_dead then f.ordering_key end, f.is_dead
+            from ulak_private.fail_rows(
+                array_fill(p_worker, array[cardinality(p_ids)]),
+                p_ids,
+                p_attempts,
+                p_errors,
+                p_retry_after,
+                p_responses,
+                p_now
+            ) f
+        )
+        select
+            coalesce(array_agg(s.id order by s.place), '{}'),
+            array_agg(s.endpoint_id order by s.place),
+            array_agg(s.place order by s.place),
+            v_keys || array_agg(s.ordering_key) filter (where s.ordering_key is not null),
+            v_key_endpoint_ids || array_agg(s.endpoint_id) filter (where s.ordering_key is not null),
+            array_agg(s.id) filter (where s.is_dead)
+        into v_ids, v_endpoint_ids, v_places, v_keys, v_key_endpoint_ids, v_dead
+        from settled s;
+    end if;
+
+    if v_keys is not null then
+        perform ulak_private.unpark_heads(v_key_endpoint_ids, v_keys, p_now);
+    end if;
+    if p_errors is null then
+        select array_agg(e.id) filter (where ulak_private.counts_deliveries(e)), array_agg(e.id)
+        into v_counting, v_noting
+        from ulak.endpoints e
+        where e.id = any (v_endpoint_ids) and ulak_private.notes_deliveries(e, p_now);
+    end if;
+    if v_counting is null and v_noting is not null then
+        perform ulak_private.note_success(v_noting, p_now);
+    elsif v_ids <> '{}' and (v_counting is not null or p_errors is not null) then
+        if p_requests is null then
+            perform ulak_private.record_outcomes(
+                v_endpoint_ids,
+                v_ids,
+                array(select p_attempts[p] from unnest(v_places) p),
+                array(select p_errors[p] from unnest(v_places) p),
+                p_now
+            );
+        else
+            perform ulak_private.record_requests(v_endpoint_ids, v_ids, v_places, p_attempts, p_errors, p_requests, p_now);
+        end if;
+    end if;
+    if v_dead is not null then
+        perform ulak_private.announce_dead(v_dead, p_now);
+    end if;
+    return v_ids;
+end
+$plpgsql$;
+
+-- The breaker counts requests: of each one of its messages, one that was delivered if there is any, else one that was sent.
+create or replace function ulak_private.record_requests(
+    p_endpoint_ids bigint[],
+    p_ids bigint[],
+    p_places bigint[],
+    p_attempts integer[],
+    p_errors text[],
+    p_requests integer[],
+    p_now timestamptz
+)
+returns void
+language sql
+set search_path = pg_catalog, pg_temp
+as $sql$
+    select ulak_private.record_outcomes(
+        array_agg(r.endpoint_id order by r.place),
+        array_agg(r.id order by r.place),
+        array_agg(p_attempts[r.place] order by r.place),
+        array_agg(p_errors[r.place] order by r.place),
+        p_now
+    )
+    from (
+        select distinct on (p_requests[s.place]) s.endpoint_id, s.id, s.place
+        from unnest(p_endpoint_ids, p_ids, p_places) s(endpoint_id, id, place)
+        order by p_requests[s.place], p_errors[s.place] is not null, ulak_private.is_messages_fault(p_errors[s.place]), s.place
+    ) r
+$sql$;
+
+-- Failures, reported or found by recovery, all take this way: retry after a delay, or the dead-letter queue. The caller
+-- unparks what waited behind a dead message in its ordering key (unpark_heads) and tells operators of it (announce_dead).
+create or replace function ulak_private.fail_rows(
+    p_workers text[],
+    p_ids bigint[],
+    p_attempts integer[],
+    p_errors text[],
+    p_retry_after integer[],
+    p_responses jsonb[],
+    p_now timestamptz
+)
+returns table (place bigint, id bigint, endpoint_id bigint, ordering_key text, is_dead boolean)
+language plpgsql
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set enable_bitmapscan = off
+set enable_hashjoin = off
+set enable_mergejoin = off
+set jit = off
+set plan_cache_mode = force_generic_plan
+as $plpgsql$
+declare
+    v_defaults jsonb := ulak_private.retry_defaults();
+    v_places bigint[];
+    v_ids bigint[];
+    v_endpoint_ids bigint[];
+    v_keys text[];
+    v_are_dead boolean[];
+    v_dead bigint[];
+begin
+    with held as materialized (
+        select
+            o.place,
+            o.error,
+            o.retry_after,
+            o.response,
+            q.id,
+            q.retry_count,
+            v.max_retries,
+            v_defaults || coalesce(e.retry_policy, '{}') as policy
+        from unnest(p_workers, p_ids, p_attempts, p_errors, p_retry_after, p_responses)
+            with ordinality o(worker, id, attempt, error, retry_after, response, place)
+        join ulak_private.deliveries q on q.id between o.id and o.id
+        left join ulak.endpoints e on e.id = q.endpoint_id
+        left join lateral (
+            select v.max_retries
+            from ulak_private.events v
+            where v.id = q.event_id and v.created_at = coalesce(q.event_created_at, q.created_at)
+            -- As in ulak_private.claim().
+            limit 1
+        ) v on true
+        where o.error is not null
+            and q.attempts = o.attempt
+            and q.locked_by is not distinct from o.worker
+            and q.status is not distinct from 'processing'
+        for update of q
+    ),
+    decided as materialized (
+        select
+            h.*,
+            h.error ~ E'^\\[(PERMANENT|DISABLE)\\]' or h.retry_count >= coalesce(h.max_retries, (h.policy -> 'max_retries')::integer) as is_dead
+        from held h
+    ),
+    moved as (
+        update ulak_private.deliveries q
+        set status = case when d.is_dead then 'failed' else 'pending' end,
+            retry_count = q.retry_count + (not d.is_dead)::integer,
+            next_retry_at = case
+                when d.is_dead then q.next_retry_at
+                else greatest(
+                    q.scheduled_at,
+                    p_now + coalesce(
+                        make_interval(secs => case when d.retry_after > 86400 then 86400 else d.retry_after end),
+                        ulak_private.backoff(d.policy, d.retry_count)
+                    )
+                )
+            end,
+            last_error = d.error,
+            first_failed_at = coalesce(q.first_failed_at, p_now),
+            failed_at = case when d.is_dead then p_now end,
+            response = coalesce(d.response, q.response),
+            updated_at = p_now,
+            locked_by = null,
+            lease_until = null
+        from decided d
+        where q.id between d.id and d.id
+        returning d.place, q.id, q.endpoint_id, q.ordering_key, d.is_dead, q.attempts, q.processing_started_at, d.error
+    ),
+    noted as (
+        insert into ulak.attempts (message_id, attempt, started_at, ended_at, error)
+        select m.id, m.attempts, coalesce(m.processing_started_at, p_now), p_now, m.error
+        from moved m
+    )
+    select
+        array_agg(m.place),
+        array_agg(m.id),
+        array_agg(m.endpoint_id),
+        array_agg(m.ordering_key),
+        array_agg(m.is_dead),
+        array_agg(m.id) filter (where m.is_dead)
+    into v_places, v_ids, v_endpoint_ids, v_keys, v_are_dead, v_dead
+    from moved m;
+
+    if v_dead is not null then
+        perform ulak_private.bury(v_dead, p_now);
+    end if;
+    return query
+    select f.*
+    from unnest(v_places, v_ids, v_endpoint_ids, v_keys, v_are_dead) f;
+end
+$plpgsql$;
+
+create or replace function ulak_private.release_many(
+    p_worker text,
+    p_ids bigint[],
+    p_attempts integer[],
+    p_delay interval,
+    p_now timestamptz default clock_timestamp()
+)
+returns bigint[]
+language sql
+security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set enable_hashjoin = off
+set enable_mergejoin = off
+as $sql$
+    with released as (
+        update ulak_private.deliveries q
+        set status = 'pending',
+            next_retry_at = greatest(c.now + p_delay, q.scheduled_at),
+            updated_at = c.now,
+            locked_by = null,
+            lease_until = null
+        from ulak_private.clock(p_now) c(now)
+        cross join unnest(p_ids, p_attempts) r(id, attempt)
+        where q.id between r.id and r.id
+            and q.attempts = r.attempt
+            and q.locked_by = p_worker
+            and q.status is not distinct from 'processing'
+        returning q.id
+    )
+    select coalesce(array_agg(r.id), '{}')
+    from released r
+$sql$;
+
+create or replace function ulak_private.heartbeat_many(
+    p_worker text,
+    p_ids bigint[],
+    p_attempts integer[],
+    p_lease interval default null,
+    p_now timestamptz default clock_timestamp()
+)
+returns bigint[]
+language sql
+security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set enable_hashjoin = off
+set enable_mergejoin = off
+as $sql$
+    with renewed as (
+        update ulak_private.deliveries q
+        set lease_until = c.now + coalesce(p_lease, make_interval(secs => ulak.setting('stale_recovery_timeout')::integer)),
+            updated_at = c.now
+        from ulak_private.clock(p_now) c(now)
+        cross join unnest(p_ids, p_attempts) r(id, attempt)
+        where q.id between r.id and r.id
+            and q.attempts = r.attempt
+            and q.locked_by = p_worker
+            and q.status is not distinct from 'processing'
+            -- A lease that ran out is lost, even if nobody has noticed yet.
+            and q.lease_until > c.now
+        returning q.id
+    )
+    select coalesce(array_agg(r.id), '{}')
+    from renewed r
+$sql$;

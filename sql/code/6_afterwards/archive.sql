@@ -1,0 +1,227 @@
+-- Archiving: a message that is finished leaves the queue at once. Its event stays where it is.
+
+-- One statement deletes and inserts, so a message is in one of both tables at any time and after any crash. Without p_attempts the rows
+-- are finished, and move as they are. With them they are what p_worker has delivered at p_attempts, and become completed; outcomes with an
+-- error are left out, and so is whatever the worker no longer holds. places are those of the messages in the arrays.
+--
+-- The spellings `id between x and x` and `status is not distinct from` make sure of the primary key, whatever the planner thinks of the
+-- queue's size (sql/README.md, "Rules for plans").
+create or replace function ulak_private.archive_rows(
+    p_ids bigint[],
+    p_now timestamptz,
+    p_worker text default null,
+    p_attempts integer[] default null,
+    p_errors text[] default null,
+    p_responses jsonb[] default null,
+    out ids bigint[],
+    out endpoint_ids bigint[],
+    out places bigint[],
+    -- For messages that have one.
+    out ordering_keys text[],
+    out ordered_endpoint_ids bigint[]
+)
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+declare
+    v_idempotency_keys text[];
+    v_keyed_ids bigint[];
+    v_keyed_endpoint_ids bigint[];
+begin
+    with gone as (
+        delete from ulak_private.deliveries q
+        using unnest(p_ids, p_attempts, p_errors, p_responses) with ordinality o(id, attempt, error, response, place)
+        where q.id between o.id and o.id
+            and (
+                p_attempts is null
+                or o.error is null
+                and q.attempts = o.attempt
+                and q.locked_by = p_worker
+                and q.status is not distinct from 'processing'
+            )
+        returning q.*, o.response as new_response, o.place
+    ),
+    archived as (
+        insert into ulak_private.archived (
+            id,
+            endpoint_id,
+            message_id,
+            next_retry_at,
+            created_at,
+            updated_at,
+            processing_started_at,
+            completed_at,
+            failed_at,
+            first_failed_at,
+            scheduled_at,
+            expires_at,
+            correlation_id,
+            generation,
+            attempts,
+            retry_count,
+            priority,
+            status,
+            payload,
+            last_error,
+            idempotency_key,
+            payload_hash,
+            ordering_key,
+            headers,
+            metadata,
+            response,
+            failure_history,
+            event_id,
+            event_created_at,
+            archived_at
+        )
+        select
+            g.id,
+            g.endpoint_id,
+            g.message_id,
+            g.next_retry_at,
+            g.created_at,
+            case when p_attempts is null then g.updated_at else p_now end,
+            g.processing_started_at,
+            case when p_attempts is null then g.completed_at else p_now end,
+            g.failed_at,
+            g.first_failed_at,
+            g.scheduled_at,
+            g.expires_at,
+            g.correlation_id,
+            g.generation,
+            g.attempts,
+            g.retry_count,
+            g.priority,
+            case when p_attempts is null then g.status else 'completed' end,
+            g.payload,
+            g.last_error,
+            g.idempotency_key,
+            g.payload_hash,
+            g.ordering_key,
+            g.headers,
+            g.metadata,
+            case when p_attempts is null then g.response else g.new_response end,
+            g.failure_history,
+            g.event_id,
+            g.event_created_at,
+            p_now
+        from gone g
+    )
+    select
+        coalesce(array_agg(g.id), '{}'),
+        array_agg(g.endpoint_id),
+        array_agg(g.place),
+        array_agg(g.ordering_key) filter (where g.ordering_key is not null),
+        array_agg(g.endpoint_id) filter (where g.ordering_key is not null),
+        array_agg(g.idempotency_key) filter (where g.idempotency_key is not null),
+        array_agg(g.id) filter (where g.idempotency_key is not null),
+        array_agg(g.endpoint_id) filter (where g.idempotency_key is not null)
+    into
+        ids, endpoint_ids, places, ordering_keys, ordered_endpoint_ids, v_idempotency_keys, v_keyed_ids, v_keyed_endpoint_ids
+    from gone g;
+
+    -- The key of what was delivered is kept for a while. All others are free.
+    if v_idempotency_keys is not null then
+        update ulak_private.idempotency_keys k
+        set free_at = case
+            when p_attempts is null then '-infinity'
+            else p_now + make_interval(secs => ulak_private.stored_setting('archive_after')::integer)
+        end
+        from unnest(v_idempotency_keys, v_keyed_ids, v_keyed_endpoint_ids) g(idempotency_key, id, endpoint_id)
+        where k.endpoint_id = g.endpoint_id
+            and k.idempotency_key = g.idempotency_key collate "C"
+            and k.message_id = g.id;
+    end if;
+end
+$plpgsql$;
+
+-- What 0.2.0 has finished and left in the queue, oldest first. p_after is where the batch before has ended, so that a batch doesn't
+-- walk over the dead rows of all earlier ones while vacuum is held back.
+create or replace function ulak_private.archive_batch(
+    p_before timestamptz,
+    p_after timestamptz,
+    p_limit integer,
+    p_now timestamptz,
+    out moved integer,
+    out reached timestamptz,
+    out more boolean
+)
+language plpgsql
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set enable_bitmapscan = off
+set enable_hashjoin = off
+set enable_mergejoin = off
+set enable_sort = off
+set jit = off
+as $plpgsql$
+declare
+    v_ids bigint[];
+begin
+    select coalesce(array_agg(f.id), '{}'), max(f.updated_at) into v_ids, reached
+    from (
+        select q.id, q.updated_at
+        from ulak_private.deliveries q
+        where q.status in ('completed', 'failed', 'expired')
+            and q.updated_at >= p_after
+            and q.updated_at < p_before
+        order by q.updated_at
+        limit p_limit
+        for update skip locked
+    ) f;
+    perform ulak_private.archive_rows(v_ids, p_now);
+    moved := cardinality(v_ids);
+    more := moved = p_limit;
+end
+$plpgsql$;
+
+-- Keys of messages that were delivered long enough ago, or that ended otherwise. One that a sender is just taking is passed over.
+create or replace function ulak_private.forget_idempotency_keys(p_before timestamptz, p_limit integer)
+returns integer
+language plpgsql
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+as $plpgsql$
+declare
+    v_count integer;
+begin
+    delete from ulak_private.idempotency_keys k
+    where k.ctid = any (array(
+        select f.ctid
+        from ulak_private.idempotency_keys f
+        where f.free_at <= p_before
+        order by f.free_at
+        limit p_limit
+        for update skip locked
+    ));
+    get diagnostics v_count = row_count;
+    return v_count;
+end
+$plpgsql$;
+
+create or replace function ulak.archive_completed_messages(
+    p_older_than_seconds integer default 3600,
+    p_batch_size integer default 1000,
+    p_now timestamptz default clock_timestamp()
+)
+returns integer
+language plpgsql
+security definer
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+declare
+    v_after integer := ulak.setting('archive_after')::integer;
+    v_age integer := coalesce(p_older_than_seconds, v_after);
+begin
+    p_now := ulak_private.clock(p_now);
+    perform ulak_private.check_integer('p_older_than_seconds', v_age, 0);
+    perform ulak_private.check_integer('p_batch_size', p_batch_size, 1);
+    perform ulak_private.forget_idempotency_keys(p_now + make_interval(secs => v_after - v_age), p_batch_size);
+    return b.moved
+    from ulak_private.archive_batch(p_now - make_interval(secs => v_age), '-infinity', p_batch_size, p_now) b;
+end
+$plpgsql$;
+
+comment on function ulak.archive_completed_messages(integer, integer, timestamptz) is
+    'frees the idempotency keys of messages that were delivered p_older_than_seconds ago (null: setting archive_after), and moves up to '
+    'p_batch_size messages to the archive that 0.2.0 has finished; returns how many. What this version finishes is in the archive at once';

@@ -1,0 +1,334 @@
+-- The dead-letter queue: what becomes of messages that ulak gives up on.
+
+-- Copies messages that have just failed for good.
+create or replace function ulak_private.bury(p_ids bigint[], p_now timestamptz)
+returns void
+language plpgsql
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+as $plpgsql$
+begin
+    insert into ulak_private.letters (
+        original_message_id,
+        endpoint_id,
+        endpoint_name,
+        protocol,
+        message_id,
+        original_created_at,
+        failed_at,
+        archived_at,
+        first_failed_at,
+        scheduled_at,
+        expires_at,
+        correlation_id,
+        generation,
+        attempts,
+        retry_count,
+        priority,
+        payload,
+        last_error,
+        idempotency_key,
+        payload_hash,
+        ordering_key,
+        headers,
+        metadata,
+        response,
+        failure_history,
+        event_id,
+        event_created_at
+    )
+    select
+        q.id,
+        q.endpoint_id,
+        coalesce(e.name, '(dropped)'),
+        coalesce(e.protocol, '(dropped)'),
+        q.message_id,
+        q.created_at,
+        q.failed_at,
+        p_now,
+        q.first_failed_at,
+        q.scheduled_at,
+        q.expires_at,
+        q.correlation_id,
+        q.generation,
+        q.attempts,
+        q.retry_count,
+        q.priority,
+        q.payload,
+        q.last_error,
+        q.idempotency_key,
+        q.payload_hash,
+        q.ordering_key,
+        q.headers,
+        q.metadata,
+        q.response,
+        q.failure_history,
+        q.event_id,
+        q.event_created_at
+    from ulak_private.deliveries q
+    left join ulak.endpoints e on e.id = q.endpoint_id
+    where q.id = any (p_ids)
+    order by q.id;
+
+    insert into ulak.event_log (event, endpoint_id, endpoint_name, message_id, detail, created_at)
+    select 'message.dead', f.endpoint_id, e.name, f.id, f.facts - array['endpoint', 'message'], ulak_private.log_time(p_now)
+    from ulak_private.dead_facts(p_ids) f
+    left join ulak.endpoints e on e.id = f.endpoint_id
+    order by f.id;
+
+    perform ulak_private.tell_dead(p_ids, p_now);
+end
+$plpgsql$;
+
+-- What a pager needs to route an alert about messages that were just buried, and to link to them: the same in the operator event, the
+-- event log, the notification and the line of the server's log. No payload.
+create or replace function ulak_private.dead_facts(p_ids bigint[])
+returns table (id bigint, endpoint_id bigint, facts jsonb)
+language sql
+stable
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+as $sql$
+    select
+        d.original_message_id,
+        d.endpoint_id,
+        jsonb_strip_nulls(jsonb_build_object(
+            'endpoint', d.endpoint_name,
+            'message', d.original_message_id,
+            'message_id', d.message_id,
+            'dlq_id', d.id,
+            'event_type', left(d.metadata ->> 'event_type', 200),
+            'correlation_id', d.correlation_id,
+            'sender', d.sent_by,
+            'attempts', d.attempts,
+            'error_class', lower(substring(d.last_error from E'^\\[([A-Z]+)\\]') collate "C"),
+            'error', d.last_error
+        ))
+    from ulak.dlq d
+    where d.original_message_id = any (p_ids)
+$sql$;
+
+-- An error without its numbers, which don't make another cause of it.
+create or replace function ulak_private.cause(p_error text)
+returns text
+language sql
+immutable
+as $sql$
+    select left(regexp_replace(p_error, E'[0-9a-f]{8}-[0-9a-f-]{27}|(?<!HTTP )\\m[0-9]+', '#', 'g'), 160)
+$sql$;
+
+-- What dead messages mean for their endpoints; then they leave for the archive. The last step of every caller: it locks endpoints.
+create or replace function ulak_private.announce_dead(p_ids bigint[], p_now timestamptz)
+returns void
+language plpgsql
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+as $plpgsql$
+declare
+    v_dead record;
+    v_endpoint ulak.endpoints;
+begin
+    for v_dead in
+        select
+            q.endpoint_id,
+            count(*) as messages,
+            max(q.id) as last_id,
+            bool_or(starts_with(q.last_error, '[DISABLE]')) as is_gone
+        from ulak_private.deliveries q
+        where q.id = any (p_ids)
+        group by q.endpoint_id
+        order by q.endpoint_id
+    loop
+        v_endpoint := ulak_private.lock_endpoint(v_dead.endpoint_id);
+        -- A receiver that says 410 Gone wants no more.
+        if v_dead.is_gone and v_endpoint.enabled and (v_endpoint.config -> 'auto_disable_on_gone')::boolean then
+            perform ulak_private.switch_endpoint(v_endpoint, false, null, 'the receiver answered 410 Gone', p_now);
+        end if;
+        perform ulak_private.log_dead(v_endpoint, p_ids, v_dead.endpoint_id, p_now);
+        -- At most once a second and endpoint: NOTIFY takes a lock that all databases of the server share.
+        if v_endpoint.id is not null
+            and coalesce(
+                v_endpoint.dead_notified_at <= p_now - interval '1 second' or ulak_private.is_ahead(v_endpoint.dead_notified_at, p_now), true
+            )
+        then
+            update ulak.endpoints e
+            set dead_notified_at = p_now
+            where e.id = v_endpoint.id;
+            perform ulak_private.notify(
+                'ulak_events',
+                -- The facts are those of the last one. A notification has 8,000 bytes.
+                (
+                    select f.facts - 'message' || jsonb_build_object(
+                        'event', 'message.dead',
+                        'messages', v_dead.messages,
+                        'last', v_dead.last_id,
+                        'error', left(f.facts ->> 'error', 500)
+                    )
+                    from ulak_private.dead_facts(array[v_dead.last_id]) f
+                )::text
+            );
+        end if;
+    end loop;
+    perform ulak_private.archive_rows(p_ids, p_now);
+end
+$plpgsql$;
+
+-- Dead letters of an endpoint that the caller has locked, in the server's log: a line each for the first ten of a minute. The others
+-- are counted, and told in one line when the minute is over: by the next dead letter, or else by maintenance.
+create or replace function ulak_private.log_dead(p_endpoint ulak.endpoints, p_ids bigint[], p_endpoint_id bigint, p_now timestamptz)
+returns void
+language plpgsql
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+as $plpgsql$
+declare
+    v_most constant integer := 10;
+    v_before integer := 0;
+    v_ids bigint[];
+    v_letters integer;
+    v_facts jsonb;
+begin
+    if p_endpoint.dead_log_started_at > p_now - interval '1 minute' and p_endpoint.dead_log_started_at <= p_now then
+        v_before := p_endpoint.dead_log_letters;
+    else
+        perform ulak_private.log_left_out(p_endpoint.name, p_endpoint.dead_log_letters - v_most, p_endpoint.dead_log_started_at);
+    end if;
+    v_ids := array(
+        select q.id from ulak_private.deliveries q where q.id = any (p_ids) and q.endpoint_id = p_endpoint_id order by q.id
+    );
+    v_letters := cardinality(v_ids);
+    for v_facts in
+        select f.facts from ulak_private.dead_facts(v_ids[1:v_most - v_before]) f order by f.id
+    loop
+        perform ulak_private.log('ulak: dead letter: ' || v_facts::text);
+    end loop;
+    -- There are no counters for a dropped endpoint.
+    if p_endpoint.id is null then
+        perform ulak_private.log_left_out('(dropped)', v_letters - v_most, p_now);
+    end if;
+    update ulak.endpoints e
+    set dead_log_started_at = case when v_before > 0 then p_endpoint.dead_log_started_at else p_now end,
+        dead_log_letters = v_before + v_letters
+    where e.id = p_endpoint.id;
+end
+$plpgsql$;
+
+create or replace function ulak_private.log_left_out(p_endpoint text, p_letters integer, p_since timestamptz)
+returns void
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+begin
+    if p_letters > 0 then
+        perform ulak_private.log('ulak: dead letters left out of this log: ' || jsonb_build_object(
+            'endpoint', p_endpoint, 'letters', p_letters, 'since', p_since
+        )::text);
+    end if;
+end
+$plpgsql$;
+
+-- For maintenance: what was left out of a minute that nobody has come to close. An endpoint that is locked is left to the next run.
+create or replace function ulak_private.close_dead_logs(p_now timestamptz)
+returns void
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+declare
+    v_endpoint record;
+begin
+    for v_endpoint in
+        select e.id, e.name, e.dead_log_letters, e.dead_log_started_at
+        from ulak.endpoints e
+        where e.dead_log_letters > 10 and e.dead_log_started_at <= p_now - interval '1 minute'
+        order by e.id
+        for no key update skip locked
+    loop
+        perform ulak_private.log_left_out(v_endpoint.name, v_endpoint.dead_log_letters - 10, v_endpoint.dead_log_started_at);
+        update ulak.endpoints e
+        set dead_log_started_at = null, dead_log_letters = null
+        where e.id = v_endpoint.id;
+    end loop;
+end
+$plpgsql$;
+
+create or replace function ulak.archive_single_to_dlq(
+    p_message_id bigint,
+    p_reason text default null,
+    p_now timestamptz default clock_timestamp()
+)
+returns bigint
+language plpgsql
+security definer
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+declare
+    v_message record;
+begin
+    p_now := ulak_private.clock(p_now);
+    update ulak_private.deliveries q
+    set status = 'failed',
+        failed_at = p_now,
+        first_failed_at = coalesce(q.first_failed_at, p_now),
+        updated_at = p_now,
+        last_error = coalesce('[PERMANENT] ' || ulak_private.error_line(p_reason), q.last_error, '[PERMANENT] taken out by ' || ulak_private.caller())
+    where q.id = p_message_id and q.status is not distinct from 'pending'
+    returning q.endpoint_id, q.ordering_key into v_message;
+    if not found then
+        perform ulak_private.raise_not_waiting(p_message_id);
+    end if;
+    perform ulak_private.bury(array[p_message_id], p_now);
+    if v_message.ordering_key is not null then
+        perform ulak_private.unpark_heads(array[v_message.endpoint_id], array[v_message.ordering_key], p_now);
+    end if;
+    perform ulak_private.announce_dead(array[p_message_id], p_now);
+    return (select max(d.id) from ulak_private.letters d where d.original_message_id = p_message_id);
+end
+$plpgsql$;
+
+comment on function ulak.archive_single_to_dlq(bigint, text, timestamptz) is
+    'moves one waiting message to the dead-letter queue and returns its id there';
+
+create or replace function ulak_private.raise_not_waiting(p_message_id bigint)
+returns void
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+declare
+    v_status text := (select m.status from ulak.messages m where m.id = p_message_id);
+begin
+    if v_status is null then
+        raise exception 'message % does not exist', p_message_id
+            using errcode = 'P0002', detail = 'There is no such message, or its month has been dropped.';
+    end if;
+    raise exception 'message % is not waiting', p_message_id
+        using errcode = '55000', detail = format('Its status is %s.', v_status);
+end
+$plpgsql$;
+
+create or replace function ulak.dlq_summary()
+returns table (
+    endpoint text,
+    failed bigint,
+    redriven bigint,
+    oldest timestamptz,
+    newest timestamptz,
+    discarded bigint
+)
+language sql
+stable
+security definer
+set search_path = pg_catalog, pg_temp
+as $sql$
+    select
+        d.endpoint_name,
+        count(*) filter (where d.status = 'failed'),
+        count(*) filter (where d.status = 'redriven'),
+        min(d.failed_at),
+        max(d.failed_at),
+        count(*) filter (where d.status = 'discarded')
+    from ulak_private.letters d
+    group by d.endpoint_name
+    order by 2 desc, 1
+$sql$;
+
+comment on function ulak.dlq_summary() is 'dead letters per endpoint: waiting for a decision, redriven, their time range, and discarded';

@@ -1,0 +1,238 @@
+-- Operator events: what happens to endpoints and messages, delivered by ulak itself to whoever subscribes.
+
+-- They are code, not data: a dump leaves them out, and an upgrade brings new ones.
+insert into ulak.event_types as t (name, description, created_at)
+values
+    ('ulak.endpoint.opened', 'the circuit of an endpoint opened: deliveries to it pause', '-infinity'),
+    ('ulak.endpoint.closed', 'the circuit of an endpoint closed again', '-infinity'),
+    ('ulak.endpoint.disabled', 'an endpoint was disabled, by an administrator or because it answered 410 Gone', '-infinity'),
+    ('ulak.endpoint.dead_letters', 'a digest: how many messages of an endpoint became dead letters in the last minute, by event type and error', '-infinity'),
+    ('ulak.message.dead', 'a message became a dead letter', '-infinity')
+on conflict (name) do update set description = excluded.description;
+
+create or replace function ulak_private.has_subscribers(p_event_type text)
+returns boolean
+language sql
+stable
+as $sql$
+    select exists (select from ulak.subscriptions s where s.event_type = p_event_type and s.enabled)
+$sql$;
+
+-- One event about each of some endpoints: element i of the arrays is one event. Never to the endpoint that it is about, and
+-- without a wait or an error that would hold up a settle: if the queue is full or a receiver is just being dropped, the
+-- log says that it was left out. metadata marks such messages, so that nothing is told about their own fate.
+create or replace function ulak_private.tell_operators(
+    p_event_type text,
+    p_endpoint_ids bigint[],
+    p_payloads jsonb[],
+    p_now timestamptz
+)
+returns void
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+declare
+    v_receivers bigint[];
+    v_places integer[];
+    v_ids bigint[];
+begin
+    select array_agg(r.id order by v.place, r.id), array_agg(v.place order by v.place, r.id)
+    into v_receivers, v_places
+    from unnest(p_endpoint_ids, p_payloads) with ordinality v(endpoint_id, payload, place)
+    cross join lateral unnest(ulak_private.subscribed_endpoints(p_event_type, v.payload)) r(id)
+    where r.id <> v.endpoint_id;
+    if v_receivers is null then
+        return;
+    end if;
+    v_ids := array(select nextval('ulak.queue_id_seq') from generate_series(1, cardinality(v_receivers)));
+    if ulak_private.has_room(v_ids[cardinality(v_ids)]) is not true then
+        begin
+            perform ulak_private.check_backpressure(v_ids[cardinality(v_ids)], cardinality(v_ids));
+        exception
+            when configuration_limit_exceeded then
+                -- Once a minute: a queue that is full stays so for a while, and the event log has them all.
+                if not exists (
+                    select
+                    from (
+                        select l.event
+                        from ulak.event_log l
+                        where l.created_at > ulak_private.log_time(p_now) - interval '1 minute'
+                        order by l.created_at desc
+                        limit 1000
+                    ) l
+                    where l.event = 'operator_event.skipped'
+                ) then
+                    perform ulak_private.log(format('ulak: the queue is full: %s event(s) %s were not sent', cardinality(v_ids), p_event_type));
+                end if;
+                insert into ulak.event_log (event, detail, created_at)
+                values (
+                    'operator_event.skipped',
+                    jsonb_build_object('event_type', p_event_type, 'messages', cardinality(v_ids), 'reason', sqlerrm),
+                    ulak_private.log_time(p_now)
+                );
+                return;
+        end;
+    end if;
+    insert into ulak_private.deliveries (id, event_id, endpoint_id, next_retry_at, created_at, updated_at)
+    select m.id, m.event_id, e.id, p_now, p_now, p_now
+    from (
+        select m.id, m.endpoint_id, min(m.id) over (partition by m.place) as event_id
+        from unnest(v_ids, v_receivers, v_places) m(id, endpoint_id, place)
+    ) m
+    join ulak.endpoints e on e.id = m.endpoint_id;
+    insert into ulak_private.events (id, created_at, payload, headers, metadata)
+    select
+        min(m.id),
+        p_now,
+        p_payloads[m.place],
+        -- Receivers can trust this header: no application may send it, while it may send any payload.
+        jsonb_build_object('ulak-event-type', p_event_type, 'ulak-event-id', gen_random_uuid()),
+        jsonb_build_object('event_type', p_event_type)
+    from unnest(v_ids, v_places) m(id, place)
+    group by m.place;
+end
+$plpgsql$;
+
+-- Called at every transition of a circuit. Operators are told when it opens and when it closes again, but nothing of the probes
+-- in between: neither that one was sent, nor that it failed.
+create or replace function ulak_private.tell_circuit(p_endpoint ulak.endpoints, p_new_state text, p_now timestamptz)
+returns void
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+declare
+    v_event_type text := case
+        when p_new_state = 'open' and p_endpoint.circuit_state = 'closed' then 'ulak.endpoint.opened'
+        when p_new_state = 'closed' and p_endpoint.circuit_state <> 'closed' then 'ulak.endpoint.closed'
+    end;
+begin
+    if v_event_type is not null and ulak_private.has_subscribers(v_event_type) then
+        perform ulak_private.tell_operators(
+            v_event_type,
+            array[p_endpoint.id],
+            array[jsonb_strip_nulls(jsonb_build_object(
+                'type', v_event_type,
+                'at', p_now,
+                'endpoint', p_endpoint.name,
+                'failures', p_endpoint.circuit_failure_count,
+                'error', case when p_new_state = 'open' then p_endpoint.last_error end
+            ))],
+            p_now
+        );
+    end if;
+end
+$plpgsql$;
+
+create or replace function ulak_private.tell_disabled(p_endpoint ulak.endpoints, p_reason text, p_now timestamptz)
+returns void
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+begin
+    if ulak_private.has_subscribers('ulak.endpoint.disabled') then
+        perform ulak_private.tell_operators(
+            'ulak.endpoint.disabled',
+            array[p_endpoint.id],
+            array[jsonb_build_object(
+                'type', 'ulak.endpoint.disabled', 'at', p_now, 'endpoint', p_endpoint.name, 'reason', p_reason
+            )],
+            p_now
+        );
+    end if;
+end
+$plpgsql$;
+
+create or replace function ulak_private.tell_dead(p_ids bigint[], p_now timestamptz)
+returns void
+language plpgsql
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+as $plpgsql$
+declare
+    v_endpoint_ids bigint[];
+    v_payloads jsonb[];
+begin
+    if ulak_private.has_subscribers('ulak.message.dead') then
+        select
+            array_agg(f.endpoint_id order by f.id),
+            array_agg(jsonb_build_object('type', 'ulak.message.dead', 'at', p_now) || f.facts order by f.id)
+        into v_endpoint_ids, v_payloads
+        from ulak_private.dead_facts(p_ids) f
+        where not ulak_private.is_told(f.facts);
+        if v_payloads is not null then
+            perform ulak_private.tell_operators('ulak.message.dead', v_endpoint_ids, v_payloads, p_now);
+        end if;
+    end if;
+    if ulak_private.has_subscribers('ulak.endpoint.dead_letters') then
+        insert into ulak_private.dead_counts (endpoint_id, endpoint_name, event_type, cause, letters, counted_at)
+        select f.endpoint_id, f.facts ->> 'endpoint', f.facts ->> 'event_type', ulak_private.cause(f.facts ->> 'error'), count(*), p_now
+        from ulak_private.dead_facts(p_ids) f
+        where not ulak_private.is_told(f.facts)
+        group by 1, 2, 3, 4;
+    end if;
+end
+$plpgsql$;
+
+-- Whether a dead letter is an operator event itself.
+create or replace function ulak_private.is_told(p_facts jsonb)
+returns boolean
+language sql
+immutable
+as $sql$
+    select coalesce(starts_with(p_facts ->> 'event_type', 'ulak.'), false)
+$sql$;
+
+-- For maintenance: one event for each endpoint that had dead letters since the last time. It names the 20 most frequent causes.
+create or replace function ulak_private.tell_digests(p_now timestamptz)
+returns void
+language plpgsql
+set search_path = pg_catalog, pg_temp
+set jit = off
+as $plpgsql$
+declare
+    v_endpoint_ids bigint[];
+    v_payloads jsonb[];
+begin
+    with taken as materialized (
+        delete from ulak_private.dead_counts
+        returning *
+    ),
+    causes as (
+        select
+            t.endpoint_id,
+            t.endpoint_name,
+            t.event_type,
+            t.cause,
+            sum(t.letters) as letters,
+            min(t.counted_at) as since,
+            row_number() over (partition by t.endpoint_id, t.endpoint_name order by sum(t.letters) desc, t.event_type, t.cause) as place
+        from taken t
+        group by t.endpoint_id, t.endpoint_name, t.event_type, t.cause
+    ),
+    digests as (
+        select
+            c.endpoint_id,
+            jsonb_build_object(
+                'type', 'ulak.endpoint.dead_letters',
+                'at', p_now,
+                'endpoint', c.endpoint_name,
+                'since', min(c.since),
+                'letters', sum(c.letters),
+                'counts', jsonb_agg(
+                    jsonb_strip_nulls(jsonb_build_object('event_type', c.event_type, 'error', c.cause, 'letters', c.letters))
+                    order by c.place
+                ) filter (where c.place <= 20),
+                'others', coalesce(sum(c.letters) filter (where c.place > 20), 0)
+            ) as payload
+        from causes c
+        group by c.endpoint_id, c.endpoint_name
+    )
+    select array_agg(d.endpoint_id order by d.endpoint_id), array_agg(d.payload order by d.endpoint_id)
+    into v_endpoint_ids, v_payloads
+    from digests d;
+    if v_payloads is not null then
+        perform ulak_private.tell_operators('ulak.endpoint.dead_letters', v_endpoint_ids, v_payloads, p_now);
+    end if;
+end
+$plpgsql$;

@@ -1,0 +1,429 @@
+-- Replay: archived messages go into the queue once more, as new messages.
+
+create or replace function ulak.replay_message(
+    p_archive_id bigint,
+    p_new_message_id boolean default false,
+    p_now timestamptz default clock_timestamp()
+)
+returns bigint
+language plpgsql
+security definer
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+declare
+    v_message record;
+    v_endpoint_name text;
+    v_new_id bigint;
+begin
+    p_now := ulak_private.clock(p_now);
+    perform ulak_private.archive_finished(q.endpoint_id, q.created_at, q.created_at, p_now)
+    from ulak_private.deliveries q
+    where q.id = p_archive_id and q.status in ('completed', 'failed', 'expired');
+    select a.endpoint_id, a.created_at into v_message
+    from ulak.archive a
+    where a.id = p_archive_id;
+    if not found then
+        perform ulak_private.raise_not_archived(p_archive_id);
+    end if;
+    v_endpoint_name := ulak_private.endpoint_name(v_message.endpoint_id);
+    v_new_id := (
+        ulak_private.replay(
+            v_message.endpoint_id,
+            array[p_archive_id],
+            v_message.created_at,
+            v_message.created_at,
+            p_new_message_id,
+            v_message.endpoint_id,
+            p_now,
+            array['failed', 'discarded']
+        )
+    )[1];
+    if v_new_id is null then
+        perform ulak_private.raise_redriven(d) from ulak_private.letters d where d.original_message_id = p_archive_id;
+    end if;
+    insert into ulak.event_log (event, endpoint_id, endpoint_name, message_id, detail)
+    values (
+        'message.replayed',
+        v_message.endpoint_id,
+        v_endpoint_name,
+        v_new_id,
+        jsonb_build_object('archive_id', p_archive_id, 'new_message_id', p_new_message_id)
+    );
+    return v_new_id;
+end
+$plpgsql$;
+
+comment on function ulak.replay_message(bigint, boolean, timestamptz) is
+    'queues an archived message again under a new id, which it returns; with its message_id, so that a receiver can drop '
+    'it, or with a new one; its dead letter, if there is one, counts as redriven';
+
+create or replace function ulak.replay_range(
+    p_endpoint_id bigint,
+    p_from_ts timestamptz,
+    p_to_ts timestamptz,
+    p_status text default null,
+    p_new_message_id boolean default false,
+    p_limit integer default null,
+    p_dry_run boolean default false,
+    p_to text default null,
+    p_filter jsonpath default null,
+    p_now timestamptz default clock_timestamp()
+)
+returns integer
+language plpgsql
+security definer
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+declare
+    v_endpoint_name text;
+    v_target_id bigint;
+    v_filter jsonpath := ulak_private.condition(p_filter, 'filter');
+    v_found record;
+    v_new_ids bigint[];
+begin
+    p_now := ulak_private.clock(p_now);
+    perform ulak_private.check_replay(p_from_ts, p_to_ts, p_status, p_limit);
+    v_endpoint_name := ulak_private.endpoint_name(p_endpoint_id);
+    v_target_id := case when p_to is null then p_endpoint_id else ulak_private.endpoint_id(p_to) end;
+    if not p_dry_run then
+        perform ulak_private.archive_finished(p_endpoint_id, p_from_ts, p_to_ts, p_now);
+    end if;
+    select coalesce(array_agg(f.id order by f.id), '{}') as ids, min(f.created_at) as first, max(f.created_at) as last
+    into v_found
+    from (
+        select l.id, l.created_at
+        from (
+            -- A redriven or replayed message keeps its message_id: the last of them stands for all.
+            select distinct on (a.message_id) a.id, a.created_at
+            from (
+                select m.id, m.message_id, m.endpoint_id, m.created_at, m.status, m.payload from ulak.archive m
+                union all
+                select m.id, m.message_id, m.endpoint_id, m.created_at, m.status, m.payload
+                from ulak.queue m
+                where m.status in ('completed', 'failed', 'expired')
+            ) a
+            where a.endpoint_id = p_endpoint_id
+                and a.created_at >= p_from_ts
+                and a.created_at < p_to_ts
+                and case when p_status is null then a.status <> 'cancelled' else a.status = p_status end
+                and (v_filter is null or jsonb_path_match_tz(a.payload, v_filter, '{}', true))
+                -- Its next cycle is a message of its own, in this range or still under way; or it was given up.
+                and not (
+                    a.status = 'failed'
+                    and exists (
+                        select
+                        from ulak.dlq d
+                        where d.original_message_id = a.id and d.status in ('redriven', 'discarded')
+                    )
+                )
+            order by a.message_id, a.id desc
+        ) l
+        order by l.id
+        limit p_limit
+    ) f;
+    if p_dry_run or v_found.ids = '{}' then
+        return cardinality(v_found.ids);
+    end if;
+
+    v_new_ids := ulak_private.replay(p_endpoint_id, v_found.ids, v_found.first, v_found.last, p_new_message_id, v_target_id, p_now);
+    if v_new_ids = '{}' then
+        return 0;
+    end if;
+    insert into ulak.event_log (event, endpoint_id, endpoint_name, detail)
+    values (
+        'messages.replayed',
+        p_endpoint_id,
+        v_endpoint_name,
+        jsonb_build_object(
+            'messages', cardinality(v_new_ids),
+            'from', p_from_ts,
+            'to', p_to_ts,
+            'status', p_status,
+            'limit', p_limit,
+            'filter', p_filter::text,
+            'endpoint', p_to,
+            'new_message_id', p_new_message_id,
+            'first_archive_id', v_found.ids[1],
+            'last_archive_id', v_found.ids[cardinality(v_found.ids)],
+            'first_id', v_new_ids[1],
+            'last_id', v_new_ids[cardinality(v_new_ids)]
+        )
+    );
+    return cardinality(v_new_ids);
+end
+$plpgsql$;
+
+comment on function ulak.replay_range(bigint, timestamptz, timestamptz, text, boolean, integer, boolean, text, jsonpath, timestamptz) is
+    'queues the finished messages of an endpoint again that were created from p_from_ts up to, not including, p_to_ts, '
+    'in their old order and each once, for it or for the endpoint p_to; neither cancelled ones, unless p_status says so, nor dead letters that were '
+    'redriven or discarded; the others count as redriven then, unless they went to another endpoint; returns how many';
+
+create or replace function ulak.replay_range(
+    p_endpoint text,
+    p_from_ts timestamptz,
+    p_to_ts timestamptz,
+    p_status text default null,
+    p_new_message_id boolean default false,
+    p_limit integer default null,
+    p_dry_run boolean default false,
+    p_to text default null,
+    p_filter jsonpath default null,
+    p_now timestamptz default clock_timestamp()
+)
+returns integer
+language sql
+security definer
+set search_path = pg_catalog, pg_temp
+as $sql$
+    select ulak.replay_range(
+        ulak_private.endpoint_id(p_endpoint), p_from_ts, p_to_ts, p_status, p_new_message_id, p_limit, p_dry_run, p_to, p_filter, p_now
+    )
+$sql$;
+
+comment on function ulak.replay_range(text, timestamptz, timestamptz, text, boolean, integer, boolean, text, jsonpath, timestamptz) is
+    'the same by the name of the endpoint';
+
+-- What 0.2.0 has finished and left in the queue, of an endpoint and a time, goes to the archive now and not with the next maintenance.
+create or replace function ulak_private.archive_finished(p_endpoint_id bigint, p_from_ts timestamptz, p_to_ts timestamptz, p_now timestamptz)
+returns void
+language sql
+set search_path = pg_catalog, pg_temp
+as $sql$
+    select ulak_private.archive_rows(
+        array(
+            select q.id
+            from ulak_private.deliveries q
+            where q.status in ('completed', 'failed', 'expired')
+                and q.endpoint_id = p_endpoint_id
+                and q.created_at between p_from_ts and p_to_ts
+            order by q.id
+            for update skip locked
+        ),
+        p_now
+    )
+$sql$;
+
+create or replace function ulak_private.check_replay(
+    p_from_ts timestamptz,
+    p_to_ts timestamptz,
+    p_status text,
+    p_limit integer
+)
+returns void
+language plpgsql
+immutable
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+begin
+    if p_from_ts is null or p_to_ts is null then
+        raise exception 'a range to replay needs both ends'
+            using errcode = '22004', hint = 'Use ''-infinity'' or ''infinity'' for an open end.';
+    end if;
+    if p_from_ts >= p_to_ts then
+        raise exception 'the range to replay is empty'
+            using errcode = '22023',
+                detail = format('It goes from %s up to, not including, %s.', p_from_ts, p_to_ts);
+    end if;
+    if p_status not in ('completed', 'failed', 'expired', 'cancelled') then
+        raise exception 'no archived message has status "%"', p_status
+            using errcode = '22023', hint = 'completed, failed, expired, cancelled, or null for all but the cancelled ones.';
+    end if;
+    if p_limit is not null then
+        perform ulak_private.check_integer('p_limit', p_limit, 1);
+    end if;
+end
+$plpgsql$;
+
+-- The archived messages with these ids, all of one endpoint and created between p_first and p_last (which leads to their
+-- partitions), for p_target_id. If that is their own endpoint, then none whose dead letter has another status than p_letters. Returns the new ids in the order of the old ones. Each message is looked up by its id: without statistics the
+-- planner has been seen to go through a whole month once per message.
+create or replace function ulak_private.replay(
+    p_endpoint_id bigint,
+    p_archive_ids bigint[],
+    p_first timestamptz,
+    p_last timestamptz,
+    p_new_message_id boolean,
+    p_target_id bigint,
+    p_now timestamptz,
+    p_letters text[] default array['failed']
+)
+returns bigint[]
+language plpgsql
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set enable_bitmapscan = off
+set enable_hashjoin = off
+set enable_mergejoin = off
+as $plpgsql$
+declare
+    v_count integer;
+    v_keys text[];
+    v_taken bigint[];
+    v_ids bigint[];
+begin
+    v_keys := array(
+        select distinct a.ordering_key
+        from ulak.archive a
+        where a.id = any (p_archive_ids)
+            and a.created_at between p_first and p_last
+            and a.ordering_key is not null
+    );
+    perform ulak_private.lock_ordering_keys(array_fill(p_target_id, array[cardinality(v_keys)]), v_keys);
+
+    -- The lock decides, as in redrive_rows(): of two operators who replay or redrive a dead letter, the second finds it redriven.
+    with letters as materialized (
+        select d.original_message_id, d.status
+        from ulak_private.letters d
+        where d.original_message_id = any (p_archive_ids) and p_target_id = p_endpoint_id
+        order by d.original_message_id
+        for update
+    )
+    select array_agg(l.original_message_id) into v_taken
+    from letters l
+    where l.status <> all (p_letters);
+    if v_taken is not null then
+        p_archive_ids := array(
+            select a.id from unnest(p_archive_ids) with ordinality a(id, place) where a.id <> all (v_taken) order by a.place
+        );
+    end if;
+    v_count := cardinality(p_archive_ids);
+    if v_count = 0 then
+        return '{}';
+    end if;
+
+    -- After the locks on the keys: the order of ids is the order of commits.
+    v_ids := array(select nextval('ulak.queue_id_seq') from generate_series(1, v_count));
+    perform ulak_private.check_backpressure(v_ids[v_count], v_count);
+    perform ulak_private.insert_replayed(p_archive_ids, v_ids, p_first, p_last, p_new_message_id, p_target_id, p_now);
+    update ulak_private.letters d
+    set status = 'redriven', redriven_at = p_now, redriven_by = ulak_private.caller(), redriven_message_id = n.id
+    from unnest(p_archive_ids, v_ids) n(archive_id, id)
+    where d.original_message_id = n.archive_id and p_target_id = p_endpoint_id;
+    return v_ids;
+end
+$plpgsql$;
+
+-- Budget, deadline, schedule and idempotency key start afresh. A message with an ordering key is queued behind what the key
+-- has.
+create or replace function ulak_private.insert_replayed(
+    p_archive_ids bigint[],
+    p_ids bigint[],
+    p_first timestamptz,
+    p_last timestamptz,
+    p_new_message_id boolean,
+    p_target_id bigint,
+    p_now timestamptz
+)
+returns void
+language sql
+set search_path = pg_catalog, pg_temp
+as $sql$
+    insert into ulak_private.deliveries (
+        id,
+        endpoint_id,
+        message_id,
+        next_retry_at,
+        created_at,
+        updated_at,
+        correlation_id,
+        generation,
+        priority,
+        payload,
+        ordering_key,
+        headers,
+        metadata,
+        event_id,
+        event_created_at,
+        failure_history
+    )
+    select
+        n.id,
+        p_target_id,
+        case when p_new_message_id then gen_random_uuid() else a.message_id end,
+        p_now,
+        p_now,
+        p_now,
+        a.correlation_id,
+        a.generation,
+        a.priority,
+        a.payload,
+        a.ordering_key,
+        -- The id of its event is what a receiver of CloudEvents drops duplicates by.
+        case
+            when p_new_message_id then (select v.headers - 'ulak-event-id' from ulak.archive v where v.id = a.id and v.created_at = a.created_at)
+            else a.headers
+        end,
+        a.metadata,
+        a.event_id,
+        case when a.event_id is not null then coalesce(a.event_created_at, a.created_at) end,
+        case when a.status = 'failed' then ulak_private.archived_history(a, p_now) else a.failure_history end
+    from unnest(p_archive_ids, p_ids) n(archive_id, id)
+    join ulak_private.archived a on a.id = n.archive_id and a.created_at between p_first and p_last
+$sql$;
+
+-- A failed cycle becomes part of the message's history, as redrive does it.
+create or replace function ulak_private.archived_history(p_message ulak_private.archived, p_now timestamptz)
+returns jsonb
+language sql
+stable
+as $sql$
+    select ulak_private.with_cycle(
+        jsonb_populate_record(
+            null::ulak_private.letters,
+            jsonb_build_object(
+                'attempts', p_message.attempts,
+                'retry_count', p_message.retry_count,
+                'last_error', p_message.last_error,
+                'first_failed_at', p_message.first_failed_at,
+                'failed_at', p_message.failed_at,
+                'generation', p_message.generation,
+                'failure_history', p_message.failure_history,
+                'redriven_at', p_now,
+                'redriven_by', ulak_private.caller()
+            )
+        )
+    )
+$sql$;
+
+-- Raises unless there is such an endpoint.
+create or replace function ulak_private.endpoint_name(p_endpoint_id bigint)
+returns text
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+declare
+    v_name text;
+begin
+    select e.name into v_name
+    from ulak.endpoints e
+    where e.id = p_endpoint_id;
+    if not found then
+        raise exception 'endpoint % does not exist', coalesce(p_endpoint_id::text, 'null')
+            using errcode = '42704',
+                detail = 'Its archived messages can be read in ulak.archive, but there is nowhere to send them.',
+                hint = 'select id, name from ulak.endpoints;';
+    end if;
+    return v_name;
+end
+$plpgsql$;
+
+create or replace function ulak_private.raise_not_archived(p_id bigint)
+returns void
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+declare
+    v_status text := (select q.status from ulak_private.deliveries q where q.id = p_id);
+begin
+    raise exception 'message % is not in the archive', coalesce(p_id::text, 'null')
+        using errcode = 'P0002',
+            detail = case
+                when v_status is not null then format('It is in the queue, %s.', v_status)
+                else 'There is no such message, or its month has been dropped.'
+            end,
+            hint = case
+                when v_status = 'pending' then format('To send it now: select ulak.reschedule(%s, now());', p_id)
+                when v_status is null then 'select id, status, created_at from ulak.archive order by created_at desc limit 20;'
+            end;
+end
+$plpgsql$;

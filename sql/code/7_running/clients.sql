@@ -1,0 +1,31 @@
+-- Client libraries of protocols. Only who delivers over a protocol needs its library, so a missing one is told and prevents nothing else.
+
+create or replace function ulak_private.missing_client(p_protocol text, p_keys text[])
+returns text
+language plpython3u
+as $python$
+    plpy.execute("select ulak_private.load_python()")
+    from ulak.transports import registry as transports
+
+    return transports.missing_client(p_protocol, p_keys)
+$python$;
+
+-- Protocols of enabled endpoints whose client this server lacks; whether it is needed may depend on the keys of a config. That of http is looked for by start() in any case, and log has none.
+create or replace function ulak_private.missing_clients()
+returns table (protocol text, package text, endpoints bigint)
+language sql
+stable
+set search_path = pg_catalog, pg_temp
+as $sql$
+    select u.protocol, m.package, sum(u.endpoints)::bigint
+    from (
+        select e.protocol, k.keys, count(*) as endpoints
+        from ulak.endpoints e
+        cross join lateral (select array(select jsonb_object_keys(e.config) order by 1)) k(keys)
+        where e.enabled and e.protocol = any (ulak_private.worker_protocols()) and e.protocol not in ('http', 'log')
+        group by e.protocol, k.keys
+    ) u
+    cross join lateral ulak_private.missing_client(u.protocol, u.keys) m(package)
+    where m.package is not null
+    group by u.protocol, m.package
+$sql$;

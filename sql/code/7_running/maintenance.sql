@@ -1,0 +1,358 @@
+-- Maintenance: everything that has to happen every minute, in short transactions, one run at a time.
+
+-- The steps in the order in which they run, and last the queue's VACUUM, which no procedure can do.
+create or replace view ulak.maintenance_status as
+select m.step, m.what, m.state, m.started_at, m.duration, m.rows, m.last_error, m.last_error_at, m.runs, m.errors, m.total_rows
+from (
+    select
+        s.place,
+        s.step,
+        s.what,
+        case
+            when r.step is null then 'never ran'
+            when r.last_error_at >= r.started_at then 'failed'
+            when r.started_at < now() - interval '5 minutes' then 'late'
+            when not r.finished then 'behind'
+            else 'ok'
+        end as state,
+        r.started_at,
+        r.duration,
+        r.rows,
+        r.last_error,
+        r.last_error_at,
+        r.runs,
+        r.errors,
+        r.total_rows
+    from (
+        values
+            (1, 'clock', 'brings back times that lie ahead, after the clock was set back'),
+            (2, 'recover', 'takes back messages whose lease ran out'),
+            (3, 'expire', 'marks messages that were not delivered in time'),
+            (4, 'partitions', 'makes the next months and empties the default partitions'),
+            (5, 'archive', 'forgets idempotency keys whose time is over, and moves what 0.2.0 has finished to the archive'),
+            (6, 'archive_retention', 'drops old months of the archive'),
+            (7, 'dlq_retention', 'deletes old dead letters'),
+            (8, 'event_log_retention', 'deletes old log entries'),
+            (9, 'stats_retention', 'sums up counters of minutes to hours after two days, and deletes old ones'),
+            (10, 'inbox_retention', 'forgets old keys of mark_handled()'),
+            (11, 'ordering', 'makes due what is parked with nothing before it, and forgets ordering keys that are no longer used'),
+            (12, 'attempts_retention', 'forgets old failed attempts'),
+            (13, 'samples', 'counts what waits for each endpoint, sums up the last minutes, and tells operators of dead letters'),
+            (14, 'samples_retention', 'keeps one count an hour of what waited after two days, and deletes old ones'),
+            (15, 'secrets', 'forgets signing secrets whose grace after a rotation is over'),
+            (16, 'orphans', 'makes dead letters of messages whose endpoint was dropped while they were being sent'),
+            (17, 'schedule', 'puts right what pg_cron remembers of the server that its jobs ran on')
+    ) s (place, step, what)
+    left join ulak_private.maintenance_runs r on r.step = s.step
+    union all
+    select
+        18,
+        'vacuum',
+        'a job of its own: frees the place of messages that have left the queue',
+        case
+            when v.last_run is null then 'never ran'
+            when v.last_run < now() - interval '5 minutes' and v.n_dead_tup > 10000 then 'late'
+            else 'ok'
+        end,
+        v.last_run,
+        null,
+        null,
+        null,
+        null,
+        v.vacuum_count + v.autovacuum_count,
+        null,
+        null
+    from (
+        select t.n_dead_tup, t.vacuum_count, t.autovacuum_count, greatest(t.last_vacuum, t.last_autovacuum) as last_run
+        from pg_catalog.pg_stat_all_tables t
+        where t.relid = 'ulak_private.deliveries'::regclass
+    ) v
+) m
+order by m.place;
+
+comment on view ulak.maintenance_status is 'steps of maintenance: when each last ran, how long it took, what it did, what went wrong';
+comment on column ulak.maintenance_status.step is 'name of the step';
+comment on column ulak.maintenance_status.what is 'what it does';
+comment on column ulak.maintenance_status.state is 'ok; failed: see last_error; late: no run for 5 minutes; behind: ran out of time and goes on in the next run; never ran';
+comment on column ulak.maintenance_status.started_at is 'when its last run began';
+comment on column ulak.maintenance_status.duration is 'how long that took';
+comment on column ulak.maintenance_status.rows is 'messages, rows or partitions that it changed';
+comment on column ulak.maintenance_status.last_error is 'its last error, kept after later runs that succeeded';
+comment on column ulak.maintenance_status.last_error_at is 'when that was';
+comment on column ulak.maintenance_status.runs is 'how often it ran';
+comment on column ulak.maintenance_status.errors is 'how many errors it had';
+comment on column ulak.maintenance_status.total_rows is 'what it changed in all its runs';
+
+-- No SECURITY DEFINER, no SET clause, no exception block: each would forbid the commits. The step's function has them. Until the
+-- search_path is pinned, nothing is named that another one could bend; types of variables are looked up by it, too.
+create or replace procedure ulak.run_maintenance(
+    p_now timestamptz default null,
+    p_budget interval default '45 seconds'
+)
+language plpgsql
+as $plpgsql$
+declare
+    v_search_path pg_catalog.text := pg_catalog.current_setting('search_path');
+    v_isolation pg_catalog.text := pg_catalog.current_setting('default_transaction_isolation');
+    v_deadline pg_catalog.timestamptz;
+    v_step pg_catalog.text;
+    v_started_at pg_catalog.timestamptz;
+    v_outcome pg_catalog.text;
+    v_reached pg_catalog.timestamptz;
+    v_was_read_only pg_catalog.bool;
+begin
+    perform pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', false);
+    -- Only a check: p_now stays null if it was, and each batch takes the time at which it begins.
+    perform ulak_private.clock(p_now);
+    perform ulak_private.check_interval('p_budget', coalesce(p_budget, '45 seconds'), interval '1 day');
+    v_deadline := clock_timestamp() + coalesce(p_budget, '45 seconds');
+    if not ulak_private.is_adopted() then
+        raise notice 'the messages here were restored or recovered, and are held: nothing is done'
+            using hint = 'If this cluster is to deliver them: select ulak.adopt();';
+        perform set_config('search_path', v_search_path, false);
+        return;
+    end if;
+    v_was_read_only := ulak_private.leave_read_only();
+    perform set_config('default_transaction_isolation', 'read committed', false);
+    commit;
+    foreach v_step in array array(select s.step from ulak.maintenance_status s where s.step <> 'vacuum') loop
+        v_started_at := clock_timestamp();
+        v_reached := '-infinity';
+        -- Every step gets its turn, if only for one batch.
+        loop
+            select s.outcome, s.reached into v_outcome, v_reached
+            from ulak_private.maintenance_step(v_step, v_started_at, v_reached, coalesce(p_now, clock_timestamp())) s;
+            commit;
+            exit when v_outcome <> 'more' or clock_timestamp() >= v_deadline;
+        end loop;
+        if v_outcome = 'busy' then
+            raise notice 'another run of maintenance is under way';
+            exit;
+        end if;
+    end loop;
+    if v_was_read_only then
+        perform set_config('default_transaction_read_only', 'on', false);
+    end if;
+    perform set_config('default_transaction_isolation', v_isolation, false);
+    perform set_config('search_path', v_search_path, false);
+end
+$plpgsql$;
+
+comment on procedure ulak.run_maintenance(timestamptz, interval) is
+    'what pg_cron calls every minute: recovery, expiry, archive, retention; starts no further batch after p_budget';
+
+-- One batch of one step. The lock is the transaction's, not the session's: a run that is cancelled can't leave it behind.
+-- A run that starts between two batches of another takes over, and the other one leaves.
+create or replace function ulak_private.maintenance_step(
+    p_step text,
+    p_started_at timestamptz,
+    p_after timestamptz,
+    p_now timestamptz,
+    out outcome text,
+    out reached timestamptz
+)
+language plpgsql
+security definer
+set search_path = pg_catalog, pg_temp
+set lock_timeout = '2s'
+as $plpgsql$
+declare
+    v_batch_started_at timestamptz := clock_timestamp();
+    v_month timestamptz;
+    v_rows bigint := 0;
+    v_more boolean;
+    v_error text;
+    v_detail text;
+begin
+    p_now := ulak_private.clock(p_now);
+    if not ulak_private.try_lock('maintenance') then
+        outcome := 'busy';
+        return;
+    end if;
+    perform ulak_private.follow_cluster();
+    -- A crash that loses such a commit loses a move as a whole; the next run does it again.
+    perform set_config('synchronous_commit', 'off', true);
+    begin
+        v_month := ulak_private.maintenance_month(p_step, p_after, p_now);
+        select w.rows, w.more, w.reached into v_rows, v_more, reached
+        from ulak_private.maintenance_work(p_step, v_month, p_after, p_now) w;
+    exception
+        when others then
+            get stacked diagnostics v_error = message_text, v_detail = pg_exception_detail;
+            v_error := concat_ws(' ', v_error, nullif(v_detail, ''));
+            -- A month that can't be made or dropped doesn't hold up the next one, unless somebody has a lock that that needs, too.
+            v_more := v_month is not null and sqlstate <> '55P03';
+            reached := v_month;
+    end;
+    perform ulak_private.record_maintenance(
+        p_step, p_started_at, clock_timestamp() - v_batch_started_at, v_rows, not v_more, v_error
+    );
+    outcome := case when v_more then 'more' else 'done' end;
+end
+$plpgsql$;
+
+-- The next month that a step has to make or drop; null for steps that don't go by month.
+create or replace function ulak_private.maintenance_month(p_step text, p_after timestamptz, p_now timestamptz)
+returns timestamptz
+language plpgsql
+stable
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+begin
+    if p_step = 'partitions' then
+        return min(m) from ulak_private.missing_archive_months(3, p_now) m where m > p_after;
+    end if;
+    if p_step = 'archive_retention' then
+        return min(m)
+        from ulak_private.old_archive_months(ulak.setting('archive_retention_months')::integer, p_now) m
+        where m > p_after;
+    end if;
+    return null;
+end
+$plpgsql$;
+
+create or replace function ulak_private.maintenance_work(
+    p_step text,
+    p_month timestamptz,
+    p_after timestamptz,
+    p_now timestamptz,
+    out rows bigint,
+    out more boolean,
+    out reached timestamptz
+)
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+declare
+    v_batch constant integer := 2000;
+    -- Batch size for messages that carry their bodies.
+    v_small_batch constant integer := 100;
+    -- Bytes of payload in a batch. A batch of 8 MB took 0.2 s, and 2,000 rows of 100 kB 7 s, in which nothing can be stopped.
+    v_bytes constant bigint := 8 << 20;
+    v_table text := case p_step
+        when 'dlq_retention' then 'letters'
+        when 'event_log_retention' then 'event_log'
+        when 'stats_retention' then 'endpoint_stats'
+        when 'inbox_retention' then 'handled'
+        when 'attempts_retention' then 'attempts'
+        when 'samples_retention' then 'backlog_samples'
+    end;
+    v_rolled_up bigint := 0;
+begin
+    reached := coalesce(p_month, p_after);
+    case
+        when p_step = 'clock' then
+            select b.messages, b.more into rows, more from ulak_private.bring_back(p_now) b;
+        when p_step = 'recover' then
+            rows := ulak.recover_stale_messages(p_now, v_batch);
+            more := rows = v_batch;
+        when p_step = 'expire' then
+            rows := ulak.mark_expired_messages(p_now, v_batch);
+            more := rows = v_batch;
+        when p_step = 'partitions' then
+            rows := ulak_private.make_archive_partition(p_month);
+        when p_step = 'archive_retention' then
+            rows := ulak_private.drop_archive_partition(p_month);
+        when p_step = 'archive' then
+            select b.moved, b.more, b.reached into rows, more, reached
+            from ulak_private.archive_batch(
+                p_now - make_interval(secs => ulak.setting('archive_after')::integer), p_after, v_small_batch, p_now
+            ) b;
+            more := ulak_private.forget_idempotency_keys(p_now, v_batch) = v_batch or more;
+        when v_table is not null then
+            select c.deleted, c.more into rows, more
+            from ulak_private.cleanup(v_table, null, v_batch, v_bytes, p_now) c;
+            -- A batch of a roll-up is as large as what its endpoints have.
+            if p_step = 'stats_retention' then
+                select r.rows, r.reached into v_rolled_up, reached from ulak_private.roll_up_stats(p_after, p_now) r;
+            elsif p_step = 'samples_retention' then
+                perform ulak_private.cleanup('traffic', null, v_batch, v_bytes, p_now);
+                select r.rows, r.reached into v_rolled_up, reached from ulak_private.roll_up_samples(p_after, p_now) r;
+            end if;
+            more := more or v_rolled_up > 0;
+            rows := rows + v_rolled_up;
+        when p_step = 'samples' then
+            rows := ulak_private.sample_backlog(p_now);
+            perform ulak_private.close_dead_logs(p_now);
+            perform ulak_private.tell_digests(p_now);
+        when p_step = 'orphans' then
+            rows := ulak_private.bury_orphans(p_now, v_batch);
+            more := rows = v_batch;
+        when p_step = 'secrets' then
+            rows := ulak_private.forget_old_secrets(p_now);
+        when p_step = 'schedule' then
+            rows := ulak_private.bring_jobs_here();
+        when p_step = 'ordering' then
+            rows := ulak_private.unpark_orphans(p_now);
+            perform ulak_private.forget_ordering_keys();
+    end case;
+    rows := coalesce(rows, 0);
+    more := p_month is not null or coalesce(more, false);
+end
+$plpgsql$;
+
+-- Batches of one run share its start and add up. An error that goes on every minute is in the event log once.
+create or replace function ulak_private.record_maintenance(
+    p_step text,
+    p_started_at timestamptz,
+    p_duration interval,
+    p_rows bigint,
+    p_finished boolean,
+    p_error text
+)
+returns void
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+begin
+    if p_error is not null then
+        perform ulak_private.warn(format('ulak: maintenance step %s failed: %s', p_step, p_error));
+        insert into ulak.event_log (event, detail)
+        select 'maintenance.failed', jsonb_build_object('step', p_step, 'error', p_error)
+        where not exists (
+            select
+            from ulak_private.maintenance_runs r
+            where r.step = p_step and r.last_error = p_error and r.last_error_at >= r.started_at
+        );
+    end if;
+    insert into ulak_private.maintenance_runs as r
+        (step, started_at, duration, rows, finished, last_error, last_error_at, runs, errors, total_rows)
+    values (
+        p_step,
+        p_started_at,
+        p_duration,
+        p_rows,
+        p_finished,
+        p_error,
+        case when p_error is not null then clock_timestamp() end,
+        1,
+        (p_error is not null)::integer,
+        p_rows
+    )
+    on conflict (step) do update
+    set started_at = excluded.started_at,
+        duration = excluded.duration
+            + case when r.started_at = excluded.started_at then r.duration else interval '0' end,
+        rows = excluded.rows + case when r.started_at = excluded.started_at then r.rows else 0 end,
+        finished = excluded.finished,
+        last_error = coalesce(excluded.last_error, r.last_error),
+        last_error_at = coalesce(excluded.last_error_at, r.last_error_at),
+        runs = r.runs + (r.started_at <> excluded.started_at)::integer,
+        errors = r.errors + excluded.errors,
+        total_rows = r.total_rows + excluded.rows;
+end
+$plpgsql$;
+
+-- For a job of its own that runs as the tables' owner, every minute. Autovacuum learns of the workers' dead rows late, and
+-- may be busy elsewhere. With nothing to do it takes a millisecond, and as long as dead rows are on less than 2% of the
+-- pages it leaves the indexes alone, so it needs no condition. `parallel 0`: setting up helpers takes longer than the
+-- work. `truncate off`: no exclusive lock, and the queue will need the place again.
+create or replace function ulak_private.vacuum_command()
+returns text
+language sql
+immutable
+as $sql$
+    select 'vacuum (skip_locked, truncate off, parallel 0) '
+        'ulak_private.deliveries, ulak_private.idempotency_keys, ulak_private.ordering_keys, ulak.endpoints, ulak.endpoint_stats, ulak.endpoint_totals, ulak.workers, '
+        'ulak_private.maintenance_runs'
+$sql$;

@@ -1,0 +1,520 @@
+-- The backlog: how much waits for each endpoint, and since when, at a cost that doesn't follow its length.
+
+-- The first message of each (endpoint, priority) that has some pending, found by hopping from pair to pair in the index.
+create or replace function ulak_private.pending_levels(p_endpoint_id bigint default null)
+returns table (endpoint_id bigint, priority smallint, first_due timestamptz)
+language plpgsql
+stable
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set enable_bitmapscan = off
+set enable_nestloop = on
+set enable_hashjoin = off
+set enable_mergejoin = off
+set jit = off
+set plan_cache_mode = force_generic_plan
+as $plpgsql$
+#variable_conflict use_column
+begin
+    return query
+    with recursive level as (
+        (
+            select q.endpoint_id, q.priority, q.next_retry_at
+            from ulak_private.deliveries q
+            where q.status = 'pending' and q.endpoint_id >= coalesce(p_endpoint_id, 0)
+            order by q.endpoint_id, q.priority desc, q.next_retry_at, q.id
+            limit 1
+        )
+        union all
+        select n.endpoint_id, n.priority, n.next_retry_at
+        from level l
+        cross join lateral (
+            (
+                select q.endpoint_id, q.priority, q.next_retry_at
+                from ulak_private.deliveries q
+                where q.status = 'pending' and q.endpoint_id = l.endpoint_id and q.priority < l.priority
+                order by q.priority desc, q.next_retry_at, q.id
+                limit 1
+            )
+            union all
+            (
+                select q.endpoint_id, q.priority, q.next_retry_at
+                from ulak_private.deliveries q
+                where q.status = 'pending' and q.endpoint_id > l.endpoint_id and p_endpoint_id is null
+                order by q.endpoint_id, q.priority desc, q.next_retry_at, q.id
+                limit 1
+            )
+            limit 1
+        ) n
+    )
+    select l.endpoint_id, l.priority, l.next_retry_at
+    from level l
+    where p_endpoint_id is null or l.endpoint_id = p_endpoint_id;
+end
+$plpgsql$;
+
+-- What was last counted for an endpoint. Not `=`: then the order of times alone would do, and where the statistics are of an empty
+-- table, all samples might be read in it, for each endpoint. Without a search_path of its own, so that it becomes part of its query.
+create or replace function ulak_private.last_sample(p_endpoint_id bigint, p_now timestamptz)
+returns setof ulak.backlog_samples
+language sql
+stable
+as $sql$
+    select s.*
+    from ulak.backlog_samples s
+    where s.endpoint_id between p_endpoint_id and p_endpoint_id and s.sampled_at <= p_now
+    order by s.endpoint_id desc, s.sampled_at desc
+    limit 1
+$sql$;
+
+-- Counted exactly as long as that is cheap: 10,000 messages in all. If there are more, the endpoints that have some share them, and
+-- what some leave over is shared by the others; 10 for each at least. Beyond that the count of the last minute is what is known. All
+-- of it is read from partial indexes, whatever the statistics say: sets are joined by hash, since a nested loop between two of them
+-- is quadratic, and a lateral look-up with a limit can't become anything but a probe of its index.
+create or replace function ulak_private.backlog(p_endpoint_id bigint default null, p_now timestamptz default clock_timestamp())
+returns table (
+    endpoint_id bigint,
+    waiting bigint,
+    is_estimate boolean,
+    -- When the oldest message was sent, and since when one waits that is due.
+    oldest_at timestamptz,
+    due_since timestamptz,
+    in_flight bigint,
+    dead bigint,
+    dead_is_estimate boolean,
+    -- Since when the oldest message waits that is due or was so before its retries.
+    waiting_since timestamptz,
+    -- When an estimate was counted; null: there are more than were counted now, and that is all that is known.
+    sampled_at timestamptz,
+    dead_sampled_at timestamptz
+)
+language plpgsql
+stable
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set enable_bitmapscan = off
+set enable_hashjoin = on
+set enable_nestloop = off
+set enable_mergejoin = off
+set jit = off
+set plan_cache_mode = force_generic_plan
+as $plpgsql$
+#variable_conflict use_column
+declare
+    v_first bigint := coalesce(p_endpoint_id, 0);
+    v_last bigint := coalesce(p_endpoint_id, 9223372036854775807);
+    v_few boolean := 10000 >= (
+        select count(*)
+        from (select from ulak_private.deliveries q where q.status = 'pending' and q.endpoint_id between v_first and v_last limit 10001) q
+    );
+    v_few_dead boolean := 10000 >= (
+        select count(*)
+        from (select from ulak_private.letters d where d.status = 'failed' and d.endpoint_id between v_first and v_last limit 10001) d
+    );
+begin
+    return query
+    with pending as materialized (
+        select l.endpoint_id, min(l.first_due) as first_due
+        from ulak_private.pending_levels(p_endpoint_id) l
+        group by l.endpoint_id
+    ),
+    flight as materialized (
+        select q.endpoint_id, count(*) as messages
+        from ulak_private.deliveries q
+        where q.status = 'processing' and q.endpoint_id between v_first and v_last
+        group by q.endpoint_id
+    ),
+    share as materialized (
+        select
+            case when v_few then 10000 else greatest(10, 10000 / greatest((select count(*) from pending p), 1)) end as size,
+            case when v_few_dead then 10000 else greatest(10, 10000 / greatest((select count(*) from ulak.endpoints e), 1)) end as dead
+    ),
+    counted as materialized (
+        select p.endpoint_id, p.first_due, c.messages, c.first_id
+        from pending p
+        cross join lateral (
+            select count(*) as messages, min(q.id) as first_id
+            from (
+                select q.id
+                from ulak_private.deliveries q
+                where q.status = 'pending' and q.endpoint_id = p.endpoint_id
+                limit (select b.size + 1 from share b)
+            ) q
+        ) c
+    ),
+    buried as materialized (
+        select e.id as endpoint_id, d.messages
+        from ulak.endpoints e
+        cross join lateral (
+            select count(*) as messages
+            from (
+                select
+                from ulak_private.letters d
+                where d.status = 'failed' and d.endpoint_id = e.id
+                limit (select b.dead + 1 from share b)
+            ) d
+        ) d
+        where e.id between v_first and v_last and d.messages > 0
+    ),
+    -- The share of those that have more than the first one.
+    larger as materialized (
+        select
+            greatest(b.size, 10000 / greatest((select count(*) from counted c where c.messages > b.size), 1)) as size,
+            greatest(b.dead, 10000 / greatest((select count(*) from buried d where d.messages > b.dead), 1)) as dead
+        from share b
+    ),
+    recounted as materialized (
+        select k.endpoint_id, c.messages, c.first_id
+        from counted k
+        cross join lateral (
+            select count(*) as messages, min(q.id) as first_id
+            from (
+                select q.id
+                from ulak_private.deliveries q
+                where q.status = 'pending' and q.endpoint_id = k.endpoint_id
+                limit (select l.size + 1 from larger l)
+            ) q
+        ) c
+        where k.messages > (select b.size from share b) and (select l.size from larger l) > (select b.size from share b)
+    ),
+    reburied as materialized (
+        select k.endpoint_id, d.messages
+        from buried k
+        cross join lateral (
+            select count(*) as messages
+            from (
+                select
+                from ulak_private.letters d
+                where d.status = 'failed' and d.endpoint_id = k.endpoint_id
+                limit (select l.dead + 1 from larger l)
+            ) d
+        ) d
+        where k.messages > (select b.dead from share b) and (select l.dead from larger l) > (select b.dead from share b)
+    )
+    select
+        e.id,
+        case when c.is_estimate then greatest(s.waiting, c.messages) else coalesce(c.messages, 0) end,
+        coalesce(c.is_estimate, false),
+        o.created_at,
+        case when c.first_due <= p_now then c.first_due end,
+        coalesce(f.messages, 0),
+        case when d.is_estimate then greatest(s.dead, d.messages) else coalesce(d.messages, 0) end,
+        coalesce(d.is_estimate, false),
+        case when least(c.first_due, o.due_at) <= p_now then least(c.first_due, o.due_at) end,
+        case when c.is_estimate and s.waiting >= c.messages then s.sampled_at end,
+        case when d.is_estimate and s.dead >= d.messages then s.sampled_at end
+    from ulak.endpoints e
+    left join flight f on f.endpoint_id = e.id
+    left join (
+        select
+            k.endpoint_id,
+            k.first_due,
+            coalesce(r.messages, k.messages) as messages,
+            coalesce(r.first_id, k.first_id) as first_id,
+            coalesce(r.messages, k.messages) > (select l.size from larger l) as is_estimate
+        from counted k
+        left join recounted r on r.endpoint_id = k.endpoint_id
+    ) c on c.endpoint_id = e.id
+    left join (
+        select
+            k.endpoint_id,
+            coalesce(r.messages, k.messages) as messages,
+            coalesce(r.messages, k.messages) > (select l.dead from larger l) as is_estimate
+        from buried k
+        left join reburied r on r.endpoint_id = k.endpoint_id
+    ) d on d.endpoint_id = e.id
+    left join lateral (
+        select s.waiting, s.dead, s.oldest_id, s.sampled_at
+        from ulak_private.last_sample(e.id, p_now) s
+        where c.is_estimate or d.is_estimate
+    ) s on c.is_estimate or d.is_estimate
+    -- Ids are drawn in the order of sending. What waits for its schedule isn't late.
+    left join lateral (
+        select
+            q.created_at,
+            case when q.scheduled_at is null or q.scheduled_at <= p_now then greatest(q.created_at, q.scheduled_at) end as due_at
+        from ulak_private.deliveries q
+        where q.id = case when c.is_estimate then s.oldest_id else c.first_id end
+            and q.status is not distinct from 'pending'
+        limit 1
+    ) o on true
+    where e.id between v_first and v_last;
+end
+$plpgsql$;
+
+-- Maintenance counts every minute, 100 endpoints at a time. An endpoint gets a row when its numbers have changed, and once an
+-- hour while something waits: what was last written is what is so. Rows that vacuum hasn't seen yet take long to count: after
+-- p_budget the rest is left to the next run, which begins with other endpoints.
+create or replace function ulak_private.sample_backlog(
+    p_now timestamptz default clock_timestamp(),
+    p_budget interval default '5 seconds'
+)
+returns integer
+language plpgsql
+set search_path = pg_catalog, pg_temp
+set jit = off
+as $plpgsql$
+declare
+    v_deadline timestamptz := clock_timestamp() + p_budget;
+    v_ids bigint[] := ulak_private.sample_order(p_now);
+    v_sampled integer := 0;
+begin
+    for v_place in 1..cardinality(v_ids) by 100 loop
+        exit when clock_timestamp() >= v_deadline;
+        v_sampled := v_sampled + ulak_private.sample_endpoints(v_ids[v_place : v_place + 99], p_now);
+    end loop;
+    perform ulak_private.sum_traffic(p_now);
+    return v_sampled;
+end
+$plpgsql$;
+
+-- All endpoints, a prime number of them further each minute, so that it isn't always the same that time runs out for.
+create or replace function ulak_private.sample_order(p_now timestamptz)
+returns bigint[]
+language sql
+stable
+set search_path = pg_catalog, pg_temp
+as $sql$
+    select i.ids[i.start + 1 :] || i.ids[: i.start]
+    from (
+        select
+            coalesce(array_agg(e.id order by e.id), '{}') as ids,
+            (floor(extract(epoch from p_now) / 60)::bigint * 7919 % greatest(count(*), 1))::integer as start
+        from ulak.endpoints e
+    ) i
+$sql$;
+
+create or replace function ulak_private.sample_endpoints(p_endpoint_ids bigint[], p_now timestamptz)
+returns integer
+language plpgsql
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set enable_bitmapscan = off
+set enable_hashjoin = off
+set enable_mergejoin = off
+set jit = off
+set plan_cache_mode = force_generic_plan
+as $plpgsql$
+declare
+    v_sampled integer;
+begin
+    insert into ulak.backlog_samples (endpoint_id, sampled_at, waiting, dead, oldest_id)
+    select i.endpoint_id, p_now, w.waiting, d.dead, w.oldest_id
+    from unnest(p_endpoint_ids) i (endpoint_id)
+    cross join lateral (
+        select count(*) as waiting, min(q.id) as oldest_id
+        from ulak_private.deliveries q
+        where q.status = 'pending' and q.endpoint_id = i.endpoint_id
+    ) w
+    cross join lateral (
+        select count(*) as dead
+        from ulak_private.letters d
+        where d.status = 'failed' and d.endpoint_id = i.endpoint_id
+    ) d
+    left join lateral ulak_private.last_sample(i.endpoint_id, p_now) s on true
+    where (w.waiting, d.dead, w.oldest_id) is distinct from (coalesce(s.waiting, 0), coalesce(s.dead, 0), s.oldest_id)
+        or (w.waiting + d.dead > 0 and s.sampled_at < date_trunc('hour', p_now, 'UTC'))
+    on conflict do nothing;
+    get diagnostics v_sampled = row_count;
+    return v_sampled;
+end
+$plpgsql$;
+
+-- Minutes from here on may still change, or aren't in ulak.traffic yet: what a worker counts is there once it commits.
+create or replace function ulak_private.traffic_is_final_before()
+returns timestamptz
+language sql
+stable
+set search_path = pg_catalog, pg_temp
+as $sql$
+    select coalesce(max(t.minute) - interval '2 minutes', '-infinity')
+    from ulak.traffic t
+$sql$;
+
+-- The minutes that aren't final, all endpoints together.
+create or replace function ulak_private.recent_traffic(p_from timestamptz default '-infinity')
+returns table (minute timestamptz, delivered bigint, failed bigint, latency_histogram bigint[], latency_max_ms double precision)
+language sql
+stable
+set search_path = pg_catalog, pg_temp
+as $sql$
+    select
+        t.minute, sum(t.delivered)::bigint, sum(t.failed)::bigint, ulak_private.sum_histograms(t.latency_histogram), max(t.latency_max_ms)
+    from ulak.endpoint_stats t
+    where t.minute >= greatest(p_from, ulak_private.traffic_is_final_before())
+    group by t.minute
+$sql$;
+
+create or replace function ulak_private.sum_traffic(p_now timestamptz)
+returns void
+language sql
+set search_path = pg_catalog, pg_temp
+as $sql$
+    insert into ulak.traffic as t (minute, delivered, failed, latency_histogram, waiting, latency_max_ms)
+    select
+        m.minute, coalesce(r.delivered, 0), coalesce(r.failed, 0), coalesce(r.latency_histogram, '{}'), w.waiting, r.latency_max_ms
+    from ulak_private.recent_traffic() r
+    full join (
+        -- The last sample is what is known, whether it is missing for this minute because nothing changed or because time ran out.
+        select date_trunc('minute', p_now) as minute, sum(s.waiting)::bigint as waiting
+        from ulak.endpoints e
+        cross join lateral ulak_private.last_sample(e.id, p_now) s
+    ) w on w.minute = r.minute
+    cross join lateral (select coalesce(r.minute, w.minute)) m (minute)
+    on conflict (minute) do update
+    set delivered = excluded.delivered,
+        failed = excluded.failed,
+        latency_histogram = excluded.latency_histogram,
+        waiting = coalesce(excluded.waiting, t.waiting),
+        latency_max_ms = excluded.latency_max_ms
+$sql$;
+
+-- What waits until when for some endpoints, or for all (null), counted up to a bound: 5,000 messages, shared by the (endpoint,
+-- priority) pairs that have some, and 10 for each at least. Of a pair only the spans from its first message to its last are looked at.
+create or replace function ulak_private.schedule_of(p_endpoint_ids bigint[], p_now timestamptz)
+returns table (endpoint text, due text, messages bigint, is_estimate boolean, first_at timestamptz, last_at timestamptz)
+language plpgsql
+stable
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set enable_bitmapscan = off
+set enable_hashjoin = off
+set enable_mergejoin = off
+set jit = off
+set plan_cache_mode = force_generic_plan
+as $plpgsql$
+#variable_conflict use_column
+begin
+    return query
+    with level as materialized (
+        select l.endpoint_id, l.priority, l.first_due
+        from ulak_private.pending_levels() l
+        where p_endpoint_ids is null
+        union all
+        select l.endpoint_id, l.priority, l.first_due
+        from unnest(p_endpoint_ids) e(id)
+        cross join lateral ulak_private.pending_levels(e.id) l
+    ),
+    share as materialized (
+        select greatest(10, 5000 / greatest(count(*), 1)) as size
+        from level l
+    ),
+    span (place, due, after, until) as (
+        values
+            (1, 'now', '-infinity'::timestamptz, p_now),
+            (2, 'within a minute', p_now, p_now + interval '1 minute'),
+            (3, 'within 5 minutes', p_now + interval '1 minute', p_now + interval '5 minutes'),
+            (4, 'within an hour', p_now + interval '5 minutes', p_now + interval '1 hour'),
+            (5, 'within a day', p_now + interval '1 hour', p_now + interval '24 hours'),
+            (6, 'later', p_now + interval '24 hours', timestamptz '294276-01-01 00:00:00+00'),
+            (7, 'behind another of its ordering key', timestamptz '294276-01-01 00:00:00+00', timestamptz 'infinity')
+    )
+    select coalesce(e.name, format('(endpoint %s, dropped)', g.endpoint_id)), d.due, g.messages, g.is_cut, g.first_at, g.last_at
+    from (
+        select
+            l.endpoint_id,
+            p.place,
+            sum(least(p.messages, (select b.size from share b)))::bigint as messages,
+            bool_or(c.is_cut) as is_cut,
+            min(c.first_at) filter (where p.place < 7) as first_at,
+            max(c.last_at) filter (where p.place < 7 and not c.is_cut) as last_at
+        from level l
+        cross join lateral (
+            select
+                q.next_retry_at as last_due,
+                exists (
+                    select
+                    from ulak_private.deliveries h
+                    where h.endpoint_id = l.endpoint_id
+                        and h.ordering_key is not null
+                        and h.status in ('pending', 'processing')
+                ) as has_keys
+            from ulak_private.deliveries q
+            where q.status = 'pending' and q.endpoint_id = l.endpoint_id and q.priority = l.priority
+            order by q.next_retry_at desc
+            limit 1
+        ) m
+        cross join lateral (
+            select s.place, s.after, s.until, s.place = 1 and m.has_keys as may_be_behind
+            from span s
+            where s.until >= l.first_due and s.after < m.last_due
+            offset 0
+        ) s
+        cross join lateral (
+            select
+                count(*) filter (where not q.is_behind) as others,
+                count(*) filter (where q.is_behind) as behind,
+                count(*) > (select b.size from share b) as is_cut,
+                min(q.next_retry_at) filter (where not q.is_behind) as first_at,
+                max(q.next_retry_at) filter (where not q.is_behind) as last_at
+            from (
+                (
+                    select q.next_retry_at, s.place = 7 as is_behind
+                    from ulak_private.deliveries q
+                    where not s.may_be_behind
+                        and q.status = 'pending'
+                        and q.endpoint_id = l.endpoint_id
+                        and q.priority = l.priority
+                        and q.next_retry_at > s.after
+                        and q.next_retry_at <= s.until
+                    order by q.next_retry_at
+                    limit (select b.size + 1 from share b)
+                )
+                union all
+                -- A sender queues its message as due; the claim that meets it behind another parks it.
+                (
+                    select
+                        q.next_retry_at,
+                        q.ordering_key is not null
+                            and q.id <> (
+                                select h.id
+                                from ulak_private.deliveries h
+                                where h.endpoint_id = l.endpoint_id
+                                    and h.ordering_key between q.ordering_key and q.ordering_key
+                                    and h.status in ('pending', 'processing')
+                                order by h.ordering_key, h.id
+                                limit 1
+                            )
+                    from ulak_private.deliveries q
+                    where s.may_be_behind
+                        and q.status = 'pending'
+                        and q.endpoint_id = l.endpoint_id
+                        and q.priority = l.priority
+                        and q.next_retry_at <= s.until
+                    order by q.next_retry_at
+                    limit (select b.size + 1 from share b)
+                )
+            ) q
+        ) c
+        cross join lateral (values (s.place, c.others), (7, c.behind)) p(place, messages)
+        where p.messages > 0
+        group by l.endpoint_id, p.place
+    ) g
+    join span d on d.place = g.place
+    left join ulak.endpoints e on e.id = g.endpoint_id
+    order by 1, d.place;
+end
+$plpgsql$;
+
+create or replace function ulak_private.retry_schedule(p_now timestamptz default clock_timestamp())
+returns table (endpoint text, due text, messages bigint, is_estimate boolean, first_at timestamptz, last_at timestamptz)
+language sql
+stable
+security definer
+set search_path = pg_catalog, pg_temp
+as $sql$
+    select s.endpoint, s.due, s.messages, s.is_estimate, s.first_at, s.last_at
+    from ulak_private.schedule_of(null, p_now) s
+$sql$;
+
+create or replace view ulak.retry_schedule as
+select r.endpoint, r.due, r.messages, r.is_estimate, r.first_at, r.last_at
+from ulak_private.retry_schedule() r;
+
+comment on view ulak.retry_schedule is 'how many messages are due when, per endpoint';
+comment on column ulak.retry_schedule.endpoint is 'name of the endpoint';
+comment on column ulak.retry_schedule.due is 'when they are due: now, within a minute, and so on, or behind an earlier message of their ordering key';
+comment on column ulak.retry_schedule.messages is 'how many';
+comment on column ulak.retry_schedule.is_estimate is 'true: there are more, they were not counted';
+comment on column ulak.retry_schedule.first_at is 'when the first of them is due';
+comment on column ulak.retry_schedule.last_at is 'when the last of them is due; null if not all were counted';

@@ -1,0 +1,92 @@
+-- curl(): the request of a message as a command for the shell, to see what the receiver sees.
+
+create or replace function ulak.curl(p_id bigint)
+returns text
+language plpgsql
+security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+as $plpgsql$
+declare
+    v_message record;
+    v_protocol text;
+begin
+    select m.* into v_message
+    from ulak_private.message_to_send(p_id) m;
+    if not found then
+        perform ulak_private.raise_unknown_message(p_id);
+    end if;
+    select e.protocol into v_protocol
+    from ulak.endpoints e
+    where e.id = v_message.endpoint_id;
+    if v_protocol is distinct from 'http' then
+        raise exception 'message % is not sent over http', p_id
+            using errcode = '22023',
+                detail = coalesce(format('The protocol of its endpoint is %s.', v_protocol), 'Its endpoint was dropped.');
+    end if;
+    return ulak_private.curl(
+        jsonb_build_object(
+            'message', v_message.message,
+            'endpoint', (select to_jsonb(c) from ulak_private.endpoint_configs(array[v_message.endpoint_id]) c),
+            'settings', (select jsonb_object_agg(s.name, ulak.setting(s.name)) from ulak.settings s),
+            'version', ulak_private.version()
+        )
+    );
+end
+$plpgsql$;
+
+comment on function ulak.curl(bigint) is
+    'the request of a message as a curl command, with its payload and with secrets masked';
+
+-- JSON values go as texts, as the worker gets them: what is signed and sent is PostgreSQL's own spelling of them.
+create or replace function ulak_private.message_to_send(p_id bigint)
+returns table (endpoint_id bigint, message jsonb)
+language sql
+stable
+set search_path = pg_catalog, pg_temp
+as $sql$
+    select
+        m.endpoint_id,
+        jsonb_build_object(
+            'id', p_id,
+            'message_id', m.message_id,
+            'attempt', greatest(m.attempts, 1),
+            'payload', m.payload::text,
+            'headers', ulak_private.sent_headers(m.headers, m.generation)::text,
+            'metadata', m.metadata::text,
+            'correlation_id', m.correlation_id,
+            'ordering_key', m.ordering_key,
+            'created_at', m.created_at::text
+        )
+    from (
+        select q.endpoint_id, q.message_id, q.attempts, q.payload, q.headers, q.metadata, q.correlation_id, q.ordering_key,
+            q.generation, q.created_at
+        from ulak.queue q
+        where q.id = p_id
+        union all
+        select a.endpoint_id, a.message_id, a.attempts, a.payload, a.headers, a.metadata, a.correlation_id, a.ordering_key,
+            a.generation, a.created_at
+        from ulak.archive a
+        where a.id = p_id
+        union all
+        select d.endpoint_id, d.message_id, d.attempts, d.payload, d.headers, d.metadata, d.correlation_id, d.ordering_key,
+            d.generation, d.original_created_at
+        from ulak.dlq d
+        where d.original_message_id = p_id
+        limit 1
+    ) m
+$sql$;
+
+create or replace function ulak_private.curl(p_request jsonb)
+returns text
+language plpython3u
+set search_path = pg_catalog, pg_temp
+as $python$
+    plpy.execute("select ulak_private.load_python()")
+    import json
+    import time
+    from ulak.transports.http import preview
+
+    return preview.curl(json.loads(p_request), time.time())
+$python$;

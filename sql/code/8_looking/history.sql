@@ -1,0 +1,70 @@
+-- Attempts of one message, also those of its earlier cycles: when, how long, with what outcome.
+
+create or replace function ulak.history(p_id bigint, p_now timestamptz default clock_timestamp())
+returns table (
+    message bigint,
+    attempt integer,
+    started_at timestamptz,
+    ended_at timestamptz,
+    outcome text,
+    milliseconds numeric,
+    error text
+)
+language plpgsql
+stable
+security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+as $plpgsql$
+#variable_conflict use_column
+begin
+    p_now := ulak_private.finite_time(p_now);
+    if not exists (select from ulak_private.find_message(p_id)) then
+        perform ulak_private.raise_unknown_message(p_id);
+    end if;
+    return query
+    with recursive cycle as (
+        select p_id as id
+        union all
+        select coalesce(l.detail -> 'original_message_id', l.detail -> 'archive_id')::bigint
+        from cycle c
+        join ulak.event_log l on l.message_id = c.id and l.event in ('message.redriven', 'message.replayed')
+    ),
+    tried as (
+        select c.id, a.attempt, a.started_at, a.ended_at, 'failed' as outcome, a.error
+        from cycle c
+        join ulak.attempts a on a.message_id = c.id
+        union all
+        select
+            c.id,
+            m.attempts,
+            m.processing_started_at,
+            m.completed_at,
+            case m.status when 'completed' then 'delivered' else 'in flight' end,
+            null
+        from cycle c
+        cross join lateral ulak_private.find_message(c.id) m
+        where m.status in ('completed', 'processing')
+        union all
+        select c.id, null, m.updated_at, m.updated_at, 'cancelled', null
+        from cycle c
+        cross join lateral ulak_private.find_message(c.id) m
+        where m.status = 'cancelled'
+    )
+    select
+        t.id,
+        t.attempt,
+        t.started_at,
+        t.ended_at,
+        t.outcome,
+        round(extract(epoch from coalesce(t.ended_at, p_now) - t.started_at) * 1000, 1),
+        t.error
+    from tried t
+    order by t.started_at, t.id, t.attempt;
+end
+$plpgsql$;
+
+comment on function ulak.history(bigint, timestamptz) is
+    'attempts of one message and of the dead letters or archived messages that it was made from: time, outcome, '
+    'milliseconds from claim to settlement, error';

@@ -1,0 +1,345 @@
+-- Metrics: gauges and counters as rows, and as text for Prometheus.
+
+create or replace function ulak.metrics(
+    p_now timestamptz default clock_timestamp(),
+    p_active_within interval default null,
+    p_limit integer default null
+)
+returns table (metric_name text, metric_value double precision, labels jsonb, metric_type text)
+language sql
+stable
+security definer
+set search_path = pg_catalog, pg_temp
+set jit = off
+set work_mem = '64MB'
+as $sql$
+    -- The limits are the same for all: made once. The metrics come in order, and a nested loop, the only join there is to a
+    -- lateral look, keeps it: to sort them all would take as long as to make them.
+    with bucket as materialized (
+        select n, jsonb_build_object('le', ulak_private.bucket_limit(n)) as le
+        from generate_series(1, 22) n
+    )
+    select
+        m.name,
+        coalesce(m.value, m.buckets[b.n]),
+        case when b.n is null then m.labels else m.labels || b.le end,
+        m.type
+    from ulak_private.metric_values(ulak_private.finite_time(p_now), p_active_within, p_limit) m
+    left join lateral (select b.n, b.le from bucket b where m.buckets is not null offset 0) b on true
+$sql$;
+
+comment on function ulak.metrics(timestamptz, interval, integer) is
+    'gauges and counters as rows: name, value, labels and type; endpoint_circuit_state is 0 closed, 1 half_open, 2 open. '
+    'p_active_within leaves out endpoints that have nothing due or in flight and tried nothing for so long, and p_limit all but those with the most messages; totals count all';
+
+create or replace function ulak.metrics_text(
+    p_now timestamptz default clock_timestamp(),
+    p_active_within interval default null,
+    p_limit integer default null
+)
+returns text
+language sql
+stable
+security definer
+set search_path = pg_catalog, pg_temp
+set enable_sort = off
+set jit = off
+set work_mem = '64MB'
+as $sql$
+    -- All lines of one histogram, to be filled in: the label is the first value, the buckets follow.
+    with bucket as materialized (
+        select string_agg(
+            format(E'ulak_delivery_duration_seconds_bucket{%%1$s,le="%s"} %%%s$s\n', ulak_private.bucket_limit(n), n + 1), '' order by n
+        ) as template
+        from generate_series(1, 22) n
+    )
+    select string_agg(f.lines, '' order by f.place)
+    from (
+        select
+            min(d.place) as place,
+            format(E'# HELP ulak_%1$s %2$s\n# TYPE ulak_%1$s %3$s\n', d.family, min(d.help), min(d.type)) || string_agg(m.lines, '') as lines
+        from ulak_private.metric_definitions() d
+        join (
+            -- In the order in which they come: hashed, since a sort by place would lose it.
+            select v.place, string_agg(
+                case
+                    when v.buckets is not null then format(b.template, variadic v.label_text || v.buckets::text[])
+                    else concat('ulak_', v.name, '{' || v.label_text || '}', ' ', v.value, E'\n')
+                end,
+                ''
+            ) as lines
+            from ulak_private.metric_values(ulak_private.finite_time(p_now), p_active_within, p_limit) v
+            cross join bucket b
+            group by v.place
+        ) m on m.place = d.place
+        group by d.family
+    ) f
+$sql$;
+
+comment on function ulak.metrics_text(timestamptz, interval, integer) is
+    'metrics() in the text format that Prometheus scrapes, each name with the prefix ulak_';
+
+-- One row per metric and label, in order. A histogram is one row as well: its buckets, each with those below it.
+create or replace function ulak_private.metric_values(p_now timestamptz, p_active_within interval, p_limit integer)
+returns table (
+    place integer,
+    name text,
+    type text,
+    labels jsonb,
+    -- The same as Prometheus wants it; null: none.
+    label_text text,
+    value double precision,
+    buckets bigint[]
+)
+language sql
+stable
+set search_path = pg_catalog, pg_temp
+set enable_hashjoin = on
+set enable_mergejoin = off
+set enable_sort = on
+set jit = off
+set work_mem = '64MB'
+as $sql$
+    with health as materialized (
+        select f.*
+        from ulak_private.endpoint_facts(null, p_now) f
+    ),
+    single as materialized (
+        select v.name, v.value::double precision
+        from (
+            select
+                coalesce(sum(h.waiting), 0) as waiting,
+                coalesce(sum(h.in_flight), 0) as in_flight,
+                coalesce(sum(h.dead), 0) as dead,
+                coalesce(extract(epoch from p_now - min(h.oldest_at)), 0) as age,
+                coalesce(extract(epoch from p_now - min(h.due_since)), 0) as delay
+            from health h
+        ) q
+        cross join lateral (
+            values
+                ('queue_depth', q.waiting + q.in_flight),
+                ('oldest_message_age_seconds', q.age),
+                ('delivery_delay_seconds', q.delay),
+                ('dlq_depth', q.dead),
+                ('queue_limit', ulak.setting('max_queue_size')::numeric),
+                ('message_ids_total', (select s.last_value from ulak.queue_id_seq s)),
+                ('messages_cancelled_total', coalesce(pg_sequence_last_value('ulak_private.messages_cancelled'), 0)),
+                ('workers_alive', ulak_private.count_alive(p_now)),
+                ('cluster_adopted', ulak_private.is_adopted()::integer),
+                ('archive_partitions_missing', (select count(*) from ulak_private.check_partitions(p_now))),
+                ('queue_live_rows', pg_stat_get_live_tuples('ulak_private.deliveries'::regclass)),
+                ('queue_dead_rows', pg_stat_get_dead_tuples('ulak_private.deliveries'::regclass))
+        ) v (name, value)
+    ),
+    labelled as materialized (
+        select
+            v.name,
+            v.value::double precision,
+            jsonb_build_object('slot', w.slot::text) as labels,
+            format('slot="%s"', w.slot) as label_text
+        from (select w.* from ulak.workers w order by w.slot) w
+        cross join lateral (
+            values
+                ('worker_in_flight', w.in_flight),
+                ('worker_messages_total', w.messages_processed),
+                ('worker_errors_total', w.error_count),
+                ('worker_heartbeat_age_seconds', greatest(extract(epoch from p_now - w.heartbeat_at), 0))
+        ) v (name, value)
+        union all
+        select v.name, v.value, jsonb_build_object('step', r.step), format('step="%s"', r.step)
+        from (select r.* from ulak_private.maintenance_runs r order by r.step) r
+        cross join lateral (
+            values
+                ('maintenance_age_seconds', greatest(extract(epoch from p_now - r.started_at), 0)),
+                ('maintenance_duration_seconds', extract(epoch from r.duration)),
+                ('maintenance_errors_total', r.errors),
+                ('maintenance_rows_total', r.total_rows)
+        ) v (name, value)
+    ),
+    -- Each endpoint once, with the values of all metrics that are told per endpoint.
+    told as materialized (
+        select
+            h.labels,
+            h.label_text,
+            h.buckets,
+            array[
+                h.waiting + h.in_flight,
+                h.in_flight,
+                h.dead,
+                coalesce(date_part('epoch', p_now - h.due_since), 0),
+                case h.circuit_state when 'closed' then 0 when 'half_open' then 1 else 2 end,
+                h.circuit_failure_count,
+                h.enabled::integer,
+                h.delivered,
+                h.failed,
+                h.latency_total_ms / 1000,
+                case when h.buckets is not null then coalesce(h.buckets[cardinality(h.buckets)], 0) end
+            ]::double precision[] as values
+        from (
+            select
+                h.*,
+                jsonb_build_object('endpoint', h.name) as labels,
+                'endpoint="' || replace(replace(replace(h.name, E'\\', E'\\\\'), '"', E'\\"'), E'\n', E'\\n') || '"' as label_text,
+                t.delivered,
+                t.failed,
+                t.latency_total_ms,
+                ulak_private.running_sums(t.latency_histogram) as buckets
+            from (
+                select h.*
+                from health h
+                where p_active_within is null
+                    or h.in_flight > 0
+                    or h.due_since is not null
+                    or greatest(h.last_success_at, h.last_failure_at) >= p_now - p_active_within
+                order by h.waiting + h.in_flight + h.dead desc, greatest(h.last_success_at, h.last_failure_at) desc nulls last, h.name
+                limit p_limit
+            ) h
+            left join ulak.endpoint_totals t on t.endpoint_id = h.id
+            order by h.name
+            offset 0
+        ) h
+    ),
+    -- Which element of told.values a metric is; 0: the buckets.
+    per_endpoint (name, element) as (
+        values
+            ('queue_depth_by_endpoint', 1),
+            ('in_flight_by_endpoint', 2),
+            ('dlq_depth_by_endpoint', 3),
+            ('delivery_delay_by_endpoint_seconds', 4),
+            ('endpoint_circuit_state', 5),
+            ('endpoint_circuit_failures', 6),
+            ('endpoint_enabled', 7),
+            ('delivered_total', 8),
+            ('failed_attempts_total', 9),
+            ('delivery_duration_seconds_bucket', 0),
+            ('delivery_duration_seconds_sum', 10),
+            ('delivery_duration_seconds_count', 11)
+    ),
+    metric as materialized (
+        select coalesce(d.place, ulak_private.raise_undefined_metric(n.name)) as place, n.name, d.type, p.element
+        from (
+            select s.name from single s
+            union
+            select l.name from labelled l
+            union
+            select p.name from per_endpoint p
+        ) n
+        left join ulak_private.metric_definitions() d on d.name = n.name
+        left join per_endpoint p on p.name = n.name
+        order by 1
+    )
+    select m.place, m.name, m.type, v.labels, v.label_text, v.value, v.buckets
+    from metric m
+    cross join lateral (
+        select '{}'::jsonb as labels, null as label_text, s.value, null::bigint[] as buckets
+        from single s
+        where s.name = m.name
+        union all
+        select l.labels, l.label_text, l.value, null
+        from labelled l
+        where l.name = m.name
+        union all
+        -- An endpoint that no worker has sent anything to has no counters yet.
+        select t.labels, t.label_text, t.values[m.element], case when m.element = 0 then t.buckets end
+        from told t
+        where m.element is not null and case when m.element = 0 then t.buckets is not null else t.values[m.element] is not null end
+    ) v
+$sql$;
+
+-- A metric that metric_values() tells must be among the definitions: without help and type it could not be shown.
+create or replace function ulak_private.raise_undefined_metric(p_name text)
+returns integer
+language plpgsql
+as $plpgsql$
+begin
+    raise exception 'metric "%" has no definition', p_name
+        using errcode = 'XX000', hint = 'Add it to ulak_private.metric_definitions().';
+end
+$plpgsql$;
+
+-- Prometheus counts in each bucket all that is below its limit, and wants the same buckets each time: 22, however many were stored.
+create or replace function ulak_private.running_sums(p_histogram bigint[])
+returns bigint[]
+language plpgsql
+immutable
+as $plpgsql$
+declare
+    v_sums bigint[] := '{}';
+    v_sum bigint := 0;
+begin
+    if p_histogram is null then
+        return null;
+    end if;
+    for i in 1..22 loop
+        -- Four elements, which end where the bucket does, and the one of 0.1.0; all the rest is in the last bucket.
+        v_sum := v_sum
+            + coalesce(p_histogram[i], 0)
+            + coalesce(p_histogram[96 + 4 * i], 0)
+            + case
+                when i = 1 then 0
+                else coalesce(p_histogram[93 + 4 * i], 0) + coalesce(p_histogram[94 + 4 * i], 0) + coalesce(p_histogram[95 + 4 * i], 0)
+            end
+            + case when i = 22 then coalesce(p_histogram[185], 0) else 0 end;
+        v_sums[i] := v_sum;
+    end loop;
+    return v_sums;
+end
+$plpgsql$;
+
+-- In seconds; the last of the 22 has none.
+create or replace function ulak_private.bucket_limit(p_bucket integer)
+returns text
+language sql
+immutable
+as $sql$
+    select case when p_bucket = 22 then '+Inf' else (2 ^ (p_bucket - 1) / 1000)::text end
+$sql$;
+
+-- In the order in which they are told. A histogram's three series are one family in Prometheus.
+create or replace function ulak_private.metric_definitions()
+returns table (place integer, name text, type text, help text, family text)
+language sql
+immutable
+set search_path = pg_catalog, pg_temp
+as $sql$
+    select
+        d.place,
+        d.name,
+        d.type,
+        d.help,
+        case d.type when 'histogram' then regexp_replace(d.name, '_(bucket|sum|count)$', '') else d.name end
+    from (values
+        (1, 'queue_depth', 'gauge', 'messages that wait or are in flight'),
+        (2, 'queue_limit', 'gauge', 'setting max_queue_size; 0 is no limit'),
+        (3, 'oldest_message_age_seconds', 'gauge', 'age of the oldest message that waits'),
+        (4, 'delivery_delay_seconds', 'gauge', 'how long the oldest message that is due has waited'),
+        (5, 'dlq_depth', 'gauge', 'dead letters that nobody has redriven or discarded'),
+        (6, 'message_ids_total', 'counter', 'ids given to messages, those of rolled back transactions included'),
+        (7, 'queue_depth_by_endpoint', 'gauge', 'messages that wait or are in flight, per endpoint'),
+        (8, 'in_flight_by_endpoint', 'gauge', 'messages that a worker holds, per endpoint'),
+        (9, 'dlq_depth_by_endpoint', 'gauge', 'dead letters that nobody has redriven or discarded, per endpoint'),
+        (10, 'delivery_delay_by_endpoint_seconds', 'gauge', 'how long the oldest message that is due has waited, per endpoint'),
+        (11, 'endpoint_circuit_state', 'gauge', '0 closed, 1 half_open, 2 open'),
+        (12, 'endpoint_circuit_failures', 'gauge', 'consecutive failures that the circuit breaker has counted'),
+        (13, 'endpoint_enabled', 'gauge', '1 enabled, 0 disabled'),
+        (14, 'delivered_total', 'counter', 'messages delivered by workers'),
+        (15, 'failed_attempts_total', 'counter', 'attempts of workers that failed'),
+        (16, 'delivery_duration_seconds_bucket', 'histogram', 'time of requests'),
+        (17, 'delivery_duration_seconds_sum', 'histogram', 'time of requests'),
+        (18, 'delivery_duration_seconds_count', 'histogram', 'time of requests'),
+        (19, 'workers_alive', 'gauge', 'workers with a sign of life in the last 15 seconds'),
+        (20, 'worker_in_flight', 'gauge', 'messages that a worker holds, per slot'),
+        (21, 'worker_messages_total', 'counter', 'messages settled, per slot'),
+        (22, 'worker_errors_total', 'counter', 'failed deliveries, per slot'),
+        (23, 'worker_heartbeat_age_seconds', 'gauge', 'time since the last sign of life, per slot'),
+        (24, 'maintenance_age_seconds', 'gauge', 'time since the last run, per step'),
+        (25, 'maintenance_duration_seconds', 'gauge', 'duration of the last run, per step'),
+        (26, 'maintenance_errors_total', 'counter', 'errors, per step'),
+        (27, 'maintenance_rows_total', 'counter', 'rows changed, per step'),
+        (28, 'archive_partitions_missing', 'gauge', 'problems with partitions of the archive'),
+        (29, 'queue_live_rows', 'gauge', 'rows of ulak.queue, as the statistics system knows them'),
+        (30, 'queue_dead_rows', 'gauge', 'dead rows of ulak.queue, as the statistics system knows them'),
+        (31, 'cluster_adopted', 'gauge', '1: this cluster delivers; 0: restored messages are held until ulak.adopt()'),
+        (32, 'messages_cancelled_total', 'counter', 'messages cancelled or purged, those of rolled back transactions included')
+    ) d (place, name, type, help)
+$sql$;

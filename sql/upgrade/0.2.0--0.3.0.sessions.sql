@@ -1,0 +1,235 @@
+-- What sessions still call that were in the middle of a function of 0.2.0 when the extension was upgraded. Goes with the release after this one.
+
+create or replace function ulak._kafka_headers_violation(p_headers jsonb)
+returns text[]
+language sql
+immutable
+set search_path = pg_catalog, pg_temp
+as $sql$
+    select ulak_private.broker_headers_violation(p_headers, '^(ulak-|ce_|content-type$)')
+$sql$;
+
+create or replace function ulak._missing_client(p_protocol text)
+returns text
+language sql
+set search_path = pg_catalog, pg_temp
+as $sql$
+    select ulak_private.missing_client(p_protocol, '{}')
+$sql$;
+
+create or replace function ulak._require_room(p_last_id bigint, p_count integer)
+returns void
+language sql
+set search_path = pg_catalog, pg_temp
+as $sql$
+    select ulak_private.check_backpressure(p_last_id, p_count)
+$sql$;
+
+create or replace function ulak._refuse_operator_event(p_id bigint)
+returns void
+language sql
+set search_path = pg_catalog, pg_temp
+as $sql$
+    select ulak_private.require_changeable(p_id)
+$sql$;
+
+-- As workers call it, by the names of its parameters. A claim knows by itself where the last one ended.
+create or replace function ulak._claim(
+    p_resume ulak_private.place,
+    p_worker text,
+    p_limit integer,
+    p_lease interval,
+    p_endpoint_ids bigint[],
+    p_protocols text[],
+    p_rooms ulak_private.rooms,
+    p_most_endpoints integer
+)
+returns table (
+    id bigint,
+    message_id uuid,
+    attempt integer,
+    endpoint_id bigint,
+    config_version bigint,
+    payload jsonb,
+    headers jsonb,
+    metadata jsonb,
+    correlation_id uuid,
+    ordering_key text,
+    priority smallint,
+    idempotency_key text,
+    created_at timestamptz,
+    expires_at timestamptz,
+    lease_until timestamptz,
+    circuit_state text,
+    due_at timestamptz,
+    may_have_more boolean,
+    left_out_others boolean
+)
+language sql
+set search_path = pg_catalog, pg_temp
+as $sql$
+    select *
+    from ulak_private.claim(
+        p_worker,
+        p_limit,
+        p_lease,
+        p_endpoint_ids,
+        p_protocols,
+        p_rooms => p_rooms,
+        p_most_endpoints => p_most_endpoints
+    )
+$sql$;
+
+-- send(), send_many() and publish(), as they were: an application's function (begin atomic) may depend on them by their oids.
+
+create or replace function ulak._send_of_0_2_0(
+    p_endpoint text,
+    p_payload jsonb default null,
+    p_priority integer default 0,
+    p_scheduled_at timestamptz default null,
+    p_idempotency_key text default null,
+    p_correlation_id uuid default null,
+    p_expires_at timestamptz default null,
+    p_ordering_key text default null,
+    p_headers jsonb default null,
+    p_metadata jsonb default null,
+    p_raw text default null,
+    p_content_type text default null,
+    p_path text default null,
+    p_timeout double precision default null
+)
+returns bigint
+language plpgsql
+security definer
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+begin
+    return ulak.send(
+        p_endpoint, p_payload, p_priority, p_scheduled_at, p_idempotency_key, p_correlation_id, p_expires_at, p_ordering_key,
+        p_headers, p_metadata, p_raw, p_content_type, p_path, p_timeout
+    );
+end
+$plpgsql$;
+
+create or replace function ulak._send_many_of_0_2_0(
+    p_endpoints text[],
+    p_payload jsonb,
+    p_priority integer default 0,
+    p_scheduled_at timestamptz default null,
+    p_idempotency_key text default null,
+    p_correlation_id uuid default null,
+    p_expires_at timestamptz default null,
+    p_ordering_key text default null,
+    p_headers jsonb default null,
+    p_metadata jsonb default null
+)
+returns bigint[]
+language plpgsql
+security definer
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+begin
+    return ulak.send_many(
+        p_endpoints, p_payload, p_priority, p_scheduled_at, p_idempotency_key, p_correlation_id, p_expires_at, p_ordering_key,
+        p_headers, p_metadata
+    );
+end
+$plpgsql$;
+
+create or replace function ulak._publish_of_0_2_0(
+    p_event_type text,
+    p_payload jsonb,
+    p_priority integer default 0,
+    p_scheduled_at timestamptz default null,
+    p_idempotency_key text default null,
+    p_correlation_id uuid default null,
+    p_expires_at timestamptz default null,
+    p_ordering_key text default null,
+    p_headers jsonb default null,
+    p_metadata jsonb default null,
+    p_event_id uuid default null
+)
+returns integer
+language plpgsql
+security definer
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+begin
+    return ulak.publish(
+        p_event_type, p_payload, p_priority, p_scheduled_at, p_idempotency_key, p_correlation_id, p_expires_at, p_ordering_key,
+        p_headers, p_metadata, p_event_id
+    );
+end
+$plpgsql$;
+
+-- Inserts into ulak.queue, ulak.archive and ulak.dlq, which were tables.
+
+create or replace function ulak._insert_as_0_2_0()
+returns trigger
+language plpgsql
+security definer
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+declare
+    v_columns text := (
+        select string_agg(quote_ident(a.attname), ', ' order by a.attnum)
+        from pg_attribute a
+        where a.attrelid = tg_relid and a.attnum > 0 and not a.attisdropped and a.attname not in ('sent_by', 'max_retries')
+    );
+begin
+    execute format(
+        'insert into ulak.%I (%s) overriding system value select %s from (select ($1).*) n', tg_argv[0], v_columns, v_columns
+    )
+    using new;
+    if tg_argv[0] = 'deliveries' then
+        insert into ulak_private.idempotency_keys (endpoint_id, idempotency_key, message_id, payload_hash, free_at)
+        select
+            q.endpoint_id,
+            q.idempotency_key,
+            q.id,
+            q.payload_hash,
+            case when q.status = 'completed' then q.completed_at + make_interval(secs => ulak_private.stored_setting('archive_after')::integer) end
+        from ulak_private.deliveries q
+        where q.id = new.id and q.idempotency_key is not null and q.status in ('pending', 'processing', 'completed')
+        on conflict do nothing;
+    end if;
+    return new;
+end
+$plpgsql$;
+
+-- With the defaults that the columns have in the tables.
+do $plpgsql$
+declare
+    v_column record;
+begin
+    for v_column in
+        select
+            v.name,
+            a.attname,
+            coalesce(pg_catalog.pg_get_expr(d.adbin, d.adrelid), $$nextval('ulak_private.dlq_id_seq')$$) as expression
+        from (values ('queue', 'deliveries'), ('archive', 'archived'), ('dlq', 'letters')) v (name, stored_in)
+        join pg_catalog.pg_attribute a on a.attrelid = pg_catalog.format('ulak.%I', v.stored_in)::regclass
+        left join pg_catalog.pg_attrdef d on d.adrelid = a.attrelid and d.adnum = a.attnum
+        where d.adbin is not null or a.attidentity <> ''
+    loop
+        execute pg_catalog.format(
+            'alter view ulak.%I alter column %I set default %s', v_column.name, v_column.attname, v_column.expression
+        );
+    end loop;
+end
+$plpgsql$;
+
+create or replace trigger queue_insert_as_0_2_0
+    instead of insert on ulak.queue
+    for each row
+    execute function ulak._insert_as_0_2_0('deliveries');
+
+create or replace trigger archive_insert_as_0_2_0
+    instead of insert on ulak.archive
+    for each row
+    execute function ulak._insert_as_0_2_0('archived');
+
+create or replace trigger dlq_insert_as_0_2_0
+    instead of insert on ulak.dlq
+    for each row
+    execute function ulak._insert_as_0_2_0('letters');
