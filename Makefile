@@ -6,10 +6,12 @@ BUILD ?= build
 
 # sql/schema runs once; the Python section and sql/code are replayed by every upgrade.
 SCHEMA := $(sort $(wildcard sql/schema/*.sql))
-REPLAYED := $(BUILD)/python.sql $(sort $(wildcard sql/code/*.sql))
+REPLAYED := $(BUILD)/python.sql $(sort $(wildcard sql/code/*/*.sql))
 SCRIPT := $(BUILD)/ulak--$(EXTVERSION).sql
 # Only upgrades to this version are built; those to earlier ones are frozen in sql/released.
 UPGRADES := $(patsubst sql/upgrade/%.sql,$(BUILD)/ulak--%.sql,$(wildcard sql/upgrade/*--$(EXTVERSION).sql))
+# What an upgrade does after its own steps, and after the code.
+STEPS := $(wildcard sql/upgrade/*.sql)
 
 DATA_built = $(SCRIPT) $(UPGRADES)
 DATA = $(filter-out $(patsubst $(BUILD)/%,sql/released/%,$(DATA_built)),$(wildcard sql/released/*.sql))
@@ -35,13 +37,13 @@ $(BUILD)/python.sql: plpython/embed.py plpython/loader.py $(shell find plpython/
 $(SCRIPT): $(SCHEMA) $(REPLAYED) sql/schema sql/code control/ulak.control
 	cat $(SCHEMA) $(REPLAYED) > $@
 
-$(UPGRADES): $(BUILD)/ulak--%.sql: sql/upgrade/%.sql $(REPLAYED) sql/code
-	cat $< $(REPLAYED) > $@
+$(UPGRADES): $(BUILD)/ulak--%.sql: sql/upgrade/%.sql $(STEPS) $(REPLAYED) sql/code
+	cat $< $(filter sql/upgrade/$*.move.sql,$(STEPS)) $(REPLAYED) $(filter sql/upgrade/$*.sessions.sql,$(STEPS)) > $@
 
 sql: $(PLAIN) ## build the plain script: no PL/Python, no superuser, for managed PostgreSQL
 
-$(PLAIN): $(SCHEMA) $(REPLAYED) $(wildcard sql/upgrade/*.sql) sql/schema sql/code sql/upgrade sql/plain.py sql/plain $(wildcard sql/plain/*) control/ulak.control
-	python3 -B sql/plain.py $(EXTVERSION) $(SCHEMA) $(wildcard sql/upgrade/*.sql) $(REPLAYED) > $@
+$(PLAIN): $(SCHEMA) $(REPLAYED) $(STEPS) sql/schema sql/code sql/upgrade sql/plain.py sql/plain $(wildcard sql/plain/*) control/ulak.control
+	python3 -B sql/plain.py $(EXTVERSION) $(SCHEMA) $(STEPS) $(REPLAYED) > $@
 
 deb: ## build Debian's packages for each server that is installed, into build/deb (needs debhelper, postgresql-server-dev-all)
 	control/package.sh deb $(BUILD)

@@ -38,10 +38,6 @@ language plpython3u
 set search_path = pg_catalog, pg_temp
 as {loader_body};
 
-revoke all on function ulak_private.python_source(), ulak_private.python_stamp(), ulak_private.load_python() from public;
-revoke all on function ulak_private.python_loader() from public;
-grant execute on function ulak_private.python_source(), ulak_private.python_stamp(), ulak_private.load_python() to ulak_worker;
-
 """
 
 # GD lives as long as the session; the stamp in it says which build sys.modules holds.
@@ -51,7 +47,8 @@ if GD.get("ulak_stamp") == "{stamp}":
 
 {loader}
 
-install({{row["module"]: row["source"] for row in plpy.execute("select module, source from ulak_private.python_source()")}})
+rows = plpy.execute("select module, source from ulak_private.python_source()")
+install({{row["module"]: row["source"] for row in rows}})
 GD["ulak_stamp"] = "{stamp}"
 """
 

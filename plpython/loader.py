@@ -1,7 +1,7 @@
 """Makes `from ulak import ...` find the modules that the extension carries, whatever lies on the server's path.
 
-The build makes this file the body of ulak_private.load_python(), which runs it once per session and build. Every session that
-needs Python pays for what is imported here: importlib.abc alone would take longer than drawing a report.
+The build makes this file the body of ulak_private.load_python(), which runs it once per session and build. Every
+session that needs Python pays for what is imported here: importlib.abc alone would take longer than drawing a report.
 """
 
 import sys

@@ -22,7 +22,7 @@ FIRST = (0, 2, 0)
 LEFT_OUT = ("report", "ping", "curl", "run_worker")
 
 ROUTINE = re.compile(
-    r"^create or replace (?:function|procedure) ulak\.(?P<name>\w+)\((?P<head>.*?)"
+    r"^create or replace (?:function|procedure) (?P<name>ulak(?:_private)?\.\w+)\((?P<head>.*?)"
     r"^as (?P<tag>\$\w*\$)(?P<body>.*?)(?P=tag);\n",
     re.MULTILINE | re.DOTALL,
 )
@@ -71,7 +71,7 @@ class Builder:
     def plain_routine(self, found: re.Match[str]) -> str:
         if replacement := self.replacements.get(found["name"]):
             if signature(replacement["head"]) != signature(found["head"]):
-                sys.exit(f"sql/plain: ulak.{found['name']} has another signature in sql/code")
+                sys.exit(f"sql/plain: {found['name']} has another signature in sql/code")
             self.replaced.append(found["name"])
             return replacement[0]
         if LANGUAGE.search(found["head"])[1] != "plpython3u":  # type: ignore[index]
@@ -79,14 +79,20 @@ class Builder:
         head = found[0][: found.start("tag") - found.start()].replace("language plpython3u", "language plpgsql")
         return f"{head}$plpgsql${self.filled(STUB)}$plpgsql$;\n"
 
-    def upgrades(self, files: list[Path]) -> dict[str, str]:
-        """What each upgrade does by itself, by the version that it starts from."""
+    def upgrades(self, files: list[Path]) -> dict[str, tuple[str, str]]:
+        """What each upgrade does before and after the code, by the version that it starts from."""
         steps = {}
-        for path in sorted(files, key=lambda path: numbers(path.stem.split("--")[0])):
-            before = path.stem.split("--")[0]
-            if numbers(before) >= FIRST:
-                steps[before] = self.plain(path.read_text("utf-8"))
+        for path in sorted(files, key=lambda path: numbers(path.name.split("--")[0])):
+            before = path.name.split("--")[0]
+            if numbers(before) >= FIRST and not path.stem.endswith((".move", ".sessions")):
+                move, sessions = (path.with_suffix(f".{part}.sql") for part in ("move", "sessions"))
+                first = [path, *(part for part in files if part == move)]
+                last = [part for part in files if part == sessions]
+                steps[before] = (self.joined(first), self.joined(last))
         return steps
+
+    def joined(self, paths: list[Path]) -> str:
+        return "".join(self.plain(path.read_text("utf-8")) for path in paths)
 
     def only_if(self, condition: str, text: str) -> str:
         return f"select {condition} as ulak_is_due \\gset\n\\if :ulak_is_due\n\n{text}\n\\endif\n\n"
@@ -98,14 +104,20 @@ class Builder:
         parts.append(
             self.only_if(
                 "current_setting('ulak.installed') = ''",
-                "".join(self.plain(path.read_text("utf-8")) for path in schema if path.name != "90_dump.sql"),
+                self.joined([path for path in schema if path.name != "90_dump.sql"]),
             )
         )
         for number, before in enumerate(steps):
             # A step also follows the one before it.
             passed = ", ".join(f"'{version}'" for version in [*steps][: number + 1])
-            parts.append(self.only_if(f"current_setting('ulak.installed') in ({passed})", steps[before]))
-        parts += [self.plain(path.read_text("utf-8")) for path in replayed]
+            parts.append(self.only_if(f"current_setting('ulak.installed') in ({passed})", steps[before][0]))
+        parts.append(self.joined(replayed))
+        # Sessions are of the version that was here.
+        parts += [
+            self.only_if(f"current_setting('ulak.installed') = '{before}'", last)
+            for before, (_, last) in steps.items()
+            if last
+        ]
         parts.append(self.own("end.sql"))
         if unknown := set(self.replacements) - set(self.replaced):
             sys.exit(f"sql/plain replaces what sql/code doesn't have: {', '.join(sorted(unknown))}")

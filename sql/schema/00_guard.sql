@@ -5,6 +5,8 @@
 do $plpgsql$
 declare
     v_role text;
+    v_schema text;
+    v_owner text;
 begin
     if current_setting('server_version_num')::integer < 150000 then
         raise exception 'ulak needs PostgreSQL 15 or newer'
@@ -14,16 +16,17 @@ begin
     end if;
 
     -- Whoever owns the schema could replace what is in it, and our Python runs as the server's user.
-    if exists (select from pg_catalog.pg_namespace where nspname = 'ulak') then
-        raise exception 'schema "ulak" exists already'
+    select n.nspname, pg_get_userbyid(n.nspowner) into v_schema, v_owner
+    from pg_catalog.pg_namespace n
+    where n.nspname in ('ulak', 'ulak_private')
+    order by n.nspname
+    limit 1;
+    if found then
+        raise exception 'schema "%" exists already', v_schema
             using
                 errcode = 'duplicate_schema',
-                detail = (
-                    select format('It belongs to role %I. The extension only installs into a schema of its own making.', pg_get_userbyid(nspowner))
-                    from pg_catalog.pg_namespace
-                    where nspname = 'ulak'
-                ),
-                hint = 'Look at what is in it, then: drop schema ulak; or: alter schema ulak rename to ulak_old;';
+                detail = format('It belongs to role %I. The extension only installs into a schema of its own making.', v_owner),
+                hint = format('Look at what is in it, then: drop schema %1$s; or: alter schema %1$s rename to %1$s_old;', v_schema);
     end if;
 
     -- Roles belong to the whole cluster: another database may have made them, and DROP EXTENSION leaves them.
@@ -43,4 +46,6 @@ end
 $plpgsql$;
 
 create schema ulak;
+create schema ulak_private;
 comment on schema ulak is 'Transactional outbox: ulak.send() in your transaction, delivery by ulak.run_worker(). Start with ulak.help().';
+comment on schema ulak_private is 'The inside of ulak. What users call and read is in schema ulak.';

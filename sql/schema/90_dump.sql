@@ -7,7 +7,7 @@ begin
     for v_relation in
         select c.oid
         from pg_catalog.pg_class c
-        where c.relnamespace = 'ulak'::regnamespace and c.relkind in ('r', 'S')
+        where c.relnamespace in ('ulak'::regnamespace, 'ulak_private'::regnamespace) and c.relkind in ('r', 'S')
         order by c.relname
     loop
         perform pg_catalog.pg_extension_config_dump(

@@ -1,4 +1,6 @@
--- What sessions still call that were in the middle of a function of 0.2.0 when the extension was upgraded. Goes with the release after this one.
+-- After the code: what sessions still use that were in the middle of a function of 0.2.0, or run its Python, and 0.2.0--0.3.0.move.sql has
+-- not made of what there is. An upgrade leaves it, a fresh installation hasn't got it, and ulak_private.forget_0_2_0() takes it away: the
+-- next release begins with that.
 
 create or replace function ulak._kafka_headers_violation(p_headers jsonb)
 returns text[]
@@ -80,9 +82,9 @@ as $sql$
     )
 $sql$;
 
--- send(), send_many() and publish(), as they were: an application's function (begin atomic) may depend on them by their oids.
+-- send(), send_many(), publish() and redrive_message(), as they were: an application's function (begin atomic) may depend on them by their oids.
 
-create or replace function ulak._send_of_0_2_0(
+create or replace function ulak_private.send_of_0_2_0(
     p_endpoint text,
     p_payload jsonb default null,
     p_priority integer default 0,
@@ -111,7 +113,7 @@ begin
 end
 $plpgsql$;
 
-create or replace function ulak._send_many_of_0_2_0(
+create or replace function ulak_private.send_many_of_0_2_0(
     p_endpoints text[],
     p_payload jsonb,
     p_priority integer default 0,
@@ -136,7 +138,7 @@ begin
 end
 $plpgsql$;
 
-create or replace function ulak._publish_of_0_2_0(
+create or replace function ulak_private.publish_of_0_2_0(
     p_event_type text,
     p_payload jsonb,
     p_priority integer default 0,
@@ -162,6 +164,27 @@ begin
 end
 $plpgsql$;
 
+create or replace function ulak_private.redrive_message_of_0_2_0(
+    p_dlq_id bigint,
+    p_by text default session_user,
+    p_now timestamptz default clock_timestamp()
+)
+returns bigint
+language plpgsql
+security definer
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+begin
+    return ulak.redrive_message(p_dlq_id, p_by, p_now);
+end
+$plpgsql$;
+
+create aggregate ulak._sum_histograms(p_histogram bigint[]) (
+    sfunc = ulak_private.add_histograms,
+    stype = bigint[],
+    initcond = '{}'
+);
+
 -- Inserts into ulak.queue, ulak.archive and ulak.dlq, which were tables.
 
 create or replace function ulak._insert_as_0_2_0()
@@ -178,7 +201,7 @@ declare
     );
 begin
     execute format(
-        'insert into ulak.%I (%s) overriding system value select %s from (select ($1).*) n', tg_argv[0], v_columns, v_columns
+        'insert into ulak_private.%I (%s) overriding system value select %s from (select ($1).*) n', tg_argv[0], v_columns, v_columns
     )
     using new;
     if tg_argv[0] = 'deliveries' then
@@ -208,7 +231,7 @@ begin
             a.attname,
             coalesce(pg_catalog.pg_get_expr(d.adbin, d.adrelid), $$nextval('ulak_private.dlq_id_seq')$$) as expression
         from (values ('queue', 'deliveries'), ('archive', 'archived'), ('dlq', 'letters')) v (name, stored_in)
-        join pg_catalog.pg_attribute a on a.attrelid = pg_catalog.format('ulak.%I', v.stored_in)::regclass
+        join pg_catalog.pg_attribute a on a.attrelid = pg_catalog.format('ulak_private.%I', v.stored_in)::regclass
         left join pg_catalog.pg_attrdef d on d.adrelid = a.attrelid and d.adnum = a.attnum
         where d.adbin is not null or a.attidentity <> ''
     loop
@@ -233,3 +256,106 @@ create or replace trigger dlq_insert_as_0_2_0
     instead of insert on ulak.dlq
     for each row
     execute function ulak._insert_as_0_2_0('letters');
+
+-- Tables by their old names.
+do $plpgsql$
+declare
+    v_name text;
+begin
+    foreach v_name in array array[
+        'archive_default', 'cluster_home', 'cluster_identity', 'endpoint_headroom', 'locks', 'maintenance_runs', 'ordering_keys', 'schedule', 'secrets'
+    ]
+    loop
+        execute format('create view ulak.%1$I as select * from ulak_private.%1$I', v_name);
+    end loop;
+end
+$plpgsql$;
+
+-- Sequences have no second names. What these hold is a hint, or a count: a value that goes astray is none that anything depends on.
+create sequence ulak.bell;
+create sequence ulak.claim_position;
+create sequence ulak.messages_cancelled;
+create sequence ulak.pull_position;
+create sequence ulak.queue_headroom minvalue -9223372036854775807 start 1;
+
+-- Each is granted as what has its name now.
+do $plpgsql$
+declare
+    v_statement text;
+begin
+    execute 'revoke all on all routines in schema ulak from public';
+    for v_statement in
+        select distinct format('grant execute on routine %s to %I', o.oid::regprocedure, a.grantee::regrole)
+        from pg_proc o
+        join pg_proc p on p.pronamespace = 'ulak_private'::regnamespace and '_' || p.proname = o.proname
+        cross join lateral aclexplode(p.proacl) a
+        where o.pronamespace = 'ulak'::regnamespace and o.proname like E'\\_%' and a.grantee <> p.proowner
+    loop
+        execute v_statement;
+    end loop;
+end
+$plpgsql$;
+
+-- For the owner, when no session is older than the upgrade.
+create function ulak_private.forget_0_2_0()
+returns void
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+declare
+    v_kind text;
+    v_name text;
+begin
+    for v_kind, v_name in
+        select 'routine', p.oid::regprocedure::text
+        from pg_proc p
+        where p.pronamespace = 'ulak'::regnamespace and p.proname like E'\\_%'
+        union all
+        select 'domain', t.oid::regtype::text
+        from pg_type t
+        where t.typnamespace = 'ulak'::regnamespace and t.typtype = 'd'
+        union all
+        select case c.relkind when 'v' then 'view' else 'sequence' end, c.oid::regclass::text
+        from pg_class c
+        where c.relnamespace = 'ulak'::regnamespace
+            and (
+                c.relkind = 'v' and obj_description(c.oid, 'pg_class') is null
+                or c.relkind = 'S' and c.relname in ('bell', 'claim_position', 'messages_cancelled', 'pull_position', 'queue_headroom')
+            )
+        union all
+        select 'routine', 'ulak_private.forget_0_2_0()'
+    loop
+        if exists (select from pg_extension e where e.extname = 'ulak') then
+            execute format('alter extension ulak drop %s %s', v_kind, v_name);
+        end if;
+        -- Triggers of the views go with their function.
+        execute format('drop %s %s%s', v_kind, v_name, case when v_name = 'ulak._insert_as_0_2_0()' then ' cascade' end);
+    end loop;
+    -- Earlier signatures stay as long as something depends on them.
+    for v_name in
+        select p.oid::regprocedure
+        from pg_proc p
+        where p.pronamespace = 'ulak_private'::regnamespace and p.proname ~ '_of_[0-9]'
+    loop
+        begin
+            if exists (select from pg_extension e where e.extname = 'ulak') then
+                execute format('alter extension ulak drop routine %s', v_name);
+            end if;
+            execute format('drop routine %s', v_name);
+        exception
+            when dependent_objects_still_exist then
+                null;
+        end;
+    end loop;
+    for v_name in
+        select format('alter view %s alter column %I drop default', d.adrelid::regclass, a.attname)
+        from pg_attrdef d
+        join pg_attribute a on a.attrelid = d.adrelid and a.attnum = d.adnum
+        where d.adrelid in ('ulak.queue'::regclass, 'ulak.archive'::regclass, 'ulak.dlq'::regclass)
+    loop
+        execute v_name;
+    end loop;
+end
+$plpgsql$;
+
+revoke all on function ulak_private.forget_0_2_0() from public;

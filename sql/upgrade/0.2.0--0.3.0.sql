@@ -1,5 +1,9 @@
 -- From 0.2.0 to 0.3.0: what replaying sql/code can't do. Each step says what it locks, and for how long.
 
+-- What is private moves there, at the end (0.2.0--0.3.0.move.sql). Who owns a schema could replace what is in it: one that exists is refused.
+create schema ulak_private;
+comment on schema ulak_private is 'The inside of ulak. What users call and read is in schema ulak.';
+
 -- Lock the tables that senders and workers use before anything else: sessions take them in either order, and would deadlock with an
 -- upgrade that held one and waited for another. Each try is short, and everybody else goes on in between. From here on senders and
 -- workers wait until the upgrade commits.
@@ -10,8 +14,15 @@ begin
         begin
             lock table
                 ulak.queue, ulak.dlq, ulak.archive, ulak.endpoints, ulak.workers, ulak.event_log, ulak.setting_values, ulak.endpoint_grants,
-                ulak.event_types
+                ulak.event_types, ulak.locks, ulak.ordering_keys, ulak.endpoint_headroom, ulak.secrets, ulak.schedule, ulak.cluster_home,
+                ulak.cluster_identity, ulak.maintenance_runs
             in access exclusive mode;
+            -- Sequences can't be locked by name.
+            alter sequence ulak.bell set schema ulak_private;
+            alter sequence ulak.claim_position set schema ulak_private;
+            alter sequence ulak.messages_cancelled set schema ulak_private;
+            alter sequence ulak.pull_position set schema ulak_private;
+            alter sequence ulak.queue_headroom set schema ulak_private;
             perform set_config('lock_timeout', '0', true);
             return;
         exception
@@ -58,25 +69,14 @@ drop function ulak._is_behind(bigint, text);
 drop function ulak._publish(text, jsonb);
 drop function ulak._count_live(bigint);
 
--- An application's function (begin atomic) may depend on these by their oids. They go unless one does.
-do $plpgsql$
-declare
-    v_function text;
-begin
-    foreach v_function in array array[
-        'ulak._publish_of_0_1_0(text, jsonb)',
-        'ulak._send_of_0_1_0(text, jsonb, integer, timestamptz, text, uuid, timestamptz, text, jsonb, jsonb)'
-    ]
-    loop
-        begin
-            execute 'drop function ' || v_function;
-        exception
-            when dependent_objects_still_exist then
-                null;
-        end;
-    end loop;
-end
-$plpgsql$;
+-- Sessions of 0.2.0 still call these: 0.2.0--0.3.0.sessions.sql has them.
+drop function ulak._kafka_headers_violation(jsonb);
+drop function ulak._missing_client(text);
+drop function ulak._require_room(bigint, integer);
+drop function ulak._refuse_operator_event(bigint);
+
+comment on column ulak.endpoints.config is 'how to reach the receiver. Validated key by key; {"$secret": "name"} stands for a value in ulak_private.secrets';
+comment on column ulak.locks.name is 'what the row''s lock stands for, as in sql/code/1_foundations/locks.sql';
 
 -- No lock but the one that is held already.
 comment on column ulak.endpoints.circuit_probe_id is 'message that probes a half-open breaker, or did so last';
@@ -281,16 +281,9 @@ comment on table ulak.attempts is 'attempts that failed, for event_log_retention
 drop function ulak._take_turn(integer, bigint[], text[], bigint, timestamptz, ulak._rooms, ulak._place, integer, integer);
 drop function ulak._lock_due(bigint[], smallint[], timestamptz[], bigint[], integer[], bigint, timestamptz, integer);
 
--- Has another parameter now. What an application's function (begin atomic) depends on by its oid stays under another name.
+-- Has another parameter now. What an application's function (begin atomic) depends on by its oid stays under another name
+-- (0.2.0--0.3.0.sessions.sql).
 alter function ulak.redrive_message(bigint, text, timestamptz) rename to _redrive_message_of_0_2_0;
-do $plpgsql$
-begin
-    drop function ulak._redrive_message_of_0_2_0(bigint, text, timestamptz);
-exception
-    when dependent_objects_still_exist then
-        null;
-end
-$plpgsql$;
 
 -- Grants to send, and the role that counts. All of these are locked since the beginning; columns with a constant default rewrite no table.
 alter table ulak.endpoints add column is_restricted boolean not null default false;
@@ -357,7 +350,7 @@ drop function ulak._endpoints_in_turn(bigint, integer, integer, integer, bigint[
 drop function ulak._next_level(bigint, smallint, timestamptz);
 
 -- Two more parameters: a generation, and retries of its own. What an application's function (begin atomic) depends on by its oid stays under another
--- name, and calls the new one (sql/code/89_for_0_2_0.sql). No lock that anybody waits for.
+-- name, and calls the new one (0.2.0--0.3.0.sessions.sql). No lock that anybody waits for.
 alter function ulak.send(
     text, jsonb, integer, timestamptz, text, uuid, timestamptz, text, jsonb, jsonb, text, text, text, double precision
 ) rename to _send_of_0_2_0;

@@ -40,7 +40,7 @@ STATISTICS: dict[str, str] = {
         create temporary table unknown as
         select oid from pg_class
         where oid = 'ulak.endpoints'::regclass
-            or relnamespace = 'ulak'::regnamespace and relname ~ '^(queue|_deliveries|_events|_archived|archive)(_|$)';
+            or relnamespace::regnamespace::text in ('ulak', 'ulak_private') and relname ~ '^(queue|_?deliveries|_?events|_?archived|archive)(_|$)';
         delete from pg_statistic where starelid in (select oid from unknown);
         update pg_class set reltuples = -1, relpages = 0
         where oid in (select oid from unknown) and relkind = 'r'
@@ -179,14 +179,13 @@ class Way:
 
     def deliver(self, db: DB, count: int) -> Iterator[int]:
         done = 0
+        claim, settle = (storage.private(db, name) for name in ("claim", "settle_many"))
         while done < count:
-            rows = db.execute(
-                "select id, attempt from ulak_private.claim('bench', %s)", [LIMIT], prepare=True
-            ).fetchall()
+            rows = db.execute(f"select id, attempt from {claim}('bench', %s)", [LIMIT], prepare=True).fetchall()  # type: ignore[arg-type]
             ids, attempts = zip(*rows, strict=True)
             errors = None if self.error is None else [self.error] * len(rows)
             db.execute(
-                "select ulak_private.settle_many('bench', %s::bigint[], %s::integer[], %s::text[])",
+                f"select {settle}('bench', %s::bigint[], %s::integer[], %s::text[])",  # type: ignore[arg-type]
                 [list(ids), list(attempts), errors],
                 prepare=True,
             )

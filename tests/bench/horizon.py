@@ -72,7 +72,7 @@ class Schedule:
         while not self._stopping.wait(60 - time.time() % 60):
             with self._site.connect() as db:
                 db.execute("call ulak.run_maintenance()")
-                db.execute((db.execute("select ulak_private.vacuum_command()").fetchone() or [""])[0])
+                db.execute((db.execute(f"select {storage.private(db, 'vacuum_command')}()").fetchone() or [""])[0])  # type: ignore[arg-type]
 
 
 # Who keeps vacuum from its work.

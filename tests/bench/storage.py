@@ -53,6 +53,11 @@ def tables_of(db: DB) -> Tables:
     return OLD if row[0] else NEW
 
 
+def private(db: DB, name: str) -> str:
+    """A private function by the name that it has there: up to 0.2.0 there was one schema."""
+    return f"ulak._{name}" if tables_of(db) is OLD else f"ulak_private.{name}"
+
+
 def insert(
     db: DB,
     columns: Mapping[str, str],
@@ -107,7 +112,7 @@ def bytes_of(db: DB) -> int:
     """Of all tables of ulak with their indexes."""
     row = db.execute(
         "select sum(pg_total_relation_size(oid))::bigint from pg_class "
-        "where relnamespace = 'ulak'::regnamespace and relkind in ('r', 'S')"
+        "where relnamespace::regnamespace::text in ('ulak', 'ulak_private') and relkind in ('r', 'S')"
     ).fetchone()
     assert row is not None
     return int(row[0])

@@ -75,7 +75,7 @@ def test_pg_cron_is_stopped_and_started(world: World, close_books: Any) -> None:
 
 OURS = """
     select pid from pg_stat_activity
-    where datname = current_database() and usename = 'ulak_worker' and query ~ '^call ulak[.](run_worker|_watch_workers)'
+    where datname = current_database() and usename = 'ulak_worker' and query ~ '^call (ulak[.]run_worker|ulak_private[.]watch_workers)'
     order by pid
 """
 LONGEST_GAP = """

@@ -42,7 +42,7 @@ FUNCTIONS = """
         where a.mode in ('i', 'b') and a.place <= p.pronargs - p.pronargdefaults
     ), '{}')
     from pg_proc p
-    where p.pronamespace = 'ulak'::regnamespace and p.proname not like '\\_%' and 'p_now' = any (p.proargnames)
+    where p.pronamespace = 'ulak'::regnamespace and 'p_now' = any (p.proargnames)
     order by 1
 """
 

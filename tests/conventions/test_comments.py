@@ -1,4 +1,4 @@
-"""Every public object of the extension is commented. A leading underscore means private."""
+"""Every object of the extension is commented, but for private functions."""
 
 from __future__ import annotations
 
@@ -10,14 +10,13 @@ import psycopg
 def test_every_public_object_is_commented(db: psycopg.Connection[Any]) -> None:
     uncommented = db.execute(
         r"""
-        select 'schema ulak' where obj_description('ulak'::regnamespace, 'pg_namespace') is null
+        select 'schema ' || nspname from pg_namespace where nspname in ('ulak', 'ulak_private') and obj_description(oid, 'pg_namespace') is null
         union all
         select 'relation ' || oid::regclass
         from pg_class
-        where relnamespace = 'ulak'::regnamespace
+        where relnamespace::regnamespace::text in ('ulak', 'ulak_private')
             and relkind in ('r', 'p', 'v', 'm', 'S')
-            and relname not like '\_%'
-            -- Monthly partitions and the sequences of identity columns are explained by what they belong to.
+            -- Partitions and the sequences of identity columns are explained by what they belong to.
             and not relispartition
             and not exists (
                 select from pg_depend
@@ -28,9 +27,8 @@ def test_every_public_object_is_commented(db: psycopg.Connection[Any]) -> None:
         select 'column ' || attrelid::regclass || '.' || attname
         from pg_attribute
         join pg_class on pg_class.oid = attrelid
-        where relnamespace = 'ulak'::regnamespace
+        where relnamespace::regnamespace::text in ('ulak', 'ulak_private')
             and relkind in ('r', 'p', 'v', 'm')
-            and relname not like '\_%'
             and not relispartition
             and attnum > 0
             and not attisdropped
@@ -38,13 +36,12 @@ def test_every_public_object_is_commented(db: psycopg.Connection[Any]) -> None:
         union all
         select 'function ' || oid::regprocedure
         from pg_proc
-        where pronamespace = 'ulak'::regnamespace and proname not like '\_%' and obj_description(oid, 'pg_proc') is null
+        where pronamespace = 'ulak'::regnamespace and obj_description(oid, 'pg_proc') is null
         union all
         select 'type ' || t.oid::regtype
         from pg_type t
         left join pg_class c on c.oid = typrelid
-        where typnamespace = 'ulak'::regnamespace
-            and typname not like '\_%'
+        where typnamespace::regnamespace::text in ('ulak', 'ulak_private')
             and typtype in ('c', 'd', 'e', 'r')
             and (c.oid is null or c.relkind = 'c')
             and obj_description(t.oid, 'pg_type') is null

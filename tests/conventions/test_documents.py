@@ -119,8 +119,9 @@ def test_every_file_of_the_project_that_is_named_exists(document: Path) -> None:
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=IDS)
 def test_every_function_that_is_named_exists(db: psycopg.Connection[Any], document: Path) -> None:
-    named = set(re.findall(r"\bulak\.(\w+)\(", document.read_text()))
-    there = {name for (name,) in db.execute("select proname from pg_proc where pronamespace = 'ulak'::regnamespace")}
+    named = set(re.findall(r"\b(ulak(?:_private)?\.\w+)\(", document.read_text()))
+    functions = "select pronamespace::regnamespace || '.' || proname from pg_proc where pronamespace::regnamespace::text in ('ulak', 'ulak_private')"
+    there = {name for (name,) in db.execute(functions)}
 
     assert sorted(named - there) == []
 
@@ -129,9 +130,13 @@ def test_every_function_that_is_named_exists(db: psycopg.Connection[Any], docume
 def test_the_map_of_the_sql_has_every_file_and_no_other(folder: str) -> None:
     text = (PROJECT / "sql" / "README.md").read_text()
     start = text.index(f"`{folder}/` | |")
-    named = re.findall(r"`(\d\d_\w+\.sql)`", text[start : text.index("\n\n", start)])
+    named = []
+    for row in text[start : text.index("\n\n", start)].splitlines()[2:]:
+        room = re.match(r"\| `(\d_\w+/)`", row)
+        named += [(room[1] if room else "") + name for name in re.findall(r"`(\w+\.sql)`", row)]
 
-    assert sorted(named) == sorted(path.name for path in (PROJECT / "sql" / folder).glob("*.sql"))
+    place = PROJECT / "sql" / folder
+    assert sorted(named) == sorted(str(path.relative_to(place)) for path in place.rglob("*.sql"))
 
 
 @pytest.mark.parametrize(
@@ -149,9 +154,25 @@ def test_the_maps_of_the_python_have_every_module_and_no_other(heading: str, fol
     assert sorted(named) == sorted(there)
 
 
+@pytest.mark.parametrize("room", ["messages", "safety", "sessions", "transports"])
+def test_the_map_of_the_python_has_every_module_of_a_room(room: str) -> None:
+    text = (PROJECT / "plpython" / "README.md").read_text()
+    (row,) = re.findall(rf"^\| `ulak/{room}/` \|(.*)\|$", text, re.MULTILINE)
+    there = [path for path in (PROJECT / "plpython/ulak" / room).iterdir() if path.name[0] != "_"]
+
+    assert sorted(re.findall(r"`(\w+\.py|\w+/)`", row)) == sorted(
+        path.name + ("/" if path.is_dir() else "") for path in there
+    )
+
+
 def test_no_function_named_in_the_map_of_the_sql_is_gone(db: psycopg.Connection[Any]) -> None:
     text = (PROJECT / "sql" / "README.md").read_text()
-    there = {name for (name,) in db.execute("select proname from pg_proc where pronamespace = 'ulak'::regnamespace")}
+    there = {
+        name
+        for (name,) in db.execute(
+            "select proname from pg_proc where pronamespace::regnamespace::text in ('ulak', 'ulak_private')"
+        )
+    }
 
     assert [name for name in re.findall(r"`(_?[a-z_]+)\(\)`", text) if name not in there] == []
 

@@ -16,10 +16,10 @@ DB = psycopg.Connection[Any]
 
 # Who worked in one cluster, and what maintenance did there, means nothing in another.
 NOT_CARRIED = [
+    "ulak.workers: 1",
     "ulak_private.maintenance_runs: 1",
     "ulak_private.ordering_keys: 1",
     "ulak_private.schedule: 1",
-    "ulak.workers: 1",
 ]
 
 

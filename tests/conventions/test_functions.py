@@ -19,7 +19,7 @@ def functions(db: DB, condition: str = "true") -> list[tuple[str, str, str]]:
         select p.oid::regprocedure::text, pg_get_functiondef(p.oid), prosrc
         from pg_proc p
         join pg_language l on l.oid = prolang
-        where pronamespace = 'ulak'::regnamespace and {condition}
+        where pronamespace::regnamespace::text in ('ulak', 'ulak_private') and {condition}
         order by 1
         """
     ).fetchall()
@@ -62,7 +62,7 @@ def test_plpgsql_check_finds_nothing_wrong(cluster: Cluster, cron_database: str)
         cross join lateral plpgsql_check_function_tb(
             p.oid, coalesce(t.tgrelid, 0), other_warnings => false, extra_warnings => false
         ) c
-        where pronamespace = 'ulak'::regnamespace
+        where pronamespace::regnamespace::text in ('ulak', 'ulak_private')
             and lanname = 'plpgsql'
             and (prorettype <> 'trigger'::regtype or t.oid is not null)
             and prorettype <> 'event_trigger'::regtype
@@ -90,7 +90,7 @@ def test_a_granted_function_pins_its_search_path_or_qualifies_every_name(module_
         and exists (select from aclexplode(proacl) where grantee <> proowner)
     """
     definitions = "".join(f"{definition};\n" for _, definition, _ in functions(module_session, unpinned))
-    script = f"set search_path to pg_catalog, pg_temp;\ncreate schema ulak;\n{definitions}"
+    script = f"set search_path to pg_catalog, pg_temp;\ncreate schema ulak;\ncreate schema ulak_private;\n{definitions}"
 
     pgspot = subprocess.run(["pgspot", "--ignore", "PS005"], input=script, text=True, capture_output=True, check=False)
 
@@ -126,7 +126,7 @@ def test_every_parameter_starts_with_p(module_session: DB) -> None:
                 where m in ('i', 'b', 'v')
             ) end
         ) with ordinality as parameter (name, position) using (position)
-        where pronamespace = 'ulak'::regnamespace
+        where pronamespace::regnamespace::text in ('ulak', 'ulak_private')
             and coalesce(name, '') not like 'p\\_%'
     """
 

@@ -12,15 +12,18 @@ from support.copies import current_version
 DB = psycopg.Connection[Any]
 
 
-def test_a_schema_that_somebody_made_is_refused(cluster: Cluster, template: str, empty_database: str) -> None:
+@pytest.mark.parametrize("schema", ["ulak", "ulak_private"])
+def test_a_schema_that_somebody_made_is_refused(
+    cluster: Cluster, template: str, empty_database: str, schema: str
+) -> None:
     with cluster.connect(empty_database) as connection:
-        connection.execute("create schema ulak authorization nobody")
+        connection.execute(f"create schema {schema} authorization nobody")  # type: ignore[arg-type]
 
         with pytest.raises(psycopg.errors.DuplicateSchema) as refusal:
             connection.execute("create extension ulak cascade")
 
     assert "belongs to role nobody" in str(refusal.value.diag.message_detail)
-    assert "drop schema ulak" in str(refusal.value.diag.message_hint)
+    assert f"drop schema {schema};" in str(refusal.value.diag.message_hint)
 
 
 def test_the_script_is_refused_by_psql(cluster: Cluster, empty_database: str) -> None:

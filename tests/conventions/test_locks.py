@@ -14,7 +14,7 @@ LOCK = re.compile(
     r"\bfor\s+(no\s+key\s+update|update|share|key\s+share)\b|\block\s+table\b|\bpg_(try_)?advisory_\w*lock",
     re.IGNORECASE,
 )
-LIST = PROJECT / "sql" / "code" / "05_locks.sql"
+LIST = PROJECT / "sql/code/1_foundations/locks.sql"
 
 
 def listed(header: str) -> list[str]:
@@ -35,7 +35,9 @@ def without_comments(text: str) -> str:
 
 
 def lock_takers(db: DB) -> list[str]:
-    functions = db.execute("select distinct proname, prosrc from pg_proc where pronamespace = 'ulak'::regnamespace")
+    functions = db.execute(
+        "select distinct proname, prosrc from pg_proc where pronamespace::regnamespace::text in ('ulak', 'ulak_private')"
+    )
     return sorted({name for name, body in functions if LOCK.search(without_comments(body)) and name != "python_source"})
 
 
@@ -51,9 +53,13 @@ def test_no_lock_is_taken_by_python() -> None:
 
 
 def test_every_named_lock_is_listed_and_taken(db: DB) -> None:
-    bodies = db.execute("select prosrc from pg_proc where pronamespace = 'ulak'::regnamespace").fetchall()
+    bodies = db.execute(
+        "select prosrc from pg_proc where pronamespace::regnamespace::text in ('ulak', 'ulak_private')"
+    ).fetchall()
     taken = {
-        name for (body,) in bodies for name in re.findall(r"ulak\._(?:try_)?lock\('(\w+)'\)", without_comments(body))
+        name
+        for (body,) in bodies
+        for name in re.findall(r"ulak_private\.(?:try_)?lock\('(\w+)'\)", without_comments(body))
     }
     rows = [name for (name,) in db.execute('select name from ulak_private.locks order by name collate "C"')]
 
@@ -71,7 +77,7 @@ def test_whoever_claims_asks_the_same_of_a_message(db: DB) -> None:
         for name, body in db.execute(
             """
             select proname, prosrc from pg_proc
-            where pronamespace = 'ulak'::regnamespace
+            where pronamespace::regnamespace::text in ('ulak', 'ulak_private')
                 and proname in ('lock_due', 'light_turn')
             """
         )
@@ -89,7 +95,7 @@ def test_nobody_else_claims(db: DB) -> None:
     claimers = db.execute(
         """
         select proname from pg_proc
-        where pronamespace = 'ulak'::regnamespace and prosrc ~ 'processing_started_at\\s*=' order by proname
+        where pronamespace::regnamespace::text in ('ulak', 'ulak_private') and prosrc ~ 'processing_started_at\\s*=' order by proname
         """
     ).fetchall()
 

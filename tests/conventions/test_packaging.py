@@ -125,7 +125,7 @@ def test_the_license_is_named_wherever_somebody_looks() -> None:
 def test_only_the_server_of_compose_begins_as_root() -> None:
     """It gives that up itself. Everything else of ours is somebody else from the beginning, and may nothing."""
     services: dict[str, Any] = {}
-    for name in ("compose.yaml", "monitoring.yaml"):
+    for name in ("compose.yaml", "monitoring/compose.yaml"):
         for service, given in yaml.safe_load((PROJECT / "docker" / name).read_text())["services"].items():
             services.setdefault(service, given)
     ours = {name: each for name, each in services.items() if each["image"].startswith("ulak")}

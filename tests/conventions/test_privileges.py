@@ -9,12 +9,11 @@ from support.cluster import ROLES
 
 DB = psycopg.Connection[Any]
 
-# What each role may execute. Whatever is not listed for a role, it may not.
+# What each role may execute. Whatever is not listed for a role, it may not. _name stands for ulak_private.name.
 FUNCTIONS = {
     "ulak_application": """
         send send_with_options send_batch send_batch_with_priority send_messages send_many publish publish_batch
         cancel cancel_by_key reschedule reprioritise
-        _send_of_0_2_0 _send_many_of_0_2_0 _publish_of_0_2_0
         message_status find_messages await_delivery _await_delivery explain mark_handled setting help _shown_config
     """,
     "ulak_consumer": """
@@ -118,9 +117,9 @@ RELATIONS = {
 }
 
 CELLS_OF_FUNCTIONS = """
-    select distinct role, proname
+    select distinct role, case when pronamespace = 'ulak_private'::regnamespace then '_' else '' end || proname
     from pg_proc, unnest(%s::text[]) as role
-    where pronamespace = 'ulak'::regnamespace and has_function_privilege(role, oid, 'execute')
+    where pronamespace::regnamespace::text in ('ulak', 'ulak_private') and has_function_privilege(role, oid, 'execute')
 """
 
 # A privilege on some columns only is written as select(columns).
@@ -136,7 +135,7 @@ CELLS_OF_RELATIONS = """
         select case relkind when 'S' then has_sequence_privilege(role, oid, privilege)
         else has_table_privilege(role, oid, privilege) end
     ) as w (whole)
-    where relnamespace = 'ulak'::regnamespace
+    where relnamespace::regnamespace::text in ('ulak', 'ulak_private')
         and relkind in ('r', 'p', 'v', 'm', 'S')
         and (
             whole
@@ -180,16 +179,55 @@ def test_the_roles_are_not_members_of_each_other(db: DB) -> None:
     assert db.execute(query, [list(ROLES), list(ROLES)]).fetchall() == []
 
 
-def test_each_role_may_use_the_schema_and_none_may_create_in_it(db: DB) -> None:
+# Workers, nodes and procedures that commit call private functions by name.
+INSIDE = {"ulak_admin", "ulak_application", "ulak_node", "ulak_worker"}
+
+
+def test_each_role_may_use_its_schemas_and_none_may_create_in_them(db: DB) -> None:
     query = """
-        select role, has_schema_privilege(role, 'ulak', 'usage'), has_schema_privilege(role, 'ulak', 'create')
+        select
+            role,
+            has_schema_privilege(role, 'ulak', 'usage'),
+            has_schema_privilege(role, 'ulak_private', 'usage'),
+            has_schema_privilege(role, 'ulak', 'create') or has_schema_privilege(role, 'ulak_private', 'create')
         from unnest(%s::text[]) as role
     """
 
     assert sorted(db.execute(query, [[*ROLES, "nobody"]]).fetchall()) == [
-        ("nobody", False, False),
-        *((role, True, False) for role in sorted(ROLES)),
+        ("nobody", False, False, False),
+        *((role, True, role in INSIDE, False) for role in sorted(ROLES)),
     ]
+
+
+def test_the_public_schema_holds_nothing_private(db: DB) -> None:
+    """Functions, tables and views that a role may use, and what belongs to them. setting_values is read as the view settings."""
+    found = db.execute(
+        """
+        select 'function ' || oid::regprocedure
+        from pg_proc
+        where pronamespace = 'ulak'::regnamespace
+            and (proname like E'\\\\_%%' or not has_function_privilege('ulak_admin', oid, 'execute'))
+        union all
+        select 'relation ' || oid::regclass
+        from pg_class
+        where relnamespace = 'ulak'::regnamespace
+            and relkind not in ('i', 'I', 'S')
+            and (relname like E'\\\\_%%' or relispartition or not has_table_privilege('ulak_admin', oid, 'select'))
+        union all
+        -- The ids of public tables and of messages.
+        select 'sequence ' || oid::regclass
+        from pg_class
+        where relnamespace = 'ulak'::regnamespace and relkind = 'S' and relname not like '%%_id_seq'
+        union all
+        select 'type ' || t.oid::regtype
+        from pg_type t
+        left join pg_class c on c.oid = t.typrelid
+        where t.typnamespace = 'ulak'::regnamespace and t.typelem = 0 and (c.oid is null or c.relkind = 'c')
+        """,
+        [],
+    ).fetchall()
+
+    assert [line for (line,) in found] == []
 
 
 def test_nothing_is_granted_to_public(db: DB) -> None:
@@ -198,17 +236,17 @@ def test_nothing_is_granted_to_public(db: DB) -> None:
         """
         with object (name, acl) as (
             select 'schema ' || nspname, coalesce(nspacl, acldefault('n', nspowner))
-            from pg_namespace where nspname = 'ulak'
+            from pg_namespace where nspname in ('ulak', 'ulak_private')
             union all
             select 'function ' || oid::regprocedure, coalesce(proacl, acldefault('f', proowner))
-            from pg_proc where pronamespace = 'ulak'::regnamespace
+            from pg_proc where pronamespace::regnamespace::text in ('ulak', 'ulak_private')
             union all
             select 'relation ' || oid::regclass,
                 coalesce(relacl, acldefault(case relkind when 'S' then 's' else 'r' end::"char", relowner))
-            from pg_class where relnamespace = 'ulak'::regnamespace and relkind in ('r', 'p', 'v', 'm', 'S')
+            from pg_class where relnamespace::regnamespace::text in ('ulak', 'ulak_private') and relkind in ('r', 'p', 'v', 'm', 'S')
             union all
             select 'column ' || attrelid::regclass || '.' || attname, attacl
-            from pg_attribute join pg_class on pg_class.oid = attrelid where relnamespace = 'ulak'::regnamespace
+            from pg_attribute join pg_class on pg_class.oid = attrelid where relnamespace::regnamespace::text in ('ulak', 'ulak_private')
         )
         select name || ': ' || privilege_type from object, aclexplode(acl) where grantee = 0 order by 1
         """
@@ -222,11 +260,11 @@ def test_no_grant_can_be_passed_on(db: DB) -> None:
         """
         select oid::regprocedure::text, grantee::regrole::text
         from pg_proc, aclexplode(proacl)
-        where pronamespace = 'ulak'::regnamespace and is_grantable and grantee <> proowner
+        where pronamespace::regnamespace::text in ('ulak', 'ulak_private') and is_grantable and grantee <> proowner
         union all
         select oid::regclass::text, grantee::regrole::text
         from pg_class, aclexplode(relacl)
-        where relnamespace = 'ulak'::regnamespace and is_grantable and grantee <> relowner
+        where relnamespace::regnamespace::text in ('ulak', 'ulak_private') and is_grantable and grantee <> relowner
         """
     ).fetchall()
 

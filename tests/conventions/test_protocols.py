@@ -19,8 +19,8 @@ DB = psycopg.Connection[Any]
 
 FILES = {
     path.stem.rpartition("_")[2]
-    for path in (PROJECT / "sql" / "code").glob("1?_config_*.sql")
-    if path.stem != "14_config_brokers"
+    for path in (PROJECT / "sql/code/2_endpoints").glob("config_*.sql")
+    if path.stem != "config_brokers"
 }
 GUIDE = (PROJECT / "sql" / "GUIDE.md").read_text()
 
@@ -42,8 +42,10 @@ def missing(db: DB) -> set[str]:
     """What is there for a protocol that the table doesn't have, or is not there for one that it has."""
     delivered = set(column(db, "select unnest(ulak_private.worker_protocols())"))
     known = set(column(db, "select unnest(ulak_private.protocols())"))
-    functions = column(db, "select proname from pg_proc where pronamespace = 'ulak'::regnamespace")
-    rules = {found[1] for name in functions if (found := re.fullmatch(r"_([a-z]+)_config_violation", name))}
+    functions = column(
+        db, "select proname from pg_proc where pronamespace::regnamespace::text in ('ulak', 'ulak_private')"
+    )
+    rules = {found[1] for name in functions if (found := re.fullmatch(r"([a-z]+)_config_violation", name))}
     described = column(db, "select description from ulak_private.parameter_help() where parameter = 'p_protocol'")
     return (
         {f"{each}: a file of its config" for each in known ^ FILES}

@@ -188,4 +188,4 @@ def test_only_sessions_ask_what_time_it_is() -> None:
 
     found = {path.relative_to(folder).as_posix() for path in folder.rglob("*.py") if asked.search(path.read_text())}
 
-    assert found == {"backend.py", "entry_points.py", "node/session.py"}
+    assert found == {"sessions/backend.py", "entry_points.py", "node/session.py"}

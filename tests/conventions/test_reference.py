@@ -20,7 +20,7 @@ def test_the_reference_names_every_public_function_and_setting(db: DB) -> None:
     functions = db.execute(
         r"""
         select distinct proname from pg_proc
-        where pronamespace = 'ulak'::regnamespace and proname not like '\_%' order by 1
+        where pronamespace = 'ulak'::regnamespace order by 1
         """
     ).fetchall()
     settings = db.execute("select name from ulak.settings order by 1").fetchall()

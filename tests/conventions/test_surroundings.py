@@ -20,7 +20,7 @@ Make = Callable[..., str]
 GRANTS = """
     select p.oid::regprocedure::text, a.grantee::regrole::text
     from pg_proc p, aclexplode(p.proacl) a
-    where p.pronamespace = 'ulak'::regnamespace and a.grantee <> p.proowner
+    where p.pronamespace::regnamespace::text in ('ulak', 'ulak_private') and a.grantee <> p.proowner
     order by 1, 2
 """
 

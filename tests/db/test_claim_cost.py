@@ -138,7 +138,7 @@ WAYS: dict[str, str | None] = {
 
 def settle(queue: Queue, ids: list[int], attempts: list[int], way: str) -> list[int]:
     if way in ("release", "heartbeat"):
-        statement = f"select ulak._{way}_many('w', %s, %s, '60 s', %s)"
+        statement = f"select ulak_private.{way}_many('w', %s, %s, '60 s', %s)"
         return list(queue.value(statement, ids, attempts, queue.at(0)))
     return list(queue.value(SETTLE, ids, attempts, WAYS[way], ids, queue.at(0)))
 

@@ -114,7 +114,9 @@ def trouble(cluster: Cluster, module_database: str, prometheus: Prometheus) -> I
         )
         db.execute("select ulak.configure('max_queue_size', '11')")
         db.execute("update ulak_private.cluster_identity set system_identifier = 1")
-        db.execute("drop table ulak.archive_" + queue.value("select to_char(now() + interval '1 month', 'YYYY_MM')"))
+        db.execute(
+            "drop table ulak_private.archive_" + queue.value("select to_char(now() + interval '1 month', 'YYYY_MM')")
+        )
         seen = scrapes(prometheus)
         wait_until(lambda: scraped(prometheus, seen + 3), timeout=30, message="further scrapes")
     yield prometheus

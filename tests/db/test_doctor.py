@@ -393,7 +393,7 @@ def test_a_step_that_fails_is_critical_and_says_why(db: DB) -> None:
 
 def test_a_missing_month_is_made(queue: Queue) -> None:
     month = queue.value("select to_char(now() at time zone 'UTC' + interval '1 month', 'YYYY_MM')")
-    queue.db.execute(f"drop table ulak.archive_{month}")
+    queue.db.execute(f"drop table ulak_private.archive_{month}")
 
     finding = found(queue, "partitions")
     mend(queue, finding)

@@ -14,9 +14,7 @@ READERS = [role for role in ROLES if role != "ulak_node"]
 def test_everything_public_is_listed_and_nothing_private(queue: Queue) -> None:
     listed = queue.rows("select * from ulak.help()")
 
-    functions = queue.column(
-        r"select distinct proname::text from pg_proc where pronamespace = 'ulak'::regnamespace and proname not like '\_%'"
-    )
+    functions = queue.column(r"select distinct proname::text from pg_proc where pronamespace = 'ulak'::regnamespace")
     assert {row["name"] for row in listed if row["kind"] in ("function", "procedure")} == set(functions)
     assert {"top", "settings", "queue"} <= {row["name"] for row in listed}
     assert [row["name"] for row in listed if row["name"].startswith("_") or not row["description"]] == []
@@ -45,7 +43,7 @@ def test_each_parameter_is_described_and_nothing_else_is(queue: Queue) -> None:
         select p.proname::text, a.name
         from pg_proc p
         cross join unnest(p.proargnames) with ordinality a (name, number)
-        where p.pronamespace = 'ulak'::regnamespace and p.proname not like '\_%' and a.number <= p.pronargs
+        where p.pronamespace = 'ulak'::regnamespace and a.number <= p.pronargs
         """
     ).fetchall()
     texts = queue.db.execute("select function_name, parameter from ulak_private.parameter_help()").fetchall()

@@ -24,8 +24,8 @@ def claim(queue: Queue) -> Claim:
 
 def contents(queue: Queue) -> list[Any]:
     """Everything that a report could change."""
-    tables = ["queue", "dlq", "endpoints", "event_log", "ordering_keys"]
-    return [queue.rows(f"select * from ulak.{table} order by 1") for table in tables]
+    tables = ["ulak.queue", "ulak.dlq", "ulak.endpoints", "ulak.event_log", "ulak_private.ordering_keys"]
+    return [queue.rows(f"select * from {table} order by 1") for table in tables]
 
 
 def test_a_completed_message_is_done(queue: Queue, claim: Claim) -> None:

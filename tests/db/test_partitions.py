@@ -42,7 +42,7 @@ def partition_of(db: DB, message: int) -> Any:
 def drop_months(db: DB) -> DB:
     """So that a test has a calendar of its own."""
     for name in column(db, "select name from ulak_private.month_partitions"):
-        db.execute(f"drop table ulak.{name}")  # type: ignore[arg-type]
+        db.execute(f"drop table ulak_private.{name}")  # type: ignore[arg-type]
     return db
 
 
@@ -69,16 +69,15 @@ def test_an_installation_has_this_month_and_the_next_three(alone: DB) -> None:
 def test_months_are_ordinary_tables_and_no_members_of_the_extension(alone: DB) -> None:
     members = """
         select objid::regclass::text from pg_depend
-        where deptype = 'e' and classid = 'pg_class'::regclass and objid::regclass::text ~ '^ulak._?(archive|events)'
+        where deptype = 'e' and classid = 'pg_class'::regclass and objid::regclass::text ~ '^ulak_private.(archive|events)'
         order by 1
     """
 
     assert column(alone, members) == [
+        "ulak_private.archive_default",
         "ulak_private.archived",
         "ulak_private.events",
         "ulak_private.events_default",
-        "ulak.archive",
-        "ulak_private.archive_default",
     ]
 
 
@@ -137,7 +136,7 @@ def test_months_without_maintenance_are_made_up_for_and_the_default_is_emptied(e
 
     assert value(empty, "select count(*) from ulak_private.archive_default") == 0
     for at, ids in messages.items():
-        assert {partition_of(empty, id) for id in ids} == {f"ulak.archive_{at:%Y_%m}"}
+        assert {partition_of(empty, id) for id in ids} == {f"ulak_private.archive_{at:%Y_%m}"}
     assert column(empty, PARTITIONS) == [f"archive_2030_{n:02}" for n in range(1, 9)]
 
 
@@ -268,7 +267,7 @@ def test_without_a_retention_the_setting_decides_and_drops_are_logged(empty: DB)
     assert cleanup(empty, None, month(2030, 5)) == 2
 
     logged = "select detail ->> 'partition' from ulak.event_log where event = 'archive.dropped' order by id"
-    assert column(empty, logged) == ["archive_2030_01", "_events_2030_01", "archive_2030_02", "_events_2030_02"]
+    assert column(empty, logged) == ["archive_2030_01", "events_2030_01", "archive_2030_02", "events_2030_02"]
 
 
 @pytest.mark.parametrize("retention", [0, -1])
@@ -278,9 +277,9 @@ def test_a_retention_below_one_month_is_refused(alone: DB, retention: int) -> No
 
 
 def test_retention_leaves_the_default_partition_and_what_an_administrator_attached(empty: DB) -> None:
-    empty.execute("create table ulak.archive_before_2000 (like ulak_private.archived)")
+    empty.execute("create table ulak_private.archive_before_2000 (like ulak_private.archived)")
     empty.execute(
-        "alter table ulak_private.archived attach partition ulak.archive_before_2000 for values from (minvalue) to ('2000-01-01Z')"
+        "alter table ulak_private.archived attach partition ulak_private.archive_before_2000 for values from (minvalue) to ('2000-01-01Z')"
     )
 
     assert cleanup(empty, 1, month(2040, 1)) == 0
@@ -325,8 +324,8 @@ def test_a_million_messages_of_ten_months_need_a_fortieth_of_a_b_tree(bare: DB) 
     maintain(bare, month(2030, 1), ahead=9)
     for name in column(bare, PARTITIONS):
         # What the test doesn't need costs it time.
-        bare.execute(f"alter table ulak.{name} set unlogged")  # type: ignore[arg-type]
-        bare.execute(f"drop index ulak.{name}_id_idx")  # type: ignore[arg-type]
+        bare.execute(f"alter table ulak_private.{name} set unlogged")  # type: ignore[arg-type]
+        bare.execute(f"drop index ulak_private.{name}_id_idx")  # type: ignore[arg-type]
     bare.execute(
         """
         insert into ulak_private.archived (id, endpoint_id, message_id, status, created_at, payload)
@@ -337,10 +336,10 @@ def test_a_million_messages_of_ten_months_need_a_fortieth_of_a_b_tree(bare: DB) 
     assert value(bare, "select count(*) from ulak_private.archive_default") == 0
     sizes = {"brin": 0, "btree": 0}
     for name in column(bare, PARTITIONS):
-        bare.execute("select brin_summarize_new_values(%s)", [f"ulak.{name}_created_at_idx"])
-        bare.execute(f"create index {name}_btree on ulak.{name} (created_at)")  # type: ignore[arg-type]
-        sizes["brin"] += value(bare, "select pg_relation_size(%s)", f"ulak.{name}_created_at_idx")
-        sizes["btree"] += value(bare, "select pg_relation_size(%s)", f"ulak.{name}_btree")
+        bare.execute("select brin_summarize_new_values(%s)", [f"ulak_private.{name}_created_at_idx"])
+        bare.execute(f"create index {name}_btree on ulak_private.{name} (created_at)")  # type: ignore[arg-type]
+        sizes["brin"] += value(bare, "select pg_relation_size(%s)", f"ulak_private.{name}_created_at_idx")
+        sizes["btree"] += value(bare, "select pg_relation_size(%s)", f"ulak_private.{name}_btree")
 
     assert sizes["btree"] >= 40 * sizes["brin"]
 

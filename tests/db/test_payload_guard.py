@@ -16,17 +16,17 @@ def id(queue: Queue) -> int:
 @pytest.mark.parametrize(
     ("table", "change"),
     [
-        ("events", "payload = '{\"amount\": 2}'"),
-        ("events", "headers = '{}'"),
-        ("deliveries", "payload = '{\"amount\": 2}', priority = 1"),
-        ("queue", "message_id = gen_random_uuid(), priority = 1"),
+        ("ulak_private.events", "payload = '{\"amount\": 2}'"),
+        ("ulak_private.events", "headers = '{}'"),
+        ("ulak_private.deliveries", "payload = '{\"amount\": 2}', priority = 1"),
+        ("ulak.queue", "message_id = gen_random_uuid(), priority = 1"),
     ],
 )
 def test_a_message_can_not_be_changed_once_sent(queue: Queue, id: int, table: str, change: str) -> None:
     before = queue.message(id)
 
     with pytest.raises(psycopg.errors.ObjectNotInPrerequisiteState) as caught, queue.db.transaction():
-        queue.db.execute(f"update ulak.{table} set {change}")  # type: ignore[arg-type]
+        queue.db.execute(f"update {table} set {change}")  # type: ignore[arg-type]
 
     assert caught.value.diag.message_primary == "payload and message_id of a message can't be changed once sent"
     assert caught.value.diag.message_hint == "Send a new message."

@@ -88,8 +88,8 @@ def test_what_pg_cron_calls_sends_once_for_each_minute(cluster: Cluster, cron: D
         """
     ).fetchall()
     assert [row[0] for row in rows[1:]] == [
-        "ulak_private.schedule often 2030-01-01T00:00Z",
-        "ulak_private.schedule often 2030-01-01T00:01Z",
+        "ulak.schedule often 2030-01-01T00:00Z",
+        "ulak.schedule often 2030-01-01T00:01Z",
     ]
     assert [row[1:] for row in rows] == [(3, "key", {"x-a": "b"}, {"c": "d"}, {"n": 1}, True)] * 3
     assert cron.execute("select last_sent_at = '2030-01-01 00:01:00+00' from ulak.recurring_list").fetchone() == (True,)

@@ -294,7 +294,7 @@ def test_a_replay_of_one_month_reads_one_partition(alone: DB) -> None:
         archived(alone, 20, at=datetime(2030, number, 5, tzinfo=UTC))
     scans = """
         select relname::text, coalesce(seq_scan, 0) + coalesce(idx_scan, 0)
-        from pg_stat_xact_all_tables where schemaname = 'ulak' and relname ~ '^archive_'
+        from pg_stat_xact_all_tables where schemaname = 'ulak_private' and relname ~ '^archive_'
     """
     before = dict(alone.execute(scans).fetchall())
 

@@ -103,7 +103,9 @@ PLAIN: dict[str, Any] = {"payload": {"n": 1}, "priority": 3, "correlation_id": C
 def test_the_short_way_and_the_long_way_store_the_same(queue: Queue) -> None:
     short = queue.message(queue.send(**PLAIN))
     long = queue.message(
-        queue.call("send", "shop", Jsonb(PLAIN["payload"]), 3, None, None, CONVERSATION, None, None, None, None)
+        queue.call(
+            "ulak_private.send", "shop", Jsonb(PLAIN["payload"]), 3, None, None, CONVERSATION, None, None, None, None
+        )
     )
 
     own = {"id", "message_id"}
@@ -157,8 +159,8 @@ def test_a_rolled_back_send_leaves_nothing(db: DB) -> None:
         db.execute("select ulak.send('shop', '1', p_idempotency_key => 'k', p_ordering_key => 'o')")
         db.execute("select ulak.send_batch('shop', '{1,2,3}')")
 
-    for table in ("queue", "dlq", "archive", "ordering_keys", "endpoint_stats"):
-        assert db.execute(f"select count(*) from ulak.{table}").fetchone() == (0,)  # type: ignore[arg-type]
+    for table in ("ulak.queue", "ulak.dlq", "ulak.archive", "ulak_private.ordering_keys", "ulak.endpoint_stats"):
+        assert db.execute(f"select count(*) from {table}").fetchone() == (0,)  # type: ignore[arg-type]
     assert db.execute("select count(*) from pg_locks where locktype = 'advisory'").fetchone() == (0,)
 
 
@@ -556,8 +558,8 @@ def test_a_send_starts_no_subtransaction(sender: DB) -> None:
     bodies = sender.execute(
         """
         select proname from pg_proc
-        where pronamespace = 'ulak'::regnamespace
-            and proname in ('send', 'send', 'enqueue_many', 'check_message', 'check_payloads', 'endpoint_id',
+        where pronamespace::regnamespace::text in ('ulak', 'ulak_private')
+            and proname in ('send', 'enqueue_many', 'check_message', 'check_payloads', 'endpoint_id',
                 'lock_ordering_key', 'take_idempotency_key', 'check_backpressure', 'remember_headroom', 'setting')
             and prosrc ~* 'exception\\s+when'
         """
@@ -599,7 +601,7 @@ def test_a_plain_send_asks_nothing_but_its_insert(sender: DB) -> None:
             """
             select proname, pg_stat_get_xact_function_calls(oid)
             from pg_proc
-            where pronamespace = 'ulak'::regnamespace and pg_stat_get_xact_function_calls(oid) > 0
+            where pronamespace::regnamespace::text in ('ulak', 'ulak_private') and pg_stat_get_xact_function_calls(oid) > 0
             """
         ).fetchall()
 

@@ -155,7 +155,7 @@ say "the images"
 image bud -q --layers -t ulak-test -f "$project/docker/image/Dockerfile" --build-arg PG_MAJOR="$major" \
     --build-arg DEBIAN=localhost/ulak-test-debian --build-arg BASE=localhost/ulak-test-postgres "$project"
 image bud -q --layers -t ulak-console-test --build-arg DEBIAN=localhost/ulak-test-debian "$project/docker/console"
-image bud -q --layers -t ulak-node-test --build-arg DEBIAN=localhost/ulak-test-debian -f "$project/docker/node/Dockerfile" "$project/docker"
+image bud -q --layers -t ulak-node-test --build-arg DEBIAN=localhost/ulak-test-debian "$project/docker/node"
 
 image bud -q --layers -t ulak-extension-test --build-arg DEBIAN=localhost/ulak-test-debian -f "$project/docker/image/extension.Dockerfile" "$project"
 

@@ -92,7 +92,7 @@ def dumps(old: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Taken before the upgrade, by the programs of either version."""
     folder = tmp_path_factory.mktemp("dumps")
     old.dump("shop", folder / "whole", "--format=custom")
-    parts = ["--format=custom", "--schema=ulak", "--extension=ulak"]
+    parts = ["--format=custom", "--schema=ulak", "--schema=ulak_private", "--extension=ulak"]
     old.dump("shop", folder / "schema", *parts)
     old.dump("shop", folder / "data", *parts, "--data-only", "--load-via-partition-root")
     newer = Cluster(folder)

@@ -31,14 +31,16 @@ ROUTINES = """
             select g.grantee::regrole::text from aclexplode(p.proacl) g where g.grantee <> p.proowner order by 1
         )
     from pg_proc p
-    where p.pronamespace = 'ulak'::regnamespace
+    where p.pronamespace::regnamespace::text in ('ulak', 'ulak_private')
     order by 1
 """
 
 
 def test_it_is_installed_without_a_superuser_and_without_plpython(shop: DB) -> None:
-    owners = "select proowner::regrole::text from pg_proc where pronamespace = 'ulak'::regnamespace"
-    languages = "select distinct lanname from pg_proc p join pg_language l on l.oid = p.prolang where pronamespace = 'ulak'::regnamespace order by 1"
+    owners = (
+        "select proowner::regrole::text from pg_proc where pronamespace::regnamespace::text in ('ulak', 'ulak_private')"
+    )
+    languages = "select distinct lanname from pg_proc p join pg_language l on l.oid = p.prolang where pronamespace::regnamespace::text in ('ulak', 'ulak_private') order by 1"
 
     assert set(column(shop, owners)) == {OWNER}
     assert value(shop, "select rolsuper from pg_roles where rolname = %s", OWNER) is False
@@ -74,7 +76,7 @@ def test_every_function_is_there_with_its_parameters_its_comment_and_its_grants(
 
 def test_most_functions_are_those_of_the_extension(shop: DB, db: DB) -> None:
     """What differs is what sql/plain says: the rest has the same text."""
-    bodies = "select p.oid::regprocedure::text, p.prosrc, p.proconfig from pg_proc p where pronamespace = 'ulak'::regnamespace"
+    bodies = "select p.oid::regprocedure::text, p.prosrc, p.proconfig from pg_proc p where pronamespace::regnamespace::text in ('ulak', 'ulak_private')"
     plain, extension = ({name: rest for name, *rest in side.execute(bodies)} for side in (shop, db))
     python = set(
         column(
@@ -235,19 +237,19 @@ def test_an_owner_who_sees_nothing_of_the_server_is_refused(plain: PlainCluster,
 
 
 def test_a_schema_of_somebody_else_is_refused(plain: PlainCluster, bare: str, script: Path) -> None:
-    plain.as_superuser(
-        "create schema ulak; create function ulak_private.has_python() returns int language sql return 1 / 0", bare
-    )
+    plain.as_superuser("create schema ulak; create schema ulak_private", bare)
+    plain.as_superuser("create function ulak_private.has_python() returns int language sql return 1 / 0", bare)
     plain.as_superuser("create function ulak_private.version() returns text language sql as $$ select 1 / 0 $$", bare)
 
     with pytest.raises(CommandFailed, match="ulak belongs to another role here"):
         plain.run_script(bare, script)
 
 
-def test_a_schema_that_is_not_ulaks_is_refused(plain: PlainCluster, bare: str, script: Path) -> None:
-    plain.execute("create schema ulak", bare)
+@pytest.mark.parametrize("schema", ["ulak", "ulak_private"])
+def test_a_schema_that_is_not_ulaks_is_refused(plain: PlainCluster, bare: str, script: Path, schema: str) -> None:
+    plain.execute(f"create schema {schema}", bare)
 
-    with pytest.raises(CommandFailed, match='schema "ulak" exists already'):
+    with pytest.raises(CommandFailed, match=f'schema "{schema}" exists already'):
         plain.run_script(bare, script)
 
 

@@ -135,7 +135,7 @@ def test_the_circuits_probe_is_logged_by_the_clock_as_well(db: DB, admin: DB) ->
 
 def test_no_notification_is_sent_past_the_guard_against_a_full_queue(db: DB) -> None:
     """A full notification queue makes whoever notifies fail: one function looks first, and the others call it."""
-    query = "select proname from pg_proc where pronamespace = 'ulak'::regnamespace and prosrc ~ 'pg_notify|notify ulak'"
+    query = "select proname from pg_proc where pronamespace::regnamespace::text in ('ulak', 'ulak_private') and prosrc ~ 'pg_notify|notify ulak'"
 
     assert db.execute(query).fetchall() == [("notify",)]
 

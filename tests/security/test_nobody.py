@@ -160,11 +160,17 @@ def test_dead_letters_are_redriven_and_messages_replayed(queue: Queue) -> None:
 
 
 def test_tables_can_not_be_locked_by_nobody(nobody: psycopg.Connection[Any]) -> None:
-    for table in ("queue", "endpoints", "ordering_keys", "locks", "setting_values"):
+    for table in (
+        "ulak.queue",
+        "ulak.endpoints",
+        "ulak_private.ordering_keys",
+        "ulak_private.locks",
+        "ulak.setting_values",
+    ):
         with pytest.raises(psycopg.errors.InsufficientPrivilege), nobody.transaction():
-            nobody.execute(f"lock ulak.{table} in access share mode")  # type: ignore[call-overload]
+            nobody.execute(f"lock {table} in access share mode")  # type: ignore[call-overload]
         with pytest.raises(psycopg.errors.InsufficientPrivilege):
-            nobody.execute(f"select from ulak.{table} for share")  # type: ignore[call-overload]
+            nobody.execute(f"select from {table} for share")  # type: ignore[call-overload]
 
 
 @pytest.mark.parametrize("lock", ["ulak_worker", "ulak_poller"])

@@ -1,4 +1,4 @@
-"""What the catalogs say about schema ulak, in a form that two databases can be compared by."""
+"""What the catalogs say about the schemas of ulak, in a form that two databases can be compared by."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ QUERIES = {
                 'acl', acl('n', nspacl, nspowner),
                 'comment', obj_description(oid, 'pg_namespace')
             )
-        from pg_namespace where nspname = 'ulak'
+        from pg_namespace where nspname in ('ulak', 'ulak_private')
     """,
     "function": """
         select
@@ -31,7 +31,7 @@ QUERIES = {
                 'comment', obj_description(p.oid, 'pg_proc')
             )
         from pg_proc p
-        where pronamespace = 'ulak'::regnamespace and prokind in ('f', 'p')
+        where pronamespace::regnamespace::text in ('ulak', 'ulak_private') and prokind in ('f', 'p')
     """,
     "relation": """
         select
@@ -50,7 +50,7 @@ QUERIES = {
                 'partition_bound', pg_get_expr(relpartbound, oid)
             )
         from pg_class
-        where relnamespace = 'ulak'::regnamespace and relkind not in ('i', 'I')
+        where relnamespace::regnamespace::text in ('ulak', 'ulak_private') and relkind not in ('i', 'I')
     """,
     "column": """
         select
@@ -71,7 +71,7 @@ QUERIES = {
         from pg_attribute
         join pg_class c on c.oid = attrelid
         left join pg_attrdef on adrelid = attrelid and adnum = attnum
-        where relnamespace = 'ulak'::regnamespace and attnum > 0 and not attisdropped and relkind not in ('i', 'I', 'S')
+        where relnamespace::regnamespace::text in ('ulak', 'ulak_private') and attnum > 0 and not attisdropped and relkind not in ('i', 'I', 'S')
     """,
     "index": """
         select
@@ -83,7 +83,7 @@ QUERIES = {
             )
         from pg_index
         join pg_class on pg_class.oid = indexrelid
-        where relnamespace = 'ulak'::regnamespace
+        where relnamespace::regnamespace::text in ('ulak', 'ulak_private')
     """,
     "constraint": """
         select
@@ -94,7 +94,7 @@ QUERIES = {
                 'comment', obj_description(oid, 'pg_constraint')
             )
         from pg_constraint
-        where connamespace = 'ulak'::regnamespace
+        where connamespace::regnamespace::text in ('ulak', 'ulak_private')
             -- A column says by itself that it is not null. PostgreSQL 18 has constraints for that, whose names a restore may change.
             and contype <> 'n'
     """,
@@ -104,7 +104,7 @@ QUERIES = {
             jsonb_build_object('definition', pg_get_triggerdef(t.oid), 'enabled', tgenabled)
         from pg_trigger t
         join pg_class c on c.oid = tgrelid
-        where relnamespace = 'ulak'::regnamespace and not tgisinternal
+        where relnamespace::regnamespace::text in ('ulak', 'ulak_private') and not tgisinternal
     """,
     "policy": """
         select polrelid::regclass || ' ' || polname, jsonb_build_object(
@@ -112,7 +112,7 @@ QUERIES = {
         )
         from pg_policy
         join pg_class c on c.oid = polrelid
-        where relnamespace = 'ulak'::regnamespace
+        where relnamespace::regnamespace::text in ('ulak', 'ulak_private')
     """,
     "sequence": """
         select
@@ -123,7 +123,7 @@ QUERIES = {
             )
         from pg_sequence
         join pg_class on oid = seqrelid
-        where relnamespace = 'ulak'::regnamespace
+        where relnamespace::regnamespace::text in ('ulak', 'ulak_private')
     """,
     "type": """
         select
@@ -136,7 +136,7 @@ QUERIES = {
                 'labels', (select jsonb_agg(enumlabel order by enumsortorder) from pg_enum where enumtypid = t.oid)
             )
         from pg_type t
-        where typnamespace = 'ulak'::regnamespace
+        where typnamespace::regnamespace::text in ('ulak', 'ulak_private')
     """,
     "member": """
         select object.type || ' ' || object.identity, 'true'::jsonb
@@ -199,10 +199,10 @@ def difference(left: Any, right: Any) -> str:
 
 
 def tables(connection: psycopg.Connection[Any], by_partition: bool = True) -> list[str]:
-    """Qualified names of all tables of schema ulak: the partitions, or the tables that they are parts of."""
+    """Qualified names of all tables of ulak: the partitions, or the tables that they are parts of."""
     query = """
         select oid::regclass::text from pg_class
-        where relnamespace = 'ulak'::regnamespace
+        where relnamespace::regnamespace::text in ('ulak', 'ulak_private')
             and (relkind = 'r' and (%(by_partition)s or not relispartition) or relkind = 'p' and not %(by_partition)s)
         order by 1
     """
@@ -211,7 +211,7 @@ def tables(connection: psycopg.Connection[Any], by_partition: bool = True) -> li
 
 def contents(connection: psycopg.Connection[Any], by_partition: bool = True) -> dict[str, list[str]]:
     """All rows of every table, and the position of every sequence."""
-    query = "select oid::regclass::text from pg_class where relnamespace = 'ulak'::regnamespace and relkind = 'S'"
+    query = "select oid::regclass::text from pg_class where relnamespace::regnamespace::text in ('ulak', 'ulak_private') and relkind = 'S'"
     sequences = [name for (name,) in connection.execute(query)]
     rows = {}
     for relation in tables(connection, by_partition):

@@ -65,7 +65,7 @@ def hold_up(db: DB, gate: DB, created_at: datetime, message: int) -> None:
         f"""
         create function public.wait_for_gate() returns trigger language plpgsql
         as $$ begin perform pg_advisory_xact_lock(42); return new; end $$;
-        create trigger wait_for_gate before insert on ulak.archive_{created_at:%Y_%m}
+        create trigger wait_for_gate before insert on ulak_private.archive_{created_at:%Y_%m}
             for each row when ((new.payload -> 'n')::integer = {message}) execute function public.wait_for_gate()
         """  # type: ignore[arg-type]
     )

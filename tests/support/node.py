@@ -17,7 +17,7 @@ from support.sessions import wait_until
 from support.site import Site
 
 PYTHON = "/usr/bin/python3"
-PROGRAM = PROJECT / "docker" / "worker.py"
+PROGRAM = PROJECT / "docker/node/worker.py"
 
 
 def node_dsn(cluster: Cluster, database: str, **options: object) -> str:

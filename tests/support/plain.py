@@ -77,7 +77,7 @@ class PlainCluster(ProvidersCluster):
         return run([self.bin / "psql", "-X", "-d", self.dsn(database, role), "-f", script])
 
     def uninstall(self, database: str) -> None:
-        self.execute("drop schema ulak cascade", database)
+        self.execute("drop schema ulak, ulak_private cascade", database)
 
 
 # Of tests/db, what doesn't hold without PL/Python or without a superuser: a file or a test, and why.

@@ -73,10 +73,13 @@ class Queue:
             return cursor.execute(query, parameters or None).fetchall()  # type: ignore[arg-type]
 
     def call(self, function: str, *positional: Any, **named: Any) -> Any:
-        """ulak.function(positional, p_named => named); a named one that is None is left out."""
+        """ulak.function(positional, p_named => named), or one of ulak_private; a named one that is None is left out."""
+        schema = "" if "." in function else "ulak."
         given = {name: value for name, value in named.items() if value is not None}
         places = ["%s"] * len(positional) + [f"p_{name} => %s" for name in given]
-        return self.value(f"select ulak.{function}({', '.join(places)})", *map(adapt, [*positional, *given.values()]))
+        return self.value(
+            f"select {schema}{function}({', '.join(places)})", *map(adapt, [*positional, *given.values()])
+        )
 
     def refuses(self, function: str, *positional: Any, **named: Any) -> psycopg.errors.Diagnostic:
         """What the error says. Nothing of the transaction around it is lost."""
@@ -91,17 +94,17 @@ class Queue:
         """No message, no endpoint, no trace of either: for tests that share a database. TRUNCATE would also throw away
         the plans of the functions under test."""
         for table in (
-            "deliveries",
-            "events",
-            "archived",
-            "letters",
-            "idempotency_keys",
-            "endpoints",
-            "event_log",
-            "handled",
-            "ordering_keys",
+            "ulak_private.deliveries",
+            "ulak_private.events",
+            "ulak_private.archived",
+            "ulak_private.letters",
+            "ulak_private.idempotency_keys",
+            "ulak_private.ordering_keys",
+            "ulak.endpoints",
+            "ulak.event_log",
+            "ulak.handled",
         ):
-            self.db.execute(f"delete from ulak.{table}")
+            self.db.execute(f"delete from {table}")
 
     # Applications.
 

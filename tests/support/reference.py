@@ -56,7 +56,7 @@ FUNCTIONS = r"""
         obj_description(oid, 'pg_proc'),
         array(select role from unnest(%s::text[]) role where has_function_privilege(role, oid, 'execute'))
     from pg_proc
-    where pronamespace = 'ulak'::regnamespace and proname not like '\_%%'
+    where pronamespace = 'ulak'::regnamespace
     order by proname collate "C", oid::regprocedure::text collate "C"
 """
 
@@ -72,11 +72,7 @@ RELATIONS = r"""
             order by attnum
         )
     from pg_class
-    where relnamespace = 'ulak'::regnamespace
-        and relkind = any (%s::text[]::"char"[])
-        and not relispartition
-        and relname not like '\_%%'
-        and obj_description(oid, 'pg_class') not like '%%private to ulak'
+    where relnamespace = 'ulak'::regnamespace and relkind = any (%s::text[]::"char"[])
     order by relname collate "C"
 """
 

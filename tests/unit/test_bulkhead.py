@@ -28,9 +28,12 @@ from ulak.transports.registry import transports
 from ulak.worker import dispatcher
 from ulak.worker.dispatcher import Dispatcher
 
-ULAK = Path(bulkhead.__file__).parent
+ULAK = Path(bulkhead.__file__).parents[1]
 # The loop, the seam, the values that cross it, and what is run once for all deliveries.
-BEFORE = {"worker", "node", "report", "bulkhead.py", "delivery.py", "transports.py", "broker/delivery.py"}
+BEFORE = {
+    *("worker", "node", "report", "messages/bulkhead.py", "messages/delivery.py"),
+    *("transports/registry.py", "transports/broker/delivery.py"),
+}
 # What all deliveries of a transport go through. Where one of these raises, the transport is given up.
 SHARED = {
     *("HttpTransport.__init__", "HttpTransport.advance", "HttpTransport.timeout", "Client.__init__"),

@@ -20,7 +20,16 @@ from support.sessions import Running, wait_until
 DB = psycopg.Connection[Any]
 
 # What this version has no use for any more, and what it may write anew: where a message of a key waits is its own affair.
-RENAMED = {"ulak.queue": "ulak._deliveries", "ulak.dlq": "ulak._letters", "ulak.archive": "ulak._archived"}
+MOVED = """
+    bell claim_position cluster_home cluster_identity dlq_id_seq endpoint_headroom locks maintenance_runs messages_cancelled ordering_keys
+    pull_position queue_headroom schedule secrets
+"""
+RENAMED = {
+    "ulak.queue": "ulak_private.deliveries",
+    "ulak.dlq": "ulak_private.letters",
+    "ulak.archive": "ulak_private.archived",
+    **{f"ulak.{name}": f"ulak_private.{name}" for name in MOVED.split()},
+}
 DROPPED = {"ulak.ordering_wakeups", "ulak.ordering_wakeups_id_seq"}
 REWRITTEN = {"next_retry_at", "updated_at"}
 
@@ -149,7 +158,7 @@ def test_a_message_that_the_old_version_left_parked_behind_nothing_flows(old: DB
     )
 
     upgrade(old, sender)
-    old.execute("select ulak._sweep()")
+    old.execute("select ulak_private.sweep()")
 
     due = "select next_retry_at <= now() from ulak.queue where id = %s"
     assert old.execute(due, [message]).fetchone() == (True,)
@@ -225,6 +234,70 @@ def test_a_worker_in_the_middle_of_its_run_finds_all_that_it_calls(old: DB) -> N
     there = {name for (name,) in old.execute("select proname from pg_proc where pronamespace = 'ulak'::regnamespace")}
     assert len(called) > 15
     assert called <= there
+
+
+# What 0.2.0 uses only where it waits for no lock of the upgrade, or where CHANGELOG says that it fails.
+GONE = """
+    _archive_batch _archive_partitions _check_predicate _command _create_archive_table _endpoints_in_turn _enqueue_many _find_message
+    _first_of_idempotency_key _insert_messages _insert_replayed _insert_unless_known _lock_due _login_fix _login_rule
+    _matching_letters _metric_values _move_from_default _new_rows _next_level _replay _send_request _take_turn
+"""
+
+
+@pytest.mark.parametrize("release", [LAST], indirect=True)
+def test_a_function_in_the_middle_of_its_run_finds_all_that_it_uses(old: DB) -> None:
+    """By the names of 0.2.0, which ulak_private.forget_0_2_0() takes away."""
+    bodies = [body for (body,) in old.execute("select prosrc from pg_proc where pronamespace = 'ulak'::regnamespace")]
+    used = {name for body in bodies for name in re.findall(r"\bulak\.(\w+)", body)}
+    names = """
+        select proname from pg_proc where pronamespace = 'ulak'::regnamespace
+        union select relname from pg_class where relnamespace = 'ulak'::regnamespace
+        union select typname from pg_type where typnamespace = 'ulak'::regnamespace
+    """
+    before = {name for (name,) in old.execute(names)}
+    old.execute("alter extension ulak update")
+
+    after = {name for (name,) in old.execute(names)}
+    assert sorted((used & before) - after) == sorted(GONE.split())
+
+
+@pytest.mark.parametrize("release", [LAST], indirect=True)
+def test_what_stands_for_a_function_of_the_last_release_calls_one_that_there_is(old: DB) -> None:
+    old.execute("alter extension ulak update")
+    definitions = old.execute(
+        """
+        select p.oid::regprocedure::text, pg_get_functiondef(p.oid)
+        from pg_proc p
+        where p.pronamespace = 'ulak'::regnamespace and starts_with(p.proname, '_') and p.prokind in ('f', 'p')
+        """
+    ).fetchall()
+    errors = []
+    old.execute("set check_function_bodies = on")
+    for name, definition in definitions:
+        try:
+            old.execute(definition)
+        except psycopg.Error as error:
+            errors.append(f"{name}: {error}")
+
+    assert len(definitions) > 100
+    assert errors == []
+
+
+@pytest.mark.parametrize("release", [LAST], indirect=True)
+def test_a_message_that_is_inserted_with_a_key_keeps_its_key(old: DB) -> None:
+    """As a session of 0.2.0 inserts it, into what was a table."""
+    old.execute("select ulak.create_endpoint('shop', 'pull', '{}')")
+    old.execute("alter extension ulak update")
+    old.execute(
+        """
+        insert into ulak.queue (endpoint_id, payload, idempotency_key, payload_hash)
+        select id, '1', 'k', ulak._payload_hash('1') from ulak.endpoints
+        """
+    )
+
+    again = old.execute("select ulak.send('shop', '1', p_idempotency_key => 'k')").fetchone()
+
+    assert old.execute("select id from ulak.queue").fetchall() == [again]
 
 
 @pytest.mark.parametrize("release", ["0.1.0"], indirect=True)
@@ -329,7 +402,7 @@ def test_an_upgrade_that_is_rolled_back_leaves_the_old_version(old: DB, sender: 
     old.execute("alter extension ulak update")
 
 
-@pytest.mark.parametrize("place", ["sql/upgrade", "sql/code/50_midway.sql", "sql/code/99_end.sql"])
+@pytest.mark.parametrize("place", ["sql/upgrade", "sql/code/5_settling/midway.sql", "sql/code/9_installing/zzz.sql"])
 def test_an_upgrade_that_fails_midway_leaves_the_old_version(
     old: DB, sender: DB, release: str, tmp_path: Path, place: str
 ) -> None:

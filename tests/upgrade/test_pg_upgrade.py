@@ -85,6 +85,6 @@ def test_maintenance_writes_down_which_cluster_it_is_now(upgraded: Upgraded, db:
 
     identifier = value(db, IDENTIFIER)
     for table in ("cluster_identity", "cluster_home"):
-        assert column(db, f"select system_identifier from ulak.{table}") == [identifier]
+        assert column(db, f"select system_identifier from ulak_private.{table}") == [identifier]
     event = "select old_value, new_value from ulak.event_log where event = 'cluster.upgraded'"
     assert db.execute(event).fetchall() == [([str(upgraded.identifier)], [str(identifier)])]

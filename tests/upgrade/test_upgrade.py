@@ -44,6 +44,7 @@ def test_a_database_of_an_earlier_release_becomes_a_fresh_one(
         assert old.execute("select extversion from pg_extension where extname = 'ulak'").fetchone() == (
             current_version(),
         )
+        old.execute("select ulak_private.forget_0_2_0()")
         assert catalog.differences(catalog.snapshot(old), catalog.snapshot(db)) == []
 
 

@@ -89,7 +89,7 @@ class Database(Protocol):
         self, after: int, count: int, lease: float, delivered: Sequence[Message]
     ) -> tuple[list[Claimed], list[int]]:
         """Claims of so many ids after this one, and settles what was delivered. Both only in the plain case, with
-        nothing to decide (ulak_private.light_turn() says which that is); returns what it claimed and which it settled."""
+        nothing to decide (ulak_private.light_turn() says which); returns what it claimed and which it settled."""
 
     def endpoint_configs(self, ids: Iterable[int]) -> list[EndpointConfig]: ...
 

@@ -1,6 +1,6 @@
 """The seam between the worker and the ways to deliver: all that it knows of a transport.
 
-A transport is made by ulak/transports/registry.py, which is the one place that knows them all. It never waits: it tells its
+A transport is made by ulak/transports/registry.py, the one place that knows them all. It never waits: it tells its
 descriptors to what it was made with (worker/waiting.py) and for how long it can be left alone, and is advanced when one
 of them is ready or that time is over. tests/unit/test_transport_contract.py holds every transport to this.
 

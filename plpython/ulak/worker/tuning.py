@@ -28,8 +28,8 @@ SETTLE_RETRY_LONGEST = 2.0
 RESPONSES_AT_ONCE = 4_000_000
 
 # Claiming ------------------------------------------------------------------------------------------------------------
-# A full claim takes messages of so many endpoints at most (ulak_private.claim() ends its walk there). Where that many have too
-# little to fill a claim, the next one may have twice as many, up to the most; where they fill it, half as many. Of
+# A full claim takes messages of so many endpoints at most (ulak_private.claim() ends its walk there). Where they have
+# too little to fill a claim, the next one may have twice as many, up to the most; where they fill it, half as many. Of
 # endpoints with 2 messages each a claim of 32 takes 29 us a message, and one of 256 takes 19. Few: what a claim leaves
 # of an endpoint's backlog costs another visit (20 messages each of 1,000 endpoints took 78 us with 32, and 71 with 16).
 # But the fewer they are, the more messages go out before it is everybody's turn again.

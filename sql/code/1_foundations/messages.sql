@@ -38,7 +38,7 @@ begin
         )
         into v_columns
         from pg_catalog.pg_attribute a
-        where a.attrelid = format('ulak.%I', v_table)::regclass
+        where a.attrelid = format('ulak_private.%I', v_table)::regclass
             and a.attnum > 0
             and not a.attisdropped
             and a.attname not in ('event_id', 'event_created_at');
@@ -48,7 +48,7 @@ begin
             'where e.id = m.event_id and e.created_at = coalesce(m.event_created_at, m.%3$I)) as sent_by, '
             '(select e.max_retries from ulak_private.events e '
             'where e.id = m.event_id and e.created_at = coalesce(m.event_created_at, m.%3$I)) as max_retries '
-            'from ulak.%4$I m',
+            'from ulak_private.%4$I m',
             v_view,
             v_columns,
             v_created_at,
@@ -58,7 +58,7 @@ begin
         for v_column, v_comment in
             select a.attname, pg_catalog.col_description(a.attrelid, a.attnum)
             from pg_catalog.pg_attribute a
-            where a.attrelid = format('ulak.%I', v_table)::regclass
+            where a.attrelid = format('ulak_private.%I', v_table)::regclass
                 and a.attnum > 0
                 and not a.attisdropped
                 and a.attname not in ('event_id', 'event_created_at')

@@ -57,7 +57,7 @@ declare
     v_schema jsonb;
 begin
     if p_protocol = any (ulak_private.protocols()) then
-        execute format('select ulak.%I()', format('_%s_config_schema', p_protocol)) into v_schema;
+        execute format('select ulak_private.%I()', format('%s_config_schema', p_protocol)) into v_schema;
     end if;
     return ulak_private.with_properties(v_schema, ulak_private.delivery_config_schema());
 end
@@ -175,7 +175,7 @@ declare
 begin
     v_violation := coalesce(v_violation, ulak_private.circuit_breaker_violation(p_config -> 'circuit_breaker'));
     if v_violation is null and exists (select from ulak_private.protocol_facts() p where p.protocol = p_protocol and p.has_rules) then
-        execute format('select ulak.%I($1)', format('_%s_config_violation', p_protocol)) into v_violation using p_config;
+        execute format('select ulak_private.%I($1)', format('%s_config_violation', p_protocol)) into v_violation using p_config;
     end if;
     return v_violation;
 end

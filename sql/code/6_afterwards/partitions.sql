@@ -13,12 +13,12 @@ select
 from pg_catalog.pg_inherits i
 join pg_catalog.pg_class c on c.oid = i.inhrelid
 where (i.inhparent = 'ulak_private.archived'::regclass and c.relname ~ '^archive_[0-9]{4}_[0-9]{2}$')
-    or (i.inhparent = 'ulak_private.events'::regclass and c.relname ~ '^_events_[0-9]{4}_[0-9]{2}$');
+    or (i.inhparent = 'ulak_private.events'::regclass and c.relname ~ '^events_[0-9]{4}_[0-9]{2}$');
 
 comment on view ulak_private.month_partitions is 'the months that the archive and events have; private to ulak';
 comment on column ulak_private.month_partitions.parent is 'ulak_private.archived or ulak_private.events';
 comment on column ulak_private.month_partitions.relation is 'the partition';
-comment on column ulak_private.month_partitions.name is 'archive_YYYY_MM or _events_YYYY_MM';
+comment on column ulak_private.month_partitions.name is 'archive_YYYY_MM or events_YYYY_MM';
 comment on column ulak_private.month_partitions.month is 'its first instant';
 
 create or replace function ulak.maintain_archive_partitions(
@@ -100,7 +100,7 @@ declare
     v_made boolean;
 begin
     v_made := ulak_private.make_partition('ulak_private.archived', 'ulak_private.archive_default', 'archive_' || v_month, p_month, v_end);
-    v_made := ulak_private.make_partition('ulak_private.events', 'ulak_private.events_default', '_events_' || v_month, p_month, v_end) or v_made;
+    v_made := ulak_private.make_partition('ulak_private.events', 'ulak_private.events_default', 'events_' || v_month, p_month, v_end) or v_made;
     return v_made::integer;
 exception
     when lock_not_available then
@@ -136,7 +136,7 @@ begin
                     where d.created_at >= $1 and d.created_at < $2
                     returning d.*
                 )
-                insert into ulak.%I
+                insert into ulak_private.%I
                 select m.* from moved m
             $sql$,
             p_default,
@@ -147,8 +147,8 @@ begin
         execute format('lock table only %s in access exclusive mode', p_parent);
     end if;
     -- The check constraint spares this a scan of the new partition.
-    execute format('alter table %s attach partition ulak.%I for values from (%L) to (%L)', p_parent, p_name, p_from, p_to);
-    execute format('alter table ulak.%I drop constraint archive_month', p_name);
+    execute format('alter table %s attach partition ulak_private.%I for values from (%L) to (%L)', p_parent, p_name, p_from, p_to);
+    execute format('alter table ulak_private.%I drop constraint archive_month', p_name);
     return true;
 end
 $plpgsql$;
@@ -159,27 +159,27 @@ language plpgsql
 set search_path = pg_catalog, pg_temp
 as $plpgsql$
 begin
-    if to_regclass(format('ulak.%I', p_name)) is not null then
-        raise exception 'table ulak.% exists but is no partition of %', p_name, p_parent
+    if to_regclass(format('ulak_private.%I', p_name)) is not null then
+        raise exception 'table ulak_private.% exists but is no partition of %', p_name, p_parent
             using errcode = '42P07',
                 hint = format(
-                    'alter table %5$s attach partition ulak.%1$I for values from (%2$L) to (%3$L); '
-                    'or: alter table ulak.%1$I rename to %4$I;',
+                    'alter table %5$s attach partition ulak_private.%1$I for values from (%2$L) to (%3$L); '
+                    'or: alter table ulak_private.%1$I rename to %4$I;',
                     p_name, p_from, p_to, p_name || '_old', p_parent
                 );
     end if;
     execute format(
-        'create table ulak.%I (like %s including all excluding indexes, '
+        'create table ulak_private.%I (like %s including all excluding indexes, '
         'constraint archive_month check (created_at >= %L and created_at < %L))',
         p_name, p_parent, p_from, p_to
     );
     -- Unnamed: PostgreSQL finds names that are free, whatever indexes an administrator has given the parent.
-    execute format('create index on ulak.%I (id)', p_name);
+    execute format('create index on ulak_private.%I (id)', p_name);
     if p_parent = 'ulak_private.archived'::regclass then
         execute format(
-            'create index on ulak.%I using brin (created_at) with (pages_per_range = 64, autosummarize = on)', p_name
+            'create index on ulak_private.%I using brin (created_at) with (pages_per_range = 64, autosummarize = on)', p_name
         );
-        execute format('create index on ulak.%I (event_created_at) where event_created_at is not null', p_name);
+        execute format('create index on ulak_private.%I (event_created_at) where event_created_at is not null', p_name);
     end if;
 end
 $plpgsql$;
@@ -284,7 +284,7 @@ begin
         -- The archive first: events of its messages go with them.
         order by p.parent = 'ulak_private.events'::regclass
     loop
-        execute format('drop table ulak.%I', v_partition.name);
+        execute format('drop table ulak_private.%I', v_partition.name);
         insert into ulak.event_log (event, detail)
         values (
             'archive.dropped',
@@ -308,6 +308,6 @@ begin
         using errcode = '55P03',
             detail = p_detail,
             hint = 'Maintenance tries again every minute. Who uses it: select pid, mode, relation::regclass '
-                'from pg_locks where relation::regclass::text ~ ''^ulak._?(archive|events)'';';
+                'from pg_locks where relation::regclass::text ~ ''^ulak_private.(archive|events)'';';
 end
 $plpgsql$;

@@ -10,7 +10,7 @@ language sql
 security definer
 set search_path = pg_catalog, pg_temp
 as $sql$
-    select c.deleted from ulak_private.cleanup('letters', p_retention_days, null, null, ulak_private.clock(p_now)) c
+    select c.deleted from ulak_private.cleanup('ulak_private.letters', p_retention_days, null, null, ulak_private.clock(p_now)) c
 $sql$;
 
 comment on function ulak.cleanup_dlq(integer, timestamptz) is
@@ -25,7 +25,7 @@ language sql
 security definer
 set search_path = pg_catalog, pg_temp
 as $sql$
-    select c.deleted from ulak_private.cleanup('event_log', p_retention_days, null, null, ulak_private.clock(p_now)) c
+    select c.deleted from ulak_private.cleanup('ulak.event_log', p_retention_days, null, null, ulak_private.clock(p_now)) c
 $sql$;
 
 comment on function ulak.cleanup_event_log(integer, timestamptz) is
@@ -40,7 +40,7 @@ language sql
 security definer
 set search_path = pg_catalog, pg_temp
 as $sql$
-    select c.deleted from ulak_private.cleanup('endpoint_stats', p_retention_days, null, null, ulak_private.clock(p_now)) c
+    select c.deleted from ulak_private.cleanup('ulak.endpoint_stats', p_retention_days, null, null, ulak_private.clock(p_now)) c
 $sql$;
 
 comment on function ulak.cleanup_endpoint_stats(integer, timestamptz) is
@@ -55,7 +55,7 @@ language sql
 security definer
 set search_path = pg_catalog, pg_temp
 as $sql$
-    select c.deleted from ulak_private.cleanup('handled', p_retention_days, null, null, ulak_private.clock(p_now)) c
+    select c.deleted from ulak_private.cleanup('ulak.handled', p_retention_days, null, null, ulak_private.clock(p_now)) c
 $sql$;
 
 comment on function ulak.cleanup_inbox(integer, timestamptz) is
@@ -87,14 +87,14 @@ declare
     v_days integer;
 begin
     case p_table
-        when 'letters' then
+        when 'ulak_private.letters' then
             v_setting := 'dlq_retention_days';
             v_column := 'archived_at';
             v_bytes := 'coalesce(pg_column_size(t.payload), 0) + coalesce(pg_column_size(t.failure_history), 0)';
-        when 'event_log' then
+        when 'ulak.event_log' then
             v_setting := 'event_log_retention_days';
             v_column := 'created_at';
-        when 'attempts' then
+        when 'ulak.attempts' then
             -- By the longer one, so that few are looked at that stay because their dead letter came long after them.
             v_setting := case
                 when ulak.setting('dlq_retention_days')::integer > ulak.setting('event_log_retention_days')::integer
@@ -103,16 +103,16 @@ begin
             end;
             v_column := 'ended_at';
             v_unless := 'exists (select from ulak_private.letters d where d.original_message_id = t.message_id)';
-        when 'endpoint_stats' then
+        when 'ulak.endpoint_stats' then
             v_setting := 'stats_retention_days';
             v_column := 'minute';
-        when 'traffic' then
+        when 'ulak.traffic' then
             v_setting := 'stats_retention_days';
             v_column := 'minute';
-        when 'backlog_samples' then
+        when 'ulak.backlog_samples' then
             v_setting := 'stats_retention_days';
             v_column := 'sampled_at';
-        when 'handled' then
+        when 'ulak.handled' then
             v_setting := 'inbox_retention_days';
             v_column := 'handled_at';
     end case;
@@ -124,7 +124,7 @@ begin
                 select count(*) filter (where w.bytes_before < $3) as rows, count(*) as seen
                 from (
                     select sum(b.bytes) over (order by t.%2$I rows unbounded preceding) - b.bytes as bytes_before
-                    from ulak.%1$I t
+                    from %1$s t
                     cross join lateral (select %3$s as bytes) b
                     where t.%2$I < $1 and not (%4$s)
                     order by t.%2$I
@@ -132,10 +132,10 @@ begin
                 ) w
             ),
             gone as (
-                delete from ulak.%1$I
+                delete from %1$s
                 where ctid = any (array(
                     select t.ctid
-                    from ulak.%1$I t
+                    from %1$s t
                     where t.%2$I < $1 and not (%4$s)
                     order by t.%2$I
                     limit case when $3 is null then $2 else (select f.rows from fitting f) end
@@ -180,7 +180,7 @@ declare
     v_endpoint_ids bigint[];
 begin
     select b.hour, b.endpoint_ids into reached, v_endpoint_ids
-    from ulak_private.next_roll_up('endpoint_stats', 'minute', p_after, p_now) b;
+    from ulak_private.next_roll_up('ulak.endpoint_stats', 'minute', p_after, p_now) b;
     with gone as (
         delete from ulak.endpoint_stats t
         using unnest(v_endpoint_ids) i (endpoint_id)
@@ -226,7 +226,7 @@ declare
     v_endpoint_ids bigint[];
 begin
     select b.hour, b.endpoint_ids into reached, v_endpoint_ids
-    from ulak_private.next_roll_up('backlog_samples', 'sampled_at', p_after, p_now) b;
+    from ulak_private.next_roll_up('ulak.backlog_samples', 'sampled_at', p_after, p_now) b;
     with gone as (
         delete from ulak.backlog_samples s
         using unnest(v_endpoint_ids) i (endpoint_id)
@@ -268,18 +268,18 @@ begin
                 select distinct m.endpoint_id
                 from (
                     select t.endpoint_id
-                    from ulak.%1$I t
+                    from %1$s t
                     where t.%2$I > h and t.%2$I < h + interval '1 hour'
                     order by t.%2$I
                     limit 200
                 ) m
             )
             from generate_series(
-                date_trunc('hour', greatest((select min(t.%2$I) from ulak.%1$I t), nullif($1, '-infinity')), 'UTC'),
+                date_trunc('hour', greatest((select min(t.%2$I) from %1$s t), nullif($1, '-infinity')), 'UTC'),
                 date_trunc('hour', $2 - interval '2 days', 'UTC') - interval '1 hour',
                 interval '1 hour'
             ) h
-            where exists (select from ulak.%1$I t where t.%2$I > h and t.%2$I < h + interval '1 hour')
+            where exists (select from %1$s t where t.%2$I > h and t.%2$I < h + interval '1 hour')
             order by h
             limit 1
         $sql$,

@@ -230,12 +230,12 @@ declare
     -- Bytes of payload in a batch. A batch of 8 MB took 0.2 s, and 2,000 rows of 100 kB 7 s, in which nothing can be stopped.
     v_bytes constant bigint := 8 << 20;
     v_table text := case p_step
-        when 'dlq_retention' then 'letters'
-        when 'event_log_retention' then 'event_log'
-        when 'stats_retention' then 'endpoint_stats'
-        when 'inbox_retention' then 'handled'
-        when 'attempts_retention' then 'attempts'
-        when 'samples_retention' then 'backlog_samples'
+        when 'dlq_retention' then 'ulak_private.letters'
+        when 'event_log_retention' then 'ulak.event_log'
+        when 'stats_retention' then 'ulak.endpoint_stats'
+        when 'inbox_retention' then 'ulak.handled'
+        when 'attempts_retention' then 'ulak.attempts'
+        when 'samples_retention' then 'ulak.backlog_samples'
     end;
     v_rolled_up bigint := 0;
 begin
@@ -266,7 +266,7 @@ begin
             if p_step = 'stats_retention' then
                 select r.rows, r.reached into v_rolled_up, reached from ulak_private.roll_up_stats(p_after, p_now) r;
             elsif p_step = 'samples_retention' then
-                perform ulak_private.cleanup('traffic', null, v_batch, v_bytes, p_now);
+                perform ulak_private.cleanup('ulak.traffic', null, v_batch, v_bytes, p_now);
                 select r.rows, r.reached into v_rolled_up, reached from ulak_private.roll_up_samples(p_after, p_now) r;
             end if;
             more := more or v_rolled_up > 0;

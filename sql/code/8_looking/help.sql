@@ -71,7 +71,7 @@ $plpgsql$;
 comment on function ulak.help(text) is
     'everything that ulak offers, and the roles that may use it; help(''redrive'') shows the functions, tables and settings of that name';
 
--- Names with a leading underscore are private, and partitions are part of their table.
+-- What an upgrade keeps for sessions of the release before has a leading underscore, or no comment.
 create or replace function ulak_private.help_topics()
 returns table (name text, kind text, usage text, description text, roles text, id oid)
 language sql
@@ -115,9 +115,7 @@ as $sql$
     from pg_class c
     where c.relnamespace = 'ulak'::regnamespace
         and c.relkind in ('r', 'p', 'v')
-        and not c.relispartition
-        and c.relname not like E'\\_%'
-        and obj_description(c.oid, 'pg_class') not like '%private to ulak'
+        and obj_description(c.oid, 'pg_class') is not null
     union all
     select
         s.name,

@@ -1,57 +1,75 @@
 -- All grants in one list. Nothing is granted to PUBLIC.
 
 -- Grants of an earlier version that this one lacks must go, too, so an upgrade starts from nothing.
-revoke all on schema ulak from public, ulak_admin, ulak_application, ulak_consumer, ulak_monitor, ulak_node, ulak_worker;
-revoke all on all tables in schema ulak from public, ulak_admin, ulak_application, ulak_consumer, ulak_monitor, ulak_node, ulak_worker;
-revoke all on all sequences in schema ulak from public, ulak_admin, ulak_application, ulak_consumer, ulak_monitor, ulak_node, ulak_worker;
-revoke all on all routines in schema ulak from public, ulak_admin, ulak_application, ulak_consumer, ulak_monitor, ulak_node, ulak_worker;
-
-grant usage on schema ulak to ulak_admin, ulak_application, ulak_consumer, ulak_monitor, ulak_node, ulak_worker;
-
--- An administrator may call every public function. The others get what is listed; a name stands for all its signatures.
 do $plpgsql$
 declare
+    v_roles constant text := 'public, ulak_admin, ulak_application, ulak_consumer, ulak_monitor, ulak_node, ulak_worker';
+    v_schema text;
+    v_kind text;
+begin
+    foreach v_schema in array array['ulak', 'ulak_private'] loop
+        execute format('revoke all on schema %I from %s', v_schema, v_roles);
+        foreach v_kind in array array['tables', 'sequences', 'routines'] loop
+            execute format('revoke all on all %s in schema %I from %s', v_kind, v_schema, v_roles);
+        end loop;
+    end loop;
+end
+$plpgsql$;
+
+grant usage on schema ulak to ulak_admin, ulak_application, ulak_consumer, ulak_monitor, ulak_node, ulak_worker;
+-- Procedures that commit, workers and nodes call private functions by name, with the rights of their callers.
+grant usage on schema ulak_private to ulak_admin, ulak_application, ulak_node, ulak_worker;
+
+-- An administrator may call every public function. The others get what is listed; a name stands for all its signatures.
+-- Of the private schema only what is listed is granted.
+do $plpgsql$
+declare
+    v_schema text;
     v_role text;
     v_names text[];
     v_unknown text;
     v_routine text;
 begin
-    for v_role, v_names in
+    for v_schema, v_role, v_names in
         values
-            ('ulak_admin', (
+            ('ulak', 'ulak_admin', (
                 select array_agg(distinct p.proname::text)
                 from pg_proc p
                 where p.pronamespace = 'ulak'::regnamespace and p.proname not like E'\\_%'
             )),
-            -- A procedure that commits runs with the rights of its caller, and so do its parts.
-            ('ulak_admin', array['await_delivery', 'is_adopted', 'leave_read_only', 'maintenance_step', 'clock', 'check_interval']),
-            -- Defaults of parameters are worked out with the rights of the caller.
-            ('ulak_admin', array['caller']),
-            -- A view runs its functions with the rights of its reader.
-            ('ulak_admin', array['retry_schedule', 'shown_config']),
-            ('ulak_application', array[
+            ('ulak', 'ulak_application', array[
                 'send', 'send_with_options', 'send_batch', 'send_batch_with_priority', 'send_messages', 'send_many',
                 'publish', 'publish_batch',
                 'cancel', 'cancel_by_key', 'reschedule', 'reprioritise',
-                'message_status', 'find_messages', 'await_delivery', 'await_delivery', 'explain', 'mark_handled', 'setting', 'help', 'shown_config'
+                'message_status', 'find_messages', 'await_delivery', 'explain', 'mark_handled', 'setting', 'help'
             ]),
             -- External workers: for the endpoints that were granted to them, which each of these looks after.
-            ('ulak_consumer', array[
+            ('ulak', 'ulak_consumer', array[
                 'claim', 'heartbeat', 'complete', 'fail', 'release', 'retry_delay', 'mark_handled', 'setting', 'help'
             ]),
-            ('ulak_monitor', array[
+            ('ulak', 'ulak_monitor', array[
                 'dlq_summary', 'message_status', 'find_messages', 'retry_delay', 'setting', 'help',
                 'get_endpoint_health', 'get_worker_status', 'health_check', 'health', 'metrics', 'metrics_text', 'doctor',
-                'explain', 'history', 'report', 'top', 'retry_schedule', 'shown_config'
+                'explain', 'history', 'report', 'top'
             ]),
-            ('ulak_worker', array[
+            ('ulak', 'ulak_worker', array[
                 'claim', 'heartbeat', 'complete', 'fail', 'release', 'retry_delay', 'mark_handled', 'setting', 'help',
-                'recover_stale_messages', 'mark_expired_messages', 'update_circuit_breaker',
-                'run_maintenance', 'is_adopted', 'leave_read_only', 'maintenance_step', 'clock', 'check_interval',
-                -- The functions that the worker and the maintenance in the database call.
+                'recover_stale_messages', 'mark_expired_messages', 'update_circuit_breaker', 'run_maintenance', 'run_worker'
+            ]),
+            -- A procedure that commits runs with the rights of its caller, and so do its parts.
+            ('ulak_private', 'ulak_admin', array['await_delivery', 'is_adopted', 'leave_read_only', 'maintenance_step', 'clock', 'check_interval']),
+            -- Defaults of parameters are worked out with the rights of the caller.
+            ('ulak_private', 'ulak_admin', array['caller']),
+            -- A view runs its functions with the rights of its reader.
+            ('ulak_private', 'ulak_admin', array['retry_schedule', 'shown_config']),
+            ('ulak_private', 'ulak_monitor', array['retry_schedule', 'shown_config']),
+            ('ulak_private', 'ulak_application', array['await_delivery', 'shown_config']),
+            -- What the worker and the maintenance in the database are made of.
+            ('ulak_private', 'ulak_worker', array[
+                'is_adopted', 'leave_read_only', 'maintenance_step', 'clock', 'check_interval',
                 'load_python', 'python_source', 'python_stamp',
                 'claim', 'settle_many', 'release_many', 'heartbeat_many', 'endpoint_configs',
-                'run_worker', 'check_run', 'enter_worker_session', 'take_worker_slot', 'leave_worker_slot', 'worker_parameters',
+                'check_run', 'enter_worker_session', 'take_worker_slot', 'leave_worker_slot', 'worker_parameters',
                 'is_wanted', 'register_worker', 'unregister_worker', 'watch_workers', 'missing_workers', 'login_parameters',
                 'await_schedule', 'note_limit', 'suspicion', 'log', 'warn',
                 'version', 'stamp_of', 'worker_stamp', 'worker_options', 'worker_check', 'worker_report', 'await_send',
@@ -59,7 +77,7 @@ begin
                 'blocked_endpoints', 'sweep', 'is_poller', 'send_recurring'
             ]),
             -- The same worker, outside of the database: no schedule, no maintenance, no Python in the server.
-            ('ulak_node', array[
+            ('ulak_private', 'ulak_node', array[
                 'python_source', 'python_stamp', 'python_loader', 'version', 'stamp_of', 'worker_stamp',
                 'enter_node_session', 'node_parameters', 'worker_parameters', 'take_node_slot', 'leave_node_slot', 'unregister_worker',
                 'worker_options', 'note_limit', 'suspicion', 'worker_check', 'worker_report', 'is_poller', 'sweep', 'log',
@@ -69,14 +87,14 @@ begin
     loop
         select n into v_unknown
         from unnest(v_names) n
-        where not exists (select from pg_proc p where p.pronamespace = 'ulak'::regnamespace and p.proname = n);
+        where not exists (select from pg_proc p where p.pronamespace = v_schema::regnamespace and p.proname = n);
         if found then
-            raise exception 'ulak.% is granted to % but does not exist', v_unknown, v_role;
+            raise exception '%.% is granted to % but does not exist', v_schema, v_unknown, v_role;
         end if;
         for v_routine in
             select p.oid::regprocedure
             from pg_proc p
-            where p.pronamespace = 'ulak'::regnamespace and p.proname = any (v_names)
+            where p.pronamespace = v_schema::regnamespace and p.proname = any (v_names)
         loop
             execute format('grant execute on routine %s to %I', v_routine, v_role);
         end loop;
@@ -84,17 +102,17 @@ begin
 end
 $plpgsql$;
 
--- Earlier signatures of send() and publish() that an upgrade has kept because functions of applications depend on them.
+-- Earlier signatures that an upgrade has kept because functions of applications depend on them.
 do $plpgsql$
 declare
     v_routine text;
 begin
     for v_routine in
-        select p.oid::regprocedure
+        select format('%s to %s', p.oid::regprocedure, case when p.proname ~ '^(send|send_many|publish)_of_' then 'ulak_application' else 'ulak_admin' end)
         from pg_proc p
-        where p.pronamespace = 'ulak'::regnamespace and p.proname ~ '^_(send|send_many|publish)_of_'
+        where p.pronamespace = 'ulak_private'::regnamespace and p.proname ~ '_of_[0-9]'
     loop
-        execute format('grant execute on routine %s to ulak_application', v_routine);
+        execute 'grant execute on routine ' || v_routine;
     end loop;
 end
 $plpgsql$;

@@ -19,7 +19,7 @@ begin
             where d.classid = 'pg_catalog.pg_class'::pg_catalog.regclass and d.objid = p.relation and d.deptype = 'e'
         )
     loop
-        execute pg_catalog.format('alter extension ulak drop table ulak.%I', v_name);
+        execute pg_catalog.format('alter extension ulak drop table ulak_private.%I', v_name);
     end loop;
 end
 $plpgsql$;
