@@ -12,6 +12,12 @@ from support.node import Held, Node, StartNode, node_dsn
 from support.site import Site
 
 
+@pytest.fixture(scope="session", autouse=True)
+def pg_cron(cluster: Cluster) -> None:
+    """For start(), in its own database."""
+    cluster.execute("create extension if not exists pg_cron", cluster.setting("cron.database_name"))
+
+
 @pytest.fixture
 def site(cluster: Cluster, database: str) -> Iterator[Site]:
     site = Site(cluster, database)
