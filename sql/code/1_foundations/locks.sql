@@ -3,13 +3,13 @@
 -- Named locks are rows of ulak_private.locks, held until the transaction ends:
 --
 --     name            who holds it
---     configs         whoever changes a config or a secret: a config is valid for the secrets that it names
+--     configs         changes of configs and secrets: a config is valid for the secrets that it names
 --     schedule        start() and stop(), schedule() and unschedule(), and for an instant a worker that waits until they are done
---     maintenance     one batch of maintenance; who finds it taken leaves
---     sweep           one worker that takes back what others left; who finds it taken leaves
+--     maintenance     one batch of maintenance; a second run leaves
+--     sweep           one worker that recovers what others left; a second one leaves
 --
--- Locks that a function takes by name of their mode. "Waits": for whoever has the row or the table. "Skips": what is locked is
--- left to who has it, so nobody waits.
+-- The locks of each function. "Waits": until the row or the table is free. "Skips": leaves a locked row to the session that holds it,
+-- and doesn't wait.
 --
 --     function                        what it locks, and how
 --     lock                            a named lock; waits
@@ -70,7 +70,7 @@ insert into ulak_private.locks (name)
 values ('configs'), ('schedule'), ('maintenance'), ('sweep')
 on conflict (name) do nothing;
 
--- Waits until nobody else holds it.
+-- Waits until no other session holds it.
 create or replace function ulak_private.lock(p_name text)
 returns void
 language plpgsql
@@ -85,7 +85,7 @@ begin
 end
 $plpgsql$;
 
--- False if somebody else holds it.
+-- False if another session holds it.
 create or replace function ulak_private.try_lock(p_name text)
 returns boolean
 language plpgsql

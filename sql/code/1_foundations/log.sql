@@ -1,4 +1,4 @@
--- The server's log: one line each, whoever has ulak write it and however deep in other functions.
+-- The server's log: one line per entry, whichever role causes it and however deep in other functions.
 
 -- A line that functions write carries their calls and the statement of the session with it, which may be hundreds of lines. Only a
 -- superuser may say otherwise, so this runs as the owner of the extension.

@@ -115,7 +115,7 @@ as $sql$
         and (split_part(c.setting, '=', 1) in ('search_path', 'role') or split_part(c.setting, '=', 1) like '%preload_libraries')
 $sql$;
 
--- Whether whoever called may read this table or view, so that a hint names nothing else. Not at the top of any path that is hot.
+-- Whether the caller may read this table or view, so that a hint names nothing else. Not for hot paths.
 create or replace function ulak_private.may_read(p_relation text)
 returns boolean
 language sql

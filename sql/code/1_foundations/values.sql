@@ -131,7 +131,7 @@ as $sql$
     select jsonb_path_query_array_tz('{}', p_filter, '{}', true) in ('[true]', '[false]', '[null]')
 $sql$;
 
--- Where nobody looks at the result before it counts: $.active is more likely to mean $.active == true than "there is something".
+-- For calls without a preview: $.active is more likely to mean $.active == true than "there is something".
 create or replace function ulak_private.require_condition(p_predicate jsonpath)
 returns void
 language plpgsql

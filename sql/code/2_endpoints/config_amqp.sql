@@ -56,7 +56,7 @@ as $sql$
                 array['.exchange_type', 'has no effect without an exchange', null]
             when ulak_private.has_control_characters(p_config ->> 'exchange') then
                 array['.exchange', 'must not have control characters', null]
-            -- RabbitMQ has its own of these names, and lets nobody declare one.
+            -- Exchanges with these names are RabbitMQ's own and can't be declared.
             when p_config ->> 'exchange' ~ '^amq[.]' and p_config ? 'exchange_type' then array[
                 '.exchange_type',
                 'must not be given for an exchange that is RabbitMQ''s own',

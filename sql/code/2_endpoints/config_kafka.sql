@@ -164,7 +164,7 @@ begin
             ];
         end if;
     end if;
-    -- A key that has no effect is a mistake that nobody would notice, and here one that leaves a connection open to all.
+    -- A key without effect is a mistake that would go unnoticed, and here it would leave a connection open to all.
     for v_key in select o from jsonb_object_keys(p_options) o loop
         if v_key ~ E'^(ssl\\.|enable\\.ssl)' and coalesce(v_protocol not in ('ssl', 'sasl_ssl'), true) then
             return array['.options' || ulak_private.json_path_step(v_key), 'has no effect without "security.protocol": "ssl" or "sasl_ssl"', null];

@@ -88,7 +88,7 @@ as $sql$
     limit 1
 $sql$;
 
--- A server takes one of them; which one it would be nobody could guess.
+-- A server accepts one of them, and which one is unpredictable.
 create or replace function ulak_private.nats_login_violation(p_config jsonb)
 returns text[]
 language sql

@@ -114,7 +114,7 @@ begin
 end
 $plpgsql$;
 
--- Raises while the endpoint has messages that nobody could deliver or redrive without it.
+-- Raises while the endpoint has messages that couldn't be delivered or redriven without it.
 create or replace function ulak_private.require_unused(p_id bigint, p_name text)
 returns void
 language plpgsql
@@ -260,8 +260,8 @@ begin
 end
 $plpgsql$;
 
--- Locks the row; null if there is no such endpoint. Who locks several takes them in the order of their ids, and messages
--- before endpoints: so nobody can wait in a circle.
+-- Locks the row; null if there is no such endpoint. Lock several in the order of their ids, and messages before
+-- endpoints: then there is no deadlock.
 create or replace function ulak_private.lock_endpoint(p_id bigint)
 returns ulak.endpoints
 language plpgsql

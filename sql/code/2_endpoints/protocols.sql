@@ -181,7 +181,7 @@ begin
 end
 $plpgsql$;
 
--- A key that has no effect beside the others is a mistake that nobody would notice.
+-- A key that has no effect beside the others is a mistake that would go unnoticed.
 create or replace function ulak_private.circuit_breaker_violation(p_breaker jsonb)
 returns text[]
 language plpgsql

@@ -178,7 +178,7 @@ begin
 end
 $plpgsql$;
 
--- A publisher doesn't know who subscribes. So its event reaches the endpoints that it may send to, and it is told of the others.
+-- A publisher doesn't know the subscribers. Its event reaches the endpoints that it may send to, and a notice counts the others.
 create or replace function ulak_private.without_closed_endpoints(p_mailing ulak_private.mailing)
 returns ulak_private.mailing
 language plpgsql

@@ -11,7 +11,7 @@ as $sql$
 $sql$;
 
 -- Every NOTIFY of ulak, delivered when the transaction commits. A notification queue that fills up is somebody else's problem,
--- which isn't to become the problem of whoever sends or settles.
+-- and must not stop senders or settling.
 create or replace function ulak_private.notify(p_channel text, p_payload text)
 returns void
 language plpgsql

@@ -236,7 +236,7 @@ $plpgsql$;
 
 -- Gives the caller the probe of a circuit that isn't closed; false if another message is the probe. An open circuit is half-opened
 -- here. A half-open one whose probe is no longer in flight (its worker died, it was deleted, it expired) gets another instead
--- of waiting for ever. Which message it is, charge() writes down.
+-- of waiting forever. charge() records which message it is.
 create or replace function ulak_private.take_probe(p_endpoint ulak.endpoints, p_now timestamptz)
 returns boolean
 language plpgsql

@@ -1,6 +1,6 @@
 -- Recovery: messages whose worker went silent, and messages that outlived their time.
 
--- A lease that ran out, or whose worker died, is a failure that nobody lived to report, and takes the same way as one that was.
+-- A lease that ran out, or whose worker died, counts as a failure and takes the same path as a reported one.
 -- `skip locked`: two sweeps at once recover each message once, and a worker that is settling right now wins.
 create or replace function ulak.recover_stale_messages(
     p_now timestamptz default clock_timestamp(),
@@ -175,7 +175,7 @@ $plpgsql$;
 comment on function ulak.mark_expired_messages(timestamptz, integer) is
     'marks waiting messages whose expires_at has passed as expired: they are never delivered; returns how many';
 
--- Messages whose endpoint was dropped while they were being sent: nobody could deliver them.
+-- Messages whose endpoint was dropped while they were being sent: they can't be delivered.
 create or replace function ulak_private.bury_orphans(p_now timestamptz, p_limit integer)
 returns integer
 language plpgsql

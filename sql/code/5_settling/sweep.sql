@@ -1,4 +1,4 @@
--- The sweep: every ten seconds a worker looks for what nobody came for. Whatever crashed, rolled back or was skipped, nothing waits longer.
+-- The sweep: every ten seconds a worker looks for overlooked messages. Whatever crashed, rolled back or was skipped, nothing waits longer.
 
 insert into ulak_private.sweep_state default values
 on conflict (is_only) do nothing;

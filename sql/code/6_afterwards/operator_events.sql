@@ -1,4 +1,4 @@
--- Operator events: what happens to endpoints and messages, delivered by ulak itself to whoever subscribes.
+-- Operator events: ulak delivers news about endpoints and messages to the endpoints that subscribe to them.
 
 -- They are code, not data: a dump leaves them out, and an upgrade brings new ones.
 insert into ulak.event_types as t (name, description, created_at)

@@ -1,4 +1,4 @@
--- Client libraries of protocols. Only who delivers over a protocol needs its library, so a missing one is told and prevents nothing else.
+-- Client libraries of protocols. Only workers that deliver over a protocol need its library; a missing one is reported and stops nothing else.
 
 create or replace function ulak_private.missing_client(p_protocol text, p_keys text[])
 returns text

@@ -95,7 +95,7 @@ begin
 end
 $plpgsql$;
 
--- Nodes come and go: nobody comes back to the number of one that is gone.
+-- Nodes come and go: the number of a lost node isn't waited for.
 create or replace function ulak_private.forget_nodes()
 returns void
 language sql

@@ -364,7 +364,7 @@ as $sql$
     from (select regexp_replace(p_text, E'\\s+', ' ', 'g')) t (line)
 $sql$;
 
--- What somebody has set a parameter to, as the files are now, and whether the server has yet to be restarted for it. Null: nobody.
+-- The value of a parameter in the configuration files as they are now, and whether it needs a restart. Null: it isn't set.
 create or replace function ulak_private.given_setting(p_name text, out setting text, out is_pending boolean)
 language sql
 stable
@@ -1118,7 +1118,7 @@ begin
     return query
     select *
     from ulak_private.library_steps();
-    -- It serves all databases of the server, so the home that somebody gave it stays.
+    -- It serves all databases of the server, so an existing cron.database_name stays.
     if v_home <> current_database() and (
         not exists (select from pg_database d where d.datname = v_home)
         or v_given_home is null and p_is_created is false

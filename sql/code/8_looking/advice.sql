@@ -1,6 +1,6 @@
 -- The meaning of an endpoint's last error, and what to do about it.
 
--- Lasting: trying again won't help, somebody has to change something. Without a SET clause, so that it becomes part of the query.
+-- Lasting: retries won't help until somebody changes something. Without a SET clause, so that it becomes part of the query.
 -- An error begins with its kind, which is the worker's own word; what follows the colon may be the receiver's.
 create or replace function ulak_private.advice(p_name text, p_error text)
 returns table (cause text, fix text, is_lasting boolean)

@@ -1,4 +1,4 @@
--- doctor(): what is wrong, how bad it is, and the SQL that mends it.
+-- doctor(): problems, how bad they are, and the SQL that fixes them.
 
 create or replace function ulak.doctor(p_now timestamptz default clock_timestamp())
 returns table (severity text, "check" text, finding text, fix text)
@@ -649,7 +649,7 @@ as $sql$
         )
 $sql$;
 
--- Ids of endpoints that messages wait for and that are gone: only somebody who deletes rows by hand gets there.
+-- Ids of missing endpoints that messages wait for: that takes rows deleted by hand.
 create or replace function ulak_private.orphaned_endpoints()
 returns table (endpoint_id bigint)
 language sql
@@ -728,7 +728,7 @@ as $sql$
 $sql$;
 
 -- Growing: more entered in the last hour than in the one before. Both are counted up to a bound. What doesn't grow waits for
--- somebody's decision all the same.
+-- a person's decision all the same.
 create or replace function ulak_private.doctor_dlq(p_facts ulak_private.endpoint_fact[], p_now timestamptz)
 returns table (severity text, check_name text, finding text, fix text)
 language sql

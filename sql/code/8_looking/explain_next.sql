@@ -67,7 +67,7 @@ as $sql$
     order by v.place
 $sql$;
 
--- The reasons are looked at in the order in which they keep a message: what nobody will lift by itself comes first.
+-- The reasons are checked in the order in which they hold a message: those that don't pass by themselves come first.
 create or replace function ulak_private.explain_waiting(p_id bigint, p_now timestamptz)
 returns table (at timestamptz, what text)
 language plpgsql

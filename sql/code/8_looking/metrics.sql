@@ -156,7 +156,7 @@ as $sql$
                 ('maintenance_rows_total', r.total_rows)
         ) v (name, value)
     ),
-    -- Each endpoint once, with the values of all metrics that are told per endpoint.
+    -- Each endpoint once, with the values of all metrics per endpoint.
     told as materialized (
         select
             h.labels,
@@ -246,7 +246,7 @@ as $sql$
     ) v
 $sql$;
 
--- A metric that metric_values() tells must be among the definitions: without help and type it could not be shown.
+-- A metric of metric_values() must have a definition: without help and type it could not be shown.
 create or replace function ulak_private.raise_undefined_metric(p_name text)
 returns integer
 language plpgsql
@@ -295,7 +295,7 @@ as $sql$
     select case when p_bucket = 22 then '+Inf' else (2 ^ (p_bucket - 1) / 1000)::text end
 $sql$;
 
--- In the order in which they are told. A histogram's three series are one family in Prometheus.
+-- In the order of the output. A histogram's three series are one family in Prometheus.
 create or replace function ulak_private.metric_definitions()
 returns table (place integer, name text, type text, help text, family text)
 language sql

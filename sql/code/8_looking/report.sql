@@ -296,7 +296,7 @@ as $sql$
     ) c
 $sql$;
 
--- What waits until when: the endpoints with the most, a column for each span that schedule_of() tells apart.
+-- When waiting messages are due: the endpoints with the most, and a column for each span of schedule_of().
 create or replace function ulak_private.report_schedule(p_facts ulak_private.endpoint_fact[], p_now timestamptz)
 returns jsonb
 language sql

@@ -56,7 +56,7 @@ as $sql$
     where r.backend_xmin is not null
 $sql$;
 
--- Vacuum runs every minute: dead rows that are still there after it are held back by somebody, or it doesn't run.
+-- Vacuum runs every minute: dead rows that are still there are held back, or vacuum doesn't run.
 create or replace function ulak_private.doctor_vacuum(p_now timestamptz)
 returns table (severity text, check_name text, finding text, fix text)
 language sql
