@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,10 +11,14 @@ from typing import Any
 import psycopg
 import pytest
 from support.browser import Browser
-from support.cluster import Cluster
+from support.cluster import PROJECT, Cluster
 from support.console import Console
 from support.queue import Queue
+from support.receiver import Receiver
 from support.sessions import wait_until
+
+sys.path.insert(0, str(PROJECT / "docker" / "console"))
+from ulak_console.actions import of_sql
 
 PASSWORD = "pass & <word>"
 HOSTILE = "</style><script>document.title='broken'</script>&amp; \"x\" '"
@@ -221,6 +226,242 @@ def test_the_page_refreshes_itself_and_keeps_what_was_unfolded(
     assert browser.ask("document.querySelector('.folded').open") is True
 
 
+def test_the_page_goes_on_after_a_click_on_a_finding_and_says_how_fresh_it_is(
+    browser: Browser, console: Console, queue: Queue
+) -> None:
+    log_in(browser, console, "console_monitor")
+    browser.open(f"{console.origin}/?refresh=5")
+    assert "live, every 5 s" in browser.ask("document.getElementById('fresh').innerText")
+
+    browser.click(".findings summary")
+    assert browser.ask("document.activeElement.tagName") == "SUMMARY"
+    queue.bury(queue.send(), "HTTP 404: brand new")
+    wait_until(lambda: "brand new" in browser.text(), timeout=30, message="the refreshed page")
+
+    # The finding is as it was left, and so is the focus.
+    assert browser.ask("document.activeElement.tagName") == "SUMMARY"
+    browser.ask("getSelection().selectAllChildren(document.querySelector('.tiles'))")
+    wait_until(
+        lambda: "paused while text is marked" in browser.ask("document.getElementById('fresh').innerText"),
+        message="the reason to rest",
+    )
+
+
+def test_a_preview_shows_the_command_that_is_confirmed_with_its_rate(
+    browser: Browser, console: Console, queue: Queue
+) -> None:
+    queue.call("disable_endpoint", "shop")
+    log_in(browser, console, "console_admin")
+    browser.open(f"{console.origin}/act/enable?endpoint=shop&rate=-1")
+
+    assert browser.ask("document.querySelector('#wrong-rate').innerText") == "must be above 0"
+    assert browser.ask("document.querySelector('#confirm')") is None
+    browser.type("[name=rate]", "50")
+    browser.follow(".fields button")
+
+    shown = "select * from ulak.enable_endpoint(p_name => 'shop', p_rate => '50');"
+    assert browser.ask("document.querySelector('#command').innerText") == shown
+    browser.follow("#confirm")
+    assert queue.rows("select enabled, release_rate from ulak.endpoints where name = 'shop'") == [
+        {"enabled": True, "release_rate": 50}
+    ]
+
+
+def test_a_replay_of_a_range_shows_its_command_and_a_sample(browser: Browser, console: Console, queue: Queue) -> None:
+    queue.send(payload={"word": "swordfish"})
+    queue.complete(queue.claim_one(endpoint="shop"))
+    log_in(browser, console, "console_admin")
+
+    browser.open(f"{console.origin}/act/replay_range?endpoint=shop")
+    browser.type("[name=from_ts]", "2020-01-01")
+    browser.type("[name=to_ts]", "infinity")
+    browser.type("[name=filter]", '$.word == "swordfish"')
+    browser.follow(".fields button")
+
+    told = browser.text()
+    assert "1 finished message would be queued once more." in told
+    assert "swordfish" in browser.ask("document.querySelector('.preview tbody').innerText")
+    assert "ulak.replay_range(p_endpoint => 'shop', p_from_ts => '2020-01-01', p_to_ts => 'infinity'" in told
+    browser.follow("#confirm")
+    assert "1 message queued once more." in browser.text()
+
+
+@pytest.mark.parametrize("key", ["message_id", "correlation_id", "idempotency_key"])
+def test_a_message_is_found_by_what_its_sender_knows(
+    browser: Browser, console: Console, queue: Queue, key: str
+) -> None:
+    id = queue.send(idempotency_key="order 7", correlation_id="0190a5d2-5b9e-7000-8000-000000000008")
+    log_in(browser, console, "console_monitor")
+
+    browser.type(".search input", str(queue.value(f"select {key} from ulak.queue where id = %s", id)))
+    browser.follow(".search button")
+
+    assert browser.ask("document.querySelector('h1').innerText") == f"Message {id}"
+
+
+def test_endpoints_are_found_by_a_part_of_their_name(browser: Browser, console: Console, queue: Queue) -> None:
+    queue.endpoint("shop 2")
+    log_in(browser, console, "console_monitor")
+
+    browser.type(".search input", "HO")
+    browser.follow(".search button")
+    assert browser.ask("[...document.querySelectorAll('main li a')].map(a => a.innerText)") == ["shop", "shop 2"]
+    browser.follow("main li a")
+    assert browser.ask("document.querySelector('h1').innerText") == "shop"
+
+    browser.type(".search input", "no_such%")
+    browser.follow(".search button")
+    assert "Nothing was found" in browser.text()
+
+
+def test_selected_dead_letters_are_redriven_and_no_others(browser: Browser, console: Console, queue: Queue) -> None:
+    letters = queue.column("select id from ulak.dlq where endpoint_name = 'shop' order by id")
+    log_in(browser, console, "console_admin")
+    browser.follow("nav [href='/letters']")
+    browser.type("[name=error_like]", "%HTTP 422%")
+    browser.follow(".fields button")
+    assert browser.ask("document.querySelectorAll('tbody tr').length") == 3
+
+    browser.click(f"[name=tick][value='{letters[0]}']")
+    browser.click(f"[name=tick][value='{letters[2]}']")
+    browser.follow("[formaction='/act/redrive']")
+    assert "2 dead letters match." in browser.text()
+    browser.follow("#confirm")
+
+    assert queue.column("select id from ulak.dlq where status = 'redriven' order by id") == [letters[0], letters[2]]
+
+
+def test_waiting_messages_are_cancelled_and_retried_from_their_list(
+    browser: Browser, console: Console, queue: Queue
+) -> None:
+    first, second = queue.send(), queue.send()
+    queue.base = queue.value("select now()")
+    for claim in queue.claim(2, endpoint="shop"):
+        queue.fail(claim, retry_after=3600)
+    log_in(browser, console, "console_admin")
+
+    browser.open(f"{console.origin}/messages?endpoint=shop&status=pending")
+    assert browser.ask("document.querySelector('[formaction=\"/act/purge\"]').disabled") is True
+    browser.click(f"[name=tick][value='{first}']")
+    browser.follow("[formaction='/act/purge']")
+    browser.follow("#confirm")
+    assert queue.column("select id from ulak.queue") == [second]
+
+    browser.open(f"{console.origin}/messages?endpoint=shop&status=pending")
+    browser.follow("[href^='/act/retry_now']")
+    assert "1 message matches." in browser.text()
+    browser.follow("#confirm")
+    assert queue.value("select next_retry_at <= now() from ulak.queue")
+
+
+def test_an_endpoints_page_has_charts_messages_letters_config_and_grants(
+    browser: Browser, console: Console, queue: Queue
+) -> None:
+    id = queue.value("select id from ulak.endpoints where name = 'shop'")
+    queue.db.execute(
+        "insert into ulak.endpoint_stats (endpoint_id, minute, delivered, failed, latency_max_ms)"
+        " values (%s, date_trunc('minute', now()), 30, 10, 250)",
+        [id],
+    )
+    queue.db.execute("select ulak.grant_endpoint('shop', 'console_nobody')")
+    message = queue.send()
+    log_in(browser, console, "console_admin")
+
+    browser.open(f"{console.origin}/endpoint?name=shop")
+
+    heights = "[...document.querySelectorAll('rect')].map(r => [r.getAttribute('class'), +r.getAttribute('height')])"
+    assert browser.ask(heights) == [["delivered", 75], ["failed", 25], ["slowest", 100]]
+    assert str(message) in browser.ask("document.querySelector('#latest').innerText")
+    assert "HTTP 422" in browser.ask("document.querySelector('#letters').innerText")
+    assert "console_nobody" in browser.ask("document.querySelector('#grants').innerText")
+    assert "circuit_breaker" in browser.text()
+
+
+def test_a_waiting_message_is_rescheduled_and_cancelled_on_its_page(
+    browser: Browser, console: Console, queue: Queue
+) -> None:
+    id = queue.send()
+    log_in(browser, console, "console_admin")
+    browser.open(f"{console.origin}/message?id={id}")
+
+    browser.follow("[href*='/act/reschedule?']")
+    browser.type("[name=at]", "some day")
+    browser.follow(".fields button")
+    assert "invalid input syntax" in browser.ask("document.querySelector('#wrong-at').innerText")
+    browser.type("[name=at]", "9999-01-01")
+    browser.follow(".fields button")
+    browser.follow("#confirm")
+    # The function itself refuses, and the form is still there.
+    assert "1970" in browser.ask("document.querySelector('.why, .alert').innerText")
+    browser.type("[name=at]", str(queue.value("select now() + interval '1 day'")))
+    browser.follow(".fields button")
+    browser.follow("#confirm")
+    assert queue.value("select scheduled_at > now() + interval '23 hours' from ulak.queue where id = %s", id)
+
+    browser.open(f"{console.origin}/message?id={id}")
+    browser.follow("[href*='/act/cancel?']")
+    browser.follow("#confirm")
+    assert queue.value("select status from ulak.archive where id = %s", id) == "cancelled"
+
+
+def test_an_endpoint_is_pinged_and_its_secret_rotated(browser: Browser, console: Console, queue: Queue) -> None:
+    queue.db.execute("select ulak.configure('http_allowed_networks', '127.0.0.0/8')")
+    with Receiver() as receiver:
+        queue.endpoint("hook", {"url": receiver.url}, protocol="http")
+        log_in(browser, console, "console_admin")
+        browser.open(f"{console.origin}/endpoint?name=hook")
+
+        browser.follow("[href*='/act/ping?']")
+        browser.follow("#confirm")
+        assert "hook: delivered within" in browser.ask("document.querySelector('.told').innerText")
+        assert len(receiver.requests) == 1
+
+    browser.follow("[href*='/act/rotate?']")
+    browser.follow("#confirm")
+    assert "The new signing secret of hook is whsec_" in browser.ask("document.querySelector('.told').innerText")
+
+
+def test_the_payload_is_for_administrators(browser: Browser, console: Console, queue: Queue) -> None:
+    id = queue.send(payload={"word": "swordfish"}, headers={"x-word": "flounder"})
+    for role, is_shown in (("console_monitor", False), ("console_admin", True)):
+        browser.do("Network.clearBrowserCookies")
+        log_in(browser, console, role)
+        browser.open(f"{console.origin}/message?id={id}")
+
+        assert ("swordfish" in browser.text()) is is_shown
+        assert ("flounder" in browser.text()) is is_shown
+
+
+def test_suggested_sql_has_a_button_that_leads_to_its_preview(browser: Browser, console: Console, queue: Queue) -> None:
+    queue.send()
+    queue.fail(queue.claim_one(endpoint="shop"), "[RETRYABLE] HTTP 503")
+    assert queue.value("select circuit_state from ulak.endpoints where name = 'shop'") == "open"
+    log_in(browser, console, "console_admin")
+
+    browser.ask("for (const each of document.querySelectorAll('.findings details')) each.open = true")
+    browser.follow(".findings [href='/act/reset?endpoint=shop']")
+
+    assert "The circuit closes at once" in browser.text()
+    browser.follow("#confirm")
+    assert queue.value("select circuit_state from ulak.endpoints where name = 'shop'") == "closed"
+
+
+def test_every_call_that_the_console_knows_is_read_from_suggested_sql() -> None:
+    for text, read in {
+        "select * from ulak.ping('it''s'); -- then: select ulak.reset_circuit_breaker('it''s');": [
+            ("ping", {"endpoint": "it's"}),
+            ("reset", {"endpoint": "it's"}),
+        ],
+        "select * from ulak.redrive(p_endpoint => 'a', p_error_like => '%(x), ''y''%', p_dry_run => true);": [
+            ("redrive", {"endpoint": "a", "error_like": "%(x), 'y'%"})
+        ],
+        "select ulak.reschedule(7, now()); select ulak.cancel(7);": [("cancel", {"id": "7"})],
+        "select ulak.redrive_message(id) from ulak.dlq;": [],
+        "select ulak.configure('a', 'b');": [],
+    }.items():
+        assert [(action.name, given) for action, given in of_sql(text)] == read, text
+
+
 def test_hostile_names_and_errors_are_only_text(browser: Browser, console: Console, queue: Queue) -> None:
     log_in(browser, console, "console_admin")
     assert browser.ask("document.title") == "ulak: test_console"
@@ -242,9 +483,21 @@ def test_it_fits_a_phone(browser: Browser, console: Console, queue: Queue) -> No
     log_in(browser, console, "console_admin")
     browser.resize(390, 844)
     try:
-        for path in ("/", "/endpoint?name=shop", "/act/redrive?endpoint=shop", "/act/replay_range"):
+        for path in (
+            "/",
+            "/endpoint?name=shop",
+            "/act/redrive?endpoint=shop",
+            "/act/replay_range",
+            "/letters",
+            "/messages",
+        ):
             browser.open(console.origin + path)
             assert browser.ask("document.documentElement.scrollWidth") == 390, path
+        browser.open(console.origin)
+        # What is folded away can be unfolded.
+        assert browser.ask("document.documentElement.scrollHeight") < 2500
+        browser.click("details.foldable summary")
+        assert browser.ask("document.querySelectorAll('details.foldable[open]').length") == 1
     finally:
         browser.resize(1280, 900)
 
@@ -322,7 +575,15 @@ def test_who_guesses_passwords_has_to_wait(cluster: Cluster, watched: str, tmp_p
 
 
 def test_without_a_login_every_page_leads_there(console: Console) -> None:
-    for path in ("/", "/message?id=1", "/endpoint?name=shop", "/act/disable?endpoint=shop"):
+    for path in (
+        "/",
+        "/message?id=1",
+        "/endpoint?name=shop",
+        "/act/disable?endpoint=shop",
+        "/letters",
+        "/messages",
+        "/search",
+    ):
         for cookie in ({}, {"ulak": "guessed"}):
             answer = console.get(path, cookie)
             assert (answer.status, answer.headers["Location"]) == (303, "/login")
@@ -407,7 +668,7 @@ def test_what_the_database_refuses_is_told_with_its_hint(console: Console, queue
     for path, said in (
         ("/endpoint?name=shoop", "shoop"),
         ("/act/redrive?endpoint=shop&since=yesteryear", "invalid input syntax for type timestamp"),
-        ("/act/redrive?limit=0", "p_limit"),
+        ("/act/redrive?limit=0", "must be above 0"),
         ("/message?id=999999", "message 999999 is not known"),
         ("/message?id=x", "the number that send() returned"),
     ):

@@ -149,3 +149,24 @@ def test_an_application_finds_and_explains_without_seeing_what_was_sent(connect:
     for table in ("queue", "archive", "dlq"):
         with pytest.raises(psycopg.errors.InsufficientPrivilege):
             application.execute(f"select from ulak.{table}")  # type: ignore[arg-type]
+
+
+def test_dead_letters_are_found_by_endpoint_error_time_and_status(queue: Queue) -> None:
+    letters = [
+        queue.bury(queue.send(endpoint, {"n": n}), error, now=n)
+        for n, (endpoint, error) in enumerate([("shop", "HTTP 503"), ("shop", "HTTP 422"), ("other", "HTTP 503")])
+    ]
+    queue.call("redrive_message", letters[0])
+
+    def found(**filters: Any) -> list[int]:
+        named = ", ".join(f"p_{name} => %s" for name in filters)
+        return queue.column(f"select id from ulak.find_letters({named})", *filters.values())
+
+    assert found() == [letters[2], letters[1]]
+    assert found(endpoint="shop") == [letters[1]]
+    assert found(error_like="%503", status=None) == [letters[2], letters[0]]
+    assert found(since=queue.at(1), until=queue.at(2)) == [letters[1]]
+    assert found(status="redriven") == [letters[0]]
+    assert found(limit=1) == [letters[2]]
+    assert "payload" not in queue.rows("select * from ulak.find_letters()")[0]
+    assert queue.refuses("find_letters", status="lost").sqlstate == "22023"

@@ -492,6 +492,23 @@ def test_a_range_goes_to_another_endpoint(queue: Queue) -> None:
     assert queue.refuses("replay_range", "shop", *EVERYTHING, to="othr").message_hint == 'Did you mean "other"?'
 
 
+def test_a_plan_of_a_replay_counts_shows_a_sample_and_names_the_command(queue: Queue) -> None:
+    queue.endpoint()
+    queue.endpoint("other")
+    for n in range(7):
+        queue.send(payload={"n": n})
+    deliver(queue)
+
+    (plan,) = queue.rows(
+        "select * from ulak.replay_plan('shop', '-infinity', 'infinity', p_to => 'other', p_filter => '$.n > 0')"
+    )
+
+    assert (plan["messages"], [each["payload"] for each in plan["sample"]]) == (6, [{"n": n} for n in range(1, 6)])
+    assert queue.value("select count(*) from ulak.queue") == 0
+    assert queue.rows(plan["command"]) == [{"replay_range": 6}]
+    assert queue.refuses("replay_plan", "shop", *EVERYTHING, to="othr").sqlstate == "42704"
+
+
 def test_a_filter_picks_what_is_replayed(queue: Queue) -> None:
     queue.endpoint()
     for n in range(4):

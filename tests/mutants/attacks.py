@@ -47,8 +47,8 @@ MUTANTS = [
     Mutant(
         "monitor: may do what an administrator may",
         GRANTS,
-        "'dlq_summary', 'message_status', 'find_messages', 'retry_delay', 'setting', 'help',\n",
-        "'dlq_summary', 'message_status', 'find_messages', 'retry_delay', 'setting', 'help', 'claim',\n",
+        "'dlq_summary', 'message_status', 'find_messages', 'find_letters', 'retry_delay', 'setting', 'help',\n",
+        "'dlq_summary', 'message_status', 'find_messages', 'find_letters', 'retry_delay', 'setting', 'help', 'claim',\n",
         (f"{MONITOR}::test_it_grants_claims_and_dates_nothing",),
     ),
     Mutant(

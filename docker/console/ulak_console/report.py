@@ -9,6 +9,8 @@ import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable
 from typing import NamedTuple
 
+from ulak_console import actions
+
 Link = Callable[..., str]
 
 _NO_XML = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")
@@ -41,7 +43,25 @@ def embedded(page: str, link: Link, may_act: bool) -> Report:
         if may_act and (receiver := element.get("data-receiver")):
             pattern = element.get("data-pattern")
             _append(element, "Redrive these", link("act", action="redrive", endpoint=receiver, error_like=pattern))
+        if may_act and element.tag == "details" and (code := element.find("./pre/code")) is not None:
+            for action, given in actions.of_sql(code.text or ""):
+                _append(element, action.title, link("act", action=action.name, **given))
+    for panel in list(main.iter("section")):
+        if panel.get("class") == "panel":
+            _fold(panel)
     return Report(style.text or "", ElementTree.tostring(main, encoding="unicode", short_empty_elements=False))
+
+
+def _fold(panel: ElementTree.Element) -> None:
+    """So that a phone, or whoever has enough of it, can close it."""
+    title, *rest = list(panel)
+    summary = ElementTree.Element("summary")
+    summary.append(title)
+    details = ElementTree.Element("details", {"class": "foldable", "open": "open"})
+    details.extend([summary, *rest])
+    for child in list(panel):
+        panel.remove(child)
+    panel.append(details)
 
 
 def _wrap(element: ElementTree.Element, address: str) -> None:

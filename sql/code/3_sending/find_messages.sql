@@ -143,3 +143,56 @@ $plpgsql$;
 comment on function ulak.find_messages(text, text, uuid, uuid, text, timestamptz, integer, timestamptz) is
     'messages by endpoint, idempotency key, correlation id, message_id (webhook-id) and status, the newest first; without payload, '
     'headers and response. Archived ones and dead letters since p_since, a day ago by default';
+
+-- For monitors: without payload, and with no filter that would tell what is in it.
+create or replace function ulak.find_letters(
+    p_endpoint text default null,
+    p_error_like text default null,
+    p_since timestamptz default null,
+    p_until timestamptz default null,
+    p_status text default 'failed',
+    p_limit integer default 100
+)
+returns table (
+    id bigint,
+    message bigint,
+    message_id uuid,
+    endpoint text,
+    status text,
+    attempts integer,
+    created_at timestamptz,
+    failed_at timestamptz,
+    last_error text,
+    redriven_message_id bigint
+)
+language plpgsql
+stable
+security definer
+set search_path = pg_catalog, pg_temp
+set plan_cache_mode = force_custom_plan
+set jit = off
+as $plpgsql$
+#variable_conflict use_column
+begin
+    perform ulak_private.check_integer('p_limit', p_limit, 1, 10000);
+    if p_status not in ('failed', 'redriven', 'discarded') then
+        raise exception 'no dead letter has status "%"', left(p_status, 64)
+            using errcode = '22023', hint = 'failed, redriven or discarded.';
+    end if;
+    return query
+    select d.id, d.original_message_id, d.message_id, coalesce(e.name, d.endpoint_name), d.status, d.attempts, d.original_created_at, d.failed_at,
+        d.last_error, d.redriven_message_id
+    from ulak_private.letters d
+    left join ulak.endpoints e on e.id = d.endpoint_id
+    where (p_endpoint is null or coalesce(e.name, d.endpoint_name) = p_endpoint)
+        and (p_error_like is null or d.last_error like p_error_like)
+        and (p_since is null or d.failed_at >= p_since)
+        and (p_until is null or d.failed_at < p_until)
+        and (p_status is null or d.status = p_status)
+    order by d.id desc
+    limit p_limit;
+end
+$plpgsql$;
+
+comment on function ulak.find_letters(text, text, timestamptz, timestamptz, text, integer) is
+    'dead letters by endpoint, error, time and status, the newest first; without payload and headers';

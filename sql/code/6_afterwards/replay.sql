@@ -88,39 +88,8 @@ begin
     if not p_dry_run then
         perform ulak_private.archive_finished(p_endpoint_id, p_from_ts, p_to_ts, p_now);
     end if;
-    select coalesce(array_agg(f.id order by f.id), '{}') as ids, min(f.created_at) as first, max(f.created_at) as last
-    into v_found
-    from (
-        select l.id, l.created_at
-        from (
-            -- A redriven or replayed message keeps its message_id: the last of them stands for all.
-            select distinct on (a.message_id) a.id, a.created_at
-            from (
-                select m.id, m.message_id, m.endpoint_id, m.created_at, m.status, m.payload from ulak.archive m
-                union all
-                select m.id, m.message_id, m.endpoint_id, m.created_at, m.status, m.payload
-                from ulak.queue m
-                where m.status in ('completed', 'failed', 'expired')
-            ) a
-            where a.endpoint_id = p_endpoint_id
-                and a.created_at >= p_from_ts
-                and a.created_at < p_to_ts
-                and case when p_status is null then a.status <> 'cancelled' else a.status = p_status end
-                and (v_filter is null or jsonb_path_match_tz(a.payload, v_filter, '{}', true))
-                -- Its next cycle is a message of its own, in this range or still under way; or it was given up.
-                and not (
-                    a.status = 'failed'
-                    and exists (
-                        select
-                        from ulak.dlq d
-                        where d.original_message_id = a.id and d.status in ('redriven', 'discarded')
-                    )
-                )
-            order by a.message_id, a.id desc
-        ) l
-        order by l.id
-        limit p_limit
-    ) f;
+    select r.ids, r.first, r.last into v_found
+    from ulak_private.replayable(p_endpoint_id, p_from_ts, p_to_ts, p_status, p_limit, v_filter) r;
     if p_dry_run or v_found.ids = '{}' then
         return cardinality(v_found.ids);
     end if;
@@ -182,6 +151,110 @@ $sql$;
 
 comment on function ulak.replay_range(text, timestamptz, timestamptz, text, boolean, integer, boolean, text, jsonpath, timestamptz) is
     'the same by the name of the endpoint';
+
+-- Which messages of an endpoint a range is.
+create or replace function ulak_private.replayable(
+    p_endpoint_id bigint,
+    p_from_ts timestamptz,
+    p_to_ts timestamptz,
+    p_status text,
+    p_limit integer,
+    -- As condition() returns it.
+    p_filter jsonpath,
+    out ids bigint[],
+    out first timestamptz,
+    out last timestamptz
+)
+language sql
+stable
+set search_path = pg_catalog, pg_temp
+as $sql$
+    select coalesce(array_agg(f.id order by f.id), '{}') as ids, min(f.created_at) as first, max(f.created_at) as last
+    from (
+        select l.id, l.created_at
+        from (
+            -- A redriven or replayed message keeps its message_id: the last of them stands for all.
+            select distinct on (a.message_id) a.id, a.created_at
+            from (
+                select m.id, m.message_id, m.endpoint_id, m.created_at, m.status, m.payload from ulak.archive m
+                union all
+                select m.id, m.message_id, m.endpoint_id, m.created_at, m.status, m.payload
+                from ulak.queue m
+                where m.status in ('completed', 'failed', 'expired')
+            ) a
+            where a.endpoint_id = p_endpoint_id
+                and a.created_at >= p_from_ts
+                and a.created_at < p_to_ts
+                and case when p_status is null then a.status <> 'cancelled' else a.status = p_status end
+                and (p_filter is null or jsonb_path_match_tz(a.payload, p_filter, '{}', true))
+                -- Its next cycle is a message of its own, in this range or still under way; or it was given up.
+                and not (
+                    a.status = 'failed'
+                    and exists (
+                        select
+                        from ulak.dlq d
+                        where d.original_message_id = a.id and d.status in ('redriven', 'discarded')
+                    )
+                )
+            order by a.message_id, a.id desc
+        ) l
+        order by l.id
+        limit p_limit
+    ) f
+$sql$;
+
+create or replace function ulak.replay_plan(
+    p_endpoint text,
+    p_from_ts timestamptz,
+    p_to_ts timestamptz,
+    p_status text default null,
+    p_limit integer default null,
+    p_to text default null,
+    p_filter jsonpath default null
+)
+returns table (messages integer, sample jsonb, command text)
+language plpgsql
+stable
+security definer
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+declare
+    v_found record;
+begin
+    perform ulak_private.check_replay(p_from_ts, p_to_ts, p_status, p_limit);
+    if p_to is not null then
+        perform ulak_private.endpoint_id(p_to);
+    end if;
+    select r.ids, r.first, r.last into v_found
+    from ulak_private.replayable(ulak_private.endpoint_id(p_endpoint), p_from_ts, p_to_ts, p_status, p_limit, ulak_private.condition(p_filter, 'filter')) r;
+    messages := cardinality(v_found.ids);
+    sample := (
+        select jsonb_agg(
+            jsonb_build_object('id', m.id, 'status', m.status, 'created_at', m.created_at, 'last_error', m.last_error)
+                || ulak_private.shown_payload(m.payload)
+            order by m.id
+        )
+        from ulak.messages m
+        where m.id = any (v_found.ids[1:5]) and m.created_at between v_found.first and v_found.last
+    );
+    command := ulak_private.command(
+        'replay_range',
+        json_build_object(
+            'p_endpoint', p_endpoint,
+            'p_from_ts', p_from_ts,
+            'p_to_ts', p_to_ts,
+            'p_status', p_status,
+            'p_limit', p_limit,
+            'p_to', p_to,
+            'p_filter', p_filter::text
+        )
+    );
+    return next;
+end
+$plpgsql$;
+
+comment on function ulak.replay_plan(text, timestamptz, timestamptz, text, integer, text, jsonpath) is
+    'what replay_range() would do: how many messages, a sample of them and the command to run';
 
 -- What 0.2.0 has finished and left in the queue, of an endpoint and a time, goes to the archive now and not with the next maintenance.
 create or replace function ulak_private.archive_finished(p_endpoint_id bigint, p_from_ts timestamptz, p_to_ts timestamptz, p_now timestamptz)

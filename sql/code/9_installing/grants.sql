@@ -48,7 +48,7 @@ begin
                 'claim', 'heartbeat', 'complete', 'fail', 'release', 'retry_delay', 'mark_handled', 'setting', 'help'
             ]),
             ('ulak', 'ulak_monitor', array[
-                'dlq_summary', 'message_status', 'find_messages', 'retry_delay', 'setting', 'help',
+                'dlq_summary', 'message_status', 'find_messages', 'find_letters', 'retry_delay', 'setting', 'help',
                 'get_endpoint_health', 'get_worker_status', 'health_check', 'health', 'metrics', 'metrics_text', 'doctor',
                 'explain', 'history', 'report', 'top'
             ]),
