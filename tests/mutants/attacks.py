@@ -463,4 +463,19 @@ MUTANTS = [
         "if true then",
         ("tests/chaos/test_notifications.py",),
     ),
+    # A worker that goes by what was.
+    Mutant(
+        "settings: a claim goes by older ones",
+        "sql/code/4_claiming/claim.sql",
+        "if v_turn.tids <> '{}' and ulak_private.has_old_settings() then",
+        "if false then",
+        ("tests/concurrency/test_settings_races.py::test_a_worker_claims_nothing_until_it_knows_the_settings_of_now",),
+    ),
+    Mutant(
+        "digest: about digests",
+        "sql/code/6_afterwards/operator_events.sql",
+        "        where not ulak_private.is_told(f.facts)\n        group by 1, 2, 3, 4;",
+        "        group by 1, 2, 3, 4;",
+        ("tests/db/test_operator_events.py::test_a_digest_that_cannot_be_delivered_is_in_no_digest",),
+    ),
 ]
