@@ -106,6 +106,9 @@ def test_the_way_back_to_the_release_before_keeps_endpoints_settings_and_message
     site.call("disable_endpoint", "held")
     for n in (1, 2, 3):
         site.send("orders", {"order": n}, ordering_key="c5")
+    site.db.execute("select ulak.send('orders', p_raw => '<a/>', p_content_type => 'application/xml')")
+    site.db.execute("select ulak.create_event_type('order.paid'), ulak.subscribe('order.paid', 'orders')")
+    site.db.execute("""select ulak.publish('order.paid', '{"order": 4}', p_headers => '{"x-tenant": "7"}')""")
     site.end()
 
     run_script(cluster, cron_database, "Go back a version")
@@ -113,11 +116,13 @@ def test_the_way_back_to_the_release_before_keeps_endpoints_settings_and_message
     with cluster.connect(cron_database) as db:
         rows = db.execute("select payload ->> 'order' from ulak.queue where ordering_key = 'c5' order by id").fetchall()
         assert rows == [("1",), ("2",), ("3",)]
+        others = db.execute("select payload, headers from ulak.queue where ordering_key is null").fetchall()
+        assert others == [({"order": 4}, {"x-tenant": "7"})]
         assert db.execute("select name, enabled from ulak.endpoints order by name").fetchall() == [
             ("held", False),
             ("orders", True),
         ]
-        assert db.execute("select value from ulak_private.secrets").fetchall() == [(secret,)]
+        assert db.execute("select value from ulak.secrets").fetchall() == [(secret,)]
         assert db.execute("select value from ulak.settings where name = 'default_max_retries'").fetchone() == ("3",)
         assert db.execute("select extversion from pg_extension where extname = 'ulak'").fetchone() == ("0.2.0",)
         db.execute("drop schema ulak_back cascade")
