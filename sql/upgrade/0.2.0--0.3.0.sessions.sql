@@ -35,6 +35,34 @@ as $sql$
     select ulak_private.require_changeable(p_id)
 $sql$;
 
+create or replace function ulak._granted_endpoints()
+returns setof bigint
+language sql
+stable
+set search_path = pg_catalog, pg_temp
+as $sql$
+    select distinct g.endpoint_id
+    from ulak.endpoint_grants as g
+    join pg_roles as r on r.rolname = g.role_name
+    where g.may_work and pg_has_role(ulak_private.caller(), r.oid, 'usage')
+$sql$;
+
+create or replace function ulak._require_endpoint(p_id bigint, p_name text)
+returns boolean
+language sql
+set search_path = pg_catalog, pg_temp
+as $sql$
+    select ulak_private.workable_endpoints(p_name) is not null
+$sql$;
+
+create or replace function ulak._require_message(p_id bigint)
+returns boolean
+language sql
+set search_path = pg_catalog, pg_temp
+as $sql$
+    select ulak_private.require_messages(array[p_id])
+$sql$;
+
 -- As workers call it, by the names of its parameters. A claim knows by itself where the last one ended.
 create or replace function ulak._claim(
     p_resume ulak_private.place,

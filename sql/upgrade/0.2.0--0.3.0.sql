@@ -349,6 +349,11 @@ drop function ulak._claim(text, integer, interval, bigint[], text[], bigint, tim
 drop function ulak._endpoints_in_turn(bigint, integer, integer, integer, bigint[], text[], timestamptz, ulak._rooms, ulak._place);
 drop function ulak._next_level(bigint, smallint, timestamptz);
 
+-- Rights are checked for all messages of a call at once. Sessions of 0.2.0 find these in 0.2.0--0.3.0.sessions.sql.
+drop function ulak._granted_endpoints();
+drop function ulak._require_endpoint(bigint, text);
+drop function ulak._require_message(bigint);
+
 -- Two more parameters: a generation, and retries of its own. What an application's function (begin atomic) depends on by its oid stays under another
 -- name, and calls the new one (0.2.0--0.3.0.sessions.sql). No lock that anybody waits for.
 alter function ulak.send(

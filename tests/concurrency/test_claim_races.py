@@ -290,3 +290,36 @@ def test_a_claim_and_taking_a_message_out_by_hand_never_both_win(queue: Queue, b
     assert refused == "55000"
     operator.db.rollback()
     assert queue.claim_one().id == taken_out
+
+
+def test_eight_claimers_take_over_each_expired_message_once(queue: Queue, sessions: Sessions) -> None:
+    ids = queue.send_many(500)
+    assert len(queue.claim(500, worker="dead", lease=60)) == 500
+    taken: list[tuple[int, int]] = []
+    barrier = Barrier(8)
+
+    def work(session: Queue) -> None:
+        session.base = queue.base
+        barrier.wait()
+        worker = f"worker {session.db.info.backend_pid}"
+        taken.extend((claim.id, claim.attempt) for claim in session.claim(500, worker=worker, now=61, endpoint="shop"))
+
+    gather([lambda session=session: work(session) for session in sessions(8)])  # type: ignore[misc]
+    # Those that were just being taken over when it looked were left to the other session, and are due.
+    taken += [(claim.id, claim.attempt) for claim in queue.claim(500, now=61, endpoint="shop")]
+
+    assert sorted(taken) == [(id, 2) for id in sorted(ids)]
+
+
+def test_a_worker_that_settles_while_its_lease_is_over_wins_or_is_refused(queue: Queue, begin: Begin) -> None:
+    """The claim that comes meanwhile skips what is being settled."""
+    queue.send()
+    claim = queue.claim_one(worker="late", lease=60)
+    settling = begin()
+    settling.base = queue.base
+    settling.complete(claim, worker="late", now=61)
+
+    assert queue.claim(worker="other", now=62, endpoint="shop") == []
+
+    settling.db.commit()
+    assert queue.status(claim.id) == "completed"

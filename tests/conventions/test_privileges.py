@@ -17,7 +17,8 @@ FUNCTIONS = {
         message_status find_messages await_delivery _await_delivery explain mark_handled setting help _shown_config
     """,
     "ulak_consumer": """
-        claim heartbeat complete fail release retry_delay mark_handled setting help
+        claim heartbeat complete fail release work listen
+        heartbeat_many complete_many fail_many release_many retry_delay mark_handled setting help
     """,
     "ulak_monitor": """
         dlq_summary message_status find_messages find_letters retry_delay setting help
@@ -29,7 +30,8 @@ FUNCTIONS = {
         set_secret rotate_secret drop_secret configure setting reset_circuit_breaker update_circuit_breaker
         create_event_type alter_event_type drop_event_type subscribe alter_subscription unsubscribe
         send send_with_options send_batch send_batch_with_priority send_messages send_many publish publish_batch message_status mark_handled
-        claim heartbeat complete fail release retry_delay recover_stale_messages mark_expired_messages
+        claim heartbeat complete fail release work listen
+        heartbeat_many complete_many fail_many release_many retry_delay recover_stale_messages mark_expired_messages
         cancel cancel_by_key reschedule reprioritise purge discard retry_now find_messages find_letters replay_plan await_delivery _await_delivery
         redrive redrive_message redrive_endpoint redrive_all archive_single_to_dlq dlq_summary cleanup_dlq
         archive_completed_messages maintain_archive_partitions cleanup_old_archive_partitions
@@ -39,7 +41,8 @@ FUNCTIONS = {
         top _retry_schedule _shown_config
     """,
     "ulak_worker": """
-        claim heartbeat complete fail release retry_delay recover_stale_messages mark_expired_messages
+        claim heartbeat complete fail release work listen
+        heartbeat_many complete_many fail_many release_many retry_delay recover_stale_messages mark_expired_messages
         update_circuit_breaker mark_handled setting help
         run_worker run_maintenance _maintenance_step _clock _check_interval _is_adopted _leave_read_only
         _claim _read_claimed _settle_many _release_many _heartbeat_many _endpoint_configs _blocked_endpoints _sweep

@@ -12,8 +12,14 @@ def shop(queue: Queue) -> int:
 
 
 def test_a_message_whose_lease_ran_out_is_retried_with_backoff(queue: Queue) -> None:
-    id = queue.send()
-    queue.claim_one(worker="anna", lease=60)
+    queue.endpoint(
+        "web",
+        {"url": "https://example.com"},
+        {"max_retries": 2, "backoff": "fixed", "base_delay_seconds": 10},
+        protocol="http",
+    )
+    id = queue.send("web")
+    queue.claim_one(worker="anna", lease=60, endpoint="web")
 
     assert queue.recover(now=59.9) == 0
     assert queue.recover(now=60) == 1
@@ -25,6 +31,61 @@ def test_a_message_whose_lease_ran_out_is_retried_with_backoff(queue: Queue) -> 
     assert message["first_failed_at"] == queue.at(60)
     assert (message["locked_by"], message["lease_until"]) == (None, None)
     assert queue.due_in(id) == 70
+
+
+def test_what_an_external_worker_held_is_due_when_its_lease_is_over(queue: Queue) -> None:
+    """The lease was the wait."""
+    id = queue.send()
+    queue.claim_one(lease=60)
+
+    assert queue.recover(now=61) == 1
+
+    assert (queue.message(id)["retry_count"], queue.due_in(id)) == (1, 61)
+
+
+def test_a_claim_takes_over_what_a_dead_worker_held(queue: Queue) -> None:
+    id = queue.send()
+    queue.claim_one(worker="anna", lease=60)
+
+    assert queue.claim(worker="bert", now=59.9) == []
+    claim = queue.claim_one(worker="bert", now=61)
+
+    assert (claim.id, claim.attempt) == (id, 2)
+    message = queue.message(id)
+    assert (message["attempts"], message["retry_count"], message["locked_by"]) == (2, 1, "bert")
+    assert message["last_error"] == '[RETRYABLE] lease expired: worker "anna" went silent'
+
+
+@pytest.mark.parametrize("endpoint", [None, "shop"])
+def test_a_session_looks_for_expired_leases_once_a_second(queue: Queue, endpoint: str | None) -> None:
+    ids = [queue.send(), queue.send()]
+    queue.claim_one(worker="anna", lease=60)
+    queue.claim_one(worker="anna", lease=60.5)
+    assert [claim.id for claim in queue.claim(5, now=60, endpoint=endpoint)] == ids[:1]
+
+    assert queue.claim(5, now=60.9, endpoint=endpoint) == []
+    assert [claim.id for claim in queue.claim(5, now=61, endpoint=endpoint)] == ids[1:]
+
+
+def test_a_claim_of_one_endpoint_leaves_the_leases_of_others_alone(queue: Queue) -> None:
+    queue.endpoint("other")
+    id = queue.send()
+    queue.claim_one(worker="anna", lease=60)
+
+    queue.claim(endpoint="other", now=100)
+
+    assert queue.message(id)["locked_by"] == "anna"
+    assert queue.claim_one(endpoint="shop", now=100).id == id
+
+
+def test_a_claim_sends_what_has_spent_its_retries_to_the_dead_letters(queue: Queue) -> None:
+    id = queue.send()
+    for attempt, now in enumerate((0, 100, 200), 1):
+        assert queue.claim_one(lease=60, now=now).attempt == attempt
+
+    assert queue.claim(now=300) == []
+
+    assert (queue.status(id), queue.dead(id)["retry_count"]) == ("failed", 2)
 
 
 def test_a_second_sweep_finds_nothing(queue: Queue) -> None:
@@ -87,8 +148,7 @@ def test_a_head_that_is_recovered_stays_the_head(queue: Queue) -> None:
 
     queue.recover(now=60)
 
-    assert queue.claim(10, now=69) == []
-    assert queue.claim_one(now=70).id == first
+    assert [claim.id for claim in queue.claim(10, now=60)] == [first]
 
 
 def test_a_head_that_dies_in_recovery_lets_the_next_one_go(queue: Queue) -> None:

@@ -76,6 +76,11 @@ def test_a_claim_of_another_endpoint_says_no_more_than_one_of_none(db: DB, consu
         "select ulak.complete(%s, %s, %s)",
         "select ulak.fail(%s, %s, %s, 'no')",
         "select ulak.release(%s, %s, %s)",
+        "select ulak.heartbeat_many(p_ids => array[%s::bigint], p_worker => %s, p_attempts => array[%s::integer])",
+        "select ulak.complete_many(p_ids => array[%s::bigint], p_worker => %s, p_attempts => array[%s::integer])",
+        "select ulak.fail_many(p_ids => array[%s::bigint], p_worker => %s, p_attempts => array[%s::integer], p_errors => '{no}')",
+        "select ulak.release_many(p_ids => array[%s::bigint], p_worker => %s, p_attempts => array[%s::integer])",
+        "select ulak.work(p_ids => array[%s::bigint], p_worker => %s, p_attempts => array[%s::integer], p_limit => 0)",
     ],
 )
 def test_it_cannot_settle_a_message_of_another_endpoint(db: DB, consumer: DB, report: str) -> None:

@@ -29,6 +29,7 @@
 --     unpark_heads                    parked heads of ordering keys; skips
 --     fail_rows                       messages that failed, to decide about their retries; waits for a heartbeat at most
 --     recover_stale_messages          messages whose lease ran out; skips
+--     take_over                       messages whose lease of an external worker ran out; skips
 --     recover_from                    messages of workers that died; skips
 --     mark_expired_messages           messages past their expires_at; skips
 --     bury_orphans                    messages whose endpoint was dropped; skips

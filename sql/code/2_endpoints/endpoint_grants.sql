@@ -307,54 +307,94 @@ create or replace function ulak_private.works_everywhere()
 returns boolean
 language sql
 stable
-set search_path = pg_catalog, pg_temp
 as $sql$
     select ulak_private.caller_has('ulak_worker') or ulak_private.caller_has('ulak_admin')
 $sql$;
 
-create or replace function ulak_private.granted_endpoints()
-returns setof bigint
-language sql
-stable
-set search_path = pg_catalog, pg_temp
-as $sql$
-    select distinct g.endpoint_id
-    from ulak.endpoint_grants as g
-    join pg_roles as r on r.rolname = g.role_name
-    where g.may_work and pg_has_role(ulak_private.caller(), r.oid, 'usage')
-$sql$;
-
--- True, or an error. The same one for an endpoint that doesn't exist: what else there is, is none of a consumer's business.
-create or replace function ulak_private.require_endpoint(p_id bigint, p_name text)
+-- As may_send(), for the right to work it off.
+create or replace function ulak_private.may_work(p_endpoint_id bigint)
 returns boolean
 language plpgsql
-set search_path = pg_catalog, pg_temp
+stable
 as $plpgsql$
+declare
+    v_caller text := ulak_private.caller();
 begin
-    if not ulak_private.works_everywhere()
-        and (p_id is null or p_id not in (select g.id from ulak_private.granted_endpoints() as g (id)))
-    then
-        perform ulak_private.raise_not_granted(p_name, 'work');
+    perform from ulak.endpoint_grants g where g.endpoint_id = p_endpoint_id and g.role_name = v_caller and g.may_work;
+    if found then
+        return true;
     end if;
-    return true;
+    return ulak_private.works_everywhere() or exists (
+        select
+        from ulak.endpoint_grants g
+        join pg_roles r on r.rolname = g.role_name
+        where g.endpoint_id = p_endpoint_id and g.may_work and pg_has_role(v_caller, r.oid, 'usage')
+    );
 end
 $plpgsql$;
 
--- The same for the endpoint of a message.
-create or replace function ulak_private.require_message(p_id bigint)
+-- The endpoints that an external worker claims from: the one that it names, or all pull endpoints that it may work off; null: any.
+-- An endpoint that doesn't exist is an error as if it weren't granted: what else there is, is none of a consumer's business.
+create or replace function ulak_private.workable_endpoints(p_name text)
+returns bigint[]
+language plpgsql
+as $plpgsql$
+declare
+    v_id bigint;
+begin
+    if p_name is not null then
+        select e.id into v_id
+        from ulak.endpoints e
+        where e.name = p_name;
+        if v_id is not null and ulak_private.may_work(v_id) then
+            return array[v_id];
+        elsif ulak_private.works_everywhere() then
+            perform ulak_private.raise_unknown_endpoint(p_name);
+        end if;
+        perform ulak_private.raise_not_granted(p_name, 'work');
+    elsif ulak_private.works_everywhere() then
+        return null;
+    end if;
+    return array(
+        select g.endpoint_id
+        from (
+            select distinct g.endpoint_id
+            from ulak.endpoint_grants g
+            join pg_roles r on r.rolname = g.role_name
+            where g.may_work and pg_has_role(ulak_private.caller(), r.oid, 'usage')
+        ) g
+        join ulak.endpoints e on e.id = g.endpoint_id
+        where e.protocol = 'pull'
+        -- Otherwise the same first endpoints would use up a small limit each time.
+        order by random()
+    );
+end
+$plpgsql$;
+
+-- True, or an error: the caller may work off the endpoint of each of these messages.
+create or replace function ulak_private.require_messages(p_ids bigint[])
 returns boolean
 language plpgsql
 set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set enable_bitmapscan = off
+set plan_cache_mode = force_generic_plan
 as $plpgsql$
+declare
+    v_foreign bigint;
 begin
-    if not ulak_private.works_everywhere()
-        and exists (
-            select
-            from ulak_private.deliveries as q
-            where q.id = p_id and q.endpoint_id not in (select g.id from ulak_private.granted_endpoints() as g (id))
-        )
-    then
-        perform ulak_private.raise_foreign_message(p_id);
+    select e.first_id into v_foreign
+    from (
+        select q.endpoint_id, min(q.id) as first_id
+        from unnest(p_ids) r(id)
+        join ulak_private.deliveries q on q.id between r.id and r.id
+        group by q.endpoint_id
+        offset 0
+    ) e
+    where not ulak_private.may_work(e.endpoint_id)
+    limit 1;
+    if found then
+        perform ulak_private.raise_foreign_message(v_foreign);
     end if;
     return true;
 end

@@ -72,3 +72,33 @@ begin
     return true;
 end
 $plpgsql$;
+
+-- External workers wait by themselves: a function that waits holds a snapshot, and with it vacuum. While nothing is sent, a consumer sleeps
+-- for a second at most and is woken by the next sender, as workers are. While others send, it looks again after 10 ms, and after twice as
+-- long each time that it finds nothing, up to 0.1 s: senders of a busy queue notify nobody, and a message that was drawn before the
+-- consumer asked, and is committed after, is seen at the next look.
+create or replace function ulak.listen()
+returns double precision
+language plpgsql
+security definer
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+declare
+    -- The session's memory: the last id that was sent, and for how many milliseconds it waited. claim() forgets it when it finds something.
+    v_memory bigint[] := nullif(current_setting('ulak_private.waiting', true), '');
+    v_sent bigint := coalesce(pg_sequence_last_value('ulak.queue_id_seq'::regclass), 0);
+    v_wait bigint := least(100, greatest(10, v_memory[2] * 2));
+begin
+    if v_memory[1] = v_sent and current_setting('max_prepared_transactions')::integer = 0 then
+        listen ulak_bell;
+        -- Whoever has drawn an id meanwhile may not notify.
+        v_wait := case when (ulak_private.request_wake_ups()).last_sent = v_sent then 1000 else 0 end;
+    end if;
+    perform set_config('ulak_private.waiting', array[v_sent, v_wait]::text, false);
+    return v_wait / 1000.0;
+end
+$plpgsql$;
+
+comment on function ulak.listen() is
+    'for an external worker that found nothing: has this session notified on the channel ulak_bell when something is sent, and returns for how many seconds '
+    'it should wait for that before it claims again. Needs a session of its own (PgBouncer: session mode); wait in the client, without a transaction';

@@ -29,32 +29,50 @@ security definer
 set search_path = pg_catalog, pg_temp
 as $plpgsql$
 #variable_conflict use_column
-declare
-    v_endpoint_id bigint;
-    -- Endpoints to claim from; null: all in turn.
-    v_endpoint_ids bigint[];
 begin
     p_now := ulak_private.clock(p_now);
     perform ulak_private.check_claim(p_worker, p_limit, p_lease);
-    if p_endpoint is not null then
-        select e.id into v_endpoint_id
-        from ulak.endpoints e
-        where e.name = p_endpoint;
-        perform ulak_private.require_endpoint(v_endpoint_id, p_endpoint);
-        if v_endpoint_id is null then
-            perform ulak_private.raise_unknown_endpoint(p_endpoint);
-        end if;
-        v_endpoint_ids := array[v_endpoint_id];
-    elsif not ulak_private.works_everywhere() then
-        -- In random order: otherwise the same first endpoints would use up a small limit each time.
-        v_endpoint_ids := array(
-            select g.id
-            from ulak_private.granted_endpoints() g(id)
-            join ulak.endpoints e on e.id = g.id
-            where e.protocol = 'pull'
-            order by random()
-        );
-    end if;
+    return query
+    select c.*
+    from ulak_private.claim_in_turn(p_worker, p_limit, p_endpoint, ulak_private.workable_endpoints(p_endpoint), p_lease, p_generation, p_now) c;
+end
+$plpgsql$;
+
+comment on function ulak.claim(text, integer, text, interval, bigint, timestamptz) is
+    'leases up to p_limit due messages to p_worker, of all pull endpoints or of the one that is named; for members of '
+    'ulak_consumer, of those that were granted. What a worker held whose lease is over is due at once';
+
+-- p_endpoint_ids is what the caller may claim from, as workable_endpoints() has it.
+create or replace function ulak_private.claim_in_turn(
+    p_worker text,
+    p_limit integer,
+    p_endpoint text,
+    p_endpoint_ids bigint[],
+    p_lease interval,
+    p_generation bigint,
+    p_now timestamptz
+)
+returns table (
+    id bigint,
+    message_id uuid,
+    attempt integer,
+    endpoint text,
+    payload jsonb,
+    headers jsonb,
+    metadata jsonb,
+    correlation_id uuid,
+    ordering_key text,
+    idempotency_key text,
+    priority smallint,
+    created_at timestamptz,
+    expires_at timestamptz,
+    lease_until timestamptz
+)
+language plpgsql
+as $plpgsql$
+#variable_conflict use_column
+begin
+    perform ulak_private.take_over_expired(p_endpoint_ids, p_now);
     return query
     select
         c.id,
@@ -75,7 +93,7 @@ begin
         p_worker,
         p_limit,
         ulak_private.exact(p_lease),
-        v_endpoint_ids,
+        p_endpoint_ids,
         -- Endpoints of all other protocols are left to ulak's own workers and nodes, unless one is asked for by name.
         case when p_endpoint is null then array['pull'] end,
         p_generation,
@@ -86,12 +104,11 @@ begin
     join ulak.endpoints e on e.id = c.endpoint_id
     -- Endpoints take turns.
     order by row_number() over (partition by c.endpoint_id order by c.ordinality), c.ordinality;
+    if found and current_setting('ulak_private.waiting', true) <> '' then
+        perform set_config('ulak_private.waiting', '', false);
+    end if;
 end
 $plpgsql$;
-
-comment on function ulak.claim(text, integer, text, interval, bigint, timestamptz) is
-    'leases up to p_limit due messages to p_worker, of all pull endpoints or of the one that is named; for members of '
-    'ulak_consumer, of those that were granted';
 
 create or replace function ulak_private.check_claim(p_worker text, p_limit integer, p_lease interval)
 returns void
@@ -132,7 +149,7 @@ set search_path = pg_catalog, pg_temp
 as $plpgsql$
 begin
     p_now := ulak_private.clock(p_now);
-    perform ulak_private.check_claim(p_worker, 1, p_lease), ulak_private.require_message(p_id);
+    perform ulak_private.check_claim(p_worker, 1, p_lease), ulak_private.require_messages(array[p_id]);
     return cardinality(ulak_private.heartbeat_many(p_worker, array[p_id], array[p_attempt], ulak_private.exact(p_lease), p_now)) = 1;
 end
 $plpgsql$;
@@ -154,7 +171,7 @@ set search_path = pg_catalog, pg_temp
 as $plpgsql$
 begin
     p_now := ulak_private.clock(p_now);
-    perform ulak_private.require_message(p_id);
+    perform ulak_private.require_messages(array[p_id]);
     if ulak_private.settle_many(p_worker, array[p_id], array[p_attempt], null, null, array[ulak_private.kept_response(p_response)], p_now) = '{}' then
         perform ulak_private.raise_stale_report(p_id, p_worker, p_attempt);
     end if;
@@ -207,16 +224,14 @@ security definer
 set search_path = pg_catalog, pg_temp
 as $plpgsql$
 declare
-    v_reason text := coalesce(ulak_private.error_line(ulak_private.without_message(p_error, p_id)), 'no reason given');
-    -- A worker may name the class itself.
-    v_error text := case
-        when p_permanent and not starts_with(v_reason, '[DISABLE]') then '[PERMANENT] ' || ulak_private.without_class(v_reason)
-        when v_reason ~ E'^\\[(RETRYABLE|PERMANENT|DISABLE)\\]' then v_reason
-        else '[RETRYABLE] ' || v_reason
-    end;
+    v_error text;
 begin
-    perform ulak_private.require_message(p_id);
+    perform ulak_private.require_messages(array[p_id]);
     p_now := ulak_private.clock(p_now);
+    v_error := ulak_private.reported_error(p_error, p_id);
+    if p_permanent and not starts_with(v_error, '[DISABLE]') then
+        v_error := '[PERMANENT] ' || ulak_private.without_class(v_error);
+    end if;
     if p_retry_after is not null then
         perform ulak_private.check_interval('p_retry_after', p_retry_after, interval '1 day');
     end if;
@@ -237,6 +252,19 @@ $plpgsql$;
 comment on function ulak.fail(bigint, text, integer, text, interval, boolean, timestamptz) is
     'reports a failure: the message is retried by its endpoint''s policy, or goes to the dead-letter queue if p_permanent '
     'or out of retries; an error (55000) if the lease is lost';
+
+-- As it is stored. A worker may name the class itself.
+create or replace function ulak_private.reported_error(p_error text, p_id bigint)
+returns text
+language plpgsql
+stable
+as $plpgsql$
+declare
+    v_reason text := coalesce(ulak_private.error_line(ulak_private.without_message(p_error, p_id)), 'no reason given');
+begin
+    return case when v_reason ~ E'^\\[(RETRYABLE|PERMANENT|DISABLE)\\]' then v_reason else '[RETRYABLE] ' || v_reason end;
+end
+$plpgsql$;
 
 -- A worker's reason without what it repeats of the message, or of a secret that its endpoint's config names: monitors and the log show it.
 -- As the worker in the database hides it: texts and numbers of four characters and more, and nothing is left of a reason that quotes a piece
@@ -345,7 +373,7 @@ security definer
 set search_path = pg_catalog, pg_temp
 as $plpgsql$
 begin
-    perform ulak_private.require_message(p_id);
+    perform ulak_private.require_messages(array[p_id]);
     p_now := ulak_private.clock(p_now);
     perform ulak_private.check_interval('p_delay', p_delay, interval '1 day');
     if ulak_private.release_many(p_worker, array[p_id], array[p_attempt], ulak_private.exact(p_delay), p_now) = '{}' then
@@ -379,3 +407,243 @@ begin
             hint = 'The lease ran out or the message was settled before. Drop the result: nothing was changed.';
 end
 $plpgsql$;
+
+-- The same for many messages by one call. Each says of every message whether the worker still held it; nothing is an error that concerns one
+-- message alone. They have names of their own: of two functions with one name PostgreSQL can't choose for a client that sends its
+-- parameters without types.
+
+create or replace function ulak_private.check_reports(p_ids bigint[], p_attempts integer[])
+returns void
+language plpgsql
+immutable
+as $plpgsql$
+begin
+    if p_ids is null or cardinality(p_ids) is distinct from cardinality(p_attempts) then
+        raise exception 'each message needs its attempt'
+            using
+                errcode = '22023',
+                detail = format(
+                    'There are %s ids and %s attempts.',
+                    coalesce(cardinality(p_ids)::text, 'no'),
+                    coalesce(cardinality(p_attempts)::text, 'no')
+                ),
+                hint = 'Give both as claim() returned them, in the same order.';
+    elsif cardinality(p_ids) > 10000 then
+        raise exception 'more than 10000 messages by one call'
+            using errcode = '22023', detail = format('There are %s.', cardinality(p_ids)), hint = 'Report them in several calls.';
+    end if;
+end
+$plpgsql$;
+
+create or replace function ulak.heartbeat_many(
+    p_worker text,
+    p_ids bigint[],
+    p_attempts integer[],
+    p_lease interval default null,
+    p_now timestamptz default clock_timestamp()
+)
+returns table (id bigint, is_held boolean)
+language plpgsql
+security definer
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+declare
+    v_held bigint[];
+begin
+    p_now := ulak_private.clock(p_now);
+    perform ulak_private.check_claim(p_worker, 1, p_lease), ulak_private.check_reports(p_ids, p_attempts), ulak_private.require_messages(p_ids);
+    v_held := ulak_private.heartbeat_many(p_worker, p_ids, p_attempts, ulak_private.exact(p_lease), p_now);
+    return query select r, r = any (v_held) from unnest(p_ids) r;
+end
+$plpgsql$;
+
+comment on function ulak.heartbeat_many(text, bigint[], integer[], interval, timestamptz) is
+    'extends many leases from now on; is_held is false for a message whose lease is lost: stop working on it';
+
+create or replace function ulak.complete_many(
+    p_worker text,
+    p_ids bigint[],
+    p_attempts integer[],
+    p_responses jsonb[] default null,
+    p_now timestamptz default clock_timestamp()
+)
+returns table (id bigint, is_settled boolean)
+language plpgsql
+security definer
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+declare
+    v_settled bigint[];
+begin
+    p_now := ulak_private.clock(p_now);
+    perform ulak_private.check_reports(p_ids, p_attempts), ulak_private.require_messages(p_ids);
+    v_settled := ulak_private.settle_reports(p_worker, p_ids, p_attempts, null, null, p_responses, p_now);
+    return query select r, r = any (v_settled) from unnest(p_ids) r;
+end
+$plpgsql$;
+
+comment on function ulak.complete_many(text, bigint[], integer[], jsonb[], timestamptz) is
+    'reports many messages as done; is_settled is false for a message whose lease is lost: its result does not count';
+
+create or replace function ulak.fail_many(
+    p_worker text,
+    p_ids bigint[],
+    p_attempts integer[],
+    p_errors text[],
+    p_retry_after interval[] default null,
+    p_now timestamptz default clock_timestamp()
+)
+returns table (id bigint, is_settled boolean)
+language plpgsql
+security definer
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+declare
+    v_settled bigint[];
+begin
+    p_now := ulak_private.clock(p_now);
+    perform ulak_private.check_reports(p_ids, p_attempts), ulak_private.require_messages(p_ids);
+    v_settled := ulak_private.settle_reports(
+        p_worker,
+        p_ids,
+        p_attempts,
+        -- Without a reason it is a failure, too.
+        array(select coalesce(e.error, 'no reason given') from unnest(p_ids, p_errors) with ordinality e(id, error, place) order by e.place),
+        p_retry_after,
+        null,
+        p_now
+    );
+    return query select r, r = any (v_settled) from unnest(p_ids) r;
+end
+$plpgsql$;
+
+comment on function ulak.fail_many(text, bigint[], integer[], text[], interval[], timestamptz) is
+    'reports many failures: each message is retried by its endpoint''s policy, or after its p_retry_after; an error that starts with [PERMANENT] '
+    'sends it to the dead-letter queue at once. is_settled is false for a message whose lease is lost';
+
+create or replace function ulak.release_many(
+    p_worker text,
+    p_ids bigint[],
+    p_attempts integer[],
+    p_delay interval default '0',
+    p_now timestamptz default clock_timestamp()
+)
+returns table (id bigint, is_settled boolean)
+language plpgsql
+security definer
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+declare
+    v_settled bigint[];
+begin
+    p_now := ulak_private.clock(p_now);
+    perform ulak_private.check_reports(p_ids, p_attempts), ulak_private.require_messages(p_ids);
+    perform ulak_private.check_interval('p_delay', p_delay, interval '1 day');
+    v_settled := ulak_private.release_many(p_worker, p_ids, p_attempts, ulak_private.exact(p_delay), p_now);
+    return query select r, r = any (v_settled) from unnest(p_ids) r;
+end
+$plpgsql$;
+
+comment on function ulak.release_many(text, bigint[], integer[], interval, timestamptz) is
+    'gives many messages back unworked, without spending their retries; is_settled is false for a message whose lease is lost';
+
+-- Reports of an external worker, as settle_many() takes them. A null error is a message that is done.
+create or replace function ulak_private.settle_reports(
+    p_worker text,
+    p_ids bigint[],
+    p_attempts integer[],
+    p_errors text[],
+    p_retry_after interval[],
+    p_responses jsonb[],
+    p_now timestamptz
+)
+returns bigint[]
+language plpgsql
+as $plpgsql$
+begin
+    if p_retry_after is not null then
+        perform ulak_private.check_interval('p_retry_after', r, interval '1 day') from unnest(p_retry_after) r where r is not null;
+    end if;
+    return ulak_private.settle_many(
+        p_worker,
+        p_ids,
+        p_attempts,
+        case
+            when p_errors is not null then array(
+                select case when e.error is not null then ulak_private.reported_error(e.error, e.id) end
+                from unnest(p_ids, p_errors) with ordinality e(id, error, place)
+                order by e.place
+            )
+        end,
+        case when p_retry_after is not null then array(select ceil(extract(epoch from r))::integer from unnest(p_retry_after) r) end,
+        case when p_responses is not null then array(select ulak_private.kept_response(r) from unnest(p_responses) r) end,
+        p_now
+    );
+end
+$plpgsql$;
+
+create or replace function ulak.work(
+    p_worker text,
+    p_limit integer,
+    p_endpoint text default null,
+    p_ids bigint[] default '{}',
+    p_attempts integer[] default '{}',
+    p_errors text[] default null,
+    p_retry_after interval[] default null,
+    p_responses jsonb[] default null,
+    p_lease interval default null,
+    p_generation bigint default null,
+    p_now timestamptz default clock_timestamp()
+)
+returns table (
+    outcome text,
+    id bigint,
+    message_id uuid,
+    attempt integer,
+    endpoint text,
+    payload jsonb,
+    headers jsonb,
+    metadata jsonb,
+    correlation_id uuid,
+    ordering_key text,
+    idempotency_key text,
+    priority smallint,
+    created_at timestamptz,
+    expires_at timestamptz,
+    lease_until timestamptz
+)
+language plpgsql
+security definer
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+#variable_conflict use_column
+declare
+    v_endpoint_ids bigint[];
+    v_settled bigint[];
+begin
+    p_now := ulak_private.clock(p_now);
+    perform ulak_private.check_claim(p_worker, case when p_limit = 0 then 1 else p_limit end, p_lease);
+    v_endpoint_ids := ulak_private.workable_endpoints(p_endpoint);
+    if p_ids <> '{}' or p_attempts <> '{}' then
+        perform ulak_private.check_reports(p_ids, p_attempts), ulak_private.require_messages(p_ids);
+        v_settled := ulak_private.settle_reports(p_worker, p_ids, p_attempts, p_errors, p_retry_after, p_responses, p_now);
+        if cardinality(v_settled) < cardinality(p_ids) then
+            return query
+            select
+                'lost', r.id, null::uuid, r.attempt, null::text, null::jsonb, null::jsonb, null::jsonb, null::uuid, null::text,
+                null::text, null::smallint, null::timestamptz, null::timestamptz, null::timestamptz
+            from unnest(p_ids, p_attempts) r(id, attempt)
+            where r.id <> all (v_settled);
+        end if;
+    end if;
+    if p_limit > 0 then
+        return query
+        select 'claimed', c.*
+        from ulak_private.claim_in_turn(p_worker, p_limit, p_endpoint, v_endpoint_ids, p_lease, p_generation, p_now) c;
+    end if;
+end
+$plpgsql$;
+
+comment on function ulak.work(text, integer, text, bigint[], integer[], text[], interval[], jsonb[], interval, bigint, timestamptz) is
+    'a whole turn of an external worker: settles what it has done (p_errors: null for a message that succeeded, else as in fail_many()), and leases up '
+    'to p_limit more, as claim() does. Rows with outcome ''claimed'' are new; ''lost'' ones are reports that do not count, because the lease was lost';

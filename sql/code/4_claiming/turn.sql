@@ -201,7 +201,6 @@ $plpgsql$;
 create or replace function ulak_private.resume_points(p_generation bigint)
 returns ulak_private.resume_point[]
 language plpgsql
-set search_path = pg_catalog, pg_temp
 as $plpgsql$
 declare
     v_memory bigint[] := nullif(current_setting('ulak_private.resume_points', true), '');
@@ -220,16 +219,20 @@ $plpgsql$;
 
 create or replace function ulak_private.remembered_places(p_memory bigint[])
 returns ulak_private.resume_point[]
-language sql
+language plpgsql
 stable
-set search_path = pg_catalog, pg_temp
-as $sql$
-    select coalesce(
-        array_agg(row(p_memory[i], p_memory[i + 1], timestamptz 'epoch' + p_memory[i + 2] * interval '1 us', p_memory[i + 3])::ulak_private.resume_point),
-        '{}'
-    )
-    from generate_series(3, cardinality(p_memory) - 3, 4) i
-$sql$;
+as $plpgsql$
+declare
+    v_places ulak_private.resume_point[] := '{}';
+begin
+    for i in 3..coalesce(cardinality(p_memory), 0) - 3 by 4 loop
+        v_places := v_places || row(
+            p_memory[i], p_memory[i + 1], timestamptz 'epoch' + p_memory[i + 2] * interval '1 us', p_memory[i + 3]
+        )::ulak_private.resume_point;
+    end loop;
+    return v_places;
+end
+$plpgsql$;
 
 -- After a claim that has reached these places and passed so many dead entries; p_is_look: it began at the beginning. At most 64 places
 -- are kept, those that were reached last.
@@ -265,7 +268,9 @@ begin
             );
         end if;
     end if;
-    if v_memory[2] is distinct from p_generation then
+    if p_reached = '{}' and not p_is_look then
+        return;
+    elsif v_memory[2] is distinct from p_generation then
         v_memory := null;
     end if;
     perform ulak_private.set_resume_points(v_until, p_generation, array(
@@ -313,20 +318,16 @@ $plpgsql$;
 create or replace function ulak_private.set_resume_points(p_until bigint, p_generation bigint, p_places ulak_private.resume_point[])
 returns void
 language plpgsql
-set search_path = pg_catalog, pg_temp
 as $plpgsql$
+declare
+    v_memory bigint[] := array[p_until, p_generation];
+    v_place ulak_private.resume_point;
 begin
-    perform set_config(
-        'ulak_private.resume_points',
-        (
-            array[p_until, p_generation] || array(
-                select unnest(array[r.endpoint_id, r.priority, extract(epoch from r.due_at) * 1000000, r.id]::bigint[])
-                from unnest(p_places) with ordinality r(endpoint_id, priority, due_at, id, number)
-                order by r.number
-            )
-        )::text,
-        false
-    );
+    foreach v_place in array p_places loop
+        v_memory := v_memory
+            || array[v_place.endpoint_id, v_place.priority, extract(epoch from v_place.due_at) * 1000000, v_place.id]::bigint[];
+    end loop;
+    perform set_config('ulak_private.resume_points', v_memory::text, false);
 end
 $plpgsql$;
 
@@ -335,8 +336,8 @@ create or replace function ulak_private.passed_entries()
 returns bigint
 language sql
 as $sql$
-    select pg_catalog.pg_stat_get_xact_tuples_returned(i) operator(pg_catalog.-) pg_catalog.pg_stat_get_xact_tuples_fetched(i)
-    from (select 'ulak_private.deliveries_pending_idx'::pg_catalog.regclass) i(i)
+    select pg_catalog.pg_stat_get_xact_tuples_returned('ulak_private.deliveries_pending_idx'::pg_catalog.regclass)
+        operator(pg_catalog.-) pg_catalog.pg_stat_get_xact_tuples_fetched('ulak_private.deliveries_pending_idx'::pg_catalog.regclass)
 $sql$;
 
 -- Whether anything is pending, due or not, behind the places that this session's claims have reached.

@@ -52,6 +52,72 @@ $plpgsql$;
 comment on function ulak.recover_stale_messages(timestamptz, integer) is
     'recovers messages whose lease ran out and retries them like failures; returns how many';
 
+-- claim() looks for expired leases of its endpoints itself, once a second in a session: a consumer that died is replaced by any other,
+-- whoever sweeps. The session remembers of each choice of endpoints until when all leases were looked at (0: of all pull endpoints, -1: of
+-- those that were granted, else the id of the only one), so that it doesn't walk over leases of the past again. What it can't see, such as
+-- messages that were locked at that moment, recover_stale_messages() finds.
+create or replace function ulak_private.take_over_expired(p_endpoint_ids bigint[], p_now timestamptz)
+returns void
+language plpgsql
+as $plpgsql$
+declare
+    -- Choices and times in microseconds take turns.
+    v_memory bigint[] := nullif(current_setting('ulak_private.leases_looked_at', true), '');
+    v_choice bigint := case when p_endpoint_ids is null then 0 when cardinality(p_endpoint_ids) = 1 then p_endpoint_ids[1] else -1 end;
+    v_now bigint := extract(epoch from p_now) * 1000000;
+    v_place integer := array_position(v_memory, v_choice);
+    v_looked_at bigint := v_memory[v_place + 1];
+begin
+    if v_looked_at > v_now then
+        -- The clock was set back.
+        v_looked_at := null;
+    elsif v_now - v_looked_at < 1000000 then
+        return;
+    end if;
+    if ulak_private.take_over(p_endpoint_ids, coalesce(timestamptz 'epoch' + v_looked_at * interval '1 us', '-infinity'), p_now) < 1000 then
+        perform set_config(
+            'ulak_private.leases_looked_at',
+            (array[v_choice, v_now] || v_memory[: v_place - 1] || v_memory[coalesce(v_place + 2, 1) : 64])::text,
+            false
+        );
+    end if;
+end
+$plpgsql$;
+
+create or replace function ulak_private.take_over(p_endpoint_ids bigint[], p_since timestamptz, p_now timestamptz)
+returns integer
+language plpgsql
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set enable_bitmapscan = off
+set enable_hashjoin = off
+set enable_mergejoin = off
+set jit = off
+set plan_cache_mode = force_generic_plan
+as $plpgsql$
+declare
+    v_ids bigint[];
+    v_attempts integer[];
+    v_workers text[];
+begin
+    select array_agg(s.id), array_agg(s.attempts), array_agg(s.locked_by) into v_ids, v_attempts, v_workers
+    from (
+        select q.id, q.attempts, q.locked_by
+        from unnest(coalesce(p_endpoint_ids, array(select e.id from ulak.endpoints e where e.protocol = 'pull'))) e(id)
+        cross join lateral (
+            select q.id, q.attempts, q.locked_by
+            from ulak_private.deliveries q
+            where q.status = 'processing' and q.endpoint_id = e.id and q.lease_until > p_since and q.lease_until <= p_now
+            order by q.lease_until
+            limit 1000
+            for update skip locked
+        ) q
+        limit 1000
+    ) s;
+    return ulak_private.recover(v_ids, v_attempts, v_workers, 'lease expired: worker "%s" went silent', p_now);
+end
+$plpgsql$;
+
 -- Messages of workers whose sessions are known to be over. No report will come, so don't wait for their leases.
 create or replace function ulak_private.recover_from(p_workers text[], p_now timestamptz)
 returns integer
@@ -92,6 +158,14 @@ set search_path = pg_catalog, pg_temp
 as $plpgsql$
 declare
     v_recovered integer;
+    -- An external worker's lease was the wait already: what it held is due at once. Backoff is for receivers that ulak itself calls.
+    v_retry_after integer[] := array(
+        select case when e.protocol = 'pull' then 0 end
+        from unnest(p_ids) with ordinality r(id, place)
+        left join ulak_private.deliveries q on q.id between r.id and r.id
+        left join ulak.endpoints e on e.id = q.endpoint_id
+        order by r.place
+    );
     v_keys text[];
     v_endpoint_ids bigint[];
     v_dead bigint[];
@@ -110,7 +184,7 @@ begin
         p_ids,
         p_attempts,
         array(select '[RETRYABLE] ' || format(p_reason, coalesce(w, 'nobody')) from unnest(p_workers) w),
-        null,
+        v_retry_after,
         null,
         p_now
     ) f;

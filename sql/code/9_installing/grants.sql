@@ -45,7 +45,8 @@ begin
             ]),
             -- External workers: for the endpoints that were granted to them, which each of these looks after.
             ('ulak', 'ulak_consumer', array[
-                'claim', 'heartbeat', 'complete', 'fail', 'release', 'retry_delay', 'mark_handled', 'setting', 'help'
+                'claim', 'heartbeat', 'complete', 'fail', 'release', 'work', 'listen',
+                'heartbeat_many', 'complete_many', 'fail_many', 'release_many', 'retry_delay', 'mark_handled', 'setting', 'help'
             ]),
             ('ulak', 'ulak_monitor', array[
                 'dlq_summary', 'message_status', 'find_messages', 'find_letters', 'retry_delay', 'setting', 'help',
@@ -53,7 +54,8 @@ begin
                 'explain', 'history', 'report', 'top'
             ]),
             ('ulak', 'ulak_worker', array[
-                'claim', 'heartbeat', 'complete', 'fail', 'release', 'retry_delay', 'mark_handled', 'setting', 'help',
+                'claim', 'heartbeat', 'complete', 'fail', 'release', 'work', 'listen',
+                'heartbeat_many', 'complete_many', 'fail_many', 'release_many', 'retry_delay', 'mark_handled', 'setting', 'help',
                 'recover_stale_messages', 'mark_expired_messages', 'update_circuit_breaker', 'run_maintenance', 'run_worker'
             ]),
             -- A procedure that commits runs with the rights of its caller, and so do its parts.

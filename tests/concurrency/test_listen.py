@@ -1,0 +1,71 @@
+"""External workers that wait: woken by the next sender while nothing is sent, and looking by themselves while others send."""
+
+from __future__ import annotations
+
+import pytest
+from support.cluster import Connect
+from support.queue import Begin, Queue
+
+
+@pytest.fixture
+def consumer(queue: Queue, connect: Connect) -> Queue:
+    queue.endpoint()
+    queue.db.execute("select setval('ulak_private.bell', 1, false)")
+    queue.call("grant_endpoint", "shop", "test_ulak_consumer")
+    return Queue(connect("ulak_consumer"))
+
+
+def listen(consumer: Queue) -> float:
+    return float(consumer.value("select ulak.listen()"))
+
+
+def work(consumer: Queue) -> list[int]:
+    return consumer.column("select id from ulak.work('w', 10, 'shop')")
+
+
+def test_a_consumer_sleeps_while_nothing_is_sent_and_is_woken_by_the_next_sender(queue: Queue, consumer: Queue) -> None:
+    assert work(consumer) == []
+    assert listen(consumer) == 0.01
+    assert work(consumer) == []
+
+    assert listen(consumer) == 1
+    sent = queue.send()
+
+    assert len(list(consumer.db.notifies(timeout=20, stop_after=1))) == 1
+    assert work(consumer) == [sent]
+
+
+def test_a_consumer_looks_again_by_itself_while_others_send(queue: Queue, consumer: Queue) -> None:
+    queue.endpoint("other")
+    waits = []
+    for _ in range(6):
+        work(consumer)
+        waits.append(listen(consumer))
+        queue.send("other")
+
+    assert waits == [0.01, 0.02, 0.04, 0.08, 0.1, 0.1]
+    assert list(consumer.db.notifies(timeout=0)) == []
+
+
+def test_a_consumer_that_found_something_looks_again_soon(queue: Queue, consumer: Queue) -> None:
+    for _ in range(3):
+        queue.send("shop", scheduled_at=7200)
+        listen(consumer)
+    sent = queue.send()
+
+    assert work(consumer) == [sent]
+    assert listen(consumer) == 0.01
+
+
+def test_a_sender_that_draws_its_id_while_a_consumer_falls_asleep_is_not_waited_for(
+    queue: Queue, consumer: Queue, begin: Begin
+) -> None:
+    """It doesn't notify, because nobody had asked for it when it sent."""
+    listen(consumer)
+    sender = begin()
+    sent = sender.send()
+    assert listen(consumer) < 1
+
+    sender.db.commit()
+
+    assert work(consumer) == [sent]
