@@ -107,7 +107,7 @@ DOES_NOT_APPLY = {
     "db/test_doctor.py::test_a_standby_that_holds_vacuum_back_is_named": SUPERUSERS,
     "db/test_doctor.py::test_a_replication_slot_that_holds_vacuum_back_is_named": SUPERUSERS,
     "db/test_doctor.py::test_a_parameter_of_the_server_that_has_no_effect_is_told": SUPERUSERS,
-    "db/test_doctor.py::test_a_fresh_installation_has_nothing_but_the_harness_own_fault": EXTENSION,
+    "db/test_doctor.py::test_a_fresh_installation_lacks_an_endpoint_alone": EXTENSION,
     "db/test_failure.py::test_every_death_is_one_structured_line_of_the_servers_log": LOG,
     "db/test_failure.py::test_a_minute_of_an_endpoint_has_ten_lines_and_the_next_one_says_how_many_were_left_out": LOG,
     "db/test_failure.py::test_maintenance_says_what_was_left_out_when_no_other_death_follows": LOG,

@@ -85,7 +85,7 @@ def test_a_gateway_that_leaves_at_a_dot_in_the_topic_is_told(site: Site, tmp_pat
         assert site.dead(id)["last_error"].startswith("[RETRYABLE] mqtt: dotted: ")
         assert "shop.orders" in site.dead(id)["last_error"]
         advice = site.value("select fix from ulak.doctor() where \"check\" = 'failing'")
-        assert "take slashes" in advice
+        assert "use slashes" in advice
 
 
 @pytest.mark.parametrize("qos", [0, 1, 2])
