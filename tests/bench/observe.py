@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import statistics
+import tempfile
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import psycopg
+from support.console import Console
 
 from bench import storage
 from bench.figures import Figure, Quantity, table
@@ -210,6 +213,51 @@ def look_at_many(stage: Stage) -> Iterator[Figure]:
         yield from add_counters(db, endpoints)
 
 
+PAGES = (
+    "/",
+    "/messages",
+    "/letters",
+    "/letters?endpoint=e7",
+    "/letters?error_like=%25nothing%25",
+    "/endpoint?name=e7",
+    "/search?q=no-such-key",
+    "/act/redrive",
+    "/act/redrive?filter=%24.x+%3E+1",
+)
+
+
+def look_at_the_console(stage: Stage) -> Iterator[Figure]:
+    """Its pages as an administrator gets them, each for the second time and later: the first loads the session."""
+    endpoints, letters = stage.scaled(2000, 50), stage.scaled(100_000, 1000)
+    with stage.database() as name, stage.cluster.connect(name) as db, tempfile.TemporaryDirectory() as folder:
+        given = {"endpoints": endpoints, "messages": 20 * letters}
+        for statement in FILL_MANY:
+            db.execute(statement, given, prepare=False)  # type: ignore[call-overload]
+        storage.insert(db, DEAD, DEAD_SOURCE, given, storage.DEAD)
+        db.execute("call ulak.run_maintenance()")
+        db.execute("vacuum analyze")
+        stage.cluster.ensure_login(db, "bench_console", "ulak_admin")
+        db.execute("alter role bench_console password 'bench'")
+        rules = stage.cluster.data / "pg_hba.conf"
+        before = rules.read_text()
+        rules.write_text(f"local all bench_console scram-sha-256\n{before}")
+        stage.cluster.reload()
+        try:
+            with Console(stage.cluster, name, Path(folder) / "log") as console:
+                cookies = console.login("bench_console", "bench").cookies
+                for page in PAGES:
+                    taken = []
+                    for _ in range(ROUNDS):
+                        start = time.perf_counter()
+                        assert console.get(page, cookies).status == 200, page
+                        taken.append((time.perf_counter() - start) * 1000)
+                    quantity = Quantity(statistics.median(taken[1:]), "ms", required=MANY_LIMIT_MS)
+                    yield Figure(f"console, {letters:,} dead letters of {endpoints:,} endpoints: {page}", quantity)
+        finally:
+            rules.write_text(before)
+            stage.cluster.reload()
+
+
 def add_counters(db: DB, endpoints: int) -> Iterator[Figure]:
     """What a worker that has sent to all of them reports each second."""
     report = """
@@ -232,6 +280,11 @@ def add_counters(db: DB, endpoints: int) -> Iterator[Figure]:
 
 PART = Part(
     "What an administrator's look costs; the slowest of the views and functions and the report, which Python draws",
-    {"one": lambda stage: look(stage, 1), "twenty": lambda stage: look(stage, 20), "many": look_at_many},
+    {
+        "one": lambda stage: look(stage, 1),
+        "twenty": lambda stage: look(stage, 20),
+        "many": look_at_many,
+        "console": look_at_the_console,
+    },
     QUIET,
 )

@@ -30,13 +30,15 @@ def of(title: str, kinds: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> C
     if not rows:
         return None
     most = max(sum(row[kind] or 0 for kind in kinds) for row in rows)
+    if not most:
+        return None
     width = WIDTH / len(rows)
     bars = []
     for place, row in enumerate(rows):
         top = float(HEIGHT)
         said = f"{row['at']:%H:%M} " + ", ".join(f"{row[kind] or 0:,.0f} {kind}" for kind in kinds)
         for kind in kinds:
-            height = HEIGHT * (row[kind] or 0) / most if most else 0
+            height = HEIGHT * (row[kind] or 0) / most
             top -= height
             if height:
                 bars.append(
