@@ -43,7 +43,12 @@ def test_a_finished_message_arrives_with_everything_it_had(alone: DB, status: st
         [status, LONG_AGO],
     )
     sent = value(alone, "select to_jsonb(q) from ulak.queue q")
-    assert {name for name, cell in sent.items() if cell is None} == {"lease_until", "locked_by", "max_retries", "sent_by"}
+    assert {name for name, cell in sent.items() if cell is None} == {
+        "lease_until",
+        "locked_by",
+        "max_retries",
+        "sent_by",
+    }
 
     assert archive(alone) == 1
 
