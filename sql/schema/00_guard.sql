@@ -1,4 +1,4 @@
--- Who may install this, where, and the roles that everything else is granted to.
+-- Guards of the installation, and the roles that everything else is granted to.
 
 \echo Use "CREATE EXTENSION ulak" to load this file. \quit
 
@@ -15,7 +15,7 @@ begin
                 detail = format('This server is PostgreSQL %s.', current_setting('server_version'));
     end if;
 
-    -- Whoever owns the schema could replace what is in it, and our Python runs as the server's user.
+    -- The schema's owner could replace its functions, and our Python runs as the server's user.
     select n.nspname, pg_get_userbyid(n.nspowner) into v_schema, v_owner
     from pg_catalog.pg_namespace n
     where n.nspname in ('ulak', 'ulak_private')

@@ -1,4 +1,4 @@
--- What ulak's own sessions exclude each other by. A row can be locked only by who was granted the table, and nobody is;
+-- Locks of ulak's own sessions. A row can be locked only by roles with a grant on the table, and there are none;
 -- an advisory lock can be taken by anybody who can log in.
 
 create table ulak_private.locks (

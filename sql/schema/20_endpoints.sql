@@ -80,8 +80,8 @@ create index endpoints_restricted_idx on ulak.endpoints (id) where is_restricted
 create index endpoints_max_pending_idx on ulak.endpoints (id) where max_pending is not null;
 comment on column ulak.endpoints.last_error is 'the error of last_failure_at';
 
--- Of endpoints with max_pending: up to which message id a send needs no look at what waits for it. A table of its own, because
--- who has written it keeps it locked until he commits, and the breaker needs the endpoint's row.
+-- For endpoints with max_pending: up to which message id a send needs no look at the waiting messages. A table of its own, because
+-- a session that has written it keeps it locked until it commits, and the breaker needs the endpoint's row.
 create table ulak_private.endpoint_headroom (
     endpoint_id bigint primary key references ulak.endpoints (id) on delete cascade,
     safe_to bigint not null default 0,

@@ -1,4 +1,4 @@
--- What is sent, and where it stands. An event is what was sent: it is written once and never changed nor copied. A delivery is a narrow
+-- Messages: content and state. An event is the content: it is written once and never changed nor copied. A delivery is a narrow
 -- row of state, one for each endpoint that the event goes to: it is claimed, settled, and moved to the archive when it is finished.
 
 create sequence ulak.queue_id_seq;
@@ -61,15 +61,15 @@ create table ulak_private.deliveries (
 
 -- Each index is partial, so a message is in few of them at any time: two while it waits, and two in flight.
 
--- What claim walks: a loose scan over (endpoint, priority), then the due rows of each in order.
+-- The claim's index: a loose scan over (endpoint, priority), then the due rows of each in order.
 create index deliveries_pending_idx on ulak_private.deliveries (endpoint_id, priority desc, next_retry_at, id)
     where status = 'pending';
 
--- What recovery, max_in_flight and the circuit breaker's probe look at.
+-- For recovery, max_in_flight and the circuit breaker's probe.
 create index deliveries_processing_idx on ulak_private.deliveries (endpoint_id, lease_until)
     where status = 'processing';
 
--- What 0.2.0 has finished: maintenance archives it, oldest first.
+-- Messages that 0.2.0 finished: maintenance archives them, oldest first.
 create index deliveries_finished_idx on ulak_private.deliveries (updated_at)
     where status in ('completed', 'failed', 'expired');
 
@@ -80,7 +80,7 @@ create index deliveries_expiry_idx on ulak_private.deliveries (expires_at)
 create index deliveries_ordering_idx on ulak_private.deliveries (endpoint_id, ordering_key, id)
     where ordering_key is not null and status in ('pending', 'processing');
 
--- What find_messages() looks a conversation up by; who sends without a correlation id pays nothing for it.
+-- For find_messages() by correlation id; messages without one cost nothing here.
 create index deliveries_correlation_idx on ulak_private.deliveries (correlation_id) where correlation_id is not null;
 
 -- Idempotency keys in use. A row of its own and not an index on deliveries: a delivered message leaves them, but keeps its key for
@@ -114,7 +114,7 @@ create sequence ulak_private.queue_headroom minvalue -9223372036854775807 start 
 -- As many as the default of max_queue_size: nothing waits yet. So the first send needs no probe, and its message has the first id.
 do $plpgsql$ begin perform setval('ulak_private.queue_headroom', 1000000); end $plpgsql$;
 
--- Who sends with an id up to this one notifies: a worker waits for it. Unlogged, so that it costs neither WAL nor a wait for
+-- Sends with an id up to this one notify: a worker waits for it. Unlogged, so that it costs neither WAL nor a wait for
 -- the disk; after a crash no worker waits, and it has no value.
 create unlogged sequence ulak_private.bell;
 
@@ -123,7 +123,7 @@ create unlogged sequence ulak_private.bell;
 create unlogged sequence ulak_private.claim_position;
 create unlogged sequence ulak_private.pull_position;
 
--- What a claim is told, and what it passes on.
+-- The input of a claim, and what it passes on.
 create type ulak_private.place as (priority smallint, due_at timestamptz, id bigint);
 create type ulak_private.resume_point as (endpoint_id bigint, priority smallint, due_at timestamptz, id bigint);
 create type ulak_private.rooms as (endpoint_ids bigint[], rooms integer[], others integer);

@@ -1,4 +1,4 @@
--- What maintenance did last, step by step, and which cluster these messages belong to.
+-- The last run of each step of maintenance, and the cluster that these messages belong to.
 
 create table ulak_private.maintenance_runs (
     step text primary key,

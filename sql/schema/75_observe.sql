@@ -1,4 +1,4 @@
--- What administrators look back at: failed attempts, and the size of the backlog minute by minute.
+-- History for administrators: failed attempts, and the size of the backlog minute by minute.
 
 -- One row per attempt that failed, written with the failure itself; the last, successful one is in the message's own row.
 create table ulak.attempts (
@@ -44,7 +44,7 @@ create table ulak.endpoint_totals (
     latency_histogram bigint[] not null default '{}'
 ) with (fillfactor = 50);
 
--- What the looks know of an endpoint: gathered once, and handed to each part of a look that shows several.
+-- The facts about an endpoint that looks show: gathered once, and handed to each part of a look that shows several.
 create type ulak_private.endpoint_fact as (
     id bigint,
     name text,

@@ -1,4 +1,4 @@
--- What workers tell about themselves and their deliveries.
+-- Workers' reports about themselves and their deliveries.
 
 -- One row per worker slot, taken over by the next run of the slot.
 create table ulak.workers (
@@ -33,7 +33,7 @@ create table ulak.workers (
     )
 );
 
--- What start() and stop() last asked for: one row, or none before the first start().
+-- The last request of start() or stop(): one row, or none before the first start().
 create table ulak_private.schedule (
     is_only boolean primary key default true check (is_only),
     workers integer not null,

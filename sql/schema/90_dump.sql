@@ -1,4 +1,4 @@
--- What pg_dump carries: every table and sequence of the extension. Without this list it would silently lose the queue.
+-- Registers every table and sequence of the extension with pg_dump. Without this list it would silently lose the queue.
 
 do $plpgsql$
 declare
@@ -13,7 +13,7 @@ begin
         perform pg_catalog.pg_extension_config_dump(
             v_relation,
             case
-                -- Who worked in one cluster, and what maintenance last did there, says nothing in another.
+                -- The workers and the last maintenance of one cluster mean nothing in another.
                 when v_relation in (
                     'ulak.workers'::regclass, 'ulak_private.schedule'::regclass, 'ulak_private.maintenance_runs'::regclass, 'ulak_private.sweep_state'::regclass
                 ) then 'where false'

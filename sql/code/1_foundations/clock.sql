@@ -1,4 +1,4 @@
--- Whose clock counts. Functions take their time as p_now, so that tests move time instead of waiting for it; an operator's
+-- The clock. Functions take their time as p_now, so that tests move time instead of waiting for it; an operator's
 -- clock decides what is due, expired, deleted and dropped, so nobody below an administrator may bring one. Whatever is
 -- computed from a time that was given stays within what PostgreSQL and every client can hold.
 
@@ -68,7 +68,7 @@ as $sql$
     select p_time operator(pg_catalog.-) p_now operator(pg_catalog.>) interval '1 second'
 $sql$;
 
--- What an entry of ulak.event_log is dated: a log that its actors can date is none. A superuser could write the table anyway.
+-- The time of an entry of ulak.event_log: actors must not be able to date it. A superuser could write the table anyway.
 create or replace function ulak_private.log_time(p_now timestamptz)
 returns timestamptz
 language sql

@@ -190,8 +190,8 @@ as $sql$
     end
 $sql$;
 
--- What one level of a schema may hold. Annotations are accepted and ignored. Everything else is refused, "format" too:
--- whoever writes it expects a check.
+-- The keywords of one level of a schema. Annotations are accepted and ignored. Everything else is refused, "format" too:
+-- its author expects a check.
 create or replace function ulak_private.json_schema_keywords()
 returns jsonb
 language sql

@@ -34,7 +34,7 @@ as $sql$
     select a.rolname::text from pg_authid a where a.rolname = any (ulak_private.roles()) and a.rolpassword is not null
 $sql$;
 
--- What is wrong with them, and the statement that puts it right. is_usual: wrong in a role that nobody has used yet; later
+-- Problems of the roles, and the statements that fix them. is_usual: a problem only in a role that nobody has used yet; later
 -- on it is what an operator does.
 create or replace function ulak_private.role_problems()
 returns table (role text, problem text, remedy text, is_usual boolean)

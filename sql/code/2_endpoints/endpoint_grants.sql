@@ -1,4 +1,4 @@
--- Who may send to which endpoint, publish which event, and work which endpoint off. An endpoint or an event type is open to all of
+-- Rights to send to an endpoint, to publish an event type, and to claim from an endpoint. An endpoint or an event type is open to all of
 -- ulak_application until the first role is granted to send; external workers, members of ulak_consumer, get only what is granted to them.
 
 create or replace function ulak.grant_endpoint(p_name text, p_role text, p_right text default 'work')

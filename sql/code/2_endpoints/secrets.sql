@@ -309,7 +309,7 @@ as $sql$
     where n.value ? '$secret'
 $sql$;
 
--- What is wrong with where a config names secrets, as ulak_private.config_violation() says it. What the endpoint's config has held before may stay: an
+-- Secrets that a config names in the wrong place, in the form of ulak_private.config_violation(). Those that the config had before may stay: an
 -- earlier version accepted it. Names under ulak/ are those of rotate_secret(): each belongs to one endpoint.
 create or replace function ulak_private.secrets_violation(p_protocol text, p_config jsonb, p_endpoint_id bigint, p_old jsonb)
 returns text[]

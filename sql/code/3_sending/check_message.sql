@@ -1,4 +1,4 @@
--- What a message must look like before it is queued. Each check raises, or returns true: an expression calls it at a
+-- Checks of a message before it is queued. Each check raises, or returns true: an expression calls it at a
 -- fraction of what `perform` costs.
 
 create or replace function ulak_private.check_message(
@@ -286,7 +286,7 @@ as $sql$
     select p_content_type ~* E'^\\s*application/cloudevents'
 $sql$;
 
--- Of these headers, those that the endpoint proves itself with: what "auth", "proxy" and "signature" make, a header of the config that is a
+-- The headers by which the endpoint authenticates itself: those of "auth", "proxy" and "signature", a header of the config that is a
 -- secret, under SigV4 whatever is signed by the endpoint's key and tells the service what to do, and of an endpoint that makes
 -- CloudEvents their attributes, and a content type that would make an event of the body. PL/pgSQL, though it is one query: its plan is
 -- kept, while one of SQL would be planned anew by each send().

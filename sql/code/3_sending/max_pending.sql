@@ -98,7 +98,7 @@ as $sql$
     )
 $sql$;
 
--- Nobody waits here: who finds the row locked leaves it, and the next one probes again. What follows from an older snapshot
+-- No session waits here: if the row is locked, it is skipped, and the next send probes again. A result from an older snapshot
 -- isn't remembered.
 create or replace function ulak_private.remember_endpoint_headroom(p_endpoint_id bigint, p_safe_to bigint)
 returns void

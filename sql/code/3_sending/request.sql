@@ -1,4 +1,4 @@
--- What is particular to the request of one message: a body that is sent byte for byte, a path behind the endpoint's url, a
+-- Options of a single message's request: a body that is sent byte for byte, a path behind the endpoint's url, a
 -- time-out. It travels with the message's headers, wherever those go, under names that no header can have: ":body", ":path" and
 -- ":timeout", as HTTP/2 names what isn't a header.
 
@@ -75,7 +75,7 @@ begin
 end
 $plpgsql$;
 
--- What is appended can't lead to another host, nor out of the endpoint's own path: also not for receivers that decode it first, or twice, or
+-- An appended path can't lead to another host, nor out of the endpoint's own path, even for receivers that decode it first, or twice, or
 -- that take what follows a semicolon for a remark on the segment. What is encoded must stay the same if it is decoded again: no letter, digit,
 -- dot, hyphen or underscore is encoded, and no %25 stands before two hexadecimal digits. Nor is a character encoded that isn't UTF-8, or that some
 -- receivers take for a dot or a slash.

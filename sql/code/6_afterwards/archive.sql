@@ -135,7 +135,7 @@ begin
 end
 $plpgsql$;
 
--- What 0.2.0 has finished and left in the queue, oldest first. p_after is where the batch before has ended, so that a batch doesn't
+-- Archives messages that 0.2.0 finished and left in the queue, oldest first. p_after is where the last batch ended, so that a batch doesn't
 -- walk over the dead rows of all earlier ones while vacuum is held back.
 create or replace function ulak_private.archive_batch(
     p_before timestamptz,

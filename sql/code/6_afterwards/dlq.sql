@@ -80,7 +80,7 @@ begin
 end
 $plpgsql$;
 
--- What a pager needs to route an alert about messages that were just buried, and to link to them: the same in the operator event, the
+-- The facts that a pager needs to route an alert about new dead letters, and to link to them: the same in the operator event, the
 -- event log, the notification and the line of the server's log. No payload.
 create or replace function ulak_private.dead_facts(p_ids bigint[])
 returns table (id bigint, endpoint_id bigint, facts jsonb)
@@ -117,7 +117,7 @@ as $sql$
     select left(regexp_replace(p_error, E'[0-9a-f]{8}-[0-9a-f-]{27}|(?<!HTTP )\\m[0-9]+', '#', 'g'), 160)
 $sql$;
 
--- What dead messages mean for their endpoints; then they leave for the archive. The last step of every caller: it locks endpoints.
+-- Tells endpoints and operators of dead messages, and archives those. The last step of every caller: it locks endpoints.
 create or replace function ulak_private.announce_dead(p_ids bigint[], p_now timestamptz)
 returns void
 language plpgsql

@@ -256,7 +256,7 @@ $plpgsql$;
 comment on function ulak.replay_plan(text, timestamptz, timestamptz, text, integer, text, jsonpath) is
     'what replay_range() would do: how many messages, a sample of them and the command to run';
 
--- What 0.2.0 has finished and left in the queue, of an endpoint and a time, goes to the archive now and not with the next maintenance.
+-- Archives messages of an endpoint and a time range that 0.2.0 finished and left in the queue, instead of waiting for maintenance.
 create or replace function ulak_private.archive_finished(p_endpoint_id bigint, p_from_ts timestamptz, p_to_ts timestamptz, p_now timestamptz)
 returns void
 language sql

@@ -74,7 +74,7 @@ begin
 end
 $plpgsql$;
 
--- What 0.1.0 counted, in the elements of today: each of its own is four of them. For histograms that have such elements.
+-- Converts the elements of a histogram that 0.1.0 counted: each of them is four of today's.
 create or replace function ulak_private.fine_histogram(p_histogram bigint[])
 returns bigint[]
 language plpgsql

@@ -23,7 +23,7 @@ as $sql$
         ('tcp_keepalives_interval', '5'),
         ('tcp_keepalives_count', '3'),
         ('tcp_user_timeout', '20s'),
-        -- Whatever is set for its role: nothing that a node asks for takes so long. The server ends a statement before the node gives up
+        -- Overrides the role's own setting: no statement of a node takes this long. The server ends a statement before the node gives up
         -- the server (ANSWER_SECONDS in plpython/ulak/worker/tuning.py), so that the node can give back what it holds.
         ('statement_timeout', '8s'),
         ('idle_session_timeout', '0')

@@ -107,7 +107,7 @@ comment on column ulak.recurring_list.expires_after is 'as in ulak.recurring';
 comment on column ulak.recurring_list.last_sent_at is 'as in ulak.recurring';
 comment on column ulak.recurring_list.created_at is 'as in ulak.recurring';
 
--- What a job calls. A job that pg_cron starts twice in a minute, or that two clusters have after a restore, sends once for that
+-- The function that a job calls. A job that pg_cron starts twice in a minute, or that two clusters have after a restore, sends once for that
 -- minute. Null: it isn't scheduled any more.
 create or replace function ulak_private.send_recurring(p_name text, p_now timestamptz default clock_timestamp())
 returns bigint

@@ -588,7 +588,7 @@ begin
 end
 $plpgsql$;
 
--- Who drops a database waits until every process has answered, and pg_cron 1.4 answers only when it has something to do: at
+-- DROP DATABASE waits until every process has answered, and pg_cron 1.4 answers only when it has something to do: at
 -- the next full minute. Told that its jobs have changed, it reads them and answers. (No row is touched: the table's trigger
 -- is for each statement.)
 create or replace function ulak_private.wake_pg_cron()
@@ -849,7 +849,7 @@ begin
 end
 $plpgsql$;
 
--- What lets a role in without letting in others: background workers, which need no login, where pg_cron has good ones; else the
+-- The narrowest way to let a role in: background workers, which need no login, where pg_cron has good ones; else the
 -- operating system's user over a socket; else a password.
 create or replace function ulak_private.login_problem(p_user text, p_host text, p_reason text)
 returns table (step integer, item text, status text, detail text, fix text)

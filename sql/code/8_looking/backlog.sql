@@ -53,7 +53,7 @@ begin
 end
 $plpgsql$;
 
--- What was last counted for an endpoint. Not `=`: then the order of times alone would do, and where the statistics are of an empty
+-- The last count for an endpoint. Not `=`: then the order of times alone would do, and where the statistics are of an empty
 -- table, all samples might be read in it, for each endpoint. Without a search_path of its own, so that it becomes part of its query.
 create or replace function ulak_private.last_sample(p_endpoint_id bigint, p_now timestamptz)
 returns setof ulak.backlog_samples
@@ -369,7 +369,7 @@ as $sql$
         latency_max_ms = excluded.latency_max_ms
 $sql$;
 
--- What waits until when for some endpoints, or for all (null), counted up to a bound: 5,000 messages, shared by the (endpoint,
+-- When waiting messages of some endpoints, or of all (null), are due, counted up to a bound: 5,000 messages, shared by the (endpoint,
 -- priority) pairs that have some, and 10 for each at least. Of a pair only the spans from its first message to its last are looked at.
 create or replace function ulak_private.schedule_of(p_endpoint_ids bigint[], p_now timestamptz)
 returns table (endpoint text, due text, messages bigint, is_estimate boolean, first_at timestamptz, last_at timestamptz)

@@ -73,7 +73,7 @@ begin
 end
 $plpgsql$;
 
--- What keeps messages from their receivers, or will: the findings of doctor() that health_check() goes by, too, with the component that
+-- Problems that stop deliveries, or will: the findings of doctor() that health_check() uses, too, with the component that
 -- each belongs to.
 create or replace function ulak_private.trouble(p_facts ulak_private.endpoint_fact[], p_now timestamptz)
 returns table (component text, severity text, check_name text, finding text, fix text)

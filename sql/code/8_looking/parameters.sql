@@ -1,4 +1,4 @@
--- What the parameters of public functions mean, for help(). A parameter means the same wherever it is named alike; where it doesn't,
+-- The meaning of the parameters of public functions, for help(). Parameters of the same name mean the same; where they don't,
 -- the function is named.
 
 create or replace function ulak_private.parameter_help()

@@ -21,7 +21,7 @@ grant usage on schema ulak to ulak_admin, ulak_application, ulak_consumer, ulak_
 grant usage on schema ulak_private to ulak_admin, ulak_application, ulak_node, ulak_worker;
 
 -- An administrator may call every public function. The others get what is listed; a name stands for all its signatures.
--- Of the private schema only what is listed is granted.
+-- In the private schema, only the listed functions are granted.
 do $plpgsql$
 declare
     v_schema text;
@@ -66,7 +66,7 @@ begin
             ('ulak_private', 'ulak_admin', array['retry_schedule', 'shown_config']),
             ('ulak_private', 'ulak_monitor', array['retry_schedule', 'shown_config']),
             ('ulak_private', 'ulak_application', array['await_delivery', 'shown_config']),
-            -- What the worker and the maintenance in the database are made of.
+            -- The functions that the worker and the maintenance in the database call.
             ('ulak_private', 'ulak_worker', array[
                 'is_adopted', 'leave_read_only', 'maintenance_step', 'clock', 'check_interval',
                 'load_python', 'python_source', 'python_stamp',
