@@ -83,7 +83,7 @@ MUTANTS = [
     Mutant(
         "grants: a dropped role breaks the look",
         "sql/code/2_endpoints/endpoint_grants.sql",
-        "join pg_roles as r on r.rolname = g.role_name\n    where g.may_work and pg_has_role(ulak_private.caller(), r.oid, 'usage')",
+        "join pg_roles r on r.rolname = g.role_name\n            where g.may_work and pg_has_role(ulak_private.caller(), r.oid, 'usage')",
         "where g.may_work and pg_has_role(ulak_private.caller(), g.role_name::name, 'usage')",
         (f"{PULL_WORKER}::test_the_grant_of_a_dropped_role_troubles_nobody",),
     ),
