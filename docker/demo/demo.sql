@@ -1,10 +1,10 @@
--- What compose.yaml adds to the image to have something to look at. Runs once, after ulak was installed.
+-- The demo that compose.yaml adds to the image. Runs once, after ulak was installed.
 
--- The receiver has an address of a private network of Docker's: the ranges that it takes by default.
+-- The receiver has a private address of Docker's: these are its default ranges.
 select ulak.configure('http_allowed_networks', '172.16.0.0/12, 192.168.0.0/16');
 select ulak.create_endpoint('receiver', 'http', '{"url": "http://receiver:8080/"}');
 
--- Who logs in: the exporter of monitoring.yaml, which sees counts and health, an operator, who acts in the console, and nodes.
+-- Logins: the exporter of monitoring.yaml, which sees counts and health; an operator for the console; nodes.
 \getenv scraper_password ULAK_SCRAPER_PASSWORD
 \getenv operator_password ULAK_OPERATOR_PASSWORD
 \getenv node_password ULAK_NODE_PASSWORD

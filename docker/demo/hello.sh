@@ -1,5 +1,5 @@
 #!/bin/bash
-# What compose ends with: a message that was delivered, and where to look. Where the database is comes by libpq's environment.
+# The end of compose: a delivered message, and where to look. libpq's environment says where the database is.
 set -euo pipefail
 
 id=$(psql -XAtq -c "select ulak.send('receiver', '{\"hello\": \"world\"}')")
