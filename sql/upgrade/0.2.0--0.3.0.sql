@@ -174,7 +174,7 @@ comment on column ulak._events.created_at is 'start of the transaction that sent
 comment on column ulak._events.payload is 'the body';
 comment on column ulak._events.headers is 'extra request headers';
 comment on column ulak._events.metadata is 'the sender''s own notes';
-comment on column ulak._events.sent_by is 'the role that sent it: the one that was set, else the one that logged in';
+comment on column ulak._events.sent_by is 'the role that sent it: the one that was set, else the one that logged in; null: sent by 0.2.0';
 comment on column ulak._events.max_retries is 'its own number of retries, as asked for by the sender; null: as the endpoint''s retry policy says';
 comment on table ulak._events_default is 'events whose month has no partition yet; maintenance moves them; private to ulak';
 comment on table ulak._idempotency_keys is 'idempotency keys in use; private to ulak';

@@ -43,6 +43,13 @@ def test_a_dead_message_balances_with_its_dead_letter() -> None:
     assert problems(replace(ledger, dead_letters=[DeadLetter(3, "C")])) == []
 
 
+def test_a_commit_that_was_never_answered_may_have_been_delivered() -> None:
+    ledger = with_arrival(Arrival(4.0, "shop", "z", "Z", 1, True))
+
+    assert problems(replace(ledger, unanswered=frozenset("z"))) == []
+    assert problems(replace(ledger, unanswered=frozenset("y"))) == ["delivered from nowhere"]
+
+
 @pytest.mark.parametrize(
     ("ledger", "found"),
     [

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from mutants.__main__ import PARTS
 from mutants.model import Mutant
@@ -21,5 +23,5 @@ def test_what_is_taken_out_stands_there_once(mutant: Mutant) -> None:
 def test_the_tests_that_are_to_notice_exist(mutant: Mutant) -> None:
     for test in (each for each in mutant.tests if each.startswith("tests/")):
         file, _, function = test.partition("::")
-        is_there = f"def {function.partition('[')[0] or 'test_'}" in (PROJECT / file).read_text()
-        assert is_there
+        name = function.partition("[")[0] or r"test_\w+"
+        assert re.search(rf"^def {name}\(", (PROJECT / file).read_text(), re.MULTILINE), test

@@ -36,6 +36,20 @@ def test_a_topic_brings_its_relatives_and_its_parameters(queue: Queue) -> None:
     ).items()
 
 
+@pytest.mark.parametrize(
+    ("word", "found"),
+    [
+        ("redriv", "redrive_message"),
+        ("dead", "cleanup_dlq"),
+        ("ulak.Prometheus()", "metrics_text"),
+        ("breaker", "reset_circuit_breaker"),
+    ],
+)
+def test_a_word_that_is_no_name_is_searched_for(queue: Queue, word: str, found: str) -> None:
+    """In names, and if none has it, in descriptions."""
+    assert found in queue.column("select name from ulak.help(%s)", word)
+
+
 def test_each_parameter_is_described_and_nothing_else_is(queue: Queue) -> None:
     """The texts are a list of their own: it follows the catalog."""
     parameters = queue.db.execute(

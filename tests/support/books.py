@@ -61,6 +61,8 @@ class Ledger:
     arrivals: Sequence[Arrival]
     ends: Sequence[End]
     dead_letters: Sequence[DeadLetter]
+    # Tokens whose commit was asked for and never answered: a server that died may have committed and delivered what no standby got.
+    unanswered: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -176,10 +178,10 @@ class _Auditor:
 
     def check_arrivals(self) -> None:
         for token, arrivals in self.arrivals.items():
-            if token not in self.by_token:
+            if token not in self.by_token and token not in self.ledger.unanswered:
                 kind = "delivered though rolled back" if token in self.ledger.rolled_back else "delivered from nowhere"
                 self.problem(kind, token)
-            elif (end := self.ends.get(self.by_token[token].id)) is not None:
+            elif token in self.by_token and (end := self.ends.get(self.by_token[token].id)) is not None:
                 self.check_message(arrivals, end)
         allowed = self.allowance.duplicates
         if allowed is not True and self.report.duplicates != int(allowed):

@@ -80,6 +80,7 @@ class Producers:
         self.expires_in = expires_in
         self.confirmed: set[str] = set()
         self.rolled_back: set[str] = set()
+        self.unanswered: set[str] = set()
         # SQLSTATEs of orders that were refused, and how long the others took.
         self.refused: Counter[str] = Counter()
         self.durations: list[tuple[float, float]] = []
@@ -133,6 +134,7 @@ class Producers:
         except psycopg.OperationalError as error:
             if db.broken:
                 # Whether it was committed, the shop's table knows.
+                self.unanswered.add(token)
                 raise
             db.rollback()
             self.rolled_back.add(token)

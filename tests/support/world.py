@@ -192,6 +192,7 @@ class World:
                 orders=books.read_orders(db),
                 confirmed=frozenset().union(*(each.confirmed for each in self._producers)),
                 rolled_back=frozenset().union(*(each.rolled_back for each in self._producers)),
+                unanswered=frozenset().union(*(each.unanswered for each in self._producers)),
                 arrivals=self.recorder.arrivals(),
                 ends=books.read_ends(db),
                 dead_letters=books.read_dead_letters(db),

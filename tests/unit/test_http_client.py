@@ -406,25 +406,24 @@ def test_handles_are_bounded_and_memory_does_not_grow_with_receivers() -> None:
     exchanges.close()
 
 
-def test_receivers_that_differ_in_nothing_but_their_url_share_a_handle(exchanges: Exchanges) -> None:
+def test_each_receiver_keeps_its_connection_while_they_take_turns(exchanges: Exchanges) -> None:
     with Receiver() as one, Receiver() as other:
         for number in range(10):
             exchange(exchanges, [post((one if number % 2 else other).url, b"%d" % number)])
 
         assert [each.body for each in one.requests] == [b"1", b"3", b"5", b"7", b"9"]
         assert [each.body for each in other.requests] == [b"0", b"2", b"4", b"6", b"8"]
-        # Connections are libcurl's own matter: one for each receiver.
         assert (one.connections, other.connections) == (1, 1)
-    assert len(exchanges.client._handles) == 1
 
 
-def test_receivers_that_differ_in_more_do_not(exchanges: Exchanges, receiver: Receiver) -> None:
-    for options in ({}, {"timeout": 3}, {"method": "PUT"}, {"ssl_verify": False}, {"keep_body": 5}):
-        exchange(exchanges, [post(receiver.url, **options)])
-    plain, secure = Profile("http://a.example/"), Profile("HTTPS://a.example/")
+def test_options_of_a_request_do_not_reach_the_next_one(exchanges: Exchanges) -> None:
+    options: list[dict[str, Any]] = [{}, {"method": "PUT"}, {"keep_body": 2}, {}]
 
-    assert len(exchanges.client._handles) == 5
-    assert plain.shape != secure.shape
+    with Receiver(lambda request: Answer(body=b"answer")) as receiver:
+        finished = [exchange(exchanges, [post(receiver.url, **each)])[0] for each in [*options, *options]]
+
+    assert [each.method for each in receiver.requests] == ["POST", "PUT", "POST", "POST"] * 2
+    assert [each.body for each in finished] == [b"answer", b"answer", b"an", b"answer"] * 2
 
 
 def test_a_slow_receivers_answers_do_not_delay_anothers(exchanges: Exchanges, receiver: Receiver) -> None:

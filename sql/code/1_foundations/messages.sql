@@ -23,49 +23,50 @@ begin
                 'messages that could not be delivered, with all that is needed to send them again'
             )
     loop
+        -- Its own columns, and those that only its event has.
+        with stored as (
+            select a.attname, a.attnum, a.attrelid = 'ulak_private.events'::regclass as is_of_event
+            from pg_catalog.pg_attribute a
+            where a.attnum > 0
+                and not a.attisdropped
+                and (
+                    a.attrelid = format('ulak_private.%I', v_table)::regclass and a.attname not in ('event_id', 'event_created_at')
+                    or a.attrelid = 'ulak_private.events'::regclass and not exists (
+                        select
+                        from pg_catalog.pg_attribute d
+                        where d.attrelid = 'ulak_private.deliveries'::regclass and d.attname = a.attname
+                    )
+                )
+        )
         select string_agg(
             case
-                when a.attname in ('payload', 'headers', 'metadata') then format(
-                    'coalesce(m.%1$I, (select e.%1$I from ulak_private.events e '
-                    'where e.id = m.event_id and e.created_at = coalesce(m.event_created_at, m.%2$I))) as %1$I',
-                    a.attname,
+                when s.is_of_event or s.attname in ('payload', 'headers', 'metadata') then format(
+                    'coalesce(%1$s(select e.%2$I from ulak_private.events e '
+                    'where e.id = m.event_id and e.created_at = coalesce(m.event_created_at, m.%3$I))) as %2$I',
+                    case when not s.is_of_event then format('m.%I, ', s.attname) end,
+                    s.attname,
                     v_created_at
                 )
-                when a.attname = 'failure_history' then $$coalesce(m.failure_history, '[]') as failure_history$$
-                else format('m.%I', a.attname)
+                when s.attname = 'failure_history' then $$coalesce(m.failure_history, '[]') as failure_history$$
+                else format('m.%I', s.attname)
             end,
-            ', ' order by a.attnum
+            ', ' order by s.is_of_event, s.attnum
         )
         into v_columns
-        from pg_catalog.pg_attribute a
-        where a.attrelid = format('ulak_private.%I', v_table)::regclass
-            and a.attnum > 0
-            and not a.attisdropped
-            and a.attname not in ('event_id', 'event_created_at');
-        execute format(
-            'create or replace view ulak.%1$I as select %2$s, '
-            '(select e.sent_by from ulak_private.events e '
-            'where e.id = m.event_id and e.created_at = coalesce(m.event_created_at, m.%3$I)) as sent_by, '
-            '(select e.max_retries from ulak_private.events e '
-            'where e.id = m.event_id and e.created_at = coalesce(m.event_created_at, m.%3$I)) as max_retries '
-            'from ulak_private.%4$I m',
-            v_view,
-            v_columns,
-            v_created_at,
-            v_table
-        );
+        from stored s;
+        execute format('create or replace view ulak.%I as select %s from ulak_private.%I m', v_view, v_columns, v_table);
         execute format('comment on view ulak.%I is %L', v_view, v_comment);
         for v_column, v_comment in
-            select a.attname, pg_catalog.col_description(a.attrelid, a.attnum)
-            from pg_catalog.pg_attribute a
-            where a.attrelid = format('ulak_private.%I', v_table)::regclass
-                and a.attnum > 0
-                and not a.attisdropped
-                and a.attname not in ('event_id', 'event_created_at')
-            union all
-            select 'sent_by', 'the role that sent it: the one that was set, else the one that logged in; null: sent by 0.2.0'
-            union all
-            select 'max_retries', 'its own number of retries, as asked for by the sender; null: as the endpoint''s retry policy says'
+            select v.attname, pg_catalog.col_description(a.attrelid, a.attnum)
+            from pg_catalog.pg_attribute v
+            cross join lateral (
+                select a.attrelid, a.attnum
+                from pg_catalog.pg_attribute a
+                where a.attrelid in (format('ulak_private.%I', v_table)::regclass, 'ulak_private.events'::regclass) and a.attname = v.attname
+                order by a.attrelid = 'ulak_private.events'::regclass
+                limit 1
+            ) a
+            where v.attrelid = format('ulak.%I', v_view)::regclass and v.attnum > 0
         loop
             execute format('comment on column ulak.%I.%I is %L', v_view, v_column, v_comment);
         end loop;

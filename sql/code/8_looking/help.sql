@@ -9,7 +9,7 @@ set search_path = pg_catalog, pg_temp
 as $plpgsql$
 #variable_conflict use_column
 declare
-    v_name text := lower(regexp_replace(btrim(p_name), E'^ulak\\.|\\(.*$', '', 'gi') collate "C");
+    v_name text := nullif(lower(regexp_replace(btrim(p_name), E'^ulak\\.|\\(.*$', '', 'gi') collate "C"), '');
 begin
     if v_name is null then
         return query
@@ -19,17 +19,22 @@ begin
         order by array_position(array['function', 'procedure', 'view', 'table'], t.kind), t.name, t.usage;
         return;
     end if;
-    if not exists (select from ulak_private.help_topics() t where t.name = v_name or starts_with(t.name, v_name || '_')) then
-        raise exception 'no help for %', coalesce('"' || left(p_name, 200) || '"', 'null')
-            using errcode = '42704',
-                detail = 'Functions, procedures, views, tables and settings of ulak have help.',
-                hint = ulak_private.did_you_mean(v_name, array(select t.name from ulak_private.help_topics() t));
-    end if;
     return query
-    with chosen as (
-        select t.*, row_number() over (order by t.name <> v_name, t.name, t.usage) as place
+    with matching as (
+        select
+            t.*,
+            case
+                when t.name = v_name or starts_with(t.name, v_name || '_') then 1
+                when strpos(t.name, v_name) > 0 then 2
+                when strpos(lower(t.description), v_name) > 0 then 3
+            end as rank
         from ulak_private.help_topics() t
-        where t.name = v_name or starts_with(t.name, v_name || '_')
+    ),
+    -- Names that begin with the word; else names that contain it; else descriptions.
+    chosen as (
+        select m.*, row_number() over (order by m.name <> v_name, m.name, m.usage) as place
+        from matching m
+        where m.rank = (select min(o.rank) from matching o)
     ),
     line as (
         select c.place, 0 as number, c.name, c.kind, c.usage, c.description, c.roles
@@ -65,11 +70,17 @@ begin
     select l.name, l.kind, l.usage, l.description, l.roles
     from line l
     order by l.place, l.number;
+    if not found then
+        raise exception 'no help for "%"', left(p_name, 200)
+            using errcode = '42704',
+                detail = 'Functions, procedures, views, tables and settings of ulak have help.',
+                hint = ulak_private.did_you_mean(v_name, array(select t.name from ulak_private.help_topics() t));
+    end if;
 end
 $plpgsql$;
 
 comment on function ulak.help(text) is
-    'everything that ulak offers, and the roles that may use it; help(''redrive'') shows the functions, tables and settings of that name';
+    'everything that ulak offers, and the roles that may use it; help(''redrive'') shows the functions, tables and settings of that name, and searches if there is none';
 
 -- What an upgrade keeps for sessions of the release before has a leading underscore, or no comment.
 create or replace function ulak_private.help_topics()
