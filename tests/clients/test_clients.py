@@ -168,3 +168,39 @@ def test_every_driver_of_the_guides_table_has_a_program() -> None:
     table = guide[guide.index("| driver | jsonb |") :].split("\n\n")[0]
 
     assert len(table.splitlines()) - 2 == len(SENDERS)
+
+
+def test_the_runbooks_consumer_in_node_works_off_what_waits_and_what_is_sent_while_it_sleeps(
+    site: Site, tmp_path: Path
+) -> None:
+    runbook = (PROJECT / "docker" / "OPERATIONS.md").read_text()
+    found = re.search(r"^```js\n(// consumer.js: .*?)^```$", runbook, re.MULTILINE | re.DOTALL)
+    assert found is not None
+    (tmp_path / "consumer.js").write_text(found[1])
+    (tmp_path / "main.js").write_text("""
+        const { work } = require('./consumer.js')
+        const stop = new AbortController()
+        work({}, 'jobs', async message => {
+          if (message.payload.n === 'wrong') throw new RangeError('no such customer')
+          if (message.payload.n === 'last') stop.abort()
+        }, stop.signal).then(() => console.log('stopped'))
+    """)
+    site.db.execute("select ulak.create_endpoint('jobs', 'pull', '{}')")
+    site.db.execute("select ulak.grant_endpoint('jobs', 'test_ulak_consumer')")
+    wrong = site.send("jobs", {"n": "wrong"})
+    ids = [site.send("jobs", {"n": n}) for n in range(30)]
+    given = environment(site.cluster, site.database, tmp_path) | {"PGUSER": "test_ulak_consumer"}
+
+    with subprocess.Popen(
+        ["node", str(tmp_path / "main.js")], env=given, stdout=subprocess.PIPE, text=True
+    ) as consumer:
+        for id in ids:
+            site.wait_for_status(id, "completed")
+        last = site.send("jobs", {"n": "last"})
+        site.wait_for_status(last, "completed")
+        told, _ = consumer.communicate(timeout=60)
+
+    assert told == "stopped\n"
+    assert site.value("select last_error from ulak.dlq where original_message_id = %s", wrong) == (
+        "[PERMANENT] no such customer"
+    )

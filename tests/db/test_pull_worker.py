@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import threading
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,11 +17,11 @@ from support.sessions import Running, wait_until
 Handle = Callable[[Any], None]
 
 
-def shown() -> str:
-    """The first Python of the section."""
+def shown(name: str = "consumer.py") -> str:
+    """The program of the section that says its file's name in its first line."""
     runbook = (PROJECT / "docker" / "OPERATIONS.md").read_text()
-    found = re.search(r"^#+ An external worker$.*?^```python\n(.*?)^```$", runbook, re.MULTILINE | re.DOTALL)
-    assert found is not None, "the runbook shows no external worker"
+    found = re.search(rf"^```python\n(# {name}: .*?)^```$", runbook, re.MULTILINE | re.DOTALL)
+    assert found is not None, "the runbook shows no such consumer"
     return found[1]
 
 
@@ -34,11 +36,11 @@ def queue(connect: Connect) -> Queue:
 class Worker:
     """The runbook's worker in a thread of its own."""
 
-    def __init__(self, dsn: str, handle: Handle) -> None:
+    def __init__(self, dsn: str, handle: Handle, batch: int) -> None:
         self.stop = threading.Event()
         self.text: dict[str, Any] = {}
         exec(compile(shown(), "OPERATIONS.md", "exec"), self.text)
-        self._running = Running(lambda: self.text["work"](dsn, "billing", handle, self.stop))
+        self._running = Running(lambda: self.text["work"](dsn, "billing", handle, self.stop, batch))
 
     def end(self) -> None:
         self.stop.set()
@@ -46,11 +48,11 @@ class Worker:
 
 
 @pytest.fixture
-def start(cluster: Cluster, database: str, queue: Queue) -> Iterator[Callable[[Handle], Worker]]:
+def start(cluster: Cluster, database: str, queue: Queue) -> Iterator[Callable[..., Worker]]:
     workers: list[Worker] = []
 
-    def start(handle: Handle) -> Worker:
-        workers.append(Worker(cluster.dsn(database, "test_ulak_consumer"), handle))
+    def start(handle: Handle, batch: int = 25) -> Worker:
+        workers.append(Worker(cluster.dsn(database, "test_ulak_consumer"), handle, batch))
         return workers[-1]
 
     yield start
@@ -58,7 +60,7 @@ def start(cluster: Cluster, database: str, queue: Queue) -> Iterator[Callable[[H
         worker.end()
 
 
-Start = Callable[[Handle], Worker]
+Start = Callable[..., Worker]
 
 
 def settled(queue: Queue) -> Callable[[], bool]:
@@ -144,7 +146,8 @@ def test_its_lease_is_renewed_while_it_works(queue: Queue, start: Start) -> None
             return len(self.waited) > 1
 
     done = Twenty()
-    worker.text["beat"](queue.db, [id, message["locked_by"], message["attempts"]], done)
+    lease = SimpleNamespace(id=id, attempt=message["attempts"])
+    worker.text["beat"](queue.db, message["locked_by"], [lease], done)
     renewed = queue.message(id)["lease_until"]
     may_end.set()
 
@@ -162,8 +165,60 @@ def test_two_of_them_share_the_work(queue: Queue, start: Start) -> None:
         handled.append(message.id)
 
     ids = queue.send_many(10, "billing")
-    start(handle)
-    start(handle)
+    start(handle, batch=1)
+    start(handle, batch=1)
     wait_until(settled(queue))
 
     assert sorted(handled) == ids
+
+
+def test_it_gives_back_what_it_has_not_begun_when_it_is_stopped(queue: Queue, start: Start) -> None:
+    is_under_way, may_end = threading.Event(), threading.Event()
+
+    def handle(message: Any) -> None:
+        is_under_way.set()
+        assert may_end.wait(10)
+
+    ids = queue.send_many(3, "billing")
+    worker = start(handle)
+    assert is_under_way.wait(10)
+    worker.stop.set()
+    may_end.set()
+    worker.end()
+
+    assert [queue.status(id) for id in ids] == ["completed", "pending", "pending"]
+    assert [queue.message(id)["retry_count"] for id in ids] == [0, 0, 0]
+
+
+def test_the_asynchronous_one_works_off_a_batch_and_what_is_sent_while_it_sleeps(
+    cluster: Cluster, database: str, queue: Queue
+) -> None:
+    text: dict[str, Any] = {}
+    exec(compile(shown("consumer_async.py"), "OPERATIONS.md", "exec"), text)
+    handled: list[int] = []
+    wrong = queue.send("billing", {"n": "wrong"})
+    ids = queue.send_many(30, "billing")
+
+    async def play() -> None:
+        stop = asyncio.Event()
+
+        async def handle(message: Any) -> None:
+            if message.payload["n"] == "wrong":
+                raise ValueError("no such customer")
+            handled.append(message.id)
+            if message.payload["n"] == "last":
+                stop.set()
+
+        running = asyncio.create_task(
+            text["work"](cluster.dsn(database, "test_ulak_consumer"), "billing", handle, stop)
+        )
+        while not settled(queue)():
+            await asyncio.sleep(0.05)
+        ids.append(queue.send("billing", {"n": "last"}))
+        await asyncio.wait_for(running, 60)
+
+    asyncio.run(play())
+
+    assert sorted(handled) == ids
+    assert queue.dead(wrong)["last_error"] == "[PERMANENT] no such customer"
+    assert settled(queue)()
