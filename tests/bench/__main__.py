@@ -40,7 +40,7 @@ DEFAULT = (
     "upgrade",
     "nodes",
 )
-PARTS = (*DEFAULT, "shape", "observe", "told")
+PARTS = (*DEFAULT, "pull", "shape", "observe", "told")
 
 
 def part_of(name: str) -> Part:

@@ -54,7 +54,7 @@ def test_of_16_sessions_at_the_end_of_a_cooldown_one_gets_the_probe(queue: Queue
                 session.call("reset_circuit_breaker", "shop")
                 session.call("update_circuit_breaker", endpoint_id, False, session.at(number * 100))
             barrier.wait()
-            claims = session.claim(5, worker=worker, now=number * 100 + 30)
+            claims = session.claim(5, worker=worker, lease=86_400, now=number * 100 + 30)
             probes.append(len(claims))
             barrier.wait()
         return probes

@@ -72,9 +72,9 @@ def test_a_lease_that_is_not_named_is_that_of_the_setting(queue: Queue) -> None:
 
 def test_what_is_claimed_is_not_claimed_again(queue: Queue) -> None:
     queue.send()
-    queue.claim_one()
+    queue.claim_one(lease=86_400)
 
-    assert queue.claim(10, now=100_000) == []
+    assert queue.claim(10, now=86_000) == []
 
 
 def test_messages_come_by_priority_then_due_time_then_id(queue: Queue) -> None:
@@ -155,7 +155,7 @@ def test_only_the_head_of_an_ordering_key_is_claimed(queue: Queue) -> None:
     second = queue.send(ordering_key="k", priority=10)
     other = queue.send(ordering_key="l")
 
-    claims = queue.claim(10)
+    claims = queue.claim(10, lease=2000)
 
     assert [claim.id for claim in claims] == [first, other]
     assert queue.claim(10, now=1000) == []

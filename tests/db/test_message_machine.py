@@ -67,6 +67,8 @@ class Model:
     messages: dict[int, Message] = field(default_factory=dict)
     letters: dict[int, bool] = field(default_factory=dict)
     delivered: dict[tuple[str, str], list[int]] = field(default_factory=lambda: defaultdict(list))
+    # When a claim of these endpoints has last looked for leases that are over.
+    looked_at: dict[str, float] = field(default_factory=dict)
 
     def line(self, endpoint: str, key: str | None) -> list[Message]:
         return [
@@ -117,6 +119,22 @@ class Model:
         else:
             self.bury(message)
 
+    def recover(self, endpoints: str) -> int:
+        lost = [
+            each
+            for each in self.messages.values()
+            if each.endpoint in endpoints and each.lease is not None and each.lease <= self.now
+        ]
+        for message in lost:
+            self.fail(message, f'[RETRYABLE] lease expired: worker "{message.worker}" went silent', retry_after=0)
+        return len(lost)
+
+    def take_over(self, endpoints: str) -> None:
+        """As a claim does, once a second."""
+        if self.now - self.looked_at.get(endpoints, -NEVER) >= 1:
+            self.looked_at[endpoints] = self.now
+            self.recover(endpoints)
+
     def bury(self, message: Message) -> None:
         self.let_go(message, "failed")
         self.letters[message.id] = False
@@ -131,6 +149,7 @@ class Machine(RuleBasedStateMachine):
         self.queue.empty()
         for name, policy in POLICIES.items():
             self.queue.endpoint(name, BREAKER, policy)
+        self.queue.db.execute("set ulak_private.leases_looked_at = ''")
         self.model = Model()
         self.claims: list[tuple[Claim, str]] = []
         self.sent = 0
@@ -256,6 +275,7 @@ class Machine(RuleBasedStateMachine):
         lease=st.sampled_from([20, 100]),
     )
     def claim(self, worker: str, endpoint: str, limit: int, lease: float) -> None:
+        self.model.take_over(endpoint)
         expected = self.model.claimable(endpoint)[:limit]
         claims = self.queue.claim(limit, worker=worker, endpoint=endpoint, lease=lease, now=self.model.now)
         assert [claim.id for claim in claims] == [each.id for each in expected]
@@ -264,6 +284,7 @@ class Machine(RuleBasedStateMachine):
     @rule(worker=st.sampled_from(["v", "w"]), limit=st.integers(1, 12), lease=st.sampled_from([20, 100]))
     def claim_of_all(self, worker: str, limit: int, lease: float) -> None:
         claims = self.queue.claim(limit, worker=worker, lease=lease, now=self.model.now)
+        self.model.take_over("abc")
         lines = {name: [each.id for each in self.model.claimable(name)] for name in POLICIES}
         taken: dict[str, list[int]] = {name: [] for name in POLICIES}
         for claim in claims:
@@ -341,12 +362,8 @@ class Machine(RuleBasedStateMachine):
 
     @rule()
     def recover(self) -> None:
-        lost = [
-            each for each in self.model.messages.values() if each.lease is not None and each.lease <= self.model.now
-        ]
-        assert self.queue.recover(self.model.now) == len(lost)
-        for message in lost:
-            self.model.fail(message, f'[RETRYABLE] lease expired: worker "{message.worker}" went silent')
+        found = self.queue.recover(self.model.now)
+        assert found == self.model.recover("abc")
         self.check()
 
     @rule()
