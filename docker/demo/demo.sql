@@ -4,7 +4,7 @@
 select ulak.configure('http_allowed_networks', '172.16.0.0/12, 192.168.0.0/16');
 select ulak.create_endpoint('receiver', 'http', '{"url": "http://receiver:8080/"}');
 
--- Logins: the exporter of monitoring.yaml, which sees counts and health; an operator for the console; nodes.
+-- Logins: the exporter of monitoring/compose.yaml, which sees counts and health; an operator for the console; nodes.
 \getenv scraper_password ULAK_SCRAPER_PASSWORD
 \getenv operator_password ULAK_OPERATOR_PASSWORD
 \getenv node_password ULAK_NODE_PASSWORD

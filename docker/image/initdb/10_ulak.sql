@@ -3,7 +3,7 @@
 create extension pg_cron;
 create extension ulak cascade;
 
--- pg_cron's scheduler gave up when the server started, if its database wasn't there yet; it tries again after a second.
+-- pg_cron's scheduler gives up at the server's start if its database isn't there yet, and tries again after a second.
 do $plpgsql$
 begin
     for i in 1..100 loop
@@ -14,7 +14,7 @@ begin
 end
 $plpgsql$;
 
--- As many workers as the setting says, and the maintenance, run by pg_cron. A container that can't deliver had better not start.
+-- pg_cron runs as many workers as the setting says, and the maintenance. A container that can't deliver doesn't start.
 do $plpgsql$
 declare
     v_item record;
