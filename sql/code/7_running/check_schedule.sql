@@ -1,0 +1,413 @@
+-- What has to be right before something is scheduled: PL/Python, pg_cron, the server's parameters and limits.
+
+-- Everything that has to be right before something is scheduled, in the order in which it is mended: ok, or a problem and its fix,
+-- one line that can be pasted into psql or, where the detail says so, into a shell.
+create or replace function ulak_private.check_schedule(p_workers integer)
+returns table (item text, status text, detail text, fix text)
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+declare
+    v_checks jsonb := '[]';
+begin
+    -- A node has its own.
+    if p_workers > 0 then
+        v_checks := v_checks || (
+            select jsonb_agg(to_jsonb(c))
+            from (
+                select 1 as step, p.item, p.status, p.detail, p.fix
+                from ulak_private.check_python() p
+                union all
+                select
+                    1,
+                    m.package,
+                    'warning',
+                    format('it is not installed; needed for %s of protocol %s; as root, in a shell:', ulak_private.counted(m.endpoints, 'endpoint'), m.protocol),
+                    format('apt-get install -y %s', m.package)
+                from ulak_private.missing_clients() m
+            ) c
+        );
+    end if;
+    v_checks := v_checks || coalesce((
+        select jsonb_agg(to_jsonb(c))
+        from ulak_private.pg_cron_steps(p_workers, ulak_private.is_pg_cron_created()) c
+    ), '[]');
+    if not ulak_private.wants_background_workers() then
+        v_checks := v_checks || coalesce((
+            select jsonb_agg(to_jsonb(c))
+            from pg_class q
+            cross join lateral (values ('ulak_worker'), (pg_get_userbyid(q.relowner))) u(name)
+            cross join lateral ulak_private.login_steps(u.name) c
+            where q.oid = 'ulak_private.deliveries'::regclass
+        ), '[]');
+    end if;
+    return query
+    select c.item, c.status, c.detail, c.fix
+    from ulak_private.in_order(v_checks) c;
+    return query
+    select c.item, c.status, c.detail, c.fix
+    from ulak_private.check_adopted() c;
+end
+$plpgsql$;
+
+-- The steps of a mending: 1 packages, 2 parameters, 3 a restart for them, 4 parameters that are possible only then, 5 a restart for
+-- those, 6 what the running server needs, 7 a look into its files.
+create or replace function ulak_private.in_order(p_checks jsonb)
+returns table (item text, status text, detail text, fix text)
+language sql
+stable
+set search_path = pg_catalog, pg_temp
+as $sql$
+    with checks as (
+        select c.*
+        from rows from (jsonb_to_recordset(p_checks) as (step integer, item text, status text, detail text, fix text))
+            with ordinality c(step, item, status, detail, fix, place)
+    ),
+    further as (
+        select distinct on (c.step)
+            c.step + 1 as step,
+            case when c.step = 6 then 'login' else 'restart' end as item,
+            'problem' as status,
+            case when c.step = 6 then 'the server reads these files when it is told to' else r.detail end as detail,
+            case when c.step = 6 then 'select pg_reload_conf();' else r.fix end as fix
+        from checks c
+        cross join ulak_private.restart() r
+        where c.status = 'problem'
+            and (c.step in (2, 4) or c.step = 6 and c.fix ~ E'^\\\\! ')
+            and not exists (select from checks k where k.status = 'problem' and k.step = c.step + 1)
+    )
+    select c.item, c.status, c.detail, c.fix
+    from (
+        select distinct on (a.step, a.item, a.detail, a.fix) a.*
+        from (
+            select k.step, k.item, k.status, k.detail, k.fix, k.place from checks k
+            union all
+            select f.step, f.item, f.status, f.detail, f.fix, null from further f
+        ) a
+    ) c
+    -- Items that are in order come first.
+    order by c.status = 'problem', c.step, c.place
+$sql$;
+
+create or replace function ulak_private.check_python()
+returns table (item text, status text, detail text, fix text)
+language plpython3u
+as $python$
+    import sys
+
+    yield "plpython3u", "ok", "Python " + sys.version.split()[0], None
+    try:
+        import pycurl
+    except ImportError as error:
+        yield "pycurl", "problem", f"{error}; as root, in a shell:", "apt-get install -y python3-pycurl"
+    else:
+        yield "pycurl", "ok", " ".join(pycurl.version.split()[:2]), None
+$python$;
+
+-- A worker's run is one statement of a minute or longer. A timer that was set when it began can't be lifted from inside, so no time-out may
+-- hold for its sessions to begin with. Of all that is set by ALTER, what is set for a role in a database counts most.
+create or replace function ulak_private.lift_timeout()
+returns table (item text, status text, detail text)
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+declare
+    v_is_done boolean := exists (
+        select
+        from pg_db_role_setting s
+        join pg_database d on d.oid = s.setdatabase
+        where d.datname = current_database() and s.setrole = 'ulak_worker'::regrole and 'statement_timeout=0' = any (s.setconfig)
+    );
+begin
+    if not v_is_done then
+        execute format('alter role ulak_worker in database %I set statement_timeout = 0', current_database());
+    end if;
+    return query values (
+        'statement_timeout',
+        case when v_is_done then 'unchanged' else 'done' end,
+        'ulak_worker has none in this database: it would end the workers'' runs'
+    );
+end
+$plpgsql$;
+
+-- The time-out that ends a worker's run; null if none does, or if it can't be seen from this session.
+create or replace function ulak_private.run_timeout()
+returns interval
+language sql
+stable
+set search_path = pg_catalog, pg_temp
+as $sql$
+    select nullif(case when t.value ~ '^[0-9]+$' then t.value || ' ms' else t.value end::interval, interval '0')
+    from (
+        select coalesce(
+            (
+                select split_part(c.setting, '=', 2)
+                from pg_db_role_setting s
+                cross join lateral unnest(s.setconfig) c(setting)
+                where s.setdatabase in (0, (select d.oid from pg_database d where d.datname = current_database()))
+                    and s.setrole in (0, 'ulak_worker'::regrole)
+                    and split_part(c.setting, '=', 1) = 'statement_timeout'
+                order by s.setrole <> 0 desc, s.setdatabase <> 0 desc
+                limit 1
+            ),
+            (
+                select s.setting
+                from pg_settings s
+                where s.name = 'statement_timeout' and s.source in ('default', 'configuration file', 'command line')
+            )
+        )
+    ) t (value)
+$sql$;
+
+-- Anybody may set a parameter of its where it isn't loaded.
+create or replace function ulak_private.is_pg_cron_loaded()
+returns boolean
+language sql
+stable
+set search_path = pg_catalog, pg_temp
+as $sql$
+    select current_setting('shared_preload_libraries') ~ E'\\mpg_cron\\M'
+$sql$;
+
+-- How pg_cron shall run its jobs: as it is told to; by background workers, which need no login, where nobody has told it yet; but not
+-- by those of 1.4, which wait for each other.
+create or replace function ulak_private.wants_background_workers()
+returns boolean
+language sql
+stable
+set search_path = pg_catalog, pg_temp
+as $sql$
+    select ulak_private.has_seconds() and coalesce((ulak_private.given_setting('cron.use_background_workers')).setting::boolean, not ulak_private.is_pg_cron_loaded())
+$sql$;
+
+-- Whether pg_cron was created in its database, which may be another one: then as a login there tells. Null: it can't be known.
+create or replace function ulak_private.is_pg_cron_created()
+returns boolean
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+begin
+    if not ulak_private.is_pg_cron_loaded() then
+        return false;
+    elsif current_setting('cron.database_name') = current_database() then
+        return ulak_private.has_pg_cron();
+    end if;
+    return ulak_private.ask(
+        coalesce(ulak_private.socket(), 'localhost'),
+        current_setting('cron.database_name'),
+        (select pg_get_userbyid(c.relowner) from pg_class c where c.oid = 'ulak_private.deliveries'::regclass),
+        'select pg_catalog.count(*) from pg_catalog.pg_extension where extname = ''pg_cron'''
+    ) = '1';
+end
+$plpgsql$;
+
+-- The answer of a session of this role in another database. Null: it can't be opened.
+create or replace function ulak_private.ask(p_host text, p_database text, p_user text, p_query text)
+returns text
+language plpython3u
+as $python$
+    plpy.execute("select ulak_private.load_python()")
+    from ulak import entry_points
+
+    return entry_points.ask({"host": p_host, "dbname": p_database, "user": p_user}, p_query)
+$python$;
+
+-- The part that needs no login: is pg_cron there, does it run, and in a mode that suits us.
+create or replace function ulak_private.check_pg_cron(p_workers integer)
+returns table (item text, status text, detail text, fix text)
+language sql
+stable
+set search_path = pg_catalog, pg_temp
+as $sql$
+    select o.item, o.status, o.detail, o.fix
+    from ulak_private.in_order(coalesce((select jsonb_agg(to_jsonb(c)) from ulak_private.pg_cron_steps(p_workers, null) c), '[]')) o
+$sql$;
+
+create or replace function ulak_private.pg_cron_steps(p_workers integer, p_is_created boolean)
+returns table (step integer, item text, status text, detail text, fix text)
+language plpgsql
+stable
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+declare
+    v_is_loaded boolean := ulak_private.is_pg_cron_loaded();
+    v_version text := ulak_private.pg_cron_version();
+    v_given_home text := (ulak_private.given_setting('cron.database_name')).setting;
+    v_home text := coalesce(v_given_home, 'postgres');
+    v_is_here boolean;
+    v_background boolean := coalesce((ulak_private.given_setting('cron.use_background_workers')).setting::boolean, false);
+    v_wants_background boolean := ulak_private.wants_background_workers();
+begin
+    if not ulak_private.has_pg_cron() and exists (select from pg_extension e where e.extname = 'pg_cron') then
+        return query
+        select 6, 'pg_cron', 'problem', format('role %I may not use it', o.name), format('grant usage on schema cron to %I; -- by an administrator of the server', o.name)
+        from (select pg_get_userbyid(c.relowner) from pg_class c where c.oid = 'ulak_private.deliveries'::regclass) o (name);
+        return;
+    end if;
+    if v_version is null then
+        return query
+        select 1, p.name, 'problem', 'it is not installed; as root, in a shell:', format('apt-get install -y %s', p.name)
+        from (select format('postgresql-%s-cron', current_setting('server_version_num')::integer / 10000)) p (name);
+    elsif string_to_array(v_version, '.')::integer[] < array[1, 4] then
+        return query values (
+            6, 'pg_cron', 'problem', format('version %s is older than 1.4', v_version), 'alter extension pg_cron update; -- after installing a newer one'
+        );
+    end if;
+    return query
+    select *
+    from ulak_private.library_steps();
+    -- It serves all databases of the server, so an existing cron.database_name stays.
+    if v_home <> current_database() and (
+        not exists (select from pg_database d where d.datname = v_home)
+        or v_given_home is null and p_is_created is false
+    ) then
+        return query values (
+            2,
+            'cron.database_name',
+            'problem',
+            case
+                when exists (select from pg_database d where d.datname = v_home) then format('pg_cron would look for its jobs in database "%s"', v_home)
+                else format('pg_cron looks for its jobs in database "%s", which does not exist', v_home)
+            end,
+            ulak_private.server_fix('cron.database_name', quote_literal(current_database()))
+        );
+        v_home := current_database();
+    end if;
+    if v_background <> v_wants_background then
+        return query values (
+            2,
+            'mode',
+            'problem',
+            case
+                when v_background then 'pg_cron 1.4 makes every job wait for the longest one when cron.use_background_workers is on'
+                else 'pg_cron would log in for each job; background workers need no login'
+            end,
+            ulak_private.server_fix('cron.use_background_workers', case when v_wants_background then 'on' else 'off' end)
+        );
+    elsif v_is_loaded then
+        return query values (2, 'mode', 'ok', case when v_background then 'background workers' else 'libpq' end, null::text);
+    end if;
+    if not v_wants_background and not v_is_loaded and (ulak_private.given_setting('cron.host')).setting is null then
+        return query
+        select 2, 'cron.host', 'problem', 'pg_cron would log in by TCP; over a socket no password is needed', ulak_private.server_fix('cron.host', quote_literal(p.host))
+        from ulak_private.login_parameters() p
+        where p.host ~ '^/';
+    end if;
+    return query
+    select *
+    from ulak_private.limit_steps(p_workers, v_wants_background);
+    v_is_here := v_home = current_database();
+    if v_is_here and not ulak_private.has_pg_cron() then
+        return query values (
+            6,
+            'pg_cron',
+            'problem',
+            case when v_is_loaded then 'it is loaded, but not created' else 'once it is loaded, it has to be created' end,
+            'create extension pg_cron;'
+        );
+    elsif not v_is_here and p_is_created is false then
+        return query values (
+            6,
+            'pg_cron',
+            'problem',
+            format('it is not created in database "%s", where it lives', v_home),
+            format(E'\\c %I \\\\ create extension pg_cron; \\c %I', v_home, current_database())
+        );
+    elsif v_is_loaded and not exists (select from pg_stat_activity a where a.backend_type = 'pg_cron launcher') then
+        return query
+        select 3, 'pg_cron', 'problem', 'its scheduler is not running: ' || r.detail, r.fix
+        from ulak_private.restart() r;
+    elsif v_is_loaded then
+        return query values (1, 'pg_cron', 'ok', case when v_is_here then 'version ' || v_version else format('in database "%s"', v_home) end, null::text);
+    end if;
+end
+$plpgsql$;
+
+-- Whether the server loads pg_cron, and whether it has to be restarted for what stands in its files.
+create or replace function ulak_private.library_steps()
+returns table (step integer, item text, status text, detail text, fix text)
+language plpgsql
+stable
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+declare
+    v_libraries text := coalesce((ulak_private.given_setting('shared_preload_libraries')).setting, '');
+begin
+    if v_libraries !~ E'\\mpg_cron\\M' then
+        return query values (
+            2,
+            'pg_cron',
+            'problem',
+            'it is not loaded',
+            ulak_private.server_fix(
+                'shared_preload_libraries',
+                (
+                    select string_agg(quote_literal(btrim(l.name)), ', ' order by l.place)
+                    from unnest(string_to_array(nullif(v_libraries, ''), ',') || 'pg_cron'::text) with ordinality l (name, place)
+                )
+            )
+        );
+    elsif not ulak_private.is_pg_cron_loaded() then
+        return query
+        select 3, 'pg_cron', 'problem', 'it is configured, but not loaded: ' || r.detail, r.fix
+        from ulak_private.restart() r;
+    elsif exists (
+        select
+        from pg_settings s
+        cross join lateral ulak_private.given_setting(s.name) g
+        where g.is_pending and (s.name like 'cron.%' or s.name = 'max_worker_processes')
+    ) then
+        return query
+        select 3, 'restart', 'problem', r.detail, r.fix
+        from ulak_private.restart() r;
+    end if;
+end
+$plpgsql$;
+
+create or replace function ulak_private.limit_steps(p_workers integer, p_background boolean)
+returns table (step integer, item text, status text, detail text, fix text)
+language plpgsql
+stable
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+declare
+    v_processes integer := coalesce((ulak_private.given_setting('max_worker_processes')).setting, '8')::integer;
+    v_jobs integer := coalesce(
+        (ulak_private.given_setting('cron.max_running_jobs')).setting::integer,
+        case when p_background then least(5, v_processes - 1) else least(32, current_setting('max_connections')::integer) end
+    );
+    -- Beside the workers: maintenance, vacuum, log, and the watcher of those who don't know seconds.
+    v_others integer := case when ulak_private.has_seconds() or p_workers = 0 then 3 else 4 end;
+    v_needed integer := p_workers + v_others;
+begin
+    -- Beside the jobs there are pg_cron's own process and that of logical replication.
+    if p_background and v_processes < v_needed + 2 then
+        return query values (
+            2,
+            'max_worker_processes',
+            'problem',
+            format('%s jobs and 2 other processes need %s, it is %s', v_needed, v_needed + 2, v_processes),
+            ulak_private.server_fix('max_worker_processes', (v_needed + 2)::text)
+        );
+    end if;
+    if v_jobs < v_needed then
+        return query values (
+            -- Its possible values depend on the settings above.
+            case when v_needed > (select s.max_val::integer from pg_settings s where s.name = 'cron.max_running_jobs') then 4 else 2 end,
+            'max_running_jobs',
+            'problem',
+            format('%s workers and %s other jobs need %s, it is %s', p_workers, v_others, v_needed, v_jobs),
+            ulak_private.server_fix('cron.max_running_jobs', v_needed::text)
+        );
+    end if;
+    if not coalesce((ulak_private.given_setting('cron.launch_active_jobs')).setting::boolean, true) then
+        return query values (
+            6,
+            'launch_active_jobs',
+            'problem',
+            'pg_cron is told to start no job',
+            ulak_private.server_fix('cron.launch_active_jobs', 'on', 'select pg_reload_conf();')
+        );
+    end if;
+end
+$plpgsql$;
