@@ -77,12 +77,13 @@ class Backlog:
     def __init__(self, stage: Stage, name: str, folder: Path, count: int) -> None:
         self._cluster = stage.cluster
         self._pgbench = Pgbench(stage.cluster, folder)
+        self._folder = folder
         self._name = name
         self._count = count
         prepare(stage, name)
 
     def plain(self) -> Sample:
-        script = f"{oneline(MARK)} \\gset\n{FINISH.format(':ids')}"
+        script = f"{oneline(MARK)} \\gset\n{FINISH.format(':ids')};"
         return self._drain(f"insert into jobs (payload) select {PAYLOADS}", script, "jobs")
 
     def work(self) -> Sample:
@@ -93,7 +94,7 @@ class Backlog:
         script = f"{oneline(CLAIM)} \\gset\n" + "\n".join(
             f"select ulak.complete((:ids::bigint[])[{n}], 'c' || pg_backend_pid(), (:attempts::integer[])[{n}]);"
             for n in range(1, BATCH + 1)
-        ).rstrip(";")
+        )
         return self._drain(self._send, script, "ulak.queue")
 
     @property
@@ -107,9 +108,11 @@ class Backlog:
             db.execute(fill, [self._count])  # type: ignore[arg-type]
             db.execute("vacuum analyze")
         turns = self._count // BATCH
+        path = self._folder / "turn.sql"
+        path.write_text(f"{script}\n")
         taken = self._pgbench.run(
             self._name,
-            self._pgbench.script("turn", script),
+            path,
             turns,
             {"ids": "{}", "attempts": "{}"},
             clients=CONSUMERS,

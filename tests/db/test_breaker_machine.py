@@ -108,6 +108,9 @@ class Machine(RuleBasedStateMachine):
         self.now = 0.0
         self.pending: dict[int, float] = {}
         self.held: dict[tuple[int, int], tuple[Claim, float]] = {}
+        # When a claim has last looked for leases that are over.
+        self.queue.db.execute("set ulak_private.leases_looked_at = ''")
+        self.looked_at = -1.0
         self.send(8)
 
     def check(self) -> None:
@@ -143,8 +146,18 @@ class Machine(RuleBasedStateMachine):
     def send(self, count: int) -> None:
         self.pending.update(dict.fromkeys(self.queue.send_many(count), -1.0))
 
+    def take_back(self) -> int:
+        lost = [claim for claim, (_, lease) in self.held.items() if lease <= self.now]
+        for claim in lost:
+            del self.held[claim]
+            self.pending[claim[0]] = self.now
+        return len(lost)
+
     @rule(limit=st.integers(1, 5), lease=st.sampled_from([10, 100]))
     def claim(self, limit: int, lease: float) -> None:
+        if self.now - self.looked_at >= 1:
+            self.looked_at = self.now
+            self.take_back()
         due = [id for id, at in self.pending.items() if at <= self.now]
         claims = self.queue.claim(limit, lease=lease, now=self.now)
         assert len(claims) == min(limit, len(due), self.allowed())
@@ -188,11 +201,8 @@ class Machine(RuleBasedStateMachine):
     @rule()
     def crash(self) -> None:
         """Leases that ran out are taken back."""
-        lost = [claim for claim, (_, lease) in self.held.items() if lease <= self.now]
-        assert self.queue.recover(self.now) == len(lost)
-        for claim in lost:
-            del self.held[claim]
-            self.pending[claim[0]] = self.now
+        found = self.queue.recover(self.now)
+        assert found == self.take_back()
         self.check()
 
     @rule()

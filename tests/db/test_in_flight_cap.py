@@ -40,7 +40,8 @@ def test_a_lease_that_ran_out_counts_until_it_is_taken_back(queue: Queue) -> Non
     queue.send_many(10)
     queue.claim(10, lease=60)
 
-    assert queue.claim(10, now=1000) == []
+    # As ulak's own workers claim: those of others look for leases that are over first.
+    assert queue.rows("select * from ulak_private.claim('w', 10, p_now => %s)", queue.at(1000)) == []
 
 
 def test_other_endpoints_are_not_held_up(queue: Queue) -> None:
