@@ -148,7 +148,7 @@ create type ulak_private.message as (
 -- Messages and their recipients: the message at places[i] goes to endpoint_ids[i]. So an event for thousands is there once.
 create type ulak_private.mailing as (messages ulak_private.message[], places integer[], endpoint_ids bigint[]);
 
--- Locked by whoever sends with the key, until he commits, so that ids of a key are in the order of commits.
+-- A sender locks the row of its key until it commits, so that ids of a key are in the order of commits.
 create table ulak_private.ordering_keys (
     endpoint_id bigint not null,
     ordering_key text collate "C" not null,

@@ -21,7 +21,7 @@ class Listening:
         self._database = database
         self._pace = pace
         self._wake_up: WakeUp | None = None
-        # Who has drawn an id up to this one notifies when he commits.
+        # A sender with an id up to this one notifies when it commits.
         self._notified_to = 0
         # The last id, as of the last time that wake-ups were asked for.
         self.last_sent = 0

@@ -91,7 +91,7 @@ declare
 begin
     if v_memory[1] = v_sent and current_setting('max_prepared_transactions')::integer = 0 then
         listen ulak_bell;
-        -- Whoever has drawn an id meanwhile may not notify.
+        -- A sender that drew an id in the meantime may not notify.
         v_wait := case when (ulak_private.request_wake_ups()).last_sent = v_sent then 1000 else 0 end;
     end if;
     perform set_config('ulak_private.waiting', array[v_sent, v_wait]::text, false);

@@ -303,7 +303,7 @@ begin
         end loop;
     end loop;
 
-    -- Who gets nothing asks again only until he has come to the last one: then nobody has anything for him.
+    -- A worker that got nothing keeps claiming until the round over the endpoints is complete.
     v_is_full := cardinality(endpoint_ids) >= v_most_endpoints;
     left_out_others := p_endpoint_ids is null
         and ((v_walked_to is not null or v_is_full) and v_ended_at > v_begun_behind or v_is_full and tids <> '{}') is true;

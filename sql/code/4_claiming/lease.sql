@@ -98,7 +98,7 @@ begin
         case when p_endpoint is null then array['pull'] end,
         p_generation,
         p_now,
-        -- Who gets nothing doesn't know that he ought to ask again at once.
+        -- An external worker that got nothing can't know that it should claim again at once.
         p_most_visits => 1000000
     ) with ordinality c
     join ulak.endpoints e on e.id = c.endpoint_id

@@ -127,7 +127,7 @@ begin
             and (p_protocols is null or e.protocol = any (p_protocols))
             and r.room > 0
             and not ulak_private.is_cooling(e, p_now)
-            -- Who has no token left need not be locked to be passed over.
+            -- An endpoint without a token is passed over without a lock.
             and (not ulak_private.is_charged(e) or ulak_private.rate_tokens(e, p_now) >= 1)
         offset 0
     ) e on true

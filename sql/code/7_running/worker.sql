@@ -150,7 +150,7 @@ as $sql$
         ('default_transaction_isolation', 'read committed'),
         ('default_transaction_read_only', 'off'),
         ('datestyle', 'ISO'),
-        -- Who started the run needn't stay for it.
+        -- The session that started the run may end before it.
         ('client_connection_check_interval', '0'),
         -- Since 17.
         ('transaction_timeout', '0')
@@ -167,7 +167,7 @@ as $sql$
         select
         from pg_stat_get_activity(p_worker.pid) a
         where a.backend_start = p_worker.backend_start
-            -- Whoever may not see the sessions of others knows no more than the pid.
+            -- A role that may not see other sessions knows nothing but the pid.
             or a.backend_start is null
             or p_worker.backend_start is null
     )
@@ -294,7 +294,7 @@ begin
 end
 $plpgsql$;
 
--- Whoever could not say that it leaves, because a lock was taken, says it here.
+-- A worker that could not report its end, because a lock was taken, does it here.
 create or replace function ulak_private.unregister_worker(p_slot integer)
 returns void
 language sql
