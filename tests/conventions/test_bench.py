@@ -54,7 +54,7 @@ def test_a_section_finds_figures(name: str, stage: Stage, monkeypatch: pytest.Mo
 
 
 def test_a_whole_run_leaves_out_only_what_is_to_be_asked_for() -> None:
-    assert set(PARTS) - set(DEFAULT) == {"observe", "shape", "told"}
+    assert set(PARTS) - set(DEFAULT) == {"observe", "pull", "shape", "told"}
 
 
 @pytest.mark.parametrize(
