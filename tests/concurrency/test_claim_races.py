@@ -323,3 +323,19 @@ def test_a_worker_that_settles_while_its_lease_is_over_wins_or_is_refused(queue:
 
     settling.db.commit()
     assert queue.status(claim.id) == "completed"
+
+
+def test_what_another_session_was_taking_over_is_taken_over_when_that_one_rolls_back(
+    queue: Queue, sessions: Sessions, begin: Begin
+) -> None:
+    """It had passed the lease already when the other one gave it up."""
+    sent = queue.send()
+    queue.claim_one(worker="dead", lease=60)
+    first, (second,) = begin(), sessions(1)
+    assert first.claim_one(worker="first", now=61, endpoint="shop").id == sent
+    assert second.claim(worker="second", now=61, endpoint="shop") == []
+
+    first.db.rollback()
+
+    assert second.claim(worker="second", now=61.9, endpoint="shop") == []
+    assert second.claim_one(worker="second", now=62, endpoint="shop").id == sent

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import psycopg
 import pytest
 from support.queue import Claim, Queue
 
@@ -160,3 +161,66 @@ def test_more_than_10000_reports_by_one_call_are_refused(queue: Queue) -> None:
 def test_reporting_nothing_is_no_error(queue: Queue) -> None:
     assert report(queue, "complete_many", []) == []
     assert work(queue, 5) == []
+
+
+@pytest.mark.parametrize(
+    "function, more",
+    [
+        ("fail_many", (["slow"],)),
+        ("fail_many", (["slow", "slow", "slow"],)),
+        ("fail_many", (["slow", "slow"], ["1 s"])),
+        ("complete_many", (["1"],)),
+    ],
+)
+def test_what_is_reported_is_as_many_as_the_messages(queue: Queue, function: str, more: tuple[list[str], ...]) -> None:
+    queue.send_many(2)
+    claims = queue.claim(2)
+
+    with pytest.raises(psycopg.errors.InvalidParameterValue, match="as many as the messages"), queue.db.transaction():
+        report(queue, function, claims, *more)
+
+    assert [queue.status(claim.id) for claim in claims] == ["processing", "processing"]
+
+
+def test_a_turn_with_fewer_errors_than_messages_completes_none(queue: Queue) -> None:
+    """The second message may be the one that failed."""
+    queue.send_many(2)
+    claims = queue.claim(2)
+
+    with pytest.raises(psycopg.errors.InvalidParameterValue, match="as many as the messages"), queue.db.transaction():
+        work(queue, 0, claims, errors=["slow"])
+
+    assert [queue.status(claim.id) for claim in claims] == ["processing", "processing"]
+
+
+@pytest.mark.parametrize("function", ["complete_many", "release_many", "heartbeat_many"])
+def test_a_worker_that_took_over_its_own_message_is_told_that_its_first_attempt_is_lost(
+    queue: Queue, function: str
+) -> None:
+    queue.send()
+    first = queue.claim_one(lease=60)
+    second = queue.claim_one(now=61)
+
+    assert report(queue, function, [first, second], now=62) == [(first.id, False), (first.id, True)]
+
+
+def test_a_turn_says_that_the_first_attempt_of_a_message_is_lost_that_the_worker_took_over_from_itself(
+    queue: Queue,
+) -> None:
+    queue.send()
+    first = queue.claim_one(lease=60)
+    second = queue.claim_one(now=61)
+
+    assert work(queue, 0, [first, second], now=queue.at(62)) == [("lost", first.id, first.attempt)]
+    assert queue.status(second.id) == "completed"
+
+
+def test_a_report_without_an_id_is_not_settled(queue: Queue) -> None:
+    queue.send()
+    claim = queue.claim_one()
+
+    answers = queue.db.execute(
+        "select * from ulak.complete_many('w', array[null, %s]::bigint[], array[1, 1])", [claim.id]
+    )
+
+    assert answers.fetchall() == [(None, False), (claim.id, True)]

@@ -128,6 +128,21 @@ def test_members_of_a_granted_role_may_and_a_claim_spans_all_that_was_granted(db
     assert consumer.execute("select endpoint from ulak.claim('w', 10, 'web')").fetchall() == [("web",)]
 
 
+def test_what_a_dead_worker_held_is_taken_over_by_a_session_that_was_granted_the_endpoint_later(
+    db: DB, consumer: DB
+) -> None:
+    db.execute("select ulak.grant_endpoint('other', 'test_ulak_consumer')")
+    db.execute("select ulak.claim('dead', 1, 'third')")
+    db.execute(
+        "update ulak_private.deliveries set lease_until = clock_timestamp() - interval '10 s' where locked_by = 'dead'"
+    )
+    assert len(consumer.execute(CLAIM).fetchall()) == 2
+
+    db.execute("select ulak.grant_endpoint('third', 'test_ulak_consumer')")
+
+    assert consumer.execute(CLAIM).fetchall() == [("third", "for third")]
+
+
 def test_a_consumer_without_a_grant_gets_nothing(db: DB, connect: Connect) -> None:
     db.execute("select ulak.create_endpoint('other', 'pull', '{}'), ulak.send('other', '1')")
 

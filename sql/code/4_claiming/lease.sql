@@ -435,6 +435,17 @@ begin
 end
 $plpgsql$;
 
+-- What became of each report. Of two reports of a message the later attempt's is the one that counted.
+create or replace function ulak_private.answers(p_ids bigint[], p_attempts integer[], p_settled bigint[])
+returns table (id bigint, attempt integer, is_settled boolean)
+language sql
+immutable
+as $sql$
+    select r.id, r.attempt, coalesce(r.id = any (p_settled) and r.attempt = max(r.attempt) over (partition by r.id), false)
+    from unnest(p_ids, p_attempts) with ordinality r(id, attempt, place)
+    order by r.place
+$sql$;
+
 create or replace function ulak.heartbeat_many(
     p_worker text,
     p_ids bigint[],
@@ -453,7 +464,7 @@ begin
     p_now := ulak_private.clock(p_now);
     perform ulak_private.check_claim(p_worker, 1, p_lease), ulak_private.check_reports(p_ids, p_attempts), ulak_private.require_messages(p_ids);
     v_held := ulak_private.heartbeat_many(p_worker, p_ids, p_attempts, ulak_private.exact(p_lease), p_now);
-    return query select r, r = any (v_held) from unnest(p_ids) r;
+    return query select r.id, r.is_settled from ulak_private.answers(p_ids, p_attempts, v_held) r;
 end
 $plpgsql$;
 
@@ -478,7 +489,7 @@ begin
     p_now := ulak_private.clock(p_now);
     perform ulak_private.check_reports(p_ids, p_attempts), ulak_private.require_messages(p_ids);
     v_settled := ulak_private.settle_reports(p_worker, p_ids, p_attempts, null, null, p_responses, p_now);
-    return query select r, r = any (v_settled) from unnest(p_ids) r;
+    return query select r.id, r.is_settled from ulak_private.answers(p_ids, p_attempts, v_settled) r;
 end
 $plpgsql$;
 
@@ -508,12 +519,15 @@ begin
         p_ids,
         p_attempts,
         -- Without a reason it is a failure, too.
-        array(select coalesce(e.error, 'no reason given') from unnest(p_ids, p_errors) with ordinality e(id, error, place) order by e.place),
+        case
+            when p_errors is null then array_fill('no reason given'::text, array[cardinality(p_ids)])
+            else array(select coalesce(e.error, 'no reason given') from unnest(p_errors) with ordinality e(error, place) order by e.place)
+        end,
         p_retry_after,
         null,
         p_now
     );
-    return query select r, r = any (v_settled) from unnest(p_ids) r;
+    return query select r.id, r.is_settled from ulak_private.answers(p_ids, p_attempts, v_settled) r;
 end
 $plpgsql$;
 
@@ -540,7 +554,7 @@ begin
     perform ulak_private.check_reports(p_ids, p_attempts), ulak_private.require_messages(p_ids);
     perform ulak_private.check_interval('p_delay', p_delay, interval '1 day');
     v_settled := ulak_private.release_many(p_worker, p_ids, p_attempts, ulak_private.exact(p_delay), p_now);
-    return query select r, r = any (v_settled) from unnest(p_ids) r;
+    return query select r.id, r.is_settled from ulak_private.answers(p_ids, p_attempts, v_settled) r;
 end
 $plpgsql$;
 
@@ -561,6 +575,20 @@ returns bigint[]
 language plpgsql
 as $plpgsql$
 begin
+    -- An error that is missing would count as a message that is done.
+    if cardinality(p_ids) <> any (array[cardinality(p_errors), cardinality(p_retry_after), cardinality(p_responses)]) then
+        raise exception 'errors, delays and responses must be as many as the messages'
+            using
+                errcode = '22023',
+                detail = format(
+                    'There are %s messages, %s errors, %s delays and %s responses.',
+                    cardinality(p_ids),
+                    coalesce(cardinality(p_errors)::text, 'no'),
+                    coalesce(cardinality(p_retry_after)::text, 'no'),
+                    coalesce(cardinality(p_responses)::text, 'no')
+                ),
+                hint = 'Give them in the order of the ids, null for a message that has none, or leave the whole array out.';
+    end if;
     if p_retry_after is not null then
         perform ulak_private.check_interval('p_retry_after', r, interval '1 day') from unnest(p_retry_after) r where r is not null;
     end if;
@@ -632,8 +660,8 @@ begin
             select
                 'lost', r.id, null::uuid, r.attempt, null::text, null::jsonb, null::jsonb, null::jsonb, null::uuid, null::text,
                 null::text, null::smallint, null::timestamptz, null::timestamptz, null::timestamptz
-            from unnest(p_ids, p_attempts) r(id, attempt)
-            where r.id <> all (v_settled);
+            from ulak_private.answers(p_ids, p_attempts, v_settled) r
+            where not r.is_settled;
         end if;
     end if;
     if p_limit > 0 then

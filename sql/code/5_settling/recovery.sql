@@ -53,39 +53,54 @@ comment on function ulak.recover_stale_messages(timestamptz, integer) is
     'recovers messages whose lease ran out and retries them like failures; returns how many';
 
 -- claim() looks for expired leases of its endpoints itself, once a second in a session: a consumer that died is replaced by any other,
--- whoever sweeps. The session remembers of each choice of endpoints until when all leases were looked at (0: of all pull endpoints, -1: of
--- those that were granted, else the id of the only one), so that it doesn't walk over leases of the past again. What it can't see, such as
--- messages that were locked at that moment, recover_stale_messages() finds.
+-- whoever sweeps. The session remembers for each choice of endpoints when it looked and until when no lease was left, so that it doesn't
+-- walk over leases of the past again. What another session had locked is left, and looked at again: that session may roll back. What
+-- isn't visible, such as a claim that is committed when its lease is over, recover_stale_messages() finds.
 create or replace function ulak_private.take_over_expired(p_endpoint_ids bigint[], p_now timestamptz)
 returns void
 language plpgsql
 as $plpgsql$
 declare
-    -- Choices and times in microseconds take turns.
+    -- Of each choice its name and two times in microseconds.
     v_memory bigint[] := nullif(current_setting('ulak_private.leases_looked_at', true), '');
-    v_choice bigint := case when p_endpoint_ids is null then 0 when cardinality(p_endpoint_ids) = 1 then p_endpoint_ids[1] else -1 end;
+    -- Null is all pull endpoints. What is granted changes, and a session of a pooler has now this role and now that one.
+    v_choice bigint := case
+        when p_endpoint_ids is null then 0
+        when cardinality(p_endpoint_ids) = 1 then p_endpoint_ids[1]
+        else hash_array_extended(array(select e from unnest(p_endpoint_ids) e order by e), 0)
+    end;
     v_now bigint := extract(epoch from p_now) * 1000000;
     v_place integer := array_position(v_memory, v_choice);
     v_looked_at bigint := v_memory[v_place + 1];
+    v_since bigint := v_memory[v_place + 2];
+    v_look record;
 begin
     if v_looked_at > v_now then
         -- The clock was set back.
-        v_looked_at := null;
+        v_since := null;
     elsif v_now - v_looked_at < 1000000 then
         return;
     end if;
-    if ulak_private.take_over(p_endpoint_ids, coalesce(timestamptz 'epoch' + v_looked_at * interval '1 us', '-infinity'), p_now) < 1000 then
+    v_look := ulak_private.take_over(p_endpoint_ids, coalesce(timestamptz 'epoch' + v_since * interval '1 us', '-infinity'), p_now);
+    if v_look.recovered < 1000 then
+        v_since := least(v_now, extract(epoch from v_look.first_left) * 1000000 - 1);
         perform set_config(
             'ulak_private.leases_looked_at',
-            (array[v_choice, v_now] || v_memory[: v_place - 1] || v_memory[coalesce(v_place + 2, 1) : 64])::text,
+            (array[v_choice, v_now, v_since] || v_memory[: v_place - 1] || v_memory[coalesce(v_place + 3, 1) : 63])::text,
             false
         );
     end if;
 end
 $plpgsql$;
 
-create or replace function ulak_private.take_over(p_endpoint_ids bigint[], p_since timestamptz, p_now timestamptz)
-returns integer
+-- first_left: when the first of these leases was over that another session has locked.
+create or replace function ulak_private.take_over(
+    p_endpoint_ids bigint[],
+    p_since timestamptz,
+    p_now timestamptz,
+    out recovered integer,
+    out first_left timestamptz
+)
 language plpgsql
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
@@ -96,6 +111,7 @@ set jit = off
 set plan_cache_mode = force_generic_plan
 as $plpgsql$
 declare
+    v_endpoint_ids bigint[] := coalesce(p_endpoint_ids, array(select e.id from ulak.endpoints e where e.protocol = 'pull'));
     v_ids bigint[];
     v_attempts integer[];
     v_workers text[];
@@ -103,7 +119,7 @@ begin
     select array_agg(s.id), array_agg(s.attempts), array_agg(s.locked_by) into v_ids, v_attempts, v_workers
     from (
         select q.id, q.attempts, q.locked_by
-        from unnest(coalesce(p_endpoint_ids, array(select e.id from ulak.endpoints e where e.protocol = 'pull'))) e(id)
+        from unnest(v_endpoint_ids) e(id)
         cross join lateral (
             select q.id, q.attempts, q.locked_by
             from ulak_private.deliveries q
@@ -114,7 +130,16 @@ begin
         ) q
         limit 1000
     ) s;
-    return ulak_private.recover(v_ids, v_attempts, v_workers, 'lease expired: worker "%s" went silent', p_now);
+    recovered := ulak_private.recover(v_ids, v_attempts, v_workers, 'lease expired: worker "%s" went silent', p_now);
+    select min(q.lease_until) into first_left
+    from unnest(v_endpoint_ids) e(id)
+    cross join lateral (
+        select q.lease_until
+        from ulak_private.deliveries q
+        where q.status = 'processing' and q.endpoint_id = e.id and q.lease_until > p_since and q.lease_until <= p_now
+        order by q.lease_until
+        limit 1
+    ) q;
 end
 $plpgsql$;
 
