@@ -283,9 +283,8 @@ def snapshot(stage: Stage) -> Iterator[Figure]:
         found = stream(stage, way, seconds, is_held=True)
         yield Figure(
             f"{RATE}/s for {seconds} s under an old snapshot: {way}",
-            Quantity(
-                min(1.0, found.done / (RATE * seconds)), "of", "the jobs", required=0.98 if way == "work" else None
-            ),
+            Quantity(found.sent / seconds, "/s", "sent"),
+            Quantity(found.done / found.sent, "of", "them done", required=0.98 if way == "work" else None),
             *streamed(found),
             headline=way == "work",
         )
