@@ -17,7 +17,16 @@ from ulak.sessions import login
 from ulak.sessions.backend import Backend
 from ulak.sessions.database import Database
 from ulak.sessions.session import cancellable
-from ulak.worker.tuning import HANDOVER_SECONDS, LONGEST_LISTENING_RUN, LOOK_SECONDS, WATCH_SECONDS
+
+# Notifications are kept for a session until it is idle, so one that runs for longer must not listen.
+_LONGEST_LISTENING_RUN = 3600
+# A run ends at most 6.4 s after the minute, and what it holds may keep it a little longer: so long the next one waits
+# for its place.
+_HANDOVER_SECONDS = 8.0
+# How often it looks whether that is free, and the watcher whether it was cancelled.
+_LOOK_SECONDS = 0.1
+# How often the watcher looks whether a worker is missing: one that is so twice in turn is started.
+_WATCH_SECONDS = 1.0
 
 
 def run(slot: int | None, seconds: float | None, is_scheduled: bool, stamp: str, search_path: str) -> None:
@@ -26,12 +35,12 @@ def run(slot: int | None, seconds: float | None, is_scheduled: bool, stamp: str,
     plpy.execute("select ulak_private.enter_worker_session()")
     plpy.commit()
     # A scheduled run may come while the one before it is still leaving.
-    row = _take_slot(slot, seconds, is_scheduled, time.monotonic() + (HANDOVER_SECONDS if is_scheduled else 0))
+    row = _take_slot(slot, seconds, is_scheduled, time.monotonic() + (_HANDOVER_SECONDS if is_scheduled else 0))
     if row is None:
         _leave(None, search_path)
         return
     # Notifications are kept for a session until it is idle, which this one isn't before its end.
-    may_listen = row["seconds"] <= LONGEST_LISTENING_RUN
+    may_listen = row["seconds"] <= _LONGEST_LISTENING_RUN
     try:
         with cancellable():
             run_in_slot(Database(Backend(), row["slot"], row["name"], stamp, may_listen), row["seconds"])
@@ -57,7 +66,7 @@ def _take_slot(slot: int | None, seconds: float | None, is_scheduled: bool, unti
         if time.monotonic() >= until:
             plpy.notice("another session runs this worker slot")
             return None
-        time.sleep(LOOK_SECONDS)
+        time.sleep(_LOOK_SECONDS)
 
 
 def _leave(slot: int | None, search_path: str) -> None:
@@ -99,11 +108,10 @@ def _watch(database: Database) -> None:
                     warn = plpy.prepare("select ulak_private.warn($1)", ("text",))
                     plpy.execute(warn, (f"ulak: worker {slot} can't be started: {problem}",))
         missing = slots
-        next_look = min(end, time.monotonic() + WATCH_SECONDS)
+        next_look = min(end, time.monotonic() + _WATCH_SECONDS)
         while (wait := next_look - time.monotonic()) > 0:
-            time.sleep(min(wait, LOOK_SECONDS))
+            time.sleep(min(wait, _LOOK_SECONDS))
             database.check_interrupts()
-            database.commit()
 
 
 def launch_watcher() -> str | None:
@@ -151,7 +159,7 @@ def login_parameters(user: str) -> dict[str, str]:
 def ping(endpoint_id: int) -> str:
     """The body of ulak_private.ping(): the outcome of one test request as JSON."""
     with cancellable():
-        return _ping(Database(Backend(), 0, "ping", ""), endpoint_id)
+        return _ping(Database(Backend(is_procedure=False), 0, "ping", ""), endpoint_id)
 
 
 def _ping(database: Database, endpoint_id: int) -> str:

@@ -16,14 +16,23 @@ from ulak.worker import options
 from ulak.worker.dispatcher import Dispatcher
 from ulak.worker.loop import Worker
 from ulak.worker.port import Busy, Refused
-from ulak.worker.tuning import CYCLE_SEARCH, MOST_HELD_TOLD, SUSPICIOUS, WARY_SECONDS
+
+# Python looks for cycles after so many new objects (700 by default). A claim makes a thousand and more, and none of
+# them is in a cycle.
+_CYCLE_SEARCH = 20_000
+# After so many runs in turn that ended with an error of the worker's own code, the next one is wary: for so long it
+# holds one message at a time, to find the one that causes it.
+_SUSPICIOUS = 2
+_WARY_SECONDS = 60.0
+# Of messages that were held when a run ended with an error so many are named in the event log.
+_MOST_HELD_TOLD = 100
 
 
 def run(database: Database, seconds: float) -> str:
     """Until its time is over, or it was told to leave: returns why, as Worker.run() does."""
     until = time.monotonic() + seconds
     thresholds = gc.get_threshold()
-    gc.set_threshold(CYCLE_SEARCH)
+    gc.set_threshold(_CYCLE_SEARCH)
     try:
         # A worker lives as long as its settings do.
         while (ended := _work(database, until)) == "settings":
@@ -40,15 +49,14 @@ def make_dispatcher(database: Database, given: WorkerOptions, max_in_flight: int
 
 def _work(database: Database, until: float) -> str:
     given = database.options()
-    database.commit()
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     chosen = options.parse(given.settings, files)
     database.note_limit(chosen.limited_by)
     suspicion = database.suspicion()
-    if suspicion >= SUSPICIOUS:
+    if suspicion >= _SUSPICIOUS:
         # A wary run holds one message at a time, to find the one that ended the runs before it.
         chosen = replace(chosen, most_held=1)
-        until = min(until, time.monotonic() + WARY_SECONDS)
+        until = min(until, time.monotonic() + _WARY_SECONDS)
     # Twice: slow receivers have slots of their own.
     dispatcher = make_dispatcher(database, given, chosen.slots * 2)
     worker = Worker(database, chosen, given.fingerprint, until, dispatcher)
@@ -56,7 +64,7 @@ def _work(database: Database, until: float) -> str:
         ended = worker.run()
         worker.close("running" if ended == "settings" else "stopped")
     except (Exception, Cancelled) as error:
-        # A cancel, or a bug of ours. The transaction is sound: only the call that failed was undone.
+        # A cancel, or a bug of ours.
         _break_off(database, worker, error, suspicion)
         raise
     finally:
@@ -71,15 +79,14 @@ def _break_off(database: Database, worker: Worker, error: BaseException, suspici
     cause = error.__cause__ if isinstance(error, Cancelled) else error
     is_ours = not isinstance(error, Cancelled | Busy | Refused | OSError | database.session.Error)
     held = [id for id, _ in worker.held()]
-    is_found = is_ours and suspicion >= SUSPICIOUS and len(held) == 1
+    is_found = is_ours and suspicion >= _SUSPICIOUS and len(held) == 1
     noted: dict[str, object] = {}
     if not isinstance(error, Cancelled):
-        noted = {"broken_by": f"{type(cause).__name__}: {cause}", "held": held[:MOST_HELD_TOLD]}
+        noted = {"broken_by": f"{type(cause).__name__}: {cause}", "held": held[:_MOST_HELD_TOLD]}
     if is_ours:
-        noted["suspicion"] = SUSPICIOUS - 1 if is_found else suspicion + 1
+        noted["suspicion"] = _SUSPICIOUS - 1 if is_found else suspicion + 1
     verdict = f"{PERMANENT} {MESSAGE} {suspicion + 1} runs of a worker in turn ended with it: {type(cause).__name__}"
     for step in (
-        database.commit,
         worker.store,
         partial(worker.bury, verdict) if is_found else worker.give_back,
         partial(worker.report_end, f"{type(cause).__name__}: {cause}", noted),

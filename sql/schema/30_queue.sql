@@ -127,6 +127,35 @@ create unlogged sequence ulak_private.pull_position;
 create type ulak_private.place as (priority smallint, due_at timestamptz, id bigint);
 create type ulak_private.resume_point as (endpoint_id bigint, priority smallint, due_at timestamptz, id bigint);
 create type ulak_private.rooms as (endpoint_ids bigint[], rooms integer[], others integer);
+-- What a worker asks for in its turn, and what it gets.
+create type ulak_private.wish as (
+    most integer,
+    rooms ulak_private.rooms,
+    lease interval,
+    protocols text[],
+    behind bigint,
+    is_for_all boolean,
+    endpoint_ids bigint[],
+    most_endpoints integer,
+    most_visits integer,
+    longest integer
+);
+create type ulak_private.claimed as (
+    count integer,
+    left_out_others boolean,
+    ids bigint[],
+    message_ids uuid[],
+    attempts integer[],
+    endpoint_ids bigint[],
+    config_versions bigint[],
+    payloads text[],
+    headers text[],
+    metadata text[],
+    correlation_ids uuid[],
+    ordering_keys text[],
+    created_at timestamptz[],
+    have_more bigint[]
+);
 
 -- Counts what was cancelled. A sequence, because a counter that applications lock until they commit would be waited for.
 create sequence ulak_private.messages_cancelled;
@@ -164,6 +193,8 @@ comment on sequence ulak_private.pull_position is 'endpoint at which the last cl
 comment on type ulak_private.place is 'a place in the index of waiting messages';
 comment on type ulak_private.resume_point is 'where a session''s claims of an endpoint and a priority go on; private to ulak';
 comment on type ulak_private.rooms is 'how many messages a worker has room for: of some endpoints, and of each of the others';
+comment on type ulak_private.wish is 'what a worker may claim: messages behind an id, which are new, or whatever is due (is_for_all: if nothing is new; always, without an id); texts of more bytes than longest are left out; private to ulak';
+comment on type ulak_private.claimed is 'what it got, as columns with an element for each message; a column of nothing but nulls is null; have_more: endpoints that got all that they may have; private to ulak';
 comment on type ulak_private.message is 'one of many messages that are sent together; private to ulak';
 comment on type ulak_private.mailing is 'messages and their recipients: the message at places[i] goes to endpoint_ids[i]; private to ulak';
 comment on table ulak_private.ordering_keys is 'ordering keys in use, for their locks; private to ulak';

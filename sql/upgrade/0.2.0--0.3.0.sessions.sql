@@ -213,6 +213,38 @@ create aggregate ulak._sum_histograms(p_histogram bigint[]) (
     initcond = '{}'
 );
 
+-- Claims nothing: a worker of 0.2.0 then asks ulak._claim().
+create or replace function ulak._light_turn(
+    p_worker text,
+    p_after bigint,
+    p_count integer,
+    p_lease interval,
+    p_ids bigint[],
+    p_attempts integer[],
+    p_now timestamptz default null,
+    p_protocols text[] default null
+)
+returns table (
+    id bigint,
+    is_new boolean,
+    message_id uuid,
+    attempt integer,
+    endpoint_id bigint,
+    config_version bigint,
+    payload jsonb,
+    headers jsonb,
+    metadata jsonb,
+    correlation_id uuid,
+    created_at timestamptz
+)
+language sql
+security definer
+set search_path = pg_catalog, pg_temp
+as $sql$
+    select s.id, false, null, null, null, null, null, null, null, null, null
+    from unnest(ulak_private.settle_many(p_worker, p_ids, p_attempts, p_now => p_now)) s(id)
+$sql$;
+
 -- Inserts into ulak.queue, ulak.archive and ulak.dlq, which were tables.
 
 create or replace function ulak._insert_as_0_2_0()
@@ -323,6 +355,7 @@ begin
     end loop;
 end
 $plpgsql$;
+grant execute on function ulak._light_turn(text, bigint, integer, interval, bigint[], integer[], timestamptz, text[]) to ulak_worker, ulak_node;
 
 -- For the owner, when no session is older than the upgrade.
 create function ulak_private.forget_0_2_0()

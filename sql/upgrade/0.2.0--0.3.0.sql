@@ -405,3 +405,37 @@ comment on column ulak._dead_counts.cause is 'their error; numbers are left out'
 comment on column ulak._dead_counts.letters is 'how many';
 comment on column ulak._dead_counts.counted_at is 'when';
 select pg_catalog.pg_extension_config_dump('ulak._dead_counts', '');
+
+-- A worker's turn is one function for all traffic. What it asks for, and what it gets: nobody waits.
+drop function ulak._light_turn(text, bigint, integer, interval, bigint[], integer[], timestamptz, text[]);
+create type ulak._wish as (
+    most integer,
+    rooms ulak._rooms,
+    lease interval,
+    protocols text[],
+    behind bigint,
+    is_for_all boolean,
+    endpoint_ids bigint[],
+    most_endpoints integer,
+    most_visits integer,
+    longest integer
+);
+create type ulak._claimed as (
+    count integer,
+    left_out_others boolean,
+    ids bigint[],
+    message_ids uuid[],
+    attempts integer[],
+    endpoint_ids bigint[],
+    config_versions bigint[],
+    payloads text[],
+    headers text[],
+    metadata text[],
+    correlation_ids uuid[],
+    ordering_keys text[],
+    created_at timestamptz[],
+    have_more bigint[]
+);
+
+comment on type ulak._wish is 'what a worker may claim: messages behind an id, which are new, or whatever is due (is_for_all: if nothing is new; always, without an id); texts of more bytes than longest are left out; private to ulak';
+comment on type ulak._claimed is 'what it got, as columns with an element for each message; a column of nothing but nulls is null; have_more: endpoints that got all that they may have; private to ulak';

@@ -349,19 +349,24 @@ class Light:
         # Microseconds of the worker's processor for each message of the last call.
         self.used = 0.0
 
-    def latencies(self, count: int, among: int) -> list[float]:
-        """Milliseconds from the call of send() to the arrival. From the commit would be less, and less than nothing where
-        the worker is sooner than the client hears of it, so that no ratio could be had. Those before it wake whoever has
-        slept while others were measured."""
+    def latencies(self, count: int, among: int, rate: float | None = None) -> list[float]:
+        """Milliseconds from the call of send() to the arrival, of so many a second, or of light traffic. From the commit
+        would be less, and less than nothing where the worker is sooner than the client hears of it, so that no ratio could
+        be had. Those before it wake whoever has slept while others were measured."""
         if count > WARM_UP:
-            self.latencies(WARM_UP, among)
+            self.latencies(WARM_UP, among, rate)
         self.used = processor_seconds(self._worker.pid)
         called = {}
+        due = time.monotonic()
         for n in range(count):
             endpoint = f"endpoint {self._chance.randint(1, among)}"
             called[n] = time.monotonic()
             self._site.db.execute("select ulak.send(%s, jsonb_build_object('n', %s::int))", [endpoint, n])
-            time.sleep(self._chance.uniform(0.005, 0.05))
+            if rate is None:
+                time.sleep(self._chance.uniform(0.005, 0.05))
+            else:
+                due += 1 / rate
+                time.sleep(max(0.0, due - time.monotonic()))
         self._site.wait_until_settled(60)
         self.used = (processor_seconds(self._worker.pid) - self.used) * 1e6 / count
         arrived = {int(json.loads(body)["n"]): at for at, body in self._receiver.arrivals()}

@@ -10,6 +10,7 @@ import statistics
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from functools import partial
+from typing import NamedTuple
 
 from support.timed_receiver import timed_receiver
 
@@ -105,9 +106,25 @@ def delivery(stage: Stage) -> Iterator[Figure]:
     yield from compared(stage, "", interleave(parts, stage.rounds(5), unmeasured=0), list(cases))
 
 
-def light(stage: Stage) -> Iterator[Figure]:
+class Paced(NamedTuple):
+    """Messages that come one by one, and what is asked of them beside the last release."""
+
+    name: str
+    messages: int
+    # In a second; None: 5 to 50 ms apart.
+    rate: float | None
+    times: float | None
+    processor: float
+    milliseconds: float | None = None
+
+
+LIGHT = Paced("light traffic (5 to 50 ms apart)", 150, None, 1.2, 1.0)
+STEADY = Paced("400 messages a second, one in a transaction", 1000, 400, None, 0.4, 6)
+
+
+def paced(case: Paced, stage: Stage) -> Iterator[Figure]:
     """By blocks in turn: the other one's worker sleeps meanwhile."""
-    block, rounds = stage.scaled(150, 10), stage.rounds(5)
+    block, rounds = stage.scaled(case.messages, 10), stage.rounds(5)
     found: dict[str | None, list[list[float]]] = {}
     used: dict[str | None, list[float]] = {}
     with ExitStack() as stack:
@@ -117,11 +134,11 @@ def light(stage: Stage) -> Iterator[Figure]:
         }
         for _ in range(rounds):
             for release, shop in shops.items():
-                found.setdefault(release, []).append(shop.latencies(block, 1))
+                found.setdefault(release, []).append(shop.latencies(block, 1, case.rate))
                 used.setdefault(release, []).append(shop.used)
     medians = {release: [percentile(each, 0.5) for each in blocks] for release, blocks in found.items()}
     quantities = [
-        Quantity(statistics.median(medians[None]), "ms", "p50"),
+        Quantity(statistics.median(medians[None]), "ms", "p50", required=case.milliseconds),
         Quantity(percentile([each for one in found[None] for each in one], 0.99), "ms", "p99"),
         Quantity(statistics.median(used[None]), "us", "of processor each"),
     ]
@@ -129,15 +146,21 @@ def light(stage: Stage) -> Iterator[Figure]:
         times = statistics.median(new / old for new, old in zip(medians[None], medians[stage.against], strict=True))
         cost = statistics.median(new / old for new, old in zip(used[None], used[stage.against], strict=True))
         quantities += [
-            Quantity(times, "times", f"the p50 of {stage.against}", required=1.2),
-            Quantity(cost, "times", "its processor", required=NOISE),
+            Quantity(times, "times", f"the p50 of {stage.against}", required=case.times),
+            Quantity(cost, "times", "its processor", required=case.processor),
         ]
-    yield Figure("light traffic (5 to 50 ms apart), call to arrival", *quantities, headline=True)
+    yield Figure(f"{case.name}, call to arrival", *quantities, headline=True)
 
 
 PART = Part(
     "The version under test beside a release in the same run; of time and processor the lesser is asked for, since the machine "
     "may have been busy with something else, or the clock too coarse",
-    {"send": send, "claim": claims, "delivery": delivery, "light": light},
+    {
+        "send": send,
+        "claim": claims,
+        "delivery": delivery,
+        "light": partial(paced, LIGHT),
+        "steady": partial(paced, STEADY),
+    },
     QUIET,
 )

@@ -30,7 +30,13 @@ def claimed(session: Queue) -> list[int]:
 
 
 def claimed_in_light_traffic(session: Queue, after: int) -> list[int]:
-    turn = "select (payload ->> 'n')::integer from ulak_private.light_turn('w', %s, 10, '30 s', '{}', '{}')"
+    turn = """
+        select (unnest((claimed).payloads)::jsonb ->> 'n')::integer
+        from ulak_private.worker_turn('w', p_wish => row(
+            10, row('{}'::bigint[], '{}'::integer[], 10), interval '30 s', null, %s::bigint, false, null, 64, 1000, 32768
+        )::ulak_private.wish)
+        where (claimed).count > 0
+    """
     return session.column(turn, after)
 
 

@@ -78,14 +78,14 @@ def test_whoever_claims_asks_the_same_of_a_message(db: DB) -> None:
             """
             select proname, prosrc from pg_proc
             where pronamespace::regnamespace::text in ('ulak', 'ulak_private')
-                and proname in ('lock_due', 'light_turn')
+                and proname in ('lock_due', 'claim_new')
             """
         )
     }
 
-    assert sorted(claims) == ["light_turn", "lock_due"]
+    assert sorted(claims) == ["claim_new", "lock_due"]
     assert {name: [part for part in DUE if part not in body] for name, body in claims.items()} == {
-        "light_turn": [],
+        "claim_new": [],
         "lock_due": [],
     }
 
@@ -99,4 +99,4 @@ def test_nobody_else_claims(db: DB) -> None:
         """
     ).fetchall()
 
-    assert [name for (name,) in claimers] == ["claim", "light_turn"]
+    assert [name for (name,) in claimers] == ["claim", "claim_new"]

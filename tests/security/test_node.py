@@ -25,7 +25,7 @@ def node(db: DB, connect: Connect) -> DB:
     "statement",
     [
         "select * from ulak_private.claim('n', 10, p_now => now() + interval '1 year')",
-        "select * from ulak_private.light_turn('n', 0, 100, '1 s', '{}', '{}', now() + interval '1 year')",
+        "select * from ulak_private.worker_turn('n', p_now => now() + interval '1 year')",
         "select ulak_private.settle_many('n', '{1}', '{1}', p_now => now() + interval '1 year')",
         "select ulak_private.release_many('n', '{1}', '{1}', '0', now() + interval '1 year')",
         "select ulak_private.heartbeat_many('n', '{1}', '{1}', p_now => now() - interval '1 year')",

@@ -15,9 +15,13 @@ from ulak.worker import options
 from ulak.worker.dispatcher import Dispatcher
 from ulak.worker.loop import Worker
 from ulak.worker.options import Options
-from ulak.worker.port import Claimed, Orders, Outcomes, WakeUps
-from ulak.worker.tuning import WAKE_UPS
+from ulak.worker.port import Claimed, Orders, Outcomes, Turn, Wish
+from ulak.worker.tuning import LONGEST_WAIT
 from ulak.worker.wake_up import WakeUp
+
+# As in ulak_private.worker_turn() and database.py.
+WAKE_UPS = 16
+MOST_ENDPOINTS = 64
 
 SETTINGS = {
     "batch_size": "500",
@@ -31,6 +35,7 @@ SETTINGS = {
     "poll_interval": "50",
     "poll_interval_busy": "2",
     "response_body_max_size": "65536",
+    "turn_interval": "5",
     "worker_concurrency": "14",
 }
 
@@ -65,16 +70,13 @@ class FakeDatabase:
     leave: str | None = None
     settings: str = ""
     hooks: dict[str, Callable[..., None]] = field(default_factory=dict)
-    # Claims that saw all endpoints, and how long they take.
-    full_claims: list[float] = field(default_factory=list)
-    full_claim_seconds: float = 0.0
+    # How long a look at whatever is due takes.
+    claim_seconds: float = 0.0
     calls: list[tuple[str, float]] = field(default_factory=list)
-    limits: list[int] = field(default_factory=list)
-    most_endpoints: list[int] = field(default_factory=list)
+    wishes: list[Wish] = field(default_factory=list)
     settled: dict[int, Outcome] = field(default_factory=dict)
     released: dict[int, float] = field(default_factory=dict)
     renewed: Counter[int] = field(default_factory=Counter)
-    open: bool = False
     sent: int = 0
     wake_up: FakeWakeUp | None = None
     poller_until: float = math.inf
@@ -89,7 +91,6 @@ class FakeDatabase:
 
     def _called(self, name: str, *arguments: Any) -> None:
         self.calls.append((name, self.clock.now))
-        self.open = True
         if name in self.hooks:
             self.hooks[name](*arguments)
 
@@ -98,52 +99,65 @@ class FakeDatabase:
 
     # port.Database
 
-    def commit(self) -> None:
-        self.open = False
-        if "commit" in self.hooks:
-            self.hooks["commit"]()
-
     def check_interrupts(self) -> None:
         if "check_interrupts" in self.hooks:
             self.hooks["check_interrupts"]()
 
-    def last_sent(self) -> int:
-        self._called("last_sent")
-        return self.sent
-
     def await_send(self, last_sent: int, interval: float, seconds: float) -> int:
+        self._called("await_send")
         until = self.clock() + seconds
         while True:
             self.clock.sleep(min(interval, until - self.clock()))
-            if (sent := self.last_sent()) != last_sent or self.clock() >= until:
-                return sent
+            if self.sent != last_sent or self.clock() >= until:
+                return self.sent
 
-    def claim(
-        self,
-        limit: int,
-        lease: float,
-        rooms: Mapping[int, int],
-        room: int,
-        endpoint_ids: Sequence[int] | None,
-        most_endpoints: int,
-    ) -> tuple[list[Claimed], bool]:
-        self._called("claim")
-        self.limits.append(limit)
-        self.most_endpoints.append(most_endpoints)
-        if endpoint_ids is None:
-            self.full_claims.append(self.clock.now)
-            self.clock.now += self.full_claim_seconds
+    def turn(self, outcomes: Outcomes | None, wish: Wish | None, lease: float, wake_ups: bool) -> Turn:
+        self._called("turn")
+        if wish is not None:
+            self._called("claim")
+        notified_to = None
+        if wake_ups:
+            assert self.wake_up is not None and self.wake_up.is_held_back
+            notified_to = self.wake_up.notified_to = self.sent + WAKE_UPS
+        claimed: list[Claimed] = []
+        left_out_others = False
+        if outcomes is not None:
+            self.settle(outcomes)
+        if wish is not None:
+            claimed, left_out_others = self.claim(wish)
+        return Turn(claimed, left_out_others, self.sent, notified_to)
+
+    def claim(self, wish: Wish) -> tuple[list[Claimed], bool]:
+        self.wishes.append(wish)
+        if wish.behind is not None and 0 < self.sent - wish.behind <= min(64, wish.most):
+            new = [each for each in self.pending if each.message.id > wish.behind]
+            plain = [each for each in new if self._is_plain(each, wish)]
+            if plain:
+                return self._take(plain), len(plain) < len(new)
+        else:
+            new = [] if wish.behind == self.sent else self.pending
+        if wish.behind is not None and not (new or wish.is_for_all):
+            return [], False
+        self.clock.now += self.claim_seconds
         turns: Counter[int] = Counter()
         due: list[tuple[int, int, Pending]] = []
         for each in self.pending:
-            if endpoint_ids is not None and each.endpoint_id not in endpoint_ids:
+            if wish.endpoint_ids is not None and each.endpoint_id not in wish.endpoint_ids:
                 continue
-            if turns[each.endpoint_id] < rooms.get(each.endpoint_id, room):
+            if turns[each.endpoint_id] < wish.rooms.get(each.endpoint_id, wish.room):
                 due.append((turns[each.endpoint_id], each.message.id, each))
                 turns[each.endpoint_id] += 1
-        in_turn = set(list(turns)[: most_endpoints if endpoint_ids is None else len(turns)])
+        in_turn = set(list(turns)[: MOST_ENDPOINTS if wish.endpoint_ids is None else len(turns)])
         due = [each for each in due if each[2].endpoint_id in in_turn]
-        taken = [each for _, _, each in sorted(due, key=lambda item: item[:2])[:limit]]
+        taken = [each for _, _, each in sorted(due, key=lambda item: item[:2])[: wish.most]]
+        return self._take(taken), wish.endpoint_ids is None and len(in_turn) >= MOST_ENDPOINTS
+
+    def _is_plain(self, pending: Pending, wish: Wish) -> bool:
+        assert wish.behind is not None
+        room = wish.rooms.get(pending.endpoint_id, wish.room)
+        return pending.message.ordering_key is None and room >= self.sent - wish.behind
+
+    def _take(self, taken: list[Pending]) -> list[Claimed]:
         ids = {each.message.id for each in taken}
         self.pending = [each for each in self.pending if each.message.id not in ids]
         messages = {
@@ -151,8 +165,7 @@ class FakeDatabase:
             for id in dict.fromkeys(each.endpoint_id for each in taken)
         }
         left = {each.endpoint_id for each in self.pending}
-        claimed = [Claimed(id, self.versions[id], found, id in left) for id, found in messages.items()]
-        return claimed, endpoint_ids is None and len(in_turn) >= most_endpoints
+        return [Claimed(id, self.versions[id], found, id in left) for id, found in messages.items()]
 
     def endpoint_configs(self, ids: Iterable[int]) -> list[EndpointConfig]:
         self._called("endpoint_configs")
@@ -197,29 +210,6 @@ class FakeDatabase:
 
     def listen(self) -> WakeUp | None:
         return cast(WakeUp, self.wake_up)
-
-    def request_wake_ups(self) -> WakeUps:
-        self._called("request_wake_ups")
-        assert self.wake_up is not None
-        self.wake_up.notified_to = self.sent + WAKE_UPS
-        return WakeUps(self.wake_up.notified_to, self.sent, bool(self.pending))
-
-    def light_turn(
-        self, after: int, count: int, lease: float, delivered: Sequence[Message]
-    ) -> tuple[list[Claimed], list[int]]:
-        self._called("light_turn")
-        ids = [each.id for each in delivered]
-        self.settled.update(dict.fromkeys(ids, Outcome()))
-        plain = [
-            each
-            for each in self.pending
-            if after < each.message.id <= after + count and each.message.ordering_key is None
-        ]
-        self.pending = [each for each in self.pending if each not in plain]
-        return [
-            Claimed(id, self.versions[id], [each.message for each in plain if each.endpoint_id == id])
-            for id in dict.fromkeys(each.endpoint_id for each in plain)
-        ], ids
 
     def unlisten(self) -> None:
         self._called("unlisten")
@@ -304,18 +294,14 @@ class FakeDispatcher:
         return len(self._under_way)
 
     def start(self, to: Endpoint, messages: Sequence[Message]) -> None:
-        assert not self._database.open, "sent before it was committed"
         self.sent.append((to, [message.id for message in messages], self._clock.now))
         seconds, outcome = self.answer(to, messages)
         self._under_way.append((self._clock.now + seconds, Settled(to.id, messages, outcome)))
 
-    def tend(self) -> None:
-        assert not self._under_way
-
     def step(self, max_wait: float) -> list[Settled]:
-        assert not self._database.open, "a transaction stays open during the wait"
         self.steps += 1
-        seconds = max(0.0, min(min(at for at, _ in self._under_way) - self._clock.now, max_wait))
+        ends = [at - self._clock.now for at, _ in self._under_way]
+        seconds = max(0.0, min([*ends, max_wait, LONGEST_WAIT]))
         wake_up = self._database.wake_up
         self.was_woken = False
         if wake_up is not None:
@@ -343,9 +329,7 @@ class Stage:
     def run(self, seconds: float = 1, **settings: Any) -> str:
         until = self.clock.now + seconds
         dispatcher = cast(Dispatcher, self.dispatcher)
-        self.worker = Worker(
-            self.database, self.options(**settings), "", until, dispatcher, self.clock, self.clock.sleep
-        )
+        self.worker = Worker(self.database, self.options(**settings), "", until, dispatcher, self.clock)
         ended = self.worker.run()
         self.worker.close()
         return ended

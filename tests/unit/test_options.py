@@ -7,7 +7,7 @@ from support import stage
 from ulak.safety import address
 from ulak.transports.http import options as http_options
 from ulak.worker import options
-from ulak.worker.request_slots import RequestSlots
+from ulak.worker.held import Held
 
 SETTINGS = stage.SETTINGS | {
     "capture_response": "true",
@@ -21,7 +21,7 @@ def test_texts_become_what_they_mean() -> None:
     chosen = options.parse(SETTINGS, max_files=-1)
 
     assert (chosen.slots, chosen.batch_size, chosen.lease) == (1143, 500, 30)
-    assert (chosen.poll_interval, chosen.poll_interval_busy) == (0.05, 0.002)
+    assert (chosen.poll_interval, chosen.poll_interval_busy, chosen.turn_interval) == (0.05, 0.002, 0.005)
 
 
 def test_those_of_http_too() -> None:
@@ -51,4 +51,4 @@ def test_a_limit_is_told_with_its_reason() -> None:
 def test_an_endpoint_can_have_as_many_requests_as_the_setting_says(concurrency: int) -> None:
     chosen = options.parse({**SETTINGS, "worker_concurrency": str(concurrency)}, max_files=-1)
 
-    assert RequestSlots(chosen.slots).room() == concurrency
+    assert Held(chosen.slots).room_of(None) == concurrency

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from support.stage import FakeWakeUp, Stage
 from ulak.messages.delivery import DELIVERED, Outcome
-from ulak.worker.port import Busy
-from ulak.worker.tuning import REPORT_SECONDS, WAKE_UPS
+from ulak.worker.port import Busy, Turn
+from ulak.worker.tuning import REPORT_SECONDS
 
 
 @pytest.fixture
@@ -35,19 +35,17 @@ def test_a_message_is_sent_when_its_sender_notifies(light: Stage) -> None:
     light.run(seconds=3)
 
     assert sent_at(light) == [round(time, 3) for time in times]
-    # Those which nobody notified of are looked for now and then.
-    assert len(light.database.times("claim")) < 3 / 0.2 + 5
+    # One for each of them, and those that look for what nobody has notified of, or store what nobody sent after.
+    assert len(light.database.times("turn")) < 50 + 3 / 0.2 + 10
 
 
-def test_a_delivery_is_stored_with_the_next_claim(light: Stage) -> None:
-    send_at(light, 0.5, 0.54, 0.58)
+def test_deliveries_are_stored_together_with_a_later_claim(light: Stage) -> None:
+    send_at(light, *[0.5 + 0.03 * n for n in range(20)])
 
-    light.run(seconds=0.6)
+    light.run(seconds=1.1)
 
-    assert light.database.settled.keys() == {1, 2, 3}
-    # The last one when the run ends.
-    assert len(light.database.times("light_turn")) == 3
-    assert len(light.database.times("settle")) == 1
+    assert len(light.database.settled) == 20
+    assert len(light.database.times("settle")) < 12
 
 
 def test_a_delivery_does_not_wait_long_for_a_next_claim(light: Stage) -> None:
@@ -55,33 +53,41 @@ def test_a_delivery_does_not_wait_long_for_a_next_claim(light: Stage) -> None:
 
     light.run(seconds=2)
 
-    assert [round(at - 1000, 3) for at in light.database.times("settle")] == [0.551]
+    (stored,) = light.database.times("settle")
+    assert 1000.5 < stored <= 1000.602
 
 
 @pytest.mark.parametrize(
-    ("message", "outcome"),
-    [({}, Outcome("[RETRYABLE] HTTP 500")), ({}, Outcome(response="{}")), ({"ordering_key": "k"}, DELIVERED)],
-    ids=["a failure", "a response to keep", "one that another waits for"],
+    ("message", "outcome", "seconds"),
+    [({}, Outcome("[RETRYABLE] HTTP 500"), 0.005), ({"ordering_key": "k"}, DELIVERED, 0.001)],
+    ids=["a failure", "one that another waits for"],
 )
-def test_what_is_more_than_a_delivery_is_stored_at_once(
-    light: Stage, message: dict[str, Any], outcome: Outcome
+def test_what_somebody_waits_for_is_stored_at_once(
+    light: Stage, message: dict[str, Any], outcome: Outcome, seconds: float
 ) -> None:
     light.dispatcher.answer = lambda to, messages: (0.001, outcome)
     send_at(light, 0.5, **message)
 
     light.run(seconds=2)
 
-    assert [round(at - 1000, 3) for at in light.database.times("settle")] == [0.501]
+    assert [round(at - 1000, 3) for at in light.database.times("settle")] == [0.5 + seconds]
 
 
-def test_wake_ups_are_asked_for_again_before_they_are_used_up(light: Stage) -> None:
-    times = [0.5 + 0.02 * n for n in range(100)]
-    send_at(light, *times)
+def test_in_dense_traffic_the_worker_looks_and_hardly_anybody_is_asked_to_notify(light: Stage) -> None:
+    send_at(light, *[0.5 + 0.001 * n for n in range(1000)])
+    asked: list[float] = []
+    turn = light.database.turn
 
-    light.run(seconds=3)
+    def note(outcomes: Any, wish: Any, lease: float, wake_ups: bool) -> Turn:
+        asked.extend([light.clock.now] if wake_ups and 1000.55 < light.clock.now < 1001.5 else [])
+        return turn(outcomes, wish, lease, wake_ups)
 
-    assert sent_at(light) == [round(time, 3) for time in times]
-    assert 100 / WAKE_UPS <= len(light.database.times("request_wake_ups")) <= 2 * 100 / (WAKE_UPS / 2)
+    light.database.turn = note  # type: ignore[method-assign]
+    light.run(seconds=2)
+
+    assert len(light.database.settled) == 1000
+    assert len(asked) < 10
+    assert len([at for at in light.database.times("turn") if 1000.5 < at < 1001.5]) <= 1 / 0.005 + 5
 
 
 def test_a_worker_that_is_no_longer_the_poller_leaves_listening_to_another(light: Stage) -> None:
@@ -89,17 +95,41 @@ def test_a_worker_that_is_no_longer_the_poller_leaves_listening_to_another(light
 
     light.run(seconds=3)
 
+    assert light.database.wake_up is not None
     assert len(light.database.times("unlisten")) == 1
-    assert max(light.database.times("request_wake_ups")) < light.database.poller_until + REPORT_SECONDS
+    assert not light.database.wake_up.is_held_back
 
 
-def test_dense_traffic_is_looked_for_without_wake_ups(light: Stage) -> None:
-    times = [0.5 + 0.001 * n for n in range(1000)]
-    send_at(light, *times)
+def test_wake_ups_for_others_soon_cost_little(light: Stage) -> None:
+    assert light.database.wake_up is not None
+    for n in range(1000):
+        light.database.wake_up.at(1000.1 + n * 0.01, list)
+
+    light.run(seconds=12)
+
+    looked = [wish for wish in light.database.wishes if wish.behind is None or wish.is_for_all]
+    assert len(looked) < 20 + 12 / 0.2 + 5
+
+
+def test_a_sender_who_draws_an_id_and_commits_late_is_found_when_he_notifies(light: Stage) -> None:
+    database = light.database
+    assert database.wake_up is not None
+
+    def draw_id() -> list[int]:
+        database.sent += 1
+        # Nobody is notified before the commit.
+        return [10**9]
+
+    def commit() -> list[int]:
+        database.sent -= 1
+        return database.put()
+
+    send_at(light, 0.5, 0.53, 0.56)
+    database.wake_up.at(1000.6, draw_id)
+    database.wake_up.at(1000.99, commit)
     light.run(seconds=2)
 
-    assert len(light.database.settled) == 1000
-    assert len(light.database.times("light_turn")) < 50
+    assert sent_at(light) == [0.5, 0.53, 0.56, 0.99]
 
 
 def test_a_wake_up_without_a_message_leads_to_a_check(light: Stage) -> None:
@@ -122,18 +152,6 @@ def test_a_stop_that_nobody_notified_of_is_noticed_too(light: Stage) -> None:
     assert light.run(seconds=60) == "stop"
 
     assert light.clock.now - 1000 < 1.5
-
-
-def test_a_worker_that_is_woken_for_others_does_not_listen_for_long(light: Stage) -> None:
-    assert light.database.wake_up is not None
-    for n in range(1000):
-        light.database.wake_up.at(1000.1 + n * 0.01, list)
-
-    light.run(seconds=12)
-
-    assert len(light.database.times("unlisten")) == 1
-    assert not light.database.wake_up.is_held_back
-    assert len(light.database.times("claim")) < 200 + 12 / 0.1
 
 
 def test_a_worker_that_ends_lets_go_of_the_wake_up(light: Stage) -> None:
@@ -175,7 +193,7 @@ def test_what_comes_back_when_somebody_notifies_is_stored_as_what_it_is(light: S
     assert light.database.settled == {1: outcome, 2: Outcome(), 3: Outcome()}
 
 
-@pytest.mark.parametrize("call", ["request_wake_ups", "light_turn", "claim", "settle", "report"])
+@pytest.mark.parametrize("call", ["turn", "claim", "settle", "report"])
 def test_a_database_that_is_busy_in_light_traffic_stops_nothing(light: Stage, call: str) -> None:
     def fail(*arguments: Any) -> None:
         if light.clock.now < 1001:
@@ -188,58 +206,3 @@ def test_a_database_that_is_busy_in_light_traffic_stops_nothing(light: Stage, ca
 
     assert len(light.dispatcher.ids()) == len(light.database.settled) == 30
     assert light.database.released == {}
-
-
-def test_ids_that_nobody_notifies_of_do_not_end_the_wake_ups(light: Stage) -> None:
-    def draw() -> list[int]:
-        light.database.sent += 5 * WAKE_UPS
-        return [light.database.sent]
-
-    assert light.database.wake_up is not None
-    light.database.wake_up.at(1000.5, draw)
-    send_at(light, 1.0)
-
-    light.run(seconds=2)
-
-    assert sent_at(light) == [1.0]
-
-
-def test_a_sender_who_will_notify_is_not_looked_for_before_he_commits(light: Stage) -> None:
-    database = light.database
-    assert database.wake_up is not None
-
-    def draw_id() -> list[int]:
-        database.sent += 1
-        # Nobody is notified before the commit.
-        return [10**9]
-
-    def commit() -> list[int]:
-        database.sent -= 1
-        return database.put()
-
-    send_at(light, 0.5, 0.53, 0.56)
-    database.wake_up.at(1000.6, draw_id)
-    database.wake_up.at(1000.99, commit)
-    light.run(seconds=2)
-
-    assert sent_at(light) == [0.5, 0.53, 0.56, 0.99]
-    assert any(1000.6 < at < 1000.99 for at in database.times("request_wake_ups"))
-    assert not [at for at in database.times("claim") if 1000.6 <= at <= 1000.99]
-    assert len(database.times("light_turn")) == 4
-
-
-def test_what_a_look_finds_new_is_claimed_lightly(light: Stage) -> None:
-    database = light.database
-    assert database.wake_up is not None
-
-    def send_unheard() -> list[int]:
-        database.put()
-        return [10**9]
-
-    send_at(light, 0.5)
-    database.wake_up.at(1000.6, send_unheard)
-    light.run(seconds=2)
-
-    assert len(light.dispatcher.sent) == 2
-    assert not [at for at in database.times("claim") if 1000.5 <= at <= 1000.8]
-    assert len(database.times("light_turn")) == 2

@@ -14,8 +14,8 @@ from support.receiver import Receiver
 from support.sessions import wait_until
 from support.site import Site
 
-START = "        first = messages[0]\n        self.slots.take(to.id)\n"
-DEFECT = '        if "poison" in messages[0].payload:\n            raise ZeroDivisionError("a defect")\n'
+START = "            self._dispatcher.start(to, messages)\n"
+DEFECT = '            if "poison" in messages[0].payload:\n                raise ZeroDivisionError("a defect")\n'
 FOUND = "[PERMANENT] message: 3 runs of a worker in turn ended with it: ZeroDivisionError"
 FINDING = "select finding from ulak.doctor() where \"check\" = 'workers' and finding ~ 'ended with an error'"
 
@@ -24,7 +24,7 @@ FINDING = "select finding from ulak.doctor() where \"check\" = 'workers' and fin
 def site(cluster: Cluster, database: str, tmp_path: Path) -> Iterator[Site]:
     """Its workers stumble over any message with the word poison."""
     site = Site(cluster, database)
-    install_defect(site.db, tmp_path, "worker/sending.py", START, DEFECT + START)
+    install_defect(site.db, tmp_path, "worker/loop.py", START, DEFECT + START)
     yield site
     site.end()
 

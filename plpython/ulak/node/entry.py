@@ -11,7 +11,12 @@ from ulak.run import run
 from ulak.sessions.database import Database
 from ulak.sessions.session import cancellable
 from ulak.transports.registry import missing_client
-from ulak.worker.tuning import LOOK_SECONDS, NODE_SESSION_SECONDS, STOPPED_LOOK_SECONDS
+
+# A session is replaced after this: a backend keeps what it has learned of the catalog, so its memory grows.
+_SESSION_SECONDS = 3600.0
+# How often a node that stop() has stopped looks whether start() was called, and whether it was told to leave.
+_STOPPED_LOOK_SECONDS = 1.0
+_LOOK_SECONDS = 0.1
 
 # Logged once per process, not once per session.
 _TOLD: list[str] = []
@@ -25,7 +30,7 @@ def work(connection: pq.abc.PGconn, host: str, stamp: str, process: Process) -> 
         session.call("select ulak_private.enter_node_session()")
         session.measure_clock()
         protocols = _protocols(session, process)
-        until = time.monotonic() + NODE_SESSION_SECONDS
+        until = time.monotonic() + _SESSION_SECONDS
         is_waiting = False
         while process.leave is None:
             taken = session.call("select slot, name from ulak_private.take_node_slot($1)", ("text",), (host,))
@@ -33,7 +38,7 @@ def work(connection: pq.abc.PGconn, host: str, stamp: str, process: Process) -> 
                 if not is_waiting:
                     process.log("stopped: waiting for ulak.start()")
                 is_waiting = True
-                _wait(STOPPED_LOOK_SECONDS, process)
+                _wait(_STOPPED_LOOK_SECONDS, process)
                 continue
             is_waiting = False
             slot, name = taken[0]["slot"], taken[0]["name"]
@@ -64,4 +69,4 @@ def _protocols(session: Connection, process: Process) -> list[str]:
 def _wait(seconds: float, process: Process) -> None:
     end = time.monotonic() + seconds
     while process.leave is None and time.monotonic() < end:
-        time.sleep(LOOK_SECONDS)
+        time.sleep(_LOOK_SECONDS)

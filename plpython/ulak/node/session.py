@@ -1,5 +1,5 @@
-"""The session of a node: a connection by libpq. A statement is prepared once, and travels with what opens its
-transaction, so that each call is one round trip."""
+"""The session of a node: a connection by libpq. A statement is prepared once, and each call is one round
+trip."""
 
 from __future__ import annotations
 
@@ -14,7 +14,14 @@ from psycopg import errors, pq
 from ulak.node import values
 from ulak.node.wake_up import SocketWakeUp
 from ulak.sessions.session import CANCELLED, Cancelled, Rows
-from ulak.worker.tuning import ANSWER_SECONDS, CLOCK_SECONDS, STOP_SECONDS
+from ulak.worker.tuning import STOP_SECONDS
+
+# A server that says nothing for so long while it owes an answer is given up, and the primary is looked for. Shorter:
+# a disk that stalls costs the node's session, and what it had delivered and not stored is sent again. Longer: it is
+# missed for longer after a failover. Statements end sooner by the server's own limit (ulak_private.node_parameters()).
+ANSWER_SECONDS = 10.0
+# The server's time isn't taken from an answer that was so long under way.
+_CLOCK_SECONDS = 0.5
 
 # The server ends the session: it goes down, an operator or a timeout said so.
 _ENDED = ("57P01", "57P02", "57P03", "57P05", "25P03", "08003", "08006")
@@ -50,7 +57,6 @@ class Connection:
         self._connection = connection
         self._process = process
         self._statements: dict[str, _Statement] = {}
-        self._is_open = False
         self._wake_up: SocketWakeUp | None = None
         # Why it was given up.
         self._lost: str | None = None
@@ -60,27 +66,15 @@ class Connection:
         connection.nonblocking = 1
         connection.enter_pipeline_mode()
 
-    def call(
-        self, query: str, types: Sequence[str] = (), arguments: Sequence[Any] = (), may_be_followed: bool = False
-    ) -> Rows:
-        was_open = self._is_open
-        before = b"savepoint ulak" if was_open else b"begin" if may_be_followed else b""
+    def call(self, query: str, types: Sequence[str] = (), arguments: Sequence[Any] = ()) -> Rows:
         try:
-            rows = self._execute(before, query, types, [values.write(each) for each in arguments])
+            # Without a BEGIN a statement is its own transaction. A text that can't be sent as UTF-8 fails in the server,
+            # and is undone with it.
+            return self._execute(query, types, [values.write(each) for each in arguments])
         except psycopg.Error as error:
-            # Also for a text that can't be sent as UTF-8: the server sends nothing else.
-            if before:
-                self._command(b"rollback to savepoint ulak" if was_open else b"rollback")
             if error.sqlstate == CANCELLED:
                 raise Cancelled from error
             raise
-        self._is_open = bool(before)
-        return rows
-
-    def commit(self) -> None:
-        if self._is_open:
-            self._is_open = False
-            self._command(b"commit")
 
     def check_interrupts(self) -> None:
         """A cancel ends a statement, and the loss of the server shows where it is asked next."""
@@ -107,7 +101,7 @@ class Connection:
         (row,) = self.call("select extract(epoch from clock_timestamp())::float8 as now")
         took = time.monotonic() - sent
         # The answer may have come from the beginning or the end of a slow round trip: the former one is better.
-        if took < CLOCK_SECONDS or not self._since_monotonic:
+        if took < _CLOCK_SECONDS or not self._since_monotonic:
             self._since_monotonic = row["now"] - sent - took / 2
         return time.time() - self.now()
 
@@ -118,13 +112,7 @@ class Connection:
         self._process.wake = None
         self._connection.finish()
 
-    def _command(self, text: bytes) -> None:
-        self._send(self._connection.send_query_params, text, None)
-        self._finish()
-
-    def _execute(self, before: bytes, query: str, types: Sequence[str], arguments: list[bytes | None]) -> Rows:
-        if before:
-            self._send(self._connection.send_query_params, before, None)
+    def _execute(self, query: str, types: Sequence[str], arguments: list[bytes | None]) -> Rows:
         statement = self._statements.get(query)
         if statement is None:
             statement = self._statements[query] = self._prepare(query, types)

@@ -19,34 +19,31 @@ class Backend:
 
     Error: type[Exception] = plpy.SPIError
 
-    def __init__(self) -> None:
+    def __init__(self, is_procedure: bool = True) -> None:
+        """A function may not commit: what it calls belongs to its caller's transaction."""
         self._plans: dict[str, plpy.PLyPlan] = {}
-        self._began = False
+        self._is_procedure = is_procedure
         # PostgreSQL's own variable, not getppid(): if the postmaster died before this run began, the parent is another
         # process already.
         self._postmaster = ctypes.c_int.in_dll(ctypes.CDLL(None), "PostmasterPid").value
         # PostgreSQL's own note that a cancel, a terminate or the like waits for its next chance.
         self._interrupts = ctypes.c_int.in_dll(ctypes.CDLL(None), "InterruptPending")
 
-    def call(
-        self, query: str, types: Sequence[str] = (), arguments: Sequence[Any] = (), may_be_followed: bool = False
-    ) -> Rows:
-        self._began = True
+    def call(self, query: str, types: Sequence[str] = (), arguments: Sequence[Any] = ()) -> Rows:
         try:
             plan = self._plans.get(query)
             if plan is None:
                 plan = self._plans[query] = plpy.prepare(query, types)
-            # A subtransaction of its own: after an error the transaction goes on without what this call did.
+            # A subtransaction, which an error undoes, also one in reading the result.
             return plpy.execute(plan, arguments)  # type: ignore[return-value]
         except plpy.SPIError as error:
             if error.sqlstate == CANCELLED:
                 raise Cancelled from error
             raise
-
-    def commit(self) -> None:
-        if self._began:
-            plpy.commit()
-            self._began = False
+        finally:
+            # The worker's one commit: neither a transaction nor a snapshot is left when it waits.
+            if self._is_procedure:
+                plpy.commit()
 
     def check_interrupts(self) -> None:
         # Backends notice the postmaster's death where they wait, and a worker waits in Python. As long as one of them

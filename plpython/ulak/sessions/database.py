@@ -1,4 +1,4 @@
-"""The worker's way to SQL: each method is one call of one ulak function."""
+"""The worker's way to SQL: each method is one call of one ulak function, which the session commits."""
 
 from __future__ import annotations
 
@@ -11,71 +11,31 @@ from typing import Any, NamedTuple
 from ulak.messages.delivery import EndpointConfig, Message
 from ulak.safety import text
 from ulak.sessions.session import Rows, Session
-from ulak.worker.port import Busy, Claimed, Orders, Outcomes, Refused, WakeUps
-from ulak.worker.tuning import LARGE_MESSAGE, LARGE_TOGETHER
+from ulak.worker.port import Busy, Claimed, Orders, Outcomes, Refused, Turn, Wish
 from ulak.worker.wake_up import WakeUp
 
 _OUT_OF_MEMORY = "53200"
 # Stands for a text that isn't read with the claim. No JSON is empty.
 _APART = ""
+# Messages of which a text is longer than this are read one by one: a claim of 500 then brings at most 16 MB at once, of
+# which PostgreSQL and PL/Python keep several copies, and one that can't be read costs the others of its claim nothing.
+_LARGE_MESSAGE = 32_768
+# No text is read with the claim.
+_NO_TEXTS = -1
+# What one claim brings of large messages; the rest is left in the queue.
+_LARGE_TOGETHER = 32 * 1024 * 1024
+# Of so many endpoints at most a claim takes messages. Few: each has a backlog. Many: each has one or two.
+_MOST_ENDPOINTS = 64
 
-
-_COLUMNS = ("payload", "headers", "metadata")
-# As text, unless that is large, which is known once it is written: a few bytes may stand for a megabyte. `offset 0`
-# keeps the planner from writing it twice.
-_WRITTEN = ", ".join(
-    f"case when pg_column_size({each}) > {LARGE_MESSAGE} then '' else {each}::text end as {each}_text"
-    for each in _COLUMNS
+_TURN = """
+    select last_sent, notified_to, (claimed).*
+    from ulak_private.worker_turn($1, $2, $3, $4, $5, $6, $7, p_wake_ups => $8, p_wish => case when $9 > 0 then
+        row($9, row($10, $11, $12), make_interval(secs => $13), $14, $15, $16, $17, $18, $19, $20)::ulak_private.wish end)
+"""
+_TURN_TYPES = (
+    *("text", "bigint[]", "int[]", "text[]", "int[]", "jsonb[]", "int[]", "bool"),
+    *("int", "bigint[]", "int[]", "int", "float8", "text[]", "bigint", "bool", "bigint[]", "int", "int", "int"),
 )
-_PAYLOAD, _HEADERS, _METADATA = (
-    f"case when octet_length({each}_text) > {LARGE_MESSAGE} then '' else {each}_text end" for each in _COLUMNS
-)
-# A body that is gone is that message's own trouble, when it is read apart.
-_PAYLOAD = f"coalesce({_PAYLOAD}, '')"
-_TEXTS = f"""
-    array_agg({_PAYLOAD}) as payloads,
-    case when count(headers) > 0 then array_agg({_HEADERS}) end as headers,
-    case when count(metadata) > 0 then array_agg({_METADATA}) end as metadata,
-    case when count(ordering_key) > 0 then array_agg(ordering_key) end as ordering_keys
-"""
-_NO_TEXTS = """
-    array_agg(''::text) as payloads, null::text[] as headers, null::text[] as metadata,
-    array_agg(case when ordering_key is not null then '' end) as ordering_keys
-"""
-# Column by column, and nothing for a column of nulls or of one endpoint: a row becomes a dict, which costs more than
-# what is in it.
-_CLAIM = """
-    select count(id) as count, bool_or(left_out_others) as left_out_others,
-        array_agg(id) as ids, array_agg(message_id) as message_ids,
-        array_agg(attempt) as attempts, {texts},
-        case when count(correlation_id) > 0 then array_agg(correlation_id) end as correlation_ids,
-        array_agg(created_at) as created_at,
-        min(endpoint_id) as endpoint_id, min(config_version) as config_version, bool_or(may_have_more) as may_have_more,
-        case when min(endpoint_id) < max(endpoint_id) then array_agg(endpoint_id) end as endpoint_ids,
-        case when min(endpoint_id) < max(endpoint_id) then array_agg(config_version) end as config_versions,
-        case when min(endpoint_id) < max(endpoint_id) then array_agg(endpoint_id) filter (where may_have_more) end
-            as have_more
-    from (
-        select *{written}
-        from ulak_private.claim(p_worker => $1, p_limit => $2, p_lease => make_interval(secs => $3),
-            p_endpoint_ids => $4, p_protocols => coalesce($9, ulak_private.worker_protocols()),
-            p_rooms => row($5, $6, $7)::ulak_private.rooms, p_most_endpoints => $8)
-        offset 0
-    ) c
-"""
-_CLAIM_TYPES = ("text", "int", "float8", "bigint[]", "bigint[]", "int[]", "int", "int", "text[]")
-_CLAIM_WITH_TEXTS = _CLAIM.format(texts=_TEXTS, written=", " + _WRITTEN)
-_CLAIM_WITHOUT_TEXTS = _CLAIM.format(texts=_NO_TEXTS, written="")
-_LIGHT_TURN = f"""
-    select id, is_new, message_id, attempt, endpoint_id, config_version,
-        {_PAYLOAD} as payload, {_HEADERS} as headers, {_METADATA} as metadata, correlation_id, created_at
-    from (
-        select *, {_WRITTEN}
-        from ulak_private.light_turn($1, $2, $3, make_interval(secs => $4), $5, $6,
-            p_protocols => coalesce($7, ulak_private.worker_protocols()))
-        offset 0
-    ) t
-"""
 # As columns, too: a worker may have to read thousands of configs.
 _ENDPOINT_CONFIGS = """
     select array_agg(id) as ids, array_agg(name) as names, array_agg(config_version) as config_versions,
@@ -94,16 +54,6 @@ def _state(error: BaseException | None) -> str:
 def _is_passing(state: str) -> bool:
     """Deadlocks, a lack of memory or of disk, trouble with files, a lock: another try may succeed."""
     return state[:2] in ("40", "53", "58") or state == "55P03"
-
-
-def _may_be_unreadable(error: Exception) -> bool:
-    """Not if the query had to wait; but whatever can't be read may also take all memory."""
-    state = _state(error.__cause__ if isinstance(error, Busy) else error)
-    return not _is_passing(state) or state == _OUT_OF_MEMORY
-
-
-def _is_apart(message: Message) -> bool:
-    return message.payload == _APART or message.headers == _APART or message.metadata == _APART
 
 
 class WorkerOptions(NamedTuple):
@@ -134,25 +84,18 @@ class Database:
         self._stamp = stamp
         self._wake_up: WakeUp | None = None
         self._may_listen = may_listen
-        # The next claim leaves texts out, because one of them can't be returned by a query with the others.
-        self._is_wary = False
         self._listens = False
         # What is raised where a text can't be returned: the server's error, or Python's own.
         self._unreadable = (session.Error, Busy, UnicodeError, RecursionError)
         self._encoding = self._call("select pg_catalog.getdatabaseencoding() as name")[0]["name"]
 
-    def _call(
-        self, query: str, types: Sequence[str] = (), arguments: Sequence[Any] = (), may_be_followed: bool = False
-    ) -> Rows:
+    def _call(self, query: str, types: Sequence[str] = (), arguments: Sequence[Any] = ()) -> Rows:
         try:
-            return self.session.call(query, types, arguments, may_be_followed)
+            return self.session.call(query, types, arguments)
         except self.session.Error as error:
             if _is_passing(_state(error)):
                 raise Busy(str(error)) from error
             raise
-
-    def commit(self) -> None:
-        self.session.commit()
 
     def options(self) -> WorkerOptions:
         row = self._call("select settings, version, fingerprint from ulak_private.worker_options()")[0]
@@ -161,13 +104,10 @@ class Database:
     def note_limit(self, limited_by: str | None) -> None:
         with suppress(Busy):
             self._call("select ulak_private.note_limit($1, $2)", ("int", "text"), (self.slot, limited_by))
-        self.commit()
 
     def suspicion(self) -> int:
         """How many runs in turn ended with an error of the worker's own code."""
-        found = self._call("select ulak_private.suspicion($1) as runs", ("int",), (self.slot,))[0]["runs"]
-        self.commit()
-        return int(found)
+        return int(self._call("select ulak_private.suspicion($1) as runs", ("int",), (self.slot,))[0]["runs"])
 
     def log(self, line: str) -> None:
         """Into the server's log. Not plpy.log(): that adds where it was called, and the statement."""
@@ -175,10 +115,6 @@ class Database:
 
     def check_interrupts(self) -> None:
         self.session.check_interrupts()
-
-    def last_sent(self) -> int:
-        rows = self._call("select coalesce(pg_sequence_last_value('ulak.queue_id_seq'::regclass), 0) as sent")
-        return int(rows[0]["sent"])
 
     def await_send(self, last_sent: int, interval: float, seconds: float) -> int:
         rows = self._call(
@@ -188,39 +124,53 @@ class Database:
         )
         return int(rows[0]["sent"])
 
-    def claim(
-        self,
-        limit: int,
-        lease: float,
-        rooms: Mapping[int, int],
-        room: int,
-        endpoint_ids: Sequence[int] | None,
-        most_endpoints: int,
-    ) -> tuple[list[Claimed], bool]:
-        given = (
-            *(self._worker, limit, lease, endpoint_ids, list(rooms), list(rooms.values()), room, most_endpoints),
-            self._protocols,
-        )
-        row = self._claim(given)
-        claimed = _claimed(row)
-        if any(_APART in (row[texts] or ()) for texts in ("payloads", "headers", "metadata")):
-            claimed = self._readable(claimed)
-        return claimed, bool(row["left_out_others"])
+    # A turn.
 
-    def _claim(self, given: tuple[Any, ...]) -> Mapping[str, Any]:
-        if not self._is_wary:
-            try:
-                return self._call(_CLAIM_WITH_TEXTS, _CLAIM_TYPES, given, may_be_followed=True)[0]
-            except self._unreadable as error:
-                if not _may_be_unreadable(error):
-                    raise
-        # One of them has a text that no query can return. Nothing was claimed: that was undone with the query.
-        self._is_wary = False
-        return self._call(_CLAIM_WITHOUT_TEXTS, _CLAIM_TYPES, given, may_be_followed=True)[0]
+    def turn(self, outcomes: Outcomes | None, wish: Wish | None, lease: float, wake_ups: bool) -> Turn:
+        settled = self._storable(outcomes) if outcomes is not None else (None,) * len(Outcomes._fields)
+        try:
+            row = self._turn(settled, wish, lease, wake_ups)
+        except self.session.Error as error:
+            if outcomes is None:
+                raise
+            raise Refused(str(error)) from error
+        claimed = _claimed(row) if row["count"] else []
+        if claimed and any(_APART in (row[texts] or ()) for texts in ("payloads", "headers", "metadata")):
+            claimed = self._readable(claimed)
+        return Turn(claimed, bool(row["left_out_others"]), row["last_sent"], row["notified_to"])
+
+    def _turn(self, settled: Sequence[Any], wish: Wish | None, lease: float, wake_ups: bool) -> Mapping[str, Any]:
+        if wish is None:
+            return self._call(_TURN, _TURN_TYPES, (self._worker, *settled, wake_ups, 0, *(None,) * 11))[0]
+        asked = (
+            *(wish.most, list(wish.rooms), list(wish.rooms.values()), wish.room, lease, self._protocols),
+            *(wish.behind, wish.is_for_all, wish.endpoint_ids, _MOST_ENDPOINTS, wish.most_visits),
+        )
+        given = (self._worker, *settled, wake_ups, *asked)
+        try:
+            return self._call(_TURN, _TURN_TYPES, (*given, _LARGE_MESSAGE))[0]
+        except self._unreadable as error:
+            state = _state(error.__cause__ if isinstance(error, Busy) else error)
+            # Whatever can't be read may also take all memory.
+            if _is_passing(state) and state != _OUT_OF_MEMORY:
+                raise
+        # Perhaps one of the messages has a text that no query can return. Nothing was done: it was undone.
+        return self._call(_TURN, _TURN_TYPES, (*given, _NO_TEXTS))[0]
+
+    def settle(self, outcomes: Outcomes) -> None:
+        self.turn(outcomes, None, 0, False)
+
+    def _storable(self, outcomes: Outcomes) -> Outcomes:
+        """Here and in report() all text from outside enters the database, whoever has brought it this far."""
+        errors, responses = outcomes.errors, outcomes.responses
+        return outcomes._replace(
+            errors=errors and [self.error_text(each) for each in errors],
+            responses=responses and [each and self.response_text(each) for each in responses],
+        )
 
     def _readable(self, claimed: list[Claimed]) -> list[Claimed]:
         """With the texts that the claim left out. A message with one that can't be read says so, and fails alone."""
-        room = LARGE_TOGETHER
+        room = _LARGE_TOGETHER
         left: list[Message] = []
         readable = []
         for each in claimed:
@@ -229,7 +179,7 @@ class Database:
                 if room <= 0:
                     left.append(message)
                     continue
-                if _is_apart(message):
+                if _APART in (message.payload, message.headers, message.metadata):
                     message = self._read(message)
                     room -= len(message.payload) + len(message.metadata or "") + len(message.headers or "")
                 messages.append(message)
@@ -250,54 +200,7 @@ class Database:
             return message._replace(payload="", headers=None, metadata=None, problem=f"it can't be read: {error}")
         return message._replace(**row)
 
-    def light_turn(
-        self, after: int, count: int, lease: float, delivered: Sequence[Message]
-    ) -> tuple[list[Claimed], list[int]]:
-        if len(delivered) > 1:
-            delivered = sorted(delivered)
-        try:
-            rows = self._call(
-                _LIGHT_TURN,
-                ("text", "bigint", "int", "float8", "bigint[]", "int[]", "text[]"),
-                (
-                    self._worker,
-                    after,
-                    count,
-                    lease,
-                    [each.id for each in delivered],
-                    [each.attempt for each in delivered],
-                    self._protocols,
-                ),
-            )
-        except self._unreadable as error:
-            if not _may_be_unreadable(error):
-                raise
-            # Nothing was claimed or stored: the next full claim finds out which message it is.
-            self._is_wary = True
-            return [], []
-        claimed: dict[int, Claimed] = {}
-        settled = []
-        for row in rows:
-            if not row["is_new"]:
-                settled.append(row["id"])
-                continue
-            endpoint_id = row["endpoint_id"]
-            if endpoint_id not in claimed:
-                claimed[endpoint_id] = Claimed(endpoint_id, row["config_version"], [])
-            claimed[endpoint_id].messages.append(
-                Message(
-                    row["id"],
-                    row["message_id"],
-                    row["attempt"],
-                    row["payload"],
-                    row["headers"],
-                    row["metadata"],
-                    row["correlation_id"],
-                    None,
-                    row["created_at"],
-                )
-            )
-        return self._readable(list(claimed.values())), settled
+    # Endpoints.
 
     def endpoint_configs(self, ids: Iterable[int]) -> list[EndpointConfig]:
         ids = list(ids)
@@ -328,29 +231,17 @@ class Database:
             )
         )
 
-    def settle(self, outcomes: Outcomes) -> None:
-        # Here and in report() all text from outside enters the database, whoever has brought it this far.
-        if outcomes.errors is not None:
-            outcomes = outcomes._replace(errors=[self.error_text(each) for each in outcomes.errors])
-        if outcomes.responses is not None:
-            responses = [each and self.response_text(each) for each in outcomes.responses]
-            outcomes = outcomes._replace(responses=responses)
-        try:
-            self._call(
-                "select ulak_private.settle_many($1, $2, $3, $4, $5, $6, p_requests => $7)",
-                ("text", "bigint[]", "int[]", "text[]", "int[]", "jsonb[]", "int[]"),
-                (self._worker, *outcomes),
-                may_be_followed=True,
-            )
-        except self.session.Error as error:
-            raise Refused(str(error)) from error
+    def blocked_endpoints(self, ids: Iterable[int]) -> Mapping[int, str]:
+        rows = self._call("select id, state from ulak_private.blocked_endpoints($1)", ("bigint[]",), (list(ids),))
+        return {row["id"]: row["state"] for row in rows}
+
+    # Leases.
 
     def release(self, ids: Sequence[int], attempts: Sequence[int], delay: float) -> None:
         self._call(
             "select ulak_private.release_many($1, $2, $3, make_interval(secs => $4))",
             ("text", "bigint[]", "int[]", "float8"),
             (self._worker, ids, attempts, delay),
-            may_be_followed=True,
         )
 
     def renew(self, ids: Sequence[int], attempts: Sequence[int], lease: float) -> Sequence[int]:
@@ -361,9 +252,10 @@ class Database:
         )
         return list(rows[0]["held"])
 
-    def blocked_endpoints(self, ids: Iterable[int]) -> Mapping[int, str]:
-        rows = self._call("select id, state from ulak_private.blocked_endpoints($1)", ("bigint[]",), (list(ids),))
-        return {row["id"]: row["state"] for row in rows}
+    def sweep(self) -> None:
+        self._call("select ulak_private.sweep()")
+
+    # The worker among others.
 
     def check(self) -> Orders:
         self.check_interrupts()
@@ -396,13 +288,9 @@ class Database:
     def response_text(self, response: str) -> str:
         return text.storable(response, self._encoding)
 
-    def sweep(self) -> None:
-        self._call("select ulak_private.sweep()")
-
     def missing_workers(self) -> tuple[bool, set[int]]:
         """Whether there is nothing to watch, and which slots nobody runs."""
         row = self._call("select leave, slots from ulak_private.missing_workers($1)", ("text",), (self._stamp,))[0]
-        self.commit()
         return row["leave"], set(row["slots"])
 
     def is_poller(self) -> bool:
@@ -418,10 +306,6 @@ class Database:
             if self._wake_up is None:
                 self.unlisten()
         return self._wake_up if self._listens else None
-
-    def request_wake_ups(self) -> WakeUps:
-        row = self._call("select notified_to, last_sent, has_pending from ulak_private.request_wake_ups()")[0]
-        return WakeUps(row["notified_to"], row["last_sent"], row["has_pending"])
 
     def unlisten(self) -> None:
         self._listens = False
@@ -443,8 +327,6 @@ def _config(text: str) -> Mapping[str, Any] | None:
 
 def _claimed(row: Mapping[str, Any]) -> list[Claimed]:
     """By endpoint, in the order of their turns."""
-    if not row["count"]:
-        return []
     nothing = itertools.repeat(None)
     messages = map(
         Message,
@@ -458,10 +340,8 @@ def _claimed(row: Mapping[str, Any]) -> list[Claimed]:
         row["ordering_keys"] or nothing,
         row["created_at"],
     )
-    if row["endpoint_ids"] is None:
-        return [Claimed(row["endpoint_id"], row["config_version"], list(messages), row["may_have_more"])]
     found: dict[int, Claimed] = {}
-    have_more = set(row["have_more"] or ())
+    have_more = row["have_more"] or ()
     for message, endpoint_id, version in zip(messages, row["endpoint_ids"], row["config_versions"], strict=True):
         claimed = found.get(endpoint_id)
         if claimed is None:

@@ -33,13 +33,9 @@ class Session(Protocol):
     # The exception of a failed statement, with its sqlstate. A cancel is raised as Cancelled.
     Error: type[Exception]
 
-    def call(
-        self, query: str, types: Sequence[str] = (), arguments: Sequence[Any] = (), may_be_followed: bool = False
-    ) -> Rows:
-        """A statement with its parameters as $1, $2 and so on. What fails is undone, and nothing else. What may be
-        followed by others is committed together with them, by commit() at the latest."""
-
-    def commit(self) -> None: ...
+    def call(self, query: str, types: Sequence[str] = (), arguments: Sequence[Any] = ()) -> Rows:
+        """A statement with its parameters as $1, $2 and so on: one transaction, which is over when this returns. What
+        fails is undone, and so is what can't be read."""
 
     def check_interrupts(self) -> None:
         """Ends the run if it was cancelled, or if the server is gone. Costs next to nothing."""

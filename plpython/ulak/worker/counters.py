@@ -5,6 +5,8 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Mapping
 
+from ulak.messages.delivery import Settled
+
 # Bucket i counts requests below its limit, 2^(i/4) milliseconds: no figure made of them is off by more than a fifth.
 # The last bucket takes the rest (above half an hour).
 LIMITS = tuple(2 ** (i / 4) for i in range(85))
@@ -35,6 +37,16 @@ class Counters:
     def __len__(self) -> int:
         """Endpoints that were sent to since their statistics were stored."""
         return len(self._counts)
+
+    def note(self, settled: Settled, seconds: float) -> None:
+        """A delivery that took so long."""
+        endpoint_id, messages, outcome = settled
+        if outcome.failures is None:
+            self.add(endpoint_id, len(messages), outcome.error, seconds)
+        else:
+            failed = list(outcome.failures.values())
+            self.add(endpoint_id, len(messages) - len(failed), None, seconds)
+            self.add(endpoint_id, len(failed), failed[-1].error, seconds)
 
     def add(self, endpoint_id: int, messages: int, error: str | None, seconds: float) -> None:
         """One request that carried so many messages."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ulak.worker.tuning import OTHER_FILES
+# Files that PostgreSQL itself needs in a backend.
+_OTHER_FILES = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,6 +16,8 @@ class Options:
     batch_size: int
     poll_interval: float
     poll_interval_busy: float
+    # Turns are at least so far apart.
+    turn_interval: float
     lease: float
     # Why there are fewer slots than worker_concurrency asks for.
     limited_by: str | None = None
@@ -26,7 +29,7 @@ def parse(settings: Mapping[str, str], max_files: int = 1024) -> Options:
     """max_files is what the operating system lets a process have open (-1: any number); each request needs a socket."""
     slots = -(-int(settings["worker_concurrency"]) * 8 // 7)
     # Twice: slow receivers have slots of their own.
-    most = max(2, (max_files - OTHER_FILES) // 2) if max_files >= 0 else slots
+    most = max(2, (max_files - _OTHER_FILES) // 2) if max_files >= 0 else slots
     limited_by = None
     if most < slots:
         limited_by = (
@@ -39,5 +42,6 @@ def parse(settings: Mapping[str, str], max_files: int = 1024) -> Options:
         batch_size=int(settings["batch_size"]),
         poll_interval=int(settings["poll_interval"]) / 1000,
         poll_interval_busy=int(settings["poll_interval_busy"]) / 1000,
+        turn_interval=int(settings["turn_interval"]) / 1000,
         lease=float(settings["lease_seconds"]),
     )

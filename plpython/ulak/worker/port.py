@@ -41,59 +41,56 @@ class Outcomes(NamedTuple):
 
     ids: Sequence[int]
     attempts: Sequence[int]
-    errors: Sequence[str | None] | None
-    retry_after: Sequence[int | None] | None
-    responses: Sequence[str | None] | None
+    errors: Sequence[str | None] | None = None
+    retry_after: Sequence[int | None] | None = None
+    responses: Sequence[str | None] | None = None
     # Which came in one request, for the circuit breaker; None: each came in its own.
     requests: Sequence[int] | None = None
 
 
-class WakeUps(NamedTuple):
-    """What was asked for, and what there was at that moment."""
+class Wish(NamedTuple):
+    """What may be claimed: at most so many messages, so many of some endpoints and of each other one."""
 
-    # Who draws an id up to this one notifies.
-    notified_to: int
-    # The id that a sender drew last, read after the wake-ups were asked for.
+    most: int
+    rooms: Mapping[int, int]
+    room: int
+    # Only messages behind this id, which are new; None: whatever is due.
+    behind: int | None = None
+    # Whatever is due, if nothing is new.
+    is_for_all: bool = True
+    # Only of these endpoints; None: of all in turn, with so many visits at most.
+    endpoint_ids: Sequence[int] | None = None
+    most_visits: int = 1000
+
+
+class Turn(NamedTuple):
+    """What came of a turn."""
+
+    claimed: Sequence[Claimed]
+    # Something that is due may have been left behind.
+    left_out_others: bool
+    # The id that a sender drew last, as of before the claim.
     last_sent: int
-    # Whether there is anything that a claim could find, now or later.
-    has_pending: bool
+    # Senders up to this id notify, if that was asked for.
+    notified_to: int | None = None
 
 
 class Database(Protocol):
-    """No method but commit() ends a transaction. Each may raise Busy or Refused, and the transaction goes on."""
+    """Each method is one transaction, which is over when it returns. Each may raise Busy or Refused."""
 
-    def commit(self) -> None: ...
+    def turn(self, outcomes: Outcomes | None, wish: Wish | None, lease: float, wake_ups: bool) -> Turn:
+        """Settles, then claims. wake_ups: the next senders are to notify."""
+
+    def settle(self, outcomes: Outcomes) -> None: ...
+
+    def await_send(self, last_sent: int, interval: float, seconds: float) -> int:
+        """Looks every interval until the id that a sender drew last isn't this one, for at most so many seconds;
+        returns it."""
 
     def check_interrupts(self) -> None:
         """Ends the run if it was cancelled, or if the server is gone. Costs next to nothing."""
 
-    def last_sent(self) -> int:
-        """The id that a sender drew last. Cheap: it tells whether a claim may find something new."""
-
-    def await_send(self, last_sent: int, interval: float, seconds: float) -> int:
-        """Looks every interval until last_sent() isn't what it was, for at most so many seconds; returns what it is."""
-
-    def claim(
-        self,
-        limit: int,
-        lease: float,
-        rooms: Mapping[int, int],
-        room: int,
-        endpoint_ids: Sequence[int] | None,
-        most_endpoints: int,
-    ) -> tuple[list[Claimed], bool]:
-        """At most `room` messages of an endpoint; rooms has a number of their own for some. Of the endpoints whose turn
-        it is, and of so many at most, or only of some. Also whether it ended before all had their turn."""
-
-    def light_turn(
-        self, after: int, count: int, lease: float, delivered: Sequence[Message]
-    ) -> tuple[list[Claimed], list[int]]:
-        """Claims of so many ids after this one, and settles what was delivered. Both only in the plain case, with
-        nothing to decide (ulak_private.light_turn() says which); returns what it claimed and which it settled."""
-
     def endpoint_configs(self, ids: Iterable[int]) -> list[EndpointConfig]: ...
-
-    def settle(self, outcomes: Outcomes) -> None: ...
 
     def release(self, ids: Sequence[int], attempts: Sequence[int], delay: float) -> None: ...
 
@@ -104,7 +101,7 @@ class Database(Protocol):
         """Of these endpoints, those that must not be sent to now, and why: open, half_open or disabled."""
 
     def check(self) -> Orders:
-        """Whether to go on. Also the moment at which a cancel is noticed, so it is called ten times a second."""
+        """Whether to go on."""
 
     def report(self, progress: Mapping[str, object], statistics: Sequence[Mapping[str, object]]) -> None:
         """A sign of life with the counters since the last one."""
@@ -113,12 +110,9 @@ class Database(Protocol):
         """Takes back what dead workers held and marks what expired, unless another worker is at it."""
 
     def is_poller(self) -> bool:
-        """One worker of the fleet looks often for new messages; the others come when there is much to do."""
+        """One worker of the fleet is notified of new messages, or looks often; the others come when there is much."""
 
     def listen(self) -> WakeUp | None:
         """What senders wake the worker with, if the database can have it."""
-
-    def request_wake_ups(self) -> WakeUps:
-        """The next tuning.WAKE_UPS senders will notify."""
 
     def unlisten(self) -> None: ...

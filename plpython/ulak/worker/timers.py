@@ -1,4 +1,4 @@
-"""What a worker does by the clock: asks whether to go on, renews leases, sweeps and reports.
+"""What a worker does by the clock: asks whether to go on, renews leases, sweeps, reports, tries again to store.
 
 Where the database is busy, because a lock is taken, it is left to the timer's next time.
 """
@@ -8,15 +8,46 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import suppress
 
-from ulak.worker.claiming import Claiming
 from ulak.worker.counters import Counters
-from ulak.worker.ending import Ending
-from ulak.worker.leases import Leases
-from ulak.worker.port import Busy, Database
-from ulak.worker.sending import Sending
-from ulak.worker.tuning import REPORT_SECONDS, STATISTICS_LONGEST, STATISTICS_PER_SECOND, SWEEP_SECONDS
+from ulak.worker.held import Held
+from ulak.worker.outcomes import Settling
+from ulak.worker.port import Busy, Database, Orders
+from ulak.worker.tuning import (
+    GRACE_SECONDS,
+    RELEASE_SECONDS,
+    REPORT_SECONDS,
+    STATISTICS_LONGEST,
+    STATISTICS_PER_SECOND,
+    STOP_SECONDS,
+    SWEEP_SECONDS,
+)
 
 _NOTHING: Mapping[str, object] = {}
+
+
+class Ending:
+    """When a run ends, and why."""
+
+    def __init__(self, until: float, settings: str) -> None:
+        """`settings` is what the worker's options were made from."""
+        self.until = until
+        self._settings = settings
+        # stop, restart (there is another build) or settings (they changed).
+        self.leave: str | None = None
+
+    @property
+    def is_stop(self) -> bool:
+        return self.leave == "stop"
+
+    def obey(self, orders: Orders, now: float) -> None:
+        leave = orders.leave or ("settings" if orders.settings != self._settings else None)
+        if leave is not None and not self.is_stop:
+            self.leave = leave
+            self.until = min(self.until, now)
+
+    def last_moment(self, last_end: float) -> float:
+        """When what is held is given up; last_end: when all deliveries under way will have ended."""
+        return self.until + STOP_SECONDS if self.is_stop else max(self.until + GRACE_SECONDS, last_end)
 
 
 class Timers:
@@ -24,60 +55,70 @@ class Timers:
         self,
         database: Database,
         lease: float,
-        leases: Leases,
-        sending: Sending,
-        claiming: Claiming,
+        held: Held,
+        settling: Settling,
         counters: Counters,
         ending: Ending,
         now: float,
     ) -> None:
         self._database = database
         self._lease = lease
-        self._leases = leases
-        self._sending = sending
-        self._claiming = claiming
+        self._held = held
+        self._settling = settling
         self._counters = counters
         self._ending = ending
-        self.next_check = now
+        self._next_check = now
         self._next_report = now
         self._last_statistics = now
         self._next_sweep = now
         self._next_renewal = now + lease / 3
         # The first of them.
-        self.next = now
-        # One worker of the fleet looks often for new messages, or is notified of them.
+        self._next = now
+        # One worker of the fleet is notified of new messages, or looks often.
         self.is_poller = False
 
+    @property
+    def next(self) -> float:
+        return min(self._next, self._settling.next_retry) if self._settling.deferred else self._next
+
     def check_by(self, time: float) -> None:
-        self.next_check = min(self.next_check, time)
-        self.next = min(self.next, time)
+        self._next_check = min(self._next_check, time)
+        self._next = min(self._next, time)
 
     def run(self, now: float, check_seconds: float) -> None:
         """Those that are due; the next check is so many seconds away."""
-        if now >= self.next_check:
-            self.next_check = now + check_seconds
-            self._check(now)
+        if now >= self._next_check:
+            self._next_check = now + check_seconds
+            self._held.note_slow(now)
+            self._ending.obey(self._database.check(), now)
+            self.release_blocked()
+            if now >= self._ending.until:
+                # What waits for a slow receiver would keep the run for long.
+                with suppress(Busy):
+                    for endpoint_id in self._held.slow_endpoints():
+                        self._release(endpoint_id, 0.0)
         if now >= self._next_renewal:
             self._next_renewal = now + self._lease / 3
-            if self._leases:
+            if self._held:
                 self._renew(now)
+        if self._settling.deferred and now >= self._settling.next_retry:
+            self._settling.store_deferred(now)
         if now >= self._next_sweep:
             self._next_sweep = now + SWEEP_SECONDS
             with suppress(Busy):
                 self._database.sweep()
-            self._database.commit()
         if now >= self._next_report:
             self._next_report = now + REPORT_SECONDS
             is_due = now >= self._last_statistics + min(STATISTICS_LONGEST, len(self._counters) / STATISTICS_PER_SECOND)
             self._last_statistics = now if is_due else self._last_statistics
             self.report("running", is_due)
-        self.next = min(self.next_check, self._next_renewal, self._next_sweep, self._next_report)
+        self._next = min(self._next_check, self._next_renewal, self._next_sweep, self._next_report)
 
     def report(self, state: str, with_statistics: bool = True, noted: Mapping[str, object] = _NOTHING) -> None:
         counters = self._counters
         progress = {
             "state": state,
-            "in_flight": len(self._leases),
+            "in_flight": len(self._held),
             "processed": counters.processed,
             "failed": counters.failed,
             "last_error": counters.last_error,
@@ -90,28 +131,25 @@ class Timers:
                 counters.clear_statistics()
             if state == "running":
                 self.is_poller = self._database.is_poller()
-        self._database.commit()
 
     def release_blocked(self) -> None:
-        """Gives back what is prefetched for endpoints whose circuit has opened."""
-        if self._sending.prefetched:
+        """A circuit that opened takes no more: what waits for it goes back, unspent."""
+        if waiting := self._held.endpoints_that_wait():
             with suppress(Busy):
-                self._claiming.release_blocked()
-            self._database.commit()
+                for endpoint_id, state in self._database.blocked_endpoints(waiting).items():
+                    self._release(endpoint_id, RELEASE_SECONDS[state])
 
-    def _check(self, now: float) -> None:
-        self._sending.note_slow(now)
-        orders = self._database.check()
-        self._database.commit()
-        self.release_blocked()
-        self._ending.obey(orders, now)
+    def _release(self, endpoint_id: int, delay: float) -> None:
+        if messages := self._held.remove(endpoint_id):
+            ids, attempts = [each.id for each in messages], [each.attempt for each in messages]
+            self._held.forget(messages)
+            self._database.release(ids, attempts, delay)
 
     def _renew(self, now: float) -> None:
         try:
-            held = set(self._database.renew(self._leases.ids(), self._leases.attempts(), self._lease))
+            renewed = self._database.renew(*self._held.leases(), self._lease)
         except Busy:
             self._next_renewal = now + min(1.0, self._lease / 10)
             return
-        self._database.commit()
         # What was lost and not yet sent is left to whoever has it now.
-        self._leases.forget(self._sending.prefetched.remove_lost(held))
+        self._held.remove_lost(set(renewed))

@@ -378,6 +378,7 @@ as $sql$
                 'poll_interval',
                 'poll_interval_busy',
                 'response_body_max_size',
+                'turn_interval',
                 'worker_concurrency'
             ]) s(name)
         ),

@@ -1,4 +1,4 @@
-"""A turn in light traffic: what is plain is stored and claimed in one statement, and the rest is left alone."""
+"""A turn of a worker: what came back is settled, and what is new or due is claimed, by one call."""
 
 from __future__ import annotations
 
@@ -19,26 +19,29 @@ def shop(queue: Queue) -> int:
     return id
 
 
+WISH = """
+    row(100, row('{}'::bigint[], '{}'::integer[], 100), interval '30 s', '{http}'::text[], %s::bigint, %s, null::bigint[], 64, 1000, 32768)
+        ::ulak_private.wish
+"""
+TURN = f"select (claimed).* from ulak_private.worker_turn(%s, %s::bigint[], %s::integer[], p_now => %s, p_wish => {WISH})"
+
+
 def turn(
     queue: Queue,
-    after: int,
+    behind: int | None,
     delivered: dict[int, int] | None = None,
-    count: int = 16,
     now: float = 1,
     worker: str = "w",
+    is_for_all: bool = False,
 ) -> tuple[list[int], list[int]]:
     """The ids that were claimed, and those that were stored."""
     delivered = delivered or {}
-    rows = queue.rows(
-        "select * from ulak_private.light_turn(%s, %s, %s, interval '30 s', %s::bigint[], %s::integer[], %s)",
-        worker,
-        after,
-        count,
-        list(delivered),
-        list(delivered.values()),
-        queue.at(now),
+    before = {id for id in delivered if queue.status(id) == "completed"}
+    (row,) = queue.rows(
+        TURN, worker, list(delivered), list(delivered.values()), queue.at(now), behind, is_for_all
     )
-    return sorted(row["id"] for row in rows if row["is_new"]), sorted(row["id"] for row in rows if not row["is_new"])
+    stored = {id for id in delivered if queue.status(id) == "completed"}
+    return sorted(row["ids"]) if row["count"] else [], sorted(stored - before)
 
 
 def test_what_is_new_is_claimed_as_a_claim_does_it(queue: Queue) -> None:
@@ -73,21 +76,11 @@ def test_both_are_done_at_once(queue: Queue) -> None:
     assert turn(queue, first, {first: 1}) == ([second], [first])
 
 
-def test_only_ids_behind_the_last_one_are_claimed(queue: Queue) -> None:
-    ids = [queue.send() for _ in range(5)]
-
-    assert turn(queue, ids[1], count=2) == (ids[2:4], [])
-
-
-@pytest.mark.parametrize(
-    "options",
-    [{"ordering_key": "k"}, {"scheduled_at": 100}, {"expires_at": 0.5}],
-    ids=["an ordering key", "for later", "expired"],
-)
-def test_a_message_that_is_not_plain_is_left_to_claim(queue: Queue, options: dict[str, Any]) -> None:
+@pytest.mark.parametrize("options", [{"scheduled_at": 100}, {"expires_at": 0.5}], ids=["for later", "expired"])
+def test_a_message_that_is_not_due_is_not_claimed(queue: Queue, options: dict[str, Any]) -> None:
     id = queue.send("shop", **options)
 
-    assert turn(queue, id - 1) == ([], [])
+    assert turn(queue, id - 1) == turn(queue, None) == ([], [])
 
 
 @pytest.mark.parametrize(
@@ -95,12 +88,35 @@ def test_a_message_that_is_not_plain_is_left_to_claim(queue: Queue, options: dic
     [{"rate_limit": {"limit": 5}}, {"max_in_flight": 5}, {"batch_size": 10}],
     ids=["a rate", "a cap", "batches"],
 )
-def test_a_message_of_an_endpoint_that_is_not_plain_is_left_to_claim(queue: Queue, config: dict[str, Any]) -> None:
+def test_a_new_message_that_is_not_plain_is_claimed_all_the_same(queue: Queue, config: dict[str, Any]) -> None:
     queue.endpoint("other", {**URL, **config}, protocol="http")
-    id = queue.send("other")
+    ids = [queue.send("other"), queue.send("shop", ordering_key="k")]
 
-    assert turn(queue, id - 1) == ([], [])
-    assert queue.column("select id from ulak_private.claim('w', 10, p_protocols => '{http}')") == [id]
+    assert turn(queue, ids[0] - 1) == (ids, [])
+
+
+def test_a_turn_leaves_what_is_not_new_alone_unless_it_is_for_all(queue: Queue) -> None:
+    old = queue.send()
+
+    assert turn(queue, old) == ([], [])
+    assert turn(queue, old, is_for_all=True) == ([old], [])
+
+
+def test_what_is_not_plain_among_new_ones_is_told_of(queue: Queue) -> None:
+    ids = [queue.send(), queue.send("shop", ordering_key="k")]
+    (row,) = queue.rows(TURN, "w", None, None, queue.at(1), ids[0] - 1, False)
+
+    assert (row["ids"], row["left_out_others"]) == (ids[:1], True)
+
+
+def test_a_locked_message_is_passed_over(queue: Queue, connect: Any) -> None:
+    ids = [queue.send(), queue.send()]
+    with connect() as holder:
+        holder.autocommit = False
+        holder.execute("select from ulak_private.deliveries where id = %s for update", [ids[0]])
+        queue.db.execute("set lock_timeout = '1ms'")
+
+        assert turn(queue, ids[0] - 1) == (ids[1:], [])
 
 
 @pytest.mark.parametrize("change", ["enabled = false", "circuit_state = 'open', circuit_half_open_at = 'infinity'"])
@@ -150,14 +166,14 @@ def test_a_delivery_that_its_endpoint_must_hear_of_is_told_to_it(queue: Queue, c
     assert queue.db.execute(heard).fetchone() in {(0, "closed", True), (0, "half_open", True)}
 
 
-def test_what_was_claimed_has_all_that_a_request_needs(queue: Queue) -> None:
+def test_what_was_claimed_has_all_that_a_request_needs_whichever_way(queue: Queue) -> None:
+    def claim(behind: int | None) -> dict[str, Any]:
+        (row,) = queue.rows(TURN, "w", None, None, queue.at(1), behind, False)
+        queue.db.execute("update ulak.queue set status = 'pending', lease_until = null, locked_by = null")
+        return {name: value for name, value in row.items() if name not in ("attempts", "have_more")}
+
     id = queue.send("shop", {"n": 1}, headers={"x-n": "1"}, metadata={"m": 2})
-    claimed = queue.rows("select * from ulak_private.light_turn('w', %s, 1, interval '30 s', '{}', '{}')", id - 1)
+    new, usual = claim(id - 1), claim(None)
 
-    queue.db.execute("update ulak.queue set status = 'pending', lease_until = null, locked_by = null")
-    usual = queue.rows("select * from ulak_private.claim('w', 1, p_protocols => '{http}')")
-
-    same = claimed[0].keys() & usual[0].keys() - {"attempt"}
-    assert len(same) == 9
-    assert {name: claimed[0][name] for name in same} == {name: usual[0][name] for name in same}
-    assert claimed[0]["payload"] == {"n": 1}
+    assert new == usual
+    assert (new["ids"], new["payloads"], new["metadata"]) == ([id], ['{"n": 1}'], ['{"m": 2}'])

@@ -1,0 +1,137 @@
+"""What a worker knows of those who send: which ids they have drawn, whether they notify, when to look for more.
+
+In light traffic the next senders notify, and the worker sleeps until then. NOTIFY has its price for them, so nobody
+does while traffic is dense, or while the worker has more to do: it looks instead, every poll_interval_busy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+
+from ulak.worker.options import Options
+from ulak.worker.port import Busy, Database, Turn
+from ulak.worker.tuning import (
+    BUSY_SECONDS,
+    FEW,
+    LATE_SECONDS,
+    LOOK_SECONDS,
+    LOOK_SECONDS_AFTER_ONE,
+    VAIN_WAKE_UPS,
+)
+from ulak.worker.wake_up import WakeUp
+
+
+class Senders:
+    def __init__(self, database: Database, options: Options, now: float) -> None:
+        self._database = database
+        self._options = options
+        self._wake_up: WakeUp | None = None
+        # One worker of a fleet looks often or is notified: one is enough to notice.
+        self._is_poller = False
+        # The next senders notify, and nothing else is to be done.
+        self.is_listening = False
+        # A sender has notified, or drawn an id, and no turn has followed yet.
+        self.was_notified = False
+        self._vain_wake_ups = 0
+        self._notified_to = 0
+        # The id that was drawn last, and what it was between one and two times LATE_SECONDS ago.
+        self.last_sent = -1
+        self._marks: tuple[int | None, int | None] = (None, None)
+        self._marked_at = now
+        # Until then a message is expected whose id was drawn by a sender who won't notify.
+        self._expected_until = now
+        self._busy_until = now
+        self._had_few = True
+        # When to look for whatever is due.
+        self.look_at = now
+
+    def follow(self, is_poller: bool) -> int | None:
+        """A worker may become the one that is notified, or cease to be. Returns the descriptor of the wake-up."""
+        if is_poller == self._is_poller:
+            return None
+        self._is_poller = is_poller
+        with suppress(Busy):
+            if is_poller:
+                self._wake_up = self._database.listen()
+                return self._wake_up and self._wake_up.fileno()
+            self.stop_listening()
+            if self._wake_up is not None:
+                self._wake_up = None
+                self._database.unlisten()
+        return None
+
+    # Looking.
+
+    def _pace(self, now: float) -> float:
+        """From one look at the sequence to the next."""
+        is_often = self._is_poller and now < self._busy_until
+        return self._options.poll_interval_busy if is_often else self._options.poll_interval
+
+    def next_look(self, last_turn: float, now: float) -> float:
+        """For messages that nobody tells of."""
+        if not self.is_listening:
+            return min(self.look_at, last_turn + self._pace(now))
+        return self.look_at if now >= self._expected_until else last_turn
+
+    def behind(self, now: float) -> int | None:
+        """New messages have larger ids. None: whatever is due is to be looked for."""
+        return None if now >= self.look_at else self._marks[0]
+
+    @property
+    def is_insisting(self) -> bool:
+        """A wake-up without a new message: its sender has committed late, or it was for somebody else."""
+        return self.was_notified and self.is_listening and self._vain_wake_ups < VAIN_WAKE_UPS
+
+    # Turns.
+
+    def wants_wake_ups(self) -> bool:
+        """Whether the next senders are to notify."""
+        if self._wake_up is None or not self._had_few:
+            return False
+        self._wake_up.hold_back()
+        return True
+
+    def followed(self, turn: Turn, ids: Sequence[int], was_for_all: bool, has_more: bool, now: float) -> bool:
+        """After a turn that claimed these; whether it was a wake-up in vain."""
+        found, newest, oldest = len(ids), max(ids, default=0), min(ids, default=turn.last_sent)
+        is_vain = self.was_notified and self.is_listening and not found
+        self._vain_wake_ups = self._vain_wake_ups + 1 if is_vain else 0 if found else self._vain_wake_ups
+        self.was_notified = False
+        if found or turn.last_sent != self.last_sent:
+            self._busy_until = now + BUSY_SECONDS
+        if newest < turn.last_sent != self.last_sent and turn.last_sent > self._notified_to:
+            self._expected_until = now + LATE_SECONDS
+        if was_for_all:
+            self.look_at = now + (LOOK_SECONDS_AFTER_ONE if oldest < self.last_sent else LOOK_SECONDS)
+        self.last_sent = turn.last_sent
+        if now >= self._marked_at + LATE_SECONDS or self._marks[1] is None:
+            self._marks, self._marked_at = (self._marks[1], turn.last_sent), now
+        self._had_few = found < FEW
+        if turn.notified_to is not None and self._had_few and not has_more:
+            self._notified_to = turn.notified_to
+            self.is_listening = True
+        else:
+            self.stop_listening()
+        return is_vain
+
+    def missed(self, now: float) -> None:
+        """A turn that could not be made."""
+        self.was_notified = False
+        self.look_at = now + LOOK_SECONDS_AFTER_ONE
+
+    def note_wake_up(self) -> None:
+        """There may be one: PostgreSQL gets its signals."""
+        if self._wake_up is not None and self.is_listening and self._wake_up.wait():
+            self.was_notified = True
+
+    def await_send(self, now: float, seconds: float) -> None:
+        """Until somebody has drawn an id, for at most so long."""
+        if self._database.await_send(self.last_sent, min(self._pace(now), seconds), seconds) != self.last_sent:
+            self.was_notified = True
+
+    def stop_listening(self) -> None:
+        self.is_listening = False
+        self._notified_to = 0
+        if self._wake_up is not None:
+            self._wake_up.let_go()

@@ -1,0 +1,158 @@
+"""A turn of the worker: what came back is stored and what there is room for is claimed, by one call.
+
+A claim asks all endpoints in turn. If it ended before it had come to those that had more the last time, the next one
+asks these alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from ulak.messages.delivery import RETRYABLE, Message, Outcome, Settled
+from ulak.worker.counters import Counters
+from ulak.worker.dispatcher import Dispatcher
+from ulak.worker.endpoints import Endpoints
+from ulak.worker.held import Held
+from ulak.worker.options import Options
+from ulak.worker.outcomes import Settling, columns
+from ulak.worker.port import Busy, Claimed, Database, Refused, Turn, Wish
+from ulak.worker.senders import Senders
+from ulak.worker.timers import Ending, Timers
+from ulak.worker.tuning import SETTLE_RETRY_SECONDS, VISITS_BESIDE
+
+
+class Turns:
+    def __init__(
+        self,
+        database: Database,
+        options: Options,
+        dispatcher: Dispatcher,
+        held: Held,
+        settling: Settling,
+        senders: Senders,
+        timers: Timers,
+        ending: Ending,
+        counters: Counters,
+        clock: Callable[[], float],
+    ) -> None:
+        self._database = database
+        self._options = options
+        self._dispatcher = dispatcher
+        self._held = held
+        self._settling = settling
+        self._senders = senders
+        self._timers = timers
+        self._ending = ending
+        self._counters = counters
+        self._clock = clock
+        self._endpoints = Endpoints(database, dispatcher)
+        self.last = clock() - options.turn_interval
+        # The last claim got all that it asked for, or didn't come to everybody.
+        self._goes_on = False
+        # Endpoints that got all that they may have: they may have more.
+        self._have_more: set[int] = set()
+        # They are asked next.
+        self._are_asked = False
+
+    def can_claim(self, now: float) -> bool:
+        """A run whose time is over claims nothing more, so that it can end. But where slow receivers, or outcomes that
+        can't be stored, keep it from ending anyway, the messages of other endpoints don't wait for that."""
+        is_kept = self._held.slow_in_flight or self._settling.deferred
+        if now >= self._ending.until and (self._ending.is_stop or not is_kept):
+            return False
+        return self._held.room() > 0 and self._held.room_for_messages() > 0
+
+    def has_more(self) -> bool:
+        """Whether a claim would find something and have a place for it."""
+        if self._goes_on and self._held.is_low():
+            return True
+        return any(self._held.is_low(each) for each in self._have_more if each not in self._settling.deferred)
+
+    def run(self, now: float, is_settling: bool) -> None:
+        settling, senders = self._settling, self._senders
+        part = settling.part() if is_settling else []
+        has_failed = settling.has_failed
+        wish = self._wish(now) if self.can_claim(now) else None
+        wake_ups = now < self._ending.until and not self._goes_on and senders.wants_wake_ups()
+        try:
+            turn = self._database.turn(columns(part) if part else None, wish, self._options.lease, wake_ups)
+        except (Busy, Refused):
+            senders.missed(now)
+            if part:
+                settling.store_apart(now)
+            return
+        finally:
+            self.last = self._clock()
+        if part:
+            settling.stored(part)
+        self._receive(turn, wish, now)
+        if has_failed:
+            self._timers.release_blocked()
+
+    def _wish(self, now: float) -> Wish:
+        held, endpoints = self._held, self._endpoints
+        rooms, room, most = held.rooms(), held.room_of(None), held.room()
+        if now >= self._ending.until:
+            rooms.update(dict.fromkeys(held.slow_endpoints(), 0))
+            self._have_more -= rooms.keys()
+        for endpoint_id, batch_size in endpoints.batch_sizes.items():
+            rooms[endpoint_id] = rooms.get(endpoint_id, room) * batch_size
+            most = self._options.batch_size
+        rooms.update(dict.fromkeys(self._settling.deferred, 0))
+        most = min(most, self._options.batch_size, held.room_for_messages())
+        asked = list(self._have_more) if self._are_asked and self._have_more else None
+        is_for_all = asked is not None or self.has_more() or self._settling.is_awaited
+        behind = None if is_for_all else self._senders.behind(now)
+        visits = VISITS_BESIDE if self._have_more else 1000
+        return Wish(most, rooms, room, behind, self._senders.is_insisting, asked, visits)
+
+    def _receive(self, turn: Turn, wish: Wish | None, now: float) -> None:
+        messages = [message for each in turn.claimed for message in each.messages]
+        ids = [message.id for message in messages]
+        if wish is not None:
+            self._note_more(turn, wish, len(ids))
+        was_for_all = wish is not None and wish.behind is None and wish.endpoint_ids is None
+        if self._senders.followed(turn, ids, was_for_all, self._goes_on, now):
+            # It wasn't a sender who notified: it may have been stop().
+            self._timers.check_by(now)
+        if messages:
+            self._held.claim(messages)
+            self._prepare(turn.claimed, messages)
+
+    def _note_more(self, turn: Turn, wish: Wish, found: int) -> None:
+        # A look in vain goes on with the next endpoints only if somebody has sent.
+        has_sent = self._senders.was_notified or turn.last_sent != self._senders.last_sent
+        is_round = found > 0 or self._goes_on or has_sent
+        if wish.endpoint_ids is None:
+            self._goes_on = found >= wish.most or (turn.left_out_others and is_round)
+        self._are_asked = wish.endpoint_ids is None and turn.left_out_others and found < wish.most
+        if not turn.left_out_others and found < wish.most and wish.behind is None:
+            # An endpoint without room wasn't asked.
+            self._have_more = {each for each in self._have_more if not wish.rooms.get(each, wish.room)}
+        for each in turn.claimed:
+            if each.may_have_more:
+                self._have_more.add(each.endpoint_id)
+            else:
+                self._have_more.discard(each.endpoint_id)
+
+    def _prepare(self, claimed: Sequence[Claimed], messages: Sequence[Message]) -> None:
+        """Sorts what was claimed into requests, reading the configs that are new."""
+        try:
+            self._endpoints.load(claimed)
+        except Busy:
+            ids, attempts = [each.id for each in messages], [each.attempt for each in messages]
+            self._held.forget(messages)
+            self._database.release(ids, attempts, SETTLE_RETRY_SECONDS)
+            return
+        for each in claimed:
+            known = self._endpoints.get(each.endpoint_id)
+            if known is not None:
+                self._held.wait(known, self._dispatcher.group(known, each.messages))
+            else:
+                self._fail(each)
+
+    def _fail(self, claimed: Claimed) -> None:
+        outcome = Outcome(f"{RETRYABLE} {self._endpoints.problems[claimed.endpoint_id]}")
+        for message in claimed.messages:
+            self._settling.add(Settled(claimed.endpoint_id, [message], outcome), None, self._clock())
+        self._counters.add(claimed.endpoint_id, len(claimed.messages), outcome.error, 0)

@@ -1,0 +1,78 @@
+"""When the next turn is due, and what the worker waits for until then: pure functions of its situation.
+
+It waits for answers, and for the wake-up of a sender if it listens; a worker that holds nothing and can't listen waits
+for a new id in the queue's sequence. A turn then stores outcomes and claims. Turns are turn_interval apart, unless
+another message waits for an outcome.
+"""
+
+from __future__ import annotations
+
+import math
+from enum import Enum, auto
+from typing import NamedTuple
+
+from ulak.worker.tuning import SETTLE_COUNT, SETTLE_SECONDS, SETTLE_SECONDS_AWAITED
+
+
+class Wait(Enum):
+    # For answers, and for the wake-up of a sender.
+    ANSWERS = auto()
+    # For a new id in the queue's sequence.
+    SENDERS = auto()
+    # The run is over.
+    NOTHING = auto()
+
+
+class Situation(NamedTuple):
+    until: float
+    # When a worker whose time is over gives up what it holds.
+    last_moment: float
+    holds_messages: bool
+    is_sending: bool
+    is_listening: bool
+    # Turns are at least so far apart.
+    last_turn: float
+    interval: float
+    # Outcomes that wait to be stored, and since when.
+    outcomes: int
+    since: float
+    # Among them: one that another message waits for, and a failure.
+    is_awaited: bool
+    has_failed: bool
+    # There is room for what a claim would find. has_more: and it would find something.
+    can_claim: bool
+    has_more: bool
+    was_notified: bool
+    # When to look for messages that nobody has told of.
+    next_look: float
+
+
+def wait(situation: Situation, now: float) -> Wait:
+    if now >= situation.until and (not situation.holds_messages or now >= situation.last_moment):
+        return Wait.NOTHING
+    if situation.holds_messages or situation.is_listening:
+        return Wait.ANSWERS
+    return Wait.SENDERS
+
+
+def is_settling(situation: Situation, now: float) -> bool:
+    """Whether the turn that is due now stores the outcomes that there are."""
+    each = situation
+    is_urgent = each.is_awaited or each.has_failed or each.outcomes >= SETTLE_COUNT
+    return is_urgent or now >= each.since + SETTLE_SECONDS or now >= each.until
+
+
+def next_turn(situation: Situation, now: float) -> float:
+    each = situation
+    soonest = each.last_turn + each.interval
+    if each.is_awaited:
+        # Nothing else can come while nothing is under way.
+        return each.since + SETTLE_SECONDS_AWAITED if each.is_sending else each.since
+    if each.has_failed or each.outcomes >= SETTLE_COUNT or (each.can_claim and (each.has_more or each.was_notified)):
+        return soonest
+    if each.outcomes and now >= each.until:
+        return soonest
+    latest = each.next_look if each.can_claim else math.inf
+    if each.outcomes:
+        latest = min(latest, each.since + 2 * SETTLE_SECONDS)
+    return max(soonest, latest)

@@ -1,0 +1,179 @@
+"""What a worker holds: request slots, lanes and shares, by any sequence of what can happen."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+from ulak.messages.delivery import DELIVERED, Endpoint, Message, Settled
+from ulak.worker.held import Held
+from ulak.worker.tuning import LOOK_AHEAD, PAYLOAD_BYTES, SLOW_REMEMBERED, SLOW_SECONDS
+
+SLOTS = 16
+
+
+class Desk:
+    """Claims, starts and ends requests of one message each."""
+
+    def __init__(self, slots: int = SLOTS) -> None:
+        self.held = Held(slots)
+        self.now = 100.0
+        self.under_way: list[Settled] = []
+        self._id = 0
+
+    def claim(self, endpoint_id: int, count: int) -> list[Message]:
+        messages = [Message(self._id + n, "m", 1, "{}") for n in range(1, count + 1)]
+        self._id += count
+        self.held.claim(messages)
+        to = Endpoint(endpoint_id, f"e{endpoint_id}", 1, "http", 1, None, 30.0, None)
+        self.held.wait(to, [[each] for each in messages])
+        return messages
+
+    def start(self) -> list[int]:
+        started = [Settled(to.id, messages, DELIVERED) for to, messages in self.held.start(self.now)]
+        self.under_way += started
+        return [each.endpoint_id for each in started]
+
+    def end(self, place: int = 0) -> None:
+        settled = self.under_way.pop(place)
+        self.held.end(settled, self.now)
+        self.held.forget(settled.messages)
+
+    def pass_time(self, seconds: float) -> None:
+        self.now += seconds
+        self.held.note_slow(self.now)
+
+
+def test_an_endpoint_has_at_most_seven_eighths_of_the_slots() -> None:
+    desk = Desk()
+    desk.claim(1, 30)
+
+    assert len(desk.start()) == 14
+    desk.claim(2, 30)
+    assert desk.start() == [2, 2]
+
+
+def test_the_only_slot_can_be_used() -> None:
+    desk = Desk(1)
+    desk.claim(1, 2)
+
+    assert desk.start() == [1]
+
+
+def test_endpoints_take_turns() -> None:
+    desk = Desk(4)
+    for endpoint_id in (1, 2, 3):
+        desk.claim(endpoint_id, 3)
+
+    assert desk.start() == [1, 2, 3, 1]
+    desk.end()
+    assert desk.start() == [2]
+
+
+def test_a_receiver_that_answers_has_more_ahead_than_one_that_has_not_yet() -> None:
+    desk = Desk()
+    before = desk.held.room_of(1)
+    desk.claim(1, 5)
+    desk.start()
+    desk.end()
+
+    assert (before, desk.held.room_of(1)) == (14, LOOK_AHEAD * SLOTS * 7 // 8 - 4)
+
+
+def test_a_slow_receiver_leaves_the_others_all_slots_and_has_nothing_ahead() -> None:
+    desk = Desk()
+    desk.claim(1, 14)
+    desk.start()
+    desk.pass_time(2 * SLOW_SECONDS)
+    desk.claim(2, 30)
+
+    assert desk.start() == [2] * 14
+    assert desk.held.room_of(1) == 0
+    desk.end()
+    assert desk.held.room_of(1) == 1
+
+
+def test_an_endpoint_is_slow_until_it_answers_quickly_and_nothing_of_it_is_stuck() -> None:
+    desk = Desk()
+    desk.claim(1, 1)
+    desk.start()
+    desk.pass_time(2 * SLOW_SECONDS)
+    desk.claim(1, 2)
+    desk.start()
+    desk.end(1)
+    while_stuck = desk.held.slow_endpoints()
+    desk.end()
+    desk.pass_time(0.001)
+    desk.end()
+
+    assert (while_stuck, desk.held.slow_endpoints()) == ([1], [])
+
+
+def test_only_so_many_slow_endpoints_are_remembered() -> None:
+    desk = Desk()
+    for endpoint_id in range(1, SLOW_REMEMBERED + 10):
+        desk.claim(endpoint_id, 1)
+        desk.start()
+        desk.now += SLOW_SECONDS
+        desk.end()
+
+    assert len(desk.held.slow_endpoints()) == SLOW_REMEMBERED
+
+
+def test_what_waits_is_removed_and_what_is_under_way_stays() -> None:
+    desk = Desk(4)
+    messages = desk.claim(1, 6)
+    desk.start()
+
+    assert desk.held.remove(1) == messages[3:]
+    assert desk.held.endpoints_that_wait() == []
+    assert len(desk.held) == 6
+
+
+def test_a_request_whose_message_was_lost_is_not_sent() -> None:
+    desk = Desk(4)
+    messages = desk.claim(1, 6)
+    desk.start()
+    desk.held.remove_lost({each.id for each in messages[:4]})
+
+    desk.end()
+    assert desk.start() == [1]
+    desk.end()
+    assert desk.start() == []
+
+
+def test_large_messages_leave_less_room_and_one_may_be_larger_than_all_memory() -> None:
+    held = Held(4)
+    empty = held.room_for_messages()
+    message = Message(1, "m", 1, "x" * PAYLOAD_BYTES)
+    held.claim([message])
+    full = held.room_for_messages()
+    held.forget([message])
+
+    assert (empty, full, held.room_for_messages()) == (64, 0, 1)
+
+
+STEPS = st.lists(st.tuples(st.sampled_from(["claim", "end", "wait", "remove"]), st.integers(1, 5)), max_size=60)
+
+
+@given(slots=st.integers(1, 20), steps=STEPS)
+def test_no_lane_leaks_a_slot(slots: int, steps: list[tuple[str, int]]) -> None:
+    desk = Desk(slots)
+    for step, number in steps:
+        if step == "claim":
+            desk.claim(number, number)
+        elif step == "end" and desk.under_way:
+            desk.end(number % len(desk.under_way))
+        elif step == "wait":
+            desk.pass_time(number / 4)
+        elif step == "remove" and number in desk.held.endpoints_that_wait():
+            desk.held.forget(desk.held.remove(number))
+        desk.start()
+        assert len(desk.under_way) <= 2 * slots
+
+    while desk.under_way:
+        desk.pass_time(0.001)
+        desk.end()
+        desk.start()
+    share = max(1, slots * 7 // 8)
+    assert len(desk.held) == 0
+    assert {desk.held.room_of(each) for each in [*desk.held.slow_endpoints(), None]} == {share}
