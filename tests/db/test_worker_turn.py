@@ -23,7 +23,9 @@ WISH = """
     row(100, row('{}'::bigint[], '{}'::integer[], 100), interval '30 s', '{http}'::text[], %s::bigint, %s, null::bigint[], 64, 1000, 32768)
         ::ulak_private.wish
 """
-TURN = f"select (claimed).* from ulak_private.worker_turn(%s, %s::bigint[], %s::integer[], p_now => %s, p_wish => {WISH})"
+TURN = (
+    f"select (claimed).* from ulak_private.worker_turn(%s, %s::bigint[], %s::integer[], p_now => %s, p_wish => {WISH})"
+)
 
 
 def turn(
@@ -37,9 +39,7 @@ def turn(
     """The ids that were claimed, and those that were stored."""
     delivered = delivered or {}
     before = {id for id in delivered if queue.status(id) == "completed"}
-    (row,) = queue.rows(
-        TURN, worker, list(delivered), list(delivered.values()), queue.at(now), behind, is_for_all
-    )
+    (row,) = queue.rows(TURN, worker, list(delivered), list(delivered.values()), queue.at(now), behind, is_for_all)
     stored = {id for id in delivered if queue.status(id) == "completed"}
     return sorted(row["ids"]) if row["count"] else [], sorted(stored - before)
 
@@ -107,16 +107,6 @@ def test_what_is_not_plain_among_new_ones_is_told_of(queue: Queue) -> None:
     (row,) = queue.rows(TURN, "w", None, None, queue.at(1), ids[0] - 1, False)
 
     assert (row["ids"], row["left_out_others"]) == (ids[:1], True)
-
-
-def test_a_locked_message_is_passed_over(queue: Queue, connect: Any) -> None:
-    ids = [queue.send(), queue.send()]
-    with connect() as holder:
-        holder.autocommit = False
-        holder.execute("select from ulak_private.deliveries where id = %s for update", [ids[0]])
-        queue.db.execute("set lock_timeout = '1ms'")
-
-        assert turn(queue, ids[0] - 1) == (ids[1:], [])
 
 
 @pytest.mark.parametrize("change", ["enabled = false", "circuit_state = 'open', circuit_half_open_at = 'infinity'"])

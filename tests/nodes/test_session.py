@@ -105,37 +105,17 @@ def test_a_text_with_a_zero_byte_is_refused_and_not_cut_off(session: Connection)
             values.write(value)
 
 
-def test_what_may_be_followed_is_committed_with_what_follows(session: Connection, db: DB) -> None:
-    session.call(INSERT, ("int",), (1,), may_be_followed=True)
-    session.call(INSERT, ("int",), (2,), may_be_followed=True)
-    before = numbers(db)
-    session.commit()
-
-    assert (before, numbers(db)) == ([], [1, 2])
-
-
-def test_what_stands_alone_is_committed_at_once(session: Connection, db: DB) -> None:
+def test_what_fails_is_undone_alone(session: Connection, db: DB) -> None:
     session.call(INSERT, ("int",), (1,))
-
-    assert numbers(db) == [1]
-
-
-def test_what_fails_is_undone_and_the_transaction_goes_on(session: Connection, db: DB) -> None:
-    session.call(INSERT, ("int",), (1,), may_be_followed=True)
-    for follows in (True, False):
-        with pytest.raises(psycopg.errors.UniqueViolation):
-            session.call(INSERT, ("int",), (1,), may_be_followed=follows)
+    with pytest.raises(psycopg.errors.UniqueViolation):
+        session.call(INSERT, ("int",), (1,))
     session.call(INSERT, ("int",), (2,))
-    session.commit()
 
     assert numbers(db) == [1, 2]
 
 
-def test_what_fails_first_leaves_no_transaction_behind(session: Connection, db: DB) -> None:
-    with pytest.raises(psycopg.errors.DivisionByZero):
-        session.call("select 1 / $1", ("int",), (0,), may_be_followed=True)
-    session.call(INSERT, ("int",), (1,), may_be_followed=True)
-    session.commit()
+def test_each_call_is_committed_at_once(session: Connection, db: DB) -> None:
+    session.call(INSERT, ("int",), (1,))
 
     assert numbers(db) == [1]
 
@@ -157,14 +137,9 @@ def test_what_cannot_be_read_is_undone(cluster: Cluster, open_session: Open) -> 
         with cluster.connect(name) as db:
             db.execute("create table numbers (n integer)")
             session = open_session(name)
-            for follows in (True, False):
-                with pytest.raises(psycopg.errors.CharacterNotInRepertoire):
-                    session.call(
-                        r"insert into numbers values (1) returning convert_from('\xff', 'SQL_ASCII')",
-                        may_be_followed=follows,
-                    )
+            with pytest.raises(psycopg.errors.CharacterNotInRepertoire):
+                session.call(r"insert into numbers values (1) returning convert_from('\xff', 'SQL_ASCII')")
             session.call("insert into numbers values (2)")
-            session.commit()
 
             assert numbers(db) == [2]
             session.close()
@@ -175,7 +150,6 @@ def test_what_cannot_be_read_is_undone(cluster: Cluster, open_session: Open) -> 
 def test_a_session_that_was_ended_is_lost_and_stays_so(session: Connection, db: DB) -> None:
     """Whatever is asked of it then: a run that breaks off tries to give back what it holds."""
     ((pid, *_),) = [tuple(row.values()) for row in session.call("select pg_backend_pid()")]
-    session.call(INSERT, ("int",), (1,), may_be_followed=True)
     db.execute("select pg_terminate_backend(%s)", [pid])
     wait_until_gone(pid, db)
 
@@ -183,9 +157,7 @@ def test_a_session_that_was_ended_is_lost_and_stays_so(session: Connection, db: 
         with pytest.raises(Lost):
             session.call("select 1")
         with pytest.raises(Lost):
-            session.call(INSERT, ("int",), (2,), may_be_followed=True)
-    with pytest.raises(Lost):
-        session.commit()
+            session.call(INSERT, ("int",), (2,))
     assert numbers(db) == []
 
 

@@ -8,7 +8,6 @@ import pytest
 from support.stage import FakeWakeUp, Stage
 from ulak.messages.delivery import DELIVERED, Outcome
 from ulak.worker.port import Busy, Turn
-from ulak.worker.tuning import REPORT_SECONDS
 
 
 @pytest.fixture

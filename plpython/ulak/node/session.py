@@ -68,8 +68,7 @@ class Connection:
 
     def call(self, query: str, types: Sequence[str] = (), arguments: Sequence[Any] = ()) -> Rows:
         try:
-            # Without a BEGIN a statement is its own transaction. A text that can't be sent as UTF-8 fails in the server,
-            # and is undone with it.
+            # Without a BEGIN a statement is its own transaction. What can't be sent as UTF-8 fails in the server.
             return self._execute(query, types, [values.write(each) for each in arguments])
         except psycopg.Error as error:
             if error.sqlstate == CANCELLED:

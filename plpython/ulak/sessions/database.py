@@ -29,8 +29,9 @@ _MOST_ENDPOINTS = 64
 
 _TURN = """
     select last_sent, notified_to, (claimed).*
-    from ulak_private.worker_turn($1, $2, $3, $4, $5, $6, $7, p_wake_ups => $8, p_wish => case when $9 > 0 then
-        row($9, row($10, $11, $12), make_interval(secs => $13), $14, $15, $16, $17, $18, $19, $20)::ulak_private.wish end)
+    from ulak_private.worker_turn($1, $2, $3, $4, $5, $6, $7, p_wake_ups => $8, p_wish => case when $9 > 0
+        then row($9, row($10, $11, $12), make_interval(secs => $13), $14, $15, $16, $17, $18, $19, $20)
+            ::ulak_private.wish end)
 """
 _TURN_TYPES = (
     *("text", "bigint[]", "int[]", "text[]", "int[]", "jsonb[]", "int[]", "bool"),

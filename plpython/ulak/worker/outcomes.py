@@ -47,7 +47,7 @@ class Settling:
             self.has_failed = True
         # A limit that this worker alone can't reach holds nobody up for long.
         is_capped = to is not None and to.max_in_flight is not None and to.max_in_flight <= self._held.slots
-        if is_capped or any([each.ordering_key is not None for each in messages]):
+        if is_capped or any(each.ordering_key is not None for each in messages):
             self.is_awaited = True
 
     def part(self) -> list[Settled]:
@@ -76,7 +76,7 @@ class Settling:
         return {message.id for done in self.deferred.values() for each in done for message in each.messages}
 
     def _store_endpoints(self, endpoint_ids: Iterable[int], now: float) -> None:
-        """Each in a transaction of its own: who keeps one endpoint locked and waits for another may wait in a circle."""
+        """One transaction each: two workers that keep one endpoint locked and wait for another may wait in a circle."""
         for endpoint_id in endpoint_ids:
             try:
                 self._store_endpoint(self.deferred[endpoint_id])
@@ -120,8 +120,8 @@ class Settling:
 
 
 def columns(group: Sequence[Settled]) -> Outcomes:
-    failed = any([done.outcome.error is not None or done.outcome.failures is not None for done in group])
-    answered = any([done.outcome.response is not None for done in group])
+    failed = any(done.outcome.error is not None or done.outcome.failures is not None for done in group)
+    answered = any(done.outcome.response is not None for done in group)
     messages = [message for done in group for message in done.messages]
     # One request carried them, so the circuit breaker counts them as one.
     batched = len(messages) > len(group)

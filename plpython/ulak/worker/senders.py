@@ -54,7 +54,7 @@ class Senders:
         with suppress(Busy):
             if is_poller:
                 self._wake_up = self._database.listen()
-                return self._wake_up and self._wake_up.fileno()
+                return None if self._wake_up is None else self._wake_up.fileno()
             self.stop_listening()
             if self._wake_up is not None:
                 self._wake_up = None

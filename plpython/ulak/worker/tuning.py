@@ -5,9 +5,9 @@ Measured on two shared cores with PostgreSQL 15; `make bench ARGS="delivery brea
 
 from __future__ import annotations
 
-# Turns: how close they may follow each other is the setting turn_interval. -------------------------------------------
-# An outcome is stored by the first turn after this, and after twice this at the latest. Longer: more is sent again after
-# a crash. Shorter: fewer are stored together, and one takes nearly as long as ten (0.4 ms beside 0.5 ms).
+# Turns. How close they may follow each other is the setting turn_interval. -------------------------------------------
+# An outcome is stored by the first turn after this, and after twice this at the latest. Longer: more is sent again
+# after a crash. Shorter: fewer are stored together, and one takes nearly as long as ten (0.4 ms beside 0.5 ms).
 SETTLE_SECONDS = 0.05
 # Where another message may wait for an outcome (the next one of an ordering key, or under a limit in flight), and other
 # requests are under way.

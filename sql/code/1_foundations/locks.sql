@@ -19,6 +19,7 @@
 --     lock_ordering_key               the row of an ordering key: senders of one key, until they commit; waits
 --     forget_idempotency_keys         rows of keys that are free again, to delete them; skips
 --     forget_ordering_keys            rows of keys that nobody uses any more, to delete them; skips
+--     claim_new                       messages that were just sent; skips
 --     lock_due                        messages that a claim takes; skips
 --     reschedule                      a message that waits, to give it another time; waits for a claim or another change of it
 --     archive_finished                messages that 0.2.0 has finished, to archive them; skips
@@ -59,7 +60,7 @@
 --     wait_for_workers_to_leave       table ulak_private.schedule (exclusive), in stop() where background workers run the jobs: workers see it in
 --                                     pg_locks, and leave before their jobs are unscheduled; waits
 --
--- An update locks its rows too: messages by settling, heartbeats and the turn in light traffic, each the worker's own; ulak.workers by
+-- An update locks its rows too: messages by settling and heartbeats, each the worker's own; ulak.workers by
 -- the session that has the number; ulak.endpoints by alter_endpoint() and whoever called lock_endpoint() before.
 --
 -- The order: a named lock, then ordering keys by endpoint and key, then messages and dead letters, then endpoints by ascending id, each

@@ -55,9 +55,9 @@ begin
         array_agg(c.endpoint_id),
         array_agg(c.config_version),
         array_agg(case when octet_length(c.payload) <= p_wish.longest then c.payload else '' end),
-        array_agg(case when octet_length(c.headers) > p_wish.longest then '' else c.headers end),
-        array_agg(case when octet_length(c.metadata) > p_wish.longest then '' else c.metadata end),
-        array_agg(c.correlation_id),
+        case when count(c.headers) > 0 then array_agg(case when octet_length(c.headers) > p_wish.longest then '' else c.headers end) end,
+        case when count(c.metadata) > 0 then array_agg(case when octet_length(c.metadata) > p_wish.longest then '' else c.metadata end) end,
+        case when count(c.correlation_id) > 0 then array_agg(c.correlation_id) end,
         null,
         array_agg(c.created_at),
         null

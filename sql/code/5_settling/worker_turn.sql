@@ -26,6 +26,9 @@ declare
     v_sequence oid := 'ulak.queue_id_seq'::regclass;
     v_new bigint;
 begin
+    if p_now is not null then
+        p_now := ulak_private.clock(p_now);
+    end if;
     if p_ids is not null then
         perform ulak_private.settle_many(p_worker, p_ids, p_attempts, p_errors, p_retry_after, p_responses, p_now, p_requests);
     end if;
