@@ -2,7 +2,8 @@
 
 -- Whether n more messages fit below a limit of L is an OFFSET probe: they do if there is no live message at offset L - n. Such a
 -- probe walks over all that is live, so it isn't made by each send. It asks for a larger reserve r first: without a live message
--- at offset L - r, the next r ids can't overflow the queue, whatever happens meanwhile. That is the promise (ulak_private.queue_headroom)
+-- at offset L - r, the next r ids can't overflow the queue. Sessions that probe at the same moment don't see each other's messages, and
+-- may overshoot the limit by these. That is the promise (ulak_private.queue_headroom)
 -- with which sends compare their id, and only past its end is the queue probed again.
 create or replace function ulak_private.has_room(p_last_id bigint)
 returns boolean

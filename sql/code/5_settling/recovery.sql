@@ -1,6 +1,7 @@
 -- Recovery: messages whose worker went silent, and messages that outlived their time.
 
--- A lease that ran out, or whose worker died, counts as a failure and takes the same path as a reported one.
+-- A lease that ran out, or whose worker died, counts as a failure and takes the same path as a reported one, but the circuit breaker isn't
+-- told: it says nothing about the receiver. If it was the last retry, the message becomes a dead letter, even if the receiver has it.
 -- `skip locked`: two sweeps at once recover each message once, and a worker that is settling right now wins.
 create or replace function ulak.recover_stale_messages(
     p_now timestamptz default clock_timestamp(),

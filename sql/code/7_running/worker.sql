@@ -412,7 +412,7 @@ begin
 end
 $plpgsql$;
 
--- Asked several times a second: whether to go on. `stop` when stop() was called since the run began.
+-- Asked ten times a second, or each second by a worker that listens: whether to go on. `stop` when stop() was called since the run began.
 create or replace function ulak_private.worker_check(p_slot integer, p_stamp text)
 returns table (leave text, settings text)
 language plpgsql
