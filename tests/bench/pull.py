@@ -283,7 +283,7 @@ def snapshot(stage: Stage) -> Iterator[Figure]:
         found = stream(stage, way, seconds, is_held=True)
         yield Figure(
             f"{RATE}/s for {seconds} s under an old snapshot: {way}",
-            Quantity(found.sent / seconds, "/s", "sent"),
+            Quantity(found.sent / seconds, "/s", "sent", required=0.98 * RATE if way == "work" else None),
             Quantity(found.done / found.sent, "of", "them done", required=0.98 if way == "work" else None),
             *streamed(found),
             headline=way == "work",
