@@ -441,7 +441,12 @@ returns table (id bigint, attempt integer, is_settled boolean)
 language sql
 immutable
 as $sql$
-    select r.id, r.attempt, coalesce(r.id = any (p_settled) and r.attempt = max(r.attempt) over (partition by r.id), false)
+    select
+        r.id,
+        r.attempt,
+        -- Usually all of them: searching for each one takes 36 ms for 5,000.
+        cardinality(p_settled) = cardinality(p_ids)
+            or coalesce(r.id = any (p_settled) and r.attempt = max(r.attempt) over (partition by r.id), false)
     from unnest(p_ids, p_attempts) with ordinality r(id, attempt, place)
     order by r.place
 $sql$;
