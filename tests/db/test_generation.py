@@ -95,9 +95,11 @@ def test_a_generation_is_a_number_from_1_on(queue: Queue, given: int) -> None:
         queue.refuses("publish", "sold", PAYLOAD, generation=given),
         queue.refuses("send_messages", "shop", Jsonb([{"payload": 1, "generation": given}])),
         queue.refuses("redrive_message", letter, new_generation=given),
+        queue.refuses("redrive", "shop", new_generation=given),
+        queue.refuses("redrive", "shop", new_generation=given, dry_run=True),
     ]
 
-    assert [error.sqlstate for error in errors] == ["22023"] * 4
+    assert [error.sqlstate for error in errors] == ["22023"] * 6
 
 
 def test_no_sender_can_forge_the_header(queue: Queue) -> None:

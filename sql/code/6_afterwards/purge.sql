@@ -145,7 +145,7 @@ begin
     if p_given ->> 'p_priority' is not null then
         perform ulak_private.check_priority((p_given ->> 'p_priority')::integer);
     end if;
-    perform ulak_private.check_rate(v_rate);
+    perform ulak_private.check_rate(v_rate), ulak_private.check_generation((p_given ->> 'p_new_generation')::bigint);
     perform ulak_private.check_choice(p_action, p_given ->> 'p_endpoint', p_given ->> 'p_ids' is not null);
     v_ids := case
         when v_is_of_letters then ulak_private.matching_letters(p_given, v_filter, p_action = 'discard')
