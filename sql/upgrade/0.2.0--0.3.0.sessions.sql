@@ -241,7 +241,8 @@ language sql
 security definer
 set search_path = pg_catalog, pg_temp
 as $sql$
-    select s.id, false, null, null, null, null, null, null, null, null, null
+    select
+        s.id, false, null::uuid, null::integer, null::bigint, null::bigint, null::jsonb, null::jsonb, null::jsonb, null::uuid, null::timestamptz
     from unnest(ulak_private.settle_many(p_worker, p_ids, p_attempts, p_now => p_now)) s(id)
 $sql$;
 

@@ -11,7 +11,7 @@ NEXT_MONTH = "select date_trunc('month', now() at time zone 'UTC') at time zone 
 
 MISPLACED = """
     select count(*) from ulak_private.archived
-    where tableoid::regclass::text <> 'ulak.archive_' || to_char(created_at at time zone 'UTC', 'YYYY_MM')
+    where tableoid::regclass::text <> 'ulak_private.archive_' || to_char(created_at at time zone 'UTC', 'YYYY_MM')
 """
 
 

@@ -235,7 +235,7 @@ def test_code_that_does_not_match_its_hash_is_not_run(site: Site, receiver: Rece
 
 
 def test_two_nodes_share_the_work(site: Site, start_node: StartNode) -> None:
-    with Receiver(Answer(delay=0.02)) as receiver:
+    with Receiver(Answer(delay=0.2)) as receiver:
         site.http("shop", receiver.url)
         start_node("one")
         start_node("two")

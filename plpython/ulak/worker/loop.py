@@ -33,7 +33,6 @@ class Worker:
         """`settings` is what the options were made from; `until` is by the clock."""
         now = clock()
         self._database = database
-        self._options = options
         self._dispatcher = dispatcher
         self._clock = clock
         self._ending = Ending(until, settings)
@@ -91,7 +90,7 @@ class Worker:
             self._dispatcher.in_flight > 0,
             senders.is_listening,
             turns.last,
-            self._options.turn_interval,
+            turns.interval,
             len(held.done),
             settling.since,
             settling.is_awaited,

@@ -1,7 +1,7 @@
 """A turn of the worker: what came back is stored and what there is room for is claimed, by one call.
 
 A claim asks all endpoints in turn. If it ended before it had come to those that had more the last time, the next one
-asks these alone.
+asks these alone. After a look at the others in vain only these are asked for BESIDE_SECONDS.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ulak.worker.outcomes import Settling, columns
 from ulak.worker.port import Busy, Claimed, Database, Refused, Turn, Wish
 from ulak.worker.senders import Senders
 from ulak.worker.timers import Ending, Timers
-from ulak.worker.tuning import SETTLE_RETRY_SECONDS, VISITS_BESIDE
+from ulak.worker.tuning import BESIDE_SECONDS, SETTLE_RETRY_SECONDS, VISITS_BESIDE
 
 
 class Turns:
@@ -51,8 +51,14 @@ class Turns:
         self._goes_on = False
         # Endpoints that got all that they may have: they may have more.
         self._have_more: set[int] = set()
-        # They are asked next.
+        # They are asked next, and until then.
         self._are_asked = False
+        self._are_asked_until = self.last
+
+    @property
+    def interval(self) -> float:
+        """The next turn comes no sooner. Endpoints that have more don't wait for it after a look at the others."""
+        return 0.0 if self._are_asked and self._have_more else self._options.turn_interval
 
     def can_claim(self, now: float) -> bool:
         """A run whose time is over claims nothing more, so that it can end. But where slow receivers, or outcomes that
@@ -100,7 +106,8 @@ class Turns:
             most = self._options.batch_size
         rooms.update(dict.fromkeys(self._settling.deferred, 0))
         most = min(most, self._options.batch_size, held.room_for_messages())
-        asked = list(self._have_more) if self._are_asked and self._have_more else None
+        are_asked = self._are_asked or now < self._are_asked_until
+        asked = list(self._have_more) if are_asked and self._have_more else None
         is_for_all = asked is not None or self.has_more() or self._settling.is_awaited
         behind = None if is_for_all else self._senders.behind(now)
         visits = VISITS_BESIDE if self._have_more else 1000
@@ -110,7 +117,7 @@ class Turns:
         messages = [message for each in turn.claimed for message in each.messages]
         ids = [message.id for message in messages]
         if wish is not None:
-            self._note_more(turn, wish, len(ids))
+            self._note_more(turn, wish, len(ids), now)
         was_for_all = wish is not None and wish.behind is None and wish.endpoint_ids is None
         if self._senders.followed(turn, ids, was_for_all, self._goes_on, now):
             # It wasn't a sender who notified: it may have been stop().
@@ -119,13 +126,15 @@ class Turns:
             self._held.claim(messages)
             self._prepare(turn.claimed, messages)
 
-    def _note_more(self, turn: Turn, wish: Wish, found: int) -> None:
+    def _note_more(self, turn: Turn, wish: Wish, found: int, now: float) -> None:
         # A look in vain goes on with the next endpoints only if somebody has sent.
         has_sent = self._senders.was_notified or turn.last_sent != self._senders.last_sent
         is_round = found > 0 or self._goes_on or has_sent
         if wish.endpoint_ids is None:
             self._goes_on = found >= wish.most or (turn.left_out_others and is_round)
         self._are_asked = wish.endpoint_ids is None and turn.left_out_others and found < wish.most
+        if self._are_asked and not found:
+            self._are_asked_until = now + BESIDE_SECONDS
         if not turn.left_out_others and found < wish.most and wish.behind is None:
             # An endpoint without room wasn't asked.
             self._have_more = {each for each in self._have_more if not wish.rooms.get(each, wish.room)}
