@@ -23,6 +23,12 @@ CALLS = [
     "select * from ulak.metrics()",
     "select * from ulak.find_messages('shop')",
     "select * from ulak.explain((select max(id) from ulak.queue))",
+    "select * from ulak.get_endpoint_health()",
+    "select * from ulak.health_check()",
+    "select * from ulak.dlq_summary()",
+    "select * from ulak.find_letters('shop')",
+    "select * from ulak.retry_schedule",
+    "select ulak.report()",
     "select ulak.purge('shop')",
 ]
 
