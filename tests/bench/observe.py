@@ -227,7 +227,7 @@ PAGES = (
 
 
 def look_at_the_console(stage: Stage) -> Iterator[Figure]:
-    """Its pages as an administrator gets them, each for the second time and later: the first loads the session."""
+    """Its pages as an administrator gets them. The first of all loads the session, and is told apart."""
     endpoints, letters = stage.scaled(2000, 50), stage.scaled(100_000, 1000)
     with stage.database() as name, stage.cluster.connect(name) as db, tempfile.TemporaryDirectory() as folder:
         given = {"endpoints": endpoints, "messages": 20 * letters}
@@ -251,8 +251,10 @@ def look_at_the_console(stage: Stage) -> Iterator[Figure]:
                         start = time.perf_counter()
                         assert console.get(page, cookies).status == 200, page
                         taken.append((time.perf_counter() - start) * 1000)
-                    quantity = Quantity(statistics.median(taken[1:]), "ms", required=MANY_LIMIT_MS)
-                    yield Figure(f"console, {letters:,} dead letters of {endpoints:,} endpoints: {page}", quantity)
+                    what = f"console, {letters:,} dead letters of {endpoints:,} endpoints: {page}"
+                    if page == PAGES[0]:
+                        yield Figure(f"{what}, first look", Quantity(taken[0], "ms", required=MANY_LIMIT_MS))
+                    yield Figure(what, Quantity(statistics.median(taken[1:]), "ms", required=MANY_LIMIT_MS))
         finally:
             rules.write_text(before)
             stage.cluster.reload()
