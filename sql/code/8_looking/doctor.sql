@@ -696,7 +696,7 @@ as $sql$
     limit 3
 $sql$;
 
--- An advisory lock can be taken by anybody. Nothing of ulak's waits for the circuit breaker's, but other tools that look at it do.
+-- Anybody can take an advisory lock. Changes of a circuit breaker wait for its lock for 0.1 s, other tools perhaps longer.
 create or replace function ulak_private.doctor_locks(p_now timestamptz)
 returns table (severity text, check_name text, finding text, fix text)
 language sql
