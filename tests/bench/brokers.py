@@ -1,7 +1,8 @@
-"""How fast one worker delivers to brokers, beside the same client in a bare loop against the same broker."""
+"""How fast one worker delivers to brokers, beside the usual client in a bare loop against the same broker."""
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import time
 import uuid
@@ -10,6 +11,7 @@ from dataclasses import replace
 from statistics import median
 from typing import Any, NamedTuple
 
+import nats
 import redis
 from confluent_kafka import Producer
 from paho.mqtt.packettypes import PacketTypes
@@ -192,43 +194,73 @@ def to_kafka(stage: Stage) -> Iterator[Figure]:
 
 
 def to_nats(stage: Stage) -> Iterator[Figure]:
-    """Into a stream of JetStream on disk. There is no client in Debian: the bare loop is ulak's own, without a database,
-    with as many unacknowledged as a worker may have. A socket that only counts acknowledgements is shown beside it."""
+    """Into a stream of JetStream on disk. The bare loop is the usual client's, with as many unacknowledged as a worker may
+    have. ulak speaks the protocol itself: its own client without a database, and a socket that only counts
+    acknowledgements, are shown beside it."""
     with Nats(stage.cluster.folder / "nats") as server:
         server.create_stream("ORDERS", "orders")
         config = {"url": server.url, "subject": "orders"}
 
-        def purge() -> None:
-            with server.client() as client:
-                client.api("STREAM.PURGE.ORDERS", {})
+        def purged(send: Callable[[int], None]) -> Callable[[int], None]:
+            def send_to_empty_stream(count: int) -> None:
+                with server.client() as client:
+                    client.api("STREAM.PURGE.ORDERS", {})
+                send(count)
 
-        def send(count: int) -> None:
-            purge()
-            dispatcher = Dispatcher(transports(SETTINGS, "bare", MOST_UNACKNOWLEDGED, print, time.time))
-            endpoint = dispatcher.parse(EndpointConfig(1, "orders", 1, config, protocol="nats"))
-            sent = left = count
-            while left:
-                while sent and left - sent + endpoint.batch_size <= MOST_UNACKNOWLEDGED:
-                    size = min(sent, endpoint.batch_size)
-                    dispatcher.start(endpoint, [_message(count - sent + n) for n in range(size)])
-                    sent -= size
-                for each in dispatcher.step(1):
-                    assert each.outcome.error is None
-                    left -= len(each.messages)
-            dispatcher.close()
+            return send_to_empty_stream
 
-        def count_only(count: int) -> None:
-            purge()
+        def usual(count: int) -> None:
+            asyncio.run(_publish_by_nats_py(server.url, count))
+
+        def own(count: int) -> None:
+            _publish_by_own_client(config, count)
+
+        def counted(count: int) -> None:
             _publish_and_count(server.port, count)
 
-        yield from compare(stage, Broker("nats", config, send), is_fast=True)
+        yield from compare(stage, Broker("nats", config, purged(usual)), is_fast=True)
         count = stage.scaled(MESSAGES, 500)
-        bare = bare_loop(Broker("nats", config, count_only), count)
-        yield Figure(
-            f"nats: a socket that counts acknowledgements, {count:,} messages",
-            Quantity(bare.rate, "/s"),
-            Quantity(bare.processor * 1e6 / count, "us", "of processor each"),
-        )
+        for name, send in ("ulak's client without a database", own), ("a socket that counts acknowledgements", counted):
+            bare = bare_loop(Broker("nats", config, purged(send)), count)
+            yield Figure(
+                f"nats: {name}, {count:,} messages",
+                Quantity(bare.rate, "/s"),
+                Quantity(bare.processor * 1e6 / count, "us", "of processor each"),
+            )
+
+
+async def _publish_by_nats_py(url: str, count: int) -> None:
+    connection = await nats.connect(url)
+    stream = connection.jetstream(publish_async_max_pending=MOST_UNACKNOWLEDGED)
+    acknowledged = []
+    for n in range(count):
+        message_id = str(uuid.uuid4())
+        headers = {
+            "Nats-Msg-Id": message_id,
+            "ulak-message-id": message_id,
+            "ulak-attempt": "1",
+            "content-type": "application/json",
+            "ulak-created-at": "2026-11-17T12:00:00.123456+00:00",
+        }
+        acknowledged.append(await stream.publish_async("orders", body(n), headers=headers))
+    await stream.publish_async_completed()
+    assert all(each.exception() is None for each in acknowledged)
+    await connection.close()
+
+
+def _publish_by_own_client(config: dict[str, Any], count: int) -> None:
+    dispatcher = Dispatcher(transports(SETTINGS, "bare", MOST_UNACKNOWLEDGED, print, time.time))
+    endpoint = dispatcher.parse(EndpointConfig(1, "orders", 1, config, protocol="nats"))
+    sent = left = count
+    while left:
+        while sent and left - sent + endpoint.batch_size <= MOST_UNACKNOWLEDGED:
+            size = min(sent, endpoint.batch_size)
+            dispatcher.start(endpoint, [_message(count - sent + n) for n in range(size)])
+            sent -= size
+        for each in dispatcher.step(1):
+            assert each.outcome.error is None
+            left -= len(each.messages)
+    dispatcher.close()
 
 
 def _message(n: int) -> Message:
