@@ -12,7 +12,7 @@ DB = psycopg.Connection[Any]
 # What each role may execute. Whatever is not listed for a role, it may not. _name stands for ulak_private.name.
 FUNCTIONS = {
     "ulak_application": """
-        send send_with_options send_batch send_batch_with_priority send_messages send_many publish publish_batch
+        send send_with_options send_batch send_batch_with_priority send_messages send_many publish publish_batch sent
         cancel cancel_by_key reschedule reprioritise
         message_status find_messages await_delivery _await_delivery explain mark_handled setting help _shown_config
     """,
@@ -29,7 +29,7 @@ FUNCTIONS = {
         create_endpoint alter_endpoint drop_endpoint grant_endpoint revoke_endpoint grant_event_type revoke_event_type enable_endpoint disable_endpoint validate_endpoint_config
         set_secret rotate_secret drop_secret configure setting reset_circuit_breaker update_circuit_breaker
         create_event_type alter_event_type drop_event_type subscribe alter_subscription unsubscribe
-        send send_with_options send_batch send_batch_with_priority send_messages send_many publish publish_batch message_status mark_handled
+        send send_with_options send_batch send_batch_with_priority send_messages send_many publish publish_batch sent message_status mark_handled
         claim heartbeat complete fail release work listen
         heartbeat_many complete_many fail_many release_many retry_delay recover_stale_messages mark_expired_messages
         cancel cancel_by_key reschedule reprioritise purge discard retry_now find_messages find_letters replay_plan await_delivery _await_delivery

@@ -39,7 +39,7 @@ begin
             )),
             ('ulak', 'ulak_application', array[
                 'send', 'send_with_options', 'send_batch', 'send_batch_with_priority', 'send_messages', 'send_many',
-                'publish', 'publish_batch',
+                'publish', 'publish_batch', 'sent',
                 'cancel', 'cancel_by_key', 'reschedule', 'reprioritise',
                 'message_status', 'find_messages', 'await_delivery', 'explain', 'mark_handled', 'setting', 'help'
             ]),
