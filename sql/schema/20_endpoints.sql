@@ -78,6 +78,8 @@ comment on column ulak.endpoints.is_restricted is 'true: only roles with a grant
 -- Few endpoints are of either kind: publish() asks for them among thousands of subscribers.
 create index endpoints_restricted_idx on ulak.endpoints (id) where is_restricted;
 create index endpoints_max_pending_idx on ulak.endpoints (id) where max_pending is not null;
+-- So does archive_rows().
+create index endpoints_announcing_idx on ulak.endpoints (id) where config ? 'announce';
 comment on column ulak.endpoints.last_error is 'the error of last_failure_at';
 
 -- For endpoints with max_pending: up to which message id a send needs no look at the waiting messages. A table of its own, because

@@ -298,6 +298,7 @@ alter table ulak.event_log
     alter column actor set default case when current_setting('role') = 'none' then session_user else current_setting('role') end;
 create index endpoints_restricted_idx on ulak.endpoints (id) where is_restricted;
 create index endpoints_max_pending_idx on ulak.endpoints (id) where max_pending is not null;
+create index endpoints_announcing_idx on ulak.endpoints (id) where config ? 'announce';
 
 comment on column ulak.endpoints.is_restricted is 'true: only roles with a grant may send to it';
 comment on column ulak.event_types.is_restricted is 'true: only roles of ulak.event_type_grants may publish it';

@@ -16,7 +16,10 @@ EVENTS = [
     "ulak.endpoint.dead_letters",
     "ulak.endpoint.disabled",
     "ulak.endpoint.opened",
+    "ulak.message.cancelled",
     "ulak.message.dead",
+    "ulak.message.delivered",
+    "ulak.message.expired",
 ]
 
 

@@ -27,6 +27,7 @@ declare
     v_idempotency_keys text[];
     v_keyed_ids bigint[];
     v_keyed_endpoint_ids bigint[];
+    v_since timestamptz;
 begin
     with gone as (
         delete from ulak_private.deliveries q
@@ -115,9 +116,10 @@ begin
         array_agg(g.endpoint_id) filter (where g.ordering_key is not null),
         array_agg(g.idempotency_key) filter (where g.idempotency_key is not null),
         array_agg(g.id) filter (where g.idempotency_key is not null),
-        array_agg(g.endpoint_id) filter (where g.idempotency_key is not null)
+        array_agg(g.endpoint_id) filter (where g.idempotency_key is not null),
+        min(g.created_at)
     into
-        ids, endpoint_ids, places, ordering_keys, ordered_endpoint_ids, v_idempotency_keys, v_keyed_ids, v_keyed_endpoint_ids
+        ids, endpoint_ids, places, ordering_keys, ordered_endpoint_ids, v_idempotency_keys, v_keyed_ids, v_keyed_endpoint_ids, v_since
     from gone g;
 
     -- The key of what was delivered is kept for a while. All others are free.
@@ -131,6 +133,9 @@ begin
         where k.endpoint_id = g.endpoint_id
             and k.idempotency_key = g.idempotency_key collate "C"
             and k.message_id = g.id;
+    end if;
+    if exists (select from ulak.endpoints e where e.id = any (endpoint_ids) and e.config ? 'announce') then
+        perform ulak_private.announce_outcomes(ids, v_since, p_now);
     end if;
 end
 $plpgsql$;

@@ -7,7 +7,10 @@ values
     ('ulak.endpoint.closed', 'the circuit of an endpoint closed again', '-infinity'),
     ('ulak.endpoint.disabled', 'an endpoint was disabled, by an administrator or because it answered 410 Gone', '-infinity'),
     ('ulak.endpoint.dead_letters', 'a digest: how many messages of an endpoint became dead letters in the last minute, by event type and error', '-infinity'),
-    ('ulak.message.dead', 'a message became a dead letter', '-infinity')
+    ('ulak.message.dead', 'a message became a dead letter', '-infinity'),
+    ('ulak.message.delivered', 'a message was delivered, to an endpoint whose config announces it', '-infinity'),
+    ('ulak.message.expired', 'a message was not delivered in time, to an endpoint whose config announces it', '-infinity'),
+    ('ulak.message.cancelled', 'a message was taken back, from an endpoint whose config announces it', '-infinity')
 on conflict (name) do update set description = excluded.description;
 
 create or replace function ulak_private.has_subscribers(p_event_type text)
@@ -32,19 +35,12 @@ language plpgsql
 set search_path = pg_catalog, pg_temp
 as $plpgsql$
 declare
-    v_receivers bigint[];
-    v_places integer[];
-    v_ids bigint[];
+    v_mail record := ulak_private.operator_mail(p_event_type, p_endpoint_ids, p_payloads);
+    v_ids bigint[] := v_mail.ids;
 begin
-    select array_agg(r.id order by v.place, r.id), array_agg(v.place order by v.place, r.id)
-    into v_receivers, v_places
-    from unnest(p_endpoint_ids, p_payloads) with ordinality v(endpoint_id, payload, place)
-    cross join lateral unnest(ulak_private.subscribed_endpoints(p_event_type, v.payload)) r(id)
-    where r.id <> v.endpoint_id;
-    if v_receivers is null then
+    if v_ids = '{}' then
         return;
     end if;
-    v_ids := array(select nextval('ulak.queue_id_seq') from generate_series(1, cardinality(v_receivers)));
     if ulak_private.has_room(v_ids[cardinality(v_ids)]) is not true then
         begin
             perform ulak_private.check_backpressure(v_ids[cardinality(v_ids)], cardinality(v_ids));
@@ -73,11 +69,54 @@ begin
                 return;
         end;
     end if;
-    insert into ulak_private.deliveries (id, event_id, endpoint_id, next_retry_at, created_at, updated_at)
-    select m.id, m.event_id, e.id, p_now, p_now, p_now
+    perform ulak_private.insert_operator_events(p_event_type, v_ids, v_mail.receivers, v_mail.places, p_payloads, p_now);
+end
+$plpgsql$;
+
+-- Who gets them: the event at places[i] goes to receivers[i] as message ids[i].
+create or replace function ulak_private.operator_mail(
+    p_event_type text,
+    p_endpoint_ids bigint[],
+    p_payloads jsonb[],
+    out ids bigint[],
+    out receivers bigint[],
+    out places integer[]
+)
+language sql
+set search_path = pg_catalog, pg_temp
+as $sql$
+    select
+        -- Drawn in the order of the subquery, so the last one is the greatest.
+        coalesce(array_agg(nextval('ulak.queue_id_seq')), '{}'),
+        array_agg(m.receiver),
+        array_agg(m.place)
     from (
-        select m.id, m.endpoint_id, min(m.id) over (partition by m.place) as event_id
-        from unnest(v_ids, v_receivers, v_places) m(id, endpoint_id, place)
+        select v.place, r.id as receiver
+        from unnest(p_endpoint_ids, p_payloads) with ordinality v(endpoint_id, payload, place)
+        cross join lateral unnest(ulak_private.subscribed_endpoints(p_event_type, v.payload)) r(id)
+        where r.id <> v.endpoint_id
+        order by v.place, r.id
+    ) m
+$sql$;
+
+create or replace function ulak_private.insert_operator_events(
+    p_event_type text,
+    p_ids bigint[],
+    p_receivers bigint[],
+    p_places integer[],
+    p_payloads jsonb[],
+    p_now timestamptz
+)
+returns void
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+begin
+    insert into ulak_private.deliveries (id, event_id, endpoint_id, correlation_id, next_retry_at, created_at, updated_at)
+    select m.id, m.event_id, e.id, (p_payloads[m.place] ->> 'correlation_id')::uuid, p_now, p_now, p_now
+    from (
+        select m.id, m.endpoint_id, m.place, min(m.id) over (partition by m.place) as event_id
+        from unnest(p_ids, p_receivers, p_places) m(id, endpoint_id, place)
     ) m
     join ulak.endpoints e on e.id = m.endpoint_id;
     insert into ulak_private.events (id, created_at, payload, headers, metadata)
@@ -88,8 +127,11 @@ begin
         -- Receivers can trust this header: no application may send it, while it may send any payload.
         jsonb_build_object('ulak-event-type', p_event_type, 'ulak-event-id', gen_random_uuid()),
         jsonb_build_object('event_type', p_event_type)
-    from unnest(v_ids, v_places) m(id, place)
+    from unnest(p_ids, p_places) m(id, place)
     group by m.place;
+    if ulak_private.wants_wake_up(p_ids[1]) then
+        perform ulak_private.wake_workers();
+    end if;
 end
 $plpgsql$;
 
@@ -159,10 +201,11 @@ begin
             array_agg(jsonb_build_object('type', 'ulak.message.dead', 'at', p_now) || f.facts order by f.id)
         into v_endpoint_ids, v_payloads
         from ulak_private.dead_facts(p_ids) f
-        where not ulak_private.is_told(f.facts);
+        where not ulak_private.is_told(f.facts) and not ulak_private.announces_dead(f.endpoint_id);
         if v_payloads is not null then
             perform ulak_private.tell_operators('ulak.message.dead', v_endpoint_ids, v_payloads, p_now);
         end if;
+        perform ulak_private.announce_letters(p_ids, p_now);
     end if;
     if ulak_private.has_subscribers('ulak.endpoint.dead_letters') then
         insert into ulak_private.dead_counts (endpoint_id, endpoint_name, event_type, cause, letters, counted_at)
@@ -174,7 +217,7 @@ begin
 end
 $plpgsql$;
 
--- Whether a dead letter is an operator event itself.
+-- Whether a message is an event of ulak itself, by its metadata or by the facts of its dead letter.
 create or replace function ulak_private.is_told(p_facts jsonb)
 returns boolean
 language sql

@@ -1,0 +1,113 @@
+-- Outcomes: an endpoint whose config says "announce" has ulak publish what became of its messages, for the application that sent them.
+
+-- archive_rows() calls this for whatever leaves the queue, and only if an endpoint among them announces something. Dead letters are
+-- announced when they are buried, by announce_letters(). p_since: when the first of the messages was sent, so that no earlier month of
+-- the archive is looked at.
+create or replace function ulak_private.announce_outcomes(p_ids bigint[], p_since timestamptz, p_now timestamptz)
+returns void
+language plpgsql
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+as $plpgsql$
+declare
+    v_outcome text;
+    v_endpoint_ids bigint[];
+    v_payloads jsonb[];
+begin
+    for v_outcome, v_endpoint_ids, v_payloads in
+        select
+            o.outcome,
+            array_agg(a.endpoint_id order by a.id),
+            array_agg(
+                ulak_private.announcement(
+                    jsonb_strip_nulls(jsonb_build_object(
+                        'endpoint', e.name,
+                        'message', a.id,
+                        'message_id', a.message_id,
+                        'event_type', left(a.metadata ->> 'event_type', 200),
+                        'correlation_id', a.correlation_id,
+                        'sender', a.sent_by,
+                        'attempts', a.attempts,
+                        'error', case when a.status <> 'completed' then a.last_error end
+                    )),
+                    o.outcome,
+                    a.metadata,
+                    a.response,
+                    p_now
+                )
+                order by a.id
+            )
+        from ulak.archive a
+        join ulak.endpoints e on e.id = a.endpoint_id
+        cross join lateral (select case a.status when 'completed' then 'delivered' else a.status end) o(outcome)
+        where a.id = any (p_ids)
+            and a.created_at >= p_since
+            and e.config -> 'announce' ? o.outcome
+            and a.status <> 'failed'
+            -- No loops: an announcement isn't announced, wherever it goes.
+            and not ulak_private.is_told(a.metadata)
+        group by o.outcome
+    loop
+        perform ulak_private.publish_outcomes('ulak.message.' || v_outcome, v_endpoint_ids, v_payloads, p_now);
+    end loop;
+end
+$plpgsql$;
+
+-- For bury(): the event that operators get of every dead letter, with what only the sender may know.
+create or replace function ulak_private.announce_letters(p_ids bigint[], p_now timestamptz)
+returns void
+language plpgsql
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+as $plpgsql$
+declare
+    v_endpoint_ids bigint[];
+    v_payloads jsonb[];
+begin
+    select
+        array_agg(f.endpoint_id order by f.id),
+        array_agg(ulak_private.announcement(f.facts, 'dead', d.metadata, d.response, p_now) order by f.id)
+    into v_endpoint_ids, v_payloads
+    from ulak_private.dead_facts(p_ids) f
+    join ulak.dlq d on d.id = (f.facts -> 'dlq_id')::bigint
+    where ulak_private.announces_dead(f.endpoint_id) and not ulak_private.is_told(f.facts);
+    perform ulak_private.publish_outcomes('ulak.message.dead', v_endpoint_ids, v_payloads, p_now);
+end
+$plpgsql$;
+
+create or replace function ulak_private.announces_dead(p_endpoint_id bigint)
+returns boolean
+language sql
+stable
+set search_path = pg_catalog, pg_temp
+as $sql$
+    select exists (select from ulak.endpoints e where e.id = p_endpoint_id and e.config -> 'announce' ? 'dead')
+$sql$;
+
+create or replace function ulak_private.announcement(p_facts jsonb, p_outcome text, p_metadata jsonb, p_response jsonb, p_now timestamptz)
+returns jsonb
+language sql
+stable
+as $sql$
+    select jsonb_build_object('type', 'ulak.message.' || p_outcome, 'at', p_now, 'status', p_outcome)
+        || p_facts
+        || case when p_metadata is not null then jsonb_build_object('metadata', p_metadata) else '{}' end
+        || case when p_response is not null then jsonb_build_object('response', p_response) else '{}' end
+$sql$;
+
+-- Unlike other events of ulak these aren't left out when the queue is full: each takes the place of a message that has just ended.
+create or replace function ulak_private.publish_outcomes(p_event_type text, p_endpoint_ids bigint[], p_payloads jsonb[], p_now timestamptz)
+returns void
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+declare
+    v_mail record := ulak_private.operator_mail(p_event_type, p_endpoint_ids, p_payloads);
+begin
+    if v_mail.ids <> '{}' then
+        perform ulak_private.insert_operator_events(p_event_type, v_mail.ids, v_mail.receivers, v_mail.places, p_payloads, p_now);
+    end if;
+end
+$plpgsql$;
