@@ -103,3 +103,24 @@ def test_an_unknown_endpoint_is_refused(queue: Queue, endpoint: str | None, show
     error = refused(queue, "select ulak.send_batch(%s, '{1}')", endpoint)
 
     assert (error.sqlstate, error.message_primary) == ("42704", f"unknown endpoint {shown}")
+
+
+@pytest.mark.parametrize("way", ["send_batch", "send_messages", "publish"])
+def test_many_messages_are_stored_in_the_order_of_their_ids(queue: Queue, way: str) -> None:
+    """Backwards, each page of their indexes would be split in its middle and stay half empty."""
+    db = queue.db
+    db.execute("select ulak.create_event_type('created')")
+    db.execute(
+        "select ulak.create_endpoint('e' || n, 'pull', '{}'), ulak.subscribe('created', 'e' || n) from generate_series(1, 100) n"
+    )
+    call = {
+        "send_batch": "select ulak.send_batch('e1', array(select to_jsonb(n) from generate_series(1, 100) n))",
+        "send_messages": "select ulak.send_messages('e1', (select jsonb_agg(jsonb_build_object('payload', n)) from generate_series(1, 100) n))",
+        "publish": "select ulak.publish('created', '{}')",
+    }[way]
+    # After five calls PostgreSQL may choose a plan for all of them.
+    for _ in range(8):
+        db.execute(call)
+    stored = [row[0] for row in db.execute("select id from ulak_private.deliveries order by ctid")]
+    assert len(stored) == 800
+    assert stored == sorted(stored)
