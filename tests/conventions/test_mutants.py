@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
+from mutants import findings
 from mutants.__main__ import PARTS
 from mutants.model import Mutant
 from support.cluster import PROJECT
@@ -25,3 +26,16 @@ def test_the_tests_that_are_to_notice_exist(mutant: Mutant) -> None:
         file, _, function = test.partition("::")
         name = function.partition("[")[0] or r"test_\w+"
         assert re.search(rf"^def {name}\(", (PROJECT / file).read_text(), re.MULTILINE), test
+
+
+def test_every_finding_of_doctor_has_a_mutant() -> None:
+    """Each function that makes findings, and doesn't only gather those of others."""
+    missing = []
+    for path in sorted((PROJECT / "sql/code/8_looking").glob("doctor_*.sql")):
+        for function in re.split(r"^create or replace function ", path.read_text(), flags=re.MULTILINE)[1:]:
+            name, makes = function.partition("(")[0], re.search(r"^    select\b(?! f\.\*)", function, re.MULTILINE)
+            is_doctor = name.startswith("ulak_private.doctor_")
+            if is_doctor and makes and not any(mutant.old in function for mutant in findings.MUTANTS):
+                missing.append(name)
+
+    assert missing == []

@@ -7,7 +7,7 @@ import re
 from support.cluster import PROJECT
 from support.literals import ambiguous
 
-SQL = sorted(path for part in ("schema", "code", "upgrade") for path in (PROJECT / "sql" / part).glob("*.sql"))
+SQL = sorted(path for part in ("schema", "code", "upgrade") for path in (PROJECT / "sql" / part).rglob("*.sql"))
 PYTHON = sorted((PROJECT / "plpython").rglob("*.py"))
 
 

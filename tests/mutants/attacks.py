@@ -60,7 +60,7 @@ MUTANTS = [
     ),
     Mutant(
         "monitor: advice that leads elsewhere",
-        "sql/code/8_looking/doctor.sql",
+        "sql/code/8_looking/doctor_signatures.sql",
         "''^http:'', ''https:''",
         "''^http:'', ''ftp:''",
         (f"{MONITOR}::test_doctors_advice_on_a_url_is_still_one_to_follow",),

@@ -194,3 +194,43 @@ set search_path = pg_catalog, pg_temp
 as $sql$
     select ulak.setting('workers')::integer
 $sql$;
+
+-- Whether pg_cron is to run workers, when it starts the next one, and whether that is still to come since start() was called.
+create or replace function ulak_private.workers_begin(p_now timestamptz)
+returns table (is_scheduled boolean, is_new boolean, starts text)
+language plpgsql
+stable
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+declare
+    v_minute timestamptz := date_trunc('minute', p_now) + interval '1 minute';
+begin
+    if ulak_private.has_pg_cron() then
+        execute 'select exists (select from cron.job j where j.database = $1 and j.jobname like $2 and j.active)'
+            into is_scheduled
+            using current_database(), 'ulak worker %';
+    else
+        -- Its jobs can't be seen from here, but whether they have started a worker since start() said what to run there.
+        is_scheduled := ulak_private.is_pg_cron_loaded() and exists (
+            select
+            from ulak_private.schedule s
+            where s.workers > 0 and exists (select from ulak.workers w where w.host is null and w.started_at >= s.changed_at)
+        );
+    end if;
+    is_new := is_scheduled and exists (
+        select
+        from ulak_private.schedule s
+        where s.workers > 0
+            and s.changed_at > p_now - interval '75 seconds'
+            and not ulak_private.is_ahead(s.changed_at, p_now)
+            and not exists (select from ulak.workers w where w.started_at >= s.changed_at)
+    );
+    if is_scheduled then
+        starts := case
+            when ulak_private.has_seconds() or exists (select from ulak_private.watchers()) then 'within a few seconds'
+            else format('at %s, in %s', to_char(v_minute, 'HH24:MI:SS'), ulak_private.short_duration(v_minute - p_now))
+        end;
+    end if;
+    return next;
+end
+$plpgsql$;

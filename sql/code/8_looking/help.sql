@@ -26,7 +26,7 @@ begin
             case
                 when t.name = v_name or starts_with(t.name, v_name || '_') then 1
                 when strpos(t.name, v_name) > 0 then 2
-                when strpos(lower(t.description), v_name) > 0 then 3
+                when strpos(lower(t.description collate "C"), v_name) > 0 then 3
             end as rank
         from ulak_private.help_topics() t
     ),

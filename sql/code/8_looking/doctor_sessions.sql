@@ -1,4 +1,4 @@
--- Sessions of applications that hold up messages, and do not know it.
+-- Sessions that hold up messages, and do not know it.
 
 create or replace function ulak_private.doctor_sessions(p_now timestamptz)
 returns table (severity text, check_name text, finding text, fix text)
@@ -6,8 +6,19 @@ language sql
 stable
 set search_path = pg_catalog, pg_temp
 as $sql$
-    -- Senders of one ordering key wait for each other's commits. Who waits for the row of a key has locked its table, and no row of
-    -- another one.
+    select f.* from ulak_private.doctor_ordering_locks(p_now) f
+    union all
+    select f.* from ulak_private.doctor_idle_senders(p_now) f
+$sql$;
+
+-- Senders of one ordering key wait for each other's commits. A session that waits for the row of a key has locked its table, and no
+-- row of another table.
+create or replace function ulak_private.doctor_ordering_locks(p_now timestamptz)
+returns table (severity text, check_name text, finding text, fix text)
+language sql
+stable
+set search_path = pg_catalog, pg_temp
+as $sql$
     with waiting as materialized (
         select w.pid, w.waitstart, t.page, t.tuple
         from pg_locks w
@@ -59,7 +70,14 @@ as $sql$
     -- One that waits itself is not the cause.
     where not exists (select from waiting o where o.pid = b.pid)
     group by a.pid, a.usename, a.application_name, a.state, a.state_change
-    union all
+$sql$;
+
+create or replace function ulak_private.doctor_idle_senders(p_now timestamptz)
+returns table (severity text, check_name text, finding text, fix text)
+language sql
+stable
+set search_path = pg_catalog, pg_temp
+as $sql$
     select
         'warning',
         'session',
@@ -80,4 +98,35 @@ as $sql$
             from pg_locks l
             where l.pid = a.pid and l.locktype = 'relation' and l.relation = 'ulak_private.deliveries'::regclass and l.mode = 'RowExclusiveLock'
         )
+$sql$;
+
+-- Anybody can take an advisory lock. Changes of a circuit breaker wait for its lock for 0.1 s, other tools perhaps longer.
+create or replace function ulak_private.doctor_locks(p_now timestamptz)
+returns table (severity text, check_name text, finding text, fix text)
+language sql
+stable
+set search_path = pg_catalog, pg_temp
+as $sql$
+    select
+        'warning',
+        'locks',
+        format(
+            'session %s of %s has held the lock of the circuit breaker of %s for %s',
+            a.pid,
+            a.usename,
+            coalesce(format('endpoint "%s"', e.name), 'no endpoint'),
+            ulak_private.short_duration(p_now - h.since)
+        ),
+        format('select pg_terminate_backend(%s);', a.pid)
+    from pg_locks l
+    join pg_stat_activity a on a.pid = l.pid
+    cross join lateral (select coalesce(a.xact_start, a.state_change)) h (since)
+    left join ulak.endpoints e on e.id = l.objid::bigint
+    where l.locktype = 'advisory'
+        and l.database = (select d.oid from pg_database d where d.datname = current_database())
+        and l.classid = (hashtext('ulak_cb')::bigint & 4294967295)::oid
+        and l.objsubid = 2
+        and l.granted
+        and l.pid <> pg_backend_pid()
+        and h.since < p_now - interval '5 seconds'
 $sql$;
