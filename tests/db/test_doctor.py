@@ -960,3 +960,22 @@ def test_a_worker_whose_runs_end_with_an_error_is_named_with_the_error_for_an_ho
 
     assert findings == ["2 runs of worker 3 ended with an error, the last one 5m 0s ago: ValueError: bad"]
     assert later == []
+
+
+def test_an_endpoint_whose_host_is_no_longer_allowed_is_told(queue: Queue) -> None:
+    queue.call("set_secret", "hook", "https://hush.internal/hook")
+    queue.endpoint("shop", HTTP, protocol="http")
+    queue.endpoint("bus", {"broker": "k1.internal:9092,k2.internal:9092", "topic": "t"}, protocol="kafka")
+    queue.endpoint("hushed", {"url": {"$secret": "hook"}}, protocol="http")
+    queue.endpoint("off", HTTP, protocol="http")
+    queue.call("disable_endpoint", "off")
+    queue.call("configure", "http_allowed_hosts", "k1.internal")
+
+    bus, hushed, shop = findings(queue, "hosts")
+    mend(queue, shop)
+    mend(queue, findings(queue, "hosts")[0])
+
+    assert bus["finding"] == 'endpoint "bus": http_allowed_hosts does not list its broker (k2.internal)'
+    assert shop["finding"] == 'endpoint "shop": http_allowed_hosts does not list its url (shop.internal)'
+    assert hushed["finding"] == 'endpoint "hushed": http_allowed_hosts does not list its url (***)'
+    assert [each["finding"] for each in findings(queue, "hosts")] == [hushed["finding"]]

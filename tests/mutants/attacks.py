@@ -234,7 +234,7 @@ MUTANTS = [
     Mutant(
         "secrets: anywhere in a config",
         "sql/code/2_endpoints/protocols.sql",
-        "        ulak_private.secrets_violation(p_protocol, p_config, p_endpoint_id, p_old),\n",
+        "v_violation := ulak_private.secrets_violation(p_protocol, p_config, p_endpoint_id, p_old);",
         "",
         (
             f"{ADMIN}::test_a_secret_stands_only_where_a_credential_belongs",
@@ -297,6 +297,35 @@ MUTANTS = [
         "html.escape(text.storable(str(value)))",
         "html.escape(str(value))",
         (f"{RECEIVER}::test_a_stored_text_that_xml_cannot_hold_makes_a_report_that_can_be_read",),
+    ),
+    # Hosts that may be called.
+    Mutant(
+        "hosts: a config names any",
+        "sql/code/2_endpoints/hosts.sql",
+        "where s.allowed <> ''\n",
+        "where false\n",
+        ("tests/db/test_hosts.py::test_a_config_names_no_host_that_is_not_allowed",),
+    ),
+    Mutant(
+        "hosts: a wildcard without its dot",
+        "sql/code/2_endpoints/hosts.sql",
+        "right(p_host, length(l.name) - 1) = substr(l.name, 2)",
+        "right(p_host, length(l.name) - 2) = substr(l.name, 3)",
+        ("tests/db/test_hosts.py::test_a_config_names_no_host_that_is_not_allowed",),
+    ),
+    Mutant(
+        "hosts: any is dialled over HTTP",
+        "plpython/ulak/transports/http/client.py",
+        "raise ConfigError(refusal)",
+        "pass",
+        (f"{ADMIN}::test_no_host_is_dialled_that_is_not_allowed",),
+    ),
+    Mutant(
+        "hosts: any broker is dialled",
+        "plpython/ulak/transports/broker/dial.py",
+        "if refusal := guard.host_refusal(host):",
+        "if (refusal := guard.host_refusal(host)) and not host:",
+        ("tests/worker/test_nats.py::test_an_advertised_host_that_is_not_allowed_is_not_dialled",),
     ),
     # Files that a config names.
     Mutant(

@@ -37,6 +37,12 @@ MUTANTS = [
         f"{TESTS}::test_without_an_endpoint_doctor_says_what_to_do_first",
     ),
     never(
+        "hosts: no longer allowed",
+        "where a.allowed <> '' and e.enabled",
+        f"{TESTS}::test_an_endpoint_whose_host_is_no_longer_allowed_is_told",
+        file="sql/code/8_looking/doctor_hosts.sql",
+    ),
+    never(
         "cluster: restored from another",
         "where b.reason is not null\n$sql$",
         f"{TESTS}::test_a_restored_cluster_that_was_not_adopted_is_critical",

@@ -92,6 +92,39 @@ def test_networks_of_any_spelling_end_no_run(cluster: Cluster, database: str, re
     site.close()
 
 
+def test_no_host_is_dialled_that_is_not_allowed(site: Site, receiver: Receiver) -> None:
+    """Whatever lies in the tables: receiver, token server and proxy are judged when they are dialled, too."""
+    port = receiver.port
+    elsewhere = f"http://127.0.0.1:{port}"
+    oauth = {"type": "oauth2", "token_url": elsewhere, "client_id": "a", "client_secret": "b"}
+    site.configure(http_allowed_hosts="localhost")
+    for name, config in {
+        "good": {},
+        "url": {"url": elsewhere},
+        "proxy": {"proxy": {"url": elsewhere}},
+        "token": {"auth": oauth},
+    }.items():
+        site.http(name, f"http://localhost:{port}")
+        # As if the list had been longer when it was written.
+        site.db.execute("alter table ulak.endpoints disable trigger user")
+        site.db.execute(
+            "update ulak.endpoints set config = config || %s, config_version = 2 where name = %s", [Jsonb(config), name]
+        )
+        site.db.execute("alter table ulak.endpoints enable trigger user")
+    ids = {name: site.send(name) for name in ("url", "proxy", "token")}
+    good = site.send("good")
+
+    site.start()
+
+    for name, id in ids.items():
+        told = site.wait_for_error(id, "is not listed in http_allowed_hosts")
+        assert told.startswith("[RETRYABLE] "), name
+        assert "host 127.0.0.1 is not listed" in told
+    assert site.call("ping", "url") is not None
+    site.wait_for_status(good, "completed")
+    assert len(receiver.requests) == 1
+
+
 @pytest.mark.parametrize(
     ("event", "statement"),
     [

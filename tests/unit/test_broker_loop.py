@@ -23,6 +23,7 @@ SETTINGS = {
     "capture_response": "false",
     "cloudevents_source": "/ulak",
     "http_allow_internal_urls": "true",
+    "http_allowed_hosts": "",
     "http_allowed_networks": "",
     "http_connect_timeout": "5",
     "http_timeout": "10",

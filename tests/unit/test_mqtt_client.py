@@ -9,7 +9,7 @@ from collections import deque
 import pytest
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
-from support.deliveries import settle_all
+from support.deliveries import SETTINGS, settle_all
 from support.receiver import Listener
 from ulak.messages.delivery import EndpointConfig, Message
 from ulak.transports.mqtt import reasons, target
@@ -149,8 +149,7 @@ class Cautious(Listener):
 
 
 def test_no_more_is_in_flight_than_the_broker_takes() -> None:
-    settings = {"http_allow_internal_urls": "true", "http_allowed_networks": "", "http_timeout": "10"}
-    dispatcher = Dispatcher(transports({**settings, "cloudevents_source": "/ulak"}, "1.0", 8, print, time.time))
+    dispatcher = Dispatcher(transports(SETTINGS, "1.0", 8, print, time.time))
     with Cautious(last=10) as broker:
         config = {"broker": "127.0.0.1", "port": broker.port, "topic": "orders"}
         endpoint = dispatcher.parse(EndpointConfig(1, "shop", 1, config, protocol="mqtt"))

@@ -408,6 +408,25 @@ def test_nor_is_one_that_the_cluster_names(site: Site, bus: Bus, kafka: Kafka) -
     assert forbidden.connections == 0
 
 
+def test_nor_is_a_host_that_is_not_allowed(site: Site, bus: Bus, kafka: Kafka) -> None:
+    with (
+        Relay(kafka, host="127.0.0.2", advertised_host="127.0.0.2") as forbidden,
+        Relay(kafka, advertised_host="127.0.0.2", advertised_port=forbidden.port) as relay,
+    ):
+        bus.endpoint(broker=relay.broker)
+        id = site.send("bus", {"n": 1})
+        site.configure(http_allowed_hosts="localhost")
+        site.start(seconds=60)
+        site.wait_for_error(id, "[RETRYABLE] config: host 127.0.0.1 is not listed in http_allowed_hosts")
+        connections = relay.connections
+        site.configure(http_allowed_hosts="127.0.0.1")
+        named = f"the cluster names broker {forbidden.broker}: host 127.0.0.2 is not listed in http_allowed_hosts"
+        site.wait_for_error(id, f"[RETRYABLE] config: {named}")
+
+    assert connections == 0
+    assert forbidden.connections == 0
+
+
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"broker": "kafka"}, r"\$\.broker must be host:port"),
     ({"broker": "kafka:0"}, r"\$\.broker must be host:port"),

@@ -6,6 +6,9 @@ import contextlib
 from collections.abc import Iterable, Mapping
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 
+from ulak.safety import hosts
+from ulak.safety.hosts import Hosts
+
 Address = IPv4Address | IPv6Address
 Network = IPv4Network | IPv6Network
 
@@ -72,11 +75,22 @@ def _rule(address: Address) -> str | None:
 
 
 class Guard:
-    """Judges the address that is about to be dialled, never the text of a URL."""
+    """Judges what is about to be dialled: the host by its name, and then the address that the name has led to."""
 
-    def __init__(self, allow_internal: bool = False, allowed: Iterable[str] = ()) -> None:
+    def __init__(
+        self, allow_internal: bool = False, allowed: Iterable[str] = (), hosts: tuple[Hosts, ...] = ()
+    ) -> None:
+        """`hosts`: a host has to be in each of these lists."""
         self._allow_internal = allow_internal
         self._allowed = networks(allowed)
+        self._hosts = hosts
+
+    def host_refusal(self, host: str) -> str | None:
+        """Why this host may not be dialled, whatever its address is; None if it may."""
+        for each in self._hosts:
+            if refusal := each.refusal(host):
+                return refusal
+        return None
 
     def blocked_by(self, text: str) -> str | None:
         """The name of the rule that forbids this address, or None."""
@@ -122,4 +136,5 @@ def guard(settings: Mapping[str, str]) -> Guard:
     return Guard(
         allow_internal=settings["http_allow_internal_urls"] == "true",
         allowed=settings["http_allowed_networks"].split(","),
+        hosts=hosts.allowed(settings["http_allowed_hosts"]),
     )

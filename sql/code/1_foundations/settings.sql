@@ -1,6 +1,6 @@
 -- Settings: what exists, what holds, and how to change it.
 
--- The names, defaults and ranges. kind: integer, boolean, choice (of choices), text, networks (a list of CIDRs).
+-- The names, defaults and ranges. kind: integer, boolean, choice (of choices), text, networks (a list of CIDRs), hosts (a list of names).
 create or replace view ulak.settings as
 select
     d.name,
@@ -30,6 +30,7 @@ from (
         ('event_log_retention_days', 'integer', '30', 1, 3650, null, 'days', 'how long entries of ulak.event_log are kept'),
         ('generation', 'integer', '0', 0, 2147483647, null, 'generations', 'generation of messages that are sent without one of their own; 0: none'),
         ('http_allow_internal_urls', 'boolean', 'false', null, null, null, null, 'whether requests may go to private, loopback and other internal addresses'),
+        ('http_allowed_hosts', 'hosts', '', null, null, null, null, 'hosts that may be called, over every protocol: names, or *.example.com for all below it, separated by commas; empty: any host'),
         ('http_allowed_networks', 'networks', '', null, null, null, null, 'internal networks that requests may go to nevertheless: CIDRs, separated by commas'),
         ('http_connect_timeout', 'integer', '5', 1, 60, null, 'seconds', 'longest wait for a connection'),
         ('http_timeout', 'integer', '10', 1, 300, null, 'seconds', 'longest duration of a request'),
@@ -66,7 +67,7 @@ comment on column ulak.settings.minimum is 'smallest value of an integer';
 comment on column ulak.settings.maximum is 'largest value of an integer';
 comment on column ulak.settings.choices is 'the values that a choice can have';
 comment on column ulak.settings.unit is 'what the number counts';
-comment on column ulak.settings.kind is 'integer, boolean, choice, text or networks';
+comment on column ulak.settings.kind is 'integer, boolean, choice, text, networks or hosts';
 comment on column ulak.settings.description is 'what it does';
 
 -- The defaults again, as one constant: looking one up in the view takes five times as long.
@@ -191,6 +192,9 @@ begin
         when 'networks' then
             v_value := ulak_private.networks(v_value);
             v_valid := v_value is not null;
+        when 'hosts' then
+            v_value := ulak_private.host_list(string_to_array(v_value, ','));
+            v_valid := v_value is not null;
         else
             v_valid := v_value ~ E'^[\\x21-\\x7e]+$' and length(v_value) <= 2048;
     end case;
@@ -204,7 +208,11 @@ begin
                     ulak_private.setting_range(v_setting),
                     coalesce(nullif(v_setting.default_value, ''), 'empty')
                 ),
-                hint = case when v_setting.kind = 'networks' then format('select ulak.configure(%L, %L);', p_name, ulak_private.whole_networks(p_value)) else p_remedy end;
+                hint = case v_setting.kind
+                    when 'networks' then format('select ulak.configure(%L, %L);', p_name, ulak_private.whole_networks(p_value))
+                    when 'hosts' then format('select ulak.configure(%L, ''api.example.com,*.example.org'');', p_name)
+                    else p_remedy
+                end;
     end if;
     return v_value;
 end
@@ -266,6 +274,7 @@ as $sql$
         when 'boolean' then 'true or false'
         when 'choice' then 'one of ' || array_to_string(p_setting.choices, ', ')
         when 'networks' then 'CIDRs such as 10.1.0.0/16, separated by commas'
+        when 'hosts' then 'names of hosts without a port, such as api.example.com or *.example.com, or addresses, separated by commas'
         else '1 to 2048 printable ASCII characters without spaces'
     end
 $sql$;

@@ -260,6 +260,7 @@ set search_path = pg_catalog, pg_temp
 as $plpgsql$
 declare
     v_violation text[];
+    v_config jsonb;
 begin
     if p_protocol is null or p_protocol <> all(ulak_private.protocols()) then
         raise exception 'unknown protocol %', coalesce(quote_literal(p_protocol), 'null')
@@ -270,10 +271,14 @@ begin
                 ),
                 hint = ulak_private.did_you_mean(p_protocol, ulak_private.protocols());
     end if;
-    v_violation := coalesce(
-        ulak_private.secrets_violation(p_protocol, p_config, p_endpoint_id, p_old),
-        ulak_private.config_violation(p_protocol, ulak_private.with_secrets(coalesce(p_config, 'null')))
-    );
+    v_violation := ulak_private.secrets_violation(p_protocol, p_config, p_endpoint_id, p_old);
+    if v_violation is null then
+        v_config := ulak_private.with_secrets(coalesce(p_config, 'null'));
+        v_violation := coalesce(
+            ulak_private.config_violation(p_protocol, v_config),
+            ulak_private.hosts_violation(p_protocol, v_config, p_config, p_old)
+        );
+    end if;
     if v_violation is not null then
         perform ulak_private.raise_violation(format('config of %s endpoint', p_protocol), v_violation);
     end if;

@@ -371,6 +371,7 @@ as $sql$
                 'capture_response',
                 'cloudevents_source',
                 'http_allow_internal_urls',
+                'http_allowed_hosts',
                 'http_allowed_networks',
                 'http_connect_timeout',
                 'http_timeout',

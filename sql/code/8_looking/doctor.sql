@@ -64,7 +64,7 @@ begin
     -- Causes before what follows from them.
     order by
         array_position(array['critical', 'warning', 'info'], f.severity),
-        array_position(array['missing roles', 'cluster', 'clock', 'pg_cron', 'workers', 'settings', 'maintenance', 'circuit', 'failing', 'ordering key', 'session', 'queue', 'backlog'], f.check_name),
+        array_position(array['missing roles', 'cluster', 'clock', 'pg_cron', 'workers', 'settings', 'hosts', 'maintenance', 'circuit', 'failing', 'ordering key', 'session', 'queue', 'backlog'], f.check_name),
         f.check_name,
         f.place;
     if not found then
@@ -91,6 +91,8 @@ as $sql$
     union all
     select case when f.check_name in ('queue', 'backlog', 'ordering', 'dropped endpoint') then 'queue' else 'endpoints' end, f.*
     from ulak_private.doctor_endpoints(p_facts, p_now) f
+    union all
+    select 'endpoints', f.* from ulak_private.doctor_hosts() f
     union all
     select 'dlq', f.* from ulak_private.doctor_dlq(p_facts, p_now) f
     union all

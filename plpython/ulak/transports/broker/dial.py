@@ -65,7 +65,10 @@ class Dial:
             descriptor = opened.fileno()
             self._begin_tls()
             descriptors.watch(descriptor, WRITABLE)
-        elif _is_address(host):
+            return
+        if refusal := guard.host_refusal(host):
+            raise DialError(f"config: {refusal}")
+        if _is_address(host):
             self._judge([(socket.AF_INET6 if ":" in host else socket.AF_INET, (host, port))])
             self._connect_next()
         else:

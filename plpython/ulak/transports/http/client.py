@@ -15,7 +15,7 @@ from ulak.safety import files
 from ulak.safety.address import Guard
 from ulak.sessions.signals import BACKEND_SIGNALS
 from ulak.transports.http.files import named
-from ulak.transports.http.model import ConfigError, Finished, Profile, Request
+from ulak.transports.http.model import ConfigError, Finished, Profile, Request, host, origin
 from ulak.worker.transport import Ready
 from ulak.worker.waiting import READABLE, WRITABLE, Descriptors
 
@@ -151,13 +151,21 @@ class _Handle:
         # Fewer bytes than given: libcurl stops reading and closes the connection.
         return 0 if self.size > self.read_limit else None
 
+    def check_hosts(self, profile: Profile) -> None:
+        """Raises ConfigError. A handle whose profile stays the same dials no other host: redirects aren't followed."""
+        for url in (profile.url, profile.proxy.url if profile.proxy else None):
+            if url is not None and (refusal := self.guard.host_refusal(host(origin(url)))):
+                raise ConfigError(refusal)
+
     def switch(self, profile: Profile) -> None:
         """To another receiver of the same shape."""
+        self.check_hosts(profile)
         self.profile = profile
         self.curl.setopt(pycurl.URL, profile.url)
 
     def prepare(self, profile: Profile) -> None:
         """Sets everything that stays the same from message to message."""
+        self.check_hosts(profile)
         self.files = files.check(named(profile))
         self.curl.reset()
         setopt = self.curl.setopt

@@ -103,9 +103,14 @@ def origin(url: str) -> str:
 
 
 @lru_cache(maxsize=1024)
+def host(origin: str) -> str:
+    return urlsplit(origin).hostname or ""
+
+
+@lru_cache(maxsize=1024)
 def _is_named(origin: str) -> bool:
     try:
-        ip_address(urlsplit(origin).hostname or "")
+        ip_address(host(origin))
     except ValueError:
         return True
     return False

@@ -57,6 +57,8 @@ def look(producer: Producer, target: Target, guard: Guard, topic: str, seconds: 
 def judge(target: Target, guard: Guard, metadata: Any) -> None:
     """Raises DialError if the cluster names a broker that may not be dialled."""
     for broker in metadata.brokers.values():
+        if refusal := guard.host_refusal(broker.host):
+            raise DialError(f"config: the cluster names broker {broker.host}:{broker.port}: {refusal}")
         # A name that resolves to nothing has no addresses here, and librdkafka can't dial it either.
         for address in _addresses(target, broker.host, broker.port):
             if problem := guard.refusal(address):
@@ -68,6 +70,8 @@ def _servers(target: Target, guard: Guard) -> Iterator[str]:
     unknown = ""
     is_any = False
     for host, port in target.brokers:
+        if refusal := guard.host_refusal(host):
+            raise DialError(f"config: {refusal}")
         addresses = _addresses(target, host, port)
         blocked = [wrong for each in addresses if (wrong := guard.refusal(each))]
         if blocked and (target.has_tls or len(blocked) == len(addresses)):

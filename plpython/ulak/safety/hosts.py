@@ -1,0 +1,32 @@
+"""Which hosts may be dialled, by the names that configs and clusters give them: the other half of safety/address.py."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+
+class Hosts(NamedTuple):
+    """A list of names and addresses; *.example.com stands for every name that ends in .example.com."""
+
+    names: frozenset[str]
+    endings: tuple[str, ...]
+    # Why a host that isn't in the list may not be dialled.
+    reason: str
+
+    def refusal(self, host: str) -> str | None:
+        """As ulak_private.is_listed() judges it."""
+        name = host.lower().rstrip(".")
+        if name in self.names or name.endswith(self.endings):
+            return None
+        return f"host {host} {self.reason}"
+
+
+def listed(names: Iterable[str], reason: str) -> Hosts:
+    given = frozenset(names)
+    return Hosts(given, tuple(each[1:] for each in given if each.startswith("*.")), reason)
+
+
+def allowed(setting: str) -> tuple[Hosts, ...]:
+    """By http_allowed_hosts: an empty one allows every host."""
+    return (listed(setting.split(","), "is not listed in http_allowed_hosts"),) if setting else ()

@@ -1,0 +1,93 @@
+-- Hosts: which ones a config names, and whether they may be called. The worker judges again whatever it dials
+-- (plpython/ulak/safety/hosts.py), a cluster's other brokers too.
+
+-- Where a config leads to, by the key that says so. The config has its secrets put in. A host has no brackets, no port, no dot at its end.
+create or replace function ulak_private.config_hosts(p_protocol text, p_config jsonb)
+returns table (key text, host text)
+language sql
+immutable
+set search_path = pg_catalog, pg_temp
+as $sql$
+    select k.key, h.host
+    from (
+        select p.host_key from ulak_private.protocol_facts() p where p.protocol = p_protocol
+        union all
+        select k from unnest('{proxy.url,auth.token_url}'::text[]) k where p_protocol = 'http'
+    ) k(key)
+    cross join lateral (select p_config #> string_to_array(k.key, '.')) v(value)
+    -- In the path of a url a comma separates nothing.
+    cross join lateral (
+        select v.value #>> '{}' where p_protocol = 'http' and jsonb_typeof(v.value) = 'string'
+        union all
+        select l from ulak_private.listed(v.value) l where p_protocol <> 'http' and jsonb_typeof(v.value) in ('string', 'array')
+    ) s(server)
+    cross join lateral ulak_private.host_of(s.server) h(host)
+$sql$;
+
+-- Of a url, of host and port, or of a host alone, which may be an address of IPv6.
+create or replace function ulak_private.host_of(p_server text)
+returns text
+language sql
+immutable
+set search_path = pg_catalog, pg_temp
+as $sql$
+    select lower(rtrim(coalesce(m.parts[1], m.parts[2], m.parts[3]), '.') collate "C")
+    from regexp_match(p_server, E'^(?:[A-Za-z]+://)?(?:\\[([0-9A-Fa-f:.]+)\\]|([0-9A-Fa-f:]*:[0-9A-Fa-f.]*:[0-9A-Fa-f:.]*$)|([^][/?#:]+))') m(parts)
+$sql$;
+
+-- A list of hosts in the form in which they are compared, or null: names and addresses, and *.example.com for every name that ends so.
+create or replace function ulak_private.host_list(p_hosts text[])
+returns text
+language sql
+immutable
+set search_path = pg_catalog, pg_temp
+as $sql$
+    select case
+        when coalesce(bool_and(h.host ~ E'^((\\*\\.)?[a-z0-9_]([a-z0-9._-]*[a-z0-9_])?|[0-9a-f:.]+)$' and length(h.host) <= 255), true)
+            then coalesce(string_agg(h.host, ',' order by h.place), '')
+    end
+    from unnest(p_hosts) with ordinality g(host, place)
+    cross join lateral (
+        select lower(rtrim(regexp_replace(btrim(g.host), E'^\\[(.*)\\]$', E'\\1'), '.') collate "C"), g.place
+    ) h(host, place)
+$sql$;
+
+create or replace function ulak_private.is_listed(p_host text, p_list text)
+returns boolean
+language sql
+immutable
+set search_path = pg_catalog, pg_temp
+as $sql$
+    select exists (
+        select
+        from unnest(string_to_array(p_list, ',')) l(name)
+        where p_host = l.name or (starts_with(l.name, '*.') and right(p_host, length(l.name) - 1) = substr(l.name, 2))
+    )
+$sql$;
+
+-- A host that may not be called, in the form of ulak_private.config_violation(). p_config has its secrets put in, p_written and p_old
+-- haven't. A key that stays as it was is left to the worker: otherwise nothing else could be changed once the list is shorter.
+create or replace function ulak_private.hosts_violation(p_protocol text, p_config jsonb, p_written jsonb, p_old jsonb)
+returns text[]
+language sql
+stable
+set search_path = pg_catalog, pg_temp
+as $sql$
+    select array[
+        '.' || h.key,
+        'leads to a host that http_allowed_hosts does not list',
+        -- If the url is a secret, so is its host.
+        case
+            when w.value ? '$secret' then 'Add its host to the setting http_allowed_hosts.'
+            else format('To allow it: select ulak.configure(''http_allowed_hosts'', %L);', concat_ws(',', s.allowed, h.host))
+        end
+    ]
+    from (select ulak_private.stored_setting('http_allowed_hosts')) s(allowed)
+    cross join lateral ulak_private.config_hosts(p_protocol, p_config) h
+    cross join lateral (select string_to_array(h.key, '.')) k(path)
+    cross join lateral (select p_written #> k.path) w(value)
+    where s.allowed <> ''
+        and not ulak_private.is_listed(h.host, s.allowed)
+        and w.value is distinct from p_old #> k.path
+    limit 1
+$sql$;
