@@ -21,7 +21,7 @@ create index events_default_id_idx on ulak_private.events_default (id);
 -- Maintenance moves its rows. Where a publication is for all tables, a table whose rows can't be told apart lets nobody do that.
 alter table ulak_private.events_default replica identity full;
 
--- The two last columns, event_id and event_created_at, are added in 50_archive.sql.
+-- The last columns, event_id, event_created_at and made_from, are added in 50_archive.sql.
 create table ulak_private.deliveries (
     id bigint primary key default nextval('ulak.queue_id_seq'),
     endpoint_id bigint not null,

@@ -1,6 +1,6 @@
 -- The dead-letter queue: messages that ulak gave up on, until retention removes them.
 
--- The two last columns, event_id and event_created_at, are added in 50_archive.sql.
+-- The last columns, event_id, event_created_at and made_from, are added in 50_archive.sql.
 create table ulak_private.letters (
     id bigint generated always as identity (sequence name ulak_private.dlq_id_seq) constraint dlq_pkey primary key,
     original_message_id bigint not null,

@@ -57,11 +57,16 @@ $sql$;
 
 create or replace function ulak._require_message(p_id bigint)
 returns boolean
-language sql
+language plpgsql
 set search_path = pg_catalog, pg_temp
-as $sql$
-    select ulak_private.require_messages(array[p_id])
-$sql$;
+as $plpgsql$
+begin
+    if (ulak_private.workable_messages(array[p_id]))[1] is null then
+        perform ulak_private.raise_foreign_message(p_id);
+    end if;
+    return true;
+end
+$plpgsql$;
 
 -- As workers call it, by the names of its parameters. A claim knows by itself where the last one ended.
 create or replace function ulak._claim(

@@ -201,9 +201,9 @@ alter index ulak.queue_correlation_idx rename to deliveries_correlation_idx;
 drop index ulak.queue_idempotency_idx;
 alter table ulak.dlq rename to _letters;
 alter table ulak.archive rename to _archived;
-alter table ulak._deliveries alter column payload drop not null, add column event_id bigint, add column event_created_at timestamptz;
-alter table ulak._letters alter column payload drop not null, add column event_id bigint, add column event_created_at timestamptz;
-alter table ulak._archived alter column payload drop not null, add column event_id bigint, add column event_created_at timestamptz;
+alter table ulak._deliveries alter column payload drop not null, add column event_id bigint, add column event_created_at timestamptz, add column made_from bigint;
+alter table ulak._letters alter column payload drop not null, add column event_id bigint, add column event_created_at timestamptz, add column made_from bigint;
+alter table ulak._archived alter column payload drop not null, add column event_id bigint, add column event_created_at timestamptz, add column made_from bigint;
 
 -- Locks the archive, which is ours already. Reads the rows of this month; those of earlier ones need no index.
 do $plpgsql$
@@ -218,6 +218,7 @@ begin
         execute format('create index on ulak.%I (event_created_at) where event_created_at is not null', v_partition);
         execute format($$comment on column ulak.%I.event_id is 'as in ulak.queue'$$, v_partition);
         execute format($$comment on column ulak.%I.event_created_at is 'as in ulak.queue'$$, v_partition);
+        execute format($$comment on column ulak.%I.made_from is 'as in ulak.queue'$$, v_partition);
         execute format($$comment on column ulak.%I.status is 'pending or processing; in the archive completed, failed, expired or cancelled'$$, v_partition);
         execute format(
             $$comment on column ulak.%I.idempotency_key is 'one message per endpoint and key, until archive_after seconds after its delivery'$$,
@@ -256,10 +257,13 @@ comment on table ulak.archive_default is 'finished messages whose month has no p
 comment on column ulak._archived.archived_at is 'when it left ulak.queue';
 comment on column ulak._deliveries.event_id is 'the event that it is a delivery of; null: sent by 0.2.0';
 comment on column ulak._deliveries.event_created_at is 'when that event was sent, if not with this message: it was redriven or replayed';
+comment on column ulak._deliveries.made_from is 'the message that a redrive or a replay made this one from';
 comment on column ulak._archived.event_id is 'as in ulak.queue';
 comment on column ulak._archived.event_created_at is 'as in ulak.queue';
+comment on column ulak._archived.made_from is 'as in ulak.queue';
 comment on column ulak._letters.event_id is 'as in ulak.queue';
 comment on column ulak._letters.event_created_at is 'as in ulak.queue';
+comment on column ulak._letters.made_from is 'as in ulak.queue';
 comment on table ulak._letters is 'dead letters; private to ulak: read ulak.dlq';
 comment on column ulak._archived.status is 'pending or processing; in the archive completed, failed, expired or cancelled';
 comment on column ulak._archived.idempotency_key is 'one message per endpoint and key, until archive_after seconds after its delivery';

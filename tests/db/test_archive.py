@@ -31,13 +31,13 @@ def test_a_finished_message_arrives_with_everything_it_had(alone: DB, status: st
             endpoint_id, next_retry_at, created_at, updated_at, processing_started_at, completed_at, failed_at,
             first_failed_at, scheduled_at, expires_at, correlation_id, generation, attempts, retry_count, priority,
             status, payload, last_error, idempotency_key, payload_hash, ordering_key, headers, metadata, response,
-            failure_history
+            failure_history, made_from
         )
         select
             7, t + interval '1 s', t, t + interval '2 s', t + interval '3 s', t + interval '4 s', t + interval '5 s',
             t + interval '6 s', t, t + interval '7 s', gen_random_uuid(), 8, 9, 4, 5,
             %s, '{"a": 1}', '[RETRYABLE] no', 'i', 'h', 'o', '{"b": 2}', '{"c": 3}', '{"d": 4}',
-            '[{"e": 5}]'
+            '[{"e": 5}]', 6
         from (select %s::timestamptz) as message (t)
         """,
         [status, LONG_AGO],

@@ -676,16 +676,41 @@ def test_a_suspicious_setting_is_told(queue: Queue, name: str, value: str, findi
     assert told() == []
 
 
+def without_effect(queue: Queue) -> list[str]:
+    return sorted(each["finding"] for each in findings(queue, "settings") if "has no effect" in each["finding"])
+
+
 def test_a_parameter_of_the_server_that_has_no_effect_is_told(queue: Queue) -> None:
     queue.db.execute("set local ulak.batch_size = '7'")
     queue.db.execute("create role somebody")
     queue.db.execute("alter role somebody set ulak.default_max_retries = '3'")
+    queue.db.execute("alter role somebody set ulak.Workers_To_Start = '4=5'")
+    for parameter in ("accept_roles", "traceparent", "tracestate"):
+        queue.db.execute(f"alter role somebody set ulak.{parameter} = 'x'")
+    (database,) = queue.db.execute("select quote_ident(current_database())").fetchone() or ()
+    queue.db.execute(f"alter database {database} set ulak.poll_interval = '9'")
+    queue.db.execute(f"alter role somebody in database {database} set ulak.gone = 'secret'")
 
-    told = [each["finding"] for each in findings(queue, "settings") if "has no effect" in each["finding"]]
+    assert without_effect(queue) == [
+        "the server's parameter ulak.batch_size (7) has no effect: the setting is 500",
+        "the server's parameter ulak.default_max_retries (3) has no effect: the setting is 10",
+        "the server's parameter ulak.gone has no effect: there is no setting of that name",
+        "the server's parameter ulak.poll_interval (9) has no effect: the setting is 50",
+        "the server's parameter ulak.workers_to_start has no effect: there is no setting of that name",
+    ]
+
+
+def test_a_line_of_the_servers_files_that_has_no_effect_is_told(other_cluster: Cluster) -> None:
+    other_cluster.configure({"ulak.batch_size": 7, "ulak.shared_secret": "swordfish"})
+    other_cluster.reload()
+    with other_cluster.connect("app") as db:
+        queue = Queue(db)
+
+        told = wait_until(lambda: without_effect(queue))
 
     assert told == [
         "the server's parameter ulak.batch_size (7) has no effect: the setting is 500",
-        "the server's parameter ulak.default_max_retries (3) has no effect: the setting is 10",
+        "the server's parameter ulak.shared_secret has no effect: there is no setting of that name",
     ]
 
 

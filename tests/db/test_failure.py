@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import psycopg
@@ -256,9 +257,10 @@ def test_messages_that_do_not_fit_are_one_line_a_minute(queue: Queue, cluster: C
     queue.send("small")
 
     (line,) = written(cluster, before)
-    assert line == (
-        'ulak: endpoint is full, what is sent to it becomes dead letters: {"endpoint": "small", "max_pending": 1}'
-    )
+    said, facts = line.split(": {")
+    assert said == "ulak: endpoint is full, what is sent to it becomes dead letters"
+    told = json.loads("{" + facts)
+    assert (told["endpoint"], told["max_pending"], told["error_class"]) == ("small", 1, "permanent")
 
 
 def test_a_retry_is_not_worth_an_event(queue: Queue) -> None:
@@ -394,3 +396,59 @@ def test_many_deaths_at_once_are_one_notification_each_endpoint(committed: Queue
         {"event": "message.dead", "endpoint": "a", "messages": 3, "last": ids[-1]},
         {"event": "message.dead", "endpoint": "b", "messages": 2, "last": others[-1]},
     ]
+
+
+def fail_it(queue: Queue) -> None:
+    queue.send("a")
+    queue.fail(queue.claim_one(), permanent=True)
+
+
+def let_its_lease_run_out(queue: Queue) -> None:
+    queue.db.execute("update ulak.endpoints set retry_policy = '{\"max_retries\": 0}' where name = 'a'")
+    queue.send("a")
+    queue.claim_one(lease=1)
+    queue.recover(now=2)
+
+
+def take_it_out(queue: Queue) -> None:
+    queue.bury(queue.send("a"))
+
+
+def drop_its_endpoint(queue: Queue) -> None:
+    queue.send("a")
+    queue.db.execute("delete from ulak.endpoints where name = 'a'")
+    queue.db.execute("select ulak_private.bury_orphans(now(), 10)")
+
+
+def send_it_to_a_full_endpoint(queue: Queue) -> None:
+    queue.db.execute(
+        'update ulak.endpoints set config = config || \'{"max_pending": 1, "when_full": "dead_letter"}\' where name = \'a\''
+    )
+    queue.send("a")
+    queue.send("a")
+
+
+@pytest.mark.parametrize(
+    "way", [fail_it, let_its_lease_run_out, take_it_out, drop_its_endpoint, send_it_to_a_full_endpoint]
+)
+def test_every_way_to_a_dead_letter_is_announced(
+    committed: Queue, connect: Connect, cluster: Cluster, way: Callable[[Queue], None]
+) -> None:
+    listener = connect()
+    listener.execute("listen ulak_events")
+    before = cluster.log.stat().st_size
+
+    way(committed)
+
+    (letter,) = committed.rows("select id, original_message_id, endpoint_name from ulak.dlq")
+    (told,) = briefly(committed, heard(listener))
+    assert told == {
+        "event": "message.dead",
+        "endpoint": letter["endpoint_name"],
+        "messages": 1,
+        "last": letter["original_message_id"],
+    }
+    (line,) = [line for line in written(cluster, before) if "dead letter" in line]
+    assert json.loads(line[line.index("{") :])["dlq_id"] == letter["id"]
+    assert committed.status(letter["original_message_id"]) == "failed"
+    assert committed.value("select count(*) from ulak_private.deliveries where status = 'failed'") == 0

@@ -64,6 +64,43 @@ def test_a_redriven_message_brings_the_attempts_of_its_dead_letter(queue: Queue)
     assert [(row[0], row[2]) for row in attempts(queue, new)] == [(old, "failed"), (new, "delivered")]
 
 
+def test_a_message_of_a_replayed_range_brings_the_attempts_of_the_one_it_was_made_from(queue: Queue) -> None:
+    endpoint = queue.endpoint(policy={"max_retries": 0})
+    queue.endpoint("other")
+    old = queue.send()
+    queue.fail(queue.claim_one(), "first", now=1)
+
+    queue.call("replay_range", endpoint, queue.at(-1), queue.at(9), now=queue.at(10))
+    again = queue.claim_one(now=11)
+    queue.complete(again, now=12)
+    queue.call("replay_range", endpoint, queue.at(9), queue.at(20), to="other", now=queue.at(21))
+    last = queue.claim_one(now=22)
+    queue.complete(last, now=23)
+
+    assert [(row[0], row[2]) for row in attempts(queue, last.id)] == [
+        (old, "failed"),
+        (again.id, "delivered"),
+        (last.id, "delivered"),
+    ]
+
+
+def test_the_cycles_of_a_message_outlive_the_event_log_and_the_archive(queue: Queue) -> None:
+    queue.endpoint(policy={"max_retries": 0})
+    first = queue.send()
+    queue.fail(queue.claim_one(), "first", now=1)
+    second = queue.call("redrive_message", queue.dead(first)["id"], now=queue.at(2))
+    queue.fail(queue.claim_one(now=3), "second", now=4)
+    third = queue.call("replay_message", second, now=queue.at(5))
+    queue.db.execute("delete from ulak.event_log")
+    queue.db.execute("delete from ulak_private.archived")
+
+    assert [(row[0], row[4]) for row in attempts(queue, third)] == [
+        (first, "[RETRYABLE] first"),
+        (second, "[RETRYABLE] second"),
+    ]
+    assert queue.message(third)["made_from"] == second
+
+
 def test_an_archived_message_keeps_its_attempts(queue: Queue) -> None:
     queue.endpoint(policy={"backoff": "fixed", "base_delay_seconds": 1})
     id = queue.send()

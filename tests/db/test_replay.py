@@ -77,7 +77,7 @@ def test_a_replayed_message_is_a_new_one_with_the_old_content(alone: DB) -> None
         "failure_history",
     ]  # fmt: skip
     assert {name: new.pop(name) for name in kept} == {name: old[name] for name in kept}
-    assert new.pop("id") == new_id
+    assert (new.pop("id"), new.pop("made_from")) == (new_id, 77)
     assert new.pop("status") == "pending"
     assert {new.pop("attempts"), new.pop("retry_count")} == {0}
     times = {new.pop(name) for name in ("created_at", "updated_at", "next_retry_at")}

@@ -97,7 +97,7 @@ def test_it_cannot_change_nor_explain_what_is_in_it(db: DB, bank: DB, shop: DB, 
 
     assert (denied.sqlstate, denied.message_primary) == (
         "42501",
-        f'message {id} is for an endpoint that is not granted to "test_shop"',
+        f'message {id} does not exist, or its endpoint is not granted to "test_shop"',
     )
     assert value(db, "select q::text from ulak.queue q") == before
     bank.execute(statement, [id])  # type: ignore[call-overload]

@@ -69,29 +69,61 @@ def test_a_claim_of_another_endpoint_says_no_more_than_one_of_none(db: DB, consu
     assert snapshot(db) == before
 
 
-@pytest.mark.parametrize(
-    "report",
-    [
-        "select ulak.heartbeat(%s, %s, %s)",
-        "select ulak.complete(%s, %s, %s)",
-        "select ulak.fail(%s, %s, %s, 'no')",
-        "select ulak.release(%s, %s, %s)",
-        "select ulak.heartbeat_many(p_ids => array[%s::bigint], p_worker => %s, p_attempts => array[%s::integer])",
-        "select ulak.complete_many(p_ids => array[%s::bigint], p_worker => %s, p_attempts => array[%s::integer])",
-        "select ulak.fail_many(p_ids => array[%s::bigint], p_worker => %s, p_attempts => array[%s::integer], p_errors => '{no}')",
-        "select ulak.release_many(p_ids => array[%s::bigint], p_worker => %s, p_attempts => array[%s::integer])",
-        "select ulak.work(p_ids => array[%s::bigint], p_worker => %s, p_attempts => array[%s::integer], p_limit => 0)",
-    ],
-)
-def test_it_cannot_settle_a_message_of_another_endpoint(db: DB, consumer: DB, report: str) -> None:
-    id, attempt = db.execute("select id, attempt from ulak.claim('theirs', 1, 'other')").fetchone() or ()
+REPORTS_OF_ONE = [
+    "select ulak.heartbeat(%s, %s, %s)",
+    "select ulak.complete(%s, %s, %s)",
+    "select ulak.fail(%s, %s, %s, 'no')",
+    "select ulak.release(%s, %s, %s)",
+]
+REPORTS_OF_MANY = [
+    "select is_held from ulak.heartbeat_many(p_ids => array[%s::bigint], p_worker => %s, p_attempts => array[%s::integer])",
+    "select is_settled from ulak.complete_many(p_ids => array[%s::bigint], p_worker => %s, p_attempts => array[%s::integer])",
+    "select is_settled from ulak.fail_many(p_ids => array[%s::bigint], p_worker => %s, p_attempts => array[%s::integer], "
+    "p_errors => '{no}')",
+    "select is_settled from ulak.release_many(p_ids => array[%s::bigint], p_worker => %s, p_attempts => array[%s::integer])",
+    "select outcome from ulak.work(p_ids => array[%s::bigint], p_worker => %s, p_attempts => array[%s::integer], p_limit => 0)",
+]
+
+
+def answer(consumer: DB, report: str, id: int, worker: str, attempt: int) -> Any:
+    """Rows, or all that an error says, without the id."""
+    try:
+        return consumer.execute(report, [id, worker, attempt]).fetchall()
+    except psycopg.Error as error:
+        said = (error.diag.message_primary, error.diag.message_detail, error.diag.message_hint)
+        return error.sqlstate, *(str(text).replace(str(id), "ID") for text in said)
+
+
+@pytest.mark.parametrize("report", REPORTS_OF_ONE + REPORTS_OF_MANY)
+def test_a_message_of_another_endpoint_is_to_it_as_one_that_does_not_exist(db: DB, consumer: DB, report: str) -> None:
+    claim = "select id, attempt from ulak.claim('theirs', 1, %s)"
+    in_flight, attempt = db.execute(claim, ["other"]).fetchone() or ()
+    done, _ = db.execute(claim, ["third"]).fetchone() or ()
+    db.execute("select ulak.complete(%s, 'theirs', 1)", [done])
     before = snapshot(db)
 
-    denied = refused(consumer, report, id, "theirs", attempt)
+    unknown = answer(consumer, report, 987654321, "theirs", 1)
 
-    assert denied.sqlstate == "42501"
-    assert "not granted" in str(denied.message_primary)
+    assert unknown in ([(False,)], [("lost",)]) or unknown[0] == "42501"
+    assert answer(consumer, report, in_flight, "theirs", attempt) == unknown
+    assert answer(consumer, report, done, "theirs", 1) == unknown
     assert snapshot(db) == before
+
+
+@pytest.mark.parametrize("report", REPORTS_OF_MANY)
+def test_a_message_of_another_endpoint_among_its_own_holds_up_none_of_them(db: DB, consumer: DB, report: str) -> None:
+    theirs, _ = db.execute("select id, attempt from ulak.claim('w', 1, 'other')").fetchone() or ()
+    mine, _ = consumer.execute("select id, attempt from ulak.claim('w', 1, 'mine')").fetchone() or ()
+    both = (
+        report.replace("array[%s::bigint]", f"array[{theirs}, %s]")
+        .replace("array[%s::integer]", "array[1, %s]")
+        .replace("{no}", "{no,no}")
+    )
+
+    answers = consumer.execute(both, [mine, "w", 1]).fetchall()
+
+    assert answers in ([(False,), (True,)], [("lost",)])
+    assert db.execute("select locked_by from ulak.queue where id = %s", [theirs]).fetchone() == ("w",)
 
 
 def test_it_settles_what_it_was_granted(db: DB, consumer: DB) -> None:

@@ -64,9 +64,13 @@
 -- the session that has the number; ulak.endpoints by alter_endpoint() and whoever called lock_endpoint() before.
 --
 -- The order: a named lock, then ordering keys by endpoint and key, then messages and dead letters, then endpoints by ascending id, each
--- the advisory lock of its breaker before its row. Who
--- has a later one never waits for an earlier one. A claim never waits at all. The row of an event type comes before endpoints, too:
--- subscribe() takes both.
+-- the advisory lock of its breaker before its row. A session that holds a later one never waits for an earlier one. The row of an event type
+-- comes before endpoints, too: subscribe() takes both.
+--
+-- A claim goes the other way: it takes the endpoint's row, if that is free, and then tries the advisory lock. That can't deadlock, because a
+-- claim waits for nothing: it skips a row that is locked, and goes on without an advisory lock that isn't free. So a settle that holds the
+-- advisory lock and waits for the row waits for a session that doesn't wait. A claim is the last step of its transaction (worker_turn(),
+-- work()): nothing that waits comes after it.
 
 insert into ulak_private.locks (name)
 values ('configs'), ('schedule'), ('maintenance'), ('sweep')

@@ -371,9 +371,9 @@ begin
 end
 $plpgsql$;
 
--- True, or an error: the caller may work off the endpoint of each of these messages.
-create or replace function ulak_private.require_messages(p_ids bigint[])
-returns boolean
+-- The same ids, null in the place of a message that the caller may not work off: to it, such a message doesn't exist.
+create or replace function ulak_private.workable_messages(p_ids bigint[])
+returns bigint[]
 language plpgsql
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
@@ -381,22 +381,29 @@ set enable_bitmapscan = off
 set plan_cache_mode = force_generic_plan
 as $plpgsql$
 declare
-    v_foreign bigint;
+    v_foreign bigint[];
 begin
-    select e.first_id into v_foreign
+    if ulak_private.works_everywhere() then
+        return p_ids;
+    end if;
+    select array_agg(i) into v_foreign
     from (
-        select q.endpoint_id, min(q.id) as first_id
+        select q.endpoint_id, array_agg(q.id) as ids
         from unnest(p_ids) r(id)
         join ulak_private.deliveries q on q.id between r.id and r.id
         group by q.endpoint_id
         offset 0
     ) e
-    where not ulak_private.may_work(e.endpoint_id)
-    limit 1;
-    if found then
-        perform ulak_private.raise_foreign_message(v_foreign);
+    cross join unnest(e.ids) i
+    where not ulak_private.may_work(e.endpoint_id);
+    if v_foreign is null then
+        return p_ids;
     end if;
-    return true;
+    return array(
+        select case when r.id <> all (v_foreign) then r.id end
+        from unnest(p_ids) with ordinality r(id, place)
+        order by r.place
+    );
 end
 $plpgsql$;
 
@@ -406,7 +413,7 @@ language plpgsql
 set search_path = pg_catalog, pg_temp
 as $plpgsql$
 begin
-    raise exception 'message % is for an endpoint that is not granted to "%"', p_id, ulak_private.caller()
+    raise exception 'message % does not exist, or its endpoint is not granted to "%"', p_id, ulak_private.caller()
         using
             errcode = '42501',
             detail = 'Nothing was changed.',

@@ -116,7 +116,8 @@ as $sql$
     where h.endpoint_id = r.endpoint_id
 $sql$;
 
--- Makes dead letters of messages that were queued as failed because their endpoint is full.
+-- Makes dead letters of messages that were queued as failed because their endpoint is full. announce_dead() would lock the endpoint until the
+-- sender commits, so log_overflow() tells of them instead.
 create or replace function ulak_private.bury_overflow(p_ids bigint[])
 returns void
 language plpgsql
@@ -136,7 +137,7 @@ begin
 end
 $plpgsql$;
 
--- Once a minute and endpoint. Nobody waits here: who finds the row locked leaves the line to another sender.
+-- Once a minute and endpoint, and of several letters the last. Nobody waits here: a sender that finds the row locked leaves it to the next.
 create or replace function ulak_private.log_overflow(p_ids bigint[])
 returns void
 language plpgsql
@@ -144,6 +145,7 @@ set search_path = pg_catalog, pg_temp
 as $plpgsql$
 declare
     v_full record;
+    v_dead record;
 begin
     for v_full in
         update ulak_private.endpoint_headroom h
@@ -161,11 +163,19 @@ begin
         ) r
         join ulak.endpoints e on e.id = r.endpoint_id
         where h.endpoint_id = r.endpoint_id
-        returning e.name, e.max_pending
+        returning e.id, e.max_pending
     loop
-        perform ulak_private.log('ulak: endpoint is full, what is sent to it becomes dead letters: ' || jsonb_build_object(
-            'endpoint', v_full.name, 'max_pending', v_full.max_pending
-        )::text);
+        select max(q.id) as last_id, count(*) as messages into v_dead
+        from ulak_private.deliveries q
+        where q.id = any (p_ids) and q.endpoint_id = v_full.id;
+        perform ulak_private.log('ulak: endpoint is full, what is sent to it becomes dead letters: ' || (
+            f.facts || jsonb_build_object('max_pending', v_full.max_pending)
+        )::text)
+        from ulak_private.dead_facts(array[v_dead.last_id]) f;
+        -- As wake_workers(): a transaction that has notified can't be prepared.
+        if current_setting('max_prepared_transactions')::integer = 0 then
+            perform ulak_private.notify_dead(v_dead.last_id, v_dead.messages);
+        end if;
     end loop;
 end
 $plpgsql$;

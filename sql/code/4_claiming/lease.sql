@@ -149,8 +149,8 @@ set search_path = pg_catalog, pg_temp
 as $plpgsql$
 begin
     p_now := ulak_private.clock(p_now);
-    perform ulak_private.check_claim(p_worker, 1, p_lease), ulak_private.require_messages(array[p_id]);
-    return cardinality(ulak_private.heartbeat_many(p_worker, array[p_id], array[p_attempt], ulak_private.exact(p_lease), p_now)) = 1;
+    perform ulak_private.check_claim(p_worker, 1, p_lease);
+    return cardinality(ulak_private.heartbeat_many(p_worker, ulak_private.workable_messages(array[p_id]), array[p_attempt], ulak_private.exact(p_lease), p_now)) = 1;
 end
 $plpgsql$;
 
@@ -171,8 +171,15 @@ set search_path = pg_catalog, pg_temp
 as $plpgsql$
 begin
     p_now := ulak_private.clock(p_now);
-    perform ulak_private.require_messages(array[p_id]);
-    if ulak_private.settle_many(p_worker, array[p_id], array[p_attempt], null, null, array[ulak_private.kept_response(p_response)], p_now) = '{}' then
+    if ulak_private.settle_many(
+        p_worker,
+        ulak_private.workable_messages(array[p_id]),
+        array[p_attempt],
+        null,
+        null,
+        array[ulak_private.kept_response(p_response)],
+        p_now
+    ) = '{}' then
         perform ulak_private.raise_stale_report(p_id, p_worker, p_attempt);
     end if;
 end
@@ -226,7 +233,6 @@ as $plpgsql$
 declare
     v_error text;
 begin
-    perform ulak_private.require_messages(array[p_id]);
     p_now := ulak_private.clock(p_now);
     v_error := ulak_private.reported_error(p_error, p_id);
     if p_permanent and not starts_with(v_error, '[DISABLE]') then
@@ -237,7 +243,7 @@ begin
     end if;
     if ulak_private.settle_many(
         p_worker,
-        array[p_id],
+        ulak_private.workable_messages(array[p_id]),
         array[p_attempt],
         array[v_error],
         array[ceil(extract(epoch from p_retry_after))::integer],
@@ -373,10 +379,9 @@ security definer
 set search_path = pg_catalog, pg_temp
 as $plpgsql$
 begin
-    perform ulak_private.require_messages(array[p_id]);
     p_now := ulak_private.clock(p_now);
     perform ulak_private.check_interval('p_delay', p_delay, interval '1 day');
-    if ulak_private.release_many(p_worker, array[p_id], array[p_attempt], ulak_private.exact(p_delay), p_now) = '{}' then
+    if ulak_private.release_many(p_worker, ulak_private.workable_messages(array[p_id]), array[p_attempt], ulak_private.exact(p_delay), p_now) = '{}' then
         perform ulak_private.raise_stale_report(p_id, p_worker, p_attempt);
     end if;
 end
@@ -393,15 +398,18 @@ as $plpgsql$
 declare
     v_message record;
 begin
-    select m.id, m.status, m.attempts, m.locked_by into v_message
+    select m.id, m.endpoint_id, m.status, m.attempts, m.locked_by into v_message
     from ulak.messages m
     where m.id = p_id;
+    if not ulak_private.works_everywhere() and not coalesce(ulak_private.may_work(v_message.endpoint_id), false) then
+        perform ulak_private.raise_foreign_message(p_id);
+    end if;
     raise exception 'worker "%" does not hold message % in attempt %', left(p_worker, 512), p_id, p_attempt
         using errcode = '55000',
             detail = case
                 when v_message.id is null then 'There is no such message.'
                 when v_message.status <> 'processing'
-                    then format('It is %s after %s attempts.', v_message.status, v_message.attempts)
+                    then format('It is %s after %s.', v_message.status, ulak_private.attempts(v_message.attempts))
                 else format('It is held by "%s" in attempt %s.', v_message.locked_by, v_message.attempts)
             end,
             hint = 'The lease ran out or the message was settled before. Drop the result: nothing was changed.';
@@ -467,8 +475,8 @@ declare
     v_held bigint[];
 begin
     p_now := ulak_private.clock(p_now);
-    perform ulak_private.check_claim(p_worker, 1, p_lease), ulak_private.check_reports(p_ids, p_attempts), ulak_private.require_messages(p_ids);
-    v_held := ulak_private.heartbeat_many(p_worker, p_ids, p_attempts, ulak_private.exact(p_lease), p_now);
+    perform ulak_private.check_claim(p_worker, 1, p_lease), ulak_private.check_reports(p_ids, p_attempts);
+    v_held := ulak_private.heartbeat_many(p_worker, ulak_private.workable_messages(p_ids), p_attempts, ulak_private.exact(p_lease), p_now);
     return query select r.id, r.is_settled from ulak_private.answers(p_ids, p_attempts, v_held) r;
 end
 $plpgsql$;
@@ -492,7 +500,7 @@ declare
     v_settled bigint[];
 begin
     p_now := ulak_private.clock(p_now);
-    perform ulak_private.check_reports(p_ids, p_attempts), ulak_private.require_messages(p_ids);
+    perform ulak_private.check_reports(p_ids, p_attempts);
     v_settled := ulak_private.settle_reports(p_worker, p_ids, p_attempts, null, null, p_responses, p_now);
     return query select r.id, r.is_settled from ulak_private.answers(p_ids, p_attempts, v_settled) r;
 end
@@ -518,7 +526,7 @@ declare
     v_settled bigint[];
 begin
     p_now := ulak_private.clock(p_now);
-    perform ulak_private.check_reports(p_ids, p_attempts), ulak_private.require_messages(p_ids);
+    perform ulak_private.check_reports(p_ids, p_attempts);
     v_settled := ulak_private.settle_reports(
         p_worker,
         p_ids,
@@ -556,9 +564,9 @@ declare
     v_settled bigint[];
 begin
     p_now := ulak_private.clock(p_now);
-    perform ulak_private.check_reports(p_ids, p_attempts), ulak_private.require_messages(p_ids);
+    perform ulak_private.check_reports(p_ids, p_attempts);
     perform ulak_private.check_interval('p_delay', p_delay, interval '1 day');
-    v_settled := ulak_private.release_many(p_worker, p_ids, p_attempts, ulak_private.exact(p_delay), p_now);
+    v_settled := ulak_private.release_many(p_worker, ulak_private.workable_messages(p_ids), p_attempts, ulak_private.exact(p_delay), p_now);
     return query select r.id, r.is_settled from ulak_private.answers(p_ids, p_attempts, v_settled) r;
 end
 $plpgsql$;
@@ -599,7 +607,7 @@ begin
     end if;
     return ulak_private.settle_many(
         p_worker,
-        p_ids,
+        ulak_private.workable_messages(p_ids),
         p_attempts,
         case
             when p_errors is not null then array(
@@ -658,7 +666,7 @@ begin
     perform ulak_private.check_claim(p_worker, case when p_limit = 0 then 1 else p_limit end, p_lease);
     v_endpoint_ids := ulak_private.workable_endpoints(p_endpoint);
     if p_ids <> '{}' or p_attempts <> '{}' then
-        perform ulak_private.check_reports(p_ids, p_attempts), ulak_private.require_messages(p_ids);
+        perform ulak_private.check_reports(p_ids, p_attempts);
         v_settled := ulak_private.settle_reports(p_worker, p_ids, p_attempts, p_errors, p_retry_after, p_responses, p_now);
         if cardinality(v_settled) < cardinality(p_ids) then
             return query

@@ -309,8 +309,7 @@ begin
         return 0;
     end if;
     perform ulak_private.bury(v_ids, p_now);
-    perform ulak_private.archive_rows(v_ids, p_now);
-    perform ulak_private.log(format('ulak: %s message(s) of dropped endpoints became dead letters, message %s first', cardinality(v_ids), v_ids[1]));
+    perform ulak_private.announce_dead(v_ids, p_now);
     return cardinality(v_ids);
 end
 $plpgsql$;

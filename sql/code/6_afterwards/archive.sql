@@ -73,6 +73,7 @@ begin
             failure_history,
             event_id,
             event_created_at,
+            made_from,
             archived_at
         )
         select
@@ -105,6 +106,7 @@ begin
             g.failure_history,
             g.event_id,
             g.event_created_at,
+            g.made_from,
             p_now
         from gone g
     )

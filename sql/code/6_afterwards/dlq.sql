@@ -35,7 +35,8 @@ begin
         response,
         failure_history,
         event_id,
-        event_created_at
+        event_created_at,
+        made_from
     )
     select
         q.id,
@@ -64,7 +65,8 @@ begin
         q.response,
         q.failure_history,
         q.event_id,
-        q.event_created_at
+        q.event_created_at,
+        q.made_from
     from ulak_private.deliveries q
     left join ulak.endpoints e on e.id = q.endpoint_id
     where q.id = any (p_ids)
@@ -117,7 +119,8 @@ as $sql$
     select left(regexp_replace(p_error, E'[0-9a-f]{8}-[0-9a-f-]{27}|(?<!HTTP )\\m[0-9]+', '#', 'g'), 160)
 $sql$;
 
--- Tells endpoints and operators of dead messages, and archives those. The last step of every caller: it locks endpoints.
+-- Tells endpoints and operators of dead messages, and archives those. Whoever calls bury() ends with it: it locks endpoints. Only
+-- senders don't (bury_overflow).
 create or replace function ulak_private.announce_dead(p_ids bigint[], p_now timestamptz)
 returns void
 language plpgsql
@@ -145,33 +148,34 @@ begin
             perform ulak_private.switch_endpoint(v_endpoint, false, null, 'the receiver answered 410 Gone', p_now);
         end if;
         perform ulak_private.log_dead(v_endpoint, p_ids, v_dead.endpoint_id, p_now);
-        -- At most once a second and endpoint: NOTIFY takes a lock that all databases of the server share.
-        if v_endpoint.id is not null
-            and coalesce(
-                v_endpoint.dead_notified_at <= p_now - interval '1 second' or ulak_private.is_ahead(v_endpoint.dead_notified_at, p_now), true
-            )
-        then
+        -- At most once a second and endpoint: NOTIFY takes a lock that all databases of the server share. For a dropped endpoint, once a batch.
+        if coalesce(
+            v_endpoint.dead_notified_at <= p_now - interval '1 second' or ulak_private.is_ahead(v_endpoint.dead_notified_at, p_now), true
+        ) then
             update ulak.endpoints e
             set dead_notified_at = p_now
             where e.id = v_endpoint.id;
-            perform ulak_private.notify(
-                'ulak_events',
-                -- The facts are those of the last one. A notification has 8,000 bytes.
-                (
-                    select f.facts - 'message' || jsonb_build_object(
-                        'event', 'message.dead',
-                        'messages', v_dead.messages,
-                        'last', v_dead.last_id,
-                        'error', left(f.facts ->> 'error', 500)
-                    )
-                    from ulak_private.dead_facts(array[v_dead.last_id]) f
-                )::text
-            );
+            perform ulak_private.notify_dead(v_dead.last_id, v_dead.messages);
         end if;
     end loop;
     perform ulak_private.archive_rows(p_ids, p_now);
 end
 $plpgsql$;
+
+-- The facts are those of the last one. A notification has 8,000 bytes.
+create or replace function ulak_private.notify_dead(p_last_id bigint, p_messages bigint)
+returns void
+language sql
+set search_path = pg_catalog, pg_temp
+as $sql$
+    select ulak_private.notify('ulak_events', (f.facts - 'message' || jsonb_build_object(
+        'event', 'message.dead',
+        'messages', p_messages,
+        'last', p_last_id,
+        'error', left(f.facts ->> 'error', 500)
+    ))::text)
+    from ulak_private.dead_facts(array[p_last_id]) f
+$sql$;
 
 -- Dead letters of an endpoint that the caller has locked, in the server's log: a line each for the first ten of a minute. The others
 -- are counted, and told in one line when the minute is over: by the next dead letter, or else by maintenance.

@@ -202,6 +202,7 @@ begin
             metadata,
             event_id,
             event_created_at,
+            made_from,
             failure_history
         )
         select
@@ -221,6 +222,7 @@ begin
             m.metadata,
             m.event_id,
             case when m.event_id is not null then coalesce(m.event_created_at, m.original_created_at) end,
+            m.original_message_id,
             ulak_private.with_cycle(m)
         from marked m
         join numbered n on n.id = m.id

@@ -407,6 +407,7 @@ as $sql$
         metadata,
         event_id,
         event_created_at,
+        made_from,
         failure_history
     )
     select
@@ -429,6 +430,7 @@ as $sql$
         a.metadata,
         a.event_id,
         case when a.event_id is not null then coalesce(a.event_created_at, a.created_at) end,
+        a.id,
         case when a.status = 'failed' then ulak_private.archived_history(a, p_now) else a.failure_history end
     from unnest(p_archive_ids, p_ids) n(archive_id, id)
     join ulak_private.archived a on a.id = n.archive_id and a.created_at between p_first and p_last

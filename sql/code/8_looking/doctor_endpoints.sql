@@ -42,7 +42,7 @@ as $sql$
             a.cause,
             ulak_private.known_count(h.waiting, h.is_estimate, h.sampled_at, p_now),
             case when h.waiting = 1 then 'message waits' else 'messages wait' end,
-            coalesce('the last success was ' || ulak_private.short_duration(p_now - h.last_success_at) || ' ago', 'it never succeeded'),
+            coalesce('the last success was ' || ulak_private.short_duration(p_now - h.last_success_at) || ' ago', 'no delivery to it has ever succeeded'),
             coalesce(h.last_error, 'no error is known')
         ),
         format(

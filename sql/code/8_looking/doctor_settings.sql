@@ -54,21 +54,56 @@ as $sql$
     ) s (severity, is_wrong, finding, fix)
     where s.is_wrong
     union all
-    -- Parameters of this session, which show what the server's files and ALTER DATABASE say, and those of other roles.
     select
         'warning',
         'settings',
-        format('the server''s parameter ulak.%s (%s) has no effect: the setting is %s', p.name, p.value, ulak.setting(p.name)),
-        format('select ulak.configure(%L, %L); -- if that is what you want; then take the parameter out', p.name, p.value)
-    from (
-        select n.name, current_setting('ulak.' || n.name, true) as value
-        from ulak.settings n
-        union
-        select n.name, split_part(c.parameter, '=', 2)
-        from pg_db_role_setting r
-        cross join unnest(r.setconfig) c(parameter)
-        join ulak.settings n on split_part(c.parameter, '=', 1) = 'ulak.' || n.name
-        where r.setdatabase in (0, (select d.oid from pg_database d where d.datname = current_database()))
-    ) p
+        case
+            -- The value of anything else may be a secret.
+            when n.name is null then format('the server''s parameter ulak.%s has no effect: there is no setting of that name', p.name)
+            else format('the server''s parameter ulak.%s (%s) has no effect: the setting is %s', p.name, p.value, ulak.setting(p.name))
+        end,
+        case
+            when n.name is null then format('-- remove it from the server''s files, or: alter database %I reset ulak.%I;', current_database(), p.name)
+            else format('select ulak.configure(%L, %L); -- if you want this value; then remove the parameter', p.name, p.value)
+        end
+    from ulak_private.server_parameters() p
+    left join ulak.settings n on n.name = p.name
     where p.value <> ''
 $sql$;
+
+-- Parameters ulak.x that have no effect, wherever they are set. One that is set in this session, or on the server's command line, is found
+-- only by the name of a setting: PostgreSQL lists none of them.
+create or replace function ulak_private.server_parameters()
+returns table (name text, value text)
+language plpgsql
+stable
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+#variable_conflict use_column
+begin
+    return query
+    select n.name, current_setting('ulak.' || n.name, true)
+    from ulak.settings n
+    union
+    select p.name, p.value
+    from pg_db_role_setting r
+    cross join unnest(r.setconfig) c(parameter)
+    cross join lateral (
+        select lower(substr(split_part(c.parameter, '=', 1), 6) collate "C"), substr(c.parameter, strpos(c.parameter, '=') + 1)
+    ) p(name, value)
+    where r.setdatabase in (0, (select d.oid from pg_database d where d.datname = current_database()))
+        and c.parameter ilike 'ulak.%'
+        -- These do what they say.
+        and p.name not in ('accept_roles', 'traceparent', 'tracestate');
+    if has_function_privilege('pg_show_all_file_settings()', 'execute') then
+        return query
+        select p.name, f.setting
+        from pg_file_settings f
+        cross join lateral (select lower(substr(f.name, 6) collate "C")) p(name)
+        where f.name ilike 'ulak.%'
+            and p.name not in ('accept_roles', 'traceparent', 'tracestate')
+            -- The others were found above, unless the server hasn't read them yet.
+            and not exists (select from ulak.settings n where n.name = p.name);
+    end if;
+end
+$plpgsql$;

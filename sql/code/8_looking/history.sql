@@ -27,9 +27,10 @@ begin
     with recursive cycle as (
         select p_id as id
         union all
-        select coalesce(l.detail -> 'original_message_id', l.detail -> 'archive_id')::bigint
+        select m.made_from
         from cycle c
-        join ulak.event_log l on l.message_id = c.id and l.event in ('message.redriven', 'message.replayed')
+        cross join lateral ulak_private.made_from(c.id) m(made_from)
+        where m.made_from is not null
     ),
     tried as (
         select c.id, a.attempt, a.started_at, a.ended_at, 'failed' as outcome, a.error
@@ -68,3 +69,23 @@ $plpgsql$;
 comment on function ulak.history(bigint, timestamptz) is
     'attempts of one message and of the dead letters or archived messages that it was made from: time, outcome, '
     'milliseconds from claim to settlement, error';
+
+-- The message that a redrive or a replay made this one from; null if an application sent it. The event log alone knows those of 0.2.0.
+create or replace function ulak_private.made_from(p_id bigint)
+returns bigint
+language sql
+stable
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+as $sql$
+    select coalesce(
+        (select q.made_from from ulak_private.deliveries q where q.id = p_id),
+        (select a.made_from from ulak_private.archived a where a.id = p_id),
+        (select max(d.made_from) from ulak_private.letters d where d.original_message_id = p_id),
+        (
+            select max(coalesce(l.detail -> 'original_message_id', l.detail -> 'archive_id')::bigint)
+            from ulak.event_log l
+            where l.message_id = p_id and l.event in ('message.redriven', 'message.replayed')
+        )
+    )
+$sql$;
