@@ -78,7 +78,7 @@ create index deliveries_expiry_idx on ulak_private.deliveries (expires_at)
 
 -- The head of an ordering key is its first row here.
 create index deliveries_ordering_idx on ulak_private.deliveries (endpoint_id, ordering_key, id)
-    where ordering_key is not null and status in ('pending', 'processing');
+    where ordering_key is not null and status in ('pending', 'processing', 'held');
 
 -- For find_messages() by correlation id; messages without one cost nothing here.
 create index deliveries_correlation_idx on ulak_private.deliveries (correlation_id) where correlation_id is not null;
@@ -235,7 +235,7 @@ comment on column ulak_private.deliveries.generation is 'sent as ulak-generation
 comment on column ulak_private.deliveries.attempts is 'claims started, also by workers that died: the fencing token, it only rises';
 comment on column ulak_private.deliveries.retry_count is 'budget used: reported failures and expired leases';
 comment on column ulak_private.deliveries.priority is '0 to 10, higher first';
-comment on column ulak_private.deliveries.status is 'pending or processing; in the archive completed, failed, expired or cancelled';
+comment on column ulak_private.deliveries.status is 'pending, processing or held (a dead letter that holds its ordering key); in the archive completed, failed, expired or cancelled';
 comment on column ulak_private.deliveries.payload is 'the body; it can''t be changed once sent';
 comment on column ulak_private.deliveries.locked_by is 'in flight: the worker that claimed it';
 comment on column ulak_private.deliveries.last_error is 'last failure; starts with [RETRYABLE], [PERMANENT] or [DISABLE]';

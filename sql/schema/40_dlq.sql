@@ -34,6 +34,7 @@ create table ulak_private.letters (
     redriven_by text,
     discarded_at timestamptz,
     discarded_by text,
+    is_holding boolean not null default false,
     constraint dlq_status_is_known check (
         status in (
             'failed',  -- fail, recovery -> here; waits for an operator
@@ -44,6 +45,7 @@ create table ulak_private.letters (
 );
 
 create index dlq_failed_idx on ulak_private.letters (endpoint_id, original_message_id) where status = 'failed';
+create index dlq_holding_idx on ulak_private.letters (endpoint_id) where is_holding;
 create index dlq_retention_idx on ulak_private.letters (archived_at);
 create index dlq_original_message_idx on ulak_private.letters (original_message_id);
 
@@ -93,6 +95,7 @@ comment on column ulak_private.letters.failure_history is 'earlier failed cycles
 comment on column ulak_private.letters.redriven_by is 'who put it back';
 comment on column ulak_private.letters.discarded_at is 'when it was given up';
 comment on column ulak_private.letters.discarded_by is 'who gave it up';
+comment on column ulak_private.letters.is_holding is 'true: what follows in its ordering key waits until it is redriven or discarded';
 comment on table ulak_private.dead_counts is 'dead letters that the next digest for operators tells of; private to ulak';
 comment on column ulak_private.dead_counts.endpoint_id is 'the endpoint they were for';
 comment on column ulak_private.dead_counts.endpoint_name is 'its name';

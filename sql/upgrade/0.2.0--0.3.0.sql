@@ -196,13 +196,19 @@ alter index ulak.queue_pending_idx rename to deliveries_pending_idx;
 alter index ulak.queue_processing_idx rename to deliveries_processing_idx;
 alter index ulak.queue_finished_idx rename to deliveries_finished_idx;
 alter index ulak.queue_expiry_idx rename to deliveries_expiry_idx;
-alter index ulak.queue_ordering_idx rename to deliveries_ordering_idx;
+-- Made anew, since dead letters may hold their keys: takes as long as a look at all waiting messages.
+drop index ulak.queue_ordering_idx;
+create index deliveries_ordering_idx on ulak._deliveries (endpoint_id, ordering_key, id)
+    where ordering_key is not null and status in ('pending', 'processing', 'held');
 alter index ulak.queue_correlation_idx rename to deliveries_correlation_idx;
 drop index ulak.queue_idempotency_idx;
 alter table ulak.dlq rename to _letters;
 alter table ulak.archive rename to _archived;
 alter table ulak._deliveries alter column payload drop not null, add column event_id bigint, add column event_created_at timestamptz, add column made_from bigint;
-alter table ulak._letters alter column payload drop not null, add column event_id bigint, add column event_created_at timestamptz, add column made_from bigint;
+alter table ulak._letters
+    alter column payload drop not null, add column is_holding boolean not null default false, add column event_id bigint,
+    add column event_created_at timestamptz, add column made_from bigint;
+create index dlq_holding_idx on ulak._letters (endpoint_id) where is_holding;
 alter table ulak._archived alter column payload drop not null, add column event_id bigint, add column event_created_at timestamptz, add column made_from bigint;
 
 -- Locks the archive, which is ours already. Reads the rows of this month; those of earlier ones need no index.
@@ -219,7 +225,7 @@ begin
         execute format($$comment on column ulak.%I.event_id is 'as in ulak.queue'$$, v_partition);
         execute format($$comment on column ulak.%I.event_created_at is 'as in ulak.queue'$$, v_partition);
         execute format($$comment on column ulak.%I.made_from is 'as in ulak.queue'$$, v_partition);
-        execute format($$comment on column ulak.%I.status is 'pending or processing; in the archive completed, failed, expired or cancelled'$$, v_partition);
+        execute format($$comment on column ulak.%I.status is 'pending, processing or held (a dead letter that holds its ordering key); in the archive completed, failed, expired or cancelled'$$, v_partition);
         execute format(
             $$comment on column ulak.%I.idempotency_key is 'one message per endpoint and key, until archive_after seconds after its delivery'$$,
             v_partition
@@ -250,7 +256,7 @@ alter table ulak._idempotency_keys add primary key (endpoint_id, idempotency_key
 create index _idempotency_keys_free_at_idx on ulak._idempotency_keys (free_at) where free_at is not null;
 
 comment on table ulak._deliveries is 'the state of every unfinished message; private to ulak: read ulak.queue';
-comment on column ulak._deliveries.status is 'pending or processing; in the archive completed, failed, expired or cancelled';
+comment on column ulak._deliveries.status is 'pending, processing or held (a dead letter that holds its ordering key); in the archive completed, failed, expired or cancelled';
 comment on column ulak._deliveries.idempotency_key is 'one message per endpoint and key, until archive_after seconds after its delivery';
 comment on table ulak._archived is 'finished messages in monthly partitions archive_YYYY_MM (UTC); private to ulak: read ulak.archive';
 comment on table ulak.archive_default is 'finished messages whose month has no partition yet; maintenance moves them';
@@ -261,11 +267,12 @@ comment on column ulak._deliveries.made_from is 'the message that a redrive or a
 comment on column ulak._archived.event_id is 'as in ulak.queue';
 comment on column ulak._archived.event_created_at is 'as in ulak.queue';
 comment on column ulak._archived.made_from is 'as in ulak.queue';
+comment on column ulak._letters.is_holding is 'true: what follows in its ordering key waits until it is redriven or discarded';
 comment on column ulak._letters.event_id is 'as in ulak.queue';
 comment on column ulak._letters.event_created_at is 'as in ulak.queue';
 comment on column ulak._letters.made_from is 'as in ulak.queue';
 comment on table ulak._letters is 'dead letters; private to ulak: read ulak.dlq';
-comment on column ulak._archived.status is 'pending or processing; in the archive completed, failed, expired or cancelled';
+comment on column ulak._archived.status is 'pending, processing or held (a dead letter that holds its ordering key); in the archive completed, failed, expired or cancelled';
 comment on column ulak._archived.idempotency_key is 'one message per endpoint and key, until archive_after seconds after its delivery';
 
 drop function ulak._insert_messages(ulak._mailing, boolean);

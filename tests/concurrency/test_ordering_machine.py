@@ -18,7 +18,15 @@ ORPHANS = """
     where q.status = 'pending' and q.next_retry_at = 'infinity' and not exists (
         select from ulak.queue h
         where h.endpoint_id = q.endpoint_id and h.ordering_key = q.ordering_key and h.id < q.id
-            and h.status in ('pending', 'processing')
+            and h.status in ('pending', 'processing', 'held')
+    )
+"""
+# In flight, although a dead letter before it holds the key.
+OVERTAKERS = """
+    select q.id from ulak.queue q
+    where q.status = 'processing' and exists (
+        select from ulak.queue h
+        where h.endpoint_id = q.endpoint_id and h.ordering_key = q.ordering_key and h.id < q.id and h.status = 'held'
     )
 """
 
@@ -42,10 +50,11 @@ class Machine(RuleBasedStateMachine):
     queue: Queue
     sessions: list[Queue]
 
-    @initialize()
-    def start(self) -> None:
+    @initialize(on_dead=st.sampled_from(["continue", "hold"]))
+    def start(self, on_dead: str) -> None:
         self.queue.empty()
-        self.queue.endpoint(policy={"max_retries": 1, "backoff": "fixed", "base_delay_seconds": 10})
+        policy = {"max_retries": 1, "backoff": "fixed", "base_delay_seconds": 10}
+        self.queue.endpoint(config={"on_dead": on_dead}, policy=policy)
         # What is claimed is only known to exist once its session has committed.
         self.claims: list[Claim] = []
         self.claimed: dict[int, list[Claim]] = {}
@@ -125,6 +134,10 @@ class Machine(RuleBasedStateMachine):
     def redrive(self, number: int, ends: bool) -> None:
         self.act(number, ends, lambda session: session.value("select count(*) from ulak.redrive(p_endpoint => 'shop')"))
 
+    @rule(number=who, ends=ends)
+    def discard(self, number: int, ends: bool) -> None:
+        self.act(number, ends, lambda session: session.value("select count(*) from ulak.discard('shop', p_limit => 1)"))
+
     @rule(number=who, ends=ends, later=st.sampled_from([0, 15, 600]))
     def recover(self, number: int, ends: bool, later: float) -> None:
         self.now += later
@@ -166,16 +179,18 @@ class Machine(RuleBasedStateMachine):
             self.rollback(number)
         self.queue.db.execute("select ulak_private.sweep()")
         assert self.queue.column(ORPHANS) == []
+        assert self.queue.column(OVERTAKERS) == []
 
     def teardown(self) -> None:
         if not hasattr(self, "claims"):
             return
         self.look()
         self.queue.recover(now=self.now + LATER)
+        self.queue.value("select count(*) from ulak.discard('shop')")
         while claims := self.queue.claim(10, now=self.now + 2 * LATER):
             for claim in claims:
                 self.queue.complete(claim, now=self.now + 2 * LATER)
-        assert self.queue.column("select id from ulak.queue where status in ('pending', 'processing')") == []
+        assert self.queue.column("select id from ulak.queue") == []
 
 
 def test_nothing_is_left_parked_behind_nothing(connect: Connect, queue: Queue) -> None:

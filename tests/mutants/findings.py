@@ -227,6 +227,11 @@ MUTANTS = [
         f"{TESTS}::test_a_first_message_that_holds_up_its_ordering_key_for_hours_is_told",
     ),
     never(
+        "ordering: a dead letter holds its key",
+        "where w.messages > 0",
+        "tests/db/test_hold.py::test_the_doctor_names_a_letter_that_others_wait_for",
+    ),
+    never(
         "locks",
         "where l.locktype = 'advisory'",
         "tests/db/test_many_endpoints.py::test_the_doctor_names_who_holds_the_lock_of_a_circuit_breaker",

@@ -257,7 +257,9 @@ def create_app(environment: Mapping[str, str] = os.environ) -> Flask:
             )
             if found:
                 content = {name: found[0][name] for name in ("payload", "headers", "metadata") if found[0][name]}
-                names = {"pending": ("reschedule", "cancel"), "processing": ()}.get(found[0]["status"], ("replay",))
+                names = {"pending": ("reschedule", "cancel"), "processing": (), "held": ()}.get(
+                    found[0]["status"], ("replay",)
+                )
                 shown += [(actions.ACTIONS[name], int(id)) for name in names]
         return render_template("message.html", id=int(id), told=told, tried=tried, actions=shown, content=content)
 

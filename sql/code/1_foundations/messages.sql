@@ -14,7 +14,7 @@ declare
 begin
     for v_view, v_table, v_created_at, v_comment in
         values
-            ('queue', 'deliveries', 'created_at', 'every message that is not finished: it waits, or it is in flight'),
+            ('queue', 'deliveries', 'created_at', 'every message that is not finished: it waits, it is in flight, or it holds its ordering key'),
             ('archive', 'archived', 'created_at', 'finished messages, by month (UTC)'),
             (
                 'dlq',

@@ -103,6 +103,7 @@ as $sql$
         "max_in_flight": {"type": "integer", "minimum": 1, "maximum": 10000},
         "max_pending": {"type": "integer", "minimum": 1, "maximum": 2147483647},
         "when_full": {"enum": ["refuse", "dead_letter"]},
+        "on_dead": {"enum": ["continue", "hold"]},
         "announce": {"type": "array", "minItems": 1, "items": {"enum": ["delivered", "dead", "expired", "cancelled"]}},
         "rate_limit": {
             "type": "object",

@@ -58,7 +58,7 @@ begin
     if v_endpoint_id = any (v_hidden_ids) then
         perform ulak_private.raise_not_granted(p_endpoint, 'send');
     end if;
-    if p_status not in ('pending', 'processing', 'completed', 'failed', 'expired', 'cancelled') then
+    if p_status not in ('pending', 'processing', 'held', 'completed', 'failed', 'expired', 'cancelled') then
         raise exception 'no message has status "%"', left(p_status, 64)
             using errcode = '22023', hint = 'pending, processing, completed, failed, expired or cancelled.';
     end if;
@@ -132,7 +132,7 @@ begin
     left join lateral (
         select d.id, d.status, d.redriven_message_id
         from ulak_private.letters d
-        where f.status = 'failed' and d.original_message_id = f.id
+        where f.status in ('failed', 'held') and d.original_message_id = f.id
         order by d.id desc
         limit 1
     ) d on true

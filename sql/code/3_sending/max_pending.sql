@@ -125,7 +125,7 @@ set search_path = pg_catalog, pg_temp
 as $plpgsql$
 begin
     update ulak_private.deliveries q
-    set status = 'failed',
+    set status = ulak_private.dead_status(q.endpoint_id, q.ordering_key),
         failed_at = now(),
         first_failed_at = now(),
         last_error = format('[PERMANENT] endpoint "%s" is full: its max_pending is %s', e.name, e.max_pending)
@@ -133,7 +133,7 @@ begin
     where q.id = any (p_ids) and e.id = q.endpoint_id;
     perform ulak_private.bury(p_ids, now());
     perform ulak_private.log_overflow(p_ids);
-    perform ulak_private.archive_rows(p_ids, now());
+    perform ulak_private.archive_dead(p_ids, now());
 end
 $plpgsql$;
 

@@ -4,7 +4,8 @@
 -- message of a key is its head, whatever is still uncommitted. Only a head is claimed. A sender queues its message as due;
 -- a claim that meets it behind another parks it: next_retry_at becomes infinity, and it costs no further claim anything.
 -- Settling the first message of a key makes the next one due. Should that fail, because the next one is locked, the sweep does it
--- (unpark_orphans), within ten seconds. So nobody has to come for a message that waits parked.
+-- (unpark_orphans), within ten seconds. So nobody has to come for a message that waits parked. A dead message that holds its key
+-- (6_afterwards/hold.sql) counts as live here: it is the head, and nobody makes it due.
 
 -- The lock that senders of one key take, until they commit. A row and not an advisory lock: anybody may take those, and
 -- the server has room for a few thousand only.
@@ -63,7 +64,11 @@ begin
         select h.id, h.next_retry_at
         from ulak_private.deliveries h
         where h.id = any (p_heads)
-            and (h.status is not distinct from 'pending' or h.status is not distinct from 'processing')
+            and (
+                h.status is not distinct from 'pending'
+                or h.status is not distinct from 'processing'
+                or h.status is not distinct from 'held'
+            )
         for share skip locked
     ) h;
     update ulak_private.deliveries q
@@ -105,7 +110,7 @@ begin
                 where q.endpoint_id = k.endpoint_id
                     -- Not `=`: then the order of ids alone would do, and all of the queue might be read in it.
                     and q.ordering_key between k.ordering_key and k.ordering_key
-                    and q.status in ('pending', 'processing')
+                    and q.status in ('pending', 'processing', 'held')
                 order by q.ordering_key, q.id
                 limit 1
             ) h
@@ -116,7 +121,7 @@ begin
                     and h.next_retry_at = 'infinity'
                     and q.endpoint_id = k.endpoint_id
                     and q.ordering_key between k.ordering_key and k.ordering_key
-                    and q.status in ('pending', 'processing')
+                    and q.status in ('pending', 'processing', 'held')
                 order by q.ordering_key, q.id
                 limit 1
                 for update skip locked
@@ -178,7 +183,7 @@ begin
             select q.endpoint_id, q.ordering_key, q.id, q.next_retry_at, q.updated_at, 1 as number
             from ulak_private.deliveries q
             where q.ordering_key is not null
-                and q.status in ('pending', 'processing')
+                and q.status in ('pending', 'processing', 'held')
                 and (q.endpoint_id, q.ordering_key) > (coalesce(p_endpoint_id, 0), coalesce(p_ordering_key, ''))
             order by q.endpoint_id, q.ordering_key, q.id
             limit 1
@@ -190,7 +195,7 @@ begin
             select q.endpoint_id, q.ordering_key, q.id, q.next_retry_at, q.updated_at, k.number + 1
             from ulak_private.deliveries q
             where q.ordering_key is not null
-                and q.status in ('pending', 'processing')
+                and q.status in ('pending', 'processing', 'held')
                 and (q.endpoint_id, q.ordering_key) > (k.endpoint_id, k.ordering_key)
             order by q.endpoint_id, q.ordering_key, q.id
             limit 1
@@ -264,7 +269,7 @@ begin
             where q.endpoint_id = k.endpoint_id
                 -- In the collation of the queue's index, which couldn't be used otherwise.
                 and q.ordering_key = k.ordering_key collate "default"
-                and q.status in ('pending', 'processing')
+                and q.status in ('pending', 'processing', 'held')
         )
         for update skip locked
     )

@@ -173,7 +173,8 @@ begin
             q.id,
             q.retry_count,
             v.max_retries,
-            v_defaults || coalesce(e.retry_policy, '{}') as policy
+            v_defaults || coalesce(e.retry_policy, '{}') as policy,
+            case when q.ordering_key is not null and e.config ->> 'on_dead' = 'hold' then 'held' else 'failed' end as dead_status
         from unnest(p_workers, p_ids, p_attempts, p_errors, p_retry_after, p_responses)
             with ordinality o(worker, id, attempt, error, retry_after, response, place)
         join ulak_private.deliveries q on q.id between o.id and o.id
@@ -199,7 +200,7 @@ begin
     ),
     moved as (
         update ulak_private.deliveries q
-        set status = case when d.is_dead then 'failed' else 'pending' end,
+        set status = case when d.is_dead then d.dead_status else 'pending' end,
             retry_count = q.retry_count + (not d.is_dead)::integer,
             next_retry_at = case
                 when d.is_dead then q.next_retry_at

@@ -34,6 +34,7 @@ begin
         metadata,
         response,
         failure_history,
+        is_holding,
         event_id,
         event_created_at,
         made_from
@@ -64,6 +65,7 @@ begin
         q.metadata,
         q.response,
         q.failure_history,
+        q.status = 'held',
         q.event_id,
         q.event_created_at,
         q.made_from
@@ -107,7 +109,8 @@ as $sql$
             'error', d.last_error
         ))
     from ulak.dlq d
-    where d.original_message_id = any (p_ids)
+    -- A message that held its ordering key may have been one before.
+    where d.original_message_id = any (p_ids) and d.status = 'failed'
 $sql$;
 
 -- An error without its numbers, which don't make another cause of it.
@@ -158,7 +161,7 @@ begin
             perform ulak_private.notify_dead(v_dead.last_id, v_dead.messages);
         end if;
     end loop;
-    perform ulak_private.archive_rows(p_ids, p_now);
+    perform ulak_private.archive_dead(p_ids, p_now);
 end
 $plpgsql$;
 
@@ -270,7 +273,9 @@ declare
 begin
     p_now := ulak_private.clock(p_now);
     update ulak_private.deliveries q
-    set status = 'failed',
+    set status = ulak_private.dead_status(q.endpoint_id, q.ordering_key),
+        -- It may be parked.
+        next_retry_at = p_now,
         failed_at = p_now,
         first_failed_at = coalesce(q.first_failed_at, p_now),
         updated_at = p_now,

@@ -322,9 +322,12 @@ $plpgsql$;
 -- The guarded update is the lock: a letter is redriven or discarded, once.
 create or replace function ulak_private.discard_rows(p_dlq_ids bigint[], p_by text, p_now timestamptz)
 returns integer
-language sql
+language plpgsql
 set search_path = pg_catalog, pg_temp
-as $sql$
+as $plpgsql$
+declare
+    v_ids bigint[];
+begin
     with held as materialized (
         select d.id
         from ulak_private.letters d
@@ -334,7 +337,7 @@ as $sql$
     ),
     marked as (
         update ulak_private.letters d
-        set status = 'discarded', discarded_at = p_now, discarded_by = p_by
+        set status = 'discarded', discarded_at = p_now, discarded_by = p_by, is_holding = false
         from held h
         where d.id = h.id
         returning d.id, d.endpoint_id, d.endpoint_name, d.original_message_id
@@ -350,9 +353,12 @@ as $sql$
             ulak_private.log_time(p_now)
         from marked m
     )
-    select count(*)::integer
-    from marked
-$sql$;
+    select coalesce(array_agg(m.original_message_id), '{}') into v_ids
+    from marked m;
+    perform ulak_private.release_held(v_ids, p_now);
+    return cardinality(v_ids);
+end
+$plpgsql$;
 
 create or replace function ulak_private.sample_of_letters(p_dlq_ids bigint[])
 returns jsonb

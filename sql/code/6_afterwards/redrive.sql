@@ -151,6 +151,7 @@ as $plpgsql$
 declare
     v_dlq_ids bigint[];
     v_new_ids bigint[];
+    v_due_ats timestamptz[];
     v_count integer;
 begin
     perform ulak_private.check_generation(p_new_generation);
@@ -170,16 +171,24 @@ begin
         return 0;
     end if;
     perform ulak_private.check_ahead(p_now + make_interval(secs => (v_count - 1) / p_rate), p_now);
-    v_new_ids := array(select nextval('ulak.queue_id_seq') from generate_series(1, v_count));
-    perform ulak_private.check_backpressure(v_new_ids[v_count], v_count);
+    v_new_ids := array(
+        select coalesce(q.id, nextval('ulak.queue_id_seq'))
+        from unnest(v_dlq_ids) with ordinality n(id, place)
+        join ulak_private.letters d on d.id = n.id
+        -- What holds its ordering key keeps its id, and with it its place.
+        left join ulak_private.deliveries q on d.is_holding and q.id = d.original_message_id and q.status is not distinct from 'held'
+        order by n.place
+    );
+    v_due_ats := array(select p_now + make_interval(secs => (n - 1) / p_rate) from generate_series(1, v_count) n);
+    perform ulak_private.check_backpressure((select max(i) from unnest(v_new_ids) i), v_count);
 
     with numbered as materialized (
         select n.*
-        from unnest(v_dlq_ids, v_new_ids) with ordinality n(id, new_id, place)
+        from unnest(v_dlq_ids, v_new_ids, v_due_ats) n(id, new_id, scheduled_at)
     ),
     marked as (
         update ulak_private.letters d
-        set status = 'redriven', redriven_at = p_now, redriven_by = p_by, redriven_message_id = n.new_id
+        set status = 'redriven', redriven_at = p_now, redriven_by = p_by, redriven_message_id = n.new_id, is_holding = false
         from numbered n
         where d.id = n.id
         returning d.*
@@ -211,8 +220,8 @@ begin
             m.message_id,
             m.payload,
             m.priority,
-            t.scheduled_at,
-            coalesce(t.scheduled_at, p_now),
+            n.scheduled_at,
+            coalesce(n.scheduled_at, p_now),
             p_now,
             p_now,
             m.correlation_id,
@@ -226,7 +235,7 @@ begin
             ulak_private.with_cycle(m)
         from marked m
         join numbered n on n.id = m.id
-        cross join lateral (select p_now + make_interval(secs => (n.place - 1) / p_rate)) t(scheduled_at)
+        where m.redriven_message_id <> m.original_message_id
     ),
     logged as (
         insert into ulak.event_log (event, endpoint_id, endpoint_name, message_id, detail, created_at)
@@ -241,6 +250,7 @@ begin
     )
     select count(*) into v_count
     from marked;
+    perform ulak_private.redrive_held(v_dlq_ids, v_due_ats, p_new_generation, p_now);
     return v_count;
 end
 $plpgsql$;

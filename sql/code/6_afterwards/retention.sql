@@ -91,6 +91,8 @@ begin
             v_setting := 'dlq_retention_days';
             v_column := 'archived_at';
             v_bytes := 'coalesce(pg_column_size(t.payload), 0) + coalesce(pg_column_size(t.failure_history), 0)';
+            -- Others wait for it, or will.
+            v_unless := 't.is_holding';
         when 'ulak.event_log' then
             v_setting := 'event_log_retention_days';
             v_column := 'created_at';

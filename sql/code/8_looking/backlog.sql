@@ -471,7 +471,7 @@ begin
                                 from ulak_private.deliveries h
                                 where h.endpoint_id = l.endpoint_id
                                     and h.ordering_key between q.ordering_key and q.ordering_key
-                                    and h.status in ('pending', 'processing')
+                                    and h.status in ('pending', 'processing', 'held')
                                 order by h.ordering_key, h.id
                                 limit 1
                             )

@@ -23,6 +23,8 @@ as $sql$
     select f.* from ulak_private.doctor_stuck_keys(p_facts, p_now) f
     union all
     select f.* from ulak_private.doctor_heads(p_facts, p_now) f
+    union all
+    select f.* from ulak_private.doctor_held_keys(p_now) f
 $sql$;
 
 create or replace function ulak_private.doctor_circuits(p_facts ulak_private.endpoint_fact[], p_now timestamptz)

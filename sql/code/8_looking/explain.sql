@@ -115,11 +115,17 @@ begin
         where a.message_id = p_id
         union all
         select 4, 0, l.created_at, case l.event
+            when 'message.redriven' then format('redriven by %s', l.detail ->> 'by')
             when 'message.rescheduled' then format('rescheduled by %s, not before %s', l.actor, l.new_value ->> 'at')
             else format('given priority %s by %s', l.new_value ->> 'priority', l.actor)
         end
         from ulak.event_log l
-        where l.message_id = p_id and l.event in ('message.rescheduled', 'message.reprioritised')
+        where l.message_id = p_id
+            and (
+                l.event in ('message.rescheduled', 'message.reprioritised')
+                -- A message that held its key goes on under its id.
+                or l.event = 'message.redriven' and l.detail ->> 'original_message_id' = p_id::text
+            )
         union all
         select 4, e.step, e.at, e.what
         from ulak_private.explain_end(
@@ -195,7 +201,9 @@ as $sql$
             else format('replayed by %s from archived message %s', l.actor, l.detail ->> 'archive_id')
         end
         from ulak.event_log l
-        where l.message_id = p_id and l.event in ('message.redriven', 'message.replayed')
+        where l.message_id = p_id
+            and l.event in ('message.redriven', 'message.replayed')
+            and l.detail ->> 'original_message_id' is distinct from p_id::text
         order by l.id
         limit 1
     )
@@ -269,14 +277,14 @@ begin
             where l.message_id = p_id and l.event = 'message.cancelled';
         when 'expired' then
             return query values (p_updated_at, format('expired: it was not delivered by %s', p_expires_at));
-        when 'failed' then
+        when 'failed', 'held' then
             return query values (
                 p_failed_at, format('given up after %s: %s', ulak_private.attempts(p_attempts), p_last_error)
             );
             return query
             select d.redriven_at, format('redriven by %s as message %s', d.redriven_by, d.redriven_message_id)
             from ulak.dlq d
-            where d.original_message_id = p_id and d.status = 'redriven';
+            where d.original_message_id = p_id and d.status = 'redriven' and d.redriven_message_id <> p_id;
             return query
             select d.discarded_at, format('discarded by %s', d.discarded_by)
             from ulak.dlq d

@@ -14,7 +14,7 @@ begin
         return query select n.at, n.what from ulak_private.explain_waiting(p_id, p_now) n;
     elsif p_status = 'processing' then
         return query select n.at, n.what from ulak_private.explain_in_flight(p_id, p_now) n;
-    elsif p_status = 'failed' then
+    elsif p_status in ('failed', 'held') then
         select d.id, d.status, d.redriven_message_id into v_letter
         from ulak.dlq d
         where d.original_message_id = p_id
@@ -27,6 +27,17 @@ begin
                 when v_letter.status = 'redriven'
                     then format('next: it continues as another message: select * from ulak.explain(%s);', v_letter.redriven_message_id)
                 when v_letter.status = 'discarded' then 'next: nothing, its dead letter was discarded'
+                when p_status = 'held' then (
+                    select format(
+                        'next: nothing, it is dead letter %1$s and holds ordering key "%2$s": %3$s. To try again: select ulak.redrive_message(%1$s); '
+                        'to give it up: select * from ulak.discard(p_ids => ''{%1$s}'');',
+                        v_letter.id,
+                        q.ordering_key,
+                        ulak_private.waiting_behind(ulak_private.count_behind(q.id, q.endpoint_id, q.ordering_key))
+                    )
+                    from ulak_private.deliveries q
+                    where q.id = p_id
+                )
                 else format('next: nothing, it is dead letter %1$s. To try again: select ulak.redrive_message(%1$s);', v_letter.id)
             end
         );
@@ -108,6 +119,7 @@ begin
             case
                 when v_head.status = 'pending' and v_head.due_at > p_now and isfinite(v_head.due_at)
                     then format('due in %s', ulak_private.short_duration(v_head.due_at - p_now))
+                when v_head.status = 'held' then 'a dead letter that holds the key until it is redriven or discarded'
                 else v_head.status
             end
         ));
@@ -143,7 +155,7 @@ as $sql$
     from ulak_private.deliveries q
     where q.endpoint_id = p_endpoint_id
         and q.ordering_key = p_ordering_key
-        and q.status in ('pending', 'processing')
+        and q.status in ('pending', 'processing', 'held')
         and q.id < p_id
     order by q.id
     limit 1

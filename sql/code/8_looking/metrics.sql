@@ -173,7 +173,8 @@ as $sql$
                 h.delivered,
                 h.failed,
                 h.latency_total_ms / 1000,
-                case when h.buckets is not null then coalesce(h.buckets[cardinality(h.buckets)], 0) end
+                case when h.buckets is not null then coalesce(h.buckets[cardinality(h.buckets)], 0) end,
+                (select count(distinct d.ordering_key) from ulak_private.letters d where d.is_holding and d.endpoint_id = h.id)
             ]::double precision[] as values
         from (
             select
@@ -213,7 +214,8 @@ as $sql$
             ('failed_attempts_total', 9),
             ('delivery_duration_seconds_bucket', 0),
             ('delivery_duration_seconds_sum', 10),
-            ('delivery_duration_seconds_count', 11)
+            ('delivery_duration_seconds_count', 11),
+            ('ordering_keys_held', 12)
     ),
     metric as materialized (
         select coalesce(d.place, ulak_private.raise_undefined_metric(n.name)) as place, n.name, d.type, p.element
@@ -340,6 +342,7 @@ as $sql$
         (29, 'queue_live_rows', 'gauge', 'rows of ulak.queue, as the statistics system knows them'),
         (30, 'queue_dead_rows', 'gauge', 'dead rows of ulak.queue, as the statistics system knows them'),
         (31, 'cluster_adopted', 'gauge', '1: this cluster delivers; 0: restored messages are held until ulak.adopt()'),
-        (32, 'messages_cancelled_total', 'counter', 'messages cancelled or purged, those of rolled back transactions included')
+        (32, 'messages_cancelled_total', 'counter', 'messages cancelled or purged, those of rolled back transactions included'),
+        (33, 'ordering_keys_held', 'gauge', 'ordering keys that a dead letter holds ("on_dead": "hold"), per endpoint')
     ) d (place, name, type, help)
 $sql$;

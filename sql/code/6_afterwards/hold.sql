@@ -1,0 +1,118 @@
+-- A dead message may hold its ordering key: with "on_dead": "hold" in the config, what follows waits until its letter is redriven or discarded.
+
+-- Such a message isn't archived. It stays in ulak_private.deliveries with status 'held', in its place, so that whoever looks for the head
+-- of the key finds it (5_settling/ordering.sql), and nobody claims, cancels or expires it. Its letter says is_holding, and isn't deleted
+-- by retention. A redrive makes the same row due again; discarding the letter archives it, and the next message becomes the head.
+
+-- The status of a message that ulak gives up.
+create or replace function ulak_private.dead_status(p_endpoint_id bigint, p_ordering_key text)
+returns text
+language sql
+stable
+set search_path = pg_catalog, pg_temp
+as $sql$
+    select case
+        when p_ordering_key is not null
+            and exists (select from ulak.endpoints e where e.id = p_endpoint_id and e.config ->> 'on_dead' = 'hold')
+            then 'held'
+        else 'failed'
+    end
+$sql$;
+
+-- Dead messages leave the queue, unless they hold their key.
+create or replace function ulak_private.archive_dead(p_ids bigint[], p_now timestamptz)
+returns void
+language sql
+set search_path = pg_catalog, pg_temp
+as $sql$
+    select ulak_private.archive_rows(
+        array(select q.id from ulak_private.deliveries q where q.id = any (p_ids) and q.status is distinct from 'held'), p_now
+    )
+$sql$;
+
+-- The letters of these messages, which the caller has locked, were discarded.
+create or replace function ulak_private.release_held(p_ids bigint[], p_now timestamptz)
+returns void
+language plpgsql
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+as $plpgsql$
+declare
+    v_ids bigint[];
+    v_endpoint_ids bigint[];
+    v_keys text[];
+begin
+    with released as (
+        update ulak_private.deliveries q
+        set status = 'failed', updated_at = p_now
+        where q.id = any (p_ids) and q.status is not distinct from 'held'
+        returning q.id, q.endpoint_id, q.ordering_key
+    )
+    select array_agg(r.id), array_agg(r.endpoint_id), array_agg(r.ordering_key) into v_ids, v_endpoint_ids, v_keys
+    from released r;
+    if v_ids is not null then
+        perform ulak_private.archive_rows(v_ids, p_now);
+        perform ulak_private.unpark_heads(v_endpoint_ids, v_keys, p_now);
+    end if;
+end
+$plpgsql$;
+
+-- The letters (dlq ids) of these messages go on as the messages that they were, with a fresh budget. attempts only rises.
+create or replace function ulak_private.redrive_held(p_dlq_ids bigint[], p_due_ats timestamptz[], p_new_generation bigint, p_now timestamptz)
+returns void
+language sql
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+as $sql$
+    update ulak_private.deliveries q
+    set status = 'pending',
+        next_retry_at = coalesce(l.due_at, p_now),
+        scheduled_at = l.due_at,
+        expires_at = null,
+        retry_count = 0,
+        failed_at = null,
+        first_failed_at = null,
+        last_error = null,
+        response = null,
+        generation = coalesce(p_new_generation, q.generation),
+        failure_history = ulak_private.with_cycle(d),
+        updated_at = p_now
+    from unnest(p_dlq_ids, p_due_ats) l(dlq_id, due_at)
+    join ulak_private.letters d on d.id = l.dlq_id
+    where q.id = d.original_message_id and q.status is not distinct from 'held'
+$sql$;
+
+-- Messages that wait behind one of their ordering key; 1000: at least so many.
+create or replace function ulak_private.count_behind(p_id bigint, p_endpoint_id bigint, p_ordering_key text)
+returns bigint
+language sql
+stable
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set enable_bitmapscan = off
+set jit = off
+as $sql$
+    select count(*)
+    from (
+        select
+        from ulak_private.deliveries q
+        where q.endpoint_id = p_endpoint_id
+            and q.ordering_key = p_ordering_key
+            and q.status in ('pending', 'processing', 'held')
+            and q.id > p_id
+        limit 1000
+    ) b
+$sql$;
+
+create or replace function ulak_private.waiting_behind(p_messages bigint)
+returns text
+language sql
+immutable
+as $sql$
+    select case
+        when p_messages = 0 then 'no message waits behind it'
+        when p_messages = 1 then '1 message waits behind it'
+        when p_messages < 1000 then format('%s messages wait behind it', p_messages)
+        else '1000 messages or more wait behind it'
+    end
+$sql$;
