@@ -103,6 +103,7 @@ create table ulak_private.secrets (
     previous_until timestamptz,
     created_at timestamptz not null default now(),
     updated_at timestamptz not null default now(),
+    hosts text,
     check ((previous_value is null) = (previous_until is null))
 );
 
@@ -113,3 +114,4 @@ comment on column ulak_private.secrets.previous_value is 'the secret before the 
 comment on column ulak_private.secrets.previous_until is 'end of the rotation''s grace';
 comment on column ulak_private.secrets.created_at is 'when the secret was first set';
 comment on column ulak_private.secrets.updated_at is 'when it was last set or rotated';
+comment on column ulak_private.secrets.hosts is 'the only hosts that may learn of it, separated by commas; null: any';

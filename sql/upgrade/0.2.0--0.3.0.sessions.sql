@@ -35,6 +35,23 @@ as $sql$
     select ulak_private.require_changeable(p_id)
 $sql$;
 
+create or replace function ulak._endpoint_configs(p_ids bigint[], p_now timestamptz default clock_timestamp())
+returns table (
+    id bigint,
+    name text,
+    config_version bigint,
+    config jsonb,
+    signing_secrets text[],
+    secrets text[],
+    protocol text
+)
+language sql
+set search_path = pg_catalog, pg_temp
+as $sql$
+    select c.id, c.name, c.config_version, coalesce(c.config, '{}'), c.signing_secrets, c.secrets, c.protocol
+    from ulak_private.endpoint_configs(p_ids, p_now) c
+$sql$;
+
 create or replace function ulak._granted_endpoints()
 returns setof bigint
 language sql

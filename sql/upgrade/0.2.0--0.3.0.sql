@@ -451,3 +451,10 @@ create type ulak._claimed as (
 
 comment on type ulak._wish is 'what a worker may claim: messages behind an id, which are new, or whatever is due (is_for_all: if nothing is new; always, without an id); texts of more bytes than longest are left out; private to ulak';
 comment on type ulak._claimed is 'what it got, as columns with an element for each message; a column of nothing but nulls is null; have_more: endpoints that got all that they may have; private to ulak';
+
+-- Secrets may be bound to hosts. ulak.secrets is locked above; a column without a default: the table isn't rewritten. Workers get more
+-- with a config: 0.2.0--0.3.0.sessions.sql has the function as 0.2.0 calls it.
+alter table ulak.secrets add column hosts text;
+comment on column ulak.secrets.hosts is 'the only hosts that may learn of it, separated by commas; null: any';
+drop function ulak.set_secret(text, text);
+drop function ulak._endpoint_configs(bigint[], timestamptz);

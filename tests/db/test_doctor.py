@@ -1004,3 +1004,19 @@ def test_an_endpoint_whose_host_is_no_longer_allowed_is_told(queue: Queue) -> No
     assert shop["finding"] == 'endpoint "shop": http_allowed_hosts does not list its url (shop.internal)'
     assert hushed["finding"] == 'endpoint "hushed": http_allowed_hosts does not list its url (***)'
     assert [each["finding"] for each in findings(queue, "hosts")] == [hushed["finding"]]
+
+
+def test_an_endpoint_that_needs_a_bound_secret_is_told(queue: Queue) -> None:
+    queue.call("set_secret", "token", "hush-hush")
+    queue.call("set_secret", "bound", "hush-hush", "{shop.internal}")
+    queue.endpoint("shop", {**HTTP, "headers": {"x-key": {"$secret": "token"}}}, protocol="http")
+    queue.endpoint("good", {**HTTP, "headers": {"x-key": {"$secret": "bound"}}}, protocol="http")
+    queue.call("configure", "require_bound_secrets", "true")
+
+    finding = found(queue, "hosts")
+    queue.call("set_secret", "token", "hush-hush", "{shop.internal}")
+
+    assert finding["finding"] == (
+        'endpoint "shop" gets no requests: secret "token" is bound to no hosts, and require_bound_secrets is on'
+    )
+    assert findings(queue, "hosts") == []

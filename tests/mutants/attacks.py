@@ -17,6 +17,7 @@ OTHERS = "tests/security/test_other_applications.py"
 NOBODY = "tests/security/test_nobody.py"
 PULL_WORKER = "tests/security/test_pull_worker.py"
 RECEIVER = "tests/security/test_receiver.py"
+BOUND = "tests/db/test_bound_secrets.py"
 ECHO = f"{RECEIVER}::test_what_a_receiver_echoes_of_secrets_and_payload_reaches_no_monitor"
 FILE = f"{ADMIN}::test_whatever_is_wrong_with_a_file_looks_the_same_and_holds_nobody_up"
 
@@ -326,6 +327,42 @@ MUTANTS = [
         "if refusal := guard.host_refusal(host):",
         "if (refusal := guard.host_refusal(host)) and not host:",
         ("tests/worker/test_nats.py::test_an_advertised_host_that_is_not_allowed_is_not_dialled",),
+    ),
+    # Secrets that are bound to hosts.
+    Mutant(
+        "bound secrets: a worker gets any",
+        "sql/code/2_endpoints/secrets.sql",
+        "case when r.problem is null then coalesce(r.config, e.config) end,",
+        "coalesce(r.config, e.config),",
+        (f"{BOUND}::test_it_goes_nowhere_if_one_of_them_is_not_listed",),
+    ),
+    Mutant(
+        "bound secrets: a config names any",
+        "sql/code/2_endpoints/protocols.sql",
+        "case when p_config is distinct from p_old then",
+        "case when false then",
+        (f"{BOUND}::test_it_goes_nowhere_if_one_of_them_is_not_listed",),
+    ),
+    Mutant(
+        "bound secrets: a proxy doesn't count",
+        "sql/code/2_endpoints/bound_secrets.sql",
+        "when p_protocol <> 'http' or h.key = 'proxy.url' then true",
+        "when p_protocol <> 'http' then true when h.key = 'proxy.url' then p_place like 'proxy/%'",
+        (f"{BOUND}::test_it_goes_nowhere_if_one_of_them_is_not_listed",),
+    ),
+    Mutant(
+        "bound secrets: who gets the token doesn't count",
+        "sql/code/2_endpoints/bound_secrets.sql",
+        "else p_place not like 'proxy/%'",
+        "else p_place not like 'proxy/%' and p_config #>> '{auth,type}' is distinct from 'oauth2'",
+        (f"{BOUND}::test_it_goes_nowhere_if_one_of_them_is_not_listed",),
+    ),
+    Mutant(
+        "bound secrets: brokers of a cluster get any",
+        "plpython/ulak/transports/broker/transport.py",
+        "guard = self._guard.within(endpoint.bound)",
+        "guard = self._guard",
+        ("tests/worker/test_nats.py::test_an_advertised_host_gets_no_secret_that_is_bound_to_others",),
     ),
     # Files that a config names.
     Mutant(

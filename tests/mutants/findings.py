@@ -43,6 +43,12 @@ MUTANTS = [
         file="sql/code/8_looking/doctor_hosts.sql",
     ),
     never(
+        "hosts: a secret is bound to none",
+        "where ulak_private.stored_setting('require_bound_secrets')::boolean and e.enabled",
+        f"{TESTS}::test_an_endpoint_that_needs_a_bound_secret_is_told",
+        file="sql/code/8_looking/doctor_hosts.sql",
+    ),
+    never(
         "cluster: restored from another",
         "where b.reason is not null\n$sql$",
         f"{TESTS}::test_a_restored_cluster_that_was_not_adopted_is_critical",

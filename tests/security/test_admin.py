@@ -26,6 +26,7 @@ FILE_PROBLEM = (
     " in PEM format, that the server may read"
 )
 ONCE = {"max_retries": 0}
+HEADER = {"headers": {"x-key": {"$secret": "bound"}}}
 KEYS = ("tls_ca_bundle", "tls_client_cert", "tls_client_key", "tls_pinned_public_key", "proxy")
 SECRETS = {
     "header": "hush-header-value",
@@ -123,6 +124,89 @@ def test_no_host_is_dialled_that_is_not_allowed(site: Site, receiver: Receiver) 
     assert site.call("ping", "url") is not None
     site.wait_for_status(good, "completed")
     assert len(receiver.requests) == 1
+
+
+BOUND = {"$secret": "bound"}
+
+
+def test_it_has_no_bound_secret_sent_to_a_host_of_its_own(site: Site, receiver: Receiver) -> None:
+    """Every way that a config could name, and every way past the config."""
+    with site.connect() as owner:
+        owner.execute("select ulak.set_secret('bound', 'hush-hush-hush', p_hosts => '{localhost,id.example.com}')")
+    home, own = f"http://localhost:{receiver.port}/home", f"http://127.0.0.1:{receiver.port}/own"
+    oauth = {"type": "oauth2", "client_id": "me", "client_secret": BOUND}
+    attacks: list[dict[str, Any]] = [
+        {"url": own, "headers": {"x-key": BOUND}},
+        {"url": own, "auth": {"type": "bearer", "token": BOUND}},
+        {"url": own, "auth": {"type": "basic", "username": "me", "password": BOUND}},
+        {"url": own, "signing_secret": BOUND},
+        {"url": home, "headers": {"x-key": BOUND}, "proxy": {"url": own}},
+        {"url": home, "headers": {"x-key": BOUND}, "proxy": {"url": own, "no_proxy": "*"}},
+        {"url": home, "proxy": {"url": own, "username": "me", "password": BOUND}},
+        {"url": home, "auth": {**oauth, "token_url": own}},
+        # The token would come here.
+        {"url": own, "auth": {**oauth, "token_url": "http://id.example.com/"}},
+        {"url": f"http://LOCALHOST.evil.test:{receiver.port}/", "headers": {"x-key": BOUND}},
+        {"url": f"http://evil.test:{receiver.port}/localhost", "headers": {"x-key": BOUND}},
+    ]
+    with site.connect("ulak_admin") as admin:
+        admin.autocommit = True
+        for config in attacks:
+            denied = refused(admin, "select ulak.create_endpoint('new', 'http', %s)", Jsonb(config))
+            assert "which is bound to other hosts" in str(denied.message_primary)
+            assert "hush" not in str(denied.message_hint)
+        admin.execute("select ulak.create_endpoint('shop', 'http', %s)", [Jsonb({"url": home, **HEADER})])
+        for statement in (
+            "select ulak.alter_endpoint('shop', config || '{\"url\": \"http://127.0.0.1/\"}') from ulak.endpoints",
+            'update ulak.endpoints set config = config || \'{"url": "http://127.0.0.1/"}\'',
+            "select ulak.set_secret('bound', '', p_hosts => '{127.0.0.1}')",
+            "select ulak.set_secret('bound', null, p_hosts => '{127.0.0.1}')",
+            "update ulak_private.secrets set hosts = null",
+            "select ulak_private.endpoint_configs('{1}')",
+        ):
+            assert refused(admin, statement).sqlstate in ("22023", "42501")
+        admin.execute(
+            "select ulak.configure('require_bound_secrets', 'false'), ulak.configure('http_allowed_hosts', '')"
+        )
+        # A path of the message's own stays behind the host.
+        ids = [site.send("shop"), site.send("shop", path="@127.0.0.1/own")]
+        site.start()
+        for id in ids:
+            site.wait_for_status(id, "completed")
+
+    assert {each.headers["host"] for each in receiver.requests} == {f"localhost:{receiver.port}"}
+    assert all(each.headers["x-key"] == "hush-hush-hush" for each in receiver.requests)
+
+
+def test_a_redirect_carries_no_secret_to_another_host(site: Site, receiver: Receiver) -> None:
+    site.db.execute("select ulak.set_secret('bound', 'hush-hush-hush', p_hosts => '{localhost}')")
+    answer = Answer(307, {"location": f"http://127.0.0.1:{receiver.port}/own"})
+    with Receiver(lambda request: answer) as redirecting:
+        site.http("shop", f"http://localhost:{redirecting.port}/", ONCE, **HEADER)
+        id = site.send("shop")
+        site.start()
+        site.wait_for_status(id, "failed")
+
+    assert len(redirecting.requests) == 1
+    assert receiver.requests == []
+
+
+def test_whatever_lies_in_the_tables_a_bound_secret_stays_home(site: Site, receiver: Receiver) -> None:
+    site.db.execute("select ulak.set_secret('bound', 'hush-hush-hush', p_hosts => '{localhost}')")
+    site.http("shop", f"http://localhost:{receiver.port}/", **HEADER)
+    config = Jsonb({"url": receiver.url, **HEADER})
+    site.db.execute("alter table ulak.endpoints disable trigger user")
+    site.db.execute("update ulak.endpoints set config = %s, config_version = 2", [config])
+    site.db.execute("alter table ulak.endpoints enable trigger user")
+    id = site.send("shop")
+
+    site.start()
+    told = site.wait_for_error(id, "config")
+    pinged = site.rows("select outcome, error from ulak.ping('shop')")
+
+    assert told == '[RETRYABLE] config: secret "bound" is bound to other hosts'
+    assert pinged == [{"outcome": "failed", "error": '[PERMANENT] config: secret "bound" is bound to other hosts'}]
+    assert receiver.requests == []
 
 
 @pytest.mark.parametrize(

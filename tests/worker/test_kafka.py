@@ -427,6 +427,24 @@ def test_nor_is_a_host_that_is_not_allowed(site: Site, bus: Bus, kafka: Kafka) -
     assert forbidden.connections == 0
 
 
+def test_a_broker_that_the_cluster_names_gets_no_secret_that_is_bound_to_others(
+    site: Site, bus: Bus, kafka: Kafka
+) -> None:
+    site.db.execute("select ulak.set_secret('kafka', 'hush-hush', p_hosts => '{127.0.0.1}')")
+    with (
+        Relay(kafka, host="127.0.0.2", advertised_host="127.0.0.2") as other,
+        Relay(kafka, advertised_host="127.0.0.2", advertised_port=other.port) as relay,
+    ):
+        bus.endpoint(broker=relay.broker, headers={"x-key": {"$secret": "kafka"}})
+        id = site.send("bus", {"n": 1})
+        site.start(seconds=60)
+        told = site.wait_for_error(id, "names broker")
+
+    problem = "host 127.0.0.2 may not learn of a secret that is bound to other hosts"
+    assert told == f"[RETRYABLE] config: the cluster names broker {other.broker}: {problem}"
+    assert other.connections == 0
+
+
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"broker": "kafka"}, r"\$\.broker must be host:port"),
     ({"broker": "kafka:0"}, r"\$\.broker must be host:port"),

@@ -375,6 +375,21 @@ def test_an_advertised_host_that_is_not_allowed_is_not_dialled(site: Site, tmp_p
     assert told == f"[RETRYABLE] connect: Connection refused (localhost:{first.port})"
 
 
+def test_an_advertised_host_gets_no_secret_that_is_bound_to_others(site: Site, tmp_path: Path) -> None:
+    routes = free_port(), free_port()
+    with clustered(tmp_path / "a", *routes) as first, clustered(tmp_path / "b", *reversed(routes)) as second:
+        wait_until(lambda: is_advertised(first, f"127.0.0.1:{second.port}"))
+        site.db.execute("select ulak.set_secret('nats', 'hush-hush', p_hosts => '{localhost}')")
+        endpoint(site, first, url=f"localhost:{first.port}", jetstream=False, headers={"x-key": {"$secret": "nats"}})
+        site.start()
+        site.wait_for_status(site.send(), "completed")
+
+        first.kill()
+        told = site.wait_for_error(site.send(), "connect")
+
+    assert told == f"[RETRYABLE] connect: Connection refused (localhost:{first.port})"
+
+
 def test_an_address_that_policy_forbids_is_not_dialled(site: Site, server: Nats) -> None:
     site.configure(http_allowed_networks="10.0.0.0/8")
     endpoint(site, server)

@@ -80,9 +80,15 @@ class EndpointConfig(NamedTuple):
     # The values that stand in the config by name.
     secrets: Sequence[str] = ()
     protocol: str = "http"
+    # Why the database gave no config.
+    problem: str | None = None
+    # Lists of hosts, separated by commas: a secret of the config is bound to each of them.
+    bound: Sequence[str] = ()
 
     def keys(self) -> Mapping[str, Any]:
         """Parses the config. Raises ConfigError."""
+        if self.problem is not None:
+            raise ConfigError(self.problem)
         if self.config is None:
             raise ConfigError("it can't be read: it isn't valid UTF-8, or has a number of too many digits")
         return self.config
@@ -95,7 +101,9 @@ class EndpointConfig(NamedTuple):
                 raise ConfigError(f"{name} must be a number from 1 on")
         if not 0 < longest < math.inf:
             raise ConfigError("its timeouts must be numbers above 0")
-        return Endpoint(self.id, self.name, self.config_version, self.protocol, batch_size, in_flight, longest, target)
+        return Endpoint(
+            self.id, self.name, self.config_version, self.protocol, batch_size, in_flight, longest, target, self.bound
+        )
 
 
 class Endpoint(NamedTuple):
@@ -112,6 +120,8 @@ class Endpoint(NamedTuple):
     longest: float
     # The config as its transport parsed it; nothing else looks into it.
     target: Any
+    # The hosts that its secrets are bound to, as in EndpointConfig.
+    bound: Sequence[str] = ()
 
 
 def grouped(

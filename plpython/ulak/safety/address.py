@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from copy import copy
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 
 from ulak.safety import hosts
@@ -84,6 +85,14 @@ class Guard:
         self._allow_internal = allow_internal
         self._allowed = networks(allowed)
         self._hosts = hosts
+
+    def within(self, bound: Sequence[str]) -> Guard:
+        """The same for a config whose secrets are bound to these lists of hosts."""
+        if not bound:
+            return self
+        narrower = copy(self)
+        narrower._hosts = (*self._hosts, *hosts.bound(bound))
+        return narrower
 
     def host_refusal(self, host: str) -> str | None:
         """Why this host may not be dialled, whatever its address is; None if it may."""

@@ -27,6 +27,11 @@ def listed(names: Iterable[str], reason: str) -> Hosts:
     return Hosts(given, tuple(each[1:] for each in given if each.startswith("*.")), reason)
 
 
+def bound(lists: Iterable[str]) -> tuple[Hosts, ...]:
+    """By the hosts that secrets are bound to."""
+    return tuple(listed(each.split(","), "may not learn of a secret that is bound to other hosts") for each in lists)
+
+
 def allowed(setting: str) -> tuple[Hosts, ...]:
     """By http_allowed_hosts: an empty one allows every host."""
     return (listed(setting.split(","), "is not listed in http_allowed_hosts"),) if setting else ()

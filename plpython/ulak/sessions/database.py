@@ -40,10 +40,12 @@ _TURN_TYPES = (
 # As columns, too: a worker may have to read thousands of configs.
 _ENDPOINT_CONFIGS = """
     select array_agg(id) as ids, array_agg(name) as names, array_agg(config_version) as config_versions,
-        array_agg(config::text) as configs, array_agg(protocol) as protocols,
+        array_agg(coalesce(config, 'null')::text) as configs, array_agg(protocol) as protocols,
         case when bool_or(signing_secrets <> '{}') then array_agg(to_json(signing_secrets)::text) end
             as signing_secrets,
-        case when bool_or(secrets <> '{}') then array_agg(to_json(secrets)::text) end as secrets
+        case when bool_or(secrets <> '{}') then array_agg(to_json(secrets)::text) end as secrets,
+        array_agg(problem) as problems,
+        case when bool_or(bound <> '{}') then array_agg(to_json(bound)::text) end as bound
     from ulak_private.endpoint_configs($1)
 """
 
@@ -229,6 +231,8 @@ class Database:
                 map(json.loads, row["signing_secrets"] or nothing),
                 map(json.loads, row["secrets"] or nothing),
                 row["protocols"],
+                row["problems"],
+                map(json.loads, row["bound"] or nothing),
             )
         )
 

@@ -46,6 +46,7 @@ from (
         ('poll_interval', 'integer', '50', 5, 60000, null, 'milliseconds', 'longest pause of an idle worker before it looks for messages again'),
         ('poll_interval_busy', 'integer', '2', 1, 1000, null, 'milliseconds', 'pause of a worker while traffic flows'),
         ('priority_aging', 'integer', '0', 0, 86400, null, 'seconds', 'a waiting message gains one step of priority each time this passes; 0: never'),
+        ('require_bound_secrets', 'boolean', 'false', null, null, null, null, 'whether configs may name only secrets that set_secret() has bound to hosts'),
         ('response_body_max_size', 'integer', '65536', 0, 10485760, null, 'bytes', 'maximum size of a captured response body; the rest is cut'),
         ('retry_base_delay', 'integer', '10', 1, 3600, null, 'seconds', 'delay before the first retry'),
         ('retry_increment', 'integer', '30', 1, 3600, null, 'seconds', 'delay that linear backoff adds with each retry'),

@@ -277,7 +277,9 @@ begin
         v_config := ulak_private.with_secrets(coalesce(p_config, 'null'));
         v_violation := coalesce(
             ulak_private.config_violation(p_protocol, v_config),
-            ulak_private.hosts_violation(p_protocol, v_config, p_config, p_old)
+            ulak_private.hosts_violation(p_protocol, v_config, p_config, p_old),
+            -- A config that stays as it is doesn't use its secrets in another way: set_secret() looks after those.
+            case when p_config is distinct from p_old then ulak_private.misplaced_violation(p_protocol, v_config, p_config) end
         );
     end if;
     if v_violation is not null then

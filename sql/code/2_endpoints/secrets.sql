@@ -1,31 +1,39 @@
 -- Secrets: values that configs name as {"$secret": "name"}, and signing secrets that can be rotated.
 
-create or replace function ulak.set_secret(p_name text, p_value text)
+create or replace function ulak.set_secret(p_name text, p_value text, p_hosts text[] default null)
 returns boolean
 language plpgsql
 security definer
 set search_path = pg_catalog, pg_temp
 as $plpgsql$
+declare
+    v_hosts text;
 begin
     perform ulak_private.lock('configs');
     perform ulak_private.check_secret_name(p_name);
     if coalesce(p_value, '') = '' then
         raise exception 'the value of secret "%" is empty', p_name
-            using errcode = '22023', hint = format('To remove it: select ulak.drop_secret(%L);', p_name);
+            using
+                errcode = '22023',
+                detail = case when p_hosts is null then 'It has at least one character.' else 'To bind it to other hosts its value is needed, too.' end,
+                hint = format('To remove it: select ulak.drop_secret(%L);', p_name);
     end if;
     perform ulak_private.check_bytes('a secret', octet_length(p_value), 65536);
-    insert into ulak_private.secrets (name, value)
-    values (p_name, p_value)
+    v_hosts := ulak_private.bound_hosts(p_name, p_hosts);
+    insert into ulak_private.secrets (name, value, hosts)
+    values (p_name, p_value, v_hosts)
     on conflict (name) do update
-    set value = excluded.value, previous_value = null, previous_until = null, updated_at = now();
+    set value = excluded.value, hosts = excluded.hosts, previous_value = null, previous_until = null, updated_at = now();
+    perform ulak_private.check_uses(p_name);
     perform ulak_private.renew_configs(p_name);
-    insert into ulak.event_log (event, detail) values ('secret.set', jsonb_build_object('secret', p_name));
+    insert into ulak.event_log (event, detail)
+    values ('secret.set', jsonb_strip_nulls(jsonb_build_object('secret', p_name, 'hosts', v_hosts)));
     return true;
 end
 $plpgsql$;
 
-comment on function ulak.set_secret(text, text) is
-    'stores a value that configs can name as {"$secret": "name"}; replaces an earlier value at once';
+comment on function ulak.set_secret(text, text, text[]) is
+    'stores a value that configs can name as {"$secret": "name"}; replaces an earlier value at once; with p_hosts, no other host gets it or what is made of it';
 
 create or replace function ulak.drop_secret(p_name text)
 returns boolean
@@ -72,6 +80,7 @@ as $plpgsql$
 declare
     v_endpoint ulak.endpoints;
     v_new text := coalesce(p_new_secret, ulak_private.new_signing_secret());
+    v_config jsonb;
     v_old text;
     v_secret text;
 begin
@@ -85,9 +94,19 @@ begin
     perform ulak_private.check_interval('p_grace', p_grace, interval '3650 days');
     -- A secret that the config holds itself moves to the table, where there is room for two.
     v_secret := coalesce(v_endpoint.config -> 'signing_secret' ->> '$secret', ulak_private.signing_secret_name(v_endpoint.id));
-    v_old := ulak_private.with_secrets(v_endpoint.config) ->> 'signing_secret';
-    insert into ulak_private.secrets (name, value, previous_value, previous_until)
-    values (v_secret, v_new, v_old, case when v_old is not null then p_now + ulak_private.exact(p_grace) end)
+    v_config := ulak_private.with_secrets(v_endpoint.config);
+    v_old := v_config ->> 'signing_secret';
+    insert into ulak_private.secrets (name, value, previous_value, previous_until, hosts)
+    values (
+        v_secret,
+        v_new,
+        v_old,
+        case when v_old is not null then p_now + ulak_private.exact(p_grace) end,
+        case
+            when ulak_private.stored_setting('require_bound_secrets')::boolean
+                then (select string_agg(distinct h, ',') from ulak_private.secret_hosts('http', v_config, 'signing_secret') h)
+        end
+    )
     on conflict (name) do update
     set value = excluded.value,
         previous_value = excluded.previous_value,
@@ -135,7 +154,8 @@ begin
 end
 $plpgsql$;
 
--- A worker's input for deliveries: configs with the secrets filled in, and the signing secrets, newest first.
+-- A worker's input for deliveries: configs with the secrets filled in, and the signing secrets, newest first. This is the only way that
+-- the value of a secret takes out of the database, so that those that are bound to other hosts stay here.
 create or replace function ulak_private.endpoint_configs(
     p_ids bigint[],
     p_now timestamptz default clock_timestamp()
@@ -148,7 +168,11 @@ returns table (
     signing_secrets text[],
     -- The values that config holds by name, so that they can be hidden wherever they turn up.
     secrets text[],
-    protocol text
+    protocol text,
+    -- Why there is no config: it would let a host know a secret that is bound to others.
+    problem text,
+    -- The hosts that the config's secrets are bound to, for those that a cluster names when it is dialled: a list for each secret.
+    bound text[]
 )
 language sql
 stable
@@ -159,9 +183,9 @@ as $sql$
         e.id,
         e.name,
         e.config_version,
-        coalesce(r.config, e.config),
+        case when r.problem is null then coalesce(r.config, e.config) end,
         case
-            when e.config ? 'signing_secret' then array_remove(
+            when r.problem is null and e.config ? 'signing_secret' then array_remove(
                 array[
                     coalesce(r.config, e.config) ->> 'signing_secret',
                     (
@@ -174,13 +198,21 @@ as $sql$
             )
             else '{}'
         end,
-        case when r.secrets is null then '{}' else array(select v.value from jsonb_each_text(r.secrets) as v) end,
-        e.protocol
+        case when r.secrets is null or r.problem is not null then '{}' else array(select v.value from jsonb_each_text(r.secrets) as v) end,
+        e.protocol,
+        r.problem,
+        coalesce(r.bound, '{}')
     from ulak.endpoints as e
     -- Most configs name no secret, and a worker may have to read thousands of configs.
     left join lateral (
-        select s.secrets, ulak_private.put_secrets(e.config, s.secrets) as config
-        from ulak_private.secret_values(ulak_private.secret_names(e.config)) as s (secrets)
+        select
+            s.secrets,
+            c.config,
+            ulak_private.misplaced_problem(e.protocol, c.config, e.config) as problem,
+            array(select b.hosts from ulak_private.secrets b where b.name = any (n.names) and b.hosts is not null order by b.name) as bound
+        from ulak_private.secret_names(e.config) as n (names)
+        cross join lateral ulak_private.secret_values(n.names) as s (secrets)
+        cross join lateral (select ulak_private.put_secrets(e.config, s.secrets)) as c (config)
         where strpos(e.config::text, '"$secret"') > 0
         offset 0
     ) as r on true

@@ -11,6 +11,7 @@ as $plpgsql$
 declare
     v_message record;
     v_protocol text;
+    v_endpoint record;
 begin
     select m.* into v_message
     from ulak_private.message_to_send(p_id) m;
@@ -25,10 +26,15 @@ begin
             using errcode = '22023',
                 detail = coalesce(format('The protocol of its endpoint is %s.', v_protocol), 'Its endpoint was dropped.');
     end if;
+    select c.* into v_endpoint from ulak_private.endpoint_configs(array[v_message.endpoint_id]) c;
+    if v_endpoint.problem is not null then
+        raise exception 'there is no request of message %: %', p_id, v_endpoint.problem
+            using errcode = '55000', hint = format('select * from ulak.ping(%L); says the same.', v_endpoint.name);
+    end if;
     return ulak_private.curl(
         jsonb_build_object(
             'message', v_message.message,
-            'endpoint', (select to_jsonb(c) from ulak_private.endpoint_configs(array[v_message.endpoint_id]) c),
+            'endpoint', to_jsonb(v_endpoint),
             'settings', (select jsonb_object_agg(s.name, ulak.setting(s.name)) from ulak.settings s),
             'version', ulak_private.version()
         )

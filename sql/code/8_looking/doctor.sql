@@ -94,6 +94,8 @@ as $sql$
     union all
     select 'endpoints', f.* from ulak_private.doctor_hosts() f
     union all
+    select 'endpoints', f.* from ulak_private.doctor_bound_secrets() f
+    union all
     select 'dlq', f.* from ulak_private.doctor_dlq(p_facts, p_now) f
     union all
     select 'queue', f.* from ulak_private.doctor_vacuum(p_now) f

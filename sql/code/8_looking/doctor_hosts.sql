@@ -1,4 +1,4 @@
--- What doctor() says about endpoints that may not be reached any more, since a setting was changed after their configs were written.
+-- What doctor() says about endpoints that may not be reached, since a setting was changed after their configs were written.
 
 create or replace function ulak_private.doctor_hosts()
 returns table (severity text, check_name text, finding text, fix text)
@@ -21,4 +21,20 @@ as $sql$
     ) h(key, host)
     where a.allowed <> '' and e.enabled
     group by e.name, a.allowed
+$sql$;
+
+create or replace function ulak_private.doctor_bound_secrets()
+returns table (severity text, check_name text, finding text, fix text)
+language sql
+stable
+set search_path = pg_catalog, pg_temp
+as $sql$
+    select
+        'warning',
+        'hosts',
+        format('endpoint "%s" gets no requests: secret "%s" is bound to no hosts, and require_bound_secrets is on', e.name, v.name),
+        format('-- select ulak.set_secret(%L, ''...'', p_hosts => ''{...}''); with its value and the hosts of this endpoint', v.name)
+    from ulak.endpoints e
+    join ulak_private.secrets v on v.hosts is null and ulak_private.names_secret(e.config, v.name)
+    where ulak_private.stored_setting('require_bound_secrets')::boolean and e.enabled and strpos(e.config::text, '"$secret"') > 0
 $sql$;

@@ -156,6 +156,7 @@ as $sql$
         ('send_messages', 'p_messages', 'an array of {"payload": ..., and options of send()}'),
         ('set_secret', 'p_name', 'name of the secret, as configs have it in {"$secret": "name"}'),
         ('set_secret', 'p_value', 'the secret itself'),
+        ('set_secret', 'p_hosts', 'the only hosts that may learn of it, such as {api.example.com,*.example.org}; null: as before, or any; {}: any'),
         ('setting', 'p_name', 'name of the setting'),
         ('start', 'p_workers', 'how many workers, up to 32; 0: none, nodes deliver; null: as the setting workers says'),
         ('subscribe', 'p_endpoint', 'name of the endpoint that is to get the events'),

@@ -121,7 +121,8 @@ class BrokerTransport(ABC):
         if known is None:
             self._close_idle()
             own = _Own(self._descriptors, self._owners)
-            surroundings = Surroundings(own, self._guard, self._clock, self._settled)
+            guard = self._guard.within(endpoint.bound)
+            surroundings = Surroundings(own, guard, self._clock, self._settled)
             known = self.connect(endpoint, surroundings)
             own.belong_to(known)
         self._connections[endpoint.id] = known

@@ -1,0 +1,151 @@
+-- Secrets that are bound to hosts: set_secret(name, value, p_hosts => '{api.example.com}'). Whatever a config says, such a secret is put
+-- into no request that another host could read, nor is anything made of it there: a signature could be sent on to the host that trusts
+-- it, and a token that a server gave for it is as good as the secret.
+
+-- The hosts that learn of the secret at a place of a config, which has its secrets put in.
+create or replace function ulak_private.secret_hosts(p_protocol text, p_config jsonb, p_place text)
+returns setof text
+language sql
+immutable
+set search_path = pg_catalog, pg_temp
+as $sql$
+    select h.host
+    from ulak_private.config_hosts(p_protocol, p_config) h
+    where case
+        when p_protocol <> 'http' or h.key = 'proxy.url' then true
+        when h.key = 'auth.token_url' then p_place like 'auth/%'
+        else p_place not like 'proxy/%'
+    end
+$sql$;
+
+-- The places of a config whose secret may not be used there, and the hosts that it is bound to; hosts is null: to none, and
+-- require_bound_secrets is on. p_config has its secrets put in, p_written hasn't.
+create or replace function ulak_private.misplaced_secrets(p_protocol text, p_config jsonb, p_written jsonb)
+returns table (place text, name text, hosts text)
+language sql
+stable
+set search_path = pg_catalog, pg_temp
+as $sql$
+    select s.place, s.name, v.hosts
+    from ulak_private.secrets_in(p_written) s
+    join ulak_private.secrets v on v.name = s.name
+    where case
+        when v.hosts is null then ulak_private.stored_setting('require_bound_secrets')::boolean
+        else exists (
+            select from ulak_private.secret_hosts(p_protocol, p_config, s.place) h where ulak_private.is_listed(h, v.hosts) is not true
+        )
+    end
+    order by s.place
+$sql$;
+
+-- The first of them, in the form of ulak_private.config_violation(); p_name: of one secret.
+create or replace function ulak_private.misplaced_violation(p_protocol text, p_config jsonb, p_written jsonb, p_name text default null)
+returns text[]
+language sql
+stable
+set search_path = pg_catalog, pg_temp
+as $sql$
+    select array[
+        '.' || replace(m.place, '/', '.'),
+        case
+            when m.hosts is null then format('names secret "%s", which is bound to no hosts: require_bound_secrets is on', m.name)
+            else format('names secret "%s", which is bound to other hosts', m.name)
+        end,
+        ulak_private.how_to_bind(m.name, m.hosts)
+    ]
+    from ulak_private.misplaced_secrets(p_protocol, p_config, p_written) m
+    where p_name is null or m.name = p_name
+    limit 1
+$sql$;
+
+create or replace function ulak_private.how_to_bind(p_name text, p_hosts text)
+returns text
+language sql
+immutable
+set search_path = pg_catalog, pg_temp
+as $sql$
+    select coalesce(format('It may be used with: %s. ', replace(p_hosts, ',', ', ')), '') || format(
+        'Whoever knows its value can bind it to the hosts of this config, a proxy and a token server included: '
+        'select ulak.set_secret(%L, ''...'', p_hosts => ''{api.example.com}'');',
+        p_name
+    )
+$sql$;
+
+-- Why a worker gets no config, in words for last_error; null: it does.
+create or replace function ulak_private.misplaced_problem(p_protocol text, p_config jsonb, p_written jsonb)
+returns text
+language sql
+stable
+set search_path = pg_catalog, pg_temp
+as $sql$
+    select case
+        when m.hosts is null then format('secret "%s" is bound to no hosts, and require_bound_secrets is on', m.name)
+        else format('secret "%s" is bound to other hosts', m.name)
+    end
+    from ulak_private.misplaced_secrets(p_protocol, p_config, p_written) m
+    limit 1
+$sql$;
+
+-- The hosts of set_secret() as they are stored; null: any host.
+create or replace function ulak_private.bound_hosts(p_name text, p_hosts text[])
+returns text
+language plpgsql
+stable
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+declare
+    v_hosts text;
+begin
+    if p_hosts is null then
+        select s.hosts into v_hosts from ulak_private.secrets s where s.name = p_name;
+    else
+        v_hosts := ulak_private.host_list(p_hosts);
+        if v_hosts is null then
+            raise exception 'invalid hosts of secret "%"', p_name
+                using
+                    errcode = '22023',
+                    detail = 'p_hosts takes names of hosts without a port, such as api.example.com or *.example.com, or addresses.',
+                    hint = format('select ulak.set_secret(%L, ''...'', p_hosts => ''{api.example.com}'');', p_name);
+        end if;
+        v_hosts := nullif(v_hosts, '');
+    end if;
+    if v_hosts is null and ulak_private.stored_setting('require_bound_secrets')::boolean then
+        raise exception 'secret "%" has to be bound to hosts', p_name
+            using
+                errcode = '22023',
+                detail = 'The setting require_bound_secrets is on.',
+                hint = format('select ulak.set_secret(%L, ''...'', p_hosts => ''{api.example.com}'');', p_name);
+    end if;
+    return v_hosts;
+end
+$plpgsql$;
+
+-- Raises if a secret that was just written can't be used by an endpoint that names it, or leads one to a host that may not be called.
+create or replace function ulak_private.check_uses(p_name text)
+returns void
+language plpgsql
+stable
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+declare
+    v_endpoint text;
+    v_violation text[];
+begin
+    select e.name, v.violation into v_endpoint, v_violation
+    from ulak.endpoints e
+    cross join lateral (select ulak_private.with_secrets(e.config)) c(config)
+    cross join lateral (
+        select coalesce(
+            ulak_private.misplaced_violation(e.protocol, c.config, e.config, p_name),
+            -- As if the keys that are secrets were new.
+            ulak_private.hosts_violation(e.protocol, c.config, e.config, ulak_private.put_secrets(e.config, '{}'))
+        )
+    ) v(violation)
+    where ulak_private.names_secret(e.config, p_name) and v.violation is not null
+    order by e.name
+    limit 1;
+    if found then
+        perform ulak_private.raise_violation(format('value or hosts of secret "%s" for endpoint "%s"', p_name, v_endpoint), v_violation);
+    end if;
+end
+$plpgsql$;
