@@ -67,10 +67,8 @@ as $sql$
     limit 1
 $sql$;
 
--- Counted exactly as long as that is cheap: 10,000 messages in all. If there are more, the endpoints that have some share them, and
--- what some leave over is shared by the others; 10 for each at least. Beyond that the count of the last minute is what is known. All
--- of it is read from partial indexes, whatever the statistics say: sets are joined by hash, since a nested loop between two of them
--- is quadratic, and a lateral look-up with a limit can't become anything but a probe of its index.
+-- How much waits for each endpoint, is in flight, and is dead. If not all of it was counted, the count of the last minute is what is
+-- known.
 create or replace function ulak_private.backlog(p_endpoint_id bigint default null, p_now timestamptz default clock_timestamp())
 returns table (
     endpoint_id bigint,
@@ -103,14 +101,6 @@ as $plpgsql$
 declare
     v_first bigint := coalesce(p_endpoint_id, 0);
     v_last bigint := coalesce(p_endpoint_id, 9223372036854775807);
-    v_few boolean := 10000 >= (
-        select count(*)
-        from (select from ulak_private.deliveries q where q.status = 'pending' and q.endpoint_id between v_first and v_last limit 10001) q
-    );
-    v_few_dead boolean := 10000 >= (
-        select count(*)
-        from (select from ulak_private.letters d where d.status = 'failed' and d.endpoint_id between v_first and v_last limit 10001) d
-    );
 begin
     return query
     with pending as materialized (
@@ -123,105 +113,25 @@ begin
         from ulak_private.deliveries q
         where q.status = 'processing' and q.endpoint_id between v_first and v_last
         group by q.endpoint_id
-    ),
-    share as materialized (
-        select
-            case when v_few then 10000 else greatest(10, 10000 / greatest((select count(*) from pending p), 1)) end as size,
-            case when v_few_dead then 10000 else greatest(10, 10000 / greatest((select count(*) from ulak.endpoints e), 1)) end as dead
-    ),
-    counted as materialized (
-        select p.endpoint_id, p.first_due, c.messages, c.first_id
-        from pending p
-        cross join lateral (
-            select count(*) as messages, min(q.id) as first_id
-            from (
-                select q.id
-                from ulak_private.deliveries q
-                where q.status = 'pending' and q.endpoint_id = p.endpoint_id
-                limit (select b.size + 1 from share b)
-            ) q
-        ) c
-    ),
-    buried as materialized (
-        select e.id as endpoint_id, d.messages
-        from ulak.endpoints e
-        cross join lateral (
-            select count(*) as messages
-            from (
-                select
-                from ulak_private.letters d
-                where d.status = 'failed' and d.endpoint_id = e.id
-                limit (select b.dead + 1 from share b)
-            ) d
-        ) d
-        where e.id between v_first and v_last and d.messages > 0
-    ),
-    -- The share of those that have more than the first one.
-    larger as materialized (
-        select
-            greatest(b.size, 10000 / greatest((select count(*) from counted c where c.messages > b.size), 1)) as size,
-            greatest(b.dead, 10000 / greatest((select count(*) from buried d where d.messages > b.dead), 1)) as dead
-        from share b
-    ),
-    recounted as materialized (
-        select k.endpoint_id, c.messages, c.first_id
-        from counted k
-        cross join lateral (
-            select count(*) as messages, min(q.id) as first_id
-            from (
-                select q.id
-                from ulak_private.deliveries q
-                where q.status = 'pending' and q.endpoint_id = k.endpoint_id
-                limit (select l.size + 1 from larger l)
-            ) q
-        ) c
-        where k.messages > (select b.size from share b) and (select l.size from larger l) > (select b.size from share b)
-    ),
-    reburied as materialized (
-        select k.endpoint_id, d.messages
-        from buried k
-        cross join lateral (
-            select count(*) as messages
-            from (
-                select
-                from ulak_private.letters d
-                where d.status = 'failed' and d.endpoint_id = k.endpoint_id
-                limit (select l.dead + 1 from larger l)
-            ) d
-        ) d
-        where k.messages > (select b.dead from share b) and (select l.dead from larger l) > (select b.dead from share b)
     )
     select
         e.id,
         case when c.is_estimate then greatest(s.waiting, c.messages) else coalesce(c.messages, 0) end,
         coalesce(c.is_estimate, false),
         o.created_at,
-        case when c.first_due <= p_now then c.first_due end,
+        case when p.first_due <= p_now then p.first_due end,
         coalesce(f.messages, 0),
         case when d.is_estimate then greatest(s.dead, d.messages) else coalesce(d.messages, 0) end,
         coalesce(d.is_estimate, false),
-        case when least(c.first_due, o.due_at) <= p_now then least(c.first_due, o.due_at) end,
+        case when least(p.first_due, o.due_at) <= p_now then least(p.first_due, o.due_at) end,
         case when c.is_estimate and s.waiting >= c.messages then s.sampled_at end,
         case when d.is_estimate and s.dead >= d.messages then s.sampled_at end
     from ulak.endpoints e
     left join flight f on f.endpoint_id = e.id
-    left join (
-        select
-            k.endpoint_id,
-            k.first_due,
-            coalesce(r.messages, k.messages) as messages,
-            coalesce(r.first_id, k.first_id) as first_id,
-            coalesce(r.messages, k.messages) > (select l.size from larger l) as is_estimate
-        from counted k
-        left join recounted r on r.endpoint_id = k.endpoint_id
-    ) c on c.endpoint_id = e.id
-    left join (
-        select
-            k.endpoint_id,
-            coalesce(r.messages, k.messages) as messages,
-            coalesce(r.messages, k.messages) > (select l.dead from larger l) as is_estimate
-        from buried k
-        left join reburied r on r.endpoint_id = k.endpoint_id
+    left join pending p on p.endpoint_id = e.id
+    left join ulak_private.count_by_endpoint('waiting', array(select p.endpoint_id from pending p)) c on c.endpoint_id = e.id
+    left join ulak_private.count_by_endpoint(
+        'dead', array(select e.id from ulak.endpoints e where e.id between v_first and v_last)
     ) d on d.endpoint_id = e.id
     left join lateral (
         select s.waiting, s.dead, s.oldest_id, s.sampled_at
@@ -241,6 +151,86 @@ begin
     where e.id between v_first and v_last;
 end
 $plpgsql$;
+
+-- Counted exactly as long as that is cheap: 10,000 in all. If there are more, the endpoints share them, what some leave over is shared by
+-- the others, and each gets 10 at least.
+create or replace function ulak_private.count_by_endpoint(p_what text, p_endpoint_ids bigint[])
+returns table (
+    endpoint_id bigint,
+    messages bigint,
+    first_id bigint,
+    -- There are more than were counted.
+    is_estimate boolean
+)
+language plpgsql
+stable
+as $plpgsql$
+#variable_conflict use_column
+declare
+    v_share bigint;
+begin
+    select case when count(*) <= 10000 then 10000 else greatest(10, 10000 / cardinality(p_endpoint_ids)) end into v_share
+    from (select min(i), max(i) from unnest(p_endpoint_ids) i) e (first, last)
+    cross join lateral ulak_private.some_messages(p_what, e.first, e.last, 10001);
+    return query
+    with counted as materialized (
+        select c.endpoint_id, c.messages, c.first_id
+        from ulak_private.count_up_to(v_share, p_what, p_endpoint_ids) c
+    ),
+    larger as materialized (
+        select array_agg(c.endpoint_id) as endpoint_ids, greatest(v_share, 10000 / greatest(count(*), 1)) as share
+        from counted c
+        where c.messages > v_share
+    ),
+    recounted as materialized (
+        select c.endpoint_id, c.messages, c.first_id
+        from larger l
+        cross join lateral ulak_private.count_up_to(l.share, p_what, l.endpoint_ids) c
+        where l.share > v_share
+    )
+    select c.endpoint_id, m.messages, coalesce(r.first_id, c.first_id), m.messages > (select l.share from larger l)
+    from counted c
+    left join recounted r on r.endpoint_id = c.endpoint_id
+    cross join lateral (select coalesce(r.messages, c.messages)) m (messages)
+    where m.messages > 0;
+end
+$plpgsql$;
+
+-- These two have no SET clause, so that they become part of their query: each look-up with a limit is a probe of a partial index,
+-- whatever the statistics say.
+create or replace function ulak_private.count_up_to(p_most bigint, p_what text, p_endpoint_ids bigint[])
+returns table (endpoint_id bigint, messages bigint, first_id bigint)
+language sql
+stable
+as $sql$
+    select e.id, c.messages, c.first_id
+    from unnest(p_endpoint_ids) e (id)
+    cross join lateral (
+        select count(*) as messages, min(m.id) as first_id
+        from ulak_private.some_messages(p_what, e.id, e.id, p_most + 1) m
+    ) c
+$sql$;
+
+create or replace function ulak_private.some_messages(p_what text, p_first_endpoint_id bigint, p_last_endpoint_id bigint, p_limit bigint)
+returns table (id bigint)
+language sql
+stable
+as $sql$
+    (
+        select q.id
+        from ulak_private.deliveries q
+        where p_what = 'waiting' and q.status = 'pending' and q.endpoint_id between p_first_endpoint_id and p_last_endpoint_id
+        limit p_limit
+    )
+    union all
+    (
+        -- Without its id the index is enough.
+        select null
+        from ulak_private.letters d
+        where p_what = 'dead' and d.status = 'failed' and d.endpoint_id between p_first_endpoint_id and p_last_endpoint_id
+        limit p_limit
+    )
+$sql$;
 
 -- Maintenance counts every minute, 100 endpoints at a time. An endpoint gets a row when its numbers have changed, and once an
 -- hour while something waits: what was last written is what is so. Rows that vacuum hasn't seen yet take long to count: after

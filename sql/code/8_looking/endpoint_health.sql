@@ -77,7 +77,8 @@ comment on function ulak.get_endpoint_health(text, timestamptz) is
     'the health of one endpoint, or of each: how many messages wait and since when, rates and latency of the last minutes, circuit, last error; '
     'the worst first. Of more than 1,000 endpoints the last hour is told for the worst 1,000';
 
--- The worst p_limit of those endpoints (null: all; all of them are one if it is p_endpoint_id) with their latency; and the last hour of the first 1,000, since it is 60 rows each.
+-- The worst p_limit of those endpoints (null: all of them) with their latency, and the last hour of the first 1,000, since it is 60 rows each.
+-- If p_facts are those of one endpoint, p_endpoint_id says so.
 create or replace function ulak_private.endpoint_health(
     p_facts ulak_private.endpoint_fact[],
     p_endpoint_id bigint,
@@ -133,45 +134,28 @@ set jit = off
 set plan_cache_mode = force_generic_plan
 as $plpgsql$
 #variable_conflict use_column
-declare
-    v_minute timestamptz := date_trunc('minute', p_now);
-    v_from timestamptz := v_minute - interval '59 minutes';
-    -- Three minutes each: as wide as a sparkline may be.
-    v_steps timestamptz[] := array(select v_from + n * interval '3 minutes' from generate_series(0, 19) n order by n);
 begin
     return query
     with shown as materialized (
         select
             row_number() over (
-                order by ulak_private.pain(f.state, f.waiting) desc, f.due_since nulls last, f.waiting + f.in_flight desc, f.name
+                order by
+                    ulak_private.pain(f.state, (f.fact).waiting) desc,
+                    (f.fact).due_since nulls last,
+                    (f.fact).waiting + (f.fact).in_flight desc,
+                    (f.fact).name
             ) as place,
-            f.*,
-            sum(f.waiting) over w as all_waiting,
-            bool_or(f.is_estimate) over w as all_estimated,
-            min(f.due_since) over w as all_due_since,
-            sum(f.dead) over w as all_dead,
+            f.per_second,
+            f.failed_percent,
+            f.state,
+            (f.fact).*,
+            sum((f.fact).waiting) over w as all_waiting,
+            bool_or((f.fact).is_estimate) over w as all_estimated,
+            min((f.fact).due_since) over w as all_due_since,
+            sum((f.fact).dead) over w as all_dead,
             sum(f.per_second) over w as all_per_second,
             count(*) over w as endpoints
-        from (
-            select
-                f.*,
-                coalesce(r.per_second, 0) as per_second,
-                r.failed_percent,
-                ulak_private.endpoint_state(
-                    f.enabled,
-                    f.circuit_state,
-                    f.due_since,
-                    r.failed_percent,
-                    coalesce(f.last_success_at > f.last_failure_at + interval '10 seconds' or r.last_failed_percent < 5, false),
-                    r.per_second,
-                    f.in_flight,
-                    p_now
-                ) as state
-            from unnest(p_facts) f
-            left join ulak_private.recent_rates(p_endpoint_id, p_now) r on r.endpoint_id = f.id
-            -- So that a state is found once for all that follows from it; the same of percentiles.
-            offset 0
-        ) f
+        from ulak_private.endpoint_states(p_facts, p_endpoint_id, p_now) f
         window w as ()
         order by place
         limit p_limit
@@ -211,31 +195,69 @@ begin
         f.all_per_second,
         f.endpoints
     from shown f
-    -- Latency of five minutes: one minute of it says little.
-    cross join lateral (
-        select
-            ulak_private.percentiles(t.histogram, array[0.50, 0.95], t.max_ms) as percentiles,
-            t.max_ms
-        from (
-            select
-                ulak_private.sum_histograms(t.latency_histogram) as histogram,
-                -- Minutes that were counted by 0.1.0 don't know their longest.
-                case when bool_and(t.latency_max_ms is not null) then max(t.latency_max_ms) end as max_ms
-            from ulak.endpoint_stats t
-            where t.endpoint_id = f.id and t.minute > v_minute - interval '5 minutes' and t.minute <= v_minute
-        ) t
-        offset 0
-    ) l
-    left join lateral (
-        select
-            ulak_private.spread(array_agg(width_bucket(t.minute, v_steps)), array_agg(t.delivered), 20) as last_hour,
-            ulak_private.spread(array_agg(width_bucket(t.minute, v_steps)), array_agg(t.failed), 20) as last_hour_failed
-        from ulak.endpoint_stats t
-        where t.endpoint_id = f.id and t.minute >= v_from and t.minute <= v_minute and f.place <= 1000
-        having f.place <= 1000
-    ) h on true;
+    cross join lateral ulak_private.recent_latency(f.id, date_trunc('minute', p_now)) l
+    left join lateral ulak_private.last_hour(case when f.place <= 1000 then f.id end, date_trunc('minute', p_now)) h on f.place <= 1000;
 end
 $plpgsql$;
+
+-- Each of those endpoints in one word, with the rates that it follows from. This and the next two functions have no SET clause, so that
+-- they become part of the query that asks them for each endpoint.
+create or replace function ulak_private.endpoint_states(p_facts ulak_private.endpoint_fact[], p_endpoint_id bigint, p_now timestamptz)
+returns table (fact ulak_private.endpoint_fact, per_second double precision, failed_percent double precision, state text)
+language sql
+stable
+as $sql$
+    select
+        f,
+        coalesce(r.per_second, 0),
+        r.failed_percent,
+        ulak_private.endpoint_state(
+            f.enabled,
+            f.circuit_state,
+            f.due_since,
+            r.failed_percent,
+            coalesce(f.last_success_at > f.last_failure_at + interval '10 seconds' or r.last_failed_percent < 5, false),
+            r.per_second,
+            f.in_flight,
+            p_now
+        )
+    from unnest(p_facts) f
+    left join ulak_private.recent_rates(p_endpoint_id, p_now) r on r.endpoint_id = f.id
+    -- So that a state is found once for all that follows from it; the same of percentiles.
+    offset 0
+$sql$;
+
+-- Of five minutes: one minute of it says little.
+create or replace function ulak_private.recent_latency(p_endpoint_id bigint, p_minute timestamptz)
+returns table (percentiles double precision[], max_ms double precision)
+language sql
+stable
+as $sql$
+    select ulak_private.percentiles(t.histogram, array[0.50, 0.95], t.max_ms), t.max_ms
+    from (
+        select
+            ulak_private.sum_histograms(t.latency_histogram) as histogram,
+            -- Minutes that were counted by 0.1.0 don't know their longest.
+            case when bool_and(t.latency_max_ms is not null) then max(t.latency_max_ms) end as max_ms
+        from ulak.endpoint_stats t
+        where t.endpoint_id = p_endpoint_id and t.minute > p_minute - interval '5 minutes' and t.minute <= p_minute
+    ) t
+    offset 0
+$sql$;
+
+-- In 20 steps of three minutes: as wide as a sparkline may be.
+create or replace function ulak_private.last_hour(p_endpoint_id bigint, p_minute timestamptz)
+returns table (last_hour bigint[], last_hour_failed bigint[])
+language sql
+stable
+as $sql$
+    select ulak_private.spread(array_agg(t.step), array_agg(t.delivered), 20), ulak_private.spread(array_agg(t.step), array_agg(t.failed), 20)
+    from (
+        select 20 - date_part('epoch', p_minute - t.minute)::integer / 180 as step, t.delivered, t.failed
+        from ulak.endpoint_stats t
+        where t.endpoint_id = p_endpoint_id and t.minute > p_minute - interval '1 hour' and t.minute <= p_minute
+    ) t
+$sql$;
 
 -- The facts that all other looks are built on.
 create or replace function ulak_private.endpoint_facts(p_endpoint_id bigint, p_now timestamptz)

@@ -101,106 +101,24 @@ set jit = off
 set work_mem = '64MB'
 as $sql$
     with health as materialized (
-        select f.*
-        from ulak_private.endpoint_facts(null, p_now) f
+        select array(select f from ulak_private.endpoint_facts(null, p_now) f) as facts
     ),
     single as materialized (
-        select v.name, v.value::double precision
-        from (
-            select
-                coalesce(sum(h.waiting), 0) as waiting,
-                coalesce(sum(h.in_flight), 0) as in_flight,
-                coalesce(sum(h.dead), 0) as dead,
-                coalesce(extract(epoch from p_now - min(h.oldest_at)), 0) as age,
-                coalesce(extract(epoch from p_now - min(h.due_since)), 0) as delay
-            from health h
-        ) q
-        cross join lateral (
-            values
-                ('queue_depth', q.waiting + q.in_flight),
-                ('oldest_message_age_seconds', q.age),
-                ('delivery_delay_seconds', q.delay),
-                ('dlq_depth', q.dead),
-                ('queue_limit', ulak.setting('max_queue_size')::numeric),
-                ('message_ids_total', (select s.last_value from ulak.queue_id_seq s)),
-                ('messages_cancelled_total', coalesce(pg_sequence_last_value('ulak_private.messages_cancelled'), 0)),
-                ('workers_alive', ulak_private.count_alive(p_now)),
-                ('cluster_adopted', ulak_private.is_adopted()::integer),
-                ('archive_partitions_missing', (select count(*) from ulak_private.check_partitions(p_now))),
-                ('queue_live_rows', pg_stat_get_live_tuples('ulak_private.deliveries'::regclass)),
-                ('queue_dead_rows', pg_stat_get_dead_tuples('ulak_private.deliveries'::regclass))
-        ) v (name, value)
+        select m.name, m.value
+        from ulak_private.queue_metrics((select h.facts from health h), p_now) m
     ),
     labelled as materialized (
-        select
-            v.name,
-            v.value::double precision,
-            jsonb_build_object('slot', w.slot::text) as labels,
-            format('slot="%s"', w.slot) as label_text
-        from (select w.* from ulak.workers w order by w.slot) w
-        cross join lateral (
-            values
-                ('worker_in_flight', w.in_flight),
-                ('worker_messages_total', w.messages_processed),
-                ('worker_errors_total', w.error_count),
-                ('worker_heartbeat_age_seconds', greatest(extract(epoch from p_now - w.heartbeat_at), 0))
-        ) v (name, value)
+        select m.name, m.value, m.labels, m.label_text
+        from ulak_private.worker_metrics(p_now) m
         union all
-        select v.name, v.value, jsonb_build_object('step', r.step), format('step="%s"', r.step)
-        from (select r.* from ulak_private.maintenance_runs r order by r.step) r
-        cross join lateral (
-            values
-                ('maintenance_age_seconds', greatest(extract(epoch from p_now - r.started_at), 0)),
-                ('maintenance_duration_seconds', extract(epoch from r.duration)),
-                ('maintenance_errors_total', r.errors),
-                ('maintenance_rows_total', r.total_rows)
-        ) v (name, value)
+        select m.name, m.value, m.labels, m.label_text
+        from ulak_private.maintenance_metrics(p_now) m
     ),
-    -- Each endpoint once, with the values of all metrics per endpoint.
     told as materialized (
-        select
-            h.labels,
-            h.label_text,
-            h.buckets,
-            array[
-                h.waiting + h.in_flight,
-                h.in_flight,
-                h.dead,
-                coalesce(date_part('epoch', p_now - h.due_since), 0),
-                case h.circuit_state when 'closed' then 0 when 'half_open' then 1 else 2 end,
-                h.circuit_failure_count,
-                h.enabled::integer,
-                h.delivered,
-                h.failed,
-                h.latency_total_ms / 1000,
-                case when h.buckets is not null then coalesce(h.buckets[cardinality(h.buckets)], 0) end,
-                (select count(distinct d.ordering_key) from ulak_private.letters d where d.is_holding and d.endpoint_id = h.id)
-            ]::double precision[] as values
-        from (
-            select
-                h.*,
-                jsonb_build_object('endpoint', h.name) as labels,
-                'endpoint="' || replace(replace(replace(h.name, E'\\', E'\\\\'), '"', E'\\"'), E'\n', E'\\n') || '"' as label_text,
-                t.delivered,
-                t.failed,
-                t.latency_total_ms,
-                ulak_private.running_sums(t.latency_histogram) as buckets
-            from (
-                select h.*
-                from health h
-                where p_active_within is null
-                    or h.in_flight > 0
-                    or h.due_since is not null
-                    or greatest(h.last_success_at, h.last_failure_at) >= p_now - p_active_within
-                order by h.waiting + h.in_flight + h.dead desc, greatest(h.last_success_at, h.last_failure_at) desc nulls last, h.name
-                limit p_limit
-            ) h
-            left join ulak.endpoint_totals t on t.endpoint_id = h.id
-            order by h.name
-            offset 0
-        ) h
+        select m.labels, m.label_text, m.numbers, m.buckets
+        from ulak_private.endpoint_metrics((select h.facts from health h), p_active_within, p_limit, p_now) m
     ),
-    -- Which element of told.values a metric is; 0: the buckets.
+    -- Which element of told.numbers a metric is; 0: the buckets.
     per_endpoint (name, element) as (
         values
             ('queue_depth_by_endpoint', 1),
@@ -242,10 +160,138 @@ as $sql$
         where l.name = m.name
         union all
         -- An endpoint that no worker has sent anything to has no counters yet.
-        select t.labels, t.label_text, t.values[m.element], case when m.element = 0 then t.buckets end
+        select t.labels, t.label_text, t.numbers[m.element], case when m.element = 0 then t.buckets end
         from told t
-        where m.element is not null and case when m.element = 0 then t.buckets is not null else t.values[m.element] is not null end
+        where m.element is not null and case when m.element = 0 then t.buckets is not null else t.numbers[m.element] is not null end
     ) v
+$sql$;
+
+-- Metrics without labels.
+create or replace function ulak_private.queue_metrics(p_facts ulak_private.endpoint_fact[], p_now timestamptz)
+returns table (name text, value double precision)
+language sql
+stable
+set search_path = pg_catalog, pg_temp
+as $sql$
+    select v.name, v.value::double precision
+    from (
+        select
+            coalesce(sum(h.waiting), 0) as waiting,
+            coalesce(sum(h.in_flight), 0) as in_flight,
+            coalesce(sum(h.dead), 0) as dead,
+            coalesce(extract(epoch from p_now - min(h.oldest_at)), 0) as age,
+            coalesce(extract(epoch from p_now - min(h.due_since)), 0) as delay
+        from unnest(p_facts) h
+    ) q
+    cross join lateral (
+        values
+            ('queue_depth', q.waiting + q.in_flight),
+            ('oldest_message_age_seconds', q.age),
+            ('delivery_delay_seconds', q.delay),
+            ('dlq_depth', q.dead),
+            ('queue_limit', ulak.setting('max_queue_size')::numeric),
+            ('message_ids_total', (select s.last_value from ulak.queue_id_seq s)),
+            ('messages_cancelled_total', coalesce(pg_sequence_last_value('ulak_private.messages_cancelled'), 0)),
+            ('workers_alive', ulak_private.count_alive(p_now)),
+            ('cluster_adopted', ulak_private.is_adopted()::integer),
+            ('archive_partitions_missing', (select count(*) from ulak_private.check_partitions(p_now))),
+            ('queue_live_rows', pg_stat_get_live_tuples('ulak_private.deliveries'::regclass)),
+            ('queue_dead_rows', pg_stat_get_dead_tuples('ulak_private.deliveries'::regclass))
+    ) v (name, value)
+$sql$;
+
+create or replace function ulak_private.worker_metrics(p_now timestamptz)
+returns table (name text, value double precision, labels jsonb, label_text text)
+language sql
+stable
+set search_path = pg_catalog, pg_temp
+as $sql$
+    select
+        v.name,
+        v.value::double precision,
+        jsonb_build_object('slot', w.slot::text) as labels,
+        format('slot="%s"', w.slot) as label_text
+    from (select w.* from ulak.workers w order by w.slot) w
+    cross join lateral (
+        values
+            ('worker_in_flight', w.in_flight),
+            ('worker_messages_total', w.messages_processed),
+            ('worker_errors_total', w.error_count),
+            ('worker_heartbeat_age_seconds', greatest(extract(epoch from p_now - w.heartbeat_at), 0))
+    ) v (name, value)
+$sql$;
+
+create or replace function ulak_private.maintenance_metrics(p_now timestamptz)
+returns table (name text, value double precision, labels jsonb, label_text text)
+language sql
+stable
+set search_path = pg_catalog, pg_temp
+as $sql$
+    select v.name, v.value::double precision, jsonb_build_object('step', r.step), format('step="%s"', r.step)
+    from (select r.* from ulak_private.maintenance_runs r order by r.step) r
+    cross join lateral (
+        values
+            ('maintenance_age_seconds', greatest(extract(epoch from p_now - r.started_at), 0)),
+            ('maintenance_duration_seconds', extract(epoch from r.duration)),
+            ('maintenance_errors_total', r.errors),
+            ('maintenance_rows_total', r.total_rows)
+    ) v (name, value)
+$sql$;
+
+-- Each endpoint once, with the values of all metrics per endpoint: numbers[1] is queue_depth_by_endpoint, and so on as metric_values() names them.
+create or replace function ulak_private.endpoint_metrics(
+    p_facts ulak_private.endpoint_fact[],
+    p_active_within interval,
+    p_limit integer,
+    p_now timestamptz
+)
+returns table (labels jsonb, label_text text, buckets bigint[], numbers double precision[])
+language sql
+stable
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+as $sql$
+    select
+        h.labels,
+        h.label_text,
+        h.buckets,
+        array[
+            h.waiting + h.in_flight,
+            h.in_flight,
+            h.dead,
+            coalesce(date_part('epoch', p_now - h.due_since), 0),
+            case h.circuit_state when 'closed' then 0 when 'half_open' then 1 else 2 end,
+            h.circuit_failure_count,
+            h.enabled::integer,
+            h.delivered,
+            h.failed,
+            h.latency_total_ms / 1000,
+            case when h.buckets is not null then coalesce(h.buckets[cardinality(h.buckets)], 0) end,
+            (select count(distinct d.ordering_key) from ulak_private.letters d where d.is_holding and d.endpoint_id = h.id)
+        ]::double precision[] as numbers
+    from (
+        select
+            h.*,
+            jsonb_build_object('endpoint', h.name) as labels,
+            'endpoint="' || replace(replace(replace(h.name, E'\\', E'\\\\'), '"', E'\\"'), E'\n', E'\\n') || '"' as label_text,
+            t.delivered,
+            t.failed,
+            t.latency_total_ms,
+            ulak_private.running_sums(t.latency_histogram) as buckets
+        from (
+            select h.*
+            from unnest(p_facts) h
+            where p_active_within is null
+                or h.in_flight > 0
+                or h.due_since is not null
+                or greatest(h.last_success_at, h.last_failure_at) >= p_now - p_active_within
+            order by h.waiting + h.in_flight + h.dead desc, greatest(h.last_success_at, h.last_failure_at) desc nulls last, h.name
+            limit p_limit
+        ) h
+        left join ulak.endpoint_totals t on t.endpoint_id = h.id
+        order by h.name
+        offset 0
+    ) h
 $sql$;
 
 -- A metric of metric_values() must have a definition: without help and type it could not be shown.
