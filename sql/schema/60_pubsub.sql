@@ -30,27 +30,30 @@ comment on column ulak.event_type_grants.role_name is 'name of the role whose me
 comment on column ulak.event_type_grants.granted_at is 'when it was granted';
 comment on column ulak.event_type_grants.granted_by is 'the role that granted it';
 
--- The foreign keys also tell pg_dump in which order to restore.
+-- The foreign keys also tell pg_dump in which order to restore. Either event_type or pattern is null.
 create table ulak.subscriptions (
     id bigint generated always as identity primary key,
-    event_type text not null references ulak.event_types (name),
+    event_type text references ulak.event_types (name),
     endpoint_id bigint not null references ulak.endpoints (id) on delete cascade,
     filter jsonb,
     predicate jsonpath,
     created_at timestamptz not null default now(),
     enabled boolean not null default true,
-    description text
+    description text,
+    pattern text
 );
 
 create index subscriptions_event_type on ulak.subscriptions (event_type);
 create index subscriptions_endpoint_id on ulak.subscriptions (endpoint_id);
+create index subscriptions_pattern on ulak.subscriptions (pattern) where pattern is not null;
 
 comment on table ulak.subscriptions is 'which endpoint receives which events';
 comment on column ulak.subscriptions.id is 'number of the subscription; ulak.unsubscribe() takes it';
-comment on column ulak.subscriptions.event_type is 'the event type that is subscribed to';
+comment on column ulak.subscriptions.event_type is 'the event type that is subscribed to; null: pattern says which';
 comment on column ulak.subscriptions.endpoint_id is 'the endpoint that receives its events';
 comment on column ulak.subscriptions.filter is 'only payloads that contain this (payload @> filter); null: all';
 comment on column ulak.subscriptions.predicate is 'only payloads for which this jsonpath predicate is true; an error in it counts as false; null: all';
 comment on column ulak.subscriptions.created_at is 'when the subscription was made';
 comment on column ulak.subscriptions.enabled is 'false: it is skipped, and events published meanwhile are not sent later';
 comment on column ulak.subscriptions.description is 'free text for people';
+comment on column ulak.subscriptions.pattern is 'order.* for all event types that start with order., or * for all but ulak''s own; null: event_type alone';

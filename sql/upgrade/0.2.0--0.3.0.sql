@@ -14,7 +14,7 @@ begin
         begin
             lock table
                 ulak.queue, ulak.dlq, ulak.archive, ulak.endpoints, ulak.workers, ulak.event_log, ulak.setting_values, ulak.endpoint_grants,
-                ulak.event_types, ulak.locks, ulak.ordering_keys, ulak.endpoint_headroom, ulak.secrets, ulak.schedule, ulak.cluster_home,
+                ulak.event_types, ulak.subscriptions, ulak.locks, ulak.ordering_keys, ulak.endpoint_headroom, ulak.secrets, ulak.schedule, ulak.cluster_home,
                 ulak.cluster_identity, ulak.maintenance_runs
             in access exclusive mode;
             -- Sequences can't be locked by name.
@@ -397,6 +397,12 @@ comment on column ulak.backlog_samples.sampled_at is 'when they were counted; af
 comment on column ulak.workers.is_scheduled is 'true: pg_cron runs it for start(); false: another scheduler does';
 comment on column ulak.maintenance_runs.last_error is 'last error of this step, kept after later runs that succeeded';
 comment on table ulak.schedule is 'what start() and stop() last requested; private to ulak';
+
+-- Wildcards. The table is locked since the beginning; nothing is rewritten, and the index is empty.
+alter table ulak.subscriptions add column pattern text, alter column event_type drop not null;
+create index subscriptions_pattern on ulak.subscriptions (pattern) where pattern is not null;
+comment on column ulak.subscriptions.event_type is 'the event type that is subscribed to; null: pattern says which';
+comment on column ulak.subscriptions.pattern is 'order.* for all event types that start with order., or * for all but ulak''s own; null: event_type alone';
 
 -- A new table: nobody waits.
 create table ulak._dead_counts (

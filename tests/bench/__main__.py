@@ -31,6 +31,7 @@ DEFAULT = (
     "brokers",
     "ordering",
     "breadth",
+    "events",
     "latency",
     "archive",
     "horizon",

@@ -73,16 +73,24 @@ security definer
 set search_path = pg_catalog, pg_temp
 as $plpgsql$
 declare
+    v_pattern text := ulak_private.as_pattern(p_event_type);
     v_endpoint_id bigint;
     v_id bigint;
 begin
     perform ulak_private.require_condition(p_predicate);
     -- Two sessions can't both find that a subscription isn't there yet.
-    perform ulak_private.lock_event_type(p_event_type);
-    v_endpoint_id := ulak_private.keep_endpoint(p_endpoint);
+    if v_pattern is null then
+        perform ulak_private.lock_event_type(p_event_type);
+        v_endpoint_id := ulak_private.keep_endpoint(p_endpoint);
+    else
+        v_endpoint_id := (ulak_private.lock_endpoint(p_endpoint)).id;
+        if not exists (select from ulak.event_types as t where v_pattern = any (ulak_private.patterns_of(t.name))) then
+            raise notice 'no event type matches "%" yet', v_pattern;
+        end if;
+    end if;
     select s.id into v_id
     from ulak.subscriptions as s
-    where s.event_type = p_event_type
+    where (s.event_type = p_event_type or s.pattern = v_pattern)
         and s.endpoint_id = v_endpoint_id
         and s.filter is not distinct from p_filter
         and s.predicate::text is not distinct from p_predicate::text;
@@ -93,15 +101,15 @@ begin
                 detail = format('It is subscription %s.', v_id),
                 hint = format('To remove it: select ulak.unsubscribe(%s);', v_id);
     end if;
-    insert into ulak.subscriptions (event_type, endpoint_id, filter, predicate)
-    values (p_event_type, v_endpoint_id, p_filter, p_predicate)
+    insert into ulak.subscriptions (event_type, pattern, endpoint_id, filter, predicate)
+    values (case when v_pattern is null then p_event_type end, v_pattern, v_endpoint_id, p_filter, p_predicate)
     returning id into v_id;
     return v_id;
 end
 $plpgsql$;
 
 comment on function ulak.subscribe(text, text, jsonb, jsonpath) is
-    'sends an endpoint the events of a type: all, or those that contain p_filter and make p_predicate true; returns an id';
+    'sends an endpoint the events of a type, or of all types that order.* or * stands for: all, or those that contain p_filter and make p_predicate true; returns an id';
 
 create or replace function ulak.unsubscribe(p_subscription_id bigint)
 returns boolean
@@ -138,11 +146,11 @@ immutable
 set search_path = pg_catalog, pg_temp
 as $plpgsql$
 begin
-    if p_name is null or p_name !~ E'^[^\\x01-\\x20\\x7f]{1,200}$' then
+    if p_name is null or p_name !~ E'^[^*\\x01-\\x20\\x7f]{1,200}$' then
         raise exception 'invalid name of an event type'
             using
                 errcode = '22023',
-                detail = 'It has 1 to 200 characters, no spaces, no control characters.',
+                detail = 'It has 1 to 200 characters, no spaces, no control characters, no *.',
                 hint = 'Such as: order.created';
     end if;
     perform ulak_private.refuse_reserved_event_type(p_name);

@@ -133,16 +133,14 @@ as $plpgsql$
 declare
     v_mailing ulak_private.mailing;
 begin
-    select array_agg(r.place), array_agg(r.endpoint_id) into v_mailing.places, v_mailing.endpoint_ids
-    from (
-        select e.place, s.endpoint_id
-        from unnest(p_event_types, p_events) with ordinality as e (
-            event_type, no_endpoint, payload, priority, scheduled_at, idempotency_key, correlation_id, expires_at, ordering_key,
-            headers, metadata, place
-        )
-        cross join lateral unnest(ulak_private.subscribed_endpoints(e.event_type, e.payload)) as s (endpoint_id)
-        order by e.place, s.endpoint_id
-    ) as r;
+    if cardinality(p_events) = 1 then
+        -- 50 us less than the general way.
+        v_mailing.endpoint_ids := ulak_private.subscribed_endpoints(p_event_types[1], p_events[1].payload);
+        v_mailing.places := nullif(array_fill(1, array[cardinality(v_mailing.endpoint_ids)]), '{}');
+    else
+        select r.places, r.endpoint_ids into v_mailing.places, v_mailing.endpoint_ids
+        from ulak_private.recipients(p_event_types, array(select e.payload from unnest(p_events) as e)) as r;
+    end if;
     if exists (
         select from ulak.endpoints as e where e.id = any (v_mailing.endpoint_ids) and e.is_restricted and not ulak_private.may_send(e.id)
     ) then
@@ -175,6 +173,32 @@ begin
         v_mailing := ulak_private.without_credentials(v_mailing);
     end if;
     return cardinality(ulak_private.enqueue(v_mailing));
+end
+$plpgsql$;
+
+-- Which endpoints get which of these events, in their order. An endpoint gets an event once, however many of its subscriptions match.
+create or replace function ulak_private.recipients(
+    p_event_types text[],
+    p_payloads jsonb[],
+    out places integer[],
+    out endpoint_ids bigint[]
+)
+language plpgsql
+stable
+set search_path = pg_catalog, pg_temp
+-- Thousands of events times thousands of subscriptions, pair by pair, would take minutes.
+set enable_nestloop = off
+set plan_cache_mode = force_generic_plan
+as $plpgsql$
+begin
+    select array_agg(r.place), array_agg(r.endpoint_id) into places, endpoint_ids
+    from (
+        select distinct e.place, s.endpoint_id
+        from unnest(p_event_types, p_payloads) with ordinality as e (event_type, payload, place)
+        join ulak_private.subscriptions_to_each(p_event_types) as s on s.event_type = e.event_type
+        where ulak_private.is_wanted_payload(e.payload, s.filter, s.predicate)
+        order by e.place, s.endpoint_id
+    ) as r;
 end
 $plpgsql$;
 
@@ -265,23 +289,31 @@ begin
 end
 $plpgsql$;
 
--- An endpoint gets an event once, however many of its subscriptions match. A predicate that fails on this payload counts
--- as false: it must not abort the application's transaction. The _tz form because the other one raises when dates and
--- times with and without a zone meet, silent or not.
+-- A predicate that fails on this payload counts as false: it must not abort the application's transaction. The _tz form because the other one
+-- raises when dates and times with and without a zone meet, silent or not. Without a search_path, so that it becomes part of a query.
+create or replace function ulak_private.is_wanted_payload(p_payload jsonb, p_filter jsonb, p_predicate jsonpath)
+returns boolean
+language sql
+stable
+as $sql$
+    select (p_filter is null or p_payload @> p_filter)
+        and (p_predicate is null or jsonb_path_match_tz(p_payload, p_predicate, '{}', true))
+$sql$;
+
+-- An endpoint gets an event once, however many of its subscriptions match.
 create or replace function ulak_private.subscribed_endpoints(p_event_type text, p_payload jsonb)
 returns bigint[]
 language plpgsql
 stable
 set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set plan_cache_mode = force_generic_plan
 as $plpgsql$
 begin
     return array(
         select distinct s.endpoint_id
-        from ulak.subscriptions as s
-        where s.event_type = p_event_type
-            and s.enabled
-            and (s.filter is null or p_payload @> s.filter)
-            and (s.predicate is null or jsonb_path_match_tz(p_payload, s.predicate, '{}', true))
+        from ulak_private.subscriptions_to(p_event_type) as s
+        where ulak_private.is_wanted_payload(p_payload, s.filter, s.predicate)
         order by s.endpoint_id
     );
 end

@@ -47,11 +47,12 @@ declare
     v_twin bigint;
 begin
     perform ulak_private.require_condition(p_predicate);
-    -- One at a time per event type, as subscribe() does it.
+    -- One at a time per event type, or per endpoint if it has a pattern, as subscribe() does it.
     perform
     from ulak.event_types as t
     where t.name = (select s.event_type from ulak.subscriptions as s where s.id = p_subscription_id)
     for no key update;
+    perform ulak_private.lock_endpoint(s.endpoint_id) from ulak.subscriptions as s where s.id = p_subscription_id and s.pattern is not null;
     update ulak.subscriptions as s
     set filter = nullif(coalesce(p_filter, s.filter), '{}'),
         predicate = nullif(coalesce(p_predicate, s.predicate)::text, 'true')::jsonpath,
@@ -65,13 +66,13 @@ begin
     end if;
     select s.id into v_twin
     from ulak.subscriptions as s
-    where s.event_type = v_subscription.event_type
+    where (s.event_type = v_subscription.event_type or s.pattern = v_subscription.pattern)
         and s.endpoint_id = v_subscription.endpoint_id
         and s.filter is not distinct from v_subscription.filter
         and s.predicate::text is not distinct from v_subscription.predicate::text
         and s.id <> v_subscription.id;
     if found then
-        raise exception 'the endpoint already has this subscription to "%"', v_subscription.event_type
+        raise exception 'the endpoint already has this subscription to "%"', coalesce(v_subscription.event_type, v_subscription.pattern)
             using
                 errcode = '23505',
                 detail = format('It is subscription %s.', v_twin),
@@ -91,26 +92,27 @@ security definer
 set search_path = pg_catalog, pg_temp
 as $plpgsql$
 declare
+    v_pattern text := ulak_private.as_pattern(p_event_type);
     v_count integer;
 begin
     perform from ulak.event_types as t where t.name = p_event_type;
-    if not found then
+    if not found and v_pattern is null then
         perform ulak_private.raise_unknown_event_type(p_event_type);
     end if;
     delete from ulak.subscriptions as s
-    where s.event_type = p_event_type and s.endpoint_id = ulak_private.endpoint_id(p_endpoint);
+    where (s.event_type = p_event_type or s.pattern = v_pattern) and s.endpoint_id = ulak_private.endpoint_id(p_endpoint);
     get diagnostics v_count = row_count;
     return v_count;
 end
 $plpgsql$;
 
 comment on function ulak.unsubscribe(text, text) is
-    'removes every subscription of an endpoint to an event type; returns how many there were';
+    'removes every subscription of an endpoint to an event type or a pattern; returns how many there were';
 
 create or replace view ulak.subscription_list as
 select
     s.id,
-    s.event_type,
+    coalesce(s.event_type, s.pattern) as event_type,
     e.name as endpoint,
     s.enabled,
     s.filter,
@@ -122,7 +124,7 @@ join ulak.endpoints as e on e.id = s.endpoint_id;
 
 comment on view ulak.subscription_list is 'which endpoint receives which events, by name';
 comment on column ulak.subscription_list.id is 'number of the subscription; alter_subscription() and unsubscribe() take it';
-comment on column ulak.subscription_list.event_type is 'the event type';
+comment on column ulak.subscription_list.event_type is 'the event type, or a pattern such as order.*';
 comment on column ulak.subscription_list.endpoint is 'name of the endpoint that receives its events';
 comment on column ulak.subscription_list.enabled is 'as in ulak.subscriptions';
 comment on column ulak.subscription_list.filter is 'as in ulak.subscriptions';

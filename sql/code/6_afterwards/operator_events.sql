@@ -18,7 +18,7 @@ returns boolean
 language sql
 stable
 as $sql$
-    select exists (select from ulak.subscriptions s where s.event_type = p_event_type and s.enabled)
+    select exists (select from ulak_private.subscriptions_to(p_event_type))
 $sql$;
 
 -- One event about each of some endpoints: element i of the arrays is one event. Never to the endpoint that it is about, and

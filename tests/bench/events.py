@@ -1,0 +1,70 @@
+"""What events cost: publish() beside many patterns that don't match."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from functools import partial
+from typing import Any
+
+import psycopg
+
+from bench import storage
+from bench.figures import Figure, Quantity
+from bench.measure import Sample, interleave, sample
+from bench.send import PAYLOAD
+from bench.stage import QUIET, Part, Stage
+
+DB = psycopg.Connection[Any]
+
+EVENTS = 10_000
+
+
+def shop(stage: Stage, stack: ExitStack) -> DB:
+    """A session in a database with an endpoint and an event type."""
+    db = stack.enter_context(stage.cluster.connect(stack.enter_context(stage.database())))
+    db.execute("set synchronous_commit = off")
+    db.execute("select ulak.create_endpoint('shop', 'pull', '{}')")
+    db.execute("select ulak.create_event_type('order.placed')")
+    return db
+
+
+def taken(db: DB, statement: str, events: int) -> Sample:
+    """Of each of so many events, in an empty queue."""
+    storage.empty(db)
+
+    def work() -> int:
+        db.execute(statement, [PAYLOAD, events])
+        return events
+
+    return sample(db, work)
+
+
+def wildcards(stage: Stage) -> Iterator[Figure]:
+    others, events = stage.scaled(EVENTS, 10), stage.scaled(2_000, 10)
+    publish = "select ulak.publish('order.placed', %s) from generate_series(1, %s)"
+    with ExitStack() as stack:
+        parts: dict[str, Callable[[], Sample]] = {}
+        for name, pattern, count in (
+            ("plain", "order.placed", 0),
+            ("pattern", "order.*", 0),
+            ("among", "order.*", others),
+        ):
+            db = shop(stage, stack)
+            db.execute("select ulak.subscribe(%s, 'shop')", [pattern])
+            db.execute("select ulak.subscribe('tenant' || n || '.*', 'shop') from generate_series(1, %s) n", [count])
+            parts[name] = partial(taken, db, publish, events)
+        measured = interleave(parts, stage.rounds(5))
+    yield Figure(
+        f"publish() to a subscriber of order.* among {others:,} subscriptions to other patterns",
+        Quantity(measured["among"].processor, "us", "of processor each"),
+        Quantity(measured["among"].times_processor(measured["pattern"]), "times", "that without them", required=1.2),
+        Quantity(measured["pattern"].times_processor(measured["plain"]), "times", "that by its name", required=1.2),
+    )
+
+
+PART = Part(
+    "What events cost, one session, synchronous_commit = off; each beside the plain way in the same run",
+    {"wildcards": wildcards},
+    QUIET,
+)
