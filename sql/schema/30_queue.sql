@@ -59,7 +59,8 @@ create table ulak_private.deliveries (
     -- No check constraints: PostgreSQL reads them anew for each statement, and one was a third of what a send costs.
 );
 
--- Each index is partial, so a message is in few of them at any time: two while it waits, and two in flight.
+-- All but the primary key are partial, so a message is in few of them at any time: in two while it waits, and in two in flight. A limit in
+-- time, an ordering key and a correlation id add one each.
 
 -- The claim's index: a loose scan over (endpoint, priority), then the due rows of each in order.
 create index deliveries_pending_idx on ulak_private.deliveries (endpoint_id, priority desc, next_retry_at, id)

@@ -124,6 +124,18 @@ def test_a_message_for_pull_workers_is_not_claimed(queue: Queue) -> None:
     assert turn(queue, id - 1) == ([], [])
 
 
+def test_a_turn_for_all_says_whether_any_message_waits(queue: Queue) -> None:
+    def is_empty() -> bool:
+        (row,) = queue.rows(TURN.replace("(claimed).*", "is_empty"), "w", None, None, queue.at(1), None, True)
+        return bool(row["is_empty"])
+
+    assert is_empty()
+
+    queue.send(scheduled_at=1000)
+
+    assert not is_empty()
+
+
 def test_a_zombie_stores_nothing(queue: Queue) -> None:
     id = queue.send()
     turn(queue, id - 1)

@@ -126,7 +126,8 @@ class FakeDatabase:
             self.settle(outcomes)
         if wish is not None:
             claimed, left_out_others = self.claim(wish)
-        return Turn(claimed, left_out_others, self.sent, notified_to)
+        is_empty = wish is not None and wish.behind is None and not claimed and not self.pending
+        return Turn(claimed, left_out_others, self.sent, notified_to, is_empty)
 
     def claim(self, wish: Wish) -> tuple[list[Claimed], bool]:
         self.wishes.append(wish)

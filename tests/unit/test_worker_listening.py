@@ -99,6 +99,23 @@ def test_a_worker_that_is_no_longer_the_poller_leaves_listening_to_another(light
     assert not light.database.wake_up.is_held_back
 
 
+def test_while_nothing_waits_a_worker_that_is_notified_looks_once_a_second(light: Stage) -> None:
+    light.run(seconds=10)
+
+    assert 9 <= len(light.database.times("turn")) <= 14
+
+
+def test_a_message_that_nobody_notifies_of_is_found_within_a_second(light: Stage) -> None:
+    assert light.database.wake_up is not None
+    # An id beyond those that are to notify.
+    light.database.wake_up.at(1005.1, lambda: [light.database.put()[0] + 10**9])
+
+    light.run(seconds=10)
+
+    (found,) = sent_at(light)
+    assert 5.1 < found <= 6.2
+
+
 def test_wake_ups_for_others_soon_cost_little(light: Stage) -> None:
     assert light.database.wake_up is not None
     for n in range(1000):

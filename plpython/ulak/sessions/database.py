@@ -28,7 +28,7 @@ _LARGE_TOGETHER = 32 * 1024 * 1024
 _MOST_ENDPOINTS = 64
 
 _TURN = """
-    select last_sent, notified_to, (claimed).*
+    select last_sent, notified_to, is_empty, (claimed).*
     from ulak_private.worker_turn($1, $2, $3, $4, $5, $6, $7, p_wake_ups => $8, p_wish => case when $9 > 0
         then row($9, row($10, $11, $12), make_interval(secs => $13), $14, $15, $16, $17, $18, $19, $20)
             ::ulak_private.wish end)
@@ -140,7 +140,7 @@ class Database:
         claimed = _claimed(row) if row["count"] else []
         if claimed and any(_APART in (row[texts] or ()) for texts in ("payloads", "headers", "metadata")):
             claimed = self._readable(claimed)
-        return Turn(claimed, bool(row["left_out_others"]), row["last_sent"], row["notified_to"])
+        return Turn(claimed, bool(row["left_out_others"]), row["last_sent"], row["notified_to"], bool(row["is_empty"]))
 
     def _turn(self, settled: Sequence[Any], wish: Wish | None, lease: float, wake_ups: bool) -> Mapping[str, Any]:
         if wish is None:

@@ -56,6 +56,8 @@ class Worker:
 
     def run(self) -> str:
         """Why it ended: over (its time), stop, restart (there is another build) or settings (they changed)."""
+        # However long turns take, answers are collected between two of them.
+        has_collected = True
         while True:
             now = self._clock()
             if now >= self._timers.next:
@@ -65,15 +67,16 @@ class Worker:
             next_turn = waits.next_turn(situation, now)
             if wait is Wait.NOTHING:
                 return self._ending.leave or "over"
-            if now >= next_turn:
+            if now >= next_turn and has_collected:
                 self._turns.run(now, waits.is_settling(situation, now))
-                self._start()
-                # However long turns take, answers are collected in between.
-                self._collect(self._dispatcher.step(0.0))
-            elif wait is Wait.ANSWERS:
-                self._collect(self._dispatcher.step(min(next_turn, self._timers.next) - now))
+                has_collected = not self._held
             else:
-                self._senders.await_send(now, min(next_turn, self._timers.next) - now)
+                seconds = max(0.0, min(next_turn, self._timers.next) - now)
+                if wait is Wait.ANSWERS:
+                    self._collect(self._dispatcher.step(seconds))
+                else:
+                    self._senders.await_send(now, seconds)
+                has_collected = True
             self._start()
 
     def _situation(self, now: float) -> Situation:

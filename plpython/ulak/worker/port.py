@@ -73,6 +73,8 @@ class Turn(NamedTuple):
     last_sent: int
     # Senders up to this id notify, if that was asked for.
     notified_to: int | None = None
+    # Whatever is due was asked for, and no message waits, not even for its time.
+    is_empty: bool = False
 
 
 class Database(Protocol):

@@ -17,6 +17,7 @@ from ulak.worker.tuning import (
     LATE_SECONDS,
     LOOK_SECONDS,
     LOOK_SECONDS_AFTER_ONE,
+    LOOK_SECONDS_EMPTY,
     VAIN_WAKE_UPS,
 )
 from ulak.worker.wake_up import WakeUp
@@ -103,7 +104,9 @@ class Senders:
         if newest < turn.last_sent != self.last_sent and turn.last_sent > self._notified_to:
             self._expected_until = now + LATE_SECONDS
         if was_for_all:
-            self.look_at = now + (LOOK_SECONDS_AFTER_ONE if oldest < self.last_sent else LOOK_SECONDS)
+            found_some = oldest < self.last_sent
+            in_vain = LOOK_SECONDS_EMPTY if turn.is_empty and self.is_listening else LOOK_SECONDS
+            self.look_at = now + (LOOK_SECONDS_AFTER_ONE if found_some else in_vain)
         self.last_sent = turn.last_sent
         if now >= self._marked_at + LATE_SECONDS or self._marks[1] is None:
             self._marks, self._marked_at = (self._marks[1], turn.last_sent), now

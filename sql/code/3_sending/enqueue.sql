@@ -1,6 +1,6 @@
--- Many messages at once, each with its own options, by the same rules as single sends. The caller has checked them.
+-- Queuing messages, each with its own options, by the same rules as send().
 
--- One message with particulars.
+-- One message with options for its request or its retries. All other functions here are given messages that have been checked.
 create or replace function ulak_private.send_request(
     p_message ulak_private.message,
     p_is_raw boolean,

@@ -205,7 +205,7 @@ begin
 end
 $plpgsql$;
 
--- send() with every check and every option.
+-- One message, with every check and with every option but those of send_request().
 create or replace function ulak_private.send(
     p_endpoint text,
     p_payload jsonb,

@@ -291,8 +291,8 @@ begin
 end
 $plpgsql$;
 
--- Open to half-open, by compare and swap: of all sessions that find the cooldown over, the one whose update finds the
--- circuit still open sends the probe.
+-- Open to half-open, by compare and swap: of all sessions that find the cooldown over, the one whose update finds the circuit still
+-- open may claim the probe. If it finds no message for it, the next claim may.
 create or replace function ulak_private.half_open_circuit(p_endpoint ulak.endpoints, p_now timestamptz)
 returns boolean
 language plpgsql

@@ -7,7 +7,6 @@
 create or replace function ulak_private.claim_new(p_worker text, p_wish ulak_private.wish, p_last bigint, p_now timestamptz)
 returns ulak_private.claimed
 language plpgsql
-set search_path = pg_catalog, pg_temp
 as $plpgsql$
 declare
     v_since timestamptz := p_now - interval '1 day';
@@ -29,7 +28,7 @@ begin
             and q.next_retry_at <= p_now
             and (q.expires_at is null or q.expires_at > p_now)
             and e.enabled
-            and not ulak_private.has_old_settings()
+            and not (select s.are_old from ulak_private.session_settings s)
             and e.protocol = any (p_wish.protocols)
             and not ulak_private.is_cooling(e, p_now)
         for update of q skip locked
@@ -44,7 +43,9 @@ begin
             updated_at = p_now
         from new n
         where q.ctid = n.tid and n.is_plain
-        returning q.*, n.config_version
+        returning
+            q.id, q.message_id, q.attempts, q.endpoint_id, q.payload, q.headers, q.metadata, q.correlation_id, q.created_at, q.generation,
+            q.event_id, q.event_created_at, n.config_version
     )
     select
         count(c.id),
@@ -84,7 +85,7 @@ begin
             where v.id = c.event_id
                 and v.created_at = coalesce(c.event_created_at, c.created_at)
                 -- So that only this month is opened. An older one is read apart.
-                and v.created_at > v_since
+                and v.created_at between v_since and p_now
             -- As in ulak_private.claim().
             limit 1
         ) v on true

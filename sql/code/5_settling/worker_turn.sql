@@ -16,7 +16,9 @@ create or replace function ulak_private.worker_turn(
     -- The id that was drawn last, and up to which one senders notify; both as of before the claim.
     out last_sent bigint,
     out notified_to bigint,
-    out claimed ulak_private.claimed
+    out claimed ulak_private.claimed,
+    -- The claim was for whatever is due, and no message waits, not even for its time.
+    out is_empty boolean
 )
 language plpgsql
 security definer
@@ -24,13 +26,14 @@ set search_path = pg_catalog, pg_temp
 as $plpgsql$
 declare
     v_sequence oid := 'ulak.queue_id_seq'::regclass;
+    v_settled bigint[];
     v_new bigint;
 begin
     if p_now is not null then
         p_now := ulak_private.clock(p_now);
     end if;
     if p_ids is not null then
-        perform ulak_private.settle_many(p_worker, p_ids, p_attempts, p_errors, p_retry_after, p_responses, p_now, p_requests);
+        v_settled := ulak_private.settle_many(p_worker, p_ids, p_attempts, p_errors, p_retry_after, p_responses, p_now, p_requests);
     end if;
     last_sent := coalesce(pg_sequence_last_value(v_sequence), 0);
     if p_wake_ups then
@@ -52,7 +55,8 @@ begin
             return;
         end if;
     end if;
-    if exists (select from ulak_private.deliveries q where q.status = 'pending') then
+    is_empty := not exists (select from ulak_private.deliveries q where q.status = 'pending');
+    if not is_empty then
         claimed := ulak_private.claim_due(p_worker, p_wish, p_now);
     end if;
 end

@@ -1,6 +1,6 @@
 -- The dead-letter queue: what becomes of messages that ulak gives up on.
 
--- Copies messages that have just failed for good.
+-- Copies messages that have just failed for good. announce_dead() then archives them.
 create or replace function ulak_private.bury(p_ids bigint[], p_now timestamptz)
 returns void
 language plpgsql
