@@ -182,9 +182,28 @@ begin
     v_due_ats := array(select p_now + make_interval(secs => (n - 1) / p_rate) from generate_series(1, v_count) n);
     perform ulak_private.check_backpressure((select max(i) from unnest(v_new_ids) i), v_count);
 
+    perform ulak_private.queue_redriven(v_dlq_ids, v_new_ids, v_due_ats, p_by, p_new_generation, p_now);
+    perform ulak_private.redrive_held(v_dlq_ids, v_due_ats, p_new_generation, p_now);
+    return v_count;
+end
+$plpgsql$;
+
+-- Letters that are locked become messages with those ids, due at those times. One that holds its ordering key is in the queue already.
+create or replace function ulak_private.queue_redriven(
+    p_dlq_ids bigint[],
+    p_new_ids bigint[],
+    p_due_ats timestamptz[],
+    p_by text,
+    p_new_generation bigint,
+    p_now timestamptz
+)
+returns void
+language sql
+set search_path = pg_catalog, pg_temp
+as $sql$
     with numbered as materialized (
         select n.*
-        from unnest(v_dlq_ids, v_new_ids, v_due_ats) n(id, new_id, scheduled_at)
+        from unnest(p_dlq_ids, p_new_ids, p_due_ats) n(id, new_id, scheduled_at)
     ),
     marked as (
         update ulak_private.letters d
@@ -236,24 +255,17 @@ begin
         from marked m
         join numbered n on n.id = m.id
         where m.redriven_message_id <> m.original_message_id
-    ),
-    logged as (
-        insert into ulak.event_log (event, endpoint_id, endpoint_name, message_id, detail, created_at)
-        select
-            'message.redriven',
-            m.endpoint_id,
-            m.endpoint_name,
-            m.redriven_message_id,
-            jsonb_build_object('dlq_id', m.id, 'original_message_id', m.original_message_id, 'by', p_by),
-            ulak_private.log_time(p_now)
-        from marked m
     )
-    select count(*) into v_count
-    from marked;
-    perform ulak_private.redrive_held(v_dlq_ids, v_due_ats, p_new_generation, p_now);
-    return v_count;
-end
-$plpgsql$;
+    insert into ulak.event_log (event, endpoint_id, endpoint_name, message_id, detail, created_at)
+    select
+        'message.redriven',
+        m.endpoint_id,
+        m.endpoint_name,
+        m.redriven_message_id,
+        jsonb_build_object('dlq_id', m.id, 'original_message_id', m.original_message_id, 'by', p_by),
+        ulak_private.log_time(p_now)
+    from marked m
+$sql$;
 
 -- The history of a message with its last cycle added; the newest 20 are kept.
 create or replace function ulak_private.with_cycle(p_letter ulak_private.letters)

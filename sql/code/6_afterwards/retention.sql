@@ -78,47 +78,13 @@ set enable_bitmapscan = off
 set enable_sort = off
 as $plpgsql$
 declare
-    v_setting text;
-    v_column text;
-    -- The size of a row; those of the other tables are small.
-    v_bytes text := '0';
-    -- Rows that stay although they are old.
-    v_unless text := 'false';
+    v_fact record;
     v_days integer;
 begin
-    case p_table
-        when 'ulak_private.letters' then
-            v_setting := 'dlq_retention_days';
-            v_column := 'archived_at';
-            v_bytes := 'coalesce(pg_column_size(t.payload), 0) + coalesce(pg_column_size(t.failure_history), 0)';
-            -- Others wait for it, or will.
-            v_unless := 't.is_holding';
-        when 'ulak.event_log' then
-            v_setting := 'event_log_retention_days';
-            v_column := 'created_at';
-        when 'ulak.attempts' then
-            -- By the longer one, so that few are looked at that stay because their dead letter came long after them.
-            v_setting := case
-                when ulak.setting('dlq_retention_days')::integer > ulak.setting('event_log_retention_days')::integer
-                    then 'dlq_retention_days'
-                else 'event_log_retention_days'
-            end;
-            v_column := 'ended_at';
-            v_unless := 'exists (select from ulak_private.letters d where d.original_message_id = t.message_id)';
-        when 'ulak.endpoint_stats' then
-            v_setting := 'stats_retention_days';
-            v_column := 'minute';
-        when 'ulak.traffic' then
-            v_setting := 'stats_retention_days';
-            v_column := 'minute';
-        when 'ulak.backlog_samples' then
-            v_setting := 'stats_retention_days';
-            v_column := 'sampled_at';
-        when 'ulak.handled' then
-            v_setting := 'inbox_retention_days';
-            v_column := 'handled_at';
-    end case;
-    v_days := coalesce(p_retention_days, ulak.setting(v_setting)::integer);
+    select f.* into strict v_fact
+    from ulak_private.retention_facts() f
+    where f.name = p_table;
+    v_days := coalesce(p_retention_days, ulak.setting(v_fact.setting)::integer);
     perform ulak_private.check_integer('p_retention_days', v_days, 1, 36500);
     execute format(
         $sql$
@@ -152,14 +118,49 @@ begin
             from gone
         $sql$,
         p_table,
-        v_column,
-        v_bytes,
-        v_unless
+        v_fact.time_column,
+        v_fact.bytes,
+        v_fact.unless
     )
     into deleted, more
     using p_now - make_interval(hours => 24 * v_days), p_limit::bigint, p_bytes;
 end
 $plpgsql$;
+
+-- Which setting says how long the rows of a table are kept, the column of their time, the size of a row (0: small), and which rows stay although
+-- they are old.
+create or replace function ulak_private.retention_facts()
+returns table (name text, setting text, time_column text, bytes text, unless text)
+language sql
+stable
+set search_path = pg_catalog, pg_temp
+as $sql$
+    values
+        (
+            'ulak_private.letters',
+            'dlq_retention_days',
+            'archived_at',
+            'coalesce(pg_column_size(t.payload), 0) + coalesce(pg_column_size(t.failure_history), 0)',
+            -- Others wait for it, or will.
+            't.is_holding'
+        ),
+        (
+            'ulak.attempts',
+            -- By the longer one, so that few are looked at that stay because their dead letter came long after them.
+            case
+                when ulak.setting('dlq_retention_days')::integer > ulak.setting('event_log_retention_days')::integer then 'dlq_retention_days'
+                else 'event_log_retention_days'
+            end,
+            'ended_at',
+            '0',
+            'exists (select from ulak_private.letters d where d.original_message_id = t.message_id)'
+        ),
+        ('ulak.event_log', 'event_log_retention_days', 'created_at', '0', 'false'),
+        ('ulak.endpoint_stats', 'stats_retention_days', 'minute', '0', 'false'),
+        ('ulak.traffic', 'stats_retention_days', 'minute', '0', 'false'),
+        ('ulak.backlog_samples', 'stats_retention_days', 'sampled_at', '0', 'false'),
+        ('ulak.handled', 'inbox_retention_days', 'handled_at', '0', 'false')
+$sql$;
 
 -- Rolling up is done by batches: of the first hour that is over for two days and still has minutes, 200 endpoints at most. Their rows
 -- become one, at the start of the hour, so that sums over hours and days stay what they were. `reached` is that hour, for the next

@@ -230,13 +230,9 @@ stable
 set search_path = pg_catalog, pg_temp
 as $plpgsql$
 declare
-    v_is_loaded boolean := ulak_private.is_pg_cron_loaded();
     v_version text := ulak_private.pg_cron_version();
     v_given_home text := (ulak_private.given_setting('cron.database_name')).setting;
     v_home text := coalesce(v_given_home, 'postgres');
-    v_is_here boolean;
-    v_background boolean := coalesce((ulak_private.given_setting('cron.use_background_workers')).setting::boolean, false);
-    v_wants_background boolean := ulak_private.wants_background_workers();
 begin
     if not ulak_private.has_pg_cron() and exists (select from pg_extension e where e.extname = 'pg_cron') then
         return query
@@ -273,6 +269,30 @@ begin
         );
         v_home := current_database();
     end if;
+    return query
+    select *
+    from ulak_private.mode_steps();
+    return query
+    select *
+    from ulak_private.limit_steps(p_workers, ulak_private.wants_background_workers());
+    return query
+    select *
+    from ulak_private.creation_steps(v_home, p_is_created);
+end
+$plpgsql$;
+
+-- How pg_cron runs its jobs: by background workers, or by logins.
+create or replace function ulak_private.mode_steps()
+returns table (step integer, item text, status text, detail text, fix text)
+language plpgsql
+stable
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+declare
+    v_is_loaded boolean := ulak_private.is_pg_cron_loaded();
+    v_background boolean := coalesce((ulak_private.given_setting('cron.use_background_workers')).setting::boolean, false);
+    v_wants_background boolean := ulak_private.wants_background_workers();
+begin
     if v_background <> v_wants_background then
         return query values (
             2,
@@ -293,10 +313,20 @@ begin
         from ulak_private.login_parameters() p
         where p.host ~ '^/';
     end if;
-    return query
-    select *
-    from ulak_private.limit_steps(p_workers, v_wants_background);
-    v_is_here := v_home = current_database();
+end
+$plpgsql$;
+
+-- Whether pg_cron is created in the database that it looks for jobs in, and its scheduler runs.
+create or replace function ulak_private.creation_steps(p_home text, p_is_created boolean)
+returns table (step integer, item text, status text, detail text, fix text)
+language plpgsql
+stable
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+declare
+    v_is_here boolean := p_home = current_database();
+    v_is_loaded boolean := ulak_private.is_pg_cron_loaded();
+begin
     if v_is_here and not ulak_private.has_pg_cron() then
         return query values (
             6,
@@ -310,15 +340,15 @@ begin
             6,
             'pg_cron',
             'problem',
-            format('it is not created in database "%s", where it lives', v_home),
-            format(E'\\c %I \\\\ create extension pg_cron; \\c %I', v_home, current_database())
+            format('it is not created in database "%s", where it lives', p_home),
+            format(E'\\c %I \\\\ create extension pg_cron; \\c %I', p_home, current_database())
         );
     elsif v_is_loaded and not exists (select from pg_stat_activity a where a.backend_type = 'pg_cron launcher') then
         return query
         select 3, 'pg_cron', 'problem', 'its scheduler is not running: ' || r.detail, r.fix
         from ulak_private.restart() r;
     elsif v_is_loaded then
-        return query values (1, 'pg_cron', 'ok', case when v_is_here then 'version ' || v_version else format('in database "%s"', v_home) end, null::text);
+        return query values (1, 'pg_cron', 'ok', case when v_is_here then 'version ' || ulak_private.pg_cron_version() else format('in database "%s"', p_home) end, null::text);
     end if;
 end
 $plpgsql$;

@@ -430,51 +430,8 @@ begin
             where s.until >= l.first_due and s.after < m.last_due
             offset 0
         ) s
-        cross join lateral (
-            select
-                count(*) filter (where not q.is_behind) as others,
-                count(*) filter (where q.is_behind) as behind,
-                count(*) > (select b.size from share b) as is_cut,
-                min(q.next_retry_at) filter (where not q.is_behind) as first_at,
-                max(q.next_retry_at) filter (where not q.is_behind) as last_at
-            from (
-                (
-                    select q.next_retry_at, s.place = 7 as is_behind
-                    from ulak_private.deliveries q
-                    where not s.may_be_behind
-                        and q.status = 'pending'
-                        and q.endpoint_id = l.endpoint_id
-                        and q.priority = l.priority
-                        and q.next_retry_at > s.after
-                        and q.next_retry_at <= s.until
-                    order by q.next_retry_at
-                    limit (select b.size + 1 from share b)
-                )
-                union all
-                -- A sender queues its message as due; the claim that meets it behind another parks it.
-                (
-                    select
-                        q.next_retry_at,
-                        q.ordering_key is not null
-                            and q.id <> (
-                                select h.id
-                                from ulak_private.deliveries h
-                                where h.endpoint_id = l.endpoint_id
-                                    and h.ordering_key between q.ordering_key and q.ordering_key
-                                    and h.status in ('pending', 'processing', 'held')
-                                order by h.ordering_key, h.id
-                                limit 1
-                            )
-                    from ulak_private.deliveries q
-                    where s.may_be_behind
-                        and q.status = 'pending'
-                        and q.endpoint_id = l.endpoint_id
-                        and q.priority = l.priority
-                        and q.next_retry_at <= s.until
-                    order by q.next_retry_at
-                    limit (select b.size + 1 from share b)
-                )
-            ) q
+        cross join lateral ulak_private.due_within(
+            l.endpoint_id, l.priority, s.after, s.until, s.may_be_behind, s.place = 7, (select b.size from share b)
         ) c
         cross join lateral (values (s.place, c.others), (7, c.behind)) p(place, messages)
         where p.messages > 0
@@ -485,6 +442,67 @@ begin
     order by 1, d.place;
 end
 $plpgsql$;
+
+-- What is due in a span, of one endpoint and priority, up to p_most messages. Without a SET clause, so that it becomes part of its query.
+create or replace function ulak_private.due_within(
+    p_endpoint_id bigint,
+    p_priority smallint,
+    p_after timestamptz,
+    p_until timestamptz,
+    -- Some that are due may wait behind others of their ordering key, or all of them do.
+    p_may_be_behind boolean,
+    p_is_parked boolean,
+    p_most bigint
+)
+returns table (others bigint, behind bigint, is_cut boolean, first_at timestamptz, last_at timestamptz)
+language sql
+stable
+as $sql$
+    select
+        count(*) filter (where not q.is_behind) as others,
+        count(*) filter (where q.is_behind) as behind,
+        count(*) > p_most as is_cut,
+        min(q.next_retry_at) filter (where not q.is_behind) as first_at,
+        max(q.next_retry_at) filter (where not q.is_behind) as last_at
+    from (
+        (
+            select q.next_retry_at, p_is_parked as is_behind
+            from ulak_private.deliveries q
+            where not p_may_be_behind
+                and q.status = 'pending'
+                and q.endpoint_id = p_endpoint_id
+                and q.priority = p_priority
+                and q.next_retry_at > p_after
+                and q.next_retry_at <= p_until
+            order by q.next_retry_at
+            limit p_most + 1
+        )
+        union all
+        -- A sender queues its message as due; the claim that meets it behind another parks it.
+        (
+            select
+                q.next_retry_at,
+                q.ordering_key is not null
+                    and q.id <> (
+                        select h.id
+                        from ulak_private.deliveries h
+                        where h.endpoint_id = p_endpoint_id
+                            and h.ordering_key between q.ordering_key and q.ordering_key
+                            and h.status in ('pending', 'processing', 'held')
+                        order by h.ordering_key, h.id
+                        limit 1
+                    )
+            from ulak_private.deliveries q
+            where p_may_be_behind
+                and q.status = 'pending'
+                and q.endpoint_id = p_endpoint_id
+                and q.priority = p_priority
+                and q.next_retry_at <= p_until
+            order by q.next_retry_at
+            limit p_most + 1
+        )
+    ) q
+$sql$;
 
 create or replace function ulak_private.retry_schedule(p_now timestamptz default clock_timestamp())
 returns table (endpoint text, due text, messages bigint, is_estimate boolean, first_at timestamptz, last_at timestamptz)

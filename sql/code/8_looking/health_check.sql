@@ -108,12 +108,8 @@ begin
     p_now := ulak_private.finite_time(p_now);
     v_facts := array(select f from ulak_private.endpoint_facts(null, p_now) f);
     return query
-    with health as materialized (
-        select f.*
-        from unnest(v_facts) f
-    ),
     -- The findings of doctor(), so that both agree.
-    trouble as materialized (
+    with trouble as materialized (
         select t.*
         from ulak_private.trouble(v_facts, p_now) t
     ),
@@ -125,7 +121,32 @@ begin
         from trouble t
         group by t.component
     ),
-    queue as (
+    failing as (
+        select array_agg(n.name order by n.name) as names
+        from (
+            select substring(t.finding from '^endpoint "(.*?)" fails: ') as name
+            from trouble t
+            where t.check_name = 'failing'
+        ) n
+    )
+    select c.component, coalesce(w.status, 'ok'), concat_ws('; ', c.details, w.remark), p_now
+    from ulak_private.component_details(v_facts, (select f.names from failing f), p_now) c
+    left join worst w on w.component = c.component
+    order by c.place;
+end
+$plpgsql$;
+
+comment on function ulak.health_check(timestamptz) is
+    'one row per component with ok, warning or critical, as doctor() finds them; ulak.doctor() says what to do about it';
+
+-- What health_check() says of each component, whether it is well or not.
+create or replace function ulak_private.component_details(p_facts ulak_private.endpoint_fact[], p_failing text[], p_now timestamptz)
+returns table (place integer, component text, details text)
+language sql
+stable
+set search_path = pg_catalog, pg_temp
+as $sql$
+    with queue as (
         select
             coalesce(sum(h.waiting), 0) as waiting,
             coalesce(bool_or(h.is_estimate), false) as is_estimate,
@@ -137,15 +158,7 @@ begin
             min(h.due_since) filter (where h.enabled) as due_since,
             count(*) as endpoints,
             ulak_private.names(array_agg(h.name order by h.name) filter (where h.circuit_state <> 'closed')) as broken
-        from health h
-    ),
-    failing as (
-        select ulak_private.names(array_agg(n.name order by n.name)) as names
-        from (
-            select substring(t.finding from '^endpoint "(.*?)" fails: ') as name
-            from trouble t
-            where t.check_name = 'failing'
-        ) n
+        from unnest(p_facts) h
     ),
     maintenance as (
         select
@@ -156,57 +169,46 @@ begin
             max(m.started_at) as last_run
         from ulak.maintenance_status m
         where m.step <> 'vacuum'
-    ),
-    checked (place, component, details) as (
-        select 1, 'workers', format('%s alive', n.alive) || case when n.nodes > 0 then format(', %s of them on nodes', n.nodes) else '' end
-        from (select ulak_private.count_alive(p_now) as alive, ulak_private.count_nodes(p_now) as nodes) n
-        union all
-        select
-            2,
-            'queue',
-            concat_ws(
-                ', ',
-                case when q.is_estimate then ulak_private.known_count(q.waiting, true, q.sampled_at, p_now) else q.waiting::text end || ' waiting',
-                format('%s in flight', q.in_flight),
-                'oldest due for ' || ulak_private.short_duration(p_now - q.due_since)
-            )
-        from queue q
-        union all
-        select
-            3,
-            'endpoints',
-            concat_ws(', ', ulak_private.counted(q.endpoints, 'endpoint'), 'circuit not closed: ' || q.broken, 'failing: ' || f.names)
-        from queue q
-        cross join failing f
-        union all
-        select
-            4,
-            'dlq',
-            case
-                when q.dead_is_estimate then ulak_private.known_count(q.dead, true, q.dead_sampled_at, p_now) || ' dead letters'
-                else ulak_private.counted(q.dead, 'dead letter')
-            end
-        from queue q
-        union all
-        select 5, 'maintenance', coalesce(m.trouble, 'last run ' || ulak_private.short_duration(p_now - m.last_run) || ' ago')
-        from maintenance m
-        union all
-        select 6, 'archive', coalesce((select string_agg(p.finding, ', ') from ulak_private.check_partitions(p_now) p), 'partitions are in place')
-        union all
-        select
-            7,
-            'cluster',
-            coalesce(ulak_private.held_because() || ', and are held until ulak.adopt()', 'this cluster delivers')
     )
-    select c.component, coalesce(w.status, 'ok'), concat_ws('; ', c.details, w.remark), p_now
-    from checked c
-    left join worst w on w.component = c.component
-    order by c.place;
-end
-$plpgsql$;
-
-comment on function ulak.health_check(timestamptz) is
-    'one row per component with ok, warning or critical, as doctor() finds them; ulak.doctor() says what to do about it';
+    select 1, 'workers', format('%s alive', n.alive) || case when n.nodes > 0 then format(', %s of them on nodes', n.nodes) else '' end
+    from (select ulak_private.count_alive(p_now) as alive, ulak_private.count_nodes(p_now) as nodes) n
+    union all
+    select
+        2,
+        'queue',
+        concat_ws(
+            ', ',
+            case when q.is_estimate then ulak_private.known_count(q.waiting, true, q.sampled_at, p_now) else q.waiting::text end || ' waiting',
+            format('%s in flight', q.in_flight),
+            'oldest due for ' || ulak_private.short_duration(p_now - q.due_since)
+        )
+    from queue q
+    union all
+    select
+        3,
+        'endpoints',
+        concat_ws(', ', ulak_private.counted(q.endpoints, 'endpoint'), 'circuit not closed: ' || q.broken, 'failing: ' || ulak_private.names(p_failing))
+    from queue q
+    union all
+    select
+        4,
+        'dlq',
+        case
+            when q.dead_is_estimate then ulak_private.known_count(q.dead, true, q.dead_sampled_at, p_now) || ' dead letters'
+            else ulak_private.counted(q.dead, 'dead letter')
+        end
+    from queue q
+    union all
+    select 5, 'maintenance', coalesce(m.trouble, 'last run ' || ulak_private.short_duration(p_now - m.last_run) || ' ago')
+    from maintenance m
+    union all
+    select 6, 'archive', coalesce((select string_agg(p.finding, ', ') from ulak_private.check_partitions(p_now) p), 'partitions are in place')
+    union all
+    select
+        7,
+        'cluster',
+        coalesce(ulak_private.held_because() || ', and are held until ulak.adopt()', 'this cluster delivers')
+$sql$;
 
 create or replace function ulak.health(p_now timestamptz default clock_timestamp())
 returns text
