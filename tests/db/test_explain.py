@@ -339,6 +339,20 @@ def test_a_message_of_a_replayed_range_says_so(queue: Queue) -> None:
     assert story(queue, new)[0].endswith(f'with 2 others to endpoint "shop", first sent by {sender(queue)}')
 
 
+def test_where_a_message_came_from_is_told_when_the_event_log_has_forgotten_it(queue: Queue) -> None:
+    endpoint = queue.endpoint()
+    old = queue.send()
+    queue.complete(queue.claim_one())
+    queue.db.execute("select ulak.replay_range(%s, '-infinity', 'infinity')", [endpoint])
+    new = queue.value("select max(id) from ulak.queue")
+    remembered = story(queue, new)[0]
+    queue.db.execute("delete from ulak.event_log")
+
+    assert "replayed by" in remembered
+    assert " with " not in remembered
+    assert f'made from message {old} by a redrive or a replay to endpoint "shop"' in story(queue, new)[0]
+
+
 def test_an_archived_dead_letter_still_names_the_redrive(queue: Queue) -> None:
     queue.endpoint()
     id = queue.send()

@@ -209,8 +209,13 @@ as $sql$
     )
     union all
     (
-        select format('replayed by %s with %s others', l.actor, (l.detail -> 'messages')::integer - 1)
+        select format('replayed by %s', l.actor) || case m.others
+            when 0 then ''
+            when 1 then ' with 1 other'
+            else format(' with %s others', m.others)
+        end
         from ulak.event_log l
+        cross join lateral (select (l.detail -> 'messages')::integer - 1) m(others)
         where l.event in ('message.replayed', 'messages.replayed')
             and l.event = 'messages.replayed'
             and l.endpoint_id = p_endpoint_id
@@ -218,6 +223,11 @@ as $sql$
         order by l.id
         limit 1
     )
+    union all
+    -- The event log has forgotten who.
+    select format('made from message %s by a redrive or a replay', m.made_from)
+    from ulak_private.made_from(p_id) m(made_from)
+    where m.made_from is not null
     limit 1
 $sql$;
 
