@@ -36,7 +36,7 @@ from psycopg import conninfo, pq
 # Between two tries: a failover, however long it took, is noticed within a try and such a wait.
 SHORTEST_WAIT = 0.25
 LONGEST_WAIT = 1.0
-# A server that says nothing for so long while it owes an answer is given up.
+# A server that owes an answer and says nothing for this long is given up.
 ANSWER_SECONDS = 10.0
 # The same message is not logged again before this time has passed.
 REPEAT_SECONDS = 15.0

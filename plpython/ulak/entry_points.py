@@ -78,7 +78,7 @@ def _leave(slot: int | None, search_path: str) -> None:
 
 
 def watch(stamp: str) -> None:
-    """The body of ulak_private.watch_workers(): whoever is missing is started, in a session of its own."""
+    """The body of ulak_private.watch_workers(): a missing worker is started, in a session of its own."""
     with cancellable():
         _watch(Database(Backend(), 0, "watcher", stamp))
 

@@ -75,7 +75,7 @@ def test_a_budget_that_makes_no_sense_is_refused(queue: Queue, budget: str) -> N
 
 @pytest.mark.parametrize("seconds", ["-1", "infinity", "nan"])
 def test_a_run_of_a_worker_has_an_end(queue: Queue, seconds: str) -> None:
-    with pytest.raises(Exception, match="a run of a worker takes between 0 seconds and a year"):
+    with pytest.raises(Exception, match="the run of a worker must last between 0 seconds and a year"):
         queue.db.execute("call ulak.run_worker(1, %s)", [seconds])
 
 

@@ -166,7 +166,7 @@ def test_a_message_that_is_queued_already_needs_no_room(shop: Queue) -> None:
 
 # What is remembered.
 
-# As if the queue had been found full, for so many seconds from now on.
+# As if the queue had been found full, for this many seconds from now on.
 FULL_UNTIL = (
     "select setval('ulak_private.queue_headroom', -(extract(epoch from clock_timestamp()) * 1000)::bigint - 1000 * %s)"
 )

@@ -34,7 +34,7 @@ def test_without_a_reason_the_last_error_or_the_operator_is_named(queue: Queue) 
         queue.call("archive_single_to_dlq", id)
 
     assert queue.dead(tried)["last_error"] == "[RETRYABLE] timeout"
-    assert queue.dead(untried)["last_error"] == "[PERMANENT] taken out by postgres"
+    assert queue.dead(untried)["last_error"] == "[PERMANENT] removed from the queue by postgres"
 
 
 def test_a_message_in_flight_is_not_taken_out(queue: Queue) -> None:

@@ -434,7 +434,7 @@ def test_a_dead_letter_queue_that_grows_is_told_with_its_commonest_cause(queue: 
     ids = queue.send_many(21)
     for id in ids[:9]:
         queue.bury(id, "HTTP 404")
-    assert found(queue, "dlq")["finding"] == '9 dead letters wait for a decision, of endpoint "shop"'
+    assert found(queue, "dlq")["finding"] == '9 dead letters of endpoint "shop" wait for a decision'
 
     queue.bury(ids[9], "HTTP 422")
 
@@ -446,7 +446,7 @@ def test_a_dead_letter_queue_that_grows_is_told_with_its_commonest_cause(queue: 
     # No more than before: it doesn't grow.
     for id in ids[10:20]:
         queue.bury(id, "HTTP 404", now=3700)
-    assert found(queue, "dlq", now=3700)["finding"] == '20 dead letters wait for a decision, of endpoint "shop"'
+    assert found(queue, "dlq", now=3700)["finding"] == '20 dead letters of endpoint "shop" wait for a decision'
     queue.bury(ids[20], "HTTP 404", now=3700)
     assert found(queue, "dlq", now=3700)["finding"].startswith("the dead-letter queue grows: 11 ")
     queue.call("redrive_all")
@@ -458,7 +458,7 @@ def test_dead_letters_that_are_about_to_be_deleted_are_told(queue: Queue) -> Non
     letter = queue.bury(queue.send())
     later = timedelta(days=28).total_seconds()
     earlier = found(queue, "dlq", now=timedelta(days=26).total_seconds())
-    assert earlier["finding"] == '1 dead letter waits for a decision, of endpoint "shop"'
+    assert earlier["finding"] == '1 dead letter of endpoint "shop" waits for a decision'
     mend(queue, earlier)
 
     _, finding = findings(queue, "dlq", now=later)
@@ -466,7 +466,7 @@ def test_dead_letters_that_are_about_to_be_deleted_are_told(queue: Queue) -> Non
     queue.call("redrive_message", letter)
 
     assert finding["finding"] == (
-        'dead letters that nobody has redriven are deleted in 2d 0h, the oldest is of endpoint "shop"'
+        'dead letters that nobody has redriven will be deleted in 2d 0h; the oldest is of endpoint "shop"'
     )
     assert findings(queue, "dlq", now=later) == []
 
@@ -484,7 +484,7 @@ def test_a_circuit_that_opened_is_told_at_once_and_critical_after_ten_minutes(qu
 
     assert finding["severity"] == "warning"
     assert finding["finding"] == (
-        'the circuit of endpoint "shop" opened 0.0ms ago: its answers are no success. 0 messages wait, '
+        'the circuit of endpoint "shop" opened 0.0ms ago: its answers don\'t count as success. 0 messages wait, '
         "the last success was 1m 0s ago: [RETRYABLE] reported"
     )
     # A probe that fails begins a new cooldown, and no new outage.
@@ -535,7 +535,7 @@ def test_a_queue_that_fills_up_is_told_with_who_fills_it(queue: Queue) -> None:
 
     assert (finding["severity"], finding["finding"]) == (
         "warning",
-        '9 of 10 messages that the queue may hold are in it, most of them for "shop" (8), "other" (1)',
+        'the queue holds 9 of at most 10 messages, most of them for "shop" (8), "other" (1)',
     )
     assert findings(queue, "queue") == []
 
@@ -633,7 +633,7 @@ def test_a_session_that_has_sent_and_is_idle_in_its_transaction_is_told(db: DB, 
     mend(queue, finding)
 
     assert finding["finding"].startswith(f"session {idle.info.backend_pid} of ")
-    assert " has sent messages and is idle in its transaction for 3m" in finding["finding"]
+    assert " has sent messages and has been idle in its transaction for 3m" in finding["finding"]
     assert "()" not in finding["finding"]
     wait_until(lambda: not findings(queue, "session", now=200))
 
@@ -926,9 +926,9 @@ def test_a_monitor_may_ask(db: DB, connect: Connect) -> None:
         ("mqtt: broker:1883: quota exceeded (0x97)", "the broker refuses the messages"),
         ("kafka: broker:9092: no leader (LEADER_NOT_AVAILABLE)", "the broker refuses the messages"),
         ("network: broker:1883 closed the connection", "the connection to it breaks off"),
-        ("HTTP 429: too many", "it is sent more than it takes"),
+        ("HTTP 429: too many", "it gets more messages than it can take"),
         ("HTTP 418: a teapot", "it refuses the messages"),
-        ("anything else", "its answers are no success"),
+        ("anything else", "its answers don't count as success"),
         ("HTTP 500: not authorized", "it has an error of its own"),
     ],
 )

@@ -490,7 +490,7 @@ def test_a_drop_is_refused_while_messages_wait_or_are_in_flight(db: DB) -> None:
     error = refused(db, "select ulak.drop_endpoint('a')")
 
     assert error.sqlstate == "55006"
-    assert error.message_detail == "2 message(s) wait for it, 1 are in flight, 0 dead letter(s) are unresolved."
+    assert error.message_detail == "Waiting messages: 2; in flight: 1; unresolved dead letters: 0."
     assert error.message_hint is not None
     shown = error.message_hint.partition(": ")[2]
     assert [row[0] for row in db.execute(shown.encode()).fetchall()] == [2]
@@ -504,7 +504,7 @@ def test_a_drop_is_refused_while_dead_letters_are_unresolved(db: DB) -> None:
     error = refused(db, "select ulak.drop_endpoint('a')")
 
     assert error.sqlstate == "55006"
-    assert error.message_detail == "0 message(s) wait for it, 0 are in flight, 1 dead letter(s) are unresolved."
+    assert error.message_detail == "Waiting messages: 0; in flight: 0; unresolved dead letters: 1."
     assert error.message_hint is not None
     db.execute(error.message_hint.split("give them up: ")[1].encode())
     assert db.execute("select ulak.drop_endpoint('a')").fetchone() == (True,)
@@ -565,7 +565,7 @@ def test_a_dropped_endpoint_takes_its_subscriptions_and_its_own_secret_along(db:
 
     db.execute("select ulak.drop_endpoint('a')")
 
-    assert notices == ['1 subscription(s) of endpoint "a" were removed with it']
+    assert notices == ['dropped with endpoint "a": 1 subscription']
     query = "select count(*) from {}"
     for table in ("ulak.endpoints", "ulak.subscriptions", "ulak_private.secrets"):
         assert db.execute(query.format(table).encode()).fetchone() == (0,)

@@ -63,7 +63,7 @@ def test_a_dropped_event_type_takes_its_subscriptions_along(db: DB) -> None:
 
     assert db.execute("select ulak.drop_event_type('e')").fetchone() == (True,)
 
-    assert notices == ['2 subscription(s) to event type "e" were removed with it']
+    assert notices == ['dropped with event type "e": 2 subscriptions']
     assert db.execute("select count(*) from ulak.subscriptions").fetchone() == (0,)
     assert refused(db, "select ulak.publish('e', '{}')").sqlstate == "42704"
 

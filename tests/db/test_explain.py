@@ -86,7 +86,7 @@ def test_a_scheduled_message_says_when(queue: Queue) -> None:
 
     id = queue.send(scheduled_at=600)
 
-    assert ending(queue, id) == (600.0, "next: it is scheduled, in 10m 0s")
+    assert ending(queue, id) == (600.0, "next: it is scheduled, and due in 10m 0s")
 
 
 def test_a_failed_attempt_is_told_with_its_retry(queue: Queue) -> None:
@@ -106,7 +106,7 @@ def test_a_message_that_was_given_back_says_so(queue: Queue) -> None:
     id = queue.send()
     queue.release(queue.claim_one(), delay=30)
 
-    assert ending(queue, id) == (30.0, "next: it was given back untried and is due again in 30.0s")
+    assert ending(queue, id) == (30.0, "next: a worker returned it unprocessed; it is due again in 30.0s")
 
 
 def test_a_message_in_flight_names_its_worker_and_its_lease(queue: Queue) -> None:
@@ -203,7 +203,7 @@ def test_a_rate_limit_says_when_the_next_may_go(queue: Queue, interval: str, rat
 
     when, told = ending(queue, id)
 
-    assert told == f'next: endpoint "shop" is limited to {rate}; the next may go in {wait}'
+    assert told == f'next: endpoint "shop" is limited to {rate}; the next message may leave in {wait}'
     assert when == pytest.approx({"second": 1, "minute": 60, "hour": 3600}[interval] / 6, abs=1e-5)
 
 
@@ -213,7 +213,7 @@ def test_a_released_backlog_is_limited_as_well(queue: Queue) -> None:
     queue.call("disable_endpoint", "shop")
     queue.call("enable_endpoint", "shop", 2, now=queue.at(0))
 
-    assert "limited to 2.00 messages a second; the next may go in 500ms" in ending(queue, id)[1]
+    assert "limited to 2.00 messages a second; the next message may leave in 500ms" in ending(queue, id)[1]
 
 
 def test_a_full_endpoint_waits_for_one_in_flight(queue: Queue) -> None:
@@ -224,7 +224,7 @@ def test_a_full_endpoint_waits_for_one_in_flight(queue: Queue) -> None:
 
     assert (
         ending(queue, id)[1]
-        == 'next: endpoint "shop" is at its limit of 1 message in flight; the next leaves when one ends'
+        == 'next: endpoint "shop" is at its limit of 1 message in flight; the next message leaves when one of them is done'
     )
 
 
@@ -244,7 +244,7 @@ def test_a_dropped_endpoint_ends_it(queue: Queue) -> None:
     id = queue.send()
     queue.db.execute("delete from ulak.endpoints")
 
-    assert "which does not exist any more" in story(queue, id)[0]
+    assert "which no longer exists" in story(queue, id)[0]
     assert ending(queue, id) == (
         None,
         f"next: nothing, its endpoint was dropped. To remove it: select ulak.archive_single_to_dlq({id}, 'endpoint dropped');",

@@ -258,7 +258,7 @@ def test_messages_that_do_not_fit_are_one_line_a_minute(queue: Queue, cluster: C
 
     (line,) = written(cluster, before)
     said, facts = line.split(": {")
-    assert said == "ulak: endpoint is full, what is sent to it becomes dead letters"
+    assert said == "ulak: endpoint is full, messages for it become dead letters"
     told = json.loads("{" + facts)
     assert (told["endpoint"], told["max_pending"], told["error_class"]) == ("small", 1, "permanent")
 

@@ -1,4 +1,4 @@
-"""Whoever holds the lease may report; everybody else changes nothing."""
+"""Only the holder of the lease can report; nobody else changes anything."""
 
 from __future__ import annotations
 

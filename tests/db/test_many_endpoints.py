@@ -18,7 +18,7 @@ def many(queue: Queue, count: int) -> None:
 
 
 def hour_of(queue: Queue, days: float) -> float:
-    """Seconds to the start of the hour that was so many days ago."""
+    """Seconds to the start of the hour this many days ago."""
     start = queue.value("select date_trunc('hour', %s::timestamptz, 'UTC')", queue.at(-days * DAY))
     return float((start - queue.base).total_seconds())
 

@@ -155,7 +155,7 @@ def test_each_message_needs_its_attempt(queue: Queue, function: str, attempts: s
 def test_more_than_10000_reports_by_one_call_are_refused(queue: Queue) -> None:
     diagnosis = queue.refuses("complete_many", "w", many := f"{{{','.join('1' * 10_001)}}}", many)
 
-    assert (diagnosis.sqlstate, diagnosis.message_primary) == ("22023", "more than 10000 messages by one call")
+    assert (diagnosis.sqlstate, diagnosis.message_primary) == ("22023", "more than 10000 messages in one call")
 
 
 def test_reporting_nothing_is_no_error(queue: Queue) -> None:
@@ -176,7 +176,10 @@ def test_what_is_reported_is_as_many_as_the_messages(queue: Queue, function: str
     queue.send_many(2)
     claims = queue.claim(2)
 
-    with pytest.raises(psycopg.errors.InvalidParameterValue, match="as many as the messages"), queue.db.transaction():
+    with (
+        pytest.raises(psycopg.errors.InvalidParameterValue, match="as many errors, delays and responses as messages"),
+        queue.db.transaction(),
+    ):
         report(queue, function, claims, *more)
 
     assert [queue.status(claim.id) for claim in claims] == ["processing", "processing"]
@@ -187,7 +190,10 @@ def test_a_turn_with_fewer_errors_than_messages_completes_none(queue: Queue) -> 
     queue.send_many(2)
     claims = queue.claim(2)
 
-    with pytest.raises(psycopg.errors.InvalidParameterValue, match="as many as the messages"), queue.db.transaction():
+    with (
+        pytest.raises(psycopg.errors.InvalidParameterValue, match="as many errors, delays and responses as messages"),
+        queue.db.transaction(),
+    ):
         work(queue, 0, claims, errors=["slow"])
 
     assert [queue.status(claim.id) for claim in claims] == ["processing", "processing"]

@@ -76,7 +76,7 @@ def test_it_is_one_well_formed_page_that_asks_for_nothing_else(queue: Queue) -> 
         name for element in root.iter() for name in element.attrib if name in ("src", "href") or name.startswith("on")
     ] == []
     assert re.search(r"https?:|//[a-z]|url\(|@import|data:", html) is None
-    # A strict policy of whoever serves it refuses style in attributes.
+    # A server's strict policy refuses style in attributes.
     assert [element.tag for element in root.iter() if "style" in element.attrib] == []
 
 

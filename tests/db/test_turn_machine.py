@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from support.machine import play
 from support.queue import DB, Queue
 
-# Of so many endpoints a claim takes messages at most.
+# A claim takes messages of at most this many endpoints.
 MOST_ENDPOINTS = 32
 
 CLAIM = """
@@ -195,7 +195,7 @@ class Machine(RuleBasedStateMachine):
             if id in served or id not in hungry:
                 endpoint.passed_over = 0
             else:
-                # Each claim serves so many others at least.
+                # Each claim serves at least this many others.
                 endpoint.passed_over += min(limit, MOST_ENDPOINTS)
                 assert endpoint.passed_over < len(self.endpoints) + MOST_ENDPOINTS, "nobody starves"
 

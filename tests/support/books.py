@@ -69,7 +69,7 @@ class Ledger:
 class Allowance:
     """What the faults of a scenario excuse."""
 
-    # Deliveries beyond the first: any number, exactly so many, or none.
+    # Deliveries beyond the first: any number, exactly this many, or none.
     duplicates: bool | int = False
     # A crash forgets commits of the worker, and with them an attempt that was made: its number comes again. A receiver that
     # dies gets a request again whose connection broke.

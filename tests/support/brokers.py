@@ -29,7 +29,7 @@ class Broker:
     route: str
     host: str
     port: int
-    # Payloads in the order of their arrival, at least so many if they come in time.
+    # Payloads in the order of their arrival, at least this many, if they come in time.
     read: Callable[[int], list[Any]]
     hang: Callable[[], object]
     go_on: Callable[[], object]
@@ -44,7 +44,7 @@ class Broker:
 
 
 def patience(protocol: str, seconds: int) -> dict[str, Any]:
-    """Of a config: so long a connection, and then a message, may take."""
+    """How long a connection, and then a message, may take, as a config."""
     if protocol == "kafka":
         milliseconds = 1000 * seconds
         setup = min(milliseconds, 60_000)

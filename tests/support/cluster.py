@@ -108,7 +108,7 @@ def memory_folder() -> Path | None:
 def remove_abandoned() -> None:
     """Stops and removes the clusters of processes that were killed before they could do it."""
     for note in (*WORK.glob("cluster-*/owner"), *MEMORY.glob("ulak-cluster-*/owner")):
-        # Whoever is locked out comes while another process removes it.
+        # It can be locked while another process removes it.
         with contextlib.suppress(PermissionError, ValueError, FileNotFoundError, BlockingIOError), note.open() as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if not is_alive(int(file.read())):

@@ -94,7 +94,7 @@ class Kafka:
         os.kill(self.pid, signal.SIGCONT)
 
     def read(self, topic: str, count: int, partitions: int = 1, timeout: float = 10) -> list[Consumed]:
-        """What a consumer gets from the beginning: at least so many, if they come in time."""
+        """What a consumer gets from the beginning: at least this many, if they come in time."""
         consumer = Consumer(
             {
                 "bootstrap.servers": self.broker,
@@ -163,7 +163,7 @@ class Relay:
     certificate: Certificate | None = None
     # A client has to show a certificate that this one has signed.
     client_authority: Certificate | None = None
-    # Who may come in by SASL/PLAIN.
+    # Logins for SASL/PLAIN.
     users: dict[str, str] | None = None
     # What metadata says instead of 127.0.0.1, in as many characters, and of its own port.
     advertised_host: str = "127.0.0.1"

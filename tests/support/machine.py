@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, run_state_machine_as_test
 
 
 def play(machine: type[RuleBasedStateMachine], steps: int, runs: int, runs_of_chaos: int) -> None:
-    """So many runs of so many steps each, the same every time. In make chaos there are more, others every time, and what fails is shrunk."""
+    """A number of runs and of steps in each, the same every time. In make chaos there are more, others every time, and what fails is shrunk."""
     is_long = os.environ.get("ULAK_CHAOS") == "full"
     run_state_machine_as_test(
         machine,

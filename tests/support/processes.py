@@ -35,7 +35,7 @@ def unit_of(nodeid: str) -> str:
 
 
 class Scheduling(LoadScopeScheduling):  # type: ignore[misc]
-    """The tests of a file, or of files that belong together, are run by one process. Whoever is done takes the next ones, in
+    """The tests of a file, or of files that belong together, are run by one process. A process that is done takes the next ones, in
     the order of the collection."""
 
     def _split_scope(self, nodeid: str) -> str:

@@ -204,7 +204,7 @@ class RabbitMQ:
         return self._log.read_text(errors="replace")
 
     def logged(self, text: str, since: int = 0) -> int:
-        """How often it has logged this, beyond so many times."""
+        """How often it has logged this, beyond this many times."""
         return self.log.count(text) - since
 
     # As a client.

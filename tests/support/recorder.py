@@ -110,7 +110,7 @@ class Recorder:
         return len(self._seen)
 
     def wait_for_more(self, count: int, timeout: float = 90) -> None:
-        """Until so many more requests have come than now."""
+        """Until this many more requests have come."""
         goal = self.count() + count
         wait_until(lambda: self.count() >= goal, timeout, f"{count} more requests")
 

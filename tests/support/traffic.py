@@ -102,7 +102,7 @@ class Producers:
             thread.join()
 
     def wait_for(self, count: int, timeout: float = 60) -> None:
-        """Until so many more orders are confirmed than now."""
+        """Until this many more orders are confirmed."""
         goal = len(self.confirmed) + count
         wait_until(lambda: len(self.confirmed) >= goal, timeout, f"{count} more orders")
 

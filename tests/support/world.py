@@ -162,7 +162,7 @@ class World:
         return int(self.value("select count(*) from ulak.queue where status in ('pending', 'processing')"))
 
     def wait_for_delivered(self, count: int) -> None:
-        """Until so many are delivered and not yet archived."""
+        """Until this many are delivered and not yet archived."""
         query = "select count(*) from ulak.archive where status = 'completed'"
         wait_until(lambda: self.value(query) >= count, 60, f"{count} delivered messages")
 

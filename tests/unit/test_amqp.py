@@ -257,7 +257,7 @@ def test_what_comes_while_the_broker_is_blocked_waits_for_it(connect: Connect) -
     assert client.broker.count(spec.Basic.Publish) == 1
     assert set(errors) == {
         f"[RETRYABLE] timeout: no acknowledgement from {client.peer} in time:"
-        " the broker takes no messages at the moment: low on memory"
+        " the broker accepts no messages at the moment: low on memory"
     }
 
 

@@ -144,9 +144,9 @@ def deliver(dispatcher: Dispatcher, to: Endpoint, *numbers: int, payload: str = 
         ),
         (reply("", "NATS/1.0 503\r\n\r\n"), "[RETRYABLE] unroutable: {}: no stream takes subject orders"),
         # A subscriber that answers to whatever it gets.
-        (reply("thanks"), "[RETRYABLE] unroutable: {}: the answer is no stream's acknowledgement"),
-        (reply('{"ok": true}'), "[RETRYABLE] unroutable: {}: the answer is no stream's acknowledgement"),
-        (reply("[" * 10_000), "[RETRYABLE] unroutable: {}: the answer is no stream's acknowledgement"),
+        (reply("thanks"), "[RETRYABLE] unroutable: {}: the answer isn't the acknowledgement of a stream"),
+        (reply('{"ok": true}'), "[RETRYABLE] unroutable: {}: the answer isn't the acknowledgement of a stream"),
+        (reply("[" * 10_000), "[RETRYABLE] unroutable: {}: the answer isn't the acknowledgement of a stream"),
         ("-ERR 'Stale Connection'\r\n", "[RETRYABLE] network: {}: Stale Connection"),
         ("-ERR 'User Authentication Expired'\r\n", "[RETRYABLE] login: {}: User Authentication Expired"),
         (

@@ -149,7 +149,7 @@ def test_roles_that_are_missing_after_a_restore_are_told_first(
         first, second, third = target.execute(told).fetchall()
         assert (first[0], second[0], third[0]) == ("missing roles", "missing roles", "cluster")
         assert first[1] == (
-            'role "bank app" has grants on endpoints and has sent messages that wait, and does not exist in this cluster'
+            'role "bank app" has grants on endpoints and has sent messages that wait, but does not exist in this cluster'
         )
         for _, _, fix in (first, second):
             target.execute(fix)

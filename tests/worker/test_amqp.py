@@ -376,7 +376,7 @@ def test_a_full_disk_is_the_reason_that_is_told_and_later_all_arrives(
         error = error_of(site, ids[0])
 
     assert error.startswith(f"[RETRYABLE] timeout: no acknowledgement from 127.0.0.1:{rabbitmq.port} in time")
-    assert error.endswith("the broker takes no messages at the moment: low on disk")
+    assert error.endswith("the broker accepts no messages at the moment: low on disk")
     for id in ids:
         site.wait_for_status(id, "completed")
     wanted = {str(site.message(id)["message_id"]) for id in ids}

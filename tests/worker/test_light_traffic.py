@@ -7,7 +7,7 @@ from support.receiver import Receiver
 from support.sessions import strain, wait_until, wait_until_idle
 from support.site import Site, WorkerSession, promptly, seconds_of
 
-# Whoever had to look for a message would come too late.
+# A worker that has to look for a message comes too late.
 SELDOM = {"poll_interval": 60000, "poll_interval_busy": 1000}
 
 

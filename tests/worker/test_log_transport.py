@@ -30,7 +30,7 @@ def test_a_message_is_a_line_of_the_servers_log(site: Site) -> None:
     (found,) = told(site, message["message_id"])
     assert (found["endpoint"], found["attempt"]) == ("audit", 1)
     assert found["payload"] == {"order": 7, "note": "caf\u00e9"}
-    # Nobody but who reads the log sees it.
+    # Only readers of the log see it.
     assert worker.notices == []
 
 

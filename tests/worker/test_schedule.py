@@ -244,7 +244,7 @@ def test_workers_that_were_terminated_come_back_without_waiting_for_the_minute(
 
 
 def test_workers_bring_back_their_watcher(rehearsal: Rehearsal, traffic: Traffic) -> None:
-    """Who is left of them brings back the others. Later versions of pg_cron need no watcher."""
+    """Any one of them brings back the others. Later versions of pg_cron need no watcher."""
     if not rehearsal.cluster.cron_waits_for_the_longest_job():
         return
     watchers = "select pid from ulak_private.watchers()"

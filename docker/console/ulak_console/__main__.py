@@ -10,7 +10,7 @@ from waitress.channel import HTTPChannel  # type: ignore[import-untyped]
 
 from ulak_console.app import create_app
 
-# One more ends the connection that has been silent longest: to hold connections open silences nobody.
+# One more closes the connection that has been silent longest, so that idle connections lock nobody out.
 MOST_CONNECTIONS = 400
 SILENT_SECONDS = 30
 

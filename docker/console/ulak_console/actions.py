@@ -1,7 +1,7 @@
 """What an administrator may do: a table of ulak's functions. Each is previewed in a transaction that can't write, then
 confirmed.
 
-What is confirmed is what was shown: one function makes the statement, for the preview and for the confirmation."""
+What is confirmed is what was shown: one function builds the statement for both."""
 
 from __future__ import annotations
 
@@ -48,10 +48,10 @@ class Action(NamedTuple):
     function: str
     fields: Sequence[Field]
     look: Callable[[Cursor, Action, Parameters], Preview]
-    # What is told of its result, a row.
+    # What the page says about its result, a row.
     done: Callable[[Parameters, DictRow], str]
     is_grave: bool = False
-    # Names of fields that the function calls otherwise.
+    # Fields whose parameter has another name.
     renamed: Mapping[str, str] = {}
 
     def statement(self, cursor: Cursor, given: Parameters, **more: str) -> str:
@@ -96,7 +96,7 @@ def problems(cursor: Cursor, action: Action, given: Parameters) -> dict[str, str
 
 
 def field_of(action: Action, error: psycopg.Error) -> str:
-    """The field that an error of the function is about; "" for none."""
+    """The field that an error of the function concerns; "" if none."""
     said = f"{error.diag.message_primary} {error.diag.message_detail}"
     named = {action.renamed.get(field.name, field.name): field.name for field in action.fields}
     for word in re.findall(r"\w+", said):
@@ -106,7 +106,7 @@ def field_of(action: Action, error: psycopg.Error) -> str:
 
 
 def of_sql(text: str) -> list[tuple[Action, dict[str, str]]]:
-    """The actions that stand for calls in a suggested statement."""
+    """The actions that correspond to the calls in a suggested statement."""
     found = []
     for match in _CALL.finditer(text):
         for action in ACTIONS.values():
@@ -174,7 +174,7 @@ def _endpoint(said: str, is_done: Callable[[DictRow], bool]) -> Callable[[Cursor
         row = cursor.execute(query, [given["endpoint"]]).fetchone()
         assert row is not None
         if is_done(row):
-            return Preview("There is nothing to do: it is so already.", False, [row])
+            return Preview("There is nothing to do: it is already in this state.", False, [row])
         return Preview(said, rows=[row])
 
     return look
@@ -210,11 +210,11 @@ MESSAGE = """
 FINISHED = ("completed", "failed", "expired", "cancelled")
 
 ENDPOINT = Field("endpoint", "endpoint", is_needed=True)
-ANY_ENDPOINT = Field("endpoint", "endpoint", hint="all, if empty")
+ANY_ENDPOINT = Field("endpoint", "endpoint", hint="if empty: all")
 ERROR = Field("error_like", "error like", hint="[PERMANENT] HTTP 422%")
 FILTER = Field("filter", "payload filter", "jsonpath", "$.order > 1000")
 LIMIT = Field("limit", "at most", "integer", is_above_zero=True)
-RATE = Field("rate", "messages a second", "double precision", "as fast as possible, if empty", is_above_zero=True)
+RATE = Field("rate", "messages a second", "double precision", "if empty: as fast as possible", is_above_zero=True)
 IDS = Field("ids", "selection", "bigint[]", "{1,2,3}")
 NEW_ID = Field("new_message_id", "new message id", "boolean", "true or false")
 
@@ -236,7 +236,7 @@ def _many(one: str, done: str) -> Callable[[Parameters, DictRow], str]:
 
 
 def _switched(function: str, done: str) -> Callable[[Parameters, DictRow], str]:
-    return lambda given, row: f"{given['endpoint']} {done if row[function] else 'was so already'}."
+    return lambda given, row: f"{given['endpoint']} {done if row[function] else 'was already in this state'}."
 
 
 def _changed(function: str, done: str) -> Callable[[Parameters, DictRow], str]:

@@ -303,7 +303,7 @@ def create_app(environment: Mapping[str, str] = os.environ) -> Flask:
 
     @app.get("/act/<name>")
     def act(name: str) -> Any:
-        """Looks, and offers to confirm what it has seen."""
+        """Shows what would happen, and offers to confirm it."""
         session = _as_admin()
         action = actions.ACTIONS.get(name) or abort(404, "There is no such action.")
         given = _given(action, request.args)
@@ -343,7 +343,7 @@ def create_app(environment: Mapping[str, str] = os.environ) -> Flask:
         if _is_over(error):
             sessions.end(request.cookies.get(cookie))
             return redirect(url_for("login"), 303)
-        return render_template("error.html", title="The database refuses", facts=[_said(error)]), 400
+        return render_template("error.html", title="The database refused this", facts=[_said(error)]), 400
 
     @app.errorhandler(HTTPException)
     def wrong(error: HTTPException) -> Any:
@@ -353,7 +353,7 @@ def create_app(environment: Mapping[str, str] = os.environ) -> Flask:
 
 
 def link(view: str, /, action: str | None = None, **values: object) -> str:
-    """Of a page, with what it is asked for in its query; url_for() has a use of its own for the word endpoint."""
+    """The address of a page with its parameters; url_for() uses the word endpoint for something else."""
     address = url_for(view, name=action) if action else url_for(view)
     asked = urlencode({name: value for name, value in values.items() if value is not None})
     return f"{address}?{asked}" if asked else address
@@ -365,7 +365,7 @@ def _host_name(host: str) -> str:
 
 
 def _is_from_here() -> bool:
-    """A browser says with each form where it comes from, and who doesn't say it gets nothing."""
+    """A browser says where each form comes from; a request that doesn't is refused."""
     origin = urlsplit(request.headers.get("Origin", ""))
     site = request.headers.get("Sec-Fetch-Site", "same-origin")
     return origin.scheme in ("http", "https") and origin.netloc == request.host and site == "same-origin"
@@ -377,8 +377,8 @@ def _is_ended(error: psycopg.Error) -> bool:
 
 
 def _part(name: str, query: str, parameters: Sequence[object] | Mapping[str, object] = ()) -> list[Any]:
-    """Of a page. What the database refuses costs this part alone, and the page says so; a session that ended costs the
-    page."""
+    """One part of a page. If the database refuses it, only this part is missing, and the page says so; if the session
+    has ended, there is no page."""
     try:
         with g.session.reading() as cursor:
             return list(cursor.execute(query, parameters).fetchall())
@@ -419,7 +419,7 @@ def _form(
 
 
 def _filters_of(action: actions.Action, given: Mapping[str, str]) -> dict[str, str]:
-    """Those of a list that the action knows, too."""
+    """The filters of a list that the action has, too."""
     known = {field.name for field in action.fields} - {"limit"}
     return {name: value for name, value in given.items() if name in known}
 
@@ -441,7 +441,7 @@ def _as_admin() -> Session:
 
 def _require_token(action: str, given: Mapping[str, str]) -> None:
     if not g.session.is_token(request.form.get("token", ""), action, given):
-        abort(403, "This form is not of this session, or was changed. Go back and load it again.")
+        abort(403, "This form belongs to another session, or was changed. Go back and load it again.")
 
 
 def _given(action: actions.Action, form: MultiDict[str, str]) -> dict[str, str]:

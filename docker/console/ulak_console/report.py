@@ -22,13 +22,13 @@ class Report(NamedTuple):
 
     @property
     def style_hash(self) -> str:
-        """What a content security policy calls this style by."""
+        """The name of this style in a content security policy."""
         return "sha256-" + base64.b64encode(hashlib.sha256(self.style.encode()).digest()).decode()
 
 
 def embedded(page: str, link: Link, may_act: bool) -> Report:
-    """ulak writes it as XML too, and it holds no script; what it quotes is text here as it is there."""
-    # Of an earlier version, or of a text that was stored by one: what XML can't hold is no reason to show nothing.
+    """ulak writes it as XML, too, and it contains no script; what it quotes is text here as well."""
+    # An earlier version may have stored texts that XML can't contain: that is no reason to show nothing.
     root = ElementTree.fromstring(_NO_XML.sub("\ufffd", page.split("\n", 1)[1]))
     style, main = root.find("./head/style"), root.find("./body/main")
     assert style is not None
@@ -53,7 +53,7 @@ def embedded(page: str, link: Link, may_act: bool) -> Report:
 
 
 def _fold(panel: ElementTree.Element) -> None:
-    """So that a phone, or whoever has enough of it, can close it."""
+    """So that it can be closed, on a phone for example."""
     title, *rest = list(panel)
     summary = ElementTree.Element("summary")
     summary.append(title)

@@ -1,5 +1,5 @@
-"""Who is logged in. A session is a connection to the database, opened with the role and password of whoever logged in:
-what he may do, the database decides. The password isn't kept, and the browser gets a random name of the session."""
+"""Sessions of the console. Each is a connection to the database, opened with the role and password of the login form,
+so the database decides what it may do. The password isn't kept; the browser gets a random name of the session."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from psycopg.rows import DictRow, dict_row
 IDLE_MINUTES = 30
 LONGEST_HOURS = 12
 MOST_SESSIONS = 64
-# Wrong passwords a minute, of everybody together; after that nobody gets in for a moment.
+# Wrong passwords a minute, from all visitors together; after that, nobody can log in for a moment.
 MOST_FAILURES = 10
 
-# Nothing is written but by an action that was confirmed, and no search_path of a role or database reaches our queries.
+# Only a confirmed action writes, and no search_path of a role or database reaches our queries.
 # The server itself ends a session that nobody uses.
 OPTIONS = " ".join(
     (
@@ -121,7 +121,7 @@ class Sessions:
 
     def _open(self, name: str, password: str, now: float) -> Session:
         if not name or not password or "\0" in name + password:
-            raise LoginRefused("a role and its password are needed")
+            raise LoginRefused("enter a role and its password")
         try:
             connection: psycopg.Connection[DictRow] = psycopg.connect(
                 self._conninfo,
@@ -136,7 +136,7 @@ class Sessions:
                 row_factory=dict_row,
             )
         except psycopg.OperationalError as error:
-            # Whether the role or the password is wrong is nobody's business; that the server is down is.
+            # The answer doesn't say whether the role or the password is wrong; it does say that the server is down.
             if "authentication failed" in str(error) or "no pg_hba.conf entry" in str(error):
                 raise LoginRefused("role or password is wrong") from None
             raise LoginRefused("the database cannot be reached, or refuses this role") from None
@@ -157,9 +157,9 @@ class Sessions:
         if who is None or not who["has_ulak"]:
             raise LoginRefused("ulak is not installed in this database")
         if who["is_superuser"]:
-            raise LoginRefused("not as a superuser: take a member of ulak_monitor or ulak_admin")
+            raise LoginRefused("superusers can't log in here: use a member of ulak_monitor or ulak_admin")
         if not who["is_monitor"] and not who["is_admin"]:
-            raise LoginRefused("this role is no member of ulak_monitor or ulak_admin")
+            raise LoginRefused("this role is not a member of ulak_monitor or ulak_admin")
         return who
 
     def find(self, secret: str | None) -> Session | None:

@@ -16,11 +16,11 @@ from ulak.node.wake_up import SocketWakeUp
 from ulak.sessions.session import CANCELLED, Cancelled, Rows
 from ulak.worker.tuning import STOP_SECONDS
 
-# A server that says nothing for so long while it owes an answer is given up, and the primary is looked for. Shorter:
+# A server that owes an answer and says nothing for this long is given up, and the primary is looked for. Shorter:
 # a disk that stalls costs the node's session, and what it had delivered and not stored is sent again. Longer: it is
 # missed for longer after a failover. Statements end sooner by the server's own limit (ulak_private.node_parameters()).
 ANSWER_SECONDS = 10.0
-# The server's time isn't taken from an answer that was so long under way.
+# An answer that took this long isn't used to read the server's clock.
 _CLOCK_SECONDS = 0.5
 
 # The server ends the session: it goes down, an operator or a timeout said so.

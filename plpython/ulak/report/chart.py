@@ -196,7 +196,7 @@ def _chart(
 
 
 def _hours(times: Sequence[datetime.datetime], labels: int) -> Iterator[tuple[float, datetime.datetime]]:
-    """Full hours, or every second, third and so on, or parts of an hour, that leave room for so many labels."""
+    """Full hours, or every second, third and so on, or parts of an hour, that leave room for this many labels."""
     if len(times) < 2:
         return
     step = (times[1] - times[0]).total_seconds()

@@ -104,7 +104,7 @@ def causes(rows: Sequence[Row], now: datetime.datetime) -> Markup:
 
 def letters(rows: Sequence[Row], now: datetime.datetime) -> Markup:
     if not rows:
-        return panel("Newest dead letters", empty("There is none."))
+        return panel("Newest dead letters", empty("There are none."))
     return panel(
         "Newest dead letters",
         tag(

@@ -42,8 +42,8 @@ _RULES: tuple[tuple[str, tuple[str, ...]], ...] = (
 _BLOCKED: tuple[tuple[str, Network], ...] = tuple(
     (rule, ip_network(network)) for rule, networks in _RULES for network in networks
 )
-# Networks that a receiver of one's own may well live in, and how wide a part of them one would open for it; None: all
-# of it. Nobody is advised to open the others.
+# Networks in which your own receivers may be, and the prefix length of the part to allow for one; None: all of it.
+# Allowing any other network is never suggested.
 _OWN: Mapping[str, int | None] = {
     "127.0.0.0/8": None,
     "::1/128": None,
@@ -76,7 +76,7 @@ def _rule(address: Address) -> str | None:
 
 
 class Guard:
-    """Judges what is about to be dialled: the host by its name, and then the address that the name has led to."""
+    """Decides what may be dialled: first the host by its name, then the address that the name resolved to."""
 
     def __init__(
         self, allow_internal: bool = False, allowed: Iterable[str] = (), hosts: tuple[Hosts, ...] = ()

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from ulak.messages.delivery import ConfigError
 
 LARGEST = 1024 * 1024
-# One text whatever the reason: else a config could find out which files there are, and which the server may read.
+# One text for every reason; otherwise a config could find out which files exist, and which the server may read.
 PROBLEM = (
     "a file that the config names can't be used: each must be a regular file of at most 1 MB,"
     " in PEM format, that the server may read"
@@ -25,7 +25,7 @@ _Identity = tuple[int, int, int, int]
 
 
 class Checked(NamedTuple):
-    """A file that was found usable, and whether it is still the same can be seen without opening it."""
+    """A file that was checked; whether it is still the same can be seen without opening it."""
 
     path: str
     identity: _Identity

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from urllib.parse import quote, quote_plus
 
 MASK = "****"
-# A shorter value protects nothing, and to mask it would tear words apart.
+# A shorter value protects nothing, and masking it would mutilate ordinary words.
 SHORTEST = 4
 
 _SECRET_NAMES = ("api-key", "apikey", "authenticat", "authoriz", "cookie", "password", "secret", "signature", "token")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-# An error is a line to read, whoever wrote it.
+# An error is one readable line, wherever it comes from.
 LONGEST_LINE = 1000
 
 # What can't stand in XML, what a terminal obeys, and what nobody sees: control characters, noncharacters, what turns
@@ -13,7 +13,7 @@ _NONCHARACTERS = "\ufdd0-\ufdef" + "".join(chr(plane << 16 | last) for plane in 
 _UNSEEN = "\xad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\U000e0000-\U000e007f"
 _UNPRINTABLE = re.compile(rf"[\x00-\x1f\x7f-\x9f{_UNSEEN}{_NONCHARACTERS}\s]+")
 _SURROGATE = re.compile(r"[\ud800-\udfff]")
-# Neither the database nor, within JSON, XML.
+# Neither the database nor XML accepts it, not even within JSON.
 _UNSTORABLE = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")
 
 # By PostgreSQL's names. What isn't here is either unknown to Python or, as SQL_ASCII, no encoding at all: a text that

@@ -24,7 +24,7 @@ _LARGE_MESSAGE = 32_768
 _NO_TEXTS = -1
 # What one claim brings of large messages; the rest is left in the queue.
 _LARGE_TOGETHER = 32 * 1024 * 1024
-# Of so many endpoints at most a claim takes messages. Few: each has a backlog. Many: each has one or two.
+# A claim takes messages of at most this many endpoints: of few if each has a backlog, of many if each has one or two.
 _MOST_ENDPOINTS = 64
 
 _TURN = """
@@ -154,17 +154,17 @@ class Database:
             return self._call(_TURN, _TURN_TYPES, (*given, _LARGE_MESSAGE))[0]
         except self._unreadable as error:
             state = _state(error.__cause__ if isinstance(error, Busy) else error)
-            # Whatever can't be read may also take all memory.
+            # A text that can't be read may also exhaust the memory.
             if _is_passing(state) and state != _OUT_OF_MEMORY:
                 raise
-        # Perhaps one of the messages has a text that no query can return. Nothing was done: it was undone.
+        # Perhaps one of the messages has a text that no query can return. Everything was rolled back.
         return self._call(_TURN, _TURN_TYPES, (*given, _NO_TEXTS))[0]
 
     def settle(self, outcomes: Outcomes) -> None:
         self.turn(outcomes, None, 0, False)
 
     def _storable(self, outcomes: Outcomes) -> Outcomes:
-        """Here and in report() all text from outside enters the database, whoever has brought it this far."""
+        """All text from outside enters the database here and in report()."""
         errors, responses = outcomes.errors, outcomes.responses
         return outcomes._replace(
             errors=errors and [self.error_text(each) for each in errors],
@@ -277,7 +277,7 @@ class Database:
         except self.session.Error:
             if last_error is None:
                 raise
-            # To be seen alive, with its counters, matters more than the text of an error.
+            # That the worker is seen alive, with its counters, matters more than the text of an error.
             self._report({**progress, "last_error": text.plain(last_error)}, statistics)
 
     def _report(self, progress: Mapping[str, Any], statistics: Sequence[Mapping[str, object]]) -> None:

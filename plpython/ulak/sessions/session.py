@@ -41,7 +41,7 @@ class Session(Protocol):
         """Ends the run if it was cancelled, or if the server is gone. Costs next to nothing."""
 
     def wake_up(self) -> WakeUp | None:
-        """How a notification reaches this session, if there is a way. To be closed by whoever asked."""
+        """How a notification reaches this session, if there is a way. The caller closes it."""
 
     def orders(self) -> str | None:
         """The order to leave that the process itself got, as in port.Orders.leave; None: none."""

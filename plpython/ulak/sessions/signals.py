@@ -6,7 +6,7 @@ import signal
 from collections.abc import Callable
 from threading import Thread
 
-# PostgreSQL's handlers must run in the backend's own thread; a thread inherits the mask of whoever starts it. The mask
+# PostgreSQL's handlers must run in the backend's own thread; a thread inherits its starter's mask. The mask
 # is restored as it was, since PostgreSQL keeps some signals blocked on purpose.
 BACKEND_SIGNALS = frozenset(
     (signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGALRM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGURG)
@@ -14,7 +14,7 @@ BACKEND_SIGNALS = frozenset(
 
 
 def start_thread(work: Callable[[], object]) -> None:
-    """In a thread that no signal of the backend's can enter. It must not call plpy, and nobody waits for its end."""
+    """In a thread that gets no signal of the backend. It must not call plpy, and nobody waits for its end."""
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, BACKEND_SIGNALS)
     try:
         Thread(target=work, daemon=True).start()

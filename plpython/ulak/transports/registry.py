@@ -1,4 +1,4 @@
-"""The transports that a worker has, by protocol. Whoever adds one adds it here and to ulak_private.protocol_facts()."""
+"""The transports of a worker, by protocol. A new one is added here and to ulak_private.protocol_facts()."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ulak.worker.waiting import Descriptors
 
 
 class Client(NamedTuple):
-    """Python's module, and Debian's package of it. Only those who deliver over a protocol need its client."""
+    """Python's module, and its Debian package. Only workers that deliver over a protocol need its client."""
 
     module: str
     package: str

@@ -24,7 +24,7 @@ class WakeUp(Protocol):
         """Wake-ups are kept from now on, until wait() asks: none is missed between a claim and the wait after it."""
 
     def wait(self, seconds: float = 0) -> bool:
-        """Whether one has arrived since the last time, or does within so many seconds. To be asked often."""
+        """Whether one has arrived since the last time, or does within this many seconds. To be asked often."""
 
     def let_go(self) -> None:
         """The worker doesn't wait for them any more."""

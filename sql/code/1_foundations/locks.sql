@@ -61,7 +61,7 @@
 --                                     pg_locks, and leave before their jobs are unscheduled; waits
 --
 -- An update locks its rows too: messages by settling and heartbeats, each the worker's own; ulak.workers by
--- the session that has the number; ulak.endpoints by alter_endpoint() and whoever called lock_endpoint() before.
+-- the session that has the number; ulak.endpoints by alter_endpoint() and every caller of lock_endpoint().
 --
 -- The order: a named lock, then ordering keys by endpoint and key, then messages and dead letters, then endpoints by ascending id, each
 -- the advisory lock of its breaker before its row. A session that holds a later one never waits for an earlier one. The row of an event type

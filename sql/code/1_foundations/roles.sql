@@ -1,8 +1,8 @@
 -- The roles that everything is granted to, as they must be. They belong to the whole cluster: somebody with CREATEROLE may
 -- have made them before us, and DROP EXTENSION leaves them.
 
--- Whether a dump is being restored: it turns row_security off. Anybody may do that, and whoever owns the database for
--- everybody who connects to it, so it counts for a superuser who has SET it.
+-- Whether a dump is being restored: it turns row_security off. Anybody may do that, and a database's owner can for
+-- all its sessions, so it counts only if a superuser has SET it.
 create or replace function ulak_private.is_restore()
 returns boolean
 language plpgsql
@@ -126,7 +126,7 @@ as $sql$
 $sql$;
 
 -- A role that has grants here is one of ours since an earlier version; one that has grants in another database probably is,
--- and then it may have members and a password. Whoever installs may say that it is all as it should be.
+-- and then it may have members and a password. The installing superuser can confirm that all is as it should be.
 do $plpgsql$
 declare
     v_problem record;

@@ -61,7 +61,7 @@ as $sql$
         ulak_private.cloudevents_violation(p_config),
         case
             when p_config -> 'clean_session' = 'false' and not p_config ? 'client_id'
-                then array['.client_id', 'is required with "clean_session": false', 'A session is found again by the id of its client.']
+                then array['.client_id', 'is required with "clean_session": false', 'The broker finds a session by the id of its client.']
         end
     )
 $sql$;

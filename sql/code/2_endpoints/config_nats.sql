@@ -78,7 +78,7 @@ set search_path = pg_catalog, pg_temp
 as $sql$
     select case
         when u.url ~ '@' then
-            array['.url', 'must not have credentials', 'They belong into "username" and "password", or into "token".']
+            array['.url', 'must not have credentials', 'They belong in "username" and "password", or in "token".']
         else
             array['.url', 'must be nats://host:port, or several with commas between', 'Such as "nats://n1.example.com:4222,nats://n2.example.com:4222".']
     end
@@ -100,7 +100,7 @@ as $sql$
         ulak_private.required_beside(p_config, 'password', 'username'),
         case
             when cardinality(k.given) > 1 then
-                array['.' || k.given[2], format('must not stand beside %s', k.given[1]), 'An endpoint logs in in one way.']
+                array['.' || k.given[2], format('must not stand beside %s', k.given[1]), 'An endpoint has one way to log in.']
             when p_config ->> 'credentials_file' ~ E'\\.\\.' then
                 array['.credentials_file', 'must not have ".."', null]
         end

@@ -29,8 +29,9 @@ end
 $plpgsql$;
 
 comment on function ulak.grant_endpoint(text, text, text) is
-    'lets a role and its members claim and settle the messages of an endpoint (p_right ''work''), or send to it (''send''), and look at and '
-    'change what waits there: the first such grant closes the endpoint to all others. False if it may already';
+    'gives a role and its members a right to an endpoint: to claim and settle its messages (p_right ''work''), or to send to '
+    'it and to see and change what waits there (''send''). The first grant to send closes the endpoint to everybody else. '
+    'False if the role had the right already';
 
 create or replace function ulak.revoke_endpoint(p_name text, p_role text, p_right text default 'work')
 returns boolean
@@ -64,8 +65,8 @@ end
 $plpgsql$;
 
 comment on function ulak.revoke_endpoint(text, text, text) is
-    'takes a right to an endpoint (''work'' or ''send'') from a role again; what it has claimed goes back when the leases are over. False if '
-    'it was not granted';
+    'takes a right to an endpoint (''work'' or ''send'') away from a role; messages that it has claimed return to the queue '
+    'when their leases end. False if it was not granted';
 
 create or replace function ulak.grant_event_type(p_name text, p_role text)
 returns boolean
@@ -92,7 +93,8 @@ end
 $plpgsql$;
 
 comment on function ulak.grant_event_type(text, text) is
-    'lets a role and its members publish an event type: the first such grant closes it to all others. False if it may already';
+    'lets a role and its members publish an event type; the first grant closes the event type to everybody else. False if the'
+    ' role had the right already';
 
 create or replace function ulak.revoke_event_type(p_name text, p_role text)
 returns boolean
@@ -145,7 +147,7 @@ begin
     perform ulak_private.check_right(p_right);
     if not exists (select from pg_roles as r where r.rolname = p_role) then
         raise exception 'role % does not exist', coalesce('"' || left(p_role, 200) || '"', 'null')
-            using errcode = '42704', hint = 'Give the name of a role as it stands in pg_roles, without quotes.';
+            using errcode = '42704', hint = 'Give the name of a role as it is in pg_roles, without quotes.';
     end if;
 end
 $plpgsql$;
@@ -256,7 +258,7 @@ begin
             errcode = '42501',
             detail = case
                 when p_right = 'send' then 'Other roles were granted to send to it, so it is closed to the rest.'
-                else 'External workers work off what was granted to them.'
+                else 'External workers may claim only from endpoints that were granted to them.'
             end,
             hint = format(
                 'An administrator can: select ulak.grant_endpoint(%L, %L%s);%s',
@@ -265,7 +267,7 @@ begin
                 case when p_right = 'send' then ', ''send''' end,
                 case
                     when p_right = 'send'
-                        then ' Also where a trigger sends: the role that counts is the one that writes to the table.'
+                        then ' The same holds for a trigger that sends: the role that counts is the one that writes to the table.'
                 end
             );
 end
@@ -334,7 +336,7 @@ end
 $plpgsql$;
 
 -- The endpoints that an external worker claims from: the one that it names, or all pull endpoints that it may work off; null: any.
--- An endpoint that doesn't exist is an error as if it weren't granted: what else there is, is none of a consumer's business.
+-- An endpoint that doesn't exist is an error as if it weren't granted: a consumer doesn't learn what else exists.
 create or replace function ulak_private.workable_endpoints(p_name text)
 returns bigint[]
 language plpgsql

@@ -88,14 +88,14 @@ begin
     insert into ulak.event_log (event, endpoint_id, endpoint_name, detail)
     values ('endpoint.dropped', v_id, p_name, jsonb_build_object('subscriptions', v_subscriptions));
     if v_subscriptions > 0 then
-        raise notice '% subscription(s) of endpoint "%" were removed with it', v_subscriptions, p_name;
+        raise notice 'dropped with endpoint "%": %', p_name, ulak_private.counted(v_subscriptions, 'subscription');
     end if;
     return true;
 end
 $plpgsql$;
 
 comment on function ulak.drop_endpoint(text) is
-    'removes an endpoint and its subscriptions; refuses while messages wait for it or its dead letters are unresolved';
+    'removes an endpoint and its subscriptions; refuses while messages wait for it or dead letters of it are unresolved';
 
 -- Its id; until the caller commits it can't be dropped, while everything else goes on.
 create or replace function ulak_private.keep_endpoint(p_name text)
@@ -136,7 +136,7 @@ begin
             using
                 errcode = '55006',
                 detail = format(
-                    '%s message(s) wait for it, %s are in flight, %s dead letter(s) are unresolved.',
+                    'Waiting messages: %s; in flight: %s; unresolved dead letters: %s.',
                     v_waiting,
                     v_in_flight,
                     v_dead

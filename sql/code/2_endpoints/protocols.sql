@@ -268,7 +268,7 @@ begin
             using
                 errcode = '22023',
                 detail = format(
-                    '%s: the worker delivers. pull: external workers fetch.', array_to_string(ulak_private.worker_protocols(), ', ')
+                    '%s: workers deliver. pull: external workers claim.', array_to_string(ulak_private.worker_protocols(), ', ')
                 ),
                 hint = ulak_private.did_you_mean(p_protocol, ulak_private.protocols());
     end if;

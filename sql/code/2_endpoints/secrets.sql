@@ -411,7 +411,7 @@ begin
         raise exception 'invalid name of a secret'
             using
                 errcode = '22023',
-                detail = 'It has 1 to 200 letters, digits and . _ / - only.',
+                detail = 'A name has 1 to 200 letters, digits and . _ / - only.',
                 hint = 'Such as: billing-api-key';
     end if;
 end

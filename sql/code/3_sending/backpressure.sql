@@ -53,8 +53,8 @@ end
 $plpgsql$;
 
 -- How many messages fit below a limit, for somebody who has p_count of them: of the whole queue (pending and processing), or of
--- what waits for one endpoint. At least p_count: they fit, and so many may be promised, which is at least half of what is free or
--- half of the limit. Less: they don't, and exactly so many would.
+-- what waits for one endpoint. At least p_count: they fit, and this many may be promised, which is at least half of what is free or
+-- half of the limit. Less: they don't, and exactly this many would.
 --
 -- The reserves are a ladder: half of the limit, a quarter ... p_count. Offsets rise from rung to rung, so one cursor answers all of
 -- them: each probe goes on where the last one ended, and the whole ladder costs no more than its last probe alone.

@@ -1,6 +1,6 @@
 -- Taking back: what wasn't sent yet is cancelled, by those who could send it.
 
--- A message that waits is nobody's, so whoever changes its row first has it: the guarded statement below and the claim lock the
+-- No session owns a waiting message, so the first one to change its row has it: the guarded statement below and the claim lock the
 -- same row, and only one of them finds it pending.
 create or replace function ulak.cancel(p_id bigint, p_now timestamptz default clock_timestamp())
 returns boolean
@@ -15,8 +15,8 @@ end
 $plpgsql$;
 
 comment on function ulak.cancel(bigint, timestamptz) is
-    'cancels a waiting message: it is archived as cancelled and not tried (again); false if it is too late: in flight, '
-    'finished or unknown. What waits for a retry may have reached its receiver already';
+    'cancels a waiting message: it is archived as cancelled and not tried again; false if it is too late: in flight, finished'
+    ' or unknown. A message that waits for a retry may already have reached its receiver';
 
 create or replace function ulak.cancel_by_key(
     p_endpoint text,

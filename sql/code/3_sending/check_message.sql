@@ -124,7 +124,7 @@ begin
         raise exception 'the % is nested deeper than max_json_depth', p_what
             using errcode = '54000',
                 detail = format('The limit is %s levels.', v_limit),
-                hint = 'Send it flatter, or have an administrator raise it: select ulak.configure(''max_json_depth'', ''...'');';
+                hint = 'Nest it less deeply, or have an administrator raise the limit: select ulak.configure(''max_json_depth'', ''...'');';
     end if;
     return true;
 end
@@ -270,7 +270,7 @@ begin
     if v_names <> '{}' then
         raise exception 'header "%" is set by the endpoint', left(v_names[1], 64)
             using errcode = '42501',
-                detail = 'A message can''t replace what its endpoint authenticates itself with.',
+                detail = 'A message can''t override the credentials of its endpoint.',
                 hint = 'Leave it out, or send to an endpoint whose config doesn''t set it.';
     end if;
     return true;

@@ -52,7 +52,7 @@ begin
     select count(*) into v_subscriptions from gone;
     delete from ulak.event_types where name = p_name;
     if v_subscriptions > 0 then
-        raise notice '% subscription(s) to event type "%" were removed with it', v_subscriptions, p_name;
+        raise notice 'dropped with event type "%": %', p_name, ulak_private.counted(v_subscriptions, 'subscription');
     end if;
     return true;
 end
@@ -150,7 +150,7 @@ begin
         raise exception 'invalid name of an event type'
             using
                 errcode = '22023',
-                detail = 'It has 1 to 200 characters, no spaces, no control characters, no *.',
+                detail = 'A name has 1 to 200 characters, no spaces, no control characters, no *.',
                 hint = 'Such as: order.created';
     end if;
     perform ulak_private.refuse_reserved_event_type(p_name);

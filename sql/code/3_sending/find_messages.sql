@@ -141,8 +141,8 @@ end
 $plpgsql$;
 
 comment on function ulak.find_messages(text, text, uuid, uuid, text, timestamptz, integer, timestamptz) is
-    'messages by endpoint, idempotency key, correlation id, message_id (webhook-id) and status, the newest first; without payload, '
-    'headers and response. Archived ones and dead letters since p_since, a day ago by default';
+    'finds messages by endpoint, idempotency key, correlation id, message_id (webhook-id) and status, newest first; without '
+    'payload, headers and response. Finished messages and dead letters are searched from p_since on, by default one day back';
 
 -- For monitors: without payload, and with no filter that would tell what is in it.
 create or replace function ulak.find_letters(
@@ -195,4 +195,4 @@ end
 $plpgsql$;
 
 comment on function ulak.find_letters(text, text, timestamptz, timestamptz, text, integer) is
-    'dead letters by endpoint, error, time and status, the newest first; without payload and headers';
+    'finds dead letters by endpoint, error, time and status, newest first; without payload and headers';

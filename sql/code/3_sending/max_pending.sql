@@ -72,7 +72,7 @@ begin
                     v_endpoint.max_pending,
                     v_endpoint.max_pending - v_room
                 ),
-                hint = 'Try again later. An administrator can let what exceeds it become dead letters: "when_full": "dead_letter".';
+                hint = 'Try again later. An administrator can turn messages beyond the limit into dead letters: "when_full": "dead_letter".';
     end if;
     return least(v_room, p_count);
 end
@@ -168,7 +168,7 @@ begin
         select max(q.id) as last_id, count(*) as messages into v_dead
         from ulak_private.deliveries q
         where q.id = any (p_ids) and q.endpoint_id = v_full.id;
-        perform ulak_private.log('ulak: endpoint is full, what is sent to it becomes dead letters: ' || (
+        perform ulak_private.log('ulak: endpoint is full, messages for it become dead letters: ' || (
             f.facts || jsonb_build_object('max_pending', v_full.max_pending)
         )::text)
         from ulak_private.dead_facts(array[v_dead.last_id]) f;

@@ -61,7 +61,8 @@ $plpgsql$;
 comment on function ulak.publish(
     text, jsonb, integer, timestamptz, text, uuid, timestamptz, text, jsonb, jsonb, uuid, bigint, integer
 ) is
-    'queues an event for every endpoint with a matching subscription, in the caller''s transaction, with the options of send(); returns how many';
+    'queues an event for every endpoint with a matching subscription, in the caller''s transaction, with the options of '
+    'send(); returns the number of messages queued';
 
 create or replace function ulak.publish_batch(p_events jsonb)
 returns integer

@@ -43,8 +43,8 @@ end
 $plpgsql$;
 
 comment on function ulak.reschedule(bigint, timestamptz, timestamptz) is
-    'changes when a waiting message is due, also one that waits for a retry; it must be before it expires; false if it is too late: in '
-    'flight, finished or unknown. The order of its ordering key stays';
+    'changes when a waiting message is due, also one that waits for a retry; the time must be before it expires. False if it '
+    'is too late: in flight, finished or unknown. The order within its ordering key stays the same';
 
 create or replace function ulak.reprioritise(p_id bigint, p_priority integer, p_now timestamptz default clock_timestamp())
 returns boolean
@@ -77,8 +77,8 @@ end
 $plpgsql$;
 
 comment on function ulak.reprioritise(bigint, integer, timestamptz) is
-    'changes the priority of a waiting message, 0 to 10; false if it is too late: in flight, finished or unknown. The order of '
-    'its ordering key stays';
+    'changes the priority of a waiting message, 0 to 10; false if it is too late: in flight, finished or unknown. The order '
+    'within its ordering key stays the same';
 
 create or replace function ulak_private.log_change(
     p_event text,

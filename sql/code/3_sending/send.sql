@@ -313,7 +313,7 @@ as $sql$
 $sql$;
 
 -- The id of the message that has the key: p_id, if the key was free and is taken by this call, or that of an earlier message with the
--- same sender with the same payload. Whoever takes a key that another transaction has just taken waits for that one's end.
+-- same sender with the same payload. If another transaction has just taken the key, the call waits for its end.
 create or replace function ulak_private.take_idempotency_key(
     p_endpoint_id bigint,
     p_endpoint text,

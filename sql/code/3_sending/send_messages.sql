@@ -157,7 +157,7 @@ comment on function ulak.send_many(
 ) is
     'queues one message for each of these endpoints, with the options of send(); returns ids in the order of the endpoints';
 
--- Options of a message in an array of messages or of events, by JSON's types. Whoever takes them adds its own keys.
+-- Options of a message in an array of messages or of events, by JSON's types. Each caller adds its own keys.
 create or replace function ulak_private.message_options_schema()
 returns jsonb
 language sql

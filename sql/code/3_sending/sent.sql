@@ -54,7 +54,8 @@ end
 $plpgsql$;
 
 comment on function ulak.sent() is
-    'what this transaction has sent so far, in this order, for tests that roll back; needs the right to read ulak.queue';
+    'what this transaction has sent so far, in the order of sending, for tests that roll back; needs the right to read '
+    'ulak.queue';
 
 -- Whether the current transaction, or a part of it since a savepoint, has inserted a row that it sees and that has this xmin: then the number
 -- is that of the transaction or a later one, and the transaction with that number is still in progress.

@@ -1,4 +1,4 @@
--- Waking a worker: who sends while it sleeps notifies it. NOTIFY has its price, one commit at a time through a lock of the whole
+-- Waking a worker: a sender notifies it if it sleeps. NOTIFY has its price, one commit at a time through a lock of the whole
 -- database: so only the first few senders after the worker has asked for it pay it, and in a busy queue nobody does.
 -- The sequence ulak_private.bell holds the id up to which senders notify. It and the channel ulak_bell have their names from 0.1.0.
 
@@ -100,5 +100,6 @@ end
 $plpgsql$;
 
 comment on function ulak.listen() is
-    'for an external worker that found nothing: has this session notified on the channel ulak_bell when something is sent, and returns for how many seconds '
-    'it should wait for that before it claims again. Needs a session of its own (PgBouncer: session mode); wait in the client, without a transaction';
+    'for an external worker that found nothing to do: PostgreSQL notifies this session on the channel ulak_bell when '
+    'something is sent. Returns how many seconds to wait for that before the next claim. Needs a session of its own '
+    '(PgBouncer: session mode); wait in the client, outside of a transaction';

@@ -463,8 +463,8 @@ end
 $plpgsql$;
 
 comment on function ulak.update_circuit_breaker(bigint, boolean, timestamptz) is
-    'reports one outcome of a delivery to an endpoint''s circuit breaker and returns its state; '
-    'complete() and fail() do so by themselves';
+    'reports the outcome of one delivery to an endpoint''s circuit breaker and returns the breaker''s state; complete() and '
+    'fail() do so by themselves';
 
 create or replace function ulak.reset_circuit_breaker(p_name text, p_now timestamptz default clock_timestamp())
 returns boolean

@@ -39,8 +39,8 @@ end
 $plpgsql$;
 
 comment on function ulak.claim(text, integer, text, interval, bigint, timestamptz) is
-    'leases up to p_limit due messages to p_worker, of all pull endpoints or of the one that is named; for members of '
-    'ulak_consumer, of those that were granted. What a worker held whose lease is over is due at once';
+    'leases up to p_limit due messages to p_worker: from all pull endpoints, or from the one that is named; for members of '
+    'ulak_consumer, from those granted to them. A message whose lease has expired is due at once';
 
 -- p_endpoint_ids is what the caller may claim from, as workable_endpoints() has it.
 create or replace function ulak_private.claim_in_turn(
@@ -155,7 +155,7 @@ end
 $plpgsql$;
 
 comment on function ulak.heartbeat(bigint, text, integer, interval, timestamptz) is
-    'extends a lease from now on; false if it is lost, then stop working on the message';
+    'extends a lease, counted from now; false if the lease is lost: stop working on the message';
 
 create or replace function ulak.complete(
     p_id bigint,
@@ -256,8 +256,8 @@ end
 $plpgsql$;
 
 comment on function ulak.fail(bigint, text, integer, text, interval, boolean, timestamptz) is
-    'reports a failure: the message is retried by its endpoint''s policy, or goes to the dead-letter queue if p_permanent '
-    'or out of retries; an error (55000) if the lease is lost';
+    'reports a failure: the message is retried by its endpoint''s policy, or goes to the dead-letter queue if p_permanent is '
+    'true or no retries are left; an error (55000) if the lease is lost';
 
 -- As it is stored. A worker may name the class itself.
 create or replace function ulak_private.reported_error(p_error text, p_id bigint)
@@ -388,7 +388,7 @@ end
 $plpgsql$;
 
 comment on function ulak.release(bigint, text, integer, interval, timestamptz) is
-    'gives a message back unworked, without spending its retries; an error (55000) if the lease is lost';
+    'returns a message to the queue unprocessed, without spending a retry; an error (55000) if the lease is lost';
 
 create or replace function ulak_private.raise_stale_report(p_id bigint, p_worker text, p_attempt integer)
 returns void
@@ -437,7 +437,7 @@ begin
                 ),
                 hint = 'Give both as claim() returned them, in the same order.';
     elsif cardinality(p_ids) > 10000 then
-        raise exception 'more than 10000 messages by one call'
+        raise exception 'more than 10000 messages in one call'
             using errcode = '22023', detail = format('There are %s.', cardinality(p_ids)), hint = 'Report them in several calls.';
     end if;
 end
@@ -482,7 +482,7 @@ end
 $plpgsql$;
 
 comment on function ulak.heartbeat_many(text, bigint[], integer[], interval, timestamptz) is
-    'extends many leases from now on; is_held is false for a message whose lease is lost: stop working on it';
+    'extends many leases, counted from now; is_held is false for a message whose lease is lost: stop working on it';
 
 create or replace function ulak.complete_many(
     p_worker text,
@@ -572,7 +572,8 @@ end
 $plpgsql$;
 
 comment on function ulak.release_many(text, bigint[], integer[], interval, timestamptz) is
-    'gives many messages back unworked, without spending their retries; is_settled is false for a message whose lease is lost';
+    'returns many messages to the queue unprocessed, without spending a retry; is_settled is false for a message whose lease '
+    'is lost';
 
 -- Reports of an external worker, as settle_many() takes them. A null error is a message that is done.
 create or replace function ulak_private.settle_reports(
@@ -590,7 +591,7 @@ as $plpgsql$
 begin
     -- An error that is missing would count as a message that is done.
     if cardinality(p_ids) <> any (array[cardinality(p_errors), cardinality(p_retry_after), cardinality(p_responses)]) then
-        raise exception 'errors, delays and responses must be as many as the messages'
+        raise exception 'there must be as many errors, delays and responses as messages'
             using
                 errcode = '22023',
                 detail = format(
@@ -686,5 +687,6 @@ end
 $plpgsql$;
 
 comment on function ulak.work(text, integer, text, bigint[], integer[], text[], interval[], jsonb[], interval, bigint, timestamptz) is
-    'a whole turn of an external worker: settles what it has done (p_errors: null for a message that succeeded, else as in fail_many()), and leases up '
-    'to p_limit more, as claim() does. Rows with outcome ''claimed'' are new; ''lost'' ones are reports that do not count, because the lease was lost';
+    'one turn of an external worker: settles what it has done (p_errors: null for a message that succeeded, otherwise as in '
+    'fail_many()) and leases up to p_limit more, as claim() does. Rows with outcome ''claimed'' are new messages; ''lost'' '
+    'ones are reports that do not count, because the lease was lost';

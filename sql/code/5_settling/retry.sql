@@ -18,8 +18,8 @@ end
 $plpgsql$;
 
 comment on function ulak.retry_delay(jsonb, integer) is
-    'how long a message waits after it failed for the n-th time (from 0) under this retry policy; '
-    'keys that are missing come from the settings';
+    'how long a message waits after its failure number n (from 0) under this retry policy; missing keys come from the '
+    'settings';
 
 -- A policy whose every key comes from the settings; an endpoint's own keys are laid over it.
 create or replace function ulak_private.retry_defaults()

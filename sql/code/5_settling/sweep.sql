@@ -66,7 +66,7 @@ begin
         v_state.set_back_by := v_latest_at - p_now;
         insert into ulak.event_log (event, detail, created_at)
         values ('clock.set_back', jsonb_build_object('seconds', round(extract(epoch from v_state.set_back_by), 3)), ulak_private.log_time(p_now));
-        perform ulak_private.warn(format('ulak: the clock was set back by %s: messages that are dated ahead are brought back', v_state.set_back_by));
+        perform ulak_private.warn(format('ulak: the clock was set back by %s: messages with times in the future are corrected', v_state.set_back_by));
     end if;
 
     with looked as materialized (

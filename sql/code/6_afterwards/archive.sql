@@ -230,5 +230,6 @@ end
 $plpgsql$;
 
 comment on function ulak.archive_completed_messages(integer, integer, timestamptz) is
-    'frees the idempotency keys of messages that were delivered p_older_than_seconds ago (null: setting archive_after), and moves up to '
-    'p_batch_size messages to the archive that 0.2.0 has finished; returns how many. What this version finishes is in the archive at once';
+    'frees the idempotency keys of messages that were delivered p_older_than_seconds ago (null: setting archive_after), and '
+    'moves up to p_batch_size messages that 0.2.0 finished to the archive; returns how many. Messages that this version '
+    'finishes are archived at once';

@@ -122,7 +122,7 @@ as $sql$
     select left(regexp_replace(p_error, E'[0-9a-f]{8}-[0-9a-f-]{27}|(?<!HTTP )\\m[0-9]+', '#', 'g'), 160)
 $sql$;
 
--- Tells endpoints and operators of dead messages, and archives those. Whoever calls bury() ends with it: it locks endpoints. Only
+-- Tells endpoints and operators of dead messages, and archives those. Every caller of bury() ends with it: it locks endpoints. Only
 -- senders don't (bury_overflow).
 create or replace function ulak_private.announce_dead(p_ids bigint[], p_now timestamptz)
 returns void
@@ -279,7 +279,7 @@ begin
         failed_at = p_now,
         first_failed_at = coalesce(q.first_failed_at, p_now),
         updated_at = p_now,
-        last_error = coalesce('[PERMANENT] ' || ulak_private.error_line(p_reason), q.last_error, '[PERMANENT] taken out by ' || ulak_private.caller())
+        last_error = coalesce('[PERMANENT] ' || ulak_private.error_line(p_reason), q.last_error, '[PERMANENT] removed from the queue by ' || ulak_private.caller())
     where q.id = p_message_id and q.status is not distinct from 'pending'
     returning q.endpoint_id, q.ordering_key into v_message;
     if not found then

@@ -58,7 +58,7 @@ begin
                     ) l
                     where l.event = 'operator_event.skipped'
                 ) then
-                    perform ulak_private.log(format('ulak: the queue is full: %s event(s) %s were not sent', cardinality(v_ids), p_event_type));
+                    perform ulak_private.log(format('ulak: the queue is full; not sent: %s %s', ulak_private.counted(cardinality(v_ids), 'event'), p_event_type));
                 end if;
                 insert into ulak.event_log (event, detail, created_at)
                 values (

@@ -44,8 +44,8 @@ end
 $plpgsql$;
 
 comment on function ulak.maintain_archive_partitions(integer, timestamptz) is
-    'creates the archive''s partitions of this month, the next ones, and those of messages in archive_default, which move '
-    'there; returns how many';
+    'creates the archive''s partitions for this month, for the next p_months_ahead, and for messages in archive_default, '
+    'which it moves there; returns how many';
 
 -- This month and the next ones, those that maintenance slept through (a year at most), and those found in a default partition.
 create or replace function ulak_private.missing_archive_months(p_months_ahead integer, p_now timestamptz)
@@ -104,7 +104,7 @@ begin
     return v_made::integer;
 exception
     when lock_not_available then
-        perform ulak_private.raise_archive_is_busy(format('Month %s was not made.', v_month));
+        perform ulak_private.raise_archive_is_busy(format('Month %s was not created.', v_month));
 end
 $plpgsql$;
 
@@ -160,7 +160,7 @@ set search_path = pg_catalog, pg_temp
 as $plpgsql$
 begin
     if to_regclass(format('ulak_private.%I', p_name)) is not null then
-        raise exception 'table ulak_private.% exists but is no partition of %', p_name, p_parent
+        raise exception 'table ulak_private.% exists but is not a partition of %', p_name, p_parent
             using errcode = '42P07',
                 hint = format(
                     'alter table %5$s attach partition ulak_private.%1$I for values from (%2$L) to (%3$L); '
@@ -271,7 +271,7 @@ declare
 begin
     -- An older snapshot doesn't see what has come to need an event since.
     if current_setting('transaction_isolation') <> 'read committed' then
-        raise exception 'months are dropped in transactions at read committed'
+        raise exception 'months can be dropped only in a transaction at read committed'
             using errcode = '25001', hint = 'set transaction isolation level read committed;';
     end if;
     -- Held for the change of the catalog only: files are removed after commit, when locks are gone.
@@ -307,7 +307,7 @@ begin
     raise exception 'ulak.archive is in use'
         using errcode = '55P03',
             detail = p_detail,
-            hint = 'Maintenance tries again every minute. Who uses it: select pid, mode, relation::regclass '
+            hint = 'Maintenance tries again every minute. To see which sessions use it: select pid, mode, relation::regclass '
                 'from pg_locks where relation::regclass::text ~ ''^ulak_private.(archive|events)'';';
 end
 $plpgsql$;

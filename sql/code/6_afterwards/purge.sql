@@ -38,8 +38,8 @@ $sql$;
 comment on function ulak.purge(
     text, timestamptz, timestamptz, jsonpath, integer, integer, boolean, text, bigint[], timestamptz
 ) is
-    'cancels the messages that wait for an endpoint and match all filters (times are when they were sent); with p_dry_run it only '
-    'counts them, shows a sample and the command to run';
+    'cancels the messages that wait for an endpoint and match all filters (times are when they were sent); with p_dry_run it '
+    'only counts them, and shows a sample and the command to run';
 
 create or replace function ulak.retry_now(
     p_endpoint text,
@@ -81,8 +81,9 @@ $sql$;
 comment on function ulak.retry_now(
     text, timestamptz, timestamptz, text, jsonpath, integer, double precision, boolean, text, bigint[], timestamptz
 ) is
-    'makes the messages due that wait for a retry to an endpoint and match all filters (times are when they were sent), all at once or '
-    'p_rate a second; a circuit that is open stays open; with p_dry_run it only counts them, shows a sample and the command to run';
+    'makes messages due now that wait for a retry to an endpoint and match all filters (times are when they were sent): all '
+    'at once, or p_rate a second. An open circuit stays open. With p_dry_run it only counts them, and shows a sample and the '
+    'command to run';
 
 create or replace function ulak.discard(
     p_endpoint text default null,
@@ -122,8 +123,8 @@ $sql$;
 comment on function ulak.discard(
     text, timestamptz, timestamptz, text, jsonpath, integer, boolean, text, bigint[], timestamptz
 ) is
-    'gives up the dead letters that match all filters, as those of redrive(): they stay until retention, marked as discarded; with '
-    'p_dry_run it only counts them, shows a sample and the command to run';
+    'gives up the dead letters that match all filters, which are those of redrive(); they are marked as discarded and kept '
+    'until their retention ends. With p_dry_run it only counts them, and shows a sample and the command to run';
 
 -- p_given are the parameters of the public function by their names, in the order in which a dry run spells them.
 create or replace function ulak_private.bulk(p_action text, p_given json, p_dry_run boolean, p_now timestamptz)

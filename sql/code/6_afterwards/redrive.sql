@@ -132,8 +132,8 @@ $sql$;
 comment on function ulak.redrive(
     text, timestamptz, timestamptz, text, jsonpath, integer, double precision, boolean, text, bigint, bigint[], timestamptz
 ) is
-    'puts the dead letters that match all filters back into the queue, at p_rate a second if given; '
-    'with p_dry_run it only counts them, shows a sample and the command to run';
+    'puts the dead letters that match all filters back into the queue, at p_rate a second if given; with p_dry_run it only '
+    'counts them, and shows a sample and the command to run';
 
 -- The guarded update is the lock: of two operators only one sees status 'failed'. New ids are drawn in the order the
 -- messages were created, under the locks of their ordering keys.

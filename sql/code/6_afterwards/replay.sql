@@ -54,8 +54,8 @@ end
 $plpgsql$;
 
 comment on function ulak.replay_message(bigint, boolean, timestamptz) is
-    'queues an archived message again under a new id, which it returns; with its message_id, so that a receiver can drop '
-    'it, or with a new one; its dead letter, if there is one, counts as redriven';
+    'queues an archived message again under a new id, which it returns. It keeps its message_id, so that the receiver can '
+    'drop a duplicate, unless p_new_message_id is true. Its dead letter, if there is one, counts as redriven';
 
 create or replace function ulak.replay_range(
     p_endpoint_id bigint,
@@ -123,9 +123,10 @@ end
 $plpgsql$;
 
 comment on function ulak.replay_range(bigint, timestamptz, timestamptz, text, boolean, integer, boolean, text, jsonpath, timestamptz) is
-    'queues the finished messages of an endpoint again that were created from p_from_ts up to, not including, p_to_ts, '
-    'in their old order and each once, for it or for the endpoint p_to; neither cancelled ones, unless p_status says so, nor dead letters that were '
-    'redriven or discarded; the others count as redriven then, unless they went to another endpoint; returns how many';
+    'queues the finished messages of an endpoint again that were created between p_from_ts and p_to_ts (not including '
+    'p_to_ts), in their old order, each once, for the same endpoint or for p_to. Cancelled messages are left out unless '
+    'p_status asks for them, and so are dead letters that were redriven or discarded; other dead letters then count as '
+    'redriven, unless they went to another endpoint. Returns how many';
 
 create or replace function ulak.replay_range(
     p_endpoint text,
@@ -150,7 +151,7 @@ as $sql$
 $sql$;
 
 comment on function ulak.replay_range(text, timestamptz, timestamptz, text, boolean, integer, boolean, text, jsonpath, timestamptz) is
-    'the same by the name of the endpoint';
+    'the same for the endpoint of this name';
 
 -- Which messages of an endpoint a range is.
 create or replace function ulak_private.replayable(
@@ -475,7 +476,7 @@ begin
     if not found then
         raise exception 'endpoint % does not exist', coalesce(p_endpoint_id::text, 'null')
             using errcode = '42704',
-                detail = 'Its archived messages can be read in ulak.archive, but there is nowhere to send them.',
+                detail = 'Its archived messages can be read in ulak.archive, but they can''t be sent anywhere.',
                 hint = 'select id, name from ulak.endpoints;';
     end if;
     return v_name;

@@ -132,7 +132,8 @@ end
 $plpgsql$;
 
 comment on function ulak.adopt() is
-    'makes this cluster the one that delivers, after a dump was restored here or the cluster was recovered to a target; returns how many messages were held, 0 if none had been';
+    'makes this cluster the one that delivers, after a dump was restored here or the cluster was recovered to a target; '
+    'returns how many messages were held, 0 if none';
 
 create or replace function ulak_private.record_cluster(p_event text, p_detail jsonb default null)
 returns void

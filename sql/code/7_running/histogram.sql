@@ -25,7 +25,7 @@ create or replace aggregate ulak_private.sum_histograms(p_histogram bigint[]) (
     initcond = '{}'
 );
 
--- For each fraction, in ascending order, the time that so many took at most; null if there were none. Within an element the times
+-- For each fraction, in ascending order, the time that this share took at most; null if there were none. Within an element the times
 -- are taken to be spread evenly, and none is above the longest that was measured, where that is known.
 create or replace function ulak_private.percentiles(
     p_histogram bigint[],

@@ -25,20 +25,20 @@ from (
         r.total_rows
     from (
         values
-            (1, 'clock', 'brings back times that lie ahead, after the clock was set back'),
+            (1, 'clock', 'corrects times in the future after the clock was set back'),
             (2, 'recover', 'takes back messages whose lease ran out'),
             (3, 'expire', 'marks messages that were not delivered in time'),
-            (4, 'partitions', 'makes the next months and empties the default partitions'),
-            (5, 'archive', 'forgets idempotency keys whose time is over, and moves what 0.2.0 has finished to the archive'),
+            (4, 'partitions', 'creates the next months and empties the default partitions'),
+            (5, 'archive', 'forgets idempotency keys that are free again, and archives messages that 0.2.0 finished'),
             (6, 'archive_retention', 'drops old months of the archive'),
             (7, 'dlq_retention', 'deletes old dead letters'),
             (8, 'event_log_retention', 'deletes old log entries'),
-            (9, 'stats_retention', 'sums up counters of minutes to hours after two days, and deletes old ones'),
+            (9, 'stats_retention', 'sums minutes up to hours after two days, and deletes old counters'),
             (10, 'inbox_retention', 'forgets old keys of mark_handled()'),
-            (11, 'ordering', 'makes due what is parked with nothing before it, and forgets ordering keys that are no longer used'),
+            (11, 'ordering', 'makes parked messages due that wait behind nothing, and forgets unused ordering keys'),
             (12, 'attempts_retention', 'forgets old failed attempts'),
-            (13, 'samples', 'counts what waits for each endpoint, sums up the last minutes, and tells operators of dead letters'),
-            (14, 'samples_retention', 'keeps one count an hour of what waited after two days, and deletes old ones'),
+            (13, 'samples', 'counts what waits for each endpoint, sums up the last minutes, and sends operators the digest of dead letters'),
+            (14, 'samples_retention', 'keeps one sample an hour after two days, and deletes old ones'),
             (15, 'secrets', 'forgets signing secrets whose grace after a rotation is over'),
             (16, 'orphans', 'makes dead letters of messages whose endpoint was dropped while they were being sent'),
             (17, 'schedule', 'puts right what pg_cron remembers of the server that its jobs ran on')
@@ -48,7 +48,7 @@ from (
     select
         18,
         'vacuum',
-        'a job of its own: frees the place of messages that have left the queue',
+        'a job of its own: frees the space of messages that have left the queue',
         case
             when v.last_run is null then 'never ran'
             when v.last_run < now() - interval '5 minutes' and v.n_dead_tup > 10000 then 'late'
@@ -139,7 +139,7 @@ end
 $plpgsql$;
 
 comment on procedure ulak.run_maintenance(timestamptz, interval) is
-    'what pg_cron calls every minute: recovery, expiry, archive, retention; starts no further batch after p_budget';
+    'what pg_cron calls every minute: recovery, expiry, archive, retention; starts no new batch after p_budget';
 
 -- One batch of one step. The lock is the transaction's, not the session's: a run that is cancelled can't leave it behind.
 -- A run that starts between two batches of another takes over, and the other one leaves.

@@ -230,11 +230,11 @@ as $plpgsql$
 begin
     if p_name is null or p_name !~ '^[A-Za-z0-9._-]{1,100}$' then
         raise exception 'invalid name of a recurring message'
-            using errcode = '22023', detail = 'It has 1 to 100 letters, digits, dots, hyphens and underscores.';
+            using errcode = '22023', detail = 'A name has 1 to 100 letters, digits, dots, hyphens and underscores.';
     elsif p_cron is null or p_cron !~ E'^ *(@(yearly|annually|monthly|weekly|daily|midnight|hourly)|([0-9A-Za-z*,/$-]+ +){4}[0-9A-Za-z*,/$-]+) *$' then
         raise exception 'invalid cron expression %', coalesce(quote_literal(left(p_cron, 100)), 'null')
             using errcode = '22023',
-                detail = 'It has five fields: minute, hour, day of the month, month, day of the week. pg_cron uses GMT unless cron.timezone says otherwise.',
+                detail = 'An expression has five fields: minute, hour, day of the month, month, day of the week. pg_cron uses GMT unless cron.timezone says otherwise.',
                 hint = 'Such as ''*/5 * * * *'', ''0 6 * * 1-5'' or ''@daily''; more often than once a minute isn''t possible.';
     elsif p_expires_after <= interval '0' or p_expires_after > interval '1 year' then
         raise exception 'expires_after must be longer than 0 and at most a year'

@@ -71,8 +71,8 @@ end
 $plpgsql$;
 
 comment on function ulak.start(integer) is
-    'lets pg_cron run the workers and the maintenance; returns what it did and what is wrong, each with its fix. '
-    'Repeating it changes nothing, another number rescales. 0: only the maintenance, and nodes deliver';
+    'lets pg_cron run the workers and the maintenance; returns what it did and what is wrong, each with its fix. Calling it '
+    'again changes nothing, unless the number of workers is another one. 0: only the maintenance runs, and nodes deliver';
 
 create or replace function ulak.stop()
 returns table (item text, status text, detail text, fix text)
@@ -111,8 +111,8 @@ end
 $plpgsql$;
 
 comment on function ulak.stop() is
-    'unschedules the workers and the maintenance in pg_cron, asks running workers to leave and nodes to wait for start(); messages stay in '
-    'the queue, and what schedule() began goes on sending';
+    'unschedules the workers and the maintenance in pg_cron, asks running workers to leave and nodes to wait for start(). '
+    'Messages stay in the queue; recurring messages of schedule() are still sent';
 
 -- pg_cron ends the run of a job that is unscheduled where a background worker runs it: in the midst of its deliveries. So the
 -- workers leave first. They can't see what this transaction has written, but that it holds this lock.

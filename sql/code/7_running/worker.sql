@@ -20,8 +20,8 @@ as $python$
 $python$;
 
 comment on procedure ulak.run_worker(integer, double precision, boolean) is
-    'delivers messages until just after the next full minute, or for p_seconds; p_slot is the worker''s number, '
-    'by default the first that is free; p_is_scheduled is for the jobs of start()';
+    'delivers messages until just after the next full minute, or for p_seconds; p_slot is the worker''s number, by default '
+    'the first free one; p_is_scheduled is for the jobs of start()';
 
 -- Before anything else is done: a call that is refused leaves the session as it was.
 create or replace function ulak_private.check_run(p_slot integer, p_seconds double precision)
@@ -36,7 +36,7 @@ begin
             using errcode = '22023', detail = format('The slot given is %s.', p_slot);
     end if;
     if p_seconds not between 0 and 31536000 then
-        raise exception 'a run of a worker takes between 0 seconds and a year'
+        raise exception 'the run of a worker must last between 0 seconds and a year'
             using errcode = '22023', detail = format('p_seconds is %s.', p_seconds);
     end if;
 end
@@ -144,7 +144,7 @@ as $sql$
         ('enable_seqscan', 'off'),
         ('enable_bitmapscan', 'off'),
         ('plan_cache_mode', 'force_generic_plan'),
-        -- Somebody who holds a lock on one endpoint must not hold up the others.
+        -- A session that locks one endpoint must not hold up the others.
         ('lock_timeout', '250ms'),
         -- Whatever the database's own defaults are.
         ('default_transaction_isolation', 'read committed'),
@@ -173,7 +173,7 @@ as $sql$
     )
 $sql$;
 
--- Whether a slot has its worker. One that has been silent for so long hangs, and another one takes its place: should it wake
+-- Whether a slot has its worker. One that has been silent for this long hangs, and another one takes its place: should it wake
 -- up, it finds that and leaves, and whatever it still does is fenced off.
 create or replace function ulak_private.is_taken(p_worker ulak.workers)
 returns boolean
@@ -212,7 +212,7 @@ as $sql$
 $sql$;
 
 -- True if this session has the slot now. The conflict locks the row, and of two sessions the second one sees the first.
--- What a dead worker held is recovered by whoever takes its place.
+-- What a dead worker held is recovered by the worker that takes its place.
 create or replace function ulak_private.register_worker(p_slot integer, p_worker text, p_is_scheduled boolean, p_host text default null)
 returns boolean
 language plpgsql
@@ -436,7 +436,7 @@ begin
     select
         case
             when w.stop_requested_at >= w.started_at then 'stop'
-            -- A node that was silent for so long that it was forgotten.
+            -- The node was silent for so long that it was forgotten.
             when w.slot is null and p_slot > 100 then 'restart'
             -- Another session took the slot, because this one seemed to hang.
             when w.pid <> pg_backend_pid() then 'restart'

@@ -24,18 +24,18 @@ as $sql$
         select v.cause, v.fix, v.is_lasting
         from (
             values
-                ('{message: }'::text[], false, 'the message itself can''t be sent so', 'the receiver is not to blame: correct what the application sends'),
+                ('{message: }'::text[], false, 'the message can''t be sent like this', 'the receiver is not to blame: correct what the application sends'),
                 (
                     '{HTTP 401,HTTP 403,HTTP 407}', true, 'it refuses our credentials',
                     'then correct "auth", "headers" or the signing secret in its config'
                 ),
                 (
                     '{HTTP 3}', true, 'it has moved, and redirects are not followed',
-                    'the response names the new place in "location": put it into "url" of its config'
+                    'the response has the new address in "location": put it into "url" of its config'
                 ),
                 ('{HTTP 404,HTTP 405}', true, 'there is nothing at its url, or not for this method', 'then correct "url" or "method" in its config'),
                 ('{HTTP 410}', true, 'it is gone for good', format('then: select ulak.disable_endpoint(%L);', p_name)),
-                ('{HTTP 429}', false, 'it is sent more than it takes', 'then set "rate_limit" in its config'),
+                ('{HTTP 429}', false, 'it gets more messages than it can take', 'then set "rate_limit" in its config'),
                 ('{HTTP 4}', false, 'it refuses the messages', 'and compare its answer with what is sent: ulak.curl()'),
                 ('{HTTP 5}', false, 'it has an error of its own', null),
                 ('{blocked: }', true, 'its address is blocked', ulak_private.unblock(e.error)),
@@ -47,14 +47,14 @@ as $sql$
                     '{tls: no handshake: }', true, 'it does not speak TLS at this port, or none that we accept',
                     'then correct the port in its config, or reach it without TLS: http:// in "url", or "tls": false'
                 ),
-                ('{config: }', true, 'its config makes no request', 'then correct its config'),
+                ('{config: }', true, 'no request can be built from its config', 'then correct its config'),
                 ('{lease expired: ,"the session of worker "}', false, 'the workers that held its messages went silent', 'and look at the workers: select * from ulak.get_worker_status();'),
                 ('{login: }', true, 'it refuses our credentials', 'then correct user and password in its config, or what that user may do'),
                 (
                     '{unroutable: }', true, 'no queue or stream takes its messages',
-                    'then bind or make one, or correct "exchange" and "routing_key", or "subject", in its config'
+                    'then bind or create one, or correct "exchange" and "routing_key", or "subject", in its config'
                 ),
-                ('{channel: }', false, 'it closes the channel', 'its reason is in last_error: an exchange that is missing, or what the user may not do'),
+                ('{channel: }', false, 'it closes the channel', 'its reason is in last_error: a missing exchange, or a missing permission of the user'),
                 ('{refused: }', false, 'its queue or stream is full, or has failed', 'its reason is in last_error'),
                 -- Other errors of a broker start with the name of its protocol.
                 (
@@ -67,7 +67,7 @@ as $sql$
                 ),
                 ('{network: }', false, 'the connection to it breaks off', null),
                 ('{worker: }', false, 'the worker has failed', 'and report it: it is a defect of ulak'),
-                ('{""}', false, 'its answers are no success', null)
+                ('{""}', false, 'its answers don''t count as success', null)
         ) v (beginnings, is_lasting, cause, fix)
         cross join unnest(v.beginnings) b (beginning)
         where starts_with(coalesce(e.error, ''), b.beginning)

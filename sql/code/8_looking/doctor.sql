@@ -15,7 +15,8 @@ end
 $plpgsql$;
 
 comment on function ulak.doctor(timestamptz) is
-    'lists problems, the worst first, at most 20 per check; fix is the SQL that solves it, with a comment for what SQL can''t do';
+    'lists problems, the worst first, at most 20 per check; fix is the SQL that solves it, with a comment for what SQL cannot'
+    ' do';
 
 create or replace function ulak_private.doctor(p_facts ulak_private.endpoint_fact[], p_now timestamptz)
 returns table (severity text, check_name text, finding text, fix text)

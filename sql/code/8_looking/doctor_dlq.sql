@@ -75,8 +75,8 @@ as $sql$
         'dlq',
         format(
             case
-                when d.letters = 1 then '%s dead letter waits for a decision, of endpoint "%s"'
-                when d.endpoints = 1 then '%s dead letters wait for a decision, of endpoint "%s"'
+                when d.letters = 1 then '%s dead letter of endpoint "%s" waits for a decision'
+                when d.endpoints = 1 then '%s dead letters of endpoint "%s" wait for a decision'
                 else '%s dead letters wait for a decision, most of them of endpoint "%s"'
             end,
             ulak_private.known_count(d.letters, d.is_estimate, d.sampled_at, p_now),
@@ -109,7 +109,7 @@ as $sql$
         'warning',
         'dlq',
         format(
-            'dead letters that nobody has redriven are deleted in %s, the oldest is of endpoint "%s"',
+            'dead letters that nobody has redriven will be deleted in %s; the oldest is of endpoint "%s"',
             ulak_private.short_duration(d.archived_at + r.kept - p_now), d.endpoint_name
         ),
         'select * from ulak.dlq_summary(); -- then: select * from ulak.redrive(p_endpoint => ..., p_dry_run => true);'

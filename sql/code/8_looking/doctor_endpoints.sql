@@ -146,7 +146,7 @@ as $sql$
         case when f.live >= f.most then 'critical' else 'warning' end,
         'queue',
         format(
-            '%s of %s messages that the queue may hold are in it, most of them for %s',
+            'the queue holds %s of at most %s messages, most of them for %s',
             ulak_private.thousands(f.live), ulak_private.thousands(f.most), f.fillers
         ),
         format('select ulak.configure(''max_queue_size'', ''%s'');', f.most * 2)

@@ -82,7 +82,7 @@ as $sql$
         'warning',
         'session',
         format(
-            'session %s of %s%s has sent messages and is idle in its transaction for %s: they leave when it commits',
+            'session %s of %s%s has sent messages and has been idle in its transaction for %s: they are delivered after it commits',
             a.pid,
             a.usename,
             coalesce(' (' || nullif(a.application_name, '') || ')', ''),

@@ -61,7 +61,7 @@ as $sql$
     select
         case when ulak_private.is_adopted() then 'warning' else 'critical' end,
         'missing roles',
-        format('role %I %s, and does not exist in this cluster', m.name, string_agg(distinct m.use, ' and ' order by m.use)),
+        format('role %I %s, but does not exist in this cluster', m.name, string_agg(distinct m.use, ' and ' order by m.use)),
         format('create role %I login in role %s; -- then its password', m.name, string_agg(distinct m.role, ', ' order by m.role))
     from (
         select g.role_name, r.role, 'has grants on endpoints'

@@ -138,6 +138,7 @@ returns table (severity text, check_name text, finding text, fix text)
 language sql
 stable
 set search_path = pg_catalog, pg_temp
+set jit = off
 as $sql$
     select
         'info',

@@ -74,8 +74,8 @@ end
 $plpgsql$;
 
 comment on function ulak.get_endpoint_health(text, timestamptz) is
-    'the health of one endpoint, or of each: how many messages wait and since when, rates and latency of the last minutes, circuit, last error; '
-    'the worst first. Of more than 1,000 endpoints the last hour is told for the worst 1,000';
+    'the health of one endpoint, or of all, the worst first: how many messages wait and since when, rates and latency of the '
+    'last minutes, circuit, last error. With more than 1,000 endpoints only the worst 1,000 have last_hour';
 
 -- The worst p_limit of those endpoints (null: all of them) with their latency, and the last hour of the first 1,000, since it is 60 rows each.
 -- If p_facts are those of one endpoint, p_endpoint_id says so.
@@ -427,7 +427,7 @@ as $sql$
     end
 $sql$;
 
--- A count as it is known: all of them, about so many when they were last counted, or more than were counted.
+-- A count as it is known: all of them, about this many when they were last counted, or more than were counted.
 create or replace function ulak_private.known_count(p_count numeric, p_is_estimate boolean, p_sampled_at timestamptz, p_now timestamptz)
 returns text
 language sql

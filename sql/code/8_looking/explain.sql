@@ -81,7 +81,7 @@ begin
     perform ulak_private.require_sender(p_id, v_message.endpoint_id, p_is_look => true);
     v_endpoint := coalesce(
         (select format('endpoint "%s"', e.name) from ulak.endpoints e where e.id = v_message.endpoint_id),
-        format('endpoint %s, which does not exist any more', v_message.endpoint_id)
+        format('endpoint %s, which no longer exists', v_message.endpoint_id)
     );
 
     return query
@@ -143,8 +143,8 @@ end
 $plpgsql$;
 
 comment on function ulak.explain(bigint, timestamptz) is
-    'the story of one message, by the id that send() returned: where it came from, what was tried, and last what happens '
-    'next and when, or why nothing will';
+    'the story of one message, by the id that send() returned: where it came from, what was tried, and what happens next and '
+    'when, or why nothing will';
 
 create or replace function ulak_private.raise_unknown_message(p_id bigint)
 returns void

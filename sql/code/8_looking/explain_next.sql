@@ -179,8 +179,8 @@ begin
         return query values (v_due, format(
             case
                 when p_message.retry_count > 0 then 'next: retry %3$s of %4$s, in %1$s'
-                when p_message.attempts > 0 then 'next: it was given back untried and is due again in %1$s'
-                else 'next: it is scheduled, in %1$s'
+                when p_message.attempts > 0 then 'next: a worker returned it unprocessed; it is due again in %1$s'
+                else 'next: it is scheduled, and due in %1$s'
             end,
             ulak_private.short_duration(v_due - p_now), v_due, p_message.retry_count,
             coalesce(
@@ -214,7 +214,7 @@ begin
         end);
     elsif v_tokens < 1 then
         return query values (v_ready, format(
-            'next: endpoint "%s" is limited to %s; the next may go in %s',
+            'next: endpoint "%s" is limited to %s; the next message may leave in %s',
             p_endpoint.name,
             case
                 when v_rate >= 1 then round(v_rate::numeric, 2) || ' messages a second'
@@ -225,7 +225,7 @@ begin
         ));
     elsif ulak_private.count_in_flight(p_endpoint.id, p_endpoint.max_in_flight) >= p_endpoint.max_in_flight then
         return query values (p_now, format(
-            'next: endpoint "%s" is at its limit of %s in flight; the next leaves when one ends',
+            'next: endpoint "%s" is at its limit of %s in flight; the next message leaves when one of them is done',
             p_endpoint.name, ulak_private.counted(p_endpoint.max_in_flight, 'message')
         ));
     else

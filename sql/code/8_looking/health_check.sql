@@ -68,7 +68,7 @@ as $sql$
 $sql$;
 
 -- Whether its slot says something else by now. A worker that ends says so before its session does, and the next one takes the row:
--- who has read the row before that, and the sessions after it, would see a worker that was killed. Volatile, so that it reads anew.
+-- a session that read the row before that, and those after it, would see a worker that was killed. Volatile, so that it reads anew.
 create or replace function ulak_private.has_gone_on(p_worker ulak.workers)
 returns boolean
 language plpgsql

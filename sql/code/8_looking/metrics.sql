@@ -30,7 +30,8 @@ $sql$;
 
 comment on function ulak.metrics(timestamptz, interval, integer) is
     'gauges and counters as rows: name, value, labels and type; endpoint_circuit_state is 0 closed, 1 half_open, 2 open. '
-    'p_active_within leaves out endpoints that have nothing due or in flight and tried nothing for so long, and p_limit all but those with the most messages; totals count all';
+    'p_active_within leaves out endpoints that have nothing due or in flight and made no attempt for that long; p_limit keeps'
+    ' only those with the most messages. Totals count all endpoints';
 
 create or replace function ulak.metrics_text(
     p_now timestamptz default clock_timestamp(),
@@ -362,7 +363,7 @@ as $sql$
         (3, 'oldest_message_age_seconds', 'gauge', 'age of the oldest message that waits'),
         (4, 'delivery_delay_seconds', 'gauge', 'how long the oldest message that is due has waited'),
         (5, 'dlq_depth', 'gauge', 'dead letters that nobody has redriven or discarded'),
-        (6, 'message_ids_total', 'counter', 'ids given to messages, those of rolled back transactions included'),
+        (6, 'message_ids_total', 'counter', 'ids given to messages, including those of rolled-back transactions'),
         (7, 'queue_depth_by_endpoint', 'gauge', 'messages that wait or are in flight, per endpoint'),
         (8, 'in_flight_by_endpoint', 'gauge', 'messages that a worker holds, per endpoint'),
         (9, 'dlq_depth_by_endpoint', 'gauge', 'dead letters that nobody has redriven or discarded, per endpoint'),
@@ -388,7 +389,7 @@ as $sql$
         (29, 'queue_live_rows', 'gauge', 'rows of ulak.queue, as the statistics system knows them'),
         (30, 'queue_dead_rows', 'gauge', 'dead rows of ulak.queue, as the statistics system knows them'),
         (31, 'cluster_adopted', 'gauge', '1: this cluster delivers; 0: restored messages are held until ulak.adopt()'),
-        (32, 'messages_cancelled_total', 'counter', 'messages cancelled or purged, those of rolled back transactions included'),
+        (32, 'messages_cancelled_total', 'counter', 'messages cancelled or purged, including those of rolled-back transactions'),
         (33, 'ordering_keys_held', 'gauge', 'ordering keys that a dead letter holds ("on_dead": "hold"), per endpoint')
     ) d (place, name, type, help)
 $sql$;

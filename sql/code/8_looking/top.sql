@@ -64,7 +64,7 @@ end
 $plpgsql$;
 
 comment on function ulak.top(integer, timestamptz) is
-    'the worst p_limit endpoints at a glance (50), the worst first, with the columns of the view ulak.top';
+    'the p_limit worst endpoints (default 50), the worst first, with the columns of the view ulak.top';
 
 create or replace view ulak.top as
 select

@@ -48,7 +48,7 @@ class AmqpConnection(Connection):
         self._next_heartbeat: float | None = None
         self._heard = 0.0
         self._farewell = b""
-        # Why the broker takes no messages at the moment: on any channel, and on ours.
+        # Why the broker accepts no messages at the moment: on any channel, and on ours.
         self._blocked: str | None = None
         self._stopped: str | None = None
         # Messages published on a channel before that are never confirmed and not counted.
@@ -107,7 +107,7 @@ class AmqpConnection(Connection):
 
     def why_slow(self) -> str | None:
         why = self._blocked or self._stopped
-        return None if why is None else f"the broker takes no messages at the moment: {why}"
+        return None if why is None else f"the broker accepts no messages at the moment: {why}"
 
     def farewell(self) -> bytes:
         """Without it the broker would log that the connection was lost."""
@@ -222,7 +222,7 @@ class AmqpConnection(Connection):
         self._returning = given
 
     def _take_returned(self, given: spec.Basic.Return, of: spec.BasicProperties) -> None:
-        """Its header tells whose it is; its body is of no interest."""
+        """Its header says which message it was; its body isn't needed."""
         self._returning = None
         # Each is confirmed afterwards.
         if len(self._returned) >= len(self._unconfirmed):
@@ -236,7 +236,7 @@ class AmqpConnection(Connection):
         self._say(frames.CHANNEL, spec.Channel.CloseOk())
         told = f"channel: {self.peer} closed it: {given.reply_text}"
         if not self._unconfirmed and not self.is_open:
-            # It was being opened: to try again at once would not help.
+            # It was being opened: trying again at once would not help.
             raise Lost(told)
         too_large = _TOO_LARGE.search(given.reply_text)
         unconfirmed, self._unconfirmed = self._unconfirmed, {}
@@ -244,7 +244,7 @@ class AmqpConnection(Connection):
         self._returning = None
         largest = self._largest = int(too_large[1]) if too_large is not None else self._largest
         if largest is not None and any(each.size > largest for each in unconfirmed.values()):
-            # One of them is at fault, which can't be built any more. The others have lost nothing but time.
+            # One of them is at fault; it isn't sent again. The others have lost only time.
             self._again = [(each.delivery, each.message) for each in unconfirmed.values()]
         else:
             for each in unconfirmed.values():

@@ -17,7 +17,7 @@ from ulak.transports.broker.message import Content
 ORDERING_KEY = "ulak-ordering-key"
 # As the binding of CloudEvents to AMQP names attributes.
 CLOUDEVENTS = "cloudEvents:"
-# RabbitMQ takes them for further routing keys: a message could go where its endpoint doesn't lead.
+# RabbitMQ treats them as further routing keys: a message could reach queues that its endpoint isn't meant for.
 _ROUTING = frozenset(("CC", "BCC"))
 
 

@@ -69,7 +69,7 @@ def parse(given: EndpointConfig, timeout: float, cloudevents_source: str, batch_
         timeout=float(config.get("timeout", timeout)),
         batch_size=batch_size,
         cloudevents=keys.events(config, cloudevents_source),
-        # RabbitMQ's own default is no secret, and stands in words that aren't about it.
+        # RabbitMQ's own default isn't a secret, and is part of ordinary words.
         mask=keys.mask(given, None if password == "guest" else password),
     )
 

@@ -14,7 +14,7 @@ Result = TypeVar("Result")
 
 
 class Background(Generic[Result]):
-    """Nothing waits for its end: a hanging thread is left alone, and drops its own result."""
+    """Nobody waits for its end: a hanging thread is left alone, and its result is dropped."""
 
     def __init__(self, work: Callable[[], Result]) -> None:
         self._result: list[Result] = []

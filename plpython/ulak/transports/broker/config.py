@@ -26,7 +26,7 @@ def host(given: Mapping[str, Any], key: str) -> str:
 
 
 def tls_context(given: Mapping[str, Any], verify: bool = True) -> Callable[[], ssl.SSLContext] | None:
-    """A function that makes the TLS context of a connection; None without "tls": true."""
+    """A function that creates the TLS context of a connection; None without "tls": true."""
     if not given.get("tls"):
         return None
     return functools.partial(tls.context, given.get("tls_ca_cert"), given.get("tls_cert"), given.get("tls_key"), verify)
@@ -38,5 +38,5 @@ def events(given: Mapping[str, Any], default_source: str) -> CloudEvents | None:
 
 
 def mask(config: EndpointConfig, password: object) -> Mask:
-    """Hides the config's secrets, and a password that stands in it as it is."""
+    """Hides the config's secrets, and a password that it contains as plain text."""
     return Mask([*config.secrets, *([password] if isinstance(password, str) else [])])

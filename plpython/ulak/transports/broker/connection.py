@@ -1,4 +1,4 @@
-"""A connection over a socket of ours: from dialling a broker to losing it. What is said over it is the protocol's."""
+"""A connection over a socket of ours, from dialling a broker to losing it. A protocol defines what is said over it."""
 
 from __future__ import annotations
 
@@ -107,12 +107,12 @@ class Connection(Link):
         self._hang_up()
 
     def leave(self) -> int | None:
-        """Says farewell; the descriptor on which the broker answers, if it does. Nothing else may be said after it."""
+        """Says goodbye; the descriptor of the broker's answer, if there is one. Nothing may be sent after it."""
         self._has_left = True
         last = self.farewell()
         if self._socket is None or not last or self._unsent:
             return None
-        # If it can't be written at once, the broker has to do without.
+        # If it can't be written at once, it is left out.
         with contextlib.suppress(OSError):
             self._socket.send(last)
             return self._socket.fileno()
@@ -168,7 +168,7 @@ class Connection(Link):
             if not data:
                 raise Lost(f"network: {self.peer} closed the connection")
             self.received(data)
-            # TLS may hold more than the kernel tells of.
+            # TLS may have buffered more than the kernel reports.
             if len(data) < _READ_AT_ONCE and not (isinstance(self._socket, ssl.SSLSocket) and self._socket.pending()):
                 return
 

@@ -23,7 +23,7 @@ class Delivery:
         return not self._left
 
     def succeed(self, message: Message) -> None:
-        """The broker has acknowledged it. Only the first word about a message counts."""
+        """The broker has acknowledged it. Only the first outcome of a message counts."""
         self._left.discard(message.id)
 
     def fail(self, message: Message, error: str) -> None:

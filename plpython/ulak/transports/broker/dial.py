@@ -29,7 +29,7 @@ class Descriptors(Protocol):
 
 
 class Dial:
-    """advance() when one of its descriptors is ready, until it gives the socket, which doesn't block."""
+    """Call advance() when one of its descriptors is ready, until it returns the socket, which doesn't block."""
 
     def __init__(
         self,
@@ -131,7 +131,7 @@ class Dial:
             else:
                 blocked = refusal
         if not self._left and blocked is not None:
-            # An address that policy forbids stays forbidden, however often it is tried.
+            # A forbidden address stays forbidden, however often it is tried.
             raise DialError(f"blocked: {blocked}", PERMANENT)
 
     def _connect_next(self) -> None:

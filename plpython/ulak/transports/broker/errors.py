@@ -1,4 +1,4 @@
-"""Why a connection to a broker can't be used: words for a human, and the prefix that the database decides by."""
+"""Why a connection to a broker can't be used: a text for people, and the prefix by which the database decides."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def words(error: Exception) -> str:
     if isinstance(error, ssl.SSLEOFError):
         return "the connection was closed"
     if isinstance(error, ssl.SSLError):
-        # Such as "tlsv13 alert certificate required"; its number is none of the system's.
+        # Such as "tlsv13 alert certificate required"; its number isn't one of the system's.
         return str(error.reason or error.strerror or "the handshake failed").replace("_", " ").lower()
     if isinstance(error, OSError):
         return error.strerror or (os.strerror(error.errno) if error.errno else type(error).__name__)

@@ -99,7 +99,7 @@ class Link(ABC):
         self._send_waiting()
 
     def hold(self, seconds: float | None) -> None:
-        """The broker takes no messages until open() is called again, which is awaited for so long; None: as long as
+        """The broker takes no messages until open() is called again, which is awaited for this long; None: as long as
         deliveries wait."""
         self.is_open = False
         self._opens_until = math.inf if seconds is None else self._clock() + seconds
@@ -199,7 +199,7 @@ class Link(ABC):
             self._hear_out()
         except (Lost, ssl.SSLError) as last:
             told = error if _is_alert(error) else last
-        # Any other says no more than the first.
+        # Later ones add nothing.
         except Exception:
             pass
         if isinstance(told, Lost):

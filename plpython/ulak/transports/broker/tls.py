@@ -26,7 +26,7 @@ def context(authorities: str | None, certificate: str | None, key: str | None, v
             made.check_hostname = False
             made.verify_mode = ssl.CERT_NONE
         if certificate is not None:
-            # A key with a passphrase would be asked for at a terminal.
+            # For a key with a passphrase, the library would ask at a terminal.
             made.load_cert_chain(certificate, key, password=lambda: "")
     except (OSError, ValueError):
         raise ConfigError(files.PROBLEM) from None

@@ -1,4 +1,4 @@
-"""The seam of worker/transport.py over connections to brokers, one for each endpoint, kept and used again."""
+"""Implements worker/transport.py over connections to brokers: one for each endpoint, kept and reused."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from ulak.worker.waiting import READABLE, Descriptors
 
 # Payload in one delivery: more of it might not be acknowledged within the delivery's timeout.
 MAX_BYTES = 1024 * 1024
-# How long the end of a run waits until brokers have answered to the end of their connections, all of them together.
+# How long the end of a run waits for brokers to answer the end of their connections, for all of them together.
 FAREWELL_SECONDS = 0.1
-# Connections that nobody needs at the moment are closed beyond so many.
+# Beyond this many, idle connections are closed.
 MOST_CONNECTIONS = 200
 
 Result = TypeVar("Result")
@@ -56,7 +56,7 @@ class BrokerTransport(ABC):
 
     @property
     def most_connections(self) -> int:
-        """Beyond so many, those that are idle are closed."""
+        """Beyond this many, idle ones are closed."""
         return MOST_CONNECTIONS
 
     @abstractmethod

@@ -26,7 +26,7 @@ _READ_AT_LEAST = 65536
 _HEADERS_AT_MOST = 65536
 _HEADER_RECORD = 128
 
-# From here on libcurl would ask "may I?" and wait a second for "100 Continue", which few receivers send.
+# From this size on libcurl would wait a second for "100 Continue", which few receivers send.
 _EXPECT_FROM = 1024 * 1024
 
 # pycurl has no name for it. QUICK_EXIT: a request that times out during name resolution doesn't wait for the
@@ -129,7 +129,7 @@ class _Handle:
         try:
             opened = socket.socket(family, kind, protocol)
         except OSError as error:
-            # No matter of policy: the next try may get one.
+            # Not a matter of policy: the next try may get one.
             self.no_socket = f"no socket for {where[0]}: {error.strerror}"
             return pycurl.SOCKET_BAD
         self.dialled = True
@@ -348,7 +348,7 @@ class Client:
         except Exception as error:
             if handle is not None:
                 self._drop(handle)
-            # The words of any other might quote what it stumbled over.
+            # The text of any other error might quote what caused it.
             told = str(error) if isinstance(error, pycurl.error) else bulkhead.kind(error)
             told = str(error) if isinstance(error, ConfigError) else f"the request can't be made: {told}"
             self._never_started.append(Finished(request, 0, "config", told))

@@ -36,7 +36,7 @@ EXCERPT = 512
 _BATCH_ANSWER = 1024 * 1024
 # More than any sane token answer.
 _TOKEN_ANSWER = 65536
-# Configs that differ in more than that are forgotten beyond so many.
+# Of configs that differ in more than that, at most this many are remembered.
 _MOST_COMMON = 1024
 
 

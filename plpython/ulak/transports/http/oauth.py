@@ -13,7 +13,7 @@ from ulak.transports.http.model import Endpoint, Finished, Line, OAuth2, Request
 
 # A token without expires_in is asked for again after this; the specification leaves it to us.
 _UNKNOWN_LIFE = 300
-# Not used in its last seconds: the request must arrive while it is valid.
+# It isn't used in its last seconds, because the request must arrive while it is valid.
 _MARGIN = 30
 _TOKEN = re.compile(r"[\x21-\x7e]+")
 

@@ -23,7 +23,7 @@ def curl(given: Mapping[str, Any], now: float) -> str:
         options.endpoint_settings(given["settings"], given["version"]),
         config["secrets"],
     )
-    # A real token is none of the reader's business, and fetching one would be a request.
+    # The reader needn't see a real token, and fetching one would be a request.
     token = MASK if isinstance(parsed.auth, OAuth2) else None
     message = Message(**given["message"])
     raw = json.loads(message.payload)

@@ -114,11 +114,11 @@ def _body(endpoint: Endpoint, messages: Sequence[Message], own: _Own) -> tuple[s
 class _Own(NamedTuple):
     """A message's headers, parsed."""
 
-    # By lower-case name. A reserved name is left out: what ulak sets stands.
+    # By lower-case name. Reserved names are left out: ulak's own values count.
     lines: Mapping[str, Line]
     # Options of this one request have names that start with a colon.
     particular: Mapping[str, str]
-    # Names of lines with which some endpoints prove themselves.
+    # Names of headers with which some endpoints authenticate themselves.
     suspects: Sequence[str] = ()
     traceparent: str | None = None
     content_type: str | None = None
@@ -159,7 +159,7 @@ def _without_credentials(endpoint: Endpoint, lines: Mapping[str, Line]) -> dict[
 
 
 def _is_credential(endpoint: Endpoint, name: str) -> bool:
-    """Whether the endpoint proves itself with this header. send() refuses it; the config may have changed since."""
+    """Whether the endpoint authenticates itself by this header. send() refuses it, but a config may change later."""
     key = header.key(name)
     if key == "authorization":
         return endpoint.auth is not None or key in endpoint.headers

@@ -13,9 +13,9 @@ def seconds(value: str, now: float) -> int | None:
     """Seconds or an HTTP date, from 0 to a day; None for anything else, so that the usual backoff holds."""
     value = value.strip()
     if _DIGITS.fullmatch(value):
-        # Long before int() of so many digits gets slow, the cap is reached.
+        # The cap is reached long before int() of so many digits gets slow.
         return min(int(value[-19:]) if len(value.lstrip("0")) <= 19 else MAX, MAX)
-    # Python's parser takes much that no server means as a date.
+    # Python's parser accepts much that no server means as a date.
     if len(value) > 64 or not value[:1].isalpha():
         return None
     # Here, because most workers never meet a date, and it brings a dozen modules.

@@ -82,7 +82,7 @@ def secrets(config: Mapping[str, Any], signing_secrets: Iterable[str], named: It
 
 
 def locations(config: Mapping[str, Any]) -> Iterator[str]:
-    """What only who may see configs may know: of urls everything behind the host, which often holds a token, and where
+    """What only roles that may see configs may know: everything behind the host of a url, often a token, and where
     files lie."""
     for key in ("tls_ca_bundle", "tls_client_cert", "tls_client_key"):
         yield config.get(key) or ""

@@ -152,7 +152,7 @@ class HttpTransport:
         try:
             token = oauth.parse(finished, now)
         except oauth.TokenError as error:
-            # Wrong credentials are no fault of the message.
+            # Wrong credentials aren't the message's fault.
             self._refuse_token(auth, PERMANENT if finished.kind == "blocked" else RETRYABLE, str(error))
             return
         self._tokens.put(auth, token, now)

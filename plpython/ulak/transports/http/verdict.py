@@ -37,7 +37,7 @@ def judge(endpoint: Endpoint, finished: Finished, now: float, messages: Sequence
         return Outcome(error, _delay(finished, now), captured, status)
     if _is_own_timeout(endpoint, finished):
         return failed(endpoint, RETRYABLE, f"{MESSAGE} its own time-out ended the request: {finished.error}", captured)
-    # An address that policy forbids stays forbidden, however often it is tried.
+    # A forbidden address stays forbidden, however often it is tried.
     prefix = PERMANENT if finished.kind == "blocked" else RETRYABLE
     return failed(endpoint, prefix, f"{finished.kind or 'network'}: {finished.error or 'no answer'}", captured, status)
 
@@ -62,7 +62,7 @@ def _judge_apart(endpoint: Endpoint, finished: Finished, messages: Sequence[Mess
 
 
 def failed(endpoint: Endpoint, prefix: str, error: str, captured: str | None = None, status: int = 0) -> Outcome:
-    """A failure that was told in words, whoever wrote them."""
+    """A failure that was reported as text, wherever it comes from."""
     return Outcome(f"{prefix} {text.line(endpoint.private.hide(error))}", None, captured, status)
 
 
@@ -96,7 +96,7 @@ def _delay(finished: Finished, now: float) -> int | None:
 
 
 def _excerpt(endpoint: Endpoint, finished: Finished) -> str:
-    """The beginning of the answer. Whoever may see errors may see neither secrets nor payloads."""
+    """The beginning of the answer, without secrets and payloads: not all who may see errors may see those."""
     if not finished.body:
         return ""
     kept = finished.body[: 4 * _EXCERPT]

@@ -26,7 +26,7 @@ from ulak.worker.waiting import READABLE
 _SOONEST = 0.001
 # When none have come for a while: a broker that takes long isn't asked about a thousand times a second.
 _LATEST = 0.02
-# So often a cluster is asked which brokers it has, to judge them, and so long it may take to say so.
+# How often a cluster is asked for its brokers, to check them, and how long its answer may take.
 _LOOK_SECONDS = 5.0
 _LOOK_TIMEOUT = 3.0
 _MOST_ERRORS = 20

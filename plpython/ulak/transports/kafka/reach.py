@@ -75,7 +75,7 @@ def _servers(target: Target, guard: Guard) -> Iterator[str]:
         addresses = _addresses(target, host, port)
         blocked = [wrong for each in addresses if (wrong := guard.refusal(each))]
         if blocked and (target.has_tls or len(blocked) == len(addresses)):
-            # An address that policy forbids stays forbidden, however often it is tried.
+            # A forbidden address stays forbidden, however often it is tried.
             raise DialError(f"blocked: {host}:{port}: {blocked[0]}", PERMANENT)
         if not addresses:
             unknown = unknown or f"resolve: {host}:{port}: the name has no address"

@@ -125,7 +125,7 @@ def _brokers(given: Any) -> Iterator[tuple[str, int]]:
 
 
 def _private(config: EndpointConfig, options: Mapping[str, Any], brokers: Iterable[tuple[str, int]]) -> Iterator[str]:
-    """Values that errors must not contain: secrets, and paths of files, which are nobody's business."""
+    """Values that errors must not contain: secrets, and paths of files."""
     yield from config.secrets
     for name in _SECRETS:
         if name in options:

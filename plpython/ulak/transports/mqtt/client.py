@@ -114,7 +114,7 @@ class Client(paho.Client):  # type: ignore[misc]
         self._connect(target, is_5, starts_clean)
 
     def read(self, data: bytes) -> None:
-        """Handles what is complete by now. A broker that says more than it was asked for is no broker."""
+        """Handles what is complete by now. A broker that sends more than it was asked for doesn't speak MQTT."""
         self._pipe.feed(data)
         # A message of QoS 2 is acknowledged in two packets.
         self._packets_left = 2 * len(self._out_messages) + UNASKED_PACKETS

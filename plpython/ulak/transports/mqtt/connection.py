@@ -97,7 +97,7 @@ class MqttConnection(Connection):
         super().lose(problem, prefix)
 
     def _dotted(self) -> str | None:
-        """The topic that the broker may have left for: NATS' gateway speaks 3.1.1 and takes no dot in a topic."""
+        """The topic that the broker may have left for: NATS' gateway speaks 3.1.1 and accepts no dot in a topic."""
         for _, message in [*self._expected.values(), *self._unwritten][:1]:
             topic = self._target.topic.of(message)
             return topic if "." in topic else None
@@ -131,13 +131,13 @@ class MqttConnection(Connection):
         elif greeting.has_session and not self._starts_clean:
             # It may hold the first half of a message of QoS 2, and would take ours for the same one if it has the same
             # packet identifier. Nobody knows any more which those are, so the session has to begin anew; after a
-            # farewell, since who leaves without one has a will.
+            # farewell, since a client that leaves without one has its will published.
             self._starts_clean = True
             self.write(_DISCONNECT)
             self._flush()
             self.dial_again()
         elif greeting.code:
-            # Wrong credentials are no fault of the message.
+            # Wrong credentials aren't the message's fault.
             raise Lost(reasons.told(self.peer, greeting.code))
         elif target.qos > greeting.largest_qos:
             raise Lost(f"mqtt: {self.peer}: takes messages up to QoS {greeting.largest_qos}, not {target.qos}")

@@ -1,1 +1,1 @@
-"""Delivery to servers of NATS: into streams of JetStream, or to whoever subscribes."""
+"""Delivery to servers of NATS: into streams of JetStream, or to its subscribers."""

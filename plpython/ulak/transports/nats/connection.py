@@ -264,7 +264,7 @@ class NatsConnection(Connection):
                 return
             else:
                 # Any subscriber of the subject may answer.
-                told = f"unroutable: {self.peer}: the answer is no stream's acknowledgement"
+                told = f"unroutable: {self.peer}: the answer isn't the acknowledgement of a stream"
         delivery.fail(message, self.error(prefix, told))
 
     def _ping(self, stands_for: Delivery | None) -> None:

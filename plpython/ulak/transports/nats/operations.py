@@ -68,7 +68,7 @@ class Operations:
             else:
                 line = data[position:end]
                 position = end + 2
-                # Of what follows, whoever reads this has to know before it goes on.
+                # The caller has to see this one before it reads what follows.
                 self._rest = data[position:] if line.startswith(b"INFO") else b""
                 if (told := _operation(line)) is not None:
                     yield told

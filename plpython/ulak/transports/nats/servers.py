@@ -25,7 +25,7 @@ def parse(text: str) -> tuple[str, int, bool]:
 
 
 class Servers:
-    """Kept as long as the config is: the next connection begins with the server that the last one had."""
+    """Kept as long as the config: the next connection begins with the server of the last one."""
 
     def __init__(self, given: Iterable[Address]) -> None:
         self._given = tuple(given)

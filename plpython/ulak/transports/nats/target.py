@@ -27,7 +27,7 @@ MOST_PINGS = 2
 
 # Whitespace, wildcards, and tokens that are empty.
 _FORBIDDEN = re.compile(r"[\s*>]|^\.|\.\.|\.$")
-# To publish there is to command the server, or to answer in its place. Buckets of keys and values are streams.
+# Publishing there commands the server, or answers in its place. Key-value buckets are streams.
 _OWN = re.compile(r"\$(?!KV\.)|_INBOX\.")
 
 

@@ -16,9 +16,9 @@ from ulak.transports.broker.delivery import Delivery
 from ulak.transports.redis.replies import BadReply, Refusal, Replies, Status
 from ulak.transports.redis.target import Target
 
-# The key holds something that is no stream: no other try will help.
+# The key holds something that isn't a stream: another try won't help.
 _PERMANENT = frozenset(("WRONGTYPE",))
-# The server isn't the one to talk to any more, or doesn't know us any more: whoever is dialled next may be another one.
+# This server is no longer the one to talk to, or no longer knows us: dialling again may lead to another one.
 _LOSES_CONNECTION = frozenset(("MASTERDOWN", "NOAUTH", "READONLY"))
 # About who we are, or what we may do.
 _LOGIN = frozenset(("NOAUTH", "NOPERM", "WRONGPASS"))
@@ -108,7 +108,7 @@ class RedisConnection(Connection):
         # A user that may XADD may have been denied PING.
         is_harmless = isinstance(reply, Refusal) and reply.code == "NOPERM" and self._target.greeting == (("PING",),)
         if not isinstance(reply, bytes) and not is_harmless:
-            # Wrong credentials are no fault of the message.
+            # Wrong credentials aren't the message's fault.
             raise Lost(self._told(reply) if reply is not None else f"redis: {self.peer}: no answer to the login")
         self._greetings -= 1
         if not self._greetings:
@@ -116,7 +116,7 @@ class RedisConnection(Connection):
 
     def _refused(self, reply: Refusal | None) -> str:
         if reply is None:
-            told = "there is no such stream, and nomkstream forbids to make it"
+            told = "there is no such stream, and nomkstream forbids creating it"
             return self.error(RETRYABLE, f"redis: {self.peer}: {told}")
         prefix = PERMANENT if reply.code in _PERMANENT else RETRYABLE
         return self.error(prefix, self._told(reply))
