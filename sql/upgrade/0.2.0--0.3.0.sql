@@ -382,6 +382,9 @@ drop function ulak._send_request(ulak._message, boolean, text, text, double prec
 comment on column ulak._deliveries.generation is 'sent as ulak-generation; claim() can be limited to one generation, so that old and new consumers each get their own';
 comment on column ulak._archived.generation is 'sent as ulak-generation; claim() can be limited to one generation, so that old and new consumers each get their own';
 
+-- It shows traces and spans now.
+drop function ulak.history(bigint, timestamptz);
+
 -- They take p_limit now.
 drop function ulak.metrics(timestamptz, interval);
 drop function ulak.metrics_text(timestamptz, interval);

@@ -35,6 +35,29 @@ def test_grouping_keeps_every_message_its_order_and_the_limits(drawn: list[tuple
         assert len(group) == 1 or sum(len(message.payload) for message in group) <= 100
 
 
+def test_messages_with_traces_of_their_own_share_a_request_that_has_none() -> None:
+    traces = ['{"x": "y", "traceparent": "1"}', '{"x": "y", "tracestate": "b", "traceparent": "2"}', '{"x": "y"}']
+    traced = [each._replace(headers=trace) for each, trace in zip(messages(3), traces, strict=True)]
+    plain = messages(3)
+    plain[0] = plain[0]._replace(headers='{"traceparent": "1"}')
+
+    for group in (traced, plain):
+        assert batch.group(BATCHING, group) == [group]
+        lines = request.build(BATCHING, group, 0).headers
+        assert not [line for line in lines if line.startswith("trace")]
+        assert [line for line in request.build(BATCHING, group[:1], 0).headers if line == "traceparent: 1"]
+    assert "x: y" in request.build(BATCHING, traced, 0).headers
+
+
+def test_headers_that_cannot_be_read_are_no_reason_to_fail_others() -> None:
+    broken = [
+        each._replace(headers=text)
+        for each, text in zip(messages(2), ['["traceparent"]', '{"traceparent"'], strict=True)
+    ]
+
+    assert batch.group(BATCHING, broken) == [[broken[0]], [broken[1]]]
+
+
 def test_a_plain_batch_is_an_array_of_payloads() -> None:
     built = request.build(BATCHING, messages(3), 0)
 

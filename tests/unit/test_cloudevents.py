@@ -128,7 +128,7 @@ def test_a_header_that_quotes_an_event_id_is_no_event_id() -> None:
     quoting = MESSAGE._replace(headers=text)
 
     assert event.id_of(quoting) is None
-    assert event.headers_without_id(quoting) == text
+    assert event.shared_headers(quoting) == text
 
 
 @pytest.mark.parametrize("mode", ["structured", "binary"])

@@ -11,6 +11,8 @@ from ulak.messages.delivery import Message, MessageError
 # As the database writes it; inside a value the quotes would be escaped.
 _ID = re.compile(r'"ulak-event-id": "([0-9a-f-]{36})"')
 
+_TRACE = ("traceparent", "tracestate")
+
 
 def id_of(message: Message) -> str | None:
     """That of the event that was published, which is the same for each of its subscribers."""
@@ -18,10 +20,25 @@ def id_of(message: Message) -> str | None:
     return found[1] if found else None
 
 
-def headers_without_id(message: Message) -> str | None:
+def shared_headers(message: Message) -> str | None:
+    """What messages that travel in one request may have in common: each has an event id and a span of its own."""
     headers = message.headers
+    if not headers:
+        return headers
     # The comma follows because "ulak-event-type" is always there too, and jsonb writes longer keys behind shorter ones.
-    return re.sub(_ID.pattern + ", ", "", headers, count=1) if headers else headers
+    headers = re.sub(_ID.pattern + ", ", "", headers, count=1)
+    return _untraced(headers) if '"traceparent"' in headers else headers
+
+
+def _untraced(headers: str) -> str | None:
+    try:
+        given = json.loads(headers)
+    except (ValueError, RecursionError):
+        return headers
+    if not isinstance(given, dict):
+        return headers
+    others = {name: value for name, value in given.items() if name not in _TRACE}
+    return json.dumps(others) if others else None
 
 
 def metadata_of(message: Message) -> dict[str, Any]:

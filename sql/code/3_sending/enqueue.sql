@@ -202,7 +202,7 @@ begin
     select
         v_event_ids[m.ordinality],
         m.payload,
-        nullif(m.headers - array[':generation', ':max_retries'], '{}'),
+        ulak_private.traced(nullif(m.headers - array[':generation', ':max_retries'], '{}')),
         m.metadata,
         (m.headers ->> ':max_retries')::smallint
     from unnest(p_mailing.messages) with ordinality m

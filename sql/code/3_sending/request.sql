@@ -205,15 +205,3 @@ begin
     return (select nullif(v.value::bigint, 0) from ulak.setting_values v where v.name operator(pg_catalog.=) 'generation');
 end
 $plpgsql$;
-
--- A message's headers as they are sent.
-create or replace function ulak_private.sent_headers(p_headers jsonb, p_generation bigint)
-returns jsonb
-language sql
-stable
-as $sql$
-    select case
-        when p_generation is null then p_headers
-        else coalesce(p_headers, '{}') || jsonb_build_object('ulak-generation', p_generation::text)
-    end
-$sql$;

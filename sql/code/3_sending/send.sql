@@ -46,8 +46,8 @@ begin
             from ulak.endpoints e
             where e.name = p_endpoint and e.max_pending is null and (not e.is_restricted or ulak_private.may_send(e.id));
             if found then
-                insert into ulak_private.events (id, payload)
-                values (v_id, p_payload);
+                insert into ulak_private.events (id, payload, headers)
+                values (v_id, p_payload, ulak_private.traced(null));
                 if ulak_private.wants_wake_up(v_id) then
                     perform ulak_private.wake_workers();
                 end if;
@@ -188,8 +188,8 @@ begin
     -- The join may give them backwards: then each page of the indexes is split in its middle and stays half empty.
     order by m.id;
     get diagnostics v_sent = row_count;
-    insert into ulak_private.events (id, payload)
-    select m.id, m.payload
+    insert into ulak_private.events (id, payload, headers)
+    select m.id, m.payload, ulak_private.traced(null)
     from unnest(v_ids, p_payloads) m(id, payload);
     if v_overflow <> '{}' then
         perform ulak_private.bury_overflow(v_overflow);
@@ -292,7 +292,7 @@ begin
         ulak_private.generation()
     );
     insert into ulak_private.events (id, payload, headers, metadata)
-    values (v_id, p_payload, p_headers, p_metadata);
+    values (v_id, p_payload, ulak_private.traced(p_headers), p_metadata);
     if v_overflows then
         perform ulak_private.bury_overflow(array[v_id]);
     elsif v_due <= now() and ulak_private.wants_wake_up(v_id) then

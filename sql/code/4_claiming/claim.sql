@@ -112,8 +112,10 @@ begin
         coalesce(c.payload, e.payload),
         -- A probe waits as long as the endpoint allows: a message's own time-out would tell nothing about the receiver.
         case
-            when v_turn.are_probes[c.place] then ulak_private.sent_headers(coalesce(c.headers, e.headers) - ':timeout', c.generation)
-            else ulak_private.sent_headers(coalesce(c.headers, e.headers), c.generation)
+            when v_turn.are_probes[c.place] then ulak_private.sent_headers(
+                coalesce(c.headers, e.headers) - ':timeout', c.generation, c.id, c.attempts
+            )
+            else ulak_private.sent_headers(coalesce(c.headers, e.headers), c.generation, c.id, c.attempts)
         end,
         coalesce(c.metadata, e.metadata),
         c.correlation_id,

@@ -73,7 +73,7 @@ begin
             case when pg_column_size(coalesce(c.payload, v.payload)) <= p_wish.longest then coalesce(c.payload, v.payload)::text end as payload,
             case
                 when pg_column_size(coalesce(c.headers, v.headers)) > p_wish.longest then ''
-                else ulak_private.sent_headers(coalesce(c.headers, v.headers), c.generation)::text
+                else ulak_private.sent_headers(coalesce(c.headers, v.headers), c.generation, c.id, c.attempts)::text
             end as headers,
             case when pg_column_size(coalesce(c.metadata, v.metadata)) > p_wish.longest then '' else coalesce(c.metadata, v.metadata)::text end as metadata,
             c.correlation_id,

@@ -135,7 +135,7 @@ declare
     v_largest integer := 134217728;
     v_message record;
 begin
-    select q.payload, ulak_private.sent_headers(q.headers, q.generation) as headers, q.metadata, q.ordering_key into strict v_message
+    select q.payload, ulak_private.sent_headers(q.headers, q.generation, q.id, q.attempts) as headers, q.metadata, q.ordering_key into strict v_message
     from ulak.queue q
     where q.id = p_id and q.locked_by = p_worker and q.attempts = p_attempt;
     if v_message.payload is null then

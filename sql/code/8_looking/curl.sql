@@ -59,7 +59,7 @@ as $sql$
             'message_id', m.message_id,
             'attempt', greatest(m.attempts, 1),
             'payload', m.payload::text,
-            'headers', ulak_private.sent_headers(m.headers, m.generation)::text,
+            'headers', ulak_private.sent_headers(m.headers, m.generation, p_id, greatest(m.attempts, 1))::text,
             'metadata', m.metadata::text,
             'correlation_id', m.correlation_id,
             'ordering_key', m.ordering_key,

@@ -8,7 +8,9 @@ returns table (
     ended_at timestamptz,
     outcome text,
     milliseconds numeric,
-    error text
+    error text,
+    trace_id text,
+    span_id text
 )
 language plpgsql
 stable
@@ -60,15 +62,22 @@ begin
         t.ended_at,
         t.outcome,
         round(extract(epoch from coalesce(t.ended_at, p_now) - t.started_at) * 1000, 1),
-        t.error
+        t.error,
+        s.trace_id,
+        case when t.attempt is not null then ulak_private.span_id(s.trace_id, t.id, t.attempt) end
     from tried t
+    left join (
+        select c.id, ulak_private.trace_id((m.message ->> 'headers')::jsonb ->> 'traceparent') as trace_id
+        from cycle c
+        cross join lateral ulak_private.message_to_send(c.id) m
+    ) s on s.id = t.id and s.trace_id is not null
     order by t.started_at, t.id, t.attempt;
 end
 $plpgsql$;
 
 comment on function ulak.history(bigint, timestamptz) is
     'attempts of one message and of the dead letters or archived messages that it was made from: time, outcome, '
-    'milliseconds from claim to settlement, error';
+    'milliseconds from claim to settlement, error, and the trace and span that the receiver got';
 
 -- The message that a redrive or a replay made this one from; null if an application sent it. The event log alone knows those of 0.2.0.
 create or replace function ulak_private.made_from(p_id bigint)

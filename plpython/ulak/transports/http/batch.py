@@ -30,11 +30,7 @@ def group(endpoint: Endpoint, messages: Iterable[Message], max_body: int = MAX_B
 
 def _are_alike(one: Message, other: Message) -> bool:
     """A message with a problem gets a request of its own, which fails alone."""
-    return (
-        one.problem is None
-        and other.problem is None
-        and event.headers_without_id(one) == event.headers_without_id(other)
-    )
+    return one.problem is None and other.problem is None and event.shared_headers(one) == event.shared_headers(other)
 
 
 def _id(message: Message) -> int:

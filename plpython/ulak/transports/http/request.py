@@ -50,7 +50,7 @@ def build(
 def _build(endpoint: Endpoint, messages: Sequence[Message], now: float, token: str | None, tag: object) -> Request:
     message = messages[0]
     timestamp = int(now)
-    given = message.headers if len(messages) == 1 else event.headers_without_id(message)
+    given = message.headers if len(messages) == 1 else event.shared_headers(message)
     own = _NONE if given is None else _own_headers(given)
     headers = dict(endpoint.headers)
     headers.update(own.lines if not own.suspects else _without_credentials(endpoint, own.lines))

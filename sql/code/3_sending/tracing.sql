@@ -1,0 +1,88 @@
+-- Tracing (W3C Trace Context): a transaction's trace travels with what it sends, and each attempt is a span of its own.
+
+-- A message's headers with the trace of the transaction that sends it (`set local ulak.traceparent`), unless it brings a trace of its own.
+-- Without a search_path of its own, so that it becomes part of the query that calls it.
+create or replace function ulak_private.traced(p_headers jsonb)
+returns jsonb
+language sql
+stable
+as $sql$
+    select case
+        when coalesce(current_setting('ulak.traceparent', true), '') = '' then p_headers
+        else ulak_private.with_trace(p_headers)
+    end
+$sql$;
+
+-- A value that isn't valid is left out, as the standard has it: what instruments an application must not fail its transaction.
+create or replace function ulak_private.with_trace(p_headers jsonb)
+returns jsonb
+language plpgsql
+stable
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+declare
+    v_parent text := current_setting('ulak.traceparent', true);
+    v_state text := nullif(current_setting('ulak.tracestate', true), '');
+begin
+    if ulak_private.trace_id(v_parent) is null
+        or exists (select from jsonb_object_keys(p_headers) as h (name) where lower(h.name collate "C") in ('traceparent', 'tracestate'))
+    then
+        return p_headers;
+    end if;
+    return coalesce(p_headers, '{}')
+        || jsonb_build_object('traceparent', v_parent)
+        || case
+            when octet_length(v_state) <= 512 and ulak_private.is_header_value(v_state) then jsonb_build_object('tracestate', v_state)
+            else '{}'
+        end;
+end
+$plpgsql$;
+
+-- Of a traceparent; null if that isn't valid.
+create or replace function ulak_private.trace_id(p_traceparent text)
+returns text
+language sql
+immutable
+as $sql$
+    select substring(p_traceparent from '^00-(?!0{32})([0-9a-f]{32})-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}$')
+$sql$;
+
+-- The span of an attempt. Made of what identifies it, so that nothing is stored and history() knows it, too.
+create or replace function ulak_private.span_id(p_trace_id text, p_id bigint, p_attempt integer)
+returns text
+language sql
+immutable
+as $sql$
+    select left(encode(sha256(convert_to(p_trace_id || '/' || p_id || '/' || p_attempt, 'UTF8')), 'hex'), 16)
+$sql$;
+
+-- A message's headers as an attempt sends them. A trace that isn't valid, which only a message's own can be, goes as it is.
+create or replace function ulak_private.sent_headers(p_headers jsonb, p_generation bigint, p_id bigint, p_attempt integer)
+returns jsonb
+language sql
+stable
+as $sql$
+    select case
+        when p_headers ? 'traceparent' then ulak_private.with_span(p_headers, p_generation, p_id, p_attempt)
+        when p_generation is null then p_headers
+        else coalesce(p_headers, '{}') || jsonb_build_object('ulak-generation', p_generation::text)
+    end
+$sql$;
+
+create or replace function ulak_private.with_span(p_headers jsonb, p_generation bigint, p_id bigint, p_attempt integer)
+returns jsonb
+language plpgsql
+stable
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+declare
+    v_parent text := p_headers ->> 'traceparent';
+    v_trace_id text := ulak_private.trace_id(v_parent);
+begin
+    return p_headers
+        || jsonb_strip_nulls(jsonb_build_object(
+            'ulak-generation', p_generation::text,
+            'traceparent', '00-' || v_trace_id || '-' || ulak_private.span_id(v_trace_id, p_id, p_attempt) || right(v_parent, 3)
+        ));
+end
+$plpgsql$;
