@@ -14,14 +14,14 @@ FUNCTIONS = {
     "ulak_application": """
         send send_with_options send_batch send_batch_with_priority send_messages send_many publish publish_batch sent
         cancel cancel_by_key reschedule reprioritise
-        message_status find_messages await_delivery _await_delivery explain mark_handled setting help _shown_config
+        message_status find_messages await_delivery _await_delivery explain mark_handled setting help _shown_config public_keys
     """,
     "ulak_consumer": """
         claim heartbeat complete fail release work listen
         heartbeat_many complete_many fail_many release_many retry_delay mark_handled setting help
     """,
     "ulak_monitor": """
-        dlq_summary message_status find_messages find_letters retry_delay setting help
+        dlq_summary message_status find_messages find_letters retry_delay setting help public_keys
         get_endpoint_health get_worker_status health health_check metrics metrics_text doctor explain history report
         top _retry_schedule _shown_config
     """,
@@ -32,7 +32,7 @@ FUNCTIONS = {
         send send_with_options send_batch send_batch_with_priority send_messages send_many publish publish_batch sent message_status mark_handled
         claim heartbeat complete fail release work listen
         heartbeat_many complete_many fail_many release_many retry_delay recover_stale_messages mark_expired_messages
-        cancel cancel_by_key reschedule reprioritise purge discard retry_now find_messages find_letters replay_plan await_delivery _await_delivery
+        cancel cancel_by_key reschedule reprioritise public_keys purge discard retry_now find_messages find_letters replay_plan await_delivery _await_delivery
         redrive redrive_message redrive_endpoint redrive_all archive_single_to_dlq dlq_summary cleanup_dlq
         archive_completed_messages maintain_archive_partitions cleanup_old_archive_partitions
         replay_message replay_range cleanup_event_log cleanup_endpoint_stats cleanup_inbox adopt

@@ -289,6 +289,11 @@ def test_a_session_that_waits_for_pg_cron_is_told(busy_cluster: Cluster) -> None
 
 CLIENTS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "amqp": ("pika", "python3-pika", {"host": "rabbit", "exchange": "orders"}),
+    "http": (
+        "cryptography",
+        "python3-cryptography",
+        {"url": "https://example.com", "signing_secret": "whsk_" + "A" * 43 + "="},
+    ),
     "kafka": ("confluent_kafka", "python3-confluent-kafka", {"broker": "kafka:9092", "topic": "orders"}),
     "mqtt": ("paho", "python3-paho-mqtt", {"broker": "mqtt", "topic": "orders"}),
     "nats": (
@@ -304,6 +309,7 @@ def test_a_client_library_that_is_missing_is_told(db: DB) -> None:
     queue = Queue(db)
     # It needs no client.
     queue.endpoint("plain", {"url": "nats", "subject": "orders"}, protocol="nats")
+    queue.endpoint("hmac", {"url": "https://example.com", "signing_secret": "a good secret"}, protocol="http")
     for protocol, (module, _, config) in CLIENTS.items():
         queue.endpoint(protocol, config, protocol=protocol)
         # As if it weren't installed, for this session.
@@ -311,7 +317,7 @@ def test_a_client_library_that_is_missing_is_told(db: DB) -> None:
 
     told = [each for each in findings(queue, "workers") if "not installed" in each["finding"]]
     started = queue.rows(
-        "select item, status, detail, fix from ulak.start() where item like 'python3-%%' order by item"
+        "select item, status, detail, fix from ulak.start() where item like 'python3-%%' order by item, detail"
     )
 
     packages = sorted((package, protocol) for protocol, (_, package, _) in CLIENTS.items())

@@ -22,23 +22,27 @@ class Client(NamedTuple):
     keys: frozenset[str] = frozenset()
 
 
-CLIENTS: Mapping[str, Client] = {
-    "amqp": Client("pika", "python3-pika"),
-    "http": Client("pycurl", "python3-pycurl"),
-    "kafka": Client("confluent_kafka", "python3-confluent-kafka"),
-    "mqtt": Client("paho", "python3-paho-mqtt"),
-    "nats": Client("cryptography", "python3-cryptography", frozenset(("nkey_seed", "credentials_file"))),
-    "redis": Client("redis", "python3-redis"),
+CLIENTS: Mapping[str, tuple[Client, ...]] = {
+    "amqp": (Client("pika", "python3-pika"),),
+    "http": (
+        Client("pycurl", "python3-pycurl"),
+        # No key of a config, but what missing_clients() calls a signing secret that starts with whsk_.
+        Client("cryptography", "python3-cryptography", frozenset(("ed25519",))),
+    ),
+    "kafka": (Client("confluent_kafka", "python3-confluent-kafka"),),
+    "mqtt": (Client("paho", "python3-paho-mqtt"),),
+    "nats": (Client("cryptography", "python3-cryptography", frozenset(("nkey_seed", "credentials_file"))),),
+    "redis": (Client("redis", "python3-redis"),),
 }
 
 
 def missing_client(protocol: str, config: Collection[str] = ()) -> str | None:
     """The package that has to be installed before a worker can deliver over this protocol, with a config that has these
     keys."""
-    client = CLIENTS.get(protocol)
-    if client is None or (client.keys and client.keys.isdisjoint(config)):
-        return None
-    return client.package if find_spec(client.module) is None else None
+    for client in CLIENTS.get(protocol, ()):
+        if (not client.keys or not client.keys.isdisjoint(config)) and find_spec(client.module) is None:
+            return client.package
+    return None
 
 
 def transports(

@@ -23,7 +23,7 @@ as $sql$
                     "required": ["scheme"],
                     "additionalProperties": false,
                     "properties": {
-                        "scheme": {"enum": ["standard", "github", "hmac"]},
+                        "scheme": {"enum": ["standard", "ed25519", "github", "hmac"]},
                         "header": {"type": "string", "minLength": 1, "maxLength": 100},
                         "prefix": {"type": "string", "maxLength": 100},
                         "encoding": {"enum": ["hex", "base64"]},
@@ -248,7 +248,15 @@ immutable
 set search_path = pg_catalog, pg_temp
 as $plpgsql$
 begin
-    if starts_with(p_secret, 'whsec_') then
+    if starts_with(p_secret, 'whsk_') then
+        if p_secret !~ '^whsk_([A-Za-z0-9+/]{43}=?|[A-Za-z0-9+/]{86}(==)?)$' then
+            return array[
+                '.signing_secret',
+                'must be whsk_ and an Ed25519 key of 32 or 64 bytes in base64',
+                'Let ulak make one: leave it out, with "signature": {"scheme": "ed25519"}, then select ulak.rotate_secret(''endpoint'');'
+            ];
+        end if;
+    elsif starts_with(p_secret, 'whsec_') then
         -- 16 bytes are 22 characters; padding is often lost on the way.
         if p_secret !~ '^whsec_[A-Za-z0-9+/]{22,}={0,2}$' or length(rtrim(p_secret, '=')) % 4 = 3 then
             return array[
@@ -301,6 +309,9 @@ begin
         return array['.signature.header', 'is a header that ulak sets itself', null];
     elsif v_signature ->> 'prefix' ~ E'[^\\x20-\\x7e]' then
         return array['.signature.prefix', 'must be printable ASCII', null];
+    end if;
+    if v_header is not null and starts_with(p_config ->> 'signing_secret', 'whsk_') then
+        return array['.signing_secret', 'is an Ed25519 key, which makes no HMAC', 'Use "signature": {"scheme": "ed25519"}.'];
     end if;
     if exists (select from jsonb_object_keys(p_config -> 'headers') h where lower(h collate "C") = v_header) then
         return array['.signature', format('sets the header %s, which "headers" has too', v_header), null];

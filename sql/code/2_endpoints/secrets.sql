@@ -79,7 +79,7 @@ set search_path = pg_catalog, pg_temp
 as $plpgsql$
 declare
     v_endpoint ulak.endpoints;
-    v_new text := coalesce(p_new_secret, ulak_private.new_signing_secret());
+    v_new text := p_new_secret;
     v_config jsonb;
     v_old text;
     v_secret text;
@@ -92,6 +92,10 @@ begin
             using errcode = '22023', detail = format('Its protocol is %s.', v_endpoint.protocol);
     end if;
     perform ulak_private.check_interval('p_grace', p_grace, interval '3650 days');
+    v_new := coalesce(v_new, case
+        when v_endpoint.config -> 'signature' ->> 'scheme' = 'ed25519' then ulak_private.new_ed25519_key()
+        else ulak_private.new_signing_secret()
+    end);
     -- A secret that the config holds itself moves to the table, where there is room for two.
     v_secret := coalesce(v_endpoint.config -> 'signing_secret' ->> '$secret', ulak_private.signing_secret_name(v_endpoint.id));
     v_config := ulak_private.with_secrets(v_endpoint.config);
@@ -121,12 +125,13 @@ begin
     end if;
     insert into ulak.event_log (event, endpoint_id, endpoint_name, detail)
     values ('secret.rotated', v_endpoint.id, p_endpoint, jsonb_build_object('secret', v_secret, 'grace', p_grace));
-    return v_new;
+    return ulak_private.shown_secret(v_new);
 end
 $plpgsql$;
 
 comment on function ulak.rotate_secret(text, interval, text, timestamptz) is
-    'gives an endpoint a new signing secret and returns it; requests carry both signatures until the grace period is over';
+    'gives an endpoint a new signing secret and returns it, or of an Ed25519 key the public half; requests carry both signatures until the '
+    'grace period is over';
 
 -- Maintenance calls this: a secret that signs no longer needn't be kept.
 create or replace function ulak_private.forget_old_secrets(p_now timestamptz default now())

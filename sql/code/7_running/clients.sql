@@ -10,7 +10,8 @@ as $python$
     return transports.missing_client(p_protocol, p_keys)
 $python$;
 
--- Protocols of enabled endpoints whose client this server lacks; whether it is needed may depend on the keys of a config. That of http is looked for by start() in any case, and log has none.
+-- Protocols of enabled endpoints whose client this server lacks; whether it is needed may depend on the keys of a config. That of http is looked for by start() in any case, but
+-- not what signs with Ed25519; log has none.
 create or replace function ulak_private.missing_clients()
 returns table (protocol text, package text, endpoints bigint)
 language sql
@@ -24,6 +25,20 @@ as $sql$
         cross join lateral (select array(select jsonb_object_keys(e.config) order by 1)) k(keys)
         where e.enabled and e.protocol = any (ulak_private.worker_protocols()) and e.protocol not in ('http', 'log')
         group by e.protocol, k.keys
+        union all
+        select 'http', array['ed25519'], count(*)
+        from ulak.endpoints e
+        where e.enabled
+            and e.protocol = 'http'
+            and (
+                starts_with(e.config ->> 'signing_secret', 'whsk_')
+                or exists (
+                    select
+                    from ulak_private.secrets s
+                    where s.name = e.config -> 'signing_secret' ->> '$secret' and (starts_with(s.value, 'whsk_') or starts_with(s.previous_value, 'whsk_'))
+                )
+            )
+        having count(*) > 0
     ) u
     cross join lateral ulak_private.missing_client(u.protocol, u.keys) m(package)
     where m.package is not null

@@ -41,7 +41,7 @@ begin
                 'send', 'send_with_options', 'send_batch', 'send_batch_with_priority', 'send_messages', 'send_many',
                 'publish', 'publish_batch', 'sent',
                 'cancel', 'cancel_by_key', 'reschedule', 'reprioritise',
-                'message_status', 'find_messages', 'await_delivery', 'explain', 'mark_handled', 'setting', 'help'
+                'message_status', 'find_messages', 'await_delivery', 'explain', 'mark_handled', 'setting', 'help', 'public_keys'
             ]),
             -- External workers: for the endpoints that were granted to them, which each of these looks after.
             ('ulak', 'ulak_consumer', array[
@@ -51,7 +51,7 @@ begin
             ('ulak', 'ulak_monitor', array[
                 'dlq_summary', 'message_status', 'find_messages', 'find_letters', 'retry_delay', 'setting', 'help',
                 'get_endpoint_health', 'get_worker_status', 'health_check', 'health', 'metrics', 'metrics_text', 'doctor',
-                'explain', 'history', 'report', 'top'
+                'explain', 'history', 'report', 'top', 'public_keys'
             ]),
             ('ulak', 'ulak_worker', array[
                 'claim', 'heartbeat', 'complete', 'fail', 'release', 'work', 'listen',

@@ -24,6 +24,7 @@ from ulak.transports.http.model import (
     Proxy,
     Settings,
     Signature,
+    SigningKey,
     SigV4,
     is_tls,
     origin,
@@ -122,7 +123,7 @@ def _parse(config: Mapping[str, Any], url: str, settings: Settings) -> Endpoint:
     )
 
 
-def _signing_keys(scheme: Signature | None, secrets: Iterable[str]) -> tuple[bytes, ...]:
+def _signing_keys(scheme: Signature | None, secrets: Iterable[str]) -> tuple[SigningKey, ...]:
     return tuple(signature.key(secret) if scheme is None else secret.encode() for secret in secrets)
 
 
@@ -252,7 +253,7 @@ def _headers(config: Mapping[str, Any], settings: Settings, auth: object) -> dic
 def _signature(config: Mapping[str, Any] | None) -> Signature | None:
     """None: Standard Webhooks. Other receivers take a secret as it is written, also one that starts with whsec_."""
     scheme = (config or {}).get("scheme", "standard")
-    if scheme == "standard":
+    if scheme in ("standard", "ed25519"):
         return None
     if scheme == "github":
         return Signature("x-hub-signature-256", "sha256=")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from ipaddress import ip_address
@@ -157,6 +157,10 @@ class Signature:
     algorithm: str = "sha256"
 
 
+# The secret of an HMAC, or what signs with an Ed25519 key.
+SigningKey = bytes | Callable[[bytes], bytes]
+
+
 class Endpoint(NamedTuple):
     """An endpoint's config, parsed once per config_version."""
 
@@ -168,7 +172,7 @@ class Endpoint(NamedTuple):
     headers: Mapping[str, Line]
     # The same, ready to send when the message brings no header of its own.
     lines: tuple[Line, ...]
-    signing_keys: tuple[bytes, ...] = ()
+    signing_keys: tuple[SigningKey, ...] = ()
     # None: Standard Webhooks.
     signature: Signature | None = None
     auth: Basic | Bearer | OAuth2 | SigV4 | None = None

@@ -57,7 +57,7 @@ def secrets(config: Mapping[str, Any], signing_secrets: Iterable[str], named: It
     yield from named
     for secret in signing_secrets:
         yield secret
-        yield secret.removeprefix("whsec_").rstrip("=")
+        yield secret.removeprefix("whsec_").removeprefix("whsk_").rstrip("=")
     auth = config.get("auth") or {}
     for key in ("password", "token", "client_secret", "access_key", "secret_key", "session_token"):
         if key in auth:

@@ -1,4 +1,5 @@
-"""Signatures: Standard Webhooks (HMAC-SHA256 over id, timestamp and body, one per secret), or an HMAC of the body."""
+"""Signatures: Standard Webhooks (HMAC-SHA256 or Ed25519 over id, timestamp and body, one per secret), or an HMAC of the
+body."""
 
 from __future__ import annotations
 
@@ -7,13 +8,16 @@ import hmac
 from base64 import b64decode, b64encode
 from collections.abc import Sequence
 
-from ulak.transports.http.model import ConfigError, Signature
+from ulak.transports.http import ed25519
+from ulak.transports.http.model import ConfigError, Signature, SigningKey
 
 _PREFIX = "whsec_"
 
 
-def key(secret: str) -> bytes:
-    """The bytes to sign with: whsec_ secrets are base64, any other text is used as it is."""
+def key(secret: str) -> SigningKey:
+    """What to sign with: whsk_ is an Ed25519 key, whsec_ secrets are base64, any other text is used as it is."""
+    if secret.startswith(ed25519.PREFIX):
+        return ed25519.signer(secret)
     if not secret.startswith(_PREFIX):
         return secret.encode()
     text = secret.removeprefix(_PREFIX).rstrip("=")
@@ -24,14 +28,21 @@ def key(secret: str) -> bytes:
         raise ConfigError("signing secret starts with whsec_ but isn't base64") from error
 
 
-def sign(keys: Sequence[bytes], message_id: str, timestamp: int, body: bytes) -> str:
+def sign(keys: Sequence[SigningKey], message_id: str, timestamp: int, body: bytes) -> str:
     """The value of webhook-signature; several signatures while a secret is being rotated, newest first."""
     content = b"%b.%d.%b" % (message_id.encode(), timestamp, body)
-    digests = [b64encode(hmac.digest(key, content, "sha256")).decode() for key in keys]
-    return " ".join(["v1," + digest for digest in digests])
+    return " ".join([_signed(key, content) for key in keys])
 
 
-def of_body(scheme: Signature, keys: Sequence[bytes], body: bytes) -> str:
+def _signed(key: SigningKey, content: bytes) -> str:
+    if isinstance(key, bytes):
+        return "v1," + b64encode(hmac.digest(key, content, "sha256")).decode()
+    return "v1a," + b64encode(key(content)).decode()
+
+
+def of_body(scheme: Signature, keys: Sequence[SigningKey], body: bytes) -> str:
     """The value of the scheme's header. It has room for one signature: while a secret rotates, the new one counts."""
-    digest = hmac.digest(keys[0], body, scheme.algorithm)
+    key = keys[0]
+    assert isinstance(key, bytes)
+    digest = hmac.digest(key, body, scheme.algorithm)
     return scheme.prefix + (digest.hex() if scheme.encoding == "hex" else b64encode(digest).decode())
