@@ -228,6 +228,7 @@ def test_explain_tells_that_it_was_redriven_in_its_place(shop: Queue) -> None:
 
     assert any(what.startswith("sent by postgres") for what in story)
     assert "redriven by bob" in story
+    assert shop.column("select message from ulak.history(%s, %s)", first, shop.at(3)) == [first]
 
 
 def test_the_doctor_names_a_letter_that_others_wait_for(shop: Queue) -> None:

@@ -94,7 +94,10 @@ as $sql$
         (
             select max(coalesce(l.detail -> 'original_message_id', l.detail -> 'archive_id')::bigint)
             from ulak.event_log l
-            where l.message_id = p_id and l.event in ('message.redriven', 'message.replayed')
+            where l.message_id = p_id
+                and l.event in ('message.redriven', 'message.replayed')
+                -- Not of itself, as a message that held its ordering key.
+                and l.detail ->> 'original_message_id' is distinct from p_id::text
         )
     )
 $sql$;
