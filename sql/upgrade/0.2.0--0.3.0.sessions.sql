@@ -52,6 +52,15 @@ as $sql$
     from ulak_private.endpoint_configs(p_ids, p_now) c
 $sql$;
 
+create or replace function ulak._check_login(p_user text)
+returns table (item text, status text, detail text, fix text)
+language sql
+set search_path = pg_catalog, pg_temp
+as $sql$
+    select c.item, c.status, c.detail, c.fix
+    from ulak_private.login_steps(p_user) c
+$sql$;
+
 create or replace function ulak._granted_endpoints()
 returns setof bigint
 language sql

@@ -74,6 +74,7 @@ drop function ulak._kafka_headers_violation(jsonb);
 drop function ulak._missing_client(text);
 drop function ulak._require_room(bigint, integer);
 drop function ulak._refuse_operator_event(bigint);
+drop function ulak._check_login(text);
 
 comment on column ulak.endpoints.config is 'how to reach the receiver. Validated key by key; {"$secret": "name"} stands for a value in ulak_private.secrets';
 comment on column ulak.locks.name is 'what the row''s lock stands for, as in sql/code/1_foundations/locks.sql';

@@ -69,7 +69,7 @@ class Rehearsal:
     def reload_until(self, name: str, detail: str) -> None:
         """Until this is the first thing that keeps a login from working."""
         self.cluster.reload()
-        query = "select * from ulak_private.check_login('ulak_worker')"
+        query = "select * from ulak_private.login_steps('ulak_worker')"
 
         def answer() -> Rows:
             rows = self.ask(query)
@@ -165,12 +165,12 @@ def rehearse() -> Rehearsal:
     seen.reload_until("empty map", 'map "ulak" has')
     (cluster.data / "pg_ident.conf").write_text(f"ulak {getuser()} ulak_worker\n")
     cluster.reload()
-    wait_until(lambda: seen.ask("select * from ulak_private.check_login('ulak_worker')")[0]["status"] == "ok")
+    wait_until(lambda: seen.ask("select * from ulak_private.login_steps('ulak_worker')")[0]["status"] == "ok")
 
     hba.write_text(trusting)
     cluster.reload()
     cluster.execute("alter role ulak_worker nologin")
-    wait_until(lambda: seen.ask("select * from ulak_private.check_login('postgres')")[0]["status"] == "ok")
+    wait_until(lambda: seen.ask("select * from ulak_private.login_steps('postgres')")[0]["status"] == "ok")
     seen.start("no login")
     seen.fix("no login", "login")
     cluster.execute("alter database shop set statement_timeout = '20s'")

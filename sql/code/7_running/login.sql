@@ -1,15 +1,6 @@
 -- How pg_cron logs in as the role of its jobs, and which line of pg_hba.conf stands in the way.
 
 -- In its libpq mode pg_cron logs in as the role that a job runs as. This does the same.
-create or replace function ulak_private.check_login(p_user text)
-returns table (item text, status text, detail text, fix text)
-language sql
-set search_path = pg_catalog, pg_temp
-as $sql$
-    select c.item, c.status, c.detail, c.fix
-    from ulak_private.login_steps(p_user) c
-$sql$;
-
 create or replace function ulak_private.login_steps(p_user text)
 returns table (step integer, item text, status text, detail text, fix text)
 language plpgsql
