@@ -363,7 +363,7 @@ begin
 end
 $plpgsql$;
 
--- Sequences have no second names. What these hold is a hint, or a count: a value that goes astray is none that anything depends on.
+-- Sequences have no second names. What these hold is a hint, or a count: nothing depends on a value that gets lost.
 create sequence ulak.bell;
 create sequence ulak.claim_position;
 create sequence ulak.messages_cancelled;

@@ -1,6 +1,6 @@
 -- From 0.2.0 to 0.3.0: what replaying sql/code can't do. Each step says what it locks, and for how long.
 
--- What is private moves there, at the end (0.2.0--0.3.0.move.sql). Who owns a schema could replace what is in it: one that exists is refused.
+-- What is private moves there, at the end (0.2.0--0.3.0.move.sql). A schema's owner could replace what is in it, so an existing one is refused.
 create schema ulak_private;
 comment on schema ulak_private is 'The inside of ulak. What users call and read is in schema ulak.';
 
@@ -138,7 +138,7 @@ comment on column ulak.schedule.is_watched is 'workers need a watcher: pg_cron s
 -- Messages: new, empty tables for what was sent and for idempotency keys.
 
 -- An event has the id of its first delivery. Months are made and dropped together with those of the archive
--- (sql/code/56_partitions.sql), but none is dropped as long as something needs an event of it.
+-- (sql/code/6_afterwards/partitions.sql), but none is dropped as long as something needs an event of it.
 create table ulak._events (
     id bigint not null,
     created_at timestamptz not null default now(),

@@ -1,4 +1,4 @@
-"""PostgreSQL's notification queue is full: whoever notifies fails. Nobody who sends, settles or operates does."""
+"""PostgreSQL's notification queue is full: every NOTIFY fails, but no send, settle or operator's call does."""
 
 from __future__ import annotations
 

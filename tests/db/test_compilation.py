@@ -1,4 +1,4 @@
-"""PostgreSQL's just-in-time compilation: dear, and decided by estimates that functions' plans overrate."""
+"""PostgreSQL's just-in-time compilation: expensive, and triggered by estimates that are too high for functions."""
 
 from __future__ import annotations
 

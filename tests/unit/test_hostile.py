@@ -1,4 +1,4 @@
-"""Every hostile receiver, all at once in one exchanges, while a healthy one is served beside them."""
+"""Every hostile receiver, all at once, while a healthy one is served beside them."""
 
 from __future__ import annotations
 

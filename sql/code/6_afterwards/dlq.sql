@@ -113,7 +113,7 @@ as $sql$
     where d.original_message_id = any (p_ids) and d.status = 'failed'
 $sql$;
 
--- An error without its numbers, which don't make another cause of it.
+-- An error without its numbers, so that errors of one cause are equal.
 create or replace function ulak_private.cause(p_error text)
 returns text
 language sql
@@ -146,7 +146,7 @@ begin
         order by q.endpoint_id
     loop
         v_endpoint := ulak_private.lock_endpoint(v_dead.endpoint_id);
-        -- A receiver that says 410 Gone wants no more.
+        -- A receiver that answers 410 Gone wants no more messages.
         if v_dead.is_gone and v_endpoint.enabled and (v_endpoint.config -> 'auto_disable_on_gone')::boolean then
             perform ulak_private.switch_endpoint(v_endpoint, false, null, 'the receiver answered 410 Gone', p_now);
         end if;
@@ -234,7 +234,7 @@ begin
 end
 $plpgsql$;
 
--- For maintenance: what was left out of a minute that nobody has come to close. An endpoint that is locked is left to the next run.
+-- For maintenance: reports what was left out of minutes that no later dead letter has closed. An endpoint that is locked is left to the next run.
 create or replace function ulak_private.close_dead_logs(p_now timestamptz)
 returns void
 language plpgsql

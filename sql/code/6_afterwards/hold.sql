@@ -82,7 +82,7 @@ as $sql$
     where q.id = d.original_message_id and q.status is not distinct from 'held'
 $sql$;
 
--- Messages that wait behind one of their ordering key; 1000: at least so many.
+-- Messages that wait behind one of their ordering key; 1000: at least that many.
 create or replace function ulak_private.count_behind(p_id bigint, p_endpoint_id bigint, p_ordering_key text)
 returns bigint
 language sql

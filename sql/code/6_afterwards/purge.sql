@@ -400,7 +400,7 @@ as $sql$
     where q.id = any (p_ids)
 $sql$;
 
--- For those who may read it, as {"payload": ...}; the beginning of a long one.
+-- For roles that may read it, as {"payload": ...}; of a long one, the beginning.
 create or replace function ulak_private.shown_payload(p_payload jsonb)
 returns jsonb
 language sql
@@ -414,7 +414,7 @@ as $sql$
     end
 $sql$;
 
--- The call that a dry run stands for.
+-- The call that a dry run is a preview of.
 create or replace function ulak_private.command(p_function text, p_given json)
 returns text
 language sql

@@ -153,7 +153,7 @@ $sql$;
 comment on function ulak.replay_range(text, timestamptz, timestamptz, text, boolean, integer, boolean, text, jsonpath, timestamptz) is
     'the same for the endpoint of this name';
 
--- Which messages of an endpoint a range is.
+-- The messages of an endpoint that a range selects.
 create or replace function ulak_private.replayable(
     p_endpoint_id bigint,
     p_from_ts timestamptz,

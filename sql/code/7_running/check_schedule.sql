@@ -50,7 +50,7 @@ begin
 end
 $plpgsql$;
 
--- The steps of a mending: 1 packages, 2 parameters, 3 a restart for them, 4 parameters that are possible only then, 5 a restart for
+-- The steps, in the order of their fixes: 1 packages, 2 parameters, 3 a restart for them, 4 parameters that are possible only then, 5 a restart for
 -- those, 6 what the running server needs, 7 a look into its files.
 create or replace function ulak_private.in_order(p_checks jsonb)
 returns table (item text, status text, detail text, fix text)
@@ -159,7 +159,7 @@ as $sql$
     ) t (value)
 $sql$;
 
--- Anybody may set a parameter of its where it isn't loaded.
+-- Where pg_cron isn't loaded, anybody may set its parameters.
 create or replace function ulak_private.is_pg_cron_loaded()
 returns boolean
 language sql
@@ -406,7 +406,7 @@ declare
         (ulak_private.given_setting('cron.max_running_jobs')).setting::integer,
         case when p_background then least(5, v_processes - 1) else least(32, current_setting('max_connections')::integer) end
     );
-    -- Beside the workers: maintenance, vacuum, log, and the watcher of those who don't know seconds.
+    -- Beside the workers: maintenance, vacuum, log, and the watcher, which versions without schedules in seconds need.
     v_others integer := case when ulak_private.has_seconds() or p_workers = 0 then 3 else 4 end;
     v_needed integer := p_workers + v_others;
 begin

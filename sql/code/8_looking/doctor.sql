@@ -50,7 +50,7 @@ begin
             count(*) over (partition by p.severity, p.check_name) as alike
         from problem p
     ),
-    -- Thousands of one kind would hide the others.
+    -- Thousands of findings of one kind would hide the others.
     shown as (
         select c.severity, c.check_name, c.finding, c.fix, c.place
         from counted c
@@ -62,7 +62,7 @@ begin
     )
     select f.severity, f.check_name, f.finding, f.fix
     from shown f
-    -- Causes before what follows from them.
+    -- Causes come before their effects.
     order by
         array_position(array['critical', 'warning', 'info'], f.severity),
         array_position(array['missing roles', 'cluster', 'clock', 'pg_cron', 'workers', 'settings', 'hosts', 'maintenance', 'circuit', 'failing', 'ordering key', 'session', 'queue', 'backlog'], f.check_name),

@@ -47,7 +47,7 @@ as $sql$
     where n.letters >= 10 and n.letters > b.letters
 $sql$;
 
--- Letters that wait are told where the queue of them doesn't grow: they need a decision all the same.
+-- If the dead-letter queue doesn't grow, letters that wait are still reported: they need a decision.
 create or replace function ulak_private.doctor_letters(p_facts ulak_private.endpoint_fact[], p_now timestamptz)
 returns table (severity text, check_name text, finding text, fix text)
 language sql

@@ -51,7 +51,7 @@ as $sql$
     where not p.is_usual
 $sql$;
 
--- Roles are no part of a dump. These have grants here, or have sent what is held until adopt(); where they are missing nobody can log in to send.
+-- A dump doesn''t contain roles. These have grants here, or have sent what is held until adopt(); where they are missing nobody can log in to send.
 create or replace function ulak_private.doctor_missing_roles()
 returns table (severity text, check_name text, finding text, fix text)
 language sql

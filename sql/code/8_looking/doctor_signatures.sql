@@ -58,7 +58,7 @@ as $sql$
     where p.config -> 'ssl_verify' = 'false'
 $sql$;
 
--- By its looks: a name with a dot that isn't kept for internal use, or an address outside of the private ranges.
+-- Judged by its form: a name with a dot that isn't kept for internal use, or an address outside of the private ranges.
 create or replace function ulak_private.is_public_url(p_url text)
 returns boolean
 language sql
