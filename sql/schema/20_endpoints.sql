@@ -36,7 +36,9 @@ create table ulak.endpoints (
     dead_log_started_at timestamptz,
     dead_log_letters integer,
     circuit_broken_since timestamptz,
-    is_restricted boolean not null default false
+    is_restricted boolean not null default false,
+    failing_since timestamptz,
+    failing_told smallint
 )
 with (fillfactor = 50);
 
@@ -74,6 +76,8 @@ comment on column ulak.endpoints.dead_log_started_at is 'start of the minute who
 comment on column ulak.endpoints.dead_log_letters is 'dead letters of that minute: the first ten have a line of the server''s log each';
 comment on column ulak.endpoints.circuit_broken_since is 'since when the breaker has not been closed; null while it is';
 comment on column ulak.endpoints.is_restricted is 'true: only roles with a grant may send to it';
+comment on column ulak.endpoints.failing_since is 'first failure after the last success, for endpoints with disable_after; exact to a minute';
+comment on column ulak.endpoints.failing_told is 'how much of disable_after was over when subscribers were told last: 50 or 90 percent; 100: it was disabled by it';
 
 -- Few endpoints are of either kind: publish() asks for them among thousands of subscribers.
 create index endpoints_restricted_idx on ulak.endpoints (id) where is_restricted;

@@ -298,7 +298,8 @@ drop function ulak._lock_due(bigint[], smallint[], timestamptz[], bigint[], inte
 alter function ulak.redrive_message(bigint, text, timestamptz) rename to _redrive_message_of_0_2_0;
 
 -- Grants to send, and the role that counts. All of these are locked since the beginning; columns with a constant default rewrite no table.
-alter table ulak.endpoints add column is_restricted boolean not null default false;
+alter table ulak.endpoints
+    add column is_restricted boolean not null default false, add column failing_since timestamptz, add column failing_told smallint;
 alter table ulak.event_types add column is_restricted boolean not null default false;
 alter table ulak.endpoint_grants
     add column may_work boolean not null default true,
@@ -313,6 +314,8 @@ create index endpoints_max_pending_idx on ulak.endpoints (id) where max_pending 
 create index endpoints_announcing_idx on ulak.endpoints (id) where config ? 'announce';
 
 comment on column ulak.endpoints.is_restricted is 'true: only roles with a grant may send to it';
+comment on column ulak.endpoints.failing_since is 'first failure after the last success, for endpoints with disable_after; exact to a minute';
+comment on column ulak.endpoints.failing_told is 'how much of disable_after was over when subscribers were told last: 50 or 90 percent; 100: it was disabled by it';
 comment on column ulak.event_types.is_restricted is 'true: only roles of ulak.event_type_grants may publish it';
 comment on table ulak.endpoint_grants is 'roles that may claim from an endpoint, and roles that may send to a restricted one. Change it with ulak.grant_endpoint() and ulak.revoke_endpoint()';
 comment on column ulak.endpoint_grants.granted_at is 'when the first of both rights was granted';

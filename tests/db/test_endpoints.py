@@ -137,7 +137,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         '$.headers.Authorization is set by "auth" already',
     ),
     ({"signature": {}}, "$.signature.scheme is required"),
-    ({"signature": {"scheme": "stripe"}}, "$.signature.scheme must be one of standard, github, hmac"),
+    ({"signature": {"scheme": "stripe"}}, "$.signature.scheme must be one of standard, ed25519, github, hmac"),
     ({"signature": {"scheme": "hmac"}}, '$.signature.header is required with "scheme": "hmac"'),
     ({"signature": {"scheme": "github", "prefix": "x"}}, '$.signature.prefix has no effect without "scheme": "hmac"'),
     ({"signature": {"scheme": "hmac", "header": "a b"}}, "$.signature.header is not a valid header name"),
@@ -588,7 +588,7 @@ def test_others_see_an_endpoint_without_its_secrets(connect: Connect, db: DB) ->
 
         assert row is not None
         assert "hunter" not in str(row)
-        shown = row[-1]
+        (shown,) = session.execute("select config from ulak.endpoint_list").fetchone() or [{}]
         assert shown["url"] == "https://api.example.com:8443"
         assert shown["auth"] == {"type": "***", "username": "***", "password": "***"}
         assert shown["headers"] == {"X-Key": "***"}

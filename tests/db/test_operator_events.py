@@ -15,6 +15,7 @@ EVENTS = [
     "ulak.endpoint.closed",
     "ulak.endpoint.dead_letters",
     "ulak.endpoint.disabled",
+    "ulak.endpoint.failing",
     "ulak.endpoint.opened",
     "ulak.message.cancelled",
     "ulak.message.dead",

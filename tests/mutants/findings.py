@@ -233,6 +233,16 @@ MUTANTS = [
         f"{TESTS}::test_a_first_message_that_holds_up_its_ordering_key_for_hours_is_told",
     ),
     never(
+        "disable_after: it will be disabled",
+        "where f.failures >= 20",
+        "tests/db/test_disable_after.py::test_the_doctor_and_the_list_of_endpoints_count_down",
+    ),
+    never(
+        "disable_after: it was disabled",
+        "where not e.enabled and e.failing_told = 100",
+        "tests/db/test_disable_after.py::test_the_doctor_names_what_was_disabled",
+    ),
+    never(
         "ordering: a dead letter holds its key",
         "where w.messages > 0",
         "tests/db/test_hold.py::test_the_doctor_names_a_letter_that_others_wait_for",

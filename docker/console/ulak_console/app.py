@@ -269,7 +269,7 @@ def create_app(environment: Mapping[str, str] = os.environ) -> Flask:
         hours = _one_of("hours", HOURS, 6)
         with g.session.reading() as cursor:
             health = cursor.execute("select * from ulak.get_endpoint_health(%s)", [name]).fetchone()
-        listing = "select id, config, description from ulak.endpoint_list where name = %s"
+        listing = "select id, config, description, disable_at from ulak.endpoint_list where name = %s"
         config = next(iter(_part("The config", listing, [name])), None)
         traffic = _part("The traffic", TRAFFIC, {"id": config["id"], "hours": hours}) if config else []
         newest = "select * from ulak.find_messages(p_endpoint => %s, p_limit => 10)"
@@ -287,6 +287,9 @@ def create_app(environment: Mapping[str, str] = os.environ) -> Flask:
         ]
         for column in ("endpoint_name", "last_hour", "pending_is_estimate"):
             health.pop(column, None)
+        if config:
+            # The countdown of disable_after.
+            health["disable_at"] = config["disable_at"]
         return render_template(
             "endpoint.html",
             name=name,

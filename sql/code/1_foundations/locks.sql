@@ -34,6 +34,7 @@
 --     recover_from                    messages of workers that died; skips
 --     mark_expired_messages           messages past their expires_at; skips
 --     bury_orphans                    messages whose endpoint was dropped; skips
+--     bury_abandoned                  messages that wait for an endpoint that disable_after has disabled; skips
 --     redrive_rows                    dead letters; waits: of two operators, the second finds them redriven
 --     replay                          dead letters of archived messages; waits: as redrive_rows
 --     discard_rows                    dead letters; waits: of two operators, the second finds them discarded

@@ -414,7 +414,7 @@ as $sql$
             t.value,
             case
                 when jsonb_typeof(t.value) in ('number', 'boolean') then t.value
-                when t.key in ('retry_on', 'permanent_on') then t.value
+                when t.key in ('retry_on', 'permanent_on', 'announce', 'on_dead', 'disable_after', 'when_disabled') then t.value
                 when t.key = any (array(select p.host_key from ulak_private.protocol_facts() p)) then coalesce(to_jsonb(ulak_private.hosts(t.value)), '"***"')
                 else '"***"'
             end as shown
@@ -441,7 +441,8 @@ select
     e.last_failure_at,
     e.created_at,
     e.updated_at,
-    ulak_private.shown_config(e.config) as config
+    ulak_private.shown_config(e.config) as config,
+    case when e.enabled then e.failing_since + (e.config ->> 'disable_after')::interval end as disable_at
 from ulak.endpoints as e;
 
 comment on view ulak.endpoint_list is 'endpoints without anything secret: texts in the config are masked, except hosts; urls are cut after the host';
@@ -458,4 +459,5 @@ comment on column ulak.endpoint_list.last_success_at is 'as in ulak.endpoints';
 comment on column ulak.endpoint_list.last_failure_at is 'as in ulak.endpoints';
 comment on column ulak.endpoint_list.created_at is 'as in ulak.endpoints';
 comment on column ulak.endpoint_list.updated_at is 'as in ulak.endpoints';
+comment on column ulak.endpoint_list.disable_at is 'when it will be disabled unless it answers: disable_after has begun; null: it has not';
 comment on column ulak.endpoint_list.config is 'the config with *** for every text except hosts';

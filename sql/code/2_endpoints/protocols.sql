@@ -103,6 +103,8 @@ as $sql$
         "max_in_flight": {"type": "integer", "minimum": 1, "maximum": 10000},
         "max_pending": {"type": "integer", "minimum": 1, "maximum": 2147483647},
         "when_full": {"enum": ["refuse", "dead_letter"]},
+        "disable_after": {"type": "string", "pattern": "^[1-9][0-9]{0,3} (hour|day|week)s?$"},
+        "when_disabled": {"enum": ["hold", "dead_letter"]},
         "on_dead": {"enum": ["continue", "hold"]},
         "announce": {"type": "array", "minItems": 1, "items": {"enum": ["delivered", "dead", "expired", "cancelled"]}},
         "rate_limit": {
@@ -175,7 +177,11 @@ declare
         end
     );
 begin
-    v_violation := coalesce(v_violation, ulak_private.circuit_breaker_violation(p_config -> 'circuit_breaker'));
+    v_violation := coalesce(
+        v_violation,
+        ulak_private.circuit_breaker_violation(p_config -> 'circuit_breaker'),
+        ulak_private.disable_after_violation(p_protocol, p_config)
+    );
     if v_violation is null and exists (select from ulak_private.protocol_facts() p where p.protocol = p_protocol and p.has_rules) then
         execute format('select ulak_private.%I($1)', format('%s_config_violation', p_protocol)) into v_violation using p_config;
     end if;

@@ -57,6 +57,8 @@ begin
         release_before = case when p_rate is not null then p_now end,
         rate_tokens = case when p_rate is null then e.rate_tokens else 0 end,
         rate_refilled_at = case when p_rate is null then e.rate_refilled_at else p_now end,
+        failing_since = null,
+        failing_told = null,
         updated_at = p_now
     where e.id = p_endpoint.id and (e.enabled <> p_enabled or e.release_rate is distinct from p_rate);
     if p_endpoint.enabled = p_enabled then

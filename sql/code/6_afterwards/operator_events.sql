@@ -6,6 +6,7 @@ values
     ('ulak.endpoint.opened', 'the circuit of an endpoint opened: deliveries to it pause', '-infinity'),
     ('ulak.endpoint.closed', 'the circuit of an endpoint closed again', '-infinity'),
     ('ulak.endpoint.disabled', 'an endpoint was disabled, by an administrator or because it answered 410 Gone', '-infinity'),
+    ('ulak.endpoint.failing', 'an endpoint has had no success for half, or nine tenths, of its disable_after', '-infinity'),
     ('ulak.endpoint.dead_letters', 'a digest: how many messages of an endpoint became dead letters in the last minute, by event type and error', '-infinity'),
     ('ulak.message.dead', 'a message became a dead letter', '-infinity'),
     ('ulak.message.delivered', 'a message was delivered, to an endpoint whose config announces it', '-infinity'),

@@ -37,10 +37,10 @@ from (
             (10, 'inbox_retention', 'forgets old keys of mark_handled()'),
             (11, 'ordering', 'makes parked messages due that wait behind nothing, and forgets unused ordering keys'),
             (12, 'attempts_retention', 'forgets old failed attempts'),
-            (13, 'samples', 'counts what waits for each endpoint, sums up the last minutes, and sends operators the digest of dead letters'),
+            (13, 'samples', 'counts what waits for each endpoint, sums up the last minutes, tells operators of dead letters, and disables endpoints that stay broken (disable_after)'),
             (14, 'samples_retention', 'keeps one sample an hour after two days, and deletes old ones'),
             (15, 'secrets', 'forgets signing secrets whose grace after a rotation is over'),
-            (16, 'orphans', 'makes dead letters of messages whose endpoint was dropped while they were being sent'),
+            (16, 'orphans', 'makes dead letters of messages whose endpoint was dropped while they were being sent, or was disabled because it stays broken, if its config says so'),
             (17, 'schedule', 'puts right what pg_cron remembers of the server that its jobs ran on')
     ) s (place, step, what)
     left join ulak_private.maintenance_runs r on r.step = s.step
@@ -272,12 +272,14 @@ begin
             more := more or v_rolled_up > 0;
             rows := rows + v_rolled_up;
         when p_step = 'samples' then
+            -- First, because it locks endpoints and waits.
+            perform ulak_private.disable_broken(p_now);
             rows := ulak_private.sample_backlog(p_now);
             perform ulak_private.close_dead_logs(p_now);
             perform ulak_private.tell_digests(p_now);
         when p_step = 'orphans' then
-            rows := ulak_private.bury_orphans(p_now, v_batch);
-            more := rows = v_batch;
+            rows := ulak_private.bury_orphans(p_now, v_batch) + ulak_private.bury_abandoned(p_now, v_batch);
+            more := rows >= v_batch;
         when p_step = 'secrets' then
             rows := ulak_private.forget_old_secrets(p_now);
         when p_step = 'schedule' then

@@ -25,6 +25,39 @@ as $sql$
     select f.* from ulak_private.doctor_heads(p_facts, p_now) f
     union all
     select f.* from ulak_private.doctor_held_keys(p_now) f
+    union all
+    select f.* from ulak_private.doctor_disable_after(p_now) f
+$sql$;
+
+-- Endpoints that will be disabled, or were, because their receiver stays broken.
+create or replace function ulak_private.doctor_disable_after(p_now timestamptz)
+returns table (severity text, check_name text, finding text, fix text)
+language sql
+stable
+set search_path = pg_catalog, pg_temp
+as $sql$
+    select
+        'warning',
+        'disable_after',
+        format(
+            'endpoint "%s" has had no success for %s (%s) and will be disabled in %s: %s',
+            f.endpoint_name,
+            ulak_private.short_duration(p_now - f.since),
+            ulak_private.counted(f.failures, 'failure'),
+            ulak_private.short_duration(greatest(f.disable_at - p_now, '0')),
+            coalesce(f.last_error, 'no error is known')
+        ),
+        format('select * from ulak.ping(%L);', f.endpoint_name)
+    from ulak_private.failing_endpoints(p_now) f
+    where f.failures >= 20
+    union all
+    select
+        'warning',
+        'disable_after',
+        format('endpoint "%s" was disabled because its receiver stayed broken: %s', e.name, coalesce(e.last_error, 'no error is known')),
+        format('select * from ulak.ping(%1$L); -- when it answers again: select ulak.enable_endpoint(%1$L);', e.name)
+    from ulak.endpoints e
+    where not e.enabled and e.failing_told = 100
 $sql$;
 
 create or replace function ulak_private.doctor_circuits(p_facts ulak_private.endpoint_fact[], p_now timestamptz)

@@ -1,0 +1,188 @@
+-- A receiver that stays broken: "disable_after" in a config disables the endpoint after so long without a success, and tells of it before.
+
+-- Maintenance looks once a minute, by what the statistics know: nothing is counted for it where messages are settled. The wait begins with
+-- the first failure after the last success, after it was enabled, or after its config was changed. failing_since remembers it,
+-- since statistics are deleted after a while, and failing_told how much of the way subscribers were told of, in percent; 100: it was
+-- disabled by this.
+
+create or replace function ulak_private.disable_after_violation(p_protocol text, p_config jsonb)
+returns text[]
+language plpgsql
+immutable
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+begin
+    if p_config ? 'when_disabled' and not p_config ? 'disable_after' then
+        return array['.when_disabled', 'has no effect without "disable_after"', null];
+    elsif p_config ? 'disable_after' and p_protocol = 'pull' then
+        return array['.disable_after', 'has no effect with protocol pull', 'External workers know by themselves when to stop.'];
+    elsif (p_config ->> 'disable_after')::interval > interval '90 days' then
+        return array['.disable_after', 'must be at most 90 days', 'Such as "5 days".'];
+    end if;
+    return null;
+end
+$plpgsql$;
+
+-- Endpoints with such a limit that have failed since: since when, how often, and how much of the wait is over.
+create or replace function ulak_private.failing_endpoints(p_now timestamptz)
+returns table (
+    endpoint_id bigint,
+    endpoint_name text,
+    since timestamptz,
+    failures bigint,
+    disable_at timestamptz,
+    percent integer,
+    -- Whether the endpoint's row has since, and what subscribers were told.
+    is_known boolean,
+    told smallint,
+    last_error text
+)
+language sql
+stable
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = on
+set jit = off
+as $sql$
+    select
+        e.id,
+        e.name,
+        w.since,
+        f.failures,
+        w.since + l.wait,
+        (100 * extract(epoch from p_now - w.since) / extract(epoch from l.wait))::integer,
+        coalesce(e.failing_since = w.since, false),
+        case when e.failing_since = w.since then e.failing_told end,
+        e.last_error
+    from ulak.endpoints e
+    cross join lateral (select (e.config ->> 'disable_after')::interval, greatest(e.last_success_at, e.updated_at)) l(wait, well_at)
+    cross join lateral (
+        -- Minutes that began since: what failed in the same minute before is left out.
+        select min(s.minute), coalesce(sum(s.failed), 0)
+        from ulak.endpoint_stats s
+        where s.endpoint_id = e.id and s.minute > l.well_at and s.failed > 0
+    ) f(first_at, failures)
+    cross join lateral (select case when e.failing_since > l.well_at then e.failing_since else f.first_at end) w(since)
+    where e.config ? 'disable_after' and e.enabled and w.since <= p_now
+$sql$;
+
+-- For maintenance. At least 20 failures: a receiver that gets a message a week isn't broken after two.
+create or replace function ulak_private.disable_broken(p_now timestamptz)
+returns void
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+declare
+    v_least constant bigint := 20;
+    v_failing record;
+    v_stage integer;
+    v_endpoint ulak.endpoints;
+begin
+    for v_failing in
+        select f.* from ulak_private.failing_endpoints(p_now) f order by f.endpoint_id
+    loop
+        v_stage := case
+            when v_failing.failures < v_least then null
+            when v_failing.percent >= 100 then 100
+            when v_failing.percent >= 90 then 90
+            when v_failing.percent >= 50 then 50
+        end;
+        continue when v_failing.is_known and v_stage is not distinct from v_failing.told;
+        v_endpoint := ulak_private.lock_endpoint(v_failing.endpoint_id);
+        -- It may have been enabled, altered or dropped, or may have answered, in the meantime.
+        continue when v_endpoint.id is null or not v_endpoint.enabled
+            or coalesce(greatest(v_endpoint.last_success_at, v_endpoint.updated_at) >= v_failing.since, false);
+        if v_stage = 100 then
+            perform ulak_private.switch_endpoint(
+                v_endpoint,
+                false,
+                null,
+                format('no success since %s: %s', v_failing.since, ulak_private.counted(v_failing.failures, 'failure')),
+                p_now
+            );
+        elsif v_stage > coalesce(v_failing.told, 0) then
+            perform ulak_private.tell_failing(v_failing.endpoint_id, to_jsonb(v_failing), p_now);
+        end if;
+        update ulak.endpoints e
+        set failing_since = v_failing.since, failing_told = v_stage
+        where e.id = v_failing.endpoint_id;
+    end loop;
+end
+$plpgsql$;
+
+create or replace function ulak_private.tell_failing(p_endpoint_id bigint, p_failing jsonb, p_now timestamptz)
+returns void
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+declare
+    v_facts jsonb := jsonb_strip_nulls(jsonb_build_object(
+        'endpoint', p_failing -> 'endpoint_name',
+        'since', p_failing -> 'since',
+        'failures', p_failing -> 'failures',
+        'percent', p_failing -> 'percent',
+        'disable_at', p_failing -> 'disable_at',
+        'error', p_failing -> 'last_error'
+    ));
+begin
+    insert into ulak.event_log (event, endpoint_id, endpoint_name, detail, created_at)
+    values ('endpoint.failing', p_endpoint_id, v_facts ->> 'endpoint', v_facts - 'endpoint', ulak_private.log_time(p_now));
+    if ulak_private.has_subscribers('ulak.endpoint.failing') then
+        perform ulak_private.tell_operators(
+            'ulak.endpoint.failing',
+            array[p_endpoint_id],
+            array[jsonb_build_object('type', 'ulak.endpoint.failing', 'at', p_now) || v_facts],
+            p_now
+        );
+    end if;
+end
+$plpgsql$;
+
+-- For maintenance: what waits for endpoints that were disabled by this becomes dead letters, if their configs say so.
+create or replace function ulak_private.bury_abandoned(p_now timestamptz, p_limit integer)
+returns integer
+language plpgsql
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+as $plpgsql$
+declare
+    v_ids bigint[];
+    v_endpoint_ids bigint[];
+    v_keys text[];
+begin
+    with waiting as (
+        select q.id
+        from ulak.endpoints e
+        join ulak_private.deliveries q on q.endpoint_id = e.id and q.status = 'pending'
+        where not e.enabled and e.failing_told = 100 and e.config ->> 'when_disabled' = 'dead_letter'
+        limit p_limit
+        for update of q skip locked
+    ),
+    buried as (
+        update ulak_private.deliveries q
+        set status = ulak_private.dead_status(q.endpoint_id, q.ordering_key),
+            next_retry_at = p_now,
+            failed_at = p_now,
+            first_failed_at = coalesce(q.first_failed_at, p_now),
+            updated_at = p_now,
+            last_error = '[PERMANENT] its endpoint was disabled because the receiver stayed broken'
+        from waiting w
+        where q.id between w.id and w.id
+        returning q.id, q.endpoint_id, q.ordering_key
+    )
+    select
+        array_agg(b.id),
+        array_agg(b.endpoint_id) filter (where b.ordering_key is not null),
+        array_agg(b.ordering_key) filter (where b.ordering_key is not null)
+    into v_ids, v_endpoint_ids, v_keys
+    from buried b;
+    if v_ids is null then
+        return 0;
+    end if;
+    perform ulak_private.bury(v_ids, p_now);
+    if v_keys is not null then
+        perform ulak_private.unpark_heads(v_endpoint_ids, v_keys, p_now);
+    end if;
+    perform ulak_private.announce_dead(v_ids, p_now);
+    return cardinality(v_ids);
+end
+$plpgsql$;
