@@ -129,7 +129,9 @@ returns table (
 language sql
 set search_path = pg_catalog, pg_temp
 as $sql$
-    select *
+    select
+        c.id, c.message_id, c.attempt, c.endpoint_id, c.config_version, c.payload, c.headers, c.metadata, c.correlation_id, c.ordering_key,
+        c.priority, c.idempotency_key, c.created_at, c.expires_at, c.lease_until, c.circuit_state, c.due_at, c.may_have_more, c.left_out_others
     from ulak_private.claim(
         p_worker,
         p_limit,
@@ -138,7 +140,7 @@ as $sql$
         p_protocols,
         p_rooms => p_rooms,
         p_most_endpoints => p_most_endpoints
-    )
+    ) c
 $sql$;
 
 -- send(), send_many(), publish() and redrive_message(), as they were: an application's function (begin atomic) may depend on them by their oids.
@@ -275,6 +277,15 @@ as $sql$
     select
         s.id, false, null::uuid, null::integer, null::bigint, null::bigint, null::jsonb, null::jsonb, null::jsonb, null::uuid, null::timestamptz
     from unnest(ulak_private.settle_many(p_worker, p_ids, p_attempts, p_now => p_now)) s(id)
+$sql$;
+
+create or replace function ulak._request_wake_ups(out notified_to bigint, out last_sent bigint, out has_pending boolean)
+language sql
+security definer
+set search_path = pg_catalog, pg_temp
+as $sql$
+    select r.last_sent + 16, r.last_sent, exists (select from ulak_private.deliveries q where q.status = 'pending')
+    from ulak_private.request_wake_ups() r(last_sent)
 $sql$;
 
 -- Inserts into ulak.queue, ulak.archive and ulak.dlq, which were tables.

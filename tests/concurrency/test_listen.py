@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from support.cluster import Connect
 from support.queue import Begin, Queue
@@ -23,10 +25,19 @@ def work(consumer: Queue) -> list[int]:
     return consumer.column("select id from ulak.work('w', 10, 'shop')")
 
 
+def long_since(consumer: Queue) -> None:
+    """As if nothing had been sent for a while."""
+    consumer.db.execute("""
+        select set_config('ulak_private.waiting', array[m[1], m[2] - 100000]::text, false)
+        from (select current_setting('ulak_private.waiting')::bigint[]) m(m)
+    """)
+
+
 def test_a_consumer_sleeps_while_nothing_is_sent_and_is_woken_by_the_next_sender(queue: Queue, consumer: Queue) -> None:
     assert work(consumer) == []
-    assert listen(consumer) == 0.01
+    assert listen(consumer) < 1
     assert work(consumer) == []
+    long_since(consumer)
 
     assert listen(consumer) == 1
     sent = queue.send()
@@ -37,24 +48,33 @@ def test_a_consumer_sleeps_while_nothing_is_sent_and_is_woken_by_the_next_sender
 
 def test_a_consumer_looks_again_by_itself_while_others_send(queue: Queue, consumer: Queue) -> None:
     queue.endpoint("other")
-    waits = []
     for _ in range(6):
-        work(consumer)
-        waits.append(listen(consumer))
+        listen(consumer)
+        long_since(consumer)
         queue.send("other")
 
-    assert waits == [0.01, 0.02, 0.04, 0.08, 0.1, 0.1]
+    assert 0 < listen(consumer) <= 0.1
     assert list(consumer.db.notifies(timeout=0)) == []
 
 
-def test_a_consumer_that_found_something_looks_again_soon(queue: Queue, consumer: Queue) -> None:
-    for _ in range(3):
-        queue.send("shop", scheduled_at=7200)
-        listen(consumer)
-    sent = queue.send()
+def test_consumers_that_wait_look_in_turn(queue: Queue, consumer: Queue, connect: Connect) -> None:
+    looks = []
+    for waiting in (consumer, Queue(connect("ulak_consumer"))) * 2:
+        listen(waiting)
+        looks.append(int(queue.value("select last_value from ulak_private.looks")))
 
-    assert work(consumer) == [sent]
-    assert listen(consumer) == 0.01
+    assert all(later - earlier >= 3_000 for earlier, later in pairwise(looks))
+
+
+@pytest.mark.parametrize("ahead", ["1 second", "1 day"])
+def test_no_consumer_waits_for_long_however_many_there_are_and_whatever_the_clock_was(
+    queue: Queue, consumer: Queue, ahead: str
+) -> None:
+    queue.db.execute(
+        "select setval('ulak_private.looks', (extract(epoch from now() + %s::interval) * 1000000)::bigint)", [ahead]
+    )
+
+    assert listen(consumer) == 0.1
 
 
 def test_a_sender_that_draws_its_id_while_a_consumer_falls_asleep_is_not_waited_for(
@@ -62,6 +82,7 @@ def test_a_sender_that_draws_its_id_while_a_consumer_falls_asleep_is_not_waited_
 ) -> None:
     """It doesn't notify, because nobody had asked for it when it sent."""
     listen(consumer)
+    long_since(consumer)
     sender = begin()
     sent = sender.send()
     assert listen(consumer) < 1

@@ -30,7 +30,7 @@ def notifications(queue: Queue, connect: Connect) -> Notifications:
 
 
 def request_wake_ups(queue: Queue) -> int:
-    return int(queue.value("select last_sent from ulak_private.request_wake_ups()"))
+    return int(queue.value("select ulak_private.request_wake_ups()"))
 
 
 def test_nobody_notifies_while_no_worker_sleeps(queue: Queue, notifications: Notifications) -> None:

@@ -78,15 +78,15 @@ def test_whoever_claims_asks_the_same_of_a_message(db: DB) -> None:
             """
             select proname, prosrc from pg_proc
             where pronamespace::regnamespace::text in ('ulak', 'ulak_private')
-                and proname in ('lock_due', 'claim_new')
+                and proname in ('due_messages', 'claim_new')
             """
         )
     }
 
-    assert sorted(claims) == ["claim_new", "lock_due"]
+    assert sorted(claims) == ["claim_new", "due_messages"]
     assert {name: [part for part in DUE if part not in body] for name, body in claims.items()} == {
         "claim_new": [],
-        "lock_due": [],
+        "due_messages": [],
     }
 
 

@@ -243,6 +243,7 @@ def test_a_claim_at_a_time_a_little_earlier_than_the_last_one_works(queue: Queue
         ({"worker": "w", "limit": 10_001}, "limit"),
         ({"worker": "w", "lease": "0 s"}, "lease"),
         ({"worker": "w", "lease": "1 day 1 s"}, "lease"),
+        ({"worker": "w", "generation": 0}, "generation"),
     ],
 )
 def test_a_claim_that_makes_no_sense_is_refused(queue: Queue, arguments: dict[str, object], words: str) -> None:

@@ -196,25 +196,6 @@ def test_claims_of_a_generation_go_by_their_own_places(walk: Walk) -> None:
     assert walk.queue.claim_one(endpoint="shop").id == first
 
 
-def test_asking_for_wake_ups_passes_nothing_either(walk: Walk) -> None:
-    walk.queue.claim()
-    walk.stay()
-    asked: list[bool] = []
-
-    assert (
-        walk.passed(lambda: asked.append(walk.queue.value("select has_pending from ulak_private.request_wake_ups()")))
-        <= 20
-    )
-    walk.queue.send("z", scheduled_at=3600)
-    assert (
-        walk.passed(lambda: asked.append(walk.queue.value("select has_pending from ulak_private.request_wake_ups()")))
-        <= 20
-    )
-
-    assert asked == [False, True]
-    walk.queue.db.execute("delete from ulak.queue")
-
-
 def test_a_healthy_queue_is_always_looked_through_from_the_beginning(queue: Queue) -> None:
     queue.endpoint()
     first, second = queue.send(), queue.send()

@@ -533,8 +533,8 @@ MUTANTS = [
     Mutant(
         "settings: a claim goes by older ones",
         "sql/code/4_claiming/claim.sql",
-        "if v_turn.tids <> '{}' and ulak_private.has_old_settings() then",
-        "if false then",
+        "elsif current_setting('ulak_private.settings', true) <> '' and ulak_private.has_old_settings() then",
+        "elsif false then",
         ("tests/concurrency/test_settings_races.py::test_a_worker_claims_nothing_until_it_knows_the_settings_of_now",),
     ),
     Mutant(

@@ -20,7 +20,7 @@
 --     forget_idempotency_keys         rows of keys that are free again, to delete them; skips
 --     forget_ordering_keys            rows of keys that nobody uses any more, to delete them; skips
 --     claim_new                       messages that were just sent; skips
---     lock_due                        messages that a claim takes; skips
+--     due_messages                    messages that a claim takes; skips
 --     reschedule                      a message that waits, to give it another time; waits for a claim or another change of it
 --     archive_finished                messages that 0.2.0 has finished, to archive them; skips
 --     lock_pending                    messages that wait, to purge or retry them; skips
@@ -46,7 +46,7 @@
 --     keep_endpoint                   an endpoint's row, so that it isn't dropped meanwhile (key share); waits for drop_endpoint() only
 --     lock_endpoint                   an endpoint's row: circuit, limits, grants, switching, dropping, rotating; waits
 --     renew_configs                   endpoints that name a secret, in the order of their ids; waits
---     endpoints_in_turn               endpoints, for a claim under a limit; skips
+--     admit_limited                   an endpoint, for a claim under a limit; skips
 --     note_success                    endpoints whose last success is old; skips
 --     close_dead_logs                 endpoints whose dead letters were left out of the server's log; skips
 --     log_overflow                    rows of ulak_private.endpoint_headroom of endpoints that are full, once a minute; skips

@@ -322,11 +322,11 @@ as $plpgsql$
 declare
     v_caller text := ulak_private.caller();
 begin
-    perform from ulak.endpoint_grants g where g.endpoint_id = p_endpoint_id and g.role_name = v_caller and g.may_work;
-    if found then
+    if ulak_private.works_everywhere() then
         return true;
     end if;
-    return ulak_private.works_everywhere() or exists (
+    perform from ulak.endpoint_grants g where g.endpoint_id = p_endpoint_id and g.role_name = v_caller and g.may_work;
+    return found or exists (
         select
         from ulak.endpoint_grants g
         join pg_roles r on r.rolname = g.role_name

@@ -37,20 +37,17 @@ begin
 end
 $plpgsql$;
 
--- From now on the senders of the next 16 ids notify. last_sent is read after that was asked for: a sender either has drawn its
--- id by now, or will see that it is to notify. Whatever else is pending, also for a later time, is worth a claim, which costs
--- three times as much.
-create or replace function ulak_private.request_wake_ups(out notified_to bigint, out last_sent bigint, out has_pending boolean)
+-- From now on the senders of the next 16 ids notify. The id that was sent last is read after that was asked for: a sender either has drawn
+-- its id by now, or will see that it is to notify.
+create or replace function ulak_private.request_wake_ups()
+returns bigint
 language plpgsql
-security definer
-set search_path = pg_catalog, pg_temp
 as $plpgsql$
 declare
-    v_sequence oid := 'ulak.queue_id_seq'::regclass;
+    v_sequence constant regclass := 'ulak.queue_id_seq';
 begin
-    notified_to := setval('ulak_private.bell', coalesce(pg_sequence_last_value(v_sequence), 0) + 16);
-    last_sent := coalesce(pg_sequence_last_value(v_sequence), 0);
-    has_pending := ulak_private.has_pending();
+    perform setval('ulak_private.bell', coalesce(pg_sequence_last_value(v_sequence), 0) + 16);
+    return coalesce(pg_sequence_last_value(v_sequence), 0);
 end
 $plpgsql$;
 
@@ -74,9 +71,9 @@ end
 $plpgsql$;
 
 -- External workers wait by themselves: a function that waits holds a snapshot, and with it vacuum. While nothing is sent, a consumer sleeps
--- for a second at most and is woken by the next sender, as workers are. While others send, it looks again after 10 ms, and after twice as
--- long each time that it finds nothing, up to 0.1 s: senders of a busy queue notify nobody, and a message that was drawn before the
--- consumer asked, and is committed after, is seen at the next look.
+-- for a second at most and is woken by the next sender, as workers are. While others send, all consumers together look once in three
+-- milliseconds, in turn, and each of them at least every 0.1 s: senders of a busy queue notify nobody, a message that was drawn before the
+-- consumer asked, and is committed after, is seen at the next look, and many consumers cost no more than a few.
 create or replace function ulak.listen()
 returns double precision
 language plpgsql
@@ -84,18 +81,22 @@ security definer
 set search_path = pg_catalog, pg_temp
 as $plpgsql$
 declare
-    -- The session's memory: the last id that was sent, and for how many milliseconds it waited. claim() forgets it when it finds something.
-    v_memory bigint[] := nullif(current_setting('ulak_private.waiting', true), '');
     v_sent bigint := coalesce(pg_sequence_last_value('ulak.queue_id_seq'::regclass), 0);
-    v_wait bigint := least(100, greatest(10, v_memory[2] * 2));
+    v_now bigint := extract(epoch from clock_timestamp()) * 1000000;
+    -- The session's memory: the last id that was sent, and since when.
+    v_memory bigint[] := nullif(current_setting('ulak_private.waiting', true), '');
+    v_turn bigint;
 begin
-    if v_memory[1] = v_sent and current_setting('max_prepared_transactions')::integer = 0 then
+    if v_memory[1] = v_sent and v_now - v_memory[2] >= 100000 and current_setting('max_prepared_transactions')::integer = 0 then
         listen ulak_bell;
         -- A sender that drew an id in the meantime may not notify.
-        v_wait := case when (ulak_private.request_wake_ups()).last_sent = v_sent then 1000 else 0 end;
+        return case when ulak_private.request_wake_ups() = v_sent then 1 else 0 end;
+    elsif v_memory[1] is distinct from v_sent then
+        perform set_config('ulak_private.waiting', array[v_sent, v_now]::text, false);
     end if;
-    perform set_config('ulak_private.waiting', array[v_sent, v_wait]::text, false);
-    return v_wait / 1000.0;
+    v_turn := least(greatest(v_now, pg_sequence_last_value('ulak_private.looks'::regclass)) + 3000, v_now + 100000);
+    perform setval('ulak_private.looks', v_turn);
+    return (v_turn - v_now) / 1000000.0;
 end
 $plpgsql$;
 

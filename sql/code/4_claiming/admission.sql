@@ -18,8 +18,87 @@ as $sql$
     select ulak_private.is_charged(p_endpoint) or p_endpoint.max_in_flight is not null or p_endpoint.slow_start_limit is not null
 $sql$;
 
--- How many messages of an endpoint may be claimed now. The caller has locked its row until the claim commits, which makes
--- the answer true for all workers.
+-- Endpoints that a claim may take messages of, as far as their row tells without a lock. One without a token is passed over.
+create or replace function ulak_private.is_open(p_endpoint ulak.endpoints, p_protocols text[], p_now timestamptz)
+returns boolean
+language sql
+immutable
+as $sql$
+    select p_endpoint.enabled
+        and (p_protocols is null or p_endpoint.protocol = any (p_protocols))
+        and not ulak_private.is_cooling(p_endpoint, p_now)
+        and (not ulak_private.is_charged(p_endpoint) or ulak_private.rate_tokens(p_endpoint, p_now) >= 1)
+$sql$;
+
+-- How many messages of an endpoint the worker has room for, at most p_limit.
+create or replace function ulak_private.room_for(p_endpoint_id bigint, p_limit integer, p_rooms ulak_private.rooms)
+returns integer
+language sql
+immutable
+as $sql$
+    select least(p_limit, coalesce((p_rooms).rooms[array_position((p_rooms).endpoint_ids, p_endpoint_id)], (p_rooms).others))
+$sql$;
+
+-- One endpoint that was asked for by name; quota is null if nothing may be claimed from it.
+create or replace function ulak_private.admitted(
+    p_endpoint_id bigint,
+    p_limit integer,
+    p_protocols text[],
+    p_rooms ulak_private.rooms,
+    p_now timestamptz,
+    out name text,
+    out config_version bigint,
+    out quota integer,
+    out is_probe boolean,
+    out is_charged boolean
+)
+language plpgsql
+as $plpgsql$
+declare
+    v_is_limited boolean;
+begin
+    is_probe := false;
+    is_charged := false;
+    select e.name, e.config_version, ulak_private.room_for(e.id, p_limit, p_rooms), ulak_private.is_limited(e)
+    into name, config_version, quota, v_is_limited
+    from ulak.endpoints e
+    where e.id = p_endpoint_id and ulak_private.is_open(e, p_protocols, p_now) and ulak_private.is_adopted();
+    if v_is_limited and quota > 0 then
+        select a.* into quota, is_probe, is_charged
+        from ulak_private.admit_limited(p_endpoint_id, quota, p_now) a;
+    end if;
+    quota := case when quota > 0 then quota end;
+end
+$plpgsql$;
+
+-- The same for an endpoint with a limit or a troubled circuit. Its row is locked until the claim commits, which makes the answer true for all
+-- workers. A claim that finds it locked leaves it to the other one: claims never wait for each other.
+create or replace function ulak_private.admit_limited(
+    p_endpoint_id bigint,
+    p_limit integer,
+    p_now timestamptz,
+    out quota integer,
+    out is_probe boolean,
+    out is_charged boolean
+)
+language plpgsql
+as $plpgsql$
+declare
+    v_endpoint ulak.endpoints;
+begin
+    select e.* into v_endpoint
+    from ulak.endpoints e
+    where e.id = p_endpoint_id and e.enabled
+    for no key update skip locked;
+    if found then
+        quota := ulak_private.admit(v_endpoint, p_limit, p_now);
+        is_probe := v_endpoint.circuit_state <> 'closed';
+        is_charged := ulak_private.is_charged(v_endpoint);
+    end if;
+end
+$plpgsql$;
+
+-- How many messages of an endpoint may be claimed now. The caller has locked its row.
 create or replace function ulak_private.admit(p_endpoint ulak.endpoints, p_limit integer, p_now timestamptz)
 returns integer
 language plpgsql
@@ -33,7 +112,7 @@ begin
         perform ulak_private.show_breaker_lock(p_endpoint.id);
     end if;
     if v_quota > 0 and v_most_in_flight is not null then
-        -- A statement of its own, which sees what others have claimed until the row was locked: that of the walk doesn't.
+        -- A statement of its own, which sees what others have claimed until the row was locked.
         v_quota := least(v_quota, v_most_in_flight - ulak_private.count_in_flight(p_endpoint.id, v_most_in_flight));
     end if;
     if v_quota > 0 and (not v_is_probe or ulak_private.take_probe(p_endpoint, p_now)) then

@@ -29,12 +29,32 @@ security definer
 set search_path = pg_catalog, pg_temp
 as $plpgsql$
 #variable_conflict use_column
+declare
+    v_endpoint_ids bigint[];
 begin
     p_now := ulak_private.clock(p_now);
     perform ulak_private.check_claim(p_worker, p_limit, p_lease);
+    if p_generation is not null then
+        perform ulak_private.check_generation(p_generation);
+    end if;
+    v_endpoint_ids := ulak_private.workable_endpoints(p_endpoint);
+    perform ulak_private.take_over_expired(v_endpoint_ids, p_now);
     return query
-    select c.*
-    from ulak_private.claim_in_turn(p_worker, p_limit, p_endpoint, ulak_private.workable_endpoints(p_endpoint), p_lease, p_generation, p_now) c;
+    select
+        c.id, c.message_id, c.attempt, c.endpoint, c.payload, c.headers, c.metadata, c.correlation_id, c.ordering_key,
+        c.idempotency_key, c.priority, c.created_at, c.expires_at, c.lease_until
+    from ulak_private.claim(
+        p_worker,
+        p_limit,
+        ulak_private.exact(p_lease),
+        v_endpoint_ids,
+        ulak_private.claimed_protocols(p_endpoint),
+        p_generation,
+        p_now,
+        -- An external worker that got nothing can't know that it should claim again at once.
+        p_most_visits => 1000000,
+        p_in_turn => true
+    ) c;
 end
 $plpgsql$;
 
@@ -42,79 +62,19 @@ comment on function ulak.claim(text, integer, text, interval, bigint, timestampt
     'leases up to p_limit due messages to p_worker: from all pull endpoints, or from the one that is named; for members of '
     'ulak_consumer, from those granted to them. A message whose lease has expired is due at once';
 
--- p_endpoint_ids is what the caller may claim from, as workable_endpoints() has it.
-create or replace function ulak_private.claim_in_turn(
-    p_worker text,
-    p_limit integer,
-    p_endpoint text,
-    p_endpoint_ids bigint[],
-    p_lease interval,
-    p_generation bigint,
-    p_now timestamptz
-)
-returns table (
-    id bigint,
-    message_id uuid,
-    attempt integer,
-    endpoint text,
-    payload jsonb,
-    headers jsonb,
-    metadata jsonb,
-    correlation_id uuid,
-    ordering_key text,
-    idempotency_key text,
-    priority smallint,
-    created_at timestamptz,
-    expires_at timestamptz,
-    lease_until timestamptz
-)
-language plpgsql
-as $plpgsql$
-#variable_conflict use_column
-begin
-    perform ulak_private.take_over_expired(p_endpoint_ids, p_now);
-    return query
-    select
-        c.id,
-        c.message_id,
-        c.attempt,
-        e.name,
-        c.payload,
-        c.headers,
-        c.metadata,
-        c.correlation_id,
-        c.ordering_key,
-        c.idempotency_key,
-        c.priority,
-        c.created_at,
-        c.expires_at,
-        c.lease_until
-    from ulak_private.claim(
-        p_worker,
-        p_limit,
-        ulak_private.exact(p_lease),
-        p_endpoint_ids,
-        -- Endpoints of all other protocols are left to ulak's own workers and nodes, unless one is asked for by name.
-        case when p_endpoint is null then array['pull'] end,
-        p_generation,
-        p_now,
-        -- An external worker that got nothing can't know that it should claim again at once.
-        p_most_visits => 1000000
-    ) with ordinality c
-    join ulak.endpoints e on e.id = c.endpoint_id
-    -- Endpoints take turns.
-    order by row_number() over (partition by c.endpoint_id order by c.ordinality), c.ordinality;
-    if found and current_setting('ulak_private.waiting', true) <> '' then
-        perform set_config('ulak_private.waiting', '', false);
-    end if;
-end
-$plpgsql$;
+-- Endpoints of all other protocols are left to ulak's own workers and nodes, unless one is asked for by name.
+create or replace function ulak_private.claimed_protocols(p_endpoint text)
+returns text[]
+language sql
+immutable
+as $sql$
+    select case when p_endpoint is null then '{pull}'::text[] end
+$sql$;
 
 create or replace function ulak_private.check_claim(p_worker text, p_limit integer, p_lease interval)
 returns void
 language plpgsql
 immutable
-set search_path = pg_catalog, pg_temp
 as $plpgsql$
 begin
     if coalesce(p_worker, '') = '' then
@@ -588,6 +548,8 @@ create or replace function ulak_private.settle_reports(
 returns bigint[]
 language plpgsql
 as $plpgsql$
+declare
+    v_retry_after integer[];
 begin
     -- An error that is missing would count as a message that is done.
     if cardinality(p_ids) <> any (array[cardinality(p_errors), cardinality(p_retry_after), cardinality(p_responses)]) then
@@ -605,22 +567,19 @@ begin
     end if;
     if p_retry_after is not null then
         perform ulak_private.check_interval('p_retry_after', r, interval '1 day') from unnest(p_retry_after) r where r is not null;
+        v_retry_after := array(select ceil(extract(epoch from r))::integer from unnest(p_retry_after) r);
     end if;
-    return ulak_private.settle_many(
-        p_worker,
-        ulak_private.workable_messages(p_ids),
-        p_attempts,
-        case
-            when p_errors is not null then array(
-                select case when e.error is not null then ulak_private.reported_error(e.error, e.id) end
-                from unnest(p_ids, p_errors) with ordinality e(id, error, place)
-                order by e.place
-            )
-        end,
-        case when p_retry_after is not null then array(select ceil(extract(epoch from r))::integer from unnest(p_retry_after) r) end,
-        case when p_responses is not null then array(select ulak_private.kept_response(r) from unnest(p_responses) r) end,
-        p_now
-    );
+    if p_errors is not null then
+        p_errors := array(
+            select case when e.error is not null then ulak_private.reported_error(e.error, e.id) end
+            from unnest(p_ids, p_errors) with ordinality e(id, error, place)
+            order by e.place
+        );
+    end if;
+    if p_responses is not null then
+        p_responses := array(select ulak_private.kept_response(r) from unnest(p_responses) r);
+    end if;
+    return ulak_private.settle_many(p_worker, ulak_private.workable_messages(p_ids), p_attempts, p_errors, v_retry_after, p_responses, p_now);
 end
 $plpgsql$;
 
@@ -665,6 +624,9 @@ declare
 begin
     p_now := ulak_private.clock(p_now);
     perform ulak_private.check_claim(p_worker, case when p_limit = 0 then 1 else p_limit end, p_lease);
+    if p_generation is not null then
+        perform ulak_private.check_generation(p_generation);
+    end if;
     v_endpoint_ids := ulak_private.workable_endpoints(p_endpoint);
     if p_ids <> '{}' or p_attempts <> '{}' then
         perform ulak_private.check_reports(p_ids, p_attempts);
@@ -679,9 +641,24 @@ begin
         end if;
     end if;
     if p_limit > 0 then
+        perform ulak_private.take_over_expired(v_endpoint_ids, p_now);
         return query
-        select 'claimed', c.*
-        from ulak_private.claim_in_turn(p_worker, p_limit, p_endpoint, v_endpoint_ids, p_lease, p_generation, p_now) c;
+        select
+            'claimed',
+            c.id, c.message_id, c.attempt, c.endpoint, c.payload, c.headers, c.metadata, c.correlation_id, c.ordering_key,
+            c.idempotency_key, c.priority, c.created_at, c.expires_at, c.lease_until
+        from ulak_private.claim(
+            p_worker,
+            p_limit,
+            ulak_private.exact(p_lease),
+            v_endpoint_ids,
+            ulak_private.claimed_protocols(p_endpoint),
+            p_generation,
+            p_now,
+            -- An external worker that got nothing can't know that it should claim again at once.
+            p_most_visits => 1000000,
+            p_in_turn => true
+        ) c;
     end if;
 end
 $plpgsql$;

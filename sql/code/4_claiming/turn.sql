@@ -5,14 +5,13 @@
 -- endpoint to the next, and the walk ends with p_most endpoints found, after all were visited once, or after p_most_visits:
 -- endpoints with an open circuit or with nothing due yet are visited in vain, and there may be thousands of them. A walk that
 -- ends so has a last row with quota 0: with this endpoint the next one has to begin.
--- p_endpoint_ids: only these are visited. p_resume_points: nothing before these places is due, so look from there on. They divide the
+-- p_resume_points: nothing before these places is due, so look from there on. They divide the
 -- index: what lies between two of their endpoints is looked through as it is, and each of them from its own places on.
 create or replace function ulak_private.endpoints_in_turn(
     p_after bigint,
     p_most integer,
     p_most_visits integer,
     p_limit integer,
-    p_endpoint_ids bigint[],
     p_protocols text[],
     p_now timestamptz,
     p_rooms ulak_private.rooms,
@@ -20,6 +19,7 @@ create or replace function ulak_private.endpoints_in_turn(
 )
 returns table (
     endpoint_id bigint,
+    name text,
     priority smallint,
     due_at timestamptz,
     first_id bigint,
@@ -31,7 +31,6 @@ returns table (
     is_charged boolean
 )
 language plpgsql
-set search_path = pg_catalog, pg_temp
 as $plpgsql$
 #variable_conflict use_column
 begin
@@ -83,55 +82,34 @@ begin
         ) n
         where v.number < p_most_visits and (not n.has_wrapped or n.endpoint_id <= p_after)
     )
-    select v.endpoint_id, v.priority, v.due_at, v.id, e.config_version, coalesce(e.quota, 0), e.is_probe, e.is_charged
-    from (
-        select v.endpoint_id, v.priority, v.due_at, v.id, v.due_at <= p_now as is_due, v.number
-        from visit v
-        where p_endpoint_ids is null and (v.due_at <= p_now or v.number = p_most_visits)
-        union all
-        select n.id, (n.first).priority, (n.first).due_at, (n.first).id, true, null
-        from (
-            select n.id, ulak_private.next_level(n.id, null, p_now, p_resume_points) as first
-            from unnest(p_endpoint_ids) n(id)
-            where p_endpoint_ids is not null
-            offset 0
-        ) n
-    ) v
+    select v.endpoint_id, e.name, v.priority, v.due_at, v.id, e.config_version, coalesce(e.quota, 0), e.is_probe, e.is_charged
+    from visit v
     left join lateral (
         select
+            e.name,
             e.config_version,
             case when ulak_private.is_limited(e) then a.quota else r.room end as quota,
-            coalesce((a.endpoint).circuit_state, 'closed') <> 'closed' as is_probe,
-            coalesce(ulak_private.is_charged(a.endpoint), false) as is_charged
+            coalesce(a.is_probe, false) as is_probe,
+            coalesce(a.is_charged, false) as is_charged
         from ulak.endpoints e
-        cross join lateral (
-            select least(p_limit, coalesce((p_rooms).rooms[array_position((p_rooms).endpoint_ids, e.id)], (p_rooms).others))
-        ) r(room)
-        -- Only an endpoint with a limit or a troubled circuit needs a lock; the others are read. Who finds it locked leaves it
-        -- to the other, so claims never wait for each other.
+        cross join lateral (select ulak_private.room_for(e.id, p_limit, p_rooms)) r(room)
+        -- Only an endpoint with a limit or a troubled circuit is locked. The others are read.
         left join lateral (
-            select l.endpoint, ulak_private.admit(l.endpoint, r.room, p_now) as quota
-            from (
-                select l as endpoint
-                from ulak.endpoints l
-                where l.id = e.id and l.enabled
-                for no key update skip locked
-            ) l
+            select a.*
+            from ulak_private.admit_limited(e.id, r.room, p_now) a
             where ulak_private.is_limited(e)
             offset 0
         ) a on true
         where e.id = v.endpoint_id
-            and v.is_due
+            and v.due_at <= p_now
             and v.id is not null
-            and e.enabled
-            and (p_protocols is null or e.protocol = any (p_protocols))
             and r.room > 0
-            and not ulak_private.is_cooling(e, p_now)
-            -- An endpoint without a token is passed over without a lock.
-            and (not ulak_private.is_charged(e) or ulak_private.rate_tokens(e, p_now) >= 1)
+            and ulak_private.is_open(e, p_protocols, p_now)
         offset 0
     ) e on true
-    where e.quota > 0 or v.number = p_most_visits
+    where (v.due_at <= p_now or v.number = p_most_visits)
+        and (e.quota > 0 or v.number = p_most_visits)
+        and ulak_private.is_adopted()
     limit p_most;
 end
 $plpgsql$;
@@ -145,7 +123,6 @@ create or replace function ulak_private.next_level(
 )
 returns ulak_private.place
 language plpgsql
-set search_path = pg_catalog, pg_temp
 as $plpgsql$
 declare
     v_below smallint := coalesce(p_below, 32767);
@@ -256,7 +233,7 @@ declare
 begin
     if p_is_look then
         v_until := extract(epoch from v_now) * 1000000 + least(p_passed * 50, 10000000);
-        if p_reached = '{}' then
+        if p_reached is null then
             -- All that it passed belongs to endpoints that have nothing due.
             p_reached := array(
                 select row(e.id, 0, p_now, 0)::ulak_private.resume_point
@@ -268,7 +245,7 @@ begin
             );
         end if;
     end if;
-    if p_reached = '{}' and not p_is_look then
+    if p_reached is null and not p_is_look then
         return;
     elsif v_memory[2] is distinct from p_generation then
         v_memory := null;
@@ -339,37 +316,3 @@ as $sql$
     select pg_catalog.pg_stat_get_xact_tuples_returned('ulak_private.deliveries_pending_idx'::pg_catalog.regclass)
         operator(pg_catalog.-) pg_catalog.pg_stat_get_xact_tuples_fetched('ulak_private.deliveries_pending_idx'::pg_catalog.regclass)
 $sql$;
-
--- Whether anything is pending, due or not, behind the places that this session's claims have reached.
-create or replace function ulak_private.has_pending()
-returns boolean
-language plpgsql
-set search_path = pg_catalog, pg_temp
-set enable_seqscan = off
-set enable_bitmapscan = off
-set plan_cache_mode = force_generic_plan
-as $plpgsql$
-declare
-    v_points ulak_private.resume_point[] := ulak_private.resume_points(null);
-    v_after bigint := 0;
-    v_next bigint;
-begin
-    loop
-        v_next := (select min(r.endpoint_id) from unnest(v_points) r where r.endpoint_id > v_after);
-        if exists (
-            select
-            from ulak_private.deliveries q
-            where q.status = 'pending'
-                and q.endpoint_id > v_after
-                and q.endpoint_id < coalesce(v_next, 9223372036854775807)
-        ) then
-            return true;
-        elsif v_next is null then
-            return false;
-        elsif ulak_private.next_level(v_next, null, 'infinity', v_points) is not null then
-            return true;
-        end if;
-        v_after := v_next;
-    end loop;
-end
-$plpgsql$;

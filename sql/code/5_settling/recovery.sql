@@ -62,26 +62,25 @@ returns void
 language plpgsql
 as $plpgsql$
 declare
-    -- Of each choice its name and two times in microseconds.
+    -- Of each choice its name and two times in microseconds, the last one first.
     v_memory bigint[] := nullif(current_setting('ulak_private.leases_looked_at', true), '');
-    -- Null is all pull endpoints. What is granted changes, and a session of a pooler has now this role and now that one.
-    v_choice bigint := case
-        when p_endpoint_ids is null then 0
-        when cardinality(p_endpoint_ids) = 1 then p_endpoint_ids[1]
-        else hash_array_extended(array(select e from unnest(p_endpoint_ids) e order by e), 0)
-    end;
+    -- 0 is all pull endpoints.
+    v_choice bigint := coalesce(p_endpoint_ids[1], 0);
     v_now bigint := extract(epoch from p_now) * 1000000;
-    v_place integer := array_position(v_memory, v_choice);
-    v_looked_at bigint := v_memory[v_place + 1];
-    v_since bigint := v_memory[v_place + 2];
+    v_place integer;
+    v_since bigint;
     v_look record;
 begin
-    if v_looked_at > v_now then
-        -- The clock was set back.
-        v_since := null;
-    elsif v_now - v_looked_at < 1000000 then
+    if cardinality(p_endpoint_ids) <> 1 then
+        -- What is granted changes, and a session of a pooler has now this role and now that one.
+        v_choice := hash_array_extended(array(select e from unnest(p_endpoint_ids) e order by e), 0);
+    end if;
+    v_place := array_position(v_memory, v_choice);
+    if v_now - v_memory[v_place + 1] between 0 and 999999 then
         return;
     end if;
+    -- Unless the clock was set back.
+    v_since := case when v_memory[v_place + 1] <= v_now then v_memory[v_place + 2] end;
     v_look := ulak_private.take_over(p_endpoint_ids, coalesce(timestamptz 'epoch' + v_since * interval '1 us', '-infinity'), p_now);
     if v_look.recovered < 1000 then
         v_since := least(v_now, extract(epoch from v_look.first_left) * 1000000 - 1);

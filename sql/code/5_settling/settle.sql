@@ -255,31 +255,36 @@ create or replace function ulak_private.release_many(
     p_now timestamptz default clock_timestamp()
 )
 returns bigint[]
-language sql
+language plpgsql
 security definer
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 set enable_hashjoin = off
 set enable_mergejoin = off
-as $sql$
+as $plpgsql$
+declare
+    v_released bigint[];
+begin
+    p_now := ulak_private.clock(p_now);
     with released as (
         update ulak_private.deliveries q
         set status = 'pending',
-            next_retry_at = greatest(c.now + p_delay, q.scheduled_at),
-            updated_at = c.now,
+            next_retry_at = greatest(p_now + p_delay, q.scheduled_at),
+            updated_at = p_now,
             locked_by = null,
             lease_until = null
-        from ulak_private.clock(p_now) c(now)
-        cross join unnest(p_ids, p_attempts) r(id, attempt)
+        from unnest(p_ids, p_attempts) r(id, attempt)
         where q.id between r.id and r.id
             and q.attempts = r.attempt
             and q.locked_by = p_worker
             and q.status is not distinct from 'processing'
         returning q.id
     )
-    select coalesce(array_agg(r.id), '{}')
-    from released r
-$sql$;
+    select coalesce(array_agg(r.id), '{}') into v_released
+    from released r;
+    return v_released;
+end
+$plpgsql$;
 
 create or replace function ulak_private.heartbeat_many(
     p_worker text,
@@ -289,27 +294,33 @@ create or replace function ulak_private.heartbeat_many(
     p_now timestamptz default clock_timestamp()
 )
 returns bigint[]
-language sql
+language plpgsql
 security definer
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 set enable_hashjoin = off
 set enable_mergejoin = off
-as $sql$
+as $plpgsql$
+declare
+    v_renewed bigint[];
+begin
+    p_now := ulak_private.clock(p_now);
+    p_lease := coalesce(p_lease, make_interval(secs => ulak_private.stored_setting('stale_recovery_timeout')::integer));
     with renewed as (
         update ulak_private.deliveries q
-        set lease_until = c.now + coalesce(p_lease, make_interval(secs => ulak.setting('stale_recovery_timeout')::integer)),
-            updated_at = c.now
-        from ulak_private.clock(p_now) c(now)
-        cross join unnest(p_ids, p_attempts) r(id, attempt)
+        set lease_until = p_now + p_lease,
+            updated_at = p_now
+        from unnest(p_ids, p_attempts) r(id, attempt)
         where q.id between r.id and r.id
             and q.attempts = r.attempt
             and q.locked_by = p_worker
             and q.status is not distinct from 'processing'
             -- A lease that ran out is lost, even if nobody has noticed yet.
-            and q.lease_until > c.now
+            and q.lease_until > p_now
         returning q.id
     )
-    select coalesce(array_agg(r.id), '{}')
-    from renewed r
-$sql$;
+    select coalesce(array_agg(r.id), '{}') into v_renewed
+    from renewed r;
+    return v_renewed;
+end
+$plpgsql$;

@@ -56,6 +56,13 @@ security definer
 set search_path = pg_catalog, pg_temp
 as $plpgsql$
 begin
+    -- Usually there is no sign of another cluster.
+    perform from ulak_private.cluster_identity i where i.system_identifier <> ulak_private.system_identifier()
+    union all
+    select from ulak_private.cluster_home h where h.timeline < ulak_private.timeline();
+    if not found then
+        return true;
+    end if;
     return not exists (
         select
         from ulak_private.cluster_identity i
