@@ -448,7 +448,7 @@ def test_every_way_to_a_dead_letter_is_announced(
         "messages": 1,
         "last": letter["original_message_id"],
     }
-    (line,) = [line for line in written(cluster, before) if "dead letter" in line]
+    (line,) = [line for line in written(cluster, before) if line.startswith("ulak: ") and "dead letter" in line]
     assert json.loads(line[line.index("{") :])["dlq_id"] == letter["id"]
     assert committed.status(letter["original_message_id"]) == "failed"
     assert committed.value("select count(*) from ulak_private.deliveries where status = 'failed'") == 0

@@ -97,7 +97,8 @@ def test_every_statement_of_the_guide_does_what_the_page_says(
 def test_the_start_on_debian_ends_with_a_delivered_message(cluster: Cluster, cron_database: str) -> None:
     """Its last command, in a database with a worker, which the commands before it are for (tests/packages.sh runs those)."""
     (commands,) = [each for each in shown("sh", README) if "ulak-setup" in each]
-    statements = [each.replace('\\"', '"') for each in re.findall(r'-c "((?:[^"\\]|\\.)*)"', commands)]
+    (script,) = re.findall(r"<<'SQL'\n(.*?)\nSQL\n", commands, re.DOTALL)
+    statements = [each for each in script.splitlines() if each]
     site = Site(cluster, cron_database)
     try:
         site.start()
@@ -108,7 +109,7 @@ def test_the_start_on_debian_ends_with_a_delivered_message(cluster: Cluster, cro
 
     assert len(statements) == 3
     assert printed.split()[-1] == "completed"
-    assert commands.rstrip().endswith("# completed")
+    assert statements[-1].endswith("-- completed")
 
 
 def test_the_start_with_docker_names_services_and_an_endpoint_that_compose_has() -> None:

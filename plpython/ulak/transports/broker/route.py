@@ -48,7 +48,7 @@ class Route:
 
     def _value(self, name: str, value: object) -> str:
         if isinstance(value, bool) or not isinstance(value, str | int) or value == "":
-            told = "has no" if value is None or value == "" else "has no text or number in"
+            told = "has no" if value is None or value == "" else "has no text or number as"
             raise MessageError(f"the message's metadata {told} {name}, which {self._key} asks for")
         text = str(value)
         if _CONTROL.search(text):
