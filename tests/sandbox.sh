@@ -47,7 +47,7 @@ install_packages() {
     )
     if [ "${ULAK_CLIENTS:-}" = full ]; then
         packages+=(default-jdk-headless golang-github-lib-pq-dev golang-go libpostgresql-jdbc-java php-cli php-pgsql php-sqlite3
-            python3-psycopg2 python3-sqlalchemy ruby ruby-pg)
+            python3-alembic python3-django python3-psycopg2 python3-sqlalchemy ruby ruby-pg)
     fi
     local missing=() package
     for package in "${packages[@]}"; do

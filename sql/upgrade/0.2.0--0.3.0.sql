@@ -476,4 +476,6 @@ comment on type ulak._claimed is 'what it got, as columns with an element for ea
 alter table ulak.secrets add column hosts text;
 comment on column ulak.secrets.hosts is 'the only hosts that may learn of it, separated by commas; null: any';
 drop function ulak.set_secret(text, text);
+drop function ulak.create_endpoint(text, text, jsonb, jsonb, text);
+drop function ulak.alter_endpoint(text, jsonb, jsonb, text);
 drop function ulak._endpoint_configs(bigint[], timestamptz);

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import subprocess
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -99,6 +100,46 @@ def test_an_orm_sends_in_its_transaction(shop: Site, tmp_path: Path) -> None:
     row = sent(shop)
     assert printed == f"message {row['id']}"
     assert row["payload"] == {"order": row["order"]} == {"order": 7}
+
+
+MIGRATIONS = {
+    "migration.py": """
+        import sqlalchemy, migration
+        from alembic.migration import MigrationContext
+        from alembic.operations import Operations
+
+        engine = sqlalchemy.create_engine("postgresql://")
+        with engine.begin() as connection, Operations.context(MigrationContext.configure(connection)):
+            migration.upgrade()
+    """,
+    "migrate.py": """
+        import os, django
+        from django.conf import settings
+
+        database = {"ENGINE": "django.db.backends.postgresql", "NAME": os.environ["PGDATABASE"]}
+        settings.configure(DATABASES={"default": database})
+        django.setup()
+        from django.db import connection, migrations
+        from django.db.migrations.state import ProjectState
+        import migrate
+
+        with connection.schema_editor(atomic=True) as editor:
+            migrate.Migration("0001", "shop").apply(ProjectState(), editor)
+    """,
+}
+
+
+@pytest.mark.parametrize("name", MIGRATIONS)
+def test_a_migration_of_the_guide_applies_the_document(site: Site, tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text(program("python", name))
+    (tmp_path / "run.py").write_text(textwrap.dedent(MIGRATIONS[name]))
+    (tmp_path / "ulak.json").write_text('{"endpoints": {"100% ours": {"protocol": "pull"}}}')
+    variables = {**environment(site.cluster, site.database, tmp_path), "PGUSER": "test_ulak_admin"}
+
+    done = subprocess.run([PYTHON, "run.py"], cwd=tmp_path, env=variables, text=True, capture_output=True, check=False)
+
+    assert done.returncode == 0, done.stderr
+    assert site.column("select name from ulak.endpoints") == ["100% ours"]
 
 
 def test_an_application_whose_queue_is_full_stores_nothing_and_says_that_it_is_busy(shop: Site, tmp_path: Path) -> None:

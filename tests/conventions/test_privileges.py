@@ -27,7 +27,7 @@ FUNCTIONS = {
     """,
     "ulak_admin": """
         create_endpoint alter_endpoint drop_endpoint grant_endpoint revoke_endpoint grant_event_type revoke_event_type enable_endpoint disable_endpoint validate_endpoint_config
-        set_secret rotate_secret drop_secret configure setting reset_circuit_breaker update_circuit_breaker
+        apply config set_secret rotate_secret drop_secret configure setting reset_circuit_breaker update_circuit_breaker
         create_event_type alter_event_type drop_event_type subscribe alter_subscription unsubscribe
         send send_with_options send_batch send_batch_with_priority send_messages send_many publish publish_batch sent message_status mark_handled
         claim heartbeat complete fail release work listen

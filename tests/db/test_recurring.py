@@ -8,6 +8,7 @@ from typing import Any
 import psycopg
 import pytest
 from psycopg.rows import dict_row
+from psycopg.types.json import Jsonb
 from support.cluster import Cluster, Connect
 from support.errors import refused
 
@@ -196,3 +197,38 @@ def test_without_pg_cron_the_error_says_how_to_get_it(cron: DB) -> None:
 def test_an_application_schedules_nothing(connect: Connect, db: DB) -> None:
     for role in ("ulak_application", "ulak_monitor", "ulak_worker"):
         assert refused(connect(role), "select * from ulak.schedule('a', '* * * * *', 'x', '1')").sqlstate == "42501"
+
+
+def test_schedules_are_part_of_a_document(cron: DB) -> None:
+    daily = {"cron": "0 6 * * *", "endpoint": "shop", "payload": {"a": None}, "priority": 5, "expires_after": "90 min"}
+    document = {"schedules": {"daily": daily, "none": {"cron": "@hourly", "endpoint": "shop"}}}
+    apply = "select name, action, fix from ulak.apply(%s, p_prune => true)"
+
+    made = cron.execute(apply, [Jsonb(document)]).fetchall()
+    jobs = cron.execute(JOBS).fetchall()
+    again = cron.execute(apply, [Jsonb(document)]).fetchall()
+    exported = cron.execute("select ulak.config() -> 'schedules'").fetchall()
+    cron.execute("select * from ulak.apply(%s, true, true)", [Jsonb({"schedules": {}})])
+    after_dry_run = cron.execute(JOBS).fetchall()
+    altered = {"schedules": {"daily": {**daily, "cron": "0 7 * * *", "headers": {"x-a": "b"}}}}
+    changed = cron.execute(apply, [Jsonb(altered)]).fetchall()
+
+    assert made == [("daily", "create", None), ("none", "create", None)]
+    assert [job[0] for job in jobs] == ["0 6 * * *", "@hourly"]
+    assert again == []
+    assert exported == [
+        ({"daily": {**daily, "expires_after": "01:30:00"}, "none": {"cron": "@hourly", "endpoint": "shop"}},)
+    ]
+    assert after_dry_run == jobs
+    assert changed == [("daily", "alter", None), ("none", "drop", None)]
+    assert [job[0] for job in cron.execute(JOBS).fetchall()] == ["0 7 * * *"]
+
+
+def test_where_pg_cron_lives_elsewhere_a_document_says_what_to_run(cron: DB, db: DB) -> None:
+    db.execute("select ulak.create_endpoint('shop', 'pull', '{}')")
+    document = {"schedules": {"daily": {"cron": "0 6 * * *", "endpoint": "shop", "payload": 1}}}
+
+    ((action, fix),) = db.execute("select action, fix from ulak.apply(%s)", [Jsonb(document)]).fetchall()
+
+    assert action == "create"
+    assert "cron.schedule" in fix

@@ -364,6 +364,28 @@ MUTANTS = [
         "guard = self._guard",
         ("tests/worker/test_nats.py::test_an_advertised_host_gets_no_secret_that_is_bound_to_others",),
     ),
+    # A document of the whole configuration.
+    Mutant(
+        "config(): shows credentials",
+        "sql/code/7_running/apply.sql",
+        "jsonb_object_agg(e.name, ulak_private.without_credentials(e.value))",
+        "jsonb_object_agg(e.name, e.value)",
+        ("tests/db/test_apply.py::test_credentials_are_never_shown_and_stay_where_they_are_masked",),
+    ),
+    Mutant(
+        "apply(): endpoints in any order",
+        "sql/code/7_running/apply.sql",
+        "    perform ulak_private.lock_changed_endpoints(v_steps);\n",
+        "",
+        ("tests/concurrency/test_apply_races.py::test_endpoints_are_locked_in_the_order_of_their_ids",),
+    ),
+    Mutant(
+        "apply(): a refused entry alone is left out",
+        "sql/code/7_running/apply.sql",
+        "    if p_refusals <> '{}' then\n",
+        "    if false then\n",
+        ("tests/db/test_apply.py::test_every_refused_entry_is_told_and_nothing_is_changed",),
+    ),
     # Files that a config names.
     Mutant(
         "files: nobody looks",

@@ -191,6 +191,39 @@ def test_a_redirect_carries_no_secret_to_another_host(site: Site, receiver: Rece
     assert receiver.requests == []
 
 
+def test_a_document_does_no_more_than_the_single_functions_would(site: Site, receiver: Receiver) -> None:
+    site.db.execute("select ulak.set_secret('bound', 'hush-hush-hush', p_hosts => '{localhost}')")
+    site.http("shop", f"http://localhost:{receiver.port}/", auth={"type": "bearer", "token": "hush-literal-token"})
+    evil = {"protocol": "http", "config": {"url": receiver.url, **HEADER}}
+    shop = {"protocol": "http", "config": {"url": f"http://localhost:{receiver.port}/", "headers": {"x": "***"}}}
+    with site.connect("ulak_admin") as admin:
+        admin.autocommit = True
+        admin.execute("set row_security = off")
+        for document in (
+            {"endpoints": {"evil": evil}},
+            {"endpoints": {"shop": evil}},
+            {"endpoints": {"evil": {"protocol": "log", "config": {"max_bytes": -1}}}},
+            {"endpoints": {"it's": {"protocol": "pull'; drop table orders; --"}}},
+            {"settings": {"search_path'; select 1; --": "x"}},
+            {"event_types": {"ulak.message.dead": {}}},
+            {"grants": [{"role": "nobody-knows", "endpoint": "shop", "right": "send"}]},
+            {"subscriptions": [{"event_type": "x'); drop table orders; --", "endpoint": "shop"}]},
+            {"secrets": {"bound": {"hosts": []}}},
+        ):
+            assert refused(admin, "select * from ulak.apply(%s)", Jsonb(document)).sqlstate == "22023"
+        row = admin.execute("select ulak.config()::text").fetchone()
+        shown = admin.execute("select r::text from ulak.apply(%s, true) r", [Jsonb({"endpoints": {"shop": shop}})])
+
+        assert row is not None and "hush" not in row[0]
+        assert "hush" not in str(shown.fetchall())
+    for role in ("ulak_application", "ulak_consumer", "ulak_monitor", "ulak_worker", "ulak_node"):
+        with site.connect(role) as other:
+            assert refused(other, "select * from ulak.apply('{}')").sqlstate == "42501"
+            other.rollback()
+            assert refused(other, "select ulak.config()").sqlstate == "42501"
+    assert receiver.requests == []
+
+
 def test_whatever_lies_in_the_tables_a_bound_secret_stays_home(site: Site, receiver: Receiver) -> None:
     site.db.execute("select ulak.set_secret('bound', 'hush-hush-hush', p_hosts => '{localhost}')")
     site.http("shop", f"http://localhost:{receiver.port}/", **HEADER)

@@ -94,6 +94,26 @@ def test_every_statement_of_the_guide_does_what_the_page_says(
     assert not re.search(r"^    (=>|select|call) ", GUIDE, re.MULTILINE), "SQL that isn't run"
 
 
+def test_the_dry_run_of_the_guide_shows_changes_and_fails_for_a_document_that_is_refused(
+    cluster: Cluster, database: str, tmp_path: Path
+) -> None:
+    (command,) = [each for each in shown("sh", GUIDE) if "ulak.json" in each]
+    variables = {**os.environ, "PGHOST": cluster.host, "PGPORT": str(cluster.port), "PGDATABASE": database}
+
+    def run(document: str) -> subprocess.CompletedProcess[str]:
+        (tmp_path / "ulak.json").write_text(document)
+        options: dict[str, Any] = {"cwd": tmp_path, "env": variables, "text": True, "capture_output": True}
+        return subprocess.run(["bash", "-e", "-c", command], check=False, **options)
+
+    good = run("""{"endpoints": {"it's": {"protocol": "pull"}}}""")
+    bad = run('{"endpoints": {"shop": {"protocol": "pul"}}}')
+
+    assert (good.returncode, good.stderr) == (0, "")
+    assert re.search(r"endpoints \| it's +\| create", good.stdout)
+    assert bad.returncode != 0
+    assert "endpoints shop: unknown protocol 'pul'" in bad.stderr
+
+
 def test_the_start_on_debian_ends_with_a_delivered_message(cluster: Cluster, cron_database: str) -> None:
     """Its last command, in a database with a worker, which the commands before it are for (tests/packages.sh runs those)."""
     (commands,) = [each for each in shown("sh", README) if "ulak-setup" in each]

@@ -5,7 +5,8 @@ create or replace function ulak.create_endpoint(
     p_protocol text,
     p_config jsonb,
     p_retry_policy jsonb default null,
-    p_description text default null
+    p_description text default null,
+    p_if_exists text default 'refuse'
 )
 returns bigint
 language plpgsql
@@ -16,6 +17,13 @@ declare
     v_id bigint;
 begin
     perform ulak_private.lock('configs');
+    if ulak_private.is_to_be_replaced(p_name, p_protocol, p_if_exists) then
+        update ulak.endpoints e
+        set config = coalesce(p_config, '{}'), retry_policy = p_retry_policy, description = p_description
+        where e.name = p_name
+        returning e.id into v_id;
+        return v_id;
+    end if;
     insert into ulak.endpoints (name, protocol, config, retry_policy, description)
     values (p_name, p_protocol, coalesce(p_config, '{}'), p_retry_policy, p_description)
     on conflict (name) do nothing
@@ -29,20 +37,51 @@ begin
                     from ulak.endpoints as e
                     where e.name = p_name
                 ),
-                hint = format('select ulak.alter_endpoint(%L, ...);', p_name);
+                hint = format('select ulak.alter_endpoint(%L, ...); or p_if_exists => ''replace''', p_name);
     end if;
     return v_id;
 end
 $plpgsql$;
 
-comment on function ulak.create_endpoint(text, text, jsonb, jsonb, text) is
-    'creates an endpoint and returns its id; refuses a config or retry policy that is not valid';
+comment on function ulak.create_endpoint(text, text, jsonb, jsonb, text, text) is
+    'creates an endpoint and returns its id; refuses a config or retry policy that is not valid; with p_if_exists => ''replace'', one of this '
+    'name and protocol gets the config, retry policy and description';
+
+-- Another protocol needs another endpoint: what waits was sent for this one.
+create or replace function ulak_private.is_to_be_replaced(p_name text, p_protocol text, p_if_exists text)
+returns boolean
+language plpgsql
+stable
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+declare
+    v_protocol text;
+begin
+    if p_if_exists is null or p_if_exists not in ('refuse', 'replace') then
+        raise exception 'invalid p_if_exists'
+            using errcode = '22023', detail = 'It is refuse, which is an error, or replace.', hint = 'p_if_exists => ''replace''';
+    end if;
+    select e.protocol into v_protocol from ulak.endpoints e where e.name = p_name;
+    if not found or p_if_exists = 'refuse' then
+        return false;
+    end if;
+    if v_protocol is distinct from p_protocol then
+        raise exception 'the protocol of endpoint "%" can not be changed', p_name
+            using
+                errcode = '22023',
+                detail = format('It is %s.', v_protocol),
+                hint = format('Create another endpoint, or drop this one first: select ulak.drop_endpoint(%L);', p_name);
+    end if;
+    return true;
+end
+$plpgsql$;
 
 create or replace function ulak.alter_endpoint(
     p_name text,
     p_config jsonb default null,
     p_retry_policy jsonb default null,
-    p_description text default null
+    p_description text default null,
+    p_merge jsonb default null
 )
 returns boolean
 language plpgsql
@@ -50,9 +89,13 @@ security definer
 set search_path = pg_catalog, pg_temp
 as $plpgsql$
 begin
+    if p_merge is not null and (p_config is not null or jsonb_typeof(p_merge) <> 'object') then
+        raise exception 'p_merge takes an object, and stands for p_config'
+            using errcode = '22023', hint = format('select ulak.alter_endpoint(%L, p_merge => ''{"timeout": 8}'');', p_name);
+    end if;
     perform ulak_private.lock('configs');
     update ulak.endpoints
-    set config = coalesce(p_config, config),
+    set config = coalesce(p_config, ulak_private.merged(config, p_merge), config),
         retry_policy = coalesce(p_retry_policy, retry_policy),
         description = coalesce(p_description, description)
     where name = p_name;
@@ -63,8 +106,35 @@ begin
 end
 $plpgsql$;
 
-comment on function ulak.alter_endpoint(text, jsonb, jsonb, text) is
-    'replaces an endpoint''s config, retry policy or description; null leaves one as it is, ''{}'' clears the retry policy';
+comment on function ulak.alter_endpoint(text, jsonb, jsonb, text, jsonb) is
+    'replaces an endpoint''s config, retry policy or description; null leaves one as it is, ''{}'' clears the retry policy; p_merge changes the '
+    'keys of the config that it has, and removes those that it has as null';
+
+-- As RFC 7396 has it (JSON Merge Patch). A secret is one value: {"$secret": "name"} isn't merged with what was there.
+create or replace function ulak_private.merged(p_value jsonb, p_patch jsonb)
+returns jsonb
+language plpgsql
+immutable
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+declare
+    v_key text;
+    v_patch jsonb;
+begin
+    if p_patch is null or jsonb_typeof(p_patch) <> 'object' or p_patch ? '$secret' then
+        return p_patch;
+    elsif jsonb_typeof(p_value) is distinct from 'object' or p_value ? '$secret' then
+        p_value := '{}';
+    end if;
+    for v_key, v_patch in select p.key, p.value from jsonb_each(p_patch) p loop
+        p_value := case
+            when v_patch = 'null' then p_value - v_key
+            else p_value || jsonb_build_object(v_key, ulak_private.merged(p_value -> v_key, v_patch))
+        end;
+    end loop;
+    return p_value;
+end
+$plpgsql$;
 
 create or replace function ulak.drop_endpoint(p_name text)
 returns boolean

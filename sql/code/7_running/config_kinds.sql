@@ -1,0 +1,357 @@
+-- The kinds of entries in a document of apply(), each a row: what an entry may hold, and the statements that list, write and remove it. They
+-- call the public functions, whose checks hold.
+
+-- kind: the key of the document. Entries are written in the order of place, and removed in the reverse one; settings come before all.
+-- identity: null if the document has entries by name; else it has a list, and these keys tell one entry from another.
+-- schema: the shape of an entry. defaults: what a missing key stands for.
+-- listing: name (null with an identity) and value of each entry.
+-- canonical: $1 name, $2 entry of a document; the entry as listing has it.
+-- put: $1 name, $2 entry, $3 the one before, or null. Anything, and what is left to be run by hand.
+-- removal: $1 name, $2 entry. What was done, or null if nothing was, and what is left to be run by hand.
+create or replace function ulak_private.config_kinds()
+returns table (kind text, place integer, identity text[], schema jsonb, defaults jsonb, listing text, canonical text, put text, removal text)
+language sql
+immutable
+set search_path = pg_catalog, pg_temp
+as $sql$
+    values
+    (
+        'settings', 1, null::text[],
+        '{"type": ["string", "number", "boolean"]}'::jsonb,
+        null::jsonb,
+        $$select v.name, to_jsonb(v.value) from ulak.setting_values v$$,
+        $$select to_jsonb(ulak_private.checked_setting($1, $2 #>> '{}', format('select * from ulak.settings where name = %L;', $1)))$$,
+        $$select ulak.configure($1, $2 #>> '{}'), null$$,
+        $$select case when ulak.configure($1, null) is not null then 'reset' end, null$$
+    ),
+    (
+        'endpoints', 2, null,
+        '{
+            "type": "object",
+            "required": ["protocol"],
+            "additionalProperties": false,
+            "properties": {
+                "protocol": {"type": "string"},
+                "config": {"type": "object"},
+                "retry_policy": {"type": "object"},
+                "description": {"type": "string"},
+                "enabled": {"type": "boolean"}
+            }
+        }',
+        '{"config": {}, "retry_policy": {}, "description": "", "enabled": true}',
+        $$
+            select e.name, jsonb_build_object(
+                'protocol', e.protocol, 'config', ulak_private.portable_config(e.id, e.config), 'retry_policy', e.retry_policy,
+                'description', e.description, 'enabled', e.enabled
+            )
+            from ulak.endpoints e
+        $$,
+        $$select ulak_private.with_stored_credentials($1, $2)$$,
+        $$select ulak_private.put_endpoint($1, $2, $3), null$$,
+        $$select ulak_private.remove_endpoint($1), null$$
+    ),
+    (
+        'event_types', 3, null,
+        '{
+            "type": "object",
+            "additionalProperties": false,
+            "properties": {"description": {"type": "string"}, "schema": {"type": "object"}}
+        }',
+        '{"description": "", "schema": {}}',
+        $$
+            select t.name, jsonb_build_object('description', t.description, 'schema', t.schema)
+            from ulak.event_types t
+            where not starts_with(lower(t.name collate "C"), 'ulak.')
+        $$,
+        $$select $2 where $1 is not null$$,
+        $$
+            select case
+                when $3 is null then ulak.create_event_type($1, $2 ->> 'description', $2 -> 'schema')
+                else ulak.alter_event_type($1, coalesce($2 ->> 'description', ''), coalesce($2 -> 'schema', '{}'))::text
+            end, null
+        $$,
+        $$select case when ulak.drop_event_type($1) then 'drop' end, null$$
+    ),
+    (
+        'subscriptions', 4, '{event_type,endpoint,filter,predicate}',
+        '{
+            "type": "object",
+            "required": ["event_type", "endpoint"],
+            "additionalProperties": false,
+            "properties": {
+                "event_type": {"type": "string"},
+                "endpoint": {"type": "string"},
+                "filter": true,
+                "predicate": {"type": "string"},
+                "description": {"type": "string"},
+                "enabled": {"type": "boolean"}
+            }
+        }',
+        '{"filter": {}, "predicate": "true", "description": "", "enabled": true}',
+        $$
+            select distinct on (s.event_type, s.endpoint, coalesce(s.filter, '{}'), coalesce(s.predicate::text, 'true')) null, jsonb_build_object(
+                'event_type', s.event_type, 'endpoint', s.endpoint, 'filter', s.filter, 'predicate', s.predicate::text,
+                'description', s.description, 'enabled', s.enabled
+            )
+            from ulak.subscription_list s
+            order by s.event_type, s.endpoint, coalesce(s.filter, '{}'), coalesce(s.predicate::text, 'true'), s.id
+        $$,
+        $$select $2 || jsonb_build_object('predicate', ($2 ->> 'predicate')::jsonpath::text)$$,
+        $$
+            select ulak.alter_subscription(
+                coalesce(
+                    ulak_private.subscription_of($2),
+                    ulak.subscribe($2 ->> 'event_type', $2 ->> 'endpoint', $2 -> 'filter', ($2 ->> 'predicate')::jsonpath)
+                ),
+                p_enabled => coalesce(($2 ->> 'enabled')::boolean, true),
+                p_description => coalesce($2 ->> 'description', '')
+            ), null
+        $$,
+        $$select case when ulak.unsubscribe(ulak_private.subscription_of($2)) then 'drop' end, null$$
+    ),
+    (
+        'schedules', 5, null,
+        '{
+            "type": "object",
+            "required": ["cron", "endpoint"],
+            "additionalProperties": false,
+            "properties": {
+                "cron": {"type": "string"},
+                "endpoint": {"type": "string"},
+                "payload": true,
+                "priority": {"type": "integer", "minimum": -2147483648, "maximum": 2147483647},
+                "ordering_key": {"type": "string"},
+                "headers": {"type": "object"},
+                "metadata": {"type": "object"},
+                "expires_after": {"type": "string"}
+            }
+        }',
+        '{"priority": 0}',
+        $$
+            select r.name, jsonb_build_object(
+                'cron', r.cron, 'endpoint', r.endpoint, 'payload', r.payload, 'priority', r.priority, 'ordering_key', r.ordering_key,
+                'headers', r.headers, 'metadata', r.metadata, 'expires_after', r.expires_after::text
+            )
+            from ulak.recurring_list r
+        $$,
+        $$select $2 || jsonb_build_object('expires_after', ($2 ->> 'expires_after')::interval::text)$$,
+        $$
+            select 'scheduled', string_agg(s.fix, ' ')
+            from ulak.schedule(
+                $1, $2 ->> 'cron', $2 ->> 'endpoint', coalesce($2 -> 'payload', 'null'), coalesce(($2 ->> 'priority')::integer, 0),
+                $2 ->> 'ordering_key', $2 -> 'headers', $2 -> 'metadata', ($2 ->> 'expires_after')::interval
+            ) s
+        $$,
+        $$select 'drop', string_agg(s.fix, ' ') from ulak.unschedule($1) s$$
+    ),
+    (
+        'grants', 6, '{role,endpoint,event_type,right}',
+        '{
+            "type": "object",
+            "required": ["role", "right"],
+            "additionalProperties": false,
+            "properties": {
+                "role": {"type": "string"},
+                "right": {"enum": ["send", "work", "publish"]},
+                "endpoint": {"type": "string"},
+                "event_type": {"type": "string"}
+            }
+        }',
+        '{}',
+        $$
+            select null, jsonb_build_object('role', g.role_name, 'endpoint', e.name, 'right', r.name)
+            from ulak.endpoint_grants g
+            join ulak.endpoints e on e.id = g.endpoint_id
+            cross join lateral (values ('send', g.may_send), ('work', g.may_work)) r(name, is_granted)
+            where r.is_granted
+            union all
+            select null, jsonb_build_object('role', g.role_name, 'event_type', g.event_type, 'right', 'publish')
+            from ulak.event_type_grants g
+        $$,
+        $$select ulak_private.checked_grant($2)$$,
+        $$
+            select case
+                when $2 ? 'event_type' then ulak.grant_event_type($2 ->> 'event_type', $2 ->> 'role')
+                else ulak.grant_endpoint($2 ->> 'endpoint', $2 ->> 'role', $2 ->> 'right')
+            end, null
+        $$,
+        $$
+            select case
+                when case
+                    when $2 ? 'event_type' then ulak.revoke_event_type($2 ->> 'event_type', $2 ->> 'role')
+                    else ulak.revoke_endpoint($2 ->> 'endpoint', $2 ->> 'role', $2 ->> 'right')
+                end
+                then 'revoke'
+            end, null
+        $$
+    )
+$sql$;
+
+create or replace function ulak_private.subscription_of(p_entry jsonb)
+returns bigint
+language sql
+stable
+set search_path = pg_catalog, pg_temp
+as $sql$
+    select s.id
+    from ulak.subscription_list s
+    where s.event_type = p_entry ->> 'event_type'
+        and s.endpoint = p_entry ->> 'endpoint'
+        and coalesce(s.filter, '{}') = coalesce(p_entry -> 'filter', '{}')
+        and coalesce(s.predicate::text, 'true') = coalesce(p_entry ->> 'predicate', 'true')
+    order by s.id
+    limit 1
+$sql$;
+
+create or replace function ulak_private.checked_grant(p_entry jsonb)
+returns jsonb
+language plpgsql
+immutable
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+declare
+    v_key text := case p_entry ->> 'right' when 'publish' then 'event_type' else 'endpoint' end;
+begin
+    if not p_entry ? v_key then
+        perform ulak_private.raise_violation('grant', array['.' || v_key, format('is required with "right": "%s"', p_entry ->> 'right'), null]);
+    elsif p_entry ?& '{endpoint,event_type}' then
+        perform ulak_private.raise_violation('grant', array['', 'must not name both an endpoint and an event type', null]);
+    end if;
+    return p_entry;
+end
+$plpgsql$;
+
+-- Endpoints.
+
+-- Without the signing secret that rotate_secret() made for this one: it has its own in each system, and keeps it.
+create or replace function ulak_private.portable_config(p_id bigint, p_config jsonb)
+returns jsonb
+language sql
+immutable
+set search_path = pg_catalog, pg_temp
+as $sql$
+    select case
+        when p_config #>> '{signing_secret,$secret}' = ulak_private.signing_secret_name(p_id) then p_config - 'signing_secret'
+        else p_config
+    end
+$sql$;
+
+create or replace function ulak_private.put_endpoint(p_name text, p_new jsonb, p_old jsonb)
+returns text
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+declare
+    v_is_enabled boolean := coalesce((p_new ->> 'enabled')::boolean, true);
+    v_kept jsonb;
+begin
+    -- Its own signing secret.
+    select jsonb_build_object('signing_secret', e.config -> 'signing_secret') into v_kept
+    from ulak.endpoints e
+    where e.name = p_name and ulak_private.portable_config(e.id, e.config) <> e.config;
+    perform ulak.create_endpoint(
+        p_name,
+        p_new ->> 'protocol',
+        coalesce(v_kept, '{}') || coalesce(p_new -> 'config', '{}'),
+        p_new -> 'retry_policy',
+        p_new ->> 'description',
+        p_if_exists => 'replace'
+    );
+    if v_is_enabled <> coalesce((p_old ->> 'enabled')::boolean, true) then
+        if v_is_enabled then
+            perform ulak.enable_endpoint(p_name);
+        else
+            perform ulak.disable_endpoint(p_name);
+        end if;
+    end if;
+    return p_name;
+end
+$plpgsql$;
+
+-- One that is still needed for its messages is disabled: they are held until somebody decides.
+create or replace function ulak_private.remove_endpoint(p_name text)
+returns text
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+begin
+    perform ulak.drop_endpoint(p_name);
+    return 'drop';
+exception
+    when object_in_use then
+        return case when ulak.disable_endpoint(p_name) then 'disable' end;
+end
+$plpgsql$;
+
+-- Credentials that a config has as they are, by their path: a document never shows them. {"$secret": "name"} is none.
+create or replace function ulak_private.credentials_in(p_protocol text, p_config jsonb)
+returns table (path text[], value text)
+language sql
+immutable
+set search_path = pg_catalog, pg_temp
+as $sql$
+    select p.path, p_config #>> p.path
+    from ulak_private.protocol_facts() f
+    cross join lateral unnest(f.secret_places) s(place)
+    cross join lateral (
+        select string_to_array(s.place, '/')
+        where s.place !~ E'\\*' and s.place !~ '(url|username|client_id|ca.pem|certificate.pem)$'
+        union all
+        select array[split_part(s.place, '/', 1), h.key]
+        from jsonb_each(nullif(p_config -> split_part(s.place, '/', 1), 'null')) h
+        where s.place ~ E'/\\*$' and h.key ~* '(auth|cookie|key|pass|secret|signature|token)'
+    ) p(path)
+    where f.protocol = p_protocol and jsonb_typeof(p_config #> p.path) = 'string'
+$sql$;
+
+-- An entry without them.
+create or replace function ulak_private.without_credentials(p_entry jsonb)
+returns jsonb
+language plpgsql
+immutable
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+declare
+    v_path text[];
+begin
+    for v_path in select c.path from ulak_private.credentials_in(p_entry ->> 'protocol', p_entry -> 'config') c loop
+        p_entry := jsonb_set(p_entry, '{config}' || v_path, '"***"');
+    end loop;
+    return p_entry;
+end
+$plpgsql$;
+
+-- An entry in which *** stands for what the endpoint has. An entry that doesn't say whether it is enabled leaves that to operators.
+create or replace function ulak_private.with_stored_credentials(p_name text, p_entry jsonb)
+returns jsonb
+language plpgsql
+stable
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+declare
+    v_id bigint;
+    v_stored jsonb;
+    v_is_enabled boolean;
+    v_path text[];
+begin
+    select e.id, e.config, e.enabled into v_id, v_stored, v_is_enabled
+    from ulak.endpoints e
+    where e.name = p_name and e.protocol = p_entry ->> 'protocol';
+    p_entry := jsonb_build_object('enabled', v_is_enabled) || p_entry;
+    if p_entry ? 'config' then
+        p_entry := jsonb_set(p_entry, '{config}', ulak_private.portable_config(v_id, p_entry -> 'config'));
+    end if;
+    for v_path in
+        select c.path from ulak_private.credentials_in(p_entry ->> 'protocol', p_entry -> 'config') c where c.value = '***'
+    loop
+        if v_stored #> v_path is null then
+            perform ulak_private.raise_violation(
+                'endpoint',
+                array['.config.' || array_to_string(v_path, '.'), 'is masked, and there is no value to keep', 'Name a secret: {"$secret": "name"}.']
+            );
+        end if;
+        p_entry := jsonb_set(p_entry, '{config}' || v_path, v_stored #> v_path);
+    end loop;
+    return p_entry;
+end
+$plpgsql$;
