@@ -58,7 +58,7 @@ test: lint ## install what is missing and run every check; ARGS="tests/db -k sen
 lint: ## ruff, mypy and pgspot
 	tests/sandbox.sh tests/lint.sh
 
-test-plain: ## the tests of tests/db on a plain installation, as a role that is no superuser; ARGS as for test
+test-plain: ## the tests of tests/db on a plain installation, as a role that isn''t a superuser; ARGS as for test
 	ULAK_PLAIN=1 tests/sandbox.sh python -m pytest $(or $(ARGS),-n 2 tests/db)
 
 test-clients: ## the guide's programs in Python, Node, Go, Java, Ruby and PHP, and through PgBouncer; installs their drivers
@@ -67,24 +67,24 @@ test-clients: ## the guide's programs in Python, Node, Go, Java, Ruby and PHP, a
 test-debian13: ## make demo and make test in a fresh Debian 13, PostgreSQL 17 (needs root and debootstrap); ARGS as for test
 	tests/debian.sh trixie $(ARGS)
 
-test-debian14: ## the same in what is to be Debian 14, PostgreSQL 18
+test-debian14: ## the same in the coming Debian 14, PostgreSQL 18
 	tests/debian.sh forky $(ARGS)
 
 test-packages: ## Debian's packages in a fresh Debian 12 and 13: build, lintian, install, ulak-setup, a delivery (needs root and debootstrap)
 	tests/packages.sh bookworm
 	tests/packages.sh trixie
 
-reference: ## write sql/REFERENCE.md anew, from the comments in the catalog
+reference: ## rewrite sql/REFERENCE.md from the comments in the catalog
 	@mkdir -p $(BUILD)
 	tests/sandbox.sh python -m support.reference > $(BUILD)/REFERENCE.md
 	mv $(BUILD)/REFERENCE.md sql/REFERENCE.md
 
-screenshot: ## take README's pictures of the console anew, in a real browser, from the demo
+screenshot: ## retake README's pictures of the console, in a real browser, from the demo
 	@mkdir -p $(BUILD)
 	tests/sandbox.sh python -m demo.picture > $(BUILD)/pictures.tar
 	tar -x -f $(BUILD)/pictures.tar -C docker/pictures --no-same-owner
 
-docker-test: ## build the images of docker/ and run them, with buildah upon a Debian of debootstrap's (needs root)
+docker-test: ## build the images of docker/ and run them, with buildah, on a Debian made by debootstrap (needs root)
 	tests/docker/run.sh
 
 demo: ## workers deliver 2,000 messages to receivers that are well, moody and down; left running. ARGS=--nodes: nodes do
@@ -93,14 +93,14 @@ demo: ## workers deliver 2,000 messages to receivers that are well, moody and do
 demo-stop: ## remove the demo's cluster
 	tests/sandbox.sh python -m demo stop
 
-bench: ## how fast it is; ARGS="send delivery:throughput --scale 0.1" runs some parts with a tenth of the work
+bench: ## measure how fast it is; ARGS="send delivery:throughput --scale 0.1" runs some parts with a tenth of the work
 	tests/sandbox.sh python -m bench $(ARGS)
 
-chaos: ## that nothing is lost; ARGS="-k name" picks scenarios
+chaos: ## check that nothing is lost; ARGS="-k name" picks scenarios
 	ULAK_CHAOS=full tests/sandbox.sh python -m pytest --timeout=3600 -o faulthandler_timeout=3599 \
 		tests/chaos tests/db/test_*_machine.py tests/worker/test_any_message.py tests/concurrency/test_breaker_races.py tests/conventions/test_bench.py $(ARGS)
 
-soak: ## that nothing grows; ARGS="--minutes 60" is its length
+soak: ## check that nothing grows; ARGS="--minutes 60" sets its length
 	tests/sandbox.sh python -m chaos.soak $(ARGS)
 
 mutants: ## take out one guard or finding after the other, and see its tests fail; ARGS="findings -k queue" picks some

@@ -82,7 +82,7 @@ class Process:
 
     def tell(self, number: int, frame: object) -> None:
         self.leave = "restart" if self.leave is None else "stop"
-        self.log("finishing what is under way" if self.leave == "restart" else "giving back what is under way")
+        self.log("finishing what is under way" if self.leave == "restart" else "returning what is under way")
         if self.wake is not None:
             self.wake()
 

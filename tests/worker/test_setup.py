@@ -34,7 +34,7 @@ def test_from_nothing_to_a_delivery_and_back(cluster: DebiansCluster, receiver: 
 
     # Nobody to ask.
     unasked = cluster.try_setup(*place)
-    assert unasked.returncode == 1 and "nobody is there to ask" in unasked.stderr
+    assert unasked.returncode == 1 and "no terminal to ask on" in unasked.stderr
     assert cluster.files() == before
 
     said = cluster.setup("--yes", *place)
@@ -85,8 +85,8 @@ def test_what_others_have_configured_is_never_overwritten(cluster: DebiansCluste
     refuses("conf.d/mine.conf", "work_mem 17 bananas\n", "mine.conf")
     # Somebody else's.
     refuses("conf.d/mine.conf", "cron.database_name = 'postgres'\n", 'lives in database "postgres"', "mine.conf:1")
-    # What counts more than a file of ours.
-    refuses("conf.d/zzz.conf", "shared_preload_libraries = 'auto_explain'\n", "counts more", "zzz.conf:1")
+    # What overrides a file of ours.
+    refuses("conf.d/zzz.conf", "shared_preload_libraries = 'auto_explain'\n", "overrides it", "zzz.conf:1")
     assert cluster.files() == original
     refused = cluster.try_setup("--yes", cluster.name[0], "nowhere", "app")
     assert refused.returncode == 1 and "there is no cluster" in refused.stderr
