@@ -1,4 +1,4 @@
-"""The version under test beside the last release: sending, claiming, delivery to one endpoint and light traffic.
+"""The version under test beside the last release: sending, claiming, delivery to one endpoint (also in batches, and to a broker) and light traffic.
 
 Nothing may become slower. Each figure is the median of interleaved rounds in two databases of the same server; how much of it is
 noise is told by `--against` a release that is the same code.
@@ -10,14 +10,15 @@ import statistics
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from support.redis import Redis
 from support.timed_receiver import timed_receiver
 
 from bench import storage
 from bench.breadth import Light
 from bench.claim import BUSY, DELIVERED, LIMIT, add_due, claim, prepare
-from bench.delivery import deliver
+from bench.delivery import drain, fill
 from bench.figures import Figure, Quantity
 from bench.measure import Measured, Sample, interleave, percentile, sample
 from bench.send import BATCH, Shop
@@ -94,16 +95,28 @@ def claims(stage: Stage) -> Iterator[Figure]:
 def delivery(stage: Stage) -> Iterator[Figure]:
     count = stage.scaled(30_000, 500)
 
-    def delivered(release: str | None, workers: int) -> Sample:
-        return deliver(stage, stage.receiver, count, workers, release=release).sample
+    def delivered(release: str | None, workers: int, protocol: str, config: dict[str, Any]) -> Sample:
+        with stage.site(release) as site:
+            site.db.execute("checkpoint")
+            site.endpoint("shop", config, None, protocol)
+            fill(site, "shop", count)
+            return drain(site, workers).sample
 
-    cases = {f"{count:,} messages, one worker": 1, f"{count:,} messages, 2 workers": 2}
-    parts = {
-        (name, release): partial(delivered, release, workers)
-        for name, workers in cases.items()
-        for release in stage.releases
-    }
-    yield from compared(stage, "", interleave(parts, stage.rounds(5), unmeasured=0), list(cases))
+    with Redis(stage.cluster.folder / "redis", "--appendonly", "no") as server:
+        url = {"url": stage.receiver}
+        stream = {"host": "127.0.0.1", "port": server.port, "stream_key": "orders"}
+        cases = {
+            f"{count:,} messages, one worker": (1, "http", url),
+            f"{count:,} messages, 2 workers": (2, "http", url),
+            f"{count:,} messages, 100 in a request": (1, "http", {**url, "batch_size": 100}),
+            f"{count:,} messages to Redis": (1, "redis", stream),
+        }
+        parts = {
+            (name, release): partial(delivered, release, *case)
+            for name, case in cases.items()
+            for release in stage.releases
+        }
+        yield from compared(stage, "", interleave(parts, stage.rounds(5), unmeasured=0), list(cases))
 
 
 class Paced(NamedTuple):

@@ -90,7 +90,7 @@ class Database:
         self._listens = False
         # What is raised where a text can't be returned: the server's error, or Python's own.
         self._unreadable = (session.Error, Busy, UnicodeError, RecursionError)
-        self._encoding = self._call("select pg_catalog.getdatabaseencoding() as name")[0]["name"]
+        self._encoding = self._value("select pg_catalog.getdatabaseencoding()")
 
     def _call(self, query: str, types: Sequence[str] = (), arguments: Sequence[Any] = ()) -> Rows:
         try:
@@ -99,6 +99,11 @@ class Database:
             if _is_passing(_state(error)):
                 raise Busy(str(error)) from error
             raise
+
+    def _value(self, query: str, types: Sequence[str] = (), arguments: Sequence[Any] = ()) -> Any:
+        """Of one row with one column."""
+        (value,) = self._call(query, types, arguments)[0].values()
+        return value
 
     def options(self) -> WorkerOptions:
         row = self._call("select settings, version, fingerprint from ulak_private.worker_options()")[0]
@@ -110,7 +115,7 @@ class Database:
 
     def suspicion(self) -> int:
         """How many runs in turn ended with an error of the worker's own code."""
-        return int(self._call("select ulak_private.suspicion($1) as runs", ("int",), (self.slot,))[0]["runs"])
+        return int(self._value("select ulak_private.suspicion($1)", ("int",), (self.slot,)))
 
     def log(self, line: str) -> None:
         """Into the server's log. Not plpy.log(): that adds where it was called, and the statement."""
@@ -120,12 +125,8 @@ class Database:
         self.session.check_interrupts()
 
     def await_send(self, last_sent: int, interval: float, seconds: float) -> int:
-        rows = self._call(
-            "select ulak_private.await_send($1, $2, $3) as sent",
-            ("bigint", "float8", "float8"),
-            (last_sent, interval, seconds),
-        )
-        return int(rows[0]["sent"])
+        types = ("bigint", "float8", "float8")
+        return int(self._value("select ulak_private.await_send($1, $2, $3)", types, (last_sent, interval, seconds)))
 
     # A turn.
 
@@ -250,12 +251,12 @@ class Database:
         )
 
     def renew(self, ids: Sequence[int], attempts: Sequence[int], lease: float) -> Sequence[int]:
-        rows = self._call(
-            "select ulak_private.heartbeat_many($1, $2, $3, make_interval(secs => $4)) as held",
+        held = self._value(
+            "select ulak_private.heartbeat_many($1, $2, $3, make_interval(secs => $4))",
             ("text", "bigint[]", "int[]", "float8"),
             (self._worker, ids, attempts, lease),
         )
-        return list(rows[0]["held"])
+        return list(held)
 
     def sweep(self) -> None:
         self._call("select ulak_private.sweep()")
@@ -299,13 +300,11 @@ class Database:
         return row["leave"], set(row["slots"])
 
     def is_poller(self) -> bool:
-        return bool(
-            self._call("select ulak_private.is_poller($1) as is_poller", ("int",), (self.slot,))[0]["is_poller"]
-        )
+        return bool(self._value("select ulak_private.is_poller($1)", ("int",), (self.slot,)))
 
     def listen(self) -> WakeUp | None:
         if not self._listens and self._may_listen:
-            self._listens = bool(self._call("select ulak_private.listen() as listens")[0]["listens"])
+            self._listens = bool(self._value("select ulak_private.listen()"))
         if self._listens and self._wake_up is None:
             self._wake_up = self.session.wake_up()
             if self._wake_up is None:
