@@ -1,4 +1,5 @@
-"""The version under test beside the last release: sending, claiming, delivery to one endpoint (also in batches, and to a broker) and light traffic.
+"""The version under test beside the last release: sending, claiming, delivery to one endpoint (in batches and to a broker, too),
+light traffic.
 
 Nothing may become slower. Each figure is the median of interleaved rounds in two databases of the same server; how much of it is
 noise is told by `--against` a release that is the same code.
@@ -105,7 +106,7 @@ def delivery(stage: Stage) -> Iterator[Figure]:
     with Redis(stage.cluster.folder / "redis", "--appendonly", "no") as server:
         url = {"url": stage.receiver}
         stream = {"host": "127.0.0.1", "port": server.port, "stream_key": "orders"}
-        cases = {
+        cases: dict[str, tuple[int, str, dict[str, Any]]] = {
             f"{count:,} messages, one worker": (1, "http", url),
             f"{count:,} messages, 2 workers": (2, "http", url),
             f"{count:,} messages, 100 in a request": (1, "http", {**url, "batch_size": 100}),

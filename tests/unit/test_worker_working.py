@@ -50,6 +50,15 @@ def test_turns_keep_their_distance(stage: Stage) -> None:
     assert min(later - sooner for sooner, later in itertools.pairwise(turns)) >= 0.0199
 
 
+def test_turns_that_get_all_that_they_ask_for_follow_each_other_at_once(stage: Stage) -> None:
+    stage.database.put(count=200)
+
+    stage.run(seconds=3, turn_interval=20, batch_size=10)
+
+    took = max(at for _, _, at in stage.dispatcher.sent) - 1000
+    assert took < 200 / 10 * 0.02 * 0.75
+
+
 def test_a_slow_receiver_is_refilled_without_waiting_for_a_full_group(stage: Stage) -> None:
     stage.database.put(count=600)
     delays = iter([0.05 + n % 16 * 0.003 for n in range(600)])

@@ -49,6 +49,7 @@ class Turns:
         self.last = clock() - options.turn_interval
         # The last claim got all that it asked for, or didn't come to everybody.
         self._goes_on = False
+        self._was_full = False
         # Endpoints that got all that they may have: they may have more.
         self._have_more: set[int] = set()
         # They are asked next, and until then.
@@ -57,8 +58,10 @@ class Turns:
 
     @property
     def interval(self) -> float:
-        """The next turn comes no sooner. Endpoints that have more don't wait for it after a look at the others."""
-        return 0.0 if self._are_asked and self._have_more else self._options.turn_interval
+        """The next turn comes no sooner, unless there is a backlog: the last one got all that it asked for, or looked
+        at others than the endpoints that have more."""
+        has_backlog = self._was_full or (self._are_asked and self._have_more)
+        return 0.0 if has_backlog else self._options.turn_interval
 
     def can_claim(self, now: float) -> bool:
         """A run whose time is over claims nothing more, so that it can end. But where slow receivers, or outcomes that
@@ -130,8 +133,9 @@ class Turns:
         # A look in vain goes on with the next endpoints only if somebody has sent.
         has_sent = self._senders.was_notified or turn.last_sent != self._senders.last_sent
         is_round = found > 0 or self._goes_on or has_sent
+        self._was_full = found >= wish.most
         if wish.endpoint_ids is None:
-            self._goes_on = found >= wish.most or (turn.left_out_others and is_round)
+            self._goes_on = self._was_full or (turn.left_out_others and is_round)
         self._are_asked = wish.endpoint_ids is None and turn.left_out_others and found < wish.most
         if self._are_asked and not found:
             self._are_asked_until = now + BESIDE_SECONDS

@@ -2,7 +2,7 @@
 
 It waits for answers, and for the wake-up of a sender if it listens; a worker that holds nothing and can't listen waits
 for a new id in the queue's sequence. A turn then stores outcomes and claims. Turns are turn_interval apart, unless
-another message waits for an outcome.
+there is a backlog or another message waits for an outcome.
 """
 
 from __future__ import annotations
