@@ -61,6 +61,30 @@ as $sql$
     from ulak_private.login_steps(p_user) c
 $sql$;
 
+create or replace function ulak._is_charged(p_endpoint ulak.endpoints)
+returns boolean
+language sql
+stable
+as $sql$
+    select ulak_private.is_metered(p_endpoint)
+$sql$;
+
+create or replace function ulak._counts_deliveries(p_endpoint ulak.endpoints)
+returns boolean
+language sql
+stable
+as $sql$
+    select ulak_private.success_changes_breaker(p_endpoint)
+$sql$;
+
+create or replace function ulak._notes_deliveries(p_endpoint ulak.endpoints, p_now timestamptz)
+returns boolean
+language sql
+stable
+as $sql$
+    select ulak_private.success_changes_endpoint(p_endpoint, p_now)
+$sql$;
+
 create or replace function ulak._granted_endpoints()
 returns setof bigint
 language sql

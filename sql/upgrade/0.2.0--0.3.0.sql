@@ -75,6 +75,9 @@ drop function ulak._missing_client(text);
 drop function ulak._require_room(bigint, integer);
 drop function ulak._refuse_operator_event(bigint);
 drop function ulak._check_login(text);
+drop function ulak._is_charged(ulak.endpoints);
+drop function ulak._counts_deliveries(ulak.endpoints);
+drop function ulak._notes_deliveries(ulak.endpoints, timestamptz);
 
 comment on column ulak.endpoints.config is 'how to reach the receiver. Validated key by key; {"$secret": "name"} stands for a value in ulak_private.secrets';
 comment on column ulak.locks.name is 'what the row''s lock stands for, as in sql/code/1_foundations/locks.sql';

@@ -1,7 +1,7 @@
 -- Admission: how many messages of an endpoint may go out now, by its circuit, its limits in flight and its rate.
 
--- Endpoints whose row says what was claimed: tokens that are gone, a release that goes on, a probe.
-create or replace function ulak_private.is_charged(p_endpoint ulak.endpoints)
+-- Whether a claim writes the endpoint's row: tokens of its rate limit, a gradual release, the probe of its circuit.
+create or replace function ulak_private.is_metered(p_endpoint ulak.endpoints)
 returns boolean
 language sql
 immutable
@@ -9,13 +9,13 @@ as $sql$
     select p_endpoint.circuit_state <> 'closed' or p_endpoint.release_rate is not null or p_endpoint.config ? 'rate_limit'
 $sql$;
 
--- Endpoints that a claim must lock before it takes messages of theirs.
+-- Whether a claim must lock the endpoint before it takes messages of it.
 create or replace function ulak_private.is_limited(p_endpoint ulak.endpoints)
 returns boolean
 language sql
 immutable
 as $sql$
-    select ulak_private.is_charged(p_endpoint) or p_endpoint.max_in_flight is not null or p_endpoint.slow_start_limit is not null
+    select ulak_private.is_metered(p_endpoint) or p_endpoint.max_in_flight is not null or p_endpoint.slow_start_limit is not null
 $sql$;
 
 -- Endpoints that a claim may take messages of, as far as their row tells without a lock. One without a token is passed over.
@@ -27,7 +27,7 @@ as $sql$
     select p_endpoint.enabled
         and (p_protocols is null or p_endpoint.protocol = any (p_protocols))
         and not ulak_private.is_cooling(p_endpoint, p_now)
-        and (not ulak_private.is_charged(p_endpoint) or ulak_private.rate_tokens(p_endpoint, p_now) >= 1)
+        and (not ulak_private.is_metered(p_endpoint) or ulak_private.rate_tokens(p_endpoint, p_now) >= 1)
 $sql$;
 
 -- How many messages of an endpoint the worker has room for, at most p_limit.
@@ -50,7 +50,7 @@ create or replace function ulak_private.admitted(
     out config_version bigint,
     out quota integer,
     out is_probe boolean,
-    out is_charged boolean
+    out is_metered boolean
 )
 language plpgsql
 as $plpgsql$
@@ -58,13 +58,13 @@ declare
     v_is_limited boolean;
 begin
     is_probe := false;
-    is_charged := false;
+    is_metered := false;
     select e.name, e.config_version, ulak_private.room_for(e.id, p_limit, p_rooms), ulak_private.is_limited(e)
     into name, config_version, quota, v_is_limited
     from ulak.endpoints e
     where e.id = p_endpoint_id and ulak_private.is_open(e, p_protocols, p_now) and ulak_private.is_adopted();
     if v_is_limited and quota > 0 then
-        select a.* into quota, is_probe, is_charged
+        select a.* into quota, is_probe, is_metered
         from ulak_private.admit_limited(p_endpoint_id, quota, p_now) a;
     end if;
     quota := case when quota > 0 then quota end;
@@ -79,7 +79,7 @@ create or replace function ulak_private.admit_limited(
     p_now timestamptz,
     out quota integer,
     out is_probe boolean,
-    out is_charged boolean
+    out is_metered boolean
 )
 language plpgsql
 as $plpgsql$
@@ -93,7 +93,7 @@ begin
     if found then
         quota := ulak_private.admit(v_endpoint, p_limit, p_now);
         is_probe := v_endpoint.circuit_state <> 'closed';
-        is_charged := ulak_private.is_charged(v_endpoint);
+        is_metered := ulak_private.is_metered(v_endpoint);
     end if;
 end
 $plpgsql$;
@@ -141,7 +141,7 @@ $plpgsql$;
 -- p_ids[i] is one of the endpoint p_endpoint_ids[p_places[i]]; the first message of a half-open circuit is its probe.
 create or replace function ulak_private.charge(
     p_endpoint_ids bigint[],
-    p_are_charged boolean[],
+    p_are_metered boolean[],
     p_counts integer[],
     p_ids bigint[],
     p_places integer[],
@@ -165,8 +165,8 @@ begin
         end
     from (
         select c.endpoint_id, c.messages, p_ids[array_position(p_places, c.place::integer)] as first_id
-        from unnest(p_endpoint_ids, p_are_charged, p_counts) with ordinality c(endpoint_id, is_charged, messages, place)
-        where c.is_charged and c.messages > 0
+        from unnest(p_endpoint_ids, p_are_metered, p_counts) with ordinality c(endpoint_id, is_metered, messages, place)
+        where c.is_metered and c.messages > 0
     ) c
     where e.id between c.endpoint_id and c.endpoint_id;
 end

@@ -29,8 +29,8 @@ as $sql$
         and not coalesce(ulak_private.is_ahead(p_endpoint.circuit_opened_at, p_now), false)
 $sql$;
 
--- Whether a delivery means something to the breaker.
-create or replace function ulak_private.counts_deliveries(p_endpoint ulak.endpoints)
+-- Whether a successful delivery changes the state of the circuit breaker.
+create or replace function ulak_private.success_changes_breaker(p_endpoint ulak.endpoints)
 returns boolean
 language sql
 immutable
@@ -41,13 +41,13 @@ as $sql$
         or coalesce(p_endpoint.config #>> '{circuit_breaker,mode}', '') = 'rate'
 $sql$;
 
--- Whether a delivery to this endpoint has to be recorded.
-create or replace function ulak_private.notes_deliveries(p_endpoint ulak.endpoints, p_now timestamptz)
+-- Whether a successful delivery changes the endpoint's row: its breaker, or last_success_at, which is written now and then.
+create or replace function ulak_private.success_changes_endpoint(p_endpoint ulak.endpoints, p_now timestamptz)
 returns boolean
 language sql
 stable
 as $sql$
-    select ulak_private.counts_deliveries(p_endpoint) or ulak_private.is_success_old(p_endpoint, p_now)
+    select ulak_private.success_changes_breaker(p_endpoint) or ulak_private.is_success_old(p_endpoint, p_now)
 $sql$;
 
 -- Outcomes in their order of arrival; a null error is a delivery. Endpoints are locked in the order of their ids: two
@@ -74,7 +74,7 @@ begin
             from unnest(p_endpoint_ids, p_errors) o(endpoint_id, error)
             group by o.endpoint_id
         ) o on o.endpoint_id = e.id
-        where o.failed or ulak_private.counts_deliveries(e)
+        where o.failed or ulak_private.success_changes_breaker(e)
         order by e.id
     loop
         perform ulak_private.apply_outcomes(

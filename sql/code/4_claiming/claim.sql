@@ -156,9 +156,9 @@ begin
         limit 1
     ) e on true;
 
-    if true = any (v_turn.are_charged) then
+    if true = any (v_turn.are_metered) then
         perform ulak_private.charge(
-            v_turn.endpoint_ids, v_turn.are_charged, v_turn.counts, v_turn.ids, v_turn.places, p_now
+            v_turn.endpoint_ids, v_turn.are_metered, v_turn.counts, v_turn.ids, v_turn.places, p_now
         );
     end if;
 end
@@ -177,7 +177,7 @@ create or replace function ulak_private.take_from(
     out names text[],
     out config_versions bigint[],
     out are_probes boolean[],
-    out are_charged boolean[],
+    out are_metered boolean[],
     out may_have_more boolean[],
     out counts integer[],
     out tids tid[],
@@ -318,7 +318,7 @@ create or replace function ulak_private.take_turn(
     out names text[],
     out config_versions bigint[],
     out are_probes boolean[],
-    out are_charged boolean[],
+    out are_metered boolean[],
     out may_have_more boolean[],
     -- How many messages each has got.
     out counts integer[],
@@ -368,7 +368,7 @@ begin
             array_agg(t.config_version) filter (where t.quota > 0),
             array_agg(t.quota) filter (where t.quota > 0),
             array_agg(t.is_probe) filter (where t.quota > 0),
-            array_agg(t.is_charged) filter (where t.quota > 0),
+            array_agg(t.is_metered) filter (where t.quota > 0),
             -- Lower priorities of that endpoint may not have been visited.
             max(greatest(t.endpoint_id - 1, 1)) filter (where t.quota = 0)
         into
@@ -380,7 +380,7 @@ begin
             config_versions,
             v_quotas,
             are_probes,
-            are_charged,
+            are_metered,
             v_walked_to
         from ulak_private.endpoints_in_turn(
             v_begun_behind,
@@ -410,7 +410,7 @@ begin
             config_versions := config_versions || v_admitted.config_version;
             v_quotas := v_quotas || v_admitted.quota;
             are_probes := are_probes || v_admitted.is_probe;
-            are_charged := are_charged || v_admitted.is_charged;
+            are_metered := are_metered || v_admitted.is_metered;
             exit when cardinality(endpoint_ids) = v_most_endpoints;
         end loop;
     end if;

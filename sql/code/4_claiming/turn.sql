@@ -28,7 +28,7 @@ returns table (
     quota integer,
     is_probe boolean,
     -- What is claimed must be noted in its row, which is locked.
-    is_charged boolean
+    is_metered boolean
 )
 language plpgsql
 as $plpgsql$
@@ -82,7 +82,7 @@ begin
         ) n
         where v.number < p_most_visits and (not n.has_wrapped or n.endpoint_id <= p_after)
     )
-    select v.endpoint_id, e.name, v.priority, v.due_at, v.id, e.config_version, coalesce(e.quota, 0), e.is_probe, e.is_charged
+    select v.endpoint_id, e.name, v.priority, v.due_at, v.id, e.config_version, coalesce(e.quota, 0), e.is_probe, e.is_metered
     from visit v
     left join lateral (
         select
@@ -90,7 +90,7 @@ begin
             e.config_version,
             case when ulak_private.is_limited(e) then a.quota else r.room end as quota,
             coalesce(a.is_probe, false) as is_probe,
-            coalesce(a.is_charged, false) as is_charged
+            coalesce(a.is_metered, false) as is_metered
         from ulak.endpoints e
         cross join lateral (select ulak_private.room_for(e.id, p_limit, p_rooms)) r(room)
         -- Only an endpoint with a limit or a troubled circuit is locked. The others are read.

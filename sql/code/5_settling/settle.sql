@@ -79,10 +79,10 @@ begin
         perform ulak_private.unpark_heads(v_key_endpoint_ids, v_keys, p_now);
     end if;
     if p_errors is null then
-        select array_agg(e.id) filter (where ulak_private.counts_deliveries(e)), array_agg(e.id)
+        select array_agg(e.id) filter (where ulak_private.success_changes_breaker(e)), array_agg(e.id)
         into v_counting, v_noting
         from ulak.endpoints e
-        where e.id = any (v_endpoint_ids) and ulak_private.notes_deliveries(e, p_now);
+        where e.id = any (v_endpoint_ids) and ulak_private.success_changes_endpoint(e, p_now);
     end if;
     if v_counting is null and v_noting is not null then
         perform ulak_private.note_success(v_noting, p_now);
