@@ -20,7 +20,7 @@ from ulak.sessions.session import cancellable
 
 # Notifications are kept for a session until it is idle, so one that runs for longer must not listen.
 _LONGEST_LISTENING_RUN = 3600
-# A run ends at most 6.4 s after the minute, and what it holds may keep it a little longer: so long the next one waits
+# A run ends at most 6.4 s after the minute, and what it holds may keep it a little longer: that long the next one waits
 # for its place.
 _HANDOVER_SECONDS = 8.0
 # How often it looks whether that is free, and the watcher whether it was cancelled.

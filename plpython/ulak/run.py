@@ -17,14 +17,14 @@ from ulak.worker.dispatcher import Dispatcher
 from ulak.worker.loop import Worker
 from ulak.worker.port import Busy, Refused
 
-# Python looks for cycles after so many new objects (700 by default). A claim makes a thousand and more, and none of
+# Python looks for cycles after this many new objects (700 by default). A claim makes a thousand and more, and none of
 # them is in a cycle.
 _CYCLE_SEARCH = 20_000
-# After so many runs in turn that ended with an error of the worker's own code, the next one is wary: for so long it
+# After this many runs in a row that ended with an error of the worker's own code, the next one is wary: for so long it
 # holds one message at a time, to find the one that causes it.
 _SUSPICIOUS = 2
 _WARY_SECONDS = 60.0
-# Of messages that were held when a run ended with an error so many are named in the event log.
+# How many of the messages that were held when a run ended with an error are named in the event log.
 _MOST_HELD_TOLD = 100
 
 
@@ -85,7 +85,7 @@ def _break_off(database: Database, worker: Worker, error: BaseException, suspici
         noted = {"broken_by": f"{type(cause).__name__}: {cause}", "held": held[:_MOST_HELD_TOLD]}
     if is_ours:
         noted["suspicion"] = _SUSPICIOUS - 1 if is_found else suspicion + 1
-    verdict = f"{PERMANENT} {MESSAGE} {suspicion + 1} runs of a worker in turn ended with it: {type(cause).__name__}"
+    verdict = f"{PERMANENT} {MESSAGE} {suspicion + 1} runs of a worker in a row ended with it: {type(cause).__name__}"
     for step in (
         worker.store,
         partial(worker.bury, verdict) if is_found else worker.give_back,

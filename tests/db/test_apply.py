@@ -202,7 +202,7 @@ def test_every_refused_entry_is_told_and_nothing_is_changed(queue: Queue) -> Non
 
     lines = str(told.message_detail).split("\n")
     assert told.sqlstate == "22023"
-    assert told.message_primary == f"the document is refused: {len(lines)} of its entries can not be applied"
+    assert told.message_primary == f"the document is refused: {len(lines)} of its entries cannot be applied"
     for expected in (
         "settings http_timeout: invalid value for setting http_timeout",
         "settings http_tiemout: unknown setting http_tiemout",

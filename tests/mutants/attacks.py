@@ -492,7 +492,7 @@ MUTANTS = [
     Mutant(
         "config: one that isn't UTF-8 ends the run",
         "plpython/ulak/messages/delivery.py",
-        "        if self.config is None:\n            raise ConfigError(\"it can't be read: it isn't valid UTF-8, or has a number of too many digits\")\n",
+        "        if self.config is None:\n            raise ConfigError(\"it can't be read: it isn't valid UTF-8, or has a number with too many digits\")\n",
         "        assert self.config is not None\n",
         (f"{ADMIN}::test_a_config_that_cannot_be_read_costs_no_other_endpoint_its_deliveries",),
     ),

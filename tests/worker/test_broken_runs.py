@@ -16,7 +16,7 @@ from support.site import Site
 
 START = "            self._dispatcher.start(to, messages)\n"
 DEFECT = '            if "poison" in messages[0].payload:\n                raise ZeroDivisionError("a defect")\n'
-FOUND = "[PERMANENT] message: 3 runs of a worker in turn ended with it: ZeroDivisionError"
+FOUND = "[PERMANENT] message: 3 runs of a worker in a row ended with it: ZeroDivisionError"
 FINDING = "select finding from ulak.doctor() where \"check\" = 'workers' and finding ~ 'ended with an error'"
 
 

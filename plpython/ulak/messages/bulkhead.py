@@ -45,7 +45,7 @@ def unbuildable(error: Exception) -> str:
 
 
 def kind(error: Exception) -> str:
-    """The words of an error that isn't ours might quote what it stumbled over: a secret, or a payload."""
+    """The text of an error that isn't ours might quote what caused it: a secret, or a payload."""
     return type(error).__name__
 
 

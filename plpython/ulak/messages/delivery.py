@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from ulak.safety.mask import Mask
 
-# How an error begins, which the database decides by.
+# How an error begins; the database decides by it.
 RETRYABLE = "[RETRYABLE]"
 PERMANENT = "[PERMANENT]"
 DISABLE = "[DISABLE]"
@@ -90,7 +90,7 @@ class EndpointConfig(NamedTuple):
         if self.problem is not None:
             raise ConfigError(self.problem)
         if self.config is None:
-            raise ConfigError("it can't be read: it isn't valid UTF-8, or has a number of too many digits")
+            raise ConfigError("it can't be read: it isn't valid UTF-8, or has a number with too many digits")
         return self.config
 
     def parsed(self, batch_size: int, longest: float, target: Any) -> Endpoint:
@@ -127,8 +127,8 @@ class Endpoint(NamedTuple):
 def grouped(
     messages: Iterable[Message], most: int, max_bytes: int, are_alike: Callable[[Message, Message], bool] | None = None
 ) -> list[list[Message]]:
-    """In their order, at most so many and so many bytes of payload together, and with the first of a group only what is
-    alike. One that is larger travels alone."""
+    """Groups of messages in their order. Each has at most this many messages and bytes of payload, all like the first;
+    a message that is larger travels alone."""
     groups: list[list[Message]] = []
     size = 0
     for message in messages:

@@ -39,7 +39,7 @@ class Counters:
         return len(self._counts)
 
     def note(self, settled: Settled, seconds: float) -> None:
-        """A delivery that took so long."""
+        """A delivery that took this long."""
         endpoint_id, messages, outcome = settled
         if outcome.failures is None:
             self.add(endpoint_id, len(messages), outcome.error, seconds)
@@ -49,7 +49,7 @@ class Counters:
             self.add(endpoint_id, len(failed), failed[-1].error, seconds)
 
     def add(self, endpoint_id: int, messages: int, error: str | None, seconds: float) -> None:
-        """One request that carried so many messages."""
+        """One request that carried this many messages."""
         counts = self._counts.get(endpoint_id)
         if counts is None:
             counts = self._counts[endpoint_id] = _Counts()

@@ -137,7 +137,7 @@ class Dispatcher:
     def _advance(self, member: _Member, settled: list[Settled]) -> None:
         for each in member.transport.advance(member.descriptors.take_ready()):
             first = each.messages[0]
-            # Only the first word about a delivery counts.
+            # Only the first outcome of a delivery counts.
             if member.under_way.pop((first.id, first.attempt), None) is not None:
                 self.in_flight -= 1
                 settled.append(each)
@@ -158,7 +158,7 @@ class Dispatcher:
                 settled.append(Settled(each.endpoint_id, each.messages, _LOST))
 
     def _member(self, protocol: str) -> _Member:
-        """Made with the first endpoint of its protocol: who has none over HTTP needn't load libcurl."""
+        """Made with the first endpoint of its protocol: a worker without one over HTTP needn't load libcurl."""
         member = self._members.get(protocol)
         if member is None:
             make = self._makers.get(protocol)

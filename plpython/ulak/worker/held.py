@@ -88,7 +88,7 @@ class Held:
     # Room.
 
     def room(self) -> int:
-        """For requests, whoever they are for."""
+        """For requests of any endpoint."""
         slow = self._free(SLOW) if self._slow_idle or self._in_flight[SLOW] else 0
         return max(0, self._free(QUICK)) + max(0, slow)
 

@@ -16,7 +16,7 @@ class Options:
     batch_size: int
     poll_interval: float
     poll_interval_busy: float
-    # Turns are at least so far apart.
+    # Turns are at least this far apart.
     turn_interval: float
     lease: float
     # Why there are fewer slots than worker_concurrency asks for.

@@ -49,7 +49,7 @@ class Outcomes(NamedTuple):
 
 
 class Wish(NamedTuple):
-    """What may be claimed: at most so many messages, so many of some endpoints and of each other one."""
+    """What may be claimed: at most how many messages, of some endpoints and of each other one."""
 
     most: int
     rooms: Mapping[int, int]
@@ -58,7 +58,7 @@ class Wish(NamedTuple):
     behind: int | None = None
     # Whatever is due, if nothing is new.
     is_for_all: bool = True
-    # Only of these endpoints; None: of all in turn, with so many visits at most.
+    # Only of these endpoints; None: of all in turn, with at most this many visits.
     endpoint_ids: Sequence[int] | None = None
     most_visits: int = 1000
 
@@ -86,7 +86,7 @@ class Database(Protocol):
     def settle(self, outcomes: Outcomes) -> None: ...
 
     def await_send(self, last_sent: int, interval: float, seconds: float) -> int:
-        """Looks every interval until the id that a sender drew last isn't this one, for at most so many seconds;
+        """Looks every interval until the id that a sender drew last isn't this one, for at most this many seconds;
         returns it."""
 
     def check_interrupts(self) -> None:

@@ -1,4 +1,4 @@
-"""What a worker knows of those who send: which ids they have drawn, whether they notify, when to look for more.
+"""What a worker knows of senders: which ids they have drawn, whether they notify, when to look for more.
 
 In light traffic the next senders notify, and the worker sleeps until then. NOTIFY has its price for them, so nobody
 does while traffic is dense, or while the worker has more to do: it looks instead, every poll_interval_busy.
@@ -40,7 +40,7 @@ class Senders:
         self.last_sent = -1
         self._marks: tuple[int | None, int | None] = (None, None)
         self._marked_at = now
-        # Until then a message is expected whose id was drawn by a sender who won't notify.
+        # Until then a message is expected whose id was drawn by a sender that won't notify.
         self._expected_until = now
         self._busy_until = now
         self._had_few = True
@@ -129,7 +129,7 @@ class Senders:
             self.was_notified = True
 
     def await_send(self, now: float, seconds: float) -> None:
-        """Until somebody has drawn an id, for at most so long."""
+        """Until a sender has drawn an id, for at most this long."""
         if self._database.await_send(self.last_sent, min(self._pace(now), seconds), seconds) != self.last_sent:
             self.was_notified = True
 

@@ -86,7 +86,7 @@ class Timers:
         self._next = min(self._next, time)
 
     def run(self, now: float, check_seconds: float) -> None:
-        """Those that are due; the next check is so many seconds away."""
+        """Those that are due; the next check is this many seconds away."""
         if now >= self._next_check:
             self._next_check = now + check_seconds
             self._held.note_slow(now)
@@ -151,5 +151,5 @@ class Timers:
         except Busy:
             self._next_renewal = now + min(1.0, self._lease / 10)
             return
-        # What was lost and not yet sent is left to whoever has it now.
+        # What was lost and not yet sent is left to its new owner.
         self._held.remove_lost(set(renewed))

@@ -377,7 +377,7 @@ set search_path = pg_catalog, pg_temp
 as $plpgsql$
 begin
     if p_refusals <> '{}' then
-        raise exception 'the document is refused: % of its entries can not be applied', cardinality(p_refusals)
+        raise exception 'the document is refused: % of its entries cannot be applied', cardinality(p_refusals)
             using errcode = '22023', detail = array_to_string(p_refusals, E'\n'), hint = 'Correct them; nothing was changed.';
     end if;
 end
