@@ -141,7 +141,7 @@ $plpgsql$;
 -- p_ids[i] is one of the endpoint p_endpoint_ids[p_places[i]]; the first message of a half-open circuit is its probe.
 create or replace function ulak_private.charge(
     p_endpoint_ids bigint[],
-    p_are_metered boolean[],
+    p_are_charged boolean[],
     p_counts integer[],
     p_ids bigint[],
     p_places integer[],
@@ -165,7 +165,7 @@ begin
         end
     from (
         select c.endpoint_id, c.messages, p_ids[array_position(p_places, c.place::integer)] as first_id
-        from unnest(p_endpoint_ids, p_are_metered, p_counts) with ordinality c(endpoint_id, is_metered, messages, place)
+        from unnest(p_endpoint_ids, p_are_charged, p_counts) with ordinality c(endpoint_id, is_metered, messages, place)
         where c.is_metered and c.messages > 0
     ) c
     where e.id between c.endpoint_id and c.endpoint_id;
