@@ -1,4 +1,4 @@
-"""What events cost: publish() beside many patterns that don't match."""
+"""What events cost: publish() beside many patterns that don't match, and changes of a watched table beside publish_batch()."""
 
 from __future__ import annotations
 
@@ -63,8 +63,37 @@ def wildcards(stage: Stage) -> Iterator[Figure]:
     )
 
 
+def watch(stage: Stage) -> Iterator[Figure]:
+    """A statement that updates so many rows, without and with a watch, beside publish_batch() of as many with ordering keys."""
+    rows = stage.scaled(EVENTS, 100)
+    update = "update orders set total = total + 1 where %s::text is not null and id <= %s"
+    batch = """
+        select ulak.publish_batch(jsonb_agg(jsonb_build_object('event_type', 'order.placed', 'payload', %s::jsonb, 'ordering_key', n::text)))
+        from generate_series(1, %s) n
+    """
+    with ExitStack() as stack:
+        parts: dict[str, Callable[[], Sample]] = {}
+        for name, statement in (("plain", update), ("watched", update), ("batch", batch)):
+            db = shop(stage, stack)
+            db.execute("select ulak.subscribe('order.placed', 'shop')")
+            db.execute("create table orders (id int primary key, customer text, total int) with (fillfactor = 50)")
+            db.execute("insert into orders select n, repeat('x', 100), n from generate_series(1, %s) n", [rows])
+            db.execute("vacuum analyze orders")
+            if name == "watched":
+                db.execute("select ulak.watch('orders', 'order.placed')")
+            parts[name] = partial(taken, db, statement, rows)
+        measured = interleave(parts, stage.rounds(5))
+    watched, published = measured["watched"], measured["batch"]
+    yield Figure(
+        f"an update of {rows:,} rows of a watched table beside publish_batch() of as many",
+        Quantity(watched.processor, "us", "of processor a row"),
+        Quantity(measured["plain"].processor, "us", "without the watch"),
+        Quantity(watched.least_times(published), "times", "the batch's", required=1.5),
+    )
+
+
 PART = Part(
     "What events cost, one session, synchronous_commit = off; each beside the plain way in the same run",
-    {"wildcards": wildcards},
+    {"wildcards": wildcards, "watch": watch},
     QUIET,
 )

@@ -29,6 +29,7 @@ FUNCTIONS = {
         create_endpoint alter_endpoint drop_endpoint grant_endpoint revoke_endpoint grant_event_type revoke_event_type enable_endpoint disable_endpoint validate_endpoint_config
         apply config set_secret rotate_secret drop_secret configure setting reset_circuit_breaker update_circuit_breaker
         create_event_type alter_event_type drop_event_type subscribe alter_subscription unsubscribe
+        watch unwatch _add_watch _remove_watch _watch_triggers _watched_tables _publish_changes
         send send_with_options send_batch send_batch_with_priority send_messages send_many publish publish_batch sent message_status mark_handled
         claim heartbeat complete fail release work listen
         heartbeat_many complete_many fail_many release_many retry_delay recover_stale_messages mark_expired_messages
@@ -106,6 +107,8 @@ RELATIONS = {
         "subscription_list": "select",
         "recurring": "select",
         "recurring_list": "select",
+        "watches": "select",
+        "watch_list": "select",
         "top": "select",
         "traffic": "select",
         "workers": "select",

@@ -37,6 +37,21 @@ MUTANTS = [
         f"{TESTS}::test_without_an_endpoint_doctor_says_what_to_do_first",
     ),
     never(
+        "watch: the table is gone",
+        "where t.table_id is null",
+        "tests/db/test_watch.py::test_a_watch_whose_table_is_gone_is_named_by_doctor",
+    ),
+    never(
+        "watch: the event type is gone",
+        "where not exists (select from ulak.event_types e where e.name = w.event_type)",
+        "tests/db/test_watch.py::test_a_watch_whose_event_type_is_gone_fails_nobody_and_doctor_says_so",
+    ),
+    never(
+        "watch: a column is gone",
+        "where c.attname is null and t.table_id is not null",
+        "tests/db/test_watch.py::test_a_dropped_column_is_left_out_and_doctor_says_so",
+    ),
+    never(
         "hosts: no longer allowed",
         "where a.allowed <> '' and e.enabled",
         f"{TESTS}::test_an_endpoint_whose_host_is_no_longer_allowed_is_told",

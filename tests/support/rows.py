@@ -26,6 +26,10 @@ STATEMENTS = [
     insert into ulak.recurring (name, cron, endpoint_id, payload, priority)
     select 'filled', '0 0 1 1 *', id, '1', 0 from ulak.endpoints where name = 'filled_http'
     """,
+    """
+    insert into ulak.watches (table_name, event_type, operations, columns, bound_to, bindings)
+    values ('filled', 'filled.event', '{insert}', '{id}', 0, '{}')
+    """,
     # A message in each state: pending, ordered, in flight, completed, dead, expired, archived by month and by default.
     "select ulak.send('filled_http', '{\"n\": 1}', p_idempotency_key => 'filled', p_headers => '{\"x-a\": \"b\"}')",
     "select ulak.send('filled_http', '{\"n\": 2}', p_ordering_key => 'k') from generate_series(1, 2)",

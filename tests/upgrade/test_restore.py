@@ -84,6 +84,29 @@ def test_a_dump_with_pg_cron_in_it_is_restored_under_another_name(cluster: Clust
             assert catalog.differences(catalog.snapshot(shop), catalog.snapshot(db)) == []
 
 
+def test_a_restored_table_is_watched_as_before_and_the_restore_itself_is_no_event(
+    cluster: Cluster, db: DB, tmp_path: Path
+) -> None:
+    db.execute("select ulak.create_endpoint('shop', 'pull', '{}'), ulak.create_event_type('order.changed')")
+    db.execute("select ulak.subscribe('order.changed', 'shop')")
+    # In the restored table the columns have other numbers, and it has another oid.
+    db.execute("create table orders (gone int, id int primary key, secret text, status text)")
+    db.execute("alter table orders drop column gone")
+    db.execute("select ulak.watch('orders', 'order.changed', p_columns => '{id,status}')")
+    db.execute("insert into orders values (1, 'x', 'new')")
+    dump = cluster.dump(db.info.dbname, tmp_path / "dump", "--format=custom")
+
+    with cluster.database("watched") as name:
+        cluster.restore(name, dump)
+        with cluster.connect(name) as target:
+            assert value(target, "select count(*) from ulak.queue") == 1
+            target.execute("insert into orders values (2, 'x', 'new')")
+            payloads = column(target, "select payload -> 'new' from ulak.queue order by id")
+            assert payloads == [{"id": 1, "status": "new"}, {"id": 2, "status": "new"}]
+            assert column(target, "select table_name from ulak.watch_list") == ["orders"]
+            assert value(target, "select ulak.unwatch('orders', 'order.changed')") is True
+
+
 # The schemas belong to the extension: without its name, pg_dump takes none of them, and none of their rows.
 PARTS = ["--format=custom", "--schema=ulak", "--schema=ulak_private", "--extension=ulak"]
 

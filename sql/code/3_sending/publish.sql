@@ -150,6 +150,25 @@ begin
     if v_mailing.places is null then
         return 0;
     end if;
+    return ulak_private.post_events(p_events, p_event_types, p_event_ids, v_mailing.places, v_mailing.endpoint_ids);
+end
+$plpgsql$;
+
+-- Queues events for these recipients: the event at p_places[i] goes to p_endpoint_ids[i]. Returns the number of messages.
+create or replace function ulak_private.post_events(
+    p_events ulak_private.message[],
+    p_event_types text[],
+    p_event_ids uuid[],
+    p_places integer[],
+    p_endpoint_ids bigint[]
+)
+returns integer
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+declare
+    v_mailing ulak_private.mailing := (null, p_places, p_endpoint_ids);
+begin
     v_mailing.messages := array(
         select (
             null,

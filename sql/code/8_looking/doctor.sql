@@ -41,6 +41,8 @@ begin
         union all
         select f.* from ulak_private.doctor_missing_roles() f
         union all
+        select f.* from ulak_private.doctor_watches() f
+        union all
         select f.* from ulak_private.doctor_setup() f
     ),
     counted as (

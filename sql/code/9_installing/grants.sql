@@ -60,6 +60,10 @@ begin
             ]),
             -- A procedure that commits runs with the rights of its caller, and so do its parts.
             ('ulak_private', 'ulak_admin', array['await_delivery', 'is_adopted', 'leave_read_only', 'maintenance_step', 'clock', 'check_interval']),
+            -- watch() and unwatch() create and drop triggers with the rights of their caller.
+            ('ulak_private', 'ulak_admin', array[
+                'add_watch', 'remove_watch', 'watch_triggers', 'watched_tables', 'publish_changes'
+            ]),
             -- Defaults of parameters are worked out with the rights of the caller.
             ('ulak_private', 'ulak_admin', array['caller']),
             -- A view runs its functions with the rights of its reader.
@@ -134,6 +138,8 @@ grant select on
     ulak.subscription_list,
     ulak.recurring,
     ulak.recurring_list,
+    ulak.watches,
+    ulak.watch_list,
     ulak.handled
 to ulak_admin;
 grant update (config, retry_policy, description) on ulak.endpoints to ulak_admin;

@@ -1,0 +1,148 @@
+"""What writers, owners of watched tables and administrators of ulak can make of a watch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import psycopg
+import pytest
+from support.cluster import Connect
+from support.queue import DB, Queue
+
+
+@pytest.fixture
+def world(db: DB) -> Queue:
+    """A table of test_ulak_admin's, which nobody may write to."""
+    queue = Queue(db)
+    queue.endpoint("shop")
+    queue.call("create_event_type", "order.changed")
+    queue.call("subscribe", "order.changed", "shop")
+    db.execute("create schema sales authorization test_ulak_admin")
+    db.execute("grant usage on schema sales to public")
+    return queue
+
+
+@pytest.fixture
+def admin(world: Queue, connect: Connect) -> DB:
+    session: DB = connect("test_ulak_admin")
+    session.execute("create table sales.orders (id bigint primary key, status text)")
+    session.execute("grant insert, update (status), delete, select on sales.orders to nobody")
+    return session
+
+
+def test_a_writer_needs_no_right_on_ulak_and_is_recorded_as_the_sender(
+    world: Queue, admin: DB, connect: Connect
+) -> None:
+    admin.execute("select ulak.watch('sales.orders', 'order.changed')")
+    # Even if endpoint and event type are granted to others.
+    admin.execute("select ulak.grant_endpoint('shop', 'test_ulak_application', 'send')")
+    admin.execute("select ulak.grant_event_type('order.changed', 'test_ulak_application')")
+    nobody = connect("nobody")
+
+    nobody.execute("insert into sales.orders values (1, 'new')")
+
+    assert world.rows("select sent_by, payload -> 'new' as new from ulak.queue") == [
+        {"sent_by": "nobody", "new": {"id": 1, "status": "new"}}
+    ]
+    with pytest.raises(psycopg.errors.InsufficientPrivilege):
+        nobody.execute("select ulak.publish('order.changed', '{}')")
+
+
+def test_an_administrator_watches_no_table_that_he_has_no_rights_on(world: Queue, db: DB, connect: Connect) -> None:
+    db.execute("create table sales.salaries (id int primary key, salary int)")
+    admin = connect("test_ulak_admin")
+    watch = "select ulak.watch('sales.salaries', 'order.changed', p_columns => '{id}')"
+
+    for grant in ("select on sales.salaries", "trigger, select (id) on sales.salaries"):
+        with pytest.raises(psycopg.errors.InsufficientPrivilege):
+            admin.execute(watch)
+        db.execute(f"revoke all on sales.salaries from test_ulak_admin; grant {grant} to test_ulak_admin")
+    admin.execute(watch)
+
+    for refused in (
+        "select ulak.watch('sales.salaries', 'order.changed')",
+        "select ulak.watch('sales.salaries', 'order.changed', p_columns => '{id}', p_condition => '$.new.salary > 5')",
+        "select ulak.watch('sales.salaries', 'order.changed', p_columns => '{id}', p_ordering_key => '{salary}')",
+        "select ulak.watch('sales.salaries', 'order.changed', p_columns => '{id}', p_changed => '{salary}')",
+    ):
+        with pytest.raises(psycopg.errors.InsufficientPrivilege, match='column "salary" of table'):
+            admin.execute(refused)  # type: ignore[arg-type]
+    assert world.value("select count(*) from ulak.watches") == 1
+
+
+def test_an_administrator_ends_a_watch_of_a_table_that_he_does_not_own(world: Queue, db: DB, connect: Connect) -> None:
+    db.execute("create table sales.salaries (id int primary key)")
+    db.execute("select ulak.watch('sales.salaries', 'order.changed')")
+
+    connect("test_ulak_admin").execute("select ulak.unwatch(id) from ulak.watch_list")
+    db.execute("insert into sales.salaries values (1)")
+
+    assert world.value("select count(*) from ulak.queue") == 0
+
+
+@pytest.mark.parametrize("role", ["nobody", "test_ulak_application", "test_ulak_monitor", "test_ulak_consumer"])
+def test_an_owner_who_is_no_administrator_watches_nothing(world: Queue, db: DB, connect: Connect, role: str) -> None:
+    db.execute("create table sales.own (id int primary key)")
+    db.execute(f"alter table sales.own owner to {role}")
+    owner = connect(role)
+
+    for statement in (
+        "select ulak.watch('sales.own', 'order.changed')",
+        "create trigger t after insert on sales.own referencing new table as new_rows"
+        " for each statement execute function ulak_private.publish_changes('1')",
+    ):
+        with pytest.raises(psycopg.errors.InsufficientPrivilege):
+            owner.execute(statement)  # type: ignore[arg-type]
+
+
+EVIL = """
+    create table sales.seen (who text);
+    grant insert on sales.seen to public;
+    create type sales.mood as enum ('good');
+    create type sales.pair as (a sales.mood, b int);
+    create domain sales.moods as sales.mood;
+    create function sales.evil(sales.mood) returns json language plpgsql as
+        $$ begin insert into sales.seen values (current_user); return '1'; end $$;
+    create function sales.evil(sales.pair) returns json language plpgsql as
+        $$ begin insert into sales.seen values (current_user); return '1'; end $$;
+    create function sales.evil_text(sales.mood) returns text language plpgsql as
+        $$ begin insert into sales.seen values (current_user); return '1'; end $$;
+    create cast (sales.mood as json) with function sales.evil(sales.mood);
+    create cast (sales.pair as json) with function sales.evil(sales.pair);
+    create cast (sales.mood as text) with function sales.evil_text(sales.mood) as implicit;
+"""
+
+
+def test_a_cast_of_the_tables_owner_does_not_run_with_the_rights_of_ulak(world: Queue, admin: DB) -> None:
+    admin.execute(EVIL)
+    admin.execute(
+        "create table sales.kinds (id sales.mood primary key, m sales.mood, ms sales.mood[], p sales.pair, ps sales.pair[],"
+        " d sales.moods, t text)"
+    )
+    admin.execute(
+        "select ulak.watch('sales.kinds', 'order.changed', p_ordering_key => '{m,p}', p_changed => '{m,t,p}',"
+        """ p_condition => '$.new.t != "never"')"""
+    )
+    # Also a column that gets such a type later.
+    admin.execute("alter table sales.kinds alter t type sales.mood using t::sales.mood")
+
+    admin.execute(
+        "insert into sales.kinds values ('good', 'good', '{good}', '(good,1)', '{\"(good,1)\"}', 'good', 'good')"
+    )
+    admin.execute("update sales.kinds set p = '(good,2)'")
+
+    assert world.column("select who from sales.seen") == []
+    sent: list[Any] = world.column("select payload -> 'new' from ulak.queue order by id")
+    assert [each["p"] for each in sent] == ["(good,1)", "(good,2)"]
+    assert sent[0]["m"] == sent[0]["t"] == sent[0]["d"] == "good"
+
+
+def test_names_in_the_way_change_nothing(world: Queue, admin: DB) -> None:
+    admin.execute("select ulak.watch('sales.orders', 'order.changed')")
+    admin.execute("create table sales.new_rows (id int)")
+    admin.execute("set search_path = sales")
+    admin.execute("create function sales.to_jsonb(anyelement) returns jsonb language sql as $$ select '1'::jsonb $$")
+
+    admin.execute("insert into orders values (1, 'new')")
+
+    assert world.column("select payload -> 'new' from ulak.queue") == [{"id": 1, "status": "new"}]
