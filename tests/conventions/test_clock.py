@@ -52,7 +52,8 @@ FUNCTIONS = """
 
 # A message that is in flight, one that waits, a dead letter and an archived one.
 ROWS = [
-    "select ulak.create_endpoint('shop', 'http', '{\"url\": \"https://example.com/hook\"}')",
+    "select ulak.create_endpoint('shop', 'http', jsonb_build_object('url', 'https://example.com/hook', "
+    "'signing_secret', 'whsk_' || repeat('A', 43)))",
     "select ulak.send('shop', jsonb_build_object('n', n)) from generate_series(1, 5) n",
     "select ulak.complete(c.id, 'w', c.attempt) from ulak.claim('w', 1, 'shop') c",
     "select ulak.fail(c.id, 'w', c.attempt, 'broken', p_permanent => true) from ulak.claim('w', 1, 'shop') c",

@@ -55,6 +55,7 @@ as $sql$
                     }
                 },
                 "auto_disable_on_gone": {"type": "boolean"},
+                "body": {"type": ["object", "array", "string"]},
                 "batch_size": {"type": "integer", "minimum": 1, "maximum": 10000},
                 "batch_format": {"enum": ["cloudevents", "json", "envelope"]},
                 "retry_on": {
@@ -350,6 +351,7 @@ as $sql$
         ulak_private.signing_secret_violation(p_config ->> 'signing_secret'),
         ulak_private.signature_violation(p_config),
         ulak_private.proxy_violation(p_config -> 'proxy'),
-        ulak_private.http_keys_violation(p_config)
+        ulak_private.http_keys_violation(p_config),
+        ulak_private.template_violation(p_config)
     )
 $sql$;

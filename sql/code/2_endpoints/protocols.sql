@@ -15,7 +15,7 @@ immutable
 as $sql$
     values
         ('http', true, 'url', true, array[
-            'url', 'headers/*', 'signing_secret', 'proxy/url', 'proxy/username', 'proxy/password', 'auth/username', 'auth/password', 'auth/token',
+            'url', 'headers/*', 'body/*', 'signing_secret', 'proxy/url', 'proxy/username', 'proxy/password', 'auth/username', 'auth/password', 'auth/token',
             'auth/token_url', 'auth/client_id', 'auth/client_secret', 'auth/access_key', 'auth/secret_key', 'auth/session_token'
         ]),
         ('log', true, null, false, '{}'),

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 from ulak.messages import cloudevents
 from ulak.messages.cloudevents import CloudEvents
 from ulak.safety.mask import Mask
-from ulak.transports.http import authorization, batch, header, secrecy, signature
+from ulak.transports.http import authorization, batch, header, secrecy, signature, template
 from ulak.transports.http.model import (
     Basic,
     Bearer,
@@ -29,6 +29,7 @@ from ulak.transports.http.model import (
     is_tls,
     origin,
 )
+from ulak.transports.http.template import Template
 
 METHODS = ("POST", "PUT", "PATCH", "DELETE")
 # How much of an uncaptured answer an error message quotes.
@@ -113,6 +114,7 @@ def _parse(config: Mapping[str, Any], url: str, settings: Settings) -> Endpoint:
         headers=MappingProxyType(headers),
         lines=tuple(headers.values()),
         signature=_signature(config.get("signature")),
+        template=_template(config, headers),
         auth=auth,
         token_profile=_token_profile(profile, auth),
         cloudevents=_cloudevents(config, settings),
@@ -121,6 +123,12 @@ def _parse(config: Mapping[str, Any], url: str, settings: Settings) -> Endpoint:
         retry_on=frozenset(str(status) for status in config.get("retry_on", ())),
         permanent_on=frozenset(str(status) for status in config.get("permanent_on", ())),
     )
+
+
+def _template(config: Mapping[str, Any], headers: Mapping[str, Line]) -> Template | None:
+    if "body" not in config:
+        return None
+    return template.parse(config["body"], header.split(headers["content-type"])[1])
 
 
 def _signing_keys(scheme: Signature | None, secrets: Iterable[str]) -> tuple[SigningKey, ...]:

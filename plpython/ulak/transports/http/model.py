@@ -16,6 +16,7 @@ from ulak.messages.delivery import Message as Message
 from ulak.messages.delivery import MessageError as MessageError
 from ulak.messages.delivery import Outcome as Outcome
 from ulak.safety.mask import Mask
+from ulak.transports.http.template import Template
 
 _NOTHING_SECRET = Mask()
 
@@ -175,6 +176,8 @@ class Endpoint(NamedTuple):
     signing_keys: tuple[SigningKey, ...] = ()
     # None: Standard Webhooks.
     signature: Signature | None = None
+    # None: the payload is the body.
+    template: Template | None = None
     auth: Basic | Bearer | OAuth2 | SigV4 | None = None
     # The token request's own profile: the same proxy, another receiver.
     token_profile: Profile | None = None

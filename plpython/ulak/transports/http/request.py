@@ -29,6 +29,7 @@ def build(
         and endpoint.cloudevents is None
         and endpoint.batch_size == 1
         and endpoint.signature is None
+        and endpoint.template is None
         and token is None
         and not isinstance(endpoint.auth, SigV4)
     ):
@@ -104,6 +105,12 @@ def _body(endpoint: Endpoint, messages: Sequence[Message], own: _Own) -> tuple[s
         return text, {**decided, "content-type": content_type} if content_type else decided
     config, message = endpoint.cloudevents, messages[0]
     is_raw = own.particular.get(":body") == "raw"
+    # A raw body is sent as it is.
+    if endpoint.template is not None and not is_raw:
+        text = endpoint.template.fill(message)
+        if endpoint.template.is_text:
+            return text, {}
+        message = message._replace(payload=text)
     if config is None:
         return cloudevents.raw_body(message) if is_raw else message.payload, {}
     found = cloudevents.represent(config, message, is_raw, own.traceparent, own.content_type)
