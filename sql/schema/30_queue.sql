@@ -124,8 +124,8 @@ create unlogged sequence ulak_private.bell;
 create unlogged sequence ulak_private.claim_position;
 create unlogged sequence ulak_private.pull_position;
 
--- When the next look of an external worker that waits is taken, in microseconds since 1970: they look in turn.
-create unlogged sequence ulak_private.looks;
+-- Process id of the external worker that found something last: it looks again soon.
+create unlogged sequence ulak_private.last_finder;
 
 -- The input of a claim, and what it passes on.
 create type ulak_private.place as (priority smallint, due_at timestamptz, id bigint);
@@ -194,7 +194,7 @@ comment on sequence ulak_private.messages_cancelled is 'messages cancelled so fa
 comment on sequence ulak_private.bell is 'up to which id a send wakes the worker; private to ulak';
 comment on sequence ulak_private.claim_position is 'endpoint at which the last claim of a worker ended; private to ulak';
 comment on sequence ulak_private.pull_position is 'endpoint at which the last claim() over pull endpoints ended; private to ulak';
-comment on sequence ulak_private.looks is 'when the next external worker that waits looks for messages, in microseconds since 1970; private to ulak';
+comment on sequence ulak_private.last_finder is 'process id of the external worker that found something last; private to ulak';
 comment on type ulak_private.place is 'a place in the index of waiting messages';
 comment on type ulak_private.resume_point is 'where a session''s claims of an endpoint and a priority go on; private to ulak';
 comment on type ulak_private.rooms is 'how many messages a worker has room for: of some endpoints, and of each of the others';

@@ -468,10 +468,10 @@ comment on column ulak._dead_counts.letters is 'how many';
 comment on column ulak._dead_counts.counted_at is 'when';
 select pg_catalog.pg_extension_config_dump('ulak._dead_counts', '');
 
--- External workers that wait look in turn. A new sequence: nobody waits.
-create unlogged sequence ulak_private.looks;
-comment on sequence ulak_private.looks is 'when the next external worker that waits looks for messages, in microseconds since 1970; private to ulak';
-select pg_catalog.pg_extension_config_dump('ulak_private.looks', '');
+-- The external worker that found something last looks again soon. A new sequence: nobody waits.
+create unlogged sequence ulak_private.last_finder;
+comment on sequence ulak_private.last_finder is 'process id of the external worker that found something last; private to ulak';
+select pg_catalog.pg_extension_config_dump('ulak_private.last_finder', '');
 drop function ulak._request_wake_ups();
 
 -- A worker's turn is one function for all traffic. What it asks for, and what it gets: nobody waits.

@@ -55,6 +55,9 @@ begin
         p_most_visits => 1000000,
         p_in_turn => true
     ) c;
+    if found then
+        perform ulak_private.note_finder();
+    end if;
 end
 $plpgsql$;
 
@@ -70,6 +73,18 @@ immutable
 as $sql$
     select case when p_endpoint is null then '{pull}'::text[] end
 $sql$;
+
+-- See ulak.listen().
+create or replace function ulak_private.note_finder()
+returns void
+language plpgsql
+as $plpgsql$
+begin
+    if pg_sequence_last_value('ulak_private.last_finder'::regclass) is distinct from pg_backend_pid() then
+        perform setval('ulak_private.last_finder', pg_backend_pid());
+    end if;
+end
+$plpgsql$;
 
 create or replace function ulak_private.check_claim(p_worker text, p_limit integer, p_lease interval)
 returns void
@@ -659,6 +674,9 @@ begin
             p_most_visits => 1000000,
             p_in_turn => true
         ) c;
+        if found then
+            perform ulak_private.note_finder();
+        end if;
     end if;
 end
 $plpgsql$;
