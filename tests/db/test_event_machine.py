@@ -44,6 +44,8 @@ class Machine(RuleBasedStateMachine):
     @initialize()
     def start(self) -> None:
         self.queue.empty()
+        # A long game has a hundred months. Compiling a look at all of them takes longer than the look.
+        self.queue.db.execute("set jit = off")
         self.queue.db.execute("delete from ulak.subscriptions; delete from ulak.event_types where name = 'sold'")
         self.queue.db.execute(f"select ulak.configure('dlq_retention_days', '{DAYS_OF_LETTERS}')")
         for name in ("shop", "bank"):
