@@ -190,6 +190,13 @@ def test_what_is_no_host_binds_nothing(queue: Queue, host: str) -> None:
     assert (told.sqlstate, told.message_primary) == ("22023", 'invalid hosts of secret "token"')
 
 
+@pytest.mark.parametrize("hosts", ["{null}", "{api.example.com,null}"])
+def test_a_host_that_is_null_does_not_unbind(queue: Queue, hosts: str) -> None:
+    told = queue.refuses("set_secret", "token", "hush-hush", hosts)
+
+    assert (told.sqlstate, told.message_primary) == ("22023", 'invalid hosts of secret "token"')
+
+
 def test_the_log_tells_the_hosts_and_not_the_value(queue: Queue) -> None:
     queue.call("set_secret", "token", "hush-hush", array("api.example.com"))
 
