@@ -262,3 +262,40 @@ def test_a_config_with_another_value_is_refused(queue: Queue) -> None:
     error = queue.refuses("create_endpoint", "shop", "pull", {"on_dead": "stop"})
 
     assert (error.sqlstate, "$.on_dead" in str(error.message_primary)) == ("22023", True)
+
+
+def test_a_message_that_held_its_key_and_was_delivered_can_be_replayed(shop: Queue) -> None:
+    first = shop.send(ordering_key="k")
+    shop.call("redrive_message", die(shop), now=shop.at(1))
+    shop.complete(shop.claim_one(now=2), now=3)
+
+    planned = shop.value("select messages from ulak.replay_plan('shop', '-infinity', 'infinity')")
+    replayed = shop.call("replay_message", first, now=shop.at(4))
+
+    assert planned == 1
+    assert [claim.id for claim in shop.claim(10, now=5)] == [replayed]
+
+
+def test_a_message_that_held_its_key_twice_can_be_replayed_once_it_is_given_up(shop: Queue) -> None:
+    first = shop.send(ordering_key="k")
+    shop.call("redrive_message", die(shop), now=shop.at(1))
+    letter = die(shop, now=2)
+    shop.value("select messages from ulak.discard(p_ids => %s)", [letter])
+
+    replayed = shop.call("replay_message", first, now=shop.at(4))
+
+    assert shop.refuses("replay_message", first).message_primary == f"dead letter {letter} was already redriven"
+    assert [claim.id for claim in shop.claim(10, now=5)] == [replayed]
+
+
+def test_a_range_has_messages_that_held_their_key_before_they_died_for_good(shop: Queue) -> None:
+    shop.send(ordering_key="k")
+    shop.call("redrive_message", die(shop), now=shop.at(1))
+    shop.call("alter_endpoint", "shop", {"on_dead": "continue"})
+    die(shop, now=2)
+
+    replayed = shop.value(
+        "select ulak.replay_range(id, '-infinity', 'infinity') from ulak.endpoints where name = 'shop'"
+    )
+
+    assert replayed == 1

@@ -39,7 +39,9 @@ begin
         )
     )[1];
     if v_new_id is null then
-        perform ulak_private.raise_redriven(d) from ulak_private.letters d where d.original_message_id = p_archive_id;
+        perform ulak_private.raise_redriven(d)
+        from ulak_private.letters d
+        where d.original_message_id = p_archive_id and d.redriven_message_id is distinct from p_archive_id;
     end if;
     insert into ulak.event_log (event, endpoint_id, endpoint_name, message_id, detail)
     values (
@@ -194,7 +196,9 @@ as $sql$
                     and exists (
                         select
                         from ulak.dlq d
-                        where d.original_message_id = a.id and d.status in ('redriven', 'discarded')
+                        where d.original_message_id = a.id
+                            and d.status in ('redriven', 'discarded')
+                            and d.redriven_message_id is distinct from a.id
                     )
                 )
             order by a.message_id, a.id desc
@@ -309,8 +313,10 @@ end
 $plpgsql$;
 
 -- The archived messages with these ids, all of one endpoint and created between p_first and p_last (which leads to their
--- partitions), for p_target_id. If that is their own endpoint, then none whose dead letter has another status than p_letters. Returns the new ids in the order of the old ones. Each message is looked up by its id: without statistics the
--- planner has been seen to go through a whole month once per message.
+-- partitions), for p_target_id. If that is their own endpoint, then none whose dead letter has another status than p_letters. A letter that
+-- held its ordering key and was redriven as the same message doesn't count: that message has had another end since. Returns the new ids in
+-- the order of the old ones. Each message is looked up by its id: without statistics the planner has been seen to go through a whole month
+-- once per message.
 create or replace function ulak_private.replay(
     p_endpoint_id bigint,
     p_archive_ids bigint[],
@@ -348,7 +354,9 @@ begin
     with letters as materialized (
         select d.original_message_id, d.status
         from ulak_private.letters d
-        where d.original_message_id = any (p_archive_ids) and p_target_id = p_endpoint_id
+        where d.original_message_id = any (p_archive_ids)
+            and d.redriven_message_id is distinct from d.original_message_id
+            and p_target_id = p_endpoint_id
         order by d.original_message_id
         for update
     )
@@ -372,7 +380,9 @@ begin
     update ulak_private.letters d
     set status = 'redriven', redriven_at = p_now, redriven_by = ulak_private.caller(), redriven_message_id = n.id
     from unnest(p_archive_ids, v_ids) n(archive_id, id)
-    where d.original_message_id = n.archive_id and p_target_id = p_endpoint_id;
+    where d.original_message_id = n.archive_id
+        and d.redriven_message_id is distinct from d.original_message_id
+        and p_target_id = p_endpoint_id;
     return v_ids;
 end
 $plpgsql$;
