@@ -121,6 +121,7 @@ DOES_NOT_APPLY = {
     "db/test_doctor.py::test_workers_that_start_has_just_asked_for_are_not_missed_yet": NO_WORKERS,
     "db/test_recurring.py::test_a_schedule_is_one_job_that_its_name_replaces_and_ends": JOB_ROLE,
     "db/test_recurring.py::test_where_pg_cron_lives_in_another_database_the_caller_is_told_what_to_run": JOB_ROLE,
+    "db/test_watch.py::test_what_replication_applies_is_no_event": SUPERUSERS,
     "db/test_recurring.py::test_without_pg_cron_the_error_says_how_to_get_it": SUPERUSERS,
 }
 

@@ -8,7 +8,10 @@ create or replace function ulak_private.send_request(
     p_path text,
     p_timeout double precision,
     p_generation bigint default null,
-    p_max_retries integer default null
+    p_max_retries integer default null,
+    p_endpoint text default null,
+    p_if_waiting text default null,
+    p_latest interval default null
 )
 returns bigint
 language plpgsql
@@ -21,6 +24,9 @@ begin
         p_generation,
         p_max_retries
     );
+    if nullif(p_if_waiting, 'keep') is not null or p_latest is not null then
+        return ulak_private.send_in_place(p_message, p_endpoint, p_if_waiting, p_latest);
+    end if;
     return (ulak_private.enqueue(array[p_message]))[1];
 end
 $plpgsql$;

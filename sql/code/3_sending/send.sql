@@ -18,7 +18,9 @@ create or replace function ulak.send(
     p_path text default null,
     p_timeout double precision default null,
     p_generation bigint default null,
-    p_max_retries integer default null
+    p_max_retries integer default null,
+    p_if_waiting text default null,
+    p_latest interval default null
 )
 returns bigint
 language plpgsql
@@ -31,7 +33,7 @@ begin
     -- 1024: the smallest max_payload_size that can be configured.
     if num_nonnulls(
             p_scheduled_at, p_idempotency_key, p_expires_at, p_ordering_key, p_headers, p_metadata, p_raw, p_content_type, p_path,
-            p_timeout, p_generation, p_max_retries
+            p_timeout, p_generation, p_max_retries, p_if_waiting, p_latest
         ) = 0
         and p_priority between 0 and 10
         and octet_length(p_payload::text) <= 1024
@@ -55,7 +57,7 @@ begin
             end if;
         end if;
     end if;
-    if num_nonnulls(p_raw, p_content_type, p_path, p_timeout, p_generation, p_max_retries) > 0 then
+    if num_nonnulls(p_raw, p_content_type, p_path, p_timeout, p_generation, p_max_retries, p_if_waiting, p_latest) > 0 then
         return ulak_private.send_request(
             (
                 ulak_private.sendable_endpoint(p_endpoint),
@@ -74,7 +76,10 @@ begin
             p_path,
             p_timeout,
             p_generation,
-            p_max_retries
+            p_max_retries,
+            p_endpoint,
+            p_if_waiting,
+            p_latest
         );
     end if;
     return ulak_private.send(
@@ -93,7 +98,8 @@ end
 $plpgsql$;
 
 comment on function ulak.send(
-    text, jsonb, integer, timestamptz, text, uuid, timestamptz, text, jsonb, jsonb, text, text, text, double precision, bigint, integer
+    text, jsonb, integer, timestamptz, text, uuid, timestamptz, text, jsonb, jsonb, text, text, text, double precision, bigint, integer, text,
+    interval
 ) is 'queues one message in the caller''s transaction and returns its id';
 
 create or replace function ulak.send_with_options(
@@ -344,15 +350,7 @@ begin
         select k.message_id, k.payload_hash, k.sent_by into v_first
         from ulak_private.idempotency_keys k
         where k.endpoint_id = p_endpoint_id and k.idempotency_key = p_idempotency_key;
-        -- Before anything else, and whatever the payload is: an answer would let others find out what was sent.
-        if v_first.sent_by <> ulak_private.caller() and not exists (
-            select from pg_roles r where r.rolname = v_first.sent_by and pg_has_role(ulak_private.caller(), r.oid, 'usage')
-        ) then
-            raise exception 'idempotency key "%" was used by another sender', p_idempotency_key
-                using errcode = '23505',
-                    detail = format('A message of endpoint "%s" has this key, and another role than "%s" sent it.', p_endpoint, ulak_private.caller()),
-                    hint = 'Use keys that no other application uses. If one application has several logins, have them set one role.';
-        end if;
+        perform ulak_private.require_key_owner(v_first.sent_by, p_endpoint, p_idempotency_key);
         if v_first.payload_hash <> p_payload_hash then
             raise exception 'idempotency key "%" was used for another payload', p_idempotency_key
                 using errcode = '23505',

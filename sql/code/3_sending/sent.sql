@@ -39,7 +39,7 @@ begin
         select
             q.id, q.endpoint_id, q.event_id, q.priority, q.scheduled_at, q.expires_at, q.idempotency_key, q.correlation_id, q.ordering_key, q.status
         from ulak_private.deliveries q
-        where q.created_at = now() and q.event_created_at is null
+        where coalesce(q.event_created_at, q.created_at) = now()
         union all
         select
             a.id, a.endpoint_id, a.event_id, a.priority, a.scheduled_at, a.expires_at, a.idempotency_key, a.correlation_id, a.ordering_key, a.status

@@ -22,6 +22,8 @@ as $sql$
         (null, 'p_headers', 'additional request headers: an object of texts'),
         (null, 'p_metadata', 'an object of yours that is kept with the message and not sent'),
         (null, 'p_generation', 'sent as ulak-generation, and what claim() can be limited to; null: as the setting generation says'),
+        (null, 'p_if_waiting', 'if a message waits under the idempotency key: replace it, keep it (the default), or raise an error'),
+        (null, 'p_latest', 'with p_if_waiting => ''replace'': how long after its first send() it can be put off at most'),
         (null, 'p_max_retries', 'number of retries before it becomes a dead letter, 0 to 1000; null: as the endpoint''s retry policy says'),
         (null, 'p_event_type', 'name of the event type'),
         (null, 'p_events', 'an array of {"event_type": ..., "payload": ...}'),
