@@ -298,6 +298,43 @@ def test_settings_hold_for_the_endpoints_of_the_same_document(queue: Queue) -> N
     assert config(queue)["settings"] == {}
 
 
+def test_watches_are_part_of_a_document(queue: Queue) -> None:
+    queue.db.execute("create table public.orders (id bigint primary key, total int, note text)")
+    whole = {"table": "public.orders", "event_type": "order.placed"}
+    part = {
+        **whole,
+        "operations": ["update", "insert"],
+        "columns": ["id", "total"],
+        "changed": ["total"],
+        "condition": "$.new.total > 5",
+        "ordering_key": [],
+    }
+    document = {"event_types": {"order.placed": {}}, "watches": [whole]}
+
+    made = apply(queue, document)
+    again = apply(queue, document, prune=True)
+    (change,) = changes(queue, {"watches": [part]})
+    exported = config(queue)["watches"]
+    same = apply(queue, config(queue), prune=True)
+    queue.db.execute("insert into public.orders values (1, 4), (2, 7)")
+    gone = apply(queue, {"watches": []}, prune=True)
+    triggers = queue.value("select count(*) from pg_trigger where tgrelid = 'public.orders'::regclass")
+
+    name = '{"table": "public.orders", "event_type": "order.placed"}'
+    assert made == [("event_types", "order.placed", "create"), ("watches", name, "create")]
+    assert again == same == []
+    assert (change["action"], change["changed"]) == (
+        "alter",
+        ["changed", "columns", "condition", "operations", "ordering_key"],
+    )
+    assert exported == [{**part, "operations": ["insert", "update"], "condition": '($."new"."total" > 5)'}]
+    assert gone == [("watches", name, "drop")]
+    assert triggers == 0
+    assert "unknown table public.nothing" in str(
+        queue.refuses("apply", {"watches": [{**whole, "table": "public.nothing"}]}).message_detail
+    )
+
+
 # Single ones.
 
 

@@ -224,6 +224,31 @@ def test_a_document_does_no_more_than_the_single_functions_would(site: Site, rec
     assert receiver.requests == []
 
 
+def test_a_document_watches_no_table_that_its_caller_could_not_watch(db: DB, admin: DB) -> None:
+    db.execute("create table public.private (id int primary key, salary int)")
+    document = {
+        "event_types": {"salary.changed": {}},
+        "watches": [{"table": "public.private", "event_type": "salary.changed"}],
+    }
+
+    nothing = refused(admin, "select * from ulak.apply(%s)", Jsonb(document))
+    db.execute("grant select on public.private to test_ulak_admin")
+    reader = refused(admin, "select * from ulak.apply(%s)", Jsonb(document))
+    db.execute("revoke select on public.private from test_ulak_admin")
+    db.execute("grant trigger on public.private to test_ulak_admin")
+    blind = refused(admin, "select * from ulak.apply(%s)", Jsonb(document))
+    db.execute("select ulak.create_event_type('salary.changed'), ulak.watch('public.private', 'salary.changed')")
+    admin.execute("select * from ulak.apply('{\"watches\": []}', p_prune => true)")
+
+    assert "permission denied for table public.private" in str(nothing.message_detail)
+    assert "permission denied for table public.private" in str(reader.message_detail)
+    assert "may not be read by" in str(blind.message_detail)
+    # As unwatch() does: the triggers are the owner's, and do nothing.
+    triggers = "select count(*) from pg_trigger where tgrelid = 'public.private'::regclass"
+    assert db.execute(triggers).fetchone() == (3,)
+    assert db.execute("select count(*) from ulak.watches").fetchone() == (0,)
+
+
 def test_whatever_lies_in_the_tables_a_bound_secret_stays_home(site: Site, receiver: Receiver) -> None:
     site.db.execute("select ulak.set_secret('bound', 'hush-hush-hush', p_hosts => '{localhost}')")
     site.http("shop", f"http://localhost:{receiver.port}/", **HEADER)

@@ -19,7 +19,7 @@ as $sql$
 $sql$;
 
 comment on function ulak.config() is
-    'everything that is configured, as a document for apply(): settings, endpoints, event types, subscriptions, schedules and grants; secrets by '
+    'everything that is configured, as a document for apply(): settings, endpoints, event types, subscriptions, schedules, grants and watches; secrets by '
     'name only, and *** for credentials that a config has as they are';
 
 create or replace function ulak.apply(p_config jsonb, p_dry_run boolean default false, p_prune boolean default false)

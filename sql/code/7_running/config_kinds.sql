@@ -184,6 +184,34 @@ as $sql$
                 then 'revoke'
             end, null
         $$
+    ),
+    (
+        'watches', 7, '{table,event_type}',
+        '{
+            "type": "object",
+            "required": ["table", "event_type"],
+            "additionalProperties": false,
+            "properties": {
+                "table": {"type": "string"},
+                "event_type": {"type": "string"},
+                "operations": {"type": "array", "items": {"enum": ["insert", "update", "delete", "truncate"]}},
+                "columns": {"type": "array", "items": {"type": "string"}},
+                "changed": {"type": "array", "items": {"type": "string"}},
+                "condition": {"type": "string"},
+                "ordering_key": {"type": "array", "items": {"type": "string"}}
+            }
+        }',
+        '{"operations": ["delete", "insert", "update"], "changed": []}',
+        $$
+            select null, jsonb_build_object(
+                'table', w.table_name, 'event_type', w.event_type, 'operations', w.operations, 'columns', w.columns, 'changed', w.changed,
+                'condition', w.condition::text, 'ordering_key', w.ordering_key
+            )
+            from ulak.watch_list w
+        $$,
+        $$select ulak_private.canonical_watch($2)$$,
+        $$select ulak_private.put_watch($2, $3), null$$,
+        $$select ulak_private.end_watch($2), null$$
     )
 $sql$;
 
@@ -355,3 +383,93 @@ begin
     return p_entry;
 end
 $plpgsql$;
+
+-- Watches.
+
+-- With every column of the table, as watch() takes them, where the entry names none.
+create or replace function ulak_private.canonical_watch(p_entry jsonb)
+returns jsonb
+language plpgsql
+stable
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+declare
+    v_table regclass := to_regclass(p_entry ->> 'table');
+begin
+    if v_table is null then
+        raise exception 'unknown table %', p_entry ->> 'table'
+            using errcode = '42P01', hint = 'Name it with its schema, such as public.orders.';
+    end if;
+    return jsonb_build_object(
+        'columns', (
+            select jsonb_agg(a.attname order by a.attnum)
+            from pg_attribute a
+            where a.attrelid = v_table and a.attnum > 0 and not a.attisdropped
+        )
+    ) || p_entry || jsonb_build_object(
+        'table', v_table::text,
+        'operations', (
+            select jsonb_agg(distinct o) from jsonb_array_elements_text(coalesce(p_entry -> 'operations', '["insert", "update", "delete"]')) o
+        ),
+        'condition', (p_entry ->> 'condition')::jsonpath::text
+    );
+end
+$plpgsql$;
+
+-- watch() leaves it to PostgreSQL whether its caller may create triggers. Here the caller is asked for, since apply() has other rights.
+create or replace function ulak_private.put_watch(p_new jsonb, p_old jsonb)
+returns text
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+declare
+    v_table regclass := (p_new ->> 'table')::regclass;
+begin
+    if not has_table_privilege(ulak_private.caller(), v_table, 'trigger') then
+        raise exception 'permission denied for table %', v_table
+            using
+                errcode = '42501',
+                detail = format('"%s" may not create triggers on it.', ulak_private.caller()),
+                hint = format('Its owner can: grant trigger on %s to %I;', v_table, ulak_private.caller());
+    end if;
+    if p_old is not null then
+        perform ulak_private.end_watch(p_old);
+    end if;
+    return ulak.watch(
+        v_table,
+        p_new ->> 'event_type',
+        coalesce(ulak_private.texts(p_new -> 'operations'), '{insert,update,delete}'),
+        ulak_private.texts(p_new -> 'columns'),
+        ulak_private.texts(p_new -> 'changed'),
+        (p_new ->> 'condition')::jsonpath,
+        ulak_private.texts(p_new -> 'ordering_key')
+    );
+end
+$plpgsql$;
+
+-- Only the table's owner may drop triggers; without its row, a watch's do nothing.
+create or replace function ulak_private.end_watch(p_entry jsonb)
+returns text
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+declare
+    v_id bigint;
+    v_is_owner boolean;
+begin
+    select w.id, coalesce(pg_has_role(ulak_private.caller(), c.relowner, 'usage'), true) into v_id, v_is_owner
+    from ulak.watch_list w
+    left join pg_class c on c.oid = to_regclass(w.table_name)
+    where w.table_name = p_entry ->> 'table' and w.event_type = p_entry ->> 'event_type';
+    return case when case when v_is_owner then ulak.unwatch(v_id) else ulak_private.remove_watch(v_id) end then 'drop' end;
+end
+$plpgsql$;
+
+create or replace function ulak_private.texts(p_array jsonb)
+returns text[]
+language sql
+immutable
+set search_path = pg_catalog, pg_temp
+as $sql$
+    select case when p_array is not null then array(select jsonb_array_elements_text(p_array)) end
+$sql$;
