@@ -603,7 +603,7 @@ def test_a_config_that_cannot_be_read_costs_no_other_endpoint_its_deliveries(
     site.wait_for_status(healthy, "completed")
     assert (
         site.wait_for_status(broken, "failed")["last_error"]
-        == "[RETRYABLE] config: it can't be read: it isn't valid UTF-8, or has a number of too many digits"
+        == "[RETRYABLE] config: it can't be read: it isn't valid UTF-8, or has a number with too many digits"
     )
     assert not worker.call.is_done()
 
