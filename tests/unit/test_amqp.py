@@ -21,6 +21,7 @@ from ulak.transports.amqp import frames
 from ulak.transports.amqp.connection import AmqpConnection
 from ulak.transports.amqp.transport import AmqpTransport
 from ulak.transports.broker.connection import Lost
+from ulak.transports.broker.transport import Defaults
 from ulak.worker.dispatcher import Dispatcher
 
 Connect = Callable[..., "Client"]
@@ -32,7 +33,9 @@ class Client:
     def __init__(self, broker: Any, **config: Any) -> None:
         self.broker = broker
         port = broker.port
-        self.dispatcher = Dispatcher({"amqp": lambda given: AmqpTransport(given, Guard(True), "1.0", 5.0, "/ulak")})
+        self.dispatcher = Dispatcher(
+            {"amqp": lambda given: AmqpTransport(given, Guard(True), Defaults("1.0", 5.0, "/ulak"))}
+        )
         self.peer = f"127.0.0.1:{port}"
         self.config = {"host": "127.0.0.1", "port": port, "exchange": "orders", "routing_key": "created", **config}
         self.endpoint = self.parse()

@@ -21,7 +21,7 @@ from ulak.safety.mask import Mask
 from ulak.transports.broker import tls
 from ulak.transports.broker.connection import Address, Connection, Lost, Surroundings
 from ulak.transports.broker.delivery import Delivery
-from ulak.transports.broker.transport import BrokerTransport
+from ulak.transports.broker.transport import BrokerTransport, Defaults
 from ulak.worker.dispatcher import Dispatcher
 from ulak.worker.waiting import Descriptors
 
@@ -120,7 +120,7 @@ class Stage:
         self.dispatcher = Dispatcher({"line": lambda descriptors: self._make(descriptors, guard)})
 
     def _make(self, descriptors: Descriptors, guard: Guard) -> LineTransport:
-        self.transport = LineTransport(descriptors, guard)
+        self.transport = LineTransport(descriptors, guard, Defaults("1.0", 5.0, "/ulak"))
         return self.transport
 
     def endpoint(self, port: int, host: str = "127.0.0.1", version: int = 1, **target: Any) -> Endpoint:

@@ -21,6 +21,7 @@ from ulak.messages.delivery import ConfigError, Endpoint, EndpointConfig, Messag
 from ulak.safety.address import Guard
 from ulak.sessions.signals import BACKEND_SIGNALS
 from ulak.transports.broker.delivery import Delivery
+from ulak.transports.broker.transport import Defaults
 from ulak.transports.kafka import connection, target, verdict
 from ulak.transports.kafka.connection import KafkaConnection
 from ulak.transports.kafka.transport import KafkaTransport
@@ -39,7 +40,7 @@ class Stage:
         self.dispatcher = Dispatcher({"kafka": lambda descriptors: self._make(descriptors, guard)})
 
     def _make(self, descriptors: Descriptors, guard: Guard) -> KafkaTransport:
-        self.transport = KafkaTransport(descriptors, guard, "/ulak")
+        self.transport = KafkaTransport(descriptors, guard, Defaults("1.0", 5.0, "/ulak"))
         return self.transport
 
     def endpoint(self, version: int = 1, **config: Any) -> Endpoint:

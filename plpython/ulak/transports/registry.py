@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from importlib import import_module
 from importlib.util import find_spec
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from ulak.messages.delivery import ConfigError
 from ulak.safety.address import guard
@@ -62,49 +63,31 @@ def transports(
         client = Client(guard(settings), descriptors, max_in_flight)
         return HttpTransport(client, now, options.endpoint_settings(settings, version))
 
-    def kafka(descriptors: Descriptors) -> Transport:
-        from ulak.transports.kafka.transport import KafkaTransport
-
-        return KafkaTransport(descriptors, guard(settings), settings["cloudevents_source"])
-
     def log_lines(descriptors: Descriptors) -> Transport:
         from ulak.transports.log.transport import LogTransport
 
         return LogTransport(log)
 
-    def amqp(descriptors: Descriptors) -> Transport:
-        from ulak.transports.amqp.transport import AmqpTransport
+    def broker(module: str, name: str) -> MakeTransport:
+        def make(descriptors: Descriptors) -> Transport:
+            from ulak.transports.broker.transport import Defaults
 
-        timeout, source = float(settings["http_timeout"]), settings["cloudevents_source"]
-        return AmqpTransport(descriptors, guard(settings), version, timeout, source)
+            kind = getattr(import_module(f"ulak.transports.{module}.transport"), name)
+            defaults = Defaults(version, float(settings["http_timeout"]), settings["cloudevents_source"])
+            return cast(Transport, kind(descriptors, guard(settings), defaults))
 
-    def mqtt(descriptors: Descriptors) -> Transport:
-        from ulak.transports.mqtt.transport import MqttTransport
-
-        timeout, source = float(settings["http_timeout"]), settings["cloudevents_source"]
-        return MqttTransport(descriptors, guard(settings), timeout, source)
-
-    def nats(descriptors: Descriptors) -> Transport:
-        from ulak.transports.nats.transport import NatsTransport
-
-        timeout, source = float(settings["http_timeout"]), settings["cloudevents_source"]
-        return NatsTransport(descriptors, guard(settings), version, timeout, source)
-
-    def redis(descriptors: Descriptors) -> Transport:
-        from ulak.transports.redis.transport import RedisTransport
-
-        return RedisTransport(descriptors, guard(settings))
+        return make
 
     return {
         protocol: _checked(protocol, make)
         for protocol, make in {
-            "amqp": amqp,
+            "amqp": broker("amqp", "AmqpTransport"),
             "http": http,
-            "kafka": kafka,
+            "kafka": broker("kafka", "KafkaTransport"),
             "log": log_lines,
-            "mqtt": mqtt,
-            "nats": nats,
-            "redis": redis,
+            "mqtt": broker("mqtt", "MqttTransport"),
+            "nats": broker("nats", "NatsTransport"),
+            "redis": broker("redis", "RedisTransport"),
         }.items()
     }
 

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from ulak.messages.delivery import Endpoint, EndpointConfig
-from ulak.safety.address import Guard
 from ulak.transports.amqp import target
 from ulak.transports.amqp.connection import AmqpConnection
 from ulak.transports.broker.connection import Connection, Surroundings
 from ulak.transports.broker.transport import BrokerTransport
-from ulak.worker.waiting import Descriptors
 
 # Messages of one delivery: they are written together, and the broker confirms many at once. To RabbitMQ 3.10, in
 # processor time of the transport's: 23 us a message with 1, 9 with 10, 8 with 20, 7 with 100. More would only let more
@@ -17,16 +15,8 @@ BATCH_SIZE = 20
 
 
 class AmqpTransport(BrokerTransport):
-    def __init__(
-        self, descriptors: Descriptors, guard: Guard, version: str, timeout: float, cloudevents_source: str
-    ) -> None:
-        super().__init__(descriptors, guard)
-        self._version = version
-        self._timeout = timeout
-        self._source = cloudevents_source
-
     def target(self, config: EndpointConfig) -> target.Target:
-        return target.parse(config, self._timeout, self._source, BATCH_SIZE)
+        return target.parse(config, self.defaults.timeout, self.defaults.cloudevents_source, BATCH_SIZE)
 
     def connect(self, endpoint: Endpoint, surroundings: Surroundings) -> Connection:
-        return AmqpConnection(endpoint, self._version, surroundings)
+        return AmqpConnection(endpoint, self.defaults.version, surroundings)

@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 from ulak.messages.delivery import Endpoint, EndpointConfig, Message, Settled, grouped
 from ulak.safety.address import Guard
@@ -39,10 +39,25 @@ class Target(Protocol):
         """Messages that one delivery may carry."""
 
 
+class Defaults(NamedTuple):
+    """What brokers are told, and what holds for endpoints that say nothing else."""
+
+    version: str
+    timeout: float
+    cloudevents_source: str
+
+
 class BrokerTransport(ABC):
     """Implements worker.transport.Transport."""
 
-    def __init__(self, descriptors: Descriptors, guard: Guard, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        descriptors: Descriptors,
+        guard: Guard,
+        defaults: Defaults,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.defaults = defaults
         self._descriptors = descriptors
         self._guard = guard
         self._clock = clock
