@@ -107,8 +107,8 @@ end
 $plpgsql$;
 
 comment on function ulak.alter_endpoint(text, jsonb, jsonb, text, jsonb) is
-    'replaces an endpoint''s config, retry policy or description; null leaves one as it is, ''{}'' clears the retry policy; p_merge changes the '
-    'keys of the config that it has, and removes those that it has as null';
+    'replaces an endpoint''s config, retry policy or description; null leaves one as it is, ''{}'' clears the retry policy. '
+    'p_merge sets single keys of the config, and removes those that are null';
 
 -- As RFC 7396 has it (JSON Merge Patch). A secret is one value: {"$secret": "name"} isn't merged with what was there.
 create or replace function ulak_private.merged(p_value jsonb, p_patch jsonb)

@@ -130,8 +130,8 @@ end
 $plpgsql$;
 
 comment on function ulak.rotate_secret(text, interval, text, timestamptz) is
-    'gives an endpoint a new signing secret and returns it, or of an Ed25519 key the public half; requests carry both signatures until the '
-    'grace period is over';
+    'gives an endpoint a new signing secret and returns it (of an Ed25519 key, the public half); requests carry both '
+    'signatures until the grace period is over';
 
 -- Maintenance calls this: a secret that signs no longer needn't be kept.
 create or replace function ulak_private.forget_old_secrets(p_now timestamptz default now())

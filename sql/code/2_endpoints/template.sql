@@ -19,7 +19,7 @@ begin
     elsif octet_length(v_body::text) > 65536 then
         return array['.body', 'must have at most 65536 bytes', null];
     elsif (p_config ->> 'batch_size')::integer > 1 then
-        return array['.body', 'can not be made for batches', 'Leave out "batch_size".'];
+        return array['.body', 'cannot be combined with batches', 'Leave out "batch_size".'];
     elsif jsonb_typeof(v_body) = 'string' and v_content_type is null then
         return array['.body', 'is a text, so "headers" must have its "content-type"', 'Such as "application/x-www-form-urlencoded".'];
     elsif jsonb_typeof(v_body) = 'string' and coalesce((p_config -> 'cloudevents')::boolean, false) then

@@ -20,7 +20,7 @@ $sql$;
 
 comment on function ulak.config() is
     'everything that is configured, as a document for apply(): settings, endpoints, event types, subscriptions, schedules, grants and watches; secrets by '
-    'name only, and *** for credentials that a config has as they are';
+    'name only, and *** in place of credentials in plain text';
 
 create or replace function ulak.apply(p_config jsonb, p_dry_run boolean default false, p_prune boolean default false)
 returns table (kind text, name text, action text, changed text[], before jsonb, after jsonb, fix text)
@@ -49,8 +49,8 @@ end
 $plpgsql$;
 
 comment on function ulak.apply(jsonb, boolean, boolean) is
-    'makes the configuration what a document says, all of it or nothing, and returns the changes; with p_prune, entries that it does not name are '
-    'removed, of the kinds that it has; a dry run changes nothing';
+    'makes the configuration match a document, all of it or nothing, and returns the changes; p_prune also removes entries '
+    'that the document does not name, of the kinds that it has; p_dry_run changes nothing';
 
 -- The changes, as an array. If entries are refused, it raises one error that tells each of them.
 create or replace function ulak_private.apply_config(p_config jsonb, p_prune boolean)
