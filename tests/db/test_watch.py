@@ -398,3 +398,28 @@ def test_the_transactions_trace_travels_with_its_changes(queue: Queue) -> None:
     changes(queue, "insert into sales.orders values (1)")
 
     assert queue.column("select headers ->> 'traceparent' from ulak.sent()") == [parent]
+
+
+@pytest.mark.parametrize("name", ["s", "r", "n", "o", "c", "sent", "whole", "50%s", 'say "x"', "{id}"])
+def test_a_column_may_have_any_name(queue: Queue, name: str) -> None:
+    quoted = '"' + name.replace('"', '""') + '"'
+    queue.db.execute(f"create table sales.odd (id integer primary key, {quoted} text)".encode())
+    watch(queue, "sales.odd", condition="exists($.new.id)")
+
+    found = changes(queue, "insert into sales.odd values (1, null)", f"update sales.odd set {quoted} = 'b'")
+
+    assert found == [
+        event("insert", new={"id": 1, name: None}, table="sales.odd"),
+        event("update", old={"id": 1, name: None}, new={"id": 1, name: "b"}, table="sales.odd"),
+    ]
+
+
+def test_triggers_that_an_administrator_made_by_hand_keep_nobody_from_looking(queue: Queue) -> None:
+    id = watch(queue)
+    for number, arguments in enumerate(("", f"{id}, {id}", "'x'", "99999999999999999999")):
+        queue.db.execute(
+            f"create trigger own_{number} after insert on sales.orders for each statement"
+            f" execute function ulak_private.publish_changes({arguments})"
+        )
+
+    assert queue.rows("select id, table_name from ulak.watch_list") == [{"id": id, "table_name": "sales.orders"}]

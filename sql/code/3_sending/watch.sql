@@ -225,9 +225,11 @@ language sql
 stable
 set search_path = pg_catalog, pg_temp
 as $sql$
-    select convert_from(substring(t.tgargs for length(t.tgargs) - 1), 'UTF8')::bigint, t.tgrelid, t.tgname, t.tgenabled <> 'D'
+    select a.number::bigint, t.tgrelid, t.tgname, t.tgenabled <> 'D'
     from pg_trigger as t
-    where t.tgfoid = 'ulak_private.publish_changes()'::regprocedure and convert_from(substring(t.tgargs for length(t.tgargs) - 1), 'UTF8') ~ '^[0-9]{1,18}$'
+    -- Administrators could create others, with any arguments: each ends with a zero byte.
+    cross join lateral substring(encode(t.tgargs, 'escape') from E'^([0-9]{1,18})\\\\000$') as a (number)
+    where t.tgfoid = 'ulak_private.publish_changes()'::regprocedure and a.number is not null
 $sql$;
 
 -- Each watch with the table that its triggers are on; null: they are gone, and so is the table.
@@ -418,7 +420,8 @@ set search_path = pg_catalog, pg_temp
 as $sql$
     select coalesce(
         format(
-            '(select to_jsonb(s) from (select %s) as s)',
+            -- Not s alone: that is the column, if there is one of this name.
+            '(select to_jsonb(s.*) from (select %s) as s)',
             string_agg(format('%s as %I', p_values ->> n.name, n.name), ', ' order by n.place) filter (where p_values ? n.name)
         ),
         '''{}''::jsonb'
