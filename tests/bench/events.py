@@ -1,4 +1,5 @@
-"""What events cost: publish() beside many patterns that don't match, and changes of a watched table beside publish_batch()."""
+"""What events cost: publish() beside many patterns that don't match, and changes of a watched table beside
+publish_batch(), and replacing what waits."""
 
 from __future__ import annotations
 
@@ -92,8 +93,28 @@ def watch(stage: Stage) -> Iterator[Figure]:
     )
 
 
+def replace(stage: Stage) -> Iterator[Figure]:
+    """Many times under one key, so that all but the first replace the one that waits, beside as many keys."""
+    count = stage.scaled(2_000, 10)
+    keyed = "select ulak.send('shop', %s, p_idempotency_key => n::text) from generate_series(1, %s) n"
+    replacing = (
+        "select ulak.send('shop', %s, p_idempotency_key => 'k', p_if_waiting => 'replace') from generate_series(1, %s)"
+    )
+    with ExitStack() as stack:
+        parts: dict[str, Callable[[], Sample]] = {
+            name: partial(taken, shop(stage, stack), statement, count)
+            for name, statement in (("keyed", keyed), ("replacing", replacing))
+        }
+        measured = interleave(parts, stage.rounds(5))
+    yield Figure(
+        f"send() that replaces a waiting message, {count:,} times in a transaction",
+        Quantity(measured["replacing"].processor, "us", "of processor each"),
+        Quantity(measured["replacing"].times_processor(measured["keyed"]), "times", "that with a key of its own"),
+    )
+
+
 PART = Part(
     "What events cost, one session, synchronous_commit = off; each beside the plain way in the same run",
-    {"wildcards": wildcards, "watch": watch},
+    {"wildcards": wildcards, "watch": watch, "replace": replace},
     QUIET,
 )

@@ -6,7 +6,9 @@ from typing import Any
 
 import psycopg
 import pytest
-from support.queue import Queue
+from support.cluster import Connect
+from support.queue import DB, Queue
+from support.sessions import Running, wait_until_blocked
 
 
 @pytest.fixture
@@ -372,6 +374,21 @@ def test_what_cannot_be_watched_is_refused(queue: Queue, statement: str, code: s
     assert refused.value.sqlstate == code
     assert message is None or refused.value.diag.message_primary == message
     assert queue.value("select count(*) from ulak.watches") == 1
+
+
+def test_of_two_sessions_that_watch_a_table_for_the_same_events_one_is_refused(db: DB, connect: Connect) -> None:
+    Queue(db).call("create_event_type", "order.changed")
+    db.execute("create table orders (id int primary key)")
+    one, other = connect(), connect()
+    statement = "select ulak.watch('orders', 'order.changed')"
+    with one.transaction():
+        one.execute(statement)
+        second = Running(lambda: other.execute(statement))
+        wait_until_blocked(other, db)
+
+    with pytest.raises(psycopg.errors.UniqueViolation):
+        second.result()
+    assert db.execute("select count(*) from ulak.watch_list").fetchone() == (1,)
 
 
 def test_a_table_without_a_primary_key_is_watched_for_inserts_and_deletes(queue: Queue) -> None:
