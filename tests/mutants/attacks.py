@@ -32,7 +32,7 @@ MUTANTS = [
     ),
     Mutant(
         "watcher: by its name alone",
-        WORKER,
+        "sql/code/7_running/watcher.sql",
         "and a.usename = 'ulak_worker' and a.application_name = 'ulak watcher'",
         "and a.application_name = 'ulak watcher'",
         (f"{NOBODY}::test_a_session_that_calls_itself_a_worker_or_a_watcher_is_neither",),
@@ -154,8 +154,8 @@ MUTANTS = [
     ),
     Mutant(
         "idempotency keys: answers to anybody",
-        "sql/code/3_sending/send.sql",
-        "if v_first.sent_by <> ulak_private.caller() and",
+        "sql/code/3_sending/replace.sql",
+        "if p_sent_by <> ulak_private.caller() and",
         "if false and",
         (OTHERS, "-k", "find_out_a_payload"),
     ),

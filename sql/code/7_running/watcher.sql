@@ -57,3 +57,65 @@ begin
     end loop;
 end
 $plpgsql$;
+
+-- Keeps the workers of start() alive until just after the next full minute: pg_cron 1.4 starts jobs at the full minute and
+-- when the server starts, and nothing in between. Later versions need no watcher, they know seconds.
+create or replace procedure ulak_private.watch_workers()
+language plpython3u
+as $python$
+    plpy.execute("select pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', false)")
+    plpy.execute("select ulak_private.load_python()")
+    from ulak import entry_points
+
+    entry_points.watch(plpy.execute("select ulak_private.worker_stamp() as stamp")[0]["stamp"])
+$python$;
+
+-- Sessions that watch the workers of this database. Nobody else has this role to show.
+create or replace function ulak_private.watchers()
+returns table (pid integer, backend_start timestamptz)
+language sql
+stable
+set search_path = pg_catalog, pg_temp
+as $sql$
+    select a.pid, a.backend_start
+    from pg_stat_activity a
+    where a.datname = current_database() and a.usename = 'ulak_worker' and a.application_name = 'ulak watcher'
+$sql$;
+
+create or replace function ulak_private.await_schedule()
+returns void
+language plpgsql
+security definer
+set search_path = pg_catalog, pg_temp
+set lock_timeout = 0
+as $plpgsql$
+begin
+    perform ulak_private.lock('schedule');
+end
+$plpgsql$;
+
+-- Which slots of start() nobody runs, and whether a watcher has anything to watch at all.
+create or replace function ulak_private.missing_workers(p_stamp text)
+returns table (leave boolean, slots integer[])
+language plpgsql
+security definer
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+declare
+    v_workers integer := coalesce((select s.workers from ulak_private.schedule s), 0);
+begin
+    perform ulak_private.wake_pg_cron();
+    -- Of two watchers the one that came first leaves: the other will be there in the next minute, too.
+    leave := v_workers = 0 or p_stamp <> ulak_private.worker_stamp() or exists (
+        select
+        from pg_stat_get_activity(pg_backend_pid()) m
+        join ulak_private.watchers() w on (w.backend_start, w.pid) > (m.backend_start, m.pid)
+    );
+    slots := array(
+        select n
+        from generate_series(1, v_workers) n
+        where not exists (select from ulak.workers w where w.slot = n and ulak_private.is_taken(w))
+    );
+    return next;
+end
+$plpgsql$;

@@ -1,0 +1,158 @@
+-- Slots: the numbers of workers in ulak.workers, who holds one, and how a session takes and leaves it.
+
+-- Takes a slot that no other session runs; no row if there is none, and a row of nulls if start() or stop() don't want the run.
+create or replace function ulak_private.take_worker_slot(p_slot integer, p_seconds double precision, p_is_scheduled boolean)
+returns table (slot integer, name text, seconds double precision)
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+begin
+    if p_is_scheduled and not ulak_private.is_wanted(p_slot) then
+        return next;
+        return;
+    end if;
+    for v_slot in coalesce(p_slot, 1)..coalesce(p_slot, 32) loop
+        name := format('worker %s, pid %s', v_slot, pg_backend_pid());
+        if ulak_private.register_worker(v_slot, name, p_is_scheduled) then
+            slot := v_slot;
+            -- A run ends just after the minute's tick: pg_cron has queued the next one by then and starts it at once.
+            -- Not all at the same moment, so that somebody is always there.
+            seconds := coalesce(p_seconds, 60 + 0.2 * v_slot - extract(second from clock_timestamp()));
+            perform set_config('application_name', format('ulak %s', name), false);
+            return next;
+            return;
+        end if;
+    end loop;
+end
+$plpgsql$;
+
+-- Whether the session that wrote this row is still there. A pid alone comes again.
+create or replace function ulak_private.has_backend(p_worker ulak.workers)
+returns boolean
+language sql
+stable
+set search_path = pg_catalog, pg_temp
+as $sql$
+    select exists (
+        select
+        from pg_stat_get_activity(p_worker.pid) a
+        where a.backend_start = p_worker.backend_start
+            -- A role that may not see other sessions knows nothing but the pid.
+            or a.backend_start is null
+            or p_worker.backend_start is null
+    )
+$sql$;
+
+-- Whether a slot has its worker. One that has been silent for this long hangs, and another one takes its place: should it wake
+-- up, it finds that and leaves, and whatever it still does is fenced off.
+create or replace function ulak_private.is_taken(p_worker ulak.workers)
+returns boolean
+language sql
+stable
+set search_path = pg_catalog, pg_temp
+as $sql$
+    select p_worker.state = 'running'
+        and p_worker.heartbeat_at > clock_timestamp() - interval '2 minutes'
+        and ulak_private.has_backend(p_worker)
+$sql$;
+
+-- Whether pg_cron is to run this slot. It may have begun a run before stop(), or before a start() with fewer workers.
+create or replace function ulak_private.is_wanted(p_slot integer)
+returns boolean
+language sql
+stable
+security definer
+set search_path = pg_catalog, pg_temp
+as $sql$
+    select not ulak_private.is_stopping() and not exists (select from ulak_private.schedule s where s.workers < p_slot)
+$sql$;
+
+-- Whether this server knows that the worker's session is over, and with it every request that it had under way. Not so for a node,
+-- which lives on without its session, nor for what another server has written down before this one was promoted.
+create or replace function ulak_private.is_dead(p_worker ulak.workers)
+returns boolean
+language sql
+stable
+set search_path = pg_catalog, pg_temp
+as $sql$
+    select p_worker.state = 'running'
+        and p_worker.host is null
+        and p_worker.timeline is not distinct from ulak_private.timeline()
+        and not ulak_private.has_backend(p_worker)
+$sql$;
+
+-- True if this session has the slot now. The conflict locks the row, and of two sessions the second one sees the first.
+-- What a dead worker held is recovered by the worker that takes its place.
+create or replace function ulak_private.register_worker(p_slot integer, p_worker text, p_is_scheduled boolean, p_host text default null)
+returns boolean
+language plpgsql
+security definer
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+declare
+    v_dead text := (select w.name from ulak.workers w where w.slot = p_slot and ulak_private.is_dead(w));
+begin
+    insert into ulak.workers as w (
+        slot, name, pid, state, started_at, last_activity, heartbeat_at, is_scheduled, version, backend_start, host, timeline
+    )
+    select p_slot, p_worker, a.pid, 'running', t.now, t.now, t.now, p_is_scheduled, ulak_private.version(), a.backend_start, p_host, ulak_private.timeline()
+    from clock_timestamp() t(now), pg_stat_get_activity(pg_backend_pid()) a
+    on conflict (slot) do update
+    set name = excluded.name,
+        pid = excluded.pid,
+        state = excluded.state,
+        started_at = excluded.started_at,
+        heartbeat_at = excluded.heartbeat_at,
+        in_flight = 0,
+        is_scheduled = excluded.is_scheduled,
+        version = excluded.version,
+        backend_start = excluded.backend_start,
+        host = excluded.host,
+        clock_ahead = null,
+        timeline = excluded.timeline,
+        -- That was for the run before.
+        stop_requested_at = null
+    where not ulak_private.is_taken(w);
+    if not found then
+        return false;
+    end if;
+    if v_dead is not null then
+        begin
+            perform ulak_private.recover_from(array[v_dead], clock_timestamp());
+        exception
+            -- An endpoint is locked. Their leases run out.
+            when lock_not_available then
+                null;
+        end;
+    end if;
+    return true;
+end
+$plpgsql$;
+
+-- For a session that goes on after its worker, such as an administrator's psql.
+create or replace function ulak_private.leave_worker_slot(p_slot integer)
+returns void
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+begin
+    perform ulak_private.unregister_worker(p_slot);
+    unlisten ulak_bell;
+    perform set_config('ulak_private.settings', '', false);
+    perform set_config(s.name, s.reset_val, false)
+    from pg_settings s
+    where lower(s.name collate "C") in (select p.name from ulak_private.worker_parameters() p union all values ('application_name'));
+end
+$plpgsql$;
+
+-- A worker that could not report its end, because a lock was taken, does it here.
+create or replace function ulak_private.unregister_worker(p_slot integer)
+returns void
+language sql
+security definer
+set search_path = pg_catalog, pg_temp
+as $sql$
+    update ulak.workers w
+    set state = 'stopped'
+    where w.slot = p_slot and w.pid = pg_backend_pid() and w.state <> 'stopped'
+$sql$;
