@@ -208,14 +208,18 @@ as $sql$
         r.problem,
         coalesce(r.bound, '{}')
     from ulak.endpoints as e
+    cross join (select ulak_private.stored_setting('require_bound_secrets')::boolean) as q (is_required)
     -- Most configs name no secret, and a worker may have to read thousands of configs.
     left join lateral (
         select
             s.secrets,
             c.config,
-            ulak_private.misplaced_problem(e.protocol, c.config, e.config) as problem,
-            array(select b.hosts from ulak_private.secrets b where b.name = any (n.names) and b.hosts is not null order by b.name) as bound
+            case when b.bound <> '{}' or q.is_required then ulak_private.misplaced_problem(e.protocol, c.config, e.config) end as problem,
+            b.bound
         from ulak_private.secret_names(e.config) as n (names)
+        cross join lateral (
+            select array(select b.hosts from ulak_private.secrets b where b.name = any (n.names) and b.hosts is not null order by b.name)
+        ) as b (bound)
         cross join lateral ulak_private.secret_values(n.names) as s (secrets)
         cross join lateral (select ulak_private.put_secrets(e.config, s.secrets)) as c (config)
         where strpos(e.config::text, '"$secret"') > 0
