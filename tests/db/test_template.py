@@ -74,3 +74,18 @@ def test_curl_shows_the_body_and_masks_a_secret_in_it(queue: Queue) -> None:
 
     shown = json.loads(words[words.index("--data-raw") + 1])
     assert shown == {"routing_key": "****", "summary": "7 failed", "n": [1]}
+
+
+@pytest.mark.parametrize("value", ["one {{of}} many", "{payload.order}", "half{"])
+def test_a_secret_with_braces_is_no_part_of_a_body(queue: Queue, value: str) -> None:
+    """Filled, it would be another text, which nothing masks."""
+    config = URL | {"body": {"key": [{"$secret": "pagerduty"}]}}
+    queue.call("set_secret", "pagerduty", value)
+    created = queue.refuses("create_endpoint", "pager", "http", config)
+    queue.call("set_secret", "pagerduty", "without any")
+    queue.endpoint("pager", config, protocol="http")
+
+    changed = queue.refuses("set_secret", "pagerduty", value)
+
+    for told in (created, changed):
+        assert 'body.key.* names secret "pagerduty", whose value has braces' in str(told.message_primary)

@@ -282,6 +282,7 @@ begin
     if v_violation is null then
         v_config := ulak_private.with_secrets(coalesce(p_config, 'null'));
         v_violation := coalesce(
+            ulak_private.body_secrets_violation(p_config),
             ulak_private.config_violation(p_protocol, v_config),
             ulak_private.hosts_violation(p_protocol, v_config, p_config, p_old),
             -- A config that stays as it is doesn't use its secrets in another way: set_secret() looks after those.

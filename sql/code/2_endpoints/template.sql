@@ -93,3 +93,23 @@ as $sql$
         end
     from told t
 $sql$;
+
+-- A secret that would be read as a part of the template, in the form of ulak_private.config_violation(): what is sent would be another text,
+-- and nothing would mask it. p_config has its secrets by name.
+create or replace function ulak_private.body_secrets_violation(p_config jsonb)
+returns text[]
+language sql
+stable
+set search_path = pg_catalog, pg_temp
+as $sql$
+    select array[
+        '.' || replace(s.place, '/', '.'),
+        format('names secret "%s", whose value has braces', s.name),
+        'In a body they mark places to fill. Send it in a header, or use a value without them.'
+    ]
+    from ulak_private.secrets_in(p_config) s
+    join ulak_private.secrets v on v.name = s.name
+    where s.place like 'body/%' and v.value ~ '[{}]'
+    order by s.place
+    limit 1
+$sql$;
