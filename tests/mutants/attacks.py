@@ -160,6 +160,20 @@ MUTANTS = [
         (OTHERS, "-k", "find_out_a_payload"),
     ),
     Mutant(
+        "watch: casts of others run with the rights of ulak",
+        "sql/code/3_sending/watch.sql",
+        "else 'case when r.%1$I is not null then concat(r.%1$I) end'",
+        "else 'r.%1$I'",
+        ("tests/security/test_table_owner.py", "-k", "cast"),
+    ),
+    Mutant(
+        "watch: columns that its creator may not read",
+        "sql/code/3_sending/watch.sql",
+        "and not has_column_privilege(",
+        "and false and not has_column_privilege(",
+        ("tests/security/test_table_owner.py", "-k", "no_rights_on"),
+    ),
+    Mutant(
         "the role that logged in counts",
         "sql/code/1_foundations/caller.sql",
         "when pg_catalog.current_setting('role') operator(pg_catalog.=) 'none' then session_user",
