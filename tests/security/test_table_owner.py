@@ -70,6 +70,23 @@ def test_an_administrator_watches_no_table_that_he_has_no_rights_on(world: Queue
     assert world.value("select count(*) from ulak.watches") == 1
 
 
+def test_the_ordering_key_holds_no_primary_key_that_its_creator_may_not_read(
+    world: Queue, db: DB, connect: Connect
+) -> None:
+    db.execute("create table sales.patients (insurance text primary key, ward text)")
+    db.execute("grant trigger, select (ward) on sales.patients to test_ulak_admin")
+    admin = connect("test_ulak_admin")
+
+    with pytest.raises(psycopg.errors.InsufficientPrivilege, match='column "insurance" of table'):
+        admin.execute("select ulak.watch('sales.patients', 'order.changed', p_columns => '{ward}')")
+    admin.execute(
+        "select ulak.watch('sales.patients', 'order.changed', p_columns => '{ward}', p_ordering_key => '{ward}')"
+    )
+    db.execute("insert into sales.patients values ('number', 'north')")
+
+    assert world.column("select ordering_key from ulak.queue") == ["north"]
+
+
 def test_an_administrator_ends_a_watch_of_a_table_that_he_does_not_own(world: Queue, db: DB, connect: Connect) -> None:
     db.execute("create table sales.salaries (id int primary key)")
     db.execute("select ulak.watch('sales.salaries', 'order.changed')")

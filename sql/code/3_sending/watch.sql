@@ -21,20 +21,27 @@ declare
     v_operation text;
 begin
     v_id := ulak_private.add_watch(p_table, p_event_type, p_operations, p_columns, p_changed, p_condition, p_ordering_key);
-    -- A condition looks at every column.
+    -- A condition looks at every column, and the ordering key is the primary key unless another is given.
     select a.attname into v_column
     from pg_attribute as a
     where a.attrelid = p_table
         and a.attnum > 0
         and not a.attisdropped
-        and (p_columns is null or p_condition is not null or a.attname = any (p_columns || p_changed || p_ordering_key))
+        and (
+            p_columns is null
+            or p_condition is not null
+            or a.attname = any (p_columns || p_changed || p_ordering_key)
+            or p_ordering_key is null and exists (
+                select from pg_index as i where i.indrelid = p_table and i.indisprimary and a.attnum = any (i.indkey)
+            )
+        )
         and not has_column_privilege(ulak_private.caller(), p_table, a.attnum, 'select')
     limit 1;
     if found then
         raise exception 'column "%" of table % may not be read by "%"', v_column, p_table, ulak_private.caller()
             using
                 errcode = '42501',
-                detail = 'A watch sends what its creator may read. With a condition, that is every column.',
+                detail = 'A watch sends what its creator may read. With a condition, that is every column; without p_ordering_key, the primary key, too.',
                 hint = format('The table''s owner can: grant select on %s to %I;', p_table, ulak_private.caller());
     end if;
     for v_operation in select distinct o.operation from unnest(p_operations) as o (operation) loop
