@@ -440,3 +440,13 @@ def test_triggers_that_an_administrator_made_by_hand_keep_nobody_from_looking(qu
         )
 
     assert queue.rows("select id, table_name from ulak.watch_list") == [{"id": id, "table_name": "sales.orders"}]
+
+
+def test_a_row_whose_primary_key_is_an_empty_text_is_updated_as_any_other(queue: Queue) -> None:
+    queue.db.execute("create table sales.names (name text primary key, n integer)")
+    watch(queue, "sales.names")
+
+    found = changes(queue, "insert into sales.names values ('', 1), ('a', 1)", "update sales.names set n = 2")
+
+    assert sorted(each["operation"] for each in found) == ["insert", "insert", "update", "update"]
+    assert set(queue.column("select ordering_key from ulak.queue")) == {None, "a"}

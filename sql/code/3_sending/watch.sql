@@ -393,7 +393,7 @@ as $sql$
         select ulak_private.key_text(array(select k.text from key_column as k order by k.place)) as primary_key
     )
     select format(
-        'select %s as sent, %s as watched, %s as whole, %s as primary_key, %s as ordering_key',
+        'select %s as sent, %s as watched, %s as whole, %s as primary_key, nullif(%s, '''') as ordering_key',
         ulak_private.object_of(p_watch.columns, (select jsonb_object_agg(c.name, c.value) from column_now as c)),
         ulak_private.object_of(p_watch.changed, (select jsonb_object_agg(c.name, c.value) from column_now as c)),
         case
@@ -486,7 +486,7 @@ returns text
 language sql
 immutable
 as $sql$
-    select case when octet_length(p_key) <= 512 then nullif(p_key, '') else encode(sha256(convert_to(p_key, 'UTF8')), 'hex') end
+    select case when octet_length(p_key) <= 512 then p_key else encode(sha256(convert_to(p_key, 'UTF8')), 'hex') end
 $sql$;
 
 -- publish_batch() of one event type. Rights aren't looked at: whoever created the watch had them.
