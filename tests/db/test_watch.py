@@ -450,3 +450,30 @@ def test_a_row_whose_primary_key_is_an_empty_text_is_updated_as_any_other(queue:
 
     assert sorted(each["operation"] for each in found) == ["insert", "insert", "update", "update"]
     assert set(queue.column("select ordering_key from ulak.queue")) == {None, "a"}
+
+
+def test_an_event_does_not_depend_on_the_settings_of_the_session_that_writes(queue: Queue) -> None:
+    queue.db.execute(
+        "create table sales.readings (at timestamptz, degrees float8, span interval, raw bytea, primary key (at, degrees))"
+    )
+    watch(queue, "sales.readings")
+    write = """
+        insert into sales.readings select '2030-01-01 12:00+00', d, '1 day 2 hours', '\\xff' from unnest('{1.0000001,1.0000002}'::float8[]) d;
+        update sales.readings set span = '3 hours';
+        delete from sales.readings
+    """
+    found, keys = changes(queue, write), queue.column("select ordering_key from ulak.queue order by id")
+    for setting in (
+        "timezone = 'Asia/Tokyo'",
+        "datestyle = 'German'",
+        "intervalstyle = 'iso_8601'",
+        "extra_float_digits = -15",
+        "bytea_output = 'escape'",
+    ):
+        queue.db.execute(f"set local {setting}")
+
+    again = changes(queue, write)
+
+    assert len(found) == 6
+    assert again == found
+    assert queue.column("select ordering_key from ulak.queue order by id") == keys * 2

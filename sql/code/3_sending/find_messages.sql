@@ -60,7 +60,7 @@ begin
     end if;
     if p_status not in ('pending', 'processing', 'held', 'completed', 'failed', 'expired', 'cancelled') then
         raise exception 'no message has status "%"', left(p_status, 64)
-            using errcode = '22023', hint = 'pending, processing, completed, failed, expired or cancelled.';
+            using errcode = '22023', hint = 'pending, processing, held, completed, failed, expired or cancelled.';
     end if;
     return query
     with queued as materialized (

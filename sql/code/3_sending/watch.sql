@@ -301,6 +301,12 @@ language plpgsql
 security definer
 set search_path = pg_catalog, pg_temp
 set jit = off
+-- Values and ordering keys are the same texts whoever writes.
+set datestyle = 'ISO, YMD'
+set timezone = 'UTC'
+set intervalstyle = 'postgres'
+set extra_float_digits = 1
+set bytea_output = 'hex'
 as $plpgsql$
 declare
     v_watch ulak.watches;
