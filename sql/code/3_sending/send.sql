@@ -236,6 +236,7 @@ declare
     v_due timestamptz := greatest(now(), p_scheduled_at);
     v_id bigint;
     v_first_id bigint;
+    v_payload_hash text;
 begin
     select e.id, e.max_pending is not null, e.is_restricted and not ulak_private.may_send(e.id)
     into v_endpoint_id, v_is_limited, v_is_refused
@@ -256,9 +257,8 @@ begin
     -- After the lock on the ordering key: the order of ids is the order of commits.
     v_id := nextval('ulak.queue_id_seq');
     if p_idempotency_key is not null then
-        v_first_id := ulak_private.take_idempotency_key(
-            v_endpoint_id, p_endpoint, p_idempotency_key, ulak_private.payload_hash(p_payload), v_id
-        );
+        v_payload_hash := ulak_private.payload_hash(p_payload);
+        v_first_id := ulak_private.take_idempotency_key(v_endpoint_id, p_endpoint, p_idempotency_key, v_payload_hash, v_id);
         -- Messages that are queued already need no room.
         if v_first_id <> v_id then
             return v_first_id;
@@ -291,11 +291,12 @@ begin
         v_due,
         p_scheduled_at,
         p_idempotency_key,
-        case when p_idempotency_key is not null then ulak_private.payload_hash(p_payload) end,
+        v_payload_hash,
         p_correlation_id,
         p_expires_at,
         p_ordering_key,
-        ulak_private.generation()
+        -- As generation() has it: that would be a query of its own.
+        (select nullif(g.value::bigint, 0) from ulak.setting_values g where g.name = 'generation')
     );
     insert into ulak_private.events (id, payload, headers, metadata)
     values (v_id, p_payload, ulak_private.traced(p_headers), p_metadata);
