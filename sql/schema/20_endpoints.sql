@@ -58,7 +58,7 @@ comment on column ulak.endpoints.last_success_at is 'last delivery that succeede
 comment on column ulak.endpoints.last_failure_at is 'last delivery that failed';
 comment on column ulak.endpoints.created_at is 'when the endpoint was created';
 comment on column ulak.endpoints.updated_at is 'when name, protocol, config, retry_policy or description last changed';
-comment on column ulak.endpoints.config_version is 'rises with each change of config, retry_policy or a secret that the config names; workers cache by it';
+comment on column ulak.endpoints.config_version is 'rises with each change of config, retry_policy, a secret that the config names, or the body of a subscription; workers cache by it';
 comment on column ulak.endpoints.max_in_flight is 'the config''s max_in_flight, unpacked for the claim';
 comment on column ulak.endpoints.rate_tokens is 'tokens left in the rate limit''s bucket at rate_refilled_at';
 comment on column ulak.endpoints.rate_refilled_at is 'when rate_tokens was last computed';

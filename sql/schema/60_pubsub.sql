@@ -40,7 +40,8 @@ create table ulak.subscriptions (
     created_at timestamptz not null default now(),
     enabled boolean not null default true,
     description text,
-    pattern text
+    pattern text,
+    body jsonb
 );
 
 create index subscriptions_event_type on ulak.subscriptions (event_type);
@@ -57,3 +58,4 @@ comment on column ulak.subscriptions.created_at is 'when the subscription was ma
 comment on column ulak.subscriptions.enabled is 'false: it is skipped, and events published meanwhile are not sent later';
 comment on column ulak.subscriptions.description is 'free text for people';
 comment on column ulak.subscriptions.pattern is 'order.* for all event types that start with order., or * for all but ulak''s own; null: event_type alone';
+comment on column ulak.subscriptions.body is 'template of the body of its events, in place of the endpoint''s own; null: none';

@@ -408,11 +408,15 @@ comment on column ulak.workers.is_scheduled is 'true: pg_cron runs it for start(
 comment on column ulak.maintenance_runs.last_error is 'last error of this step, kept after later runs that succeeded';
 comment on table ulak.schedule is 'what start() and stop() last requested; private to ulak';
 
--- Wildcards. The table is locked since the beginning; nothing is rewritten, and the index is empty.
-alter table ulak.subscriptions add column pattern text, alter column event_type drop not null;
+-- Wildcards and bodies. The table is locked since the beginning; nothing is rewritten, and the index is empty.
+alter table ulak.subscriptions add column pattern text, add column body jsonb, alter column event_type drop not null;
 create index subscriptions_pattern on ulak.subscriptions (pattern) where pattern is not null;
 comment on column ulak.subscriptions.event_type is 'the event type that is subscribed to; null: pattern says which';
 comment on column ulak.subscriptions.pattern is 'order.* for all event types that start with order., or * for all but ulak''s own; null: event_type alone';
+comment on column ulak.subscriptions.body is 'template of the body of its events, in place of the endpoint''s own; null: none';
+comment on column ulak.endpoints.config_version is 'rises with each change of config, retry_policy, a secret that the config names, or the body of a subscription; workers cache by it';
+drop function ulak.subscribe(text, text, jsonb, jsonpath);
+drop function ulak.alter_subscription(bigint, jsonb, jsonpath, boolean, text);
 
 -- Watched tables. A new table: nobody waits.
 create table ulak.watches (

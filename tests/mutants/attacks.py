@@ -346,7 +346,7 @@ MUTANTS = [
     Mutant(
         "bound secrets: a worker gets any",
         "sql/code/2_endpoints/secrets.sql",
-        "case when r.problem is null then coalesce(r.config, e.config) end,",
+        "case when r.problem is null then coalesce(r.config, e.config) || ulak_private.bodies(e.id) end,",
         "coalesce(r.config, e.config),",
         (f"{BOUND}::test_it_goes_nowhere_if_one_of_them_is_not_listed",),
     ),

@@ -99,6 +99,21 @@ def test_a_node_signs_in_to_a_server_of_nats(site: Site, tmp_path: Path, start_n
         assert site.value(DELIVERED) == 40
 
 
+def test_a_node_knows_the_bodies_of_subscriptions(site: Site, receiver: Receiver, start_node: StartNode) -> None:
+    site.call("create_event_type", "order.paid")
+    site.http("chat", receiver.url)
+    site.value("""select ulak.subscribe('order.*', 'chat', p_body => '{"text": "Order {payload.id} is paid"}')""")
+    start_node("machine-7")
+
+    site.value("""select ulak.publish('order.paid', '{"id": 7}')""")
+    (request,) = receiver.wait_for(1)
+    site.wait_until_settled()
+    site.call("unsubscribe", "order.*", "chat")
+    site.call("drop_event_type", "order.paid")
+
+    assert json.loads(request.body) == {"text": "Order 7 is paid"}
+
+
 def test_large_messages_reach_a_node_one_by_one(site: Site, receiver: Receiver, start_node: StartNode) -> None:
     site.http("shop", receiver.url)
     site.configure(max_payload_size=4_000_000)

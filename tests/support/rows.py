@@ -19,7 +19,7 @@ STATEMENTS = [
     "select ulak.create_event_type('filled.event', 'an event', '{\"type\": \"object\"}')",
     "select ulak.grant_event_type('filled.event', 'ulak_application')",
     "select ulak.grant_endpoint('filled_http', 'ulak_application', 'send')",
-    "select ulak.subscribe('filled.event', 'filled_http')",
+    "select ulak.subscribe('filled.event', 'filled_http', p_body => '{\"n\": 1}')",
     "select ulak.subscribe('ulak.message.dead', 'filled_http')",
     "select ulak.subscribe('ulak.endpoint.dead_letters', 'filled_http')",
     """

@@ -83,6 +83,28 @@ def test_a_ping_shows_the_template(site: Site, receiver: Receiver) -> None:
     assert json.loads(receiver.requests[0].body) == {"text": "Order {payload.id} is paid"}
 
 
+def test_the_body_of_a_subscription_and_its_change_reach_a_worker_that_runs(site: Site, receiver: Receiver) -> None:
+    site.call("create_event_type", "order.paid")
+    site.http("chat", receiver.url, body={"text": "own"})
+    site.start()
+    site.wait_for_status(site.send("chat", {"id": 6}), "completed")
+
+    id = site.value("""select ulak.subscribe('order.*', 'chat', p_body => '{"text": "Order {payload.id} is paid"}')""")
+    site.value("""select ulak.publish('order.paid', '{"id": 7}')""")
+    receiver.wait_for(2)
+    site.value("""select ulak.alter_subscription(%s, p_body => '{"text": "{payload.id}"}')""", id)
+    site.value("""select ulak.publish('order.paid', '{"id": 8}')""")
+    receiver.wait_for(3)
+    site.value("""select ulak.publish('order.paid', '{"number": 9}')""")
+    site.wait_until_settled()
+    site.call("drop_event_type", "order.paid")
+    site.call("unsubscribe", id)
+
+    assert [json.loads(each.body)["text"] for each in receiver.requests] == ["own", "Order 7 is paid", "8"]
+    (error,) = site.rows("select last_error from ulak.dlq where endpoint_name = 'chat'")
+    assert error == {"last_error": "[PERMANENT] message: the message has nothing for {payload.id} in the body"}
+
+
 @pytest.fixture(scope="module")
 def aws(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Aws]:
     port = free_port()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
 from typing import Any
 
 from ulak.messages.delivery import Message, MessageError
@@ -54,3 +55,13 @@ def metadata_of(message: Message) -> dict[str, Any]:
 def type_of(message: Message) -> str | None:
     found = metadata_of(message).get("event_type")
     return found if isinstance(found, str) and found else None
+
+
+def patterns(event_type: str) -> Iterator[str]:
+    """What a subscription to it may name, the most specific first. As ulak_private.patterns_of() has them."""
+    yield event_type
+    parts = event_type.split(".")
+    for length in range(len(parts) - 1, 0, -1):
+        yield ".".join(parts[:length]) + ".*"
+    if not event_type.startswith("ulak."):
+        yield "*"

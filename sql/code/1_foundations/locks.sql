@@ -3,7 +3,8 @@
 -- Named locks are rows of ulak_private.locks, held until the transaction ends:
 --
 --     name            who holds it
---     configs         changes of configs and secrets: a config is valid for the secrets that it names; apply()
+--     configs         changes of configs, secrets and subscriptions: a config is valid for the secrets that it names and for the bodies of its
+--                     subscriptions; apply()
 --     schedule        start() and stop(), schedule() and unschedule(), apply() of a document with schedules, and for an instant a worker that waits until they are done
 --     maintenance     one batch of maintenance; a second run leaves
 --     sweep           one worker that recovers what others left; a second one leaves

@@ -149,10 +149,8 @@ begin
     perform ulak_private.lock('configs');
     v_id := (ulak_private.lock_endpoint(p_name)).id;
     perform ulak_private.require_unused(v_id, p_name);
-    with gone as (
-        delete from ulak.subscriptions as s where s.endpoint_id = v_id returning s.id
-    )
-    select count(*) into v_subscriptions from gone;
+    select count(*) into v_subscriptions from ulak.subscriptions as s where s.endpoint_id = v_id;
+    -- And its subscriptions, by their foreign key.
     delete from ulak.endpoints where id = v_id;
     delete from ulak_private.secrets where name = ulak_private.signing_secret_name(v_id);
     insert into ulak.event_log (event, endpoint_id, endpoint_name, detail)
@@ -395,6 +393,7 @@ begin
         perform ulak_private.lock('configs');
     end if;
     perform ulak_private.check_config(new.protocol, new.config, new.id, case when tg_op = 'UPDATE' then old.config end);
+    perform ulak_private.check_bodies(new);
     v_violation := ulak_private.retry_policy_violation(new.retry_policy);
     if v_violation is not null then
         perform ulak_private.raise_violation('retry policy', v_violation);

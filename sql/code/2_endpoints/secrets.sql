@@ -188,7 +188,7 @@ as $sql$
         e.id,
         e.name,
         e.config_version,
-        case when r.problem is null then coalesce(r.config, e.config) end,
+        case when r.problem is null then coalesce(r.config, e.config) || ulak_private.bodies(e.id) end,
         case
             when r.problem is null and e.config ? 'signing_secret' then array_remove(
                 array[

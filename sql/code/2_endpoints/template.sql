@@ -113,3 +113,79 @@ as $sql$
     order by s.place
     limit 1
 $sql$;
+
+-- Bodies of subscriptions. A filter says which events come, a body how they look: an endpoint has one body for an event type or pattern.
+
+-- Raises unless its subscriptions have bodies that fit its config. They name no secrets: set_secret() looks for those in configs.
+create or replace function ulak_private.check_bodies(p_endpoint ulak.endpoints)
+returns void
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+declare
+    v_event_type text;
+    v_bodies jsonb[];
+    v_violation text[];
+begin
+    for v_event_type, v_bodies in
+        select coalesce(s.event_type, s.pattern), array_agg(distinct s.body)
+        from ulak.subscriptions s
+        where s.endpoint_id = p_endpoint.id and s.body is not null
+        group by 1
+        order by 1
+    loop
+        v_violation := case
+            when p_endpoint.protocol <> 'http' then array['.body', 'is for http endpoints', 'Leave it out.']
+            when exists (select from ulak.event_types t where t.name = v_event_type and strpos(t.name, '*') > 0)
+                then array['.body', 'is not for event types with * in their names', null]
+            when cardinality(v_bodies) > 1 then array[
+                '.body', 'is another than that of the endpoint''s other subscription to it', 'Give both the same, or use an endpoint for each.'
+            ]
+            when jsonb_typeof(v_bodies[1]) not in ('object', 'array', 'string') then array['.body', 'must be an object, an array or a text', null]
+            when ulak_private.secret_names(v_bodies[1]) <> '{}' then array[
+                '.body', 'must not name a secret', 'A body with a secret can be in the config of an endpoint.'
+            ]
+            else ulak_private.template_violation(p_endpoint.config || jsonb_build_object('body', v_bodies[1]))
+        end;
+        if v_violation is not null then
+            perform ulak_private.raise_violation(format('subscription of endpoint "%s" to "%s"', p_endpoint.name, v_event_type), v_violation);
+        end if;
+    end loop;
+    -- As a config.
+    perform ulak_private.check_bytes('the bodies of an endpoint''s subscriptions', octet_length(ulak_private.bodies(p_endpoint.id)::text), 262144);
+end
+$plpgsql$;
+
+-- As part of an endpoint's config, for workers, by event type or pattern: {} or {"bodies": {"order.*": ...}}.
+create or replace function ulak_private.bodies(p_endpoint_id bigint)
+returns jsonb
+language sql
+stable
+set search_path = pg_catalog, pg_temp
+as $sql$
+    select case when count(*) > 0 then jsonb_build_object('bodies', jsonb_object_agg(coalesce(s.event_type, s.pattern), s.body)) else '{}' end
+    from ulak.subscriptions s
+    where s.endpoint_id = p_endpoint_id and s.body is not null and s.enabled
+$sql$;
+
+-- Workers read the endpoint's config anew, and its own trigger checks the bodies. A restore brings rows that were valid.
+create or replace function ulak_private.renew_bodies()
+returns trigger
+language plpgsql
+security definer
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+begin
+    if (old.body is not null or new.body is not null) and not ulak_private.is_restore() then
+        update ulak.endpoints as e
+        set config_version = e.config_version + 1
+        where e.id = coalesce(new.endpoint_id, old.endpoint_id);
+    end if;
+    return null;
+end
+$plpgsql$;
+
+create or replace trigger bodies_are_valid
+    after insert or update or delete on ulak.subscriptions
+    for each row
+    execute function ulak_private.renew_bodies();

@@ -41,6 +41,7 @@ declare
     v_subscriptions bigint;
 begin
     perform ulak_private.refuse_reserved_event_type(p_name);
+    perform ulak_private.lock('configs');
     -- Before the subscriptions are deleted: a subscribe() that is under way holds this row.
     perform from ulak.event_types as t where t.name = p_name for update;
     if not found then
@@ -65,7 +66,8 @@ create or replace function ulak.subscribe(
     p_event_type text,
     p_endpoint text,
     p_filter jsonb default null,
-    p_predicate jsonpath default null
+    p_predicate jsonpath default null,
+    p_body jsonb default null
 )
 returns bigint
 language plpgsql
@@ -78,6 +80,7 @@ declare
     v_id bigint;
 begin
     perform ulak_private.require_condition(p_predicate);
+    perform ulak_private.lock('configs');
     -- Two sessions can't both find that a subscription isn't there yet.
     if v_pattern is null then
         perform ulak_private.lock_event_type(p_event_type);
@@ -101,15 +104,16 @@ begin
                 detail = format('It is subscription %s.', v_id),
                 hint = format('To remove it: select ulak.unsubscribe(%s);', v_id);
     end if;
-    insert into ulak.subscriptions (event_type, pattern, endpoint_id, filter, predicate)
-    values (case when v_pattern is null then p_event_type end, v_pattern, v_endpoint_id, p_filter, p_predicate)
+    insert into ulak.subscriptions (event_type, pattern, endpoint_id, filter, predicate, body)
+    values (case when v_pattern is null then p_event_type end, v_pattern, v_endpoint_id, p_filter, p_predicate, nullif(p_body, 'null'))
     returning id into v_id;
     return v_id;
 end
 $plpgsql$;
 
-comment on function ulak.subscribe(text, text, jsonb, jsonpath) is
-    'sends an endpoint the events of a type, or of all types that order.* or * stands for: all, or those that contain p_filter and make p_predicate true; returns an id';
+comment on function ulak.subscribe(text, text, jsonb, jsonpath, jsonb) is
+    'sends an endpoint the events of a type, or of all types that order.* or * stands for: all, or those that contain p_filter and make p_predicate true; '
+    'p_body is their body, in place of the endpoint''s own; returns an id';
 
 create or replace function ulak.unsubscribe(p_subscription_id bigint)
 returns boolean
@@ -118,6 +122,7 @@ security definer
 set search_path = pg_catalog, pg_temp
 as $plpgsql$
 begin
+    perform ulak_private.lock('configs');
     delete from ulak.subscriptions where id = p_subscription_id;
     return found;
 end

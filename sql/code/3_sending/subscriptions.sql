@@ -35,7 +35,8 @@ create or replace function ulak.alter_subscription(
     p_filter jsonb default null,
     p_predicate jsonpath default null,
     p_enabled boolean default null,
-    p_description text default null
+    p_description text default null,
+    p_body jsonb default null
 )
 returns boolean
 language plpgsql
@@ -47,6 +48,7 @@ declare
     v_twin bigint;
 begin
     perform ulak_private.require_condition(p_predicate);
+    perform ulak_private.lock('configs');
     -- One at a time per event type, or per endpoint if it has a pattern, as subscribe() does it.
     perform
     from ulak.event_types as t
@@ -57,7 +59,8 @@ begin
     set filter = nullif(coalesce(p_filter, s.filter), '{}'),
         predicate = nullif(coalesce(p_predicate, s.predicate)::text, 'true')::jsonpath,
         enabled = coalesce(p_enabled, s.enabled),
-        description = nullif(coalesce(p_description, s.description), '')
+        description = nullif(coalesce(p_description, s.description), ''),
+        body = nullif(coalesce(p_body, s.body), 'null')
     where s.id = p_subscription_id
     returning * into v_subscription;
     if not found then
@@ -82,8 +85,8 @@ begin
 end
 $plpgsql$;
 
-comment on function ulak.alter_subscription(bigint, jsonb, jsonpath, boolean, text) is
-    'changes a subscription in place; null leaves a part as it is, ''{}'' clears the filter, ''true'' the predicate, '''' the description';
+comment on function ulak.alter_subscription(bigint, jsonb, jsonpath, boolean, text, jsonb) is
+    'changes a subscription in place; null leaves a part as it is, ''{}'' clears the filter, ''true'' the predicate, '''' the description, ''null'' the body';
 
 create or replace function ulak.unsubscribe(p_event_type text, p_endpoint text)
 returns integer
@@ -99,6 +102,7 @@ begin
     if not found and v_pattern is null then
         perform ulak_private.raise_unknown_event_type(p_event_type);
     end if;
+    perform ulak_private.lock('configs');
     delete from ulak.subscriptions as s
     where (s.event_type = p_event_type or s.pattern = v_pattern) and s.endpoint_id = ulak_private.endpoint_id(p_endpoint);
     get diagnostics v_count = row_count;
@@ -118,7 +122,8 @@ select
     s.filter,
     s.predicate,
     s.description,
-    s.created_at
+    s.created_at,
+    s.body
 from ulak.subscriptions as s
 join ulak.endpoints as e on e.id = s.endpoint_id;
 
@@ -131,3 +136,4 @@ comment on column ulak.subscription_list.filter is 'as in ulak.subscriptions';
 comment on column ulak.subscription_list.predicate is 'as in ulak.subscriptions';
 comment on column ulak.subscription_list.description is 'as in ulak.subscriptions';
 comment on column ulak.subscription_list.created_at is 'as in ulak.subscriptions';
+comment on column ulak.subscription_list.body is 'as in ulak.subscriptions';

@@ -83,6 +83,7 @@ as $sql$
                 "endpoint": {"type": "string"},
                 "filter": true,
                 "predicate": {"type": "string"},
+                "body": true,
                 "description": {"type": "string"},
                 "enabled": {"type": "boolean"}
             }
@@ -91,7 +92,7 @@ as $sql$
         $$
             select distinct on (s.event_type, s.endpoint, coalesce(s.filter, '{}'), coalesce(s.predicate::text, 'true')) null, jsonb_build_object(
                 'event_type', s.event_type, 'endpoint', s.endpoint, 'filter', s.filter, 'predicate', s.predicate::text,
-                'description', s.description, 'enabled', s.enabled
+                'body', s.body, 'description', s.description, 'enabled', s.enabled
             )
             from ulak.subscription_list s
             order by s.event_type, s.endpoint, coalesce(s.filter, '{}'), coalesce(s.predicate::text, 'true'), s.id
@@ -104,7 +105,8 @@ as $sql$
                     ulak.subscribe($2 ->> 'event_type', $2 ->> 'endpoint', $2 -> 'filter', ($2 ->> 'predicate')::jsonpath)
                 ),
                 p_enabled => coalesce(($2 ->> 'enabled')::boolean, true),
-                p_description => coalesce($2 ->> 'description', '')
+                p_description => coalesce($2 ->> 'description', ''),
+                p_body => coalesce($2 -> 'body', 'null')
             ), null
         $$,
         $$select case when ulak.unsubscribe(ulak_private.subscription_of($2)) then 'drop' end, null$$

@@ -114,7 +114,8 @@ def _parse(config: Mapping[str, Any], url: str, settings: Settings) -> Endpoint:
         headers=MappingProxyType(headers),
         lines=tuple(headers.values()),
         signature=_signature(config.get("signature")),
-        template=_template(config, headers),
+        template=_template(config["body"], headers) if "body" in config else None,
+        templates={name: _template(body, headers) for name, body in config.get("bodies", {}).items()},
         auth=auth,
         token_profile=_token_profile(profile, auth),
         cloudevents=_cloudevents(config, settings),
@@ -125,10 +126,8 @@ def _parse(config: Mapping[str, Any], url: str, settings: Settings) -> Endpoint:
     )
 
 
-def _template(config: Mapping[str, Any], headers: Mapping[str, Line]) -> Template | None:
-    if "body" not in config:
-        return None
-    return template.parse(config["body"], header.split(headers["content-type"])[1])
+def _template(body: Any, headers: Mapping[str, Line]) -> Template:
+    return template.parse(body, header.split(headers["content-type"])[1])
 
 
 def _signing_keys(scheme: Signature | None, secrets: Iterable[str]) -> tuple[SigningKey, ...]:

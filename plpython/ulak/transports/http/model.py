@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from ipaddress import ip_address
+from types import MappingProxyType
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
@@ -178,6 +179,8 @@ class Endpoint(NamedTuple):
     signature: Signature | None = None
     # None: the payload is the body.
     template: Template | None = None
+    # Those of subscriptions, by event type or pattern.
+    templates: Mapping[str, Template] = MappingProxyType({})
     auth: Basic | Bearer | OAuth2 | SigV4 | None = None
     # The token request's own profile: the same proxy, another receiver.
     token_profile: Profile | None = None

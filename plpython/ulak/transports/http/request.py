@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from ulak.messages import cloudevents, event
 from ulak.transports.http import batch, header, signature, sigv4
 from ulak.transports.http.model import Endpoint, Line, Message, MessageError, Profile, Request, SigV4
+from ulak.transports.http.template import Template
 
 CORRELATION = "x-correlation-id"
 
@@ -106,9 +107,10 @@ def _body(endpoint: Endpoint, messages: Sequence[Message], own: _Own) -> tuple[s
     config, message = endpoint.cloudevents, messages[0]
     is_raw = own.particular.get(":body") == "raw"
     # A raw body is sent as it is.
-    if endpoint.template is not None and not is_raw:
-        text = endpoint.template.fill(message)
-        if endpoint.template.is_text:
+    template = None if is_raw else _template(endpoint, own.event_type)
+    if template is not None:
+        text = template.fill(message)
+        if template.is_text:
             return text, {}
         message = message._replace(payload=text)
     if config is None:
@@ -116,6 +118,13 @@ def _body(endpoint: Endpoint, messages: Sequence[Message], own: _Own) -> tuple[s
     found = cloudevents.represent(config, message, is_raw, own.traceparent, own.content_type)
     headers = {f"ce-{name}": cloudevents.header_value(value) for name, value in found.attributes.items()}
     return found.body, {"content-type": found.content_type, **headers}
+
+
+def _template(endpoint: Endpoint, event_type: str | None) -> Template | None:
+    """That of the most specific subscription that has one, or the endpoint's own."""
+    if event_type is None or not endpoint.templates:
+        return endpoint.template
+    return next(filter(None, map(endpoint.templates.get, event.patterns(event_type))), endpoint.template)
 
 
 class _Own(NamedTuple):
@@ -129,6 +138,8 @@ class _Own(NamedTuple):
     suspects: Sequence[str] = ()
     traceparent: str | None = None
     content_type: str | None = None
+    # Of a message that was published.
+    event_type: str | None = None
 
 
 _NONE = _Own({}, {})
@@ -158,7 +169,8 @@ def _own_headers(text: str) -> _Own:
             lines[lower] = header.line(name, value)
             values[lower] = value
     suspects = [name for name in lines if name == "authorization" or name.startswith("x-amz-") or "_" in name]
-    return _Own(lines, particular, suspects, values.get("traceparent"), values.get("content-type"))
+    names = ("traceparent", "content-type", "ulak-event-type")
+    return _Own(lines, particular, suspects, *map(values.get, names))
 
 
 def _without_credentials(endpoint: Endpoint, lines: Mapping[str, Line]) -> dict[str, Line]:
