@@ -377,6 +377,22 @@ def test_an_endpoints_page_has_charts_messages_letters_config_and_grants(
     assert "circuit_breaker" in browser.text()
 
 
+def test_an_endpoints_page_says_when_it_will_be_disabled(browser: Browser, console: Console, queue: Queue) -> None:
+    queue.endpoint("broken", {"url": "https://example.com", "disable_after": "5 days"}, protocol="http")
+    log_in(browser, console, "console_monitor")
+    browser.open(f"{console.origin}/endpoint?name=broken")
+    assert "disable at" not in browser.text()
+    queue.db.execute("update ulak.endpoints set failing_since = '2026-11-01 08:00+00' where name = 'broken'")
+
+    browser.open(f"{console.origin}/endpoint?name=broken")
+
+    assert "disable at\n06 Nov 08:00:00" in browser.text()
+    assert "disable_after\n5 days" in browser.text()
+    queue.call("disable_endpoint", "broken")
+    browser.open(f"{console.origin}/endpoint?name=broken")
+    assert "disable at" not in browser.text()
+
+
 def test_a_waiting_message_is_rescheduled_and_cancelled_on_its_page(
     browser: Browser, console: Console, queue: Queue
 ) -> None:
