@@ -1,5 +1,5 @@
 """What events cost: publish() beside many patterns that don't match, and changes of a watched table beside
-publish_batch(), and replacing what waits."""
+publish_batch(), replacing what waits, and settling where outcomes are announced."""
 
 from __future__ import annotations
 
@@ -113,8 +113,50 @@ def replace(stage: Stage) -> Iterator[Figure]:
     )
 
 
+def settled(db: DB, messages: int) -> Sample:
+    """Claimed before, delivered by 64, as a worker has them."""
+    storage.empty(db)
+    db.execute("select ulak.send_batch('shop', array_fill(%s::jsonb, array[%s]))", [PAYLOAD, messages])
+    claim = "select array_agg(id), array_agg(attempt) from ulak.claim('bench', 64, 'shop')"
+    claims = [db.execute(claim).fetchall()[0] for _ in range(messages // 64)]
+
+    def work() -> int:
+        for ids, attempts in claims:
+            db.execute("select ulak_private.settle_many('bench', %s, %s)", [ids, attempts])
+        return 64 * len(claims)
+
+    return sample(db, work)
+
+
+def announce(stage: Stage) -> Iterator[Figure]:
+    """Without, beside an endpoint that announces, and where each delivery becomes an event for a subscriber."""
+    messages = stage.scaled(6_400, 64) // 64 * 64
+    announcing = """'{"announce": ["delivered"]}'"""
+    with ExitStack() as stack:
+        parts: dict[str, Callable[[], Sample]] = {}
+        for name, setup in (
+            ("plain", "select 1"),
+            ("beside", f"select ulak.create_endpoint('other', 'pull', {announcing})"),
+            ("announced", f"select ulak.alter_endpoint('shop', {announcing})"),
+        ):
+            db = shop(stage, stack)
+            db.execute("select ulak.create_endpoint('callbacks', 'pull', '{}')")
+            db.execute("select ulak.subscribe('ulak.message.delivered', 'callbacks')")
+            db.execute(setup)  # type: ignore[arg-type]
+            parts[name] = partial(settled, db, messages)
+        measured = interleave(parts, stage.rounds(5))
+    plain = measured["plain"]
+    yield Figure(
+        f"settling {messages:,} deliveries by 64, each announced to a subscriber",
+        Quantity(measured["announced"].processor, "us", "of processor each"),
+        Quantity(plain.processor, "us", "where none is"),
+        Quantity(measured["announced"].times_processor(plain), "times", "that"),
+        Quantity(measured["beside"].least_times(plain), "times", "beside an endpoint that announces", required=1.2),
+    )
+
+
 PART = Part(
     "What events cost, one session, synchronous_commit = off; each beside the plain way in the same run",
-    {"wildcards": wildcards, "watch": watch, "replace": replace},
+    {"wildcards": wildcards, "watch": watch, "replace": replace, "announce": announce},
     QUIET,
 )
