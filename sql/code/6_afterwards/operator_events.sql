@@ -85,6 +85,7 @@ create or replace function ulak_private.operator_mail(
 )
 language sql
 set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
 as $sql$
     select
         -- Drawn in the order of the subquery, so the last one is the greatest.
@@ -92,11 +93,12 @@ as $sql$
         array_agg(m.receiver),
         array_agg(m.place)
     from (
-        select v.place, r.id as receiver
-        from unnest(p_endpoint_ids, p_payloads) with ordinality v(endpoint_id, payload, place)
-        cross join lateral unnest(ulak_private.subscribed_endpoints(p_event_type, v.payload)) r(id)
-        where r.id <> v.endpoint_id
-        order by v.place, r.id
+        -- An endpoint gets an event once, however many of its subscriptions match.
+        select distinct v.place, s.endpoint_id as receiver
+        from ulak_private.subscriptions_to(p_event_type) s
+        cross join unnest(p_endpoint_ids, p_payloads) with ordinality v(endpoint_id, payload, place)
+        where s.endpoint_id <> v.endpoint_id and ulak_private.is_wanted_payload(v.payload, s.filter, s.predicate)
+        order by v.place, s.endpoint_id
     ) m
 $sql$;
 
