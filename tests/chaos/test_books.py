@@ -50,6 +50,14 @@ def test_a_commit_that_was_never_answered_may_have_been_delivered() -> None:
     assert problems(replace(ledger, unanswered=frozenset("y"))) == ["delivered from nowhere"]
 
 
+def test_a_receiver_that_drops_copies_may_have_got_an_earlier_attempt() -> None:
+    later, never = with_end(End(1, "A", "completed", 3, 1)), with_end(End(3, "C", "completed", 1, 0))
+    allowance = Allowance(first_copy_only=True)
+
+    assert audit(later, allowance).problems == []
+    assert len(audit(never, allowance).problems) == 1
+
+
 @pytest.mark.parametrize(
     ("ledger", "found"),
     [
