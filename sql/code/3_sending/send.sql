@@ -295,8 +295,7 @@ begin
         p_correlation_id,
         p_expires_at,
         p_ordering_key,
-        -- As generation() has it: that would be a query of its own.
-        (select nullif(g.value::bigint, 0) from ulak.setting_values g where g.name = 'generation')
+        ulak_private.generation()
     );
     insert into ulak_private.events (id, payload, headers, metadata)
     values (v_id, p_payload, ulak_private.traced(p_headers), p_metadata);
