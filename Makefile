@@ -58,7 +58,7 @@ test: lint ## install what is missing and run every check; ARGS="tests/db -k sen
 lint: ## ruff, mypy and pgspot
 	tests/sandbox.sh tests/lint.sh
 
-test-plain: ## the tests of tests/db on a plain installation, as a role that isn''t a superuser; ARGS as for test
+test-plain: ## the tests of tests/db on a plain installation, as a role that is not a superuser; ARGS as for test
 	ULAK_PLAIN=1 tests/sandbox.sh python -m pytest $(or $(ARGS),-n 2 tests/db)
 
 test-clients: ## the guide's programs in Python, Node, Go, Java, Ruby and PHP, and through PgBouncer; installs their drivers

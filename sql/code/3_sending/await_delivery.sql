@@ -66,5 +66,5 @@ as $python$
 $python$;
 
 comment on procedure ulak.await_delivery(bigint, interval, text) is
-    'waits until a message is completed, failed, expired or cancelled, but no longer than p_timeout, and returns its status; '
+    'waits until a message is completed, failed, held, expired or cancelled, but no longer than p_timeout, and returns its status; '
     'only outside of a transaction. It holds no snapshot while it waits: call ulak.await_delivery(1, ''10 s'', null);';
