@@ -101,13 +101,20 @@ def test_the_way_back_to_the_release_before_keeps_endpoints_settings_and_message
     site = Site(cluster, cron_database)
     site.configure(default_max_retries=3)
     site.http("orders", "http://127.0.0.1:9/hooks")
-    site.http("held", "http://127.0.0.1:9/hooks")
+    site.http("held", "http://127.0.0.1:9/hooks", announce=["dead"], disable_after="5 days")
+    # 0.2.0 can't deliver to these.
+    site.http("slack", "http://127.0.0.1:9/hooks", body={"text": "{payload.order}"})
+    site.endpoint("stream", {"url": "127.0.0.1:4222", "subject": "orders"}, protocol="nats")
     secret = site.call("rotate_secret", "orders")
     site.call("disable_endpoint", "held")
     for n in (1, 2, 3):
         site.send("orders", {"order": n}, ordering_key="c5")
     site.db.execute("select ulak.send('orders', p_raw => '<a/>', p_content_type => 'application/xml')")
+    site.send("slack", {"order": 5})
     site.db.execute("select ulak.create_event_type('order.paid'), ulak.subscribe('order.paid', 'orders')")
+    site.db.execute(
+        "create table public.watched (id bigint primary key); select ulak.watch('public.watched', 'order.paid')"
+    )
     site.db.execute("""select ulak.publish('order.paid', '{"order": 4}', p_headers => '{"x-tenant": "7"}')""")
     site.end()
 
@@ -125,4 +132,7 @@ def test_the_way_back_to_the_release_before_keeps_endpoints_settings_and_message
         assert db.execute("select value from ulak.secrets").fetchall() == [(secret,)]
         assert db.execute("select value from ulak.settings where name = 'default_max_retries'").fetchone() == ("3",)
         assert db.execute("select extversion from pg_extension where extname = 'ulak'").fetchone() == ("0.2.0",)
+        left = "select endpoint, payload from ulak_back.waiting where endpoint = 'slack'"
+        assert db.execute(left).fetchall() == [("slack", {"order": 5})]
+        db.execute("insert into public.watched values (1); drop table public.watched")
         db.execute("drop schema ulak_back cascade")
