@@ -355,11 +355,14 @@ drop function ulak.purge(text, timestamptz, timestamptz, jsonpath, integer, inte
 drop function ulak.discard(text, timestamptz, timestamptz, text, jsonpath, integer, boolean, text, timestamptz);
 drop function ulak.redrive(text, timestamptz, timestamptz, text, jsonpath, integer, double precision, boolean, text, bigint, timestamptz);
 drop function ulak._matching_letters(text, timestamptz, timestamptz, text, jsonpath, integer, boolean);
+drop function ulak._sample_of_letters(bigint[]);
 drop function ulak._command(text, text[], text[]);
 drop function ulak._check_predicate(jsonpath);
 drop function ulak.replay_range(bigint, timestamptz, timestamptz, text, boolean, integer, boolean, timestamptz);
 drop function ulak.replay_range(text, timestamptz, timestamptz, text, boolean, integer, boolean, timestamptz);
 drop function ulak._insert_replayed(bigint[], bigint[], timestamptz, timestamptz, boolean, timestamptz);
+drop function ulak._check_replay(timestamptz, timestamptz, text, integer);
+drop function ulak._archived_history(ulak._archived, timestamptz);
 
 -- A claim remembers in its session where it ended. A new type: nobody waits.
 create type ulak._resume_point as (endpoint_id bigint, priority smallint, due_at timestamptz, id bigint);
@@ -520,3 +523,9 @@ drop function ulak.set_secret(text, text);
 drop function ulak.create_endpoint(text, text, jsonb, jsonb, text);
 drop function ulak.alter_endpoint(text, jsonb, jsonb, text);
 drop function ulak._endpoint_configs(bigint[], timestamptz);
+
+-- One function for all tables now. A step of maintenance that is under way notes an error, and the next run does its work.
+drop function ulak._roll_up_stats(timestamptz, timestamptz);
+drop function ulak._roll_up_samples(timestamptz, timestamptz);
+drop function ulak._next_roll_up(text, text, timestamptz, timestamptz);
+drop function ulak._cleanup(text, integer, integer, bigint, timestamptz);

@@ -386,9 +386,7 @@ def test_maintenance_that_pg_cron_is_about_to_start_is_not_missed(db: DB) -> Non
 
 def test_a_step_that_fails_is_critical_and_says_why(db: DB) -> None:
     queue = Queue(db)
-    db.execute(
-        "alter function ulak_private.cleanup(text, integer, integer, bigint, timestamptz) rename to _cleanup_gone"
-    )
+    db.execute("alter function ulak_private.cleanup(text, integer, integer, timestamptz) rename to _cleanup_gone")
     db.execute("call ulak.run_maintenance()")
 
     finding = found(queue, "maintenance", now=-3600)

@@ -182,7 +182,7 @@ def test_a_roll_up_takes_more_than_one_batch(queue: Queue) -> None:
     )
 
     rows, _ = queue.db.execute(
-        "select * from ulak_private.roll_up_stats('-infinity', %s)", [queue.base]
+        "select * from ulak_private.roll_up('ulak.endpoint_stats', '-infinity', %s)", [queue.base]
     ).fetchone() or (0, 0)
 
     assert rows == 600

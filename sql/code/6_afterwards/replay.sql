@@ -76,51 +76,24 @@ language plpgsql
 security definer
 set search_path = pg_catalog, pg_temp
 as $plpgsql$
-declare
-    v_endpoint_name text;
-    v_target_id bigint;
-    v_filter jsonpath := ulak_private.condition(p_filter, 'filter');
-    v_found record;
-    v_new_ids bigint[];
 begin
-    p_now := ulak_private.clock(p_now);
-    perform ulak_private.check_replay(p_from_ts, p_to_ts, p_status, p_limit);
-    v_endpoint_name := ulak_private.endpoint_name(p_endpoint_id);
-    v_target_id := case when p_to is null then p_endpoint_id else ulak_private.endpoint_id(p_to) end;
-    if not p_dry_run then
-        perform ulak_private.archive_finished(p_endpoint_id, p_from_ts, p_to_ts, p_now);
-    end if;
-    select r.ids, r.first, r.last into v_found
-    from ulak_private.replayable(p_endpoint_id, p_from_ts, p_to_ts, p_status, p_limit, v_filter) r;
-    if p_dry_run or v_found.ids = '{}' then
-        return cardinality(v_found.ids);
-    end if;
-
-    v_new_ids := ulak_private.replay(p_endpoint_id, v_found.ids, v_found.first, v_found.last, p_new_message_id, v_target_id, p_now);
-    if v_new_ids = '{}' then
-        return 0;
-    end if;
-    insert into ulak.event_log (event, endpoint_id, endpoint_name, detail)
-    values (
-        'messages.replayed',
-        p_endpoint_id,
-        v_endpoint_name,
-        jsonb_build_object(
-            'messages', cardinality(v_new_ids),
-            'from', p_from_ts,
-            'to', p_to_ts,
-            'status', p_status,
-            'limit', p_limit,
-            'filter', p_filter::text,
-            'endpoint', p_to,
-            'new_message_id', p_new_message_id,
-            'first_archive_id', v_found.ids[1],
-            'last_archive_id', v_found.ids[cardinality(v_found.ids)],
-            'first_id', v_new_ids[1],
-            'last_id', v_new_ids[cardinality(v_new_ids)]
-        )
-    );
-    return cardinality(v_new_ids);
+    perform ulak_private.check_replay(p_from_ts, p_to_ts, p_status);
+    return b.messages
+    from ulak_private.bulk(
+        'replay_range',
+        json_build_object(
+            'p_endpoint', ulak_private.endpoint_name(p_endpoint_id),
+            'p_from_ts', p_from_ts,
+            'p_to_ts', p_to_ts,
+            'p_status', p_status,
+            'p_limit', p_limit,
+            'p_to', p_to,
+            'p_filter', p_filter::text,
+            'p_new_message_id', p_new_message_id
+        ),
+        p_dry_run,
+        p_now
+    ) b;
 end
 $plpgsql$;
 
@@ -155,59 +128,6 @@ $sql$;
 comment on function ulak.replay_range(text, timestamptz, timestamptz, text, boolean, integer, boolean, text, jsonpath, timestamptz) is
     'the same for the endpoint of this name';
 
--- The messages of an endpoint that a range selects.
-create or replace function ulak_private.replayable(
-    p_endpoint_id bigint,
-    p_from_ts timestamptz,
-    p_to_ts timestamptz,
-    p_status text,
-    p_limit integer,
-    -- As condition() returns it.
-    p_filter jsonpath,
-    out ids bigint[],
-    out first timestamptz,
-    out last timestamptz
-)
-language sql
-stable
-set search_path = pg_catalog, pg_temp
-as $sql$
-    select coalesce(array_agg(f.id order by f.id), '{}') as ids, min(f.created_at) as first, max(f.created_at) as last
-    from (
-        select l.id, l.created_at
-        from (
-            -- A redriven or replayed message keeps its message_id: the last of them stands for all.
-            select distinct on (a.message_id) a.id, a.created_at
-            from (
-                select m.id, m.message_id, m.endpoint_id, m.created_at, m.status, m.payload from ulak.archive m
-                union all
-                select m.id, m.message_id, m.endpoint_id, m.created_at, m.status, m.payload
-                from ulak.queue m
-                where m.status in ('completed', 'failed', 'expired')
-            ) a
-            where a.endpoint_id = p_endpoint_id
-                and a.created_at >= p_from_ts
-                and a.created_at < p_to_ts
-                and case when p_status is null then a.status <> 'cancelled' else a.status = p_status end
-                and (p_filter is null or jsonb_path_match_tz(a.payload, p_filter, '{}', true))
-                -- Its next cycle is a message of its own, in this range or still under way; or it was given up.
-                and not (
-                    a.status = 'failed'
-                    and exists (
-                        select
-                        from ulak.dlq d
-                        where d.original_message_id = a.id
-                            and d.status in ('redriven', 'discarded')
-                            and d.redriven_message_id is distinct from a.id
-                    )
-                )
-            order by a.message_id, a.id desc
-        ) l
-        order by l.id
-        limit p_limit
-    ) f
-$sql$;
-
 create or replace function ulak.replay_plan(
     p_endpoint text,
     p_from_ts timestamptz,
@@ -219,30 +139,14 @@ create or replace function ulak.replay_plan(
 )
 returns table (messages integer, sample jsonb, command text)
 language plpgsql
-stable
 security definer
 set search_path = pg_catalog, pg_temp
 as $plpgsql$
-declare
-    v_found record;
 begin
-    perform ulak_private.check_replay(p_from_ts, p_to_ts, p_status, p_limit);
-    if p_to is not null then
-        perform ulak_private.endpoint_id(p_to);
-    end if;
-    select r.ids, r.first, r.last into v_found
-    from ulak_private.replayable(ulak_private.endpoint_id(p_endpoint), p_from_ts, p_to_ts, p_status, p_limit, ulak_private.condition(p_filter, 'filter')) r;
-    messages := cardinality(v_found.ids);
-    sample := (
-        select jsonb_agg(
-            jsonb_build_object('id', m.id, 'status', m.status, 'created_at', m.created_at, 'last_error', m.last_error)
-                || ulak_private.shown_payload(m.payload)
-            order by m.id
-        )
-        from ulak.messages m
-        where m.id = any (v_found.ids[1:5]) and m.created_at between v_found.first and v_found.last
-    );
-    command := ulak_private.command(
+    perform ulak_private.check_replay(p_from_ts, p_to_ts, p_status);
+    return query
+    select b.*
+    from ulak_private.bulk(
         'replay_range',
         json_build_object(
             'p_endpoint', p_endpoint,
@@ -252,9 +156,10 @@ begin
             'p_limit', p_limit,
             'p_to', p_to,
             'p_filter', p_filter::text
-        )
-    );
-    return next;
+        ),
+        true,
+        null
+    ) b;
 end
 $plpgsql$;
 
@@ -281,12 +186,7 @@ as $sql$
     )
 $sql$;
 
-create or replace function ulak_private.check_replay(
-    p_from_ts timestamptz,
-    p_to_ts timestamptz,
-    p_status text,
-    p_limit integer
-)
+create or replace function ulak_private.check_replay(p_from_ts timestamptz, p_to_ts timestamptz, p_status text)
 returns void
 language plpgsql
 immutable
@@ -306,9 +206,46 @@ begin
         raise exception 'no archived message has status "%"', p_status
             using errcode = '22023', hint = 'completed, failed, expired, cancelled, or null for all but the cancelled ones.';
     end if;
-    if p_limit is not null then
-        perform ulak_private.check_integer('p_limit', p_limit, 1);
+end
+$plpgsql$;
+
+-- For bulk(): the messages with these ids.
+create or replace function ulak_private.replay_rows(p_given json, p_archive_ids bigint[], p_first timestamptz, p_last timestamptz, p_now timestamptz)
+returns integer
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+declare
+    v_endpoint_id bigint := ulak_private.endpoint_id(p_given ->> 'p_endpoint');
+    v_target_id bigint := ulak_private.endpoint_id(coalesce(p_given ->> 'p_to', p_given ->> 'p_endpoint'));
+    v_new_ids bigint[];
+begin
+    v_new_ids := ulak_private.replay(
+        v_endpoint_id, p_archive_ids, p_first, p_last, (p_given ->> 'p_new_message_id')::boolean, v_target_id, p_now
+    );
+    if v_new_ids <> '{}' then
+        insert into ulak.event_log (event, endpoint_id, endpoint_name, detail)
+        values (
+            'messages.replayed',
+            v_endpoint_id,
+            p_given ->> 'p_endpoint',
+            jsonb_build_object(
+                'messages', cardinality(v_new_ids),
+                'from', p_given -> 'p_from_ts',
+                'to', p_given -> 'p_to_ts',
+                'status', p_given -> 'p_status',
+                'limit', p_given -> 'p_limit',
+                'filter', p_given -> 'p_filter',
+                'endpoint', p_given -> 'p_to',
+                'new_message_id', p_given -> 'p_new_message_id',
+                'first_archive_id', p_archive_ids[1],
+                'last_archive_id', p_archive_ids[cardinality(p_archive_ids)],
+                'first_id', v_new_ids[1],
+                'last_id', v_new_ids[cardinality(v_new_ids)]
+            )
+        );
     end if;
+    return cardinality(v_new_ids);
 end
 $plpgsql$;
 
@@ -442,33 +379,18 @@ as $sql$
         a.event_id,
         case when a.event_id is not null then coalesce(a.event_created_at, a.created_at) end,
         a.id,
-        case when a.status = 'failed' then ulak_private.archived_history(a, p_now) else a.failure_history end
+        -- A failed cycle becomes part of the message's history, as redrive does it.
+        case
+            when a.status = 'failed' then ulak_private.with_cycle(
+                jsonb_populate_record(
+                    null::ulak_private.letters,
+                    to_jsonb(a) || jsonb_build_object('redriven_at', p_now, 'redriven_by', ulak_private.caller())
+                )
+            )
+            else a.failure_history
+        end
     from unnest(p_archive_ids, p_ids) n(archive_id, id)
     join ulak_private.archived a on a.id = n.archive_id and a.created_at between p_first and p_last
-$sql$;
-
--- A failed cycle becomes part of the message's history, as redrive does it.
-create or replace function ulak_private.archived_history(p_message ulak_private.archived, p_now timestamptz)
-returns jsonb
-language sql
-stable
-as $sql$
-    select ulak_private.with_cycle(
-        jsonb_populate_record(
-            null::ulak_private.letters,
-            jsonb_build_object(
-                'attempts', p_message.attempts,
-                'retry_count', p_message.retry_count,
-                'last_error', p_message.last_error,
-                'first_failed_at', p_message.first_failed_at,
-                'failed_at', p_message.failed_at,
-                'generation', p_message.generation,
-                'failure_history', p_message.failure_history,
-                'redriven_at', p_now,
-                'redriven_by', ulak_private.caller()
-            )
-        )
-    )
 $sql$;
 
 -- Raises unless there is such an endpoint.

@@ -227,17 +227,6 @@ declare
     v_batch constant integer := 2000;
     -- Batch size for messages that carry their bodies.
     v_small_batch constant integer := 100;
-    -- Bytes of payload in a batch. A batch of 8 MB took 0.2 s, and 2,000 rows of 100 kB 7 s, in which nothing can be stopped.
-    v_bytes constant bigint := 8 << 20;
-    v_table text := case p_step
-        when 'dlq_retention' then 'ulak_private.letters'
-        when 'event_log_retention' then 'ulak.event_log'
-        when 'stats_retention' then 'ulak.endpoint_stats'
-        when 'inbox_retention' then 'ulak.handled'
-        when 'attempts_retention' then 'ulak.attempts'
-        when 'samples_retention' then 'ulak.backlog_samples'
-    end;
-    v_rolled_up bigint := 0;
 begin
     reached := coalesce(p_month, p_after);
     case
@@ -259,18 +248,13 @@ begin
                 p_now - make_interval(secs => ulak.setting('archive_after')::integer), p_after, v_small_batch, p_now
             ) b;
             more := ulak_private.forget_idempotency_keys(p_now, v_batch) = v_batch or more;
-        when v_table is not null then
-            select c.deleted, c.more into rows, more
-            from ulak_private.cleanup(v_table, null, v_batch, v_bytes, p_now) c;
+        when exists (select from ulak_private.retention_facts() f where f.step = p_step) then
             -- A batch of a roll-up is as large as what its endpoints have.
-            if p_step = 'stats_retention' then
-                select r.rows, r.reached into v_rolled_up, reached from ulak_private.roll_up_stats(p_after, p_now) r;
-            elsif p_step = 'samples_retention' then
-                perform ulak_private.cleanup('ulak.traffic', null, v_batch, v_bytes, p_now);
-                select r.rows, r.reached into v_rolled_up, reached from ulak_private.roll_up_samples(p_after, p_now) r;
-            end if;
-            more := more or v_rolled_up > 0;
-            rows := rows + v_rolled_up;
+            select sum(c.deleted + u.rows), bool_or(c.deleted = f.batch or u.rows > 0), max(u.reached) into rows, more, reached
+            from ulak_private.retention_facts() f
+            cross join lateral ulak_private.cleanup(f.name, null, f.batch, p_now) c(deleted)
+            cross join lateral ulak_private.roll_up(f.name, p_after, p_now) u
+            where f.step = p_step;
         when p_step = 'samples' then
             -- First, because it locks endpoints and waits.
             perform ulak_private.disable_broken(p_now);
