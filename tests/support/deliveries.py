@@ -82,8 +82,7 @@ class Exchanges:
 
 def worker_endpoint(receiver: Receiver) -> Endpoint:
     """As HttpTransport.parse() makes it."""
-    config = EndpointConfig(receiver.id, receiver.name, receiver.config_version, {})
-    return config.parsed(receiver.batch_size, longest(receiver), receiver)
+    return receiver.config.parsed(receiver.batch_size, longest(receiver), receiver)
 
 
 class Deliveries:

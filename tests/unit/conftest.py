@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from support.deliveries import SETTINGS, Deliveries, Exchanges
 from support.stage import Stage
+from ulak.messages.delivery import EndpointConfig
 from ulak.safety.address import Guard
 from ulak.transports.http import endpoint
 from ulak.transports.http.model import Endpoint, Message, Settings
@@ -48,7 +49,7 @@ def make_endpoint() -> MakeEndpoint:
     def make(
         url: str = "http://127.0.0.1/", settings: Settings | None = None, secrets: Any = (), **config: Any
     ) -> Endpoint:
-        return endpoint.parse(1, "orders", 1, {"url": url, "timeout": 2, **config}, secrets, settings)
+        return endpoint.parse(EndpointConfig(1, "orders", 1, {"url": url, "timeout": 2, **config}, secrets), settings)
 
     return make
 

@@ -19,9 +19,10 @@ from ulak.messages.delivery import ConfigError, Endpoint, EndpointConfig, Messag
 from ulak.safety.address import Guard
 from ulak.transports.amqp import frames
 from ulak.transports.amqp.connection import AmqpConnection
-from ulak.transports.amqp.transport import AmqpTransport
+from ulak.transports.amqp.target import Target
 from ulak.transports.broker.connection import Lost
-from ulak.transports.broker.transport import Defaults
+from ulak.transports.broker.target import Defaults
+from ulak.transports.broker.transport import BrokerTransport
 from ulak.worker.dispatcher import Dispatcher
 
 Connect = Callable[..., "Client"]
@@ -33,8 +34,9 @@ class Client:
     def __init__(self, broker: Any, **config: Any) -> None:
         self.broker = broker
         port = broker.port
+        defaults = Defaults("1.0", 5.0, "/ulak")
         self.dispatcher = Dispatcher(
-            {"amqp": lambda given: AmqpTransport(given, Guard(True), Defaults("1.0", 5.0, "/ulak"))}
+            {"amqp": lambda given: BrokerTransport(Target, AmqpConnection, given, Guard(True), defaults)}
         )
         self.peer = f"127.0.0.1:{port}"
         self.config = {"host": "127.0.0.1", "port": port, "exchange": "orders", "routing_key": "created", **config}

@@ -8,10 +8,11 @@ from typing import Any
 from cloudevents.core.formats.json import JSONFormat
 from hypothesis import given
 from hypothesis import strategies as st
+from ulak.messages.delivery import EndpointConfig
 from ulak.transports.http import batch, endpoint, header, request
 from ulak.transports.http.model import Message
 
-BATCHING = endpoint.parse(1, "orders", 1, {"url": "http://example.com/", "batch_size": 3})
+BATCHING = endpoint.parse(EndpointConfig(1, "orders", 1, {"url": "http://example.com/", "batch_size": 3}))
 
 
 def messages(count: int, **fields: Any) -> list[Message]:
@@ -23,7 +24,7 @@ def messages(count: int, **fields: Any) -> list[Message]:
     st.integers(1, 5),
 )
 def test_grouping_keeps_every_message_its_order_and_the_limits(drawn: list[tuple[Any, int]], size: int) -> None:
-    target = endpoint.parse(1, "orders", 1, {"url": "http://example.com/", "batch_size": size})
+    target = endpoint.parse(EndpointConfig(1, "orders", 1, {"url": "http://example.com/", "batch_size": size}))
     sent = [Message(n, f"id-{n}", 1, "x" * length, headers) for n, (headers, length) in enumerate(drawn)]
 
     groups = batch.group(target, sent, max_body=100)
@@ -79,7 +80,7 @@ def test_a_batch_sent_again_has_the_same_id_and_another_batch_another() -> None:
 
 def test_a_cloudevents_batch_holds_readable_events() -> None:
     target = endpoint.parse(
-        1, "orders", 1, {"url": "http://example.com/", "batch_size": 10, "batch_format": "cloudevents"}
+        EndpointConfig(1, "orders", 1, {"url": "http://example.com/", "batch_size": 10, "batch_format": "cloudevents"})
     )
 
     built = request.build(target, messages(3, created_at="2026-11-16 07:18:55+00"), 0)
@@ -118,12 +119,14 @@ def test_a_plain_batch_names_its_messages_in_a_header_in_the_order_of_the_array(
 
 def test_what_is_no_plain_batch_has_no_such_header() -> None:
     for config in ({}, {"batch_size": 5, "batch_format": "cloudevents"}, {"batch_size": 5, "batch_format": "envelope"}):
-        target = endpoint.parse(1, "orders", 1, {"url": "http://example.com/", **config})
+        target = endpoint.parse(EndpointConfig(1, "orders", 1, {"url": "http://example.com/", **config}))
         assert header_of(request.build(target, messages(1), 0), "ulak-message-ids") is None
 
 
 def test_an_envelope_holds_a_message_and_its_id() -> None:
-    target = endpoint.parse(1, "orders", 1, {"url": "http://example.com/", "batch_size": 9, "batch_format": "envelope"})
+    target = endpoint.parse(
+        EndpointConfig(1, "orders", 1, {"url": "http://example.com/", "batch_size": 9, "batch_format": "envelope"})
+    )
     known = {"created_at": "2026-11-16 07:18:55+00", "ordering_key": 'k"ö', "correlation_id": "c"}
 
     built = request.build(target, [messages(1)[0], messages(2, **known)[1]._replace(attempt=3)], 0)
@@ -151,7 +154,9 @@ def test_messages_of_a_batch_are_in_the_order_of_their_ids() -> None:
 
 def test_a_header_never_has_to_hold_more_ids_than_receivers_take() -> None:
     def size(**config: Any) -> int:
-        return endpoint.parse(1, "orders", 1, {"url": "http://example.com/", "batch_size": 5000, **config}).batch_size
+        return endpoint.parse(
+            EndpointConfig(1, "orders", 1, {"url": "http://example.com/", "batch_size": 5000, **config})
+        ).batch_size
 
     assert size() == size(batch_format="json") == 100
     assert size(batch_format="envelope") == size(batch_format="cloudevents") == size(cloudevents=True) == 5000
@@ -162,7 +167,7 @@ def test_different_events_share_a_request_and_each_keeps_its_id() -> None:
     headers = [json.dumps({"x-a": "b", "ulak-event-id": id, "ulak-event-type": "sold"}) for id in ids]
     sent = [Message(n, f"id-{n}", 1, "1", headers[n]) for n in range(3)]
     target = endpoint.parse(
-        1, "orders", 1, {"url": "http://example.com/", "batch_size": 10, "batch_format": "cloudevents"}
+        EndpointConfig(1, "orders", 1, {"url": "http://example.com/", "batch_size": 10, "batch_format": "cloudevents"})
     )
 
     assert batch.group(target, sent) == [sent]

@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 from support.deliveries import settle_all
@@ -18,25 +18,29 @@ from support.sessions import wait_until
 from ulak.messages.delivery import ConfigError, Endpoint, EndpointConfig, Message, MessageError, Settled
 from ulak.safety.address import Guard
 from ulak.safety.mask import Mask
+from ulak.transports.broker import target as broker_target
 from ulak.transports.broker import tls
-from ulak.transports.broker.connection import Address, Connection, Lost, Surroundings
+from ulak.transports.broker.connection import Connection, Lost, Surroundings
 from ulak.transports.broker.delivery import Delivery
-from ulak.transports.broker.transport import BrokerTransport, Defaults
+from ulak.transports.broker.target import Address, Defaults
+from ulak.transports.broker.transport import BrokerTransport
 from ulak.worker.dispatcher import Dispatcher
 from ulak.worker.waiting import Descriptors
 
 
-class Target(NamedTuple):
-    address: Address
-    timeout: float = 5
-    batch_size: int = 10
-    connect_timeout: float = 5
+class Target(broker_target.Target):
+    batch_size = 10
+
+    def __init__(self, config: EndpointConfig, defaults: Defaults) -> None:
+        super().__init__(config, defaults)
+        self.address: Address = self.given["address"]
+        self.connect_timeout = self.given.get("connect_timeout", 5)
+        self.mask = Mask(["open sesame"])
 
 
 class LineConnection(Connection):
     def __init__(self, endpoint: Endpoint, surroundings: Surroundings) -> None:
-        target: Target = endpoint.target
-        super().__init__(endpoint, target.address, Mask(["open sesame"]), target.connect_timeout, surroundings)
+        super().__init__(endpoint, surroundings)
         self._asked: list[tuple[Delivery, Message]] = []
         self._line = b""
 
@@ -72,15 +76,6 @@ def written(message: Message) -> bytes:
     if message.problem is not None:
         raise MessageError(message.problem)
     return message.payload.encode() + b"\n"
-
-
-class LineTransport(BrokerTransport):
-    def target(self, config: EndpointConfig) -> Target:
-        assert config.config is not None
-        return Target(**config.config["target"])
-
-    def connect(self, endpoint: Endpoint, surroundings: Surroundings) -> Connection:
-        return LineConnection(endpoint, surroundings)
 
 
 class Broker(Listener):
@@ -119,13 +114,14 @@ class Stage:
     def __init__(self, guard: Guard = ALL) -> None:
         self.dispatcher = Dispatcher({"line": lambda descriptors: self._make(descriptors, guard)})
 
-    def _make(self, descriptors: Descriptors, guard: Guard) -> LineTransport:
-        self.transport = LineTransport(descriptors, guard, Defaults("1.0", 5.0, "/ulak"))
+    def _make(self, descriptors: Descriptors, guard: Guard) -> BrokerTransport:
+        defaults = Defaults("1.0", 5.0, "/ulak")
+        self.transport = BrokerTransport(Target, LineConnection, descriptors, guard, defaults)
         return self.transport
 
     def endpoint(self, port: int, host: str = "127.0.0.1", version: int = 1, **target: Any) -> Endpoint:
         context = target.pop("tls", None)
-        given = {"target": {"address": Address(host, port, context), **target}}
+        given = {"address": Address(host, port, context), **target}
         return self.dispatcher.parse(EndpointConfig(7, "orders", version, given, protocol="line"))
 
     def settle(self) -> list[Settled]:
@@ -364,7 +360,7 @@ def test_a_new_config_has_a_connection_of_its_own_and_the_old_one_ends(stage: St
 def test_connections_that_nobody_needs_are_closed_beyond_a_number(
     stage: Stage, broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ulak.transports.broker.transport.MOST_CONNECTIONS", 2)
+    monkeypatch.setattr(LineConnection, "most_links", 2)
     for id in range(5):
         endpoint = stage.endpoint(broker.port)._replace(id=id)
         stage.dispatcher.start(endpoint, [message(id)])

@@ -39,7 +39,7 @@ SHARED = {
     *("HttpTransport.__init__", "HttpTransport.advance", "HttpTransport.timeout", "Client.__init__"),
     *("Client.advance", "Client.timeout", "Client._advance", "Client._collect"),
     *("LogTransport.__init__", "LogTransport.advance", "LogTransport.timeout"),
-    *("BrokerTransport.__init__", "BrokerTransport.advance", "BrokerTransport.timeout", "_guarded"),
+    *("BrokerTransport.__init__", "BrokerTransport.advance", "BrokerTransport.timeout", "Link.guarded"),
 }
 
 

@@ -6,12 +6,13 @@ from typing import Any
 
 import pytest
 from ulak.messages.cloudevents import CloudEvents
+from ulak.messages.delivery import EndpointConfig
 from ulak.transports.http import endpoint
 from ulak.transports.http.model import ConfigError, OAuth2, Settings
 
 
 def parse(settings: Settings | None = None, **config: Any) -> Any:
-    return endpoint.parse(1, "orders", 3, {"url": "https://example.com/hook", **config}, (), settings)
+    return endpoint.parse(EndpointConfig(1, "orders", 3, {"url": "https://example.com/hook", **config}), settings)
 
 
 def test_what_a_config_leaves_open_comes_from_the_settings() -> None:
@@ -29,8 +30,11 @@ def test_connecting_never_gets_more_time_than_the_whole_request() -> None:
 def test_a_rotation_brings_several_keys_and_the_config_one() -> None:
     config = {"url": "https://example.com/", "signing_secret": "whsec_b2xk"}
 
-    assert endpoint.parse(1, "a", 1, config, ["whsec_bmV3", "whsec_b2xk"]).signing_keys == (b"new", b"old")
-    assert endpoint.parse(1, "a", 1, config).signing_keys == (b"old",)
+    assert endpoint.parse(EndpointConfig(1, "a", 1, config, ["whsec_bmV3", "whsec_b2xk"])).signing_keys == (
+        b"new",
+        b"old",
+    )
+    assert endpoint.parse(EndpointConfig(1, "a", 1, config)).signing_keys == (b"old",)
 
 
 def test_a_token_request_shares_the_proxy_but_not_the_client_certificate() -> None:
@@ -87,13 +91,15 @@ def test_endpoints_that_share_a_config_keep_what_is_their_own() -> None:
     parser = endpoint.Parser()
     shared = {"headers": {"x-team": "orders"}, "timeout": 7}
 
-    first = parser.parse(1, "a", 1, {"url": "https://a.example/in/1", **shared}, ["whsec_bmV3"])
-    second = parser.parse(2, "b", 5, {"url": "http://10.0.0.1/in/two-4711", **shared}, (), ["a-named-secret"])
-    third = parser.parse(3, "c", 1, {"url": "https://c.example/in", **shared, "timeout": 8})
+    first = parser.parse(EndpointConfig(1, "a", 1, {"url": "https://a.example/in/1", **shared}, ["whsec_bmV3"]))
+    second = parser.parse(
+        EndpointConfig(2, "b", 5, {"url": "http://10.0.0.1/in/two-4711", **shared}, secrets=["a-named-secret"])
+    )
+    third = parser.parse(EndpointConfig(3, "c", 1, {"url": "https://c.example/in", **shared, "timeout": 8}))
 
     assert [each.profile.url for each in (first, second)] == ["https://a.example/in/1", "http://10.0.0.1/in/two-4711"]
     assert (first.signing_keys, second.signing_keys) == ((b"new",), ())
-    assert (second.id, second.name, second.config_version) == (2, "b", 5)
+    assert second.config[:3] == (2, "b", 5)
     assert (first.profile.is_named, second.profile.is_named) == (True, False)
     assert [each.profile.timeout for each in (first, second, third)] == [7, 7, 8]
     assert first.lines == second.lines
@@ -106,6 +112,6 @@ def test_receivers_share_a_handle_only_if_nothing_but_the_url_differs() -> None:
     parser = endpoint.Parser()
     given = [{"url": "http://a.example/1"}, {"url": "http://b.example/2"}, {"url": "https://a.example/1"}]
 
-    plain, other, secure = [parser.parse(1, "a", 1, config).profile.shape for config in given]
+    plain, other, secure = [parser.parse(EndpointConfig(1, "a", 1, config)).profile.shape for config in given]
 
     assert plain == other != secure

@@ -15,6 +15,7 @@ from support.deliveries import Exchanges
 from support.hostile import Hostile
 from support.receiver import Certificate, Listener, Receiver, make_certificate
 from support.sessions import strain
+from ulak.messages.delivery import EndpointConfig
 from ulak.safety.address import Guard
 from ulak.transports.http import endpoint, verdict
 from ulak.transports.http.model import Endpoint, Finished, Outcome, Request
@@ -122,7 +123,7 @@ def _endpoints(servers: dict[str, Listener]) -> dict[str, Endpoint]:
     configs["refused"] = {"url": "http://127.0.0.1:1/"}
     configs["blocked_address"]["url"] = servers["blocked_address"].on("127.0.0.2")
     return {
-        name: endpoint.parse(number, name, 1, {**config, "timeout": TIMEOUT})
+        name: endpoint.parse(EndpointConfig(number, name, 1, {**config, "timeout": TIMEOUT}))
         for number, (name, config) in enumerate(configs.items())
     }
 
@@ -144,9 +145,9 @@ def run(tmp_path_factory: pytest.TempPathFactory, certificate: Certificate) -> I
         if target.profile.tls_ca_bundle:
             config: dict[str, object] = {"url": target.profile.url, "timeout": TIMEOUT}
             config["tls_ca_bundle"] = str(folder / target.profile.tls_ca_bundle)
-            endpoints[name] = endpoint.parse(target.id, name, 1, config)
+            endpoints[name] = endpoint.parse(EndpointConfig(target.config.id, name, 1, config))
     with Receiver() as healthy_receiver:
-        yield _run(endpoints, servers, endpoint.parse(0, "healthy", 1, {"url": healthy_receiver.url}))
+        yield _run(endpoints, servers, endpoint.parse(EndpointConfig(0, "healthy", 1, {"url": healthy_receiver.url})))
     for server in servers.values():
         server.close()
 

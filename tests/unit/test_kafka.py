@@ -8,6 +8,7 @@ import socket
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from copy import copy
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -21,14 +22,16 @@ from ulak.messages.delivery import ConfigError, Endpoint, EndpointConfig, Messag
 from ulak.safety.address import Guard
 from ulak.sessions.signals import BACKEND_SIGNALS
 from ulak.transports.broker.delivery import Delivery
-from ulak.transports.broker.transport import Defaults
-from ulak.transports.kafka import connection, target, verdict
+from ulak.transports.broker.target import Defaults
+from ulak.transports.broker.transport import BrokerTransport
+from ulak.transports.kafka import connection, verdict
 from ulak.transports.kafka.connection import KafkaConnection
-from ulak.transports.kafka.transport import KafkaTransport
+from ulak.transports.kafka.target import Target
 from ulak.worker.dispatcher import Dispatcher
 from ulak.worker.waiting import READABLE, Descriptors
 
 ALL = Guard(allow_internal=True)
+DEFAULTS = Defaults("1.0", 5.0, "/ulak")
 # Of a topic that nobody has made: as many as this cluster gives it.
 PARTITIONS = 4
 
@@ -39,8 +42,8 @@ class Stage:
         self.topic = f"unit-{uuid4()}"
         self.dispatcher = Dispatcher({"kafka": lambda descriptors: self._make(descriptors, guard)})
 
-    def _make(self, descriptors: Descriptors, guard: Guard) -> KafkaTransport:
-        self.transport = KafkaTransport(descriptors, guard, Defaults("1.0", 5.0, "/ulak"))
+    def _make(self, descriptors: Descriptors, guard: Guard) -> BrokerTransport:
+        self.transport = BrokerTransport(Target, KafkaConnection, descriptors, guard, DEFAULTS)
         return self.transport
 
     def endpoint(self, version: int = 1, **config: Any) -> Endpoint:
@@ -79,9 +82,9 @@ def message(number: int, **fields: Any) -> Message:
     return Message(number, f"id-{number}", 1, f'"{number}"', **fields)
 
 
-def parsed(**config: Any) -> target.Target:
+def parsed(**config: Any) -> Target:
     given = {"broker": "a:1", "topic": "t", **config}
-    return target.parse(EndpointConfig(1, "bus", 1, given, secrets=["from the table"]), "/ulak")
+    return Target(EndpointConfig(1, "bus", 1, given, secrets=["from the table"]), DEFAULTS)
 
 
 def threads() -> dict[str, int]:
@@ -130,7 +133,7 @@ def test_secrets_of_the_options_are_masked() -> None:
 
 def test_brokers_that_are_a_secret_are_masked_one_by_one() -> None:
     given = {"broker": "kafka1:9092,kafka2:9092", "topic": "t"}
-    made = target.parse(EndpointConfig(1, "bus", 1, given, secrets=[given["broker"]]), "/ulak")
+    made = Target(EndpointConfig(1, "bus", 1, given, secrets=[given["broker"]]), DEFAULTS)
 
     assert made.mask.hide("kafka2:9092: Failed to resolve 'kafka2'") == "****: Failed to resolve '****'"
 
@@ -255,7 +258,8 @@ def test_each_message_of_a_delivery_has_its_own_outcome(stage: Stage) -> None:
 def test_more_than_librdkafka_takes_is_tried_again(kafka: Kafka, stage: Stage) -> None:
     endpoint = stage.endpoint()
     assert stage.errors(endpoint, message(1)) == [None]
-    cramped = endpoint.target._replace(properties={**endpoint.target.properties, "queue.buffering.max.messages": 1})
+    cramped = copy(endpoint.target)
+    cramped.properties = {**cramped.properties, "queue.buffering.max.messages": 1}
     kafka.slow_down(100)
 
     errors = stage.errors(endpoint._replace(target=cramped, config_version=2), message(2), message(3))
@@ -292,13 +296,24 @@ def test_a_producer_that_cannot_go_on_is_replaced(kafka: Kafka, stage: Stage) ->
     endpoint = stage.endpoint()
     assert stage.errors(endpoint, message(1)) == [None]
     first = stage.connection
-    first._errors.append(KafkaError(KafkaError._FATAL))
     kafka.fail(PRODUCE, KafkaError.NOT_ENOUGH_REPLICAS)
+    stage.dispatcher.start(endpoint, [message(2)])
+    first._errors.append(KafkaError(KafkaError._FATAL))
 
-    (error,) = stage.errors(endpoint, message(2))
+    ((settled,), (error,)) = settle_all(stage.dispatcher), stage.errors(endpoint, message(3))
 
-    assert error is not None and error.startswith("[RETRYABLE] kafka: ")
-    assert stage.errors(endpoint, message(3)) == [None]
+    assert str(settled.outcome.error).startswith("[RETRYABLE] kafka: ")
+    assert error is None
+    assert stage.connection is not first
+
+
+def test_one_that_cannot_go_on_while_it_is_idle_fails_nothing(kafka: Kafka, stage: Stage) -> None:
+    endpoint = stage.endpoint()
+    assert stage.errors(endpoint, message(1)) == [None]
+    first = stage.connection
+    first._errors.append(KafkaError(KafkaError._FATAL))
+
+    assert stage.errors(endpoint, message(2)) == [None]
     assert stage.connection is not first
 
 
@@ -335,10 +350,10 @@ def test_what_was_acknowledged_before_the_end_is_delivered(kafka: Kafka) -> None
         relay.advertised_host = "127.0.0.2"
         link._next_look = 0.0
         link.timer_passed()
-        assert link._looking is not None
-        wait_until(lambda: select.select([link._looking.descriptor], [], [], 0)[0], message="the look")
+        (look,) = link._background
+        wait_until(lambda: select.select([look], [], [], 0)[0], message="the look")
 
-        link.advance(READABLE)
+        link.guarded(lambda: link.advance(look, READABLE))
 
     assert link.is_lost
     assert [each.outcome.error for each in stage.transport._settled] == [None]

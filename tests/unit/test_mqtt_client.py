@@ -12,8 +12,10 @@ from paho.mqtt.properties import Properties
 from support.deliveries import SETTINGS, settle_all
 from support.receiver import Listener
 from ulak.messages.delivery import EndpointConfig, Message
-from ulak.transports.mqtt import reasons, target
+from ulak.transports.broker.target import Defaults
+from ulak.transports.mqtt import reasons
 from ulak.transports.mqtt.client import Client, Pipe
+from ulak.transports.mqtt.target import Target
 from ulak.transports.registry import transports
 from ulak.worker.dispatcher import Dispatcher
 
@@ -25,7 +27,7 @@ class Broker:
         self.written = bytearray()
         self.acknowledged: list[int] = []
         config = {"broker": "127.0.0.1", "topic": "orders", **config}
-        self.target = target.parse(EndpointConfig(1, "shop", 1, config, protocol="mqtt"), 10, "/ulak")
+        self.target = Target(EndpointConfig(1, "shop", 1, config, protocol="mqtt"), Defaults("1.0", 10.0, "/ulak"))
         self.pipe = Pipe(self.written.extend)
         self.client = Client(self.target, "test", is_5, True, self.pipe, self.acknowledged.append)
 

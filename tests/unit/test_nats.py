@@ -16,7 +16,7 @@ from support.deliveries import settle_all
 from support.nkeys import ACCOUNT, Key, User
 from support.receiver import Listener
 from ulak.messages.delivery import ConfigError, Endpoint, EndpointConfig, Message
-from ulak.transports.broker.connection import Address
+from ulak.transports.broker.target import Address
 from ulak.transports.nats import keys
 from ulak.transports.nats.operations import BadOperation, Operations, Reply
 from ulak.transports.nats.servers import MOST_ADVERTISED, Servers

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.deliveries import Deliveries, settle_all
 from support.receiver import Answer, Received, Receiver
-from ulak.messages.delivery import Settled
+from ulak.messages.delivery import EndpointConfig, Settled
 from ulak.safety.address import Guard
 from ulak.transports.http import endpoint, oauth
 from ulak.transports.http.model import Finished, Message, OAuth2, Profile, Request
@@ -217,7 +217,7 @@ def test_a_late_refusal_of_an_old_token_keeps_the_new_one() -> None:
 
 def form(auth: dict[str, str]) -> tuple[dict[str, list[str]], list[str]]:
     config = {"url": "http://example.com/", "auth": {"type": "oauth2", "token_url": "http://example.com/t", **auth}}
-    asked = oauth.token_request(endpoint.parse(1, "a", 1, config))
+    asked = oauth.token_request(endpoint.parse(EndpointConfig(1, "a", 1, config)))
     return parse_qs(asked.body.decode()), [str(line).partition(":")[0] for line in asked.headers]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from support import stage
 from ulak.safety import address
-from ulak.transports.http import options as http_options
+from ulak.transports.http.model import Settings
 from ulak.worker import options
 from ulak.worker.held import Held
 
@@ -26,7 +26,7 @@ def test_texts_become_what_they_mean() -> None:
 
 def test_those_of_http_too() -> None:
     guard = address.guard(SETTINGS)
-    defaults = http_options.endpoint_settings(SETTINGS, "1.2")
+    defaults = Settings.of(SETTINGS, "1.2")
 
     assert guard.blocked_by("10.1.2.3") is None
     assert guard.blocked_by("127.0.0.1") is None

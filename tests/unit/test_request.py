@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from ulak.messages.delivery import EndpointConfig
 from ulak.transports.http import endpoint as endpoints
 from ulak.transports.http import header, request
 from ulak.transports.http.model import Message, MessageError, Request, Settings
@@ -116,7 +117,7 @@ def test_a_header_that_could_smuggle_another_is_refused(
 
 @given(st.dictionaries(st.text(), st.text(st.characters(codec="utf-8"))))
 def test_no_header_of_a_message_adds_a_line_or_replaces_a_reserved_one(own: dict[str, str]) -> None:
-    target = endpoints.parse(1, "orders", 1, {"url": "http://example.com/"}, ["a plain secret"])
+    target = endpoints.parse(EndpointConfig(1, "orders", 1, {"url": "http://example.com/"}, ["a plain secret"]))
     plain = headers(request.build(target, [Message(1, "id", 1, "{}")], NOW))
 
     try:

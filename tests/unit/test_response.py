@@ -7,10 +7,11 @@ from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
+from ulak.messages.delivery import EndpointConfig
 from ulak.transports.http import endpoint, response
 from ulak.transports.http.model import Finished, Profile, Request
 
-ENDPOINT = endpoint.parse(1, "orders", 1, {"url": "http://example.com/"})
+ENDPOINT = endpoint.parse(EndpointConfig(1, "orders", 1, {"url": "http://example.com/"}))
 REQUEST = Request(Profile("http://example.com/"), [], b"")
 
 

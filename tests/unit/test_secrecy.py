@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from ulak.messages.delivery import EndpointConfig
 from ulak.transports.http import request, secrecy, verdict
 from ulak.transports.http.model import Finished, Profile, Request
 
@@ -57,7 +58,7 @@ def test_of_a_url_that_is_a_secret_the_host_is_hidden_too(make_endpoint: Any) ->
     from ulak.transports.http import endpoint
 
     url = "https://hush.example.com/hook"
-    parsed = endpoint.parse(1, "orders", 1, {"url": url}, secrets=[url])
+    parsed = endpoint.parse(EndpointConfig(1, "orders", 1, {"url": url}, secrets=[url]))
     failed = Finished(Request(parsed.profile, [], b""), 0, "resolve", "Could not resolve host: hush.example.com")
 
     error = verdict.judge(parsed, failed, NOW).error

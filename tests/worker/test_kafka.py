@@ -24,7 +24,8 @@ from support.receiver import Certificate, Receiver, make_certificate
 from support.sessions import wait_until
 from support.site import Site
 from ulak.messages.delivery import EndpointConfig
-from ulak.transports.kafka import target
+from ulak.transports.broker.target import Defaults
+from ulak.transports.kafka.target import Target
 
 # Retries come when a test wants them.
 LATER = {"backoff": "fixed", "base_delay_seconds": 3600}
@@ -503,7 +504,7 @@ def test_every_option_is_one_that_librdkafka_takes(site: Site) -> None:
             bounds = [allowed[bound] for bound in ("minimum", "maximum") if bound in allowed]
             for value in allowed.get("enum") or bounds or [texts.get(name, "text")]:
                 given = {"broker": "127.0.0.1:1", "topic": "t", "options": {**login, name: value}}
-                made = target.parse(EndpointConfig(1, "bus", 1, given), "/ulak")
+                made = Target(EndpointConfig(1, "bus", 1, given), Defaults("1.0", 10.0, "/ulak"))
                 Producer({**made.properties, "bootstrap.servers": "127.0.0.1:1"})
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from importlib import import_module
 from importlib.util import find_spec
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 from ulak.messages.delivery import ConfigError
 from ulak.safety.address import guard
@@ -56,38 +56,39 @@ def transports(
     """`settings` are those of ulak.settings; log() writes a line to the server's log; now() is the server's time."""
 
     def http(descriptors: Descriptors) -> Transport:
-        from ulak.transports.http import options
         from ulak.transports.http.client import Client
+        from ulak.transports.http.model import Settings
         from ulak.transports.http.transport import HttpTransport
 
         client = Client(guard(settings), descriptors, max_in_flight)
-        return HttpTransport(client, now, options.endpoint_settings(settings, version))
+        return HttpTransport(client, now, Settings.of(settings, version))
 
     def log_lines(descriptors: Descriptors) -> Transport:
         from ulak.transports.log.transport import LogTransport
 
         return LogTransport(log)
 
-    def broker(module: str, name: str) -> MakeTransport:
+    def broker(protocol: str, link: str) -> MakeTransport:
         def make(descriptors: Descriptors) -> Transport:
-            from ulak.transports.broker.transport import Defaults
+            from ulak.transports.broker.target import Defaults
+            from ulak.transports.broker.transport import BrokerTransport
 
-            kind = getattr(import_module(f"ulak.transports.{module}.transport"), name)
+            module = import_module(f"ulak.transports.{protocol}.connection")
             defaults = Defaults(version, float(settings["http_timeout"]), settings["cloudevents_source"])
-            return cast(Transport, kind(descriptors, guard(settings), defaults))
+            return BrokerTransport(module.Target, getattr(module, link), descriptors, guard(settings), defaults)
 
         return make
 
     return {
         protocol: _checked(protocol, make)
         for protocol, make in {
-            "amqp": broker("amqp", "AmqpTransport"),
+            "amqp": broker("amqp", "AmqpConnection"),
             "http": http,
-            "kafka": broker("kafka", "KafkaTransport"),
+            "kafka": broker("kafka", "KafkaConnection"),
             "log": log_lines,
-            "mqtt": broker("mqtt", "MqttTransport"),
-            "nats": broker("nats", "NatsTransport"),
-            "redis": broker("redis", "RedisTransport"),
+            "mqtt": broker("mqtt", "MqttConnection"),
+            "nats": broker("nats", "NatsConnection"),
+            "redis": broker("redis", "RedisConnection"),
         }.items()
     }
 

@@ -38,12 +38,12 @@ class _Unconfirmed(NamedTuple):
 
 
 class AmqpConnection(Connection):
-    def __init__(self, endpoint: Endpoint, version: str, surroundings: Surroundings) -> None:
-        target: Target = endpoint.target
-        self._target = target
-        self._version = version
-        self._frames = frames.Frames(f"{target.address.host}:{target.address.port}")
-        self._frame_max = target.frame_max
+    target: Target
+
+    def __init__(self, endpoint: Endpoint, surroundings: Surroundings) -> None:
+        super().__init__(endpoint, surroundings)
+        self._frames = frames.Frames(self.peer)
+        self._frame_max = self.target.frame_max
         self._heartbeat = 0.0
         self._next_heartbeat: float | None = None
         self._heard = 0.0
@@ -65,7 +65,6 @@ class AmqpConnection(Connection):
         self._returning: spec.Basic.Return | None = None
         # By routing key: the encoded basic.publish, which is the same for many messages.
         self._publish: dict[str, bytes] = {}
-        super().__init__(endpoint, target.address, target.mask, target.timeout, surroundings)
 
     # The hooks that Connection calls.
 
@@ -114,8 +113,8 @@ class AmqpConnection(Connection):
         return self._farewell
 
     def _encode(self, message: Message) -> tuple[bytes, int]:
-        target = self._target
-        made = messages.content(message, target.cloudevents)
+        target = self.target
+        made = messages.content(message, target.events)
         if self._largest is not None and len(made.body) > self._largest:
             raise MessageError(f"the message is larger than the {self._largest} bytes that {self.peer} takes")
         key = target.routing_key.of(message)
@@ -130,13 +129,13 @@ class AmqpConnection(Connection):
     # The greeting, in its order.
 
     def _start(self, given: spec.Connection.Start) -> None:
-        credentials = pika.PlainCredentials(self._target.username, self._target.password)
+        credentials = pika.PlainCredentials(self.target.username, self.target.password)
         mechanism, response = credentials.response_for(given)
         if mechanism is None:
             raise Lost(f"login: {self.peer} offers no login by user name and password")
         about = {
             "product": "ulak",
-            "version": self._version,
+            "version": self._surroundings.version,
             "connection_name": f"ulak endpoint {self.endpoint.name}",
             "capabilities": _CAPABILITIES,
         }
@@ -146,7 +145,7 @@ class AmqpConnection(Connection):
         raise Lost(f"login: {self.peer} asks for more than a user name and a password")
 
     def _tune(self, given: spec.Connection.Tune) -> None:
-        wanted = self._target
+        wanted = self.target
         self._frame_max = min(wanted.frame_max, given.frame_max or wanted.frame_max)
         self._frames.frame_max = max(self._frame_max, spec.FRAME_MIN_SIZE)
         heartbeat = min(wanted.heartbeat, given.heartbeat) if given.heartbeat else wanted.heartbeat
@@ -164,7 +163,7 @@ class AmqpConnection(Connection):
         self._say(frames.CHANNEL, spec.Channel.Open())
 
     def _channel_opened(self, given: object) -> None:
-        target = self._target
+        target = self.target
         if target.exchange_type is None:
             self._select_confirms()
         else:
@@ -250,7 +249,7 @@ class AmqpConnection(Connection):
             for each in unconfirmed.values():
                 each.delivery.fail(each.message, self.error(RETRYABLE, told))
                 self.settle(each.delivery)
-        self.hold(self._target.timeout)
+        self.hold(self.target.timeout)
         self._open_channel()
 
     def _closed(self, given: spec.Connection.Close) -> None:

@@ -8,7 +8,7 @@ from typing import Generic, TypeVar
 
 from ulak.messages.delivery import RETRYABLE
 from ulak.sessions.signals import start_thread
-from ulak.transports.broker.errors import DialError
+from ulak.transports.broker.errors import Lost
 
 Result = TypeVar("Result")
 
@@ -27,7 +27,7 @@ class Background(Generic[Result]):
         def run() -> None:
             try:
                 self._result.append(work())
-            except DialError as error:
+            except Lost as error:
                 self._problem = str(error), error.prefix
             except Exception as error:
                 # Its text might quote a secret.
@@ -49,9 +49,9 @@ class Background(Generic[Result]):
             return False
 
     def result(self) -> Result:
-        """Once it is done. Raises DialError."""
+        """Once it is done. Raises Lost."""
         if not self._result:
-            raise DialError(*self._problem)
+            raise Lost(*self._problem)
         return self._result.pop()
 
     def close(self) -> None:

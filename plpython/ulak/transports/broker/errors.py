@@ -1,4 +1,4 @@
-"""Why a connection to a broker can't be used: a text for people, and the prefix by which the database decides."""
+"""Why a connection to a broker can't be used."""
 
 from __future__ import annotations
 
@@ -8,18 +8,13 @@ import ssl
 from ulak.messages.delivery import RETRYABLE
 
 
-class BrokerError(Exception):
+class Lost(Exception):
+    """The broker can't be reached, or the connection can't be used any longer: a text for people, and the prefix by
+    which the database decides."""
+
     def __init__(self, problem: str, prefix: str = RETRYABLE) -> None:
         super().__init__(problem)
         self.prefix = prefix
-
-
-class DialError(BrokerError):
-    """The broker can't be reached."""
-
-
-class Lost(BrokerError):
-    """Raised by a protocol: the connection can't be used any longer."""
 
 
 def words(error: Exception) -> str:

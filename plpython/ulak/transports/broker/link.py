@@ -8,32 +8,37 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from ulak.messages import bulkhead
 from ulak.messages.delivery import RETRYABLE, ConfigError, Endpoint, Message, Settled
 from ulak.safety import text
 from ulak.safety.address import Guard
-from ulak.safety.mask import Mask
+from ulak.transports.broker.background import Background
 from ulak.transports.broker.delivery import Delivery
-from ulak.transports.broker.dial import Descriptors
-from ulak.transports.broker.errors import BrokerError, Lost, words
+from ulak.transports.broker.errors import Lost, words
+from ulak.transports.broker.target import Target
+from ulak.worker.waiting import READABLE, Descriptors
 
 # Seconds for which deliveries that have waited are sent before others have their turn: of Redis and Kafka, 128 of 100
 # messages take 100 ms.
 _TURN_SECONDS = 0.02
 
-Built = TypeVar("Built")
+Result = TypeVar("Result")
 
 
 class Surroundings(NamedTuple):
     """The part of a transport that a connection uses."""
 
     descriptors: Descriptors
+    # By descriptor: the link that it belongs to.
+    owners: dict[int, Link]
     guard: Guard
     clock: Callable[[], float]
     # Where a delivery that has ended is put.
     settled: list[Settled]
+    # Ulak's own, for brokers that ask who we are.
+    version: str
 
 
 class Link(ABC):
@@ -48,19 +53,24 @@ class Link(ABC):
     is for build(), and reaches no other message.
     """
 
-    def __init__(self, endpoint: Endpoint, mask: Mask, connect_timeout: float, surroundings: Surroundings) -> None:
+    target: Target
+    # Beyond this many links of its protocol, idle ones are closed.
+    most_links = 200
+
+    def __init__(self, endpoint: Endpoint, surroundings: Surroundings) -> None:
         self.endpoint = endpoint
-        self.mask = mask
+        self.target = endpoint.target
         self.is_open = False
         self.is_lost = False
-        # Why it was lost: the error of whatever is still given to it.
-        self._end = ""
+        self.is_dialled = False
         self._surroundings = surroundings
         self._clock = surroundings.clock
         self._waiting: deque[Delivery] = deque()
         # In the order of their deadlines.
         self._under_way: dict[Delivery, None] = {}
-        self._opens_until = self._clock() + connect_timeout
+        self._opens_until = self._clock() + self.target.connect_timeout
+        # By descriptor: work in threads, and the method that takes its result.
+        self._background: dict[int, tuple[Background[Any], Callable[[Any], object]]] = {}
 
     # A protocol defines these.
 
@@ -70,12 +80,23 @@ class Link(ABC):
         """Host and port, for errors."""
 
     @abstractmethod
+    def dial(self) -> None:
+        """Begins to connect, when the first delivery waits, and sets is_dialled."""
+
+    @abstractmethod
     def send(self, delivery: Delivery) -> None:
         """Sends its messages, each made by build(), and remembers whose answers they are."""
 
     @abstractmethod
+    def hear(self) -> None:
+        """Takes what the broker has said by now."""
+
     def ready(self, events: int) -> None:
         """One of its descriptors is ready, for these events."""
+        self.hear()
+
+    def flush(self) -> None:  # noqa: B027 - a client library writes by itself
+        """Writes what is to be written; called after each step."""
 
     def timer(self) -> float | None:
         """When timer_passed() is to be called."""
@@ -110,18 +131,32 @@ class Link(ABC):
             del self._under_way[delivery]
             self._surroundings.settled.append(delivery.settled())
 
-    def build(self, delivery: Delivery, message: Message, build: Callable[[Message], Built]) -> Built | None:
+    def build(self, delivery: Delivery, message: Message, build: Callable[[Message], Result]) -> Result | None:
         """What is to be sent of a message, by a function that changes nothing. None: nothing can be made of it,
         whatever it did to our code, and it has its outcome."""
         try:
             return build(message)
         except Exception as error:
-            delivery.fail(message, text.line(self.mask.hide(bulkhead.fault(error, build))))
+            delivery.fail(message, text.line(self.target.mask.hide(bulkhead.fault(error, build))))
             return None
 
     def error(self, prefix: str, told: str) -> str:
         """One line, without what nobody may read."""
-        return f"{prefix} {text.line(self.mask.hide(told))}"
+        return f"{prefix} {text.line(self.target.mask.hide(told))}"
+
+    def watch(self, descriptor: int, events: int) -> None:
+        self._surroundings.descriptors.watch(descriptor, events)
+        self._surroundings.owners[descriptor] = self
+
+    def forget(self, descriptor: int) -> None:
+        self._surroundings.descriptors.forget(descriptor)
+        self._surroundings.owners.pop(descriptor, None)
+
+    def in_background(self, work: Callable[[], Result], take: Callable[[Result], object]) -> None:
+        """Runs work(), which waits, in a thread. Its result is for take(), unless the link was closed meanwhile."""
+        background = Background(work)
+        self._background[background.descriptor] = background, take
+        self.watch(background.descriptor, READABLE)
 
     # The transport calls these.
 
@@ -130,14 +165,13 @@ class Link(ABC):
         return not self._under_way and not self._waiting
 
     def deliver(self, delivery: Delivery) -> None:
-        if self.is_lost:
-            delivery.fail_the_rest(self._end)
-            self._surroundings.settled.append(delivery.settled())
-        elif self.is_open and not self._waiting:
-            self._under_way[delivery] = None
-            self._guarded(lambda: self._send(delivery))
-        else:
-            self._waiting.append(delivery)
+        self._waiting.append(delivery)
+        if not self.is_open:
+            if not self.is_dialled:
+                self.guarded(self.dial)
+        # If others wait, too, they come first, in their next turn.
+        elif len(self._waiting) == 1:
+            self.guarded(self._send_waiting)
 
     def next_deadline(self) -> float | None:
         if self.is_open and self._waiting:
@@ -147,83 +181,21 @@ class Link(ABC):
             times.append(first.deadline)
         return min((each for each in times if each is not None), default=None)
 
-    def advance(self, events: int) -> None:
+    def advance(self, descriptor: int, events: int) -> None:
         """One of its descriptors is ready."""
-        self._guarded(lambda: self.ready(events))
+        background, take = self._background.get(descriptor, (None, None))
+        if background is None or take is None:
+            self.ready(events)
+        elif background.is_done():
+            self._drop_background(descriptor)
+            # Messages acknowledged until now are delivered, whatever comes of this.
+            self.hear()
+            take(background.result())
 
     def pass_time(self) -> None:
         """next_deadline() has come."""
-        self._guarded(self._pass_time)
-
-    def lose(self, problem: str, prefix: str = RETRYABLE) -> None:
-        """All that is under way or waits has failed, unless the broker has acknowledged it."""
-        # Whatever the protocol does at its end, the deliveries have to be settled.
-        with suppress(Exception):
-            self.close()
-        self.is_open = False
-        self.is_lost = True
-        self._end = self.error(prefix, problem)
-        for delivery in (*self._under_way, *self._waiting):
-            delivery.fail_the_rest(self._end)
-            self._surroundings.settled.append(delivery.settled())
-        self._under_way.clear()
-        self._waiting.clear()
-
-    def close(self) -> None:
-        self.is_open = False
-        self.is_lost = True
-
-    def _guarded(self, step: Callable[[], None]) -> None:
-        if not self.is_lost:
-            try:
-                step()
-            except Exception as error:
-                self.break_off(error)
-
-    def break_off(self, error: Exception) -> None:
-        """Loses the connection for what was raised, whatever it is: the deliveries of others must go on."""
-        if isinstance(error, BrokerError):
-            self.lose(str(error), error.prefix)
-        elif isinstance(error, ConfigError):
-            self.lose(f"config: {error}")
-        elif isinstance(error, OSError):
-            self.lose(self._last_words(error))
-        else:
-            self.lose(f"network: {self.peer}: the answer can't be read: {bulkhead.kind(error)}")
-
-    def _last_words(self, error: OSError) -> str:
-        """What the broker acknowledged before it left is delivered, though nobody has looked yet; and it may have said
-        why it left: that it wants another certificate, for example, when our side of the handshake was done."""
-        told: Exception = error
-        try:
-            self._hear_out()
-        except (Lost, ssl.SSLError) as last:
-            told = error if _is_alert(error) else last
-        # Later ones add nothing.
-        except Exception:
-            pass
-        if isinstance(told, Lost):
-            return str(told)
-        return f"{'tls' if _is_alert(told) else 'network'}: {self.peer}: {words(told)}"
-
-    def _hear_out(self) -> None:  # noqa: B027 - where errors aren't those of a socket, there is nothing to hear
-        """Reads what has arrived by now."""
-
-    def _first(self) -> Delivery | None:
-        return next(iter(self._under_way), None) or (self._waiting[0] if self._waiting else None)
-
-    def _send_waiting(self) -> None:
-        ends = self._clock() + _TURN_SECONDS
-        while self._waiting and self.is_open and self._clock() < ends:
-            delivery = self._waiting.popleft()
-            self._under_way[delivery] = None
-            self._send(delivery)
-
-    def _send(self, delivery: Delivery) -> None:
-        self.send(delivery)
-        self.settle(delivery)
-
-    def _pass_time(self) -> None:
+        # What the broker said while the worker was busy elsewhere counts.
+        self.hear()
         now = self._clock()
         first = self._first()
         if first is not None and now >= first.deadline:
@@ -237,6 +209,78 @@ class Link(ABC):
         timer = self.timer()
         if timer is not None and now >= timer:
             self.timer_passed()
+
+    def guarded(self, step: Callable[[], Result]) -> Result | None:
+        """Whatever a step raises ends this link, and no other."""
+        if self.is_lost:
+            return None
+        try:
+            result = step()
+            self.flush()
+        except Exception as error:
+            self.lose(*self._problem(error))
+            return None
+        return result
+
+    def lose(self, problem: str, prefix: str = RETRYABLE) -> None:
+        """All that is under way or waits has failed, unless the broker has acknowledged it."""
+        # Whatever the protocol does at its end, the deliveries have to be settled.
+        with suppress(Exception):
+            self.close()
+        self.is_open = False
+        self.is_lost = True
+        error = self.error(prefix, problem)
+        for delivery in (*self._under_way, *self._waiting):
+            delivery.fail_the_rest(error)
+            self._surroundings.settled.append(delivery.settled())
+        self._under_way.clear()
+        self._waiting.clear()
+
+    def close(self) -> None:
+        self.is_open = False
+        self.is_lost = True
+        self._drop_background(*self._background)
+
+    def _drop_background(self, *descriptors: int) -> None:
+        for descriptor in descriptors:
+            self.forget(descriptor)
+            self._background.pop(descriptor)[0].close()
+
+    def _problem(self, error: Exception) -> tuple[str, str]:
+        """What was raised, in words, and the prefix that goes with it."""
+        if isinstance(error, Lost):
+            return str(error), error.prefix
+        if isinstance(error, ConfigError):
+            return f"config: {error}", RETRYABLE
+        if isinstance(error, OSError):
+            return self._last_words(error), RETRYABLE
+        return f"network: {self.peer}: the answer can't be read: {bulkhead.kind(error)}", RETRYABLE
+
+    def _last_words(self, error: OSError) -> str:
+        """What the broker acknowledged before it left is delivered, though nobody has looked yet; and it may have said
+        why it left: that it wants another certificate, for example, when our side of the handshake was done."""
+        told: Exception = error
+        try:
+            self.hear()
+        except (Lost, ssl.SSLError) as last:
+            told = error if _is_alert(error) else last
+        # Later ones add nothing.
+        except Exception:
+            pass
+        if isinstance(told, Lost):
+            return str(told)
+        return f"{'tls' if _is_alert(told) else 'network'}: {self.peer}: {words(told)}"
+
+    def _first(self) -> Delivery | None:
+        return next(iter(self._under_way), None) or (self._waiting[0] if self._waiting else None)
+
+    def _send_waiting(self) -> None:
+        ends = self._clock() + _TURN_SECONDS
+        while self._waiting and self.is_open and self._clock() < ends:
+            delivery = self._waiting.popleft()
+            self._under_way[delivery] = None
+            self.send(delivery)
+            self.settle(delivery)
 
 
 def _is_alert(error: Exception) -> bool:

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import select
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import NamedTuple, Protocol, TypeVar
 
 from ulak.messages.delivery import Endpoint, EndpointConfig, Message, Settled, grouped
 from ulak.safety.address import Guard
 from ulak.transports.broker.delivery import Delivery
 from ulak.transports.broker.link import Link, Surroundings
+from ulak.transports.broker.target import Defaults, Target
 from ulak.worker.transport import Ready
 from ulak.worker.waiting import READABLE, Descriptors
 
@@ -21,43 +20,24 @@ from ulak.worker.waiting import READABLE, Descriptors
 MAX_BYTES = 1024 * 1024
 # How long the end of a run waits for brokers to answer the end of their connections, for all of them together.
 FAREWELL_SECONDS = 0.1
-# Beyond this many, idle connections are closed.
-MOST_CONNECTIONS = 200
-
-Result = TypeVar("Result")
 
 
-class Target(Protocol):
-    """A config as a protocol has parsed it."""
-
-    @property
-    def timeout(self) -> float:
-        """Seconds that a delivery may take, the connection included."""
-
-    @property
-    def batch_size(self) -> int:
-        """Messages that one delivery may carry."""
-
-
-class Defaults(NamedTuple):
-    """What brokers are told, and what holds for endpoints that say nothing else."""
-
-    version: str
-    timeout: float
-    cloudevents_source: str
-
-
-class BrokerTransport(ABC):
+class BrokerTransport:
     """Implements worker.transport.Transport."""
 
     def __init__(
         self,
+        target: type[Target],
+        link: type[Link],
         descriptors: Descriptors,
         guard: Guard,
         defaults: Defaults,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.defaults = defaults
+        """`target` reads a config of the protocol, and `link` is its connection."""
+        self._target = target
+        self._link = link
+        self._defaults = defaults
         self._descriptors = descriptors
         self._guard = guard
         self._clock = clock
@@ -69,21 +49,8 @@ class BrokerTransport(ABC):
         # By descriptor.
         self._owners: dict[int, Link] = {}
 
-    @property
-    def most_connections(self) -> int:
-        """Beyond this many, idle ones are closed."""
-        return MOST_CONNECTIONS
-
-    @abstractmethod
-    def target(self, config: EndpointConfig) -> Target:
-        """Raises ConfigError."""
-
-    @abstractmethod
-    def connect(self, endpoint: Endpoint, surroundings: Surroundings) -> Link:
-        """Begins to dial."""
-
     def parse(self, config: EndpointConfig) -> Endpoint:
-        target = self.target(config)
+        target = self._target(config, self._defaults)
         return config.parsed(target.batch_size, target.timeout + 1, target)
 
     def group(self, endpoint: Endpoint, messages: Sequence[Message]) -> Sequence[Sequence[Message]]:
@@ -97,7 +64,7 @@ class BrokerTransport(ABC):
     def timeout(self) -> float | None:
         if self._settled:
             return 0.0
-        times = [_guarded(each, each.next_deadline) for each in (*self._connections.values(), *self._leaving)]
+        times = [each.guarded(each.next_deadline) for each in (*self._connections.values(), *self._leaving)]
         first = min((each for each in times if each is not None), default=None)
         return None if first is None else max(0.0, first - self._clock())
 
@@ -105,12 +72,12 @@ class BrokerTransport(ABC):
         for descriptor, events in ready:
             owner = self._owners.get(descriptor)
             if owner is not None:
-                _guarded(owner, partial(owner.advance, events))
+                owner.guarded(partial(owner.advance, descriptor, events))
         now = self._clock()
         for each in [*self._connections.values(), *self._leaving]:
-            deadline = _guarded(each, each.next_deadline)
+            deadline = each.guarded(each.next_deadline)
             if deadline is not None and deadline <= now:
-                _guarded(each, each.pass_time)
+                each.guarded(each.pass_time)
             if each.is_lost or (each in self._leaving and each.is_idle):
                 self._forget(each)
         settled = list(self._settled)
@@ -128,23 +95,23 @@ class BrokerTransport(ABC):
         known = self._connections.pop(endpoint.id, None)
         if known is not None and known.is_idle:
             # While nothing was under way nobody looked whether the broker has closed it.
-            known.advance(READABLE)
+            known.guarded(partial(known.ready, READABLE))
         if known is not None and (known.is_lost or known.endpoint.config_version != endpoint.config_version):
             if not known.is_lost:
                 self._leaving.add(known)
             known = None
         if known is None:
             self._close_idle()
-            own = _Own(self._descriptors, self._owners)
             guard = self._guard.within(endpoint.bound)
-            surroundings = Surroundings(own, guard, self._clock, self._settled)
-            known = self.connect(endpoint, surroundings)
-            own.belong_to(known)
+            surroundings = Surroundings(
+                self._descriptors, self._owners, guard, self._clock, self._settled, self._defaults.version
+            )
+            known = self._link(endpoint, surroundings)
         self._connections[endpoint.id] = known
         return known
 
     def _close_idle(self) -> None:
-        if len(self._connections) >= self.most_connections:
+        if len(self._connections) >= self._link.most_links:
             for endpoint_id, each in self._connections.items():
                 if each.is_idle:
                     _close(each)
@@ -156,44 +123,6 @@ class BrokerTransport(ABC):
         self._leaving.discard(connection)
         if self._connections.get(connection.endpoint.id) is connection:
             del self._connections[connection.endpoint.id]
-
-
-class _Own:
-    """The descriptors of one connection among those of its transport."""
-
-    def __init__(self, descriptors: Descriptors, owners: dict[int, Link]) -> None:
-        self._descriptors = descriptors
-        self._owners = owners
-        self._owner: Link | None = None
-        # Descriptors that it watches from its constructor, when nobody can name it as their owner yet.
-        self._early: set[int] = set()
-
-    def belong_to(self, owner: Link) -> None:
-        self._owner = owner
-        for descriptor in self._early:
-            self._owners[descriptor] = owner
-        self._early.clear()
-
-    def watch(self, descriptor: int, events: int) -> None:
-        self._descriptors.watch(descriptor, events)
-        if self._owner is None:
-            self._early.add(descriptor)
-        else:
-            self._owners[descriptor] = self._owner
-
-    def forget(self, descriptor: int) -> None:
-        self._descriptors.forget(descriptor)
-        self._early.discard(descriptor)
-        self._owners.pop(descriptor, None)
-
-
-def _guarded(connection: Link, step: Callable[[], Result]) -> Result | None:
-    """An error in one connection ends that connection and no other."""
-    try:
-        return step()
-    except Exception as error:
-        connection.break_off(error)
-        return None
 
 
 def _leave(connection: Link) -> int | None:

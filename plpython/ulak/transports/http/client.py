@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pycurl
@@ -14,8 +14,7 @@ from ulak.messages import bulkhead
 from ulak.safety import files
 from ulak.safety.address import Guard
 from ulak.sessions.signals import BACKEND_SIGNALS
-from ulak.transports.http.files import named
-from ulak.transports.http.model import ConfigError, Finished, Profile, Request, host, origin
+from ulak.transports.http.model import ConfigError, Finished, Profile, Request, host, is_tls, origin
 from ulak.worker.transport import Ready
 from ulak.worker.waiting import READABLE, WRITABLE, Descriptors
 
@@ -75,6 +74,23 @@ _KINDS = {
 }
 # GnuTLS has no code of its own for it.
 _FILE_ERROR = "error reading X.509"
+
+
+def _files(profile: Profile) -> Iterator[tuple[str, bytes]]:
+    """The paths of the files that libcurl will read, and what each must hold."""
+    if is_tls(profile.url):
+        if profile.ssl_verify and profile.tls_ca_bundle is not None:
+            yield profile.tls_ca_bundle, files.CERTIFICATE
+        if profile.tls_client_cert is not None:
+            yield profile.tls_client_cert, files.CERTIFICATE
+        if profile.tls_client_key is not None:
+            yield profile.tls_client_key, files.PRIVATE_KEY
+        # That is how libcurl tells a hash from a file.
+        if profile.tls_pinned_public_key is not None and not profile.tls_pinned_public_key.startswith("sha256//"):
+            yield profile.tls_pinned_public_key, files.PUBLIC_KEY
+    proxy = profile.proxy
+    if proxy is not None and proxy.ssl_verify and proxy.ca_bundle is not None:
+        yield proxy.ca_bundle, files.CERTIFICATE
 
 
 class _Handle:
@@ -166,7 +182,7 @@ class _Handle:
     def prepare(self, profile: Profile) -> None:
         """Sets everything that stays the same from message to message."""
         self.check_hosts(profile)
-        self.files = files.check(named(profile))
+        self.files = files.check(_files(profile))
         self.curl.reset()
         setopt = self.curl.setopt
         self.profile = profile
@@ -192,7 +208,7 @@ class _Handle:
         self._prepare_proxy(profile)
 
     def _prepare_tls(self, profile: Profile) -> None:
-        if not profile.url.lower().startswith("https:"):
+        if not is_tls(profile.url):
             return
         setopt = self.curl.setopt
         setopt(pycurl.HTTP_VERSION, pycurl.CURL_HTTP_VERSION_2TLS)
@@ -322,7 +338,7 @@ class Client:
         self._wanted: set[int] = set()
         self._handles: dict[Any, _Handle] = {}
         # By the shape of the profile.
-        self._idle: dict[int, list[_Handle]] = {}
+        self._idle: dict[str, list[_Handle]] = {}
         self._never_started: list[Finished] = []
         self._named_in_flight = 0
 

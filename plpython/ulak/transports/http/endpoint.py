@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from base64 import b64encode
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import lru_cache
 from types import MappingProxyType
@@ -11,8 +12,9 @@ from urllib.parse import urlsplit
 
 from ulak.messages import cloudevents
 from ulak.messages.cloudevents import CloudEvents
+from ulak.messages.delivery import EndpointConfig
 from ulak.safety.mask import Mask
-from ulak.transports.http import authorization, batch, header, secrecy, signature, template
+from ulak.transports.http import batch, header, secrecy, signature, template
 from ulak.transports.http.model import (
     Basic,
     Bearer,
@@ -42,18 +44,9 @@ _TOKEN_ANSWER = 65536
 _MOST_COMMON = 1024
 
 
-def parse(
-    id: int,
-    name: str,
-    config_version: int,
-    config: Mapping[str, Any],
-    signing_secrets: Iterable[str] = (),
-    settings: Settings | None = None,
-    secrets: Collection[str] = (),
-) -> Endpoint:
-    """Raises ConfigError; the database has checked the config already, but not with this code. `secrets` are the values
-    that stand in the config by name."""
-    return Parser(settings).parse(id, name, config_version, config, signing_secrets, secrets)
+def parse(config: EndpointConfig, settings: Settings | None = None) -> Endpoint:
+    """Raises ConfigError; the database has checked the config already, but not with this code."""
+    return Parser(settings).parse(config)
 
 
 class Parser:
@@ -63,66 +56,60 @@ class Parser:
         self._settings = settings or Settings()
         self._common: dict[tuple[bool, str], Endpoint] = {}
 
-    def parse(
-        self,
-        id: int,
-        name: str,
-        config_version: int,
-        config: Mapping[str, Any],
-        signing_secrets: Iterable[str] = (),
-        secrets: Collection[str] = (),
-    ) -> Endpoint:
-        url = _url(config.get("url"), "url")
-        common = self._common_of(config, url)
-        signing = tuple(signing_secrets) or tuple(filter(None, (config.get("signing_secret"),)))
-        lines, scheme = common.lines, common.signature
+    def parse(self, config: EndpointConfig) -> Endpoint:
+        given = config.keys()
+        url = _url(given.get("url"), "url")
+        common = self._common_of(config, given, url)
+        signing = tuple(config.signing_secrets) or tuple(filter(None, (given.get("signing_secret"),)))
+
+        def hidden() -> list[str]:
+            secrets = secrecy.secrets(given, signing, config.secrets)
+            return [*secrets, *secrecy.credentials(common.lines, common.signature)]
+
         return common._replace(
-            id=id,
-            name=name,
-            config_version=config_version,
-            profile=common.profile.at(url),
+            config=config,
+            profile=replace(common.profile, url=url),
             signing_keys=_signing_keys(common.signature, signing) if signing else (),
-            mask=Mask(lambda: secrecy.hidden(config, signing, secrets, lines, scheme)),
-            private=Mask(lambda: secrecy.private(config, signing, secrets, lines, scheme)),
+            mask=Mask(hidden),
+            private=Mask(lambda: [*hidden(), *secrecy.locations(given)]),
         )
 
-    def _common_of(self, config: Mapping[str, Any], url: str) -> Endpoint:
+    def _common_of(self, config: EndpointConfig, given: Mapping[str, Any], url: str) -> Endpoint:
         """The options that it shares with other endpoints, and its own URL."""
-        rest = {key: value for key, value in config.items() if key not in ("url", "signing_secret")}
+        rest = {key: value for key, value in given.items() if key not in ("url", "signing_secret")}
         key = is_tls(url), repr(rest)
         common = self._common.get(key)
         if common is None:
-            common = _parse(config, url, self._settings)
+            common = _parse(config, given, url, self._settings)
             # Found when something is to be hidden, and once here, where a config that our code stumbles over costs no
             # more than its own endpoint.
-            set(secrecy.private(config, (), (), common.lines, common.signature))
+            {*secrecy.secrets(given, (), ()), *secrecy.credentials(common.lines, common.signature)}
+            {*secrecy.locations(given)}
             if len(self._common) >= _MOST_COMMON:
                 self._common.clear()
             self._common[key] = common
         return common
 
 
-def _parse(config: Mapping[str, Any], url: str, settings: Settings) -> Endpoint:
-    profile = _profile(config, url, settings)
-    auth = _auth(config.get("auth"))
-    headers = _headers(config, settings, auth)
+def _parse(config: EndpointConfig, given: Mapping[str, Any], url: str, settings: Settings) -> Endpoint:
+    profile = _profile(given, url, settings)
+    auth = _auth(given.get("auth"))
+    headers = _headers(given, settings, auth)
     return Endpoint(
-        id=0,
-        name="",
-        config_version=0,
+        config=config,
         profile=profile,
         headers=MappingProxyType(headers),
         lines=tuple(headers.values()),
-        signature=_signature(config.get("signature")),
-        template=_template(config["body"], headers) if "body" in config else None,
-        templates={name: _template(body, headers) for name, body in config.get("bodies", {}).items()},
+        signature=_signature(given.get("signature")),
+        template=_template(given["body"], headers) if "body" in given else None,
+        templates={name: _template(body, headers) for name, body in given.get("bodies", {}).items()},
         auth=auth,
         token_profile=_token_profile(profile, auth),
-        cloudevents=_cloudevents(config, settings),
-        batch_size=_batch_size(config),
-        batch_format=_batch_format(config),
-        retry_on=frozenset(str(status) for status in config.get("retry_on", ())),
-        permanent_on=frozenset(str(status) for status in config.get("permanent_on", ())),
+        cloudevents=_cloudevents(given, settings),
+        batch_size=_batch_size(given),
+        batch_format=_batch_format(given),
+        retry_on=frozenset(str(status) for status in given.get("retry_on", ())),
+        permanent_on=frozenset(str(status) for status in given.get("permanent_on", ())),
     )
 
 
@@ -252,8 +239,11 @@ def _headers(config: Mapping[str, Any], settings: Settings, auth: object) -> dic
         if problem:
             raise ConfigError(f"header {name!r} {problem}")
         headers[name.lower()] = header.line(name, value)
-    if isinstance(auth, Basic | Bearer):
-        headers["authorization"] = header.line("authorization", authorization.value(auth))
+    if isinstance(auth, Bearer):
+        headers["authorization"] = header.line("authorization", f"Bearer {auth.token}")
+    elif isinstance(auth, Basic):
+        pair = b64encode(f"{auth.username}:{auth.password}".encode()).decode()
+        headers["authorization"] = header.line("authorization", f"Basic {pair}")
     return headers
 
 

@@ -7,12 +7,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from ipaddress import ip_address
+from operator import attrgetter
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from ulak.messages.cloudevents import CloudEvents
 from ulak.messages.delivery import ConfigError as ConfigError
+from ulak.messages.delivery import EndpointConfig
 from ulak.messages.delivery import Message as Message
 from ulak.messages.delivery import MessageError as MessageError
 from ulak.messages.delivery import Outcome as Outcome
@@ -35,6 +37,18 @@ class Settings:
     response_body_max_size: int = 65536
     cloudevents_source: str = "/ulak"
     user_agent: str = "ulak"
+
+    @classmethod
+    def of(cls, settings: Mapping[str, str], version: str) -> Settings:
+        """Those of ulak.settings."""
+        return cls(
+            http_timeout=float(settings["http_timeout"]),
+            http_connect_timeout=float(settings["http_connect_timeout"]),
+            capture_response=settings["capture_response"] == "true",
+            response_body_max_size=int(settings["response_body_max_size"]),
+            cloudevents_source=settings["cloudevents_source"],
+            user_agent=f"ulak/{version}",
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,31 +80,17 @@ class Profile:
     keep_body: int = 512
     # The same for all profiles that differ in nothing but the rest of the URL: a handle that was prepared for one of
     # them serves the others with another URL.
-    shape: int = field(init=False)
+    shape: str = field(init=False)
     # Names have to be resolved.
     is_named: bool = field(init=False)
 
     def __post_init__(self) -> None:
-        given = (is_tls(self.url), *(getattr(self, name) for name in _SHAPING))
-        object.__setattr__(self, "shape", _shapes.setdefault(given, len(_shapes)))
-        self._set_named()
-
-    def at(self, url: str) -> Profile:
-        """The same for another URL of the same scheme."""
-        other = object.__new__(Profile)
-        for name in (*_SHAPING, "shape"):
-            object.__setattr__(other, name, getattr(self, name))
-        object.__setattr__(other, "url", url)
-        other._set_named()
-        return other
-
-    def _set_named(self) -> None:
+        object.__setattr__(self, "shape", repr((is_tls(self.url), _options(self))))
         is_named = _is_named(origin(self.url)) or (self.proxy is not None and _is_named(origin(self.proxy.url)))
         object.__setattr__(self, "is_named", is_named)
 
 
-_SHAPING = tuple(each.name for each in fields(Profile) if each.init and each.name != "url")
-_shapes: dict[tuple[Any, ...], int] = {}
+_options = attrgetter(*(each.name for each in fields(Profile) if each.init and each.name != "url"))
 _ORIGIN = re.compile(r"[^/?#]*//[^/?#]*")
 
 
@@ -166,9 +166,7 @@ SigningKey = bytes | Callable[[bytes], bytes]
 class Endpoint(NamedTuple):
     """An endpoint's config, parsed once per config_version."""
 
-    id: int
-    name: str
-    config_version: int
+    config: EndpointConfig
     profile: Profile
     # By lower-case name; a message's own headers may replace some of them.
     headers: Mapping[str, Line]

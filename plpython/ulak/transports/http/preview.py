@@ -6,23 +6,16 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from ulak.messages.delivery import EndpointConfig
 from ulak.safety.mask import MASK
-from ulak.transports.http import curl_command, endpoint, options, request
-from ulak.transports.http.model import Message, OAuth2
+from ulak.transports.http import curl_command, endpoint, request
+from ulak.transports.http.model import Message, OAuth2, Settings
 
 
 def curl(given: Mapping[str, Any], now: float) -> str:
     """As a curl command. `given` holds endpoint, settings, version and message, as ulak.curl() gathers them."""
-    config = given["endpoint"]
-    parsed = endpoint.parse(
-        config["id"],
-        config["name"],
-        config["config_version"],
-        config["config"],
-        config["signing_secrets"],
-        options.endpoint_settings(given["settings"], given["version"]),
-        config["secrets"],
-    )
+    config = EndpointConfig(**given["endpoint"])
+    parsed = endpoint.parse(config, Settings.of(given["settings"], given["version"]))
     # The reader needn't see a real token, and fetching one would be a request.
     token = MASK if isinstance(parsed.auth, OAuth2) else None
     message = Message(**given["message"])

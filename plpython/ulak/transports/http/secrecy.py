@@ -27,32 +27,8 @@ _FIELD_NAME = re.compile(r"[A-Za-z_$][A-Za-z_.$-]*")
 _OWN_HEADERS = frozenset(("content-type", "ulak-attempt", "user-agent", "webhook-id", "webhook-timestamp"))
 
 
-def hidden(
-    config: Mapping[str, Any],
-    signing_secrets: Iterable[str],
-    named: Iterable[str],
-    lines: Iterable[Line],
-    scheme: Signature | None,
-) -> Iterator[str]:
-    """Values that nobody may read. `named`: those that the config names as secrets; `lines`: the headers it sends."""
-    yield from secrets(config, signing_secrets, named)
-    yield from credentials(lines, scheme)
-
-
-def private(
-    config: Mapping[str, Any],
-    signing_secrets: Iterable[str],
-    named: Iterable[str],
-    lines: Iterable[Line],
-    scheme: Signature | None,
-) -> Iterator[str]:
-    """Values that only roles may read that may see configs."""
-    yield from hidden(config, signing_secrets, named, lines, scheme)
-    yield from locations(config)
-
-
 def secrets(config: Mapping[str, Any], signing_secrets: Iterable[str], named: Iterable[str]) -> Iterator[str]:
-    """The secret values of a config: those that it names by $secret, and all credentials."""
+    """The secret values of a config: those that it names by $secret (`named`), and all credentials."""
     named = set(named)
     yield from named
     for secret in signing_secrets:

@@ -50,9 +50,7 @@ class HttpTransport:
         self._settled: list[Settled] = []
 
     def parse(self, config: EndpointConfig) -> Endpoint:
-        receiver = self._parser.parse(
-            config.id, config.name, config.config_version, config.keys(), config.signing_secrets, config.secrets
-        )
+        receiver = self._parser.parse(config)
         return config.parsed(receiver.batch_size, longest(receiver), receiver)
 
     def group(self, endpoint: Endpoint, messages: Sequence[Message]) -> Sequence[Sequence[Message]]:
@@ -183,7 +181,7 @@ class HttpTransport:
             if outcome.error is not None:
                 failures.update(dict.fromkeys([each.id for each in messages], outcome))
             messages, outcome = delivery.given, outcome._replace(error=None, failures=failures)
-        self._settled.append(Settled(delivery.endpoint.id, messages, outcome))
+        self._settled.append(Settled(delivery.endpoint.config.id, messages, outcome))
 
 
 def _problem(message: Message, build: Callable[[Message], Request]) -> Exception | None:

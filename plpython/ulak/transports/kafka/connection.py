@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from confluent_kafka import KafkaError, KafkaException, Producer
 
@@ -18,7 +18,6 @@ from ulak.transports.broker.errors import Lost
 from ulak.transports.broker.link import Link, Surroundings
 from ulak.transports.kafka import reach, verdict
 from ulak.transports.kafka.target import Target
-from ulak.worker.waiting import READABLE
 
 # Seconds between two looks for reports while something is under way: the binding for Python tells nobody that there are
 # any. A thread that waits for them would need Python's lock for each, and gets it only every 5 ms while the worker
@@ -35,17 +34,18 @@ _Reports = deque[tuple[Delivery, Message, KafkaError | None]]
 
 
 class KafkaConnection(Link):
+    target: Target
+    # A producer has a thread for each broker of its cluster, and two more.
+    most_links = 20
+
     def __init__(self, endpoint: Endpoint, surroundings: Surroundings) -> None:
-        target: Target = endpoint.target
-        super().__init__(endpoint, target.mask, target.connect_timeout, surroundings)
-        self._target = target
+        super().__init__(endpoint, surroundings)
         self._producer: Producer | None = None
         # What librdkafka reports, in whichever thread. Its callbacks refer to these two alone: they keep nothing else
         # alive.
         self._reports: _Reports = deque()
         self._errors: deque[KafkaError] = deque(maxlen=_MOST_ERRORS)
-        self._reaching: Background[Producer] | None = None
-        self._looking: Background[None] | None = None
+        self._is_looking = False
         self._ending: Background[None] | None = None
         self._next_look = 0.0
         self._next_fetch = 0.0
@@ -55,23 +55,35 @@ class KafkaConnection(Link):
 
     @property
     def peer(self) -> str:
-        return self._target.peer
+        return self.target.peer
 
-    def deliver(self, delivery: Delivery) -> None:
-        super().deliver(delivery)
-        if delivery in self._waiting and self._reaching is None:
-            self._guarded(partial(self._reach, delivery))
+    def dial(self) -> None:
+        """With the first topic that is asked for, of which librdkafka would ask next."""
+        delivery = self._waiting[0]
+        built = (self.build(delivery, message, partial(_record, self.target)) for message in delivery.messages)
+        first = next(filter(None, built), None)
+        if first is None:
+            # None of its messages can be sent, and each has been told why.
+            self._waiting.popleft()
+            self._surroundings.settled.append(delivery.settled())
+            return
+        files.check(self.target.files)
+        self.is_dialled = True
+        self._topic = first.topic
+        guard = self._surroundings.guard
+        work = partial(reach.reach, self.target, guard, first.topic, self._errors, self._opens_until, self._clock)
+        self.in_background(work, self._reached)
 
     def send(self, delivery: Delivery) -> None:
         assert self._producer is not None
         produce = self._producer.produce
         for message in delivery.messages:
-            record = self.build(delivery, message, partial(_record, self._target))
+            record = self.build(delivery, message, partial(_record, self.target))
             if record is None:
                 continue
             report = partial(_report, self._reports, delivery, message)
             try:
-                produce(record.topic, record.value, record.key, self._target.partition, report, headers=record.headers)
+                produce(record.topic, record.value, record.key, self.target.partition, report, headers=record.headers)
                 self._topic = record.topic
             except BufferError:
                 told = f"kafka: {self.peer}: librdkafka holds as many messages as it may"
@@ -91,26 +103,12 @@ class KafkaConnection(Link):
 
     def timer_passed(self) -> None:
         now = self._clock()
-        if now >= self._next_look and self._looking is None and self._under_way:
+        if now >= self._next_look and not self._is_looking and self._under_way:
+            self._is_looking = True
             guard = self._surroundings.guard
-            look = partial(reach.look, self._producer, self._target, guard, self._topic, _LOOK_TIMEOUT)
-            self._looking = self._watched(Background(look))
+            look = partial(reach.look, self._producer, self.target, guard, self._topic, _LOOK_TIMEOUT)
+            self.in_background(look, self._looked)
         self._next_fetch = now + self._pace
-
-    def ready(self, events: int) -> None:
-        if self._reaching is not None and self._reaching.is_done():
-            reached, self._reaching = self._reaching, None
-            self._forget(reached)
-            self._producer = reached.result()
-            self._next_look = self._clock() + _LOOK_SECONDS
-            self.open()
-        if self._looking is not None and self._looking.is_done():
-            looked, self._looking = self._looking, None
-            self._forget(looked)
-            self._next_look = self._clock() + _LOOK_SECONDS
-            # Messages acknowledged until now are delivered, whatever the look at the metadata yields.
-            self._fetch_reports()
-            looked.result()
 
     def leave(self) -> int | None:
         """The end of a producer waits for librdkafka's threads, one of which may be resolving a name, so a thread of
@@ -124,44 +122,24 @@ class KafkaConnection(Link):
 
     def close(self) -> None:
         super().close()
-        for each in (self._reaching, self._looking):
-            if each is not None:
-                self._forget(each)
-        self._reaching = self._looking = None
         self.leave()
         if self._ending is not None:
             self._ending.close()
             self._ending = None
 
-    def _pass_time(self) -> None:
-        if self._producer is not None:
-            self._fetch_reports()
-        super()._pass_time()
+    def _reached(self, producer: Producer) -> None:
+        self._producer = producer
+        self._next_look = self._clock() + _LOOK_SECONDS
+        self.open()
 
-    def _reach(self, delivery: Delivery) -> None:
-        """With the first topic that is asked for, of which librdkafka would ask next."""
-        topic = self._first_topic(delivery)
-        if topic is None:
-            self._waiting.remove(delivery)
-            self._surroundings.settled.append(delivery.settled())
+    def _looked(self, _: None) -> None:
+        self._is_looking = False
+        self._next_look = self._clock() + _LOOK_SECONDS
+
+    def hear(self) -> None:
+        """Takes the reports of librdkafka."""
+        if self._producer is None:
             return
-        files.check(self._target.files)
-        work = partial(
-            reach.reach, self._target, self._surroundings.guard, topic, self._errors, self._opens_until, self._clock
-        )
-        self._topic = topic
-        self._reaching = self._watched(Background(work))
-
-    def _first_topic(self, delivery: Delivery) -> str | None:
-        """None: none of its messages can be sent, and each has been told why."""
-        for message in delivery.messages:
-            record = self.build(delivery, message, partial(_record, self._target))
-            if record is not None:
-                return record.topic
-        return None
-
-    def _fetch_reports(self) -> None:
-        assert self._producer is not None
         self._producer.poll(0)
         reports = self._reports
         self._pace = _SOONEST if reports else min(self._pace * 1.5, _LATEST)
@@ -185,14 +163,6 @@ class KafkaConnection(Link):
             told = f"{told}: {reason}"
         kind = "login" if verdict.is_login(error) else "kafka"
         return self.error(verdict.prefix(error), f"{kind}: {self.peer}: {told}")
-
-    def _watched(self, work: Background[Any]) -> Background[Any]:
-        self._surroundings.descriptors.watch(work.descriptor, READABLE)
-        return work
-
-    def _forget(self, work: Background[Any]) -> None:
-        self._surroundings.descriptors.forget(work.descriptor)
-        work.close()
 
 
 class _Record(NamedTuple):

@@ -16,7 +16,7 @@ from confluent_kafka import KafkaError, KafkaException, Producer, libversion
 
 from ulak.messages.delivery import PERMANENT
 from ulak.safety.address import Guard
-from ulak.transports.broker.errors import DialError
+from ulak.transports.broker.errors import Lost
 from ulak.transports.kafka import verdict
 from ulak.transports.kafka.target import Target
 
@@ -32,20 +32,20 @@ _HOPELESS = (KafkaError._AUTHENTICATION, KafkaError._ALL_BROKERS_DOWN)
 def reach(
     target: Target, guard: Guard, topic: str, errors: deque[KafkaError], until: float, clock: Callable[[], float]
 ) -> Producer:
-    """A producer that knows its cluster. Raises DialError."""
+    """A producer that knows its cluster. Raises Lost."""
     servers = list(_servers(target, guard))
     properties = {**target.properties, **_SILENT, "bootstrap.servers": ",".join(servers), "error_cb": errors.append}
     try:
         producer = Producer(properties)
     except KafkaException as error:
-        raise DialError(f"config: {error.args[0].str()}") from None
+        raise Lost(f"config: {error.args[0].str()}") from None
     metadata = _metadata(producer, topic, errors, until, clock, target.peer)
     judge(target, guard, metadata)
     return producer
 
 
 def look(producer: Producer, target: Target, guard: Guard, topic: str, seconds: float) -> None:
-    """Whether the cluster still names none but brokers that may be dialled. Raises DialError if it doesn't."""
+    """Whether the cluster still names none but brokers that may be dialled. Raises Lost if it doesn't."""
     try:
         metadata = producer.list_topics(topic, timeout=seconds)
     except KafkaException:
@@ -55,14 +55,14 @@ def look(producer: Producer, target: Target, guard: Guard, topic: str, seconds: 
 
 
 def judge(target: Target, guard: Guard, metadata: Any) -> None:
-    """Raises DialError if the cluster names a broker that may not be dialled."""
+    """Raises Lost if the cluster names a broker that may not be dialled."""
     for broker in metadata.brokers.values():
         if refusal := guard.host_refusal(broker.host):
-            raise DialError(f"config: the cluster names broker {broker.host}:{broker.port}: {refusal}")
+            raise Lost(f"config: the cluster names broker {broker.host}:{broker.port}: {refusal}")
         # A name that resolves to nothing has no addresses here, and librdkafka can't dial it either.
         for address in _addresses(target, broker.host, broker.port):
             if problem := guard.refusal(address):
-                raise DialError(f"blocked: the cluster names broker {broker.host}:{broker.port}: {problem}", PERMANENT)
+                raise Lost(f"blocked: the cluster names broker {broker.host}:{broker.port}: {problem}", PERMANENT)
 
 
 def _servers(target: Target, guard: Guard) -> Iterator[str]:
@@ -71,12 +71,12 @@ def _servers(target: Target, guard: Guard) -> Iterator[str]:
     is_any = False
     for host, port in target.brokers:
         if refusal := guard.host_refusal(host):
-            raise DialError(f"config: {refusal}")
+            raise Lost(f"config: {refusal}")
         addresses = _addresses(target, host, port)
         blocked = [wrong for each in addresses if (wrong := guard.refusal(each))]
         if blocked and (target.has_tls or len(blocked) == len(addresses)):
             # A forbidden address stays forbidden, however often it is tried.
-            raise DialError(f"blocked: {host}:{port}: {blocked[0]}", PERMANENT)
+            raise Lost(f"blocked: {host}:{port}: {blocked[0]}", PERMANENT)
         if not addresses:
             unknown = unknown or f"resolve: {host}:{port}: the name has no address"
         elif target.has_tls:
@@ -86,7 +86,7 @@ def _servers(target: Target, guard: Guard) -> Iterator[str]:
             is_any = True
             yield from (_at(each, port) for each in addresses if not guard.refusal(each))
     if not is_any:
-        raise DialError(unknown)
+        raise Lost(unknown)
 
 
 def _metadata(
@@ -103,7 +103,7 @@ def _metadata(
         known = list(errors)
         if any(each.code() in _HOPELESS for each in known) or clock() >= until:
             kind = "login" if any(verdict.is_login(each) for each in known) else "network"
-            raise DialError(f"{kind}: {reason(known) or f'{peer}: {verdict.words(failed)}'}")
+            raise Lost(f"{kind}: {reason(known) or f'{peer}: {verdict.words(failed)}'}")
         wait *= 2
 
 

@@ -1,20 +1,18 @@
-"""The config of a kafka endpoint, made into what its producer and its messages need."""
+"""The config of a kafka endpoint."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
-from ulak.messages.cloudevents import CloudEvents
 from ulak.messages.delivery import ConfigError, EndpointConfig
 from ulak.safety import files
 from ulak.safety.mask import Mask
-from ulak.transports.broker import config as keys
+from ulak.transports.broker import target as broker
 from ulak.transports.broker.route import Route
+from ulak.transports.broker.target import Defaults
 
-# Messages of one delivery.
-BATCH_SIZE = 100
 # Seconds, if the config doesn't say.
 MESSAGE_TIMEOUT = 10.0
 # librdkafka looks once a second whose time is over, and a moment later at requests that are under way.
@@ -52,76 +50,44 @@ _ALIASES = {
 }
 
 
-class Target(NamedTuple):
-    brokers: tuple[tuple[str, int], ...]
-    topic: Route
-    key: Route | None
-    # -1: librdkafka's partitioner decides, by the key.
-    partition: int
-    # The config's headers, for every message.
-    headers: Mapping[str, str]
-    events: CloudEvents | None
-    # By librdkafka's names.
-    properties: Mapping[str, Any]
-    # The properties that name files, and what each file must contain.
-    files: tuple[tuple[str, bytes], ...]
-    mask: Mask
-    connect_timeout: float
-    # Seconds for a delivery, including connecting.
-    timeout: float
-    batch_size: int = BATCH_SIZE
-
-    @property
-    def peer(self) -> str:
-        """For errors."""
-        return ",".join(f"{host}:{port}" for host, port in self.brokers[:3])
-
-    @property
-    def has_tls(self) -> bool:
-        return str(self.properties.get("security.protocol", "")).lower() in ("ssl", "sasl_ssl")
-
-
-def parse(config: EndpointConfig, cloudevents_source: str) -> Target:
-    """Raises ConfigError; the database has checked the config already, but not with this code."""
-    given = config.keys()
-    options = {_ALIASES.get(name, name): value for name, value in given.get("options", {}).items()}
-    brokers = tuple(_brokers(given.get("broker")))
-    message_timeout = _seconds(options, "message.timeout.ms", MESSAGE_TIMEOUT)
-    connect_timeout = _seconds(options, "socket.connection.setup.timeout.ms", keys.CONNECT_TIMEOUT)
-    properties = {
-        **_DEFAULTS,
-        **options,
-        **_FIXED,
-        # A broker that is back is found soon.
-        "reconnect.backoff.max.ms": options.get(
-            "reconnect.backoff.max.ms", max(1000, _number(options, "reconnect.backoff.ms", 0))
-        ),
-        "message.timeout.ms": round(message_timeout * 1000),
-        "socket.connection.setup.timeout.ms": round(connect_timeout * 1000),
-    }
-    named = tuple((str(properties[name]), content) for name, content in _FILES.items() if name in properties)
-    return Target(
-        brokers=brokers,
-        topic=Route("topic", str(given.get("topic", "")), _topic_problem, bool(given.get("allow_separators"))),
-        key=Route("key", given["key"], lambda key: None) if "key" in given else None,
-        partition=given.get("partition", -1),
-        headers=given.get("headers", {}),
-        events=keys.events(given, cloudevents_source),
-        properties=properties,
-        files=named,
-        mask=Mask([*_private(config, options, brokers), *(path for path, _ in named)]),
-        connect_timeout=connect_timeout,
-        timeout=connect_timeout + message_timeout + LATEST_REPORT,
-    )
+class Target(broker.Target):
+    def __init__(self, config: EndpointConfig, defaults: Defaults) -> None:
+        super().__init__(config, defaults)
+        given = self.given
+        options = {_ALIASES.get(name, name): value for name, value in given.get("options", {}).items()}
+        message_timeout = _seconds(options, "message.timeout.ms", MESSAGE_TIMEOUT)
+        self.connect_timeout = _seconds(options, "socket.connection.setup.timeout.ms", broker.CONNECT_TIMEOUT)
+        self.timeout = self.connect_timeout + message_timeout + LATEST_REPORT
+        self.brokers = tuple(map(_broker, self.listed("broker")))
+        # For errors.
+        self.peer = ",".join(f"{host}:{port}" for host, port in self.brokers[:3])
+        self.topic = self.route("topic", _topic_problem)
+        self.key = Route("key", given["key"], lambda key: None) if "key" in given else None
+        # -1: librdkafka's partitioner decides, by the key.
+        self.partition: int = given.get("partition", -1)
+        # The config's headers, for every message.
+        self.headers: Mapping[str, str] = given.get("headers", {})
+        # By librdkafka's names.
+        self.properties: Mapping[str, Any] = {
+            **_DEFAULTS,
+            # A broker that is back is found soon.
+            "reconnect.backoff.max.ms": max(1000, _number(options, "reconnect.backoff.ms", 0)),
+            **options,
+            **_FIXED,
+            "message.timeout.ms": round(message_timeout * 1000),
+            "socket.connection.setup.timeout.ms": round(self.connect_timeout * 1000),
+        }
+        self.has_tls = str(self.properties.get("security.protocol", "")).lower() in ("ssl", "sasl_ssl")
+        # The properties that name files, and what each file must contain.
+        self.files = [(str(self.properties[name]), kind) for name, kind in _FILES.items() if name in self.properties]
+        self.mask = Mask([*_private(config, options, self.brokers), *(path for path, _ in self.files)])
 
 
-def _brokers(given: Any) -> Iterator[tuple[str, int]]:
-    listed = ",".join(map(str, given)) if isinstance(given, list) else str(given or "")
-    for each in listed.split(","):
-        found = _BROKER.fullmatch(each.strip())
-        if found is None:
-            raise ConfigError("broker must be host:port, or several of them with commas between")
-        yield found[1] or found[2], int(found[3])
+def _broker(text: str) -> tuple[str, int]:
+    found = _BROKER.fullmatch(text.strip())
+    if found is None:
+        raise ConfigError("broker must be host:port, or several of them with commas between")
+    return found[1] or found[2], int(found[3])
 
 
 def _private(config: EndpointConfig, options: Mapping[str, Any], brokers: Iterable[tuple[str, int]]) -> Iterator[str]:

@@ -36,15 +36,17 @@ class MqttConnection(Connection):
     """Version 5 of the protocol. A broker that doesn't know it is dialled again with 3.1.1, which has no place for
     properties: the payload travels alone."""
 
+    target: Target
+    # Of the present socket: both are made anew with each.
+    _client: Client
+    _pipe: Pipe
+
     def __init__(self, endpoint: Endpoint, surroundings: Surroundings) -> None:
-        target: Target = endpoint.target
-        self._target = target
+        super().__init__(endpoint, surroundings)
         self._is_5 = True
-        self._starts_clean = target.clean_session
-        self._client: Client | None = None
-        self._pipe: Pipe | None = None
+        self._starts_clean = self.target.clean_session
         # Messages that wait because the broker's receive maximum is reached.
-        self._unpublished: deque[tuple[Delivery, int]] = deque()
+        self._unpublished: deque[tuple[Delivery, Message]] = deque()
         # By packet identifier: whose acknowledgement it will be.
         self._expected: dict[int, tuple[Delivery, Message]] = {}
         # QoS 0 is never acknowledged: these are delivered once they are written.
@@ -55,17 +57,14 @@ class MqttConnection(Connection):
         self._next_look: float | None = None
         self._look_seconds = 0.0
         self._says_goodbye = True
-        super().__init__(endpoint, target.address, target.mask, target.connect_timeout, surroundings)
 
     def connected(self) -> None:
         self._pipe = Pipe(self.write)
         self._client = Client(
-            self._target, self._client_id(), self._is_5, self._starts_clean, self._pipe, self._acknowledged
+            self.target, self._client_id(), self._is_5, self._starts_clean, self._pipe, self._acknowledged
         )
 
     def received(self, data: bytes) -> None:
-        assert self._client is not None
-        assert self._pipe is not None
         self._client.read(data)
         if not self.is_open and self._client.greeting is not None:
             self._greeted()
@@ -75,15 +74,13 @@ class MqttConnection(Connection):
             self._publish_all()
 
     def send(self, delivery: Delivery) -> None:
-        self._unpublished.extend([(delivery, index) for index in range(len(delivery.messages))])
+        self._unpublished.extend([(delivery, message) for message in delivery.messages])
         self._publish_all()
 
     def timer(self) -> float | None:
         return self._next_look
 
     def timer_passed(self) -> None:
-        assert self._client is not None
-        assert self._pipe is not None
         self._next_look = self._clock() + self._look_seconds
         self._client.loop_misc()
         if self._pipe.is_closed:
@@ -99,15 +96,15 @@ class MqttConnection(Connection):
     def _dotted(self) -> str | None:
         """The topic that the broker may have left for: NATS' gateway speaks 3.1.1 and accepts no dot in a topic."""
         for _, message in [*self._expected.values(), *self._unwritten][:1]:
-            topic = self._target.topic.of(message)
+            topic = self.target.topic.of(message)
             return topic if "." in topic else None
         return None
 
     def farewell(self) -> bytes:
         return _DISCONNECT if self._says_goodbye else b""
 
-    def _flush(self) -> None:
-        super()._flush()
+    def flush(self) -> None:
+        super().flush()
         if self._unwritten and not self._unsent:
             written, self._unwritten = self._unwritten, []
             for delivery, message in written:
@@ -117,14 +114,13 @@ class MqttConnection(Connection):
     def _client_id(self) -> str:
         """A broker has one client of an id, and there are several workers: each connection adds what it alone has.
         The id of a session that is to be found again can't have that."""
-        given = self._target.client_id
-        return given if given and not self._target.clean_session else f"{given or 'ulak'}-{uuid.uuid4().hex[:12]}"
+        given = self.target.client_id
+        return given if given and not self.target.clean_session else f"{given or 'ulak'}-{uuid.uuid4().hex[:12]}"
 
     def _greeted(self) -> None:
-        assert self._client is not None
         greeting = self._client.greeting
         assert greeting is not None
-        target = self._target
+        target = self.target
         if greeting.code in (1, reasons.UNSUPPORTED_VERSION) and self._is_5:
             self._is_5 = False
             self.dial_again()
@@ -134,7 +130,7 @@ class MqttConnection(Connection):
             # farewell, since a client that leaves without one has its will published.
             self._starts_clean = True
             self.write(_DISCONNECT)
-            self._flush()
+            self.flush()
             self.dial_again()
         elif greeting.code:
             # Wrong credentials aren't the message's fault.
@@ -153,8 +149,7 @@ class MqttConnection(Connection):
 
     def _publish_all(self) -> None:
         while self._unpublished and len(self._expected) < self._receive_maximum:
-            delivery, index = self._unpublished.popleft()
-            message = delivery.messages[index]
+            delivery, message = self._unpublished.popleft()
             packet = self.build(delivery, message, self._packet)
             if packet is not None:
                 self._publish(delivery, message, packet)
@@ -162,8 +157,8 @@ class MqttConnection(Connection):
 
     def _packet(self, message: Message) -> _Packet:
         """Raises MessageError."""
-        topic = self._target.topic.of(message)
-        made = messages.content(message, self._target.events)
+        topic = self.target.topic.of(message)
+        made = messages.content(message, self.target.events)
         properties = None
         size = len(made.body) + len(topic.encode()) + _OVERHEAD
         if self._is_5:
@@ -178,8 +173,7 @@ class MqttConnection(Connection):
         return _Packet(topic, made.body, properties)
 
     def _publish(self, delivery: Delivery, message: Message, packet: _Packet) -> None:
-        assert self._client is not None
-        target = self._target
+        target = self.target
         try:
             published = self._client.publish(packet.topic, packet.body, target.qos, target.retain, packet.properties)
         # A packet that the library can't encode.
@@ -206,7 +200,6 @@ class MqttConnection(Connection):
         return pairs
 
     def _acknowledged(self, mid: int) -> None:
-        assert self._client is not None
         refusal = self._client.refusals.pop(mid, None)
         delivery, message = self._expected.pop(mid, (None, None))
         if delivery is None or message is None:
@@ -218,7 +211,6 @@ class MqttConnection(Connection):
         self.settle(delivery)
 
     def _farewell(self) -> str:
-        assert self._client is not None
         reason = self._client.farewell
         if reason is None:
             return f"network: {self.peer} doesn't speak the protocol of MQTT"

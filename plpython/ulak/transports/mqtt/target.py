@@ -1,4 +1,4 @@
-"""An endpoint's config of protocol mqtt, made into what its connection works with."""
+"""The config of an mqtt endpoint."""
 
 from __future__ import annotations
 
@@ -6,12 +6,9 @@ import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from ulak.messages.cloudevents import CloudEvents
 from ulak.messages.delivery import ConfigError, EndpointConfig
-from ulak.safety.mask import Mask
-from ulak.transports.broker import config as keys
-from ulak.transports.broker.connection import Address
-from ulak.transports.broker.route import Route
+from ulak.transports.broker import target as broker
+from ulak.transports.broker.target import Defaults
 
 PORT = 1883
 TLS_PORT = 8883
@@ -28,47 +25,21 @@ class Will(NamedTuple):
     retain: bool
 
 
-class Target(NamedTuple):
-    address: Address
-    mask: Mask
-    topic: Route
-    qos: int
-    retain: bool
-    client_id: str | None
-    username: str | None
-    password: str | None
-    clean_session: bool
-    will: Will | None
-    events: CloudEvents | None
-    connect_timeout: float
-    timeout: float
-    batch_size: int = BATCH_SIZE
+class Target(broker.Target):
+    batch_size = BATCH_SIZE
 
-
-def parse(config: EndpointConfig, default_timeout: float, default_source: str) -> Target:
-    """Raises ConfigError; the database has checked the config already, but not with this code."""
-    given = config.keys()
-    timeout = float(given.get("timeout", default_timeout))
-    context = keys.tls_context(given, not given.get("tls_insecure", False))
-    port = int(given.get("port", PORT if context is None else TLS_PORT))
-    qos = int(given.get("qos", 1))
-    if qos not in (0, 1, 2):
-        raise ConfigError("qos must be 0, 1 or 2")
-    return Target(
-        address=Address(keys.host(given, "broker"), port, context),
-        mask=keys.mask(config, given.get("password")),
-        topic=Route("topic", str(given.get("topic", "")), topic_problem, bool(given.get("allow_separators"))),
-        qos=qos,
-        retain=bool(given.get("retain", False)),
-        client_id=given.get("client_id"),
-        username=given.get("username"),
-        password=given.get("password"),
-        clean_session=bool(given.get("clean_session", True)),
-        will=_will(given),
-        events=keys.events(given, default_source),
-        connect_timeout=min(timeout, keys.CONNECT_TIMEOUT),
-        timeout=timeout,
-    )
+    def __init__(self, config: EndpointConfig, defaults: Defaults) -> None:
+        super().__init__(config, defaults)
+        given = self.given
+        self.address = self.address_of("broker", PORT, TLS_PORT, not given.get("tls_insecure", False))
+        self.topic = self.route("topic", topic_problem)
+        self.qos = self.number("qos", 1, 0, 2)
+        self.retain = bool(given.get("retain", False))
+        self.client_id: str | None = given.get("client_id")
+        self.username: str | None = given.get("username")
+        self.password: str | None = given.get("password")
+        self.clean_session = bool(given.get("clean_session", True))
+        self.will = _will(given)
 
 
 # Brokers close the connection at a text with one of these, with everything that is under way over it.

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import re
-import socket
 import uuid
 from collections import deque
 from collections.abc import Mapping
@@ -19,9 +18,8 @@ from ulak.messages.delivery import PERMANENT, RETRYABLE, Endpoint, Message, Mess
 from ulak.transports.broker import message as messages
 from ulak.transports.broker.connection import Connection, Lost, Surroundings
 from ulak.transports.broker.delivery import Delivery
-from ulak.transports.nats import keys
 from ulak.transports.nats.operations import PING, PONG, BadOperation, Info, Operations, Problem, Reply
-from ulak.transports.nats.target import Target, read_credentials
+from ulak.transports.nats.target import Target
 
 # JetStream's errors that no retry fixes: the message or its headers are larger than the stream accepts.
 _PERMANENT = frozenset((10054, 10097))
@@ -39,19 +37,19 @@ _OWN_HEADER = "nats-"
 class NatsConnection(Connection):
     tls_comes_later = True
 
-    def __init__(self, endpoint: Endpoint, version: str, surroundings: Surroundings) -> None:
-        target: Target = endpoint.target
-        self._target = target
-        self._version = version
-        first, *others = target.servers.in_turn()
+    target: Target
+
+    def __init__(self, endpoint: Endpoint, surroundings: Surroundings) -> None:
+        super().__init__(endpoint, surroundings)
         # Servers that were not tried yet, until when the one that is being tried has time, and what is told if none
         # lets us in.
-        self._left = deque(others)
+        self._left = deque(each for each in self.target.servers.in_turn() if each != self.address)
         self._turn_ends = 0.0
         self._told: tuple[str, str] | None = None
         self._was_open = False
         self._operations = Operations()
-        self._info: Info | None = None
+        # Empty until the server has spoken.
+        self._info = Info()
         self._inbox = f"_INBOX.{uuid.uuid4().hex}.".encode()
         # By number: whose acknowledgement a reply to the inbox is.
         self._expected: dict[int, tuple[Delivery, Message]] = {}
@@ -60,11 +58,10 @@ class NatsConnection(Connection):
         # server is there.
         self._pongs: deque[Delivery | None] = deque()
         self._next_ping = 0.0
-        super().__init__(endpoint, first, target.mask, target.connect_timeout, surroundings)
 
     def connected(self) -> None:
         # The server speaks first; after TLS it has spoken.
-        if self._info is not None:
+        if self._info:
             self._greet(self._info)
 
     def received(self, data: bytes) -> None:
@@ -94,12 +91,12 @@ class NatsConnection(Connection):
             is_written = True
             subject, headers, body = built
             sizes = b"%d %d" % (len(headers), len(headers) + len(body))
-            if self._target.jetstream:
+            if self.target.jetstream:
                 self._number += 1
                 self._expected[self._number] = delivery, message
                 sizes = b"%b%d %b" % (self._inbox, self._number, sizes)
             self.write(b"HPUB %b %b\r\n%b%b\r\n" % (subject, sizes, headers, body))
-        if is_written and not self._target.jetstream:
+        if is_written and not self.target.jetstream:
             self._ping(delivery)
 
     def timer(self) -> float | None:
@@ -108,9 +105,9 @@ class NatsConnection(Connection):
     def timer_passed(self) -> None:
         if not self.is_open:
             raise Lost(f"timeout: no connection to {self.peer} in time")
-        if self._pongs.count(None) >= self._target.most_pings:
+        if self._pongs.count(None) >= self.target.most_pings:
             raise Lost(f"timeout: {self.peer} doesn't answer to a ping")
-        self._next_ping = self._clock() + self._target.ping_seconds
+        self._next_ping = self._clock() + self.target.ping_seconds
         self._ping(None)
 
     def lose(self, problem: str, prefix: str = RETRYABLE) -> None:
@@ -122,28 +119,27 @@ class NatsConnection(Connection):
             self._told = problem, prefix
         if self._left and self._clock() < self._opens_until:
             following = self._left.popleft()
-            self._guarded(lambda: self.dial_again(following))
+            self.guarded(lambda: self.dial_again(following))
         else:
             super().lose(*self._told)
 
-    def _begin(self, opened: socket.socket | None = None) -> None:
-        if opened is None:
-            self._operations = Operations()
-            self._info = None
-            now = self._clock()
-            self._turn_ends = now + (self._opens_until - now) / (1 + len(self._left))
-        super()._begin(opened)
+    def dial(self) -> None:
+        self._operations = Operations()
+        self._info = Info()
+        now = self._clock()
+        self._turn_ends = now + (self._opens_until - now) / (1 + len(self._left))
+        super().dial()
 
     # The greeting, in its order.
 
     def _informed(self, info: Info) -> None:
-        is_first = self._info is None
+        is_first = not self._info
         self._info = info
         if not is_first:
-            self._target.servers.advertised(info.get("connect_urls"), self._address)
+            self.target.servers.advertised(info.get("connect_urls"), self.address)
         elif not info.get("headers"):
             raise Lost(f"network: {self.peer} has no headers: it is older than NATS 2.2")
-        elif not self._target.has_tls:
+        elif not self.target.has_tls:
             if info.get("tls_required"):
                 raise Lost(f'tls: {self.peer} asks for it: the config needs "tls": true')
             self._greet(info)
@@ -161,46 +157,30 @@ class NatsConnection(Connection):
             "no_responders": True,
             "echo": False,
             "protocol": 1,
-            "tls_required": self._target.has_tls,
+            "tls_required": self.target.has_tls,
             "name": f"ulak endpoint {self.endpoint.name}",
             "lang": "ulak",
-            "version": self._version,
-            **self._login(info.get("nonce")),
+            "version": self._surroundings.version,
+            **self.target.login(info.get("nonce") or ""),
         }
         self.write(f"CONNECT {json.dumps(about)}\r\n".encode())
-        if self._target.jetstream:
+        if self.target.jetstream:
             self.write(b"SUB %b* 1\r\n" % self._inbox)
         self._ping(None)
 
-    def _login(self, nonce: str | None) -> dict[str, str]:
-        login = self._target.login
-        if login.credentials_file is not None:
-            jwt, seed = keys.credentials(read_credentials(login.credentials_file))
-            return {"jwt": jwt, "sig": keys.signer(seed).sign(nonce or "")}
-        if login.seed is not None:
-            signer = keys.signer(login.seed)
-            return {"nkey": signer.public, "sig": signer.sign(nonce or "")}
-        if login.token is not None:
-            return {"auth_token": login.token}
-        if login.username is not None:
-            return {"user": login.username, "pass": login.password or ""}
-        return {}
-
     def _welcomed(self) -> None:
-        assert self._info is not None
-        servers = self._target.servers
-        servers.worked(self._address)
-        servers.advertised(self._info.get("connect_urls"), self._address)
+        servers = self.target.servers
+        servers.worked(self.address)
+        servers.advertised(self._info.get("connect_urls"), self.address)
         self._was_open = True
-        self._next_ping = self._clock() + self._target.ping_seconds
+        self._next_ping = self._clock() + self.target.ping_seconds
         self.open()
 
     # A message as the protocol has it.
 
     def _encode(self, message: Message) -> tuple[bytes, bytes, bytes]:
         """Subject, headers and body. Raises MessageError."""
-        target = self._target
-        assert self._info is not None
+        target = self.target
         made = messages.content(message, target.events)
         lines = [f"NATS/1.0\r\nNats-Msg-Id: {message.message_id}\r\n"]
         if target.stream is not None:
@@ -218,8 +198,8 @@ class NatsConnection(Connection):
         found = messages.headers(message, made)
         if made.headers:
             _check(made.headers, made.content_type)
-        if self._target.headers:
-            found = {**self._target.headers, **found}
+        if self.target.headers:
+            found = {**self.target.headers, **found}
         for name, value in made.attributes.items():
             found[f"ce-{name}"] = cloudevents.header_value(value)
         if made.attributes:
@@ -243,10 +223,9 @@ class NatsConnection(Connection):
             self.settle(delivery)
 
     def _judge(self, delivery: Delivery, message: Message, reply: Reply) -> None:
-        assert self._info is not None
         prefix = RETRYABLE
         if reply.headers.startswith(b"NATS/1.0 503"):
-            told = f"unroutable: {self.peer}: no stream takes subject {self._target.subject.of(message)}"
+            told = f"unroutable: {self.peer}: no stream takes subject {self.target.subject.of(message)}"
             told += "" if self._info.get("jetstream") else " (the server has no JetStream)"
         else:
             try:
@@ -288,7 +267,7 @@ class NatsConnection(Connection):
         if not told.startswith("Permissions Violation for Publish"):
             raise Lost(f"{kind}: {self.peer}: {told}")
         # The connection lives on; the messages with this subject will never be acknowledged.
-        under_way = [*self._expected.items()] if self._target.jetstream else []
+        under_way = [*self._expected.items()] if self.target.jetstream else []
         flushed = [each for each in self._pongs if each is not None]
         for number, (delivery, message) in under_way:
             if self._is_about(problem, message):
@@ -301,14 +280,14 @@ class NatsConnection(Connection):
 
     def _is_about(self, problem: Problem, message: Message) -> bool:
         try:
-            subject = self._target.subject.of(message)
+            subject = self.target.subject.of(message)
         # It was never sent.
         except Exception:
             return False
         return json.dumps(subject, ensure_ascii=False) in problem
 
     def _forbid(self, delivery: Delivery, message: Message, told: str) -> None:
-        subject = self._target.subject.of(message)
+        subject = self.target.subject.of(message)
         delivery.fail(message, self.error(RETRYABLE, f"login: {self.peer}: {told} {subject}"))
         self.settle(delivery)
 

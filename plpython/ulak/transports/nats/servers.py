@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Iterator
 
 from ulak.messages.delivery import ConfigError
-from ulak.transports.broker.connection import Address
+from ulak.transports.broker.target import Address
 
 PORT = 4222
 # How many advertised servers are kept; a larger cluster has enough others.

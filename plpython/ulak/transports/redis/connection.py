@@ -31,19 +31,19 @@ _HINTS = {
 
 
 class RedisConnection(Connection):
+    target: Target
+
     def __init__(self, endpoint: Endpoint, surroundings: Surroundings) -> None:
-        target: Target = endpoint.target
-        self._target = target
+        super().__init__(endpoint, surroundings)
         self._replies = Replies()
-        self._greetings = len(target.greeting)
+        self._greetings = len(self.target.greeting)
         # Messages in the order in which their replies arrive.
         self._expected: deque[tuple[Delivery, Message]] = deque()
         # Never connected: it packs commands.
         self._client = Client()
-        super().__init__(endpoint, target.address, target.mask, target.connect_timeout, surroundings)
 
     def connected(self) -> None:
-        self._write(self._target.greeting)
+        self._write(self.target.greeting)
 
     def received(self, data: bytes) -> None:
         ended: Refusal | None = None
@@ -74,7 +74,7 @@ class RedisConnection(Connection):
 
     def send(self, delivery: Delivery) -> None:
         # The part of the timeout that was for connecting is over.
-        delivery.deadline = min(delivery.deadline, self._clock() + self._target.command_timeout)
+        delivery.deadline = min(delivery.deadline, self._clock() + self.target.command_timeout)
         commands = []
         for message in delivery.messages:
             command = self.build(delivery, message, self._command)
@@ -102,11 +102,11 @@ class RedisConnection(Connection):
             fields += (b"content_type", made.content_type.encode())
         if made.headers:
             fields += (b"headers", json.dumps(made.headers, ensure_ascii=False).encode())
-        return b"XADD", self._target.stream.of(message).encode(), *self._target.options, *fields
+        return b"XADD", self.target.stream.of(message).encode(), *self.target.options, *fields
 
     def _greeted(self, reply: bytes | Refusal | None) -> None:
         # A user that may XADD may have been denied PING.
-        is_harmless = isinstance(reply, Refusal) and reply.code == "NOPERM" and self._target.greeting == (("PING",),)
+        is_harmless = isinstance(reply, Refusal) and reply.code == "NOPERM" and self.target.greeting == (("PING",),)
         if not isinstance(reply, bytes) and not is_harmless:
             # Wrong credentials aren't the message's fault.
             raise Lost(self._told(reply) if reply is not None else f"redis: {self.peer}: no answer to the login")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-# Bytes of one reply; those to our commands are far shorter.
+# Bytes of an incomplete reply; those to our commands are far shorter.
 LONGEST = 65536
 # Characters of an error that are passed on.
 LONGEST_TOLD = 200
@@ -30,8 +30,6 @@ _OWN_WORDS = frozenset(
         "WRONGTYPE",
     )
 )
-
-_BULK, _ERROR, _STATUS, _NUMBER = b"$-+:"
 
 
 class BadReply(ValueError):
@@ -62,42 +60,31 @@ class Replies:
 
     def read(self, data: bytes) -> Iterator[bytes | Refusal | None]:
         """The replies that are complete by now. To XADD: the id of the entry, or None if there is no such stream."""
-        data = self._rest + data
+        lines = (self._rest + data).split(b"\r\n")
+        # What follows the last line break is the beginning of another line.
+        complete = len(lines) - 1
         position = 0
-        while (end := data.find(b"\r\n", position)) >= 0:
-            kind = data[position]
-            if kind == _BULK:
-                length = _length(data[position + 1 : end])
-                if length < 0:
-                    position = end + 2
-                    yield None
-                    continue
-                stop = end + 2 + length
-                if len(data) < stop + 2:
+        while position < complete:
+            kind, line = lines[position][:1], lines[position][1:]
+            if kind == b"$" and line != b"-1":
+                # Its length, and the text on the next line: an id has no line break.
+                if not line.isdigit() or len(line) > 5:
+                    raise BadReply
+                if position + 1 == complete:
                     break
-                if data[stop : stop + 2] != b"\r\n":
+                position += 1
+                if len(lines[position]) != int(line):
                     raise BadReply
-                position = stop + 2
-                yield data[end + 2 : stop]
+                yield lines[position]
+            elif kind == b"$":
+                yield None
+            elif kind == b"-":
+                yield Refusal(line.decode("utf-8", "replace"))
+            elif kind in (b"+", b":"):
+                yield Status(line)
             else:
-                line = data[position + 1 : end]
-                position = end + 2
-                if kind == _ERROR:
-                    yield Refusal(line.decode("utf-8", "replace"))
-                elif kind in (_STATUS, _NUMBER):
-                    yield Status(line)
-                else:
-                    raise BadReply
-        self._rest = data[position:]
-        if len(self._rest) > LONGEST + 32:
+                raise BadReply
+            position += 1
+        self._rest = b"\r\n".join(lines[position:])
+        if len(self._rest) > LONGEST:
             raise BadReply
-
-
-def _length(digits: bytes) -> int:
-    try:
-        length = int(digits)
-    except ValueError:
-        raise BadReply from None
-    if not -1 <= length <= LONGEST:
-        raise BadReply
-    return length

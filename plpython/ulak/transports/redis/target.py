@@ -1,16 +1,14 @@
-"""An endpoint's config of protocol redis, made into what its connection works with."""
+"""The config of a redis endpoint."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from ulak.messages.delivery import ConfigError, EndpointConfig
-from ulak.safety.mask import Mask
-from ulak.transports.broker import config as keys
-from ulak.transports.broker.connection import Address
-from ulak.transports.broker.route import Route
+from ulak.transports.broker import target as broker
+from ulak.transports.broker.target import CONNECT_TIMEOUT, Defaults
 
 PORT = 6379
 COMMAND_TIMEOUT = 10.0
@@ -22,35 +20,21 @@ LONGEST_KEY = 1024
 _MINID = re.compile(r"\d{1,20}(-\d{1,20})?")
 
 
-class Target(NamedTuple):
-    address: Address
-    mask: Mask
-    connect_timeout: float
-    command_timeout: float
-    timeout: float
-    # Commands that the server has to take before a message is sent.
-    greeting: tuple[tuple[str, ...], ...]
-    stream: Route
-    # XADD's arguments between the stream and the fields.
-    options: tuple[bytes, ...]
-    batch_size: int = BATCH_SIZE
+class Target(broker.Target):
+    batch_size = BATCH_SIZE
 
-
-def parse(config: EndpointConfig) -> Target:
-    """Raises ConfigError; the database has checked the config already, but not with this code."""
-    given = config.keys()
-    connect_timeout = float(given.get("connect_timeout", keys.CONNECT_TIMEOUT))
-    command_timeout = float(given.get("command_timeout", COMMAND_TIMEOUT))
-    return Target(
-        address=Address(keys.host(given, "host"), int(given.get("port", PORT)), keys.tls_context(given)),
-        mask=keys.mask(config, given.get("password")),
-        connect_timeout=connect_timeout,
-        command_timeout=command_timeout,
-        timeout=connect_timeout + command_timeout,
-        greeting=_greeting(given),
-        stream=Route("stream_key", str(given.get("stream_key", "")), _problem, bool(given.get("allow_separators"))),
-        options=_options(given),
-    )
+    def __init__(self, config: EndpointConfig, defaults: Defaults) -> None:
+        super().__init__(config, defaults)
+        given = self.given
+        self.address = self.address_of("host", PORT, PORT)
+        self.connect_timeout = float(given.get("connect_timeout", CONNECT_TIMEOUT))
+        self.command_timeout = float(given.get("command_timeout", COMMAND_TIMEOUT))
+        self.timeout = self.connect_timeout + self.command_timeout
+        # Commands that the server has to take before a message is sent.
+        self.greeting = _greeting(given)
+        self.stream = self.route("stream_key", _problem)
+        # XADD's arguments between the stream and the fields.
+        self.options = _options(given)
 
 
 def _greeting(given: Mapping[str, Any]) -> tuple[tuple[str, ...], ...]:
