@@ -2,15 +2,6 @@
 -- not made of what there is. An upgrade leaves it, a fresh installation hasn't got it, and ulak_private.forget_0_2_0() takes it away: the
 -- next release begins with that.
 
-create or replace function ulak._kafka_headers_violation(p_headers jsonb)
-returns text[]
-language sql
-immutable
-set search_path = pg_catalog, pg_temp
-as $sql$
-    select ulak_private.broker_headers_violation(p_headers, '^(ulak-|ce_|content-type$)')
-$sql$;
-
 create or replace function ulak._missing_client(p_protocol text)
 returns text
 language sql

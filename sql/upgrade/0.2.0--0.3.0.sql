@@ -70,7 +70,6 @@ drop function ulak._publish(text, jsonb);
 drop function ulak._count_live(bigint);
 
 -- Sessions of 0.2.0 still call these: 0.2.0--0.3.0.sessions.sql has them.
-drop function ulak._kafka_headers_violation(jsonb);
 drop function ulak._missing_client(text);
 drop function ulak._require_room(bigint, integer);
 drop function ulak._refuse_operator_event(bigint);

@@ -20,7 +20,7 @@ DB = psycopg.Connection[Any]
 FILES = {
     path.stem.rpartition("_")[2]
     for path in (PROJECT / "sql/code/2_endpoints").glob("config_*.sql")
-    if path.stem != "config_brokers"
+    if path.stem != "config_shared"
 }
 GUIDE = (PROJECT / "sql" / "GUIDE.md").read_text()
 
@@ -45,13 +45,13 @@ def missing(db: DB) -> set[str]:
     functions = column(
         db, "select proname from pg_proc where pronamespace::regnamespace::text in ('ulak', 'ulak_private')"
     )
-    rules = {found[1] for name in functions if (found := re.fullmatch(r"([a-z]+)_config_violation", name))}
+    rules = {found[1] for name in functions if (found := re.fullmatch(r"([a-z]+)_config_rules", name))}
     described = column(db, "select description from ulak_private.parameter_help() where parameter = 'p_protocol'")
     return (
         {f"{each}: a file of its config" for each in known ^ FILES}
         | {f"{each}: a transport" for each in delivered ^ transports(SETTINGS, "1", 1, print, time.time).keys()}
         | {f"{each}: its client" for each in CLIENTS.keys() - delivered}
-        | {f"{each}: has_rules" for each in rules ^ set(column(db, HAS_RULES))}
+        | {f"{each}: rules of its config" for each in known ^ (rules - {"shared"})}
         | {f"{each}: help" for each in known if not re.search(rf"\b{each}\b", described[0])}
         | {f"{each}: tests of all brokers" for each in (delivered - {"http", "log"}) ^ set(BROKERS)}
         | {f"{each}: bench" for each in (delivered - {"http", "log"}) ^ bench.SECTIONS.keys()}
@@ -62,9 +62,6 @@ def missing(db: DB) -> set[str]:
         }
         | {f"{each}: the guide" for each in set(BROKERS) if f"| key of `{each}` |" not in GUIDE}
     )
-
-
-HAS_RULES = "select protocol from ulak_private.protocol_facts() where has_rules"
 
 
 def test_everything_that_is_there_for_a_protocol_has_its_row(db: DB) -> None:

@@ -145,7 +145,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"signature": {"scheme": "hmac", "header": "x", "prefix": "\n"}}, "$.signature.prefix must be printable ASCII"),
     (
         {"signature": {"scheme": "hmac", "header": "x-a"}, "headers": {"X-A": "b"}},
-        '$.signature sets the header x-a, which "headers" has too',
+        '$.headers.X-A is set by "signature" already',
     ),
     ({"cloudevents_source": "a\nb"}, "$.cloudevents_source must not have control characters"),
     ({"cloudevents_subject": ""}, "$.cloudevents_subject must have at least 1 characters"),

@@ -465,7 +465,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"options": {"acks": "1"}}, "must be one of"),
     ({"options": {"enable.idempotence": False}}, "must be one of"),
     ({"options": {"linger.ms": "1000"}}, "must be at most 900"),
-    ({"options": {"linger.ms": "soon"}}, "must match"),
+    ({"options": {"linger.ms": "soon"}}, "must be of type integer"),
     ({"options": {"linger.ms": 1, "queue.buffering.max.ms": 2}}, "must not stand beside linger.ms"),
     ({"options": {"reconnect.backoff.ms": 500, "reconnect.backoff.max.ms": 200}}, "must not exceed"),
     ({"options": {"client.id": "a\nb"}}, "must not have control characters"),

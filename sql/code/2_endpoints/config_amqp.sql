@@ -12,7 +12,7 @@ as $sql$
             "required": ["host"],
             "additionalProperties": false,
             "properties": {
-                "host": {"type": "string", "minLength": 1},
+                "host": {"type": "string", "maxLength": 253},
                 "port": {"type": "integer", "minimum": 1, "maximum": 65535},
                 "vhost": {"type": "string", "minLength": 1, "maxLength": 255},
                 "username": {"type": "string", "minLength": 1},
@@ -33,36 +33,23 @@ as $sql$
     )
 $sql$;
 
--- As ulak_private.config_violation(), for a config that has the right shape.
-create or replace function ulak_private.amqp_config_violation(p_config jsonb)
-returns text[]
+create or replace function ulak_private.amqp_config_rules()
+returns table (keys text, refused text, problem text, hint text)
 language sql
 immutable
-set search_path = pg_catalog, pg_temp
 as $sql$
-    select coalesce(
-        ulak_private.host_violation('.host', p_config ->> 'host'),
-        ulak_private.route_violation('.routing_key', p_config ->> 'routing_key'),
-        ulak_private.required_beside(p_config, 'username', 'password'),
-        ulak_private.required_beside(p_config, 'password', 'username'),
-        ulak_private.cloudevents_violation(p_config),
-        case
-            when coalesce(p_config ->> 'exchange', '') = '' and coalesce(p_config ->> 'routing_key', '') = '' then array[
-                '.routing_key',
-                'is required without an exchange',
-                'RabbitMQ''s default exchange takes it for the name of a queue.'
-            ]
-            when coalesce(p_config ->> 'exchange', '') = '' and p_config ? 'exchange_type' then
-                array['.exchange_type', 'has no effect without an exchange', null]
-            when ulak_private.has_control_characters(p_config ->> 'exchange') then
-                array['.exchange', 'must not have control characters', null]
-            -- Exchanges with these names are RabbitMQ's own and can't be declared.
-            when p_config ->> 'exchange' ~ '^amq[.]' and p_config ? 'exchange_type' then array[
-                '.exchange_type',
-                'must not be given for an exchange that is RabbitMQ''s own',
-                'It is there already.'
-            ]
-        end,
-        ulak_private.tls_violation(p_config)
-    )
+    values
+        ('password', 'exists($.username) && !exists(KEY)', 'is required beside username', null),
+        ('username', 'exists($.password) && !exists(KEY)', 'is required beside password', null),
+        (
+            'routing_key', '!exists(KEY ? (@ != "")) && !exists($.exchange ? (@ != ""))', 'is required without an exchange',
+            'RabbitMQ''s default exchange takes it for the name of a queue.'
+        ),
+        ('exchange_type', 'exists(KEY) && !exists($.exchange ? (@ != ""))', 'has no effect without an exchange', null),
+        ('exchange', $$KEY like_regex "[\x01-\x1f\x7f]"$$, 'must not have control characters', null),
+        -- They can't be declared.
+        (
+            'exchange_type', 'exists(KEY) && $.exchange starts with "amq."', 'must not be given for an exchange that is RabbitMQ''s own',
+            'It is there already.'
+        )
 $sql$;

@@ -12,3 +12,12 @@ as $sql$
         "properties": {"max_bytes": {"type": "integer", "minimum": 0, "maximum": 100000}}
     }$json$::pg_catalog.jsonb
 $sql$;
+
+-- None.
+create or replace function ulak_private.log_config_rules()
+returns table (keys text, refused text, problem text, hint text)
+language sql
+immutable
+as $sql$
+    select null, null, null, null where false
+$sql$;

@@ -12,7 +12,7 @@ as $sql$
             "required": ["broker", "topic"],
             "additionalProperties": false,
             "properties": {
-                "broker": {"type": "string"},
+                "broker": {"type": "string", "maxLength": 253},
                 "port": {"type": "integer", "minimum": 1, "maximum": 65535},
                 "topic": {"type": "string", "minLength": 1, "maxLength": 16000},
                 "allow_separators": {"type": "boolean"},
@@ -34,34 +34,18 @@ as $sql$
     )
 $sql$;
 
--- As ulak_private.config_violation(), for a config that has the right shape.
-create or replace function ulak_private.mqtt_config_violation(p_config jsonb)
-returns text[]
+create or replace function ulak_private.mqtt_config_rules()
+returns table (keys text, refused text, problem text, hint text)
 language sql
 immutable
-set search_path = pg_catalog, pg_temp
 as $sql$
-    select coalesce(
-        ulak_private.host_violation('.broker', p_config ->> 'broker'),
-        ulak_private.route_violation('.topic', p_config ->> 'topic'),
-        ulak_private.tls_violation(p_config),
+    values
+        ('broker', ulak_private.is_no_host(), 'must be the name or the address of a host', 'Such as "broker.example.com" or "10.0.0.5".'),
+        ('topic,will_topic', 'KEY like_regex "[+#]"', 'must not have a wildcard (+ or #)', 'A message is published to one topic.'),
+        ('will_payload,will_qos,will_retain', 'exists(KEY) && !exists($.will_topic)', 'has no effect without will_topic', null),
+        ('username', 'exists($.password) && !exists(KEY)', 'is required beside password', null),
         (
-            select array['.' || t.key, 'must not have a wildcard (+ or #)', 'A message is published to one topic.']
-            from unnest(array['topic', 'will_topic']) t(key)
-            where p_config ->> t.key ~ '[+#]'
-            limit 1
-        ),
-        (
-            select array['.' || k.key, 'has no effect without will_topic', null]
-            from unnest(array['will_payload', 'will_qos', 'will_retain']) k(key)
-            where p_config ? k.key and not p_config ? 'will_topic'
-            limit 1
-        ),
-        ulak_private.required_beside(p_config, 'password', 'username'),
-        ulak_private.cloudevents_violation(p_config),
-        case
-            when p_config -> 'clean_session' = 'false' and not p_config ? 'client_id'
-                then array['.client_id', 'is required with "clean_session": false', 'The broker finds a session by the id of its client.']
-        end
-    )
+            'client_id', '$.clean_session == false && !exists(KEY)', 'is required with "clean_session": false',
+            'The broker finds a session by the id of its client.'
+        )
 $sql$;

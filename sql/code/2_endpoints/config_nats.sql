@@ -28,11 +28,11 @@ as $sql$
                     "type": "object",
                     "additionalProperties": false,
                     "properties": {
-                        "ping_interval": {"type": ["integer", "string"], "minimum": 100, "maximum": 9999999, "pattern": "^[1-9][0-9]{2,6}$"},
-                        "max_pings_out": {"type": ["integer", "string"], "minimum": 1, "maximum": 99, "pattern": "^[1-9][0-9]?$"},
-                        "max_reconnect": {"type": ["integer", "string"], "pattern": "^(-1|[0-9]{1,9})$"},
-                        "reconnect_wait": {"type": ["integer", "string"], "pattern": "^[0-9]{1,9}$"},
-                        "io_buf_size": {"type": ["integer", "string"], "pattern": "^[0-9]{1,9}$"}
+                        "ping_interval": {"type": "integer", "minimum": 100, "maximum": 9999999},
+                        "max_pings_out": {"type": "integer", "minimum": 1, "maximum": 99},
+                        "max_reconnect": {"type": "integer", "minimum": -1, "maximum": 999999999},
+                        "reconnect_wait": {"type": "integer", "minimum": 0, "maximum": 999999999},
+                        "io_buf_size": {"type": "integer", "minimum": 0, "maximum": 999999999}
                     }
                 }
             }
@@ -41,76 +41,32 @@ as $sql$
     )
 $sql$;
 
--- As ulak_private.config_violation(), for a config that has the right shape.
-create or replace function ulak_private.nats_config_violation(p_config jsonb)
-returns text[]
+create or replace function ulak_private.nats_config_rules()
+returns table (keys text, refused text, problem text, hint text)
 language sql
 immutable
-set search_path = pg_catalog, pg_temp
 as $sql$
-    select coalesce(
-        ulak_private.nats_url_violation(p_config -> 'url'),
-        ulak_private.route_violation('.subject', p_config ->> 'subject'),
-        ulak_private.nats_login_violation(p_config),
-        ulak_private.broker_headers_violation(p_config -> 'headers', '^(ulak-|ce-|nats-|content-type$)'),
-        ulak_private.tls_violation(p_config),
-        ulak_private.cloudevents_violation(p_config),
-        case
-            -- Names in braces are filled in from the message's metadata; the worker checks the result.
-            when regexp_replace(p_config ->> 'subject', E'\\{[^}]*\\}', 'x', 'g') ~ E'[[:space:]*>]|^\\.|\\.\\.|\\.$' then array[
-                '.subject',
-                'must not have spaces, wildcards (* or >) or empty tokens',
-                'A message is published to one subject, such as "orders.{event_type}".'
-            ]
-            when p_config ->> 'subject' ~ E'^(\\$(?!KV\\.)|_INBOX\\.)' then
-                array['.subject', 'must not be one of the server''s own ($JS., $SYS., _INBOX.)', null]
-            when p_config ? 'stream' and p_config -> 'jetstream' = 'false' then
-                array['.stream', 'has no effect with "jetstream": false', null]
-        end
-    )
-$sql$;
-
-create or replace function ulak_private.nats_url_violation(p_url jsonb)
-returns text[]
-language sql
-immutable
-set search_path = pg_catalog, pg_temp
-as $sql$
-    select case
-        when u.url ~ '@' then
-            array['.url', 'must not have credentials', 'They belong in "username" and "password", or in "token".']
-        else
-            array['.url', 'must be nats://host:port, or several with commas between', 'Such as "nats://n1.example.com:4222,nats://n2.example.com:4222".']
-    end
-    from ulak_private.listed(p_url) u(url)
-    where u.url !~ E'^((nats|tls)://)?([A-Za-z0-9._-]{1,253}|\\[[0-9A-Fa-f:.]+\\])(:[0-9]{1,5})?/?$'
-        or substring(u.url from ':([0-9]{1,5})/?$')::integer not between 1 and 65535
-    limit 1
-$sql$;
-
--- A server accepts one of them, and which one is unpredictable.
-create or replace function ulak_private.nats_login_violation(p_config jsonb)
-returns text[]
-language sql
-immutable
-set search_path = pg_catalog, pg_temp
-as $sql$
-    select coalesce(
-        ulak_private.required_beside(p_config, 'username', 'password'),
-        ulak_private.required_beside(p_config, 'password', 'username'),
-        case
-            when cardinality(k.given) > 1 then
-                array['.' || k.given[2], format('must not stand beside %s', k.given[1]), 'An endpoint has one way to log in.']
-            when p_config ->> 'credentials_file' ~ E'\\.\\.' then
-                array['.credentials_file', 'must not have ".."', null]
-        end
-    )
-    from (
-        select array(
-            select w.key
-            from unnest(array['credentials_file', 'nkey_seed', 'token', 'username']) with ordinality w(key, place)
-            where p_config ? w.key
-            order by w.place
-        )
-    ) k(given)
+    values
+        ('url', 'KEY like_regex "@"', 'must not have credentials', 'They belong in "username" and "password", or in "token".'),
+        (
+            'url', ulak_private.are_no_servers('((nats|tls)://)?HOST(:PORT)?/?'), 'must be nats://host:port, or several with commas between',
+            'Such as "nats://n1.example.com:4222,nats://n2.example.com:4222".'
+        ),
+        -- What stands in braces is filled in from the message's metadata; the worker checks the result.
+        (
+            'subject', 'KEY like_regex "[[:space:]*>]|^[.]|[.][.]|[.]$"', 'must not have spaces, wildcards (* or >) or empty tokens',
+            'A message is published to one subject, such as "orders.{event_type}".'
+        ),
+        ('subject', 'KEY like_regex "^([$](?!KV[.])|_INBOX[.])"', 'must not be one of the server''s own ($JS., $SYS., _INBOX.)', null),
+        ('stream', 'exists(KEY) && $.jetstream == false', 'has no effect with "jetstream": false', null),
+        ('password', 'exists($.username) && !exists(KEY)', 'is required beside username', null),
+        ('username', 'exists($.password) && !exists(KEY)', 'is required beside password', null),
+        -- A server accepts one of them, and which one is unpredictable.
+        (
+            'nkey_seed,token,username', 'exists(KEY) && exists($.credentials_file)', 'must not stand beside credentials_file',
+            'An endpoint has one way to log in.'
+        ),
+        ('token,username', 'exists(KEY) && exists($.nkey_seed)', 'must not stand beside nkey_seed', 'An endpoint has one way to log in.'),
+        ('username', 'exists(KEY) && exists($.token)', 'must not stand beside token', 'An endpoint has one way to log in.'),
+        ('credentials_file', 'KEY like_regex "[.][.]"', 'must not have ".."', null)
 $sql$;

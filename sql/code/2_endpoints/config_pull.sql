@@ -7,3 +7,11 @@ immutable
 as $sql$
     select $json${"type": "object", "additionalProperties": false, "properties": {}}$json$::pg_catalog.jsonb
 $sql$;
+
+create or replace function ulak_private.pull_config_rules()
+returns table (keys text, refused text, problem text, hint text)
+language sql
+immutable
+as $sql$
+    values ('disable_after', 'exists(KEY)', 'has no effect with protocol pull', 'External workers know by themselves when to stop.')
+$sql$;

@@ -12,7 +12,7 @@ as $sql$
             "required": ["host", "stream_key"],
             "additionalProperties": false,
             "properties": {
-                "host": {"type": "string"},
+                "host": {"type": "string", "maxLength": 253},
                 "port": {"type": "integer", "minimum": 1, "maximum": 65535},
                 "db": {"type": "integer", "minimum": 0, "maximum": 1000000},
                 "username": {"type": "string", "minLength": 1, "maxLength": 1024},
@@ -31,23 +31,13 @@ as $sql$
     )
 $sql$;
 
--- As ulak_private.config_violation(), for a config that has the right shape.
-create or replace function ulak_private.redis_config_violation(p_config jsonb)
-returns text[]
+create or replace function ulak_private.redis_config_rules()
+returns table (keys text, refused text, problem text, hint text)
 language sql
 immutable
-set search_path = pg_catalog, pg_temp
 as $sql$
-    select coalesce(
-        ulak_private.host_violation('.host', p_config ->> 'host'),
-        ulak_private.route_violation('.stream_key', p_config ->> 'stream_key'),
-        ulak_private.tls_violation(p_config),
-        ulak_private.required_beside(p_config, 'username', 'password'),
-        case
-            when p_config ? 'maxlen' and p_config ? 'minid'
-                then array['.minid', 'has no effect beside maxlen', 'A stream is trimmed by one of them.']
-            when p_config ? 'maxlen_approximate' and not p_config ?| array['maxlen', 'minid']
-                then array['.maxlen_approximate', 'has no effect without maxlen or minid', null]
-        end
-    )
+    values
+        ('password', 'exists($.username) && !exists(KEY)', 'is required beside username', null),
+        ('minid', 'exists(KEY) && exists($.maxlen)', 'has no effect beside maxlen', 'A stream is trimmed by one of them.'),
+        ('maxlen_approximate', 'exists(KEY) && !exists($.maxlen) && !exists($.minid)', 'has no effect without maxlen or minid', null)
 $sql$;

@@ -5,24 +5,6 @@
 -- since statistics are deleted after a while, and failing_told how much of the way subscribers were told of, in percent; 100: it was
 -- disabled by this.
 
-create or replace function ulak_private.disable_after_violation(p_protocol text, p_config jsonb)
-returns text[]
-language plpgsql
-immutable
-set search_path = pg_catalog, pg_temp
-as $plpgsql$
-begin
-    if p_config ? 'when_disabled' and not p_config ? 'disable_after' then
-        return array['.when_disabled', 'has no effect without "disable_after"', null];
-    elsif p_config ? 'disable_after' and p_protocol = 'pull' then
-        return array['.disable_after', 'has no effect with protocol pull', 'External workers know by themselves when to stop.'];
-    elsif (p_config ->> 'disable_after')::interval > interval '90 days' then
-        return array['.disable_after', 'must be at most 90 days', 'Such as "5 days".'];
-    end if;
-    return null;
-end
-$plpgsql$;
-
 -- Endpoints with such a limit that have failed since: since when, how often, and how much of the wait is over.
 create or replace function ulak_private.failing_endpoints(p_now timestamptz)
 returns table (

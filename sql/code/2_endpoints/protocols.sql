@@ -4,30 +4,28 @@
 -- Every protocol, and what the rest of the SQL has to know of it:
 --   is_delivered: workers deliver it, and it has a transport in plpython/ulak/transports/registry.py; else external workers claim it;
 --   host_key: the key of a config that holds its hosts;
---   has_rules: a config has rules beyond its schema. The shape of the config of protocol x is _x_config_schema(), the rules are
---     _x_config_violation(config);
 --   secret_places: where a credential belongs, by its path in the config; * is any key. A secret elsewhere would be told to everybody
 --     who may see what is made of it: the source of an event, the name of a topic.
 create or replace function ulak_private.protocol_facts()
-returns table (protocol text, is_delivered boolean, host_key text, has_rules boolean, secret_places text[])
+returns table (protocol text, is_delivered boolean, host_key text, secret_places text[])
 language sql
 immutable
 as $sql$
     values
-        ('http', true, 'url', true, array[
+        ('http', true, 'url', array[
             'url', 'headers/*', 'body/*', 'signing_secret', 'proxy/url', 'proxy/username', 'proxy/password', 'auth/username', 'auth/password', 'auth/token',
             'auth/token_url', 'auth/client_id', 'auth/client_secret', 'auth/access_key', 'auth/secret_key', 'auth/session_token'
         ]),
-        ('log', true, null, false, '{}'),
-        ('amqp', true, 'host', true, '{username,password}'),
-        ('kafka', true, 'broker', true, array[
+        ('log', true, null, '{}'),
+        ('amqp', true, 'host', '{username,password}'),
+        ('kafka', true, 'broker', array[
             'headers/*', 'options/sasl.username', 'options/sasl.password', 'options/ssl.ca.pem', 'options/ssl.certificate.pem',
             'options/ssl.key.pem', 'options/ssl.key.password'
         ]),
-        ('mqtt', true, 'broker', true, '{username,password}'),
-        ('nats', true, 'url', true, '{headers/*,token,username,password,nkey_seed}'),
-        ('redis', true, 'host', true, '{username,password}'),
-        ('pull', false, null, false, '{}')
+        ('mqtt', true, 'broker', '{username,password}'),
+        ('nats', true, 'url', '{headers/*,token,username,password,nkey_seed}'),
+        ('redis', true, 'host', '{username,password}'),
+        ('pull', false, null, '{}')
 $sql$;
 
 create or replace function ulak_private.worker_protocols()
@@ -93,47 +91,6 @@ as $sql$
     select jsonb_set(p_schema, '{properties}', (p_schema -> 'properties') || p_properties)
 $sql$;
 
--- Keys that govern claiming, whatever the protocol.
-create or replace function ulak_private.delivery_config_schema()
-returns jsonb
-language sql
-immutable
-as $sql$
-    select $json${
-        "max_in_flight": {"type": "integer", "minimum": 1, "maximum": 10000},
-        "max_pending": {"type": "integer", "minimum": 1, "maximum": 2147483647},
-        "when_full": {"enum": ["refuse", "dead_letter"]},
-        "disable_after": {"type": "string", "pattern": "^[1-9][0-9]{0,3} (hour|day|week)s?$"},
-        "when_disabled": {"enum": ["hold", "dead_letter"]},
-        "on_dead": {"enum": ["continue", "hold"]},
-        "announce": {"type": "array", "minItems": 1, "items": {"enum": ["delivered", "dead", "expired", "cancelled"]}},
-        "rate_limit": {
-            "type": "object",
-            "required": ["limit"],
-            "additionalProperties": false,
-            "properties": {
-                "limit": {"type": "integer", "minimum": 1, "maximum": 1000000},
-                "interval": {"enum": ["second", "minute", "hour"]},
-                "burst": {"type": "integer", "minimum": 1, "maximum": 1000000}
-            }
-        },
-        "circuit_breaker": {
-            "type": "object",
-            "additionalProperties": false,
-            "properties": {
-                "threshold": {"type": "integer", "minimum": 1, "maximum": 1000},
-                "cooldown": {"type": "integer", "minimum": 5, "maximum": 3600},
-                "counts": {"enum": ["retryable", "all"]},
-                "slow_start": {"type": "boolean"},
-                "mode": {"enum": ["consecutive", "rate"]},
-                "window": {"type": "integer", "minimum": 1, "maximum": 3600},
-                "min_requests": {"type": "integer", "minimum": 1, "maximum": 1000000},
-                "failure_rate": {"type": "number", "exclusiveMinimum": 0, "maximum": 1}
-            }
-        }
-    }$json$::pg_catalog.jsonb
-$sql$;
-
 create or replace function ulak_private.retry_policy_schema()
 returns jsonb
 language sql
@@ -167,72 +124,98 @@ immutable
 set search_path = pg_catalog, pg_temp
 as $plpgsql$
 declare
-    v_method text := upper(p_config ->> 'method' collate "C");
-    v_violation text[] := ulak_private.json_violation(
-        ulak_private.config_schema(p_protocol),
-        -- The method of http may be written in lower case; no other protocol has such a key.
-        case
-            when jsonb_typeof(p_config -> 'method') = 'string' then jsonb_set(p_config, '{method}', to_jsonb(v_method))
-            else p_config
-        end
-    );
+    v_schema jsonb := ulak_private.config_schema(p_protocol);
+    v_config jsonb := ulak_private.normal_config(v_schema, p_config);
 begin
-    v_violation := coalesce(
-        v_violation,
-        ulak_private.circuit_breaker_violation(p_config -> 'circuit_breaker'),
-        ulak_private.disable_after_violation(p_protocol, p_config)
+    return coalesce(
+        ulak_private.json_violation(v_schema, v_config),
+        ulak_private.auth_violation(v_config -> 'auth'),
+        ulak_private.rule_violation('shared_config_rules', v_config),
+        ulak_private.rule_violation(p_protocol || '_config_rules', v_config),
+        case
+            when (v_config ->> 'disable_after')::interval > interval '90 days'
+                then array['.disable_after', 'must be at most 90 days', 'Such as "5 days".']
+        end,
+        ulak_private.headers_violation(p_protocol, v_config),
+        ulak_private.template_violation(v_config)
     );
-    if v_violation is null and exists (select from ulak_private.protocol_facts() p where p.protocol = p_protocol and p.has_rules) then
-        execute format('select ulak_private.%I($1)', format('%s_config_violation', p_protocol)) into v_violation using p_config;
-    end if;
-    return v_violation;
 end
 $plpgsql$;
 
--- A key that has no effect beside the others is a mistake that would go unnoticed.
-create or replace function ulak_private.circuit_breaker_violation(p_breaker jsonb)
-returns text[]
+-- A method may be written in lower case, and a number among the options, which are texts to librdkafka, as a text.
+create or replace function ulak_private.normal_config(p_schema jsonb, p_config jsonb)
+returns jsonb
 language plpgsql
 immutable
 set search_path = pg_catalog, pg_temp
 as $plpgsql$
 declare
     v_key text;
+    v_value text;
 begin
-    if p_breaker ->> 'mode' is distinct from 'rate' then
-        foreach v_key in array array['window', 'min_requests', 'failure_rate'] loop
-            if p_breaker ? v_key then
-                return array['.circuit_breaker.' || v_key, 'has no effect without "mode": "rate"', null];
+    if jsonb_typeof(p_config -> 'method') = 'string' then
+        p_config := jsonb_set(p_config, '{method}', to_jsonb(upper(p_config ->> 'method' collate "C")));
+    end if;
+    if jsonb_typeof(p_config -> 'options') = 'object' then
+        for v_key, v_value in select o.key, o.value from jsonb_each_text(p_config -> 'options') o loop
+            if p_schema #>> array['properties', 'options', 'properties', v_key, 'type'] = 'integer' and v_value ~ '^-?[0-9]{1,18}$' then
+                p_config := jsonb_set(p_config, array['options', v_key], to_jsonb(v_value::bigint));
             end if;
         end loop;
-    elsif p_breaker ? 'threshold' then
-        return array['.circuit_breaker.threshold', 'has no effect with "mode": "rate"', null];
     end if;
-    return null;
+    return p_config;
 end
 $plpgsql$;
 
-create or replace function ulak_private.retry_policy_violation(p_policy jsonb)
+-- The first rule that a value breaks, as ulak_private.config_violation(). A rule is a row of a function: refused is a condition of jsonpath that
+-- must not be true of the value, and KEY in it stands for the path of each of its keys.
+create or replace function ulak_private.rule_violation(p_rules text, p_value jsonb)
 returns text[]
 language plpgsql
 immutable
 set search_path = pg_catalog, pg_temp
 as $plpgsql$
 declare
-    v_violation text[] := ulak_private.json_violation(ulak_private.retry_policy_schema(), p_policy);
+    v_violation text[];
 begin
-    if v_violation is not null then
-        return v_violation;
-    elsif p_policy ->> 'backoff' = 'schedule' and not p_policy ? 'schedule' then
-        return array['.schedule', 'is required with "backoff": "schedule"', null];
-    elsif p_policy ? 'schedule' and p_policy ->> 'backoff' is distinct from 'schedule' then
-        return array['.schedule', 'has no effect without "backoff": "schedule"', null];
-    elsif (p_policy ->> 'base_delay_seconds')::numeric > (p_policy ->> 'max_delay_seconds')::numeric then
-        return array['.base_delay_seconds', 'must not exceed max_delay_seconds', null];
-    end if;
-    return null;
+    execute format(
+        $$
+            select array[regexp_replace('.' || k.key, '[.]("[^"]*")', E'[\\1]'), r.problem, r.hint]
+            from ulak_private.%I() r
+            cross join unnest(string_to_array(r.keys, ',')) k(key)
+            where jsonb_path_match($1, replace(r.refused, 'KEY', '$.' || k.key)::jsonpath, '{}', true)
+            limit 1
+        $$,
+        p_rules
+    )
+    into v_violation
+    using p_value;
+    return v_violation;
 end
 $plpgsql$;
+
+create or replace function ulak_private.retry_policy_rules()
+returns table (keys text, refused text, problem text, hint text)
+language sql
+immutable
+as $sql$
+    values
+        ('schedule', '$.backoff == "schedule" && !exists(KEY)', 'is required with "backoff": "schedule"', null),
+        ('schedule', 'exists(KEY) && !($.backoff == "schedule")', 'has no effect without "backoff": "schedule"', null),
+        ('base_delay_seconds', 'KEY > $.max_delay_seconds', 'must not exceed max_delay_seconds', null)
+$sql$;
+
+create or replace function ulak_private.retry_policy_violation(p_policy jsonb)
+returns text[]
+language sql
+immutable
+set search_path = pg_catalog, pg_temp
+as $sql$
+    select coalesce(
+        ulak_private.json_violation(ulak_private.retry_policy_schema(), p_policy),
+        ulak_private.rule_violation('retry_policy_rules', p_policy)
+    )
+$sql$;
 
 create or replace function ulak_private.raise_violation(p_what text, p_violation text[])
 returns void
