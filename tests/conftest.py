@@ -28,19 +28,19 @@ _numbers = itertools.count(1)
 
 CLIENTS = Path(__file__).parent / "clients"
 MAJORS = Path(__file__).resolve().parent / "majors"
-# Whatever breaks most is told first. The workers come before the longest part, for pg_cron's minutes to pass during it.
+# Folders that break most often come first. The workers come before the longest part, so that pg_cron's minutes pass during it.
 ORDER = ("conventions", "unit", "security", "upgrade", "plain", "chaos", "concurrency", "worker", "nodes", "db")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """In that order. What has to wait for the clock comes last; where others run meanwhile, first, and long tests before short ones:
-    at the end all processes shall be busy."""
+    """In that order. Tests that wait for the clock come last in a single process, and first if others run meanwhile; long tests come before
+    short ones, so that all processes are busy until the end."""
     waiting = -1 if is_one_of_several(config) else len(ORDER)
 
     def place(item: pytest.Item) -> tuple[int, bool]:
         folder = item.path.parent.name
         if waits_for_the_clock(item):
-            # Whoever asks for the outage waits for its end.
+            # A test that asks for the outage waits for its end.
             return waiting, "outage" in getattr(item, "fixturenames", ())
         return ORDER.index(folder) if folder in ORDER else len(ORDER), not item.path.stem.endswith("_machine")
 
@@ -57,7 +57,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Scheduling:
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
-    """Here, because the process that tells it runs no test if there are several."""
+    """Here, because with several processes the one that prints it runs no test."""
     write_table(terminalreporter)
     asked_for = [(config.invocation_params.dir / each.partition("::")[0]).resolve() for each in config.args]
     if "ULAK_OLDER" not in os.environ and any(MAJORS.is_relative_to(path) for path in asked_for):
@@ -184,7 +184,7 @@ def rabbitmq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RabbitMQ]:
 
 @pytest.fixture(scope="session")
 def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Redis]:
-    """For all tests that leave it as it was: reset() empties it."""
+    """Shared by all tests that leave it as it was: reset() empties it."""
     with Redis(tmp_path_factory.mktemp("redis")) as server:
         yield server
 
@@ -198,7 +198,7 @@ def mosquitto(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mosquitto]:
 
 @pytest.fixture(scope="session")
 def nats(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nats]:
-    """For all tests that leave it running; each has streams of its own."""
+    """Shared by all tests that leave it running; each has streams of its own."""
     with Nats(tmp_path_factory.mktemp("nats")) as server:
         yield server
 
@@ -211,6 +211,6 @@ def kafka_cluster() -> Iterator[Kafka]:
 
 @pytest.fixture
 def kafka(kafka_cluster: Kafka) -> Iterator[Kafka]:
-    """One for all tests; each leaves it up, quick and willing, and has topics of its own."""
+    """Shared by all tests: each has topics of its own, and leaves the cluster running and healthy."""
     yield kafka_cluster
     kafka_cluster.mend()

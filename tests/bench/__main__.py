@@ -84,7 +84,7 @@ class Run:
         self._write()
 
     def _perform_section(self, name: str, part: Part, stage: Stage, figures: list[Figure]) -> None:
-        """One that breaks must not take the others' figures with it."""
+        """A part that breaks must not take the figures of the others with it."""
         try:
             figures += part.sections[name.split(":")[1]](stage)
         except Exception:
@@ -152,7 +152,7 @@ def main() -> None:
     if chosen.markdown:
         print(f"\n{sentence(run.circumstances)}\n\n{markdown(run.figures)}")
     print(f"\nwritten to {run.file}")
-    # Required of the whole work: with a part of it, what is done once weighs too much.
+    # The bounds are for scale 1: at a smaller scale, fixed costs weigh too much.
     missed = [figure.name for figures in run.figures.values() for figure in figures if not figure.is_kept]
     if missed:
         print(f"not as required: {', '.join(missed)}")

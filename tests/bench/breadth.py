@@ -39,7 +39,7 @@ NEIGHBOURS_REQUIRED = 0.8
 AT_MOST = 15
 OLD_AT_MOST = 8
 LIMIT = 500
-# A claim visits so many.
+# A claim visits this many endpoints.
 CLAIM_ENDPOINTS = 32
 
 # Messages.
@@ -67,8 +67,8 @@ def create_endpoints(db: DB, count: int, url: str = "", protocol: str = "http", 
 
 
 def send_to(db: DB, endpoints: int, messages: int, first: int = 1) -> int:
-    """As many to each of so many endpoints, in turn, by batches of a hundred at most; how many, which may be a few more. A transaction is for a
-    thousand endpoints at most: senders take a lock for each."""
+    """The same number to each of this many endpoints, in turn, in batches of at most a hundred; returns how many, which may be a few more.
+    A transaction is for a thousand endpoints at most: senders take a lock for each."""
     each = max(1, messages // endpoints)
     rounds = -(-each // 100)
     batch = -(-each // rounds)
@@ -93,14 +93,14 @@ def empty(db: DB) -> None:
 
 
 class Field:
-    """A database with so many endpoints, filled and drained again and again."""
+    """A database with this many endpoints, filled and drained again and again."""
 
     def __init__(self, stage: Stage, release: str | None, site: Site, endpoints: int, **config: Any) -> None:
         self.site = site
         self.endpoints = endpoints
         self.messages = stage.scaled(MESSAGES, 200)
         self.at_most = AT_MOST if release is None else max(1.0, OLD_AT_MOST * min(1, stage.scale))
-        # What is to be drained: that of the first so many endpoints.
+        # The messages of this many endpoints, the first ones, are drained.
         self.watched = endpoints
         create_endpoints(site.db, endpoints, stage.receiver, **config)
 
@@ -337,8 +337,8 @@ def can_publish(field: Subscribers, release: str) -> bool:
 
 
 class Light:
-    """One worker, and now and then a message: for any of so many endpoints, which the worker then hardly ever knows, or for
-    a few of them that it does."""
+    """One worker, and a message now and then: for any of many endpoints, which the worker hardly ever knows, or for a few that it does
+    know."""
 
     def __init__(self, site: Site, receiver: TimedReceiver, endpoints: int) -> None:
         create_endpoints(site.db, endpoints, receiver.url)
@@ -350,9 +350,9 @@ class Light:
         self.used = 0.0
 
     def latencies(self, count: int, among: int, rate: float | None = None) -> list[float]:
-        """Milliseconds from the call of send() to the arrival, of so many a second, or of light traffic. From the commit
-        would be less, and less than nothing where the worker is sooner than the client hears of it, so that no ratio could
-        be had. Those before it wake whoever has slept while others were measured."""
+        """Milliseconds from the call of send() to the arrival, at this many a second or in light traffic. Measured from the commit, it
+        could be negative, since the worker may deliver before the client hears of its commit. The first messages wake what slept while
+        others were measured."""
         if count > WARM_UP:
             self.latencies(WARM_UP, among, rate)
         self.used = processor_seconds(self._worker.pid)
@@ -415,8 +415,8 @@ def light(stage: Stage) -> Iterator[Figure]:
 
 
 def claim(stage: Stage) -> Iterator[Figure]:
-    """Each takes 500 of what is due for so many endpoints, of which those whose turn it is have enough. The exponent is that
-    of a line through all widths."""
+    """Each takes 500 of the messages that are due for this many endpoints; those whose turn it is have enough. The exponent is that of a
+    line through all widths."""
     widths = sorted({stage.scaled(count, least) for least, count in enumerate((1, 10, 100, SOME, MANY), 1)})
     rounds = stage.rounds(5)
     found: dict[str | None, dict[int, Measured]] = {}
@@ -457,7 +457,7 @@ def claim(stage: Stage) -> Iterator[Figure]:
 
 
 def enough(width: int, claims: int) -> int:
-    """So many messages for each endpoint that all claims are full."""
+    """Enough messages for each endpoint to fill all claims."""
     visited = min(width, CLAIM_ENDPOINTS)
     return -(-LIMIT // visited) * (1 + visited * claims // width)
 

@@ -62,7 +62,7 @@ def prepare(db: DB) -> None:
 
 
 def add_due(db: DB, each: int) -> None:
-    """So many messages for each busy endpoint."""
+    """This many messages for each busy endpoint."""
     storage.insert(db, MESSAGE, "generate_series(1, %s) n join ulak.endpoints e on e.name like 'busy%%'", [each])
 
 
@@ -154,7 +154,7 @@ def show(measured: dict[str, dict[str, Measured]], others: int) -> None:
 
 
 class Way:
-    """How a client claims and settles, and what it has to do with."""
+    """How a client claims and settles, and what it needs for that."""
 
     def __init__(self, name: str, messages: int, config: str = "{}", ordering: str = "null", error: str | None = None):
         self.name = name

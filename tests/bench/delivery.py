@@ -61,12 +61,12 @@ def fill(site: Site, endpoint: str, count: int) -> None:
 
 
 def drain(site: Site, workers: int = 1, watched: str = "true", at_most: float = 600) -> Delivered:
-    """Starts workers on a full queue and waits until the watched messages are done, or for so many seconds: then it is what
-    was delivered by then, in the time since they began."""
+    """Starts workers on a full queue and waits until the watched messages are done, or for this many seconds: then it counts what was
+    delivered by then."""
     storage.vacuum(site.db)
     before = site.value(WAL)
     sessions = [site.start(seconds=600) for _ in range(workers)]
-    # Seldom and cheap: who asks takes the receiver's processor.
+    # Rarely and cheaply: asking takes processor time from the receiver.
     left = f"""
         select not exists (select from ulak.queue where status = 'pending' and {watched})
             and not exists (select from ulak.queue where status = 'processing' and {watched})
@@ -95,7 +95,7 @@ def deliver(
     release: str | None = None,
     **config: Any,
 ) -> Delivered:
-    """So many messages to one endpoint, in a fresh database."""
+    """This many messages to one endpoint, in a fresh database."""
     with stage.site(release) as site:
         # Before and not after they are sent: a message's pages have been written since the last checkpoint, as they have
         # where messages are delivered at once, so that the WAL holds its changes and not whole pages.

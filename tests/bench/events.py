@@ -31,7 +31,7 @@ def shop(stage: Stage, stack: ExitStack) -> DB:
 
 
 def taken(db: DB, statement: str, events: int) -> Sample:
-    """Of each of so many events, in an empty queue."""
+    """Of each of this many events, in an empty queue."""
     storage.empty(db)
 
     def work() -> int:
@@ -65,7 +65,7 @@ def wildcards(stage: Stage) -> Iterator[Figure]:
 
 
 def watch(stage: Stage) -> Iterator[Figure]:
-    """A statement that updates so many rows, without and with a watch, beside publish_batch() of as many with ordering keys."""
+    """A statement that updates this many rows, without and with a watch, beside publish_batch() of as many with ordering keys."""
     rows = stage.scaled(EVENTS, 100)
     update = "update orders set total = total + 1 where %s::text is not null and id <= %s"
     batch = """

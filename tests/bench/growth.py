@@ -117,8 +117,8 @@ def archive(stage: Stage) -> Iterator[Figure]:
 
 
 def held(stage: Stage) -> Iterator[Figure]:
-    """The same backlog, once so many messages and ten times as many have been settled since somebody began to hold the
-    horizon: none of their old versions can be removed."""
+    """The same backlog, after this many and after ten times as many messages were settled under one old snapshot: none of their old row
+    versions can be removed."""
     small, backlog = stage.scaled(4000, 500), stage.scaled(3000, 500)
     with stage.site() as site:
         site.http("shop", stage.receiver)

@@ -75,7 +75,7 @@ class Schedule:
                 db.execute((db.execute(f"select {storage.private(db, 'vacuum_command')}()").fetchone() or [""])[0])  # type: ignore[arg-type]
 
 
-# Who keeps vacuum from its work.
+# What keeps vacuum from its work.
 
 
 @contextmanager
@@ -169,7 +169,7 @@ def watch(stage: Stage, holding: Callable[[Site], AbstractContextManager[None]],
 
 
 def drain(site: Site, count: int) -> float:
-    """Seconds until the worker has settled so many more messages, from its first claim of them."""
+    """Seconds until the worker has settled this many more messages, from its first claim of them."""
     last = site.value(f"select coalesce(max(id), 0) from {storage.COMPLETED}")
     fill(site, "shop", count)
     site.wait_until_settled(300)

@@ -67,13 +67,13 @@ def filled(stage: Stage, count: int) -> Iterator[Site]:
 
 
 def drain(site: Site, nodes: int) -> Drained:
-    """By so many nodes; 0: by a worker in the database."""
+    """By this many nodes; 0: by a worker in the database."""
     with ExitStack() as stack:
         before, written = server_seconds(site), site.value(WAL)
         began = [stack.enter_context(Node(node_dsn(site.cluster, site.database))) for _ in range(nodes)]
         if not nodes:
             site.start(seconds=600)
-        # Seldom and cheap: who asks takes the receiver's processor.
+        # Rarely and cheaply: asking takes processor time from the receiver.
         wait_until(lambda: site.value(SETTLED), 600, "an empty queue", interval=0.1)
         server = server_seconds(site) - before
         of_nodes = sum(processor_seconds(node.pid) for node in began)

@@ -227,7 +227,7 @@ PAGES = (
 
 
 def look_at_the_console(stage: Stage) -> Iterator[Figure]:
-    """Its pages as an administrator gets them. The first of all loads the session, and is told apart."""
+    """Its pages as an administrator gets them. The very first one loads the session and is shown separately."""
     endpoints, letters = stage.scaled(2000, 50), stage.scaled(100_000, 1000)
     with stage.database() as name, stage.cluster.connect(name) as db, tempfile.TemporaryDirectory() as folder:
         given = {"endpoints": endpoints, "messages": 20 * letters}

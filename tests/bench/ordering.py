@@ -38,7 +38,7 @@ DEEP = 100_000
 # they send. On a busy machine the yardstick was twice as high, and the figure says nothing.
 HOT_REQUIRED = 0.048
 ONE_KEY_REQUIRED = 0.05
-# Seconds for one drain: who is slow is stopped, and what it delivered counts.
+# Seconds for one drain: a slow one is stopped, and what it delivered counts.
 AT_MOST = 6
 
 
@@ -79,7 +79,7 @@ class Flow(NamedTuple):
 
 
 def clients(stage: Stage, database: str, script: str, number: int, seconds: int) -> float:
-    """So many at once, for so long: how many transactions they made in a second."""
+    """This many clients at once, for this long: how many transactions a second they made."""
     path: Path = stage.cluster.folder / "senders.sql"
     path.write_text(script)
     command: list[str | Path] = [stage.cluster.bin / "pgbench", "-n", "-M", "prepared", "-j", "2", "-c", str(number)]
@@ -202,8 +202,8 @@ def widths(stage: Stage) -> Iterator[Figure]:
 
 
 class Key:
-    """One key with so many messages waiting, or none. In each round its worker delivers some of them, and waits while the
-    others have theirs: the endpoint is disabled then."""
+    """One key with this many messages waiting, or none. In each round its worker delivers some of them, and waits while the others have
+    theirs: the endpoint is disabled then."""
 
     def __init__(self, site: Site, url: str, waiting: int, size: int) -> None:
         site.http("shop", url)
@@ -216,7 +216,7 @@ class Key:
         self._worker = site.start(seconds=600)
 
     def sample(self) -> Sample:
-        """Once a tenth of them is delivered and those behind are parked: that is done once, whoever waits how long."""
+        """Once a tenth of them is delivered and those behind are parked, which happens only once."""
         if not self._waiting:
             send_keys(self._site.db, 1, self._size)
         first = self._site.value("select min(id) from ulak.queue where status = 'pending'")

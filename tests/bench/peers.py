@@ -185,7 +185,7 @@ def sending(stage: Stage) -> Iterator[Figure]:
 
 
 def fill(db: DB, consumer: str, count: int) -> None:
-    """PgQ's batches are what came between two ticks: one after each so many events."""
+    """PgQ's batches are what came between two ticks, and there is a tick after every so many events."""
     if consumer.startswith("PgQ"):
         for _ in range(count // BATCH):
             db.execute("select pgq.insert_event('bench', 'order', %s) from generate_series(1, %s)", [PAYLOAD, BATCH])

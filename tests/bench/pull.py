@@ -28,7 +28,7 @@ CONSUMERS = 16
 BATCH = 25
 RATE = 400
 TEXT = "x" * 230
-# How often a consumer of the plain table, or of 0.2.0, looks that found nothing.
+# How often a consumer of the plain table, or of 0.2.0, looks again if it found nothing.
 POLL = 0.01
 LEASE = 5
 

@@ -1,8 +1,8 @@
 """The version under test beside the last release: sending, claiming, delivery to one endpoint (in batches and to a broker, too),
 light traffic.
 
-Nothing may become slower. Each figure is the median of interleaved rounds in two databases of the same server; how much of it is
-noise is told by `--against` a release that is the same code.
+Nothing may become slower. Each figure is the median of interleaved rounds in two databases of the same server; `--against` a release with
+the same code shows how much of it is noise.
 """
 
 from __future__ import annotations

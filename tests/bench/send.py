@@ -48,8 +48,8 @@ STATEMENTS = {
 
 
 class Shop:
-    """A database with so many messages waiting, in ulak's queue and in a plain table like it. An empty one is emptied
-    again before each sample."""
+    """A database with this many messages waiting, in ulak's queue and in a plain table like it. An empty one is emptied again before each
+    sample."""
 
     def __init__(self, stage: Stage, database: str, waiting: int = 0) -> None:
         self._cluster = stage.cluster
@@ -62,7 +62,7 @@ class Shop:
         }
         with stage.cluster.connect(database) as db:
             db.execute("select ulak.create_endpoint('shop', 'pull', '{}')")
-            # The limit is looked at as ever, and never reached.
+            # The limit is checked as always, and never reached.
             db.execute("select ulak.configure('max_queue_size', '100000000')")
             storage.create_plain(db, "plain")
         gather([self._fill, self._fill_plain])

@@ -47,7 +47,7 @@ ARCHIVE = "select ulak.archive_completed_messages(0, 1000, clock_timestamp())"
 
 
 def payloads(size: int, count: int = 100) -> list[str]:
-    """Of so many bytes each, and not to be compressed."""
+    """Of this many bytes each, and incompressible."""
     chance = random.Random(1)
     around = len(json.dumps({"text": ""}))
     return [json.dumps({"text": chance.randbytes(size).hex()[: size - around]}) for _ in range(count)]

@@ -17,7 +17,7 @@ from support.recorder import Recorder
 from support.traffic import Producers
 from support.world import World
 
-# How much more the last third of the run may show than the second third, which knows no warm-up any more.
+# How much more the last third of the run may show than the second third, which has no warm-up any more.
 TOLERANCE = 1.25
 
 

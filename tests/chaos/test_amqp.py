@@ -14,7 +14,7 @@ from support.world import FULL, UNBROKEN, World
 
 ORDERS = 1500 if FULL else 100
 KILLS = 3 if FULL else 1
-# While it is down, a retry at once would be one of thousands.
+# While it is down, immediate retries would add up to thousands.
 PATIENT = {"max_retries": 1000, "backoff": "fixed", "base_delay_seconds": 1}
 
 

@@ -17,7 +17,7 @@ PARTITIONS = 3
 
 
 class Shop:
-    """An endpoint of kafka in a world of HTTP: what a consumer reads is what arrived."""
+    """A Kafka endpoint in a world of HTTP: what a consumer reads is what arrived."""
 
     def __init__(self, world: World, kafka: Kafka, broker: str, **options: Any) -> None:
         self.world = world

@@ -1,4 +1,4 @@
-"""The queue is full, the disk is full: a clean error for those who ask, and on it goes when there is room."""
+"""The queue is full, the disk is full: callers get a clean error, and everything continues when there is room."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A broker of MQTT is restarted while messages flow."""
+"""An MQTT broker is restarted while messages flow."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from support.mosquitto import Mosquitto, Subscriber
 from support.sessions import wait_until
 from support.world import FULL, UNBROKEN, World
 
-# While it is down, a retry at once would be one of thousands.
+# While it is down, immediate retries would add up to thousands.
 PATIENT = {"max_retries": 1000, "backoff": "fixed", "base_delay_seconds": 1}
 RESTARTS = 20 if FULL else 2
 
@@ -32,9 +32,9 @@ class Topic:
         return Arrival(place, "shop", token, received.properties["ulak-message-id"], attempt, True)
 
 
-def test_a_broker_of_mqtt_is_restarted(world: World, close_books: Any, tmp_path: Path) -> None:
-    """As a service is: mosquitto writes its sessions down when it ends. One that is killed forgets what it has acknowledged
-    and not yet handed on, which nobody can make up for."""
+def test_an_mqtt_broker_is_restarted(world: World, close_books: Any, tmp_path: Path) -> None:
+    """As a service is stopped: mosquitto saves its sessions when it ends. A killed one forgets what it has acknowledged and not yet handed
+    on, and ulak can't know."""
     with Mosquitto(tmp_path / "mosquitto") as broker, Subscriber(broker, "orders") as subscriber:
         world.recorder = Topic(subscriber)  # type: ignore[assignment]
         config = {"broker": "127.0.0.1", "port": broker.port, "topic": "orders", "circuit_breaker": UNBROKEN}

@@ -1,4 +1,4 @@
-"""A server of NATS is killed and comes back."""
+"""A NATS server is killed and comes back."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from support.nats import Nats
 from support.sessions import wait_until
 from support.world import FULL, UNBROKEN, World
 
-# While it is down, a retry at once would be one of thousands.
+# While it is down, immediate retries would add up to thousands.
 PATIENT = {"max_retries": 1000, "backoff": "fixed", "base_delay_seconds": 1}
 DEATHS = 20 if FULL else 2
 
@@ -34,7 +34,7 @@ class Stream:
         return found
 
 
-def test_a_server_of_nats_is_killed_and_comes_back(world: World, close_books: Any, tmp_path: Path) -> None:
+def test_a_nats_server_is_killed_and_comes_back(world: World, close_books: Any, tmp_path: Path) -> None:
     with Nats(tmp_path / "nats") as server:
         server.create_stream("ORDERS", "orders")
         world.recorder = stream = Stream(server)  # type: ignore[assignment]
@@ -50,5 +50,5 @@ def test_a_server_of_nats_is_killed_and_comes_back(world: World, close_books: An
                     server.restart()
             world.drain()
 
-        # What comes again because its acknowledgement was lost with its connection, the stream has dropped by its id.
+        # The stream drops copies by their id: those that were sent again because the acknowledgement was lost with the connection.
         close_books(repeated_attempts=True, first_copy_only=True)

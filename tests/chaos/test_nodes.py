@@ -25,8 +25,8 @@ READY = "delivering as"
 
 
 def test_nodes_are_killed_again_and_again(world: World, close_books: Any) -> None:
-    """kill -9. What they had claimed comes back when its leases run out, and by the number of an attempt that was sent it can
-    be told from the one before: their commits wait for the disk."""
+    """kill -9. What they had claimed comes back when its leases run out, with a new attempt number: their commits wait for the disk, so no
+    number comes twice."""
     world.endpoint()
     dsn = node_dsn(world.cluster, world.database)
 
@@ -207,7 +207,7 @@ def audit(world: World, row: dict[str, Any]) -> None:
 def test_a_frozen_primary_is_left_for_the_one_that_was_promoted(
     pair: tuple[World, Cluster], row: dict[str, Any]
 ) -> None:
-    """Its kernel goes on to answer. What was asked of it and not answered may be done when it thaws: nobody relies on it."""
+    """Its kernel still answers. Requests that it didn't answer may be carried out when it thaws, and nothing relies on them."""
     world, standby = pair
     primary = world.cluster
     world.endpoint()
@@ -230,7 +230,7 @@ def test_a_frozen_primary_is_left_for_the_one_that_was_promoted(
             row["scenario"] += f" (first delivery {seconds:.1f} s after the promotion)"
             assert seconds < 5 * strain()
             primary.thaw()
-            # Senders that were frozen with it go on to send to it; nodes stay where they are.
+            # Senders that were frozen with it keep sending to it; nodes stay where they are.
             with world.producers():
                 world.recorder.wait_for_more(100)
         world.drain()

@@ -65,7 +65,7 @@ def test_the_notification_queue_is_full(site: Site) -> None:
         # It has to outlast the filling.
         worker = site.start(seconds=900)
         site.wait_for_status(site.send(), "completed")
-        # Listens, and doesn't hear before its transaction is over: all that is notified meanwhile is kept for it.
+        # It listens, but receives nothing before its transaction is over: until then PostgreSQL keeps all notifications for it.
         sleeper.execute("listen noise")
         sleeper.execute("begin")
         sleeper.execute("select 1")
@@ -75,7 +75,7 @@ def test_the_notification_queue_is_full(site: Site) -> None:
         assert site.value(USAGE) > 0.9
         with pytest.raises(psycopg.errors.ProgramLimitExceeded):
             application.execute(NOTIFY)
-        # Those who woke the worker before, and many more than it asks for.
+        # The senders that woke the worker before, and many more than it asks for.
         ids = [site.send() for _ in range(40)]
         dead = site.send("gone")
         for id in ids:
@@ -94,7 +94,7 @@ def test_the_notification_queue_is_full(site: Site) -> None:
         site.db.execute("select * from ulak.stop()")
         worker.result(30)
 
-        # Nobody is waited for any more, and all is as before.
+        # No session holds the queue up any more, and everything is as before.
         sleeper.close()
         wait_until(lambda: site.value(USAGE) < 0.5, message="an emptied queue")
         application.execute(NOTIFY)

@@ -68,7 +68,7 @@ def test_a_receiver_hangs(world: World, close_books: Any) -> None:
 
 @pytest.mark.full
 def test_a_receiver_restarts(world: World, close_books: Any) -> None:
-    # While it is down, a retry at once would be one of thousands.
+    # While it is down, immediate retries would add up to thousands.
     world.endpoint(policy={"max_retries": 1000, "backoff": "fixed", "base_delay_seconds": 1})
     world.recorder.behave("/shop", Behaviour(delay=0.02))
 

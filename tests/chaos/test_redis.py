@@ -1,4 +1,4 @@
-"""A server of Redis is killed and comes back."""
+"""A Redis server is killed and comes back."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from support.redis import Redis
 from support.sessions import wait_until
 from support.world import FULL, UNBROKEN, World
 
-# While it is down, a retry at once would be one of thousands.
+# While it is down, immediate retries would add up to thousands.
 PATIENT = {"max_retries": 1000, "backoff": "fixed", "base_delay_seconds": 1}
 DEATHS = 20 if FULL else 2
 
@@ -33,7 +33,7 @@ class Stream:
         ]
 
 
-def test_a_server_of_redis_is_killed_and_comes_back(world: World, close_books: Any, tmp_path: Path) -> None:
+def test_a_redis_server_is_killed_and_comes_back(world: World, close_books: Any, tmp_path: Path) -> None:
     with Redis(tmp_path / "redis") as server:
         world.recorder = stream = Stream(server)  # type: ignore[assignment]
         config = {"host": "127.0.0.1", "port": server.port, "stream_key": "orders", "circuit_breaker": UNBROKEN}

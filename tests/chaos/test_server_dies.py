@@ -1,4 +1,4 @@
-"""The server goes down without a word, again and again, while orders come in and messages go out."""
+"""The server crashes again and again while orders come in and messages go out."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ def test_the_extension_is_upgraded_under_load(world: World, close_books: Any, tm
 @pytest.mark.release("0.2.0")
 @pytest.mark.parametrize("runner", ["loops", pytest.param("cron", marks=pytest.mark.full)])
 def test_the_last_release_is_upgraded_under_load(world: World, close_books: Any, runner: str) -> None:
-    """Once in vain, once for good. Workers of the old version leave and come back as new ones."""
+    """Once rolled back, once committed. Workers of the old version leave and come back as new ones."""
     world.endpoint()
     deadlocks = world.cluster.log.read_text(errors="replace").count("deadlock detected")
 
@@ -55,6 +55,6 @@ def test_the_last_release_is_upgraded_under_load(world: World, close_books: Any,
 
     # A worker of 0.2.0 that waits for the upgrade's lock inside a claim or a settle ends with an error: what it has under way is sent again.
     close_books(refused=frozenset({"42P10"}), duplicates=True)
-    # Of 0.2.0, a send() with options that waits for the upgrade's lock finds a view where its table was: it is refused, and can be repeated.
+    # A send() of 0.2.0 with options that waits for the upgrade's lock finds a view where its table was: it is refused, and can be repeated.
     assert set(producers.refused) <= {"42P10"}
     assert world.cluster.log.read_text(errors="replace").count("deadlock detected") == deadlocks

@@ -15,7 +15,7 @@ collect_ignore_glob = [] if IS_ASKED_FOR else ["test_*.py"]
 
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[Cluster]:
-    """Java's driver knows no sockets of Unix."""
+    """Java's driver doesn't support Unix sockets."""
     remove_abandoned()
     cluster = Cluster.create(in_memory=True, settings={"listen_addresses": "127.0.0.1"})
     yield cluster

@@ -48,7 +48,7 @@ def test_a_dry_run_holds_nothing_when_it_is_over(db: DB, connect: Connect) -> No
 
 
 def test_endpoints_are_locked_in_the_order_of_their_ids(db: DB, connect: Connect) -> None:
-    """As settling does it: whoever has the first one waits for nobody."""
+    """As settling does: the session with the first lock never waits."""
     db.execute("delete from ulak.endpoints")
     db.execute("select ulak.create_endpoint(name, 'pull', '{}') from unnest('{z,a}'::text[]) name")
     worker, deployment = connect("ulak_admin"), connect("ulak_admin")

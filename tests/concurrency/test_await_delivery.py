@@ -71,7 +71,7 @@ def test_it_holds_neither_snapshot_nor_transaction_while_it_waits(queue: Queue, 
     wait_until(lambda: looks() == [None], message="a moment without a snapshot")
     seen = [looks() for _ in range(300)]
     assert seen.count([None]) > 150
-    # And what it held it gave back: a transaction that begins now is older than any of its own.
+    # And it released its snapshots: a transaction that begins now is older than any of its own.
     assert queue.value("select count(*) from pg_locks where pid = %s and locktype = 'relation'", pid) == 0
     queue.complete(queue.claim_one())
     assert call.result() == ("completed",)

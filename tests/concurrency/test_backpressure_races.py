@@ -94,7 +94,7 @@ def test_open_transactions_overshoot_the_limit_by_no_more_than_they_hold(connect
 # While the limit is changed.
 
 
-def test_a_limit_holds_from_its_commit_whoever_sent_meanwhile(connect: Connect, db: DB) -> None:
+def test_a_limit_applies_from_its_commit_even_if_others_sent_meanwhile(connect: Connect, db: DB) -> None:
     """A probe by the old limit, made while the new one is uncommitted, must not become a promise."""
     limit(db, 100)
     administrator = connect(autocommit=False)
@@ -107,7 +107,7 @@ def test_a_limit_holds_from_its_commit_whoever_sent_meanwhile(connect: Connect, 
     assert live(db) == 3
 
 
-def test_a_limit_holds_from_its_commit_whoever_was_probing_meanwhile(connect: Connect, db: DB) -> None:
+def test_a_limit_applies_from_its_commit_even_if_others_were_probing(connect: Connect, db: DB) -> None:
     limit(db, 100)
     gate, sender = connect(autocommit=False), connect()
     gate.execute("lock table ulak_private.deliveries in access exclusive mode")

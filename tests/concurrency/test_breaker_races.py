@@ -81,7 +81,7 @@ def test_two_reports_about_one_endpoint_wait_for_each_other(queue: Queue, begin:
     second.db.commit()
 
 
-def test_a_change_of_a_breaker_waits_a_moment_for_whoever_holds_its_advisory_lock(queue: Queue, begin: Begin) -> None:
+def test_a_change_of_a_breaker_waits_a_moment_for_its_advisory_lock(queue: Queue, begin: Begin) -> None:
     ids = [queue.endpoint(name, {"circuit_breaker": {"threshold": 1}}) for name in ("a", "b")]
     tool, session = begin(), begin()
     for id in ids:
@@ -94,11 +94,11 @@ def test_a_change_of_a_breaker_waits_a_moment_for_whoever_holds_its_advisory_loc
         times.append(session.value(clock))
 
     assert times[1] - times[0] >= 0.1
-    # Who holds both costs the transaction one wait.
+    # A session that holds both locks costs the transaction one wait.
     assert times[2] - times[1] < 0.1 * strain()
 
 
-def test_whoever_changes_a_breaker_holds_its_advisory_lock(queue: Queue, begin: Begin) -> None:
+def test_a_change_of_a_breaker_holds_its_advisory_lock(queue: Queue, begin: Begin) -> None:
     id = queue.endpoint(config={"circuit_breaker": {"threshold": 2, "cooldown": 30}})
     queue.send_many(2)
     held = """
@@ -131,7 +131,7 @@ def test_failures_reported_by_many_sessions_are_all_counted(queue: Queue, sessio
     assert queue.circuit()["circuit_failure_count"] == 200
 
 
-# Nothing waits in a circle.
+# No deadlocks.
 
 
 def test_workers_that_meet_two_endpoints_in_opposite_order_never_deadlock(queue: Queue, sessions: Sessions) -> None:
@@ -258,7 +258,7 @@ def test_claim_settle_reset_disable_alter_and_all_the_rest_never_deadlock(queue:
     assert queue.rows(FORGOTTEN) == []
 
 
-def test_claiming_and_settling_in_one_transaction_waits_for_nobody_in_a_circle(queue: Queue, begin: Begin) -> None:
+def test_claiming_and_settling_in_one_transaction_never_deadlocks(queue: Queue, begin: Begin) -> None:
     """A claim of a limited endpoint locks its row, as settling does."""
     queue.endpoint(config={"max_in_flight": 10})
     queue.send_many(2)
@@ -348,7 +348,7 @@ def test_disabling_stops_claims_at_once(queue: Queue, begin: Begin) -> None:
     operator.call("disable_endpoint", "shop")
     operator.call("disable_endpoint", "limited")
 
-    # A claim doesn't wait for the operator: a limited endpoint is left to him, another is still what it was.
+    # A claim doesn't wait for the operator: it skips a limited endpoint, and sees any other as it was.
     assert {claim.endpoint for claim in queue.claim(4)} == {"shop"}
     operator.db.commit()
 

@@ -112,7 +112,7 @@ def test_a_purge_does_not_wait_for_what_a_worker_holds(queue: Queue, begin: Begi
 def test_a_message_that_is_changed_while_the_one_before_it_is_settled_is_not_forgotten(
     queue: Queue, begin: Begin, change: str
 ) -> None:
-    """Whoever settles the first finds the second locked, and there is no third whose claim would find it parked."""
+    """The session that settles the first finds the second locked, and there is no third message whose claim would find it parked."""
     first, second = (queue.send(ordering_key="k") for _ in range(2))
     claim = queue.claim(10)[0]
     assert claim.id == first
@@ -183,7 +183,7 @@ def test_a_letter_is_redriven_or_discarded(queue: Queue, begin: Begin, sessions:
 
 @pytest.mark.parametrize("first", ["redrive", "replay"])
 @pytest.mark.parametrize("second", ["redrive", "replay", "replay_range"])
-def test_of_two_operators_who_redrive_or_replay_a_letter_one_does(
+def test_only_one_of_two_operators_redrives_or_replays_a_letter(
     queue: Queue, begin: Begin, sessions: Sessions, first: str, second: str
 ) -> None:
     id = queue.send()

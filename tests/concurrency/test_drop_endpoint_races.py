@@ -1,4 +1,4 @@
-"""An endpoint is dropped while others send to it: no sender waits, and no message is lost without a word."""
+"""An endpoint is dropped while others send to it: no sender waits, and no message is lost silently."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_an_endpoint_can_be_dropped_after_the_sender_rolled_back(connect: Connec
 
 
 def test_a_drop_waits_for_a_sender_that_is_about_to_commit(connect: Connect, db: DB) -> None:
-    """Whoever rolls back in time has sent nothing."""
+    """A session that rolls back in time has sent nothing."""
     sender, dropper = connect(autocommit=False), connect()
     run(sender, "send")
 
@@ -130,7 +130,7 @@ def test_senders_that_come_and_go_do_not_keep_an_endpoint_from_being_dropped(con
     assert count(db, "select count(*) from ulak.endpoints") == 1
 
 
-# An open transaction drops: nobody waits for it. What is sent meanwhile has no endpoint, and becomes a dead letter.
+# An open transaction drops the endpoint, and no session waits for it. What is sent meanwhile has no endpoint and becomes a dead letter.
 
 
 def bury_orphans(db: DB) -> list[tuple[str, str]]:
@@ -171,7 +171,7 @@ def test_what_is_sent_while_a_drop_is_rolled_back_is_a_message_as_any_other(conn
 
 
 @pytest.mark.parametrize("way", BY_NAME)
-def test_a_sender_after_the_drop_is_told(db: DB, way: str) -> None:
+def test_a_sender_after_the_drop_gets_an_error(db: DB, way: str) -> None:
     db.execute(DROP)
 
     with pytest.raises(psycopg.errors.UndefinedObject, match='unknown endpoint "shop"'):

@@ -25,7 +25,7 @@ def queue(queue: Queue) -> Queue:
     return queue
 
 
-# The next message of a key is woken, by whatever its head is settled.
+# The next message of a key becomes due, however its head is settled.
 
 
 def test_a_message_whose_sender_commits_after_the_head_was_settled_is_delivered(queue: Queue, begin: Begin) -> None:
@@ -116,7 +116,7 @@ def test_a_redrive_under_way_while_the_head_is_settled_is_woken(queue: Queue, be
     assert queue.claim_one().id == redriven
 
 
-def test_a_key_that_is_busy_holds_nobody_up(queue: Queue, begin: Begin) -> None:
+def test_a_busy_key_delays_no_other(queue: Queue, begin: Begin) -> None:
     """A sender that stays in its transaction holds its key; workers and other keys go on."""
     queue.send(ordering_key="k")
     other = queue.send(ordering_key="l")
@@ -131,7 +131,7 @@ def test_a_key_that_is_busy_holds_nobody_up(queue: Queue, begin: Begin) -> None:
     assert queue.claim(10) == []
 
 
-# The sweep finds what nobody has woken.
+# The sweep finds messages that were left parked.
 
 CHANGES = {
     "cancel": "select ulak.cancel(%s)",
@@ -158,7 +158,7 @@ def test_a_message_whose_change_is_rolled_back_while_its_head_is_delivered_goes_
     assert queue.claim_one().id == second
 
 
-def test_a_head_that_is_cancelled_under_an_older_snapshot_holds_up_nobody_after_the_next_sweep(
+def test_a_head_that_is_cancelled_under_an_older_snapshot_delays_no_message_after_the_next_sweep(
     queue: Queue, begin: Begin
 ) -> None:
     """By its snapshot, nothing is parked behind it."""
@@ -247,7 +247,7 @@ def test_a_sender_that_waited_for_a_key_that_is_forgotten_makes_it_anew(queue: Q
     second.db.commit()
 
 
-# Nobody who holds a message waits for another one.
+# A session that holds a message never waits for another one.
 
 
 def send_two_keys(queue: Queue) -> dict[str, int]:
@@ -323,7 +323,7 @@ def test_a_sweep_does_not_wait_for_a_worker_that_settles_the_same_key(queue: Que
 # A message is parked while its head is settled.
 
 
-def test_whoever_settles_a_head_waits_for_the_claim_that_parks_behind_it(queue: Queue, begin: Begin) -> None:
+def test_settling_a_head_waits_for_the_claim_that_parks_behind_it(queue: Queue, begin: Begin) -> None:
     queue.send(ordering_key="k")
     head = queue.claim_one()
     second = queue.send(ordering_key="k")
@@ -339,7 +339,7 @@ def test_whoever_settles_a_head_waits_for_the_claim_that_parks_behind_it(queue: 
     assert queue.claim_one().id == second
 
 
-def test_a_claim_neither_waits_for_whoever_settles_the_head_nor_parks_behind_it(queue: Queue, begin: Begin) -> None:
+def test_a_claim_neither_waits_for_the_settling_of_the_head_nor_parks_behind_it(queue: Queue, begin: Begin) -> None:
     queue.send(ordering_key="k")
     head = queue.claim_one()
     second = queue.send(ordering_key="k")
@@ -386,7 +386,7 @@ def test_a_head_that_leaves_between_the_look_and_the_parking_leaves_nothing_park
 
 @contextmanager
 def gate_before_parking(queue: Queue) -> Iterator[None]:
-    """Whoever is about to park waits here."""
+    """A session that is about to park waits here."""
     definition = queue.value(
         "select pg_get_functiondef('ulak_private.park(tid[], bigint[], timestamptz)'::regprocedure)"
     )
@@ -505,7 +505,7 @@ def test_a_key_with_thousands_of_messages_does_not_hold_up_the_others_of_its_end
     assert len(queue.column(PARKED)) == 4999
 
 
-def test_a_claim_parks_no_more_than_it_can_in_a_moment(queue: Queue) -> None:
+def test_a_claim_parks_only_a_limited_number_of_messages(queue: Queue) -> None:
     """A million messages behind one head would make it last for minutes."""
     queue.db.execute("select ulak.send('shop', '1', p_ordering_key => 'k') from generate_series(1, 5000)")
 

@@ -1,4 +1,4 @@
-"""Whatever sessions do with messages of a few keys, and however they end, nothing is left parked behind nothing."""
+"""Whatever sessions do with messages of a few keys, and however they end, no message stays parked without a predecessor."""
 
 from __future__ import annotations
 
@@ -193,7 +193,7 @@ class Machine(RuleBasedStateMachine):
         assert self.queue.column("select id from ulak.queue") == []
 
 
-def test_nothing_is_left_parked_behind_nothing(connect: Connect, queue: Queue) -> None:
+def test_no_message_stays_parked_without_a_predecessor(connect: Connect, queue: Queue) -> None:
     queue.db.execute("set lock_timeout = '20ms'")
     Machine.connect, Machine.queue = staticmethod(connect), queue  # type: ignore[assignment]
     Machine.sessions = [Machine.new_session() for _ in range(SESSIONS)]

@@ -66,7 +66,7 @@ def test_a_second_sender_of_a_key_waits_until_the_first_has_committed(connect: C
 
 
 def test_the_id_is_drawn_after_the_wait(connect: Connect, db: DB) -> None:
-    """Else the second sender's id, drawn early, would be below one that the first takes while it is waited for."""
+    """Otherwise the second sender's id, drawn early, would be below one that the first sender draws while the second waits."""
     first, second = connect(autocommit=False), connect()
     send(first)
 

@@ -1,4 +1,4 @@
-"""What came of a message is told once, and an endpoint that has answered isn't disabled, whoever comes first."""
+"""The outcome of a message is announced once, and an endpoint that has answered isn't disabled, whichever session comes first."""
 
 from __future__ import annotations
 

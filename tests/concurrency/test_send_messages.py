@@ -1,4 +1,4 @@
-"""Sessions that send many messages with the same keys: each key once, in the order of commits, and nobody in a circle."""
+"""Sessions that send many messages with the same keys: each key once, in the order of commits, and no deadlock."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A setting that was committed before a message was sent holds for that message: no worker claims it by older ones."""
+"""A setting that was committed before a message was sent applies to that message: no worker claims it with older settings."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def claimed_in_light_traffic(session: Queue, after: int) -> list[int]:
 
 
 @pytest.mark.parametrize("is_light", [False, True])
-def test_a_worker_claims_nothing_until_it_knows_the_settings_of_now(
+def test_a_worker_claims_nothing_until_it_has_the_current_settings(
     queue: Queue, sessions: Sessions, is_light: bool
 ) -> None:
     (worker,) = sessions(1)

@@ -1,4 +1,4 @@
-"""Who notifies: the first few who send after a worker has fallen asleep, when they commit."""
+"""Which senders notify: the first few after a worker has fallen asleep, when they commit."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def request_wake_ups(queue: Queue) -> int:
     return int(queue.value("select ulak_private.request_wake_ups()"))
 
 
-def test_nobody_notifies_while_no_worker_sleeps(queue: Queue, notifications: Notifications) -> None:
+def test_senders_do_not_notify_while_no_worker_sleeps(queue: Queue, notifications: Notifications) -> None:
     queue.send()
 
     assert notifications() == 0
@@ -72,7 +72,7 @@ def test_a_sender_notifies_when_he_commits(queue: Queue, connect: Connect, notif
     assert notifications() == 1
 
 
-def test_who_rolls_back_does_not_notify(queue: Queue, connect: Connect, notifications: Notifications) -> None:
+def test_a_sender_that_rolls_back_does_not_notify(queue: Queue, connect: Connect, notifications: Notifications) -> None:
     request_wake_ups(queue)
     sender = connect(autocommit=False)
     sender.execute("select ulak.send('shop', '{}')")
@@ -123,8 +123,8 @@ def of_two_phases() -> Iterator[psycopg.Connection[Any]]:
         cluster.remove()
 
 
-def test_where_transactions_may_be_prepared_nobody_notifies_nor_listens() -> None:
-    """PostgreSQL refuses to prepare a transaction that has rung."""
+def test_where_transactions_may_be_prepared_no_session_notifies_or_listens() -> None:
+    """PostgreSQL refuses to prepare a transaction that has notified."""
     with of_two_phases() as db:
         queue = Queue(db)
         queue.endpoint()

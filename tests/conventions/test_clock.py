@@ -1,4 +1,4 @@
-"""Every public function that takes the time refuses one that nothing can be computed with, and uses the clock without one."""
+"""Every public function that takes the time refuses absurd times, and uses the clock without one."""
 
 from __future__ import annotations
 

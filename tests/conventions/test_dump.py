@@ -14,7 +14,7 @@ from support.rows import fill
 DB = psycopg.Connection[Any]
 
 
-# Who worked in one cluster, and what maintenance did there, means nothing in another.
+# The workers and the maintenance runs of one cluster mean nothing in another.
 NOT_CARRIED = [
     "ulak.workers: 1",
     "ulak_private.maintenance_runs: 1",

@@ -13,7 +13,7 @@ DB = psycopg.Connection[Any]
 
 
 @pytest.mark.parametrize("schema", ["ulak", "ulak_private"])
-def test_a_schema_that_somebody_made_is_refused(
+def test_a_schema_that_exists_already_is_refused(
     cluster: Cluster, template: str, empty_database: str, schema: str
 ) -> None:
     with cluster.connect(empty_database) as connection:

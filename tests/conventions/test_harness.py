@@ -65,7 +65,7 @@ def test_a_killed_cluster_comes_back() -> None:
     assert cluster.processes() == []
 
 
-def test_what_a_killed_process_left_is_removed_by_whoever_comes_first_and_nothing_else() -> None:
+def test_only_what_a_killed_process_left_is_removed_by_the_next_one() -> None:
     """Several processes may come at once."""
     with subprocess.Popen([sys.executable, "-c", ""]) as ended:
         pass
@@ -95,7 +95,7 @@ def test_a_file_that_others_read_is_never_seen_half_written(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("fixture, unit", [("rabbitmq", "RabbitMQ"), ("rehearsal", "minutes"), ("outage", "minutes")])
-def test_one_process_runs_all_tests_that_share_what_is_dear(
+def test_one_process_runs_all_tests_that_share_something_expensive(
     request: pytest.FixtureRequest, fixture: str, unit: str
 ) -> None:
     """Of those that run together with this one."""

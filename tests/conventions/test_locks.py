@@ -66,11 +66,11 @@ def test_every_named_lock_is_listed_and_taken(db: DB) -> None:
     assert sorted(taken) == listed("name") == rows
 
 
-# What makes a message due, whoever claims it.
+# What makes a message due, for every kind of claim.
 DUE = ("q.next_retry_at <= p_now", "(q.expires_at is null or q.expires_at > p_now)")
 
 
-def test_whoever_claims_asks_the_same_of_a_message(db: DB) -> None:
+def test_every_claim_has_the_same_conditions(db: DB) -> None:
     """The claim and the turn in light traffic: the only functions that make a pending message one in flight."""
     claims = {
         name: re.sub(r"\s+", " ", body)
@@ -90,8 +90,8 @@ def test_whoever_claims_asks_the_same_of_a_message(db: DB) -> None:
     }
 
 
-def test_nobody_else_claims(db: DB) -> None:
-    """A third way to claim would need the same conditions: it belongs into the test above."""
+def test_no_other_function_claims(db: DB) -> None:
+    """A third way to claim would need the same conditions, and a line in the test above."""
     claimers = db.execute(
         """
         select proname from pg_proc

@@ -108,7 +108,7 @@ def test_a_server_finds_the_extension_by_its_path_alone(tmp_path: Path, connect:
     assert db.execute("select extversion from pg_extension where extname = 'ulak'").fetchone() == (current_version(),)
 
 
-def test_the_license_is_named_wherever_somebody_looks() -> None:
+def test_the_license_is_named_where_people_look() -> None:
     license = (PROJECT / "LICENSE").read_text()
     meta = json.loads(subprocess.run([sys.executable, PROJECT / "control/meta.py"], capture_output=True).stdout)
 
@@ -123,7 +123,7 @@ def test_the_license_is_named_wherever_somebody_looks() -> None:
 
 
 def test_only_the_server_of_compose_begins_as_root() -> None:
-    """It gives that up itself. Everything else of ours is somebody else from the beginning, and may nothing."""
+    """It drops its rights itself. All other containers of ours run as an unprivileged user from the start."""
     services: dict[str, Any] = {}
     for name in ("compose.yaml", "monitoring/compose.yaml"):
         for service, given in yaml.safe_load((PROJECT / "docker" / name).read_text())["services"].items():
@@ -147,7 +147,7 @@ def test_only_the_server_of_compose_begins_as_root() -> None:
 
 
 @pytest.mark.parametrize("path", MANIFESTS, ids=lambda path: str(path.name))
-def test_manifests_are_valid_and_let_nobody_be_root(path: Path) -> None:
+def test_manifests_are_valid_and_run_nothing_as_root(path: Path) -> None:
     documents = list(yaml.safe_load_all(path.read_text()))
 
     for document in documents:

@@ -24,7 +24,7 @@ def test_what_is_shipped_is_ascii() -> None:
 
 
 def test_no_text_is_lowered_by_the_rules_of_the_databases_language() -> None:
-    """In Turkish the small letter of I is another one than i."""
+    """In Turkish, the lower case of I isn't i."""
     lowered = [
         f"{path.name}: {line.strip()}"
         for path in SQL

@@ -34,7 +34,7 @@ def make(cluster: Cluster, template: str) -> Iterator[Make]:
 
 
 def deliver(cluster: Cluster, database: str, receiver: Receiver, payload: Any) -> None:
-    """From send() to the receiver, and once round by maintenance and the looks."""
+    """From send() to the receiver, then maintenance and all reporting functions once."""
     site = Site(cluster, database)
     site.http("shop", receiver.url)
     worker = site.start(seconds=60)
@@ -81,7 +81,7 @@ def test_a_read_only_database_is_refused_with_a_reason_and_delivers_once_install
 
         connection.execute("set default_transaction_read_only = off")
         connection.execute("create extension ulak cascade")
-    # What the application sends, it sends in transactions that may write; ours must see to that themselves.
+    # The application sends in transactions that may write; ulak's own sessions must make sure of that themselves.
     with cluster.connect(database) as connection:
         connection.execute("set default_transaction_read_only = off")
         connection.execute("select ulak.configure('http_allowed_networks', '127.0.0.0/8')")
@@ -98,7 +98,7 @@ def test_a_read_only_database_is_refused_with_a_reason_and_delivers_once_install
 
 
 def test_a_turkish_database_knows_the_small_letters_of_names(cluster: Cluster, make: Make, receiver: Receiver) -> None:
-    """There the small letter of I is another one than i."""
+    """There, the lower case of I isn't i."""
     database = make("locale_provider icu icu_locale 'tr-TR' locale 'C.UTF-8'")
     cluster.install(database)
     with cluster.connect(database) as connection:

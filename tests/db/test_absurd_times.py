@@ -1,4 +1,4 @@
-"""Times and durations that nothing can be computed with are refused; a day has 24 hours."""
+"""Absurd times and durations are refused; a day has 24 hours."""
 
 from __future__ import annotations
 

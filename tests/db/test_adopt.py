@@ -87,7 +87,7 @@ def test_a_restored_dump_holds_its_messages_until_it_is_adopted(
         ).fetchall()
         ours = [str(value(session, "select system_identifier from pg_control_system()")) for session in (db, restored)]
         assert event == [([ours[0]], [ours[1]], {"released": live})]
-    # What was restored there concerns nobody here.
+    # What was restored there has no effect here.
     assert len(column(db, CLAIM)) == 3
 
 
@@ -142,8 +142,8 @@ def test_a_promoted_standby_goes_on_without_a_word(
 def test_a_cluster_that_was_recovered_to_a_target_holds_its_messages_until_it_is_adopted(
     tmp_path: Path, target: str
 ) -> None:
-    """In the original's place: nothing but the timeline's history tells. What was sent after the target is gone, what was
-    delivered after it waits again."""
+    """In the original's place: only the timeline's history shows it. Messages sent after the target are gone, and those delivered after it
+    wait again."""
     archive = tmp_path / "archive"
     archive.mkdir()
     original = Cluster.create(in_memory=True, settings={"archive_mode": "on", "archive_command": f"cp %p {archive}/%f"})
@@ -220,7 +220,7 @@ def test_maintenance_of_a_held_cluster_says_why_it_does_nothing(db: DB) -> None:
 def test_an_installation_that_took_itself_for_a_restore_is_completed_by_maintenance(
     cluster: Cluster, empty_database: str
 ) -> None:
-    """row_security = off is how a restore is told; an administrator may have set it for other reasons."""
+    """row_security = off is how a restore is recognised; an administrator may have set it for other reasons."""
     with cluster.connect(empty_database) as db:
         db.execute("set row_security = off")
         db.execute("create extension ulak cascade")

@@ -94,7 +94,7 @@ def test_a_dry_run_says_the_same_and_changes_nothing(queue: Queue) -> None:
     assert told == changes(queue, DOCUMENT)
 
 
-def test_a_change_is_told_by_its_keys_before_and_after(queue: Queue) -> None:
+def test_a_change_is_shown_by_its_keys_before_and_after(queue: Queue) -> None:
     apply(queue, DOCUMENT)
     shop = {**DOCUMENT["endpoints"]["shop"], "config": {**HTTP, "timeout": 8}, "description": "the shop"}
 
@@ -172,7 +172,7 @@ def test_operators_switches_outlive_a_document_that_says_nothing_of_them(queue: 
     assert queue.value("select enabled from ulak.endpoints where name = 'shop'")
 
 
-def test_every_refused_entry_is_told_and_nothing_is_changed(queue: Queue) -> None:
+def test_every_refused_entry_is_reported_and_nothing_is_changed(queue: Queue) -> None:
     apply(queue, {"endpoints": {"old": {"protocol": "pull"}}})
     before = config(queue)
     wrong = {

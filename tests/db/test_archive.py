@@ -108,7 +108,7 @@ def test_the_oldest_go_first_and_no_more_than_asked_for(alone: DB) -> None:
     assert column(alone, QUEUED) == [late]
 
 
-def test_a_message_that_somebody_has_locked_is_left_for_later(db: DB, connect: Connect) -> None:
+def test_a_locked_message_is_left_for_later(db: DB, connect: Connect) -> None:
     locked, free = finish(db, 2, at=LONG_AGO)
     other = connect(autocommit=False)
     other.execute("select from ulak.queue where id = %s for update", [locked])

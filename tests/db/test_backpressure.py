@@ -331,7 +331,7 @@ def test_an_application_can_not_tighten_the_limit_either(connect: Connect, shop:
     assert not is_full(application)
 
 
-def test_a_limit_that_is_not_committed_is_promised_to_nobody_else(connect: Connect, shop: Queue) -> None:
+def test_an_uncommitted_limit_is_not_promised_to_other_sessions(connect: Connect, shop: Queue) -> None:
     limit(shop, 2)
     other = Queue(connect())
 

@@ -1,4 +1,4 @@
-"""Taking back what waits: cancelled messages are archived, told of, and never delivered."""
+"""Taking back what waits: cancelled messages are archived, shown as cancelled, and never delivered."""
 
 from __future__ import annotations
 

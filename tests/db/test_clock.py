@@ -244,7 +244,7 @@ def test_a_transaction_that_began_ahead_and_commits_later_is_found(queue: Queue)
     assert queue.due_in(late) == 600
 
 
-def test_nobody_looks_while_the_clock_is_right_nor_longer_than_an_hour(queue: Queue) -> None:
+def test_there_is_no_look_while_the_clock_is_right_or_after_an_hour(queue: Queue) -> None:
     queue.endpoint()
     old = queue.send()
     date_ahead(queue, old, 100 * HOUR)

@@ -53,7 +53,7 @@ def console(cluster: Cluster, watched: str, tmp_path_factory: pytest.TempPathFac
 
 @pytest.fixture
 def queue(cluster: Cluster, watched: str) -> Iterator[Queue]:
-    """An endpoint "shop" with three dead letters, and an endpoint whose name and error are no help."""
+    """An endpoint "shop" with three dead letters, and an endpoint whose name and error are hard to display."""
     with cluster.connect(watched) as db:
         queue = Queue(db)
         later, queue.base = queue.base, queue.value("select now()")
@@ -533,7 +533,7 @@ def test_it_fits_a_phone(browser: Browser, console: Console, queue: Queue) -> No
         ("test_ulak_admin", "anything", "did not ask for a password"),
     ],
 )
-def test_who_may_not_log_in_gets_no_session(console: Console, role: str, password: str, reason: str) -> None:
+def test_a_rejected_login_gets_no_session(console: Console, role: str, password: str, reason: str) -> None:
     answer = console.login(role, password)
 
     assert answer.status == 403
@@ -579,7 +579,7 @@ def test_a_part_that_fails_costs_no_other_part(console: Console, queue: Queue) -
     assert "What happened" in message.text
 
 
-def test_who_guesses_passwords_has_to_wait(cluster: Cluster, watched: str, tmp_path: Path) -> None:
+def test_guessing_passwords_is_slowed_down(cluster: Cluster, watched: str, tmp_path: Path) -> None:
     with Console(cluster, watched, tmp_path / "log") as console:
         for n in range(10):
             assert "is wrong" in console.login("console_admin", f"guess {n}").text
@@ -678,7 +678,7 @@ def test_a_monitor_may_not_act_even_by_hand(console: Console, queue: Queue) -> N
     assert console.post("/act/disable", {"endpoint": "shop"}, session).status == 403
 
 
-def test_what_the_database_refuses_is_told_with_its_hint(console: Console, queue: Queue) -> None:
+def test_a_refusal_of_the_database_is_shown_with_its_hint(console: Console, queue: Queue) -> None:
     session = cookies(console, "console_admin")
 
     for path, said in (

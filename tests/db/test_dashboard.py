@@ -191,7 +191,7 @@ def test_every_alert_says_what_to_run_next(trouble: Prometheus, cluster: Cluster
                         db.execute(next_step)
 
 
-def test_a_database_that_does_not_answer_is_told_to_prometheus(cluster: Cluster, module_database: str) -> None:
+def test_prometheus_learns_of_a_database_that_does_not_answer(cluster: Cluster, module_database: str) -> None:
     port = free_port()
     environment = {**os.environ, "PGHOST": cluster.host, "PGPORT": "1", "PGDATABASE": module_database}
     exporter = start([sys.executable, PROJECT / "docker/monitoring/prometheus/exporter.py", str(port)], env=environment)

@@ -1,4 +1,4 @@
-"""A receiver that stays broken: its endpoint is disabled after disable_after without a success, and that is told before."""
+"""A receiver that stays broken: its endpoint is disabled after disable_after without a success, and announced before."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def is_enabled(queue: Queue) -> bool:
     return bool(queue.circuit("shop")["enabled"])
 
 
-def test_it_is_told_twice_and_then_disabled_with_the_reason(shop: Queue) -> None:
+def test_it_is_announced_twice_and_then_disabled_with_the_reason(shop: Queue) -> None:
     report(shop, 1, 30)
     for hour in (1.5, 5.9, 6.1, 6.2, 9.9, 10.1, 10.9):
         look(shop, hour)

@@ -109,7 +109,7 @@ def test_no_worker_alive_is_critical(queue: Queue) -> None:
     assert found(queue, "workers", now=60)["finding"] == "no worker is alive; the last sign of life was 1m 0s ago"
 
 
-def test_a_worker_that_went_silent_is_told_beside_one_that_works(queue: Queue) -> None:
+def test_a_worker_that_went_silent_is_reported_beside_one_that_works(queue: Queue) -> None:
     queue.endpoint("shop", HTTP, protocol="http")
     add_worker(queue, 1, heartbeat=-30)
     add_worker(queue, 2)
@@ -125,7 +125,7 @@ def test_pull_endpoints_need_no_worker(queue: Queue) -> None:
     assert findings(queue, "workers") == []
 
 
-def test_jobs_that_can_not_run_are_told_from_jobs_that_are_missing(cluster: Cluster, cron_database: str) -> None:
+def test_jobs_that_can_not_run_are_distinguished_from_missing_ones(cluster: Cluster, cron_database: str) -> None:
     with cluster.connect(cron_database) as db:
         queue = Queue(db, base=db.execute("select now()").fetchone()[0])  # type: ignore[index]
         queue.endpoint("shop", HTTP, protocol="http")
@@ -138,7 +138,7 @@ def test_jobs_that_can_not_run_are_told_from_jobs_that_are_missing(cluster: Clus
         mend(queue, finding)
 
 
-def test_a_worker_that_nobody_will_start_again_is_told(cluster: Cluster, cron_database: str) -> None:
+def test_a_worker_that_will_not_be_started_again_is_reported(cluster: Cluster, cron_database: str) -> None:
     with cluster.connect(cron_database) as db, cluster.connect(cron_database) as runner:
         queue = Queue(db, base=db.execute("select now()").fetchone()[0])  # type: ignore[index]
         queue.endpoint("shop", HTTP, protocol="http")
@@ -263,7 +263,7 @@ def busy_cluster() -> Iterator[Cluster]:
     cluster.remove()
 
 
-def test_a_session_that_waits_for_pg_cron_is_told(busy_cluster: Cluster) -> None:
+def test_a_session_that_waits_for_pg_cron_is_reported(busy_cluster: Cluster) -> None:
     if not busy_cluster.cron_waits_for_the_longest_job():
         pytest.skip("this pg_cron answers while jobs run")
     with busy_cluster.connect("app") as db, busy_cluster.connect() as owner, busy_cluster.connect() as other:
@@ -305,7 +305,7 @@ CLIENTS: dict[str, tuple[str, str, dict[str, Any]]] = {
 }
 
 
-def test_a_client_library_that_is_missing_is_told(db: DB) -> None:
+def test_a_client_library_that_is_missing_is_reported(db: DB) -> None:
     queue = Queue(db)
     # It needs no client.
     queue.endpoint("plain", {"url": "nats", "subject": "orders"}, protocol="nats")
@@ -344,7 +344,7 @@ def test_a_client_library_that_is_missing_is_told(db: DB) -> None:
         assert f"{package} isn't installed where the worker runs, and " in pong["error"]
 
 
-def test_an_autovacuum_that_is_off_is_told(other_cluster: Cluster) -> None:
+def test_an_autovacuum_that_is_off_is_reported(other_cluster: Cluster) -> None:
     other_cluster.configure({"autovacuum": False})
     other_cluster.reload()
     with other_cluster.connect("app") as db:
@@ -363,7 +363,7 @@ def test_an_autovacuum_that_is_off_is_told(other_cluster: Cluster) -> None:
 # Maintenance.
 
 
-def test_maintenance_that_never_ran_is_told_until_it_has(db: DB) -> None:
+def test_maintenance_that_never_ran_is_reported_until_it_has(db: DB) -> None:
     queue = Queue(db)
     queue.endpoint()
 
@@ -433,7 +433,7 @@ def test_a_restored_cluster_that_was_not_adopted_is_critical(queue: Queue) -> No
 # Dead letters.
 
 
-def test_a_dead_letter_queue_that_grows_is_told_with_its_commonest_cause(queue: Queue) -> None:
+def test_a_dead_letter_queue_that_grows_is_reported_with_its_commonest_cause(queue: Queue) -> None:
     queue.endpoint()
     ids = queue.send_many(21)
     for id in ids[:9]:
@@ -457,7 +457,7 @@ def test_a_dead_letter_queue_that_grows_is_told_with_its_commonest_cause(queue: 
     assert findings(queue, "dlq", now=3700) == []
 
 
-def test_dead_letters_that_are_about_to_be_deleted_are_told(queue: Queue) -> None:
+def test_dead_letters_that_are_about_to_be_deleted_are_reported(queue: Queue) -> None:
     queue.endpoint()
     letter = queue.bury(queue.send())
     later = timedelta(days=28).total_seconds()
@@ -478,7 +478,7 @@ def test_dead_letters_that_are_about_to_be_deleted_are_told(queue: Queue) -> Non
 # Endpoints.
 
 
-def test_a_circuit_that_opened_is_told_at_once_and_critical_after_ten_minutes(queue: Queue) -> None:
+def test_an_open_circuit_is_reported_at_once_and_critical_after_ten_minutes(queue: Queue) -> None:
     endpoint = queue.endpoint()
     queue.call("update_circuit_breaker", endpoint, True, now=queue.at(0))
     for _ in range(10):
@@ -501,7 +501,7 @@ def test_a_circuit_that_opened_is_told_at_once_and_critical_after_ten_minutes(qu
     assert findings(queue, "circuit", now=660) == []
 
 
-def test_a_message_that_waits_for_long_is_told(queue: Queue) -> None:
+def test_a_message_that_waits_for_a_long_time_is_reported(queue: Queue) -> None:
     queue.endpoint()
     queue.send_many(2)
     assert findings(queue, "backlog", now=299) == []
@@ -514,7 +514,7 @@ def test_a_message_that_waits_for_long_is_told(queue: Queue) -> None:
     assert found(queue, "backlog", now=3601)["severity"] == "critical"
 
 
-def test_a_disabled_endpoint_that_holds_messages_is_told(queue: Queue) -> None:
+def test_a_disabled_endpoint_that_holds_messages_is_reported(queue: Queue) -> None:
     queue.endpoint()
     queue.send()
     queue.call("disable_endpoint", "shop")
@@ -526,7 +526,7 @@ def test_a_disabled_endpoint_that_holds_messages_is_told(queue: Queue) -> None:
     assert findings(queue, "disabled") == []
 
 
-def test_a_queue_that_fills_up_is_told_with_who_fills_it(queue: Queue) -> None:
+def test_a_queue_that_fills_up_is_reported_with_the_endpoint_that_fills_it(queue: Queue) -> None:
     queue.endpoint()
     queue.endpoint("other")
     queue.endpoint("idle")
@@ -544,7 +544,7 @@ def test_a_queue_that_fills_up_is_told_with_who_fills_it(queue: Queue) -> None:
     assert findings(queue, "queue") == []
 
 
-def test_an_endpoint_that_is_full_is_told(queue: Queue) -> None:
+def test_an_endpoint_that_is_full_is_reported(queue: Queue) -> None:
     queue.endpoint("small", {"max_pending": 2})
     queue.send("small")
     assert findings(queue, "queue") == []
@@ -556,7 +556,7 @@ def test_an_endpoint_that_is_full_is_told(queue: Queue) -> None:
     assert finding["finding"] == 'endpoint "small" is full: 2 messages wait for it, its max_pending is 2'
 
 
-def test_a_first_message_that_holds_up_its_ordering_key_for_hours_is_told(queue: Queue) -> None:
+def test_a_first_message_that_holds_up_its_ordering_key_for_hours_is_reported(queue: Queue) -> None:
     queue.endpoint()
     head = queue.send(scheduled_at=86400, ordering_key="k")
     queue.send(scheduled_at=86400, ordering_key="alone")
@@ -573,7 +573,7 @@ def test_a_first_message_that_holds_up_its_ordering_key_for_hours_is_told(queue:
     assert findings(queue, "ordering", now=86400 - 3600) == []
 
 
-def test_a_sender_that_waits_for_an_ordering_key_is_told_with_who_holds_it(db: DB, connect: Connect) -> None:
+def test_a_sender_that_waits_for_an_ordering_key_is_reported_with_the_holder(db: DB, connect: Connect) -> None:
     queue = Queue(db, base=db.execute("select now()").fetchone()[0])  # type: ignore[index]
     queue.endpoint()
     queue.send(ordering_key="k")
@@ -594,7 +594,7 @@ def test_a_sender_that_waits_for_an_ordering_key_is_told_with_who_holds_it(db: D
     assert findings(queue, "ordering key", now=60) == []
 
 
-def test_a_sender_that_waits_for_a_new_ordering_key_is_told(db: DB, connect: Connect) -> None:
+def test_a_sender_that_waits_for_a_new_ordering_key_is_reported(db: DB, connect: Connect) -> None:
     queue = Queue(db, base=db.execute("select now()").fetchone()[0])  # type: ignore[index]
     queue.endpoint()
     holder, waiter = connect(autocommit=False), connect(autocommit=False)
@@ -625,7 +625,7 @@ def test_a_wait_for_an_applications_own_rows_is_not_ours_to_tell(db: DB, connect
     waiting.result()
 
 
-def test_a_session_that_has_sent_and_is_idle_in_its_transaction_is_told(db: DB, connect: Connect) -> None:
+def test_a_session_that_has_sent_and_is_idle_in_its_transaction_is_reported(db: DB, connect: Connect) -> None:
     queue = Queue(db, base=db.execute("select now()").fetchone()[0])  # type: ignore[index]
     queue.endpoint()
     idle, reader = connect(autocommit=False), connect(autocommit=False)
@@ -642,7 +642,7 @@ def test_a_session_that_has_sent_and_is_idle_in_its_transaction_is_told(db: DB, 
     wait_until(lambda: not findings(queue, "session", now=200))
 
 
-def test_messages_of_a_dropped_endpoint_are_told(queue: Queue) -> None:
+def test_messages_of_a_dropped_endpoint_are_reported(queue: Queue) -> None:
     endpoint = queue.endpoint()
     queue.send_many(3)
     queue.db.execute("delete from ulak.endpoints")
@@ -668,7 +668,7 @@ def test_messages_of_a_dropped_endpoint_are_told(queue: Queue) -> None:
         ("poll_interval", "1001", "poll_interval is above a second"),
     ],
 )
-def test_a_suspicious_setting_is_told(queue: Queue, name: str, value: str, finding: str) -> None:
+def test_a_suspicious_setting_is_reported(queue: Queue, name: str, value: str, finding: str) -> None:
     queue.call("configure", name, value)
 
     def told() -> list[dict[str, Any]]:
@@ -684,7 +684,7 @@ def without_effect(queue: Queue) -> list[str]:
     return sorted(each["finding"] for each in findings(queue, "settings") if "has no effect" in each["finding"])
 
 
-def test_a_parameter_of_the_server_that_has_no_effect_is_told(queue: Queue) -> None:
+def test_a_parameter_of_the_server_that_has_no_effect_is_reported(queue: Queue) -> None:
     queue.db.execute("set local ulak.batch_size = '7'")
     queue.db.execute("create role somebody")
     queue.db.execute("alter role somebody set ulak.default_max_retries = '3'")
@@ -704,7 +704,7 @@ def test_a_parameter_of_the_server_that_has_no_effect_is_told(queue: Queue) -> N
     ]
 
 
-def test_a_line_of_the_servers_files_that_has_no_effect_is_told(other_cluster: Cluster) -> None:
+def test_a_line_of_the_servers_files_that_has_no_effect_is_reported(other_cluster: Cluster) -> None:
     other_cluster.configure({"ulak.batch_size": 7, "ulak.shared_secret": "swordfish"})
     other_cluster.reload()
     with other_cluster.connect("app") as db:
@@ -737,7 +737,7 @@ def test_a_line_of_the_servers_files_that_has_no_effect_is_told(other_cluster: C
         ),
     ],
 )
-def test_a_public_endpoint_that_is_weakly_protected_is_told(
+def test_a_public_endpoint_that_is_weakly_protected_is_reported(
     queue: Queue, check: str, config: dict[str, Any], finding: str
 ) -> None:
     queue.endpoint("shop", config, protocol="http")
@@ -775,7 +775,7 @@ def test_no_finding_gives_a_secret_away(queue: Queue) -> None:
     assert "hunter2" not in str(queue.rows("select * from ulak.doctor()"))
 
 
-# Vacuum, and who holds it back.
+# Vacuum, and what holds it back.
 
 
 @pytest.fixture
@@ -784,7 +784,7 @@ def littered(db: DB) -> Queue:
 
 
 def to_be_littered(db: DB) -> Queue:
-    """A queue that can be littered with dead rows, which nobody vacuums by himself."""
+    """A queue that can be littered with dead rows, and that autovacuum leaves alone."""
     queue = Queue(db, base=db.execute("select now()").fetchone()[0])  # type: ignore[index]
     db.execute("alter table ulak_private.deliveries set (autovacuum_enabled = off)")
     queue.endpoint()
@@ -801,7 +801,7 @@ def litter(queue: Queue) -> None:
 
 
 def held_back(queue: Queue, by: str) -> dict[str, Any]:
-    """The finding that names who does it, some minutes later and after a vacuum that could not do its work."""
+    """The finding that names the culprit, some minutes later and after a vacuum that couldn't do its work."""
     litter(queue)
     queue.db.execute("vacuum ulak_private.deliveries")
 
@@ -818,7 +818,7 @@ def is_free(queue: Queue) -> bool:
     return findings(queue, "vacuum", now=120) == []
 
 
-def test_dead_rows_that_nobody_vacuumed_are_told(littered: Queue) -> None:
+def test_dead_rows_without_a_vacuum_are_reported(littered: Queue) -> None:
     litter(littered)
 
     finding = wait_until(lambda: findings(littered, "vacuum"))[0]
@@ -842,7 +842,7 @@ def test_a_session_that_holds_vacuum_back_is_named(littered: Queue, connect: Con
     wait_until(lambda: is_free(littered))
 
 
-def test_a_session_is_told_after_an_hour_even_if_nothing_is_dead_yet(littered: Queue, connect: Connect) -> None:
+def test_a_session_is_reported_after_an_hour_even_if_nothing_is_dead_yet(littered: Queue, connect: Connect) -> None:
     idler = connect(autocommit=False)
     idler.execute("set transaction isolation level repeatable read")
     idler.execute("select 1")
@@ -951,7 +951,7 @@ def test_errors_of_brokers_have_a_cause_of_their_own(db: DB, error: str, cause: 
         ("alter role all set statement_timeout = '20s'", "critical"),
     ],
 )
-def test_a_timeout_that_ends_every_run_of_a_worker_is_told_until_start_has_lifted_it(
+def test_a_timeout_that_ends_every_run_of_a_worker_is_reported_until_start_has_lifted_it(
     queue: Queue, alter: str, severity: str
 ) -> None:
     queue.endpoint(protocol="log")
@@ -991,7 +991,7 @@ def test_a_worker_whose_runs_end_with_an_error_is_named_with_the_error_for_an_ho
     assert later == []
 
 
-def test_an_endpoint_whose_host_is_no_longer_allowed_is_told(queue: Queue) -> None:
+def test_an_endpoint_whose_host_is_no_longer_allowed_is_reported(queue: Queue) -> None:
     queue.call("set_secret", "hook", "https://hush.internal/hook")
     queue.endpoint("shop", HTTP, protocol="http")
     queue.endpoint("bus", {"broker": "k1.internal:9092,k2.internal:9092", "topic": "t"}, protocol="kafka")
@@ -1010,7 +1010,7 @@ def test_an_endpoint_whose_host_is_no_longer_allowed_is_told(queue: Queue) -> No
     assert [each["finding"] for each in findings(queue, "hosts")] == [hushed["finding"]]
 
 
-def test_an_endpoint_that_needs_a_bound_secret_is_told(queue: Queue) -> None:
+def test_an_endpoint_that_needs_a_bound_secret_is_reported(queue: Queue) -> None:
     queue.call("set_secret", "token", "hush-hush")
     queue.call("set_secret", "bound", "hush-hush", "{shop.internal}")
     queue.endpoint("shop", {**HTTP, "headers": {"x-key": {"$secret": "token"}}}, protocol="http")

@@ -31,7 +31,7 @@ def test_a_disabled_endpoint_holds_what_is_sent(queue: Queue) -> None:
     assert claimed(queue, 1000) == 1
 
 
-def test_doing_it_twice_is_told_and_logged_once(queue: Queue) -> None:
+def test_doing_it_twice_says_so_and_is_logged_once(queue: Queue) -> None:
     done = [queue.call(f"{verb}_endpoint", "shop") for verb in ("disable", "disable", "enable", "enable")]
 
     assert done == [True, False, True, False]

@@ -46,7 +46,7 @@ def test_a_message_that_is_due_is_taken_at_the_workers_next_turn(queue: Queue) -
     ]
 
 
-def test_options_of_the_message_are_told(queue: Queue) -> None:
+def test_options_of_the_message_are_shown(queue: Queue) -> None:
     queue.endpoint()
 
     id = queue.send(priority=7, ordering_key="k", expires_at=3600)
@@ -70,7 +70,7 @@ def test_a_pull_endpoint_waits_for_an_external_worker(queue: Queue) -> None:
     assert ending(queue, queue.send())[1] == "next: an external worker claims it"
 
 
-def test_a_long_line_is_told_with_its_time(queue: Queue) -> None:
+def test_a_long_queue_is_described_with_its_time(queue: Queue) -> None:
     endpoint = queue.endpoint("shop", HTTP, protocol="http")
     add_worker(queue)
     ids = queue.send_many(200)
@@ -89,7 +89,7 @@ def test_a_scheduled_message_says_when(queue: Queue) -> None:
     assert ending(queue, id) == (600.0, "next: it is scheduled, and due in 10m 0s")
 
 
-def test_a_failed_attempt_is_told_with_its_retry(queue: Queue) -> None:
+def test_a_failed_attempt_is_shown_with_its_retry(queue: Queue) -> None:
     queue.endpoint(policy={"base_delay_seconds": 20, "max_retries": 3})
     id = queue.send()
     queue.fail(queue.claim_one(), "[RETRYABLE] HTTP 503", now=2)
@@ -124,7 +124,7 @@ def test_a_message_in_flight_names_its_worker_and_its_lease(queue: Queue) -> Non
     assert ending(queue, id)[0] == 60.0
 
 
-def test_a_lease_that_ran_out_is_taken_back_by_whoever_is_there(queue: Queue) -> None:
+def test_an_expired_lease_is_taken_back_by_any_worker(queue: Queue) -> None:
     queue.endpoint()
     id = queue.send()
     queue.claim_one(lease=60)
@@ -339,7 +339,7 @@ def test_a_message_of_a_replayed_range_says_so(queue: Queue) -> None:
     assert story(queue, new)[0].endswith(f'with 2 others to endpoint "shop", first sent by {sender(queue)}')
 
 
-def test_where_a_message_came_from_is_told_when_the_event_log_has_forgotten_it(queue: Queue) -> None:
+def test_the_origin_of_a_message_is_shown_even_after_the_event_log_has_forgotten_it(queue: Queue) -> None:
     endpoint = queue.endpoint()
     old = queue.send()
     queue.complete(queue.claim_one())

@@ -1,4 +1,4 @@
-"""What a failure does: the error's class decides, the budget ends, and everybody who must know is told."""
+"""What a failure does: the error's class decides, the retries run out, and everybody who must know is notified."""
 
 from __future__ import annotations
 
@@ -351,7 +351,7 @@ def heard(listener: psycopg.Connection[Any]) -> list[Any]:
 
 
 def briefly(queue: Queue, told: list[Any]) -> list[Any]:
-    """Without the facts about the last letter, which are those that everybody is told."""
+    """Without the facts about the last letter, which are in every announcement."""
     for each in told:
         logged = queue.value(
             "select detail from ulak.event_log where event = 'message.dead' and message_id = %s", each["last"]

@@ -82,8 +82,8 @@ def test_workers_and_external_workers_go_round_by_themselves(queue: Queue) -> No
 
 
 @pytest.mark.parametrize("others", ["not due yet", "open circuits", "low priority"])
-def test_thousands_of_endpoints_that_may_not_be_sent_to_starve_nobody(queue: Queue, others: str) -> None:
-    """A worker's walk visits a thousand of them and ends; the next begins there. An external worker's goes on."""
+def test_thousands_of_blocked_endpoints_do_not_starve_others(queue: Queue, others: str) -> None:
+    """A worker's claim visits a thousand of them and ends; the next begins there. An external worker's claim goes on."""
     queue.db.execute(
         "insert into ulak.endpoints (name, protocol, config) select 'other ' || n, 'pull', '{}' from generate_series(1, 1300) n"
     )

@@ -1,4 +1,4 @@
-"""What a filter means, wherever one is given: a condition counts as its truth, a path as "there is something"."""
+"""What a filter means, wherever one is given: a condition has to be true, a path has to lead to something."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def test_a_dry_run_shows_the_payload_to_those_who_may_read_it(queue: Queue, func
     assert short["payload"] == {"word": "swordfish"}
     assert long["payload"].startswith('{"long": "xxx') and len(long["payload"]) == 1003
 
-    # Somebody was granted the function, and not the messages.
+    # A role that was granted the function, but not the messages.
     queue.db.execute("create role helper")
     queue.db.execute("grant usage on schema ulak to helper; grant execute on all functions in schema ulak to helper")
     # A parameter's default is worked out with the rights of the caller.

@@ -1,4 +1,4 @@
-"""get_endpoint_health(), get_worker_status(), health_check(): who is well, for people and for probes."""
+"""get_endpoint_health(), get_worker_status(), health_check(): what is healthy, for people and for probes."""
 
 from __future__ import annotations
 

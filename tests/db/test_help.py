@@ -88,7 +88,7 @@ def test_required_parameters_come_before_the_brackets(queue: Queue) -> None:
     assert usage == "ulak.claim(p_worker, [p_limit, p_endpoint, p_lease, p_generation])"
 
 
-def test_who_may_use_it_is_told(queue: Queue) -> None:
+def test_the_roles_that_may_use_it_are_shown(queue: Queue) -> None:
     told = dict(queue.db.execute("select name, roles from ulak.help()").fetchall())
 
     assert told["doctor"] == "ulak_admin, ulak_monitor"
@@ -127,11 +127,11 @@ def test_an_unknown_name_suggests_the_nearest(queue: Queue, name: str, nearest: 
 
 
 @pytest.mark.parametrize("role", READERS)
-def test_everybody_who_reads_may_ask(connect: Connect, role: str) -> None:
+def test_every_reading_role_may_ask(connect: Connect, role: str) -> None:
     assert connect(role).execute("select count(*) > 50 from ulak.help()").fetchone() == (True,)
 
 
 @pytest.mark.parametrize("role", ["ulak_node", "nobody"])
-def test_nobody_else_may(connect: Connect, role: str) -> None:
+def test_no_other_role_may(connect: Connect, role: str) -> None:
     with pytest.raises(psycopg.errors.InsufficientPrivilege):
         connect(role).execute("select * from ulak.help()")

@@ -205,7 +205,7 @@ def test_a_held_message_is_no_backlog_and_takes_no_slot(queue: Queue) -> None:
     assert claimed(queue, now=1) == [other]
 
 
-def test_explain_says_who_holds_what(shop: Queue) -> None:
+def test_explain_says_which_message_holds_the_key(shop: Queue) -> None:
     first, second = shop.send(ordering_key="k"), shop.send(ordering_key="k")
     letter = die(shop)
 

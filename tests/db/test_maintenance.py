@@ -220,7 +220,7 @@ def test_a_month_that_cannot_be_made_does_not_hold_up_the_next_one(db: DB) -> No
     assert months == ["archive_2031_03", "archive_2031_05", "archive_2031_06"]
 
 
-def test_a_month_somebody_reads_is_dropped_by_a_later_run(db: DB, connect: Connect) -> None:
+def test_a_month_that_is_being_read_is_dropped_by_a_later_run(db: DB, connect: Connect) -> None:
     db.execute("select ulak_private.make_archive_partition('2029-01-01Z')")
     db.execute("select ulak.maintain_archive_partitions(3, %s)", [NOW])
     reader = connect(autocommit=False)
@@ -265,7 +265,7 @@ def test_a_run_that_was_cancelled_does_not_keep_others_out(db: DB, connect: Conn
     assert first.info.transaction_status == psycopg.pq.TransactionStatus.IDLE
 
 
-def test_a_lock_that_somebody_keeps_fails_one_step_only(db: DB, connect: Connect) -> None:
+def test_a_lock_that_is_held_fails_one_step_only(db: DB, connect: Connect) -> None:
     gate = connect(autocommit=False)
     gate.execute("lock table ulak.handled in access exclusive mode")
 

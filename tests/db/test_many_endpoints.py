@@ -64,7 +64,7 @@ def test_top_is_asked_for_one_at_least(queue: Queue, limit: int | None) -> None:
         queue.value("select ulak.top(%s::integer)", limit)
 
 
-def test_health_of_all_is_told_of_all(queue: Queue) -> None:
+def test_the_health_of_all_covers_every_endpoint(queue: Queue) -> None:
     many(queue, 1010)
     queue.db.execute("select ulak.disable_endpoint('e7')")
     worked(queue, queue.circuit("e9")["id"], delivered=5, b4=5)
@@ -265,7 +265,7 @@ def test_the_doctor_names_ordering_keys_whose_first_message_is_left_lying(queue:
     assert "20m 0s ago" in finding
 
 
-def test_the_doctor_names_a_first_message_that_is_parked_behind_nothing(queue: Queue) -> None:
+def test_the_doctor_names_a_first_message_that_is_parked(queue: Queue) -> None:
     queue.endpoint()
     first = queue.send(ordering_key="k")
     message = queue.send(ordering_key="k")

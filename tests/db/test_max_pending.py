@@ -91,7 +91,7 @@ def test_what_a_probe_found_free_is_a_promise_that_later_sends_go_by(queue: Queu
     assert queue.value(safe_to) == first + 49
 
 
-def test_a_limit_that_was_lifted_a_moment_ago_holds_nobody_up(queue: Queue) -> None:
+def test_a_limit_that_was_just_lifted_delays_no_sender(queue: Queue) -> None:
     """The sender has read it, and then asks how much room there is."""
     endpoint = queue.endpoint("shop")
 

@@ -88,7 +88,7 @@ def test_a_message_that_never_was(queue: Queue) -> None:
 
 
 @pytest.mark.parametrize("role", ["ulak_application", "ulak_monitor"])
-def test_who_may_not_see_a_payload_may_ask_for_the_status(connect: Connect, db: DB, role: str) -> None:
+def test_a_role_that_may_not_see_payloads_may_ask_for_the_status(connect: Connect, db: DB, role: str) -> None:
     db.execute("select ulak.create_endpoint('shop', 'pull', '{}')")
     row = db.execute("select ulak.send('shop', '1')").fetchone()
 

@@ -48,19 +48,19 @@ def ops(queue: Queue) -> Queue:
     return queue
 
 
-def test_every_installation_knows_them(queue: Queue) -> None:
+def test_every_installation_has_them(queue: Queue) -> None:
     query = "select name from ulak.event_types where starts_with(name, 'ulak.') and description is not null order by 1"
 
     assert queue.column(query) == EVENTS
 
 
-def test_nobody_can_make_drop_or_publish_them(queue: Queue) -> None:
+def test_they_can_not_be_created_dropped_or_published(queue: Queue) -> None:
     assert queue.refuses("create_event_type", "ulak.endpoint.mine").sqlstate == "42939"
     assert queue.refuses("drop_event_type", "ulak.message.dead").sqlstate == "42939"
     assert queue.refuses("publish", "ulak.message.dead", {}).sqlstate == "42939"
 
 
-def test_an_opened_circuit_is_told_once_until_it_closes(ops: Queue) -> None:
+def test_an_opened_circuit_is_announced_once_until_it_closes(ops: Queue) -> None:
     ops.send("shop")
     break_circuit(ops, "shop")
     # A probe that fails opens it again: no news.
@@ -73,7 +73,7 @@ def test_an_opened_circuit_is_told_once_until_it_closes(ops: Queue) -> None:
     assert event["error"] == "[RETRYABLE] reported"
 
 
-def test_a_closed_circuit_is_told(ops: Queue) -> None:
+def test_a_closed_circuit_is_announced(ops: Queue) -> None:
     ops.send("shop")
     break_circuit(ops, "shop")
     ops.complete(ops.claim_one(endpoint="shop", now=31), now=32)
@@ -91,7 +91,7 @@ def test_a_reset_of_a_closed_circuit_is_no_news(ops: Queue) -> None:
     assert [event["type"] for event in told(ops)] == ["ulak.endpoint.opened", "ulak.endpoint.closed"]
 
 
-def test_a_disabled_endpoint_is_told_with_its_reason(ops: Queue) -> None:
+def test_a_disabled_endpoint_is_announced_with_its_reason(ops: Queue) -> None:
     ops.call("disable_endpoint", "shop")
     ops.call("disable_endpoint", "shop")
     ops.call("enable_endpoint", "shop")
@@ -102,7 +102,7 @@ def test_a_disabled_endpoint_is_told_with_its_reason(ops: Queue) -> None:
     assert event["reason"].startswith("disabled by ")
 
 
-def test_an_endpoint_that_is_gone_is_told_as_disabled_and_its_message_as_dead(ops: Queue) -> None:
+def test_an_endpoint_that_is_gone_is_announced_as_disabled_and_its_message_as_dead(ops: Queue) -> None:
     ops.call("create_endpoint", "gone", "http", {"url": "https://example.com/hook", "auto_disable_on_gone": True})
     ops.send("gone")
     ops.fail(ops.claim_one(endpoint="gone"), "[DISABLE] HTTP 410")
@@ -113,7 +113,7 @@ def test_an_endpoint_that_is_gone_is_told_as_disabled_and_its_message_as_dead(op
     assert events[1]["reason"] == "the receiver answered 410 Gone"
 
 
-def test_dead_letters_are_told_each_and_without_their_payload(ops: Queue) -> None:
+def test_each_dead_letter_is_announced_without_its_payload(ops: Queue) -> None:
     conversation = uuid4()
     options = {"correlation_id": conversation, "metadata": {"event_type": "order.paid"}}
     ids = [ops.send("shop", {"iban": "DE02"}, **options) for _ in range(3)]
@@ -140,7 +140,7 @@ def test_dead_letters_are_told_each_and_without_their_payload(ops: Queue) -> Non
     }
 
 
-def test_a_message_that_recovery_gives_up_is_told(ops: Queue) -> None:
+def test_operators_hear_of_a_message_that_recovery_gives_up(ops: Queue) -> None:
     ops.endpoint("brittle", policy={"max_retries": 0})
     ops.send("brittle")
     ops.claim_one(endpoint="brittle", lease=10)
@@ -150,7 +150,7 @@ def test_a_message_that_recovery_gives_up_is_told(ops: Queue) -> None:
     assert [event["endpoint"] for event in told(ops)] == ["brittle"]
 
 
-def test_a_filter_narrows_what_is_told(queue: Queue) -> None:
+def test_a_filter_narrows_what_is_announced(queue: Queue) -> None:
     for name in ("shop", "bank", "ops"):
         queue.endpoint(name)
     queue.call("subscribe", "ulak.message.dead", "ops", filter={"endpoint": "bank"})
@@ -169,7 +169,7 @@ def test_an_endpoint_is_told_nothing_about_itself(ops: Queue) -> None:
     assert told(ops) == []
 
 
-def test_the_death_of_an_operator_event_is_told_to_nobody(ops: Queue) -> None:
+def test_the_death_of_an_operator_event_is_not_announced(ops: Queue) -> None:
     ops.endpoint("second")
     ops.call("subscribe", "ulak.message.dead", "second")
     ops.bury(ops.send("shop"))
@@ -223,7 +223,7 @@ def test_a_full_queue_never_makes_a_settle_fail(ops: Queue) -> None:
     )
 
 
-def test_an_endpoint_that_is_being_dropped_holds_nobody_up(db: psycopg.Connection[Any], connect: Connect) -> None:
+def test_an_endpoint_that_is_being_dropped_delays_no_other(db: psycopg.Connection[Any], connect: Connect) -> None:
     queue = Queue(db)
     queue.endpoint("shop")
     queue.endpoint("ops")

@@ -207,7 +207,7 @@ def test_writers_of_existing_months_go_on_while_months_are_made(bare: DB, connec
     assert len(column(bare, PARTITIONS)) == 5
 
 
-def test_making_a_month_gives_up_soon_when_somebody_reads_the_archive(bare: DB, connect: Connect) -> None:
+def test_making_a_month_gives_up_soon_while_the_archive_is_being_read(bare: DB, connect: Connect) -> None:
     finish(bare, at=month(2030, 1))
     archive_all(bare, month(2030, 1))
     reader = connect(autocommit=False)
@@ -286,7 +286,7 @@ def test_retention_leaves_the_default_partition_and_what_an_administrator_attach
 
 
 def test_a_month_is_not_dropped_by_an_older_snapshot(bare: DB, connect: Connect) -> None:
-    """It wouldn't see who has come to need an event of the month since."""
+    """It wouldn't see what has come to need an event of the month since."""
     maintain(bare, month(2030, 1), ahead=0)
     old = connect(autocommit=False)
     old.execute("set transaction isolation level repeatable read")
@@ -307,7 +307,7 @@ def test_maintenance_drops_months_whatever_isolation_its_session_prefers(bare: D
     assert value(bare, "show default_transaction_isolation") == "repeatable read"
 
 
-def test_dropping_a_month_gives_up_soon_when_somebody_reads_the_archive(bare: DB, connect: Connect) -> None:
+def test_dropping_a_month_gives_up_soon_while_the_archive_is_being_read(bare: DB, connect: Connect) -> None:
     maintain(bare, month(2030, 1), ahead=0)
     reader = connect(autocommit=False)
     reader.execute("select count(*) from ulak.archive")

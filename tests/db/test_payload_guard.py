@@ -33,7 +33,7 @@ def test_a_message_can_not_be_changed_once_sent(queue: Queue, id: int, table: st
     assert queue.message(id) == before
 
 
-def test_nobody_changes_the_payload_of_a_view(queue: Queue, id: int) -> None:
+def test_the_payload_can_not_be_changed_through_a_view(queue: Queue, id: int) -> None:
     queue.complete(queue.claim_one())
 
     for view in ("queue", "archive", "dlq"):

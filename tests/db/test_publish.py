@@ -1,4 +1,4 @@
-"""Publishing: who gets an event, what a schema refuses, and that it is all or nothing."""
+"""Publishing: which endpoints get an event, what a schema refuses, and that it is all or nothing."""
 
 from __future__ import annotations
 
@@ -435,7 +435,7 @@ def test_each_subscriber_gets_the_headers_of_each_event_but_for_those_it_proves_
     assert db.execute(ids).fetchone() == (4, 4)
 
 
-def test_options_of_an_event_are_checked_even_if_nobody_subscribes(db: DB) -> None:
+def test_options_of_an_event_are_checked_even_without_subscribers(db: DB) -> None:
     error = refused(db, "select ulak.publish('free', '1', p_priority => 11)")
 
     assert (error.sqlstate, error.message_primary) == ("22023", "priority must be between 0 and 10")

@@ -80,7 +80,7 @@ def test_a_retry_takes_a_token_too(queue: Queue) -> None:
 
 
 def test_a_clock_that_steps_back_gives_no_tokens_twice(queue: Queue) -> None:
-    """Sessions read the clock before they meet at the endpoint's lock: the later one may bring an earlier time."""
+    """Sessions read the clock before they wait for the endpoint's lock: the later one may bring an earlier time."""
     limited(queue, limit=10, interval="second", burst=10)
 
     assert claimed(queue, 100, limit=5) == 5

@@ -1,4 +1,4 @@
-"""Leases that ran out: failures that nobody lived to report."""
+"""Leases that ran out: failures whose worker can't report them any more."""
 
 from __future__ import annotations
 

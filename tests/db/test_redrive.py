@@ -80,7 +80,7 @@ def test_the_letter_stays_as_the_audit_trail(queue: Queue) -> None:
     assert event["detail"] == {"dlq_id": letter_id, "original_message_id": letter["original_message_id"], "by": "anna"}
 
 
-def test_who_redrove_is_the_session_user_unless_somebody_is_named(queue: Queue) -> None:
+def test_a_redrive_is_recorded_for_the_session_user_unless_another_is_named(queue: Queue) -> None:
     (letter_id,) = buried(queue, 1)
 
     queue.call("redrive_message", letter_id)

@@ -208,7 +208,7 @@ def test_a_healthy_queue_is_always_looked_through_from_the_beginning(queue: Queu
     assert queue.claim_one().id == first
 
 
-def test_a_memory_that_somebody_wrote_harms_only_his_own_claims(walk: Walk) -> None:
+def test_a_forged_resume_point_harms_only_the_claims_of_its_own_session(walk: Walk) -> None:
     walk.queue.db.execute("set ulak_private.resume_points = '{1,NULL,2}'")
     sent = walk.queue.send()
 

@@ -199,7 +199,7 @@ def test_a_change_of_the_policy_holds_for_the_next_failure(queue: Queue) -> None
     assert queue.due_in(id) == 5
 
 
-def test_a_backoff_that_nobody_has_written_is_an_error(queue: Queue) -> None:
+def test_a_backoff_that_is_not_implemented_is_an_error(queue: Queue) -> None:
     """One that is allowed in a policy and forgotten in the code must not pass for another one."""
     policy = 'ulak_private.retry_defaults() || \'{"backoff": "fibonacci"}\''
 

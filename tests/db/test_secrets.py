@@ -1,4 +1,4 @@
-"""Secrets: named by configs, seen by nobody, rotated with a grace."""
+"""Secrets: named by configs, never shown, rotated with a grace period."""
 
 from __future__ import annotations
 

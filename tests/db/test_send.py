@@ -481,7 +481,7 @@ def test_an_application_can_not_raise_the_limit_of_the_payload(connect: Connect,
         application.execute("select ulak.send('shop', to_jsonb(repeat('x', 2000)))")
 
 
-# Who may send, and what the caller can't bend.
+# Which roles may send, and what a caller can't change.
 
 
 def test_an_application_sends_without_any_right_to_the_queue(connect: Connect, db: DB) -> None:

@@ -1,4 +1,4 @@
-"""Settings: defaults, ranges, overrides of a session, and who may change what."""
+"""Settings: defaults, ranges, overrides of a session, and which role may change what."""
 
 from __future__ import annotations
 

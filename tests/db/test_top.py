@@ -42,7 +42,7 @@ def test_the_worst_comes_first(queue: Queue) -> None:
     ]
 
 
-def test_an_endpoint_that_fails_often_is_told_from_one_that_fails_at_times(queue: Queue) -> None:
+def test_an_endpoint_that_fails_often_is_distinguished_from_one_that_fails_at_times(queue: Queue) -> None:
     often, seldom = queue.endpoint("often"), queue.endpoint("seldom")
     worked(queue, often, delivered=95, failed=5)
     worked(queue, seldom, delivered=96, failed=4)
@@ -181,7 +181,7 @@ def test_an_endpoint_that_has_recovered_is_not_failing(queue: Queue) -> None:
     assert row(queue, now=start + 60)["state"] == "● flowing"
 
 
-def test_an_endpoint_that_recovers_within_its_minute_is_told_by_its_last_success(queue: Queue) -> None:
+def test_an_endpoint_that_recovers_within_its_minute_is_recognised_by_its_last_success(queue: Queue) -> None:
     endpoint = queue.endpoint()
     worked(queue, endpoint, failed=1000, delivered=10)
     queue.send_many(2)

@@ -1,4 +1,4 @@
-"""ulak.traffic: all endpoints together, minute by minute, so that nobody has to add up every minute of every endpoint."""
+"""ulak.traffic: all endpoints together, minute by minute, without adding up every minute of every endpoint."""
 
 from __future__ import annotations
 

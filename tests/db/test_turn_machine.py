@@ -190,7 +190,7 @@ class Machine(RuleBasedStateMachine):
             assert row["may_have_more"] or taken[endpoint.id] >= len(heads[endpoint.id])
 
     def check_turns(self, limit: int, hungry: list[int], served: set[int]) -> None:
-        """Who could have got a message and didn't has at most a whole round of others before it."""
+        """An endpoint that could have got a message and didn't waits for at most one whole round of others."""
         for id, endpoint in self.endpoints.items():
             if id in served or id not in hungry:
                 endpoint.passed_over = 0

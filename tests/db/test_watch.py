@@ -1,4 +1,4 @@
-"""Watched tables: which changes become events, what those hold, and who may watch."""
+"""Watched tables: which changes become events, what those contain, and which role may watch."""
 
 from __future__ import annotations
 
@@ -224,7 +224,7 @@ def test_a_dropped_column_is_left_out_and_doctor_says_so(queue: Queue) -> None:
     assert finding == f"watch {id} of table sales.orders leaves out what is gone from it: column status"
 
 
-def test_a_watch_whose_event_type_is_gone_fails_nobody_and_doctor_says_so(queue: Queue) -> None:
+def test_a_watch_whose_event_type_is_gone_fails_no_writer_and_doctor_says_so(queue: Queue) -> None:
     id = watch(queue)
     queue.call("drop_event_type", "order.changed")
 
@@ -431,7 +431,7 @@ def test_a_column_may_have_any_name(queue: Queue, name: str) -> None:
     ]
 
 
-def test_triggers_that_an_administrator_made_by_hand_keep_nobody_from_looking(queue: Queue) -> None:
+def test_triggers_that_an_administrator_made_by_hand_do_not_break_the_views(queue: Queue) -> None:
     id = watch(queue)
     for number, arguments in enumerate(("", f"{id}, {id}", "'x'", "99999999999999999999")):
         queue.db.execute(

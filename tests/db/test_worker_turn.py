@@ -102,7 +102,7 @@ def test_a_turn_leaves_what_is_not_new_alone_unless_it_is_for_all(queue: Queue) 
     assert turn(queue, old, is_for_all=True) == ([old], [])
 
 
-def test_what_is_not_plain_among_new_ones_is_told_of(queue: Queue) -> None:
+def test_new_messages_that_are_not_plain_are_noted(queue: Queue) -> None:
     ids = [queue.send(), queue.send("shop", ordering_key="k")]
     (row,) = queue.rows(TURN, "w", None, None, queue.at(1), ids[0] - 1, False)
 
@@ -166,7 +166,7 @@ def test_a_zombie_stores_nothing(queue: Queue) -> None:
         "last_success_at = null",
     ],
 )
-def test_a_delivery_that_its_endpoint_must_hear_of_is_told_to_it(queue: Queue, change: str) -> None:
+def test_a_delivery_that_its_endpoint_must_hear_of_is_reported_to_it(queue: Queue, change: str) -> None:
     id = queue.send()
     turn(queue, id - 1)
     queue.db.execute(f"update ulak.endpoints set {change}")  # type: ignore[arg-type]

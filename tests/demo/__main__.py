@@ -101,7 +101,7 @@ def end_processes() -> None:
 
 def start_receivers() -> dict[str, int]:
     command = [sys.executable, "-m", "demo.receivers", str(FOLDER)]
-    # It outlives us, so it must not keep our output open: whoever reads `make demo` through a pipe would wait for it.
+    # It outlives us, so it must not keep our output open: a reader of `make demo` through a pipe would wait for it.
     said = FOLDER / "receivers.log"
     with said.open("w") as log:
         process = subprocess.Popen(command, start_new_session=True, stdin=subprocess.DEVNULL, stdout=log, stderr=log)

@@ -66,7 +66,7 @@ def take(cluster: Cluster, folder: Path) -> dict[str, bytes]:
 
 
 def main() -> None:
-    # What the demo tells is for people; the archive is for `make`.
+    # What the demo prints is for people; the archive is for `make`.
     archive, sys.stdout = sys.stdout.buffer, sys.stderr
     pictures: dict[str, bytes] = {}
     with tempfile.TemporaryDirectory() as folder:

@@ -55,7 +55,7 @@ def run(mutant: Mutant) -> list[str]:
         )
     failed = re.findall(r"^FAILED [^:]+::(.+?)(?: - .*)?$", done.stdout, re.MULTILINE)
     if "+ Timeout +" in done.stdout + done.stderr:
-        # Whoever waits for ever takes the whole run along.
+        # A test that waits for ever would take the whole run with it.
         failed.append("(one that did not end)")
     if done.returncode != (1 if failed else 0):
         print(done.stdout[-3000:], done.stderr[-1000:], file=sys.stderr)

@@ -19,7 +19,7 @@ PULL_WORKER = "tests/security/test_pull_worker.py"
 RECEIVER = "tests/security/test_receiver.py"
 BOUND = "tests/db/test_bound_secrets.py"
 ECHO = f"{RECEIVER}::test_what_a_receiver_echoes_of_secrets_and_payload_reaches_no_monitor"
-FILE = f"{ADMIN}::test_whatever_is_wrong_with_a_file_looks_the_same_and_holds_nobody_up"
+FILE = f"{ADMIN}::test_every_problem_with_a_file_looks_the_same_and_delays_no_delivery"
 
 MUTANTS = [
     # Nobody.
@@ -86,7 +86,7 @@ MUTANTS = [
         "sql/code/2_endpoints/endpoint_grants.sql",
         "join pg_roles r on r.rolname = g.role_name\n            where g.may_work and pg_has_role(ulak_private.caller(), r.oid, 'usage')",
         "where g.may_work and pg_has_role(ulak_private.caller(), g.role_name::name, 'usage')",
-        (f"{PULL_WORKER}::test_the_grant_of_a_dropped_role_troubles_nobody",),
+        (f"{PULL_WORKER}::test_the_grant_of_a_dropped_role_does_no_harm",),
     ),
     # Two applications in one database.
     Mutant(
@@ -297,7 +297,7 @@ MUTANTS = [
         "docker/node/worker.py",
         "if not arguments.insecure and (host := exposed(dsn)):",
         "if host := None:",
-        (f"{NETWORK}::test_a_node_takes_no_code_from_a_server_that_nobody_vouches_for",),
+        (f"{NETWORK}::test_a_node_takes_no_code_from_a_server_without_verify_full",),
     ),
     Mutant(
         "node: a session takes many numbers",
@@ -398,7 +398,7 @@ MUTANTS = [
         "sql/code/7_running/apply.sql",
         "    if p_refusals <> '{}' then\n",
         "    if false then\n",
-        ("tests/db/test_apply.py::test_every_refused_entry_is_told_and_nothing_is_changed",),
+        ("tests/db/test_apply.py::test_every_refused_entry_is_reported_and_nothing_is_changed",),
     ),
     # Files that a config names.
     Mutant(
@@ -565,13 +565,13 @@ MUTANTS = [
         "if true then",
         ("tests/chaos/test_notifications.py",),
     ),
-    # A worker that goes by what was.
+    # A worker that relies on old facts.
     Mutant(
         "settings: a claim goes by older ones",
         "sql/code/4_claiming/claim.sql",
         "elsif current_setting('ulak_private.settings', true) <> '' and ulak_private.has_old_settings() then",
         "elsif false then",
-        ("tests/concurrency/test_settings_races.py::test_a_worker_claims_nothing_until_it_knows_the_settings_of_now",),
+        ("tests/concurrency/test_settings_races.py::test_a_worker_claims_nothing_until_it_has_the_current_settings",),
     ),
     Mutant(
         "digest: about digests",

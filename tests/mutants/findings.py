@@ -1,4 +1,4 @@
-"""Findings of doctor() that are never told."""
+"""Findings of doctor() that are never reported."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ MUTANTS = [
     never(
         "missing roles: after a restore",
         "where m.name is not null and to_regrole(quote_ident(m.name)) is null",
-        "tests/upgrade/test_restore.py::test_roles_that_are_missing_after_a_restore_are_told_first",
+        "tests/upgrade/test_restore.py::test_roles_that_are_missing_after_a_restore_are_reported_first",
     ),
     never(
         "endpoints: none yet",
@@ -44,7 +44,7 @@ MUTANTS = [
     never(
         "watch: the event type is gone",
         "where not exists (select from ulak.event_types e where e.name = w.event_type)",
-        "tests/db/test_watch.py::test_a_watch_whose_event_type_is_gone_fails_nobody_and_doctor_says_so",
+        "tests/db/test_watch.py::test_a_watch_whose_event_type_is_gone_fails_no_writer_and_doctor_says_so",
     ),
     never(
         "watch: a column is gone",
@@ -54,13 +54,13 @@ MUTANTS = [
     never(
         "hosts: no longer allowed",
         "where a.allowed <> '' and e.enabled",
-        f"{TESTS}::test_an_endpoint_whose_host_is_no_longer_allowed_is_told",
+        f"{TESTS}::test_an_endpoint_whose_host_is_no_longer_allowed_is_reported",
         file="sql/code/8_looking/doctor_hosts.sql",
     ),
     never(
         "hosts: a secret is bound to none",
         "where ulak_private.stored_setting('require_bound_secrets')::boolean and e.enabled",
-        f"{TESTS}::test_an_endpoint_that_needs_a_bound_secret_is_told",
+        f"{TESTS}::test_an_endpoint_that_needs_a_bound_secret_is_reported",
         file="sql/code/8_looking/doctor_hosts.sql",
     ),
     never(
@@ -71,7 +71,7 @@ MUTANTS = [
     never(
         "roles: one has what it shouldn't",
         "where not p.is_usual",
-        "tests/security/test_role_maker.py::test_whoever_installs_may_take_a_role_as_it_is_and_doctor_goes_on_about_it",
+        "tests/security/test_role_maker.py::test_the_installer_may_accept_a_role_as_it_is_and_doctor_still_reports_it",
         "tests/security/test_worker.py::test_what_it_sets_for_its_own_sessions_is_named_by_doctor",
     ),
     never(
@@ -88,13 +88,13 @@ MUTANTS = [
     never(
         "pg_cron: a session waits for it",
         "where a.wait_event = 'ProcSignalBarrier'",
-        f"{TESTS}::test_a_session_that_waits_for_pg_cron_is_told",
+        f"{TESTS}::test_a_session_that_waits_for_pg_cron_is_reported",
     ),
     instead(
         "workers: a client library is missing",
         "from ulak_private.missing_clients() m\n",
         "from (select * from ulak_private.missing_clients() limit 0) m\n",
-        f"{TESTS}::test_a_client_library_that_is_missing_is_told",
+        f"{TESTS}::test_a_client_library_that_is_missing_is_reported",
     ),
     never(
         "workers: limited",
@@ -132,12 +132,12 @@ MUTANTS = [
     never(
         "workers: no job for the next",
         "where p_alive > ulak_private.count_nodes(p_now)",
-        f"{TESTS}::test_a_worker_that_nobody_will_start_again_is_told",
+        f"{TESTS}::test_a_worker_that_will_not_be_started_again_is_reported",
     ),
     never(
         "workers: one went silent",
         "where w.state = 'lost' and p_alive > 0",
-        f"{TESTS}::test_a_worker_that_went_silent_is_told_beside_one_that_works",
+        f"{TESTS}::test_a_worker_that_went_silent_is_reported_beside_one_that_works",
     ),
     instead(
         "partitions",
@@ -150,13 +150,13 @@ MUTANTS = [
         "maintenance: never ran",
         "select 'run_maintenance() never ran'",
         "select null",
-        f"{TESTS}::test_maintenance_that_never_ran_is_told_until_it_has",
+        f"{TESTS}::test_maintenance_that_never_ran_is_reported_until_it_has",
     ),
     instead(
         "maintenance: late",
         "r.started_at < p_now - interval '5 minutes' as is_late",
         "false as is_late",
-        f"{TESTS}::test_maintenance_that_never_ran_is_told_until_it_has",
+        f"{TESTS}::test_maintenance_that_never_ran_is_reported_until_it_has",
     ),
     instead(
         "maintenance: failed",
@@ -167,8 +167,8 @@ MUTANTS = [
     never(
         "circuit",
         "where h.circuit_state <> 'closed'\n$sql$",
-        f"{TESTS}::test_a_circuit_that_opened_is_told_at_once_and_critical_after_ten_minutes",
-        f"{AT_ONCE}::test_a_circuit_that_opens_is_told_at_once",
+        f"{TESTS}::test_an_open_circuit_is_reported_at_once_and_critical_after_ten_minutes",
+        f"{AT_ONCE}::test_a_circuit_that_opens_is_reported_at_once",
     ),
     never(
         "failing: refused, moved, blocked, timed out",
@@ -179,45 +179,45 @@ MUTANTS = [
         "failing: what only somebody can mend is told at the first",
         "where (a.is_lasting or h.last_success_at is null or h.failed >= 3)",
         "where (h.last_success_at is null or h.failed >= 3)",
-        f"{AT_ONCE}::test_an_answer_that_only_somebody_can_mend_is_told_with_its_cause",
+        f"{AT_ONCE}::test_an_answer_that_needs_a_person_is_reported_with_its_cause",
     ),
     instead(
         "failing: the first, while there was no success",
         "where (a.is_lasting or h.last_success_at is null or h.failed >= 3)",
         "where (a.is_lasting or h.failed >= 3)",
-        f"{AT_ONCE}::test_the_first_failure_of_a_receiver_that_was_never_up_is_told",
+        f"{AT_ONCE}::test_the_first_failure_of_a_receiver_that_was_never_up_is_reported",
     ),
     instead(
         "failing: it goes on",
         "where (a.is_lasting or h.last_success_at is null or h.failed >= 3)",
         "where (a.is_lasting or h.last_success_at is null)",
-        f"{AT_ONCE}::test_a_receiver_that_does_not_answer_in_time_is_told_after_three_attempts",
+        f"{AT_ONCE}::test_a_receiver_that_does_not_answer_in_time_is_reported_after_three_attempts",
     ),
     never(
         "backlog",
         "where h.enabled and h.due_since < p_now - interval '5 minutes'",
-        f"{TESTS}::test_a_message_that_waits_for_long_is_told",
+        f"{TESTS}::test_a_message_that_waits_for_a_long_time_is_reported",
     ),
     never(
         "disabled",
         "where not h.enabled and h.waiting > 0",
-        f"{TESTS}::test_a_disabled_endpoint_that_holds_messages_is_told",
+        f"{TESTS}::test_a_disabled_endpoint_that_holds_messages_is_reported",
     ),
     never(
         "queue: full",
         "where f.most > 0 and f.live > 0.8 * f.most",
-        f"{TESTS}::test_a_queue_that_fills_up_is_told_with_who_fills_it",
+        f"{TESTS}::test_a_queue_that_fills_up_is_reported_with_the_endpoint_that_fills_it",
     ),
     never(
         "queue: an endpoint is full",
         "where h.waiting >= h.max_pending",
-        f"{TESTS}::test_an_endpoint_that_is_full_is_told",
+        f"{TESTS}::test_an_endpoint_that_is_full_is_reported",
     ),
     instead(
         "dropped endpoint",
         "from ulak_private.orphaned_endpoints() o\n",
         "from ulak_private.orphaned_endpoints() o where false\n",
-        f"{TESTS}::test_messages_of_a_dropped_endpoint_are_told",
+        f"{TESTS}::test_messages_of_a_dropped_endpoint_are_reported",
     ),
     never(
         "clock: it was set back",
@@ -227,7 +227,7 @@ MUTANTS = [
     never(
         "workers: a time-out ends each run",
         "where p_workers > 0 and t.timeout",
-        f"{TESTS}::test_a_timeout_that_ends_every_run_of_a_worker_is_told_until_start_has_lifted_it",
+        f"{TESTS}::test_a_timeout_that_ends_every_run_of_a_worker_is_reported_until_start_has_lifted_it",
     ),
     instead(
         "ordering: a head is left lying",
@@ -240,12 +240,12 @@ MUTANTS = [
     never(
         "ordering: a head is parked",
         "where k.is_parked and k.changed_at",
-        "tests/db/test_many_endpoints.py::test_the_doctor_names_a_first_message_that_is_parked_behind_nothing",
+        "tests/db/test_many_endpoints.py::test_the_doctor_names_a_first_message_that_is_parked",
     ),
     never(
         "ordering: a head is due later",
         "where not k.is_parked",
-        f"{TESTS}::test_a_first_message_that_holds_up_its_ordering_key_for_hours_is_told",
+        f"{TESTS}::test_a_first_message_that_holds_up_its_ordering_key_for_hours_is_reported",
     ),
     never(
         "disable_after: it will be disabled",
@@ -270,51 +270,51 @@ MUTANTS = [
     never(
         "dlq: it grows",
         "where n.letters >= 10",
-        f"{TESTS}::test_a_dead_letter_queue_that_grows_is_told_with_its_commonest_cause",
+        f"{TESTS}::test_a_dead_letter_queue_that_grows_is_reported_with_its_commonest_cause",
     ),
     never(
         "dlq: letters wait for a decision",
         "where d.letters > 0 and not exists",
-        f"{TESTS}::test_a_dead_letter_queue_that_grows_is_told_with_its_commonest_cause",
+        f"{TESTS}::test_a_dead_letter_queue_that_grows_is_reported_with_its_commonest_cause",
     ),
     never(
         "dlq: soon to be deleted",
         "where d.status = 'failed'\n        order by d.archived_at\n        limit 1",
-        f"{TESTS}::test_dead_letters_that_are_about_to_be_deleted_are_told",
+        f"{TESTS}::test_dead_letters_that_are_about_to_be_deleted_are_reported",
     ),
     never("settings", "where s.is_wrong", TESTS, "-k", "suspicious_setting or autovacuum or harness"),
     never(
         "settings: a parameter without effect",
         "where p.value <> ''",
-        f"{TESTS}::test_a_parameter_of_the_server_that_has_no_effect_is_told",
+        f"{TESTS}::test_a_parameter_of_the_server_that_has_no_effect_is_reported",
     ),
     instead(
         "settings: autovacuum",
         "not current_setting('autovacuum')::boolean",
         "false",
-        f"{TESTS}::test_an_autovacuum_that_is_off_is_told",
+        f"{TESTS}::test_an_autovacuum_that_is_off_is_reported",
     ),
     instead(
         "signature: none",
         "where p.secret is null",
         "where false",
-        f"{TESTS}::test_a_public_endpoint_that_is_weakly_protected_is_told",
+        f"{TESTS}::test_a_public_endpoint_that_is_weakly_protected_is_reported",
     ),
     instead(
         "signature: short",
         "where s.bytes < 24",
         "where false",
-        f"{TESTS}::test_a_public_endpoint_that_is_weakly_protected_is_told",
+        f"{TESTS}::test_a_public_endpoint_that_is_weakly_protected_is_reported",
     ),
     never(
         "transport: no TLS",
         "where p.config ->> 'url' ~* '^http:'",
-        f"{TESTS}::test_a_public_endpoint_that_is_weakly_protected_is_told",
+        f"{TESTS}::test_a_public_endpoint_that_is_weakly_protected_is_reported",
     ),
     never(
         "transport: not verified",
         "where p.config -> 'ssl_verify' = 'false'",
-        f"{TESTS}::test_a_public_endpoint_that_is_weakly_protected_is_told",
+        f"{TESTS}::test_a_public_endpoint_that_is_weakly_protected_is_reported",
     ),
     never(
         "ordering key: a sender waits",
@@ -327,7 +327,7 @@ MUTANTS = [
     never(
         "session: idle in its transaction",
         "where a.datname = current_database()",
-        f"{TESTS}::test_a_session_that_has_sent_and_is_idle_in_its_transaction_is_told",
+        f"{TESTS}::test_a_session_that_has_sent_and_is_idle_in_its_transaction_is_reported",
         file=SESSIONS,
     ),
     Mutant(
@@ -340,13 +340,13 @@ MUTANTS = [
     never(
         "vacuum: none",
         "where not exists (select from blocker)",
-        f"{TESTS}::test_dead_rows_that_nobody_vacuumed_are_told",
+        f"{TESTS}::test_dead_rows_without_a_vacuum_are_reported",
         file=VACUUM,
     ),
     never(
         "vacuum: will be held back",
         "where not exists (select from dead)",
-        f"{TESTS}::test_a_session_is_told_after_an_hour_even_if_nothing_is_dead_yet",
+        f"{TESTS}::test_a_session_is_reported_after_an_hour_even_if_nothing_is_dead_yet",
         file=VACUUM,
     ),
     never(

@@ -1,4 +1,4 @@
-"""How a node gets to its database: by what, as whom, and again when it was lost."""
+"""How a node reaches its database: by which way, as which role, and again after it was lost."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SECRET = "a password that is in no command line"
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """A server of its own, with TLS and passwords for whoever comes by the network: it is restarted."""
+    """A server of its own, with TLS and passwords for connections over the network: it is restarted."""
     folder = tmp_path_factory.mktemp("server")
     certificate = make_certificate(folder)
     certificate.key.chmod(0o600)
@@ -145,7 +145,7 @@ def test_a_node_gives_up_a_server_that_is_frozen_and_comes_back(away: Site, rece
         away.wait_for_status(away.send("shop"), "completed", 30)
 
 
-def test_who_is_no_member_of_ulak_node_gets_no_code(site: Site) -> None:
+def test_a_login_outside_of_ulak_node_gets_no_code(site: Site) -> None:
     for user in ("nobody", "test_ulak_application", "test_ulak_monitor"):
         with Node(site.cluster.dsn(site.database, user)) as node:
             node.wait_until_says("the database has no code for a node")
@@ -181,7 +181,7 @@ def test_of_several_hosts_a_node_takes_the_one_that_is_there(site: Site, receive
 
 
 def test_of_several_hosts_none_keeps_a_node_from_the_others(site: Site, receiver: Receiver) -> None:
-    """libpq stays with a host that accepts the connection and hangs up, or lets nobody in."""
+    """libpq stays with a host that accepts the connection and hangs up, or that rejects every login."""
     site.http("shop", receiver.url)
     with Receiver() as no_server:
         port = no_server.url.rpartition(":")[2].strip("/")

@@ -1,4 +1,4 @@
-"""What the looks say of nodes, and start(0): delivery is theirs alone."""
+"""What the reporting functions say about nodes, and start(0), which leaves delivery to them."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ def test_a_node_leaves_to_others_what_it_has_no_client_for(site: Site, receiver:
         assert site.value(untouched) == 40
 
 
-def test_a_node_signs_in_to_a_server_of_nats(site: Site, tmp_path: Path, start_node: StartNode) -> None:
+def test_a_node_signs_in_to_a_nats_server(site: Site, tmp_path: Path, start_node: StartNode) -> None:
     user = User.create()
     with Nats(tmp_path / "nats", f'authorization: {{users: [{{nkey: "{user.public}"}}]}}', jetstream=False) as server:
         config = {"url": server.url, "subject": "orders", "nkey_seed": user.seed, "jetstream": False}

@@ -25,7 +25,7 @@ TEXT = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"])
 
 
 class Quiet:
-    """A process that nobody tells anything."""
+    """A process without any configuration."""
 
     leave: str | None = None
     wake: Callable[[], None] | None = None
@@ -213,7 +213,7 @@ def test_a_notification_that_comes_with_an_answer_is_not_missed(session: Connect
     wake_up.close()
 
 
-def test_who_does_not_wait_is_not_woken(session: Connection, db: DB) -> None:
+def test_a_session_that_does_not_wait_is_not_woken(session: Connection, db: DB) -> None:
     session.call("listen bell")
     wake_up = waking(session)
     wake_up.hold_back()

@@ -1,4 +1,4 @@
-"""A server where nobody but its provider is a superuser, and ulak without PL/Python in it."""
+"""A server where only the provider is a superuser, with ulak and without PL/Python."""
 
 from __future__ import annotations
 

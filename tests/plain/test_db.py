@@ -20,7 +20,7 @@ CHOSEN = [
 
 
 @pytest.mark.timeout(300)
-def test_they_hold_for_an_owner_who_is_no_superuser() -> None:
+def test_they_pass_for_an_owner_without_superuser_rights() -> None:
     files = [DB / f"test_{name}.py" for name in CHOSEN]
 
     done = subprocess.run(

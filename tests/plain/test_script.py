@@ -1,4 +1,4 @@
-"""The plain script: what it installs, who may run it, and that it can be run again."""
+"""The plain script: what it installs, which role may run it, and that it can be run again."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def test_help_says_what_is_left_out(shop: DB) -> None:
     ]
 
 
-def test_a_config_of_an_http_endpoint_is_checked_as_ever(shop: DB) -> None:
+def test_the_config_of_an_http_endpoint_is_checked_as_always(shop: DB) -> None:
     error = refused(
         shop, """select ulak.create_endpoint('shop', 'http', '{"url": "https://example.com/", "metod": "PUT"}')"""
     )
@@ -217,7 +217,7 @@ def test_the_script_of_an_earlier_version_is_refused(
     assert value(shop, "select ulak_private.version()") == NEXT
 
 
-# Who may not.
+# Roles that may not.
 
 
 def assert_nothing_is_left(plain: PlainCluster, database: str) -> None:
@@ -225,7 +225,7 @@ def assert_nothing_is_left(plain: PlainCluster, database: str) -> None:
         assert value(db, "select to_regnamespace('ulak')") is None
 
 
-def test_an_owner_who_sees_nothing_of_the_server_is_refused(plain: PlainCluster, bare: str, script: Path) -> None:
+def test_an_owner_without_pg_monitor_is_refused(plain: PlainCluster, bare: str, script: Path) -> None:
     plain.as_superuser(f"revoke pg_monitor from {OWNER}")
     try:
         with pytest.raises(CommandFailed, match=f"grant pg_monitor to {OWNER};"):
@@ -236,7 +236,7 @@ def test_an_owner_who_sees_nothing_of_the_server_is_refused(plain: PlainCluster,
     assert_nothing_is_left(plain, bare)
 
 
-def test_a_schema_of_somebody_else_is_refused(plain: PlainCluster, bare: str, script: Path) -> None:
+def test_a_schema_with_another_owner_is_refused(plain: PlainCluster, bare: str, script: Path) -> None:
     plain.as_superuser("create schema ulak; create schema ulak_private", bare)
     plain.as_superuser("create function ulak_private.has_python() returns int language sql return 1 / 0", bare)
     plain.as_superuser("create function ulak_private.version() returns text language sql as $$ select 1 / 0 $$", bare)

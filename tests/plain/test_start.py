@@ -1,4 +1,4 @@
-"""start() and what it says, where no worker runs in the database: maintenance alone, by pg_cron or by somebody else."""
+"""start() and what it says where no worker runs in the database: maintenance alone, by pg_cron or by another scheduler."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_where_pg_cron_lives_elsewhere_the_owner_is_told_what_to_run_there(
     ]
 
 
-def test_an_owner_who_may_not_use_pg_cron_is_told(plain: PlainCluster, cron: DB) -> None:
+def test_an_owner_that_may_not_use_pg_cron_gets_the_reason(plain: PlainCluster, cron: DB) -> None:
     cron.execute("""select ulak.create_endpoint('shop', 'http', '{"url": "https://example.com/"}')""")
     plain.as_superuser(f"revoke usage on schema cron from {OWNER}", cron.info.dbname)
     try:

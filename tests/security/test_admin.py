@@ -309,7 +309,7 @@ def test_the_circuits_probe_is_logged_by_the_clock_as_well(db: DB, admin: DB) ->
 
 
 def test_no_notification_is_sent_past_the_guard_against_a_full_queue(db: DB) -> None:
-    """A full notification queue makes whoever notifies fail: one function looks first, and the others call it."""
+    """A full notification queue makes every NOTIFY fail: one function checks first, and the others call it."""
     query = "select proname from pg_proc where pronamespace::regnamespace::text in ('ulak', 'ulak_private') and prosrc ~ 'pg_notify|notify ulak'"
 
     assert db.execute(query).fetchall() == [("notify",)]
@@ -343,7 +343,7 @@ def config_with(key: str, path: str, url: str, certificate: Certificate) -> dict
 
 
 @pytest.mark.parametrize("key", KEYS)
-def test_whatever_is_wrong_with_a_file_looks_the_same_and_holds_nobody_up(
+def test_every_problem_with_a_file_looks_the_same_and_delays_no_delivery(
     site: Site, receiver: Receiver, certificate: Certificate, files: dict[str, str], key: str
 ) -> None:
     with Receiver(certificate=certificate) as secure:

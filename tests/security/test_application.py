@@ -29,7 +29,7 @@ INSERT = "insert into ulak_private.deliveries (endpoint_id, payload, metadata) v
 VAST = '{"numbers": [' + ",".join(["1e131071"] * 9000) + "]}"
 # Its text has more digits than Python reads of a number.
 SEND_VAST = """select ulak.send(%s, '{"a": 1}', p_metadata => '{"n": 1e4400, "last": "x"}')"""
-# Runs as whoever calls it; what it did shows who that was.
+# It runs with the rights of its caller; what it did shows which role that was.
 EVIL = """
     create table {schema}.seen (who text default current_user);
     grant insert on {schema}.seen to public;
@@ -523,7 +523,7 @@ def test_bytes_that_are_no_utf8_fail_alone_in_light_traffic(unencoded: Site, rec
 def test_an_aggregate_of_its_own_is_not_called_by_a_worker(
     cluster: Cluster, own_site: Site, receiver: Receiver, schema: str
 ) -> None:
-    """In public, or in a schema named like the role that runs the worker."""
+    """In public, or in a schema with the name of the role that runs the worker."""
     own_site.db.execute("grant create on schema public to ulak_application")
     own_site.db.execute(f"grant create on database {own_site.database} to ulak_application")
     own_site.http("shop", receiver.url)

@@ -11,7 +11,7 @@ from support.errors import refused
 from support.receiver import Receiver
 from support.site import Site
 
-# Each takes the place of something of pg_catalog, and notes who fell for it.
+# Each stands in for something of pg_catalog, and records the role that called it.
 EVIL = """
     create schema evil;
     grant usage on schema evil to public;

@@ -1,4 +1,4 @@
-"""What whoever reaches our ports, or stands between a node and its database, must not be able to do."""
+"""What somebody who reaches our ports, or sits between a node and its database, must not be able to do."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_the_exporter_can_be_told_how_many_endpoints_it_exports(cluster: Cluster
         assert (status, body.count("ulak_endpoint_enabled{")) == (200, told)
 
 
-def test_the_exporter_tells_nobody_what_psql_says() -> None:
+def test_the_exporter_does_not_pass_on_what_psql_says() -> None:
     port = free_port()
     with exporter(str(port), PGHOST="/nonexistent/hush", PGUSER="hush", PGDATABASE="hush"):
         wait_until(lambda: is_open("127.0.0.1", port), message="the exporter")
@@ -114,7 +114,7 @@ def test_the_exporter_tells_nobody_what_psql_says() -> None:
     assert "hush" not in body
 
 
-def test_nobody_is_an_administrator_in_the_example_of_monitoring() -> None:
+def test_the_monitoring_example_makes_no_visitor_an_administrator() -> None:
     services = re.split(r"^  (?=\w)", (PROJECT / "docker/monitoring/compose.yaml").read_text(), flags=re.MULTILINE)
     grafana = next(each for each in services if each.startswith("grafana:"))
     scraper = next(each for each in services if each.startswith("exporter:"))
@@ -126,7 +126,7 @@ def test_nobody_is_an_administrator_in_the_example_of_monitoring() -> None:
     assert "0.0.0.0" not in scraper
 
 
-# A node, and who stands in for its database.
+# A node, and an impostor of its database.
 
 
 @contextmanager
@@ -155,7 +155,7 @@ def node(*arguments: str, **environment: str) -> Iterator[subprocess.Popen[bytes
         ("", {"PGHOST": "192.0.2.1", "PGSSLMODE": "prefer"}),
     ],
 )
-def test_a_node_takes_no_code_from_a_server_that_nobody_vouches_for(dsn: str, environment: dict[str, str]) -> None:
+def test_a_node_takes_no_code_from_a_server_without_verify_full(dsn: str, environment: dict[str, str]) -> None:
     with node("--dsn", dsn, **environment) as process:
         code = process.wait(20)
         assert process.stderr is not None

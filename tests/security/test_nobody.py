@@ -1,4 +1,4 @@
-"""What somebody without any grant can do to others: advisory locks are open to everybody, and nobody depends on one."""
+"""What a role without any grant can do to others: everybody may take advisory locks, so nothing may depend on one."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ NAMES = (
 
 
 def maintain(queue: Queue) -> None:
-    """Who finds it taken leaves without a word, so what was done counts."""
+    """A session that finds it taken leaves silently, so what was done counts."""
     queue.db.execute("call ulak.run_maintenance()")
 
     query = "select step from ulak.maintenance_status where state <> 'ok' and step <> 'vacuum'"
@@ -78,7 +78,7 @@ def queue(connect: Connect) -> Queue:
 
 @pytest.fixture
 def nobody(connect: Connect, queue: Queue) -> psycopg.Connection[Any]:
-    """Holds every lock that anybody might want, in this database."""
+    """Holds every lock that a session might want, in this database."""
     session = connect("nobody")
     keys = ["shop", "limited", "k", "o", *map(str, range(50))]
     for name in NAMES:

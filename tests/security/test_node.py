@@ -1,4 +1,4 @@
-"""What whoever has a node's login must not be able to do, though it delivers everything."""
+"""What a node's login must not be able to do, although it delivers everything."""
 
 from __future__ import annotations
 

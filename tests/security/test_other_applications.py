@@ -303,7 +303,7 @@ def test_a_recurring_message_is_sent_whatever_keys_others_have_taken(db: DB, sho
         "select ulak.reschedule(1, %s)",
     ],
 )
-def test_nobody_waits_for_the_year_8999(db: DB, shop: DB, statement: str) -> None:
+def test_no_message_waits_until_the_year_8999(db: DB, shop: DB, statement: str) -> None:
     db.execute("select ulak.create_event_type('e'), ulak.subscribe('e', 'open')")
     assert value(shop, "select ulak.send('open', '1')") == 1
     in_a_year, later = (value(db, f"select (now() + interval '{days} days')::text") for days in (365, 367))
@@ -354,7 +354,7 @@ def test_transactions_of_two_applications_that_share_a_session_keep_apart(db: DB
         pool.execute("set local role test_shop")
         assert refused(pool, send.format("bank")).sqlstate == "42501", turn
         pool.rollback()
-        # Nobody's transaction: a login without a role of its own.
+        # A login that has set no role.
         assert refused(pool, send.format("open")).sqlstate == "42501"
         pool.rollback()
 
@@ -392,7 +392,7 @@ def test_the_log_names_the_role_that_was_set(db: DB) -> None:
     assert value(db, "select updated_by from ulak.setting_values") == "test_clerk"
 
 
-# Who sent it.
+# The sender.
 
 
 def test_a_message_knows_its_sender_wherever_it_is(db: DB, bank: DB) -> None:

@@ -37,8 +37,8 @@ def roles(cluster: Cluster, db: DB) -> None:
 
 @pytest.fixture(params=["transaction", "session"])
 def client(request: pytest.FixtureRequest, cluster: Cluster, db: DB, tmp_path: Path) -> Iterator[As]:
-    """In transaction mode clients stay, and each transaction sets its role. In session mode one comes after the other,
-    and sets its role once. PgBouncer 1.18 knows no prepared statements in transaction mode."""
+    """In transaction mode clients stay, and each transaction sets its role. In session mode one comes after the other, and sets its role
+    once. PgBouncer 1.18 doesn't support prepared statements in transaction mode."""
     with pgbouncer(cluster, db.info.dbname, "test_pool", request.param, tmp_path) as dsn, ExitStack() as stack:
         clients: dict[str | None, DB] = {}
 

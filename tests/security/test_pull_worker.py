@@ -181,7 +181,7 @@ def test_a_consumer_without_a_grant_gets_nothing(db: DB, connect: Connect) -> No
     assert connect("ulak_consumer").execute(CLAIM).fetchall() == []
 
 
-def test_the_grant_of_a_dropped_role_troubles_nobody(db: DB, consumer: DB) -> None:
+def test_the_grant_of_a_dropped_role_does_no_harm(db: DB, consumer: DB) -> None:
     db.execute("create role test_passing")
     db.execute("select ulak.grant_endpoint('mine', 'test_passing')")
     db.execute("drop role test_passing")
@@ -251,10 +251,8 @@ VAST = "[" + ",".join(["1e131071"] * 9000) + "]"
     [VAST, "[" * 3000 + "]" * 3000, '"' + "x" * 2_000_000 + '"', "[" + ",".join(["1e131071"] * 9) + "]"],
     ids=["vast", "deep", "long", "digits"],
 )
-def test_a_response_that_nobody_could_read_is_left_out_and_its_message_done(
-    db: DB, consumer: DB, response: str
-) -> None:
-    """As text it would be beyond a gigabyte, or nested too deep: pg_dump, and whoever looks, would fail."""
+def test_an_unreadable_response_is_left_out_and_its_message_completed(db: DB, consumer: DB, response: str) -> None:
+    """As text it would be beyond a gigabyte, or nested too deep: pg_dump and every query that shows it would fail."""
     (id, attempt) = consumer.execute("select id, attempt from ulak.claim('w', 1, 'mine')").fetchone() or ()
 
     consumer.execute("select ulak.complete(%s, 'w', %s, %s::jsonb)", [id, attempt, response])
@@ -273,7 +271,7 @@ def test_a_response_of_a_usual_size_is_kept(db: DB, consumer: DB) -> None:
 
 
 def test_an_error_is_one_line_of_bounded_length(db: DB, consumer: DB) -> None:
-    """It is shown in every look, kept with each failed cycle, and written to the server's log."""
+    """It is shown by every reporting function, kept with each failed cycle, and written to the server's log."""
     (id, attempt) = consumer.execute("select id, attempt from ulak.claim('w', 1, 'mine')").fetchone() or ()
 
     consumer.execute(

@@ -33,7 +33,7 @@ ANSWERS = {
 
 
 def reported(site: Site, worker: WorkerSession, messages: int) -> None:
-    """Waits until it has told that it processed so many, and not with its last words."""
+    """Waits until it has reported this many processed messages, and not in its last report."""
     wait_until(lambda: site.worker_row(worker)["messages_processed"] >= messages, message="a report of the worker")
     assert site.worker_row(worker)["state"] == "running"
 

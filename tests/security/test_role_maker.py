@@ -1,4 +1,4 @@
-"""Whoever may make roles and was there before ulak: what they prepared is refused by name, or told."""
+"""A role with CREATEROLE that was there before ulak: what it prepared is refused by name, or reported."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_a_role_that_was_prepared_is_refused_until_it_is_put_right(
         assert db.execute("""select finding from ulak.doctor() where "check" = 'roles'""").fetchall() == []
 
 
-def test_whoever_installs_may_take_a_role_as_it_is_and_doctor_goes_on_about_it(fresh: Cluster) -> None:
+def test_the_installer_may_accept_a_role_as_it_is_and_doctor_still_reports_it(fresh: Cluster) -> None:
     fresh.execute("create role ulak_admin login")
     with fresh.connect("app") as db:
         db.execute("set ulak.accept_roles = on")
@@ -154,7 +154,7 @@ def test_a_restore_installs_and_warns(fresh: Cluster, tmp_path: Any) -> None:
     )
 
 
-def test_an_upgrade_refuses_a_new_role_that_somebody_prepared_and_only_warns_of_the_old_ones(fresh: Cluster) -> None:
+def test_an_upgrade_refuses_a_prepared_new_role_and_only_warns_about_old_ones(fresh: Cluster) -> None:
     with fresh.connect("app") as db:
         db.execute("create extension ulak version '0.1.0' cascade")
         db.execute("alter role ulak_monitor createrole; create role ulak_consumer login")

@@ -98,7 +98,7 @@ def test_an_administrator_ends_a_watch_of_a_table_that_he_does_not_own(world: Qu
 
 
 @pytest.mark.parametrize("role", ["nobody", "test_ulak_application", "test_ulak_monitor", "test_ulak_consumer"])
-def test_an_owner_who_is_no_administrator_watches_nothing(world: Queue, db: DB, connect: Connect, role: str) -> None:
+def test_a_table_owner_without_ulak_admin_can_not_watch(world: Queue, db: DB, connect: Connect, role: str) -> None:
     db.execute("create table sales.own (id int primary key)")
     db.execute(f"alter table sales.own owner to {role}")
     owner = connect(role)

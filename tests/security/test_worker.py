@@ -1,4 +1,4 @@
-"""What whoever logs in as the worker must not be able to do, though it delivers everything."""
+"""What the worker's login must not be able to do, although it delivers everything."""
 
 from __future__ import annotations
 

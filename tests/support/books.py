@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import psycopg
 
 LIVE = ("pending", "processing")
-# Of one kind of problem this many are spelled out.
+# This many problems of a kind are spelled out.
 SPELLED_OUT = 5
 
 

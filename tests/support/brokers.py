@@ -1,4 +1,4 @@
-"""A real broker of each protocol in one shape, for what has to hold of all of them."""
+"""A real broker of each protocol behind one interface, for what must be true of all of them."""
 
 from __future__ import annotations
 

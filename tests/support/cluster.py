@@ -27,7 +27,7 @@ from support.sessions import wait_until
 PROJECT = Path(__file__).resolve().parents[2]
 PG_CONFIG = os.environ.get("PG_CONFIG", "pg_config")
 WORK = Path(os.environ.get("ULAK_WORK", tempfile.gettempdir()))
-# An earlier release to install instead, to see the tests of what was mended since fail.
+# An earlier release to install instead: tests of what was fixed since then must fail.
 RELEASE = os.environ.get("ULAK_RELEASE")
 # Cloning a database in memory takes a sixth of the time. Taken where it is at least as large as the tests need.
 MEMORY = Path("/dev/shm")
@@ -131,7 +131,7 @@ class Cluster:
         self.data = folder / "data"
         self.log = folder / "log"
         self.bin = Path(run([pg_config, "--bindir"]).strip())
-        # Who does everything, and who may end any session in a database that is to be dropped.
+        # The role that does everything, and the one that may end any session in a database that is to be dropped.
         self.user = self.superuser = "postgres"
 
     @classmethod
@@ -245,7 +245,7 @@ class Cluster:
             lock.unlink()
 
     def freeze(self) -> None:
-        """As a host whose storage hangs: the kernel goes on to accept connections, and nobody answers."""
+        """As a host whose storage hangs: the kernel still accepts connections, and no process answers."""
         for _ in range(2):
             # The postmaster may have been in the midst of a fork.
             for pid in sorted(self.processes(), key=lambda pid: pid != self.postmaster_pid):

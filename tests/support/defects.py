@@ -1,4 +1,4 @@
-"""Builds with a defect of ours, to see what becomes of what no wall contains."""
+"""Builds with a defect, to see what happens if no wall contains it."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ def finish(
 
 
 def hold_up(db: DB, gate: DB, created_at: datetime, message: int) -> None:
-    """Whoever archives the message with this number, of this month, waits for the gate's transaction to end."""
+    """A session that archives the message with this number, of this month, waits for the gate's transaction to end."""
     db.execute("select ulak.maintain_archive_partitions(0, %s)", [created_at])
     db.execute(
         f"""

@@ -62,14 +62,14 @@ class Kafka:
         self._tell("topic-error", topic, error)
 
     def fail(self, request: int, *errors: int) -> None:
-        """The next requests of this kind are answered so."""
+        """The next requests of this kind are answered with this error."""
         self._tell("errors", request, *errors)
 
     def clear(self, request: int) -> None:
         self._tell("clear", request)
 
     def slow_down(self, milliseconds: int) -> None:
-        """So long every answer takes."""
+        """How long every answer takes."""
         self._tell("rtt", milliseconds)
 
     def down(self) -> None:
@@ -276,7 +276,7 @@ def _write(writer: asyncio.StreamWriter, frame: bytes) -> None:
 
 
 def _with_sasl(frame: bytes, version: int) -> bytes:
-    """The list of what the broker can, and SASL."""
+    """The list of what the broker supports, and SASL."""
     number, error = struct.unpack_from(">ih", frame)
     added: Sequence[tuple[int, int, int]] = ((SASL_HANDSHAKE, 0, 1), (SASL_AUTHENTICATE, 0, 1))
     if version < 3 or error:

@@ -63,7 +63,7 @@ class Mosquitto:
         self._process.wait()
 
     def stop(self) -> None:
-        """It takes connections and bytes, as the kernel does it, and answers nothing."""
+        """Its kernel accepts connections and bytes, and it answers nothing."""
         hold(self._process.pid)
 
     def go_on(self) -> None:

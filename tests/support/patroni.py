@@ -38,7 +38,7 @@ def text_of(language: str) -> str:
 
 
 class Lines:
-    """TCP connections that are passed on as long as their line isn't cut. Then nothing comes through, and nobody is told."""
+    """TCP connections that are passed on until their line is cut. Then nothing comes through, and neither side is told."""
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
@@ -142,7 +142,7 @@ class Member(Cluster):
             connection.close()
 
     def signal(self, number: signal.Signals) -> None:
-        """The whole machine: Patroni first, so that it doesn't look on."""
+        """The whole machine: Patroni first, so that it doesn't notice."""
         assert self._process is not None
         for pid in (self._process.pid, *self.processes(), *self.processes()):
             with contextlib.suppress(ProcessLookupError):

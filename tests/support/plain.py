@@ -11,8 +11,8 @@ from typing import Any, Self
 
 from support.cluster import PG_CONFIG, PROJECT, ROLES, Cluster, run
 
-# The superuser is the provider's. What a customer gets makes roles and databases, looks at everything and ends sessions, and often has
-# this name.
+# The superuser is the provider's. A customer's role may create roles and databases, see everything and end sessions, and often has this
+# name.
 SUPERUSER, OWNER = "provider", "postgres"
 
 
@@ -80,7 +80,7 @@ class PlainCluster(ProvidersCluster):
         self.execute("drop schema ulak, ulak_private cascade", database)
 
 
-# Of tests/db, what doesn't hold without PL/Python or without a superuser: a file or a test, and why.
+# Tests of tests/db that can't pass without PL/Python or without a superuser: a file or a test, and why.
 NO_PYTHON = "it is left out: PL/Python"
 NO_WORKERS = "nodes deliver; see tests/plain/test_nodes.py"
 EXTENSION = "of the extension; tests/plain has its counterpart where there is one"
@@ -106,18 +106,18 @@ DOES_NOT_APPLY = {
     "db/test_send.py::test_a_plain_send_asks_nothing_but_its_insert": SUPERUSERS,
     "db/test_doctor.py::test_a_standby_that_holds_vacuum_back_is_named": SUPERUSERS,
     "db/test_doctor.py::test_a_replication_slot_that_holds_vacuum_back_is_named": SUPERUSERS,
-    "db/test_doctor.py::test_a_parameter_of_the_server_that_has_no_effect_is_told": SUPERUSERS,
+    "db/test_doctor.py::test_a_parameter_of_the_server_that_has_no_effect_is_reported": SUPERUSERS,
     "db/test_doctor.py::test_a_fresh_installation_lacks_an_endpoint_alone": EXTENSION,
     "db/test_failure.py::test_every_death_is_one_structured_line_of_the_servers_log": LOG,
     "db/test_failure.py::test_a_minute_of_an_endpoint_has_ten_lines_and_the_next_one_says_how_many_were_left_out": LOG,
     "db/test_failure.py::test_maintenance_says_what_was_left_out_when_no_other_death_follows": LOG,
     "db/test_failure.py::test_messages_that_do_not_fit_are_one_line_a_minute": LOG,
-    "db/test_doctor.py::test_a_client_library_that_is_missing_is_told": NO_WORKERS,
+    "db/test_doctor.py::test_a_client_library_that_is_missing_is_reported": NO_WORKERS,
     "db/test_doctor.py::test_no_worker_alive_is_critical": NO_WORKERS,
-    "db/test_doctor.py::test_jobs_that_can_not_run_are_told_from_jobs_that_are_missing": NO_WORKERS,
+    "db/test_doctor.py::test_jobs_that_can_not_run_are_distinguished_from_missing_ones": NO_WORKERS,
     "db/test_explain.py::test_without_a_worker_nothing_happens_and_the_fix_is_named": NO_WORKERS,
-    "db/test_doctor.py::test_a_worker_that_nobody_will_start_again_is_told": NO_WORKERS,
-    "db/test_doctor.py::test_a_timeout_that_ends_every_run_of_a_worker_is_told_until_start_has_lifted_it": NO_WORKERS,
+    "db/test_doctor.py::test_a_worker_that_will_not_be_started_again_is_reported": NO_WORKERS,
+    "db/test_doctor.py::test_a_timeout_that_ends_every_run_of_a_worker_is_reported_until_start_has_lifted_it": NO_WORKERS,
     "db/test_doctor.py::test_workers_that_start_has_just_asked_for_are_not_missed_yet": NO_WORKERS,
     "db/test_recurring.py::test_a_schedule_is_one_job_that_its_name_replaces_and_ends": JOB_ROLE,
     "db/test_recurring.py::test_where_pg_cron_lives_in_another_database_the_caller_is_told_what_to_run": JOB_ROLE,

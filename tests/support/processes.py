@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from xdist.scheduler.loadscope import LoadScopeScheduling  # type: ignore[import-untyped]
 
-# Files that share what is dear to have twice, or takes minutes.
+# Files that share something expensive, or that take minutes.
 TOGETHER = {
     "unit/test_broker_loop.py": "RabbitMQ",
     "unit/test_transport_contract.py": "RabbitMQ",
@@ -47,7 +47,7 @@ class Scheduling(LoadScopeScheduling):  # type: ignore[misc]
         ended_by = next((test for unit in units.values() for test, is_done in unit.items() if not is_done), None)
         if ended_by is not None:
             units[unit_of(ended_by)][ended_by] = True
-        # Else they would be run again, as units of no test, and whoever gets such a one never asks for another.
+        # Otherwise they would be run again, as units without a test, and a process that gets one never asks for another.
         for name in [name for name, unit in units.items() if all(unit.values())]:
             del units[name]
         super().remove_node(node)

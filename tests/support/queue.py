@@ -20,7 +20,7 @@ INFINITY = datetime.max.replace(tzinfo=UTC)
 
 
 class InfinityLoader(TimestamptzLoader):
-    """Python has no time without end."""
+    """Python has no infinite time."""
 
     def load(self, data: Any) -> datetime:
         return INFINITY if bytes(data) == b"infinity" else super().load(data)

@@ -22,7 +22,7 @@ from support.files import write_whole
 from support.receiver import Certificate
 from support.sessions import hold, strain, wait_until
 
-# What it runs with. Installed, each would want a service of its own.
+# What it runs with. If they were installed, each would start a service.
 PACKAGES = [
     "rabbitmq-server",
     "erlang-base",

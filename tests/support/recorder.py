@@ -161,7 +161,7 @@ class _Server:
             self.answer(exchange, behaviour.status)
 
     def answer(self, exchange: _Exchange, status: int) -> None:
-        # Whoever has hung up gets no answer, and a handler that notices has handled nothing.
+        # A client that has hung up gets no answer, and its handler then has nothing to do.
         if exchange.transport.is_closing():
             return
         self.write(exchange, status)

@@ -1,4 +1,4 @@
-"""pg_cron that was wrong in every way before it was right, and traffic over its minutes."""
+"""A pg_cron that is set up wrongly in every way before it works, and traffic over its minutes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ JOBS = "select jobname, command, username, database from cron.job order by jobna
 
 @dataclass
 class Rehearsal:
-    """A cluster whose pg_cron was wrong in every way before it was right, and what start() said each time."""
+    """A cluster whose pg_cron was set up wrongly in every way before it worked, and what start() said each time."""
 
     cluster: Cluster
     reports: dict[str, Rows] = field(default_factory=dict)
@@ -50,7 +50,7 @@ class Rehearsal:
         return [row for row in self.reports[name] if row["status"] == "problem" and row["item"] == item]
 
     def problem(self, name: str, item: str) -> dict[str, Any]:
-        """The first one: others may be there that can be mended only after it."""
+        """The first one: others may only be fixable after it."""
         return self.problems(name, item)[0]
 
     def as_psql(self, fix: str, database: str = "shop") -> str:

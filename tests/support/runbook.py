@@ -47,7 +47,7 @@ def shown(text: str) -> Iterator[Shown]:
 
 
 class Played(NamedTuple):
-    """What each statement of the document printed, and whether nothing was left to happen."""
+    """What each statement of the document printed, and whether the whole story was played."""
 
     outputs: list[str]
     is_over: bool
@@ -62,8 +62,8 @@ def play() -> Played:
 
 
 class Runbook:
-    """Plays the statements in the order of the document; before some of them, something happens. In a hurry, time is told
-    instead of waited for."""
+    """Plays the statements in the order of the document; before some of them, something happens. In a hurry, time is passed in instead of
+    waited for."""
 
     def __init__(self, is_hurried: bool) -> None:
         self.is_hurried = is_hurried

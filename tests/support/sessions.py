@@ -28,8 +28,8 @@ def wait_until(
 
 
 def strain() -> float:
-    """1 on a machine that has a processor for everybody, and as many times more as there are runnable for each: what
-    bounds in seconds are multiplied by. The average comes late, so it is asked who runs just now as well."""
+    """How many runnable processes share a processor, at least 1: bounds in seconds are multiplied by it. The load average lags, so the
+    processes that are runnable right now count, too."""
     running = int(Path("/proc/loadavg").read_text().split()[3].split("/")[0])
     return max(1.0, max(os.getloadavg()[0], running) / (os.cpu_count() or 1))
 
@@ -53,7 +53,7 @@ def wait_until_blocked(
 
 
 def wait_until_idle(pid: int) -> None:
-    """Until the process waits for something. Whoever has just been signalled is runnable."""
+    """Until the process waits for something. A process that has just been signalled is runnable."""
     status = Path(f"/proc/{pid}/stat")
     wait_until(lambda: status.read_text().rpartition(")")[2].split()[0] == "S", message=f"{pid} waiting", interval=0)
 
@@ -101,7 +101,7 @@ def hold(pid: int) -> None:
 
 
 def stop_between_transactions(value: Callable[..., Any], pid: int) -> None:
-    """SIGSTOP. In a transaction that has written it would keep its locks, and nobody could help."""
+    """SIGSTOP. In a transaction that has written it would keep its locks, and everything would wait for it."""
 
     def stop() -> bool:
         os.kill(pid, signal.SIGSTOP)

@@ -122,7 +122,7 @@ class WorkerSession:
 
 
 def promptly() -> float:
-    """200 ms, and more on a machine that has more to do than it can."""
+    """200 ms, and more on an overloaded machine."""
     return 0.2 * strain()
 
 

@@ -33,7 +33,7 @@ class Standby:
         return result
 
     def _read(self) -> None:
-        """What arrives is thrown away. A sender that nobody listens to would never hear that it should stop."""
+        """What arrives is thrown away. A sender whose stream isn't read would never notice that it should stop."""
         while not self._closing.is_set():
             select.select([self._connection.socket], [], [], 0.05)
             with self._lock:

@@ -133,7 +133,7 @@ class Producers:
             self.durations.append((started, time.monotonic() - started))
         except psycopg.OperationalError as error:
             if db.broken:
-                # Whether it was committed, the shop's table knows.
+                # The shop's table says whether it was committed.
                 self.unanswered.add(token)
                 raise
             db.rollback()

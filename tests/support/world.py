@@ -57,7 +57,7 @@ class World:
             row = db.execute(query, parameters or None).fetchone()  # type: ignore[arg-type]
         return None if row is None else row[0]
 
-    # Who takes part.
+    # The participants.
 
     def endpoint(self, name: str = "shop", policy: dict[str, Any] | None = None, **config: Any) -> str:
         config = {"url": self.recorder.url(f"/{name}"), "circuit_breaker": UNBROKEN, **config}
@@ -130,8 +130,8 @@ class World:
 
     @contextmanager
     def stopped(self, pid: int) -> Iterator[None]:
-        """Between two transactions: in one that has written, it would keep its locks, and nobody could help. And not for
-        ever: stopped at a bad moment, it may hold what the whole server waits for."""
+        """Between two transactions: in one that has written, it would keep its locks, and everything would wait for it. And not for ever:
+        stopped at a bad moment, it may hold what the whole server waits for."""
         resume = threading.Timer(60, os.kill, (pid, signal.SIGCONT))
         resume.start()
         try:

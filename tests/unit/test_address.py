@@ -93,5 +93,5 @@ def test_the_network_of_a_receiver_of_ones_own_can_be_allowed(address: str, netw
 @pytest.mark.parametrize(
     "address", ["169.254.169.254", "fd00:ec2::254", "169.254.1.1", "0.0.0.0", "224.0.0.1", "8.8.8.8", "x"]
 )
-def test_nobody_is_advised_to_allow_other_addresses(address: str) -> None:
+def test_other_addresses_come_without_advice_to_allow_them(address: str) -> None:
     assert Guard().remedy(address) is None

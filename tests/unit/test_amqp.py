@@ -108,7 +108,7 @@ def test_confirmations_may_come_in_any_order(connect: Connect) -> None:
         if session.published == 3:
             session.say(spec.Basic.Ack(2))
             session.say(spec.Basic.Nack(1))
-            # Up to it, of which it is the only one left.
+            # Up to and including this one, which is the only one left.
             session.say(spec.Basic.Ack(3, multiple=True))
 
     client = connect(script)
@@ -147,7 +147,7 @@ def test_only_the_message_that_came_back_has_failed(connect: Connect) -> None:
     )
 
 
-def test_a_confirmation_that_nobody_waits_for_is_nothing(connect: Connect) -> None:
+def test_an_unexpected_confirmation_is_ignored(connect: Connect) -> None:
     def script(session: Session, each: Any) -> None:
         if session.published == 1:
             session.say(spec.Basic.Ack(7))
@@ -365,7 +365,7 @@ def test_a_broker_may_be_told_to_send_no_heartbeats(connect: Connect) -> None:
     assert tuned.heartbeat == 0
 
 
-# Whoever it is that answers.
+# Servers of another kind.
 
 
 class Speaks(Listener):
@@ -399,7 +399,7 @@ SECURE = frame.Method(0, spec.Connection.Secure("more")).marshal()
         (SECURE, "login: {peer} asks for more than a user name and a password"),
     ],
 )
-def test_whoever_is_no_broker_is_told(connect: Connect, data: bytes, told: str) -> None:
+def test_a_server_that_is_no_broker_is_reported(connect: Connect, data: bytes, told: str) -> None:
     class Closes(Speaks):
         def serve(self, connection: socket.socket, number: int) -> None:
             connection.recv(100)

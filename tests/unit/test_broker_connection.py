@@ -255,7 +255,7 @@ def test_what_a_broker_acknowledged_before_it_left_is_delivered(stage: Stage) ->
     assert all("[RETRYABLE] network:" in str(error) for error in errors[1:])
 
 
-def test_who_looks_too_late_does_not_take_it_for_the_brokers_delay(stage: Stage, broker: Broker) -> None:
+def test_a_late_look_is_not_taken_for_a_delay_of_the_broker(stage: Stage, broker: Broker) -> None:
     endpoint = stage.endpoint(broker.port, timeout=1)
     stage.dispatcher.start(endpoint, [message(1)])
     stage.settle()
@@ -291,7 +291,7 @@ def test_an_idle_connection_that_is_closed_fails_nothing(stage: Stage, broker: B
     assert stage.errors() == [None]
 
 
-def test_what_a_broker_says_is_told_without_secrets(stage: Stage, broker: Broker) -> None:
+def test_a_brokers_answer_is_shown_without_secrets(stage: Stage, broker: Broker) -> None:
     broker.answer = lambda line: "go away"
     stage.dispatcher.start(stage.endpoint(broker.port), [message(1)])
 
@@ -357,7 +357,7 @@ def test_a_new_config_has_a_connection_of_its_own_and_the_old_one_ends(stage: St
     assert not stage.transport._leaving
 
 
-def test_connections_that_nobody_needs_are_closed_beyond_a_number(
+def test_idle_connections_beyond_a_number_are_closed(
     stage: Stage, broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(LineConnection, "most_links", 2)

@@ -1,4 +1,4 @@
-"""Whoever answers instead of a broker: each delivery ends, the others' go on, and nothing is read without end."""
+"""A server that isn't a broker: each delivery ends, others go on, and no answer is read without a limit."""
 
 from __future__ import annotations
 

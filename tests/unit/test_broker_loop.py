@@ -47,7 +47,7 @@ def at_hand(request: pytest.FixtureRequest, resources: ExitStack) -> Broker:
 
 @pytest.fixture
 def silent() -> Iterator[int]:
-    """The port of one that takes connections, and never says a word."""
+    """The port of a server that accepts connections and never sends anything."""
     with socket.create_server(("127.0.0.1", 0), backlog=100) as listening:
         yield listening.getsockname()[1]
 
@@ -122,7 +122,7 @@ def test_nothing_holds_the_worker_up(at_hand: Broker, silent: int, where: str) -
 def test_deliveries_of_others_go_on_beside_brokers_that_never_answer(
     silent: int, receiver: Receiver, request: pytest.FixtureRequest, resources: ExitStack
 ) -> None:
-    """All four at once. Each has a minute, so whoever waited for one of them would be noticed."""
+    """All at once. Each has a minute, so a loop that waited for one of them would be noticed."""
     dispatcher = Dispatcher(transports(SETTINGS, "1.0", 8, print, time.time))
     for id, protocol in enumerate(PROTOCOLS):
         at_hand = broker(protocol, request.getfixturevalue, resources)

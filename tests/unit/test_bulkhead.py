@@ -1,6 +1,6 @@
-"""That nothing which goes wrong in a transport harms more than it has to: each function that a delivery runs raises once.
+"""An error in a transport does no more harm than it has to: each function that a delivery runs raises once.
 
-Which functions there are is found by running: a new transport or a new parser is tried without being listed here.
+The functions are found by running deliveries: a new transport or a new parser is covered without being listed here.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Charts: round scales, gaps where nothing is known, and words for those who point."""
+"""Charts: round scales, gaps where nothing is known, and tooltips."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a worker tells about its work."""
+"""What a worker reports about its work."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_the_longest_time_is_kept() -> None:
     assert str(counts["latency_histogram"]).startswith("[105:154]={1,0,0,0,1,")
 
 
-def test_what_was_told_is_told_but_for_the_last_error() -> None:
+def test_clearing_keeps_only_the_last_error() -> None:
     counters = Counters()
     counters.add(1, 1, "[PERMANENT] HTTP 404", 0.1)
 

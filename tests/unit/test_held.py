@@ -108,7 +108,7 @@ def test_an_endpoint_is_slow_until_it_answers_quickly_and_nothing_of_it_is_stuck
     assert (while_stuck, desk.held.slow_endpoints()) == ([1], [])
 
 
-def test_only_so_many_slow_endpoints_are_remembered() -> None:
+def test_only_a_limited_number_of_slow_endpoints_is_remembered() -> None:
     desk = Desk()
     for endpoint_id in range(1, SLOW_REMEMBERED + 10):
         desk.claim(endpoint_id, 1)

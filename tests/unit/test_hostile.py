@@ -82,7 +82,7 @@ class Plain(Listener):
 
 
 class Silent(Listener):
-    """Accepts, and never says a word, not even a TLS one."""
+    """Accepts connections and never sends anything, not even for TLS."""
 
     def serve(self, connection: socket.socket, number: int) -> None:
         self.wait(60)

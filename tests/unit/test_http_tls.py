@@ -1,4 +1,4 @@
-"""TLS: who is trusted, and what is presented."""
+"""TLS: which certificates are trusted, and which are presented."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The producer of Kafka as a connection of the worker, against a real cluster."""
+"""The Kafka producer as a connection of the worker, against a real cluster."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Stage:
 
 @pytest.fixture
 def silent() -> Iterator[str]:
-    """A broker that takes connections, and never says a word."""
+    """A broker that accepts connections and never sends anything."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
         yield f"127.0.0.1:{listening.getsockname()[1]}"
 

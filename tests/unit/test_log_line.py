@@ -65,7 +65,7 @@ def test_it_is_bounded(payload: str) -> None:
     assert len(json.dumps(found)) < 5 * MAX_BYTES
 
 
-def test_of_the_payload_nothing_is_told_if_the_config_says_so() -> None:
+def test_the_payload_is_left_out_if_the_config_says_so() -> None:
     found = read(endpoint(max_bytes=0))
 
     assert found == {"endpoint": "orders", "message_id": "m1", "attempt": 2, "payload_length": 12}

@@ -13,7 +13,7 @@ def test_the_reason_of_a_failure_is_libpqs_own(tmp_path: Path) -> None:
         login.ask({"host": str(tmp_path), "port": "5", "user": "nobody", "dbname": "none"}, "select 1")
 
 
-def test_a_machine_without_libpq_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_libpq_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ctypes.util.find_library", lambda name: "libnowhere.so.5")
 
     with pytest.raises(login.LoginError, match=r"libnowhere\.so\.5 can't be loaded"):

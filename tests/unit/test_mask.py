@@ -1,4 +1,4 @@
-"""Values that nobody may read."""
+"""Values that must not be shown."""
 
 from __future__ import annotations
 

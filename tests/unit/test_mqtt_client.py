@@ -1,4 +1,4 @@
-"""The client of MQTT over bytes: what a broker's acknowledgements come to, whatever version of the library it is."""
+"""The MQTT client over bytes: what a broker's acknowledgements mean, with any version of the library."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ulak.worker.dispatcher import Dispatcher
 
 
 class Broker:
-    """The other end of a pipe: what was written to it, and who was acknowledged."""
+    """The other end of a pipe: what was written to it, and which messages were acknowledged."""
 
     def __init__(self, is_5: bool = True, **config: object) -> None:
         self.written = bytearray()
@@ -150,7 +150,7 @@ class Cautious(Listener):
                 connection.sendall(b"\x40\x02" + held.popleft())
 
 
-def test_no_more_is_in_flight_than_the_broker_takes() -> None:
+def test_no_more_messages_are_in_flight_than_the_broker_accepts() -> None:
     dispatcher = Dispatcher(transports(SETTINGS, "1.0", 8, print, time.time))
     with Cautious(last=10) as broker:
         config = {"broker": "127.0.0.1", "port": broker.port, "topic": "orders"}

@@ -93,7 +93,7 @@ def test_an_answer_that_is_not_understood_delivers_nothing(batching: Endpoint, b
     assert outcome.failures is None
 
 
-def test_without_batches_207_is_a_delivery_as_ever(make_endpoint: Any) -> None:
+def test_without_batches_207_is_an_ordinary_delivery(make_endpoint: Any) -> None:
     assert judge(make_endpoint(), b"<multistatus/>") == Outcome(status=207)
 
 

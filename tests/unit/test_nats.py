@@ -1,4 +1,4 @@
-"""What a server of NATS says, and what becomes of the message and of the connection."""
+"""What a NATS server says, and what becomes of the message and of the connection."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ def deliver(dispatcher: Dispatcher, to: Endpoint, *numbers: int, payload: str = 
     ],
 )
 def test_only_what_a_stream_has_taken_is_delivered(dispatcher: Dispatcher, answer: str, error: str | None) -> None:
-    # Nothing but that message is waited for in vain.
+    # Only that message gets no answer.
     timeout = 3 if error is not None and "timeout" in error else 20
     with Server(answer) as server:
         found = deliver(dispatcher, endpoint(dispatcher, server, timeout=timeout), 1)

@@ -1,4 +1,4 @@
-"""Settings as the database tells them."""
+"""Settings as the database returns them."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_there_are_no_more_requests_than_the_process_may_have_sockets(max_files:
     assert options.parse(SETTINGS, max_files).slots == slots
 
 
-def test_a_limit_is_told_with_its_reason() -> None:
+def test_a_limit_is_reported_with_its_reason() -> None:
     assert options.parse(SETTINGS, 100_000).limited_by is None
     assert options.parse(SETTINGS, 64).limited_by == (
         "a process may have 64 files open, which is enough for 2 requests in flight; worker_concurrency asks for 1000"

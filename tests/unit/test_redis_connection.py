@@ -1,4 +1,4 @@
-"""What a server of Redis says to XADD, and what becomes of the message and of the connection."""
+"""What a Redis server answers to XADD, and what becomes of the message and of the connection."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_each_message_has_the_reply_to_its_own_command(dispatcher: Dispatcher) -
 
 
 @pytest.mark.parametrize(("answer", "connections"), [("-READONLY", 2), ("-NOAUTH", 2), ("-OOM", 1), ("-WRONGTYPE", 1)])
-def test_who_is_the_wrong_server_is_dialled_anew(dispatcher: Dispatcher, answer: str, connections: int) -> None:
+def test_the_wrong_server_is_left_and_dialled_again(dispatcher: Dispatcher, answer: str, connections: int) -> None:
     with Server(answer, ADDED) as server:
         to = endpoint(dispatcher, server)
         refused = deliver(dispatcher, to, 1)
@@ -104,7 +104,7 @@ def test_a_command_is_what_the_config_and_the_message_say(dispatcher: Dispatcher
         }
 
 
-def test_who_may_add_but_not_ping_is_let_through(dispatcher: Dispatcher) -> None:
+def test_a_user_that_may_add_but_not_ping_is_accepted(dispatcher: Dispatcher) -> None:
     class Strict(Server):
         def serve(self, connection: socket.socket, number: int) -> None:
             connection.recv(1000)

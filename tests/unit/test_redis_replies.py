@@ -1,4 +1,4 @@
-"""Replies of Redis, whole and in pieces."""
+"""Redis replies, whole and in pieces."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_replies_are_the_same_in_whatever_pieces_they_come(cuts: list[int]) -> N
         b"*1\r\n",
     ],
 )
-def test_who_does_not_speak_the_protocol_is_found_out(answer: bytes) -> None:
+def test_a_server_that_does_not_speak_the_protocol_is_detected(answer: bytes) -> None:
     with pytest.raises(BadReply):
         list(Replies().read(answer))
 

@@ -1,4 +1,4 @@
-"""What a request carries, and who may set which header."""
+"""What a request carries, and which headers a message may set."""
 
 from __future__ import annotations
 

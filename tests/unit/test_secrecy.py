@@ -1,4 +1,4 @@
-"""Which values are secret, and what of a payload is told."""
+"""Which values are secret, and which part of a payload is shown."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the worker may rely on, whatever the transport. Who adds a transport adds a case."""
+"""What the worker may rely on, whatever the transport. A new transport needs a case here."""
 
 from __future__ import annotations
 

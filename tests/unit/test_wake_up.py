@@ -64,7 +64,7 @@ assert len(handled) == 1
 """)
 
 
-def test_a_wake_up_ends_somebody_elses_wait() -> None:
+def test_a_wake_up_ends_a_wait_of_epoll() -> None:
     run("""
 wake_up.hold_back()
 epoll = select.epoll()
@@ -85,7 +85,7 @@ assert 0.04 < time.monotonic() - began < 5
 """)
 
 
-def test_who_lets_go_handles_what_was_kept_and_what_follows() -> None:
+def test_after_letting_go_pending_and_new_signals_are_handled() -> None:
     run("""
 wake_up.hold_back()
 notify()
@@ -105,7 +105,7 @@ assert not wake_up.wait()
 """)
 
 
-def test_who_closes_it_lets_go() -> None:
+def test_closing_it_lets_go() -> None:
     run("""
 wake_up.hold_back()
 wake_up.close()

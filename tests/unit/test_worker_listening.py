@@ -34,7 +34,7 @@ def test_a_message_is_sent_when_its_sender_notifies(light: Stage) -> None:
     light.run(seconds=3)
 
     assert sent_at(light) == [round(time, 3) for time in times]
-    # One for each of them, and those that look for what nobody has notified of, or store what nobody sent after.
+    # One for each of them, and those that look for messages without a notification or store the last outcomes.
     assert len(light.database.times("turn")) < 50 + 3 / 0.2 + 10
 
 
@@ -61,7 +61,7 @@ def test_a_delivery_does_not_wait_long_for_a_next_claim(light: Stage) -> None:
     [({}, Outcome("[RETRYABLE] HTTP 500"), 0.005), ({"ordering_key": "k"}, DELIVERED, 0.001)],
     ids=["a failure", "one that another waits for"],
 )
-def test_what_somebody_waits_for_is_stored_at_once(
+def test_an_outcome_that_another_message_waits_for_is_stored_at_once(
     light: Stage, message: dict[str, Any], outcome: Outcome, seconds: float
 ) -> None:
     light.dispatcher.answer = lambda to, messages: (0.001, outcome)
@@ -72,7 +72,7 @@ def test_what_somebody_waits_for_is_stored_at_once(
     assert [round(at - 1000, 3) for at in light.database.times("settle")] == [0.5 + seconds]
 
 
-def test_in_dense_traffic_the_worker_looks_and_hardly_anybody_is_asked_to_notify(light: Stage) -> None:
+def test_in_dense_traffic_the_worker_polls_and_asks_few_senders_to_notify(light: Stage) -> None:
     send_at(light, *[0.5 + 0.001 * n for n in range(1000)])
     asked: list[float] = []
     turn = light.database.turn
@@ -105,7 +105,7 @@ def test_while_nothing_waits_a_worker_that_is_notified_looks_once_a_second(light
     assert 9 <= len(light.database.times("turn")) <= 14
 
 
-def test_a_message_that_nobody_notifies_of_is_found_within_a_second(light: Stage) -> None:
+def test_a_message_without_a_notification_is_found_within_a_second(light: Stage) -> None:
     assert light.database.wake_up is not None
     # An id beyond those that are to notify.
     light.database.wake_up.at(1005.1, lambda: [light.database.put()[0] + 10**9])
@@ -127,13 +127,13 @@ def test_wake_ups_for_others_soon_cost_little(light: Stage) -> None:
     assert len(looked) < 20 + 12 / 0.2 + 5
 
 
-def test_a_sender_who_draws_an_id_and_commits_late_is_found_when_he_notifies(light: Stage) -> None:
+def test_a_sender_that_draws_an_id_and_commits_late_is_found_when_it_notifies(light: Stage) -> None:
     database = light.database
     assert database.wake_up is not None
 
     def draw_id() -> list[int]:
         database.sent += 1
-        # Nobody is notified before the commit.
+        # There is no notification before the commit.
         return [10**9]
 
     def commit() -> list[int]:
@@ -162,7 +162,7 @@ def test_a_wake_up_without_a_message_leads_to_a_check(light: Stage) -> None:
     assert light.clock.now - 1000.5 < 0.01
 
 
-def test_a_stop_that_nobody_notified_of_is_noticed_too(light: Stage) -> None:
+def test_a_stop_without_a_notification_is_noticed_too(light: Stage) -> None:
     light.database.hooks["report"] = lambda progress: setattr(light.database, "leave", "stop")
 
     assert light.run(seconds=60) == "stop"
@@ -199,7 +199,7 @@ def test_a_run_that_is_over_is_not_woken(light: Stage) -> None:
 
 
 @pytest.mark.parametrize("outcome", [Outcome("[RETRYABLE] HTTP 500"), Outcome(response="{}")])
-def test_what_comes_back_when_somebody_notifies_is_stored_as_what_it_is(light: Stage, outcome: Outcome) -> None:
+def test_an_answer_that_comes_with_a_notification_is_stored_as_it_is(light: Stage, outcome: Outcome) -> None:
     light.dispatcher.answer = lambda to, messages: (0.01, outcome if messages[0].id == 1 else DELIVERED)
     # The second sender notifies at the very moment of the first answer.
     send_at(light, 0.5, 0.51, 0.54)

@@ -37,12 +37,12 @@ def test_an_outcome_waits_out_a_lock_and_the_others_pass_it(stage: Stage) -> Non
     assert [at for at in to_locked if 1001 < at < unlocked_at] == []
     assert len([at for to, _, at in stage.dispatcher.sent if to.id == 2 and 1001 < at < unlocked_at]) >= 1
     assert stage.database.released == {}
-    # Each try waits for the lock and holds the others up: they become seldom.
+    # Each try waits for the lock and delays the others, so tries become rare.
     assert len(stage.database.times("settle")) < 30
 
 
 def test_outcomes_that_are_stored_apart_are_stored_by_endpoint(stage: Stage) -> None:
-    """In one transaction each: two workers, each with one endpoint locked and after the other's, would wait in a circle."""
+    """In one transaction each: two workers that each lock one endpoint and want the other's would deadlock."""
     stage.database.put(1, count=3)
     stage.database.put(2, count=3)
     stored: list[set[int]] = []
@@ -189,7 +189,7 @@ def test_a_cancel_is_noticed_ten_times_a_second_even_if_everything_hangs(stage: 
     assert max(later - earlier for earlier, later in itertools.pairwise(checks)) <= 0.101
 
 
-def test_a_report_that_failed_is_told_with_the_next(stage: Stage) -> None:
+def test_a_failed_report_is_repeated_with_the_next(stage: Stage) -> None:
     stage.database.put(count=7)
     told: list[int] = []
 

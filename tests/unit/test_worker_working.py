@@ -30,7 +30,7 @@ def test_outcomes_are_stored_in_groups_and_slots_are_filled_from_what_waits(stag
 
     stage.run()
 
-    # Sixteen slots, and so many times as many messages in hand, if memory is enough for messages of an unknown size.
+    # Sixteen slots, and a multiple of that in hand, if there is enough memory for messages of an unknown size.
     assert len(stage.database.settled) == 1000
     assert len(stage.database.times("settle")) < 40
     assert len(stage.database.times("turn")) < 40 + 25
@@ -250,8 +250,8 @@ def test_a_round_that_a_sender_began_is_finished_without_waiting(stage: Stage) -
     assert next(at for what, at in stage.database.calls if what == "settle") - began < 1.5
 
 
-def test_a_look_that_no_sender_is_behind_is_one_part_of_a_round(stage: Stage) -> None:
-    # The first rounds are for whoever may have sent before the worker began.
+def test_without_senders_the_worker_looks_five_times_a_second(stage: Stage) -> None:
+    # The first rounds are for messages that were sent before the worker began.
     begins = stage.clock.now + 1
     claims: list[float] = []
 

@@ -19,7 +19,7 @@ from support.sessions import Running, wait_until
 
 DB = psycopg.Connection[Any]
 
-# What this version has no use for any more, and what it may write anew: where a message of a key waits is its own affair.
+# What this version no longer uses, and what it may rewrite: where a message of a key waits is an internal matter.
 MOVED = """
     bell claim_position cluster_home cluster_identity dlq_id_seq endpoint_headroom locks maintenance_runs messages_cancelled ordering_keys
     pull_position queue_headroom schedule secrets
@@ -143,7 +143,7 @@ def test_every_key_flows_in_its_order(old: DB, sender: DB) -> None:
     assert left == [("disabled", "pending")]
 
 
-def test_a_message_that_the_old_version_left_parked_behind_nothing_flows(old: DB, sender: DB) -> None:
+def test_a_message_that_the_old_version_left_parked_without_a_predecessor_flows(old: DB, sender: DB) -> None:
     earlier_releases.fill(old, sender)
     parked = (
         "select id from ulak.queue where status = 'pending' and next_retry_at = 'infinity' order by id desc limit 1"
@@ -164,7 +164,7 @@ def test_a_message_that_the_old_version_left_parked_behind_nothing_flows(old: DB
     assert old.execute(due, [message]).fetchone() == (True,)
 
 
-def test_what_was_in_flight_with_nobody_is_taken_back(old: DB, sender: DB) -> None:
+def test_messages_in_flight_without_a_worker_are_taken_back(old: DB, sender: DB) -> None:
     earlier_releases.fill(old, sender)
 
     upgrade(old, sender)
@@ -462,7 +462,7 @@ def test_each_step_of_the_upgrade_says_what_it_locks() -> None:
 
 
 @pytest.mark.parametrize("release", [LAST], indirect=True)
-def test_applications_may_do_what_they_did_until_somebody_is_granted_to_send(cluster: Cluster, old: DB) -> None:
+def test_applications_may_do_what_they_did_until_sending_is_granted_to_one(cluster: Cluster, old: DB) -> None:
     database = old.info.dbname
     for name in ("test_bank", "test_shop"):
         cluster.ensure_login(old, name, member_of="ulak_application")

@@ -16,7 +16,7 @@ from support.sessions import wait_until
 
 DB = psycopg.Connection[Any]
 
-# Who worked in one cluster, and what maintenance did there, means nothing in another.
+# The workers and the maintenance runs of one cluster mean nothing in another.
 NOT_CARRIED = [
     "ulak.workers: 1",
     "ulak_private.maintenance_runs: 1",
@@ -27,7 +27,7 @@ NOT_CARRIED = [
 
 @pytest.fixture(scope="module")
 def other() -> Iterator[Cluster]:
-    """Its pg_cron lives in a database of another name. Whoever follows a publication may come to it."""
+    """Its pg_cron lives in a database of another name. A subscriber of a publication may connect to it."""
     settings = {"cron.database_name": "restored", "cron.max_running_jobs": 8, "wal_level": "logical"}
     cluster = Cluster.create(settings=settings, in_memory=True)
     yield cluster
@@ -149,7 +149,7 @@ def test_data_is_restored_into_a_fresh_installation_and_held(
         assert value(target, "select count(*) from ulak_private.archive_default") == 0
 
 
-def test_roles_that_are_missing_after_a_restore_are_told_first(
+def test_roles_that_are_missing_after_a_restore_are_reported_first(
     cluster: Cluster, other: Cluster, restored: str, db: DB, tmp_path: Path
 ) -> None:
     for role in ("bank app", "till"):
@@ -275,7 +275,7 @@ def test_rows_that_arrive_by_replication_are_announced_once(other: Cluster) -> N
 
 
 def test_everything_works_under_a_publication_for_all_tables(db: DB) -> None:
-    """Of a table that is published, no row may be changed or deleted unless it can be told from the others."""
+    """A row of a published table may be changed or deleted only if it can be identified."""
     db.execute("create publication everything for all tables")
 
     fill(db)

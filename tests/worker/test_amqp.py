@@ -173,7 +173,7 @@ def test_a_message_that_no_queue_takes_has_failed(site: Site, rabbitmq: RabbitMQ
     assert len(rabbitmq.take(exchange)) == 1
 
 
-def test_who_does_not_mind_says_so(site: Site, rabbitmq: RabbitMQ, exchange: str) -> None:
+def test_a_config_may_accept_unroutable_messages(site: Site, rabbitmq: RabbitMQ, exchange: str) -> None:
     with rabbitmq.channel() as channel:
         channel.queue_unbind(exchange, exchange, "#")
     endpoint(site, rabbitmq, exchange, mandatory=False)
@@ -228,7 +228,7 @@ def test_an_exchange_with_a_type_is_declared_whenever_it_is_gone(site: Site, rab
         rabbitmq.delete(name)
 
 
-def test_an_exchange_of_another_type_is_told(site: Site, rabbitmq: RabbitMQ, exchange: str) -> None:
+def test_an_exchange_of_another_type_is_reported(site: Site, rabbitmq: RabbitMQ, exchange: str) -> None:
     endpoint(site, rabbitmq, exchange, ONCE, exchange_type="direct")
     site.start()
 
@@ -238,7 +238,7 @@ def test_an_exchange_of_another_type_is_told(site: Site, rabbitmq: RabbitMQ, exc
     assert "PRECONDITION_FAILED - inequivalent arg 'type'" in error
 
 
-def test_who_may_not_write_is_told(site: Site, rabbitmq: RabbitMQ, exchange: str) -> None:
+def test_a_user_that_may_not_write_is_reported(site: Site, rabbitmq: RabbitMQ, exchange: str) -> None:
     endpoint(site, rabbitmq, exchange, ONCE, username=POWERLESS)
     site.start()
 
@@ -256,7 +256,7 @@ def test_who_may_not_write_is_told(site: Site, rabbitmq: RabbitMQ, exchange: str
         ({"vhost": "elsewhere"}, "vhost elsewhere not found"),
     ],
 )
-def test_a_login_that_is_refused_is_told_without_the_password(
+def test_a_login_that_is_refused_is_reported_without_the_password(
     site: Site, rabbitmq: RabbitMQ, exchange: str, wrong: dict[str, str], told: str
 ) -> None:
     endpoint(site, rabbitmq, exchange, ONCE, **wrong)
@@ -364,7 +364,7 @@ def test_a_connection_that_the_broker_closes_is_made_again(site: Site, rabbitmq:
     site.wait_for_status(site.send(), "completed")
 
 
-def test_a_full_disk_is_the_reason_that_is_told_and_later_all_arrives(
+def test_a_full_disk_is_named_as_the_reason_and_everything_arrives_later(
     site: Site, rabbitmq: RabbitMQ, exchange: str
 ) -> None:
     options = {"threshold": 1000}
@@ -465,7 +465,7 @@ def test_a_file_that_cannot_be_used_is_the_configs_fault(site: Site, rabbitmq: R
     assert error.startswith("[RETRYABLE] config: a file that the config names can't be used")
 
 
-def test_whoever_answers_instead_of_a_broker_is_told(site: Site, rabbitmq: RabbitMQ, receiver: Receiver) -> None:
+def test_a_server_that_is_no_broker_is_named_in_the_error(site: Site, rabbitmq: RabbitMQ, receiver: Receiver) -> None:
     endpoint(site, rabbitmq, "x", ONCE, port=receiver.port, timeout=0.5)
     site.start()
 

@@ -1,4 +1,4 @@
-"""A message that ends the runs of workers by a defect which no wall contains: it is found, buried, and told of."""
+"""A message that ends runs of workers by a defect that no wall contains: it is found, becomes a dead letter, and is reported."""
 
 from __future__ import annotations
 

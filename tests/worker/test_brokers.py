@@ -1,5 +1,5 @@
-"""What every broker's endpoint promises as HTTP's do: limits, order, slow start, dead letters, looks, secrets. All of them
-at once, each a real one."""
+"""What endpoints of every broker promise, like those of http: limits, order, slow start, dead letters, reports, secrets. All of them at
+once, each a real one."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def first_of_each(found: list[Any]) -> list[Any]:
     return list(dict.fromkeys(each["n"] for each in found))
 
 
-def test_brokers_that_hang_are_given_up_and_hold_up_nobody_else_and_no_key_loses_its_order(
+def test_brokers_that_hang_are_given_up_and_delay_no_other_and_no_key_loses_its_order(
     site: Site, brokers: Brokers, receiver: Receiver
 ) -> None:
     for name, each in brokers.items():
@@ -140,7 +140,9 @@ def test_slow_brokers_are_waited_for(site: Site, brokers: Brokers, kafka: Kafka)
 
 
 @pytest.mark.parametrize("limit", ["max_in_flight", "slow_start_limit"])
-def test_no_more_is_in_flight_than_is_allowed(site: Site, brokers: Brokers, receiver: Receiver, limit: str) -> None:
+def test_no_more_messages_are_in_flight_than_allowed(
+    site: Site, brokers: Brokers, receiver: Receiver, limit: str
+) -> None:
     endpoints(site, brokers, **({"max_in_flight": 3} if limit == "max_in_flight" else {}))
     site.http("other", receiver.url)
     if limit == "slow_start_limit":
@@ -199,7 +201,7 @@ def test_after_an_outage_the_circuit_closes_and_what_is_in_flight_grows_from_one
 
     for name, each in brokers.items():
         mine = {row["in_flight"]: row["after"] for row in noted if row["name"] == name}
-        # So many are in flight only after as many but one have been delivered.
+        # n messages are in flight only after n - 1 have been delivered.
         assert {count: after for count, after in mine.items() if after < count - 1} == {}
         assert {1, 2} <= mine.keys()
         assert max(mine) > 4
@@ -207,7 +209,7 @@ def test_after_an_outage_the_circuit_closes_and_what_is_in_flight_grows_from_one
         assert sorted(first_of_each(each.read(60))) == list(range(1, 61))
 
 
-def test_a_rate_limit_holds_and_is_the_reason_that_is_told(site: Site, brokers: Brokers, receiver: Receiver) -> None:
+def test_a_rate_limit_holds_and_is_named_as_the_reason(site: Site, brokers: Brokers, receiver: Receiver) -> None:
     endpoints(site, brokers, rate_limit={"limit": 1, "interval": "hour", "burst": 3})
     site.http("other", receiver.url)
     last = {name: site.send_many(10, name)[-1] for name in brokers}
@@ -322,7 +324,7 @@ def test_a_ping_reaches_an_endpoint_whose_place_depends_on_the_event(site: Site,
 SECRET = "hush-hush-7f3a"
 
 
-def test_no_secret_is_told_wherever_one_looks(site: Site, brokers: Brokers) -> None:
+def test_no_secret_is_shown_anywhere(site: Site, brokers: Brokers) -> None:
     """Refused credentials, by name and as they are."""
     login = {"username": "somebody", "password": {"$secret": "password"}}
     sasl = {"security.protocol": "sasl_plaintext", "sasl.mechanism": "PLAIN", "sasl.username": "somebody"}
@@ -347,7 +349,7 @@ def test_no_secret_is_told_wherever_one_looks(site: Site, brokers: Brokers) -> N
     site.wait_until_settled()
     pings = [site.rows("select * from ulak.ping(%s)", name) for name in brokers]
 
-    # mosquitto and nats-server take any password as long as nobody has one.
+    # mosquitto and nats-server accept any password if none is configured.
     assert [site.status(id) for id in ids] == ["failed"] * 4 + ["completed"] * 4 + ["failed"] * 2
     looks = [
         "select * from ulak.queue",

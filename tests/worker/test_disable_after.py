@@ -13,7 +13,7 @@ FAILED = "select coalesce(sum(failed), 0) from ulak.endpoint_stats"
 
 
 def maintain(site: Site, hours: float) -> None:
-    """A run of maintenance so many hours from now."""
+    """A run of maintenance this many hours from now."""
     site.db.execute("call ulak.run_maintenance(now() + %s * interval '1 hour')", [hours])
 
 

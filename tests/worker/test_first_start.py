@@ -19,7 +19,7 @@ WIDEST = 160
 
 
 class Newcomer:
-    """Who reads what start() says, and pastes the fixes: shell commands into a shell, everything else into psql."""
+    """A newcomer who reads what start() says and pastes the fixes: shell commands into a shell, everything else into psql."""
 
     def __init__(self, cluster: Cluster, database: str = "app") -> None:
         self.cluster = cluster
@@ -97,7 +97,7 @@ def test_a_fix_that_was_pasted_is_not_asked_for_again_before_the_restart(newcome
 
 @pytest.mark.parametrize("newcomer", [{"shared_preload_libraries": "pg_cron"}], indirect=True)
 def test_pg_cron_that_is_loaded_and_created_nowhere_is_seen(newcomer: Newcomer) -> None:
-    """Nobody has told it where to live, so it moves."""
+    """It wasn't put there on purpose, so it moves."""
     rows = newcomer.start()
 
     (home,) = [row for row in rows if row["item"] == "cron.database_name"]
@@ -112,7 +112,7 @@ def test_pg_cron_that_is_loaded_and_created_nowhere_is_seen(newcomer: Newcomer) 
     "newcomer", [{"shared_preload_libraries": "pg_cron", "cron.database_name": "postgres"}], indirect=True
 )
 def test_pg_cron_that_is_not_created_where_it_lives_is_seen(newcomer: Newcomer) -> None:
-    """Somebody wants it there, so it stays. doctor() promises no worker before there are jobs."""
+    """It was put there on purpose, so it stays. doctor() promises no worker before there are jobs."""
     with newcomer.cluster.connect("app") as db:
         db.execute("select ulak.create_endpoint('shop', 'http', '{\"url\": \"https://example.com\"}')")
     rows = newcomer.start()

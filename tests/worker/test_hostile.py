@@ -106,10 +106,10 @@ def configs(tmp_path_factory: pytest.TempPathFactory, certificate: Certificate) 
         yield found
 
 
-def test_hostile_receivers_are_classified_in_time_and_hold_nobody_up(
+def test_hostile_receivers_are_classified_in_time_and_delay_no_other(
     site: Site, configs: dict[str, dict[str, Any]], receiver: Receiver
 ) -> None:
-    # The breaker would end the show after ten failures.
+    # The breaker would stop everything after ten failures.
     site.configure(http_allowed_networks="127.0.0.1/32", worker_concurrency=64)
     policy = {"backoff": "fixed", "base_delay_seconds": 60}
     for name, config in configs.items():
@@ -141,8 +141,8 @@ def test_hostile_receivers_are_classified_in_time_and_hold_nobody_up(
     healthy = [row["latency"] for row in rows if row["name"].startswith("healthy")]
     slack = 0.5 * strain()
     assert len(healthy) > 50
-    # At first nobody knows who hangs, and for half a second those who do may have the slots. Whoever waited behind them for
-    # longer would wait for their timeout.
+    # At first it isn't known which receivers hang, and for half a second they may have the slots. A message that waited longer behind them
+    # would wait for their time-out.
     assert max(healthy) < 2 * slack
     assert statistics.median(healthy) < slack
     judged = {name: [row for row in rows if row["name"] == name] for name in EXPECTED}

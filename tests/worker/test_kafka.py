@@ -393,7 +393,7 @@ def test_a_forbidden_address_is_not_dialled(site: Site, bus: Bus, kafka: Kafka) 
     assert relay.connections == 0
 
 
-def test_nor_is_one_that_the_cluster_names(site: Site, bus: Bus, kafka: Kafka) -> None:
+def test_a_forbidden_broker_that_the_cluster_names_is_not_dialled(site: Site, bus: Bus, kafka: Kafka) -> None:
     site.configure(http_allowed_networks="127.0.0.1/32")
     with (
         Relay(kafka, host="127.0.0.2", advertised_host="127.0.0.2") as forbidden,
@@ -409,7 +409,7 @@ def test_nor_is_one_that_the_cluster_names(site: Site, bus: Bus, kafka: Kafka) -
     assert forbidden.connections == 0
 
 
-def test_nor_is_a_host_that_is_not_allowed(site: Site, bus: Bus, kafka: Kafka) -> None:
+def test_a_host_that_is_not_allowed_is_not_dialled(site: Site, bus: Bus, kafka: Kafka) -> None:
     with (
         Relay(kafka, host="127.0.0.2", advertised_host="127.0.0.2") as forbidden,
         Relay(kafka, advertised_host="127.0.0.2", advertised_port=forbidden.port) as relay,

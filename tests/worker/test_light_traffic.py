@@ -56,7 +56,7 @@ def test_a_message_wakes_it_while_another_is_under_way(site: Site, receiver: Rec
             wait_until(lambda: site.value(stored, number), message="the outcome")  # noqa: B023
 
 
-def test_a_sender_who_stays_in_his_transaction_wakes_it_when_he_commits(site: Site, receiver: Receiver) -> None:
+def test_a_sender_that_stays_in_its_transaction_wakes_it_by_its_commit(site: Site, receiver: Receiver) -> None:
     asleep(site, receiver)
     sender = site.connect(autocommit=False)
     sender.execute("select ulak.send('shop', '{}')")
@@ -71,7 +71,7 @@ def test_a_sender_who_stays_in_his_transaction_wakes_it_when_he_commits(site: Si
     sender.close()
 
 
-def test_what_the_worker_holds_is_stored_soon_even_if_nobody_sends_again(site: Site, receiver: Receiver) -> None:
+def test_outcomes_are_stored_soon_even_if_nothing_is_sent_again(site: Site, receiver: Receiver) -> None:
     asleep(site, receiver)
     id = site.send()
 
@@ -90,10 +90,10 @@ def test_a_worker_that_sleeps_hears_of_a_stop_and_of_a_cancel(site: Site, receiv
     assert seconds_of(another.end) < promptly() + 0.1
 
 
-def test_other_notifications_harm_nobody(site: Site, receiver: Receiver) -> None:
+def test_other_notifications_do_no_harm(site: Site, receiver: Receiver) -> None:
     worker = asleep(site, receiver, poll_interval=50, poll_interval_busy=2)
 
-    # More than the worker listens to in vain: from then on it looks.
+    # More than the worker listens to for nothing: from then on it polls.
     for _ in range(400):
         site.db.execute("notify somebody_else")
         wait_until_idle(worker.pid)

@@ -71,7 +71,7 @@ def test_the_topic_may_be_named_by_the_message(site: Site, mosquitto: Mosquitto,
     assert "must not have a wildcard" in site.dead(wild)["last_error"]
 
 
-def test_a_gateway_that_leaves_at_a_dot_in_the_topic_is_told(site: Site, tmp_path: Path) -> None:
+def test_a_gateway_that_leaves_at_a_dot_in_the_topic_is_reported(site: Site, tmp_path: Path) -> None:
     """NATS' own, before version 2.10."""
     port = free_port()
     with Nats(tmp_path / "nats", f'mqtt: {{listen: "127.0.0.1:{port}"}}'):
@@ -136,7 +136,7 @@ def test_an_event_is_written_by_the_binding(
     assert received.content_type.startswith(kind)
 
 
-def test_a_retained_message_is_there_for_who_comes_later(site: Site, own: Mosquitto) -> None:
+def test_a_retained_message_reaches_later_subscribers(site: Site, own: Mosquitto) -> None:
     endpoint(site, own, topic="state", retain=True)
     site.start()
     site.wait_for_status(site.send("shop", {"on": True}), "completed")
@@ -240,7 +240,7 @@ def test_what_a_dead_worker_left_in_its_session_swallows_no_message(
 
 
 def greet(connection: socket.socket, client_id: str) -> bool:
-    """As a client of MQTT 5 that wants its session kept; whether the broker had one."""
+    """As an MQTT 5 client that wants its session kept; returns whether the broker had one."""
     body = b"\x00\x04MQTT\x05\x00\x00\x3c" + b"\x05\x11\x00\x00\x0e\x10"
     body += len(client_id).to_bytes(2, "big") + client_id.encode()
     connection.sendall(b"\x10" + bytes([len(body)]) + body)
@@ -419,7 +419,7 @@ def _length(stream: Any) -> int:
             return length
 
 
-def test_a_broker_that_knows_no_mqtt_5_gets_the_payload_alone(site: Site) -> None:
+def test_a_broker_without_mqtt_5_gets_the_payload_alone(site: Site) -> None:
     with SmallBroker({5: b"\x20\x02\x00\x01", 4: b"\x20\x02\x00\x00"}) as broker:
         site.endpoint("shop", {"broker": "127.0.0.1", "port": broker.port, "topic": "orders"}, PATIENT, "mqtt")
         site.start()
@@ -464,7 +464,7 @@ def test_a_broker_without_memory_is_tried_again(site: Site, tmp_path: Path) -> N
 
 
 def test_an_idle_connection_is_kept_alive(site: Site) -> None:
-    # It asks for a word every second.
+    # It asks for a sign of life every second.
     with SmallBroker({5: b"\x20\x06\x00\x00\x03\x13\x00\x01"}) as broker:
         site.endpoint("shop", {"broker": "127.0.0.1", "port": broker.port, "topic": "orders"}, PATIENT, "mqtt")
         site.start()

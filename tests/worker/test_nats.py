@@ -356,7 +356,7 @@ def test_an_advertised_address_that_policy_forbids_is_not_dialled(site: Site, tm
         second.kill()
         told = site.wait_for_error(site.send(), "connect")
 
-    # The server that was named may come back; nothing is told of the other one, and no time was spent on it.
+    # The server that was named may come back; the other one isn't mentioned, and took no time.
     assert told == f"[RETRYABLE] connect: Connection refused (127.0.0.1:{first.port})"
 
 
@@ -452,7 +452,7 @@ def test_what_a_user_may_not_publish_is_tried_again_and_the_rest_arrives(
         assert [each.subject for each in server.stored("ORDERS")] == ["orders", "orders"]
 
 
-def test_a_user_that_may_not_hear_the_acknowledgement_is_told(site: Site, tmp_path: Path) -> None:
+def test_a_user_that_may_not_receive_acknowledgements_is_reported(site: Site, tmp_path: Path) -> None:
     with Nats(tmp_path / "nats", PERMISSIONS, login={"user": "admin", "pass": "admin"}) as server:
         server.create_stream("ORDERS", "orders")
         endpoint(site, server, username="deaf", password="hunter2-hunter2")
@@ -514,7 +514,7 @@ def test_tls_is_verified_on_both_sides(site: Site, tmp_path: Path, certificate: 
 
         place = f"127.0.0.1:{server.port}"
         assert untrusted == f"[RETRYABLE] tls: self-signed certificate ({place})"
-        # Which of its two alerts it sends depends on the version of Go.
+        # The alert it sends depends on the version of Go.
         assert nameless.startswith(f"[RETRYABLE] tls: {place}: ")
         assert nameless.endswith(("alert bad certificate", "alert certificate required"))
         assert clear == f'[RETRYABLE] tls: {place} asks for it: the config needs "tls": true'

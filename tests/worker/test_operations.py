@@ -1,4 +1,4 @@
-"""What docker/OPERATIONS.md shows comes out: the story of its outage is played, and each statement prints what the page says it did."""
+"""docker/OPERATIONS.md shows real output: the story of its outage is played, and each statement prints what the page shows."""
 
 from __future__ import annotations
 

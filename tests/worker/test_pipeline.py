@@ -58,7 +58,7 @@ def test_a_key_stays_in_order_and_one_in_flight_under_failures_and_two_workers(s
     assert site.value("select sum(attempts) > 75 from ulak.messages")
 
 
-def test_slow_receivers_hold_nobody_up_and_nothing_is_sent_twice(site: Site, receiver: Receiver) -> None:
+def test_slow_receivers_delay_no_other_and_nothing_is_sent_twice(site: Site, receiver: Receiver) -> None:
     """Four of them could fill every slot; a run waits for them beyond its end and its first lease."""
     site.configure(lease_seconds=5, worker_concurrency=16)
     with Receiver(Answer(delay=6)) as slow:
@@ -157,8 +157,8 @@ def test_memory_stays_flat(site: Site, receiver: Receiver) -> None:
 
     rounds = [deliver() for _ in range(6)]
 
-    # What stays for each message makes every round grow, a hundred bytes by a million. How much is in use at once depends on
-    # who is quicker, so that some rounds grow without a leak.
+    # What stays for each message makes every round grow, a hundred bytes by a million. How much is in use at once depends on timing, so
+    # some rounds grow without a leak.
     growth = [later - earlier for earlier, later in itertools.pairwise(rounds[1:])]
     assert min(growth) < 500_000
 

@@ -186,7 +186,7 @@ def takes_each_message_once_and_no_forgery(site: Site, tmp_path: Path, command: 
 def test_the_endpoints_of_the_guide_deliver_to_brokers(
     site: Site, kafka: Kafka, redis_server: Redis, mosquitto: Mosquitto, rabbitmq: RabbitMQ, nats: Nats
 ) -> None:
-    """As they stand there, but for where a broker is and how it is entered."""
+    """As printed, except for the broker's address and login."""
     place = {"host": "127.0.0.1", "password": None}
     here: dict[str, dict[str, Any]] = {
         # Others have a topic of that name.
@@ -197,7 +197,7 @@ def test_the_endpoints_of_the_guide_deliver_to_brokers(
         "nats": {"url": nats.url, "token": None},
     }
     statement = r"create_endpoint\('([a-z-]+)', '(kafka|redis|amqp|mqtt|nats)', '(\{.*?\})'\);"
-    # The first of each: what a newcomer takes, who sends without metadata.
+    # The first of each: a newcomer takes these, and sends without metadata.
     examples = reversed(re.findall(statement, GUIDE, re.DOTALL))
     found = {protocol: (name, json.loads(config)) for name, protocol, config in examples}
     for protocol, (name, config) in found.items():
@@ -275,7 +275,7 @@ def test_the_consumer_of_a_log_takes_each_message_once(site: Site, tmp_path: Pat
 
 def test_the_consumer_of_a_queue_takes_each_message_once(site: Site, tmp_path: Path, rabbitmq: RabbitMQ) -> None:
     options = {"exchange": "orders", "exchange_type": "topic", "routing_key": "shop.paid"}
-    # Until the consumer has bound its queue, nobody takes a message.
+    # Until the consumer has bound its queue, no queue takes a message.
     policy = {"backoff": "fixed", "base_delay_seconds": 1, "max_retries": 100}
     site.endpoint("orders", rabbitmq.config(**options, circuit_breaker={"threshold": 1000}), policy, "amqp")
 
@@ -286,7 +286,7 @@ def test_the_consumer_of_a_queue_takes_each_message_once(site: Site, tmp_path: P
 
 
 def test_the_consumer_of_a_subject_takes_each_message_once(site: Site, tmp_path: Path, nats: Nats) -> None:
-    # Until the consumer has made its stream, nobody takes a message.
+    # Until the consumer has made its stream, no stream takes a message.
     policy = {"backoff": "fixed", "base_delay_seconds": 1, "max_retries": 100}
     config = {"url": nats.url, "subject": "orders.paid", "circuit_breaker": {"threshold": 1000}}
     site.endpoint("orders", config, policy, "nats")

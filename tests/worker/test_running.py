@@ -128,7 +128,7 @@ def test_a_run_ends_when_its_time_is_over(site: Site) -> None:
     assert site.worker_row(worker)["state"] == "stopped"
 
 
-def test_a_run_that_ends_while_somebody_looks_is_not_taken_for_dead(site: Site) -> None:
+def test_a_run_that_ends_during_a_look_is_not_taken_for_dead(site: Site) -> None:
     site.http("shop", "http://127.0.0.1:9/")
     worker = site.start(seconds=1)
     with site.connect() as session:
@@ -374,7 +374,7 @@ def test_a_sweep_takes_back_what_a_terminated_worker_held(site: Site) -> None:
 
 @pytest.mark.parametrize("change", ["host = 'elsewhere'", "timeline = 0", "timeline = null"])
 def test_the_lease_decides_where_the_server_can_not_know_that_a_worker_is_dead(site: Site, change: str) -> None:
-    """A node lives on without its session; and of a worker of another server, this one knows nothing."""
+    """A node lives on without its session, and this server knows nothing about a worker of another server."""
     with Receiver(Answer(delay=30)) as slow:
         id, _ = hold_one(site, slow)
         site.db.execute(f"update ulak.workers set {change}")

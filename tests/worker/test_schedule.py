@@ -54,7 +54,7 @@ def test_start_tries_the_login_that_pg_cron_will_make(rehearsal: Rehearsal) -> N
 
 
 def test_start_says_which_line_keeps_a_role_out_and_what_its_map_lacks(rehearsal: Rehearsal) -> None:
-    """As the fix is followed step by step, up to a role that can log in."""
+    """The fix is followed step by step, up to a role that can log in."""
     unmapped = f'map "ulak" has no line that lets {getuser()} in as ulak_worker'
     no_map, empty_map = (
         [row["detail"] for row in rehearsal.problems(name, "login")] for name in ("no map", "empty map")
@@ -97,7 +97,7 @@ def test_start_brings_jobs_along_that_were_made_on_another_server(rehearsal: Reh
     assert by_start == by_maintenance == right
 
 
-def test_somebody_elses_job_of_the_same_name_is_no_obstacle(rehearsal: Rehearsal) -> None:
+def test_another_roles_job_of_the_same_name_is_no_obstacle(rehearsal: Rehearsal) -> None:
     with rehearsal.cluster.connect("shop") as db, db.transaction(force_rollback=True):
         db.execute("grant usage on schema cron to nobody")
         db.execute("set local role nobody")

@@ -45,7 +45,7 @@ def test_from_nothing_to_a_delivery_and_back(cluster: DebiansCluster, receiver: 
         db.execute("select ulak.send('shop', '{}')")
     receiver.wait_for(1, 75)
 
-    # A second run changes nothing, and leaves workers as somebody has asked for.
+    # A second run changes nothing, and leaves the number of workers as it was set.
     with cluster.connect("app") as db:
         db.execute("select ulak.start(1)")
     changed, started_at = cluster.files(), cluster.started_at()

@@ -1,4 +1,4 @@
-"""What is wrong is told right after it went wrong, with its cause and what to do about it: no sleep stands between the two."""
+"""Problems are reported as soon as they occur, with their cause and what to do about them: no test sleeps in between."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def health(site: Site, component: str) -> tuple[str, str]:
         (404, "there is nothing at its url, or not for this method"),
     ],
 )
-def test_an_answer_that_only_somebody_can_mend_is_told_with_its_cause(site: Site, status: int, cause: str) -> None:
+def test_an_answer_that_needs_a_person_is_reported_with_its_cause(site: Site, status: int, cause: str) -> None:
     with Receiver(Answer(status)) as receiver:
         site.http("shop", receiver.url)
         site.start()
@@ -46,7 +46,7 @@ def test_an_answer_that_only_somebody_can_mend_is_told_with_its_cause(site: Site
         assert health(site, "endpoints") == ("warning", "1 endpoint, failing: shop")
 
 
-def test_an_endpoint_that_succeeds_again_is_told_no_more(site: Site) -> None:
+def test_an_endpoint_that_succeeds_again_is_no_longer_reported(site: Site) -> None:
     with Receiver(lambda request: Answer(401 if b"bad" in request.body else 200)) as receiver:
         site.http("shop", receiver.url)
         site.start()
@@ -58,7 +58,7 @@ def test_an_endpoint_that_succeeds_again_is_told_no_more(site: Site) -> None:
         assert findings(site, "failing") == []
 
 
-def test_a_receiver_that_does_not_answer_in_time_is_told_after_three_attempts(site: Site) -> None:
+def test_a_receiver_that_does_not_answer_in_time_is_reported_after_three_attempts(site: Site) -> None:
     open_again = threading.Event()
 
     def answer(_: object) -> Answer:
@@ -87,10 +87,10 @@ def test_a_receiver_that_does_not_answer_in_time_is_told_after_three_attempts(si
         assert told["slowest"].strip().startswith("1.")
 
 
-def test_the_first_failure_of_a_receiver_that_was_never_up_is_told(site: Site) -> None:
+def test_the_first_failure_of_a_receiver_that_was_never_up_is_reported(site: Site) -> None:
     with Receiver() as receiver:
         url = receiver.url
-    # Nobody listens there any more.
+    # Nothing listens there any more.
     site.http("shop", url)
     site.start()
 
@@ -103,14 +103,14 @@ def test_the_first_failure_of_a_receiver_that_was_never_up_is_told(site: Site) -
 
 
 class Plain(Listener):
-    """Answers whatever it reads as nginx does to a request that is none of HTTP."""
+    """Answers whatever it reads as nginx answers a request that isn't HTTP."""
 
     def serve(self, connection: socket.socket, number: int) -> None:
         connection.recv(4096)
         connection.sendall(b"HTTP/1.1 400 Bad Request\r\nconnection: close\r\n\r\n")
 
 
-def test_a_receiver_without_tls_is_told_from_one_with_a_bad_certificate(site: Site) -> None:
+def test_a_receiver_without_tls_is_distinguished_from_one_with_a_bad_certificate(site: Site) -> None:
     with Plain() as receiver:
         site.http("shop", receiver.url.replace("http:", "https:"))
         site.start()
@@ -125,10 +125,10 @@ def test_a_receiver_without_tls_is_told_from_one_with_a_bad_certificate(site: Si
     assert 'http:// in "url"' in finding["fix"]
 
 
-def test_a_circuit_that_opens_is_told_at_once(site: Site) -> None:
+def test_a_circuit_that_opens_is_reported_at_once(site: Site) -> None:
     with Receiver() as receiver:
         url = receiver.url
-    # Nobody listens there any more.
+    # Nothing listens there any more.
     site.http("shop", url, {"max_retries": 0}, circuit_breaker={"threshold": 2, "cooldown": 60})
     site.start()
 

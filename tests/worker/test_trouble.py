@@ -1,4 +1,4 @@
-"""What goes wrong around a worker, and what it does about it: outcomes are kept, and one trouble stays one."""
+"""What goes wrong around a worker, and what it does about it: outcomes are kept, and one problem stays one."""
 
 from __future__ import annotations
 
