@@ -52,8 +52,7 @@ create type ulak_private.endpoint_fact as (
     enabled boolean,
     circuit_state text,
     circuit_failure_count integer,
-    circuit_half_open_at timestamptz,
-    created_at timestamptz,
+    next_probe_at timestamptz,
     last_success_at timestamptz,
     last_failure_at timestamptz,
     last_error text,
@@ -68,7 +67,13 @@ create type ulak_private.endpoint_fact as (
     sampled_at timestamptz,
     dead_sampled_at timestamptz,
     circuit_broken_since timestamptz,
-    max_pending integer
+    max_pending integer,
+    -- Deliveries per second; attempts of the last five minutes that failed, in percent, and of the last minute that has any; how many.
+    per_second double precision,
+    failed_percent double precision,
+    last_failed_percent double precision,
+    failed_attempts bigint,
+    state text
 );
 
 -- Replays of a range are logged once, not once per message: this leads to the entry.

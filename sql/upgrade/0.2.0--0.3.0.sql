@@ -399,6 +399,23 @@ drop function ulak.metrics(timestamptz, interval);
 drop function ulak.metrics_text(timestamptz, interval);
 drop function ulak._metric_values(timestamptz, interval);
 
+-- Looks are built on more facts, and on fewer functions.
+alter type ulak._endpoint_fact drop attribute created_at;
+alter type ulak._endpoint_fact rename attribute circuit_half_open_at to next_probe_at;
+alter type ulak._endpoint_fact
+    add attribute per_second double precision,
+    add attribute failed_percent double precision,
+    add attribute last_failed_percent double precision,
+    add attribute failed_attempts bigint,
+    add attribute state text;
+drop function ulak._endpoint_health(ulak._endpoint_fact[], bigint, integer, timestamptz);
+drop function ulak._endpoint_state(boolean, text, timestamptz, double precision, boolean, double precision, bigint, timestamptz);
+drop function ulak._pain(text, bigint);
+drop function ulak._traffic_is_final_before();
+drop function ulak._report_circuits();
+drop function ulak._metric_definitions();
+drop function ulak._raise_undefined_metric(text);
+
 -- Plainer words. Nobody waits for these locks but another upgrade, vacuum or create index.
 comment on column ulak.recurring.expires_after is 'how long each message may be delivered; null: forever';
 comment on column ulak.subscriptions.enabled is 'false: it is skipped, and events published meanwhile are not sent later';

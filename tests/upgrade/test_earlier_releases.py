@@ -246,6 +246,9 @@ GONE = {
     "replay_range": "_archived_history _check_replay _insert_replayed _replay",
     "history": "_find_message",
     "archive_completed_messages": "_archive_batch _archive_partitions",
+    "report": "_report_circuits _traffic_is_final_before",
+    "top": "_endpoint_health _endpoint_state _pain",
+    "metrics": "_metric_definitions _raise_undefined_metric",
 }
 # What is called where nothing has waited for the upgrade: by subscribe() and metrics() first of all, by start() after a login, and by
 # what makes months of the archive, which gives up when it can't lock the archive at once; or by a step of maintenance, which notes the

@@ -67,8 +67,7 @@ as $sql$
     limit 1
 $sql$;
 
--- How much waits for each endpoint, is in flight, and is dead. If not all of it was counted, the count of the last minute is what is
--- known.
+-- How much waits for each endpoint, is in flight, and is dead.
 create or replace function ulak_private.backlog(p_endpoint_id bigint default null, p_now timestamptz default clock_timestamp())
 returns table (
     endpoint_id bigint,
@@ -116,52 +115,41 @@ begin
     )
     select
         e.id,
-        case when c.is_estimate then greatest(s.waiting, c.messages) else coalesce(c.messages, 0) end,
+        coalesce(c.messages, 0),
         coalesce(c.is_estimate, false),
         o.created_at,
         case when p.first_due <= p_now then p.first_due end,
         coalesce(f.messages, 0),
-        case when d.is_estimate then greatest(s.dead, d.messages) else coalesce(d.messages, 0) end,
+        coalesce(d.messages, 0),
         coalesce(d.is_estimate, false),
         case when least(p.first_due, o.due_at) <= p_now then least(p.first_due, o.due_at) end,
-        case when c.is_estimate and s.waiting >= c.messages then s.sampled_at end,
-        case when d.is_estimate and s.dead >= d.messages then s.sampled_at end
+        c.sampled_at,
+        d.sampled_at
     from ulak.endpoints e
     left join flight f on f.endpoint_id = e.id
     left join pending p on p.endpoint_id = e.id
-    left join ulak_private.count_by_endpoint('waiting', array(select p.endpoint_id from pending p)) c on c.endpoint_id = e.id
+    left join ulak_private.count_by_endpoint('waiting', array(select p.endpoint_id from pending p), p_now) c on c.endpoint_id = e.id
     left join ulak_private.count_by_endpoint(
-        'dead', array(select e.id from ulak.endpoints e where e.id between v_first and v_last)
+        'dead', array(select e.id from ulak.endpoints e where e.id between v_first and v_last), p_now
     ) d on d.endpoint_id = e.id
-    left join lateral (
-        select s.waiting, s.dead, s.oldest_id, s.sampled_at
-        from ulak_private.last_sample(e.id, p_now) s
-        where c.is_estimate or d.is_estimate
-    ) s on c.is_estimate or d.is_estimate
     -- Ids are drawn in the order of sending. What waits for its schedule isn't late.
     left join lateral (
         select
             q.created_at,
             case when q.scheduled_at is null or q.scheduled_at <= p_now then greatest(q.created_at, q.scheduled_at) end as due_at
         from ulak_private.deliveries q
-        where q.id = case when c.is_estimate then s.oldest_id else c.first_id end
-            and q.status is not distinct from 'pending'
+        where q.id = c.first_id and q.status is not distinct from 'pending'
         limit 1
     ) o on true
     where e.id between v_first and v_last;
 end
 $plpgsql$;
 
--- Counted exactly as long as that is cheap: 10,000 in all. If there are more, the endpoints share them, what some leave over is shared by
--- the others, and each gets 10 at least.
-create or replace function ulak_private.count_by_endpoint(p_what text, p_endpoint_ids bigint[])
-returns table (
-    endpoint_id bigint,
-    messages bigint,
-    first_id bigint,
-    -- There are more than were counted.
-    is_estimate boolean
-)
+-- How many messages wait, or are dead. They are counted as long as that is cheap: 10,000 in all. If there are more, the endpoints share
+-- them, what some leave over is shared by the others, and each gets 10 at least. If an endpoint has more than its share, the count of the
+-- last minute is what is known.
+create or replace function ulak_private.count_by_endpoint(p_what text, p_endpoint_ids bigint[], p_now timestamptz)
+returns table (endpoint_id bigint, messages bigint, first_id bigint, is_estimate boolean, sampled_at timestamptz)
 language plpgsql
 stable
 as $plpgsql$
@@ -187,12 +175,26 @@ begin
         from larger l
         cross join lateral ulak_private.count_up_to(l.share, p_what, l.endpoint_ids) c
         where l.share > v_share
+    ),
+    known as materialized (
+        select c.endpoint_id, m.messages, coalesce(r.first_id, c.first_id) as first_id, m.messages > (select l.share from larger l) as is_cut
+        from counted c
+        left join recounted r on r.endpoint_id = c.endpoint_id
+        cross join lateral (select coalesce(r.messages, c.messages)) m (messages)
+        where m.messages > 0
     )
-    select c.endpoint_id, m.messages, coalesce(r.first_id, c.first_id), m.messages > (select l.share from larger l)
-    from counted c
-    left join recounted r on r.endpoint_id = c.endpoint_id
-    cross join lateral (select coalesce(r.messages, c.messages)) m (messages)
-    where m.messages > 0;
+    select
+        k.endpoint_id,
+        greatest(k.messages, s.messages),
+        case when k.is_cut then s.oldest_id else k.first_id end,
+        k.is_cut,
+        case when s.messages >= k.messages then s.sampled_at end
+    from known k
+    left join lateral (
+        select case p_what when 'waiting' then s.waiting else s.dead end as messages, s.oldest_id, s.sampled_at
+        from ulak_private.last_sample(k.endpoint_id, p_now) s
+        where k.is_cut
+    ) s on true;
 end
 $plpgsql$;
 
@@ -310,18 +312,7 @@ begin
 end
 $plpgsql$;
 
--- Minutes from here on may still change, or aren't in ulak.traffic yet: what a worker counts is there once it commits.
-create or replace function ulak_private.traffic_is_final_before()
-returns timestamptz
-language sql
-stable
-set search_path = pg_catalog, pg_temp
-as $sql$
-    select coalesce(max(t.minute) - interval '2 minutes', '-infinity')
-    from ulak.traffic t
-$sql$;
-
--- The minutes that aren't final, all endpoints together.
+-- The minutes that aren't final yet, all endpoints together: what a worker counts is there once it commits.
 create or replace function ulak_private.recent_traffic(p_from timestamptz default '-infinity')
 returns table (minute timestamptz, delivered bigint, failed bigint, latency_histogram bigint[], latency_max_ms double precision)
 language sql
@@ -331,8 +322,26 @@ as $sql$
     select
         t.minute, sum(t.delivered)::bigint, sum(t.failed)::bigint, ulak_private.sum_histograms(t.latency_histogram), max(t.latency_max_ms)
     from ulak.endpoint_stats t
-    where t.minute >= greatest(p_from, ulak_private.traffic_is_final_before())
+    where t.minute >= greatest(p_from, (select max(f.minute) - interval '2 minutes' from ulak.traffic f))
     group by t.minute
+$sql$;
+
+-- ulak.traffic as it will be.
+create or replace function ulak_private.traffic_between(p_from timestamptz, p_until timestamptz)
+returns setof ulak.traffic
+language sql
+stable
+set search_path = pg_catalog, pg_temp
+as $sql$
+    select
+        coalesce(r.minute, t.minute),
+        coalesce(r.delivered, t.delivered),
+        coalesce(r.failed, t.failed),
+        coalesce(r.latency_histogram, t.latency_histogram),
+        t.waiting,
+        case when r.minute is null then t.latency_max_ms else r.latency_max_ms end
+    from (select t.* from ulak.traffic t where t.minute between p_from and p_until) t
+    full join (select r.* from ulak_private.recent_traffic(p_from) r where r.minute <= p_until) r on r.minute = t.minute
 $sql$;
 
 create or replace function ulak_private.sum_traffic(p_now timestamptz)
@@ -516,7 +525,7 @@ as $sql$
 $sql$;
 
 create or replace view ulak.retry_schedule as
-select r.endpoint, r.due, r.messages, r.is_estimate, r.first_at, r.last_at
+select r.*
 from ulak_private.retry_schedule() r;
 
 comment on view ulak.retry_schedule is 'how many messages are due when, per endpoint';

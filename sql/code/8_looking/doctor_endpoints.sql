@@ -104,24 +104,23 @@ as $sql$
             'endpoint "%s" fails: %s. %sthe last one was %s ago: %s',
             h.name,
             a.cause,
-            case when h.failed > 0 then format('%s in five minutes, %s succeeded; ', ulak_private.counted(h.failed, 'attempt'), case when h.last_success_at is null then 'none ever' else 'none' end) else '' end,
+            case when h.failed_attempts > 0 then format('%s in five minutes, %s succeeded; ', ulak_private.counted(h.failed_attempts, 'attempt'), case when h.last_success_at is null then 'none ever' else 'none' end) else '' end,
             ulak_private.short_duration(p_now - h.last_failure_at),
             h.last_error
         ),
         a.fix
     from (
-        select h.*, r.failed
+        select h.*
         from unnest(p_facts) h
-        left join ulak_private.recent_rates(null, p_now) r on r.endpoint_id = h.id
         where h.enabled
             and h.protocol = any (ulak_private.worker_protocols())
             and h.circuit_state = 'closed'
             and (h.last_success_at is null or h.last_failure_at > least(h.last_success_at, p_now))
             and h.last_failure_at > p_now - interval '1 day'
-            and coalesce(r.last_failed_percent, 100) = 100
+            and coalesce(h.last_failed_percent, 100) = 100
     ) h
     cross join lateral ulak_private.advice(h.name, h.last_error) a
-    where (a.is_lasting or h.last_success_at is null or h.failed >= 3)
+    where (a.is_lasting or h.last_success_at is null or h.failed_attempts >= 3)
         and not (a.cause ~ 'address is blocked$' and ulak_private.is_unblocked(h.last_error))
 $sql$;
 
@@ -185,7 +184,7 @@ as $sql$
         format('select ulak.configure(''max_queue_size'', ''%s'');', f.most * 2)
     from (
         select
-            sum(h.waiting + h.in_flight) as live,
+            q.waiting + q.in_flight as live,
             ulak.setting('max_queue_size')::bigint as most,
             (
                 select string_agg(format('"%s" (%s)', t.name, ulak_private.thousands(t.messages)), ', ' order by t.messages desc, t.name)
@@ -197,7 +196,7 @@ as $sql$
                     limit 3
                 ) t
             ) as fillers
-        from unnest(p_facts) h
+        from ulak_private.queue_facts(p_facts) q
     ) f
     where f.most > 0 and f.live > 0.8 * f.most
 $sql$;

@@ -243,16 +243,15 @@ set search_path = pg_catalog, pg_temp
 as $sql$
     select case
         when p_endpoint.protocol = 'pull' then 'next: an external worker claims it'
-        when h.waiting > 100 and r.per_second >= 1 then format(
+        when h.waiting > 100 and h.per_second >= 1 then format(
             'next: a worker takes it in turn; %s wait for this endpoint, and at %s a second all are delivered in about %s',
             ulak_private.known_count(h.waiting, h.is_estimate, h.sampled_at, p_now),
-            round(r.per_second::numeric),
-            ulak_private.short_duration(make_interval(secs => h.waiting / r.per_second))
+            round(h.per_second::numeric),
+            ulak_private.short_duration(make_interval(secs => h.waiting / h.per_second))
         )
         else 'next: a worker takes it at its next turn'
     end
     from ulak_private.endpoint_facts(p_endpoint.id, p_now) h
-    left join ulak_private.recent_rates(p_endpoint.id, p_now) r on true
 $sql$;
 
 -- Null if nothing limits it.

@@ -147,18 +147,14 @@ stable
 set search_path = pg_catalog, pg_temp
 as $sql$
     with queue as (
-        select
-            coalesce(sum(h.waiting), 0) as waiting,
-            coalesce(bool_or(h.is_estimate), false) as is_estimate,
-            min(h.sampled_at) as sampled_at,
-            coalesce(sum(h.in_flight), 0) as in_flight,
-            coalesce(sum(h.dead), 0) as dead,
-            coalesce(bool_or(h.dead_is_estimate), false) as dead_is_estimate,
-            min(h.dead_sampled_at) as dead_sampled_at,
-            min(h.due_since) filter (where h.enabled) as due_since,
-            count(*) as endpoints,
-            ulak_private.names(array_agg(h.name order by h.name) filter (where h.circuit_state <> 'closed')) as broken
-        from unnest(p_facts) h
+        select q.*, e.due_since as enabled_due_since, e.broken
+        from ulak_private.queue_facts(p_facts) q
+        cross join (
+            select
+                min(f.due_since) filter (where f.enabled) as due_since,
+                ulak_private.names(array_agg(f.name order by f.name) filter (where f.circuit_state <> 'closed')) as broken
+            from unnest(p_facts) f
+        ) e
     ),
     maintenance as (
         select
@@ -180,7 +176,7 @@ as $sql$
             ', ',
             case when q.is_estimate then ulak_private.known_count(q.waiting, true, q.sampled_at, p_now) else q.waiting::text end || ' waiting',
             format('%s in flight', q.in_flight),
-            'oldest due for ' || ulak_private.short_duration(p_now - q.due_since)
+            'oldest due for ' || ulak_private.short_duration(p_now - q.enabled_due_since)
         )
     from queue q
     union all

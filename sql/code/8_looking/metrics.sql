@@ -104,70 +104,31 @@ as $sql$
     with health as materialized (
         select array(select f from ulak_private.endpoint_facts(null, p_now) f) as facts
     ),
-    single as materialized (
-        select m.name, m.value
-        from ulak_private.queue_metrics((select h.facts from health h), p_now) m
-    ),
-    labelled as materialized (
-        select m.name, m.value, m.labels, m.label_text
-        from ulak_private.worker_metrics(p_now) m
-        union all
-        select m.name, m.value, m.labels, m.label_text
-        from ulak_private.maintenance_metrics(p_now) m
-    ),
     told as materialized (
+        select m.name, m.value, '{}'::jsonb as labels, null as label_text
+        from ulak_private.queue_metrics((select h.facts from health h), p_now) m
+        union all
+        select m.name, m.value, jsonb_build_object(m.label, m.labelled), format('%s="%s"', m.label, m.labelled)
+        from ulak_private.labelled_metrics(p_now) m
+    ),
+    endpoint as materialized (
         select m.labels, m.label_text, m.numbers, m.buckets
         from ulak_private.endpoint_metrics((select h.facts from health h), p_active_within, p_limit, p_now) m
-    ),
-    -- Which element of told.numbers a metric is; 0: the buckets.
-    per_endpoint (name, element) as (
-        values
-            ('queue_depth_by_endpoint', 1),
-            ('in_flight_by_endpoint', 2),
-            ('dlq_depth_by_endpoint', 3),
-            ('delivery_delay_by_endpoint_seconds', 4),
-            ('endpoint_circuit_state', 5),
-            ('endpoint_circuit_failures', 6),
-            ('endpoint_enabled', 7),
-            ('delivered_total', 8),
-            ('failed_attempts_total', 9),
-            ('delivery_duration_seconds_bucket', 0),
-            ('delivery_duration_seconds_sum', 10),
-            ('delivery_duration_seconds_count', 11),
-            ('ordering_keys_held', 12)
-    ),
-    metric as materialized (
-        select coalesce(d.place, ulak_private.raise_undefined_metric(n.name)) as place, n.name, d.type, p.element
-        from (
-            select s.name from single s
-            union
-            select l.name from labelled l
-            union
-            select p.name from per_endpoint p
-        ) n
-        left join ulak_private.metric_definitions() d on d.name = n.name
-        left join per_endpoint p on p.name = n.name
-        order by 1
     )
-    select m.place, m.name, m.type, v.labels, v.label_text, v.value, v.buckets
-    from metric m
+    select d.place, d.name, d.type, v.labels, v.label_text, v.value, v.buckets
+    from (select d.* from ulak_private.metric_definitions() d order by d.place) d
     cross join lateral (
-        select '{}'::jsonb as labels, null as label_text, s.value, null::bigint[] as buckets
-        from single s
-        where s.name = m.name
-        union all
-        select l.labels, l.label_text, l.value, null
-        from labelled l
-        where l.name = m.name
+        select t.labels, t.label_text, t.value, null::bigint[] as buckets
+        from told t
+        where t.name = d.name
         union all
         -- An endpoint that no worker has sent anything to has no counters yet.
-        select t.labels, t.label_text, t.numbers[m.element], case when m.element = 0 then t.buckets end
-        from told t
-        where m.element is not null and case when m.element = 0 then t.buckets is not null else t.numbers[m.element] is not null end
+        select e.labels, e.label_text, e.numbers[d.element], case when d.element = 0 then e.buckets end
+        from endpoint e
+        where d.element is not null and case when d.element = 0 then e.buckets is not null else e.numbers[d.element] is not null end
     ) v
 $sql$;
 
--- Metrics without labels.
 create or replace function ulak_private.queue_metrics(p_facts ulak_private.endpoint_fact[], p_now timestamptz)
 returns table (name text, value double precision)
 language sql
@@ -175,20 +136,12 @@ stable
 set search_path = pg_catalog, pg_temp
 as $sql$
     select v.name, v.value::double precision
-    from (
-        select
-            coalesce(sum(h.waiting), 0) as waiting,
-            coalesce(sum(h.in_flight), 0) as in_flight,
-            coalesce(sum(h.dead), 0) as dead,
-            coalesce(extract(epoch from p_now - min(h.oldest_at)), 0) as age,
-            coalesce(extract(epoch from p_now - min(h.due_since)), 0) as delay
-        from unnest(p_facts) h
-    ) q
+    from ulak_private.queue_facts(p_facts) q
     cross join lateral (
         values
             ('queue_depth', q.waiting + q.in_flight),
-            ('oldest_message_age_seconds', q.age),
-            ('delivery_delay_seconds', q.delay),
+            ('oldest_message_age_seconds', coalesce(extract(epoch from p_now - q.oldest_at), 0)),
+            ('delivery_delay_seconds', coalesce(extract(epoch from p_now - q.due_since), 0)),
             ('dlq_depth', q.dead),
             ('queue_limit', ulak.setting('max_queue_size')::numeric),
             ('message_ids_total', (select s.last_value from ulak.queue_id_seq s)),
@@ -201,17 +154,14 @@ as $sql$
     ) v (name, value)
 $sql$;
 
-create or replace function ulak_private.worker_metrics(p_now timestamptz)
-returns table (name text, value double precision, labels jsonb, label_text text)
+-- Of each worker, and of each step of maintenance.
+create or replace function ulak_private.labelled_metrics(p_now timestamptz)
+returns table (name text, value double precision, label text, labelled text)
 language sql
 stable
 set search_path = pg_catalog, pg_temp
 as $sql$
-    select
-        v.name,
-        v.value::double precision,
-        jsonb_build_object('slot', w.slot::text) as labels,
-        format('slot="%s"', w.slot) as label_text
+    select v.name, v.value::double precision, 'slot', w.slot::text
     from (select w.* from ulak.workers w order by w.slot) w
     cross join lateral (
         values
@@ -220,15 +170,8 @@ as $sql$
             ('worker_errors_total', w.error_count),
             ('worker_heartbeat_age_seconds', greatest(extract(epoch from p_now - w.heartbeat_at), 0))
     ) v (name, value)
-$sql$;
-
-create or replace function ulak_private.maintenance_metrics(p_now timestamptz)
-returns table (name text, value double precision, labels jsonb, label_text text)
-language sql
-stable
-set search_path = pg_catalog, pg_temp
-as $sql$
-    select v.name, v.value::double precision, jsonb_build_object('step', r.step), format('step="%s"', r.step)
+    union all
+    select v.name, v.value::double precision, 'step', r.step
     from (select r.* from ulak_private.maintenance_runs r order by r.step) r
     cross join lateral (
         values
@@ -239,7 +182,7 @@ as $sql$
     ) v (name, value)
 $sql$;
 
--- Each endpoint once, with the values of all metrics per endpoint: numbers[1] is queue_depth_by_endpoint, and so on as metric_values() names them.
+-- Each endpoint once, with the numbers of all its metrics: metric_definitions() says which is which.
 create or replace function ulak_private.endpoint_metrics(
     p_facts ulak_private.endpoint_fact[],
     p_active_within interval,
@@ -295,17 +238,6 @@ as $sql$
     ) h
 $sql$;
 
--- A metric of metric_values() must have a definition: without help and type it could not be shown.
-create or replace function ulak_private.raise_undefined_metric(p_name text)
-returns integer
-language plpgsql
-as $plpgsql$
-begin
-    raise exception 'metric "%" has no definition', p_name
-        using errcode = 'XX000', hint = 'Add it to ulak_private.metric_definitions().';
-end
-$plpgsql$;
-
 -- Prometheus counts in each bucket all that is below its limit, and wants the same buckets each time: 22, however many were stored.
 create or replace function ulak_private.running_sums(p_histogram bigint[])
 returns bigint[]
@@ -346,7 +278,15 @@ $sql$;
 
 -- In the order of the output. A histogram's three series are one family in Prometheus.
 create or replace function ulak_private.metric_definitions()
-returns table (place integer, name text, type text, help text, family text)
+returns table (
+    place integer,
+    name text,
+    type text,
+    help text,
+    family text,
+    -- Of metrics per endpoint: which of the numbers of endpoint_metrics() it is; 0: the buckets.
+    element integer
+)
 language sql
 immutable
 set search_path = pg_catalog, pg_temp
@@ -356,40 +296,41 @@ as $sql$
         d.name,
         d.type,
         d.help,
-        case d.type when 'histogram' then regexp_replace(d.name, '_(bucket|sum|count)$', '') else d.name end
+        case d.type when 'histogram' then regexp_replace(d.name, '_(bucket|sum|count)$', '') else d.name end,
+        d.element
     from (values
-        (1, 'queue_depth', 'gauge', 'messages that wait or are in flight'),
-        (2, 'queue_limit', 'gauge', 'setting max_queue_size; 0 is no limit'),
-        (3, 'oldest_message_age_seconds', 'gauge', 'age of the oldest message that waits'),
-        (4, 'delivery_delay_seconds', 'gauge', 'how long the oldest message that is due has waited'),
-        (5, 'dlq_depth', 'gauge', 'dead letters that nobody has redriven or discarded'),
-        (6, 'message_ids_total', 'counter', 'ids given to messages, including those of rolled-back transactions'),
-        (7, 'queue_depth_by_endpoint', 'gauge', 'messages that wait or are in flight, per endpoint'),
-        (8, 'in_flight_by_endpoint', 'gauge', 'messages that a worker holds, per endpoint'),
-        (9, 'dlq_depth_by_endpoint', 'gauge', 'dead letters that nobody has redriven or discarded, per endpoint'),
-        (10, 'delivery_delay_by_endpoint_seconds', 'gauge', 'how long the oldest message that is due has waited, per endpoint'),
-        (11, 'endpoint_circuit_state', 'gauge', '0 closed, 1 half_open, 2 open'),
-        (12, 'endpoint_circuit_failures', 'gauge', 'consecutive failures that the circuit breaker has counted'),
-        (13, 'endpoint_enabled', 'gauge', '1 enabled, 0 disabled'),
-        (14, 'delivered_total', 'counter', 'messages delivered by workers'),
-        (15, 'failed_attempts_total', 'counter', 'attempts of workers that failed'),
-        (16, 'delivery_duration_seconds_bucket', 'histogram', 'time of requests'),
-        (17, 'delivery_duration_seconds_sum', 'histogram', 'time of requests'),
-        (18, 'delivery_duration_seconds_count', 'histogram', 'time of requests'),
-        (19, 'workers_alive', 'gauge', 'workers with a sign of life in the last 15 seconds'),
-        (20, 'worker_in_flight', 'gauge', 'messages that a worker holds, per slot'),
-        (21, 'worker_messages_total', 'counter', 'messages settled, per slot'),
-        (22, 'worker_errors_total', 'counter', 'failed deliveries, per slot'),
-        (23, 'worker_heartbeat_age_seconds', 'gauge', 'time since the last sign of life, per slot'),
-        (24, 'maintenance_age_seconds', 'gauge', 'time since the last run, per step'),
-        (25, 'maintenance_duration_seconds', 'gauge', 'duration of the last run, per step'),
-        (26, 'maintenance_errors_total', 'counter', 'errors, per step'),
-        (27, 'maintenance_rows_total', 'counter', 'rows changed, per step'),
-        (28, 'archive_partitions_missing', 'gauge', 'problems with partitions of the archive'),
-        (29, 'queue_live_rows', 'gauge', 'rows of ulak.queue, as the statistics system knows them'),
-        (30, 'queue_dead_rows', 'gauge', 'dead rows of ulak.queue, as the statistics system knows them'),
-        (31, 'cluster_adopted', 'gauge', '1: this cluster delivers; 0: restored messages are held until ulak.adopt()'),
-        (32, 'messages_cancelled_total', 'counter', 'messages cancelled or purged, including those of rolled-back transactions'),
-        (33, 'ordering_keys_held', 'gauge', 'ordering keys that a dead letter holds ("on_dead": "hold"), per endpoint')
-    ) d (place, name, type, help)
+        (1, 'queue_depth', 'gauge', 'messages that wait or are in flight', null::integer),
+        (2, 'queue_limit', 'gauge', 'setting max_queue_size; 0 is no limit', null),
+        (3, 'oldest_message_age_seconds', 'gauge', 'age of the oldest message that waits', null),
+        (4, 'delivery_delay_seconds', 'gauge', 'how long the oldest message that is due has waited', null),
+        (5, 'dlq_depth', 'gauge', 'dead letters that nobody has redriven or discarded', null),
+        (6, 'message_ids_total', 'counter', 'ids given to messages, including those of rolled-back transactions', null),
+        (7, 'queue_depth_by_endpoint', 'gauge', 'messages that wait or are in flight, per endpoint', 1),
+        (8, 'in_flight_by_endpoint', 'gauge', 'messages that a worker holds, per endpoint', 2),
+        (9, 'dlq_depth_by_endpoint', 'gauge', 'dead letters that nobody has redriven or discarded, per endpoint', 3),
+        (10, 'delivery_delay_by_endpoint_seconds', 'gauge', 'how long the oldest message that is due has waited, per endpoint', 4),
+        (11, 'endpoint_circuit_state', 'gauge', '0 closed, 1 half_open, 2 open', 5),
+        (12, 'endpoint_circuit_failures', 'gauge', 'consecutive failures that the circuit breaker has counted', 6),
+        (13, 'endpoint_enabled', 'gauge', '1 enabled, 0 disabled', 7),
+        (14, 'delivered_total', 'counter', 'messages delivered by workers', 8),
+        (15, 'failed_attempts_total', 'counter', 'attempts of workers that failed', 9),
+        (16, 'delivery_duration_seconds_bucket', 'histogram', 'time of requests', 0),
+        (17, 'delivery_duration_seconds_sum', 'histogram', 'time of requests', 10),
+        (18, 'delivery_duration_seconds_count', 'histogram', 'time of requests', 11),
+        (19, 'workers_alive', 'gauge', 'workers with a sign of life in the last 15 seconds', null),
+        (20, 'worker_in_flight', 'gauge', 'messages that a worker holds, per slot', null),
+        (21, 'worker_messages_total', 'counter', 'messages settled, per slot', null),
+        (22, 'worker_errors_total', 'counter', 'failed deliveries, per slot', null),
+        (23, 'worker_heartbeat_age_seconds', 'gauge', 'time since the last sign of life, per slot', null),
+        (24, 'maintenance_age_seconds', 'gauge', 'time since the last run, per step', null),
+        (25, 'maintenance_duration_seconds', 'gauge', 'duration of the last run, per step', null),
+        (26, 'maintenance_errors_total', 'counter', 'errors, per step', null),
+        (27, 'maintenance_rows_total', 'counter', 'rows changed, per step', null),
+        (28, 'archive_partitions_missing', 'gauge', 'problems with partitions of the archive', null),
+        (29, 'queue_live_rows', 'gauge', 'rows of ulak.queue, as the statistics system knows them', null),
+        (30, 'queue_dead_rows', 'gauge', 'dead rows of ulak.queue, as the statistics system knows them', null),
+        (31, 'cluster_adopted', 'gauge', '1: this cluster delivers; 0: restored messages are held until ulak.adopt()', null),
+        (32, 'messages_cancelled_total', 'counter', 'messages cancelled or purged, including those of rolled-back transactions', null),
+        (33, 'ordering_keys_held', 'gauge', 'ordering keys that a dead letter holds ("on_dead": "hold"), per endpoint', 12)
+    ) d (place, name, type, help, element)
 $sql$;

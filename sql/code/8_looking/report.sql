@@ -44,15 +44,15 @@ as $sql$
         'now', p_now,
         'hours', p_hours,
         'traffic', ulak_private.report_traffic(p_hours, p_now),
-        'endpoints', h.endpoints,
-        'totals', h.totals,
+        'endpoints', ulak_private.report_endpoints(e.facts, p_now),
+        'totals', (select to_jsonb(q) from ulak_private.queue_facts(e.facts) q),
         'findings', (
             select coalesce(jsonb_agg(to_jsonb(d) order by d.place), '[]')
             from ulak_private.doctor(e.facts, p_now) with ordinality d (severity, check_name, finding, fix, place)
         ),
         'dead', ulak_private.report_dead(),
         'letters', ulak_private.report_letters(),
-        'circuits', ulak_private.report_circuits(),
+        'circuits', ulak_private.report_circuits(e.facts),
         'schedule', ulak_private.report_schedule(e.facts, p_now),
         'events', ulak_private.report_events(),
         'workers', (
@@ -76,25 +76,21 @@ as $sql$
         'queue_bytes', pg_total_relation_size('ulak_private.deliveries')
     )
     from (select array(select f from ulak_private.endpoint_facts(null, p_now) f) as facts offset 0) e
-    cross join lateral (
-        -- The worst 50, and what all have together.
-        select
-            coalesce(jsonb_agg(
-                to_jsonb(h) - '{all_waiting,all_estimated,all_due_since,all_dead,all_per_second,endpoints}'::text[]
-                    || jsonb_build_object('host', ulak_private.receiver_host(r.config))
-                order by h.place
-            ), '[]') as endpoints,
-            jsonb_build_object(
-                'endpoints', coalesce(max(h.endpoints), 0),
-                'waiting', coalesce(max(h.all_waiting), 0),
-                'is_estimate', coalesce(bool_or(h.all_estimated), false),
-                'due_since', max(h.all_due_since),
-                'dead', coalesce(max(h.all_dead), 0),
-                'per_second', coalesce(max(h.all_per_second), 0)
-            ) as totals
-        from ulak_private.endpoint_health(e.facts, null, 50, p_now) h
-        join ulak.endpoints r on r.name = h.name
-    ) h
+$sql$;
+
+-- The worst 50.
+create or replace function ulak_private.report_endpoints(p_facts ulak_private.endpoint_fact[], p_now timestamptz)
+returns jsonb
+language sql
+stable
+set search_path = pg_catalog, pg_temp
+as $sql$
+    select coalesce(jsonb_agg(
+        to_jsonb(h) - 'fact' || to_jsonb(h.fact) || jsonb_build_object('host', ulak_private.receiver_host(e.config))
+        order by h.place
+    ), '[]')
+    from ulak_private.endpoint_health(p_facts, 50, p_now) h
+    join ulak.endpoints e on e.id = (h.fact).id
 $sql$;
 
 -- Without the scheme. Null for an endpoint that delivers to no host.
@@ -120,51 +116,34 @@ set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 set jit = off
 as $sql$
-    with known as materialized (
-        select
-            ulak_private.traffic_is_final_before() as final_before,
-            greatest(
+    with span as materialized (
+        select s.starts_at, m.minutes, ceil(m.minutes / 60.0)::integer as step
+        from (
+            select greatest(
                 date_trunc('minute', p_now) - make_interval(hours => p_hours) + interval '1 minute',
                 least(
                     (select min(t.minute) from ulak.traffic t),
-                    (select min(t.minute) from ulak_private.recent_traffic() t),
+                    (select min(t.minute) from ulak.endpoint_stats t),
                     date_trunc('minute', p_now) - interval '19 minutes'
                 )
-            ) as starts_at
-    ),
-    span as materialized (
-        select k.final_before, k.starts_at, g.minutes, ceil(g.minutes / 60.0)::integer as step
-        from known k
-        cross join lateral (
-            select (extract(epoch from date_trunc('minute', p_now) - k.starts_at) / 60)::integer + 1
-        ) g (minutes)
+            )
+        ) s (starts_at)
+        cross join lateral (select (extract(epoch from date_trunc('minute', p_now) - s.starts_at) / 60)::integer + 1) m (minutes)
     ),
     counted as materialized (
         select
-            floor(extract(epoch from t.minute - s.starts_at) / (60 * s.step))::integer as n,
-            sum(t.delivered) as delivered,
-            sum(t.failed) as failed,
-            max(t.waiting) as waiting,
+            floor(extract(epoch from k.minute - s.starts_at) / (60 * s.step))::integer as n,
+            sum(k.delivered) as delivered,
+            sum(k.failed) as failed,
+            max(k.waiting) as waiting,
             ulak_private.percentiles(
-                ulak_private.sum_histograms(t.latency_histogram),
+                ulak_private.sum_histograms(k.latency_histogram),
                 array[0.50, 0.95],
                 -- Minutes that were counted by 0.1.0 don't know their longest.
-                case when bool_and(t.latency_max_ms is not null) filter (where t.delivered + t.failed > 0) then max(t.latency_max_ms) end
+                case when bool_and(k.latency_max_ms is not null) filter (where k.delivered + k.failed > 0) then max(k.latency_max_ms) end
             ) as percentiles
         from span s
-        cross join lateral (
-            select t.minute, t.delivered, t.failed, t.latency_histogram, t.latency_max_ms, t.waiting
-            from ulak.traffic t
-            where t.minute >= s.starts_at and t.minute <= p_now and t.minute < s.final_before
-            union all
-            select t.minute, t.delivered, t.failed, t.latency_histogram, t.latency_max_ms, null
-            from ulak_private.recent_traffic(s.starts_at) t
-            where t.minute <= p_now
-            union all
-            select t.minute, 0, 0, '{}', null, t.waiting
-            from ulak.traffic t
-            where t.minute >= s.starts_at and t.minute <= p_now and t.minute >= s.final_before
-        ) t
+        cross join lateral ulak_private.traffic_between(s.starts_at, p_now) k
         group by 1
     )
     select jsonb_agg(
@@ -185,94 +164,96 @@ as $sql$
     left join counted c using (n)
 $sql$;
 
--- The newest dead letters by endpoint and cause. The command finds them all again:
--- whatever stands for a number matches any text.
+-- The newest dead letters that wait for a decision. Others lie between them: no more than 5,000 are looked at.
+create or replace function ulak_private.newest_letters()
+returns table (
+    id bigint,
+    message bigint,
+    endpoint text,
+    -- The endpoint's name of today; null once it was dropped.
+    receiver text,
+    error text,
+    attempts integer,
+    failed_at timestamptz,
+    archived_at timestamptz
+)
+language sql
+stable
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set enable_bitmapscan = off
+set jit = off
+as $sql$
+    select d.id, d.original_message_id, d.endpoint_name, e.name, d.last_error, d.attempts, d.failed_at, d.archived_at
+    from (
+        select d.id, d.original_message_id, d.endpoint_id, d.endpoint_name, d.last_error, d.attempts, d.failed_at, d.archived_at, d.status
+        from ulak.dlq d
+        order by d.archived_at desc
+        limit 5000
+    ) d
+    left join ulak.endpoints e on e.id = d.endpoint_id
+    where d.status = 'failed'
+$sql$;
+
+-- By endpoint and cause. The command finds them all again: whatever stands for a number matches any text.
 create or replace function ulak_private.report_dead()
 returns jsonb
 language sql
 stable
 set search_path = pg_catalog, pg_temp
-set enable_seqscan = off
-set enable_bitmapscan = off
-set jit = off
 as $sql$
     select coalesce(jsonb_agg(
         to_jsonb(g) || jsonb_build_object(
             'command',
-            case
-                when g.receiver is null then null
-                when g.cause is null then format('select * from ulak.redrive(p_endpoint => %L, p_dry_run => true);', g.receiver)
-                else format(
-                    'select * from ulak.redrive(p_endpoint => %L, p_error_like => %L, p_dry_run => true);', g.receiver, g.pattern
-                )
-            end
+            -- Null once the endpoint was dropped.
+            'select * from ulak.redrive(p_endpoint => ' || quote_literal(g.receiver)
+                || coalesce(', p_error_like => ' || quote_literal(g.pattern), '') || ', p_dry_run => true);'
         )
         order by g.letters desc, g.endpoint, g.cause
     ), '[]')
     from (
         select
-            d.endpoint_name as endpoint,
+            d.endpoint,
             c.cause,
             count(*) as letters,
             min(d.failed_at) as first_at,
             max(d.failed_at) as last_at,
-            -- Its name of today; null once it was dropped.
-            e.name as receiver,
+            d.receiver,
             replace(regexp_replace(c.cause, E'([\\\\%_])', E'\\\\\\1', 'g'), '#', '%')
                 || case when length(c.cause) = 160 then '%' else '' end as pattern
-        from (
-            select d.endpoint_id, d.endpoint_name, d.last_error, d.failed_at, d.status
-            from ulak.dlq d
-            order by d.archived_at desc
-            limit 5000
-        ) d
-        left join ulak.endpoints e on e.id = d.endpoint_id
-        cross join lateral (select ulak_private.cause(d.last_error)) c (cause)
-        where d.status = 'failed'
-        group by d.endpoint_name, c.cause, e.name
-        order by letters desc, d.endpoint_name, c.cause
+        from ulak_private.newest_letters() d
+        cross join lateral (select ulak_private.cause(d.error)) c (cause)
+        group by d.endpoint, c.cause, d.receiver
+        order by letters desc, d.endpoint, c.cause
         limit 12
     ) g
 $sql$;
 
--- The newest of them one by one. Those that were redriven since lie between them: no more than 5,000 are looked at.
 create or replace function ulak_private.report_letters()
 returns jsonb
 language sql
 stable
 set search_path = pg_catalog, pg_temp
-set enable_seqscan = off
-set enable_bitmapscan = off
-set jit = off
 as $sql$
-    select coalesce(jsonb_agg(to_jsonb(l) - 'archived_at' order by l.archived_at desc, l.id desc), '[]')
+    select coalesce(jsonb_agg(to_jsonb(l) order by l.archived_at desc, l.id desc), '[]')
     from (
         select
             d.id,
-            d.original_message_id as message,
-            d.endpoint_name as endpoint,
-            left(d.last_error, 500) as error,
+            d.message,
+            d.endpoint,
+            left(d.error, 500) as error,
             d.attempts,
             d.failed_at,
             d.archived_at,
-            case
-                when exists (select from ulak.endpoints e where e.id = d.endpoint_id)
-                    then format('select ulak.redrive_message(%s);', d.id)
-            end as command
-        from (
-            select d.id, d.original_message_id, d.endpoint_id, d.endpoint_name, d.last_error, d.attempts, d.failed_at, d.archived_at, d.status
-            from ulak.dlq d
-            order by d.archived_at desc
-            limit 5000
-        ) d
-        where d.status = 'failed'
+            case when d.receiver is not null then format('select ulak.redrive_message(%s);', d.id) end as command
+        from ulak_private.newest_letters() d
         order by d.archived_at desc, d.id desc
         limit 10
     ) l
 $sql$;
 
 -- Circuits that aren't closed, the longest open first.
-create or replace function ulak_private.report_circuits()
+create or replace function ulak_private.report_circuits(p_facts ulak_private.endpoint_fact[])
 returns jsonb
 language sql
 stable
@@ -281,17 +262,17 @@ as $sql$
     select coalesce(jsonb_agg(to_jsonb(c) order by c.opened_at, c.endpoint), '[]')
     from (
         select
-            e.name as endpoint,
+            f.name as endpoint,
             ulak_private.receiver_host(e.config) as host,
-            e.circuit_state as state,
-            e.circuit_failure_count as failures,
-            coalesce(e.circuit_broken_since, e.circuit_opened_at) as opened_at,
-            case when e.circuit_state = 'open' then e.circuit_half_open_at end as next_probe_at,
-            left(e.last_error, 500) as error,
-            format('select ulak.reset_circuit_breaker(%L);', e.name) as command
-        from ulak.endpoints e
-        where e.circuit_state <> 'closed'
-        order by opened_at, e.name
+            f.circuit_state as state,
+            f.circuit_broken_since as opened_at,
+            f.next_probe_at,
+            left(f.last_error, 500) as error,
+            format('select ulak.reset_circuit_breaker(%L);', f.name) as command
+        from unnest(p_facts) f
+        join ulak.endpoints e on e.id = f.id
+        where f.circuit_state <> 'closed'
+        order by f.circuit_broken_since, f.name
         limit 20
     ) c
 $sql$;

@@ -27,38 +27,39 @@ begin
     perform ulak_private.check_integer('p_limit', p_limit, 1);
     return query
     select
-        h.name,
-        ulak_private.state_glyph(h.state) || ' ' || h.state,
+        f.name,
+        ulak_private.state_glyph(f.state) || ' ' || f.state,
         case
-            when not h.is_estimate then lpad(ulak_private.thousands(h.waiting), 10)
-            when h.sampled_at is null then lpad('>' || ulak_private.thousands(h.waiting - 1), 10)
-            else format('%10s, %s ago', '~' || ulak_private.thousands(h.waiting), ulak_private.short_duration(p_now - h.sampled_at))
+            when not f.is_estimate then lpad(ulak_private.thousands(f.waiting), 10)
+            when f.sampled_at is null then lpad('>' || ulak_private.thousands(f.waiting - 1), 10)
+            else format('%10s, %s ago', '~' || ulak_private.thousands(f.waiting), ulak_private.short_duration(p_now - f.sampled_at))
         end,
-        lpad(coalesce(ulak_private.short_duration(p_now - h.waiting_since), ''), 7),
-        h.in_flight,
-        round(h.per_second::numeric, 1),
-        round(h.failed_percent::numeric, 1),
+        lpad(coalesce(ulak_private.short_duration(p_now - f.waiting_since), ''), 7),
+        f.in_flight,
+        round(f.per_second::numeric, 1),
+        round(f.failed_percent::numeric, 1),
         lpad(coalesce(ulak_private.short_duration(make_interval(secs => h.p50_ms / 1000)), ''), 6),
         lpad(coalesce(ulak_private.short_duration(make_interval(secs => h.p95_ms / 1000)), ''), 6),
-        case h.circuit_state
+        case f.circuit_state
             when 'open' then 'open, ' || case
-                when h.next_probe_at <= p_now then 'probe due'
-                else 'probe in ' || ulak_private.short_duration(h.next_probe_at - p_now)
+                when f.next_probe_at <= p_now then 'probe due'
+                else 'probe in ' || ulak_private.short_duration(f.next_probe_at - p_now)
             end
             when 'half_open' then 'probing'
-            else case when h.circuit_failure_count > 0 then format('closed, %s failed', h.circuit_failure_count) else 'closed' end
+            else case when f.circuit_failure_count > 0 then format('closed, %s failed', f.circuit_failure_count) else 'closed' end
         end,
         -- Attempts, whatever became of them: an endpoint that answers nothing but errors isn't a quiet one.
         ulak_private.sparkline(array(
             select n.delivered + n.failed from unnest(h.last_hour, h.last_hour_failed) with ordinality n (delivered, failed, place) order by n.place
         )),
         case
-            when length(h.last_error) > 40 then left(h.last_error, 39) || ulak_private.sign(8230, '~')
-            else h.last_error
+            when length(f.last_error) > 40 then left(f.last_error, 39) || ulak_private.sign(8230, '~')
+            else f.last_error
         end,
-        format('%10s', ulak_private.short_duration(p_now - h.last_failure_at) || ' ago'),
+        format('%10s', ulak_private.short_duration(p_now - f.last_failure_at) || ' ago'),
         lpad(coalesce(ulak_private.short_duration(make_interval(secs => h.max_ms / 1000)), ''), 6)
-    from ulak_private.endpoint_health(array(select f from ulak_private.endpoint_facts(null, p_now) f), null, p_limit, p_now) h
+    from ulak_private.endpoint_health(array(select f from ulak_private.endpoint_facts(null, p_now) f), p_limit, p_now) h
+    cross join lateral (select (h.fact).*) f
     order by h.place;
 end
 $plpgsql$;
@@ -67,21 +68,7 @@ comment on function ulak.top(integer, timestamptz) is
     'the p_limit worst endpoints (default 50), the worst first, with the columns of the view ulak.top';
 
 create or replace view ulak.top as
-select
-    t.endpoint,
-    t.state,
-    t.waiting,
-    t.oldest_wait,
-    t.in_flight,
-    t.per_second,
-    t.failed_percent,
-    t.p50,
-    t.p95,
-    t.breaker,
-    t.last_hour,
-    t.last_error,
-    t.last_failed,
-    t.slowest
+select t.*
 from ulak.top() t;
 
 comment on view ulak.top is E'the worst 50 endpoints at a glance; in psql: select * from ulak.top \\watch 2. More of them: select * from ulak.top(500)';
