@@ -100,6 +100,8 @@ language plpgsql
 stable
 security definer
 set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
 as $plpgsql$
 #variable_conflict use_column
 declare
