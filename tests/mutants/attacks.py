@@ -396,7 +396,7 @@ MUTANTS = [
     Mutant(
         "apply(): a refused entry alone is left out",
         "sql/code/7_running/apply.sql",
-        "    if p_refusals <> '{}' then\n",
+        "    if v_refusals <> '{}' then\n",
         "    if false then\n",
         ("tests/db/test_apply.py::test_every_refused_entry_is_reported_and_nothing_is_changed",),
     ),

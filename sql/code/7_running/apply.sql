@@ -62,7 +62,8 @@ declare
     v_wanted jsonb;
     v_steps jsonb;
     v_step jsonb;
-    v_done jsonb[] := '{}';
+    v_done jsonb := '[]';
+    v_refusals text[];
 begin
     perform ulak_private.check_document(p_config);
     perform ulak_private.lock('configs');
@@ -77,14 +78,14 @@ begin
     for v_step in select s from jsonb_array_elements(v_steps) s loop
         v_done := v_done || ulak_private.run_step(v_step);
     end loop;
-    perform ulak_private.raise_refusals(
-        array(
-            select r ->> 'refusal' from jsonb_array_elements(v_wanted) r where r ? 'refusal'
-            union all
-            select d ->> 'refusal' from unnest(v_done) d where d ? 'refusal'
-        )
+    v_refusals := array(
+        select format('%s %s: %s', r ->> 'kind', r ->> 'name', r ->> 'refusal') from jsonb_array_elements(v_wanted || v_done) r where r ? 'refusal'
     );
-    return coalesce((select jsonb_agg(d) from unnest(v_done) d where d ->> 'action' is not null), '[]');
+    if v_refusals <> '{}' then
+        raise exception 'the document is refused: % of its entries cannot be applied', cardinality(v_refusals)
+            using errcode = '22023', detail = array_to_string(v_refusals, E'\n'), hint = 'Correct them; nothing was changed.';
+    end if;
+    return jsonb_path_query_array(v_done, '$[*] ? (@.action != null)');
 end
 $plpgsql$;
 
@@ -95,28 +96,27 @@ immutable
 set search_path = pg_catalog, pg_temp
 as $plpgsql$
 declare
-    v_kinds text[] := array(select k.kind from ulak_private.config_kinds() k);
-    v_violation text[] := ulak_private.json_violation(
-        jsonb_build_object(
-            'type', 'object',
-            'additionalProperties', false,
-            'properties', (
-                select jsonb_object_agg(k.kind, jsonb_build_object('type', case when k.identity is null then 'object' else 'array' end))
-                from ulak_private.config_kinds() k
-            )
-        ),
-        coalesce(p_config, 'null')
-    );
+    v_violation text[];
 begin
+    -- The entries are checked one by one.
+    select
+        ulak_private.json_violation(
+            jsonb_build_object(
+                'type', 'object', 'additionalProperties', false, 'properties', jsonb_object_agg(s.key, jsonb_build_object('type', s.value -> 'type'))
+            ),
+            coalesce(p_config, 'null')
+        )
+    into v_violation
+    from jsonb_each(ulak_private.document_schema()) s;
     if v_violation is not null then
-        v_violation[3] := coalesce(v_violation[3], format('It may have: %s. select ulak.config(); has one of each.', array_to_string(v_kinds, ', ')));
+        v_violation[3] := coalesce(v_violation[3], 'select ulak.config(); has all that it may have.');
         perform ulak_private.raise_violation('document', v_violation);
     end if;
 end
 $plpgsql$;
 
--- A value without what is only said by the way: nulls and defaults.
-create or replace function ulak_private.lean(p_value jsonb, p_defaults jsonb)
+-- What a row or an entry says of the keys that its kind has, without nulls and defaults.
+create or replace function ulak_private.lean(p_value jsonb, p_schema jsonb)
 returns jsonb
 language sql
 immutable
@@ -125,7 +125,11 @@ as $sql$
     select case
         when jsonb_typeof(p_value) <> 'object' then p_value
         else coalesce(
-            (select jsonb_object_agg(e.key, e.value) from jsonb_each(p_value) e where e.value <> 'null' and e.value is distinct from p_defaults -> e.key),
+            (
+                select jsonb_object_agg(p.key, p_value -> p.key)
+                from jsonb_each(p_schema -> 'properties') p
+                where p_value -> p.key <> 'null' and p_value -> p.key is distinct from p.value -> 'default'
+            ),
             '{}'
         )
     end
@@ -143,9 +147,9 @@ as $sql$
     where e.key = any (p_identity)
 $sql$;
 
--- The entries of a kind that there are.
+-- The entries of a kind that there are, and their rows. Of several with one name, the oldest.
 create or replace function ulak_private.config_entries(p_kind text)
-returns table (name text, value jsonb)
+returns table (name text, value jsonb, old_row jsonb)
 language plpgsql
 stable
 set search_path = pg_catalog, pg_temp
@@ -154,11 +158,17 @@ declare
     v_kind record;
 begin
     select k.* into v_kind from ulak_private.config_kinds() k where k.kind = p_kind;
-    for name, value in execute v_kind.listing loop
-        value := ulak_private.lean(value, v_kind.defaults);
-        name := coalesce(name, ulak_private.entry_name(v_kind.identity, value));
-        return next;
-    end loop;
+    return query execute format(
+        $$
+            select distinct on (n.name) n.name, e.value, l.old_row
+            from (%s) l(name, old_row)
+            cross join lateral (select ulak_private.lean(l.old_row, $1)) e(value)
+            cross join lateral (select coalesce(l.name, ulak_private.entry_name($2, e.value))) n(name)
+            order by n.name, (l.old_row ->> 'id')::bigint
+        $$,
+        v_kind.listing
+    )
+    using v_kind.schema, v_kind.identity;
 end
 $plpgsql$;
 
@@ -168,15 +178,7 @@ returns jsonb
 language sql
 set search_path = pg_catalog, pg_temp
 as $sql$
-    select coalesce(
-        jsonb_agg(
-            case
-                when w.number = 1 or w.entry ? 'refusal' then w.entry
-                else jsonb_build_object('refusal', format('%s %s: it is given twice', w.entry ->> 'kind', w.entry ->> 'name'))
-            end
-        ),
-        '[]'
-    )
+    select coalesce(jsonb_agg(case when w.number > 1 then '{"refusal": "it is given twice"}' || (w.entry - 'value') else w.entry end), '[]')
     from (
         select e.entry, row_number() over (partition by e.entry -> 'kind', e.entry -> 'name') as number
         from ulak_private.config_kinds() k
@@ -197,27 +199,30 @@ set search_path = pg_catalog, pg_temp
 as $plpgsql$
 declare
     v_kind record;
+    v_entry jsonb;
     v_violation text[];
     v_value jsonb;
 begin
     select k.* into v_kind from ulak_private.config_kinds() k where k.kind = p_kind;
+    v_entry := jsonb_build_object('kind', p_kind, 'name', coalesce(p_name, ulak_private.entry_name(v_kind.identity, p_value)));
     v_violation := ulak_private.json_violation(v_kind.schema, p_value);
     if v_violation is not null then
         perform ulak_private.raise_violation('entry', v_violation);
     end if;
     execute v_kind.canonical into v_value using p_name, p_value;
-    v_value := ulak_private.lean(v_value, v_kind.defaults);
-    return jsonb_build_object('kind', p_kind, 'name', coalesce(p_name, ulak_private.entry_name(v_kind.identity, v_value)), 'value', v_value);
+    v_value := ulak_private.lean(v_value, v_kind.schema);
+    return v_entry || jsonb_build_object('name', coalesce(p_name, ulak_private.entry_name(v_kind.identity, v_value)), 'value', v_value);
 exception
+    -- Another try may succeed.
+    when transaction_rollback or insufficient_resources or operator_intervention or system_error or internal_error or lock_not_available then
+        raise;
     when others then
-        if ulak_private.is_passing(sqlstate) then
-            raise;
-        end if;
-        return ulak_private.refusal(p_kind, coalesce(p_name, ulak_private.entry_name(v_kind.identity, p_value)), sqlerrm);
+        v_entry := v_entry || jsonb_build_object('refusal', sqlerrm);
+        return v_entry;
 end
 $plpgsql$;
 
--- What has to be done so that the entries are as wanted, in its order: kind, name, old and new.
+-- What has to be done so that the entries are as wanted, in its order: kind, name, old and new, and the row of the old one.
 create or replace function ulak_private.config_steps(p_config jsonb, p_wanted jsonb, p_prune boolean)
 returns jsonb
 language sql
@@ -225,20 +230,20 @@ set search_path = pg_catalog, pg_temp
 as $sql$
     select coalesce(
         jsonb_agg(
-            jsonb_build_object('kind', k.kind, 'name', e.name, 'old', e.old, 'new', e.new)
+            jsonb_build_object('kind', k.kind, 'name', e.name, 'old', e.old, 'new', e.new, 'row', e.old_row)
             order by case when k.kind = 'settings' then 0 when e.new is null then 100 - k.place else k.place end, e.name
         ),
         '[]'
     )
     from ulak_private.config_kinds() k
     cross join lateral (
-        select coalesce(o.name, w.name), o.value, w.value
+        select coalesce(o.name, w.name), o.value, w.value, o.old_row
         from ulak_private.config_entries(k.kind) o
         full join (
             select w.name, w.value from jsonb_to_recordset(p_wanted) w(kind text, name text, value jsonb) where w.kind = k.kind
         ) w on w.name = o.name
         where o.value is distinct from w.value
-    ) e(name, old, new)
+    ) e(name, old, new, old_row)
     where p_config ? k.kind and (e.new is not null or p_prune)
 $sql$;
 
@@ -270,36 +275,31 @@ language plpgsql
 set search_path = pg_catalog, pg_temp
 as $plpgsql$
 declare
-    v_kind record;
-    v_name text;
+    v_kind text := p_step ->> 'kind';
+    v_change jsonb := jsonb_build_object('kind', v_kind, 'name', p_step -> 'name');
     v_old jsonb := nullif(p_step -> 'old', 'null');
     v_new jsonb := nullif(p_step -> 'new', 'null');
-    v_action text := case when v_old is null then 'create' else 'alter' end;
+    v_statement text := (
+        select case when v_new is null then c.removal else c.put end from ulak_private.config_changes() c where c.kind = v_kind
+    );
     v_done text;
     v_fix text;
 begin
-    select k.* into v_kind from ulak_private.config_kinds() k where k.kind = p_step ->> 'kind';
-    v_name := case when v_kind.identity is null then p_step ->> 'name' end;
-    if v_new is null then
-        execute v_kind.removal into v_action, v_fix using v_name, v_old;
-    else
-        execute v_kind.put into v_done, v_fix using v_name, v_new, v_old;
-    end if;
-    return jsonb_build_object(
-        'kind', v_kind.kind,
-        'name', p_step -> 'name',
-        'action', v_action,
-        'changed', case when v_action = 'alter' then to_jsonb(ulak_private.changed_paths(v_old, v_new)) end,
-        'before', ulak_private.shown_entry(v_kind.kind, v_old),
-        'after', ulak_private.shown_entry(v_kind.kind, v_new),
+    execute v_statement into v_done, v_fix using p_step ->> 'name', v_new, nullif(p_step -> 'row', 'null');
+    return v_change || jsonb_build_object(
+        'action', case when v_new is null then v_done when v_old is null then 'create' else 'alter' end,
+        'changed', ulak_private.changed_paths(v_old, v_new),
+        'before', ulak_private.shown_entry(v_kind, v_old),
+        'after', ulak_private.shown_entry(v_kind, v_new),
         'fix', v_fix
     );
 exception
+    -- Another try may succeed.
+    when transaction_rollback or insufficient_resources or operator_intervention or system_error or internal_error or lock_not_available then
+        raise;
     when others then
-        if ulak_private.is_passing(sqlstate) then
-            raise;
-        end if;
-        return ulak_private.refusal(v_kind.kind, p_step ->> 'name', sqlerrm);
+        v_change := v_change || jsonb_build_object('refusal', sqlerrm);
+        return v_change;
 end
 $plpgsql$;
 
@@ -348,37 +348,5 @@ begin
         p_value := jsonb_set(p_value, '{headers}', coalesce((select jsonb_object_agg(h, '***') from jsonb_object_keys(p_value -> 'headers') h), '{}'));
     end if;
     return p_value;
-end
-$plpgsql$;
-
--- Errors that aren't the entry's, by their SQLSTATE: another try may succeed.
-create or replace function ulak_private.is_passing(p_state text)
-returns boolean
-language sql
-immutable
-set search_path = pg_catalog, pg_temp
-as $sql$
-    select p_state ~ '^(40|53|57|58|XX)' or p_state = '55P03'
-$sql$;
-
-create or replace function ulak_private.refusal(p_kind text, p_name text, p_message text)
-returns jsonb
-language sql
-immutable
-set search_path = pg_catalog, pg_temp
-as $sql$
-    select jsonb_build_object('refusal', format('%s %s: %s', p_kind, p_name, p_message))
-$sql$;
-
-create or replace function ulak_private.raise_refusals(p_refusals text[])
-returns void
-language plpgsql
-set search_path = pg_catalog, pg_temp
-as $plpgsql$
-begin
-    if p_refusals <> '{}' then
-        raise exception 'the document is refused: % of its entries cannot be applied', cardinality(p_refusals)
-            using errcode = '22023', detail = array_to_string(p_refusals, E'\n'), hint = 'Correct them; nothing was changed.';
-    end if;
 end
 $plpgsql$;

@@ -1,236 +1,218 @@
--- The kinds of entries in a document of apply(), each a row: what an entry may hold, and the statements that list, write and remove it. They
--- call the public functions, whose checks hold.
+-- The kinds of entries in a document of apply(): what an entry may hold, and the statements that list, write and remove it. They call the
+-- public functions, whose checks hold.
 
--- kind: the key of the document. Entries are written in the order of place, and removed in the reverse one; settings come before all.
--- identity: null if the document has entries by name; else it has a list, and these keys tell one entry from another.
--- schema: the shape of an entry. defaults: what a missing key stands for.
--- listing: name (null with an identity) and value of each entry.
--- canonical: $1 name, $2 entry of a document; the entry as listing has it.
--- put: $1 name, $2 entry, $3 the one before, or null. Anything, and what is left to be run by hand.
--- removal: $1 name, $2 entry. What was done, or null if nothing was, and what is left to be run by hand.
-create or replace function ulak_private.config_kinds()
-returns table (kind text, place integer, identity text[], schema jsonb, defaults jsonb, listing text, canonical text, put text, removal text)
+-- A document, as JSON Schema. A default is what a missing key stands for.
+create or replace function ulak_private.document_schema()
+returns jsonb
 language sql
 immutable
-set search_path = pg_catalog, pg_temp
 as $sql$
-    values
-    (
-        'settings', 1, null::text[],
-        '{"type": ["string", "number", "boolean"]}'::jsonb,
-        null::jsonb,
-        $$select v.name, to_jsonb(v.value) from ulak.setting_values v$$,
-        $$select to_jsonb(ulak_private.checked_setting($1, $2 #>> '{}', format('select * from ulak.settings where name = %L;', $1)))$$,
-        $$select ulak.configure($1, $2 #>> '{}'), null$$,
-        $$select case when ulak.configure($1, null) is not null then 'reset' end, null$$
-    ),
-    (
-        'endpoints', 2, null,
-        '{
-            "type": "object",
-            "required": ["protocol"],
-            "additionalProperties": false,
+    select $json${
+        "settings": {"type": "object", "additionalProperties": {"type": ["string", "number", "boolean"]}},
+        "endpoints": {"type": "object", "additionalProperties": {
+            "type": "object", "required": ["protocol"], "additionalProperties": false,
             "properties": {
                 "protocol": {"type": "string"},
-                "config": {"type": "object"},
-                "retry_policy": {"type": "object"},
-                "description": {"type": "string"},
-                "enabled": {"type": "boolean"}
+                "config": {"type": "object", "default": {}},
+                "retry_policy": {"type": "object", "default": {}},
+                "description": {"type": "string", "default": ""},
+                "enabled": {"type": "boolean", "default": true}
             }
-        }',
-        '{"config": {}, "retry_policy": {}, "description": "", "enabled": true}',
-        $$
-            select e.name, jsonb_build_object(
-                'protocol', e.protocol, 'config', ulak_private.portable_config(e.id, e.config), 'retry_policy', e.retry_policy,
-                'description', e.description, 'enabled', e.enabled
-            )
-            from ulak.endpoints e
-        $$,
-        $$select ulak_private.with_stored_credentials($1, $2)$$,
-        $$select ulak_private.put_endpoint($1, $2, $3), null$$,
-        $$select ulak_private.remove_endpoint($1), null$$
-    ),
-    (
-        'event_types', 3, null,
-        '{
+        }},
+        "event_types": {"type": "object", "additionalProperties": {
             "type": "object",
             "additionalProperties": false,
-            "properties": {"description": {"type": "string"}, "schema": {"type": "object"}}
-        }',
-        '{"description": "", "schema": {}}',
-        $$
-            select t.name, jsonb_build_object('description', t.description, 'schema', t.schema)
-            from ulak.event_types t
-            where not starts_with(lower(t.name collate "C"), 'ulak.')
-        $$,
-        $$select $2 where $1 is not null$$,
-        $$
-            select case
-                when $3 is null then ulak.create_event_type($1, $2 ->> 'description', $2 -> 'schema')
-                else ulak.alter_event_type($1, coalesce($2 ->> 'description', ''), coalesce($2 -> 'schema', '{}'))::text
-            end, null
-        $$,
-        $$select case when ulak.drop_event_type($1) then 'drop' end, null$$
-    ),
-    (
-        'subscriptions', 4, '{event_type,endpoint,filter,predicate}',
-        '{
-            "type": "object",
-            "required": ["event_type", "endpoint"],
-            "additionalProperties": false,
+            "properties": {"description": {"type": "string", "default": ""}, "schema": {"type": "object", "default": {}}}
+        }},
+        "subscriptions": {"type": "array", "items": {
+            "type": "object", "required": ["event_type", "endpoint"], "additionalProperties": false,
             "properties": {
                 "event_type": {"type": "string"},
                 "endpoint": {"type": "string"},
-                "filter": true,
-                "predicate": {"type": "string"},
-                "body": true,
-                "description": {"type": "string"},
-                "enabled": {"type": "boolean"}
+                "filter": {"default": {}},
+                "predicate": {"type": "string", "default": "true"},
+                "body": {},
+                "description": {"type": "string", "default": ""},
+                "enabled": {"type": "boolean", "default": true}
             }
-        }',
-        '{"filter": {}, "predicate": "true", "description": "", "enabled": true}',
-        $$
-            select distinct on (s.event_type, s.endpoint, coalesce(s.filter, '{}'), coalesce(s.predicate::text, 'true')) null, jsonb_build_object(
-                'event_type', s.event_type, 'endpoint', s.endpoint, 'filter', s.filter, 'predicate', s.predicate::text,
-                'body', s.body, 'description', s.description, 'enabled', s.enabled
-            )
-            from ulak.subscription_list s
-            order by s.event_type, s.endpoint, coalesce(s.filter, '{}'), coalesce(s.predicate::text, 'true'), s.id
-        $$,
-        $$select $2 || jsonb_build_object('predicate', ($2 ->> 'predicate')::jsonpath::text)$$,
-        $$
-            select ulak.alter_subscription(
-                coalesce(
-                    ulak_private.subscription_of($2),
-                    ulak.subscribe($2 ->> 'event_type', $2 ->> 'endpoint', $2 -> 'filter', ($2 ->> 'predicate')::jsonpath)
-                ),
-                p_enabled => coalesce(($2 ->> 'enabled')::boolean, true),
-                p_description => coalesce($2 ->> 'description', ''),
-                p_body => coalesce($2 -> 'body', 'null')
-            ), null
-        $$,
-        $$select case when ulak.unsubscribe(ulak_private.subscription_of($2)) then 'drop' end, null$$
-    ),
-    (
-        'schedules', 5, null,
-        '{
-            "type": "object",
-            "required": ["cron", "endpoint"],
-            "additionalProperties": false,
+        }},
+        "schedules": {"type": "object", "additionalProperties": {
+            "type": "object", "required": ["cron", "endpoint"], "additionalProperties": false,
             "properties": {
                 "cron": {"type": "string"},
                 "endpoint": {"type": "string"},
-                "payload": true,
-                "priority": {"type": "integer", "minimum": -2147483648, "maximum": 2147483647},
+                "payload": {},
+                "priority": {"type": "integer", "minimum": -2147483648, "maximum": 2147483647, "default": 0},
                 "ordering_key": {"type": "string"},
                 "headers": {"type": "object"},
                 "metadata": {"type": "object"},
                 "expires_after": {"type": "string"}
             }
-        }',
-        '{"priority": 0}',
-        $$
-            select r.name, jsonb_build_object(
-                'cron', r.cron, 'endpoint', r.endpoint, 'payload', r.payload, 'priority', r.priority, 'ordering_key', r.ordering_key,
-                'headers', r.headers, 'metadata', r.metadata, 'expires_after', r.expires_after::text
-            )
-            from ulak.recurring_list r
-        $$,
-        $$select $2 || jsonb_build_object('expires_after', ($2 ->> 'expires_after')::interval::text)$$,
-        $$
-            select 'scheduled', string_agg(s.fix, ' ')
-            from ulak.schedule(
-                $1, $2 ->> 'cron', $2 ->> 'endpoint', coalesce($2 -> 'payload', 'null'), coalesce(($2 ->> 'priority')::integer, 0),
-                $2 ->> 'ordering_key', $2 -> 'headers', $2 -> 'metadata', ($2 ->> 'expires_after')::interval
-            ) s
-        $$,
-        $$select 'drop', string_agg(s.fix, ' ') from ulak.unschedule($1) s$$
-    ),
-    (
-        'grants', 6, '{role,endpoint,event_type,right}',
-        '{
-            "type": "object",
-            "required": ["role", "right"],
-            "additionalProperties": false,
+        }},
+        "grants": {"type": "array", "items": {
+            "type": "object", "required": ["role", "right"], "additionalProperties": false,
             "properties": {
                 "role": {"type": "string"},
                 "right": {"enum": ["send", "work", "publish"]},
                 "endpoint": {"type": "string"},
                 "event_type": {"type": "string"}
             }
-        }',
-        '{}',
-        $$
-            select null, jsonb_build_object('role', g.role_name, 'endpoint', e.name, 'right', r.name)
-            from ulak.endpoint_grants g
-            join ulak.endpoints e on e.id = g.endpoint_id
-            cross join lateral (values ('send', g.may_send), ('work', g.may_work)) r(name, is_granted)
-            where r.is_granted
-            union all
-            select null, jsonb_build_object('role', g.role_name, 'event_type', g.event_type, 'right', 'publish')
-            from ulak.event_type_grants g
-        $$,
-        $$select ulak_private.checked_grant($2)$$,
-        $$
-            select case
-                when $2 ? 'event_type' then ulak.grant_event_type($2 ->> 'event_type', $2 ->> 'role')
-                else ulak.grant_endpoint($2 ->> 'endpoint', $2 ->> 'role', $2 ->> 'right')
-            end, null
-        $$,
-        $$
-            select case
-                when case
-                    when $2 ? 'event_type' then ulak.revoke_event_type($2 ->> 'event_type', $2 ->> 'role')
-                    else ulak.revoke_endpoint($2 ->> 'endpoint', $2 ->> 'role', $2 ->> 'right')
-                end
-                then 'revoke'
-            end, null
-        $$
-    ),
-    (
-        'watches', 7, '{table,event_type}',
-        '{
-            "type": "object",
-            "required": ["table", "event_type"],
-            "additionalProperties": false,
+        }},
+        "watches": {"type": "array", "items": {
+            "type": "object", "required": ["table", "event_type"], "additionalProperties": false,
             "properties": {
                 "table": {"type": "string"},
                 "event_type": {"type": "string"},
-                "operations": {"type": "array", "items": {"enum": ["insert", "update", "delete", "truncate"]}},
+                "operations": {
+                    "type": "array", "items": {"enum": ["insert", "update", "delete", "truncate"]}, "default": ["delete", "insert", "update"]
+                },
                 "columns": {"type": "array", "items": {"type": "string"}},
-                "changed": {"type": "array", "items": {"type": "string"}},
+                "changed": {"type": "array", "items": {"type": "string"}, "default": []},
                 "condition": {"type": "string"},
                 "ordering_key": {"type": "array", "items": {"type": "string"}}
             }
-        }',
-        '{"operations": ["delete", "insert", "update"], "changed": []}',
-        $$
-            select null, jsonb_build_object(
-                'table', w.table_name, 'event_type', w.event_type, 'operations', w.operations, 'columns', w.columns, 'changed', w.changed,
-                'condition', w.condition::text, 'ordering_key', w.ordering_key
-            )
-            from ulak.watch_list w
-        $$,
-        $$select ulak_private.canonical_watch($2)$$,
-        $$select ulak_private.put_watch($2, $3), null$$,
-        $$select ulak_private.end_watch($2), null$$
-    )
+        }}
+    }$json$::pg_catalog.jsonb
 $sql$;
 
-create or replace function ulak_private.subscription_of(p_entry jsonb)
-returns bigint
+-- kind: the key of the document. Entries are written in the order of place, and removed in the reverse one; settings come before all.
+-- identity: null if the document has entries by name; else it has a list, and these keys tell one entry from another.
+-- schema: of one entry.
+-- listing: name (null with an identity) of each entry that there is, and its row. Only keys that the schema has are part of the entry.
+-- canonical: $1 name, $2 entry of a document; the entry as listing has it.
+create or replace function ulak_private.config_kinds()
+returns table (kind text, place integer, identity text[], listing text, canonical text, schema jsonb)
 language sql
-stable
+immutable
 set search_path = pg_catalog, pg_temp
 as $sql$
-    select s.id
-    from ulak.subscription_list s
-    where s.event_type = p_entry ->> 'event_type'
-        and s.endpoint = p_entry ->> 'endpoint'
-        and coalesce(s.filter, '{}') = coalesce(p_entry -> 'filter', '{}')
-        and coalesce(s.predicate::text, 'true') = coalesce(p_entry ->> 'predicate', 'true')
-    order by s.id
-    limit 1
+    select k.*, coalesce(s.schema -> 'items', s.schema -> 'additionalProperties')
+    from (
+        values
+            (
+                'settings', 1, null::text[],
+                'select v.name, to_jsonb(v.value) from ulak.setting_values v',
+                $$select to_jsonb(ulak_private.checked_setting($1, $2 #>> '{}', format('select * from ulak.settings where name = %L;', $1)))$$
+            ),
+            (
+                'endpoints', 2, null,
+                $$select e.name, to_jsonb(e) || jsonb_build_object('config', ulak_private.portable_config(e.id, e.config)) from ulak.endpoints e$$,
+                'select ulak_private.with_stored_credentials($1, $2)'
+            ),
+            (
+                'event_types', 3, null,
+                $$select t.name, to_jsonb(t) from ulak.event_types t where not starts_with(lower(t.name collate "C"), 'ulak.')$$,
+                'select $2 where $1 is not null'
+            ),
+            (
+                'subscriptions', 4, '{event_type,endpoint,filter,predicate}',
+                'select null, to_jsonb(s) from ulak.subscription_list s',
+                $$select $2 || jsonb_build_object('predicate', ($2 ->> 'predicate')::jsonpath::text)$$
+            ),
+            (
+                'schedules', 5, null,
+                'select r.name, to_jsonb(r) from ulak.recurring_list r',
+                $$select $2 || jsonb_build_object('expires_after', ($2 ->> 'expires_after')::interval::text)$$
+            ),
+            (
+                'grants', 6, '{role,endpoint,event_type,right}',
+                $$
+                    select null, jsonb_build_object('role', g.role_name, 'endpoint', e.name, 'right', r.name)
+                    from ulak.endpoint_grants g
+                    join ulak.endpoints e on e.id = g.endpoint_id
+                    cross join lateral (values ('send', g.may_send), ('work', g.may_work)) r(name, is_granted)
+                    where r.is_granted
+                    union all
+                    select null, jsonb_build_object('role', g.role_name, 'event_type', g.event_type, 'right', 'publish')
+                    from ulak.event_type_grants g
+                $$,
+                'select ulak_private.checked_grant($2)'
+            ),
+            (
+                'watches', 7, '{table,event_type}',
+                $$select null, to_jsonb(w) || jsonb_build_object('table', w.table_name) from ulak.watch_list w$$,
+                'select ulak_private.canonical_watch($2)'
+            )
+    ) k(kind, place, identity, listing, canonical)
+    cross join lateral (select ulak_private.document_schema() -> k.kind) s(schema)
+$sql$;
+
+-- put: $1 name, $2 entry, $3 the row before, or null. Anything, and what is left to be run by hand.
+-- removal: $1 name, $3 row. What was done, or null if nothing was, and what is left to be run by hand.
+create or replace function ulak_private.config_changes()
+returns table (kind text, put text, removal text)
+language sql
+immutable
+set search_path = pg_catalog, pg_temp
+as $sql$
+    values
+        (
+            'settings',
+            $$select ulak.configure($1, $2 #>> '{}')$$,
+            $$select case when ulak.configure($1, null) is not null then 'reset' end$$
+        ),
+        (
+            'endpoints',
+            'select ulak_private.put_endpoint($1, $2, $3)',
+            'select ulak_private.remove_endpoint($1)'
+        ),
+        (
+            'event_types',
+            $$
+                select case
+                    when $3 is null then ulak.create_event_type($1, $2 ->> 'description', $2 -> 'schema')
+                    else ulak.alter_event_type($1, coalesce($2 ->> 'description', ''), coalesce($2 -> 'schema', '{}'))::text
+                end
+            $$,
+            $$select case when ulak.drop_event_type($1) then 'drop' end$$
+        ),
+        (
+            'subscriptions',
+            $$
+                select ulak.alter_subscription(
+                    coalesce(
+                        ($3 ->> 'id')::bigint,
+                        ulak.subscribe($2 ->> 'event_type', $2 ->> 'endpoint', $2 -> 'filter', ($2 ->> 'predicate')::jsonpath)
+                    ),
+                    p_enabled => coalesce(($2 ->> 'enabled')::boolean, true),
+                    p_description => coalesce($2 ->> 'description', ''),
+                    p_body => coalesce($2 -> 'body', 'null')
+                )
+            $$,
+            $$select case when ulak.unsubscribe(($3 ->> 'id')::bigint) then 'drop' end$$
+        ),
+        (
+            'schedules',
+            $$
+                select 'scheduled', string_agg(s.fix, ' ')
+                from ulak.schedule(
+                    $1, $2 ->> 'cron', $2 ->> 'endpoint', coalesce($2 -> 'payload', 'null'), coalesce(($2 ->> 'priority')::integer, 0),
+                    $2 ->> 'ordering_key', $2 -> 'headers', $2 -> 'metadata', ($2 ->> 'expires_after')::interval
+                ) s
+            $$,
+            $$select 'drop', string_agg(s.fix, ' ') from ulak.unschedule($1) s$$
+        ),
+        (
+            'grants',
+            $$
+                select case
+                    when $2 ? 'event_type' then ulak.grant_event_type($2 ->> 'event_type', $2 ->> 'role')
+                    else ulak.grant_endpoint($2 ->> 'endpoint', $2 ->> 'role', $2 ->> 'right')
+                end
+            $$,
+            $$
+                select 'revoke'
+                where case
+                    when $3 ? 'event_type' then ulak.revoke_event_type($3 ->> 'event_type', $3 ->> 'role')
+                    else ulak.revoke_endpoint($3 ->> 'endpoint', $3 ->> 'role', $3 ->> 'right')
+                end
+            $$
+        ),
+        (
+            'watches',
+            'select ulak_private.put_watch($2, ($3 ->> ''id'')::bigint)',
+            'select ulak_private.end_watch(($3 ->> ''id'')::bigint)'
+        )
 $sql$;
 
 create or replace function ulak_private.checked_grant(p_entry jsonb)
@@ -266,13 +248,13 @@ as $sql$
     end
 $sql$;
 
-create or replace function ulak_private.put_endpoint(p_name text, p_new jsonb, p_old jsonb)
+create or replace function ulak_private.put_endpoint(p_name text, p_entry jsonb, p_row jsonb)
 returns text
 language plpgsql
 set search_path = pg_catalog, pg_temp
 as $plpgsql$
 declare
-    v_is_enabled boolean := coalesce((p_new ->> 'enabled')::boolean, true);
+    v_is_enabled boolean := coalesce((p_entry ->> 'enabled')::boolean, true);
     v_kept jsonb;
 begin
     -- Its own signing secret.
@@ -281,13 +263,13 @@ begin
     where e.name = p_name and ulak_private.portable_config(e.id, e.config) <> e.config;
     perform ulak.create_endpoint(
         p_name,
-        p_new ->> 'protocol',
-        coalesce(v_kept, '{}') || coalesce(p_new -> 'config', '{}'),
-        p_new -> 'retry_policy',
-        p_new ->> 'description',
+        p_entry ->> 'protocol',
+        coalesce(v_kept, '{}') || coalesce(p_entry -> 'config', '{}'),
+        p_entry -> 'retry_policy',
+        p_entry ->> 'description',
         p_if_exists => 'replace'
     );
-    if v_is_enabled <> coalesce((p_old ->> 'enabled')::boolean, true) then
+    if v_is_enabled <> coalesce((p_row ->> 'enabled')::boolean, true) then
         if v_is_enabled then
             perform ulak.enable_endpoint(p_name);
         else
@@ -419,13 +401,13 @@ end
 $plpgsql$;
 
 -- watch() leaves it to PostgreSQL whether its caller may create triggers. Here the caller is asked for, since apply() has other rights.
-create or replace function ulak_private.put_watch(p_new jsonb, p_old jsonb)
+create or replace function ulak_private.put_watch(p_entry jsonb, p_old_id bigint)
 returns text
 language plpgsql
 set search_path = pg_catalog, pg_temp
 as $plpgsql$
 declare
-    v_table regclass := (p_new ->> 'table')::regclass;
+    v_table regclass := (p_entry ->> 'table')::regclass;
 begin
     if not has_table_privilege(ulak_private.caller(), v_table, 'trigger') then
         raise exception 'permission denied for table %', v_table
@@ -434,36 +416,32 @@ begin
                 detail = format('"%s" may not create triggers on it.', ulak_private.caller()),
                 hint = format('Its owner can: grant trigger on %s to %I;', v_table, ulak_private.caller());
     end if;
-    if p_old is not null then
-        perform ulak_private.end_watch(p_old);
+    if p_old_id is not null then
+        perform ulak_private.end_watch(p_old_id);
     end if;
     return ulak.watch(
         v_table,
-        p_new ->> 'event_type',
-        coalesce(ulak_private.texts(p_new -> 'operations'), '{insert,update,delete}'),
-        ulak_private.texts(p_new -> 'columns'),
-        ulak_private.texts(p_new -> 'changed'),
-        (p_new ->> 'condition')::jsonpath,
-        ulak_private.texts(p_new -> 'ordering_key')
+        p_entry ->> 'event_type',
+        coalesce(ulak_private.texts(p_entry -> 'operations'), '{insert,update,delete}'),
+        ulak_private.texts(p_entry -> 'columns'),
+        ulak_private.texts(p_entry -> 'changed'),
+        (p_entry ->> 'condition')::jsonpath,
+        ulak_private.texts(p_entry -> 'ordering_key')
     );
 end
 $plpgsql$;
 
 -- Only the table's owner may drop triggers; without its row, a watch's do nothing.
-create or replace function ulak_private.end_watch(p_entry jsonb)
+create or replace function ulak_private.end_watch(p_id bigint)
 returns text
 language plpgsql
 set search_path = pg_catalog, pg_temp
 as $plpgsql$
 declare
-    v_id bigint;
-    v_is_owner boolean;
+    v_owner oid := (select c.relowner from ulak.watch_list w join pg_class c on c.oid = to_regclass(w.table_name) where w.id = p_id);
+    v_is_foreign boolean := not pg_has_role(ulak_private.caller(), v_owner, 'usage');
 begin
-    select w.id, coalesce(pg_has_role(ulak_private.caller(), c.relowner, 'usage'), true) into v_id, v_is_owner
-    from ulak.watch_list w
-    left join pg_class c on c.oid = to_regclass(w.table_name)
-    where w.table_name = p_entry ->> 'table' and w.event_type = p_entry ->> 'event_type';
-    return case when case when v_is_owner then ulak.unwatch(v_id) else ulak_private.remove_watch(v_id) end then 'drop' end;
+    return case when case when v_is_foreign then ulak_private.remove_watch(p_id) else ulak.unwatch(p_id) end then 'drop' end;
 end
 $plpgsql$;
 
