@@ -220,7 +220,7 @@ def test_the_setting_asks_for_hosts_of_each_secret(queue: Queue) -> None:
     queue.endpoint("good", {**HTTP, "headers": {"x-key": {"$secret": "bound"}}}, protocol="http")
 
     assert resolved(queue)["problem"] == 'secret "token" is bound to no hosts, and require_bound_secrets is on'
-    assert "which is bound to no hosts: require_bound_secrets is on" in str(told.message_primary)
+    assert "which is bound to no hosts, and require_bound_secrets is on" in str(told.message_primary)
     assert unbound.message_primary == 'secret "other" has to be bound to hosts'
     assert loosened.sqlstate == unbound.sqlstate == told.sqlstate == "22023"
     assert resolved(queue, "good")["problem"] is None

@@ -18,15 +18,17 @@ as $sql$
     end
 $sql$;
 
--- The places of a config whose secret may not be used there, and the hosts that it is bound to; hosts is null: to none, and
--- require_bound_secrets is on. p_config has its secrets put in, p_written hasn't.
+-- The places of a config whose secret may not be used there, why, and the hosts that it is bound to. p_config has its secrets put in,
+-- p_written hasn't.
 create or replace function ulak_private.misplaced_secrets(p_protocol text, p_config jsonb, p_written jsonb)
-returns table (place text, name text, hosts text)
+returns table (place text, name text, hosts text, reason text)
 language sql
 stable
 set search_path = pg_catalog, pg_temp
 as $sql$
-    select s.place, s.name, v.hosts
+    select
+        s.place, s.name, v.hosts,
+        case when v.hosts is null then 'bound to no hosts, and require_bound_secrets is on' else 'bound to other hosts' end
     from ulak_private.secrets_in(p_written) s
     join ulak_private.secrets v on v.name = s.name
     where case
@@ -47,42 +49,15 @@ set search_path = pg_catalog, pg_temp
 as $sql$
     select array[
         '.' || replace(m.place, '/', '.'),
-        case
-            when m.hosts is null then format('names secret "%s", which is bound to no hosts: require_bound_secrets is on', m.name)
-            else format('names secret "%s", which is bound to other hosts', m.name)
-        end,
-        ulak_private.how_to_bind(m.name, m.hosts)
+        format('names secret "%s", which is %s', m.name, m.reason),
+        coalesce(format('It may be used with: %s. ', replace(m.hosts, ',', ', ')), '') || format(
+            'Whoever knows its value can bind it to the hosts of this config, a proxy and a token server included: '
+            'select ulak.set_secret(%L, ''...'', p_hosts => ''{api.example.com}'');',
+            m.name
+        )
     ]
     from ulak_private.misplaced_secrets(p_protocol, p_config, p_written) m
     where p_name is null or m.name = p_name
-    limit 1
-$sql$;
-
-create or replace function ulak_private.how_to_bind(p_name text, p_hosts text)
-returns text
-language sql
-immutable
-set search_path = pg_catalog, pg_temp
-as $sql$
-    select coalesce(format('It may be used with: %s. ', replace(p_hosts, ',', ', ')), '') || format(
-        'Whoever knows its value can bind it to the hosts of this config, a proxy and a token server included: '
-        'select ulak.set_secret(%L, ''...'', p_hosts => ''{api.example.com}'');',
-        p_name
-    )
-$sql$;
-
--- Why a worker gets no config, in words for last_error; null: it does.
-create or replace function ulak_private.misplaced_problem(p_protocol text, p_config jsonb, p_written jsonb)
-returns text
-language sql
-stable
-set search_path = pg_catalog, pg_temp
-as $sql$
-    select case
-        when m.hosts is null then format('secret "%s" is bound to no hosts, and require_bound_secrets is on', m.name)
-        else format('secret "%s" is bound to other hosts', m.name)
-    end
-    from ulak_private.misplaced_secrets(p_protocol, p_config, p_written) m
     limit 1
 $sql$;
 
@@ -141,7 +116,7 @@ begin
             ulak_private.hosts_violation(e.protocol, c.config, e.config, ulak_private.put_secrets(e.config, '{}'))
         )
     ) v(violation)
-    where ulak_private.names_secret(e.config, p_name) and v.violation is not null
+    where p_name = any (ulak_private.secret_names(e.config)) and v.violation is not null
     order by e.name
     limit 1;
     if found then

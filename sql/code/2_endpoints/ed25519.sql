@@ -38,18 +38,6 @@ $plpgsql$;
 comment on function ulak.public_keys(text, timestamptz) is
     'the public keys of an endpoint that signs with Ed25519, as a JSON Web Key Set: the current one, and during a rotation the one before';
 
--- A new private key: 32 random bytes.
-create or replace function ulak_private.new_ed25519_key()
-returns text
-language sql
-volatile
-set search_path = pg_catalog, pg_temp
-as $sql$
-    select 'whsk_' || encode(
-        sha256(uuid_send(gen_random_uuid()) || uuid_send(gen_random_uuid()) || uuid_send(gen_random_uuid())), 'base64'
-    )
-$sql$;
-
 -- What rotate_secret() shows: of an Ed25519 key the public half alone, as Standard Webhooks writes it.
 create or replace function ulak_private.shown_secret(p_secret text)
 returns text

@@ -178,9 +178,9 @@ begin
 end
 $plpgsql$;
 
--- Whether the caller may send to an endpoint that is restricted. Without a search_path of its own, which would be a third of its cost; who
--- calls it has one. Most senders were granted the endpoint by their own name.
-create or replace function ulak_private.may_send(p_endpoint_id bigint)
+-- Whether the caller was granted a right to an endpoint: most were, by their own name. This and may_send() have no search_path of their own,
+-- which would be a third of their cost; their callers have one.
+create or replace function ulak_private.is_granted(p_endpoint_id bigint, p_right text)
 returns boolean
 language plpgsql
 stable
@@ -188,16 +188,28 @@ as $plpgsql$
 declare
     v_caller text := ulak_private.caller();
 begin
-    perform from ulak.endpoint_grants g where g.endpoint_id = p_endpoint_id and g.role_name = v_caller and g.may_send;
-    if found then
-        return true;
-    end if;
-    return ulak_private.caller_has('ulak_admin') or exists (
+    perform
+    from ulak.endpoint_grants g
+    where g.endpoint_id = p_endpoint_id and g.role_name = v_caller and case p_right when 'send' then g.may_send else g.may_work end;
+    return found or exists (
         select
         from ulak.endpoint_grants g
         join pg_roles r on r.rolname = g.role_name
-        where g.endpoint_id = p_endpoint_id and g.may_send and pg_has_role(v_caller, r.oid, 'usage')
+        where g.endpoint_id = p_endpoint_id
+            and case p_right when 'send' then g.may_send else g.may_work end
+            and pg_has_role(v_caller, r.oid, 'usage')
     );
+end
+$plpgsql$;
+
+-- Whether the caller may send to an endpoint that is restricted.
+create or replace function ulak_private.may_send(p_endpoint_id bigint)
+returns boolean
+language plpgsql
+stable
+as $plpgsql$
+begin
+    return ulak_private.is_granted(p_endpoint_id, 'send') or ulak_private.caller_has('ulak_admin');
 end
 $plpgsql$;
 
@@ -313,25 +325,13 @@ as $sql$
     select ulak_private.caller_has('ulak_worker') or ulak_private.caller_has('ulak_admin')
 $sql$;
 
--- As may_send(), for the right to work it off.
 create or replace function ulak_private.may_work(p_endpoint_id bigint)
 returns boolean
 language plpgsql
 stable
 as $plpgsql$
-declare
-    v_caller text := ulak_private.caller();
 begin
-    if ulak_private.works_everywhere() then
-        return true;
-    end if;
-    perform from ulak.endpoint_grants g where g.endpoint_id = p_endpoint_id and g.role_name = v_caller and g.may_work;
-    return found or exists (
-        select
-        from ulak.endpoint_grants g
-        join pg_roles r on r.rolname = g.role_name
-        where g.endpoint_id = p_endpoint_id and g.may_work and pg_has_role(v_caller, r.oid, 'usage')
-    );
+    return ulak_private.works_everywhere() or ulak_private.is_granted(p_endpoint_id, 'work');
 end
 $plpgsql$;
 

@@ -15,29 +15,35 @@ set search_path = pg_catalog, pg_temp
 as $plpgsql$
 declare
     v_id bigint;
+    v_protocol text;
 begin
-    perform ulak_private.lock('configs');
-    if ulak_private.is_to_be_replaced(p_name, p_protocol, p_if_exists) then
-        update ulak.endpoints e
-        set config = coalesce(p_config, '{}'), retry_policy = p_retry_policy, description = p_description
-        where e.name = p_name
-        returning e.id into v_id;
-        return v_id;
+    if p_if_exists is null or p_if_exists not in ('refuse', 'replace') then
+        raise exception 'invalid p_if_exists'
+            using errcode = '22023', detail = 'It is refuse, which is an error, or replace.', hint = 'p_if_exists => ''replace''';
     end if;
-    insert into ulak.endpoints (name, protocol, config, retry_policy, description)
-    values (p_name, p_protocol, coalesce(p_config, '{}'), p_retry_policy, p_description)
-    on conflict (name) do nothing
-    returning id into v_id;
-    if v_id is null then
+    perform ulak_private.lock('configs');
+    select e.id, e.protocol into v_id, v_protocol from ulak.endpoints e where e.name = p_name;
+    if not found then
+        insert into ulak.endpoints (name, protocol, config, retry_policy, description)
+        values (p_name, p_protocol, coalesce(p_config, '{}'), p_retry_policy, p_description)
+        returning id into v_id;
+    elsif p_if_exists = 'refuse' then
         raise exception 'endpoint "%" already exists', p_name
             using
                 errcode = '23505',
-                detail = (
-                    select format('It is endpoint %s, protocol %s.', e.id, e.protocol)
-                    from ulak.endpoints as e
-                    where e.name = p_name
-                ),
+                detail = format('It is endpoint %s, protocol %s.', v_id, v_protocol),
                 hint = format('select ulak.alter_endpoint(%L, ...); or p_if_exists => ''replace''', p_name);
+    elsif v_protocol is distinct from p_protocol then
+        -- What waits was sent for this protocol.
+        raise exception 'the protocol of endpoint "%" can not be changed', p_name
+            using
+                errcode = '22023',
+                detail = format('It is %s.', v_protocol),
+                hint = format('Create another endpoint, or drop this one first: select ulak.drop_endpoint(%L);', p_name);
+    else
+        update ulak.endpoints e
+        set config = coalesce(p_config, '{}'), retry_policy = p_retry_policy, description = p_description
+        where e.id = v_id;
     end if;
     return v_id;
 end
@@ -46,35 +52,6 @@ $plpgsql$;
 comment on function ulak.create_endpoint(text, text, jsonb, jsonb, text, text) is
     'creates an endpoint and returns its id; refuses a config or retry policy that is not valid; with p_if_exists => ''replace'', one of this '
     'name and protocol gets the config, retry policy and description';
-
--- Another protocol needs another endpoint: what waits was sent for this one.
-create or replace function ulak_private.is_to_be_replaced(p_name text, p_protocol text, p_if_exists text)
-returns boolean
-language plpgsql
-stable
-set search_path = pg_catalog, pg_temp
-as $plpgsql$
-declare
-    v_protocol text;
-begin
-    if p_if_exists is null or p_if_exists not in ('refuse', 'replace') then
-        raise exception 'invalid p_if_exists'
-            using errcode = '22023', detail = 'It is refuse, which is an error, or replace.', hint = 'p_if_exists => ''replace''';
-    end if;
-    select e.protocol into v_protocol from ulak.endpoints e where e.name = p_name;
-    if not found or p_if_exists = 'refuse' then
-        return false;
-    end if;
-    if v_protocol is distinct from p_protocol then
-        raise exception 'the protocol of endpoint "%" can not be changed', p_name
-            using
-                errcode = '22023',
-                detail = format('It is %s.', v_protocol),
-                hint = format('Create another endpoint, or drop this one first: select ulak.drop_endpoint(%L);', p_name);
-    end if;
-    return true;
-end
-$plpgsql$;
 
 create or replace function ulak.alter_endpoint(
     p_name text,
@@ -182,11 +159,13 @@ begin
 end
 $plpgsql$;
 
--- Raises while the endpoint has messages that couldn't be delivered or redriven without it.
+-- Raises while the endpoint has messages that couldn't be delivered or redriven without it. They are counted by the partial indexes:
+-- finished messages don't cost.
 create or replace function ulak_private.require_unused(p_id bigint, p_name text)
 returns void
 language plpgsql
 set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
 as $plpgsql$
 declare
     v_waiting bigint;
@@ -198,18 +177,24 @@ begin
             using errcode = '25001', hint = 'Call it in a transaction of its own: its counts must see the latest messages.';
     end if;
     perform ulak_private.require_no_open_sender(p_name);
-    select c.waiting, c.in_flight, c.dead into v_waiting, v_in_flight, v_dead from ulak_private.count_unresolved(p_id) as c;
+    select
+        (select count(*) from ulak_private.deliveries as q where q.status = 'pending' and q.endpoint_id = p_id),
+        (select count(*) from ulak_private.deliveries as q where q.status = 'processing' and q.endpoint_id = p_id),
+        (select count(*) from ulak_private.letters as d where d.status = 'failed' and d.endpoint_id = p_id)
+    into v_waiting, v_in_flight, v_dead;
     if v_waiting + v_in_flight + v_dead > 0 then
         raise exception 'endpoint "%" is in use', p_name
             using
                 errcode = '55006',
-                detail = format(
-                    'Waiting messages: %s; in flight: %s; unresolved dead letters: %s.',
-                    v_waiting,
-                    v_in_flight,
-                    v_dead
-                ),
-                hint = ulak_private.how_to_free(p_name, v_waiting + v_in_flight > 0);
+                detail = format('Waiting messages: %s; in flight: %s; unresolved dead letters: %s.', v_waiting, v_in_flight, v_dead),
+                hint = format(
+                    case
+                        when v_waiting + v_in_flight > 0
+                            then 'Let the worker deliver them, or take back what waits, after a dry run: select * from ulak.purge(%1$L, p_dry_run => true);'
+                        else 'Send them again: select ulak.redrive_endpoint(%1$L); or give them up: select * from ulak.discard(%1$L);'
+                    end,
+                    p_name
+                );
     end if;
 end
 $plpgsql$;
@@ -256,42 +241,6 @@ as $sql$
             and l.mode = 'RowExclusiveLock'
             and l.pid is distinct from pg_backend_pid()
     )
-$sql$;
-
-create or replace function ulak_private.how_to_free(p_name text, p_is_live boolean)
-returns text
-language sql
-immutable
-set search_path = pg_catalog, pg_temp
-as $sql$
-    select case
-        when p_is_live then format(
-            'Let the worker deliver them, or take back what waits, after a dry run: '
-            'select * from ulak.purge(%L, p_dry_run => true);',
-            p_name
-        )
-        else format(
-            'Send them again: select ulak.redrive_endpoint(%1$L); or give them up: select * from ulak.discard(%1$L);', p_name
-        )
-    end
-$sql$;
-
--- By the partial indexes: finished messages don't cost.
-create or replace function ulak_private.count_unresolved(
-    p_endpoint_id bigint,
-    out waiting bigint,
-    out in_flight bigint,
-    out dead bigint
-)
-language sql
-stable
-set search_path = pg_catalog, pg_temp
-set enable_seqscan = off
-as $sql$
-    select
-        (select count(*) from ulak_private.deliveries as q where q.status = 'pending' and q.endpoint_id = p_endpoint_id),
-        (select count(*) from ulak_private.deliveries as q where q.status = 'processing' and q.endpoint_id = p_endpoint_id),
-        (select count(*) from ulak_private.letters as d where d.status = 'failed' and d.endpoint_id = p_endpoint_id)
 $sql$;
 
 -- No lock: a message that is sent while its endpoint is dropped becomes a dead letter (ulak_private.bury_orphans), and no sender

@@ -10,8 +10,13 @@ declare
     v_hosts text;
 begin
     perform ulak_private.lock('configs');
-    perform ulak_private.check_secret_name(p_name);
-    if coalesce(p_value, '') = '' then
+    if p_name is null or p_name !~ '^[A-Za-z0-9._/-]{1,200}$' then
+        raise exception 'invalid name of a secret'
+            using
+                errcode = '22023',
+                detail = 'A name has 1 to 200 letters, digits and . _ / - only.',
+                hint = 'Such as: billing-api-key';
+    elsif coalesce(p_value, '') = '' then
         raise exception 'the value of secret "%" is empty', p_name
             using
                 errcode = '22023',
@@ -47,7 +52,7 @@ begin
     perform ulak_private.lock('configs');
     select string_agg(e.name, ', ' order by e.name) into v_endpoints
     from ulak.endpoints as e
-    where ulak_private.names_secret(e.config, p_name);
+    where p_name = any (ulak_private.secret_names(e.config));
     if v_endpoints is not null then
         raise exception 'secret "%" is in use', p_name
             using
@@ -92,10 +97,9 @@ begin
             using errcode = '22023', detail = format('Its protocol is %s.', v_endpoint.protocol);
     end if;
     perform ulak_private.check_interval('p_grace', p_grace, interval '3650 days');
-    v_new := coalesce(v_new, case
-        when v_endpoint.config -> 'signature' ->> 'scheme' = 'ed25519' then ulak_private.new_ed25519_key()
-        else ulak_private.new_signing_secret()
-    end);
+    v_new := coalesce(
+        v_new, ulak_private.new_signing_secret(case when v_endpoint.config -> 'signature' ->> 'scheme' = 'ed25519' then 'whsk_' else 'whsec_' end)
+    );
     -- A secret that the config holds itself moves to the table, where there is room for two.
     v_secret := coalesce(v_endpoint.config -> 'signing_secret' ->> '$secret', ulak_private.signing_secret_name(v_endpoint.id));
     v_config := ulak_private.with_secrets(v_endpoint.config);
@@ -214,7 +218,13 @@ as $sql$
         select
             s.secrets,
             c.config,
-            case when b.bound <> '{}' or q.is_required then ulak_private.misplaced_problem(e.protocol, c.config, e.config) end as problem,
+            case
+                when b.bound <> '{}' or q.is_required then (
+                    select format('secret "%s" is %s', m.name, m.reason)
+                    from ulak_private.misplaced_secrets(e.protocol, c.config, e.config) m
+                    limit 1
+                )
+            end as problem,
             b.bound
         from ulak_private.secret_names(e.config) as n (names)
         cross join lateral (
@@ -228,14 +238,14 @@ as $sql$
     where e.id = any(p_ids)
 $sql$;
 
--- 256 bits out of 366 random ones; gen_random_uuid() is PostgreSQL's own strong source.
-create or replace function ulak_private.new_signing_secret()
+-- 256 bits out of 366 random ones; gen_random_uuid() is PostgreSQL's own strong source. They are a private key of Ed25519 as well.
+create or replace function ulak_private.new_signing_secret(p_prefix text)
 returns text
 language sql
 volatile
 set search_path = pg_catalog, pg_temp
 as $sql$
-    select 'whsec_' || encode(
+    select p_prefix || encode(
         sha256(uuid_send(gen_random_uuid()) || uuid_send(gen_random_uuid()) || uuid_send(gen_random_uuid())),
         'base64'
     )
@@ -260,7 +270,7 @@ as $sql$
     with named as (
         select e.id
         from ulak.endpoints as e
-        where ulak_private.names_secret(e.config, p_secret)
+        where p_secret = any (ulak_private.secret_names(e.config))
         order by e.id
         for no key update
     )
@@ -268,15 +278,6 @@ as $sql$
     set config_version = e.config_version + 1
     from named as n
     where e.id = n.id
-$sql$;
-
-create or replace function ulak_private.names_secret(p_config jsonb, p_secret text)
-returns boolean
-language sql
-immutable
-set search_path = pg_catalog, pg_temp
-as $sql$
-    select jsonb_path_exists(p_config, '$.**."$secret" ? (@ == $name)', jsonb_build_object('name', p_secret))
 $sql$;
 
 create or replace function ulak_private.secret_names(p_config jsonb)
@@ -406,23 +407,6 @@ begin
             using errcode = '22023', hint = 'Such as {"$secret": "api-key"}.';
     end if;
     return coalesce(p_secrets -> (p_value ->> '$secret'), 'null');
-end
-$plpgsql$;
-
-create or replace function ulak_private.check_secret_name(p_name text)
-returns void
-language plpgsql
-immutable
-set search_path = pg_catalog, pg_temp
-as $plpgsql$
-begin
-    if p_name is null or p_name !~ '^[A-Za-z0-9._/-]{1,200}$' then
-        raise exception 'invalid name of a secret'
-            using
-                errcode = '22023',
-                detail = 'A name has 1 to 200 letters, digits and . _ / - only.',
-                hint = 'Such as: billing-api-key';
-    end if;
 end
 $plpgsql$;
 

@@ -35,6 +35,6 @@ as $sql$
         format('endpoint "%s" gets no requests: secret "%s" is bound to no hosts, and require_bound_secrets is on', e.name, v.name),
         format('-- select ulak.set_secret(%L, ''...'', p_hosts => ''{...}''); with its value and the hosts of this endpoint', v.name)
     from ulak.endpoints e
-    join ulak_private.secrets v on v.hosts is null and ulak_private.names_secret(e.config, v.name)
+    join ulak_private.secrets v on v.hosts is null and v.name = any (ulak_private.secret_names(e.config))
     where ulak_private.stored_setting('require_bound_secrets')::boolean and e.enabled and strpos(e.config::text, '"$secret"') > 0
 $sql$;
