@@ -142,28 +142,36 @@ as $sql$
 $sql$;
 
 -- Nothing here depends on Python or on a login of ours: pg_cron is as the provider has it.
-create or replace function ulak_private.check_schedule(p_workers integer)
-returns table (item text, status text, detail text, fix text)
+create or replace function ulak_private.python_steps(p_workers integer)
+returns table (step integer, item text, status text, detail text, fix text)
+language sql
+set search_path = pg_catalog, pg_temp
+as $sql$
+    select
+        0,
+        'workers',
+        'problem',
+        'ulak is installed here without PL/Python: no worker can run in this database, nodes deliver',
+        'select * from ulak.start(0); -- has pg_cron run the maintenance'
+    where p_workers > 0
+$sql$;
+
+create or replace function ulak_private.login_steps(p_user text)
+returns table (step integer, item text, status text, detail text, fix text)
 language plpgsql
 set search_path = pg_catalog, pg_temp
 as $plpgsql$
 begin
-    if p_workers > 0 then
-        return query values (
-            'workers',
-            'problem',
-            'ulak is installed here without PL/Python: no worker can run in this database, nodes deliver',
-            'select * from ulak.start(0); -- has pg_cron run the maintenance'
-        );
-    end if;
-    return query
-    select c.item, c.status, c.detail, c.fix
-    from ulak_private.check_pg_cron(p_workers) c;
-    return query
-    select c.item, c.status, c.detail, c.fix
-    from ulak_private.check_adopted() c;
 end
 $plpgsql$;
+
+create or replace function ulak_private.is_pg_cron_created()
+returns boolean
+language sql
+set search_path = pg_catalog, pg_temp
+as $sql$
+    select null::boolean
+$sql$;
 
 -- Only a superuser may change a row of cron.job. What is scheduled again by the same role
 -- replaces the job of that name.
@@ -181,40 +189,15 @@ as $sql$
     end
 $sql$;
 
-create or replace function ulak_private.schedule_jobs(p_workers integer)
-returns table (item text, status text, detail text)
+create or replace function ulak_private.put_job(
+    p_jobid bigint, p_jobname text, p_schedule text, p_command text, p_username text, p_database text
+)
+returns void
 language plpgsql
 set search_path = pg_catalog, pg_temp
 as $plpgsql$
-declare
-    v_job record;
 begin
-    for v_job in execute
-        'select w.*, (j.schedule, j.command, j.database, j.active) '
-        'is not distinct from (w.schedule, w.command, w.database, true) as is_right '
-        'from ulak_private.wanted_jobs($1) w left join cron.job j on j.jobname = w.jobname and j.username = w.username '
-        'order by w.jobname'
-        using p_workers
-    loop
-        execute ulak_private.schedule_command(v_job.jobname, v_job.schedule, v_job.command, v_job.username, v_job.database);
-        return query values (
-            v_job.jobname,
-            case when v_job.is_right then 'unchanged' else 'done' end,
-            format('%s as %s: %s', v_job.schedule, v_job.username, v_job.command)
-        );
-    end loop;
-    for v_job in execute format(
-        'select jobid, jobname::text from cron.job where %s and (jobname, username) not in '
-        '(select w.jobname, w.username from ulak_private.wanted_jobs($1) w) order by jobname',
-        ulak_private.is_our_job()
-    ) using p_workers
-    loop
-        execute 'select cron.unschedule($1::bigint)' using v_job.jobid;
-        return query values (v_job.jobname, 'done', 'unscheduled');
-    end loop;
-    return query
-    select w.name, 'done', 'asked to leave'
-    from ulak_private.limit_workers(p_workers) w;
+    execute ulak_private.schedule_command(p_jobname, p_schedule, p_command, p_username, p_database);
 end
 $plpgsql$;
 

@@ -545,3 +545,11 @@ drop function ulak._roll_up_stats(timestamptz, timestamptz);
 drop function ulak._roll_up_samples(timestamptz, timestamptz);
 drop function ulak._next_roll_up(text, text, timestamptz, timestamptz);
 drop function ulak._cleanup(text, integer, integer, bigint, timestamptz);
+
+-- ulak_private.jobs() reads pg_cron's jobs now, and recurring messages are among the wanted ones.
+drop function ulak._is_our_job();
+drop function ulak._is_stray_job();
+drop function ulak._is_recurring_job();
+drop function ulak._unschedule_command();
+drop function ulak._recurring_job(text);
+drop function ulak._recurring_jobs();

@@ -249,6 +249,8 @@ GONE = {
     "report": "_report_circuits _traffic_is_final_before",
     "top": "_endpoint_health _endpoint_state _pain",
     "metrics": "_metric_definitions _raise_undefined_metric",
+    "start": "_is_our_job _is_stray_job _unschedule_command",
+    "schedule": "_is_recurring_job _recurring_job _recurring_jobs",
 }
 # What is called where nothing has waited for the upgrade: by subscribe() and metrics() first of all, by start() after a login, and by
 # what makes months of the archive, which gives up when it can't lock the archive at once; or by a step of maintenance, which notes the

@@ -108,63 +108,27 @@ declare
 begin
     insert into ulak.event_log (event, endpoint_id, endpoint_name, detail, created_at)
     values ('endpoint.failing', p_endpoint_id, v_facts ->> 'endpoint', v_facts - 'endpoint', ulak_private.log_time(p_now));
-    if ulak_private.has_subscribers('ulak.endpoint.failing') then
-        perform ulak_private.tell_operators(
-            'ulak.endpoint.failing',
-            array[p_endpoint_id],
-            array[jsonb_build_object('type', 'ulak.endpoint.failing', 'at', p_now) || v_facts],
-            p_now
-        );
-    end if;
+    perform ulak_private.tell_of_endpoint('ulak.endpoint.failing', p_endpoint_id, v_facts, p_now);
 end
 $plpgsql$;
 
 -- For maintenance: what waits for endpoints that were disabled by this becomes dead letters, if their configs say so.
 create or replace function ulak_private.bury_abandoned(p_now timestamptz, p_limit integer)
 returns integer
-language plpgsql
+language sql
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
-as $plpgsql$
-declare
-    v_ids bigint[];
-    v_endpoint_ids bigint[];
-    v_keys text[];
-begin
-    with waiting as (
-        select q.id
-        from ulak.endpoints e
-        join ulak_private.deliveries q on q.endpoint_id = e.id and q.status = 'pending'
-        where not e.enabled and e.failing_told = 100 and e.config ->> 'when_disabled' = 'dead_letter'
-        limit p_limit
-        for update of q skip locked
-    ),
-    buried as (
-        update ulak_private.deliveries q
-        set status = ulak_private.dead_status(q.endpoint_id, q.ordering_key),
-            next_retry_at = p_now,
-            failed_at = p_now,
-            first_failed_at = coalesce(q.first_failed_at, p_now),
-            updated_at = p_now,
-            last_error = '[PERMANENT] its endpoint was disabled because the receiver stayed broken'
-        from waiting w
-        where q.id between w.id and w.id
-        returning q.id, q.endpoint_id, q.ordering_key
+as $sql$
+    select ulak_private.give_up(
+        array(
+            select q.id
+            from ulak.endpoints e
+            join ulak_private.deliveries q on q.endpoint_id = e.id and q.status = 'pending'
+            where not e.enabled and e.failing_told = 100 and e.config ->> 'when_disabled' = 'dead_letter'
+            limit p_limit
+            for update of q skip locked
+        ),
+        'its endpoint was disabled because the receiver stayed broken',
+        p_now
     )
-    select
-        array_agg(b.id),
-        array_agg(b.endpoint_id) filter (where b.ordering_key is not null),
-        array_agg(b.ordering_key) filter (where b.ordering_key is not null)
-    into v_ids, v_endpoint_ids, v_keys
-    from buried b;
-    if v_ids is null then
-        return 0;
-    end if;
-    perform ulak_private.bury(v_ids, p_now);
-    if v_keys is not null then
-        perform ulak_private.unpark_heads(v_endpoint_ids, v_keys, p_now);
-    end if;
-    perform ulak_private.announce_dead(v_ids, p_now);
-    return cardinality(v_ids);
-end
-$plpgsql$;
+$sql$;

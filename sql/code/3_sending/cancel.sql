@@ -76,14 +76,12 @@ set jit = off
 as $plpgsql$
 declare
     v_ids bigint[];
-    v_endpoint_ids bigint[];
-    v_keys text[];
 begin
     with cancelled as (
         update ulak_private.deliveries q
         set status = 'cancelled', updated_at = p_now
         where q.id = any (p_ids) and q.status is not distinct from 'pending'
-        returning q.id, q.endpoint_id, q.ordering_key, q.attempts
+        returning q.id, q.endpoint_id, q.attempts
     ),
     logged as (
         insert into ulak.event_log (event, endpoint_id, endpoint_name, message_id, detail, created_at)
@@ -96,17 +94,8 @@ begin
             ulak_private.log_time(p_now)
         from cancelled c
     )
-    select
-        coalesce(array_agg(c.id) filter (where nextval('ulak_private.messages_cancelled') > 0), '{}'),
-        array_agg(c.endpoint_id) filter (where c.ordering_key is not null),
-        array_agg(c.ordering_key) filter (where c.ordering_key is not null)
-    into v_ids, v_endpoint_ids, v_keys
+    select array_agg(c.id) filter (where nextval('ulak_private.messages_cancelled') > 0) into v_ids
     from cancelled c;
-    perform ulak_private.archive_rows(v_ids, p_now);
-    -- The messages that waited behind them are next.
-    if v_keys is not null then
-        perform ulak_private.unpark_heads(v_endpoint_ids, v_keys, p_now);
-    end if;
-    return cardinality(v_ids);
+    return ulak_private.end_messages(v_ids, p_now);
 end
 $plpgsql$;

@@ -238,8 +238,6 @@ set enable_mergejoin = off
 as $plpgsql$
 declare
     v_ids bigint[];
-    v_keys text[];
-    v_endpoint_ids bigint[];
 begin
     p_now := ulak_private.clock(p_now);
     with late as (
@@ -255,19 +253,11 @@ begin
         set status = 'expired', updated_at = p_now
         from late l
         where q.id between l.id and l.id
-        returning q.id, q.endpoint_id, q.ordering_key
+        returning q.id
     )
-    select
-        coalesce(array_agg(e.id), '{}'),
-        array_agg(e.ordering_key) filter (where e.ordering_key is not null),
-        array_agg(e.endpoint_id) filter (where e.ordering_key is not null)
-    into v_ids, v_keys, v_endpoint_ids
+    select array_agg(e.id) into v_ids
     from expired e;
-    perform ulak_private.archive_rows(v_ids, p_now);
-    if v_keys is not null then
-        perform ulak_private.unpark_heads(v_endpoint_ids, v_keys, p_now);
-    end if;
-    return cardinality(v_ids);
+    return ulak_private.end_messages(v_ids, p_now);
 end
 $plpgsql$;
 
@@ -277,38 +267,19 @@ comment on function ulak.mark_expired_messages(timestamptz, integer) is
 -- Messages whose endpoint was dropped while they were being sent: they can't be delivered.
 create or replace function ulak_private.bury_orphans(p_now timestamptz, p_limit integer)
 returns integer
-language plpgsql
+language sql
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
-as $plpgsql$
-declare
-    v_ids bigint[];
-begin
-    with orphan as (
-        select q.id
-        from ulak_private.orphaned_endpoints() o
-        join ulak_private.deliveries q on q.endpoint_id = o.endpoint_id and q.status = 'pending'
-        limit p_limit
-        for update of q skip locked
-    ),
-    buried as (
-        update ulak_private.deliveries q
-        set status = 'failed',
-            failed_at = p_now,
-            first_failed_at = coalesce(q.first_failed_at, p_now),
-            updated_at = p_now,
-            last_error = '[PERMANENT] its endpoint was dropped'
-        from orphan o
-        where q.id between o.id and o.id
-        returning q.id
+as $sql$
+    select ulak_private.give_up(
+        array(
+            select q.id
+            from ulak_private.orphaned_endpoints() o
+            join ulak_private.deliveries q on q.endpoint_id = o.endpoint_id and q.status = 'pending'
+            limit p_limit
+            for update of q skip locked
+        ),
+        'its endpoint was dropped',
+        p_now
     )
-    select array_agg(b.id) into v_ids
-    from buried b;
-    if v_ids is null then
-        return 0;
-    end if;
-    perform ulak_private.bury(v_ids, p_now);
-    perform ulak_private.announce_dead(v_ids, p_now);
-    return cardinality(v_ids);
-end
-$plpgsql$;
+$sql$;

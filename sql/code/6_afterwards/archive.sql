@@ -142,6 +142,22 @@ begin
 end
 $plpgsql$;
 
+-- Messages that have just ended leave the queue, and those that waited behind them are next. Returns how many.
+create or replace function ulak_private.end_messages(p_ids bigint[], p_now timestamptz)
+returns integer
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+declare
+    v_gone record := ulak_private.archive_rows(p_ids, p_now);
+begin
+    if v_gone.ordering_keys is not null then
+        perform ulak_private.unpark_heads(v_gone.ordered_endpoint_ids, v_gone.ordering_keys, p_now);
+    end if;
+    return cardinality(v_gone.ids);
+end
+$plpgsql$;
+
 -- Archives messages that 0.2.0 finished and left in the queue, oldest first. p_after is where the last batch ended, so that a batch doesn't
 -- walk over the dead rows of all earlier ones while vacuum is held back.
 create or replace function ulak_private.archive_batch(

@@ -73,13 +73,6 @@ begin
     left join ulak.endpoints e on e.id = q.endpoint_id
     where q.id = any (p_ids)
     order by q.id;
-
-    insert into ulak.event_log (event, endpoint_id, endpoint_name, message_id, detail, created_at)
-    select 'message.dead', f.endpoint_id, e.name, f.id, f.facts - array['endpoint', 'message'], ulak_private.log_time(p_now)
-    from ulak_private.dead_facts(p_ids) f
-    left join ulak.endpoints e on e.id = f.endpoint_id
-    order by f.id;
-
     perform ulak_private.tell_dead(p_ids, p_now);
 end
 $plpgsql$;
@@ -258,6 +251,48 @@ begin
 end
 $plpgsql$;
 
+-- Makes dead letters of those of these messages that wait, and returns how many. Without p_error their last error stays.
+create or replace function ulak_private.give_up(p_ids bigint[], p_error text, p_now timestamptz)
+returns integer
+language plpgsql
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+as $plpgsql$
+declare
+    v_ids bigint[];
+    v_endpoint_ids bigint[];
+    v_keys text[];
+begin
+    with given_up as (
+        update ulak_private.deliveries q
+        set status = ulak_private.dead_status(q.endpoint_id, q.ordering_key),
+            -- It may be parked.
+            next_retry_at = p_now,
+            failed_at = p_now,
+            first_failed_at = coalesce(q.first_failed_at, p_now),
+            updated_at = p_now,
+            last_error = coalesce('[PERMANENT] ' || p_error, q.last_error, '[PERMANENT] removed from the queue by ' || ulak_private.caller())
+        where q.id = any (p_ids) and q.status is not distinct from 'pending'
+        returning q.id, q.endpoint_id, q.ordering_key
+    )
+    select
+        array_agg(g.id),
+        array_agg(g.endpoint_id) filter (where g.ordering_key is not null),
+        array_agg(g.ordering_key) filter (where g.ordering_key is not null)
+    into v_ids, v_endpoint_ids, v_keys
+    from given_up g;
+    if v_ids is null then
+        return 0;
+    end if;
+    perform ulak_private.bury(v_ids, p_now);
+    if v_keys is not null then
+        perform ulak_private.unpark_heads(v_endpoint_ids, v_keys, p_now);
+    end if;
+    perform ulak_private.announce_dead(v_ids, p_now);
+    return cardinality(v_ids);
+end
+$plpgsql$;
+
 create or replace function ulak.archive_single_to_dlq(
     p_message_id bigint,
     p_reason text default null,
@@ -268,28 +303,10 @@ language plpgsql
 security definer
 set search_path = pg_catalog, pg_temp
 as $plpgsql$
-declare
-    v_message record;
 begin
-    p_now := ulak_private.clock(p_now);
-    update ulak_private.deliveries q
-    set status = ulak_private.dead_status(q.endpoint_id, q.ordering_key),
-        -- It may be parked.
-        next_retry_at = p_now,
-        failed_at = p_now,
-        first_failed_at = coalesce(q.first_failed_at, p_now),
-        updated_at = p_now,
-        last_error = coalesce('[PERMANENT] ' || ulak_private.error_line(p_reason), q.last_error, '[PERMANENT] removed from the queue by ' || ulak_private.caller())
-    where q.id = p_message_id and q.status is not distinct from 'pending'
-    returning q.endpoint_id, q.ordering_key into v_message;
-    if not found then
+    if ulak_private.give_up(array[p_message_id], ulak_private.error_line(p_reason), ulak_private.clock(p_now)) = 0 then
         perform ulak_private.raise_not_waiting(p_message_id);
     end if;
-    perform ulak_private.bury(array[p_message_id], p_now);
-    if v_message.ordering_key is not null then
-        perform ulak_private.unpark_heads(array[v_message.endpoint_id], array[v_message.ordering_key], p_now);
-    end if;
-    perform ulak_private.announce_dead(array[p_message_id], p_now);
     return (select max(d.id) from ulak_private.letters d where d.original_message_id = p_message_id);
 end
 $plpgsql$;

@@ -39,21 +39,16 @@ set enable_seqscan = off
 as $plpgsql$
 declare
     v_ids bigint[];
-    v_endpoint_ids bigint[];
-    v_keys text[];
 begin
     with released as (
         update ulak_private.deliveries q
         set status = 'failed', updated_at = p_now
         where q.id = any (p_ids) and q.status is not distinct from 'held'
-        returning q.id, q.endpoint_id, q.ordering_key
+        returning q.id
     )
-    select array_agg(r.id), array_agg(r.endpoint_id), array_agg(r.ordering_key) into v_ids, v_endpoint_ids, v_keys
+    select array_agg(r.id) into v_ids
     from released r;
-    if v_ids is not null then
-        perform ulak_private.archive_rows(v_ids, p_now);
-        perform ulak_private.unpark_heads(v_endpoint_ids, v_keys, p_now);
-    end if;
+    perform ulak_private.end_messages(v_ids, p_now);
 end
 $plpgsql$;
 

@@ -138,55 +138,56 @@ begin
 end
 $plpgsql$;
 
+create or replace function ulak_private.tell_of_endpoint(p_event_type text, p_endpoint_id bigint, p_facts jsonb, p_now timestamptz)
+returns void
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+begin
+    if ulak_private.has_subscribers(p_event_type) then
+        perform ulak_private.tell_operators(
+            p_event_type,
+            array[p_endpoint_id],
+            array[jsonb_build_object('type', p_event_type, 'at', p_now) || jsonb_strip_nulls(p_facts)],
+            p_now
+        );
+    end if;
+end
+$plpgsql$;
+
 -- Called at every transition of a circuit. Operators are told when it opens and when it closes again, but nothing of the probes
 -- in between: neither that one was sent, nor that it failed.
 create or replace function ulak_private.tell_circuit(p_endpoint ulak.endpoints, p_new_state text, p_now timestamptz)
 returns void
-language plpgsql
+language sql
 set search_path = pg_catalog, pg_temp
-as $plpgsql$
-declare
-    v_event_type text := case
-        when p_new_state = 'open' and p_endpoint.circuit_state = 'closed' then 'ulak.endpoint.opened'
-        when p_new_state = 'closed' and p_endpoint.circuit_state <> 'closed' then 'ulak.endpoint.closed'
-    end;
-begin
-    if v_event_type is not null and ulak_private.has_subscribers(v_event_type) then
-        perform ulak_private.tell_operators(
-            v_event_type,
-            array[p_endpoint.id],
-            array[jsonb_strip_nulls(jsonb_build_object(
-                'type', v_event_type,
-                'at', p_now,
-                'endpoint', p_endpoint.name,
-                'failures', p_endpoint.circuit_failure_count,
-                'error', case when p_new_state = 'open' then p_endpoint.last_error end
-            ))],
-            p_now
-        );
-    end if;
-end
-$plpgsql$;
+as $sql$
+    select ulak_private.tell_of_endpoint(
+        case p_new_state when 'open' then 'ulak.endpoint.opened' else 'ulak.endpoint.closed' end,
+        p_endpoint.id,
+        jsonb_build_object(
+            'endpoint', p_endpoint.name,
+            'failures', p_endpoint.circuit_failure_count,
+            'error', case when p_new_state = 'open' then p_endpoint.last_error end
+        ),
+        p_now
+    )
+    where p_new_state = 'open' and p_endpoint.circuit_state = 'closed'
+        or p_new_state = 'closed' and p_endpoint.circuit_state <> 'closed'
+$sql$;
 
 create or replace function ulak_private.tell_disabled(p_endpoint ulak.endpoints, p_reason text, p_now timestamptz)
 returns void
-language plpgsql
+language sql
 set search_path = pg_catalog, pg_temp
-as $plpgsql$
-begin
-    if ulak_private.has_subscribers('ulak.endpoint.disabled') then
-        perform ulak_private.tell_operators(
-            'ulak.endpoint.disabled',
-            array[p_endpoint.id],
-            array[jsonb_build_object(
-                'type', 'ulak.endpoint.disabled', 'at', p_now, 'endpoint', p_endpoint.name, 'reason', p_reason
-            )],
-            p_now
-        );
-    end if;
-end
-$plpgsql$;
+as $sql$
+    select ulak_private.tell_of_endpoint(
+        'ulak.endpoint.disabled', p_endpoint.id, jsonb_build_object('endpoint', p_endpoint.name, 'reason', p_reason), p_now
+    )
+$sql$;
 
+-- For bury(): the event log has every dead letter, and so have operators. If its endpoint announces dead letters, the event says more, and
+-- is never left out.
 create or replace function ulak_private.tell_dead(p_ids bigint[], p_now timestamptz)
 returns void
 language plpgsql
@@ -195,20 +196,38 @@ set enable_seqscan = off
 set jit = off
 as $plpgsql$
 declare
-    v_endpoint_ids bigint[];
-    v_payloads jsonb[];
+    v_told record;
 begin
+    insert into ulak.event_log (event, endpoint_id, endpoint_name, message_id, detail, created_at)
+    select 'message.dead', f.endpoint_id, e.name, f.id, f.facts - array['endpoint', 'message'], ulak_private.log_time(p_now)
+    from ulak_private.dead_facts(p_ids) f
+    left join ulak.endpoints e on e.id = f.endpoint_id
+    order by f.id;
     if ulak_private.has_subscribers('ulak.message.dead') then
-        select
-            array_agg(f.endpoint_id order by f.id),
-            array_agg(jsonb_build_object('type', 'ulak.message.dead', 'at', p_now) || f.facts order by f.id)
-        into v_endpoint_ids, v_payloads
-        from ulak_private.dead_facts(p_ids) f
-        where not ulak_private.is_told(f.facts) and not ulak_private.announces_dead(f.endpoint_id);
-        if v_payloads is not null then
-            perform ulak_private.tell_operators('ulak.message.dead', v_endpoint_ids, v_payloads, p_now);
-        end if;
-        perform ulak_private.announce_letters(p_ids, p_now);
+        for v_told in
+            select
+                a.is_announced,
+                array_agg(f.endpoint_id order by f.id) as endpoint_ids,
+                array_agg(
+                    case
+                        when a.is_announced then ulak_private.announcement(f.facts, 'dead', d.metadata, d.response, p_now)
+                        else jsonb_build_object('type', 'ulak.message.dead', 'at', p_now) || f.facts
+                    end
+                    order by f.id
+                ) as payloads
+            from ulak_private.dead_facts(p_ids) f
+            join ulak.dlq d on d.id = (f.facts -> 'dlq_id')::bigint
+            left join ulak.endpoints e on e.id = f.endpoint_id
+            cross join lateral (select coalesce(e.config -> 'announce' ? 'dead', false)) a(is_announced)
+            where not ulak_private.is_told(f.facts)
+            group by a.is_announced
+        loop
+            if v_told.is_announced then
+                perform ulak_private.publish_outcomes('ulak.message.dead', v_told.endpoint_ids, v_told.payloads, p_now);
+            else
+                perform ulak_private.tell_operators('ulak.message.dead', v_told.endpoint_ids, v_told.payloads, p_now);
+            end if;
+        end loop;
     end if;
     if ulak_private.has_subscribers('ulak.endpoint.dead_letters') then
         insert into ulak_private.dead_counts (endpoint_id, endpoint_name, event_type, cause, letters, counted_at)

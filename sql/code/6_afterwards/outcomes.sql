@@ -1,7 +1,7 @@
 -- Outcomes: an endpoint whose config says "announce" has ulak publish what became of its messages, for the application that sent them.
 
 -- archive_rows() calls this for whatever leaves the queue, and only if an endpoint among them announces something. Dead letters are
--- announced when they are buried, by announce_letters(). p_since: when the first of the messages was sent, so that no earlier month of
+-- announced when they are buried, by tell_dead(). p_since: when the first of the messages was sent, so that no earlier month of
 -- the archive is looked at.
 create or replace function ulak_private.announce_outcomes(p_ids bigint[], p_since timestamptz, p_now timestamptz)
 returns void
@@ -53,38 +53,6 @@ begin
     end loop;
 end
 $plpgsql$;
-
--- For bury(): the event that operators get of every dead letter, with what only the sender may know.
-create or replace function ulak_private.announce_letters(p_ids bigint[], p_now timestamptz)
-returns void
-language plpgsql
-set search_path = pg_catalog, pg_temp
-set enable_seqscan = off
-set jit = off
-as $plpgsql$
-declare
-    v_endpoint_ids bigint[];
-    v_payloads jsonb[];
-begin
-    select
-        array_agg(f.endpoint_id order by f.id),
-        array_agg(ulak_private.announcement(f.facts, 'dead', d.metadata, d.response, p_now) order by f.id)
-    into v_endpoint_ids, v_payloads
-    from ulak_private.dead_facts(p_ids) f
-    join ulak.dlq d on d.id = (f.facts -> 'dlq_id')::bigint
-    where ulak_private.announces_dead(f.endpoint_id) and not ulak_private.is_told(f.facts);
-    perform ulak_private.publish_outcomes('ulak.message.dead', v_endpoint_ids, v_payloads, p_now);
-end
-$plpgsql$;
-
-create or replace function ulak_private.announces_dead(p_endpoint_id bigint)
-returns boolean
-language sql
-stable
-set search_path = pg_catalog, pg_temp
-as $sql$
-    select exists (select from ulak.endpoints e where e.id = p_endpoint_id and e.config -> 'announce' ? 'dead')
-$sql$;
 
 create or replace function ulak_private.announcement(p_facts jsonb, p_outcome text, p_metadata jsonb, p_response jsonb, p_now timestamptz)
 returns jsonb

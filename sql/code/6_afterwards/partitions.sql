@@ -30,16 +30,10 @@ language plpgsql
 security definer
 set search_path = pg_catalog, pg_temp
 as $plpgsql$
-declare
-    v_month timestamptz;
-    v_made integer := 0;
 begin
     p_now := ulak_private.clock(p_now);
     perform ulak_private.check_integer('p_months_ahead', p_months_ahead, 0, 120);
-    for v_month in select m from ulak_private.missing_archive_months(p_months_ahead, p_now) m loop
-        v_made := v_made + ulak_private.make_archive_partition(v_month);
-    end loop;
-    return v_made;
+    return coalesce(sum(ulak_private.make_archive_partition(m)), 0) from ulak_private.missing_archive_months(p_months_ahead, p_now) m;
 end
 $plpgsql$;
 
@@ -195,15 +189,10 @@ set search_path = pg_catalog, pg_temp
 as $plpgsql$
 declare
     v_months integer := coalesce(p_retention_months, ulak.setting('archive_retention_months')::integer);
-    v_month timestamptz;
-    v_dropped integer := 0;
 begin
     p_now := ulak_private.clock(p_now);
     perform ulak_private.check_integer('p_retention_months', v_months, 1, 1200);
-    for v_month in select m from ulak_private.old_archive_months(v_months, p_now) m loop
-        v_dropped := v_dropped + ulak_private.drop_archive_partition(v_month);
-    end loop;
-    return v_dropped;
+    return coalesce(sum(ulak_private.drop_archive_partition(m)), 0) from ulak_private.old_archive_months(v_months, p_now) m;
 end
 $plpgsql$;
 

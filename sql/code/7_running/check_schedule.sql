@@ -4,51 +4,39 @@
 -- one line that can be pasted into psql or, where the detail says so, into a shell.
 create or replace function ulak_private.check_schedule(p_workers integer)
 returns table (item text, status text, detail text, fix text)
-language plpgsql
+language sql
 set search_path = pg_catalog, pg_temp
-as $plpgsql$
-declare
-    v_checks jsonb := '[]';
-begin
-    -- A node has its own.
-    if p_workers > 0 then
-        v_checks := v_checks || (
-            select jsonb_agg(to_jsonb(c))
-            from (
-                select 1 as step, p.item, p.status, p.detail, p.fix
-                from ulak_private.check_python() p
-                union all
-                select
-                    1,
-                    m.package,
-                    'warning',
-                    format('it is not installed; needed for %s of protocol %s; as root, in a shell:', ulak_private.counted(m.endpoints, 'endpoint'), m.protocol),
-                    format('apt-get install -y %s', m.package)
-                from ulak_private.missing_clients() m
-            ) c
-        );
-    end if;
-    v_checks := v_checks || coalesce((
-        select jsonb_agg(to_jsonb(c))
-        from ulak_private.pg_cron_steps(p_workers, ulak_private.is_pg_cron_created()) c
-    ), '[]');
-    if not ulak_private.wants_background_workers() then
-        v_checks := v_checks || coalesce((
-            select jsonb_agg(to_jsonb(c))
+as $sql$
+    select c.item, c.status, c.detail, c.fix
+    from ulak_private.in_order((
+        select jsonb_agg(to_jsonb(s))
+        from (
+            select * from ulak_private.python_steps(p_workers)
+            union all
+            select * from ulak_private.pg_cron_steps(p_workers, ulak_private.is_pg_cron_created())
+            union all
+            select l.*
             from pg_class q
             cross join lateral (values ('ulak_worker'), (pg_get_userbyid(q.relowner))) u(name)
-            cross join lateral ulak_private.login_steps(u.name) c
-            where q.oid = 'ulak_private.deliveries'::regclass
-        ), '[]');
-    end if;
-    return query
+            cross join lateral ulak_private.login_steps(u.name) l
+            where q.oid = 'ulak_private.deliveries'::regclass and not ulak_private.wants_background_workers()
+        ) s
+    )) c
+    union all
+    select a.item, a.status, a.detail, a.fix
+    from ulak_private.check_adopted() a
+$sql$;
+
+-- The part that needs no login: is pg_cron there, does it run, and in a mode that suits us.
+create or replace function ulak_private.check_pg_cron(p_workers integer)
+returns table (item text, status text, detail text, fix text)
+language sql
+stable
+set search_path = pg_catalog, pg_temp
+as $sql$
     select c.item, c.status, c.detail, c.fix
-    from ulak_private.in_order(v_checks) c;
-    return query
-    select c.item, c.status, c.detail, c.fix
-    from ulak_private.check_adopted() c;
-end
-$plpgsql$;
+    from ulak_private.in_order((select jsonb_agg(to_jsonb(s)) from ulak_private.pg_cron_steps(p_workers, null) s)) c
+$sql$;
 
 -- The steps, in the order of their fixes: 1 packages, 2 parameters, 3 a restart for them, 4 parameters that are possible only then, 5 a restart for
 -- those, 6 what the running server needs, 7 a look into its files.
@@ -89,6 +77,26 @@ as $sql$
     order by c.status = 'problem', c.step, c.place
 $sql$;
 
+-- What workers in the database need. A node has its own.
+create or replace function ulak_private.python_steps(p_workers integer)
+returns table (step integer, item text, status text, detail text, fix text)
+language sql
+set search_path = pg_catalog, pg_temp
+as $sql$
+    select 1, p.item, p.status, p.detail, p.fix
+    from ulak_private.check_python() p
+    where p_workers > 0
+    union all
+    select
+        1,
+        m.package,
+        'warning',
+        format('it is not installed; needed for %s of protocol %s; as root, in a shell:', ulak_private.counted(m.endpoints, 'endpoint'), m.protocol),
+        format('apt-get install -y %s', m.package)
+    from ulak_private.missing_clients() m
+    where p_workers > 0
+$sql$;
+
 create or replace function ulak_private.check_python()
 returns table (item text, status text, detail text, fix text)
 language plpython3u
@@ -103,6 +111,167 @@ as $python$
     else:
         yield "pycurl", "ok", " ".join(pycurl.version.split()[:2]), None
 $python$;
+
+-- Each check is a row that counts where `applies` holds.
+create or replace function ulak_private.pg_cron_steps(p_workers integer, p_is_created boolean)
+returns table (step integer, item text, status text, detail text, fix text)
+language plpgsql
+stable
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+begin
+    if not ulak_private.has_pg_cron() and exists (select from pg_extension e where e.extname = 'pg_cron') then
+        return query
+        select 6, 'pg_cron', 'problem', format('role %I may not use it', o.name), format('grant usage on schema cron to %I; -- by an administrator of the server', o.name)
+        from (select pg_get_userbyid(c.relowner) from pg_class c where c.oid = 'ulak_private.deliveries'::regclass) o (name);
+    else
+        return query select * from ulak_private.presence_steps(p_is_created);
+        return query select * from ulak_private.limit_steps(p_workers);
+    end if;
+end
+$plpgsql$;
+
+-- Whether pg_cron is installed, loaded by the server, created in the database that it looks for jobs in, and running.
+create or replace function ulak_private.presence_steps(p_is_created boolean)
+returns table (step integer, item text, status text, detail text, fix text)
+language plpgsql
+stable
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+declare
+    v_version text := ulak_private.pg_cron_version();
+    v_package text := format('postgresql-%s-cron', current_setting('server_version_num')::integer / 10000);
+    v_libraries text := coalesce((ulak_private.given_setting('shared_preload_libraries')).setting, '');
+    v_is_given boolean := v_libraries ~ E'\\mpg_cron\\M';
+    v_is_loaded boolean := ulak_private.is_pg_cron_loaded();
+    v_restart record := ulak_private.restart();
+    v_given_home text := (ulak_private.given_setting('cron.database_name')).setting;
+    v_home text := coalesce(v_given_home, 'postgres');
+    v_has_home boolean := exists (select from pg_database d where d.datname = v_home);
+    -- pg_cron serves all databases of the server, so an existing cron.database_name stays.
+    v_moves boolean := v_home <> current_database() and (not v_has_home or v_given_home is null and p_is_created is false);
+    v_is_here boolean := v_moves or v_home = current_database();
+    v_is_missing boolean := case when v_is_here then not ulak_private.has_pg_cron() else p_is_created is false end;
+    v_runs boolean := exists (select from pg_stat_activity a where a.backend_type = 'pg_cron launcher');
+    v_is_pending boolean := exists (
+        select
+        from pg_settings s
+        cross join lateral ulak_private.given_setting(s.name) g
+        where g.is_pending and (s.name like 'cron.%' or s.name = 'max_worker_processes')
+    );
+begin
+    return query
+    select c.step, c.item, c.status, c.detail, c.fix
+    from (
+        values
+            (1, v_package, 'problem', v_version is null, 'it is not installed; as root, in a shell:', 'apt-get install -y ' || v_package),
+            (
+                6, 'pg_cron', 'problem', string_to_array(v_version, '.')::integer[] < array[1, 4],
+                format('version %s is older than 1.4', v_version), 'alter extension pg_cron update; -- after installing a newer one'
+            ),
+            (
+                2, 'pg_cron', 'problem', not v_is_given,
+                'it is not loaded', ulak_private.server_fix('shared_preload_libraries', ulak_private.with_library(v_libraries, 'pg_cron'))
+            ),
+            (3, 'pg_cron', 'problem', v_is_given and not v_is_loaded, 'it is configured, but not loaded: ' || v_restart.detail, v_restart.fix),
+            (3, 'restart', 'problem', v_is_given and v_is_loaded and v_is_pending, v_restart.detail, v_restart.fix),
+            (
+                2, 'cron.database_name', 'problem', v_moves,
+                format(
+                    case when v_has_home then 'pg_cron would look for its jobs in database "%s"' else 'pg_cron looks for its jobs in database "%s", which does not exist' end,
+                    v_home
+                ),
+                ulak_private.server_fix('cron.database_name', quote_literal(current_database()))
+            ),
+            (
+                6, 'pg_cron', 'problem', v_is_missing and v_is_here,
+                case when v_is_loaded then 'it is loaded, but not created' else 'once it is loaded, it has to be created' end, 'create extension pg_cron;'
+            ),
+            (
+                6, 'pg_cron', 'problem', v_is_missing and not v_is_here,
+                format('it is not created in database "%s", where it lives', v_home),
+                format(E'\\c %I \\\\ create extension pg_cron; \\c %I', v_home, current_database())
+            ),
+            (3, 'pg_cron', 'problem', not v_is_missing and v_is_loaded and not v_runs, 'its scheduler is not running: ' || v_restart.detail, v_restart.fix),
+            (
+                1, 'pg_cron', 'ok', not v_is_missing and v_is_loaded and v_runs,
+                case when v_is_here then 'version ' || v_version else format('in database "%s"', v_home) end, null
+            )
+    ) c(step, item, status, applies, detail, fix)
+    where c.applies;
+end
+$plpgsql$;
+
+create or replace function ulak_private.with_library(p_libraries text, p_name text)
+returns text
+language sql
+immutable
+set search_path = pg_catalog, pg_temp
+as $sql$
+    select string_agg(quote_literal(btrim(l.name)), ', ' order by l.place)
+    from unnest(string_to_array(nullif(p_libraries, ''), ',') || p_name) with ordinality l(name, place)
+$sql$;
+
+-- How pg_cron runs its jobs, by background workers or by logins, and whether it may run as many as there are.
+create or replace function ulak_private.limit_steps(p_workers integer)
+returns table (step integer, item text, status text, detail text, fix text)
+language plpgsql
+stable
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+declare
+    v_is_loaded boolean := ulak_private.is_pg_cron_loaded();
+    v_background boolean := coalesce((ulak_private.given_setting('cron.use_background_workers')).setting::boolean, false);
+    v_wanted boolean := ulak_private.wants_background_workers();
+    v_given_host text := (ulak_private.given_setting('cron.host')).setting;
+    v_host text := (select p.host from ulak_private.login_parameters() p);
+    v_processes integer := coalesce((ulak_private.given_setting('max_worker_processes')).setting, '8')::integer;
+    v_jobs integer := coalesce(
+        (ulak_private.given_setting('cron.max_running_jobs')).setting::integer,
+        case when v_wanted then least(5, v_processes - 1) else least(32, current_setting('max_connections')::integer) end
+    );
+    -- Its possible values depend on max_worker_processes, which needs a restart before.
+    v_most_jobs integer := (select s.max_val::integer from pg_settings s where s.name = 'cron.max_running_jobs');
+    -- Beside the workers: maintenance, vacuum, log, and the watcher, which versions without schedules in seconds need.
+    v_others integer := case when ulak_private.has_seconds() or p_workers = 0 then 3 else 4 end;
+    v_needed integer := p_workers + v_others;
+begin
+    return query
+    select c.step, c.item, c.status, c.detail, c.fix
+    from (
+        values
+            (
+                2, 'mode', 'problem', v_background <> v_wanted,
+                case
+                    when v_background then 'pg_cron 1.4 makes every job wait for the longest one when cron.use_background_workers is on'
+                    else 'pg_cron would log in for each job; background workers need no login'
+                end,
+                ulak_private.server_fix('cron.use_background_workers', case when v_wanted then 'on' else 'off' end)
+            ),
+            (2, 'mode', 'ok', v_background = v_wanted and v_is_loaded, case when v_background then 'background workers' else 'libpq' end, null),
+            (
+                2, 'cron.host', 'problem', not v_wanted and not v_is_loaded and v_given_host is null and v_host ~ '^/',
+                'pg_cron would log in by TCP; over a socket no password is needed', ulak_private.server_fix('cron.host', quote_literal(v_host))
+            ),
+            -- Beside the jobs there are pg_cron's own process and that of logical replication.
+            (
+                2, 'max_worker_processes', 'problem', v_wanted and v_processes < v_needed + 2,
+                format('%s jobs and 2 other processes need %s, it is %s', v_needed, v_needed + 2, v_processes),
+                ulak_private.server_fix('max_worker_processes', (v_needed + 2)::text)
+            ),
+            (
+                case when v_needed > v_most_jobs then 4 else 2 end, 'max_running_jobs', 'problem', v_jobs < v_needed,
+                format('%s workers and %s other jobs need %s, it is %s', p_workers, v_others, v_needed, v_jobs),
+                ulak_private.server_fix('cron.max_running_jobs', v_needed::text)
+            ),
+            (
+                6, 'launch_active_jobs', 'problem', not coalesce((ulak_private.given_setting('cron.launch_active_jobs')).setting::boolean, true),
+                'pg_cron is told to start no job', ulak_private.server_fix('cron.launch_active_jobs', 'on', 'select pg_reload_conf();')
+            )
+    ) c(step, item, status, applies, detail, fix)
+    where c.applies;
+end
+$plpgsql$;
 
 -- A worker's run is one statement of a minute or longer. A timer that was set when it began can't be lifted from inside, so no time-out may
 -- hold for its sessions to begin with. Of all that is set by ALTER, what is set for a role in a database counts most.
@@ -211,233 +380,3 @@ as $python$
 
     return entry_points.ask({"host": p_host, "dbname": p_database, "user": p_user}, p_query)
 $python$;
-
--- The part that needs no login: is pg_cron there, does it run, and in a mode that suits us.
-create or replace function ulak_private.check_pg_cron(p_workers integer)
-returns table (item text, status text, detail text, fix text)
-language sql
-stable
-set search_path = pg_catalog, pg_temp
-as $sql$
-    select o.item, o.status, o.detail, o.fix
-    from ulak_private.in_order(coalesce((select jsonb_agg(to_jsonb(c)) from ulak_private.pg_cron_steps(p_workers, null) c), '[]')) o
-$sql$;
-
-create or replace function ulak_private.pg_cron_steps(p_workers integer, p_is_created boolean)
-returns table (step integer, item text, status text, detail text, fix text)
-language plpgsql
-stable
-set search_path = pg_catalog, pg_temp
-as $plpgsql$
-declare
-    v_version text := ulak_private.pg_cron_version();
-    v_given_home text := (ulak_private.given_setting('cron.database_name')).setting;
-    v_home text := coalesce(v_given_home, 'postgres');
-begin
-    if not ulak_private.has_pg_cron() and exists (select from pg_extension e where e.extname = 'pg_cron') then
-        return query
-        select 6, 'pg_cron', 'problem', format('role %I may not use it', o.name), format('grant usage on schema cron to %I; -- by an administrator of the server', o.name)
-        from (select pg_get_userbyid(c.relowner) from pg_class c where c.oid = 'ulak_private.deliveries'::regclass) o (name);
-        return;
-    end if;
-    if v_version is null then
-        return query
-        select 1, p.name, 'problem', 'it is not installed; as root, in a shell:', format('apt-get install -y %s', p.name)
-        from (select format('postgresql-%s-cron', current_setting('server_version_num')::integer / 10000)) p (name);
-    elsif string_to_array(v_version, '.')::integer[] < array[1, 4] then
-        return query values (
-            6, 'pg_cron', 'problem', format('version %s is older than 1.4', v_version), 'alter extension pg_cron update; -- after installing a newer one'
-        );
-    end if;
-    return query
-    select *
-    from ulak_private.library_steps();
-    -- It serves all databases of the server, so an existing cron.database_name stays.
-    if v_home <> current_database() and (
-        not exists (select from pg_database d where d.datname = v_home)
-        or v_given_home is null and p_is_created is false
-    ) then
-        return query values (
-            2,
-            'cron.database_name',
-            'problem',
-            case
-                when exists (select from pg_database d where d.datname = v_home) then format('pg_cron would look for its jobs in database "%s"', v_home)
-                else format('pg_cron looks for its jobs in database "%s", which does not exist', v_home)
-            end,
-            ulak_private.server_fix('cron.database_name', quote_literal(current_database()))
-        );
-        v_home := current_database();
-    end if;
-    return query
-    select *
-    from ulak_private.mode_steps();
-    return query
-    select *
-    from ulak_private.limit_steps(p_workers, ulak_private.wants_background_workers());
-    return query
-    select *
-    from ulak_private.creation_steps(v_home, p_is_created);
-end
-$plpgsql$;
-
--- How pg_cron runs its jobs: by background workers, or by logins.
-create or replace function ulak_private.mode_steps()
-returns table (step integer, item text, status text, detail text, fix text)
-language plpgsql
-stable
-set search_path = pg_catalog, pg_temp
-as $plpgsql$
-declare
-    v_is_loaded boolean := ulak_private.is_pg_cron_loaded();
-    v_background boolean := coalesce((ulak_private.given_setting('cron.use_background_workers')).setting::boolean, false);
-    v_wants_background boolean := ulak_private.wants_background_workers();
-begin
-    if v_background <> v_wants_background then
-        return query values (
-            2,
-            'mode',
-            'problem',
-            case
-                when v_background then 'pg_cron 1.4 makes every job wait for the longest one when cron.use_background_workers is on'
-                else 'pg_cron would log in for each job; background workers need no login'
-            end,
-            ulak_private.server_fix('cron.use_background_workers', case when v_wants_background then 'on' else 'off' end)
-        );
-    elsif v_is_loaded then
-        return query values (2, 'mode', 'ok', case when v_background then 'background workers' else 'libpq' end, null::text);
-    end if;
-    if not v_wants_background and not v_is_loaded and (ulak_private.given_setting('cron.host')).setting is null then
-        return query
-        select 2, 'cron.host', 'problem', 'pg_cron would log in by TCP; over a socket no password is needed', ulak_private.server_fix('cron.host', quote_literal(p.host))
-        from ulak_private.login_parameters() p
-        where p.host ~ '^/';
-    end if;
-end
-$plpgsql$;
-
--- Whether pg_cron is created in the database that it looks for jobs in, and its scheduler runs.
-create or replace function ulak_private.creation_steps(p_home text, p_is_created boolean)
-returns table (step integer, item text, status text, detail text, fix text)
-language plpgsql
-stable
-set search_path = pg_catalog, pg_temp
-as $plpgsql$
-declare
-    v_is_here boolean := p_home = current_database();
-    v_is_loaded boolean := ulak_private.is_pg_cron_loaded();
-begin
-    if v_is_here and not ulak_private.has_pg_cron() then
-        return query values (
-            6,
-            'pg_cron',
-            'problem',
-            case when v_is_loaded then 'it is loaded, but not created' else 'once it is loaded, it has to be created' end,
-            'create extension pg_cron;'
-        );
-    elsif not v_is_here and p_is_created is false then
-        return query values (
-            6,
-            'pg_cron',
-            'problem',
-            format('it is not created in database "%s", where it lives', p_home),
-            format(E'\\c %I \\\\ create extension pg_cron; \\c %I', p_home, current_database())
-        );
-    elsif v_is_loaded and not exists (select from pg_stat_activity a where a.backend_type = 'pg_cron launcher') then
-        return query
-        select 3, 'pg_cron', 'problem', 'its scheduler is not running: ' || r.detail, r.fix
-        from ulak_private.restart() r;
-    elsif v_is_loaded then
-        return query values (1, 'pg_cron', 'ok', case when v_is_here then 'version ' || ulak_private.pg_cron_version() else format('in database "%s"', p_home) end, null::text);
-    end if;
-end
-$plpgsql$;
-
--- Whether the server loads pg_cron, and whether it has to be restarted for what stands in its files.
-create or replace function ulak_private.library_steps()
-returns table (step integer, item text, status text, detail text, fix text)
-language plpgsql
-stable
-set search_path = pg_catalog, pg_temp
-as $plpgsql$
-declare
-    v_libraries text := coalesce((ulak_private.given_setting('shared_preload_libraries')).setting, '');
-begin
-    if v_libraries !~ E'\\mpg_cron\\M' then
-        return query values (
-            2,
-            'pg_cron',
-            'problem',
-            'it is not loaded',
-            ulak_private.server_fix(
-                'shared_preload_libraries',
-                (
-                    select string_agg(quote_literal(btrim(l.name)), ', ' order by l.place)
-                    from unnest(string_to_array(nullif(v_libraries, ''), ',') || 'pg_cron'::text) with ordinality l (name, place)
-                )
-            )
-        );
-    elsif not ulak_private.is_pg_cron_loaded() then
-        return query
-        select 3, 'pg_cron', 'problem', 'it is configured, but not loaded: ' || r.detail, r.fix
-        from ulak_private.restart() r;
-    elsif exists (
-        select
-        from pg_settings s
-        cross join lateral ulak_private.given_setting(s.name) g
-        where g.is_pending and (s.name like 'cron.%' or s.name = 'max_worker_processes')
-    ) then
-        return query
-        select 3, 'restart', 'problem', r.detail, r.fix
-        from ulak_private.restart() r;
-    end if;
-end
-$plpgsql$;
-
-create or replace function ulak_private.limit_steps(p_workers integer, p_background boolean)
-returns table (step integer, item text, status text, detail text, fix text)
-language plpgsql
-stable
-set search_path = pg_catalog, pg_temp
-as $plpgsql$
-declare
-    v_processes integer := coalesce((ulak_private.given_setting('max_worker_processes')).setting, '8')::integer;
-    v_jobs integer := coalesce(
-        (ulak_private.given_setting('cron.max_running_jobs')).setting::integer,
-        case when p_background then least(5, v_processes - 1) else least(32, current_setting('max_connections')::integer) end
-    );
-    -- Beside the workers: maintenance, vacuum, log, and the watcher, which versions without schedules in seconds need.
-    v_others integer := case when ulak_private.has_seconds() or p_workers = 0 then 3 else 4 end;
-    v_needed integer := p_workers + v_others;
-begin
-    -- Beside the jobs there are pg_cron's own process and that of logical replication.
-    if p_background and v_processes < v_needed + 2 then
-        return query values (
-            2,
-            'max_worker_processes',
-            'problem',
-            format('%s jobs and 2 other processes need %s, it is %s', v_needed, v_needed + 2, v_processes),
-            ulak_private.server_fix('max_worker_processes', (v_needed + 2)::text)
-        );
-    end if;
-    if v_jobs < v_needed then
-        return query values (
-            -- Its possible values depend on the settings above.
-            case when v_needed > (select s.max_val::integer from pg_settings s where s.name = 'cron.max_running_jobs') then 4 else 2 end,
-            'max_running_jobs',
-            'problem',
-            format('%s workers and %s other jobs need %s, it is %s', p_workers, v_others, v_needed, v_jobs),
-            ulak_private.server_fix('cron.max_running_jobs', v_needed::text)
-        );
-    end if;
-    if not coalesce((ulak_private.given_setting('cron.launch_active_jobs')).setting::boolean, true) then
-        return query values (
-            6,
-            'launch_active_jobs',
-            'problem',
-            'pg_cron is told to start no job',
-            ulak_private.server_fix('cron.launch_active_jobs', 'on', 'select pg_reload_conf();')
-        );
-    end if;
-end
-$plpgsql$;

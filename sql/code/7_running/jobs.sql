@@ -21,26 +21,7 @@ as $sql$
     select format('ulak %s in %s', p_what, current_database())
 $sql$;
 
--- The SQL condition that recognises our jobs in cron.job.
-create or replace function ulak_private.is_our_job()
-returns text
-language sql
-stable
-set search_path = pg_catalog, pg_temp
-as $sql$
-    select format('%s = %L', ulak_private.database_of_job(), current_database())
-$sql$;
-
--- Jobs of a database that isn't in this cluster: a restore brought them, or it was dropped.
-create or replace function ulak_private.is_stray_job()
-returns text
-language sql
-stable
-set search_path = pg_catalog, pg_temp
-as $sql$
-    select format('%s not in (select datname from pg_catalog.pg_database)', ulak_private.database_of_job())
-$sql$;
-
+-- The SQL that tells which database's ulak a job of cron.job belongs to; null: it isn't ulak's.
 create or replace function ulak_private.database_of_job()
 returns text
 language sql
@@ -50,6 +31,35 @@ as $sql$
     select format('substring(jobname from %L)', E'^ulak (?:worker \\d+|watcher|reboot|maintenance|vacuum|log|recurring [A-Za-z0-9._-]+) in (.*)$')
 $sql$;
 
+-- pg_cron's jobs that are ulak's; none where pg_cron lives in another database. Those of other databases are among them.
+create or replace function ulak_private.jobs()
+returns table (
+    jobid bigint,
+    jobname text,
+    of_database text,
+    schedule text,
+    command text,
+    username text,
+    database text,
+    nodename text,
+    nodeport integer,
+    active boolean
+)
+language plpgsql
+stable
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+begin
+    if ulak_private.has_pg_cron() then
+        return query execute format(
+            'select jobid, jobname::text, %1$s, schedule, command, username, database, nodename, nodeport, active '
+            'from cron.job where %1$s is not null',
+            ulak_private.database_of_job()
+        );
+    end if;
+end
+$plpgsql$;
+
 -- The role of jobs that don't need the owner's rights.
 create or replace function ulak_private.job_role()
 returns text
@@ -58,16 +68,6 @@ stable
 set search_path = pg_catalog, pg_temp
 as $sql$
     select 'ulak_worker'
-$sql$;
-
--- The command that pg_cron would run.
-create or replace function ulak_private.minutely_calls()
-returns text
-language sql
-stable
-set search_path = pg_catalog, pg_temp
-as $sql$
-    select case when ulak_private.has_python() then 'call ulak.run_worker(); ' else '' end || 'call ulak.run_maintenance();'
 $sql$;
 
 -- The role that can do what can't be done from here.
@@ -93,27 +93,28 @@ as $sql$
     )
 $sql$;
 
--- The SQL to run where pg_cron lives, to make its jobs equal to the wanted ones; for null, to remove them.
+-- The SQL to run where pg_cron lives, to make its jobs equal to the wanted ones; for null, to remove them, but for recurring messages.
 create or replace function ulak_private.commands_elsewhere(p_workers integer)
 returns text
 language sql
 stable
 set search_path = pg_catalog, pg_temp
 as $sql$
-    select case
-        when p_workers is null then format(
-            'select cron.unschedule(jobid) from cron.job where %s and not (%s) is true;', ulak_private.is_our_job(), ulak_private.is_recurring_job()
+    select concat_ws(
+        E'\n',
+        case when p_workers is not null then 'create extension if not exists pg_cron;' end,
+        format(
+            'select cron.unschedule(jobid) from cron.job where %s = %L%s;',
+            ulak_private.database_of_job(),
+            current_database(),
+            case when p_workers is null then format(' and jobname not like %L', 'ulak recurring %') end
+        ),
+        (
+            select string_agg(ulak_private.schedule_command(j.jobname, j.schedule, j.command, j.username, j.database), E'\n')
+            from ulak_private.wanted_jobs(p_workers) j
+            where p_workers is not null
         )
-        else concat_ws(
-            E'\n',
-            'create extension if not exists pg_cron;',
-            ulak_private.unschedule_command(),
-            (
-                select string_agg(ulak_private.schedule_command(j.jobname, j.schedule, j.command, j.username, j.database), E'\n')
-                from ulak_private.wanted_jobs(p_workers) j
-            )
-        )
-    end
+    )
 $sql$;
 
 -- The version of the extension, or of the library if it lives in another database.
@@ -181,13 +182,23 @@ as $sql$
             '* * * * *',
             format(
                 'set transaction_read_only = off; set search_path = pg_catalog, pg_temp; '
-                'delete from cron.job_run_details d where (d.jobid in (select jobid from cron.job where %s) '
+                'delete from cron.job_run_details d where (d.jobid in (select jobid from cron.job where %s = %L) '
                 'or d.command like ''call ulak.%%'' and d.jobid not in (select jobid from cron.job)) '
                 'and d.runid < (select max(r.runid) from cron.job_run_details r where r.start_time < now() - interval ''1 hour'')',
-                ulak_private.is_our_job()
+                ulak_private.database_of_job(),
+                current_database()
             ),
             true,
             current_setting('cron.database_name', true)
+        union all
+        select
+            'recurring ' || r.name,
+            r.cron,
+            -- Also where default_transaction_read_only is on, which a function would find too late.
+            format('set transaction_read_only = off; select ulak_private.send_recurring(%L)', r.name),
+            false,
+            current_database()
+        from ulak.recurring r
     )
     select
         ulak_private.job_name(j.what),
@@ -200,9 +211,6 @@ as $sql$
     from job j
     cross join pg_class c
     where c.oid = 'ulak_private.deliveries'::regclass
-    union all
-    select r.jobname, r.schedule, r.command, r.username, r.database, current_setting('cron.host', true), current_setting('port')::integer
-    from ulak_private.recurring_jobs() r
 $sql$;
 
 create or replace function ulak_private.schedule_command(
@@ -218,19 +226,27 @@ as $sql$
     )
 $sql$;
 
-create or replace function ulak_private.unschedule_command()
-returns text
-language sql
-stable
+-- A job remembers the address of the server that it was made on: one that was promoted or restored elsewhere is put right.
+create or replace function ulak_private.put_job(
+    p_jobid bigint, p_jobname text, p_schedule text, p_command text, p_username text, p_database text
+)
+returns void
+language plpgsql
 set search_path = pg_catalog, pg_temp
-as $sql$
-    select format('select cron.unschedule(jobid) from cron.job where %s;', ulak_private.is_our_job())
-$sql$;
+as $plpgsql$
+begin
+    if p_jobid is null then
+        execute ulak_private.schedule_command(p_jobname, p_schedule, p_command, p_username, p_database);
+    else
+        execute 'update cron.job set schedule = $2, command = $3, database = $4, nodename = $5, nodeport = $6, active = true where jobid = $1'
+            using p_jobid, p_schedule, p_command, p_database, current_setting('cron.host', true), current_setting('port')::integer;
+    end if;
+end
+$plpgsql$;
 
--- Makes pg_cron's jobs equal to the wanted ones. A job remembers the address of the server that it was made on: one that was
--- promoted or restored elsewhere is put right. pg_cron reads its jobs when it is told of a change, and version 1.4 was seen to
--- miss that while much else changed in the catalog. So jobs that are right already are written as well, and a second
--- start() reaches it.
+-- Makes pg_cron's jobs equal to the wanted ones. pg_cron reads its jobs when it is told of a change, and version 1.4 was seen to miss that
+-- while much else changed in the catalog. So jobs that are right already are written as well, and a second start() reaches it. Jobs of a
+-- database that isn't in this cluster go, too: a restore brought them, or it was dropped.
 create or replace function ulak_private.schedule_jobs(p_workers integer)
 returns table (item text, status text, detail text)
 language plpgsql
@@ -239,22 +255,18 @@ as $plpgsql$
 declare
     v_job record;
 begin
-    for v_job in execute
-        'select j.jobid, w.*, (j.schedule, j.command, j.database, j.active) '
-        'is not distinct from (w.schedule, w.command, w.database, true) as is_right, '
-        '(j.nodename, j.nodeport) is not distinct from (w.nodename, w.nodeport) as is_here, '
-        'concat_ws('':'', j.nodename, j.nodeport) as place '
-        'from ulak_private.wanted_jobs($1) w left join cron.job j on j.jobname = w.jobname and j.username = w.username '
-        'order by w.jobname'
-        using p_workers
+    for v_job in
+        select
+            j.jobid,
+            w.*,
+            (j.schedule, j.command, j.database, j.active) is not distinct from (w.schedule, w.command, w.database, true) as is_right,
+            (j.nodename, j.nodeport) is not distinct from (w.nodename, w.nodeport) as is_here,
+            concat_ws(':', j.nodename, j.nodeport) as place
+        from ulak_private.wanted_jobs(p_workers) w
+        left join ulak_private.jobs() j on j.jobname = w.jobname and j.username = w.username
+        order by w.jobname
     loop
-        if v_job.jobid is null then
-            execute ulak_private.schedule_command(v_job.jobname, v_job.schedule, v_job.command, v_job.username, v_job.database);
-        else
-            execute 'update cron.job set schedule = $2, command = $3, database = $4, nodename = $5, nodeport = $6, active = true '
-                'where jobid = $1'
-                using v_job.jobid, v_job.schedule, v_job.command, v_job.database, v_job.nodename, v_job.nodeport;
-        end if;
+        perform ulak_private.put_job(v_job.jobid, v_job.jobname, v_job.schedule, v_job.command, v_job.username, v_job.database);
         return query values (
             v_job.jobname,
             case when v_job.is_right and v_job.is_here then 'unchanged' else 'done' end,
@@ -262,12 +274,12 @@ begin
                 || case when v_job.jobid is not null and not v_job.is_here then format(' (it ran on %s)', v_job.place) else '' end
         );
     end loop;
-    for v_job in execute format(
-        'select jobid, jobname::text from cron.job where (%s or %s) and (jobname, username) not in '
-        '(select w.jobname, w.username from ulak_private.wanted_jobs($1) w) order by jobname',
-        ulak_private.is_our_job(),
-        ulak_private.is_stray_job()
-    ) using p_workers
+    for v_job in
+        select j.jobid, j.jobname
+        from ulak_private.jobs() j
+        where (j.of_database = current_database() or j.of_database not in (select d.datname from pg_database d))
+            and (j.jobname, j.username) not in (select w.jobname, w.username from ulak_private.wanted_jobs(p_workers) w)
+        order by j.jobname
     loop
         perform ulak_private.wait_for_workers_to_leave();
         execute 'select cron.unschedule($1::bigint)' using v_job.jobid;
@@ -284,20 +296,16 @@ $plpgsql$;
 -- databases count, too: a restore may have brought them from a cluster that is still alive, and they would run there.
 create or replace function ulak_private.misplaced_jobs()
 returns table (place text, jobs bigint)
-language plpgsql
+language sql
 stable
 set search_path = pg_catalog, pg_temp
-as $plpgsql$
-begin
-    if ulak_private.has_pg_cron() and not ulak_private.has_background_workers() then
-        return query execute format(
-            'select concat_ws('':'', j.nodename, j.nodeport), count(*) from cron.job j '
-            'where %s is not null and (j.nodename, j.nodeport) is distinct from ($1, $2) group by 1',
-            ulak_private.database_of_job()
-        ) using current_setting('cron.host', true), current_setting('port')::integer;
-    end if;
-end
-$plpgsql$;
+as $sql$
+    select concat_ws(':', j.nodename, j.nodeport), count(*)
+    from ulak_private.jobs() j
+    where not ulak_private.has_background_workers()
+        and (j.nodename, j.nodeport) is distinct from (current_setting('cron.host', true), current_setting('port')::integer)
+    group by 1
+$sql$;
 
 -- For start(), adopt(), and for maintenance: it comes here where another scheduler than pg_cron runs it, or background workers did.
 create or replace function ulak_private.bring_jobs_here()
@@ -310,8 +318,7 @@ declare
 begin
     if exists (select from ulak_private.misplaced_jobs()) then
         execute format(
-            'update cron.job j set nodename = $1, nodeport = $2 '
-            'where %s is not null and (j.nodename, j.nodeport) is distinct from ($1, $2)',
+            'update cron.job set nodename = $1, nodeport = $2 where %s is not null and (nodename, nodeport) is distinct from ($1, $2)',
             ulak_private.database_of_job()
         ) using current_setting('cron.host'), current_setting('port')::integer;
         get diagnostics v_jobs = row_count;

@@ -2,73 +2,54 @@
 
 -- The steps in the order in which they run, and last the queue's VACUUM, which no procedure can do.
 create or replace view ulak.maintenance_status as
-select m.step, m.what, m.state, m.started_at, m.duration, m.rows, m.last_error, m.last_error_at, m.runs, m.errors, m.total_rows
+select
+    s.step,
+    s.what,
+    case
+        when r.started_at is null then 'never ran'
+        when r.last_error_at >= r.started_at then 'failed'
+        when r.started_at < now() - interval '5 minutes' and r.is_needed then 'late'
+        when not r.finished then 'behind'
+        else 'ok'
+    end as state,
+    r.started_at,
+    r.duration,
+    r.rows,
+    r.last_error,
+    r.last_error_at,
+    r.runs,
+    r.errors,
+    r.total_rows
 from (
-    select
-        s.place,
-        s.step,
-        s.what,
-        case
-            when r.step is null then 'never ran'
-            when r.last_error_at >= r.started_at then 'failed'
-            when r.started_at < now() - interval '5 minutes' then 'late'
-            when not r.finished then 'behind'
-            else 'ok'
-        end as state,
-        r.started_at,
-        r.duration,
-        r.rows,
-        r.last_error,
-        r.last_error_at,
-        r.runs,
-        r.errors,
-        r.total_rows
-    from (
-        values
-            (1, 'clock', 'corrects times in the future after the clock was set back'),
-            (2, 'recover', 'takes back messages whose lease ran out'),
-            (3, 'expire', 'marks messages that were not delivered in time'),
-            (4, 'partitions', 'creates the next months and empties the default partitions'),
-            (5, 'archive', 'forgets idempotency keys that are free again, and archives messages that 0.2.0 finished'),
-            (6, 'archive_retention', 'drops old months of the archive'),
-            (7, 'dlq_retention', 'deletes old dead letters'),
-            (8, 'event_log_retention', 'deletes old log entries'),
-            (9, 'stats_retention', 'sums minutes up to hours after two days, and deletes old counters'),
-            (10, 'inbox_retention', 'forgets old keys of mark_handled()'),
-            (11, 'ordering', 'makes parked messages due that wait behind nothing, and forgets unused ordering keys'),
-            (12, 'attempts_retention', 'forgets old failed attempts'),
-            (13, 'samples', 'counts what waits for each endpoint, sums up the last minutes, tells operators of dead letters, and disables endpoints that stay broken (disable_after)'),
-            (14, 'samples_retention', 'keeps one sample an hour after two days, and deletes old ones'),
-            (15, 'secrets', 'forgets signing secrets whose grace after a rotation is over'),
-            (16, 'orphans', 'makes dead letters of messages whose endpoint was dropped while they were being sent, or was disabled because it stays broken, if its config says so'),
-            (17, 'schedule', 'puts right what pg_cron remembers of the server that its jobs ran on')
-    ) s (place, step, what)
-    left join ulak_private.maintenance_runs r on r.step = s.step
+    values
+        (1, 'clock', 'corrects times in the future after the clock was set back'),
+        (2, 'recover', 'takes back messages whose lease ran out'),
+        (3, 'expire', 'marks messages that were not delivered in time'),
+        (4, 'partitions', 'creates the next months and empties the default partitions'),
+        (5, 'archive', 'forgets idempotency keys that are free again, and archives messages that 0.2.0 finished'),
+        (6, 'archive_retention', 'drops old months of the archive'),
+        (7, 'dlq_retention', 'deletes old dead letters'),
+        (8, 'event_log_retention', 'deletes old log entries'),
+        (9, 'stats_retention', 'sums minutes up to hours after two days, and deletes old counters'),
+        (10, 'inbox_retention', 'forgets old keys of mark_handled()'),
+        (11, 'ordering', 'makes parked messages due that wait behind nothing, and forgets unused ordering keys'),
+        (12, 'attempts_retention', 'forgets old failed attempts'),
+        (13, 'samples', 'counts what waits for each endpoint, sums up the last minutes, tells operators of dead letters, and disables endpoints that stay broken (disable_after)'),
+        (14, 'samples_retention', 'keeps one sample an hour after two days, and deletes old ones'),
+        (15, 'secrets', 'forgets signing secrets whose grace after a rotation is over'),
+        (16, 'orphans', 'makes dead letters of messages whose endpoint was dropped while they were being sent, or was disabled because it stays broken, if its config says so'),
+        (17, 'schedule', 'puts right what pg_cron remembers of the server that its jobs ran on'),
+        (18, 'vacuum', 'a job of its own: frees the space of messages that have left the queue')
+) s (place, step, what)
+left join (
+    select m.*, true as is_needed
+    from ulak_private.maintenance_runs m
     union all
-    select
-        18,
-        'vacuum',
-        'a job of its own: frees the space of messages that have left the queue',
-        case
-            when v.last_run is null then 'never ran'
-            when v.last_run < now() - interval '5 minutes' and v.n_dead_tup > 10000 then 'late'
-            else 'ok'
-        end,
-        v.last_run,
-        null,
-        null,
-        null,
-        null,
-        v.vacuum_count + v.autovacuum_count,
-        null,
-        null
-    from (
-        select t.n_dead_tup, t.vacuum_count, t.autovacuum_count, greatest(t.last_vacuum, t.last_autovacuum) as last_run
-        from pg_catalog.pg_stat_all_tables t
-        where t.relid = 'ulak_private.deliveries'::regclass
-    ) v
-) m
-order by m.place;
+    select 'vacuum', greatest(t.last_vacuum, t.last_autovacuum), null, null, true, null, null, t.vacuum_count + t.autovacuum_count, null, null, t.n_dead_tup > 10000
+    from pg_catalog.pg_stat_all_tables t
+    where t.relid = 'ulak_private.deliveries'::regclass
+) r on r.step = s.step
+order by s.place;
 
 comment on view ulak.maintenance_status is 'steps of maintenance: when each last ran, how long it took, what it did, what went wrong';
 comment on column ulak.maintenance_status.step is 'name of the step';

@@ -18,6 +18,7 @@ set search_path = pg_catalog, pg_temp
 as $plpgsql$
 declare
     v_endpoint_id bigint := ulak_private.endpoint_id(p_endpoint);
+    v_job text := ulak_private.job_name('recurring ' || p_name);
 begin
     perform ulak_private.check_recurring(p_name, p_cron, p_expires_after);
     perform ulak_private.check_messages(
@@ -39,11 +40,11 @@ begin
     return query
     select r.item, r.status, r.detail, r.fix
     from ulak_private.run_in_pg_cron(
-        ulak_private.recurring_job(p_name),
+        v_job,
         (
             select ulak_private.schedule_command(j.jobname, j.schedule, j.command, j.username, j.database)
-            from ulak_private.recurring_jobs() j
-            where j.jobname = ulak_private.recurring_job(p_name)
+            from ulak_private.wanted_jobs(0) j
+            where j.jobname = v_job
         ),
         'scheduled'
     ) r;
@@ -59,6 +60,8 @@ language plpgsql
 security definer
 set search_path = pg_catalog, pg_temp
 as $plpgsql$
+declare
+    v_job text := ulak_private.job_name('recurring ' || p_name);
 begin
     perform ulak_private.lock('schedule');
     delete from ulak.recurring r where r.name = p_name;
@@ -69,8 +72,8 @@ begin
     return query
     select r.item, r.status, r.detail, r.fix
     from ulak_private.run_in_pg_cron(
-        ulak_private.recurring_job(p_name),
-        format('select cron.unschedule(jobid) from cron.job where jobname = %L;', ulak_private.recurring_job(p_name)),
+        v_job,
+        format('select cron.unschedule(jobid) from cron.job where jobname = %L;', v_job),
         'unscheduled'
     ) r;
 end
@@ -146,41 +149,6 @@ begin
     )::ulak_private.message]))[1];
 end
 $plpgsql$;
-
-create or replace function ulak_private.recurring_job(p_name text)
-returns text
-language sql
-stable
-set search_path = pg_catalog, pg_temp
-as $sql$
-    select ulak_private.job_name('recurring ' || p_name)
-$sql$;
-
--- As is_our_job(), for recurring messages alone: stop() leaves them, as it leaves applications that send.
-create or replace function ulak_private.is_recurring_job()
-returns text
-language sql
-stable
-set search_path = pg_catalog, pg_temp
-as $sql$
-    select format('substring(jobname from %L) = %L', E'^ulak recurring [A-Za-z0-9._-]+ in (.*)$', current_database())
-$sql$;
-
-create or replace function ulak_private.recurring_jobs()
-returns table (jobname text, schedule text, command text, username text, database text)
-language sql
-stable
-set search_path = pg_catalog, pg_temp
-as $sql$
-    select
-        ulak_private.recurring_job(r.name),
-        r.cron,
-        -- Also where default_transaction_read_only is on, which a function would find too late.
-        format('set transaction_read_only = off; select ulak_private.send_recurring(%L)', r.name),
-        ulak_private.job_role(),
-        current_database()
-    from ulak.recurring r
-$sql$;
 
 -- Does it, or says what to do where pg_cron lives.
 create or replace function ulak_private.run_in_pg_cron(p_item text, p_command text, p_done text)

@@ -8,6 +8,7 @@ set search_path = pg_catalog, pg_temp
 as $plpgsql$
 declare
     v_workers integer := coalesce(p_workers, ulak_private.default_workers());
+    v_calls text := case when ulak_private.has_python() then 'call ulak.run_worker(); ' else '' end || 'call ulak.run_maintenance();';
     v_checks jsonb;
     v_is_watched boolean;
 begin
@@ -27,7 +28,7 @@ begin
             'schedule',
             'not done',
             'nothing was scheduled'
-                || case when not ulak_private.is_pg_cron_loaded() then '. Any other scheduler can run, each minute: ' || ulak_private.minutely_calls() else '' end,
+                || case when not ulak_private.is_pg_cron_loaded() then '. Any other scheduler can run, each minute: ' || v_calls else '' end,
             'select * from ulak.start(); -- after mending the problems above, in their order'
         );
         return;
@@ -81,22 +82,20 @@ security definer
 set search_path = pg_catalog, pg_temp
 as $plpgsql$
 declare
-    v_id bigint;
-    v_name text;
+    v_job record;
 begin
     perform ulak_private.lock('schedule');
     perform ulak_private.wait_for_workers_to_leave();
-    if ulak_private.has_pg_cron() then
-        for v_id, v_name in execute format(
-            'select jobid, jobname::text from cron.job where %s and not (%s) is true order by jobname',
-            ulak_private.is_our_job(),
-            ulak_private.is_recurring_job()
-        )
-        loop
-            execute 'select cron.unschedule($1::bigint)' using v_id;
-            return query values (v_name, 'done', 'unscheduled', null::text);
-        end loop;
-    elsif current_setting('cron.database_name', true) is not null then
+    for v_job in
+        select j.jobid, j.jobname
+        from ulak_private.jobs() j
+        where j.of_database = current_database() and j.jobname not like 'ulak recurring %'
+        order by j.jobname
+    loop
+        execute 'select cron.unschedule($1::bigint)' using v_job.jobid;
+        return query values (v_job.jobname, 'done', 'unscheduled', null::text);
+    end loop;
+    if not ulak_private.has_pg_cron() and current_setting('cron.database_name', true) is not null then
         return query values (
             'schedule',
             'to do',
@@ -206,9 +205,7 @@ declare
     v_minute timestamptz := date_trunc('minute', p_now) + interval '1 minute';
 begin
     if ulak_private.has_pg_cron() then
-        execute 'select exists (select from cron.job j where j.database = $1 and j.jobname like $2 and j.active)'
-            into is_scheduled
-            using current_database(), 'ulak worker %';
+        is_scheduled := exists (select from ulak_private.jobs() j where j.database = current_database() and j.jobname like 'ulak worker %' and j.active);
     else
         -- Its jobs can't be seen from here, but whether they have started a worker since start() said what to run there.
         is_scheduled := ulak_private.is_pg_cron_loaded() and exists (
