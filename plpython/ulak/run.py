@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import resource
 import time
-from dataclasses import replace
 from functools import partial
 
 from ulak.messages.delivery import MESSAGE, PERMANENT
@@ -55,7 +54,7 @@ def _work(database: Database, until: float) -> str:
     suspicion = database.suspicion()
     if suspicion >= _SUSPICIOUS:
         # A wary run holds one message at a time, to find the one that ended the runs before it.
-        chosen = replace(chosen, most_held=1)
+        chosen = chosen._replace(most_held=1)
         until = min(until, time.monotonic() + _WARY_SECONDS)
     # Twice: slow receivers have slots of their own.
     dispatcher = make_dispatcher(database, given, chosen.slots * 2)

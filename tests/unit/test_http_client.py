@@ -10,7 +10,6 @@ import socket
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import pycurl
@@ -457,6 +456,6 @@ def test_a_slow_receivers_answers_do_not_delay_anothers(exchanges: Exchanges, re
 def test_a_changed_profile_takes_effect_with_its_first_request(exchanges: Exchanges, receiver: Receiver) -> None:
     profile = Profile(receiver.url)
     exchange(exchanges, [Request(profile, [], b"1")])
-    exchange(exchanges, [Request(replace(profile, method="PUT"), [], b"2")])
+    exchange(exchanges, [Request(profile._replace(method="PUT"), [], b"2")])
 
     assert [each.method for each in receiver.requests] == ["POST", "PUT"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
@@ -22,8 +21,7 @@ _PLAIN = "".join(chr(code) for code in range(0x21, 0x7F) if chr(code) not in '"%
 _OFFSET = re.compile(r"([+-]\d\d)(:?)(\d\d)?$")
 
 
-@dataclass(frozen=True, slots=True)
-class CloudEvents:
+class CloudEvents(NamedTuple):
     mode: str
     source: str
     type: str | None = None

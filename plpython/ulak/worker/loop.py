@@ -94,7 +94,7 @@ class Worker:
             senders.is_listening,
             turns.last,
             turns.interval,
-            len(held.done),
+            settling.count,
             settling.since,
             settling.is_awaited,
             settling.has_failed,

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 # Files that PostgreSQL itself needs in a backend.
 _OTHER_FILES = 200
 
 
-@dataclass(frozen=True, slots=True)
-class Options:
+class Options(NamedTuple):
     # Request slots, of which one endpoint may have seven eighths: worker_concurrency.
     slots: int
     batch_size: int

@@ -22,6 +22,8 @@ class Settling:
         self._database = database
         self._held = held
         self._counters = counters
+        # Messages whose outcomes are to be stored, and since when.
+        self.count = 0
         self.since = now
         # Among them is one that another message waits for, and a failure.
         self.is_awaited = False
@@ -30,9 +32,6 @@ class Settling:
         self.deferred: dict[int, list[Settled]] = {}
         self.next_retry = now
         self._retry_delay = SETTLE_RETRY_SECONDS
-
-    def __len__(self) -> int:
-        return len(self._held.done)
 
     def add(self, settled: Settled, to: Endpoint | None, now: float) -> None:
         endpoint_id, messages, outcome = settled
@@ -43,6 +42,7 @@ class Settling:
         if not self._held.done:
             self.since = now
         self._held.done.append(settled)
+        self.count += len(messages)
         if outcome.error is not None or outcome.failures:
             self.has_failed = True
         # A limit that this worker alone can't reach holds nobody up for long.
@@ -56,6 +56,7 @@ class Settling:
     def stored(self, part: Sequence[Settled]) -> None:
         self._forget(part)
         del self._held.done[: len(part)]
+        self.count = sum(len(each.messages) for each in self._held.done)
         self.is_awaited = self.has_failed = False
 
     def store_apart(self, now: float) -> None:
@@ -64,6 +65,7 @@ class Settling:
         for each in self._held.done:
             apart.setdefault(each.endpoint_id, []).append(each)
         self._held.done = []
+        self.count = 0
         self.is_awaited = self.has_failed = False
         # From now on these are kept here, whatever happens.
         self.deferred.update(apart)

@@ -8,11 +8,12 @@ from __future__ import annotations
 # Turns. How close they may follow each other is the setting turn_interval. -------------------------------------------
 # An outcome is stored by the first turn after this, and after twice this at the latest. Longer: more is sent again
 # after a crash. Shorter: fewer are stored together, and one takes nearly as long as ten (0.4 ms beside 0.5 ms).
-SETTLE_SECONDS = 0.05
+SETTLE_SECONDS = 0.1
 # Where another message may wait for an outcome (the next one of an ordering key, or under a limit in flight), and other
 # requests are under way.
 SETTLE_SECONDS_AWAITED = 0.002
-# So many outcomes are stored without waiting longer.
+# So many outcomes are stored without waiting longer; a quarter of them if nothing is under way, as at the end of a
+# backlog.
 SETTLE_COUNT = 256
 # An outcome whose endpoint is locked is tried again after this, twice as long each time up to the longest: each try
 # may wait for the lock and hold up everything else.

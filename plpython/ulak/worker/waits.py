@@ -33,7 +33,7 @@ class Situation(NamedTuple):
     # Turns are at least so far apart.
     last_turn: float
     interval: float
-    # Outcomes that wait to be stored, and since when.
+    # Messages whose outcomes wait to be stored, and since when.
     outcomes: int
     since: float
     # Among them: one that another message waits for, and a failure.
@@ -58,8 +58,11 @@ def wait(situation: Situation, now: float) -> Wait:
 def is_settling(situation: Situation, now: float) -> bool:
     """Whether the turn that is due now stores the outcomes that there are."""
     each = situation
-    is_urgent = each.is_awaited or each.has_failed or each.outcomes >= SETTLE_COUNT
-    return is_urgent or now >= each.since + SETTLE_SECONDS or now >= each.until
+    return each.is_awaited or _is_urgent(each) or now >= each.since + SETTLE_SECONDS or now >= each.until
+
+
+def _is_urgent(each: Situation) -> bool:
+    return each.has_failed or each.outcomes >= (SETTLE_COUNT if each.is_sending else SETTLE_COUNT // 4)
 
 
 def next_turn(situation: Situation, now: float) -> float:
@@ -68,7 +71,7 @@ def next_turn(situation: Situation, now: float) -> float:
     if each.is_awaited:
         # Nothing else can come while nothing is under way.
         return each.since + SETTLE_SECONDS_AWAITED if each.is_sending else each.since
-    if each.has_failed or each.outcomes >= SETTLE_COUNT or (each.can_claim and (each.has_more or each.was_notified)):
+    if _is_urgent(each) or (each.can_claim and (each.has_more or each.was_notified)):
         return soonest
     if each.outcomes and now >= each.until:
         return soonest

@@ -155,13 +155,14 @@ $sql$;
 create or replace view ulak_private.session_settings as
 select s.fingerprint, coalesce(nullif(current_setting('ulak_private.settings', true), '') <> s.fingerprint, false) as are_old
 from (
-    select count(*) || coalesce(string_agg(' ' || v.name || '=' || v.value, '' order by v.name), '') as fingerprint
+    -- No texts in order: that takes a fifth of the time of a claim of one message.
+    select coalesce(bit_xor(hashtextextended(v.name || '=' || v.value, 0)), 0)::text as fingerprint
     from ulak.setting_values v
 ) s;
 
 comment on view ulak_private.session_settings is
-    'all settings that were changed as one text, and whether it isn''t the one that this session''s worker goes by; private to ulak';
-comment on column ulak_private.session_settings.fingerprint is 'all settings that were changed, with their values';
+    'a hash of all settings that were changed, and whether it isn''t the one that this session''s worker goes by; private to ulak';
+comment on column ulak_private.session_settings.fingerprint is 'a hash of all settings that were changed, with their values';
 comment on column ulak_private.session_settings.are_old is 'this session''s worker has asked for them before one was changed; false in other sessions';
 
 create or replace function ulak_private.settings_fingerprint()

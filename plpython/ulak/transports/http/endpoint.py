@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from base64 import b64encode
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from functools import lru_cache
 from types import MappingProxyType
 from typing import Any
@@ -68,7 +67,7 @@ class Parser:
 
         return common._replace(
             config=config,
-            profile=replace(common.profile, url=url),
+            profile=common.profile._replace(url=url),
             signing_keys=_signing_keys(common.signature, signing) if signing else (),
             mask=Mask(hidden),
             private=Mask(lambda: [*hidden(), *secrecy.locations(given)]),
@@ -215,8 +214,7 @@ def _token_profile(profile: Profile, auth: object) -> Profile | None:
     """The same proxy and authorities as the endpoint, but not its client certificate nor its pinned key."""
     if not isinstance(auth, OAuth2):
         return None
-    return replace(
-        profile,
+    return profile._replace(
         url=auth.token_url,
         method="POST",
         tls_client_cert=None,

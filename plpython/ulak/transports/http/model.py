@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from ipaddress import ip_address
-from operator import attrgetter
 from types import MappingProxyType
 from typing import NamedTuple
 from urllib.parse import urlsplit
@@ -27,8 +25,7 @@ _NOTHING_SECRET = Mask()
 Line = str | bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Settings:
+class Settings(NamedTuple):
     """Defaults for what an endpoint's config leaves open."""
 
     http_timeout: float = 10
@@ -51,8 +48,7 @@ class Settings:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Proxy:
+class Proxy(NamedTuple):
     url: str
     username: str | None = None
     password: str | None = None
@@ -61,11 +57,7 @@ class Proxy:
     ssl_verify: bool = True
 
 
-# Compared by identity.
-@dataclass(frozen=True, slots=True, eq=False)
-class Profile:
-    """libcurl's options for a receiver; set once per handle, not once per message."""
-
+class _Options(NamedTuple):
     url: str
     method: str = "POST"
     timeout: float = 10
@@ -78,19 +70,23 @@ class Profile:
     proxy: Proxy | None = None
     capture_response: bool = False
     keep_body: int = 512
-    # The same for all profiles that differ in nothing but the rest of the URL: a handle that was prepared for one of
-    # them serves the others with another URL.
-    shape: str = field(init=False)
-    # Names have to be resolved.
-    is_named: bool = field(init=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "shape", repr((is_tls(self.url), _options(self))))
-        is_named = _is_named(origin(self.url)) or (self.proxy is not None and _is_named(origin(self.proxy.url)))
-        object.__setattr__(self, "is_named", is_named)
 
 
-_options = attrgetter(*(each.name for each in fields(Profile) if each.init and each.name != "url"))
+class Profile(_Options):
+    """libcurl's options for a receiver; set once per handle, not once per message."""
+
+    @cached_property
+    def shape(self) -> str:
+        """The same for all profiles that differ in nothing but the rest of the URL: a handle that was prepared for one
+        of them serves the others with another URL."""
+        return repr((is_tls(self.url), self[1:]))
+
+    @cached_property
+    def is_named(self) -> bool:
+        """Names have to be resolved."""
+        return _is_named(origin(self.url)) or (self.proxy is not None and _is_named(origin(self.proxy.url)))
+
+
 _ORIGIN = re.compile(r"[^/?#]*//[^/?#]*")
 
 
@@ -118,19 +114,16 @@ def _is_named(origin: str) -> bool:
     return False
 
 
-@dataclass(frozen=True, slots=True)
-class Basic:
+class Basic(NamedTuple):
     username: str
     password: str
 
 
-@dataclass(frozen=True, slots=True)
-class Bearer:
+class Bearer(NamedTuple):
     token: str
 
 
-@dataclass(frozen=True, slots=True)
-class OAuth2:
+class OAuth2(NamedTuple):
     token_url: str
     client_id: str
     client_secret: str
@@ -140,8 +133,7 @@ class OAuth2:
     credentials: str = "header"
 
 
-@dataclass(frozen=True, slots=True)
-class SigV4:
+class SigV4(NamedTuple):
     access_key: str
     secret_key: str
     region: str
@@ -149,8 +141,7 @@ class SigV4:
     session_token: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Signature:
+class Signature(NamedTuple):
     """An HMAC of the body alone, in a header of its own, as many receivers ask for it."""
 
     header: str

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -82,10 +81,10 @@ def _build(endpoint: Endpoint, messages: Sequence[Message], now: float, token: s
 def _profile(profile: Profile, particular: Mapping[str, str]) -> Profile:
     """With the message's own path behind the endpoint's, and its time-out if that is shorter."""
     if ":path" in particular:
-        profile = replace(profile, url=_joined(profile.url, particular[":path"]))
+        profile = profile._replace(url=_joined(profile.url, particular[":path"]))
     if ":timeout" in particular:
         timeout = min(profile.timeout, float(particular[":timeout"]))
-        profile = replace(profile, timeout=timeout, connect_timeout=min(profile.connect_timeout, timeout))
+        profile = profile._replace(timeout=timeout, connect_timeout=min(profile.connect_timeout, timeout))
     return profile
 
 
