@@ -415,6 +415,12 @@ drop function ulak._traffic_is_final_before();
 drop function ulak._report_circuits();
 drop function ulak._metric_definitions();
 drop function ulak._raise_undefined_metric(text);
+drop function ulak._explain_cycles(jsonb);
+drop function ulak._explain_attempt(ulak.attempts);
+drop function ulak._explain_end(
+    bigint, text, text, timestamptz, timestamptz, timestamptz, timestamptz, timestamptz, timestamptz, integer, text, timestamptz
+);
+drop function ulak._explain_next(bigint, text, text, timestamptz);
 
 -- Plainer words. Nobody waits for these locks but another upgrade, vacuum or create index.
 comment on column ulak.recurring.expires_after is 'how long each message may be delivered; null: forever';

@@ -231,6 +231,26 @@ def test_explain_tells_that_it_was_redriven_in_its_place(shop: Queue) -> None:
     assert shop.column("select message from ulak.history(%s, %s)", first, shop.at(3)) == [first]
 
 
+def test_explain_tells_a_redrive_in_place_between_the_attempts_before_and_after_it(shop: Queue) -> None:
+    first = shop.send(ordering_key="k")
+    letter = die(shop, now=1)
+    shop.call("redrive_message", letter, "bob", now=shop.at(2))
+    die(shop, now=3)
+
+    story = shop.column("select what from ulak.explain(%s, %s)", first, shop.at(4))
+
+    told = [what.partition(" by ")[0].partition(":")[0] for what in story]
+    assert told == [
+        "sent",
+        "attempt 1 failed after 0.0ms",
+        "an earlier cycle ended after 1 attempt",
+        "redriven",
+        "attempt 2 failed after 0.0ms",
+        "given up after 2 attempts",
+        "next",
+    ]
+
+
 def test_the_doctor_names_a_letter_that_others_wait_for(shop: Queue) -> None:
     query = "select severity, finding, fix from ulak.doctor(%s) where \"check\" = 'ordering'"
     shop.send(ordering_key="k")

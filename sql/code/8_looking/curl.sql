@@ -65,23 +65,7 @@ as $sql$
             'ordering_key', m.ordering_key,
             'created_at', m.created_at::text
         )
-    from (
-        select q.endpoint_id, q.message_id, q.attempts, q.payload, q.headers, q.metadata, q.correlation_id, q.ordering_key,
-            q.generation, q.created_at
-        from ulak.queue q
-        where q.id = p_id
-        union all
-        select a.endpoint_id, a.message_id, a.attempts, a.payload, a.headers, a.metadata, a.correlation_id, a.ordering_key,
-            a.generation, a.created_at
-        from ulak.archive a
-        where a.id = p_id
-        union all
-        select d.endpoint_id, d.message_id, d.attempts, d.payload, d.headers, d.metadata, d.correlation_id, d.ordering_key,
-            d.generation, d.original_created_at
-        from ulak.dlq d
-        where d.original_message_id = p_id
-        limit 1
-    ) m
+    from ulak_private.find_message(p_id) m
 $sql$;
 
 create or replace function ulak_private.curl(p_request jsonb)

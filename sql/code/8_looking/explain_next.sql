@@ -1,6 +1,6 @@
 -- The last line of ulak.explain(): what happens to a message next and when, or why nothing will.
 
-create or replace function ulak_private.explain_next(p_id bigint, p_place text, p_status text, p_now timestamptz)
+create or replace function ulak_private.explain_next(p_id bigint, p_status text, p_now timestamptz)
 returns table (at timestamptz, what text)
 language plpgsql
 stable
