@@ -421,6 +421,7 @@ drop function ulak._explain_end(
     bigint, text, text, timestamptz, timestamptz, timestamptz, timestamptz, timestamptz, timestamptz, integer, text, timestamptz
 );
 drop function ulak._explain_next(bigint, text, text, timestamptz);
+drop function ulak._doctor_roles();
 
 -- Plainer words. Nobody waits for these locks but another upgrade, vacuum or create index.
 comment on column ulak.recurring.expires_after is 'how long each message may be delivered; null: forever';

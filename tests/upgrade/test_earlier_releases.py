@@ -247,6 +247,7 @@ GONE = {
     "history": "_find_message",
     "archive_completed_messages": "_archive_batch _archive_partitions",
     "explain": "_explain_attempt _explain_cycles _explain_end _explain_next",
+    "doctor": "_doctor_roles",
     "report": "_report_circuits _traffic_is_final_before",
     "top": "_endpoint_health _endpoint_state _pain",
     "metrics": "_metric_definitions _raise_undefined_metric",

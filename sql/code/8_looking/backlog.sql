@@ -67,7 +67,7 @@ as $sql$
     limit 1
 $sql$;
 
--- How much waits for each endpoint, is in flight, and is dead.
+-- How much waits for each endpoint, is in flight, and is dead. The plan is a matter of endpoint_facts(), which alone calls it.
 create or replace function ulak_private.backlog(p_endpoint_id bigint default null, p_now timestamptz default clock_timestamp())
 returns table (
     endpoint_id bigint,
@@ -88,13 +88,6 @@ returns table (
 language plpgsql
 stable
 set search_path = pg_catalog, pg_temp
-set enable_seqscan = off
-set enable_bitmapscan = off
-set enable_hashjoin = on
-set enable_nestloop = off
-set enable_mergejoin = off
-set jit = off
-set plan_cache_mode = force_generic_plan
 as $plpgsql$
 #variable_conflict use_column
 declare

@@ -24,6 +24,7 @@ language plpgsql
 stable
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
+set enable_bitmapscan = off
 set jit = off
 as $plpgsql$
 #variable_conflict use_column
@@ -36,10 +37,6 @@ begin
         select f.* from ulak_private.doctor_settings() f
         union all
         select f.* from ulak_private.doctor_signatures() f
-        union all
-        select f.* from ulak_private.doctor_roles() f
-        union all
-        select f.* from ulak_private.doctor_missing_roles() f
         union all
         select f.* from ulak_private.doctor_watches() f
         union all
@@ -90,16 +87,23 @@ as $sql$
     union all
     select 'workers', f.* from ulak_private.doctor_workers(p_now) f
     union all
-    select case f.check_name when 'partitions' then 'archive' else 'maintenance' end, f.* from ulak_private.doctor_maintenance(p_now) f
+    select 'archive', f.* from ulak_private.doctor_partitions(p_now) f
     union all
-    select case when f.check_name in ('queue', 'backlog', 'ordering', 'dropped endpoint') then 'queue' else 'endpoints' end, f.*
-    from ulak_private.doctor_endpoints(p_facts, p_now) f
+    select 'maintenance', f.* from ulak_private.doctor_maintenance(p_now) f
+    union all
+    select 'endpoints', f.* from ulak_private.doctor_endpoints(p_facts, p_now) f
+    union all
+    select 'endpoints', f.* from ulak_private.doctor_disabled(p_facts, p_now) f
     union all
     select 'endpoints', f.* from ulak_private.doctor_hosts() f
     union all
-    select 'endpoints', f.* from ulak_private.doctor_bound_secrets() f
-    union all
     select 'dlq', f.* from ulak_private.doctor_dlq(p_facts, p_now) f
+    union all
+    select 'queue', f.* from ulak_private.doctor_queue(p_facts, p_now) f
+    union all
+    select 'queue', f.* from ulak_private.doctor_stuck_keys(p_facts, p_now) f
+    union all
+    select 'queue', f.* from ulak_private.doctor_heads(p_facts, p_now) f
     union all
     select 'queue', f.* from ulak_private.doctor_vacuum(p_now) f
     union all

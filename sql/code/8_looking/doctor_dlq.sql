@@ -6,54 +6,7 @@ language sql
 stable
 set search_path = pg_catalog, pg_temp
 as $sql$
-    select f.* from ulak_private.doctor_letters(p_facts, p_now) f
-    union all
-    select f.* from ulak_private.doctor_dlq_retention(p_now) f
-$sql$;
-
--- It grows: more entered in the last hour than in the one before. Both are counted up to a bound.
-create or replace function ulak_private.dlq_growth(p_now timestamptz)
-returns table (letters bigint, before bigint, endpoint text, error text)
-language sql
-stable
-set search_path = pg_catalog, pg_temp
-set enable_seqscan = off
-set enable_bitmapscan = off
-set jit = off
-as $sql$
-    select n.letters, b.letters, n.endpoint, n.error
-    from (
-        select
-            count(*) as letters,
-            mode() within group (order by d.endpoint_name) as endpoint,
-            mode() within group (order by d.last_error) as error
-        from (
-            select d.endpoint_name, d.last_error, d.status
-            from ulak.dlq d
-            where d.archived_at > p_now - interval '1 hour' and d.archived_at <= p_now
-            limit 5001
-        ) d
-        where d.status = 'failed'
-    ) n
-    cross join (
-        select count(*) as letters
-        from (
-            select
-            from ulak.dlq d
-            where d.archived_at > p_now - interval '2 hours' and d.archived_at <= p_now - interval '1 hour'
-            limit 5001
-        ) d
-    ) b
-    where n.letters >= 10 and n.letters > b.letters
-$sql$;
-
--- If the dead-letter queue doesn't grow, letters that wait are still reported: they need a decision.
-create or replace function ulak_private.doctor_letters(p_facts ulak_private.endpoint_fact[], p_now timestamptz)
-returns table (severity text, check_name text, finding text, fix text)
-language sql
-stable
-set search_path = pg_catalog, pg_temp
-as $sql$
+    -- If the dead-letter queue doesn't grow, letters that wait are still reported: they need a decision.
     with growth as materialized (
         select g.*
         from ulak_private.dlq_growth(p_now) g
@@ -94,17 +47,7 @@ as $sql$
         where f.dead > 0
     ) d
     where d.letters > 0 and not exists (select from growth)
-$sql$;
-
-create or replace function ulak_private.doctor_dlq_retention(p_now timestamptz)
-returns table (severity text, check_name text, finding text, fix text)
-language sql
-stable
-set search_path = pg_catalog, pg_temp
-set enable_seqscan = off
-set enable_bitmapscan = off
-set jit = off
-as $sql$
+    union all
     select
         'warning',
         'dlq',
@@ -127,4 +70,37 @@ as $sql$
         order by d.archived_at
         limit 1
     ) d
+$sql$;
+
+-- It grows: more entered in the last hour than in the one before. Both are counted up to a bound.
+create or replace function ulak_private.dlq_growth(p_now timestamptz)
+returns table (letters bigint, before bigint, endpoint text, error text)
+language sql
+stable
+set search_path = pg_catalog, pg_temp
+as $sql$
+    select n.letters, b.letters, n.endpoint, n.error
+    from (
+        select
+            count(*) as letters,
+            mode() within group (order by d.endpoint_name) as endpoint,
+            mode() within group (order by d.last_error) as error
+        from (
+            select d.endpoint_name, d.last_error, d.status
+            from ulak.dlq d
+            where d.archived_at > p_now - interval '1 hour' and d.archived_at <= p_now
+            limit 5001
+        ) d
+        where d.status = 'failed'
+    ) n
+    cross join (
+        select count(*) as letters
+        from (
+            select
+            from ulak.dlq d
+            where d.archived_at > p_now - interval '2 hours' and d.archived_at <= p_now - interval '1 hour'
+            limit 5001
+        ) d
+    ) b
+    where n.letters >= 10 and n.letters > b.letters
 $sql$;

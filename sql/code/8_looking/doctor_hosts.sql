@@ -21,14 +21,7 @@ as $sql$
     ) h(key, host)
     where a.allowed <> '' and e.enabled
     group by e.name, a.allowed
-$sql$;
-
-create or replace function ulak_private.doctor_bound_secrets()
-returns table (severity text, check_name text, finding text, fix text)
-language sql
-stable
-set search_path = pg_catalog, pg_temp
-as $sql$
+    union all
     select
         'warning',
         'hosts',

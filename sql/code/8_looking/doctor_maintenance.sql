@@ -1,16 +1,5 @@
 -- Months of the archive that are missing, and steps of maintenance that failed or didn't run.
 
-create or replace function ulak_private.doctor_maintenance(p_now timestamptz)
-returns table (severity text, check_name text, finding text, fix text)
-language sql
-stable
-set search_path = pg_catalog, pg_temp
-as $sql$
-    select f.* from ulak_private.doctor_partitions(p_now) f
-    union all
-    select f.* from ulak_private.doctor_steps(p_now) f
-$sql$;
-
 create or replace function ulak_private.doctor_partitions(p_now timestamptz)
 returns table (severity text, check_name text, finding text, fix text)
 language sql
@@ -21,7 +10,7 @@ as $sql$
     from ulak_private.check_partitions(p_now) p
 $sql$;
 
-create or replace function ulak_private.doctor_steps(p_now timestamptz)
+create or replace function ulak_private.doctor_maintenance(p_now timestamptz)
 returns table (severity text, check_name text, finding text, fix text)
 language sql
 stable

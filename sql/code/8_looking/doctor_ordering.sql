@@ -22,6 +22,32 @@ as $sql$
         limit 50
     ) h
     cross join lateral ulak_private.stuck_ordering_keys(h.id, p_now) k
+    union all
+    -- Letters that hold a key for which others wait.
+    select
+        'warning',
+        'ordering',
+        format(
+            'dead letter %s of endpoint "%s" has held ordering key "%s" for %s, and %s',
+            d.id,
+            d.endpoint_name,
+            d.ordering_key,
+            ulak_private.short_duration(p_now - d.failed_at),
+            ulak_private.waiting_behind(w.messages)
+        ),
+        format(
+            'select ulak.redrive_message(%1$s); -- or give it up, and the next one goes: select * from ulak.discard(p_ids => ''{%1$s}'');',
+            d.id
+        )
+    from (
+        select d.*
+        from ulak_private.letters d
+        where d.is_holding
+        order by d.id
+        limit 1000
+    ) d
+    cross join lateral ulak_private.count_behind(d.original_message_id, d.endpoint_id, d.ordering_key) w(messages)
+    where w.messages > 0
 $sql$;
 
 -- Keys of an endpoint whose first message should have gone long ago: something keeps it. The first twenty messages of each priority
@@ -103,40 +129,4 @@ as $sql$
                 and b.status in ('pending', 'processing')
                 and b.id > k.head
         )
-$sql$;
-
--- Letters that hold a key for which others wait, the oldest first.
-create or replace function ulak_private.doctor_held_keys(p_now timestamptz)
-returns table (severity text, check_name text, finding text, fix text)
-language sql
-stable
-set search_path = pg_catalog, pg_temp
-set enable_seqscan = off
-set jit = off
-as $sql$
-    select
-        'warning',
-        'ordering',
-        format(
-            'dead letter %s of endpoint "%s" has held ordering key "%s" for %s, and %s',
-            d.id,
-            d.endpoint_name,
-            d.ordering_key,
-            ulak_private.short_duration(p_now - d.failed_at),
-            ulak_private.waiting_behind(w.messages)
-        ),
-        format(
-            'select ulak.redrive_message(%1$s); -- or give it up, and the next one goes: select * from ulak.discard(p_ids => ''{%1$s}'');',
-            d.id
-        )
-    from (
-        select d.*
-        from ulak_private.letters d
-        where d.is_holding
-        order by d.id
-        limit 1000
-    ) d
-    cross join lateral ulak_private.count_behind(d.original_message_id, d.endpoint_id, d.ordering_key) w(messages)
-    where w.messages > 0
-    order by d.id
 $sql$;

@@ -1,4 +1,4 @@
--- Sessions that hold up messages, and do not know it.
+-- Sessions that hold up messages without knowing it.
 
 create or replace function ulak_private.doctor_sessions(p_now timestamptz)
 returns table (severity text, check_name text, finding text, fix text)
@@ -6,19 +6,8 @@ language sql
 stable
 set search_path = pg_catalog, pg_temp
 as $sql$
-    select f.* from ulak_private.doctor_ordering_locks(p_now) f
-    union all
-    select f.* from ulak_private.doctor_idle_senders(p_now) f
-$sql$;
-
--- Senders of one ordering key wait for each other's commits. A session that waits for the row of a key has locked its table, and no
--- row of another table.
-create or replace function ulak_private.doctor_ordering_locks(p_now timestamptz)
-returns table (severity text, check_name text, finding text, fix text)
-language sql
-stable
-set search_path = pg_catalog, pg_temp
-as $sql$
+    -- Senders of one ordering key wait for each other's commits. A session that waits for the row of a key has locked its table, and no
+    -- row of another table.
     with waiting as materialized (
         select w.pid, w.waitstart, t.page, t.tuple
         from pg_locks w
@@ -44,10 +33,8 @@ as $sql$
         'warning',
         'ordering key',
         format(
-            'session %s of %s%s, %s for %s, holds %s: %s, the first for %s',
-            a.pid,
-            a.usename,
-            coalesce(' (' || nullif(a.application_name, '') || ')', ''),
+            '%s, %s for %s, holds %s: %s, the first for %s',
+            ulak_private.session_name(a.pid, a.usename, a.application_name),
             a.state,
             ulak_private.short_duration(p_now - a.state_change),
             coalesce(
@@ -70,22 +57,13 @@ as $sql$
     -- One that waits itself is not the cause.
     where not exists (select from waiting o where o.pid = b.pid)
     group by a.pid, a.usename, a.application_name, a.state, a.state_change
-$sql$;
-
-create or replace function ulak_private.doctor_idle_senders(p_now timestamptz)
-returns table (severity text, check_name text, finding text, fix text)
-language sql
-stable
-set search_path = pg_catalog, pg_temp
-as $sql$
+    union all
     select
         'warning',
         'session',
         format(
-            'session %s of %s%s has sent messages and has been idle in its transaction for %s: they are delivered after it commits',
-            a.pid,
-            a.usename,
-            coalesce(' (' || nullif(a.application_name, '') || ')', ''),
+            '%s has sent messages and has been idle in its transaction for %s: they are delivered after it commits',
+            ulak_private.session_name(a.pid, a.usename, a.application_name),
             ulak_private.short_duration(p_now - a.state_change)
         ),
         format('select pg_terminate_backend(%s); -- or let it commit. Its messages are lost with its transaction', a.pid)
@@ -129,4 +107,12 @@ as $sql$
         and l.granted
         and l.pid <> pg_backend_pid()
         and h.since < p_now - interval '5 seconds'
+$sql$;
+
+create or replace function ulak_private.session_name(p_pid integer, p_user name, p_application text)
+returns text
+language sql
+immutable
+as $sql$
+    select format('session %s of %s', p_pid, p_user) || coalesce(' (' || nullif(p_application, '') || ')', '')
 $sql$;

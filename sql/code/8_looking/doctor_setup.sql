@@ -40,7 +40,7 @@ as $sql$
     where s.set_back_at is not null or ulak_private.is_ahead(l.latest_at, p_now)
 $sql$;
 
-create or replace function ulak_private.doctor_roles()
+create or replace function ulak_private.doctor_setup()
 returns table (severity text, check_name text, finding text, fix text)
 language sql
 stable
@@ -49,15 +49,8 @@ as $sql$
     select 'warning', 'roles', format('role %s %s', p.role, p.problem), p.remedy
     from ulak_private.role_problems() p
     where not p.is_usual
-$sql$;
-
--- A dump doesn''t contain roles. These have grants here, or have sent what is held until adopt(); where they are missing nobody can log in to send.
-create or replace function ulak_private.doctor_missing_roles()
-returns table (severity text, check_name text, finding text, fix text)
-language sql
-stable
-set search_path = pg_catalog, pg_temp
-as $sql$
+    union all
+    -- A dump doesn't contain roles. These have grants here, or have sent what is held until adopt(); where they are missing nobody can log in to send.
     select
         case when ulak_private.is_adopted() then 'warning' else 'critical' end,
         'missing roles',
@@ -80,15 +73,8 @@ as $sql$
     ) m (name, role, use)
     where m.name is not null and to_regrole(quote_ident(m.name)) is null
     group by m.name
-$sql$;
-
--- The steps that are missing before anything can be delivered. With an endpoint, doctor_workers() goes on from here.
-create or replace function ulak_private.doctor_setup()
-returns table (severity text, check_name text, finding text, fix text)
-language sql
-stable
-set search_path = pg_catalog, pg_temp
-as $sql$
+    union all
+    -- The steps that are missing before anything can be delivered. With an endpoint, doctor_workers() goes on from here.
     select 'info', f.item, f.finding, f.fix
     from (
         select

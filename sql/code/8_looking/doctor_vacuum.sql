@@ -10,10 +10,8 @@ set search_path = pg_catalog, pg_temp
 as $sql$
     select
         format(
-            'session %s of %s%s, %s, in its transaction for %s',
-            a.pid,
-            a.usename,
-            coalesce(' (' || nullif(a.application_name, '') || ')', ''),
+            '%s, %s, in its transaction for %s',
+            ulak_private.session_name(a.pid, a.usename, a.application_name),
             a.state,
             ulak_private.short_duration(p_now - a.xact_start)
         ),

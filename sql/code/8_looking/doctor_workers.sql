@@ -17,15 +17,9 @@ begin
     return query
     select f.* from ulak_private.doctor_pg_cron(v_workers, v_alive) f
     union all
-    select f.* from ulak_private.doctor_clients(v_workers) f
+    select f.* from ulak_private.doctor_runs(v_alive, p_now) f
     union all
-    select f.* from ulak_private.doctor_statement_timeout(v_workers) f
-    union all
-    select f.* from ulak_private.doctor_runs(p_now) f
-    union all
-    select f.* from ulak_private.doctor_alive(v_workers, v_alive, p_now) f
-    union all
-    select f.* from ulak_private.doctor_silent(v_alive, p_now) f;
+    select f.* from ulak_private.doctor_alive(v_workers, v_alive, p_now) f;
 end
 $plpgsql$;
 
@@ -54,15 +48,8 @@ as $sql$
         ulak_private.fix_elsewhere('$$update cron.job set active = active where false;$$')
     from pg_stat_activity a
     where a.wait_event = 'ProcSignalBarrier' and not ulak_private.has_pg_cron() and not ulak_private.has_seconds()
-$sql$;
-
--- A node has its own client libraries.
-create or replace function ulak_private.doctor_clients(p_workers integer)
-returns table (severity text, check_name text, finding text, fix text)
-language sql
-stable
-set search_path = pg_catalog, pg_temp
-as $sql$
+    union all
+    -- A node has its own client libraries.
     select
         'warning',
         'workers',
@@ -73,14 +60,7 @@ as $sql$
         format('-- as root on the server: apt-get install %s', m.package)
     from ulak_private.missing_clients() m
     where p_workers > 0
-$sql$;
-
-create or replace function ulak_private.doctor_statement_timeout(p_workers integer)
-returns table (severity text, check_name text, finding text, fix text)
-language sql
-stable
-set search_path = pg_catalog, pg_temp
-as $sql$
+    union all
     select
         case when t.timeout < interval '1 minute' then 'critical' else 'warning' end,
         'workers',
@@ -90,8 +70,8 @@ as $sql$
     where p_workers > 0 and t.timeout < interval '10 minutes' and ulak_private.has_python()
 $sql$;
 
--- What workers and nodes say of themselves.
-create or replace function ulak_private.doctor_runs(p_now timestamptz)
+-- What workers and nodes say of themselves, and which of them say nothing any more.
+create or replace function ulak_private.doctor_runs(p_alive bigint, p_now timestamptz)
 returns table (severity text, check_name text, finding text, fix text)
 language sql
 stable
@@ -130,6 +110,19 @@ as $sql$
         '-- this is a bug in ulak, please report it; a message that causes it becomes a dead letter'
     from ulak.workers w
     where w.broken_at > p_now - interval '1 hour'
+    union all
+    select
+        'warning',
+        'workers',
+        format('%s went silent %s ago', w.name, ulak_private.short_duration(p_now - w.heartbeat_at))
+            || case when w.host is null then coalesce('; the next one starts ' || b.starts, '') else '' end,
+        case
+            when w.host is null then 'select * from ulak.start(); -- its messages are recovered when the next one takes its place, or when their leases run out'
+            else format('-- look at the node on %s; its messages are recovered when their leases run out', w.host)
+        end
+    from ulak.get_worker_status(p_now) w
+    cross join ulak_private.workers_begin(p_now) b
+    where w.state = 'lost' and p_alive > 0
 $sql$;
 
 -- Whether a worker or a node is alive, and whether the next one will be started.
@@ -138,7 +131,6 @@ returns table (severity text, check_name text, finding text, fix text)
 language sql
 stable
 set search_path = pg_catalog, pg_temp
-set jit = off
 as $sql$
     select
         'info',
@@ -200,24 +192,4 @@ as $sql$
     where d.applies
     order by d.place
     limit 1
-$sql$;
-
-create or replace function ulak_private.doctor_silent(p_alive bigint, p_now timestamptz)
-returns table (severity text, check_name text, finding text, fix text)
-language sql
-stable
-set search_path = pg_catalog, pg_temp
-as $sql$
-    select
-        'warning',
-        'workers',
-        format('%s went silent %s ago', w.name, ulak_private.short_duration(p_now - w.heartbeat_at))
-            || case when w.host is null then coalesce('; the next one starts ' || b.starts, '') else '' end,
-        case
-            when w.host is null then 'select * from ulak.start(); -- its messages are recovered when the next one takes its place, or when their leases run out'
-            else format('-- look at the node on %s; its messages are recovered when their leases run out', w.host)
-        end
-    from ulak.get_worker_status(p_now) w
-    cross join ulak_private.workers_begin(p_now) b
-    where w.state = 'lost' and p_alive > 0
 $sql$;

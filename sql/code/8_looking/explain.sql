@@ -28,8 +28,6 @@ returns table (
 language sql
 stable
 set search_path = pg_catalog, pg_temp
-set enable_seqscan = off
-set jit = off
 as $sql$
     select
         m.endpoint_id, m.message_id, m.status, m.created_at, m.updated_at, m.scheduled_at, m.expires_at, m.processing_started_at,
@@ -163,8 +161,6 @@ returns text
 language sql
 stable
 set search_path = pg_catalog, pg_temp
-set enable_seqscan = off
-set jit = off
 as $sql$
     (
         select case l.event

@@ -84,8 +84,6 @@ returns table (at timestamptz, what text)
 language plpgsql
 stable
 set search_path = pg_catalog, pg_temp
-set enable_seqscan = off
-set jit = off
 as $plpgsql$
 #variable_conflict use_column
 declare

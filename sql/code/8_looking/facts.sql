@@ -112,9 +112,6 @@ returns table (
 language plpgsql
 stable
 set search_path = pg_catalog, pg_temp
-set enable_seqscan = off
-set enable_bitmapscan = off
-set jit = off
 set plan_cache_mode = force_custom_plan
 as $plpgsql$
 #variable_conflict use_column

@@ -101,6 +101,7 @@ stable
 security definer
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
+set enable_bitmapscan = off
 set jit = off
 as $plpgsql$
 #variable_conflict use_column

@@ -85,7 +85,6 @@ returns bigint
 language sql
 stable
 set search_path = pg_catalog, pg_temp
-set enable_seqscan = off
 as $sql$
     select coalesce(
         (select q.made_from from ulak_private.deliveries q where q.id = p_id),

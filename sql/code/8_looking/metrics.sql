@@ -98,8 +98,6 @@ set search_path = pg_catalog, pg_temp
 set enable_hashjoin = on
 set enable_mergejoin = off
 set enable_sort = on
-set jit = off
-set work_mem = '64MB'
 as $sql$
     with health as materialized (
         select array(select f from ulak_private.endpoint_facts(null, p_now) f) as facts

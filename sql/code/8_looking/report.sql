@@ -7,6 +7,9 @@ language plpgsql
 stable
 security definer
 set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set enable_bitmapscan = off
+set jit = off
 as $plpgsql$
 begin
     p_now := ulak_private.finite_time(p_now);
@@ -113,8 +116,6 @@ returns jsonb
 language sql
 stable
 set search_path = pg_catalog, pg_temp
-set enable_seqscan = off
-set jit = off
 as $sql$
     with span as materialized (
         select s.starts_at, m.minutes, ceil(m.minutes / 60.0)::integer as step
@@ -180,9 +181,6 @@ returns table (
 language sql
 stable
 set search_path = pg_catalog, pg_temp
-set enable_seqscan = off
-set enable_bitmapscan = off
-set jit = off
 as $sql$
     select d.id, d.original_message_id, d.endpoint_name, e.name, d.last_error, d.attempts, d.failed_at, d.archived_at
     from (
@@ -317,7 +315,6 @@ returns jsonb
 language sql
 stable
 set search_path = pg_catalog, pg_temp
-set enable_seqscan = off
 as $sql$
     select coalesce(jsonb_agg(to_jsonb(g) order by g.newest desc), '[]')
     from (
