@@ -60,22 +60,18 @@ class LineConnection(Connection):
                 raise Lost("the broker says: open sesame")
             delivery, message = self._asked.pop(0)
             if line == b"taken":
-                delivery.succeed(message)
+                self.acknowledge(delivery, message)
             else:
-                delivery.fail(message, self.error("[RETRYABLE]", line.decode()))
-            self.settle(delivery)
+                self.refuse(delivery, message, "[RETRYABLE]", line.decode())
 
-    def send(self, delivery: Delivery) -> None:
-        for message in delivery.messages:
-            if (line := self.build(delivery, message, written)) is not None:
-                self.write(line)
-                self._asked.append((delivery, message))
+    def encode(self, message: Message) -> bytes:
+        if message.problem is not None:
+            raise MessageError(message.problem)
+        return message.payload.encode() + b"\n"
 
-
-def written(message: Message) -> bytes:
-    if message.problem is not None:
-        raise MessageError(message.problem)
-    return message.payload.encode() + b"\n"
+    def publish(self, delivery: Delivery, message: Message, encoded: bytes) -> None:
+        self.write(encoded)
+        self._asked.append((delivery, message))
 
 
 class Broker(Listener):

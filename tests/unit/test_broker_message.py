@@ -25,7 +25,7 @@ def test_a_payload_goes_as_it_is() -> None:
     made = broker_message.content(message())
 
     assert (made.body, made.content_type) == (b'{"order": 7}', "application/json")
-    assert broker_message.headers(message(), made) == {
+    assert broker_message.headers(message(), made, "ce_") == {
         "ulak-message-id": "0190a5d2-5b9e-7000-8000-000000000007",
         "ulak-attempt": "2",
         "content-type": "application/json",
@@ -39,7 +39,7 @@ def test_a_raw_body_goes_byte_for_byte_with_its_content_type_and_own_headers() -
     made = broker_message.content(raw)
 
     assert (made.body, made.content_type) == (b"a,b\n1,2", "text/csv")
-    assert broker_message.headers(raw, made) == {
+    assert broker_message.headers(raw, made, "ce_") == {
         "ulak-message-id": raw.message_id,
         "ulak-attempt": "2",
         "ulak-created-at": "2026-11-16T07:18:55+00:00",
@@ -51,7 +51,7 @@ def test_a_raw_body_goes_byte_for_byte_with_its_content_type_and_own_headers() -
 def test_no_header_of_a_message_stands_for_one_of_ours() -> None:
     forged = message(headers='{"ulak-message-id": "another"}', correlation_id="c")
 
-    found = broker_message.headers(forged, broker_message.content(forged))
+    found = broker_message.headers(forged, broker_message.content(forged), "ce_")
 
     assert (found["ulak-message-id"], found["ulak-correlation-id"]) == (forged.message_id, "c")
 

@@ -33,13 +33,24 @@ def shared_headers(message: Message) -> str | None:
 
 def _untraced(headers: str) -> str | None:
     try:
-        given = json.loads(headers)
-    except (ValueError, RecursionError):
+        others = {name: value for name, value in headers_of(headers).items() if name not in _TRACE}
+    except MessageError:
         return headers
-    if not isinstance(given, dict):
-        return headers
-    others = {name: value for name, value in given.items() if name not in _TRACE}
     return json.dumps(others) if others else None
+
+
+def headers_of(text: str | None) -> dict[str, str]:
+    """A message's own headers. Options of its one request are among them: their names begin with a colon. Raises
+    MessageError."""
+    if text is None:
+        return {}
+    try:
+        given: Any = json.loads(text)
+    except (ValueError, RecursionError):
+        given = None
+    if not isinstance(given, dict) or not all(isinstance(value, str) for value in given.values()):
+        raise MessageError("the message's headers aren't a JSON object of names and texts")
+    return given
 
 
 def metadata_of(message: Message) -> dict[str, Any]:

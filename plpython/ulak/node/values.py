@@ -65,24 +65,19 @@ def _read_integers(value: bytes) -> list[Any]:
     return list(map(int, elements))
 
 
-def _read_plain_texts(value: bytes) -> list[Any]:
-    """An array of a type whose values need no quotes."""
-    if value == b"{}":
-        return []
-    elements: list[Any] = value[1:-1].decode().split(",")
-    return [None if each == "NULL" else each for each in elements] if "NULL" in elements else elements
-
-
 def _read_texts(value: bytes) -> list[Any]:
+    array = value.decode()[1:-1]
+    if not array:
+        return []
+    if '"' not in array:
+        return [None if each == "NULL" else each for each in array.split(",")]
     texts: list[Any] = []
-    for quoted, plain in _ELEMENT.findall(value.decode()[1:-1]):
+    for quoted, plain in _ELEMENT.findall(array):
         if plain:
             texts.append(None if plain == "NULL" else plain)
-        elif "\\" in quoted:
+        else:
             # Each quote has a backslash of its own, so what is left of them afterwards are pairs.
             texts.append(quoted.replace('\\"', '"').replace("\\\\", "\\"))
-        else:
-            texts.append(quoted)
     return texts
 
 
@@ -97,7 +92,7 @@ _READERS: dict[int, Callable[[bytes], Any]] = {
     1016: _read_integers,
     1009: _read_texts,
     1185: _read_texts,
-    2951: _read_plain_texts,
+    2951: _read_texts,
 }
 
 

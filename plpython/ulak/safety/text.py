@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import re
 
 # An error is one readable line, wherever it comes from.
@@ -16,42 +17,6 @@ _SURROGATE = re.compile(r"[\ud800-\udfff]")
 # Neither the database nor XML accepts it, not even within JSON.
 _UNSTORABLE = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")
 
-# By PostgreSQL's names. What isn't here is either unknown to Python or, as SQL_ASCII, no encoding at all: a text that
-# SQL cuts in two must still be readable, so it is ASCII.
-_CODECS = {
-    "UTF8": "utf-8",
-    "EUC_CN": "gb2312",
-    "EUC_JP": "euc_jp",
-    "EUC_KR": "euc_kr",
-    "KOI8R": "koi8_r",
-    "KOI8U": "koi8_u",
-    "ISO_8859_5": "iso8859_5",
-    "ISO_8859_6": "iso8859_6",
-    "ISO_8859_7": "iso8859_7",
-    "ISO_8859_8": "iso8859_8",
-    "LATIN1": "latin_1",
-    "LATIN2": "iso8859_2",
-    "LATIN3": "iso8859_3",
-    "LATIN4": "iso8859_4",
-    "LATIN5": "iso8859_9",
-    "LATIN6": "iso8859_10",
-    "LATIN7": "iso8859_13",
-    "LATIN8": "iso8859_14",
-    "LATIN9": "iso8859_15",
-    "LATIN10": "iso8859_16",
-    "WIN866": "cp866",
-    "WIN874": "cp874",
-    "WIN1250": "cp1250",
-    "WIN1251": "cp1251",
-    "WIN1252": "cp1252",
-    "WIN1253": "cp1253",
-    "WIN1254": "cp1254",
-    "WIN1255": "cp1255",
-    "WIN1256": "cp1256",
-    "WIN1257": "cp1257",
-    "WIN1258": "cp1258",
-}
-
 
 def line(text: str, longest: int = LONGEST_LINE) -> str:
     """On one line, printable, and cut where it gets too long."""
@@ -65,8 +30,17 @@ def line(text: str, longest: int = LONGEST_LINE) -> str:
 def storable(text: str, encoding: str = "UTF8") -> str:
     """The text as a database of this encoding can store it, as text and within JSON."""
     text = _UNSTORABLE.sub("\ufffd", text)
-    codec = _CODECS.get(encoding, "ascii")
+    codec = _codec(encoding)
     return text if codec == "utf-8" or text.isascii() else text.encode(codec, "replace").decode(codec)
+
+
+def _codec(encoding: str) -> str:
+    """PostgreSQL's names are Python's but for two prefixes. What Python doesn't know, or is no encoding at all as
+    SQL_ASCII, holds ASCII: a text that SQL cuts in two must still be readable."""
+    try:
+        return codecs.lookup(encoding.replace("WIN", "CP").replace("KOI8", "KOI8-")).name
+    except LookupError:
+        return "ascii"
 
 
 def plain(text: str) -> str:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import pika
 from pika import frame, spec
 
-from ulak.messages.delivery import RETRYABLE, Endpoint, Message, MessageError
+from ulak.messages.delivery import RETRYABLE, Endpoint, Message
 from ulak.transports.amqp import frames
 from ulak.transports.amqp.properties import properties
 from ulak.transports.amqp.target import Target
@@ -45,12 +45,10 @@ class AmqpConnection(Connection):
         self._frames = frames.Frames(self.peer)
         self._frame_max = self.target.frame_max
         self._heartbeat = 0.0
-        self._next_heartbeat: float | None = None
         self._heard = 0.0
         self._farewell = b""
-        # Why the broker accepts no messages at the moment: on any channel, and on ours.
-        self._blocked: str | None = None
-        self._stopped: str | None = None
+        # Why the broker accepts no messages at the moment: on any channel ("blocked"), and on ours ("flow").
+        self._stopped: dict[str, str] = {}
         # Messages published on a channel before that are never confirmed and not counted.
         self._has_confirms = False
         # By delivery tag: the broker counts what is published on a channel, and so do we.
@@ -82,41 +80,33 @@ class AmqpConnection(Connection):
             elif isinstance(each, frame.Header) and self._returning is not None:
                 self._take_returned(self._returning, each.properties)
 
-    def send(self, delivery: Delivery) -> None:
-        for message in delivery.messages:
-            self._send_message(delivery, message)
-
-    def _send_message(self, delivery: Delivery, message: Message) -> None:
-        encoded = self.build(delivery, message, self._encode)
-        if encoded is not None:
-            made, size = encoded
-            self._number += 1
-            self._unconfirmed[self._number] = _Unconfirmed(delivery, message, size)
-            self.write(made)
-
-    def timer(self) -> float | None:
-        return self._next_heartbeat
+    def publish(self, delivery: Delivery, message: Message, encoded: tuple[bytes, int]) -> None:
+        made, size = encoded
+        self._number += 1
+        self._unconfirmed[self._number] = _Unconfirmed(delivery, message, size)
+        self.write(made)
 
     def timer_passed(self) -> None:
         now = self._clock()
         if now - self._heard > 2 * self._heartbeat:
             raise Lost(f"network: {self.peer} was silent for two heartbeats")
-        self._next_heartbeat = now + self._heartbeat / 2
+        self.timer_at = now + self._heartbeat / 2
         self.write(frames.HEARTBEAT)
 
     def why_slow(self) -> str | None:
-        why = self._blocked or self._stopped
-        return None if why is None else f"the broker accepts no messages at the moment: {why}"
+        for why in self._stopped.values():
+            return f"the broker accepts no messages at the moment: {why}"
+        return None
 
     def farewell(self) -> bytes:
         """Without it the broker would log that the connection was lost."""
         return self._farewell
 
-    def _encode(self, message: Message) -> tuple[bytes, int]:
+    def encode(self, message: Message) -> tuple[bytes, int]:
+        """Its frames, and the size of its body."""
         target = self.target
         made = messages.content(message, target.events)
-        if self._largest is not None and len(made.body) > self._largest:
-            raise MessageError(f"the message is larger than the {self._largest} bytes that {self.peer} takes")
+        self.check_size(len(made.body), self._largest)
         key = target.routing_key.of(message)
         publish = self._publish.get(key)
         if publish is None:
@@ -154,11 +144,11 @@ class AmqpConnection(Connection):
         self._farewell = frames.method(0, spec.Connection.Close(spec.REPLY_SUCCESS, "", 0, 0))
         if heartbeat:
             self._heartbeat = float(heartbeat)
-            self._next_heartbeat = self._clock() + self._heartbeat / 2
+            self.timer_at = self._clock() + self._heartbeat / 2
 
     def _open_channel(self, given: object = None) -> None:
         self._number = 0
-        self._stopped = None
+        self._stopped.pop("flow", None)
         self._has_confirms = False
         self._say(frames.CHANNEL, spec.Channel.Open())
 
@@ -177,12 +167,12 @@ class AmqpConnection(Connection):
         self._has_confirms = True
         again, self._again = self._again, []
         for delivery, message in again:
-            self._send_message(delivery, message)
+            self.send_message(delivery, message)
             self.settle(delivery)
         self._go_on()
 
     def _go_on(self) -> None:
-        if self._has_confirms and self._blocked is None and self._stopped is None:
+        if self._has_confirms and not self._stopped:
             self.open()
 
     # Answers to messages.
@@ -191,18 +181,15 @@ class AmqpConnection(Connection):
         for each in self._take_unconfirmed(given.delivery_tag, given.multiple):
             problem = self._returned.pop(each.message.message_id, None) if self._returned else None
             if problem is None:
-                each.delivery.succeed(each.message)
+                self.acknowledge(each.delivery, each.message)
             else:
-                each.delivery.fail(each.message, problem)
-            self.settle(each.delivery)
+                self.refuse(each.delivery, each.message, RETRYABLE, problem)
 
     def _nack(self, given: spec.Basic.Nack) -> None:
         told = f"refused: {self.peer} didn't take the message: a queue is full, or failed"
-        error = self.error(RETRYABLE, told)
         for each in self._take_unconfirmed(given.delivery_tag, given.multiple):
             self._returned.pop(each.message.message_id, None)
-            each.delivery.fail(each.message, error)
-            self.settle(each.delivery)
+            self.refuse(each.delivery, each.message, RETRYABLE, told)
 
     def _take_unconfirmed(self, number: int, is_up_to: bool) -> list[_Unconfirmed]:
         known = self._unconfirmed
@@ -227,7 +214,7 @@ class AmqpConnection(Connection):
         if len(self._returned) >= len(self._unconfirmed):
             raise Lost(f"network: {self.peer} returns messages that it was never given")
         told = f"unroutable: exchange {given.exchange!r} has no queue for routing key {given.routing_key!r}"
-        self._returned[of.message_id] = self.error(RETRYABLE, f"{told} ({self.peer}: {given.reply_text})")
+        self._returned[of.message_id] = f"{told} ({self.peer}: {given.reply_text})"
 
     # Events that the broker sends by itself.
 
@@ -247,8 +234,7 @@ class AmqpConnection(Connection):
             self._again = [(each.delivery, each.message) for each in unconfirmed.values()]
         else:
             for each in unconfirmed.values():
-                each.delivery.fail(each.message, self.error(RETRYABLE, told))
-                self.settle(each.delivery)
+                self.refuse(each.delivery, each.message, RETRYABLE, told)
         self.hold(self.target.timeout)
         self._open_channel()
 
@@ -259,19 +245,21 @@ class AmqpConnection(Connection):
         raise Lost(f"{kind}: {self.peer} closed the connection: {given.reply_text}")
 
     def _block(self, given: spec.Connection.Blocked) -> None:
-        self._blocked = given.reason or "it doesn't say why"
-        self.hold(None)
+        self._stop("blocked", given.reason or "it doesn't say why")
 
     def _unblock(self, given: object) -> None:
-        self._blocked = None
-        self._go_on()
+        self._stop("blocked", None)
 
     def _flow(self, given: spec.Channel.Flow) -> None:
         self._say(frames.CHANNEL, spec.Channel.FlowOk(given.active))
-        self._stopped = None if given.active else "flow control"
-        if given.active:
+        self._stop("flow", None if given.active else "flow control")
+
+    def _stop(self, how: str, why: str | None) -> None:
+        if why is None:
+            self._stopped.pop(how, None)
             self._go_on()
         else:
+            self._stopped[how] = why
             self.hold(None)
 
     def _say(self, channel: int, given: Any) -> None:

@@ -37,7 +37,7 @@ class Connection(Link):
         self._is_writing = False
         self._has_left = False
 
-    # A protocol defines these, besides send().
+    # A protocol defines these, besides encode() and publish().
 
     @abstractmethod
     def connected(self) -> None:

@@ -11,7 +11,7 @@ from contextlib import suppress
 from typing import Any, NamedTuple, TypeVar
 
 from ulak.messages import bulkhead
-from ulak.messages.delivery import RETRYABLE, ConfigError, Endpoint, Message, Settled
+from ulak.messages.delivery import RETRYABLE, ConfigError, Endpoint, Message, MessageError, Settled
 from ulak.safety import text
 from ulak.safety.address import Guard
 from ulak.transports.broker.background import Background
@@ -45,12 +45,12 @@ class Link(ABC):
     """A Connection (broker/connection.py) is a link over a socket that we have dialled; Kafka's is one over a client
     library that dials by itself.
 
-    Deliveries wait until the protocol calls open(); each is then given to send(), and is settled one message at a
-    time. A connection that doesn't answer in time is lost, with all that is under way over it: nobody could tell any
+    Deliveries wait until the protocol calls open(); then each message is published, and acknowledged or refused.
+    A connection that doesn't answer in time is lost, with all that is under way over it: nobody could tell any
     more which answer is whose.
 
-    Whatever the protocol raises is the connection's end, and reaches nobody else. What a message does to the protocol
-    is for build(), and reaches no other message.
+    Whatever the protocol raises is the connection's end, and reaches nobody else. Whatever encode() raises is the
+    message's end, and reaches no other message.
     """
 
     target: Target
@@ -69,6 +69,8 @@ class Link(ABC):
         # In the order of their deadlines.
         self._under_way: dict[Delivery, None] = {}
         self._opens_until = self._clock() + self.target.connect_timeout
+        # When timer_passed() is to be called; None: never.
+        self.timer_at: float | None = None
         # By descriptor: work in threads, and the method that takes its result.
         self._background: dict[int, tuple[Background[Any], Callable[[Any], object]]] = {}
 
@@ -84,8 +86,12 @@ class Link(ABC):
         """Begins to connect, when the first delivery waits, and sets is_dialled."""
 
     @abstractmethod
-    def send(self, delivery: Delivery) -> None:
-        """Sends its messages, each made by build(), and remembers whose answers they are."""
+    def encode(self, message: Message) -> Any:
+        """What is to be sent of a message; changes nothing. Raises MessageError."""
+
+    @abstractmethod
+    def publish(self, delivery: Delivery, message: Message, encoded: Any) -> None:
+        """Sends what encode() has made, and remembers whose answer will come."""
 
     @abstractmethod
     def hear(self) -> None:
@@ -98,12 +104,8 @@ class Link(ABC):
     def flush(self) -> None:  # noqa: B027 - a client library writes by itself
         """Writes what is to be written; called after each step."""
 
-    def timer(self) -> float | None:
-        """When timer_passed() is to be called."""
-        return None
-
-    def timer_passed(self) -> None:  # noqa: B027 - most have no timer
-        """The moment of timer() has come: to write a heartbeat, for example."""
+    def timer_passed(self) -> None:  # noqa: B027 - some have no timer
+        """The moment of timer_at has come: to write a heartbeat, for example."""
 
     def why_slow(self) -> str | None:
         """Why the broker holds messages up, in its own words, for the error of what isn't acknowledged in time."""
@@ -125,20 +127,42 @@ class Link(ABC):
         self.is_open = False
         self._opens_until = math.inf if seconds is None else self._clock() + seconds
 
+    def send(self, delivery: Delivery) -> None:
+        for message in delivery.messages:
+            self.send_message(delivery, message)
+
+    def send_message(self, delivery: Delivery, message: Message) -> None:
+        encoded = self.encoded(delivery, message)
+        if encoded is not None:
+            self.publish(delivery, message, encoded)
+
+    def encoded(self, delivery: Delivery, message: Message) -> Any:
+        """None: nothing can be made of it, whatever it did to our code, and it has its outcome."""
+        try:
+            return self.encode(message)
+        except Exception as error:
+            delivery.fail(message, text.line(self.target.mask.hide(bulkhead.fault(error, self.encode))))
+            return None
+
+    def acknowledge(self, delivery: Delivery, message: Message) -> None:
+        """The broker has taken it."""
+        delivery.succeed(message)
+        self.settle(delivery)
+
+    def refuse(self, delivery: Delivery, message: Message, prefix: str, told: str) -> None:
+        delivery.fail(message, self.error(prefix, told))
+        self.settle(delivery)
+
     def settle(self, delivery: Delivery) -> None:
-        """To be called after its last message was given an outcome; before that it does nothing."""
+        """Does nothing before its last message was given an outcome."""
         if delivery.is_settled and delivery in self._under_way:
             del self._under_way[delivery]
             self._surroundings.settled.append(delivery.settled())
 
-    def build(self, delivery: Delivery, message: Message, build: Callable[[Message], Result]) -> Result | None:
-        """What is to be sent of a message, by a function that changes nothing. None: nothing can be made of it,
-        whatever it did to our code, and it has its outcome."""
-        try:
-            return build(message)
-        except Exception as error:
-            delivery.fail(message, text.line(self.target.mask.hide(bulkhead.fault(error, build))))
-            return None
+    def check_size(self, size: int, largest: int | None) -> None:
+        """Raises MessageError."""
+        if largest is not None and size > largest:
+            raise MessageError(f"the message is larger than the {largest} bytes that {self.peer} takes")
 
     def error(self, prefix: str, told: str) -> str:
         """One line, without what nobody may read."""
@@ -176,7 +200,7 @@ class Link(ABC):
     def next_deadline(self) -> float | None:
         if self.is_open and self._waiting:
             return -math.inf
-        times = [self.timer(), None if self.is_open else self._opens_until]
+        times = [self.timer_at, None if self.is_open else self._opens_until]
         if (first := self._first()) is not None:
             times.append(first.deadline)
         return min((each for each in times if each is not None), default=None)
@@ -206,8 +230,7 @@ class Link(ABC):
             raise Lost(f"timeout: no connection to {self.peer} in time")
         if self.is_open:
             self._send_waiting()
-        timer = self.timer()
-        if timer is not None and now >= timer:
+        if self.timer_at is not None and now >= self.timer_at:
             self.timer_passed()
 
     def guarded(self, step: Callable[[], Result]) -> Result | None:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from ulak.messages import cloudevents
+from ulak.messages import cloudevents, event
 from ulak.messages.cloudevents import CloudEvents
 from ulak.messages.delivery import Message, MessageError
 
@@ -36,7 +35,7 @@ def content(message: Message, events: CloudEvents | None = None) -> Content:
     if message.headers is None and events is None:
         # Most messages are plain JSON.
         return Content(message.payload.encode(), cloudevents.JSON, _NOTHING, _NOTHING)
-    own = _own_headers(message)
+    own = event.headers_of(message.headers)
     is_raw = own.pop(":body", None) == "raw"
     # These two are for http endpoints alone.
     for name in (":path", ":timeout"):
@@ -49,28 +48,23 @@ def content(message: Message, events: CloudEvents | None = None) -> Content:
     return Content(found.body.encode(), found.content_type, own, found.attributes)
 
 
-def headers(message: Message, made: Content) -> dict[str, str]:
-    """All that travels beside the body where a protocol has nothing but names and texts for it."""
-    found = {MESSAGE_ID: message.message_id, ATTEMPT: str(message.attempt), CONTENT_TYPE: made.content_type}
+def headers(message: Message, made: Content, prefix: str, of_config: Mapping[str, str] = _NOTHING) -> dict[str, str]:
+    """All that travels beside the body where a protocol has nothing but names and texts for it. A message's own header
+    replaces the config's of that name, and ulak's replace both."""
+    found = {
+        **of_config,
+        **made.headers,
+        MESSAGE_ID: message.message_id,
+        ATTEMPT: str(message.attempt),
+        CONTENT_TYPE: made.content_type,
+    }
     if message.created_at is not None:
         found[CREATED_AT] = cloudevents.rfc3339(message.created_at)
     if message.correlation_id is not None:
         found[CORRELATION_ID] = message.correlation_id
-    for name, value in made.headers.items():
-        found.setdefault(name, value)
+    for name, value in made.attributes.items():
+        found[prefix + name] = value
     return found
-
-
-def _own_headers(message: Message) -> dict[str, str]:
-    if message.headers is None:
-        return {}
-    try:
-        given: Any = json.loads(message.headers)
-    except (ValueError, RecursionError):
-        given = None
-    if not isinstance(given, dict) or not all(isinstance(value, str) for value in given.values()):
-        raise MessageError("the message's headers aren't a JSON object of names and texts")
-    return given
 
 
 def _pop(own: dict[str, str], name: str) -> str | None:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ulak.messages import cloudevents, event
 from ulak.transports.http import batch, header, signature, sigv4
@@ -106,7 +105,7 @@ def _body(endpoint: Endpoint, messages: Sequence[Message], own: _Own) -> tuple[s
     config, message = endpoint.cloudevents, messages[0]
     is_raw = own.particular.get(":body") == "raw"
     # A raw body is sent as it is.
-    template = None if is_raw else _template(endpoint, own.event_type)
+    template = None if is_raw else _template(endpoint, own.values.get("ulak-event-type"))
     if template is not None:
         text = template.fill(message)
         if template.is_text:
@@ -114,7 +113,8 @@ def _body(endpoint: Endpoint, messages: Sequence[Message], own: _Own) -> tuple[s
         message = message._replace(payload=text)
     if config is None:
         return cloudevents.raw_body(message) if is_raw else message.payload, {}
-    found = cloudevents.represent(config, message, is_raw, own.traceparent, own.content_type)
+    traceparent, kind = own.values.get("traceparent"), own.values.get("content-type")
+    found = cloudevents.represent(config, message, is_raw, traceparent, kind)
     headers = {f"ce-{name}": cloudevents.header_value(value) for name, value in found.attributes.items()}
     return found.body, {"content-type": found.content_type, **headers}
 
@@ -127,38 +127,28 @@ def _template(endpoint: Endpoint, event_type: str | None) -> Template | None:
 
 
 class _Own(NamedTuple):
-    """A message's headers, parsed."""
+    """A message's headers by lower-case name, ready to send and as texts. Reserved names are left out: ulak's own
+    values count."""
 
-    # By lower-case name. Reserved names are left out: ulak's own values count.
     lines: Mapping[str, Line]
+    values: Mapping[str, str]
     # Options of this one request have names that start with a colon.
     particular: Mapping[str, str]
     # Names of headers with which some endpoints authenticate themselves.
     suspects: Sequence[str] = ()
-    traceparent: str | None = None
-    content_type: str | None = None
-    # Of a message that was published.
-    event_type: str | None = None
 
 
-_NONE = _Own({}, {})
+_NONE = _Own({}, {}, {})
 
 
 # The messages of an event all have the same headers, and come one after the other.
 @lru_cache(maxsize=64)
 def _own_headers(text: str) -> _Own:
-    try:
-        given: Any = json.loads(text)
-    except RecursionError:
-        given = None
-    if not isinstance(given, dict):
-        raise MessageError("the message's headers aren't a JSON object of names and texts")
-    particular = {name: str(value) for name, value in given.items() if name in (":body", ":path", ":timeout")}
+    given = event.headers_of(text)
+    particular: dict[str, str] = {name: given.pop(name) for name in (":body", ":path", ":timeout") if name in given}
     lines: dict[str, Line] = {}
     values: dict[str, str] = {}
     for name, value in given.items():
-        if name in particular:
-            continue
         problem = header.problem(name, value)
         if problem:
             raise MessageError(f"the message's header {name!r} {problem}")
@@ -168,8 +158,7 @@ def _own_headers(text: str) -> _Own:
             lines[lower] = header.line(name, value)
             values[lower] = value
     suspects = [name for name in lines if name == "authorization" or name.startswith("x-amz-") or "_" in name]
-    names = ("traceparent", "content-type", "ulak-event-type")
-    return _Own(lines, particular, suspects, *map(values.get, names))
+    return _Own(lines, values, particular, suspects)
 
 
 def _without_credentials(endpoint: Endpoint, lines: Mapping[str, Line]) -> dict[str, Line]:

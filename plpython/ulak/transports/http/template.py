@@ -51,39 +51,56 @@ class Text(NamedTuple):
 
 
 class Template(NamedTuple):
-    """A body that is a text is sent as it is; values in a form are percent-encoded."""
+    """A body that is a text is sent as it is; values in a form are percent-encoded. Any other is JSON: what never
+    changes of it is written already."""
 
-    node: Any
+    parts: Sequence[str | Text | Path]
     is_text: bool
     is_form: bool
 
     def fill(self, message: Message) -> str:
         """The body. Raises MessageError."""
         filling = _Filling(message)
-        if self.is_text:
-            return filling.text(self.node, quote_plus if self.is_form else str)
-        filling.write(self.node)
-        return "".join(filling.out)
+        out: list[str] = []
+        for part in self.parts:
+            if isinstance(part, str):
+                out.append(filling.counted(part))
+            elif isinstance(part, Path):
+                out.append(filling.counted(_json(filling.value(part))))
+            elif self.is_text:
+                out.append(filling.text(part, quote_plus if self.is_form else str))
+            else:
+                out.append(json.dumps(filling.text(part, str), ensure_ascii=False))
+        return "".join(out)
 
 
 def parse(template: Any, content_type: str) -> Template:
     """Raises ConfigError."""
     is_form = content_type.partition(";")[0].strip().lower() == "application/x-www-form-urlencoded"
-    return Template(_parse(template), isinstance(template, str), is_form)
+    return Template(tuple(_parse(template)), isinstance(template, str), is_form)
 
 
-def _parse(value: Any) -> Any:
+def _parse(value: Any) -> Iterator[str | Text | Path]:
     if isinstance(value, str):
-        return Text(tuple(_parts(value)))
-    if isinstance(value, list):
-        return [_parse(each) for each in value]
-    if isinstance(value, dict):
-        if "$path" in value:
-            steps, is_many = path(value["$path"])
-            default = [value["missing"]] if "missing" in value else None
-            return Path(value["$path"], steps, is_many, default)
-        return {key: _parse(each) for key, each in value.items()}
-    return value
+        yield Text(tuple(_parts(value)))
+    elif isinstance(value, list):
+        yield from _all("[]", (("", each) for each in value))
+    elif isinstance(value, dict) and "$path" in value:
+        steps, is_many = path(value["$path"])
+        default = [value["missing"]] if "missing" in value else None
+        yield Path(value["$path"], steps, is_many, default)
+    elif isinstance(value, dict):
+        yield from _all("{}", ((json.dumps(key, ensure_ascii=False) + ": ", each) for key, each in value.items()))
+    else:
+        yield json.dumps(value)
+
+
+def _all(marks: str, items: Iterable[tuple[str, Any]]) -> Iterator[str | Text | Path]:
+    yield marks[0]
+    for number, (start, value) in enumerate(items):
+        yield (", " if number else "") + start
+        yield from _parse(value)
+    yield marks[1]
 
 
 def _parts(text: str) -> Iterator[str | Place]:
@@ -161,7 +178,6 @@ class _Filling:
     """A template that is being filled for one message. A ping has nothing to fill it with: places stay as they are."""
 
     def __init__(self, message: Message) -> None:
-        self.out: list[str] = []
         self._bytes = 0
         self._visits = 0
         self._is_ping = message.id == 0
@@ -169,44 +185,21 @@ class _Filling:
         self._roots = {"payload": message.payload, "metadata": message.metadata}
         self._parsed: dict[str, Any] = {}
 
-    def write(self, node: Any) -> None:
-        """As JSON."""
-        if isinstance(node, Text):
-            self._add(json.dumps(self.text(node, str), ensure_ascii=False))
-        elif isinstance(node, Path):
-            self._write_value(self._value(node))
-        elif isinstance(node, dict):
-            self._write_all("{}", ((json.dumps(key, ensure_ascii=False) + ": ", each) for key, each in node.items()))
-        elif isinstance(node, list):
-            self._write_all("[]", (("", each) for each in node))
-        else:
-            self._add(json.dumps(node))
-
     def text(self, text: Text, encode: Callable[[str], str]) -> str:
         return "".join([part if isinstance(part, str) else encode(self._in_text(part)) for part in text.parts])
 
-    def _write_all(self, marks: str, items: Iterable[tuple[str, Any]]) -> None:
-        self._add(marks[0])
-        for number, (start, node) in enumerate(items):
-            self._add((", " if number else "") + start)
-            self.write(node)
-        self._add(marks[1])
-
-    def _write_value(self, value: Any) -> None:
-        self._add(_json(value))
-
-    def _add(self, text: str) -> None:
+    def counted(self, text: str) -> str:
         self._bytes += len(text)
         if self._bytes > MOST_BYTES:
             raise MessageError(f"its body would have more than {MOST_BYTES} bytes")
-        self.out.append(text)
+        return text
 
     def _visit(self, count: int) -> None:
         self._visits += count
         if self._visits > MOST_VISITS:
             raise MessageError(f"the paths of its body visit more than {MOST_VISITS} values")
 
-    def _value(self, node: Path) -> Any:
+    def value(self, node: Path) -> Any:
         values = found(node.steps, self._root("payload"), self._visit)
         if node.is_many:
             return values
@@ -235,11 +228,7 @@ class _Filling:
             if self._is_ping:
                 return place.text
             raise MessageError(f"the message has nothing for {place.text} in the body")
-        text = value if isinstance(value, str) else str(value) if type(value) is int else _json(value)
-        self._bytes += len(text)
-        if self._bytes > MOST_BYTES:
-            raise MessageError(f"its body would have more than {MOST_BYTES} bytes")
-        return text
+        return self.counted(value if isinstance(value, str) else str(value) if type(value) is int else _json(value))
 
     def _root(self, name: str) -> Any:
         if name not in self._parsed:

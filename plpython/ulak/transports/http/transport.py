@@ -160,7 +160,7 @@ class HttpTransport:
 
     def _refuse_token(self, auth: OAuth2, prefix: str, told: str) -> None:
         for delivery in self._waiting.pop(auth, []):
-            self._fail(delivery, prefix, f"OAuth2 token request: {told}")
+            self._settle(delivery, verdict.failed(delivery.endpoint, prefix, f"OAuth2 token request: {told}"))
 
     def _break_off(self, finished: Finished, error: Exception) -> None:
         """An answer that makes our code fail must not stop other deliveries."""
@@ -170,9 +170,6 @@ class HttpTransport:
             self._settle(tag, verdict.failed(tag.endpoint, RETRYABLE, told, status=finished.status))
         elif isinstance(tag, _TokenRequest):
             self._refuse_token(tag.auth, RETRYABLE, bulkhead.kind(error))
-
-    def _fail(self, delivery: Delivery, prefix: str, error: str) -> None:
-        self._settle(delivery, verdict.failed(delivery.endpoint, prefix, error))
 
     def _settle(self, delivery: Delivery, outcome: Outcome) -> None:
         messages = delivery.messages

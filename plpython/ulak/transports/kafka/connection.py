@@ -33,6 +33,13 @@ _MOST_ERRORS = 20
 _Reports = deque[tuple[Delivery, Message, KafkaError | None]]
 
 
+class _Record(NamedTuple):
+    topic: str
+    value: bytes
+    key: str | None
+    headers: list[tuple[str, str]]
+
+
 class KafkaConnection(Link):
     target: Target
     # A producer has a thread for each broker of its cluster, and two more.
@@ -48,7 +55,6 @@ class KafkaConnection(Link):
         self._is_looking = False
         self._ending: Background[None] | None = None
         self._next_look = 0.0
-        self._next_fetch = 0.0
         self._pace = _SOONEST
         # A topic that messages go to: brokers are asked about it when they are asked for the cluster's metadata.
         self._topic = ""
@@ -60,8 +66,7 @@ class KafkaConnection(Link):
     def dial(self) -> None:
         """With the first topic that is asked for, of which librdkafka would ask next."""
         delivery = self._waiting[0]
-        built = (self.build(delivery, message, partial(_record, self.target)) for message in delivery.messages)
-        first = next(filter(None, built), None)
+        first = next(filter(None, (self.encoded(delivery, message) for message in delivery.messages)), None)
         if first is None:
             # None of its messages can be sent, and each has been told why.
             self._waiting.popleft()
@@ -75,40 +80,46 @@ class KafkaConnection(Link):
         self.in_background(work, self._reached)
 
     def send(self, delivery: Delivery) -> None:
-        assert self._producer is not None
-        produce = self._producer.produce
-        for message in delivery.messages:
-            record = self.build(delivery, message, partial(_record, self.target))
-            if record is None:
-                continue
-            report = partial(_report, self._reports, delivery, message)
-            try:
-                produce(record.topic, record.value, record.key, self.target.partition, report, headers=record.headers)
-                self._topic = record.topic
-            except BufferError:
-                told = f"kafka: {self.peer}: librdkafka holds as many messages as it may"
-                delivery.fail(message, self.error(RETRYABLE, told))
-            except KafkaException as error:
-                # librdkafka itself refuses it, as it does if it is too large: it was never sent.
-                told = self._failure(error.args[0])
-                delivery.fail(message, told.replace(PERMANENT, f"{PERMANENT} {MESSAGE}", 1))
-            # A record that librdkafka's binding can't encode.
-            except (ValueError, TypeError) as error:
-                delivery.fail(message, bulkhead.unbuildable(error))
+        super().send(delivery)
         self._pace = _SOONEST
-        self._next_fetch = self._clock() + _SOONEST
+        self.timer_at = self._clock() + _SOONEST
 
-    def timer(self) -> float | None:
-        return self._next_fetch if self._under_way else None
+    def encode(self, message: Message) -> _Record:
+        target = self.target
+        made = messages.content(message, target.events)
+        key = message.ordering_key or (target.key.of(message) if target.key is not None else None)
+        headers = messages.headers(message, made, "ce_", target.headers)
+        return _Record(target.topic.of(message), made.body, key, list(headers.items()))
+
+    def publish(self, delivery: Delivery, message: Message, encoded: _Record) -> None:
+        assert self._producer is not None
+        topic, value, key, headers = encoded
+        report = partial(_report, self._reports, delivery, message)
+        try:
+            self._producer.produce(topic, value, key, self.target.partition, report, headers=headers)
+            self._topic = topic
+        except BufferError:
+            told = f"kafka: {self.peer}: librdkafka holds as many messages as it may"
+            self.refuse(delivery, message, RETRYABLE, told)
+        except KafkaException as error:
+            # librdkafka itself refuses it, as it does if it is too large: it was never sent.
+            prefix, told = self._failure(error.args[0])
+            self.refuse(delivery, message, f"{PERMANENT} {MESSAGE}" if prefix == PERMANENT else prefix, told)
+        # A record that librdkafka's binding can't encode.
+        except (ValueError, TypeError) as error:
+            delivery.fail(message, bulkhead.unbuildable(error))
 
     def timer_passed(self) -> None:
+        if not self._under_way:
+            self.timer_at = None
+            return
         now = self._clock()
-        if now >= self._next_look and not self._is_looking and self._under_way:
+        if now >= self._next_look and not self._is_looking:
             self._is_looking = True
             guard = self._surroundings.guard
             look = partial(reach.look, self._producer, self.target, guard, self._topic, _LOOK_TIMEOUT)
             self.in_background(look, self._looked)
-        self._next_fetch = now + self._pace
+        self.timer_at = now + self._pace
 
     def leave(self) -> int | None:
         """The end of a producer waits for librdkafka's threads, one of which may be resolving a name, so a thread of
@@ -151,37 +162,16 @@ class KafkaConnection(Link):
             if error is None:
                 # A message has arrived: what went wrong before is over.
                 self._errors.clear()
-                delivery.succeed(message)
+                self.acknowledge(delivery, message)
             else:
-                delivery.fail(message, self._failure(error))
-            if delivery.is_settled:
-                self.settle(delivery)
+                self.refuse(delivery, message, *self._failure(error))
 
-    def _failure(self, error: KafkaError) -> str:
+    def _failure(self, error: KafkaError) -> tuple[str, str]:
         told = verdict.words(error)
         if error.code() == KafkaError._MSG_TIMED_OUT and (reason := reach.reason(self._errors)):
             told = f"{told}: {reason}"
         kind = "login" if verdict.is_login(error) else "kafka"
-        return self.error(verdict.prefix(error), f"{kind}: {self.peer}: {told}")
-
-
-class _Record(NamedTuple):
-    topic: str
-    value: bytes
-    key: str | None
-    headers: list[tuple[str, str]]
-
-
-def _record(target: Target, message: Message) -> _Record:
-    """Raises MessageError."""
-    made = messages.content(message, target.events)
-    key = message.ordering_key or (target.key.of(message) if target.key is not None else None)
-    headers = messages.headers(message, made)
-    if target.headers:
-        headers = {**target.headers, **headers}
-    for name, value in made.attributes.items():
-        headers[f"ce_{name}"] = value
-    return _Record(target.topic.of(message), made.body, key, list(headers.items()))
+        return verdict.prefix(error), f"{kind}: {self.peer}: {told}"
 
 
 def _report(reports: _Reports, delivery: Delivery, message: Message, error: KafkaError | None, _: object) -> None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from ulak.messages import bulkhead
+from ulak.messages import bulkhead, event
 from ulak.messages.delivery import (
     DELIVERED,
     ConfigError,
@@ -123,9 +123,7 @@ def _without_secrets(headers: str | None) -> str | None:
     if headers is None:
         return None
     try:
-        given = json.loads(headers)
-    except (ValueError, RecursionError):
-        given = None
-    if not isinstance(given, Mapping):
+        given = event.headers_of(headers)
+    except MessageError:
         return json.dumps(MASK)
     return json.dumps({name: MASK if is_secret_header(name.lower()) else value for name, value in given.items()})

@@ -12,6 +12,7 @@ import re
 import uuid
 from collections import deque
 from collections.abc import Mapping
+from contextlib import suppress
 
 from ulak.messages import cloudevents
 from ulak.messages.delivery import PERMANENT, RETRYABLE, Endpoint, Message, MessageError
@@ -41,10 +42,8 @@ class NatsConnection(Connection):
 
     def __init__(self, endpoint: Endpoint, surroundings: Surroundings) -> None:
         super().__init__(endpoint, surroundings)
-        # Servers that were not tried yet, until when the one that is being tried has time, and what is told if none
-        # lets us in.
+        # Servers that were not tried yet, and what is told if none lets us in.
         self._left = deque(each for each in self.target.servers.in_turn() if each != self.address)
-        self._turn_ends = 0.0
         self._told: tuple[str, str] | None = None
         self._was_open = False
         self._operations = Operations()
@@ -57,7 +56,6 @@ class NatsConnection(Connection):
         # What each PONG that will come stands for: all that was written before its PING, or nothing but that the
         # server is there.
         self._pongs: deque[Delivery | None] = deque()
-        self._next_ping = 0.0
 
     def connected(self) -> None:
         # The server speaks first; after TLS it has spoken.
@@ -83,31 +81,25 @@ class NatsConnection(Connection):
             raise Lost(f"network: {self.peer} doesn't speak the protocol of NATS") from None
 
     def send(self, delivery: Delivery) -> None:
-        is_written = False
-        for message in delivery.messages:
-            built = self.build(delivery, message, self._encode)
-            if built is None:
-                continue
-            is_written = True
-            subject, headers, body = built
-            sizes = b"%d %d" % (len(headers), len(headers) + len(body))
-            if self.target.jetstream:
-                self._number += 1
-                self._expected[self._number] = delivery, message
-                sizes = b"%b%d %b" % (self._inbox, self._number, sizes)
-            self.write(b"HPUB %b %b\r\n%b%b\r\n" % (subject, sizes, headers, body))
-        if is_written and not self.target.jetstream:
+        super().send(delivery)
+        if not self.target.jetstream and not delivery.is_settled:
             self._ping(delivery)
 
-    def timer(self) -> float | None:
-        return self._next_ping if self.is_open else self._turn_ends
+    def publish(self, delivery: Delivery, message: Message, encoded: tuple[bytes, bytes, bytes]) -> None:
+        subject, headers, body = encoded
+        sizes = b"%d %d" % (len(headers), len(headers) + len(body))
+        if self.target.jetstream:
+            self._number += 1
+            self._expected[self._number] = delivery, message
+            sizes = b"%b%d %b" % (self._inbox, self._number, sizes)
+        self.write(b"HPUB %b %b\r\n%b%b\r\n" % (subject, sizes, headers, body))
 
     def timer_passed(self) -> None:
         if not self.is_open:
             raise Lost(f"timeout: no connection to {self.peer} in time")
         if self._pongs.count(None) >= self.target.most_pings:
             raise Lost(f"timeout: {self.peer} doesn't answer to a ping")
-        self._next_ping = self._clock() + self.target.ping_seconds
+        self.timer_at = self._clock() + self.target.ping_seconds
         self._ping(None)
 
     def lose(self, problem: str, prefix: str = RETRYABLE) -> None:
@@ -127,7 +119,7 @@ class NatsConnection(Connection):
         self._operations = Operations()
         self._info = Info()
         now = self._clock()
-        self._turn_ends = now + (self._opens_until - now) / (1 + len(self._left))
+        self.timer_at = now + (self._opens_until - now) / (1 + len(self._left))
         super().dial()
 
     # The greeting, in its order.
@@ -173,38 +165,29 @@ class NatsConnection(Connection):
         servers.worked(self.address)
         servers.advertised(self._info.get("connect_urls"), self.address)
         self._was_open = True
-        self._next_ping = self._clock() + self.target.ping_seconds
+        self.timer_at = self._clock() + self.target.ping_seconds
         self.open()
 
     # A message as the protocol has it.
 
-    def _encode(self, message: Message) -> tuple[bytes, bytes, bytes]:
-        """Subject, headers and body. Raises MessageError."""
+    def encode(self, message: Message) -> tuple[bytes, bytes, bytes]:
+        """Subject, headers and body."""
         target = self.target
         made = messages.content(message, target.events)
+        if made.headers:
+            _check(made.headers, made.content_type)
+        if made.attributes:
+            attributes = {name: cloudevents.header_value(value) for name, value in made.attributes.items()}
+            made = made._replace(attributes={**attributes, "datacontenttype": made.content_type})
         lines = [f"NATS/1.0\r\nNats-Msg-Id: {message.message_id}\r\n"]
         if target.stream is not None:
             lines.append(f"Nats-Expected-Stream: {target.stream}\r\n")
-        for name, value in self._headers(message, made).items():
+        for name, value in messages.headers(message, made, "ce-", target.headers).items():
             lines.append(f"{name}: {value}\r\n")
         lines.append("\r\n")
         headers = "".join(lines).encode()
-        largest = self._info.get("max_payload")
-        if largest is not None and len(headers) + len(made.body) > largest:
-            raise MessageError(f"the message is larger than the {largest} bytes that {self.peer} takes")
+        self.check_size(len(headers) + len(made.body), self._info.get("max_payload"))
         return target.subject.of(message).encode(), headers, made.body
-
-    def _headers(self, message: Message, made: messages.Content) -> dict[str, str]:
-        found = messages.headers(message, made)
-        if made.headers:
-            _check(made.headers, made.content_type)
-        if self.target.headers:
-            found = {**self.target.headers, **found}
-        for name, value in made.attributes.items():
-            found[f"ce-{name}"] = cloudevents.header_value(value)
-        if made.attributes:
-            found["ce-datacontenttype"] = made.content_type
-        return found
 
     # The server's answers.
 
@@ -216,35 +199,31 @@ class NatsConnection(Connection):
         payload = reply.payload
         # Such as {"stream":"ORDERS", "seq":7}; it may also be a duplicate, which is there as well.
         if payload.startswith(b'{"stream":') and b'"seq"' in payload and b'"error"' not in payload:
-            delivery.succeed(message)
-        else:
-            self._judge(delivery, message, reply)
-        if delivery.is_settled:
-            self.settle(delivery)
-
-    def _judge(self, delivery: Delivery, message: Message, reply: Reply) -> None:
-        prefix = RETRYABLE
-        if reply.headers.startswith(b"NATS/1.0 503"):
+            self.acknowledge(delivery, message)
+        elif reply.headers.startswith(b"NATS/1.0 503"):
             told = f"unroutable: {self.peer}: no stream takes subject {self.target.subject.of(message)}"
             told += "" if self._info.get("jetstream") else " (the server has no JetStream)"
+            self.refuse(delivery, message, RETRYABLE, told)
         else:
-            try:
-                answer = json.loads(reply.payload)
-            except (ValueError, RecursionError):
-                answer = None
-            answer = answer if isinstance(answer, dict) else {}
-            error = answer.get("error")
-            if isinstance(error, dict):
-                code = error.get("err_code")
-                prefix = PERMANENT if code in _PERMANENT else RETRYABLE
-                told = f"refused: {self.peer}: {str(error.get('description'))[:_LONGEST_TOLD]} ({code})"
-            elif "stream" in answer and "seq" in answer:
-                delivery.succeed(message)
-                return
-            else:
-                # Any subscriber of the subject may answer.
-                told = f"unroutable: {self.peer}: the answer isn't the acknowledgement of a stream"
-        delivery.fail(message, self.error(prefix, told))
+            self._judge(delivery, message, payload)
+
+    def _judge(self, delivery: Delivery, message: Message, payload: bytes) -> None:
+        try:
+            answer = json.loads(payload)
+        except (ValueError, RecursionError):
+            answer = None
+        answer = answer if isinstance(answer, dict) else {}
+        error = answer.get("error")
+        if isinstance(error, dict):
+            code = error.get("err_code")
+            told = f"refused: {self.peer}: {str(error.get('description'))[:_LONGEST_TOLD]} ({code})"
+            self.refuse(delivery, message, PERMANENT if code in _PERMANENT else RETRYABLE, told)
+        elif "stream" in answer and "seq" in answer:
+            self.acknowledge(delivery, message)
+        else:
+            # Any subscriber of the subject may answer.
+            told = f"unroutable: {self.peer}: the answer isn't the acknowledgement of a stream"
+            self.refuse(delivery, message, RETRYABLE, told)
 
     def _ping(self, stands_for: Delivery | None) -> None:
         self._pongs.append(stands_for)
@@ -258,8 +237,7 @@ class NatsConnection(Connection):
             self._welcomed()
         elif delivery is not None:
             for message in delivery.messages:
-                delivery.succeed(message)
-            self.settle(delivery)
+                self.acknowledge(delivery, message)
 
     def _refused(self, problem: Problem) -> None:
         told = problem.partition('"')[0][:_LONGEST_TOLD].strip()
@@ -267,29 +245,14 @@ class NatsConnection(Connection):
         if not told.startswith("Permissions Violation for Publish"):
             raise Lost(f"{kind}: {self.peer}: {told}")
         # The connection lives on; the messages with this subject will never be acknowledged.
-        under_way = [*self._expected.items()] if self.target.jetstream else []
-        flushed = [each for each in self._pongs if each is not None]
-        for number, (delivery, message) in under_way:
-            if self._is_about(problem, message):
-                del self._expected[number]
-                self._forbid(delivery, message, told)
-        for delivery in flushed:
-            for message in delivery.messages:
-                if self._is_about(problem, message):
-                    self._forbid(delivery, message, told)
-
-    def _is_about(self, problem: Problem, message: Message) -> bool:
-        try:
-            subject = self.target.subject.of(message)
-        # It was never sent.
-        except Exception:
-            return False
-        return json.dumps(subject, ensure_ascii=False) in problem
-
-    def _forbid(self, delivery: Delivery, message: Message, told: str) -> None:
-        subject = self.target.subject.of(message)
-        delivery.fail(message, self.error(RETRYABLE, f"login: {self.peer}: {told} {subject}"))
-        self.settle(delivery)
+        flushed = [(each, message) for each in self._pongs if each is not None for message in each.messages]
+        for delivery, message in (*self._expected.values(), *flushed):
+            # One without a subject was never sent.
+            with suppress(ValueError):
+                subject = self.target.subject.of(message)
+                if json.dumps(subject, ensure_ascii=False) in problem:
+                    self.refuse(delivery, message, RETRYABLE, f"login: {self.peer}: {told} {subject}")
+        self._expected = {key: each for key, each in self._expected.items() if not each[0].is_settled}
 
 
 def _check(own: Mapping[str, str], content_type: str) -> None:

@@ -43,7 +43,8 @@ class RedisConnection(Connection):
         self._client = Client()
 
     def connected(self) -> None:
-        self._write(self.target.greeting)
+        for command in self.target.greeting:
+            self._command(command)
 
     def received(self, data: bytes) -> None:
         ended: Refusal | None = None
@@ -56,13 +57,14 @@ class RedisConnection(Connection):
                     if isinstance(reply, Status):
                         raise BadReply
                     if isinstance(reply, bytes):
-                        delivery.succeed(message)
+                        self.acknowledge(delivery, message)
+                    elif reply is None:
+                        told = "there is no such stream, and nomkstream forbids creating it"
+                        self.refuse(delivery, message, RETRYABLE, f"redis: {self.peer}: {told}")
                     else:
-                        delivery.fail(message, self._refused(reply))
-                        if reply is not None and reply.code in _LOSES_CONNECTION:
-                            ended = reply
-                    if delivery.is_settled:
-                        self.settle(delivery)
+                        prefix = PERMANENT if reply.code in _PERMANENT else RETRYABLE
+                        self.refuse(delivery, message, prefix, self._told(reply))
+                        ended = reply if reply.code in _LOSES_CONNECTION else ended
                 else:
                     # Such as that it has too many clients.
                     unasked = f"redis: {self.peer}: a reply that no command asked for"
@@ -75,20 +77,17 @@ class RedisConnection(Connection):
     def send(self, delivery: Delivery) -> None:
         # The part of the timeout that was for connecting is over.
         delivery.deadline = min(delivery.deadline, self._clock() + self.target.command_timeout)
-        commands = []
-        for message in delivery.messages:
-            command = self.build(delivery, message, self._command)
-            if command is not None:
-                commands.append(command)
-                self._expected.append((delivery, message))
-        if commands:
-            self._write(commands)
+        super().send(delivery)
 
-    def _write(self, commands: Sequence[tuple[bytes | str, ...]]) -> None:
-        for piece in self._client.pack_commands(commands):
+    def publish(self, delivery: Delivery, message: Message, encoded: tuple[bytes, ...]) -> None:
+        self._expected.append((delivery, message))
+        self._command(encoded)
+
+    def _command(self, command: Sequence[bytes | str]) -> None:
+        for piece in self._client.pack_command(*command):
             self.write(piece)
 
-    def _command(self, message: Message) -> tuple[bytes, ...]:
+    def encode(self, message: Message) -> tuple[bytes, ...]:
         made = messages.content(message)
         fields = [b"message_id", message.message_id.encode(), b"payload", made.body]
         fields += (b"attempt", b"%d" % message.attempt)
@@ -113,13 +112,6 @@ class RedisConnection(Connection):
         self._greetings -= 1
         if not self._greetings:
             self.open()
-
-    def _refused(self, reply: Refusal | None) -> str:
-        if reply is None:
-            told = "there is no such stream, and nomkstream forbids creating it"
-            return self.error(RETRYABLE, f"redis: {self.peer}: {told}")
-        prefix = PERMANENT if reply.code in _PERMANENT else RETRYABLE
-        return self.error(prefix, self._told(reply))
 
     def _told(self, reply: Refusal) -> str:
         hint = _HINTS.get(reply.code)
