@@ -102,11 +102,8 @@ PLAIN: dict[str, Any] = {"payload": {"n": 1}, "priority": 3, "correlation_id": C
 
 def test_the_short_way_and_the_long_way_store_the_same(queue: Queue) -> None:
     short = queue.message(queue.send(**PLAIN))
-    long = queue.message(
-        queue.call(
-            "ulak_private.send", "shop", Jsonb(PLAIN["payload"]), 3, None, None, CONVERSATION, None, None, None, None
-        )
-    )
+    # An option that says what is the default.
+    long = queue.message(queue.call("send", "shop", **PLAIN, if_waiting="keep"))
 
     own = {"id", "message_id"}
     assert {name: short[name] for name in short.keys() - own} == {name: long[name] for name in long.keys() - own}

@@ -56,7 +56,7 @@ def test_a_message_keeps_a_trace_of_its_own(queue: Queue) -> None:
 
     assert headers(queue) == [
         {"traceparent": other},
-        {"Traceparent": other},
+        {"traceparent": other},
         {"x-a": "b", "traceparent": PARENT, "tracestate": "vendor=1"},
     ]
 
@@ -105,6 +105,15 @@ def test_each_attempt_is_a_span_of_its_own_which_history_shows(queue: Queue) -> 
     assert [each["trace_id"] for each in shown] == [TRACE, TRACE]
     assert [each["span_id"] for each in shown] == [each[1] for each in sent if each]
     assert len({each["span_id"] for each in shown} | {"00f067aa0ba902b7"}) == 3
+
+
+def test_a_trace_in_any_case_has_spans(queue: Queue) -> None:
+    queue.call("send", "shop", "1", headers={"TraceParent": PARENT, "TraceState": "vendor=A"})
+
+    sent = queue.claim_one(now=0).headers
+
+    assert re.fullmatch(rf"00-{TRACE}-(?!00f067aa0ba902b7)[0-9a-f]{{16}}-01", sent["traceparent"])
+    assert sent["tracestate"] == "vendor=A"
 
 
 def test_a_redrive_has_spans_of_its_own_in_the_same_trace(queue: Queue) -> None:

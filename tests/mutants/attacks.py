@@ -99,8 +99,8 @@ MUTANTS = [
     Mutant(
         "send with options: restricted endpoints are open",
         "sql/code/3_sending/send.sql",
-        "e.is_restricted and not ulak_private.may_send(e.id)\n    into v_endpoint_id",
-        "false\n    into v_endpoint_id",
+        "e.is_restricted and not ulak_private.may_send(e.id) as is_refused,",
+        "false as is_refused,",
         (OTHERS, "-k", "cannot_send"),
     ),
     Mutant(

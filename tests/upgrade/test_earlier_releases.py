@@ -238,8 +238,10 @@ def test_a_worker_in_the_middle_of_its_run_finds_all_that_it_calls(old: DB) -> N
 
 # What a call of 0.2.0 no longer finds if it waits for the upgrade, by the call, which fails then, as CHANGELOG says.
 GONE = {
-    "send": "_first_of_idempotency_key _insert_messages _insert_unless_known _new_rows _send_request",
+    "send": "_check_idempotency_keys _enqueue_once _first_of_idempotency_key _insert_messages _insert_unless_known _new_rows _send _send_request",
     "send_batch": "_enqueue_many",
+    "send_messages": "_are_message_options _are_messages _request_options_schema _require_valid",
+    "publish_batch": "_are_events _events",
     "claim": "_endpoints_in_turn _lock_due _next_level _take_turn",
     "redrive": "_matching_letters _sample_of_letters",
     "purge": "_command",

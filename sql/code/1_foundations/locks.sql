@@ -23,7 +23,7 @@
 --     claim_new                       messages that were just sent; skips
 --     due_messages                    messages that a claim takes; skips
 --     reschedule                      a message that waits, to give it another time; waits for a claim or another change of it
---     send_in_place                   a message that waits, to replace or cancel it; waits for a claim or another change of it
+--     take_place                      a message that waits, to replace or cancel it; waits for a claim or another change of it
 --     archive_finished                messages that 0.2.0 has finished, to archive them; skips
 --     lock_pending                    messages that wait, to purge or retry them; skips
 --     park                            heads of ordering keys, shared, while others are parked behind them; skips

@@ -21,18 +21,8 @@ security definer
 set search_path = pg_catalog, pg_temp
 as $plpgsql$
 declare
-    v_schema jsonb;
-    v_is_refused boolean;
+    v_schema jsonb := ulak_private.publishable(p_event_type);
 begin
-    perform ulak_private.refuse_reserved_event_type(p_event_type);
-    select t.schema, t.is_restricted and not ulak_private.may_publish(t.name) into v_schema, v_is_refused
-    from ulak.event_types as t
-    where t.name = p_event_type;
-    if not found then
-        perform ulak_private.raise_unknown_event_type(p_event_type);
-    elsif v_is_refused then
-        perform ulak_private.raise_not_publisher(p_event_type);
-    end if;
     if p_payload is null then
         raise exception 'the payload is null'
             using errcode = '22004', hint = 'Publish the JSON value null as ''null''::jsonb, if that is what you mean.';
@@ -70,54 +60,13 @@ language plpgsql
 security definer
 set search_path = pg_catalog, pg_temp
 as $plpgsql$
-declare
-    v_messages ulak_private.message[];
-    v_event_types text[];
-    v_event_ids uuid[];
 begin
     perform ulak_private.check_events(p_events);
-    select
-        array_agg(
-            (
-                null,
-                coalesce(e.payload, 'null'),
-                coalesce(e.priority, 0),
-                e.scheduled_at,
-                e.idempotency_key,
-                e.correlation_id,
-                e.expires_at,
-                e.ordering_key,
-                e.headers,
-                e.metadata
-            )::ulak_private.message
-            order by e.ordinality
-        ),
-        array_agg(e.event_type order by e.ordinality),
-        array_agg(e.event_id order by e.ordinality)
-    into v_messages, v_event_types, v_event_ids
-    from rows from (
-        jsonb_to_recordset(p_events) as (
-            event_type text,
-            event_id uuid,
-            payload jsonb,
-            priority numeric,
-            scheduled_at timestamptz,
-            idempotency_key text,
-            correlation_id uuid,
-            expires_at timestamptz,
-            ordering_key text,
-            headers jsonb,
-            metadata jsonb
-        )
-    ) with ordinality as e;
-    if v_messages is null then
-        return 0;
-    end if;
-    perform ulak_private.check_messages(v_messages);
-    if exists (select from jsonb_array_elements(p_events) as e where e ?| array['generation', 'max_retries']) then
-        v_messages := ulak_private.with_requests(v_messages, p_events);
-    end if;
-    return ulak_private.fan_out(v_messages, v_event_types, v_event_ids);
+    return ulak_private.fan_out(
+        ulak_private.messages_of(p_events),
+        array(select e.event ->> 'event_type' from jsonb_array_elements(p_events) with ordinality as e (event, place) order by e.place),
+        array(select (e.event ->> 'event_id')::uuid from jsonb_array_elements(p_events) with ordinality as e (event, place) order by e.place)
+    );
 end
 $plpgsql$;
 
@@ -252,60 +201,30 @@ language plpgsql
 set search_path = pg_catalog, pg_temp
 as $plpgsql$
 declare
-    v_count integer := cardinality(p_mailing.messages);
-    v_mailing ulak_private.mailing := p_mailing;
+    v_group record;
+    v_message ulak_private.message;
 begin
-    -- Nearly always, and what follows takes longer to plan than to do.
-    if not exists (
-        select
-        from unnest(p_mailing.places, p_mailing.endpoint_ids) as r (place, endpoint_id)
-        join unnest(p_mailing.messages) with ordinality as m on m.ordinality = r.place
-        where ulak_private.credential_headers(r.endpoint_id, m.headers - array['ulak-event-type', 'ulak-event-id']) <> '{}'
-    ) then
-        return p_mailing;
-    end if;
-    with recipients as (
-        select
-            r.number,
-            r.place,
-            ulak_private.credential_headers(r.endpoint_id, m.headers - array['ulak-event-type', 'ulak-event-id']) as names
+    -- Endpoints that drop the same headers of an event share one message.
+    for v_group in
+        select r.place, n.names, array_agg(r.number) as numbers
         from unnest(p_mailing.places, p_mailing.endpoint_ids) with ordinality as r (place, endpoint_id, number)
         join unnest(p_mailing.messages) with ordinality as m on m.ordinality = r.place
-        -- Once for each recipient, not once for each use of the names.
-        offset 0
-    ),
-    -- Endpoints that drop the same headers of an event share one message.
-    replaced as (
-        select r.number, r.place, r.names, v_count + dense_rank() over (order by r.place, r.names) as new_place
-        from recipients as r
-        where r.names <> '{}'
-    )
-    select
-        p_mailing.messages || array(
-            select (
-                null,
-                m.payload,
-                m.priority,
-                m.scheduled_at,
-                m.idempotency_key,
-                m.correlation_id,
-                m.expires_at,
-                m.ordering_key,
-                m.headers - n.names,
-                m.metadata
-            )::ulak_private.message
-            from (select distinct r.new_place, r.place, r.names from replaced as r) as n
-            join unnest(p_mailing.messages) with ordinality as m on m.ordinality = n.place
-            order by n.new_place
-        ),
-        array(
-            select coalesce(r.new_place, p.place)
-            from unnest(p_mailing.places) with ordinality as p (place, number)
-            left join replaced as r on r.number = p.number
-            order by p.number
-        )
-    into v_mailing.messages, v_mailing.places;
-    return v_mailing;
+        cross join lateral ulak_private.credential_headers(
+            r.endpoint_id, m.headers - array['ulak-event-type', 'ulak-event-id']
+        ) as n (names)
+        where n.names <> '{}'
+        group by r.place, n.names
+    loop
+        v_message := p_mailing.messages[v_group.place];
+        v_message.headers := v_message.headers - v_group.names;
+        p_mailing.messages := p_mailing.messages || v_message;
+        p_mailing.places := array(
+            select case when r.number = any (v_group.numbers) then cardinality(p_mailing.messages) else r.place end
+            from unnest(p_mailing.places) with ordinality as r (place, number)
+            order by r.number
+        );
+    end loop;
+    return p_mailing;
 end
 $plpgsql$;
 
@@ -365,15 +284,29 @@ begin
 end
 $plpgsql$;
 
-create or replace function ulak_private.events(p_events jsonb)
-returns table (number bigint, event_type text, payload jsonb)
-language sql
-immutable
+-- The schema of an event type that the caller may publish; null: it has none.
+create or replace function ulak_private.publishable(p_event_type text)
+returns jsonb
+language plpgsql
+stable
 set search_path = pg_catalog, pg_temp
-as $sql$
-    select e.number - 1, e.value ->> 'event_type', e.value -> 'payload'
-    from jsonb_array_elements(p_events) with ordinality as e (value, number)
-$sql$;
+as $plpgsql$
+declare
+    v_schema jsonb;
+    v_is_refused boolean;
+begin
+    perform ulak_private.refuse_reserved_event_type(p_event_type);
+    select t.schema, t.is_restricted and not ulak_private.may_publish(t.name) into v_schema, v_is_refused
+    from ulak.event_types as t
+    where t.name = p_event_type;
+    if not found then
+        perform ulak_private.raise_unknown_event_type(p_event_type);
+    elsif v_is_refused then
+        perform ulak_private.raise_not_publisher(p_event_type);
+    end if;
+    return v_schema;
+end
+$plpgsql$;
 
 -- Everything is looked at before anything is queued.
 create or replace function ulak_private.check_events(p_events jsonb)
@@ -381,66 +314,15 @@ returns void
 language plpgsql
 set search_path = pg_catalog, pg_temp
 as $plpgsql$
-declare
-    v_event record;
 begin
-    if p_events is null then
-        raise exception 'the events are null'
-            using errcode = '22004', hint = 'Pass a JSON array; an empty one publishes nothing.';
-    end if;
-    if not ulak_private.are_events(p_events) then
-        perform ulak_private.require_valid('events', ulak_private.events_schema(), p_events);
-    end if;
-    for v_event in
-        select distinct on (e.event_type)
-            e.event_type,
-            t.name is not null as is_known,
-            t.is_restricted and not ulak_private.may_publish(t.name) as is_refused
-        from ulak_private.events(p_events) as e
-        left join ulak.event_types as t on t.name = e.event_type
-    loop
-        perform ulak_private.refuse_reserved_event_type(v_event.event_type);
-        if not v_event.is_known then
-            perform ulak_private.raise_unknown_event_type(v_event.event_type);
-        elsif v_event.is_refused then
-            perform ulak_private.raise_not_publisher(v_event.event_type);
-        end if;
-    end loop;
-    perform ulak_private.check_event(e.event_type, t.schema, e.payload, format('$[%s].payload', e.number))
-    from ulak_private.events(p_events) as e
-    join ulak.event_types as t on t.name = e.event_type
+    perform ulak_private.require_items('events', p_events, ulak_private.events_schema());
+    perform ulak_private.publishable(t.event_type)
+    from (select distinct e ->> 'event_type' as event_type from jsonb_array_elements(p_events) as e) as t;
+    perform ulak_private.check_event(t.name, t.schema, e.event -> 'payload', format('$[%s].payload', e.place - 1))
+    from jsonb_array_elements(p_events) with ordinality as e (event, place)
+    join ulak.event_types as t on t.name = e.event ->> 'event_type'
     where t.schema is not null
-    order by e.number;
-end
-$plpgsql$;
-
--- The same as events_schema(), in one pass; the schema says where the mistake is.
-create or replace function ulak_private.are_events(p_events jsonb)
-returns boolean
-language plpgsql
-immutable
-set search_path = pg_catalog, pg_temp
-as $plpgsql$
-begin
-    if jsonb_typeof(p_events) <> 'array' then
-        return false;
-    end if;
-    return not exists (
-        select
-        from jsonb_array_elements(p_events) as e
-        where not coalesce(
-            case jsonb_typeof(e)
-                when 'object' then jsonb_typeof(e -> 'event_type') = 'string'
-                    and e ? 'payload'
-                    and (
-                        e - array['event_type', 'payload'] = '{}'
-                        or coalesce(jsonb_typeof(e -> 'event_id'), 'null') in ('string', 'null')
-                        and ulak_private.are_message_options(e, array['event_type', 'event_id', 'payload'])
-                    )
-            end,
-            false
-        )
-    );
+    order by e.place;
 end
 $plpgsql$;
 

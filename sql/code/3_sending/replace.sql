@@ -1,11 +1,12 @@
 -- Replacing what waits: a message takes the place of the one that waits under its idempotency key.
 
--- send() with p_if_waiting. A message counts as waiting until it is claimed for the first time; one that waits for a retry is cancelled
--- instead, because its receiver may have seen it, and would take the new content for a repetition. Once it is in flight or finished, a new
--- message takes over the key.
-create or replace function ulak_private.send_in_place(
+-- As take_idempotency_key(), and whatever waits under the key makes way, or is replaced: then its id is returned. A message counts as waiting
+-- until it is claimed for the first time; one that waits for a retry is cancelled instead, because its receiver may have seen it, and would take
+-- the new content for a repetition. Once it is in flight or finished, a new message takes over the key.
+create or replace function ulak_private.take_place(
     p_message ulak_private.message,
-    p_endpoint text,
+    p_payload_hash text,
+    p_id bigint,
     p_if_waiting text,
     p_latest interval
 )
@@ -14,68 +15,48 @@ language plpgsql
 set search_path = pg_catalog, pg_temp
 as $plpgsql$
 declare
-    v_id bigint;
-    v_key record;
+    v_first_id bigint;
     v_waiting ulak_private.deliveries;
 begin
-    perform ulak_private.check_replacement(p_message, p_if_waiting, p_latest);
-    -- Before messages and idempotency keys, as every sender takes it.
-    if p_message.ordering_key is not null then
-        perform ulak_private.lock_ordering_key(p_message.endpoint_id, p_message.ordering_key);
-    end if;
-    v_id := nextval('ulak.queue_id_seq');
     loop
-        -- As take_idempotency_key() does it: another session that has just taken the key is waited for.
-        insert into ulak_private.idempotency_keys (endpoint_id, idempotency_key, message_id, payload_hash, sent_by)
-        values (
-            p_message.endpoint_id, p_message.idempotency_key, v_id, ulak_private.payload_hash(p_message.payload), ulak_private.caller()
-        )
-        on conflict do nothing;
-        exit when found;
-        update ulak_private.idempotency_keys k
-        set message_id = v_id, payload_hash = ulak_private.payload_hash(p_message.payload), sent_by = ulak_private.caller(), free_at = null
-        where k.endpoint_id = p_message.endpoint_id
-            and k.idempotency_key = p_message.idempotency_key
-            and k.free_at <= clock_timestamp();
-        exit when found;
-        select k.message_id, k.sent_by into v_key
-        from ulak_private.idempotency_keys k
-        where k.endpoint_id = p_message.endpoint_id and k.idempotency_key = p_message.idempotency_key;
-        continue when not found;
-        perform ulak_private.require_key_owner(v_key.sent_by, p_endpoint, p_message.idempotency_key);
+        v_first_id := ulak_private.take_idempotency_key(
+            p_message.endpoint_id, p_message.idempotency_key, p_payload_hash, p_id, p_any_payload => true
+        );
+        if v_first_id = p_id then
+            return p_id;
+        end if;
         -- The message before its key, as those who settle it take them. A claim that is under way is waited for.
         select q.* into v_waiting
         from ulak_private.deliveries q
-        where q.id = v_key.message_id and q.status is not distinct from 'pending'
+        where q.id = v_first_id and q.status is not distinct from 'pending'
         for no key update;
         if not found then
             update ulak_private.idempotency_keys k
             set free_at = '-infinity'
             where k.endpoint_id = p_message.endpoint_id
                 and k.idempotency_key = p_message.idempotency_key
-                and k.message_id = v_key.message_id;
+                and k.message_id = v_first_id;
         elsif p_if_waiting = 'error' then
             raise exception 'a message waits under idempotency key "%"', p_message.idempotency_key
                 using
                     errcode = '23505',
-                    detail = format('It is message %s of endpoint "%s".', v_waiting.id, p_endpoint),
+                    detail = format(
+                        'It is message %s of endpoint "%s".',
+                        v_first_id,
+                        (select e.name from ulak.endpoints e where e.id = p_message.endpoint_id)
+                    ),
                     hint = 'To replace it: p_if_waiting => ''replace''.';
         elsif v_waiting.attempts = 0 and v_waiting.payload is null and v_waiting.ordering_key is not distinct from p_message.ordering_key then
-            perform ulak_private.replace_message(v_waiting, p_message, p_latest);
-            return v_waiting.id;
+            perform ulak_private.replace_message(v_waiting, p_message, p_payload_hash, p_latest);
+            return v_first_id;
         else
-            perform ulak_private.cancel(array[v_waiting.id], ulak_private.caller(), clock_timestamp());
+            perform ulak_private.cancel(array[v_first_id], ulak_private.caller(), clock_timestamp());
         end if;
     end loop;
-    p_message.scheduled_at := least(p_message.scheduled_at, now() + p_latest);
-    perform ulak_private.insert_messages(
-        (array[p_message], array[1], array[p_message.endpoint_id])::ulak_private.mailing, array[v_id]
-    );
-    return v_id;
 end
 $plpgsql$;
 
-create or replace function ulak_private.check_replacement(p_message ulak_private.message, p_if_waiting text, p_latest interval)
+create or replace function ulak_private.check_replacement(p_idempotency_key text, p_if_waiting text, p_latest interval)
 returns void
 language plpgsql
 set search_path = pg_catalog, pg_temp
@@ -87,7 +68,7 @@ begin
                 errcode = '22023',
                 detail = format('It is %s.', coalesce(quote_literal(left(p_if_waiting, 64)), 'null')),
                 hint = 'p_latest belongs to p_if_waiting => ''replace''.';
-    elsif p_message.idempotency_key is null then
+    elsif p_idempotency_key is null then
         raise exception 'p_if_waiting needs an idempotency key'
             using errcode = '22023', hint = 'The message that waits is found by it: p_idempotency_key => ''cart-7''.';
     elsif p_latest is not null and (p_latest <= interval '0' or p_if_waiting <> 'replace') then
@@ -99,28 +80,32 @@ $plpgsql$;
 
 -- The message keeps its id, its webhook-id and its place in its ordering key; its content is a new event. The caller has locked it. When it is
 -- due it is as reschedule() has it.
-create or replace function ulak_private.replace_message(p_waiting ulak_private.deliveries, p_message ulak_private.message, p_latest interval)
+create or replace function ulak_private.replace_message(
+    p_waiting ulak_private.deliveries,
+    p_message ulak_private.message,
+    p_payload_hash text,
+    p_latest interval
+)
 returns void
 language plpgsql
 set search_path = pg_catalog, pg_temp
 as $plpgsql$
 declare
     v_event_id bigint := nextval('ulak.queue_id_seq');
-    v_hash text := ulak_private.payload_hash(p_message.payload);
     v_scheduled_at timestamptz := least(p_message.scheduled_at, p_waiting.created_at + p_latest);
 begin
     insert into ulak_private.events (id, payload, headers, metadata, max_retries)
     values (
         v_event_id,
         p_message.payload,
-        ulak_private.traced(nullif(p_message.headers - array[':generation', ':max_retries'], '{}')),
+        ulak_private.stored_headers(p_message.headers),
         p_message.metadata,
         (p_message.headers ->> ':max_retries')::smallint
     );
     update ulak_private.deliveries q
     set event_id = v_event_id,
         event_created_at = now(),
-        payload_hash = v_hash,
+        payload_hash = p_payload_hash,
         priority = p_message.priority,
         scheduled_at = v_scheduled_at,
         next_retry_at = greatest(v_scheduled_at, now()),
@@ -130,7 +115,7 @@ begin
         updated_at = clock_timestamp()
     where q.id = p_waiting.id;
     update ulak_private.idempotency_keys k
-    set payload_hash = v_hash, sent_by = ulak_private.caller()
+    set payload_hash = p_payload_hash, sent_by = ulak_private.caller()
     where k.endpoint_id = p_waiting.endpoint_id
         and k.idempotency_key = p_message.idempotency_key
         and k.message_id = p_waiting.id;

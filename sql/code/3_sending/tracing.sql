@@ -1,19 +1,21 @@
 -- Tracing (W3C Trace Context): a transaction's trace travels with what it sends, and each attempt is a span of its own.
 
--- A message's headers with the trace of the transaction that sends it (`set local ulak.traceparent`), unless it brings a trace of its own.
--- Without a search_path of its own, so that it becomes part of the query that calls it.
-create or replace function ulak_private.traced(p_headers jsonb)
+-- A message's headers as its event has them: without the options that have columns of their own (with_options()), and with the trace of the
+-- transaction that sends it (`set local ulak.traceparent`), unless it brings a trace of its own. Without a search_path of its own, so that it
+-- becomes part of the query that calls it.
+create or replace function ulak_private.stored_headers(p_headers jsonb)
 returns jsonb
 language sql
 stable
 as $sql$
     select case
-        when coalesce(current_setting('ulak.traceparent', true), '') = '' then p_headers
-        else ulak_private.with_trace(p_headers)
+        when p_headers is null and coalesce(current_setting('ulak.traceparent', true), '') = '' then null
+        else ulak_private.with_trace(p_headers - array[':generation', ':max_retries'])
     end
 $sql$;
 
--- A value that isn't valid is left out, as the standard has it: what instruments an application must not fail its transaction.
+-- A value that isn't valid is left out, as the standard has it: what instruments an application must not fail its transaction. A message's own
+-- trace is known by its name in lower case from here on.
 create or replace function ulak_private.with_trace(p_headers jsonb)
 returns jsonb
 language plpgsql
@@ -23,11 +25,12 @@ as $plpgsql$
 declare
     v_parent text := current_setting('ulak.traceparent', true);
     v_state text := nullif(current_setting('ulak.tracestate', true), '');
+    v_own text[] := array(select h.name from jsonb_object_keys(p_headers) as h (name) where lower(h.name collate "C") in ('traceparent', 'tracestate'));
 begin
-    if ulak_private.trace_id(v_parent) is null
-        or exists (select from jsonb_object_keys(p_headers) as h (name) where lower(h.name collate "C") in ('traceparent', 'tracestate'))
-    then
-        return p_headers;
+    if v_own <> '{}' then
+        return p_headers - v_own || (select jsonb_object_agg(lower(o.name collate "C"), p_headers -> o.name) from unnest(v_own) as o (name));
+    elsif ulak_private.trace_id(v_parent) is null then
+        return nullif(p_headers, '{}');
     end if;
     return coalesce(p_headers, '{}')
         || jsonb_build_object('traceparent', v_parent)
