@@ -12,7 +12,7 @@ create table ulak_private.archive_default partition of ulak_private.archived def
 -- Maintenance moves its rows. Where a publication is for all tables, a table whose rows can't be told apart lets nobody do that.
 alter table ulak_private.archive_default replica identity full;
 
--- Each partition has these two indexes of its own (ulak_private.create_archive_table() makes those of the months), and the
+-- Each partition has these indexes of its own (ulak_private.create_month_table() makes those of the months), and the
 -- parent has none: pg_dump writes the months' indexes out, and a parent that has them already, because CREATE EXTENSION
 -- made it, would have given them to the months by then. The restore would stop at "already exists".
 

@@ -73,7 +73,8 @@
 -- A claim goes the other way: it takes the endpoint's row, if that is free, and then tries the advisory lock. That can't deadlock, because a
 -- claim waits for nothing: it skips a row that is locked, and goes on without an advisory lock that isn't free. So a settle that holds the
 -- advisory lock and waits for the row waits for a session that doesn't wait. A claim is the last step of its transaction (worker_turn(),
--- work()): nothing that waits comes after it.
+-- work()): nothing that waits comes after it. An application can break this rule: if one transaction claims from endpoint A and then
+-- settles for B, and another one claims from B and then settles for A, PostgreSQL may end one of them as a deadlock (40P01).
 
 insert into ulak_private.locks (name)
 values ('configs'), ('schedule'), ('maintenance'), ('sweep')

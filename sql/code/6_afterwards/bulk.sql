@@ -1,7 +1,7 @@
 -- Many messages at once: purge(), retry_now(), redrive(), discard() and replay_range() choose by the same filters, and show what they
 -- chose in a dry run.
 
--- p_given are the parameters of the public function by their names, in the order in which a dry run spells them.
+-- p_given holds the parameters of the public function by name, in the order in which a dry run prints them.
 create or replace function ulak_private.bulk(p_action text, p_given json, p_dry_run boolean, p_now timestamptz)
 returns table (messages integer, sample jsonb, command text)
 language plpgsql
@@ -32,7 +32,7 @@ begin
             when 'retry_now' then ulak_private.retry_rows(ulak_private.lock_pending(v_chosen.ids), v_rate, p_now)
             when 'replay_range' then ulak_private.replay_rows(p_given, v_chosen.ids, v_chosen.first, v_chosen.last, p_now)
         end;
-        -- The others log what they have made.
+        -- The other actions write their own log entries.
         if p_action in ('purge', 'retry_now') then
             insert into ulak.event_log (event, endpoint_id, endpoint_name, detail, created_at)
             select
@@ -68,7 +68,7 @@ begin
     end if;
     perform ulak_private.check_rate((p_given ->> 'p_rate')::double precision);
     perform ulak_private.check_generation((p_given ->> 'p_new_generation')::bigint);
-    -- Only dead letters are chosen for all endpoints in one call.
+    -- Only dead letters can be chosen without naming an endpoint.
     if v_endpoint is null and (p_given ->> 'p_ids' is not null or p_action in ('redrive', 'discard')) then
         return;
     end if;
@@ -94,7 +94,7 @@ as $sql$
         (
             'retry_now',
             'queue',
-            -- Not messages that wait for a time that somebody set, nor those behind others of their ordering key.
+            -- Not messages scheduled for later, nor those parked behind the head of their ordering key.
             $$m.status = 'pending' and m.attempts > 0 and m.next_retry_at > $1 and m.next_retry_at < 'infinity'
                 and coalesce(m.scheduled_at <= $1, true)$$,
             'm.id, m.created_at, m.priority, m.attempts, m.last_error'
@@ -109,7 +109,7 @@ as $sql$
         (
             'replay_range',
             'messages',
-            -- The next cycle of a redriven letter is a message of its own, in this range or still under way.
+            -- A redriven letter has a successor, which is in this range itself or still under way.
             $$m.status in ('completed', 'expired', 'failed', 'cancelled') and not exists (
                 select
                 from ulak_private.letters d
@@ -201,7 +201,7 @@ begin
 end
 $plpgsql$;
 
--- For roles that may read it, as {"payload": ...}; of a long one, the beginning.
+-- {"payload": ...} if the caller may read payloads, else {}; long payloads are cut.
 create or replace function ulak_private.shown_payload(p_payload jsonb)
 returns jsonb
 language sql
@@ -215,7 +215,7 @@ as $sql$
     end
 $sql$;
 
--- The call that a dry run is a preview of.
+-- The call that a dry run previews.
 create or replace function ulak_private.command(p_function text, p_given json)
 returns text
 language sql
@@ -228,11 +228,11 @@ as $sql$
         string_agg(format('%s => %L', g.key, ulak_private.given_text(g.value)), ', ' order by g.place)
     )
     from json_each(p_given) with ordinality g(key, value, place)
-    -- These two have no default for it.
+    -- purge() and retry_now() have no default for p_endpoint.
     where json_typeof(g.value) <> 'null' or g.key = 'p_endpoint' and p_function in ('purge', 'retry_now')
 $sql$;
 
--- A parameter as text; ids as those of an array.
+-- A parameter as text; a JSON array as an array literal of PostgreSQL.
 create or replace function ulak_private.given_text(p_value json)
 returns text
 language sql

@@ -1,6 +1,6 @@
 -- The dead-letter queue: what becomes of messages that ulak gives up on.
 
--- Copies messages that have just failed for good. announce_dead() then archives them.
+-- Makes a letter of each message that has just failed for good. announce_dead() archives the messages later.
 create or replace function ulak_private.bury(p_ids bigint[], p_now timestamptz)
 returns void
 language plpgsql
@@ -102,7 +102,7 @@ as $sql$
             'error', d.last_error
         ))
     from ulak.dlq d
-    -- A message that held its ordering key may have been one before.
+    -- A message that holds its ordering key may have been a dead letter before.
     where d.original_message_id = any (p_ids) and d.status = 'failed'
 $sql$;
 
@@ -115,8 +115,8 @@ as $sql$
     select left(regexp_replace(p_error, E'[0-9a-f]{8}-[0-9a-f-]{27}|(?<!HTTP )\\m[0-9]+', '#', 'g'), 160)
 $sql$;
 
--- Tells endpoints and operators of dead messages, and archives those. Every caller of bury() ends with it: it locks endpoints. Only
--- senders don't (bury_overflow).
+-- Reports dead messages and archives them. Callers of bury() call this last, because it locks endpoints; senders don't call it at all
+-- (bury_overflow).
 create or replace function ulak_private.announce_dead(p_ids bigint[], p_now timestamptz)
 returns void
 language plpgsql
@@ -144,7 +144,7 @@ begin
             perform ulak_private.switch_endpoint(v_endpoint, false, null, 'the receiver answered 410 Gone', p_now);
         end if;
         perform ulak_private.log_dead(v_endpoint, p_ids, v_dead.endpoint_id, p_now);
-        -- At most once a second and endpoint: NOTIFY takes a lock that all databases of the server share. For a dropped endpoint, once a batch.
+        -- At most once a second per endpoint (per batch, if it was dropped): NOTIFY takes a lock that all databases of the server share.
         if coalesce(
             v_endpoint.dead_notified_at <= p_now - interval '1 second' or ulak_private.is_ahead(v_endpoint.dead_notified_at, p_now), true
         ) then
@@ -158,7 +158,7 @@ begin
 end
 $plpgsql$;
 
--- The facts are those of the last one. A notification has 8,000 bytes.
+-- With the facts of the last dead letter. A notification is limited to 8,000 bytes.
 create or replace function ulak_private.notify_dead(p_last_id bigint, p_messages bigint)
 returns void
 language sql
@@ -173,8 +173,8 @@ as $sql$
     from ulak_private.dead_facts(array[p_last_id]) f
 $sql$;
 
--- Dead letters of an endpoint that the caller has locked, in the server's log: a line each for the first ten of a minute. The others
--- are counted, and told in one line when the minute is over: by the next dead letter, or else by maintenance.
+-- Writes dead letters of an endpoint to the server's log: a line each for the first ten of a minute. The rest is counted, and reported in
+-- one line after the minute is over, with the next dead letter or by maintenance. The caller has locked the endpoint.
 create or replace function ulak_private.log_dead(p_endpoint ulak.endpoints, p_ids bigint[], p_endpoint_id bigint, p_now timestamptz)
 returns void
 language plpgsql
@@ -202,7 +202,7 @@ begin
     loop
         perform ulak_private.log('ulak: dead letter: ' || v_facts::text);
     end loop;
-    -- There are no counters for a dropped endpoint.
+    -- A dropped endpoint has no counters.
     if p_endpoint.id is null then
         perform ulak_private.log_left_out('(dropped)', v_letters - v_most, p_now);
     end if;
@@ -227,7 +227,7 @@ begin
 end
 $plpgsql$;
 
--- For maintenance: reports what was left out of minutes that no later dead letter has closed. An endpoint that is locked is left to the next run.
+-- For maintenance: reports the lines left out of a minute that no later dead letter has closed. Locked endpoints are left to the next run.
 create or replace function ulak_private.close_dead_logs(p_now timestamptz)
 returns void
 language plpgsql
@@ -251,7 +251,7 @@ begin
 end
 $plpgsql$;
 
--- Makes dead letters of those of these messages that wait, and returns how many. Without p_error their last error stays.
+-- Turns those of the messages that are waiting into dead letters and returns how many. Without p_error they keep their last error.
 create or replace function ulak_private.give_up(p_ids bigint[], p_error text, p_now timestamptz)
 returns integer
 language plpgsql
@@ -266,7 +266,7 @@ begin
     with given_up as (
         update ulak_private.deliveries q
         set status = ulak_private.dead_status(q.endpoint_id, q.ordering_key),
-            -- It may be parked.
+            -- The message may be parked.
             next_retry_at = p_now,
             failed_at = p_now,
             first_failed_at = coalesce(q.first_failed_at, p_now),

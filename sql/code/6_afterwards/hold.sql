@@ -1,10 +1,11 @@
--- A dead message may hold its ordering key: with "on_dead": "hold" in the config, what follows waits until its letter is redriven or discarded.
+-- With "on_dead": "hold" in the config, a dead message holds its ordering key: the messages behind it wait until its letter is redriven or
+-- discarded.
 
--- Such a message isn't archived. It stays in ulak_private.deliveries with status 'held', in its place, so that whoever looks for the head
--- of the key finds it (5_settling/ordering.sql), and nobody claims, cancels or expires it. Its letter says is_holding, and isn't deleted
--- by retention. A redrive makes the same row due again; discarding the letter archives it, and the next message becomes the head.
+-- Such a message isn't archived. It stays in ulak_private.deliveries with status 'held', as the head of its key (5_settling/ordering.sql).
+-- It can't be claimed, cancelled or expired. Its letter has is_holding set, and retention doesn't delete it. A redrive makes the same row
+-- due again. Discarding the letter archives the row, and the next message becomes the head.
 
--- The status of a message that ulak gives up.
+-- The status that a message gets when ulak gives it up.
 create or replace function ulak_private.dead_status(p_endpoint_id bigint, p_ordering_key text)
 returns text
 language sql
@@ -30,7 +31,7 @@ as $sql$
     )
 $sql$;
 
--- The letters of these messages, which the caller has locked, were discarded.
+-- Lets go of the keys that these messages hold. Their letters were just discarded; the caller has locked them.
 create or replace function ulak_private.release_held(p_ids bigint[], p_now timestamptz)
 returns void
 language plpgsql
@@ -52,7 +53,7 @@ begin
 end
 $plpgsql$;
 
--- The letters (dlq ids) of these messages go on as the messages that they were, with a fresh budget. attempts only rises.
+-- Redrives letters that hold their key: their messages become due again, with a fresh retry budget. attempts is kept, it only rises.
 create or replace function ulak_private.redrive_held(p_dlq_ids bigint[], p_due_ats timestamptz[], p_new_generation bigint, p_now timestamptz)
 returns void
 language sql
@@ -77,7 +78,7 @@ as $sql$
     where q.id = d.original_message_id and q.status is not distinct from 'held'
 $sql$;
 
--- Messages that wait behind one of their ordering key; 1000: at least that many.
+-- How many messages wait behind this one in its ordering key; 1000 means at least that many.
 create or replace function ulak_private.count_behind(p_id bigint, p_endpoint_id bigint, p_ordering_key text)
 returns bigint
 language sql

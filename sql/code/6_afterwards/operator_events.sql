@@ -1,6 +1,6 @@
 -- Operator events: ulak delivers news about endpoints and messages to the endpoints that subscribe to them.
 
--- They are code, not data: a dump leaves them out, and an upgrade brings new ones.
+-- These event types are code, not data: dumps leave them out, and upgrades add new ones.
 insert into ulak.event_types as t (name, description, created_at)
 values
     ('ulak.endpoint.opened', 'the circuit of an endpoint opened: deliveries to it pause', '-infinity'),
@@ -22,9 +22,9 @@ as $sql$
     select exists (select from ulak_private.subscriptions_to(p_event_type))
 $sql$;
 
--- One event about each of some endpoints: element i of the arrays is one event. Never to the endpoint that it is about, and
--- without a wait or an error that would hold up a settle: if the queue is full or a receiver is just being dropped, the
--- log says that it was left out. metadata marks such messages, so that nothing is told about their own fate.
+-- Sends events about endpoints: element i of the arrays is one event. The endpoint that an event is about doesn't get it. This never waits
+-- nor fails, since it runs inside a settle: if the queue is full, the event is left out, and the log says so. Its metadata marks an
+-- operator event, so that no further events are sent about it.
 create or replace function ulak_private.tell_operators(
     p_event_type text,
     p_endpoint_ids bigint[],
@@ -47,7 +47,7 @@ begin
             perform ulak_private.check_backpressure(v_ids[cardinality(v_ids)], cardinality(v_ids));
         exception
             when configuration_limit_exceeded then
-                -- Once a minute: a queue that is full stays so for a while, and the event log has them all.
+                -- One line a minute is enough: the event log has them all.
                 if not exists (
                     select
                     from (
@@ -74,7 +74,7 @@ begin
 end
 $plpgsql$;
 
--- Who gets them: the event at places[i] goes to receivers[i] as message ids[i].
+-- The receivers: event number places[i] goes to endpoint receivers[i] as message ids[i].
 create or replace function ulak_private.operator_mail(
     p_event_type text,
     p_endpoint_ids bigint[],
@@ -88,7 +88,7 @@ set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 as $sql$
     select
-        -- Drawn in the order of the subquery, so the last one is the greatest.
+        -- Drawn in the order of the subquery, so the last id is the greatest.
         coalesce(array_agg(nextval('ulak.queue_id_seq')), '{}'),
         array_agg(m.receiver),
         array_agg(m.place)
@@ -127,7 +127,7 @@ begin
         min(m.id),
         p_now,
         p_payloads[m.place],
-        -- Receivers can trust this header: no application may send it, while it may send any payload.
+        -- Receivers can trust this header: applications can't send it, though they can send any payload.
         jsonb_build_object('ulak-event-type', p_event_type, 'ulak-event-id', gen_random_uuid()),
         jsonb_build_object('event_type', p_event_type)
     from unnest(p_ids, p_places) m(id, place)
@@ -155,8 +155,7 @@ begin
 end
 $plpgsql$;
 
--- Called at every transition of a circuit. Operators are told when it opens and when it closes again, but nothing of the probes
--- in between: neither that one was sent, nor that it failed.
+-- Called at every transition of a circuit. Operators hear that it opened and that it closed again, but nothing about the probes in between.
 create or replace function ulak_private.tell_circuit(p_endpoint ulak.endpoints, p_new_state text, p_now timestamptz)
 returns void
 language sql
@@ -186,8 +185,8 @@ as $sql$
     )
 $sql$;
 
--- For bury(): the event log has every dead letter, and so have operators. If its endpoint announces dead letters, the event says more, and
--- is never left out.
+-- For bury(): writes each dead letter to the event log and sends it to operators. If its endpoint announces dead letters, the event says
+-- more and is never left out.
 create or replace function ulak_private.tell_dead(p_ids bigint[], p_now timestamptz)
 returns void
 language plpgsql

@@ -1,8 +1,7 @@
--- Outcomes: an endpoint whose config says "announce" has ulak publish what became of its messages, for the application that sent them.
+-- Outcomes: if an endpoint's config has "announce", ulak publishes what became of its messages, for the application that sent them.
 
--- archive_rows() calls this for whatever leaves the queue, and only if an endpoint among them announces something. Dead letters are
--- announced when they are buried, by tell_dead(). p_since: when the first of the messages was sent, so that no earlier month of
--- the archive is looked at.
+-- archive_rows() calls this for messages that leave the queue, if one of their endpoints announces something. Dead letters are announced
+-- by tell_dead() instead. p_since is when the first of the messages was sent: earlier months of the archive aren't read.
 create or replace function ulak_private.announce_outcomes(p_ids bigint[], p_since timestamptz, p_now timestamptz)
 returns void
 language plpgsql
@@ -45,7 +44,7 @@ begin
             and a.created_at >= p_since
             and e.config -> 'announce' ? o.outcome
             and a.status <> 'failed'
-            -- No loops: an announcement isn't announced, wherever it goes.
+            -- No loops: announcements aren't announced.
             and not ulak_private.is_told(a.metadata)
         group by o.outcome
     loop
@@ -65,7 +64,7 @@ as $sql$
         || case when p_response is not null then jsonb_build_object('response', p_response) else '{}' end
 $sql$;
 
--- Unlike other events of ulak these aren't left out when the queue is full: each takes the place of a message that has just ended.
+-- Unlike other operator events, these are sent even if the queue is full: each replaces a message that has just ended.
 create or replace function ulak_private.publish_outcomes(p_event_type text, p_endpoint_ids bigint[], p_payloads jsonb[], p_now timestamptz)
 returns void
 language plpgsql

@@ -1,8 +1,8 @@
 -- The months of the archive and of events: made ahead of time, filled from the default partition where needed, dropped when old.
 
--- Months begin at midnight UTC whatever the session's time zone; functions that compute one set it for themselves.
+-- Months begin at midnight UTC, whatever the session's time zone: functions that compute a month set their own.
 -- Writers lock the partitioned table first and a partition next, and so does everything here. Nothing here waits for a lock
--- longer than lock_timeout, because all who come later would wait behind it: maintenance tries again a minute later.
+-- longer than lock_timeout, because later sessions would queue up behind it: maintenance tries again a minute later.
 
 create or replace view ulak_private.month_partitions as
 select
@@ -110,7 +110,7 @@ as $plpgsql$
 declare
     v_has_rows boolean;
 begin
-    -- Two at once: the second finds the month made. Writers of other months don't notice any of this.
+    -- If two sessions do this at once, the second finds that the month exists. Writers of other months aren't blocked.
     execute format('lock table only %s in share update exclusive mode', p_parent);
     if exists (select from ulak_private.month_partitions p where p.name = p_name) then
         return false;
@@ -140,7 +140,7 @@ begin
         -- A query that was planned without the new partition must not run once its rows have left the default.
         execute format('lock table only %s in access exclusive mode', p_parent);
     end if;
-    -- The check constraint spares this a scan of the new partition.
+    -- Thanks to its check constraint, the new partition isn't scanned.
     execute format('alter table %s attach partition ulak_private.%I for values from (%L) to (%L)', p_parent, p_name, p_from, p_to);
     execute format('alter table ulak_private.%I drop constraint archive_month', p_name);
     return true;
@@ -167,7 +167,7 @@ begin
         'constraint archive_month check (created_at >= %L and created_at < %L))',
         p_name, p_parent, p_from, p_to
     );
-    -- Unnamed: PostgreSQL finds names that are free, whatever indexes an administrator has given the parent.
+    -- Without names: PostgreSQL picks free ones, whatever indexes an administrator has added to the parent.
     execute format('create index on ulak_private.%I (id)', p_name);
     if p_parent = 'ulak_private.archived'::regclass then
         execute format(
@@ -216,7 +216,7 @@ as $sql$
     order by p.month
 $sql$;
 
--- Whether a message that isn't finished, a dead letter, or something that was redriven or replayed is a delivery of an event of that month.
+-- Whether an event of that month is still needed: by an unfinished message, by a dead letter, or by a later redrive or replay of it.
 create or replace function ulak_private.needs_events(p_month timestamptz)
 returns boolean
 language sql
@@ -245,8 +245,8 @@ as $sql$
     )
 $sql$;
 
--- Nothing can come to need an event of the month while this runs: a redrive or a replay begins with something that needs it already,
--- but for a replay out of the month itself, which the lock on the archive keeps away.
+-- No event of the month can become needed while this runs: a redrive or a replay starts from a row that needs the event already. The
+-- exception is a replay from the month itself, which the lock on the archive prevents.
 create or replace function ulak_private.drop_archive_partition(p_month timestamptz)
 returns integer
 language plpgsql
@@ -258,12 +258,12 @@ as $plpgsql$
 declare
     v_partition record;
 begin
-    -- An older snapshot doesn't see what has come to need an event since.
+    -- An older snapshot doesn't see rows that have come to need an event since.
     if current_setting('transaction_isolation') <> 'read committed' then
         raise exception 'months can be dropped only in a transaction at read committed'
             using errcode = '25001', hint = 'set transaction isolation level read committed;';
     end if;
-    -- Held for the change of the catalog only: files are removed after commit, when locks are gone.
+    -- Held for the catalog change only: files are removed after commit, when the locks are gone.
     lock table only ulak_private.archived in access exclusive mode;
     for v_partition in
         select p.name, c.reltuples

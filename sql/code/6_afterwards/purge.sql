@@ -126,7 +126,7 @@ comment on function ulak.discard(
     'gives up the dead letters that match all filters, which are those of redrive(); they are marked as discarded and kept '
     'until their retention ends. With p_dry_run it only counts them, and shows a sample and the command to run';
 
--- Skips messages that a worker or an application has locked at this moment.
+-- Skips messages that a worker or an application has locked.
 create or replace function ulak_private.lock_pending(p_ids bigint[])
 returns bigint[]
 language sql
@@ -161,7 +161,7 @@ begin
 end
 $plpgsql$;
 
--- The guarded update is the lock: a letter is redriven or discarded, once.
+-- The guarded update is the lock: a letter is redriven or discarded once, never both.
 create or replace function ulak_private.discard_rows(p_dlq_ids bigint[], p_by text, p_now timestamptz)
 returns integer
 language plpgsql

@@ -175,7 +175,7 @@ begin
         select coalesce(q.id, nextval('ulak.queue_id_seq'))
         from unnest(v_dlq_ids) with ordinality n(id, place)
         join ulak_private.letters d on d.id = n.id
-        -- What holds its ordering key keeps its id, and with it its place.
+        -- A message that holds its ordering key keeps its id, and so its place.
         left join ulak_private.deliveries q on d.is_holding and q.id = d.original_message_id and q.status is not distinct from 'held'
         order by n.place
     );
@@ -188,7 +188,7 @@ begin
 end
 $plpgsql$;
 
--- Letters that are locked become messages with those ids, due at those times. One that holds its ordering key is in the queue already.
+-- Queues locked letters as messages with the given ids and due times. The message of a letter that holds its key is in the queue already.
 create or replace function ulak_private.queue_redriven(
     p_dlq_ids bigint[],
     p_new_ids bigint[],

@@ -249,11 +249,10 @@ begin
 end
 $plpgsql$;
 
--- The archived messages with these ids, all of one endpoint and created between p_first and p_last (which leads to their
--- partitions), for p_target_id. If that is their own endpoint, then none whose dead letter has another status than p_letters. A letter that
--- held its ordering key and was redriven as the same message doesn't count: that message has had another end since. Returns the new ids in
--- the order of the old ones. Each message is looked up by its id: without statistics the planner has been seen to go through a whole month
--- once per message.
+-- Queues archived messages of one endpoint for p_target_id, and returns the new ids in the order of the old ones. All were created between
+-- p_first and p_last, so that only these months are read. If the target is their own endpoint, messages whose dead letter has a status
+-- other than p_letters are left out. A letter that held its ordering key and was redriven as the same message doesn't count: that message
+-- has ended again since. Messages are looked up by id: without statistics, the planner was seen to scan a whole month per message.
 create or replace function ulak_private.replay(
     p_endpoint_id bigint,
     p_archive_ids bigint[],
@@ -287,7 +286,7 @@ begin
     );
     perform ulak_private.lock_ordering_keys(array_fill(p_target_id, array[cardinality(v_keys)]), v_keys);
 
-    -- The lock decides, as in redrive_rows(): of two operators who replay or redrive a dead letter, the second finds it redriven.
+    -- As in redrive_rows(), the lock decides: if two operators replay or redrive a dead letter, the second finds it redriven.
     with letters as materialized (
         select d.original_message_id, d.status
         from ulak_private.letters d
@@ -310,7 +309,7 @@ begin
         return '{}';
     end if;
 
-    -- After the locks on the keys: the order of ids is the order of commits.
+    -- Ids are drawn after the keys are locked: the order of ids is the order of commits.
     v_ids := array(select nextval('ulak.queue_id_seq') from generate_series(1, v_count));
     perform ulak_private.check_backpressure(v_ids[v_count], v_count);
     perform ulak_private.insert_replayed(p_archive_ids, v_ids, p_first, p_last, p_new_message_id, p_target_id, p_now);
@@ -324,8 +323,7 @@ begin
 end
 $plpgsql$;
 
--- Budget, deadline, schedule and idempotency key start afresh. A message with an ordering key is queued behind what the key
--- has.
+-- The new messages have a fresh retry budget, and no deadline, schedule or idempotency key. Those with an ordering key go to its end.
 create or replace function ulak_private.insert_replayed(
     p_archive_ids bigint[],
     p_ids bigint[],
@@ -370,7 +368,7 @@ as $sql$
         a.priority,
         a.payload,
         a.ordering_key,
-        -- The id of its event is what a receiver of CloudEvents drops duplicates by.
+        -- Receivers of CloudEvents drop duplicates by this id.
         case
             when p_new_message_id then (select v.headers - 'ulak-event-id' from ulak.archive v where v.id = a.id and v.created_at = a.created_at)
             else a.headers

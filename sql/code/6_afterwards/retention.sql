@@ -1,5 +1,5 @@
--- Retention of what grows: dead letters, log, attempts, counters, samples and inbox. The archive's months are dropped whole. Counters
--- and samples are kept by the minute for two days, and then by the hour.
+-- Retention of dead letters, event log, attempts, counters, samples and inbox. (Months of the archive are dropped whole.) Counters and
+-- samples are kept per minute for two days, and per hour after that.
 
 create or replace function ulak.cleanup_dlq(
     p_retention_days integer default null,
@@ -102,9 +102,8 @@ begin
 end
 $plpgsql$;
 
--- The tables of which each step of maintenance deletes old rows: which setting says how long they are kept, the column of their time, how
--- many go in one batch, which rows stay although they are old, and for tables that are kept by the hour after two days, the columns of
--- that row and what they are of the rows g that become one.
+-- The tables that a step of maintenance deletes old rows from: the setting with their retention, their time column, the size of a batch, and
+-- which old rows t stay. Tables that are rolled up after two days name the columns of the hourly row, and their values from the rows g.
 create or replace function ulak_private.retention_facts()
 returns table (step text, name text, setting text, time_column text, batch integer, unless text, hourly_columns text, hourly_values text)
 language sql
@@ -119,7 +118,7 @@ as $sql$
             'archived_at',
             -- Letters of 0.2.0 carry their bodies. 2,000 rows of 100 kB took 7 s, in which nothing can be stopped.
             50,
-            -- Others wait for it, or will.
+            -- Messages wait behind it.
             't.is_holding',
             null,
             null
@@ -127,7 +126,7 @@ as $sql$
         (
             'attempts_retention',
             'ulak.attempts',
-            -- By the longer one, so that few are looked at that stay because their dead letter came long after them.
+            -- By the longer setting: fewer attempts are looked at that must stay for their dead letter.
             case
                 when ulak.setting('dlq_retention_days')::integer > ulak.setting('event_log_retention_days')::integer then 'dlq_retention_days'
                 else 'event_log_retention_days'
@@ -165,9 +164,9 @@ as $sql$
         ('inbox_retention', 'ulak.handled', 'inbox_retention_days', 'handled_at', 2000, 'false', null, null)
 $sql$;
 
--- One batch: of the first hour that is over for two days and still has minutes, 200 endpoints at most. Their rows become one, at the start of
--- the hour, so that sums over hours and days stay what they were. Hours are looked at from that of the oldest row, or p_after, whichever is
--- later. `reached` is the hour, for the next batch; null when there is none.
+-- One batch: up to 200 endpoints of the first hour that ended two days ago and still has rows per minute. The rows of an endpoint become one,
+-- at the start of the hour, so sums over hours and days don't change. The search starts at the oldest row or at p_after, whichever is later.
+-- `reached` is the hour, for the next batch; null when there is none.
 create or replace function ulak_private.roll_up(
     p_table text,
     p_after timestamptz,

@@ -1,8 +1,8 @@
--- Which cluster delivers: a dump that was restored elsewhere stays silent until ulak.adopt(), and so does a cluster that was recovered to
--- a target. After pg_upgrade, which makes a new cluster of the same files, and after the promotion of a standby delivery goes on.
+-- Which cluster delivers. A dump restored into another cluster delivers nothing until ulak.adopt(), and neither does a cluster recovered to
+-- a target. After pg_upgrade, which makes a new cluster from the same files, and after the promotion of a standby, delivery goes on.
 
--- Not immutable in the strict sense: pg_resetwal changes it, with the server down. Declared so, it is read once per
--- cached plan and not on every claim.
+-- Strictly speaking not immutable: pg_resetwal changes it while the server is down. Declared immutable, it is read once per cached plan
+-- instead of on every claim.
 create or replace function ulak_private.system_identifier()
 returns bigint
 language sql
@@ -12,7 +12,7 @@ as $sql$
     from pg_catalog.pg_control_system() c
 $sql$;
 
--- Each promotion and each recovery that ends begins a new one; null on a standby. Not by pg_control, which follows only with the next checkpoint.
+-- Every promotion and every finished recovery starts a new timeline; null on a standby. pg_control can't be used: it lags until a checkpoint.
 create or replace function ulak_private.timeline()
 returns integer
 language sql
@@ -23,8 +23,8 @@ as $sql$
     end
 $sql$;
 
--- The target that recovery was stopped at since that timeline, as PostgreSQL noted it in the current one's history; null for promotions. A
--- recovery without a target, to the end of the log, looks the same as a promotion. So does everything where the owner may not read the file.
+-- The target at which a recovery was stopped since that timeline, from PostgreSQL's history file; null for promotions. A recovery to the end
+-- of the log looks like a promotion. So does any recovery if the owner may not read the file.
 create or replace function ulak_private.recovery_target(p_since integer)
 returns text
 language plpgsql
@@ -36,7 +36,7 @@ begin
     if not has_function_privilege('pg_catalog.pg_read_file(text, bigint, bigint, boolean)', 'execute') then
         return null;
     end if;
-    -- A line is the timeline that was left, where, and why.
+    -- Each line: the timeline that was left, the position, the reason.
     return (
         select l.parts[2]
         from regexp_split_to_table(pg_read_file(v_file, 0, 1000000, true), E'\n') with ordinality h(line, place)
@@ -75,13 +75,13 @@ begin
     ) and not exists (
         select
         from ulak_private.cluster_home h
-        -- The file is read between a promotion and the next maintenance alone.
+        -- The file is only read between a promotion and the next maintenance.
         where h.timeline < ulak_private.timeline() and ulak_private.recovery_target(h.timeline) is not null
     );
 end
 $plpgsql$;
 
--- Why messages are held; null if they aren't. The beginning of a sentence.
+-- Why messages are held, as the beginning of a sentence; null if they aren't held.
 create or replace function ulak_private.held_because()
 returns text
 language sql
@@ -99,7 +99,7 @@ as $sql$
     where not ulak_private.is_adopted()
 $sql$;
 
--- For start(), as its other checks are.
+-- A check of start().
 create or replace function ulak_private.check_adopted()
 returns table (item text, status text, detail text, fix text)
 language sql
@@ -166,14 +166,14 @@ begin
 end
 $plpgsql$;
 
--- For maintenance, where this cluster delivers. After pg_upgrade the next dump has to name the cluster that it is now.
+-- For maintenance, if this cluster delivers. After pg_upgrade, the next dump has to name the new cluster.
 create or replace function ulak_private.follow_cluster()
 returns void
 language plpgsql
 set search_path = pg_catalog, pg_temp
 as $plpgsql$
 begin
-    -- Where the installation took itself for a restore, it left this to the first run.
+    -- The installation leaves this to the first run if it looks like a restore.
     insert into ulak_private.cluster_identity (system_identifier)
     select ulak_private.system_identifier()
     where not exists (select from ulak_private.cluster_identity);

@@ -1,7 +1,6 @@
--- What has to be right before something is scheduled: PL/Python, pg_cron, the server's parameters and limits.
+-- The checks of start(): PL/Python, pg_cron, the server's parameters and limits.
 
--- Everything that has to be right before something is scheduled, in the order in which it is mended: ok, or a problem and its fix,
--- one line that can be pasted into psql or, where the detail says so, into a shell.
+-- All checks, in the order in which problems should be fixed. A fix is one line to paste into psql or, if the detail says so, into a shell.
 create or replace function ulak_private.check_schedule(p_workers integer)
 returns table (item text, status text, detail text, fix text)
 language sql
@@ -27,7 +26,7 @@ as $sql$
     from ulak_private.check_adopted() a
 $sql$;
 
--- The part that needs no login: is pg_cron there, does it run, and in a mode that suits us.
+-- The checks that need no login: whether pg_cron is there and runs, in a suitable mode.
 create or replace function ulak_private.check_pg_cron(p_workers integer)
 returns table (item text, status text, detail text, fix text)
 language sql
@@ -38,8 +37,8 @@ as $sql$
     from ulak_private.in_order((select jsonb_agg(to_jsonb(s)) from ulak_private.pg_cron_steps(p_workers, null) s)) c
 $sql$;
 
--- The steps, in the order of their fixes: 1 packages, 2 parameters, 3 a restart for them, 4 parameters that are possible only then, 5 a restart for
--- those, 6 what the running server needs, 7 a look into its files.
+-- Sorts checks by the order of their fixes: 1 packages, 2 parameters, 3 a restart for them, 4 parameters that are possible only then,
+-- 5 a restart for those, 6 changes in the running server, 7 a reload of its files.
 create or replace function ulak_private.in_order(p_checks jsonb)
 returns table (item text, status text, detail text, fix text)
 language sql
@@ -73,11 +72,11 @@ as $sql$
             select f.step, f.item, f.status, f.detail, f.fix, null from further f
         ) a
     ) c
-    -- Items that are in order come first.
+    -- Passed checks come first.
     order by c.status = 'problem', c.step, c.place
 $sql$;
 
--- What workers in the database need. A node has its own.
+-- What workers in the database need. Nodes bring their own Python.
 create or replace function ulak_private.python_steps(p_workers integer)
 returns table (step integer, item text, status text, detail text, fix text)
 language sql
@@ -112,7 +111,7 @@ as $python$
         yield "pycurl", "ok", " ".join(pycurl.version.split()[:2]), None
 $python$;
 
--- Each check is a row that counts where `applies` holds.
+-- In these functions each check is a row, which is returned if `applies` is true.
 create or replace function ulak_private.pg_cron_steps(p_workers integer, p_is_created boolean)
 returns table (step integer, item text, status text, detail text, fix text)
 language plpgsql
@@ -212,7 +211,7 @@ as $sql$
     from unnest(string_to_array(nullif(p_libraries, ''), ',') || p_name) with ordinality l(name, place)
 $sql$;
 
--- How pg_cron runs its jobs, by background workers or by logins, and whether it may run as many as there are.
+-- How pg_cron runs its jobs, by background workers or by logins, and whether it may run enough of them at once.
 create or replace function ulak_private.limit_steps(p_workers integer)
 returns table (step integer, item text, status text, detail text, fix text)
 language plpgsql
@@ -230,9 +229,9 @@ declare
         (ulak_private.given_setting('cron.max_running_jobs')).setting::integer,
         case when v_wanted then least(5, v_processes - 1) else least(32, current_setting('max_connections')::integer) end
     );
-    -- Its possible values depend on max_worker_processes, which needs a restart before.
+    -- The highest value that is possible until max_worker_processes is raised and the server restarted.
     v_most_jobs integer := (select s.max_val::integer from pg_settings s where s.name = 'cron.max_running_jobs');
-    -- Beside the workers: maintenance, vacuum, log, and the watcher, which versions without schedules in seconds need.
+    -- Besides the workers: maintenance, vacuum, log, and the watcher for versions of pg_cron without schedules in seconds.
     v_others integer := case when ulak_private.has_seconds() or p_workers = 0 then 3 else 4 end;
     v_needed integer := p_workers + v_others;
 begin
@@ -253,7 +252,7 @@ begin
                 2, 'cron.host', 'problem', not v_wanted and not v_is_loaded and v_given_host is null and v_host ~ '^/',
                 'pg_cron would log in by TCP; over a socket no password is needed', ulak_private.server_fix('cron.host', quote_literal(v_host))
             ),
-            -- Beside the jobs there are pg_cron's own process and that of logical replication.
+            -- Besides the jobs, pg_cron itself and logical replication need a process each.
             (
                 2, 'max_worker_processes', 'problem', v_wanted and v_processes < v_needed + 2,
                 format('%s jobs and 2 other processes need %s, it is %s', v_needed, v_needed + 2, v_processes),
@@ -273,8 +272,8 @@ begin
 end
 $plpgsql$;
 
--- A worker's run is one statement of a minute or longer. A timer that was set when it began can't be lifted from inside, so no time-out may
--- hold for its sessions to begin with. Of all that is set by ALTER, what is set for a role in a database counts most.
+-- A worker's run is one statement of a minute or longer. It can't lift a statement_timeout that was running when it began, so its sessions
+-- must start without one. A setting for a role in a database overrides all other settings made by ALTER.
 create or replace function ulak_private.lift_timeout()
 returns table (item text, status text, detail text)
 language plpgsql
@@ -299,7 +298,7 @@ begin
 end
 $plpgsql$;
 
--- The time-out that ends a worker's run; null if none does, or if it can't be seen from this session.
+-- The statement_timeout that would end a worker's run; null if there is none, or if this session can't see it.
 create or replace function ulak_private.run_timeout()
 returns interval
 language sql
@@ -328,7 +327,7 @@ as $sql$
     ) t (value)
 $sql$;
 
--- Where pg_cron isn't loaded, anybody may set its parameters.
+-- The parameters of pg_cron prove nothing: while it isn't loaded, any session can set them.
 create or replace function ulak_private.is_pg_cron_loaded()
 returns boolean
 language sql
@@ -338,8 +337,8 @@ as $sql$
     select current_setting('shared_preload_libraries') ~ E'\\mpg_cron\\M'
 $sql$;
 
--- How pg_cron shall run its jobs: as it is told to; by background workers, which need no login, where nobody has told it yet; but not
--- by those of 1.4, which wait for each other.
+-- Whether pg_cron should run its jobs by background workers. If that isn't configured, it should: they need no login. In 1.4 it shouldn't:
+-- there they wait for each other.
 create or replace function ulak_private.wants_background_workers()
 returns boolean
 language sql
@@ -349,7 +348,7 @@ as $sql$
     select ulak_private.has_seconds() and coalesce((ulak_private.given_setting('cron.use_background_workers')).setting::boolean, not ulak_private.is_pg_cron_loaded())
 $sql$;
 
--- Whether pg_cron was created in its database, which may be another one: then as a login there tells. Null: it can't be known.
+-- Whether the extension pg_cron exists in pg_cron's database. For another database a login finds out; null if that fails.
 create or replace function ulak_private.is_pg_cron_created()
 returns boolean
 language plpgsql
@@ -370,7 +369,7 @@ begin
 end
 $plpgsql$;
 
--- The answer of a session of this role in another database. Null: it can't be opened.
+-- The result of a query in another database; null if the role can't log in.
 create or replace function ulak_private.ask(p_host text, p_database text, p_user text, p_query text)
 returns text
 language plpython3u

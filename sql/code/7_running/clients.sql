@@ -10,8 +10,8 @@ as $python$
     return transports.missing_client(p_protocol, p_keys)
 $python$;
 
--- Protocols of enabled endpoints whose client this server lacks; whether it is needed may depend on the keys of a config. That of http is looked for by start() in any case, but
--- not what signs with Ed25519; log has none.
+-- Packages that this server lacks for its enabled endpoints. What a protocol needs may depend on the keys of a config. start() always checks
+-- for pycurl itself, so for http only the package for Ed25519 is looked for here.
 create or replace function ulak_private.missing_clients()
 returns table (protocol text, package text, endpoints bigint)
 language sql

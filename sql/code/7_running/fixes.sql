@@ -1,6 +1,6 @@
--- Fixes that can be pasted: parameters of the server, its restart, words of a shell.
+-- Fixes to paste: how to set a parameter, how to restart the server, how to quote for a shell.
 
--- How a parameter of the server is set. One that no library has defined yet needs a stand-in.
+-- How to set a parameter of the server. If no library has defined it yet, it has to be set in the session first.
 create or replace function ulak_private.server_fix(p_name text, p_value text, p_then text default null)
 returns text
 language sql
@@ -15,7 +15,7 @@ as $sql$
     )
 $sql$;
 
--- How the server is restarted, in a shell: Debian's way, if it is a cluster of Debian's.
+-- How to restart the server in a shell: with Debian's tools, if Debian's tools created the cluster.
 create or replace function ulak_private.restart(out detail text, out fix text)
 language sql
 stable
@@ -32,7 +32,7 @@ as $sql$
     from (select regexp_match(current_setting('config_file'), '^/etc/postgresql/([^/]+)/([^/]+)/postgresql.conf$')) c (part)
 $sql$;
 
--- A word of a shell's.
+-- Quotes a word for a shell.
 create or replace function ulak_private.in_shell(p_text text)
 returns text
 language sql
@@ -42,7 +42,7 @@ as $sql$
     select case when p_text ~ '^[A-Za-z0-9_./:@%+-]+$' then p_text else '''' || replace(p_text, '''', E'''\\''''') || '''' end
 $sql$;
 
--- A text as a line of a table shows it.
+-- Makes one line of a text, and cuts it.
 create or replace function ulak_private.cut(p_text text, p_length integer)
 returns text
 language sql

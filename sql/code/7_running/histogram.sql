@@ -1,7 +1,6 @@
 -- Histograms of latency: element 100 + i counts requests from 2^((i-1)/4) to 2^(i/4) ms, element 100 those of less than 1 ms, and
--- element 185 takes the rest. They begin and end with the elements that count something. Version 0.1.0 had powers of two: its
--- element 1 counts what took less than 1 ms, element i what took from 2^(i-2) to 2^(i-1) ms. What it counted stays in its elements
--- 1 to 22, beside the others.
+-- element 185 the rest. Arrays begin and end with elements that aren't 0. Version 0.1.0 used powers of two: its element 1 counts requests
+-- of less than 1 ms, element i those from 2^(i-2) to 2^(i-1) ms. Its elements 1 to 22 are kept beside the others.
 
 create or replace function ulak_private.add_histograms(p_sum bigint[], p_more bigint[])
 returns bigint[]
@@ -25,8 +24,8 @@ create or replace aggregate ulak_private.sum_histograms(p_histogram bigint[]) (
     initcond = '{}'
 );
 
--- For each fraction, in ascending order, the time that this share took at most; null if there were none. Within an element the times
--- are taken to be spread evenly, and none is above the longest that was measured, where that is known.
+-- The percentiles for the given fractions, in ascending order; none without requests. Times are taken to be spread evenly within an element,
+-- and never above the longest time measured, if it is known.
 create or replace function ulak_private.percentiles(
     p_histogram bigint[],
     p_fractions double precision[],
@@ -90,7 +89,7 @@ begin
     for i in 2..22 loop
         if p_histogram[i] > 0 then
             for k in 0..3 loop
-                -- As even as whole numbers can be.
+                -- As evenly as whole numbers allow.
                 v_fine[97 + 4 * (i - 1) + k] := v_fine[97 + 4 * (i - 1) + k] + (p_histogram[i] + k) / 4;
             end loop;
         end if;

@@ -1,7 +1,6 @@
--- The jobs of pg_cron: which ones there should be, and how they are made so, here or where pg_cron lives.
+-- The jobs of pg_cron: which ones there should be, which there are, and how to change them, here or in pg_cron's database.
 
--- Asks for the extension, not for its schema: anybody may make a schema of that name, and what is in it would run with
--- our rights.
+-- Looks for the extension, not for its schema: anybody may create a schema of that name, and its functions would run with our rights.
 create or replace function ulak_private.has_pg_cron()
 returns boolean
 language sql
@@ -11,7 +10,7 @@ as $sql$
     select exists (select from pg_extension e where e.extname = 'pg_cron')
 $sql$;
 
--- Several databases may have their ulak in one pg_cron, so the names of jobs carry the database's.
+-- Several databases may use ulak with one pg_cron, so job names contain the database.
 create or replace function ulak_private.job_name(p_what text)
 returns text
 language sql
@@ -21,7 +20,7 @@ as $sql$
     select format('ulak %s in %s', p_what, current_database())
 $sql$;
 
--- The SQL that tells which database's ulak a job of cron.job belongs to; null: it isn't ulak's.
+-- An SQL expression over cron.job: the database whose ulak the job belongs to; null if the job isn't ulak's.
 create or replace function ulak_private.database_of_job()
 returns text
 language sql
@@ -31,7 +30,7 @@ as $sql$
     select format('substring(jobname from %L)', E'^ulak (?:worker \\d+|watcher|reboot|maintenance|vacuum|log|recurring [A-Za-z0-9._-]+) in (.*)$')
 $sql$;
 
--- pg_cron's jobs that are ulak's; none where pg_cron lives in another database. Those of other databases are among them.
+-- The jobs of ulak, of all databases of the server. Empty if pg_cron lives in another database.
 create or replace function ulak_private.jobs()
 returns table (
     jobid bigint,
@@ -70,7 +69,7 @@ as $sql$
     select 'ulak_worker'
 $sql$;
 
--- The role that can do what can't be done from here.
+-- Why and where somebody else has to run a command.
 create or replace function ulak_private.elsewhere()
 returns text
 language sql
@@ -80,8 +79,8 @@ as $sql$
     select format('pg_cron lives in database "%s", where a superuser has to run this', current_setting('cron.database_name', true))
 $sql$;
 
--- One line for psql: fetches what the expression returns, and runs that where pg_cron lives. What psql shows of several lines
--- couldn't be pasted.
+-- One line for psql that evaluates the expression and runs the result in pg_cron's database. Several lines couldn't be pasted from psql's
+-- table.
 create or replace function ulak_private.fix_elsewhere(p_commands text)
 returns text
 language sql
@@ -93,7 +92,7 @@ as $sql$
     )
 $sql$;
 
--- The SQL to run where pg_cron lives, to make its jobs equal to the wanted ones; for null, to remove them, but for recurring messages.
+-- The SQL to run in pg_cron's database so that its jobs are the wanted ones; for null, to remove all but recurring messages.
 create or replace function ulak_private.commands_elsewhere(p_workers integer)
 returns text
 language sql
@@ -130,8 +129,8 @@ as $sql$
     where a.name = 'pg_cron'
 $sql$;
 
--- Whether pg_cron knows schedules in seconds. Before, it starts nothing but at the full minute and with the server, and workers
--- need a watcher.
+-- Whether pg_cron has schedules in seconds. Earlier versions start jobs only at the full minute and with the server, so workers need a
+-- watcher.
 create or replace function ulak_private.has_seconds()
 returns boolean
 language sql
@@ -141,7 +140,7 @@ as $sql$
     select coalesce(string_to_array(ulak_private.pg_cron_version(), '.')::integer[] >= array[1, 5], false)
 $sql$;
 
--- The jobs as they should be. Each is the call of one routine that pins its search_path, or a text that none can bend.
+-- The jobs as they should be. Each command pins its search_path, or names nothing that a search_path could change.
 create or replace function ulak_private.wanted_jobs(p_workers integer)
 returns table (
     jobname text,
@@ -157,7 +156,7 @@ stable
 set search_path = pg_catalog, pg_temp
 as $sql$
     with job (what, schedule, command, is_owners, database) as (
-        -- A run that has ended is followed by the next at once, and one that ended too soon after two seconds.
+        -- The next run starts as soon as the last one has ended, or two seconds later if it ended too soon.
         select
             'worker ' || n,
             case when ulak_private.has_seconds() then '2 seconds' else '* * * * *' end,
@@ -175,8 +174,8 @@ as $sql$
         -- Only the owner may VACUUM a table.
         select 'vacuum', '* * * * *', ulak_private.vacuum_command(), true, current_database()
         union all
-        -- pg_cron logs each run of each job and never forgets. Runs that failed to start have no time, but their number.
-        -- A text of its own, since there may be no ulak where pg_cron lives.
+        -- pg_cron logs every run and never deletes the log. Runs that failed to start have no time, so this goes by their numbers.
+        -- Plain SQL, because pg_cron's database may not have ulak.
         select
             'log',
             '* * * * *',
@@ -194,7 +193,7 @@ as $sql$
         select
             'recurring ' || r.name,
             r.cron,
-            -- Also where default_transaction_read_only is on, which a function would find too late.
+            -- Works with default_transaction_read_only = on, too: inside a function it would be too late to change that.
             format('set transaction_read_only = off; select ulak_private.send_recurring(%L)', r.name),
             false,
             current_database()
@@ -226,7 +225,7 @@ as $sql$
     )
 $sql$;
 
--- A job remembers the address of the server that it was made on: one that was promoted or restored elsewhere is put right.
+-- A job stores the address of the server that it was created on. After a promotion or a restore this corrects it.
 create or replace function ulak_private.put_job(
     p_jobid bigint, p_jobname text, p_schedule text, p_command text, p_username text, p_database text
 )
@@ -244,9 +243,9 @@ begin
 end
 $plpgsql$;
 
--- Makes pg_cron's jobs equal to the wanted ones. pg_cron reads its jobs when it is told of a change, and version 1.4 was seen to miss that
--- while much else changed in the catalog. So jobs that are right already are written as well, and a second start() reaches it. Jobs of a
--- database that isn't in this cluster go, too: a restore brought them, or it was dropped.
+-- Makes pg_cron's jobs equal to the wanted ones. pg_cron reads its jobs when it is notified of a change. Version 1.4 was seen to miss that
+-- while the catalog changed a lot, so correct jobs are written as well: a second start() notifies it again. Jobs of databases that don't
+-- exist in this cluster are removed, too: they were dropped, or a restore brought the jobs.
 create or replace function ulak_private.schedule_jobs(p_workers integer)
 returns table (item text, status text, detail text)
 language plpgsql
@@ -292,8 +291,8 @@ begin
 end
 $plpgsql$;
 
--- Where jobs run that are not on this server, and how many: pg_cron goes by an address of its own for each. Those of other
--- databases count, too: a restore may have brought them from a cluster that is still alive, and they would run there.
+-- Jobs with the address of another server, and how many there are for each. Jobs of other databases count, too: a restore may have brought
+-- them from a cluster that is still alive, where they would run.
 create or replace function ulak_private.misplaced_jobs()
 returns table (place text, jobs bigint)
 language sql
@@ -307,7 +306,7 @@ as $sql$
     group by 1
 $sql$;
 
--- For start(), adopt(), and for maintenance: it comes here where another scheduler than pg_cron runs it, or background workers did.
+-- Gives all jobs the address of this server: for start(), adopt(), and for maintenance if background workers or another scheduler run it.
 create or replace function ulak_private.bring_jobs_here()
 returns bigint
 language plpgsql
@@ -327,9 +326,8 @@ begin
 end
 $plpgsql$;
 
--- DROP DATABASE waits until every process has answered, and pg_cron 1.4 answers only when it has something to do: at
--- the next full minute. Told that its jobs have changed, it reads them and answers. (No row is touched: the table's trigger
--- is for each statement.)
+-- DROP DATABASE waits until every process has answered a signal, and pg_cron 1.4 answers at the next full minute only. Notified of a change,
+-- it reads its jobs and answers. (The update changes no row: the table's trigger fires for each statement.)
 create or replace function ulak_private.wake_pg_cron()
 returns void
 language plpgsql

@@ -1,95 +1,92 @@
--- How pg_cron logs in as the role of its jobs, and which line of pg_hba.conf stands in the way.
+-- Whether pg_cron can log in as the role of its jobs, and which line of pg_hba.conf prevents it.
 
--- In its libpq mode pg_cron logs in as the role that a job runs as. This does the same.
+-- In its libpq mode pg_cron logs in as the role that a job runs as. This tries the same login.
 create or replace function ulak_private.login_steps(p_user text)
 returns table (step integer, item text, status text, detail text, fix text)
 language plpgsql
 set search_path = pg_catalog, pg_temp
 as $plpgsql$
 declare
-    v_host text := (select p.host from ulak_private.login_parameters() p);
     v_problem text := ulak_private.log_in(p_user);
 begin
-    if v_problem is not null then
+    if v_problem is null then
+        return query values (6, 'login', 'ok', format('%s can log in', p_user), null::text);
+    else
         return query
         select *
-        from ulak_private.login_problem(p_user, v_host, ulak_private.cut(coalesce(substring(v_problem from 'FATAL: *(.*)'), v_problem), 90));
-        return;
+        from ulak_private.login_problem(p_user, ulak_private.cut(coalesce(substring(v_problem from 'FATAL: *(.*)'), v_problem), 90));
     end if;
-    return query values (6, 'login', 'ok', format('%s can log in', p_user), null::text);
 end
 $plpgsql$;
 
--- The narrowest way to let a role in: background workers, which need no login, where pg_cron has good ones; else the
--- operating system's user over a socket; else a password.
-create or replace function ulak_private.login_problem(p_user text, p_host text, p_reason text)
+-- The most restrictive way that works: background workers, which need no login, since pg_cron 1.5; else peer authentication over a socket;
+-- else a password.
+create or replace function ulak_private.login_problem(p_user text, p_reason text)
 returns table (step integer, item text, status text, detail text, fix text)
 language plpgsql
 stable
 set search_path = pg_catalog, pg_temp
 as $plpgsql$
 declare
+    v_host text := (select p.host from ulak_private.login_parameters() p);
     v_socket text := ulak_private.socket();
-    v_rule record;
+    v_system_user text := ulak_private.system_user();
+    v_way text := case
+        when not (select r.rolcanlogin from pg_roles r where r.rolname = p_user) then 'role'
+        when ulak_private.has_seconds() then 'background workers'
+        when v_host !~ '^/' and v_socket is null then 'password'
+        else 'socket'
+    end;
+    v_rule record := ulak_private.login_rule(p_user);
+    v_map text := coalesce(v_rule.map, 'ulak');
 begin
-    if not (select r.rolcanlogin from pg_roles r where r.rolname = p_user) then
-        return query values (6, 'login', 'problem', p_reason, format('alter role %I login;', p_user));
-    elsif ulak_private.has_seconds() then
-        return query values (
-            2, 'login', 'problem', format('%s; background workers need no login', p_reason), ulak_private.server_fix('cron.use_background_workers', 'on')
-        );
-    elsif p_host !~ '^/' and v_socket is null then
-        return query values
-            (6, 'login', 'problem', p_reason, format(E'\\password %I', p_user)),
+    return query
+    select c.step, c.item, 'problem', c.detail, c.fix
+    from (
+        values
+            ('role', 6, 'login', true, p_reason, format('alter role %I login;', p_user)),
             (
-                6,
-                'password',
-                'problem',
-                format('it is found in ~/.pgpass, mode 0600, of the operating system''s user %s:', ulak_private.system_user()),
-                format(E'\\! echo %s:%s:*:%s:PASSWORD >> ~%s/.pgpass', p_host, current_setting('port'), p_user, ulak_private.system_user())
-            );
-    else
-        if p_host !~ '^/' then
-            return query values (
-                2, 'cron.host', 'problem', format('%s; over a socket no password is needed', p_reason), ulak_private.server_fix('cron.host', quote_literal(v_socket))
-            );
-        end if;
-        select * into v_rule
-        from ulak_private.login_rule(p_user) r;
-        if v_rule.map is null then
-            return query values (
-                6,
-                'login',
-                'problem',
+                'background workers', 2, 'login', true,
+                format('%s; background workers need no login', p_reason), ulak_private.server_fix('cron.use_background_workers', 'on')
+            ),
+            ('password', 6, 'login', true, p_reason, format(E'\\password %I', p_user)),
+            (
+                'password', 6, 'password', true,
+                format('it is found in ~/.pgpass, mode 0600, of the operating system''s user %s:', v_system_user),
+                format(E'\\! echo %s:%s:*:%s:PASSWORD >> ~%s/.pgpass', v_host, current_setting('port'), p_user, v_system_user)
+            ),
+            (
+                'socket', 2, 'cron.host', v_host !~ '^/',
+                format('%s; over a socket no password is needed', p_reason), ulak_private.server_fix('cron.host', quote_literal(v_socket))
+            ),
+            (
+                'socket', 6, 'login', v_rule.map is null,
                 ulak_private.cut(concat_ws('; ', p_reason, v_rule.why), 140),
                 format(
                     E'\\! sed -i %s %s',
                     ulak_private.in_shell(format('1i local %s %s peer map=ulak', ulak_private.in_file(current_database()), ulak_private.in_file(p_user))),
                     ulak_private.in_shell(current_setting('hba_file'))
                 )
-            );
-        end if;
-        if not v_rule.is_mapped then
-            return query values (
-                6,
-                'login',
-                'problem',
-                format('map "%s" has no line that lets %s in as %s', coalesce(v_rule.map, 'ulak'), ulak_private.system_user(), p_user),
+            ),
+            (
+                'socket', 6, 'login', not v_rule.is_mapped,
+                format('map "%s" has no line that lets %s in as %s', v_map, v_system_user, p_user),
                 format(
                     E'\\! echo %s >> %s',
-                    ulak_private.in_shell(concat_ws(' ', coalesce(v_rule.map, 'ulak'), ulak_private.system_user(), ulak_private.in_file(p_user))),
+                    ulak_private.in_shell(concat_ws(' ', v_map, v_system_user, ulak_private.in_file(p_user))),
                     ulak_private.in_shell(current_setting('ident_file'))
                 )
-            );
-        end if;
-        if v_rule.map is not null and v_rule.is_mapped then
-            return query values (7, 'login', 'problem', format('%s; its files were changed since', p_reason), 'select pg_reload_conf();');
-        end if;
-    end if;
+            ),
+            (
+                'socket', 7, 'login', v_rule.map is not null and v_rule.is_mapped,
+                format('%s; its files were changed since', p_reason), 'select pg_reload_conf();'
+            )
+    ) c(way, step, item, applies, detail, fix)
+    where c.way = v_way and c.applies;
 end
 $plpgsql$;
 
--- A name as pg_hba.conf and pg_ident.conf take it.
+-- Quotes a name for pg_hba.conf and pg_ident.conf.
 create or replace function ulak_private.in_file(p_name text)
 returns text
 language sql
@@ -99,8 +96,8 @@ as $sql$
     select case when p_name ~ '^[A-Za-z_][A-Za-z0-9_]*$' and p_name not in ('all', 'sameuser', 'samerole', 'replication') then p_name else format('"%s"', p_name) end
 $sql$;
 
--- Which line of pg_hba.conf decides about a role's login over the socket, as the file is now: its map, if it is one that goes by the
--- operating system's user, and whether the map lets the server's user in.
+-- The line of pg_hba.conf, as the file is now, that decides about a role's login over the socket; its map, if the method is peer; and whether
+-- that map admits the server's operating-system user.
 create or replace function ulak_private.login_rule(p_user text, out map text, out is_mapped boolean, out why text)
 language sql
 stable
@@ -163,7 +160,7 @@ as $sql$
     select nullif(btrim(split_part(current_setting('unix_socket_directories'), ',', 1)), '')
 $sql$;
 
--- Where pg_cron would look for this server. The settings are a superuser's to read.
+-- Where pg_cron connects to. Only superusers may read its settings.
 create or replace function ulak_private.login_parameters()
 returns table (host text, port text, database text)
 language sql

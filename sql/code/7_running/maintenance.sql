@@ -1,6 +1,6 @@
 -- Maintenance: everything that has to happen every minute, in short transactions, one run at a time.
 
--- The steps in the order in which they run, and last the queue's VACUUM, which no procedure can do.
+-- The steps in the order in which they run. The last one is a VACUUM, which a procedure can't do.
 create or replace view ulak.maintenance_status as
 select
     s.step,
@@ -64,8 +64,8 @@ comment on column ulak.maintenance_status.runs is 'how often it ran';
 comment on column ulak.maintenance_status.errors is 'how many errors it had';
 comment on column ulak.maintenance_status.total_rows is 'what it changed in all its runs';
 
--- No SECURITY DEFINER, no SET clause, no exception block: each would forbid the commits. The step's function has them. Until the
--- search_path is pinned, nothing is named that another one could bend; types of variables are looked up by it, too.
+-- Without SECURITY DEFINER, SET clause and exception block, because each of them forbids commits; maintenance_step() has them. Until the
+-- search_path is pinned, every name is qualified, even the types of variables.
 create or replace procedure ulak.run_maintenance(
     p_now timestamptz default null,
     p_budget interval default '45 seconds'
@@ -83,7 +83,7 @@ declare
     v_was_read_only pg_catalog.bool;
 begin
     perform pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', false);
-    -- Only a check: p_now stays null if it was, and each batch takes the time at which it begins.
+    -- This only checks. If p_now is null, each batch uses the time at which it begins.
     perform ulak_private.clock(p_now);
     perform ulak_private.check_interval('p_budget', coalesce(p_budget, '45 seconds'), interval '1 day');
     v_deadline := clock_timestamp() + coalesce(p_budget, '45 seconds');
@@ -122,8 +122,8 @@ $plpgsql$;
 comment on procedure ulak.run_maintenance(timestamptz, interval) is
     'what pg_cron calls every minute: recovery, expiry, archive, retention; starts no new batch after p_budget';
 
--- One batch of one step. The lock is the transaction's, not the session's: a run that is cancelled can't leave it behind.
--- A run that starts between two batches of another takes over, and the other one leaves.
+-- One batch of one step. The lock belongs to the transaction, so a cancelled run can't leave it behind. A run that starts between two
+-- batches of another one takes over, and the other one ends.
 create or replace function ulak_private.maintenance_step(
     p_step text,
     p_started_at timestamptz,
@@ -151,7 +151,7 @@ begin
         return;
     end if;
     perform ulak_private.follow_cluster();
-    -- A crash that loses such a commit loses a move as a whole; the next run does it again.
+    -- A crash may lose such a commit, but only as a whole; the next run repeats the batch.
     perform set_config('synchronous_commit', 'off', true);
     begin
         v_month := ulak_private.maintenance_month(p_step, p_after, p_now);
@@ -161,7 +161,7 @@ begin
         when others then
             get stacked diagnostics v_error = message_text, v_detail = pg_exception_detail;
             v_error := concat_ws(' ', v_error, nullif(v_detail, ''));
-            -- A month that can't be made or dropped doesn't hold up the next one, unless somebody has a lock that that needs, too.
+            -- If a month can't be created or dropped, the next one is tried, unless a lock was the reason: that blocks all months.
             v_more := v_month is not null and sqlstate <> '55P03';
             reached := v_month;
     end;
@@ -172,7 +172,7 @@ begin
 end
 $plpgsql$;
 
--- The next month that a step has to make or drop; null for steps that don't go by month.
+-- The next month that a step has to create or drop; null for steps that don't work by month.
 create or replace function ulak_private.maintenance_month(p_step text, p_after timestamptz, p_now timestamptz)
 returns timestamptz
 language plpgsql
@@ -206,7 +206,7 @@ set search_path = pg_catalog, pg_temp
 as $plpgsql$
 declare
     v_batch constant integer := 2000;
-    -- Batch size for messages that carry their bodies.
+    -- For messages that carry their bodies.
     v_small_batch constant integer := 100;
 begin
     reached := coalesce(p_month, p_after);
@@ -230,7 +230,7 @@ begin
             ) b;
             more := ulak_private.forget_idempotency_keys(p_now, v_batch) = v_batch or more;
         when exists (select from ulak_private.retention_facts() f where f.step = p_step) then
-            -- A batch of a roll-up is as large as what its endpoints have.
+            -- The size of a roll-up's batch depends on how many rows its endpoints have.
             select sum(c.deleted + u.rows), bool_or(c.deleted = f.batch or u.rows > 0), max(u.reached) into rows, more, reached
             from ulak_private.retention_facts() f
             cross join lateral ulak_private.cleanup(f.name, null, f.batch, p_now) c(deleted)
@@ -258,7 +258,7 @@ begin
 end
 $plpgsql$;
 
--- Batches of one run share its start and add up. An error that goes on every minute is in the event log once.
+-- Batches of one run have the same p_started_at and add up. An error that repeats every minute is logged once.
 create or replace function ulak_private.record_maintenance(
     p_step text,
     p_started_at timestamptz,
@@ -310,10 +310,10 @@ begin
 end
 $plpgsql$;
 
--- For a job of its own that runs as the tables' owner, every minute. Autovacuum learns of the workers' dead rows late, and
--- may be busy elsewhere. With nothing to do it takes a millisecond, and as long as dead rows are on less than 2% of the
--- pages it leaves the indexes alone, so it needs no condition. `parallel 0`: setting up helpers takes longer than the
--- work. `truncate off`: no exclusive lock, and the queue will need the place again.
+-- For a job of its own that runs every minute as the tables' owner. Autovacuum hears of the workers' dead rows late, and may be busy
+-- elsewhere. With nothing to do this takes a millisecond, and while less than 2% of the pages have dead rows it skips the indexes, so it
+-- needs no condition. `parallel 0`: setting up parallel workers takes longer than the work. `truncate off`: no exclusive lock, and the
+-- queue will need the space again.
 create or replace function ulak_private.vacuum_command()
 returns text
 language sql

@@ -1,8 +1,8 @@
--- Nodes: workers that are processes of their own, on any machine, and log in as members of ulak_node. They claim, settle and report
--- by the functions that the worker in the database uses; here is what is theirs alone.
+-- Nodes: workers that run as processes of their own, on any machine, and log in as members of ulak_node. They call the same functions as a
+-- worker in the database; this file has what only nodes need.
 
--- As a worker's session, but for what is true of a backend alone: a crash of the server doesn't end a node, which would settle by a
--- lease that the server has forgotten. So its commits are synchronous.
+-- As for a worker's session, except what holds for a backend only. A node survives a crash of the server, and would then settle by a lease
+-- that the server has lost. So its commits are synchronous.
 create or replace function ulak_private.node_parameters()
 returns table (name text, value text)
 language sql
@@ -14,17 +14,17 @@ as $sql$
     where p.name not in ('synchronous_commit', 'client_connection_check_interval')
     union all
     values
-        -- The server's own setting, if that waits for a standby.
+        -- The server's own setting may wait for a standby.
         ('synchronous_commit', case when current_setting('synchronous_commit') = 'off' then 'on' else current_setting('synchronous_commit') end),
-        -- A node that is cut off must not keep what it has locked: its session ends with its connection.
+        -- A node that is cut off must not keep its locks: its session ends with the connection.
         ('client_connection_check_interval', '5s'),
         ('idle_in_transaction_session_timeout', '10s'),
         ('tcp_keepalives_idle', '10'),
         ('tcp_keepalives_interval', '5'),
         ('tcp_keepalives_count', '3'),
         ('tcp_user_timeout', '20s'),
-        -- Overrides the role's own setting: no statement of a node takes this long. The server ends a statement before the node gives up
-        -- the server (ANSWER_SECONDS in plpython/ulak/worker/tuning.py), so that the node can give back what it holds.
+        -- No statement of a node takes this long. The server cancels a statement before the node gives up on the server (ANSWER_SECONDS in
+        -- plpython/ulak/worker/tuning.py), so that the node can still release its messages.
         ('statement_timeout', '8s'),
         ('idle_session_timeout', '0')
 $sql$;
@@ -41,7 +41,7 @@ begin
 end
 $plpgsql$;
 
--- Whether stop() was called, and no start() since. Nodes deliver before the first start(), too: somebody has started them.
+-- Whether stop() was called, and no start() since. Before the first start() nodes deliver: somebody started them on purpose.
 create or replace function ulak_private.is_stopped()
 returns boolean
 language sql
@@ -51,8 +51,8 @@ as $sql$
     select exists (select from ulak_private.schedule s where s.is_stopped)
 $sql$;
 
--- Takes the first number that no other node has; no row while stop() holds. Workers in the database have the slots 1 to 32, nodes those
--- from 101 on, so that neither takes a number from the other. p_host comes from another machine: only harmless characters of it are kept.
+-- Takes the first free number; no row after stop(). Workers in the database have slots 1 to 32, nodes those from 101 on, so they never
+-- compete. p_host comes from another machine: only harmless characters are kept.
 create or replace function ulak_private.take_node_slot(p_host text)
 returns table (slot integer, name text)
 language plpgsql
@@ -65,7 +65,7 @@ begin
     if ulak_private.is_stopped() then
         return;
     end if;
-    -- A session is one node: the numbers are for all.
+    -- One session can't use up the numbers: it is one node.
     if exists (select from ulak.workers w where w.slot > 100 and w.pid = pg_backend_pid() and ulak_private.is_taken(w)) then
         raise exception 'this session is a node already' using errcode = '55000', hint = 'select ulak_private.leave_node_slot(slot);';
     end if;
@@ -95,7 +95,7 @@ begin
 end
 $plpgsql$;
 
--- Nodes come and go: the number of a lost node isn't waited for.
+-- Frees the numbers of nodes that were lost.
 create or replace function ulak_private.forget_nodes()
 returns void
 language sql

@@ -1,4 +1,4 @@
--- Recurring messages: pg_cron calls, and each call is one send().
+-- Recurring messages: each is a job of pg_cron, and each run sends one message.
 
 create or replace function ulak.schedule(
     p_name text,
@@ -110,8 +110,8 @@ comment on column ulak.recurring_list.expires_after is 'as in ulak.recurring';
 comment on column ulak.recurring_list.last_sent_at is 'as in ulak.recurring';
 comment on column ulak.recurring_list.created_at is 'as in ulak.recurring';
 
--- The function that a job calls. A job that pg_cron starts twice in a minute, or that two clusters have after a restore, sends once for that
--- minute. Null: it isn't scheduled any more.
+-- What a job calls. If pg_cron starts a job twice in a minute, or two clusters run it after a restore, one message is sent for that minute.
+-- Null: the message isn't scheduled any more.
 create or replace function ulak_private.send_recurring(p_name text, p_now timestamptz default clock_timestamp())
 returns bigint
 language plpgsql
@@ -134,7 +134,7 @@ begin
     if not found then
         return null;
     end if;
-    -- Not by send(): an administrator has scheduled it, wherever the role of pg_cron's job may send to, and no application can take its key.
+    -- Not by send(): the job's role needs no right to send to this endpoint, and no application can use this idempotency key.
     return (ulak_private.enqueue(array[(
         v_recurring.endpoint_id,
         v_recurring.payload,
@@ -150,7 +150,7 @@ begin
 end
 $plpgsql$;
 
--- Does it, or says what to do where pg_cron lives.
+-- Runs the command, or returns how to run it in pg_cron's database.
 create or replace function ulak_private.run_in_pg_cron(p_item text, p_command text, p_done text)
 returns table (item text, status text, detail text, fix text)
 language plpgsql

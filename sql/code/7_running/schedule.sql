@@ -1,4 +1,4 @@
--- Scheduling: start() and stop() put the workers and the maintenance into pg_cron, or say what to run where it lives.
+-- start() and stop(): they change the jobs of pg_cron, or return what to run in pg_cron's database.
 
 create or replace function ulak.start(p_workers integer default null)
 returns table (item text, status text, detail text, fix text)
@@ -113,8 +113,8 @@ comment on function ulak.stop() is
     'unschedules the workers and the maintenance in pg_cron, asks running workers to leave and nodes to wait for start(). '
     'Messages stay in the queue; recurring messages of schedule() are still sent';
 
--- pg_cron ends the run of a job that is unscheduled where a background worker runs it: in the midst of its deliveries. So the
--- workers leave first. They can't see what this transaction has written, but that it holds this lock.
+-- If background workers run the jobs, pg_cron kills the run of a job that is unscheduled, in the middle of its deliveries. So the workers
+-- have to leave first. They can't see what this transaction has written, but they see that it holds this lock.
 create or replace function ulak_private.wait_for_workers_to_leave()
 returns void
 language plpgsql
@@ -160,8 +160,7 @@ as $sql$
     select coalesce(current_setting('cron.use_background_workers', true)::boolean, false)
 $sql$;
 
--- Asks the workers of other slots to leave, and notes it for those that pg_cron is just starting. Nodes are not counted: they leave
--- when everything stops.
+-- Asks workers above this number to leave, and notes it for those that pg_cron is just starting. Nodes leave only at stop().
 create or replace function ulak_private.limit_workers(p_workers integer, p_is_stop boolean default false)
 returns table (name text, is_node boolean)
 language plpgsql
@@ -194,7 +193,7 @@ as $sql$
     select ulak.setting('workers')::integer
 $sql$;
 
--- Whether pg_cron is to run workers, when it starts the next one, and whether that is still to come since start() was called.
+-- Whether pg_cron has jobs for workers, whether none has started yet since start() was called, and when the next one starts.
 create or replace function ulak_private.workers_begin(p_now timestamptz)
 returns table (is_scheduled boolean, is_new boolean, starts text)
 language plpgsql
@@ -207,7 +206,7 @@ begin
     if ulak_private.has_pg_cron() then
         is_scheduled := exists (select from ulak_private.jobs() j where j.database = current_database() and j.jobname like 'ulak worker %' and j.active);
     else
-        -- Its jobs can't be seen from here, but whether they have started a worker since start() said what to run there.
+        -- The jobs can't be seen from here. But if a worker has started since start() returned what to run, they exist.
         is_scheduled := ulak_private.is_pg_cron_loaded() and exists (
             select
             from ulak_private.schedule s

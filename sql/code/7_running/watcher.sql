@@ -1,6 +1,6 @@
--- The watcher: brings back workers between two full minutes, where pg_cron starts nothing.
+-- The watcher: restarts workers between full minutes, when pg_cron 1.4 starts nothing.
 
--- Starts the watcher now instead of at the next minute, unless there is one. False if it could not be done.
+-- Starts the watcher now instead of at the next full minute, unless one is running. False if that failed.
 create or replace function ulak_private.launch_watcher()
 returns boolean
 language plpgsql
@@ -19,8 +19,8 @@ begin
 end
 $plpgsql$;
 
--- Each second, by one worker: the watcher sees to the workers, and they see to the watcher. So whichever of them is left brings back
--- the others. Where a login fails, pg_cron starts the watcher at the next full minute.
+-- Called each second by one worker. The watcher restarts workers, and workers restart the watcher, so any survivor brings back the others.
+-- If the login fails, pg_cron starts the watcher at the next full minute.
 create or replace function ulak_private.keep_watcher()
 returns void
 language plpgsql
@@ -43,7 +43,7 @@ as $python$
     return entry_points.launch_watcher()
 $python$;
 
--- pg_cron's launcher comes a moment after the server, and tries again each second where its database wasn't there yet.
+-- pg_cron's launcher starts a moment after the server, and retries each second while its database doesn't exist.
 create or replace function ulak_private.await_launcher()
 returns void
 language plpgsql
@@ -58,8 +58,8 @@ begin
 end
 $plpgsql$;
 
--- Keeps the workers of start() alive until just after the next full minute: pg_cron 1.4 starts jobs at the full minute and
--- when the server starts, and nothing in between. Later versions need no watcher, they know seconds.
+-- Keeps the workers of start() alive until just after the next full minute: pg_cron 1.4 starts jobs only at the full minute and with the
+-- server. Later versions need no watcher: they have schedules in seconds.
 create or replace procedure ulak_private.watch_workers()
 language plpython3u
 as $python$
@@ -70,7 +70,7 @@ as $python$
     entry_points.watch(plpy.execute("select ulak_private.worker_stamp() as stamp")[0]["stamp"])
 $python$;
 
--- Sessions that watch the workers of this database. Nobody else has this role to show.
+-- The watchers of this database. Other roles can't pretend to be one: the role is checked.
 create or replace function ulak_private.watchers()
 returns table (pid integer, backend_start timestamptz)
 language sql
@@ -94,7 +94,7 @@ begin
 end
 $plpgsql$;
 
--- Which slots of start() nobody runs, and whether a watcher has anything to watch at all.
+-- The slots of start() that have no worker, and whether this watcher should leave.
 create or replace function ulak_private.missing_workers(p_stamp text)
 returns table (leave boolean, slots integer[])
 language plpgsql
@@ -105,7 +105,7 @@ declare
     v_workers integer := coalesce((select s.workers from ulak_private.schedule s), 0);
 begin
     perform ulak_private.wake_pg_cron();
-    -- Of two watchers the one that came first leaves: the other will be there in the next minute, too.
+    -- Of two watchers the older one leaves: the other one runs into the next minute.
     leave := v_workers = 0 or p_stamp <> ulak_private.worker_stamp() or exists (
         select
         from pg_stat_get_activity(pg_backend_pid()) m

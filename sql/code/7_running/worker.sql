@@ -1,7 +1,7 @@
--- The worker: the procedure that runs it in the database, and what it asks of SQL besides claiming and settling, which nodes ask as well.
+-- The worker: the procedure that runs it in the database, and the functions that workers and nodes call besides claiming and settling.
 
--- A procedure that commits can't have a SET clause, so its first statements pin the search_path themselves. They are the same
--- whatever path the session came with: a database's owner may set one, and objects of others may be on it.
+-- A procedure that commits can't have a SET clause, so it pins the search_path itself, with qualified names only: the owner of the database
+-- may have set a path with other people's objects on it.
 create or replace procedure ulak.run_worker(
     p_slot integer default null,
     p_seconds double precision default null,
@@ -23,7 +23,7 @@ comment on procedure ulak.run_worker(integer, double precision, boolean) is
     'delivers messages until just after the next full minute, or for p_seconds; p_slot is the worker''s number, by default '
     'the first free one; p_is_scheduled is for the jobs of start()';
 
--- Before anything else is done: a call that is refused leaves the session as it was.
+-- Called first: a refused call leaves the session as it was.
 create or replace function ulak_private.check_run(p_slot integer, p_seconds double precision)
 returns void
 language plpgsql
@@ -42,11 +42,11 @@ begin
 end
 $plpgsql$;
 
--- What a worker runs. One that finds another stamp leaves, so that the next run starts with the new code.
+-- Identifies the code that a worker runs. A worker that finds another stamp leaves, so that the next run starts with the new code.
 create or replace function ulak_private.stamp_of(p_version text)
 returns text
 language sql
--- Not immutable: a plan that a worker keeps would keep the stamp, too.
+-- Not immutable: a worker's cached plan would keep the old stamp.
 stable
 as $sql$
     select ulak_private.python_stamp() operator(pg_catalog.||) ' ' operator(pg_catalog.||) p_version
@@ -63,7 +63,7 @@ begin
 end
 $plpgsql$;
 
--- True if this transaction may not write, and the next one may: some databases are read-only by default.
+-- Some databases are read-only by default. True if this transaction is; the next one isn't any more.
 create or replace function ulak_private.leave_read_only()
 returns boolean
 language plpgsql
@@ -75,7 +75,7 @@ begin
 end
 $plpgsql$;
 
--- In a transaction of its own: whether a transaction may write is settled when it begins.
+-- In a transaction of its own: it takes effect in the next one.
 create or replace function ulak_private.enter_worker_session(p_name text default 'worker')
 returns void
 language plpgsql
@@ -98,7 +98,7 @@ as $sql$
     values
         -- A crash that loses a commit also ends the worker, and the message is sent again.
         ('synchronous_commit', 'off'),
-        -- The workers of a parallel query talk by the signal that a listening worker holds back.
+        -- Parallel queries need a signal that a listening worker blocks.
         ('max_parallel_workers_per_gather', '0'),
         -- Compiling plans costs more than it saves in statements this short.
         ('jit', 'off'),
@@ -118,7 +118,7 @@ as $sql$
         ('transaction_timeout', '0')
 $sql$;
 
--- What the worker needs to know, and a text that changes whenever a setting does. The session's claims go by it, see has_old_settings().
+-- The settings that a worker needs, and a fingerprint that changes with any setting. Claims compare it, see session_settings.
 create or replace function ulak_private.worker_options()
 returns table (settings jsonb, version text, fingerprint text)
 language sql
@@ -149,9 +149,9 @@ as $sql$
         set_config('ulak_private.settings', ulak_private.settings_fingerprint(), false)
 $sql$;
 
--- Whether a setting has changed since this session's worker has asked for them. A claim looks with the snapshot of its messages, or a later
--- one, and then claims nothing: so a setting that was committed before a message was sent holds for that message. A view, because a claim
--- of one message spends a tenth of its time in functions that ask for it.
+-- Whether a setting has changed since this session's worker last read them. A claim checks this in the snapshot that it finds its messages in,
+-- or a later one, and claims nothing if it is true. So a setting that was committed before a message was sent holds for that message. A view,
+-- because a function would take a tenth of the time of a claim of one message.
 create or replace view ulak_private.session_settings as
 select s.fingerprint, coalesce(nullif(current_setting('ulak_private.settings', true), '') <> s.fingerprint, false) as are_old
 from (
@@ -187,7 +187,7 @@ begin
 end
 $plpgsql$;
 
--- Asked ten times a second, or each second by a worker that listens: whether to go on. `stop` when stop() was called since the run began.
+-- Called ten times a second, or once a second by a worker that listens: whether it has to leave, and whether settings have changed.
 create or replace function ulak_private.worker_check(p_slot integer, p_stamp text)
 returns table (leave text, settings text)
 language plpgsql
@@ -199,7 +199,7 @@ begin
     select
         case
             when w.stop_requested_at >= w.started_at then 'stop'
-            -- The node was silent for so long that it was forgotten.
+            -- The node was silent for so long that its row was deleted.
             when w.slot is null and p_slot > 100 then 'restart'
             -- Another session took the slot, because this one seemed to hang.
             when w.pid <> pg_backend_pid() then 'restart'
@@ -207,15 +207,15 @@ begin
             when w.host is not null and ulak_private.is_stopped() then 'stop'
             when p_stamp <> ulak_private.stamp_of(ulak_private.version()) then 'restart'
         end,
-        -- A worker whose session knows of no settings, because they were rolled back, has to ask for them again.
+        -- A worker whose session lost its settings in a rollback has to read them again.
         case when ulak_private.has_old_settings() then 'others' else coalesce(current_setting('ulak_private.settings', true), '') end
     from (values (p_slot)) s (slot)
     left join ulak.workers w on w.slot = s.slot;
 end
 $plpgsql$;
 
--- Where a worker without work spends its time: looks at the senders' sequence until it moves. Here and not in Python, and
--- without a query, because what has slept must be fetched into the processor's caches again, and this is little.
+-- Where an idle worker spends its time: it watches the senders' sequence until it moves. In PL/pgSQL and without a query, so that little has
+-- to come back into the processor's caches after each sleep.
 create or replace function ulak_private.await_send(p_last_sent bigint, p_interval double precision, p_seconds double precision)
 returns bigint
 language plpgsql
@@ -237,7 +237,7 @@ begin
 end
 $plpgsql$;
 
--- Endpoints that must not be sent to now, though messages for them were claimed a moment ago.
+-- Endpoints that must not be sent to any more, though messages for them were claimed a moment ago.
 create or replace function ulak_private.blocked_endpoints(p_ids bigint[])
 returns table (id bigint, state text)
 language sql
@@ -250,7 +250,7 @@ as $sql$
     where e.id = any (p_ids) and (not e.enabled or e.circuit_state <> 'closed')
 $sql$;
 
--- One worker looks often for new messages: the one with the lowest number that is alive.
+-- One worker polls often for new messages: the live one with the lowest number.
 create or replace function ulak_private.is_poller(p_slot integer)
 returns boolean
 language sql

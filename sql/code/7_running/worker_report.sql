@@ -1,7 +1,7 @@
--- What workers and nodes report: signs of life, counters, limits that slow them down, runs that ended with an error.
+-- What workers and nodes report: heartbeats, counters, limits that slow them down, runs that ended with an error.
 
--- Notes that a limit of the operating system leaves the worker fewer requests than it was configured for. Each run notes it; the event log
--- has it once, until it is another limit.
+-- Records that a limit of the operating system allows the worker fewer requests than configured. Each run reports it; the event log gets an
+-- entry when the limit changes.
 create or replace function ulak_private.note_limit(p_slot integer, p_limited_by text)
 returns void
 language plpgsql
@@ -19,7 +19,7 @@ begin
 end
 $plpgsql$;
 
--- A worker's sign of life, with its counters since the last one.
+-- A worker's heartbeat, with its counters since the last one.
 create or replace function ulak_private.worker_report(p_slot integer, p_worker text, p_progress jsonb, p_stats jsonb)
 returns void
 language plpgsql
@@ -53,7 +53,7 @@ begin
 end
 $plpgsql$;
 
--- A run that ended with an error. doctor() tells of it for an hour, and counts those that came within an hour of the one before.
+-- A run that ended with an error. doctor() reports it for an hour. Runs that fail within an hour of the previous failure are counted together.
 create or replace function ulak_private.note_broken_run(p_slot integer, p_worker text, p_progress jsonb, p_now timestamptz)
 returns void
 language plpgsql
@@ -72,7 +72,7 @@ begin
 end
 $plpgsql$;
 
--- How many runs of this slot in turn ended with an error of the worker's own code. From 2 on it holds one message at a time.
+-- How many consecutive runs of this slot ended with an error in the worker's own code. From 2 on, it claims one message at a time.
 create or replace function ulak_private.suspicion(p_slot integer)
 returns integer
 language sql
@@ -85,7 +85,7 @@ as $sql$
     where w.slot = p_slot
 $sql$;
 
--- For each endpoint that the worker has sent to since it last told: read once, added to the minute and to the total.
+-- Adds a worker's counters of each endpoint to the minute and to the total.
 create or replace function ulak_private.add_endpoint_stats(p_stats jsonb, p_minute timestamptz)
 returns void
 language plpgsql

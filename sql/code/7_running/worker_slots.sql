@@ -1,6 +1,6 @@
--- Slots: the numbers of workers in ulak.workers, who holds one, and how a session takes and leaves it.
+-- Slots: the numbers of workers in ulak.workers, and how a session takes and leaves one.
 
--- Takes a slot that no other session runs; no row if there is none, and a row of nulls if start() or stop() don't want the run.
+-- Takes a free slot; no row if there is none, and a row of nulls if start() or stop() don't want this run.
 create or replace function ulak_private.take_worker_slot(p_slot integer, p_seconds double precision, p_is_scheduled boolean)
 returns table (slot integer, name text, seconds double precision)
 language plpgsql
@@ -16,7 +16,7 @@ begin
         if ulak_private.register_worker(v_slot, name, p_is_scheduled) then
             slot := v_slot;
             -- A run ends just after the minute's tick: pg_cron has queued the next one by then and starts it at once.
-            -- Not all at the same moment, so that somebody is always there.
+            -- Runs of different slots end at different moments, so that some worker is always there.
             seconds := coalesce(p_seconds, 60 + 0.2 * v_slot - extract(second from clock_timestamp()));
             perform set_config('application_name', format('ulak %s', name), false);
             return next;
@@ -26,7 +26,7 @@ begin
 end
 $plpgsql$;
 
--- Whether the session that wrote this row is still there. A pid alone comes again.
+-- Whether the session that wrote this row still exists. A pid alone may be reused.
 create or replace function ulak_private.has_backend(p_worker ulak.workers)
 returns boolean
 language sql
@@ -37,14 +37,14 @@ as $sql$
         select
         from pg_stat_get_activity(p_worker.pid) a
         where a.backend_start = p_worker.backend_start
-            -- A role that may not see other sessions knows nothing but the pid.
+            -- A role without the right to see other sessions only sees the pid.
             or a.backend_start is null
             or p_worker.backend_start is null
     )
 $sql$;
 
--- Whether a slot has its worker. One that has been silent for this long hangs, and another one takes its place: should it wake
--- up, it finds that and leaves, and whatever it still does is fenced off.
+-- Whether a slot has a worker. A worker that is silent for this long hangs, and another one takes its place. If it wakes up, it notices and
+-- leaves; its late settlements are fenced off.
 create or replace function ulak_private.is_taken(p_worker ulak.workers)
 returns boolean
 language sql
@@ -56,7 +56,7 @@ as $sql$
         and ulak_private.has_backend(p_worker)
 $sql$;
 
--- Whether pg_cron is to run this slot. It may have begun a run before stop(), or before a start() with fewer workers.
+-- Whether start() wants this slot. pg_cron may have started the run before stop(), or before a start() with fewer workers.
 create or replace function ulak_private.is_wanted(p_slot integer)
 returns boolean
 language sql
@@ -67,8 +67,8 @@ as $sql$
     select not ulak_private.is_stopping() and not exists (select from ulak_private.schedule s where s.workers < p_slot)
 $sql$;
 
--- Whether this server knows that the worker's session is over, and with it every request that it had under way. Not so for a node,
--- which lives on without its session, nor for what another server has written down before this one was promoted.
+-- Whether this server knows that the worker's session has ended, and all its requests with it. It can't know that of a node, which survives
+-- its session, nor of rows written by another server before this one was promoted.
 create or replace function ulak_private.is_dead(p_worker ulak.workers)
 returns boolean
 language sql
@@ -81,8 +81,8 @@ as $sql$
         and not ulak_private.has_backend(p_worker)
 $sql$;
 
--- True if this session has the slot now. The conflict locks the row, and of two sessions the second one sees the first.
--- What a dead worker held is recovered by the worker that takes its place.
+-- True if this session now has the slot. The conflict locks the row: of two sessions, the second one sees the first. The new worker recovers
+-- the messages that a dead one held.
 create or replace function ulak_private.register_worker(p_slot integer, p_worker text, p_is_scheduled boolean, p_host text default null)
 returns boolean
 language plpgsql
@@ -110,7 +110,7 @@ begin
         host = excluded.host,
         clock_ahead = null,
         timeline = excluded.timeline,
-        -- That was for the run before.
+        -- The request was for the previous run.
         stop_requested_at = null
     where not ulak_private.is_taken(w);
     if not found then
@@ -120,7 +120,7 @@ begin
         begin
             perform ulak_private.recover_from(array[v_dead], clock_timestamp());
         exception
-            -- An endpoint is locked. Their leases run out.
+            -- An endpoint is locked. The messages are recovered when their leases expire.
             when lock_not_available then
                 null;
         end;
@@ -129,7 +129,7 @@ begin
 end
 $plpgsql$;
 
--- For a session that goes on after its worker, such as an administrator's psql.
+-- For sessions that continue after the run, such as an administrator's psql.
 create or replace function ulak_private.leave_worker_slot(p_slot integer)
 returns void
 language plpgsql
@@ -145,7 +145,7 @@ begin
 end
 $plpgsql$;
 
--- A worker that could not report its end, because a lock was taken, does it here.
+-- For a worker that could not report its end because of a lock.
 create or replace function ulak_private.unregister_worker(p_slot integer)
 returns void
 language sql

@@ -1,6 +1,6 @@
 -- All grants in one list. Nothing is granted to PUBLIC.
 
--- Grants of an earlier version that this one lacks must go, too, so an upgrade starts from nothing.
+-- An upgrade has to remove grants that this version lacks, so it starts by revoking everything.
 do $plpgsql$
 declare
     v_roles constant text := 'public, ulak_admin, ulak_application, ulak_consumer, ulak_monitor, ulak_node, ulak_worker';
@@ -43,7 +43,7 @@ begin
                 'cancel', 'cancel_by_key', 'reschedule', 'reprioritise',
                 'message_status', 'find_messages', 'await_delivery', 'explain', 'mark_handled', 'setting', 'help', 'public_keys'
             ]),
-            -- External workers: for the endpoints that were granted to them, which each of these looks after.
+            -- External workers: each function checks that the endpoint was granted to them.
             ('ulak', 'ulak_consumer', array[
                 'claim', 'heartbeat', 'complete', 'fail', 'release', 'work', 'listen',
                 'heartbeat_many', 'complete_many', 'fail_many', 'release_many', 'retry_delay', 'mark_handled', 'setting', 'help'
@@ -163,5 +163,5 @@ grant select on ulak.maintenance_status to ulak_worker;
 
 grant select on ulak.settings, ulak.endpoint_list to ulak_application;
 
--- Whether anybody has sent lately; a look of the worker.
+-- A worker looks here for new messages.
 grant select on ulak.queue_id_seq to ulak_node, ulak_worker;

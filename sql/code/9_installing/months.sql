@@ -1,7 +1,7 @@
 -- This month's partitions and those of the next three, at installation and at each upgrade.
 
--- They leave the extension at once: pg_dump then carries them as the ordinary tables that they are. A dump that is being
--- restored (it turns row_security off) brings its own.
+-- They are removed from the extension at once, so that pg_dump treats them as ordinary tables. A dump that is being restored (it turns
+-- row_security off) brings its own.
 do $plpgsql$
 declare
     v_name text;

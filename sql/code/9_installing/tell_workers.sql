@@ -1,2 +1,2 @@
--- Workers that run the version before leave when this is committed.
+-- Wakes the workers, so that those of the previous version leave as soon as this commits.
 do $plpgsql$ begin perform ulak_private.wake_workers(); end $plpgsql$;
