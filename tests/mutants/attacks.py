@@ -513,8 +513,8 @@ MUTANTS = [
     Mutant(
         "text: nothing is cleaned",
         "plpython/ulak/safety/text.py",
-        "# By PostgreSQL's names.",
-        '_UNPRINTABLE = _SURROGATE = _UNSTORABLE = re.compile(r"(?!)")\n# By PostgreSQL\'s names.',
+        "def line(text: str, longest: int = LONGEST_LINE) -> str:",
+        '_UNPRINTABLE = _SURROGATE = _UNSTORABLE = re.compile(r"(?!)")\n\n\ndef line(text: str, longest: int = LONGEST_LINE) -> str:',
         (
             f"{RECEIVER}::test_no_token_server_can_end_a_run",
             f"{RECEIVER}::test_no_answer_can_end_a_run_in_a_database_that_cannot_hold_it",
