@@ -26,6 +26,8 @@ declare
     v_has_idempotency_keys boolean;
     v_ids bigint[];
     v_first_ids bigint[];
+    v_count integer;
+    v_overflow bigint[];
 begin
     if cardinality(p_mailing.endpoint_ids) = 0 then
         return '{}';
@@ -47,8 +49,21 @@ begin
         from unnest(v_ids, v_first_ids, p_mailing.places, p_mailing.endpoint_ids) m(id, first_id, place, endpoint_id)
         where m.id = m.first_id;
     end if;
-    if v_ids is not null then
+    v_count := cardinality(v_ids);
+    if v_count > 0 then
+        if ulak_private.has_room(v_ids[v_count]) is not true then
+            perform ulak_private.check_backpressure(v_ids[v_count], v_count);
+        end if;
+        if exists (select from ulak.endpoints e where e.id = any (p_mailing.endpoint_ids) and e.max_pending is not null) then
+            v_overflow := nullif(ulak_private.overflow(v_ids, p_mailing.endpoint_ids), '{}');
+        end if;
         perform ulak_private.insert_messages(p_mailing, v_ids);
+        if v_overflow is not null then
+            perform ulak_private.bury_overflow(v_overflow);
+        end if;
+        if ulak_private.wants_wake_up(v_ids[1]) then
+            perform ulak_private.wake_workers();
+        end if;
     end if;
     return v_first_ids;
 end
@@ -79,14 +94,15 @@ as $sql$
     ) t
 $sql$;
 
--- The i-th id is that of the i-th recipient.
+-- The i-th id is that of the i-th recipient. One plan for any number of them: a plan for each call takes longer than the insert of a few.
 create or replace function ulak_private.insert_messages(p_mailing ulak_private.mailing, p_ids bigint[])
 returns void
 language plpgsql
 set search_path = pg_catalog, pg_temp
+set enable_nestloop = off
+set plan_cache_mode = force_generic_plan
 as $plpgsql$
 declare
-    v_count integer := cardinality(p_ids);
     -- The event of each message: it has the id of its first delivery. Null for a message without recipients.
     v_event_ids bigint[] := array(
         select f.id
@@ -99,15 +115,8 @@ declare
         order by m.place
     );
     v_random text := left(replace(gen_random_uuid()::text, '-', ''), 16);
-    v_overflow bigint[] := '{}';
     v_generation bigint := ulak_private.generation();
 begin
-    if ulak_private.has_room(p_ids[v_count]) is not true then
-        perform ulak_private.check_backpressure(p_ids[v_count], v_count);
-    end if;
-    if exists (select from ulak.endpoints e where e.id = any (p_mailing.endpoint_ids) and e.max_pending is not null) then
-        v_overflow := ulak_private.overflow(p_ids, p_mailing.endpoint_ids);
-    end if;
     insert into ulak_private.deliveries (
         id, event_id, message_id, endpoint_id, priority, next_retry_at, scheduled_at, idempotency_key, payload_hash, correlation_id, expires_at,
         ordering_key, generation
@@ -125,12 +134,6 @@ begin
         (m.headers ->> ':max_retries')::smallint
     from unnest(p_mailing.messages) with ordinality m
     where v_event_ids[m.ordinality] is not null;
-    if v_overflow <> '{}' then
-        perform ulak_private.bury_overflow(v_overflow);
-    end if;
-    if ulak_private.wants_wake_up(p_ids[1]) then
-        perform ulak_private.wake_workers();
-    end if;
 end
 $plpgsql$;
 

@@ -79,6 +79,7 @@ create or replace function ulak_private.fan_out(p_events ulak_private.message[],
 returns integer
 language plpgsql
 set search_path = pg_catalog, pg_temp
+set plan_cache_mode = force_generic_plan
 as $plpgsql$
 declare
     v_mailing ulak_private.mailing;
