@@ -49,12 +49,14 @@ begin
             and p.proname like E'\\_%'
             -- 0.3.0 has none of these: they stay for sessions that are in the middle of a function of 0.2.0.
             and p.proname <> all (array[
-                '_amqp_config_violation', '_check_secret_name', '_circuit_breaker_violation', '_cloudevents_violation',
-                '_count_unresolved', '_headers_violation', '_host_violation', '_how_to_free', '_http_config_violation',
+                '_amqp_config_violation', '_auth_schema', '_auth_violation', '_broker_tls_config_schema', '_check_secret_name',
+                '_circuit_breaker_violation', '_cloudevents_config_schema', '_cloudevents_violation', '_count_unresolved',
+                '_delivery_config_schema', '_headers_violation', '_host_violation', '_how_to_free', '_http_config_violation',
                 '_http_keys_violation', '_kafka_broker_violation', '_kafka_config_violation', '_kafka_headers_violation',
                 '_kafka_options_violation', '_kafka_security_violation', '_kafka_topic_violation', '_mqtt_config_violation',
-                '_names_secret', '_new_signing_secret', '_proxy_violation', '_redis_config_violation', '_required_beside',
-                '_route_violation', '_signature_violation', '_signing_secret_violation', '_tls_violation', '_url_violation'
+                '_names_secret', '_new_signing_secret', '_proxy_violation', '_put_secrets', '_redis_config_violation',
+                '_required_beside', '_route_violation', '_signature_violation', '_signing_secret_violation', '_tls_violation',
+                '_url_violation', '_with_properties'
             ])
     loop
         execute format('alter routine ulak.%s set schema ulak_private', v_signature);

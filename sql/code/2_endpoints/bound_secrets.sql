@@ -1,8 +1,7 @@
--- Secrets that are bound to hosts: set_secret(name, value, p_hosts => '{api.example.com}'). Whatever a config says, such a secret is put
--- into no request that another host could read, nor is anything made of it there: a signature could be sent on to the host that trusts
--- it, and a token that a server gave for it is as good as the secret.
+-- Secrets that are bound to hosts: set_secret(name, value, p_hosts => '{api.example.com}'). Whatever a config says, no other host gets such a
+-- secret, nor a signature or a token made with it: a host could forward the signature, and a token is as good as the secret.
 
--- The hosts that learn of the secret at a place of a config, which has its secrets put in.
+-- The hosts that would see the secret at this place of a config. p_config has its secrets filled in.
 create or replace function ulak_private.secret_hosts(p_protocol text, p_config jsonb, p_place text)
 returns setof text
 language sql
@@ -18,16 +17,16 @@ as $sql$
     end
 $sql$;
 
--- The places of a config whose secret may not be used there, why, and the hosts that it is bound to. p_config has its secrets put in,
--- p_written hasn't.
+-- The secrets that a config uses where they are not allowed, the reason, and the hosts that they are bound to. p_config has its secrets
+-- filled in; p_written still names them.
 create or replace function ulak_private.misplaced_secrets(p_protocol text, p_config jsonb, p_written jsonb)
-returns table (place text, name text, hosts text, reason text)
+returns table (shown text, name text, hosts text, reason text)
 language sql
 stable
 set search_path = pg_catalog, pg_temp
 as $sql$
     select
-        s.place, s.name, v.hosts,
+        s.shown, s.name, v.hosts,
         case when v.hosts is null then 'bound to no hosts, and require_bound_secrets is on' else 'bound to other hosts' end
     from ulak_private.secrets_in(p_written) s
     join ulak_private.secrets v on v.name = s.name
@@ -40,7 +39,7 @@ as $sql$
     order by s.place
 $sql$;
 
--- The first of them, in the form of ulak_private.config_violation(); p_name: of one secret.
+-- The first of them, as config_violation() returns it. p_name: look at this secret only.
 create or replace function ulak_private.misplaced_violation(p_protocol text, p_config jsonb, p_written jsonb, p_name text default null)
 returns text[]
 language sql
@@ -48,7 +47,7 @@ stable
 set search_path = pg_catalog, pg_temp
 as $sql$
     select array[
-        '.' || replace(m.place, '/', '.'),
+        m.shown,
         format('names secret "%s", which is %s', m.name, m.reason),
         coalesce(format('It may be used with: %s. ', replace(m.hosts, ',', ', ')), '') || format(
             'Whoever knows its value can bind it to the hosts of this config, a proxy and a token server included: '
@@ -61,7 +60,7 @@ as $sql$
     limit 1
 $sql$;
 
--- The hosts of set_secret() as they are stored; null: any host.
+-- The hosts that set_secret() stores; null: any host.
 create or replace function ulak_private.bound_hosts(p_name text, p_hosts text[])
 returns text
 language plpgsql
@@ -95,7 +94,7 @@ begin
 end
 $plpgsql$;
 
--- Raises if a secret that was just written can't be used by an endpoint that names it, or leads one to a host that may not be called.
+-- Raises if an endpoint that names this secret may not use it with its new value or hosts, or would call a host that is not allowed.
 create or replace function ulak_private.check_uses(p_name text)
 returns void
 language plpgsql
@@ -112,7 +111,7 @@ begin
     cross join lateral (
         select coalesce(
             ulak_private.misplaced_violation(e.protocol, c.config, e.config, p_name),
-            -- As if the keys that are secrets were new.
+            -- Without its secrets as the old config, so that every key that is a secret counts as changed.
             ulak_private.hosts_violation(e.protocol, c.config, e.config, ulak_private.put_secrets(e.config, '{}'))
         )
     ) v(violation)

@@ -4,33 +4,27 @@ create or replace function ulak_private.amqp_config_schema()
 returns jsonb
 language sql
 immutable
-set search_path = pg_catalog, pg_temp
 as $sql$
-    select ulak_private.with_properties(
-        $json${
-            "type": "object",
-            "required": ["host"],
-            "additionalProperties": false,
-            "properties": {
-                "host": {"type": "string", "maxLength": 253},
-                "port": {"type": "integer", "minimum": 1, "maximum": 65535},
-                "vhost": {"type": "string", "minLength": 1, "maxLength": 255},
-                "username": {"type": "string", "minLength": 1},
-                "password": {"type": "string"},
-                "exchange": {"type": "string", "maxLength": 255},
-                "exchange_type": {"enum": ["direct", "topic", "fanout", "headers"]},
-                "routing_key": {"type": "string", "maxLength": 255},
-                "allow_separators": {"type": "boolean"},
-                "persistent": {"type": "boolean"},
-                "mandatory": {"type": "boolean"},
-                "heartbeat": {"type": "integer", "minimum": 0, "maximum": 3600},
-                "frame_max": {"type": "integer", "minimum": 4096, "maximum": 2147483647},
-                "timeout": {"type": "number", "minimum": 0.1, "maximum": 300},
-                "tls_verify_peer": {"type": "boolean"}
-            }
-        }$json$::jsonb,
-        ulak_private.cloudevents_config_schema() || ulak_private.broker_tls_config_schema()
-    )
+    select $json${
+        "required": ["host"],
+        "properties": {
+            "host": {"type": "string", "maxLength": 253},
+            "port": {"type": "integer", "minimum": 1, "maximum": 65535},
+            "vhost": {"type": "string", "minLength": 1, "maxLength": 255},
+            "username": {"type": "string", "minLength": 1},
+            "password": {"type": "string"},
+            "exchange": {"type": "string", "maxLength": 255},
+            "exchange_type": {"enum": ["direct", "topic", "fanout", "headers"]},
+            "routing_key": {"type": "string", "maxLength": 255},
+            "allow_separators": {"type": "boolean"},
+            "persistent": {"type": "boolean"},
+            "mandatory": {"type": "boolean"},
+            "heartbeat": {"type": "integer", "minimum": 0, "maximum": 3600},
+            "frame_max": {"type": "integer", "minimum": 4096, "maximum": 2147483647},
+            "timeout": {"type": "number", "minimum": 0.1, "maximum": 300},
+            "tls_verify_peer": {"type": "boolean"}
+        }
+    }$json$::pg_catalog.jsonb
 $sql$;
 
 create or replace function ulak_private.amqp_config_rules()
@@ -47,7 +41,7 @@ as $sql$
         ),
         ('exchange_type', 'exists(KEY) && !exists($.exchange ? (@ != ""))', 'has no effect without an exchange', null),
         ('exchange', $$KEY like_regex "[\x01-\x1f\x7f]"$$, 'must not have control characters', null),
-        -- They can't be declared.
+        -- RabbitMQ refuses to declare its own exchanges.
         (
             'exchange_type', 'exists(KEY) && $.exchange starts with "amq."', 'must not be given for an exchange that is RabbitMQ''s own',
             'It is there already.'

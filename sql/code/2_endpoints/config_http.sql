@@ -4,124 +4,86 @@ create or replace function ulak_private.http_config_schema()
 returns jsonb
 language sql
 immutable
-set search_path = pg_catalog, pg_temp
-as $sql$
-    select ulak_private.with_properties(
-        $json${
-            "type": "object",
-            "required": ["url"],
-            "additionalProperties": false,
-            "properties": {
-                "url": {"type": "string", "maxLength": 8192},
-                "method": {"enum": ["POST", "PUT", "PATCH", "DELETE"]},
-                "headers": {"type": "object", "additionalProperties": {"type": "string"}},
-                "timeout": {"type": "number", "minimum": 0.1, "maximum": 300},
-                "connect_timeout": {"type": "number", "minimum": 0.1, "maximum": 60},
-                "signing_secret": {"type": "string"},
-                "signature": {
-                    "type": "object",
-                    "required": ["scheme"],
-                    "additionalProperties": false,
-                    "properties": {
-                        "scheme": {"enum": ["standard", "ed25519", "github", "hmac"]},
-                        "header": {"type": "string", "minLength": 1, "maxLength": 100},
-                        "prefix": {"type": "string", "maxLength": 100},
-                        "encoding": {"enum": ["hex", "base64"]},
-                        "algorithm": {"enum": ["sha1", "sha256", "sha512"]}
-                    }
-                },
-                "auth": {
-                    "type": "object",
-                    "required": ["type"],
-                    "properties": {"type": {"enum": ["basic", "bearer", "oauth2", "aws_sigv4"]}}
-                },
-                "tls_client_cert": {"type": "string", "minLength": 1},
-                "tls_client_key": {"type": "string", "minLength": 1},
-                "tls_ca_bundle": {"type": "string", "minLength": 1},
-                "tls_pinned_public_key": {"type": "string", "minLength": 1},
-                "ssl_verify": {"type": "boolean"},
-                "proxy": {
-                    "type": "object",
-                    "required": ["url"],
-                    "additionalProperties": false,
-                    "properties": {
-                        "url": {"type": "string", "maxLength": 8192},
-                        "type": {"enum": ["http", "https"]},
-                        "username": {"type": "string"},
-                        "password": {"type": "string"},
-                        "no_proxy": {"type": "string"},
-                        "ca_bundle": {"type": "string", "minLength": 1},
-                        "ssl_verify": {"type": "boolean"}
-                    }
-                },
-                "auto_disable_on_gone": {"type": "boolean"},
-                "body": {"type": ["object", "array", "string"]},
-                "batch_size": {"type": "integer", "minimum": 1, "maximum": 10000},
-                "batch_format": {"enum": ["cloudevents", "json", "envelope"]},
-                "retry_on": {
-                    "type": "array",
-                    "items": {"type": ["integer", "string"], "minimum": 100, "maximum": 599, "pattern": "^[345]xx$"}
-                },
-                "permanent_on": {
-                    "type": "array",
-                    "items": {"type": ["integer", "string"], "minimum": 100, "maximum": 599, "pattern": "^[345]xx$"}
-                }
-            }
-        }$json$::jsonb,
-        ulak_private.cloudevents_config_schema()
-    )
-$sql$;
-
-create or replace function ulak_private.auth_schema(p_type text)
-returns jsonb
-language sql
-immutable
-set search_path = pg_catalog, pg_temp
 as $sql$
     select $json${
-        "basic": {
-            "required": ["username", "password"],
-            "additionalProperties": false,
-            "properties": {
-                "type": true,
-                "username": {"type": "string", "minLength": 1},
-                "password": {"type": "string"}
-            }
-        },
-        "bearer": {
-            "required": ["token"],
-            "additionalProperties": false,
-            "properties": {"type": true, "token": {"type": "string", "minLength": 1}}
-        },
-        "oauth2": {
-            "required": ["token_url", "client_id", "client_secret"],
-            "additionalProperties": false,
-            "properties": {
-                "type": true,
-                "token_url": {"type": "string", "maxLength": 8192},
-                "client_id": {"type": "string", "minLength": 1},
-                "client_secret": {"type": "string", "minLength": 1},
-                "scope": {"type": "string"},
-                "audience": {"type": "string", "minLength": 1},
-                "credentials": {"enum": ["header", "body"]}
-            }
-        },
-        "aws_sigv4": {
-            "required": ["access_key", "secret_key", "region", "service"],
-            "additionalProperties": false,
-            "properties": {
-                "type": true,
-                "access_key": {"type": "string", "minLength": 1},
-                "secret_key": {"type": "string", "minLength": 1},
-                "region": {"type": "string", "pattern": "^[a-z0-9-]+$"},
-                "service": {"type": "string", "pattern": "^[a-z0-9-]+$"},
-                "session_token": {"type": "string", "minLength": 1}
+        "required": ["url"],
+        "properties": {
+            "url": {"type": "string", "maxLength": 8192},
+            "method": {"enum": ["POST", "PUT", "PATCH", "DELETE"]},
+            "headers": {"type": "object", "additionalProperties": {"type": "string"}},
+            "timeout": {"type": "number", "minimum": 0.1, "maximum": 300},
+            "connect_timeout": {"type": "number", "minimum": 0.1, "maximum": 60},
+            "signing_secret": {"type": "string"},
+            "signature": {
+                "type": "object",
+                "required": ["scheme"],
+                "additionalProperties": false,
+                "properties": {
+                    "scheme": {"enum": ["standard", "ed25519", "github", "hmac"]},
+                    "header": {"type": "string", "minLength": 1, "maxLength": 100},
+                    "prefix": {"type": "string", "maxLength": 100},
+                    "encoding": {"enum": ["hex", "base64"]},
+                    "algorithm": {"enum": ["sha1", "sha256", "sha512"]}
+                }
+            },
+            "auth": {
+                "type": "object",
+                "required": ["type"],
+                "additionalProperties": false,
+                "properties": {
+                    "type": {"enum": ["basic", "bearer", "oauth2", "aws_sigv4"]},
+                    "username": {"type": "string", "minLength": 1},
+                    "password": {"type": "string"},
+                    "token": {"type": "string", "minLength": 1},
+                    "token_url": {"type": "string", "maxLength": 8192},
+                    "client_id": {"type": "string", "minLength": 1},
+                    "client_secret": {"type": "string", "minLength": 1},
+                    "scope": {"type": "string"},
+                    "audience": {"type": "string", "minLength": 1},
+                    "credentials": {"enum": ["header", "body"]},
+                    "access_key": {"type": "string", "minLength": 1},
+                    "secret_key": {"type": "string", "minLength": 1},
+                    "region": {"type": "string", "pattern": "^[a-z0-9-]+$"},
+                    "service": {"type": "string", "pattern": "^[a-z0-9-]+$"},
+                    "session_token": {"type": "string", "minLength": 1}
+                }
+            },
+            "tls_client_cert": {"type": "string", "minLength": 1},
+            "tls_client_key": {"type": "string", "minLength": 1},
+            "tls_ca_bundle": {"type": "string", "minLength": 1},
+            "tls_pinned_public_key": {"type": "string", "minLength": 1},
+            "ssl_verify": {"type": "boolean"},
+            "proxy": {
+                "type": "object",
+                "required": ["url"],
+                "additionalProperties": false,
+                "properties": {
+                    "url": {"type": "string", "maxLength": 8192},
+                    "type": {"enum": ["http", "https"]},
+                    "username": {"type": "string"},
+                    "password": {"type": "string"},
+                    "no_proxy": {"type": "string"},
+                    "ca_bundle": {"type": "string", "minLength": 1},
+                    "ssl_verify": {"type": "boolean"}
+                }
+            },
+            "auto_disable_on_gone": {"type": "boolean"},
+            "body": {"type": ["object", "array", "string"]},
+            "batch_size": {"type": "integer", "minimum": 1, "maximum": 10000},
+            "batch_format": {"enum": ["cloudevents", "json", "envelope"]},
+            "retry_on": {
+                "type": "array",
+                "items": {"type": ["integer", "string"], "minimum": 100, "maximum": 599, "pattern": "^[345]xx$"}
+            },
+            "permanent_on": {
+                "type": "array",
+                "items": {"type": ["integer", "string"], "minimum": 100, "maximum": 599, "pattern": "^[345]xx$"}
             }
         }
-    }$json$::pg_catalog.jsonb -> p_type
+    }$json$::pg_catalog.jsonb
 $sql$;
 
--- Headers that ulak or libcurl sets: a config or a message must not.
+-- Headers that ulak or libcurl sets. Neither a config nor a message may set them.
 create or replace function ulak_private.reserved_headers()
 returns text[]
 language sql
@@ -133,7 +95,7 @@ as $sql$
     ]
 $sql$;
 
--- Where the signature goes, in lower case, if it isn't webhook-signature.
+-- The header that carries the signature, in lower case; null: webhook-signature.
 create or replace function ulak_private.signature_header(p_config jsonb)
 returns text
 language sql
@@ -146,7 +108,7 @@ as $sql$
     end
 $sql$;
 
--- No user in a url (it would end in logs), nothing that two parsers could read in two ways.
+-- A url must not have a user, which would end up in logs, nor anything that two parsers could read differently.
 create or replace function ulak_private.http_url_rules()
 returns table (keys text, refused text, problem text, hint text)
 language sql
@@ -180,6 +142,20 @@ as $sql$
         ('proxy', 'exists(KEY.password) && !exists(KEY.username)', 'must have both username and password, or neither', null),
         ('proxy.type', 'KEY == "http" && $.proxy.url like_regex "^https:" flag "i"', 'must be the scheme of the proxy''s url', 'It can be left out.'),
         ('proxy.type', 'KEY == "https" && $.proxy.url like_regex "^http:" flag "i"', 'must be the scheme of the proxy''s url', 'It can be left out.'),
+        ('auth.username,auth.password', '$.auth.type == "basic" && !exists(KEY)', 'is required', null),
+        ('auth.username,auth.password', 'exists(KEY) && $.auth.type != "basic"', 'has no effect without "type": "basic"', null),
+        ('auth.token', '$.auth.type == "bearer" && !exists(KEY)', 'is required', null),
+        ('auth.token', 'exists(KEY) && $.auth.type != "bearer"', 'has no effect without "type": "bearer"', null),
+        ('auth.token_url,auth.client_id,auth.client_secret', '$.auth.type == "oauth2" && !exists(KEY)', 'is required', null),
+        (
+            'auth.token_url,auth.client_id,auth.client_secret,auth.scope,auth.audience,auth.credentials', 'exists(KEY) && $.auth.type != "oauth2"',
+            'has no effect without "type": "oauth2"', null
+        ),
+        ('auth.access_key,auth.secret_key,auth.region,auth.service', '$.auth.type == "aws_sigv4" && !exists(KEY)', 'is required', null),
+        (
+            'auth.access_key,auth.secret_key,auth.region,auth.service,auth.session_token', 'exists(KEY) && $.auth.type != "aws_sigv4"',
+            'has no effect without "type": "aws_sigv4"', null
+        ),
         ('auth.username', 'KEY like_regex ":"', 'must not have a colon', null),
         (
             'auth.username,auth.password,auth.token,auth.client_id,auth.client_secret,auth.scope,auth.audience,auth.access_key,auth.secret_key,auth.session_token',
@@ -187,7 +163,7 @@ as $sql$
         ),
         ('tls_client_cert', 'exists($.tls_client_key) && !exists(KEY)', 'is required beside tls_client_key', null),
         ('permanent_on', 'KEY[*] == $.retry_on[*]', 'has a status that retry_on has too', null),
-        -- As Standard Webhooks writes secrets, or any text that isn't trivially short. 16 bytes are 22 characters; padding is often lost on the way.
+        -- A secret as Standard Webhooks writes it, or any text of 8 characters. 16 bytes are 22 characters of base64; padding may be missing.
         (
             'signing_secret',
             'exists(KEY ? (@ starts with "whsec_" && !(@ like_regex "^whsec_([A-Za-z0-9+/]{4}){5}([A-Za-z0-9+/]{4})*[A-Za-z0-9+/]{2,4}={0,2}$")))',
@@ -220,19 +196,3 @@ as $sql$
         ),
         ('signature.prefix', $$KEY like_regex "[^\x20-\x7e]" flag "s"$$, 'must be printable ASCII', null)
 $sql$;
-
-create or replace function ulak_private.auth_violation(p_auth jsonb)
-returns text[]
-language plpgsql
-immutable
-set search_path = pg_catalog, pg_temp
-as $plpgsql$
-declare
-    v_violation text[] := ulak_private.json_violation(ulak_private.auth_schema(p_auth ->> 'type'), p_auth);
-begin
-    if v_violation is not null then
-        v_violation[1] := '.auth' || v_violation[1];
-    end if;
-    return v_violation;
-end
-$plpgsql$;

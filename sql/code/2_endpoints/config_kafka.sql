@@ -4,13 +4,10 @@ create or replace function ulak_private.kafka_config_schema()
 returns jsonb
 language sql
 immutable
-set search_path = pg_catalog, pg_temp
 as $sql$
-    select ulak_private.with_properties(
+    select pg_catalog.jsonb_set(
         $json${
-            "type": "object",
             "required": ["broker", "topic"],
-            "additionalProperties": false,
             "properties": {
                 "broker": {"type": ["string", "array"], "minLength": 1, "minItems": 1, "maxItems": 100, "items": {"type": "string"}},
                 "topic": {"type": "string", "minLength": 1, "maxLength": 1000},
@@ -19,14 +16,15 @@ as $sql$
                 "partition": {"type": "integer", "minimum": 0, "maximum": 2147483647},
                 "headers": {"type": "object", "additionalProperties": {"type": "string"}}
             }
-        }$json$::jsonb,
-        jsonb_build_object('options', ulak_private.kafka_options_schema()) || ulak_private.cloudevents_config_schema()
+        }$json$,
+        '{properties,options}',
+        ulak_private.kafka_options_schema()
     )
 $sql$;
 
--- librdkafka's settings that a config may choose, by its names and within its ranges. Left out: what would run a command, load a
--- library or read a file that isn't judged (plugins, engines, Kerberos, key stores), ask a server that isn't judged (OAUTHBEARER), or
--- undo a promise (fewer acknowledgements, no idempotence).
+-- The settings of librdkafka that a config may choose, with librdkafka's names and ranges. Missing on purpose: settings that run a command,
+-- load a library or read a file that ulak doesn't check (plugins, engines, Kerberos, key stores), that call a server that ulak doesn't check
+-- (OAUTHBEARER), or that break a promise (fewer acknowledgements, no idempotence).
 create or replace function ulak_private.kafka_options_schema()
 returns jsonb
 language sql
@@ -98,7 +96,7 @@ as $sql$
     with option(name, key) as (
         select o, format('options."%s"', o) from pg_catalog.jsonb_object_keys(ulak_private.kafka_options_schema() -> 'properties') o
     ),
-    -- librdkafka has two names for these, and would take whichever comes last.
+    -- Two names for one setting: librdkafka would take the one that comes last.
     twice(name, other) as (
         values
             ('acks', 'request.required.acks'),
@@ -117,7 +115,7 @@ as $sql$
             'broker', ulak_private.are_no_servers('HOST:PORT'), 'must be host:port, or several of them with commas between',
             'Such as "kafka1.example.com:9092,kafka2.example.com:9092".'
         ),
-        -- What stands in braces is filled in from the message's metadata; the worker checks the result.
+        -- Names in braces are filled in from the message's metadata; the worker checks the result.
         (
             'topic', 'exists(KEY ? (!(@ like_regex "^([A-Za-z0-9._-]|[{][^}]*[}])*$") || @ like_regex "^[^{]{250}|^[.][.]?$"))',
             'must have at most 249 characters, of letters, digits, dot, underscore and hyphen', null
@@ -148,10 +146,10 @@ as $sql$
     select format('options."%s"', t.other), format('exists(KEY) && exists($.options."%s")', t.name), 'must not stand beside ' || t.name, null
     from twice t
     union all
-    -- PEM has lines.
+    -- PEM has line breaks.
     select o.key, $$KEY like_regex "[\x01-\x1f\x7f]"$$, 'must not have control characters', null from option o where o.name not like '%.pem'
     union all
-    -- A key without effect is a mistake that would go unnoticed, and here it would leave a connection open to all.
+    -- Without an error nobody would notice that the connection is not encrypted or not authenticated.
     select
         o.key, 'exists(KEY) && !($.options."security.protocol" like_regex "ssl$" flag "i")',
         'has no effect without "security.protocol": "ssl" or "sasl_ssl"', null

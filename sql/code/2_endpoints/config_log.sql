@@ -6,14 +6,10 @@ returns jsonb
 language sql
 immutable
 as $sql$
-    select $json${
-        "type": "object",
-        "additionalProperties": false,
-        "properties": {"max_bytes": {"type": "integer", "minimum": 0, "maximum": 100000}}
-    }$json$::pg_catalog.jsonb
+    select $json${"properties": {"max_bytes": {"type": "integer", "minimum": 0, "maximum": 100000}}}$json$::pg_catalog.jsonb
 $sql$;
 
--- None.
+-- Its keys don't depend on each other.
 create or replace function ulak_private.log_config_rules()
 returns table (keys text, refused text, problem text, hint text)
 language sql

@@ -4,34 +4,28 @@ create or replace function ulak_private.mqtt_config_schema()
 returns jsonb
 language sql
 immutable
-set search_path = pg_catalog, pg_temp
 as $sql$
-    select ulak_private.with_properties(
-        $json${
-            "type": "object",
-            "required": ["broker", "topic"],
-            "additionalProperties": false,
-            "properties": {
-                "broker": {"type": "string", "maxLength": 253},
-                "port": {"type": "integer", "minimum": 1, "maximum": 65535},
-                "topic": {"type": "string", "minLength": 1, "maxLength": 16000},
-                "allow_separators": {"type": "boolean"},
-                "qos": {"enum": [0, 1, 2]},
-                "retain": {"type": "boolean"},
-                "client_id": {"type": "string", "minLength": 1, "maxLength": 1000},
-                "username": {"type": "string", "minLength": 1, "maxLength": 1024},
-                "password": {"type": "string", "minLength": 1, "maxLength": 4096},
-                "clean_session": {"type": "boolean"},
-                "timeout": {"type": "number", "minimum": 0.1, "maximum": 300},
-                "will_topic": {"type": "string", "minLength": 1, "maxLength": 16000},
-                "will_payload": {"type": "string", "maxLength": 16000},
-                "will_qos": {"enum": [0, 1, 2]},
-                "will_retain": {"type": "boolean"},
-                "tls_insecure": {"type": "boolean"}
-            }
-        }$json$::jsonb,
-        ulak_private.cloudevents_config_schema() || ulak_private.broker_tls_config_schema()
-    )
+    select $json${
+        "required": ["broker", "topic"],
+        "properties": {
+            "broker": {"type": "string", "maxLength": 253},
+            "port": {"type": "integer", "minimum": 1, "maximum": 65535},
+            "topic": {"type": "string", "minLength": 1, "maxLength": 16000},
+            "allow_separators": {"type": "boolean"},
+            "qos": {"enum": [0, 1, 2]},
+            "retain": {"type": "boolean"},
+            "client_id": {"type": "string", "minLength": 1, "maxLength": 1000},
+            "username": {"type": "string", "minLength": 1, "maxLength": 1024},
+            "password": {"type": "string", "minLength": 1, "maxLength": 4096},
+            "clean_session": {"type": "boolean"},
+            "timeout": {"type": "number", "minimum": 0.1, "maximum": 300},
+            "will_topic": {"type": "string", "minLength": 1, "maxLength": 16000},
+            "will_payload": {"type": "string", "maxLength": 16000},
+            "will_qos": {"enum": [0, 1, 2]},
+            "will_retain": {"type": "boolean"},
+            "tls_insecure": {"type": "boolean"}
+        }
+    }$json$::pg_catalog.jsonb
 $sql$;
 
 create or replace function ulak_private.mqtt_config_rules()

@@ -5,7 +5,7 @@ returns jsonb
 language sql
 immutable
 as $sql$
-    select $json${"type": "object", "additionalProperties": false, "properties": {}}$json$::pg_catalog.jsonb
+    select $json${"properties": {}}$json$::pg_catalog.jsonb
 $sql$;
 
 create or replace function ulak_private.pull_config_rules()

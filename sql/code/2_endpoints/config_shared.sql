@@ -1,76 +1,63 @@
 -- Config keys that several protocols share, and their rules.
 
--- Keys that govern claiming, whatever the protocol.
-create or replace function ulak_private.delivery_config_schema()
+-- Keys that govern claiming, whatever the protocol; keys of events, for the protocols that CloudEvents has a binding for; keys of TLS, for
+-- the brokers that the worker dials itself (librdkafka has options of its own).
+create or replace function ulak_private.shared_config_keys()
 returns jsonb
 language sql
 immutable
 as $sql$
     select $json${
-        "max_in_flight": {"type": "integer", "minimum": 1, "maximum": 10000},
-        "max_pending": {"type": "integer", "minimum": 1, "maximum": 2147483647},
-        "when_full": {"enum": ["refuse", "dead_letter"]},
-        "disable_after": {"type": "string", "pattern": "^[1-9][0-9]{0,3} (hour|day|week)s?$"},
-        "when_disabled": {"enum": ["hold", "dead_letter"]},
-        "on_dead": {"enum": ["continue", "hold"]},
-        "announce": {"type": "array", "minItems": 1, "items": {"enum": ["delivered", "dead", "expired", "cancelled"]}},
-        "rate_limit": {
-            "type": "object",
-            "required": ["limit"],
-            "additionalProperties": false,
-            "properties": {
-                "limit": {"type": "integer", "minimum": 1, "maximum": 1000000},
-                "interval": {"enum": ["second", "minute", "hour"]},
-                "burst": {"type": "integer", "minimum": 1, "maximum": 1000000}
+        "delivery": {
+            "max_in_flight": {"type": "integer", "minimum": 1, "maximum": 10000},
+            "max_pending": {"type": "integer", "minimum": 1, "maximum": 2147483647},
+            "when_full": {"enum": ["refuse", "dead_letter"]},
+            "disable_after": {"type": "string", "pattern": "^[1-9][0-9]{0,3} (hour|day|week)s?$"},
+            "when_disabled": {"enum": ["hold", "dead_letter"]},
+            "on_dead": {"enum": ["continue", "hold"]},
+            "announce": {"type": "array", "minItems": 1, "items": {"enum": ["delivered", "dead", "expired", "cancelled"]}},
+            "rate_limit": {
+                "type": "object",
+                "required": ["limit"],
+                "additionalProperties": false,
+                "properties": {
+                    "limit": {"type": "integer", "minimum": 1, "maximum": 1000000},
+                    "interval": {"enum": ["second", "minute", "hour"]},
+                    "burst": {"type": "integer", "minimum": 1, "maximum": 1000000}
+                }
+            },
+            "circuit_breaker": {
+                "type": "object",
+                "additionalProperties": false,
+                "properties": {
+                    "threshold": {"type": "integer", "minimum": 1, "maximum": 1000},
+                    "cooldown": {"type": "integer", "minimum": 5, "maximum": 3600},
+                    "counts": {"enum": ["retryable", "all"]},
+                    "slow_start": {"type": "boolean"},
+                    "mode": {"enum": ["consecutive", "rate"]},
+                    "window": {"type": "integer", "minimum": 1, "maximum": 3600},
+                    "min_requests": {"type": "integer", "minimum": 1, "maximum": 1000000},
+                    "failure_rate": {"type": "number", "exclusiveMinimum": 0, "maximum": 1}
+                }
             }
         },
-        "circuit_breaker": {
-            "type": "object",
-            "additionalProperties": false,
-            "properties": {
-                "threshold": {"type": "integer", "minimum": 1, "maximum": 1000},
-                "cooldown": {"type": "integer", "minimum": 5, "maximum": 3600},
-                "counts": {"enum": ["retryable", "all"]},
-                "slow_start": {"type": "boolean"},
-                "mode": {"enum": ["consecutive", "rate"]},
-                "window": {"type": "integer", "minimum": 1, "maximum": 3600},
-                "min_requests": {"type": "integer", "minimum": 1, "maximum": 1000000},
-                "failure_rate": {"type": "number", "exclusiveMinimum": 0, "maximum": 1}
-            }
+        "cloudevents": {
+            "cloudevents": {"type": "boolean"},
+            "cloudevents_mode": {"enum": ["structured", "binary"]},
+            "cloudevents_type": {"type": "string", "minLength": 1, "maxLength": 2048},
+            "cloudevents_source": {"type": "string", "minLength": 1, "maxLength": 2048},
+            "cloudevents_subject": {"type": "string", "minLength": 1, "maxLength": 2048}
+        },
+        "tls": {
+            "tls": {"type": "boolean"},
+            "tls_ca_cert": {"type": "string", "minLength": 1},
+            "tls_cert": {"type": "string", "minLength": 1},
+            "tls_key": {"type": "string", "minLength": 1}
         }
     }$json$::pg_catalog.jsonb
 $sql$;
 
--- For the protocols that CloudEvents has a binding for.
-create or replace function ulak_private.cloudevents_config_schema()
-returns jsonb
-language sql
-immutable
-as $sql$
-    select $json${
-        "cloudevents": {"type": "boolean"},
-        "cloudevents_mode": {"enum": ["structured", "binary"]},
-        "cloudevents_type": {"type": "string", "minLength": 1, "maxLength": 2048},
-        "cloudevents_source": {"type": "string", "minLength": 1, "maxLength": 2048},
-        "cloudevents_subject": {"type": "string", "minLength": 1, "maxLength": 2048}
-    }$json$::pg_catalog.jsonb
-$sql$;
-
--- For the brokers that the worker dials itself; librdkafka has options of its own.
-create or replace function ulak_private.broker_tls_config_schema()
-returns jsonb
-language sql
-immutable
-as $sql$
-    select $json${
-        "tls": {"type": "boolean"},
-        "tls_ca_cert": {"type": "string", "minLength": 1},
-        "tls_cert": {"type": "string", "minLength": 1},
-        "tls_key": {"type": "string", "minLength": 1}
-    }$json$::pg_catalog.jsonb
-$sql$;
-
--- For every protocol: it has a key of this name, or none.
+-- These apply to every protocol that has the key.
 create or replace function ulak_private.shared_config_rules()
 returns table (keys text, refused text, problem text, hint text)
 language sql
@@ -87,18 +74,18 @@ as $sql$
             'cloudevents_type,cloudevents_source,cloudevents_subject,routing_key,topic,key,subject,stream_key',
             $$KEY like_regex "[\x01-\x1f\x7f]"$$, 'must not have control characters', null
         ),
-        -- Where in a broker a message goes.
+        -- Keys that say where in a broker a message goes.
         (
             'routing_key,topic,key,subject,stream_key', 'exists(KEY ? (!(@ like_regex "^([^{}]|[{][A-Za-z_][A-Za-z0-9_.-]*[}])*$")))',
             'has a brace that does not enclose a name', 'Such as "orders.{event_type}": the name of a field of the message''s metadata.'
         ),
         ('host', ulak_private.is_no_host(), 'must be the name or the address of a host', 'Such as "broker.example.com" or "10.0.0.5".'),
-        -- Files are judged by the worker, which reads them.
+        -- The worker checks the files, since it is the one that reads them.
         ('tls_ca_cert,tls_cert,tls_key,tls_verify_peer,tls_insecure', 'exists(KEY) && !($.tls == true)', 'has no effect without "tls": true', null),
         ('tls_cert', 'exists($.tls_key) && !exists(KEY)', 'is required beside tls_key', null)
 $sql$;
 
--- Conditions of rules. A host is a name or an address, without a scheme, a user or a port.
+-- Conditions that several rules use. A host is a name or an address, without scheme, user or port.
 create or replace function ulak_private.is_no_host()
 returns text
 language sql
@@ -107,7 +94,7 @@ as $sql$
     select 'exists(KEY ? (!(@ like_regex "^([A-Za-z0-9_]([A-Za-z0-9._-]*[A-Za-z0-9_])?|[0-9A-Fa-f:.]+)$")))'
 $sql$;
 
--- A server, or several with commas between. HOST in the pattern stands for a name or an address, PORT for 1 to 65535.
+-- One server or several, separated by commas. HOST in the pattern stands for a name or an address, PORT for 1 to 65535.
 create or replace function ulak_private.are_no_servers(p_pattern text)
 returns text
 language sql
@@ -127,7 +114,7 @@ as $sql$
     )
 $sql$;
 
--- Headers for every message, in the form of ulak_private.config_violation().
+-- The first bad header of a config, as config_violation() returns it.
 create or replace function ulak_private.headers_violation(p_protocol text, p_config jsonb)
 returns text[]
 language plpgsql
@@ -163,7 +150,7 @@ begin
 end
 $plpgsql$;
 
--- Servers: a text with commas between, or an array of such texts.
+-- The servers of a list: a text, separated by commas, or an array of such texts.
 create or replace function ulak_private.listed(p_servers jsonb)
 returns setof text
 language sql

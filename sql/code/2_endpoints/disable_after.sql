@@ -1,11 +1,10 @@
--- A receiver that stays broken: "disable_after" in a config disables the endpoint after so long without a success, and tells of it before.
+-- "disable_after" in a config: the endpoint is disabled after so long without a success, and subscribers are warned before.
 
--- Maintenance looks once a minute, by what the statistics know: nothing is counted for it where messages are settled. The wait begins with
--- the first failure after the last success, after it was enabled, or after its config was changed. failing_since remembers it,
--- since statistics are deleted after a while, and failing_told how much of the way subscribers were told of, in percent; 100: it was
--- disabled by this.
+-- Maintenance looks at the statistics once a minute, so that settling has nothing more to count. The time begins with the first failure after
+-- the last success, or after the endpoint was enabled or altered. Statistics are deleted after a while, so failing_since keeps that time.
+-- failing_told is the last percentage of it that subscribers were told; 100: the endpoint was disabled.
 
--- Endpoints with such a limit that have failed since: since when, how often, and how much of the wait is over.
+-- Endpoints with "disable_after" that are failing: since when, how often, and how much of the time is over.
 create or replace function ulak_private.failing_endpoints(p_now timestamptz)
 returns table (
     endpoint_id bigint,
@@ -14,7 +13,7 @@ returns table (
     failures bigint,
     disable_at timestamptz,
     percent integer,
-    -- Whether the endpoint's row has since, and what subscribers were told.
+    -- Whether failing_since is up to date, and what subscribers were told.
     is_known boolean,
     told smallint,
     last_error text
@@ -38,7 +37,7 @@ as $sql$
     from ulak.endpoints e
     cross join lateral (select (e.config ->> 'disable_after')::interval, greatest(e.last_success_at, e.updated_at)) l(wait, well_at)
     cross join lateral (
-        -- Minutes that began since: what failed in the same minute before is left out.
+        -- Whole minutes after the last success: failures in the same minute may have come before it.
         select min(s.minute), coalesce(sum(s.failed), 0)
         from ulak.endpoint_stats s
         where s.endpoint_id = e.id and s.minute > l.well_at and s.failed > 0
@@ -70,7 +69,7 @@ begin
         end;
         continue when v_failing.is_known and v_stage is not distinct from v_failing.told;
         v_endpoint := ulak_private.lock_endpoint(v_failing.endpoint_id);
-        -- It may have been enabled, altered or dropped, or may have answered, in the meantime.
+        -- Meanwhile it may have been enabled, altered or dropped, or may have answered.
         continue when v_endpoint.id is null or not v_endpoint.enabled
             or coalesce(greatest(v_endpoint.last_success_at, v_endpoint.updated_at) >= v_failing.since, false);
         if v_stage = 100 then
@@ -112,7 +111,7 @@ begin
 end
 $plpgsql$;
 
--- For maintenance: what waits for endpoints that were disabled by this becomes dead letters, if their configs say so.
+-- For maintenance: messages that wait for an endpoint that was disabled this way become dead letters if its config says so.
 create or replace function ulak_private.bury_abandoned(p_now timestamptz, p_limit integer)
 returns integer
 language sql

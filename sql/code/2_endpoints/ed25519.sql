@@ -1,4 +1,4 @@
--- Ed25519: signing keys whose public half receivers may know. A signing secret that starts with whsk_ is one.
+-- Ed25519: receivers verify signatures with the public half of the key. A signing secret that starts with whsk_ is such a key.
 
 create or replace function ulak.public_keys(p_endpoint text, p_now timestamptz default clock_timestamp())
 returns text
@@ -38,7 +38,7 @@ $plpgsql$;
 comment on function ulak.public_keys(text, timestamptz) is
     'the public keys of an endpoint that signs with Ed25519, as a JSON Web Key Set: the current one, and during a rotation the one before';
 
--- What rotate_secret() shows: of an Ed25519 key the public half alone, as Standard Webhooks writes it.
+-- What rotate_secret() returns: of an Ed25519 key only the public half, as Standard Webhooks writes it.
 create or replace function ulak_private.shown_secret(p_secret text)
 returns text
 language sql

@@ -1,5 +1,5 @@
--- Rights to send to an endpoint, to publish an event type, and to claim from an endpoint. An endpoint or an event type is open to all of
--- ulak_application until the first role is granted to send; external workers, members of ulak_consumer, get only what is granted to them.
+-- Rights to send to an endpoint, to publish an event type, and to claim from an endpoint. An endpoint or an event type is open to all members
+-- of ulak_application until the first grant to send. External workers, members of ulak_consumer, may claim only what was granted to them.
 
 create or replace function ulak.grant_endpoint(p_name text, p_role text, p_right text default 'work')
 returns boolean
@@ -152,7 +152,7 @@ begin
 end
 $plpgsql$;
 
--- The check that send() makes. The caller has locked the endpoint.
+-- Sets is_restricted, which send() looks at. The caller has locked the endpoint.
 create or replace function ulak_private.apply_senders(p_endpoint_id bigint)
 returns void
 language sql
@@ -202,7 +202,7 @@ begin
 end
 $plpgsql$;
 
--- Whether the caller may send to an endpoint that is restricted.
+-- Whether the caller may send to a restricted endpoint.
 create or replace function ulak_private.may_send(p_endpoint_id bigint)
 returns boolean
 language plpgsql
@@ -213,7 +213,7 @@ begin
 end
 $plpgsql$;
 
--- Whether the caller may look at what is in an endpoint that is restricted.
+-- Whether the caller may see the messages of a restricted endpoint.
 create or replace function ulak_private.may_look(p_endpoint_id bigint)
 returns boolean
 language sql
@@ -259,47 +259,34 @@ begin
 end
 $plpgsql$;
 
+-- p_right: send or work for an endpoint, publish for an event type.
 create or replace function ulak_private.raise_not_granted(p_name text, p_right text)
 returns void
 language plpgsql
 set search_path = pg_catalog, pg_temp
 as $plpgsql$
+declare
+    v_call text := case p_right
+        when 'publish' then 'ulak.grant_event_type(%L, %L)'
+        when 'send' then 'ulak.grant_endpoint(%L, %L, ''send'')'
+        else 'ulak.grant_endpoint(%L, %L)'
+    end;
 begin
-    raise exception 'endpoint "%" is not granted to "%"', left(p_name, 200), ulak_private.caller()
+    raise exception '% "%" is not granted to "%"',
+        case p_right when 'publish' then 'event type' else 'endpoint' end, left(p_name, 200), ulak_private.caller()
         using
             errcode = '42501',
-            detail = case
-                when p_right = 'send' then 'Other roles were granted to send to it, so it is closed to the rest.'
+            detail = case p_right
+                when 'publish' then 'Other roles were granted to publish it, so it is closed to the rest.'
+                when 'send' then 'Other roles were granted to send to it, so it is closed to the rest.'
                 else 'External workers may claim only from endpoints that were granted to them.'
             end,
-            hint = format(
-                'An administrator can: select ulak.grant_endpoint(%L, %L%s);%s',
-                left(p_name, 200),
-                ulak_private.caller(),
-                case when p_right = 'send' then ', ''send''' end,
-                case
-                    when p_right = 'send'
-                        then ' The same holds for a trigger that sends: the role that counts is the one that writes to the table.'
-                end
-            );
+            hint = format('An administrator can: select ' || v_call || ';', left(p_name, 200), ulak_private.caller())
+                || case p_right when 'send' then ' The same holds for a trigger that sends: the role that counts is the one that writes to the table.' else '' end;
 end
 $plpgsql$;
 
-create or replace function ulak_private.raise_not_publisher(p_event_type text)
-returns void
-language plpgsql
-set search_path = pg_catalog, pg_temp
-as $plpgsql$
-begin
-    raise exception 'event type "%" is not granted to "%"', p_event_type, ulak_private.caller()
-        using
-            errcode = '42501',
-            detail = 'Other roles were granted to publish it, so it is closed to the rest.',
-            hint = format('An administrator can: select ulak.grant_event_type(%L, %L);', p_event_type, ulak_private.caller());
-end
-$plpgsql$;
-
--- True, or an error: applications may change and look at what they could have sent.
+-- True, or an error. Applications may see and change the messages of endpoints that they may send to.
 create or replace function ulak_private.require_sender(p_message_id bigint, p_endpoint_id bigint, p_is_look boolean default false)
 returns boolean
 language plpgsql
@@ -316,7 +303,7 @@ begin
 end
 $plpgsql$;
 
--- Whether this session may work off every endpoint without a grant: administrators, and members of ulak_worker.
+-- Whether the caller needs no grant to claim: administrators and members of ulak_worker.
 create or replace function ulak_private.works_everywhere()
 returns boolean
 language sql
@@ -335,8 +322,8 @@ begin
 end
 $plpgsql$;
 
--- The endpoints that an external worker claims from: the one that it names, or all pull endpoints that it may work off; null: any.
--- An endpoint that doesn't exist is an error as if it weren't granted: a consumer doesn't learn what else exists.
+-- The endpoints that an external worker claims from: the one that it names, or every pull endpoint that was granted to it; null: any. An
+-- unknown endpoint gives the same error as one that wasn't granted, so that a consumer doesn't learn which endpoints there are.
 create or replace function ulak_private.workable_endpoints(p_name text)
 returns bigint[]
 language plpgsql
@@ -367,13 +354,13 @@ begin
         ) g
         join ulak.endpoints e on e.id = g.endpoint_id
         where e.protocol = 'pull'
-        -- Otherwise the same first endpoints would use up a small limit each time.
+        -- In a fixed order, the first endpoints would use up a small limit each time.
         order by random()
     );
 end
 $plpgsql$;
 
--- The same ids, null in the place of a message that the caller may not work off: to it, such a message doesn't exist.
+-- The same ids, with null for messages that the caller may not settle: for the caller they don't exist.
 create or replace function ulak_private.workable_messages(p_ids bigint[])
 returns bigint[]
 language plpgsql

@@ -1,4 +1,4 @@
--- Endpoints: create, alter, drop. A trigger validates, so that a plain UPDATE by an administrator is checked as well.
+-- Endpoints: create, alter, drop. A trigger checks them, so that an administrator's plain UPDATE is checked, too.
 
 create or replace function ulak.create_endpoint(
     p_name text,
@@ -34,7 +34,7 @@ begin
                 detail = format('It is endpoint %s, protocol %s.', v_id, v_protocol),
                 hint = format('select ulak.alter_endpoint(%L, ...); or p_if_exists => ''replace''', p_name);
     elsif v_protocol is distinct from p_protocol then
-        -- What waits was sent for this protocol.
+        -- The messages that wait were sent for this protocol.
         raise exception 'the protocol of endpoint "%" can not be changed', p_name
             using
                 errcode = '22023',
@@ -87,7 +87,7 @@ comment on function ulak.alter_endpoint(text, jsonb, jsonb, text, jsonb) is
     'replaces an endpoint''s config, retry policy or description; null leaves one as it is, ''{}'' clears the retry policy. '
     'p_merge sets single keys of the config, and removes those that are null';
 
--- As RFC 7396 has it (JSON Merge Patch). A secret is one value: {"$secret": "name"} isn't merged with what was there.
+-- JSON Merge Patch (RFC 7396), but {"$secret": "name"} counts as one value: it replaces what was there.
 create or replace function ulak_private.merged(p_value jsonb, p_patch jsonb)
 returns jsonb
 language plpgsql
@@ -127,7 +127,7 @@ begin
     v_id := (ulak_private.lock_endpoint(p_name)).id;
     perform ulak_private.require_unused(v_id, p_name);
     select count(*) into v_subscriptions from ulak.subscriptions as s where s.endpoint_id = v_id;
-    -- And its subscriptions, by their foreign key.
+    -- Its subscriptions go with it, by their foreign key.
     delete from ulak.endpoints where id = v_id;
     delete from ulak_private.secrets where name = ulak_private.signing_secret_name(v_id);
     insert into ulak.event_log (event, endpoint_id, endpoint_name, detail)
@@ -142,7 +142,7 @@ $plpgsql$;
 comment on function ulak.drop_endpoint(text) is
     'removes an endpoint and its subscriptions; refuses while messages wait for it or dead letters of it are unresolved';
 
--- Its id; until the caller commits it can't be dropped, while everything else goes on.
+-- The endpoint's id. Until the caller commits, it can't be dropped; nothing else waits.
 create or replace function ulak_private.keep_endpoint(p_name text)
 returns bigint
 language plpgsql
@@ -159,8 +159,8 @@ begin
 end
 $plpgsql$;
 
--- Raises while the endpoint has messages that couldn't be delivered or redriven without it. They are counted by the partial indexes:
--- finished messages don't cost.
+-- Raises while the endpoint has messages that couldn't be delivered or redriven without it. Partial indexes count them, so finished messages
+-- cost nothing.
 create or replace function ulak_private.require_unused(p_id bigint, p_name text)
 returns void
 language plpgsql
@@ -199,9 +199,8 @@ begin
 end
 $plpgsql$;
 
--- A message of a transaction that is still open isn't seen yet. Senders take no lock for the sake of a drop, so it waits a
--- second for those that have written to the queue, and gives up on one that stays. What slips through nevertheless becomes
--- a dead letter (ulak_private.bury_orphans).
+-- Messages of an open transaction can't be seen yet, and senders take no lock on the endpoint. So a drop waits up to a second for transactions
+-- that have written to the queue to end. A message that slips through becomes a dead letter (ulak_private.bury_orphans).
 create or replace function ulak_private.require_no_open_sender(p_name text)
 returns void
 language plpgsql
@@ -226,7 +225,7 @@ begin
 end
 $plpgsql$;
 
--- Other transactions that have written to the queue and are open, by session and transaction.
+-- Other open transactions that have written to the queue, by session and transaction.
 create or replace function ulak_private.open_senders()
 returns text[]
 language sql
@@ -243,8 +242,8 @@ as $sql$
     )
 $sql$;
 
--- No lock: a message that is sent while its endpoint is dropped becomes a dead letter (ulak_private.bury_orphans), and no sender
--- waits for an administrator.
+-- No lock, so that senders don't wait for administrators: a message that is sent while its endpoint is dropped becomes a dead letter
+-- (ulak_private.bury_orphans).
 create or replace function ulak_private.endpoint_id(p_endpoint text)
 returns bigint
 language plpgsql
@@ -277,8 +276,7 @@ begin
 end
 $plpgsql$;
 
--- Locks the row; null if there is no such endpoint. Lock several in the order of their ids, and messages before
--- endpoints: then there is no deadlock.
+-- Locks the row; null if there is no such endpoint. To avoid deadlocks, lock several in the order of their ids, and messages before endpoints.
 create or replace function ulak_private.lock_endpoint(p_id bigint)
 returns ulak.endpoints
 language plpgsql
@@ -320,7 +318,7 @@ as $plpgsql$
 declare
     v_violation text[];
 begin
-    -- A restore brings rows that were valid when they were stored, and the secrets after them.
+    -- Rows of a restore were valid when they were stored, and their secrets come after them.
     if tg_op = 'INSERT' and ulak_private.is_restore() then
         return new;
     end if;
@@ -335,7 +333,7 @@ begin
                 detail = 'A name has 1 to 200 characters, no control characters, no spaces around it.',
                 hint = 'Such as: billing-webhook';
     end if;
-    -- Each worker reads it whenever it changes, and its other messages wait meanwhile.
+    -- Every worker reads a config that has changed, and other messages wait meanwhile.
     perform ulak_private.check_bytes('the config of an endpoint', octet_length(new.config::text), 262144),
         ulak_private.check_bytes('the description of an endpoint', octet_length(new.description), 10000);
     if ulak_private.secret_names(new.config) <> '{}' then
@@ -350,7 +348,7 @@ begin
     new.max_pending := ulak_private.max_pending(new.config);
     if tg_op = 'UPDATE' then
         new.updated_at := now();
-        -- Workers cache by this number: it must never stand for two configs.
+        -- Workers cache configs by this number, so it must never stand for two of them.
         new.config_version := greatest(
             new.config_version,
             old.config_version + ((new.protocol, new.config, new.retry_policy)
@@ -361,13 +359,13 @@ begin
 end
 $plpgsql$;
 
--- Not for the columns of the breaker and the rate limit, which change all the time.
+-- The columns of the breaker and the rate limit are left out: they change all the time.
 create or replace trigger endpoints_are_valid
     before insert or update of name, protocol, config, retry_policy, description, config_version on ulak.endpoints
     for each row
     execute function ulak_private.check_endpoint();
 
--- Which keys changed, not what they hold.
+-- The log names the keys that changed, never their values.
 create or replace function ulak_private.log_endpoint()
 returns trigger
 language plpgsql
@@ -417,7 +415,7 @@ as $sql$
     where o.value is distinct from n.value
 $sql$;
 
--- The visible part of a config for roles that may not see it: numbers, switches, status codes, and hosts.
+-- What a config shows to roles that may not read it: numbers, switches, status codes and hosts.
 create or replace function ulak_private.shown_config(p_config jsonb)
 returns jsonb
 language sql

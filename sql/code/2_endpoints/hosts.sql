@@ -1,7 +1,7 @@
--- Hosts: which ones a config names, and whether they may be called. The worker judges again whatever it dials
--- (plpython/ulak/safety/hosts.py), a cluster's other brokers too.
+-- Hosts: which ones a config names, and whether they may be called. The worker checks again before it connects
+-- (plpython/ulak/safety/hosts.py), also to the other brokers that a cluster names.
 
--- Where a config leads to, by the key that says so. The config has its secrets put in. A host has no brackets, no port, no dot at its end.
+-- The hosts that a config calls, without brackets, port and final dot, and the keys that name them. p_config has its secrets filled in.
 create or replace function ulak_private.config_hosts(p_protocol text, p_config jsonb)
 returns table (key text, host text)
 language sql
@@ -15,7 +15,7 @@ as $sql$
         select k from unnest('{proxy.url,auth.token_url}'::text[]) k where p_protocol = 'http'
     ) k(key)
     cross join lateral (select p_config #> string_to_array(k.key, '.')) v(value)
-    -- In the path of a url a comma separates nothing.
+    -- A url may have commas in its path.
     cross join lateral (
         select v.value #>> '{}' where p_protocol = 'http' and jsonb_typeof(v.value) = 'string'
         union all
@@ -24,7 +24,7 @@ as $sql$
     cross join lateral ulak_private.host_of(s.server) h(host)
 $sql$;
 
--- Of a url, of host and port, or of a host alone, which may be an address of IPv6.
+-- The host of a url, of host:port, or of a host alone, which may be an IPv6 address.
 create or replace function ulak_private.host_of(p_server text)
 returns text
 language sql
@@ -35,7 +35,7 @@ as $sql$
     from regexp_match(p_server, E'^(?:[A-Za-z]+://)?(?:\\[([0-9A-Fa-f:.]+)\\]|([0-9A-Fa-f:]*:[0-9A-Fa-f.]*:[0-9A-Fa-f:.]*$)|([^][/?#:]+))') m(parts)
 $sql$;
 
--- A list of hosts in the form in which they are compared, or null: names and addresses, and *.example.com for every name that ends so.
+-- A list of hosts, normalised for comparison; null if one is not valid. *.example.com stands for every name that ends in .example.com.
 create or replace function ulak_private.host_list(p_hosts text[])
 returns text
 language sql
@@ -65,8 +65,8 @@ as $sql$
     )
 $sql$;
 
--- A host that may not be called, in the form of ulak_private.config_violation(). p_config has its secrets put in, p_written and p_old
--- haven't. A key that stays as it was is left to the worker: otherwise nothing else could be changed once the list is shorter.
+-- The first host that may not be called, as config_violation() returns it. p_config has its secrets filled in; p_written and p_old still name
+-- them. A key that hasn't changed is left to the worker: otherwise no other key could be changed once the list of hosts became shorter.
 create or replace function ulak_private.hosts_violation(p_protocol text, p_config jsonb, p_written jsonb, p_old jsonb)
 returns text[]
 language sql
@@ -76,7 +76,7 @@ as $sql$
     select array[
         '.' || h.key,
         'leads to a host that http_allowed_hosts does not list',
-        -- If the url is a secret, so is its host.
+        -- The host of a secret url is secret, too.
         case
             when w.value ? '$secret' then 'Add its host to the setting http_allowed_hosts.'
             else format('To allow it: select ulak.configure(''http_allowed_hosts'', %L);', concat_ws(',', s.allowed, h.host))

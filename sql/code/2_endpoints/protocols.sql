@@ -1,31 +1,31 @@
--- The protocols that an endpoint may have, and what its config and retry policy may hold, whatever the protocol. Checks are made
--- on the config with its secrets put in.
+-- The protocols, and how a config and a retry policy are checked. A config is checked with its secrets filled in.
 
 -- Every protocol, and what the rest of the SQL has to know of it:
 --   is_delivered: workers deliver it, and it has a transport in plpython/ulak/transports/registry.py; else external workers claim it;
 --   host_key: the key of a config that holds its hosts;
---   secret_places: where a credential belongs, by its path in the config; * is any key. A secret elsewhere would be told to everybody
---     who may see what is made of it: the source of an event, the name of a topic.
+--   shared_keys: which keys of shared_config_keys() a config of protocol x may have beside those of x_config_schema();
+--   secret_places: the paths where a config may name a secret; * is any key. Elsewhere it would be visible: in the source of an event, in the
+--     name of a topic.
 create or replace function ulak_private.protocol_facts()
-returns table (protocol text, is_delivered boolean, host_key text, secret_places text[])
+returns table (protocol text, is_delivered boolean, host_key text, shared_keys text[], secret_places text[])
 language sql
 immutable
 as $sql$
     values
-        ('http', true, 'url', array[
+        ('http', true, 'url', array['cloudevents'], array[
             'url', 'headers/*', 'body/*', 'signing_secret', 'proxy/url', 'proxy/username', 'proxy/password', 'auth/username', 'auth/password', 'auth/token',
             'auth/token_url', 'auth/client_id', 'auth/client_secret', 'auth/access_key', 'auth/secret_key', 'auth/session_token'
         ]),
-        ('log', true, null, '{}'),
-        ('amqp', true, 'host', '{username,password}'),
-        ('kafka', true, 'broker', array[
+        ('log', true, null, '{}', '{}'),
+        ('amqp', true, 'host', '{cloudevents,tls}', '{username,password}'),
+        ('kafka', true, 'broker', array['cloudevents'], array[
             'headers/*', 'options/sasl.username', 'options/sasl.password', 'options/ssl.ca.pem', 'options/ssl.certificate.pem',
             'options/ssl.key.pem', 'options/ssl.key.password'
         ]),
-        ('mqtt', true, 'broker', '{username,password}'),
-        ('nats', true, 'url', '{headers/*,token,username,password,nkey_seed}'),
-        ('redis', true, 'host', '{username,password}'),
-        ('pull', false, null, '{}')
+        ('mqtt', true, 'broker', '{cloudevents,tls}', '{username,password}'),
+        ('nats', true, 'url', '{cloudevents,tls}', '{headers/*,token,username,password,nkey_seed}'),
+        ('redis', true, 'host', '{tls}', '{username,password}'),
+        ('pull', false, null, '{}', '{}')
 $sql$;
 
 create or replace function ulak_private.worker_protocols()
@@ -44,7 +44,7 @@ as $sql$
     select array(select p.protocol from ulak_private.protocol_facts() p)
 $sql$;
 
--- The shape of a config: what its protocol asks for, and what all have in common. null: not a protocol.
+-- The shape of a config: the keys of its protocol, and those that it shares with others. null: not a protocol.
 create or replace function ulak_private.config_schema(p_protocol text)
 returns jsonb
 language plpgsql
@@ -53,16 +53,19 @@ set search_path = pg_catalog, pg_temp
 as $plpgsql$
 declare
     v_schema jsonb;
+    v_shared text;
 begin
     if p_protocol = any (ulak_private.protocols()) then
         execute format('select ulak_private.%I()', format('%s_config_schema', p_protocol)) into v_schema;
     end if;
-    return ulak_private.with_properties(v_schema, ulak_private.delivery_config_schema());
+    foreach v_shared in array '{delivery}' || (select p.shared_keys from ulak_private.protocol_facts() p where p.protocol = p_protocol) loop
+        v_schema := jsonb_set(v_schema, '{properties}', (v_schema -> 'properties') || (ulak_private.shared_config_keys() -> v_shared));
+    end loop;
+    return v_schema || '{"type": "object", "additionalProperties": false}';
 end
 $plpgsql$;
 
--- Where a config says that its endpoint delivers to, without path, query and user: they may hold a token. null: nowhere, or it is a
--- secret.
+-- The hosts of a config as people see them: without path, query and user, which may hold a token. null: there are none, or they are secret.
 create or replace function ulak_private.hosts(p_hosts jsonb)
 returns text
 language sql
@@ -70,7 +73,7 @@ immutable
 set search_path = pg_catalog, pg_temp
 as $sql$
     select case
-        -- In the path of a url a comma separates nothing.
+        -- A url may have commas in its path.
         when p_hosts #>> '{}' ~* '^https?://' then substring(p_hosts #>> '{}' from '^[A-Za-z]+://[^/?#]+')
         when jsonb_typeof(p_hosts) in ('string', 'array') then (
             select string_agg(concat(m.parts[1], m.parts[2]), ',' order by l.place)
@@ -79,16 +82,6 @@ as $sql$
             where m.parts is not null
         )
     end
-$sql$;
-
--- A schema of an object with further properties, which other schemas have as well.
-create or replace function ulak_private.with_properties(p_schema jsonb, p_properties jsonb)
-returns jsonb
-language sql
-immutable
-set search_path = pg_catalog, pg_temp
-as $sql$
-    select jsonb_set(p_schema, '{properties}', (p_schema -> 'properties') || p_properties)
 $sql$;
 
 create or replace function ulak_private.retry_policy_schema()
@@ -116,7 +109,7 @@ as $sql$
     }$json$::pg_catalog.jsonb
 $sql$;
 
--- {path, problem, hint} of the first thing wrong with a config, or null. The config has its secrets put in.
+-- The first thing that is wrong with a config, as {path, problem, hint}; null if it is right. The config has its secrets filled in.
 create or replace function ulak_private.config_violation(p_protocol text, p_config jsonb)
 returns text[]
 language plpgsql
@@ -129,7 +122,6 @@ declare
 begin
     return coalesce(
         ulak_private.json_violation(v_schema, v_config),
-        ulak_private.auth_violation(v_config -> 'auth'),
         ulak_private.rule_violation('shared_config_rules', v_config),
         ulak_private.rule_violation(p_protocol || '_config_rules', v_config),
         case
@@ -142,7 +134,7 @@ begin
 end
 $plpgsql$;
 
--- A method may be written in lower case, and a number among the options, which are texts to librdkafka, as a text.
+-- The method may be written in lower case. Options may have numbers as texts, as librdkafka has them.
 create or replace function ulak_private.normal_config(p_schema jsonb, p_config jsonb)
 returns jsonb
 language plpgsql
@@ -167,8 +159,8 @@ begin
 end
 $plpgsql$;
 
--- The first rule that a value breaks, as ulak_private.config_violation(). A rule is a row of a function: refused is a condition of jsonpath that
--- must not be true of the value, and KEY in it stands for the path of each of its keys.
+-- The first rule that a value breaks, as config_violation() returns it. Rules are the rows of the function p_rules: refused is a jsonpath
+-- condition that must not be true of the value; KEY in it stands for the path of the key. A row with several keys is a rule for each.
 create or replace function ulak_private.rule_violation(p_rules text, p_value jsonb)
 returns text[]
 language plpgsql
@@ -242,7 +234,7 @@ $sql$;
 comment on function ulak.validate_endpoint_config(text, jsonb) is
     'true if create_endpoint() would accept this config; otherwise the error that it would raise';
 
--- True, or an error that says what is wrong where. p_endpoint_id and p_old: the endpoint that is altered, and its config until now.
+-- True, or an error that says what is wrong and where. p_endpoint_id and p_old: the endpoint that is altered, and its old config.
 create or replace function ulak_private.check_config(p_protocol text, p_config jsonb, p_endpoint_id bigint, p_old jsonb)
 returns boolean
 language plpgsql
@@ -268,7 +260,7 @@ begin
             ulak_private.body_secrets_violation(p_config),
             ulak_private.config_violation(p_protocol, v_config),
             ulak_private.hosts_violation(p_protocol, v_config, p_config, p_old),
-            -- A config that stays as it is doesn't use its secrets in another way: set_secret() looks after those.
+            -- set_secret() checks the configs that don't change.
             case when p_config is distinct from p_old then ulak_private.misplaced_violation(p_protocol, v_config, p_config) end
         );
     end if;

@@ -100,7 +100,7 @@ begin
     v_new := coalesce(
         v_new, ulak_private.new_signing_secret(case when v_endpoint.config -> 'signature' ->> 'scheme' = 'ed25519' then 'whsk_' else 'whsec_' end)
     );
-    -- A secret that the config holds itself moves to the table, where there is room for two.
+    -- A secret that stands in the config itself moves to the table, which has room for two values.
     v_secret := coalesce(v_endpoint.config -> 'signing_secret' ->> '$secret', ulak_private.signing_secret_name(v_endpoint.id));
     v_config := ulak_private.with_secrets(v_endpoint.config);
     v_old := v_config ->> 'signing_secret';
@@ -137,7 +137,7 @@ comment on function ulak.rotate_secret(text, interval, text, timestamptz) is
     'gives an endpoint a new signing secret and returns it (of an Ed25519 key, the public half); requests carry both '
     'signatures until the grace period is over';
 
--- Maintenance calls this: a secret that signs no longer needn't be kept.
+-- For maintenance: old signing secrets are deleted when their grace period is over.
 create or replace function ulak_private.forget_old_secrets(p_now timestamptz default now())
 returns integer
 language plpgsql
@@ -163,8 +163,8 @@ begin
 end
 $plpgsql$;
 
--- A worker's input for deliveries: configs with the secrets filled in, and the signing secrets, newest first. This is the only way that
--- the value of a secret takes out of the database, so that those that are bound to other hosts stay here.
+-- What workers read: configs with their secrets filled in, and the signing secrets, newest first. Values of secrets leave the database only
+-- this way, so this is where secrets that are bound to other hosts are held back.
 create or replace function ulak_private.endpoint_configs(
     p_ids bigint[],
     p_now timestamptz default clock_timestamp()
@@ -175,12 +175,12 @@ returns table (
     config_version bigint,
     config jsonb,
     signing_secrets text[],
-    -- The values that config holds by name, so that they can be hidden wherever they turn up.
+    -- The values of its secrets, so that the worker can mask them in errors and responses.
     secrets text[],
     protocol text,
-    -- Why there is no config: it would let a host know a secret that is bound to others.
+    -- Why config is null: a host would get a secret that is bound to others.
     problem text,
-    -- The hosts that the config's secrets are bound to, for those that a cluster names when it is dialled: a list for each secret.
+    -- The hosts that its secrets are bound to, a list for each secret: a cluster may name further brokers.
     bound text[]
 )
 language sql
@@ -213,7 +213,7 @@ as $sql$
         coalesce(r.bound, '{}')
     from ulak.endpoints as e
     cross join (select ulak_private.stored_setting('require_bound_secrets')::boolean) as q (is_required)
-    -- Most configs name no secret, and a worker may have to read thousands of configs.
+    -- A worker may read thousands of configs, and most of them name no secret.
     left join lateral (
         select
             s.secrets,
@@ -260,8 +260,8 @@ as $sql$
     select 'ulak/endpoint/' || p_endpoint_id || '/signing_secret'
 $sql$;
 
--- Workers read the configs anew. The trigger checks that each is still valid with the secret's new value.
--- In the order of ids, as everybody who locks several endpoints does.
+-- Workers read the configs again, and the endpoints' trigger checks them with the secret's new value. Endpoints are locked in the order of
+-- their ids, as everywhere.
 create or replace function ulak_private.renew_configs(p_secret text)
 returns void
 language sql
@@ -298,7 +298,7 @@ as $sql$
     select coalesce(jsonb_object_agg(s.name, s.value), '{}') from ulak_private.secrets as s where s.name = any(p_names)
 $sql$;
 
--- The config with its secrets put in, for validation. A name that isn't known is an error.
+-- The config with its secrets filled in, to be checked. An unknown name is an error.
 create or replace function ulak_private.with_secrets(p_config jsonb)
 returns jsonb
 language plpgsql
@@ -323,36 +323,52 @@ begin
 end
 $plpgsql$;
 
--- The places of a config that name a secret.
-create or replace function ulak_private.secrets_in(p_config jsonb)
-returns table (place text, name text)
+-- Every value inside a JSON object, down to 33 levels, with its path: as jsonb_set() takes it, and as errors show it. The walk doesn't descend
+-- into objects that have the key p_leaf.
+create or replace function ulak_private.json_nodes(p_object jsonb, p_leaf text)
+returns table (path text[], shown text, value jsonb)
 language sql
 immutable
 set search_path = pg_catalog, pg_temp
--- The planner overrates recursion so much that it would compile this, for 20 ms, each time an endpoint is written.
+-- The planner overestimates recursion so much that JIT would compile this, for 20 ms, each time an endpoint is written.
 set jit = off
 as $sql$
-    with recursive node(place, value) as (
-        select c.key, c.value
-        from jsonb_each(case when jsonb_typeof(p_config) = 'object' then p_config end) c
+    with recursive node(path, shown, value) as (
+        select array[o.key], ulak_private.json_path_step(o.key), o.value
+        from jsonb_each(case when jsonb_typeof(p_object) = 'object' then p_object end) o
         union all
-        select n.place || '/' || i.key, i.value
+        select n.path || i.key, n.shown || i.step, i.value
         from node n
         cross join lateral (
-            select o.key, o.value
-            from jsonb_each(case when jsonb_typeof(n.value) = 'object' and not n.value ? '$secret' then n.value end) o
+            select o.key, ulak_private.json_path_step(o.key), o.value
+            from jsonb_each(case when jsonb_typeof(n.value) = 'object' and not n.value ? p_leaf then n.value end) o
             union all
-            select '*', a.value
-            from jsonb_array_elements(case when jsonb_typeof(n.value) = 'array' then n.value end) a(value)
-        ) i
+            select (a.place - 1)::text, format('[%s]', a.place - 1), a.value
+            from jsonb_array_elements(case when jsonb_typeof(n.value) = 'array' then n.value end) with ordinality a(value, place)
+        ) i(key, step, value)
+        where cardinality(n.path) <= 32
     )
-    select n.place, n.value ->> '$secret'
-    from node n
-    where n.value ? '$secret'
+    select n.path, n.shown, n.value from node n
 $sql$;
 
--- Secrets that a config names in the wrong place, in the form of ulak_private.config_violation(). Those that the config had before may stay: an
--- earlier version accepted it. Names under ulak/ are those of rotate_secret(): each belongs to one endpoint.
+-- Where a config names secrets: as protocol_facts() writes places, and as errors show them. name is null if the object is malformed.
+create or replace function ulak_private.secrets_in(p_config jsonb)
+returns table (place text, shown text, name text, path text[])
+language sql
+immutable
+set search_path = pg_catalog, pg_temp
+as $sql$
+    select
+        array_to_string(n.path, '/'),
+        n.shown,
+        case when jsonb_typeof(n.value -> '$secret') = 'string' and n.value - '$secret' = '{}' then n.value ->> '$secret' end,
+        n.path
+    from ulak_private.json_nodes(p_config, '$secret') n
+    where jsonb_typeof(n.value) = 'object' and n.value ? '$secret'
+$sql$;
+
+-- The first secret that a config must not name there, as config_violation() returns it. What the old config had may stay, since an earlier
+-- version accepted it. Names under ulak/ are made by rotate_secret(), and each belongs to one endpoint.
 create or replace function ulak_private.secrets_violation(p_protocol text, p_config jsonb, p_endpoint_id bigint, p_old jsonb)
 returns text[]
 language sql
@@ -360,53 +376,43 @@ immutable
 set search_path = pg_catalog, pg_temp
 as $sql$
     select case
-        when s.place like any (l.patterns) then array[
-            v.path,
+        when s.name is null then array[s.shown, 'does not name a secret', 'A secret is an object with the one key "$secret" and a text, such as {"$secret": "api-key"}.']
+        when not l.is_allowed then array[s.shown, 'must not be a secret', 'A secret can stand for: ' || nullif(array_to_string(f.secret_places, ', '), '') || '.']
+        else array[
+            s.shown,
             'names a secret that belongs to another endpoint',
             'Names under ulak/ are made by rotate_secret() for one endpoint: store the value under a name of your own, with set_secret().'
         ]
-        else array[v.path, 'must not be a secret', 'A secret can stand for: ' || nullif(array_to_string(f.secret_places, ', '), '') || '.']
     end
     from ulak_private.secrets_in(p_config) s
     join ulak_private.protocol_facts() f on f.protocol = p_protocol
-    cross join lateral (select array(select replace(replace(p, '_', E'\\_'), '*', '%') from unnest(f.secret_places) p)) l(patterns)
-    cross join lateral (select '.' || replace(s.place, '/', '.')) v(path)
-    where not (
-            s.place like any (l.patterns)
-            and (s.name not like 'ulak/%' or (s.place, s.name) = ('signing_secret', ulak_private.signing_secret_name(p_endpoint_id))) is true
+    cross join lateral (
+        select s.place like any (array(select replace(replace(p, '_', E'\\_'), '*', '%') from unnest(f.secret_places) p))
+    ) l(is_allowed)
+    where not exists (select from ulak_private.secrets_in(p_old) o where (o.place, o.name) = (s.place, s.name))
+        and (
+            s.name is null
+            or not l.is_allowed
+            or s.name like 'ulak/%' and (s.place, s.name) is distinct from ('signing_secret', ulak_private.signing_secret_name(p_endpoint_id))
         )
-        and not exists (select from ulak_private.secrets_in(p_old) o where (o.place, o.name) = (s.place, s.name))
     order by s.place
     limit 1
 $sql$;
 
-create or replace function ulak_private.put_secrets(p_value jsonb, p_secrets jsonb)
+create or replace function ulak_private.put_secrets(p_config jsonb, p_secrets jsonb)
 returns jsonb
 language plpgsql
 immutable
 set search_path = pg_catalog, pg_temp
 as $plpgsql$
+declare
+    v_path text[];
+    v_name text;
 begin
-    if jsonb_typeof(p_value) = 'array' then
-        return coalesce(
-            (
-                select jsonb_agg(ulak_private.put_secrets(a.value, p_secrets) order by a.number)
-                from jsonb_array_elements(p_value) with ordinality as a (value, number)
-            ),
-            p_value
-        );
-    elsif jsonb_typeof(p_value) <> 'object' then
-        return p_value;
-    elsif not p_value ? '$secret' then
-        return coalesce(
-            (select jsonb_object_agg(o.key, ulak_private.put_secrets(o.value, p_secrets)) from jsonb_each(p_value) as o),
-            p_value
-        );
-    elsif jsonb_typeof(p_value -> '$secret') <> 'string' or p_value - '$secret' <> '{}' then
-        raise exception 'a secret is named by an object with the one key "$secret" and a text'
-            using errcode = '22023', hint = 'Such as {"$secret": "api-key"}.';
-    end if;
-    return coalesce(p_secrets -> (p_value ->> '$secret'), 'null');
+    for v_path, v_name in select s.path, s.name from ulak_private.secrets_in(p_config) s loop
+        p_config := jsonb_set(p_config, v_path, coalesce(p_secrets -> v_name, 'null'));
+    end loop;
+    return p_config;
 end
 $plpgsql$;
 

@@ -1,6 +1,6 @@
--- Templates: the body of an http endpoint's requests, made of the message by plpython/ulak/transports/http/template.py.
+-- Templates of bodies: plpython/ulak/transports/http/template.py fills them in for each request of an http endpoint.
 
--- As ulak_private.config_violation(). At most 64 kB, 32 levels and 200 places; a path is a part of jsonpath that walks the payload once.
+-- What is wrong with a template, as config_violation() returns it. Paths are a subset of jsonpath that walks the payload once.
 create or replace function ulak_private.template_violation(p_config jsonb)
 returns text[]
 language plpgsql
@@ -12,7 +12,11 @@ declare
     v_content_type text := (
         select max(h.value) from jsonb_each_text(p_config -> 'headers') h where lower(h.key collate "C") = 'content-type'
     );
-    v_violation text[];
+    v_places integer := 0;
+    v_shown text;
+    v_value jsonb;
+    v_text text;
+    v_path jsonb;
 begin
     if v_body is null then
         return null;
@@ -20,82 +24,45 @@ begin
         return array['.body', 'must have at most 65536 bytes', null];
     elsif (p_config ->> 'batch_size')::integer > 1 then
         return array['.body', 'cannot be combined with batches', 'Leave out "batch_size".'];
+    elsif jsonb_path_exists(v_body, '$.**{32 to last}') then
+        return array['.body', 'is nested too deeply', 'A template has at most 32 levels.'];
     elsif jsonb_typeof(v_body) = 'string' and v_content_type is null then
         return array['.body', 'is a text, so "headers" must have its "content-type"', 'Such as "application/x-www-form-urlencoded".'];
-    elsif jsonb_typeof(v_body) = 'string' and coalesce((p_config -> 'cloudevents')::boolean, false) then
+    elsif jsonb_typeof(v_body) = 'string' and p_config -> 'cloudevents' = 'true' then
         return array['.body', 'must be JSON to be the data of a CloudEvent', null];
     end if;
-    select n.violation into v_violation
-    from ulak_private.template_nodes(v_body) n
-    where n.violation is not null
-    order by n.number
-    limit 1;
-    if v_violation is null and (select sum(n.places) from ulak_private.template_nodes(v_body) n) > 200 then
+    for v_shown, v_value in select n.shown, n.value from ulak_private.json_nodes(jsonb_build_object('body', v_body), '$path') n loop
+        v_text := case when jsonb_typeof(v_value) = 'string' then v_value #>> '{}' end;
+        v_path := case when jsonb_typeof(v_value) = 'object' then v_value -> '$path' end;
+        if v_path is not null and v_value - array['$path', 'missing'] <> '{}' then
+            return array[v_shown, 'has other keys than "$path" and "missing"', null];
+        elsif jsonb_typeof(v_path) <> 'string'
+            or v_path #>> '{}' !~ E'^\\$(\\.[A-Za-z_][A-Za-z0-9_]*|\\."[^"\\\\]*"|\\[[0-9]{1,9}\\]|\\[\\*\\]|\\.\\*)*$'
+        then
+            return array[v_shown || '."$path"', 'is not a path of members, [0], [*] and .*', 'Such as $.items[*].sku'];
+        elsif regexp_replace(
+            v_text,
+            E'\\{\\{|\\}\\}|\\{((payload|metadata)(\\.[^{}.|]+)*|id|message_id|correlation_id|ordering_key|created_at)(\\|[^{}]*)?\\}',
+            '',
+            'g'
+        ) ~ '[{}]' then
+            return array[
+                v_shown,
+                'has a place that is not known',
+                'Places are such as {payload.order.id}, {metadata.tenant}, {message_id}, or {payload.name|none} with a default; write {{ and }} for braces.'
+            ];
+        end if;
+        v_places := v_places + case when v_path is null then coalesce(length(v_text) - length(replace(v_text, '{', '')), 0) else 1 end;
+    end loop;
+    if v_places > 200 then
         return array['.body', 'must have at most 200 places to fill', null];
     end if;
-    return v_violation;
+    return null;
 end
 $plpgsql$;
 
--- The parts of a template, each with the number of its places and what is wrong with it.
-create or replace function ulak_private.template_nodes(p_body jsonb)
-returns table (number bigint, places integer, violation text[])
-language sql
-immutable
-set search_path = pg_catalog, pg_temp
--- As secrets_in().
-set jit = off
-as $sql$
-    with recursive node(path, value, depth) as (
-        select '.body', p_body, 1
-        union all
-        select n.path || i.step, i.value, n.depth + 1
-        from node n
-        cross join lateral (
-            select ulak_private.json_path_step(o.key) as step, o.value
-            from jsonb_each(case when jsonb_typeof(n.value) = 'object' and not n.value ? '$path' then n.value end) o
-            union all
-            select format('[%s]', a.place - 1), a.value
-            from jsonb_array_elements(case when jsonb_typeof(n.value) = 'array' then n.value end) with ordinality a(value, place)
-        ) i
-        where n.depth <= 32
-    ),
-    told as (
-        select
-            row_number() over () as number,
-            n.*,
-            case when jsonb_typeof(n.value) = 'string' then n.value #>> '{}' end as text,
-            jsonb_typeof(n.value) = 'object' and n.value ? '$path' as is_path
-        from node n
-    )
-    select
-        t.number,
-        t.is_path::integer + coalesce(length(t.text) - length(replace(t.text, '{', '')), 0),
-        case
-            when t.depth > 32 then array[t.path, 'is nested too deeply', 'A template has at most 32 levels.']
-            when t.is_path and t.value - array['$path', 'missing'] <> '{}'
-                then array[t.path, 'has other keys than "$path" and "missing"', null]
-            when t.is_path and (
-                jsonb_typeof(t.value -> '$path') <> 'string'
-                or t.value ->> '$path' !~ E'^\\$(\\.[A-Za-z_][A-Za-z0-9_]*|\\."[^"\\\\]*"|\\[[0-9]{1,9}\\]|\\[\\*\\]|\\.\\*)*$'
-            )
-                then array[t.path || '."$path"', 'is not a path of members, [0], [*] and .*', 'Such as $.items[*].sku']
-            when regexp_replace(
-                t.text,
-                E'\\{\\{|\\}\\}|\\{((payload|metadata)(\\.[^{}.|]+)*|id|message_id|correlation_id|ordering_key|created_at)(\\|[^{}]*)?\\}',
-                '',
-                'g'
-            ) ~ '[{}]' then array[
-                t.path,
-                'has a place that is not known',
-                'Places are such as {payload.order.id}, {metadata.tenant}, {message_id}, or {payload.name|none} with a default; write {{ and }} for braces.'
-            ]
-        end
-    from told t
-$sql$;
-
--- A secret that would be read as a part of the template, in the form of ulak_private.config_violation(): what is sent would be another text,
--- and nothing would mask it. p_config has its secrets by name.
+-- The first secret in a body whose value has braces, as config_violation() returns it. They would be read as a place to fill, and the text that
+-- is sent instead would not be masked. p_config still names its secrets.
 create or replace function ulak_private.body_secrets_violation(p_config jsonb)
 returns text[]
 language sql
@@ -103,7 +70,7 @@ stable
 set search_path = pg_catalog, pg_temp
 as $sql$
     select array[
-        '.' || replace(s.place, '/', '.'),
+        s.shown,
         format('names secret "%s", whose value has braces', s.name),
         'In a body they mark places to fill. Send it in a header, or use a value without them.'
     ]
@@ -114,9 +81,9 @@ as $sql$
     limit 1
 $sql$;
 
--- Bodies of subscriptions. A filter says which events come, a body how they look: an endpoint has one body for an event type or pattern.
+-- Bodies of subscriptions. An endpoint has one body for each event type or pattern, however many subscriptions it has.
 
--- Raises unless its subscriptions have bodies that fit its config. They name no secrets: set_secret() looks for those in configs.
+-- Raises if the body of one of its subscriptions doesn't fit. Bodies name no secrets: set_secret() looks only into configs.
 create or replace function ulak_private.check_bodies(p_endpoint ulak.endpoints)
 returns void
 language plpgsql
@@ -151,12 +118,12 @@ begin
             perform ulak_private.raise_violation(format('subscription of endpoint "%s" to "%s"', p_endpoint.name, v_event_type), v_violation);
         end if;
     end loop;
-    -- As a config.
+    -- The same limit as for a config.
     perform ulak_private.check_bytes('the bodies of an endpoint''s subscriptions', octet_length(ulak_private.bodies(p_endpoint.id)::text), 262144);
 end
 $plpgsql$;
 
--- As part of an endpoint's config, for workers, by event type or pattern: {} or {"bodies": {"order.*": ...}}.
+-- The bodies of an endpoint's subscriptions, as a part of its config for workers: {} or {"bodies": {"order.*": ...}}.
 create or replace function ulak_private.bodies(p_endpoint_id bigint)
 returns jsonb
 language sql
@@ -168,7 +135,7 @@ as $sql$
     where s.endpoint_id = p_endpoint_id and s.body is not null and s.enabled
 $sql$;
 
--- Workers read the endpoint's config anew, and its own trigger checks the bodies. A restore brings rows that were valid.
+-- Workers read the endpoint's config again, and the endpoint's trigger checks the bodies. Rows of a restore were valid before.
 create or replace function ulak_private.renew_bodies()
 returns trigger
 language plpgsql

@@ -179,7 +179,7 @@ begin
     end if;
     if p_metadata ? 'event_type' then
         perform ulak_private.refuse_reserved_event_type(p_metadata ->> 'event_type');
-        perform ulak_private.raise_not_publisher(t.name)
+        perform ulak_private.raise_not_granted(t.name, 'publish')
         from ulak.event_types t
         where t.name = p_metadata ->> 'event_type' and t.is_restricted and not ulak_private.may_publish(t.name);
     end if;

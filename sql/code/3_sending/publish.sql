@@ -303,7 +303,7 @@ begin
     if not found then
         perform ulak_private.raise_unknown_event_type(p_event_type);
     elsif v_is_refused then
-        perform ulak_private.raise_not_publisher(p_event_type);
+        perform ulak_private.raise_not_granted(p_event_type, 'publish');
     end if;
     return v_schema;
 end

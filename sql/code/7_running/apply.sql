@@ -1,4 +1,4 @@
--- apply() and config(): what is configured, as one document. config_kinds.sql has the kinds of its entries.
+-- apply() and config(): the configuration as one document. config_kinds.sql has the kinds of its entries.
 
 create or replace function ulak.config()
 returns jsonb
@@ -35,7 +35,7 @@ begin
     begin
         v_changes := ulak_private.apply_config(p_config, coalesce(p_prune, false));
         if p_dry_run then
-            -- What was done is undone with this block; v_changes stays.
+            -- The changes are rolled back with this block; v_changes stays.
             raise sqlstate 'UL001';
         end if;
     exception
@@ -52,7 +52,7 @@ comment on function ulak.apply(jsonb, boolean, boolean) is
     'makes the configuration match a document, all of it or nothing, and returns the changes; p_prune also removes entries '
     'that the document does not name, of the kinds that it has; p_dry_run changes nothing';
 
--- The changes, as an array. If entries are refused, it raises one error that tells each of them.
+-- The changes, as an array. If entries are refused, one error names all of them.
 create or replace function ulak_private.apply_config(p_config jsonb, p_prune boolean)
 returns jsonb
 language plpgsql
@@ -115,7 +115,7 @@ begin
 end
 $plpgsql$;
 
--- What a row or an entry says of the keys that its kind has, without nulls and defaults.
+-- A row or an entry with the keys of its schema only, without nulls and defaults.
 create or replace function ulak_private.lean(p_value jsonb, p_schema jsonb)
 returns jsonb
 language sql
@@ -135,7 +135,7 @@ as $sql$
     end
 $sql$;
 
--- The name of an entry that has none: the values that tell it from others.
+-- The name of an entry in a list: the values of the keys that identify it.
 create or replace function ulak_private.entry_name(p_identity text[], p_value jsonb)
 returns text
 language sql
@@ -147,7 +147,7 @@ as $sql$
     where e.key = any (p_identity)
 $sql$;
 
--- The entries of a kind that there are, and their rows. Of several with one name, the oldest.
+-- The existing entries of a kind, with their rows. If several have one name, the oldest counts.
 create or replace function ulak_private.config_entries(p_kind text)
 returns table (name text, value jsonb, old_row jsonb)
 language plpgsql
@@ -172,7 +172,7 @@ begin
 end
 $plpgsql$;
 
--- The entries of a document: kind, name, and the value as it is listed once it is there, or a refusal.
+-- The entries of a document, each with kind, name, and its value as config_entries() would list it, or a refusal.
 create or replace function ulak_private.wanted_entries(p_config jsonb)
 returns jsonb
 language sql
@@ -213,7 +213,7 @@ begin
     v_value := ulak_private.lean(v_value, v_kind.schema);
     return v_entry || jsonb_build_object('name', coalesce(p_name, ulak_private.entry_name(v_kind.identity, v_value)), 'value', v_value);
 exception
-    -- Another try may succeed.
+    -- These errors aren't the entry's fault: another try may succeed.
     when transaction_rollback or insufficient_resources or operator_intervention or system_error or internal_error or lock_not_available then
         raise;
     when others then
@@ -222,7 +222,7 @@ exception
 end
 $plpgsql$;
 
--- What has to be done so that the entries are as wanted, in its order: kind, name, old and new, and the row of the old one.
+-- The steps from what is there to what is wanted, in their order: kind, name, old and new value, and the old row.
 create or replace function ulak_private.config_steps(p_config jsonb, p_wanted jsonb, p_prune boolean)
 returns jsonb
 language sql
@@ -247,7 +247,7 @@ as $sql$
     where p_config ? k.kind and (e.new is not null or p_prune)
 $sql$;
 
--- In the order of their ids, as everybody who locks several endpoints does. Another max_pending may change any of them.
+-- Endpoints are locked in the order of their ids, as everywhere. Another max_pending may change any of them.
 create or replace function ulak_private.lock_changed_endpoints(p_steps jsonb)
 returns void
 language plpgsql
@@ -268,7 +268,7 @@ begin
 end
 $plpgsql$;
 
--- The change that it has made, or a refusal. Without an action, nothing had to be done.
+-- The change that a step has made, or a refusal. action is null if there was nothing to do.
 create or replace function ulak_private.run_step(p_step jsonb)
 returns jsonb
 language plpgsql
@@ -294,7 +294,7 @@ begin
         'fix', v_fix
     );
 exception
-    -- Another try may succeed.
+    -- These errors aren't the entry's fault: another try may succeed.
     when transaction_rollback or insufficient_resources or operator_intervention or system_error or internal_error or lock_not_available then
         raise;
     when others then
@@ -303,7 +303,7 @@ exception
 end
 $plpgsql$;
 
--- By keys, and where objects differ, by theirs.
+-- The keys that differ; for objects, their keys that differ: {config.timeout,description}.
 create or replace function ulak_private.changed_paths(p_old jsonb, p_new jsonb)
 returns text[]
 language sql
@@ -323,7 +323,7 @@ as $sql$
     ) s(key)
 $sql$;
 
--- An entry for logs: without credentials, and urls without what follows the host.
+-- An entry as apply() shows it: credentials are masked, and urls are cut after the host.
 create or replace function ulak_private.shown_entry(p_kind text, p_value jsonb)
 returns jsonb
 language plpgsql

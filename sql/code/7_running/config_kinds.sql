@@ -1,7 +1,7 @@
--- The kinds of entries in a document of apply(): what an entry may hold, and the statements that list, write and remove it. They call the
--- public functions, whose checks hold.
+-- The kinds of entries in a document of apply(): what an entry may hold, and the statements that list, write and remove it. They call
+-- public functions, so that the same checks apply.
 
--- A document, as JSON Schema. A default is what a missing key stands for.
+-- The parts of a document, as JSON Schema.
 create or replace function ulak_private.document_schema()
 returns jsonb
 language sql
@@ -75,11 +75,11 @@ as $sql$
     }$json$::pg_catalog.jsonb
 $sql$;
 
--- kind: the key of the document. Entries are written in the order of place, and removed in the reverse one; settings come before all.
--- identity: null if the document has entries by name; else it has a list, and these keys tell one entry from another.
+-- kind: the key of the document. Entries are written in the order of place, and removed in the reverse order; settings come first.
+-- identity: null if the document has entries by name. Otherwise it has a list, and these keys identify an entry.
+-- listing: the name (null with an identity) and the row of each existing entry. Keys that the schema doesn't have are ignored.
+-- canonical: turns an entry of a document ($1 name, $2 entry) into what listing would return for it.
 -- schema: of one entry.
--- listing: name (null with an identity) of each entry that there is, and its row. Only keys that the schema has are part of the entry.
--- canonical: $1 name, $2 entry of a document; the entry as listing has it.
 create or replace function ulak_private.config_kinds()
 returns table (kind text, place integer, identity text[], listing text, canonical text, schema jsonb)
 language sql
@@ -137,8 +137,8 @@ as $sql$
     cross join lateral (select ulak_private.document_schema() -> k.kind) s(schema)
 $sql$;
 
--- put: $1 name, $2 entry, $3 the row before, or null. Anything, and what is left to be run by hand.
--- removal: $1 name, $3 row. What was done, or null if nothing was, and what is left to be run by hand.
+-- The statements that write an entry (put) and remove it. $1 is its name, $2 the new entry, $3 the old row, or null. The first column of a
+-- removal says what was done, null if nothing was; the second column of both is what has to be run by hand.
 create or replace function ulak_private.config_changes()
 returns table (kind text, put text, removal text)
 language sql
@@ -235,7 +235,7 @@ $plpgsql$;
 
 -- Endpoints.
 
--- Without the signing secret that rotate_secret() made for this one: it has its own in each system, and keeps it.
+-- A config without the signing secret that rotate_secret() made: each system has its own and keeps it.
 create or replace function ulak_private.portable_config(p_id bigint, p_config jsonb)
 returns jsonb
 language sql
@@ -257,7 +257,7 @@ declare
     v_is_enabled boolean := coalesce((p_entry ->> 'enabled')::boolean, true);
     v_kept jsonb;
 begin
-    -- Its own signing secret.
+    -- It keeps its own signing secret.
     select jsonb_build_object('signing_secret', e.config -> 'signing_secret') into v_kept
     from ulak.endpoints e
     where e.name = p_name and ulak_private.portable_config(e.id, e.config) <> e.config;
@@ -280,7 +280,7 @@ begin
 end
 $plpgsql$;
 
--- One that is still needed for its messages is disabled: they are held until somebody decides.
+-- An endpoint that still has messages is disabled instead, and the messages are held.
 create or replace function ulak_private.remove_endpoint(p_name text)
 returns text
 language plpgsql
@@ -295,7 +295,7 @@ exception
 end
 $plpgsql$;
 
--- Credentials that a config has as they are, by their path: a document never shows them. {"$secret": "name"} is none.
+-- Credentials that stand in a config in plain text, by their path. A document never shows them.
 create or replace function ulak_private.credentials_in(p_protocol text, p_config jsonb)
 returns table (path text[], value text)
 language sql
@@ -316,7 +316,7 @@ as $sql$
     where f.protocol = p_protocol and jsonb_typeof(p_config #> p.path) = 'string'
 $sql$;
 
--- An entry without them.
+-- An entry with *** in place of its credentials.
 create or replace function ulak_private.without_credentials(p_entry jsonb)
 returns jsonb
 language plpgsql
@@ -333,7 +333,7 @@ begin
 end
 $plpgsql$;
 
--- An entry in which *** stands for what the endpoint has. An entry that doesn't say whether it is enabled leaves that to operators.
+-- An entry with the endpoint's own credentials in place of ***. If the entry doesn't say whether it is enabled, the endpoint stays as it is.
 create or replace function ulak_private.with_stored_credentials(p_name text, p_entry jsonb)
 returns jsonb
 language plpgsql
@@ -370,7 +370,7 @@ $plpgsql$;
 
 -- Watches.
 
--- With every column of the table, as watch() takes them, where the entry names none.
+-- An entry without columns gets all columns of the table, as in watch().
 create or replace function ulak_private.canonical_watch(p_entry jsonb)
 returns jsonb
 language plpgsql
@@ -400,7 +400,7 @@ begin
 end
 $plpgsql$;
 
--- watch() leaves it to PostgreSQL whether its caller may create triggers. Here the caller is asked for, since apply() has other rights.
+-- In watch(), PostgreSQL checks whether the caller may create triggers. apply() runs with its owner's rights, so it checks the caller itself.
 create or replace function ulak_private.put_watch(p_entry jsonb, p_old_id bigint)
 returns text
 language plpgsql
@@ -431,7 +431,7 @@ begin
 end
 $plpgsql$;
 
--- Only the table's owner may drop triggers; without its row, a watch's do nothing.
+-- Only the table's owner may drop triggers. Without its row, a watch's triggers do nothing.
 create or replace function ulak_private.end_watch(p_id bigint)
 returns text
 language plpgsql
