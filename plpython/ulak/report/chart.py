@@ -54,7 +54,7 @@ def bars(
 ) -> Markup:
     """Stacked, the first at the bottom. Each place says its values when pointed at. A few bars stay slender."""
     sums = [sum(each.values[i] or 0 for each in series) for i in range(len(times))]
-    frame = _frame(width, height, max(sums, default=0))
+    frame = Frame(width, height, ticks(max(sums, default=0))[-1])
     step = frame.x(1 / len(times)) - frame.x(0)
     wide = min(step * 0.76, WIDEST_BAR)
     columns = []
@@ -86,7 +86,7 @@ def lines(
     """The last series is filled down to the axis. Where a value is missing the line has a gap. The scale ends no lower
     than at `least`."""
     known = (value for each in series for value in each.values if value is not None)
-    frame = _frame(width, height, max(least, max(known, default=0)))
+    frame = Frame(width, height, ticks(max(least, max(known, default=0)))[-1])
     drawn = []
     for number, each in enumerate(reversed(series)):
         for run in _runs(each.values):
@@ -152,10 +152,6 @@ def meter(share: float, style: str) -> Markup:
     may have no style in an attribute."""
     wide = 0 if share <= 0 else max(1.5, min(share, 1) * 100)
     return tag("svg", tag("rect", class_=style, width=f"{wide:.1f}%", height="100%", rx=2.5), class_="meter")
-
-
-def _frame(width: float, height: float, most: float) -> Frame:
-    return Frame(width, height, ticks(most)[-1])
 
 
 def ticks(most: float) -> list[float]:

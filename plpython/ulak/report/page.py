@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import itertools
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 from ulak.report import chart, tasks, wording
 from ulak.report.chart import Series
@@ -12,17 +13,6 @@ from ulak.report.markup import Child, Markup, tag
 from ulak.report.parts import Column, Row, empty, legend, panel, table
 from ulak.report.style import STYLE
 
-# The shipped source is ASCII: a database of any encoding takes it.
-GLYPHS = {
-    "flowing": "\u25cf",
-    "sending": "\u25b6",
-    "idle": "\u00b7",
-    "late": "\u25b2",
-    "failing": "\u25b2",
-    "half_open": "\u25d0",
-    "open": "\u25cb",
-    "disabled": "\u25a0",
-}
 MOODS = {"flowing": "good", "late": "warn", "failing": "warn", "half_open": "bad", "open": "bad"}
 SEVERITIES = {"critical": "bad", "warning": "warn", "info": "calm", "ok": "good"}
 WORKER_MOODS = {"running": "good", "lost": "bad", "leaving": "warn"}
@@ -183,7 +173,6 @@ def _tiles(data: Row, now: datetime.datetime) -> Markup:
             "Delivered",
             wording.number(delivered),
             f"{wording.number(rate)} a second now" if rate else "none right now",
-            None,
         ),
         _tile(
             "Failed attempts",
@@ -191,12 +180,7 @@ def _tiles(data: Row, now: datetime.datetime) -> Markup:
             f"{wording.number(failed)} of {wording.number(delivered + failed)}",
             "bad" if share and share >= 20 else "warn" if share and share >= 5 else None,
         ),
-        _tile(
-            "Latency, p95",
-            wording.milliseconds(p95[-1] if p95 else None) or "no data",
-            "of the last requests",
-            None,
-        ),
+        _tile("Latency, p95", wording.milliseconds(p95[-1] if p95 else None) or "no data", "of the last requests"),
         _tile(
             "Waiting",
             ("~" if totals["is_estimate"] else "") + wording.number(totals["waiting"]),
@@ -209,7 +193,7 @@ def _tiles(data: Row, now: datetime.datetime) -> Markup:
     )
 
 
-def _tile(name: str, value: str, note: str, mood: str | None) -> Markup:
+def _tile(name: str, value: str, note: str, mood: str | None = None) -> Markup:
     return tag(
         "div",
         tag("h3", name),
@@ -223,27 +207,22 @@ def _traffic(data: Row) -> Child:
     steps: Sequence[Row] = data["traffic"]
     times = [wording.time(each["at"]) for each in steps]
     per_second = [[each[name] / each["seconds"] for each in steps] for name in ("delivered", "failed")]
-    throughput = [
-        chart.bars(
-            "Deliveries and failed attempts per second",
-            times,
-            [Series("delivered", "delivered", per_second[0]), Series("failed", "failed", per_second[1])],
-            wording.number,
-            width=width,
-            height=height,
-        )
-        for width, height in ((1120, 220), (chart.PHONE, 190))
-    ]
-    latency = _twice(
+    throughput = partial(
+        chart.bars,
+        "Deliveries and failed attempts per second",
+        times,
+        [Series("delivered", "delivered", per_second[0]), Series("failed", "failed", per_second[1])],
+        wording.number,
+    )
+    latency = partial(
+        chart.lines,
         "Latency of requests in milliseconds",
         times,
-        [
-            Series("p95", "p95", [each["p95_ms"] for each in steps]),
-            Series("p50", "p50", [each["p50_ms"] for each in steps]),
-        ],
+        [Series(name, name, [each[f"{name}_ms"] for each in steps]) for name in ("p95", "p50")],
         wording.milliseconds,
     )
-    backlog = _twice(
+    backlog = partial(
+        chart.lines,
         "Messages that wait",
         times,
         [Series("waiting", "waiting", [each["waiting"] for each in steps])],
@@ -253,34 +232,24 @@ def _traffic(data: Row) -> Child:
     )
     return [
         panel(
-            "Throughput", throughput, legend(("delivered", "delivered"), ("failed", "failed attempts")), _since(times)
+            "Throughput",
+            _twice(throughput, 190),
+            legend(("delivered", "delivered"), ("failed", "failed attempts")),
+            # The axis is no longer than what is known.
+            f"messages a second since {wording.clock(times[0])}",
         ),
         tag(
             "div",
-            panel("Latency", latency, legend(("p50", "p50"), ("p95", "p95")), "from request to answer"),
-            panel("Backlog", backlog, legend(("waiting", "waiting")), "messages, all endpoints"),
+            panel("Latency", _twice(latency, 180), legend(("p50", "p50"), ("p95", "p95")), "from request to answer"),
+            panel("Backlog", _twice(backlog, 180), legend(("waiting", "waiting")), "messages, all endpoints"),
             class_="pair",
         ),
     ]
 
 
-def _twice(
-    label: str,
-    times: Sequence[datetime.datetime],
-    series: Sequence[Series],
-    tell: Callable[[float], str],
-    least: float = 0,
-) -> list[Markup]:
+def _twice(draw: Callable[..., Markup], height: float) -> list[Markup]:
     """For a desk and for a phone: the style shows one of them."""
-    return [
-        chart.lines(label, times, series, tell, least=least, width=width, height=height)
-        for width, height in ((552, 200), (chart.PHONE, 180))
-    ]
-
-
-def _since(times: Sequence[datetime.datetime]) -> str:
-    """The axis is no longer than what is known."""
-    return f"messages a second since {wording.clock(times[0])}"
+    return [draw(), draw(width=chart.PHONE, height=height)]
 
 
 def _endpoints(data: Row, now: datetime.datetime) -> Markup:
@@ -316,7 +285,7 @@ def _is_quiet(row: Row) -> bool:
 
 def _endpoint_columns(now: datetime.datetime) -> list[Column]:
     return [
-        ("", "state", lambda row: _state(row["state"])),
+        ("", "state", _state),
         ("endpoint", "name", _name),
         ("waiting", "n", lambda row: ("~" if row["is_estimate"] else "") + wording.exact(row["waiting"])),
         (
@@ -354,8 +323,9 @@ def _last_hour(row: Row) -> Markup:
     return chart.sparkline(f"{said}, {wording.exact(sum(failed))} failed attempts", delivered, failed)
 
 
-def _state(state: str) -> Markup:
-    return tag("span", f"{GLYPHS.get(state, '')} {state.replace('_', ' ')}", class_=f"pill {MOODS.get(state, 'calm')}")
+def _state(row: Row) -> Markup:
+    state = row["state"]
+    return tag("span", f"{row['glyph']} {state.replace('_', ' ')}", class_=f"pill {MOODS.get(state, 'calm')}")
 
 
 def _failed(row: Row) -> Child:

@@ -12,7 +12,7 @@ Row = Mapping[str, Any]
 Column = tuple[str, str, Callable[[Row], Child]]
 
 
-def panel(title: str, content: Child, aside: Child = None, note: str | None = None) -> Markup:
+def panel(title: str, content: Child, aside: Child = None, note: Child = None) -> Markup:
     return tag(
         "section",
         tag("div", tag("h2", title, note and tag("span", note, class_="quiet")), aside, class_="title"),
@@ -42,6 +42,19 @@ def empty(text: str) -> Markup:
     return tag("p", text, class_="empty")
 
 
-def command(text: str | None, otherwise: str) -> Markup:
-    """SQL to run, or why there is none."""
-    return tag("pre", tag("code", text)) if text else tag("p", otherwise, class_="quiet")
+def listing(title: str, items: Sequence[Markup], nothing: str, note: Child = None, style: str = "tasks") -> Markup:
+    return panel(title, tag("ul", items, class_=style) if items else empty(nothing), note=note)
+
+
+def task(*facts: Child, error: str | None, command: str | None, amount: Child = None, **attributes: object) -> Markup:
+    """What is wrong, and the SQL to run. There is none for dead letters of an endpoint that was dropped."""
+    return tag(
+        "li",
+        tag("p", *facts, class_="facts"),
+        error and tag("p", error, class_="error"),
+        amount and tag("p", amount, class_="amount"),
+        tag("pre", tag("code", command))
+        if command
+        else tag("p", "Its endpoint was dropped: send the payload to another one.", class_="quiet"),
+        **attributes,
+    )

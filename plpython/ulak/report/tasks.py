@@ -11,7 +11,7 @@ from typing import Any
 
 from ulak.report import chart, wording
 from ulak.report.markup import Child, Markup, tag
-from ulak.report.parts import Column, Row, command, empty, panel, table
+from ulak.report.parts import Column, Row, empty, listing, panel, table, task
 
 # The spans of ulak.retry_schedule, and what stands over their columns.
 SPANS = {
@@ -23,6 +23,7 @@ SPANS = {
     "later": "later",
     "behind another of its ordering key": "behind its key",
 }
+NO_ERROR = "without an error"
 # How many characters of a log entry are shown.
 TOLD = 160
 EVENT_MOODS = {
@@ -40,11 +41,7 @@ def circuits(rows: Sequence[Row], now: datetime.datetime) -> Markup | None:
     """Nothing where all are closed."""
     if not rows:
         return None
-    return panel(
-        "Open circuits",
-        tag("ul", (_circuit(row, now) for row in rows), class_="tasks"),
-        note="deliveries pause until a probe succeeds",
-    )
+    return listing("Open circuits", [_circuit(row, now) for row in rows], "", "deliveries pause until a probe succeeds")
 
 
 def _circuit(row: Row, now: datetime.datetime) -> Markup:
@@ -55,86 +52,55 @@ def _circuit(row: Row, now: datetime.datetime) -> Markup:
         said = "the next probe is due"
     else:
         said = f"next probe in {wording.duration(probe)}"
-    return tag(
-        "li",
-        tag(
-            "p",
-            tag("b", row["endpoint"], data_endpoint=row["endpoint"]),
-            row["host"] and tag("span", row["host"], class_="quiet"),
-            tag("span", said, class_="pill bad"),
-            tag("span", row["opened_at"] and f"opened {wording.ago(row['opened_at'], now)}", class_="quiet"),
-            class_="facts",
-        ),
-        row["error"] and tag("p", row["error"], class_="error"),
-        command(row["command"], ""),
+    return task(
+        tag("b", row["endpoint"], data_endpoint=row["endpoint"]),
+        row["host"] and tag("span", row["host"], class_="quiet"),
+        tag("span", said, class_="pill bad"),
+        tag("span", row["opened_at"] and f"opened {wording.ago(row['opened_at'], now)}", class_="quiet"),
+        error=row["error"],
+        command=row["command"],
     )
 
 
 def causes(rows: Sequence[Row], now: datetime.datetime) -> Markup:
-    if not rows:
-        return panel("Dead letters by cause", empty("No dead letter waits for a decision."))
-    most = max(row["letters"] for row in rows)
-    return panel(
-        "Dead letters by cause",
-        tag(
-            "ul",
-            (
-                tag(
-                    "li",
-                    tag("p", tag("b", row["endpoint"], data_endpoint=row["receiver"]), class_="facts"),
-                    tag("p", row["cause"] or "without an error", class_="error"),
-                    tag(
-                        "p",
-                        chart.meter(row["letters"] / most, "failed"),
-                        tag("b", wording.exact(row["letters"]), class_="n"),
-                        tag("small", "last " + wording.ago(row["last_at"], now), class_="quiet"),
-                        class_="amount",
-                    ),
-                    command(row["command"], "Its endpoint was dropped: send the payload to another one."),
-                    data_receiver=row["receiver"],
-                    data_pattern=row["receiver"] and row["pattern"],
-                )
-                for row in rows
-            ),
-            class_="tasks",
-        ),
-        note="the commands are dry runs",
+    most = max((row["letters"] for row in rows), default=0)
+    items = [
+        task(
+            tag("b", row["endpoint"], data_endpoint=row["receiver"]),
+            error=row["cause"] or NO_ERROR,
+            amount=[
+                chart.meter(row["letters"] / most, "failed"),
+                tag("b", wording.exact(row["letters"]), class_="n"),
+                tag("small", "last " + wording.ago(row["last_at"], now), class_="quiet"),
+            ],
+            command=row["command"],
+            data_receiver=row["receiver"],
+            data_pattern=row["receiver"] and row["pattern"],
+        )
+        for row in rows
+    ]
+    return listing(
+        "Dead letters by cause", items, "No dead letter waits for a decision.", items and "the commands are dry runs"
     )
 
 
 def letters(rows: Sequence[Row], now: datetime.datetime) -> Markup:
-    if not rows:
-        return panel("Newest dead letters", empty("There are none."))
-    return panel(
-        "Newest dead letters",
-        tag(
-            "ul",
-            (
-                tag(
-                    "li",
-                    tag(
-                        "p",
-                        tag("b", f"{row['id']}", data_letter=row["command"] and row["id"]),
-                        tag("span", row["endpoint"]),
-                        tag(
-                            "span", "message ", tag("span", row["message"], data_message=row["message"]), class_="quiet"
-                        ),
-                        tag(
-                            "span",
-                            f"{row['attempts']} attempt{'' if row['attempts'] == 1 else 's'},"
-                            f" {wording.ago(row['failed_at'], now)}",
-                            class_="quiet",
-                        ),
-                        class_="facts",
-                    ),
-                    tag("p", row["error"] or "without an error", class_="error"),
-                    command(row["command"], "Its endpoint was dropped: send the payload to another one."),
-                )
-                for row in rows
+    items = [
+        task(
+            tag("b", row["id"], data_letter=row["command"] and row["id"]),
+            tag("span", row["endpoint"]),
+            tag("span", "message ", tag("span", row["message"], data_message=row["message"]), class_="quiet"),
+            tag(
+                "span",
+                f"{row['attempts']} attempt{'' if row['attempts'] == 1 else 's'}, {wording.ago(row['failed_at'], now)}",
+                class_="quiet",
             ),
-            class_="tasks",
-        ),
-    )
+            error=row["error"] or NO_ERROR,
+            command=row["command"],
+        )
+        for row in rows
+    ]
+    return listing("Newest dead letters", items, "There are none.")
 
 
 def schedule(rows: Sequence[Row], now: datetime.datetime) -> Markup:
@@ -167,12 +133,9 @@ def _waiting_until(span: str) -> Any:
 
 
 def events(rows: Sequence[Row], now: datetime.datetime) -> Markup:
-    if not rows:
-        return panel("What happened", empty("The event log is empty."))
-    return panel(
-        "What happened",
-        tag("ul", (_event(row, now) for row in rows), class_="log"),
-        note="the newest of ulak.event_log",
+    items = [_event(row, now) for row in rows]
+    return listing(
+        "What happened", items, "The event log is empty.", items and "the newest of ulak.event_log", style="log"
     )
 
 

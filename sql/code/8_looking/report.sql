@@ -89,7 +89,10 @@ stable
 set search_path = pg_catalog, pg_temp
 as $sql$
     select coalesce(jsonb_agg(
-        to_jsonb(h) - 'fact' || to_jsonb(h.fact) || jsonb_build_object('host', ulak_private.receiver_host(e.config))
+        to_jsonb(h) - 'fact' || to_jsonb(h.fact) || jsonb_build_object(
+            'glyph', ulak_private.state_glyph((h.fact).state),
+            'host', ulak_private.receiver_host(e.config)
+        )
         order by h.place
     ), '[]')
     from ulak_private.endpoint_health(p_facts, 50, p_now) h
