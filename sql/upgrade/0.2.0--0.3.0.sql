@@ -430,6 +430,9 @@ drop function ulak._explain_end(
     bigint, text, text, timestamptz, timestamptz, timestamptz, timestamptz, timestamptz, timestamptz, integer, text, timestamptz
 );
 drop function ulak._explain_next(bigint, text, text, timestamptz);
+drop function ulak._explain_in_flight(bigint, timestamptz);
+drop function ulak._explain_waiting(bigint, timestamptz);
+drop function ulak._explain_turn(ulak._deliveries, ulak.endpoints, timestamptz);
 drop function ulak._doctor_roles();
 
 -- Plainer words. Nobody waits for these locks but another upgrade, vacuum or create index.

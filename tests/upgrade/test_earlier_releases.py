@@ -248,7 +248,7 @@ GONE = {
     "replay_range": "_archived_history _check_replay _insert_replayed _replay",
     "history": "_find_message",
     "archive_completed_messages": "_archive_batch _archive_partitions",
-    "explain": "_explain_attempt _explain_cycles _explain_end _explain_next",
+    "explain": "_explain_attempt _explain_cycles _explain_end _explain_in_flight _explain_next _explain_turn _explain_waiting",
     "doctor": "_doctor_roles",
     "report": "_report_circuits _traffic_is_final_before",
     "top": "_endpoint_health _endpoint_state _pain",

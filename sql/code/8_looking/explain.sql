@@ -221,7 +221,7 @@ as $sql$
         )
 $sql$;
 
--- How it ended, if it has.
+-- How it ended, or who has it now.
 create or replace function ulak_private.explain_end(p_id bigint)
 returns table (at timestamptz, what text)
 language sql
@@ -253,6 +253,10 @@ as $sql$
         union all
         select m.failed_at, format('given up after %s: %s', ulak_private.attempts(m.attempts), m.last_error)
         where m.status in ('failed', 'held')
+        union all
+        select q.processing_started_at, format('attempt %s: leased by %s until %s', q.attempts, q.locked_by, q.lease_until)
+        from ulak_private.deliveries q
+        where q.id = p_id and m.status = 'processing'
         union all
         select
             coalesce(d.discarded_at, d.redriven_at),
