@@ -1,7 +1,7 @@
 -- The meaning of an endpoint's last error, and what to do about it.
 
--- Lasting: retries won't help until somebody changes something. Without a SET clause, so that it becomes part of the query.
--- An error begins with its kind, which is the worker's own word; what follows the colon may be the receiver's.
+-- Lasting: retries won't help until somebody changes something. No SET clause, so that it becomes part of the query. An error starts
+-- with its kind, in the worker's words; the text after the colon may be the receiver's.
 create or replace function ulak_private.advice(p_name text, p_error text)
 returns table (cause text, fix text, is_lasting boolean)
 language sql
@@ -77,8 +77,8 @@ as $sql$
     ) a
 $sql$;
 
--- The statement that lets requests through to the network that such an error names, beside those that are allowed already. Null if it
--- names none, or a wider one than any that is internal (10.0.0.0/8, fc00::/7): it isn't one that anybody should open.
+-- The statement that adds the network of such an error to the allowed ones. Null if the error names none, or one that is wider than any
+-- internal network (10.0.0.0/8, fc00::/7): nobody should open that.
 create or replace function ulak_private.unblock(p_error text)
 returns text
 language sql

@@ -45,7 +45,7 @@ $plpgsql$;
 comment on function ulak.curl(bigint) is
     'the request of a message as a curl command, with its payload and with secrets masked';
 
--- JSON values go as texts, as the worker gets them: what is signed and sent is PostgreSQL's own spelling of them.
+-- JSON values are passed as text, as the worker gets them: PostgreSQL's own spelling of them is signed and sent.
 create or replace function ulak_private.message_to_send(p_id bigint)
 returns table (endpoint_id bigint, message jsonb)
 language sql

@@ -6,7 +6,7 @@ language sql
 stable
 set search_path = pg_catalog, pg_temp
 as $sql$
-    -- If the dead-letter queue doesn't grow, letters that wait are still reported: they need a decision.
+    -- Letters need a decision also where the dead-letter queue doesn't grow.
     with growth as materialized (
         select g.*
         from ulak_private.dlq_growth(p_now) g
@@ -72,7 +72,7 @@ as $sql$
     ) d
 $sql$;
 
--- It grows: more entered in the last hour than in the one before. Both are counted up to a bound.
+-- Growing: more letters came in the last hour than in the one before. At most 5,001 of each are counted.
 create or replace function ulak_private.dlq_growth(p_now timestamptz)
 returns table (letters bigint, before bigint, endpoint text, error text)
 language sql

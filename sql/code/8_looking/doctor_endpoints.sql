@@ -28,8 +28,8 @@ as $sql$
     cross join lateral ulak_private.advice(h.name, h.last_error) a
     where h.circuit_state <> 'closed'
     union all
-    -- Endpoints that had nothing but failures in five minutes and no success since. Failures that don't go away by themselves, and
-    -- those of an endpoint that never succeeded, are told at once, others from the third on.
+    -- Endpoints that had only failures in the last five minutes. A failure that retries won't cure, and any failure of an endpoint that
+    -- never succeeded, is reported at once; others are from the third on.
     select
         'warning',
         'failing',

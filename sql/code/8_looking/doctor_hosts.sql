@@ -1,4 +1,4 @@
--- What doctor() says about endpoints that may not be reached, since a setting was changed after their configs were written.
+-- Endpoints that may no longer be reached because a setting was changed.
 
 create or replace function ulak_private.doctor_hosts()
 returns table (severity text, check_name text, finding text, fix text)

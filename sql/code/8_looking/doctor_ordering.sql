@@ -50,8 +50,7 @@ as $sql$
     where w.messages > 0
 $sql$;
 
--- Keys of an endpoint whose first message should have gone long ago: something keeps it. The first twenty messages of each priority
--- are looked at.
+-- Keys of an endpoint whose first message was due long ago and still waits. Only the first twenty messages of each priority are checked.
 create or replace function ulak_private.stuck_ordering_keys(p_endpoint_id bigint, p_now timestamptz)
 returns table (message_id bigint, ordering_key text, due_at timestamptz)
 language sql
@@ -81,8 +80,8 @@ as $sql$
     limit 3
 $sql$;
 
--- First messages of keys that nothing makes due, or that are due much later than what waits behind them. 10,000 keys are looked at,
--- and only if something was sent more than a minute ago.
+-- First messages of keys that are parked by mistake, or that are due much later than the messages behind them. At most 10,000 keys are
+-- checked, and none if no message is older than a minute.
 create or replace function ulak_private.doctor_heads(p_facts ulak_private.endpoint_fact[], p_now timestamptz)
 returns table (severity text, check_name text, finding text, fix text)
 language sql

@@ -73,7 +73,7 @@ as $sql$
     from ulak_private.orphaned_endpoints() o
 $sql$;
 
--- Ids of missing endpoints that messages wait for: that takes rows deleted by hand.
+-- Endpoints that no longer exist, but for which messages wait. This happens only if rows were deleted by hand.
 create or replace function ulak_private.orphaned_endpoints()
 returns table (endpoint_id bigint)
 language sql

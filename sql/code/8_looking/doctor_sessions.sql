@@ -6,8 +6,8 @@ language sql
 stable
 set search_path = pg_catalog, pg_temp
 as $sql$
-    -- Senders of one ordering key wait for each other's commits. A session that waits for the row of a key has locked its table, and no
-    -- row of another table.
+    -- Senders of one ordering key wait for each other's commits. A session that waits for a key's row has a lock on the table of keys, and
+    -- on no row of another table.
     with waiting as materialized (
         select w.pid, w.waitstart, t.page, t.tuple
         from pg_locks w
@@ -54,7 +54,7 @@ as $sql$
     from waiting w
     cross join lateral unnest(pg_blocking_pids(w.pid)) b (pid)
     join pg_stat_activity a on a.pid = b.pid
-    -- One that waits itself is not the cause.
+    -- A session that waits itself is not the cause.
     where not exists (select from waiting o where o.pid = b.pid)
     group by a.pid, a.usename, a.application_name, a.state, a.state_change
     union all

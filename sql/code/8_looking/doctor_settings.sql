@@ -71,8 +71,8 @@ as $sql$
     where p.value <> ''
 $sql$;
 
--- Parameters ulak.x that have no effect, wherever they are set. One that is set in this session, or on the server's command line, is found
--- only by the name of a setting: PostgreSQL lists none of them.
+-- Parameters ulak.x, which have no effect, wherever they are set. PostgreSQL doesn't list those of this session or of the server's command
+-- line: of these, only the ones with the name of a setting are found.
 create or replace function ulak_private.server_parameters()
 returns table (name text, value text)
 language plpgsql
@@ -93,7 +93,7 @@ begin
     ) p(name, value)
     where r.setdatabase in (0, (select d.oid from pg_database d where d.datname = current_database()))
         and c.parameter ilike 'ulak.%'
-        -- These do what they say.
+        -- These have an effect.
         and p.name not in ('accept_roles', 'traceparent', 'tracestate');
     if has_function_privilege('pg_show_all_file_settings()', 'execute') then
         return query

@@ -15,7 +15,7 @@ as $sql$
     where b.reason is not null
 $sql$;
 
--- Times that were written by a clock that was ahead lie in the future now.
+-- A clock that was set back leaves times behind that lie in the future.
 create or replace function ulak_private.doctor_clock(p_now timestamptz)
 returns table (severity text, check_name text, finding text, fix text)
 language sql
@@ -50,7 +50,7 @@ as $sql$
     from ulak_private.role_problems() p
     where not p.is_usual
     union all
-    -- A dump doesn't contain roles. These have grants here, or have sent what is held until adopt(); where they are missing nobody can log in to send.
+    -- A dump contains no roles. These have grants here, or have sent messages that are held until adopt().
     select
         case when ulak_private.is_adopted() then 'warning' else 'critical' end,
         'missing roles',
@@ -74,7 +74,7 @@ as $sql$
     where m.name is not null and to_regrole(quote_ident(m.name)) is null
     group by m.name
     union all
-    -- The steps that are missing before anything can be delivered. With an endpoint, doctor_workers() goes on from here.
+    -- The first steps. Once there is an endpoint, doctor_workers() takes over.
     select 'info', f.item, f.finding, f.fix
     from (
         select

@@ -1,7 +1,7 @@
--- Finds what keeps vacuum from removing dead rows, and how many the queue has.
+-- Dead rows of the queue, and what keeps vacuum from removing them.
 
--- Everything whose snapshot or transaction is older than rows that could go. Sessions of other databases don't hold back
--- this one's tables; a standby that sends its horizon, and a slot that keeps one, do.
+-- Every transaction or snapshot that is older than dead rows. Sessions of other databases don't hold back this one's tables; standbys with
+-- hot_standby_feedback and replication slots do.
 create or replace function ulak_private.vacuum_blockers(p_now timestamptz)
 returns table (who text, xmin_age integer, since timestamptz, fix text)
 language sql

@@ -44,7 +44,7 @@ as $sql$
         'warning',
         'pg_cron',
         format('session %s waits for pg_cron, which answers at the next full minute: %s', a.pid, left(a.query, 60)),
-        -- It changes nothing, but makes pg_cron answer. Later versions than 1.4 do so by themselves.
+        -- This changes nothing, but makes pg_cron answer. Versions after 1.4 answer by themselves.
         ulak_private.fix_elsewhere('$$update cron.job set active = active where false;$$')
     from pg_stat_activity a
     where a.wait_event = 'ProcSignalBarrier' and not ulak_private.has_pg_cron() and not ulak_private.has_seconds()
@@ -70,7 +70,7 @@ as $sql$
     where p_workers > 0 and t.timeout < interval '10 minutes' and ulak_private.has_python()
 $sql$;
 
--- What workers and nodes say of themselves, and which of them say nothing any more.
+-- What workers and nodes report about themselves, and which of them went silent.
 create or replace function ulak_private.doctor_runs(p_alive bigint, p_now timestamptz)
 returns table (severity text, check_name text, finding text, fix text)
 language sql
@@ -158,7 +158,7 @@ as $sql$
     where p_alive > ulak_private.count_nodes(p_now) and ulak_private.has_pg_cron() and not b.is_scheduled
 $sql$;
 
--- Why there may be none, and what to do: the first line that applies.
+-- Why none may be alive, and what to do: the first line that applies.
 create or replace function ulak_private.nobody_alive(p_workers integer, p_is_scheduled boolean, p_starts text, p_was_just_lost boolean)
 returns table (finding text, fix text)
 language sql

@@ -128,7 +128,7 @@ begin
 end
 $plpgsql$;
 
--- Of five minutes: one minute of it says little. This one and the next have no SET clause, so that they become part of the query.
+-- In the last five minutes: one minute says little. This function and the next have no SET clause, so that they become part of the query.
 create or replace function ulak_private.recent_latency(p_endpoint_id bigint, p_minute timestamptz)
 returns table (percentiles double precision[], max_ms double precision)
 language sql
@@ -160,7 +160,7 @@ as $sql$
     ) t
 $sql$;
 
--- p_size elements, of which element p_places[i] has got p_values[i]; several for the same place add up.
+-- An array of p_size sums: p_values[i] is added to element p_places[i].
 create or replace function ulak_private.spread(p_places integer[], p_values bigint[], p_size integer)
 returns bigint[]
 language plpgsql

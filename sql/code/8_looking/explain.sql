@@ -96,7 +96,7 @@ begin
         from ulak.attempts a
         where a.message_id = p_id
         union all
-        -- A redrive or a replay took these along. Only a message that held its ordering key had them under its own id.
+        -- A redrive or a replay copied these from the message before, or from this one if it held its ordering key.
         select 3, 0, c.failed_at, format('an earlier cycle ended after %s: %s', ulak_private.attempts(c.attempts), c.last_error)
         from jsonb_to_recordset(v_message.failure_history) c (attempts integer, last_error text, failed_at timestamptz)
         union all
@@ -106,7 +106,7 @@ begin
         select 5, e.step, e.at, e.what
         from ulak_private.explain_end(p_id) with ordinality e (at, what, step)
     ) s (place, step, at, what)
-    -- All but earlier cycles happened after it was sent, also by a clock that says otherwise.
+    -- Everything but earlier cycles comes after the send, whatever the clock said.
     order by greatest(s.at, case when s.place <> 3 then v_message.created_at end), s.place, s.step;
 
     return query
@@ -194,7 +194,7 @@ as $sql$
         limit 1
     )
     union all
-    -- The event log has forgotten who.
+    -- The event log no longer knows who did it.
     select format('made from message %s by a redrive or a replay', m.made_from)
     from ulak_private.made_from(p_id) m(made_from)
     where m.made_from is not null
@@ -216,7 +216,7 @@ as $sql$
     where l.message_id = p_id
         and (
             l.event in ('message.rescheduled', 'message.reprioritised')
-            -- A message that held its key goes on under its id.
+            -- A message that held its key continues under its own id.
             or l.event = 'message.redriven' and l.detail ->> 'original_message_id' = p_id::text
         )
 $sql$;

@@ -1,8 +1,8 @@
--- The facts that looks are built on: each is gathered here, once, and every look is a selection of them.
+-- The facts that all looks select from. Each is computed in one place.
 
 -- Each endpoint, or one of them: its circuit, its backlog, its rates, and its state in one word.
--- Late: a message that is due has waited for more than a minute. Failing: of the attempts of the last minutes, and not before its last
--- successes. Sending: requests are under way, and none of the last minute has succeeded.
+-- Late: a due message has waited for more than a minute. Failing: 5% of the attempts of the last five minutes failed, and the latest ones
+-- are no better. Sending: requests are in flight, and none of the last minute has succeeded.
 create or replace function ulak_private.endpoint_facts(p_endpoint_id bigint, p_now timestamptz)
 returns setof ulak_private.endpoint_fact
 language plpgsql
@@ -98,14 +98,14 @@ as $sql$
     from unnest(p_facts) f
 $sql$;
 
--- Deliveries per second, and the failed among the attempts of five minutes: one minute of them says little. Planned anew each time:
+-- Deliveries per second, and the share of failed attempts in the last five minutes: one minute says little. Planned anew for each call:
 -- one endpoint is found by its key, all of them by the minute.
 create or replace function ulak_private.recent_rates(p_endpoint_id bigint, p_now timestamptz)
 returns table (
     endpoint_id bigint,
     per_second double precision,
     failed_percent double precision,
-    -- The same of the last minute that has any attempts: how it is now, and not how it was.
+    -- The same for the latest minute that has attempts: how it is now.
     last_failed_percent double precision,
     failed bigint
 )
@@ -139,8 +139,8 @@ begin
 end
 $plpgsql$;
 
--- A sliding minute out of two counted ones: the last whole one, and the one of which p_seconds have passed. Traffic that has just
--- begun isn't averaged with the silence before it.
+-- The rate of the last 60 seconds, from the counts of the last full minute and of the current one, of which p_seconds have passed.
+-- Traffic that has just begun isn't averaged with the silence before it.
 create or replace function ulak_private.per_second(
     p_before double precision,
     p_current double precision,
@@ -156,7 +156,7 @@ as $sql$
     end
 $sql$;
 
--- A count as it is known: all of them, about this many when they were last counted, or more than were counted.
+-- A count in words: exact, from the last sample, or a lower bound.
 create or replace function ulak_private.known_count(p_count numeric, p_is_estimate boolean, p_sampled_at timestamptz, p_now timestamptz)
 returns text
 language sql

@@ -52,7 +52,7 @@ $plpgsql$;
 comment on function ulak.get_worker_status(timestamptz) is
     'worker slots: running, leaving (stop() was called), stopped (the run is over), or lost (its session is gone, or gave no sign of life for 15 seconds); host is the machine of a node';
 
--- A worker gives a sign of life every second as long as its backend is there. Its slot is empty for a moment between two runs.
+-- A worker updates its heartbeat every second while its backend lives. Between two runs its slot is empty for a moment.
 create or replace function ulak_private.is_alive(p_worker ulak.workers, p_now timestamptz)
 returns boolean
 language sql
@@ -67,8 +67,8 @@ as $sql$
         end
 $sql$;
 
--- Whether its slot says something else by now. A worker that ends says so before its session does, and the next one takes the row:
--- a session that read the row before that, and those after it, would see a worker that was killed. Volatile, so that it reads anew.
+-- Whether the slot's row has changed since it was read. A worker that ends updates its row, then its session ends, then the next worker
+-- takes the row: a look that read the row first and the sessions last would take it for killed. Volatile, so that it reads the row again.
 create or replace function ulak_private.has_gone_on(p_worker ulak.workers)
 returns boolean
 language plpgsql
@@ -142,7 +142,7 @@ $plpgsql$;
 comment on function ulak.health_check(timestamptz) is
     'one row per component with ok, warning or critical, as doctor() finds them; ulak.doctor() says what to do about it';
 
--- What health_check() says of each component, whether it is well or not.
+-- What health_check() says about each component, whether it is well or not.
 create or replace function ulak_private.component_details(p_facts ulak_private.endpoint_fact[], p_failing text[], p_now timestamptz)
 returns table (place integer, component text, details text)
 language sql

@@ -82,7 +82,7 @@ $plpgsql$;
 comment on function ulak.help(text) is
     'everything that ulak offers, and the roles that may use it; help(''redrive'') shows the functions, tables and settings of that name, and searches if there is none';
 
--- What an upgrade keeps for sessions of the release before has a leading underscore, or no comment.
+-- Functions that an upgrade keeps for sessions of the release before have a leading underscore, or no comment.
 create or replace function ulak_private.help_topics()
 returns table (name text, kind text, usage text, description text, roles text, id oid)
 language sql

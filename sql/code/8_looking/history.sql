@@ -1,4 +1,4 @@
--- Attempts of one message, also those of its earlier cycles: when, how long, with what outcome.
+-- The attempts of one message and of the messages that it was made from: when, how long, with what outcome.
 
 create or replace function ulak.history(p_id bigint, p_now timestamptz default clock_timestamp())
 returns table (
@@ -34,26 +34,33 @@ begin
         cross join lateral ulak_private.made_from(c.id) m(made_from)
         where m.made_from is not null
     ),
-    tried as (
-        select c.id, a.attempt, a.started_at, a.ended_at, 'failed' as outcome, a.error
-        from cycle c
-        join ulak.attempts a on a.message_id = c.id
-        union all
+    found as materialized (
         select
             c.id,
-            m.attempts,
-            m.processing_started_at,
-            m.completed_at,
-            case m.status when 'completed' then 'delivered' else 'in flight' end,
-            null
+            m.*,
+            ulak_private.trace_id(ulak_private.sent_headers(m.headers, m.generation, c.id, greatest(m.attempts, 1)) ->> 'traceparent') as trace_id
         from cycle c
-        cross join lateral ulak_private.find_message(c.id) m
-        where m.status in ('completed', 'processing')
+        left join lateral ulak_private.find_message(c.id) m on true
+    ),
+    tried as (
+        select f.id, f.trace_id, a.attempt, a.started_at, a.ended_at, 'failed' as outcome, a.error
+        from found f
+        join ulak.attempts a on a.message_id = f.id
         union all
-        select c.id, null, m.updated_at, m.updated_at, 'cancelled', null
-        from cycle c
-        cross join lateral ulak_private.find_message(c.id) m
-        where m.status = 'cancelled'
+        select
+            f.id,
+            f.trace_id,
+            f.attempts,
+            f.processing_started_at,
+            f.completed_at,
+            case f.status when 'completed' then 'delivered' else 'in flight' end,
+            null
+        from found f
+        where f.status in ('completed', 'processing')
+        union all
+        select f.id, f.trace_id, null, f.updated_at, f.updated_at, 'cancelled', null
+        from found f
+        where f.status = 'cancelled'
     )
     select
         t.id,
@@ -63,14 +70,9 @@ begin
         t.outcome,
         round(extract(epoch from coalesce(t.ended_at, p_now) - t.started_at) * 1000, 1),
         t.error,
-        s.trace_id,
-        case when t.attempt is not null then ulak_private.span_id(s.trace_id, t.id, t.attempt) end
+        t.trace_id,
+        case when t.attempt is not null then ulak_private.span_id(t.trace_id, t.id, t.attempt) end
     from tried t
-    left join (
-        select c.id, ulak_private.trace_id((m.message ->> 'headers')::jsonb ->> 'traceparent') as trace_id
-        from cycle c
-        cross join lateral ulak_private.message_to_send(c.id) m
-    ) s on s.id = t.id and s.trace_id is not null
     order by t.started_at, t.id, t.attempt;
 end
 $plpgsql$;
@@ -79,7 +81,7 @@ comment on function ulak.history(bigint, timestamptz) is
     'attempts of one message and of the dead letters or archived messages that it was made from: time, outcome, '
     'milliseconds from claim to settlement, error, and the trace and span that the receiver got';
 
--- The message that a redrive or a replay made this one from; null if an application sent it. The event log alone knows those of 0.2.0.
+-- The message that a redrive or a replay made this one from; null if an application sent it. For messages of 0.2.0 only the event log knows.
 create or replace function ulak_private.made_from(p_id bigint)
 returns bigint
 language sql
@@ -95,7 +97,7 @@ as $sql$
             from ulak.event_log l
             where l.message_id = p_id
                 and l.event in ('message.redriven', 'message.replayed')
-                -- Not of itself, as a message that held its ordering key.
+                -- A message that held its ordering key was redriven under its own id.
                 and l.detail ->> 'original_message_id' is distinct from p_id::text
         )
     )

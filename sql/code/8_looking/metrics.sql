@@ -13,8 +13,8 @@ set search_path = pg_catalog, pg_temp
 set jit = off
 set work_mem = '64MB'
 as $sql$
-    -- The limits are the same for all: made once. The metrics come in order, and a nested loop, the only join there is to a
-    -- lateral look, keeps it: to sort them all would take as long as to make them.
+    -- Bucket limits are the same for all histograms, so they are made once. The metrics come in order, and the nested loop of a lateral
+    -- join keeps it: sorting them would take as long as making them.
     with bucket as materialized (
         select n, jsonb_build_object('le', ulak_private.bucket_limit(n)) as le
         from generate_series(1, 22) n
@@ -61,7 +61,7 @@ as $sql$
             format(E'# HELP ulak_%1$s %2$s\n# TYPE ulak_%1$s %3$s\n', d.family, min(d.help), min(d.type)) || string_agg(m.lines, '') as lines
         from ulak_private.metric_definitions() d
         join (
-            -- In the order in which they come: hashed, since a sort by place would lose it.
+            -- A hash keeps the order in which they come; a sort by place would lose it.
             select v.place, string_agg(
                 case
                     when v.buckets is not null then format(b.template, variadic v.label_text || v.buckets::text[])
@@ -236,7 +236,7 @@ as $sql$
     ) h
 $sql$;
 
--- Prometheus counts in each bucket all that is below its limit, and wants the same buckets each time: 22, however many were stored.
+-- A bucket of Prometheus counts everything below its limit, and there are always 22, however many were stored.
 create or replace function ulak_private.running_sums(p_histogram bigint[])
 returns bigint[]
 language plpgsql

@@ -168,7 +168,7 @@ as $sql$
     left join counted c using (n)
 $sql$;
 
--- The newest dead letters that wait for a decision. Others lie between them: no more than 5,000 are looked at.
+-- The newest dead letters that wait for a decision, out of the newest 5,000 of any status.
 create or replace function ulak_private.newest_letters()
 returns table (
     id bigint,
@@ -196,7 +196,7 @@ as $sql$
     where d.status = 'failed'
 $sql$;
 
--- By endpoint and cause. The command finds them all again: whatever stands for a number matches any text.
+-- By endpoint and cause. The pattern in the command matches all of them: each number of the error became a wildcard.
 create or replace function ulak_private.report_dead()
 returns jsonb
 language sql
@@ -291,7 +291,7 @@ as $sql$
             r.endpoint,
             sum(r.messages) as messages,
             min(r.first_at) filter (where r.first_at > p_now) as next_at,
-            -- Where one span alone wasn't counted to its end, it is the rest of what is known to wait.
+            -- If only one span wasn't counted to its end, it has the rest of the messages that wait.
             jsonb_object_agg(r.due, jsonb_build_object(
                 'messages', case when r.is_estimate and r.cut = 1 then greatest(r.messages, r.rest) else r.messages end,
                 'is_estimate', r.is_estimate,
