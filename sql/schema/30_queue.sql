@@ -131,6 +131,29 @@ create unlogged sequence ulak_private.last_finder;
 create type ulak_private.place as (priority smallint, due_at timestamptz, id bigint);
 create type ulak_private.resume_point as (endpoint_id bigint, priority smallint, due_at timestamptz, id bigint);
 create type ulak_private.rooms as (endpoint_ids bigint[], rooms integer[], others integer);
+create type ulak_private.turn as (
+    -- Of each endpoint.
+    endpoint_ids bigint[],
+    names text[],
+    config_versions bigint[],
+    are_probes boolean[],
+    are_metered boolean[],
+    nexts ulak_private.place[],
+    quotas integer[],
+    counts integer[],
+    may_have_more boolean[],
+    -- Of each message.
+    tids tid[],
+    ids bigint[],
+    priorities smallint[],
+    due_ats timestamptz[],
+    places integer[],
+    first_event_at timestamptz,
+    last_event_at timestamptz,
+    is_full boolean,
+    is_last boolean,
+    left_out_others boolean
+);
 -- What a worker asks for in its turn, and what it gets.
 create type ulak_private.wish as (
     most integer,
@@ -197,6 +220,7 @@ comment on sequence ulak_private.pull_position is 'endpoint at which the last cl
 comment on sequence ulak_private.last_finder is 'process id of the external worker that found something last; private to ulak';
 comment on type ulak_private.place is 'a place in the index of waiting messages';
 comment on type ulak_private.resume_point is 'where a session''s claims of an endpoint and a priority go on; private to ulak';
+comment on type ulak_private.turn is 'a claim under way: the endpoints whose turn it is, with where the next message of each is, how many it may still get and how many it has got; the messages, each with the place of its endpoint; when the first and the last of their events were sent; whether as many endpoints were found as a claim may have, whether another walk would find nobody else, and whether others may have something due; private to ulak';
 comment on type ulak_private.rooms is 'how many messages a worker has room for: of some endpoints, and of each of the others';
 comment on type ulak_private.wish is 'what a worker may claim: messages behind an id, which are new, or whatever is due (is_for_all: if nothing is new; always, without an id); texts of more bytes than longest are left out; private to ulak';
 comment on type ulak_private.claimed is 'what it got, as columns with an element for each message; a column of nothing but nulls is null; have_more: endpoints that got all that they may have; private to ulak';

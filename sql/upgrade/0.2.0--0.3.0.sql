@@ -375,6 +375,30 @@ drop function ulak._archived_history(ulak._archived, timestamptz);
 -- A claim remembers in its session where it ended. A new type: nobody waits.
 create type ulak._resume_point as (endpoint_id bigint, priority smallint, due_at timestamptz, id bigint);
 comment on type ulak._resume_point is 'where a session''s claims of an endpoint and a priority go on; private to ulak';
+create type ulak._turn as (
+    -- Of each endpoint.
+    endpoint_ids bigint[],
+    names text[],
+    config_versions bigint[],
+    are_probes boolean[],
+    are_metered boolean[],
+    nexts ulak._place[],
+    quotas integer[],
+    counts integer[],
+    may_have_more boolean[],
+    -- Of each message.
+    tids tid[],
+    ids bigint[],
+    priorities smallint[],
+    due_ats timestamptz[],
+    places integer[],
+    first_event_at timestamptz,
+    last_event_at timestamptz,
+    is_full boolean,
+    is_last boolean,
+    left_out_others boolean
+);
+comment on type ulak._turn is 'a claim under way: the endpoints whose turn it is, with where the next message of each is, how many it may still get and how many it has got; the messages, each with the place of its endpoint; when the first and the last of their events were sent; whether as many endpoints were found as a claim may have, whether another walk would find nobody else, and whether others may have something due; private to ulak';
 drop function ulak._claim(text, integer, interval, bigint[], text[], bigint, timestamptz, ulak._rooms, ulak._place, integer, integer);
 drop function ulak._endpoints_in_turn(bigint, integer, integer, integer, bigint[], text[], timestamptz, ulak._rooms, ulak._place);
 drop function ulak._next_level(bigint, smallint, timestamptz);

@@ -35,12 +35,12 @@ class Walk:
 
     def stay(self) -> None:
         """The next claims resume, however long the test takes."""
-        self._resume_until("(extract(epoch from clock_timestamp()) * 1000000)::bigint + 9000000")
+        self._resume_until("extract(epoch from clock_timestamp()) + 9")
 
     def _resume_until(self, time: str) -> None:
         self.queue.db.execute(f"""
-            select set_config('ulak_private.resume_points', (array[{time}] || m[2:])::text, false)
-            from (select nullif(current_setting('ulak_private.resume_points', true), '')::bigint[]) m(m)
+            select set_config('ulak_private.resume_points', jsonb_set(m, '{{until}}', to_jsonb({time}))::text, false)
+            from (select nullif(current_setting('ulak_private.resume_points', true), '')::jsonb) m(m)
             where m is not null
         """)  # type: ignore[arg-type]
 
@@ -209,7 +209,7 @@ def test_a_healthy_queue_is_always_looked_through_from_the_beginning(queue: Queu
 
 
 def test_a_forged_resume_point_harms_only_the_claims_of_its_own_session(walk: Walk) -> None:
-    walk.queue.db.execute("set ulak_private.resume_points = '{1,NULL,2}'")
+    walk.queue.db.execute("""set ulak_private.resume_points = '{"until": 1, "places": [{"endpoint_id": 2}]}'""")
     sent = walk.queue.send()
 
     assert finish_one(walk.queue, "shop").id == sent

@@ -138,7 +138,7 @@ def test_a_turn_for_all_says_whether_any_message_waits(queue: Queue) -> None:
 
 def test_behind_an_old_snapshot_a_turn_claims_instead_of_asking_whether_any_message_waits(queue: Queue) -> None:
     """The question would pass everything that was claimed since."""
-    queue.db.execute("select set_config('ulak_private.resume_points', '{0,0}', false)")
+    queue.db.execute("select set_config('ulak_private.resume_points', '{}', false)")
 
     (row,) = queue.rows(TURN.replace("(claimed).*", "is_empty"), "w", None, None, queue.at(1), None, True)
 

@@ -569,7 +569,7 @@ MUTANTS = [
     Mutant(
         "settings: a claim goes by older ones",
         "sql/code/4_claiming/claim.sql",
-        "elsif current_setting('ulak_private.settings', true) <> '' and ulak_private.has_old_settings() then",
+        "elsif coalesce(current_setting('ulak_private.settings', true), '') <> '' and ulak_private.has_old_settings() then",
         "elsif false then",
         ("tests/concurrency/test_settings_races.py::test_a_worker_claims_nothing_until_it_has_the_current_settings",),
     ),

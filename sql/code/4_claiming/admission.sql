@@ -39,39 +39,57 @@ as $sql$
     select least(p_limit, coalesce((p_rooms).rooms[array_position((p_rooms).endpoint_ids, p_endpoint_id)], (p_rooms).others))
 $sql$;
 
--- One endpoint that was asked for by name; quota is null if nothing may be claimed from it.
-create or replace function ulak_private.admitted(
+-- How many messages may be claimed from an endpoint, and from where on: from the place that is given, unless its circuit needs a probe. Nothing
+-- where none may. Stable, so that it becomes a part of the query that calls it.
+create or replace function ulak_private.admission(
     p_endpoint_id bigint,
+    p_priority smallint,
+    p_due_at timestamptz,
+    p_first_id bigint,
     p_limit integer,
     p_protocols text[],
-    p_rooms ulak_private.rooms,
+    p_generation bigint,
     p_now timestamptz,
-    out name text,
-    out config_version bigint,
-    out quota integer,
-    out is_probe boolean,
-    out is_metered boolean
+    p_rooms ulak_private.rooms,
+    p_resume_points ulak_private.resume_point[]
 )
-language plpgsql
-as $plpgsql$
-declare
-    v_is_limited boolean;
-begin
-    is_probe := false;
-    is_metered := false;
-    select e.name, e.config_version, ulak_private.room_for(e.id, p_limit, p_rooms), ulak_private.is_limited(e)
-    into name, config_version, quota, v_is_limited
+returns table (
+    id bigint,
+    name text,
+    config_version bigint,
+    quota integer,
+    is_probe boolean,
+    -- What is claimed must be noted in its row, which is locked.
+    is_metered boolean,
+    next ulak_private.place
+)
+language sql
+stable
+as $sql$
+    select
+        e.id,
+        e.name,
+        e.config_version,
+        case when ulak_private.is_limited(e) then a.quota else r.room end,
+        coalesce(a.is_probe, false),
+        coalesce(a.is_metered, false),
+        coalesce(
+            case when a.is_probe and a.quota > 0 then ulak_private.probe_place(e.id, p_generation, p_now) end,
+            row(p_priority, p_due_at, p_first_id)::ulak_private.place
+        )
     from ulak.endpoints e
-    where e.id = p_endpoint_id and ulak_private.is_open(e, p_protocols, p_now) and ulak_private.is_adopted();
-    if v_is_limited and quota > 0 then
-        select a.* into quota, is_probe, is_metered
-        from ulak_private.admit_limited(p_endpoint_id, quota, p_now) a;
-    end if;
-    quota := case when quota > 0 then quota end;
-end
-$plpgsql$;
+    cross join lateral (select ulak_private.room_for(e.id, p_limit, p_rooms)) r(room)
+    -- Only an endpoint with a limit or a troubled circuit is locked, if it has something due. The others are read.
+    left join lateral (
+        select a.*
+        from ulak_private.admit_limited(e.id, r.room, p_now) a
+        where ulak_private.is_limited(e) and (p_due_at is not null or ulak_private.has_due(e.id, p_now, p_resume_points))
+        offset 0
+    ) a on true
+    where e.id = p_endpoint_id and r.room > 0 and ulak_private.is_open(e, p_protocols, p_now)
+$sql$;
 
--- The same for an endpoint with a limit or a troubled circuit. Its row is locked until the claim commits, which makes the answer true for all
+-- The quota of an endpoint with a limit or a troubled circuit. Its row is locked until the claim commits, which makes the answer true for all
 -- workers. A claim that finds it locked leaves it to the other one: claims never wait for each other.
 create or replace function ulak_private.admit_limited(
     p_endpoint_id bigint,

@@ -287,7 +287,8 @@ begin
     where e.id = p_endpoint_id
     order by m.next_retry_at, m.id
     limit 1;
-    return v_place;
+    -- Not a place of nothing but nulls.
+    return case when found then v_place end;
 end
 $plpgsql$;
 

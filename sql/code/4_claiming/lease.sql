@@ -29,62 +29,19 @@ security definer
 set search_path = pg_catalog, pg_temp
 as $plpgsql$
 #variable_conflict use_column
-declare
-    v_endpoint_ids bigint[];
 begin
-    p_now := ulak_private.clock(p_now);
     perform ulak_private.check_claim(p_worker, p_limit, p_lease);
-    if p_generation is not null then
-        perform ulak_private.check_generation(p_generation);
-    end if;
-    v_endpoint_ids := ulak_private.workable_endpoints(p_endpoint);
-    perform ulak_private.take_over_expired(v_endpoint_ids, p_now);
     return query
     select
         c.id, c.message_id, c.attempt, c.endpoint, c.payload, c.headers, c.metadata, c.correlation_id, c.ordering_key,
         c.idempotency_key, c.priority, c.created_at, c.expires_at, c.lease_until
-    from ulak_private.claim(
-        p_worker,
-        p_limit,
-        ulak_private.exact(p_lease),
-        v_endpoint_ids,
-        ulak_private.claimed_protocols(p_endpoint),
-        p_generation,
-        p_now,
-        -- An external worker that got nothing can't know that it should claim again at once.
-        p_most_visits => 1000000,
-        p_in_turn => true
-    ) c;
-    if found then
-        perform ulak_private.note_finder();
-    end if;
+    from ulak.work(p_worker, p_limit, p_endpoint, p_lease => p_lease, p_generation => p_generation, p_now => p_now) c;
 end
 $plpgsql$;
 
 comment on function ulak.claim(text, integer, text, interval, bigint, timestamptz) is
     'leases up to p_limit due messages to p_worker: from all pull endpoints, or from the one that is named; for members of '
     'ulak_consumer, from those granted to them. A message whose lease has expired is due at once';
-
--- Endpoints of all other protocols are left to ulak's own workers and nodes, unless one is asked for by name.
-create or replace function ulak_private.claimed_protocols(p_endpoint text)
-returns text[]
-language sql
-immutable
-as $sql$
-    select case when p_endpoint is null then '{pull}'::text[] end
-$sql$;
-
--- See ulak.listen().
-create or replace function ulak_private.note_finder()
-returns void
-language plpgsql
-as $plpgsql$
-begin
-    if pg_sequence_last_value('ulak_private.last_finder'::regclass) is distinct from pg_backend_pid() then
-        perform setval('ulak_private.last_finder', pg_backend_pid());
-    end if;
-end
-$plpgsql$;
 
 create or replace function ulak_private.check_claim(p_worker text, p_limit integer, p_lease interval)
 returns void
@@ -475,7 +432,6 @@ declare
     v_settled bigint[];
 begin
     p_now := ulak_private.clock(p_now);
-    perform ulak_private.check_reports(p_ids, p_attempts);
     v_settled := ulak_private.settle_reports(p_worker, p_ids, p_attempts, null, null, p_responses, p_now);
     return query select r.id, r.is_settled from ulak_private.answers(p_ids, p_attempts, v_settled) r;
 end
@@ -501,7 +457,6 @@ declare
     v_settled bigint[];
 begin
     p_now := ulak_private.clock(p_now);
-    perform ulak_private.check_reports(p_ids, p_attempts);
     v_settled := ulak_private.settle_reports(
         p_worker,
         p_ids,
@@ -566,6 +521,7 @@ as $plpgsql$
 declare
     v_retry_after integer[];
 begin
+    perform ulak_private.check_reports(p_ids, p_attempts);
     -- An error that is missing would count as a message that is done.
     if cardinality(p_ids) <> any (array[cardinality(p_errors), cardinality(p_retry_after), cardinality(p_responses)]) then
         raise exception 'there must be as many errors, delays and responses as messages'
@@ -636,6 +592,7 @@ as $plpgsql$
 declare
     v_endpoint_ids bigint[];
     v_settled bigint[];
+    v_recovered integer;
 begin
     p_now := ulak_private.clock(p_now);
     perform ulak_private.check_claim(p_worker, case when p_limit = 0 then 1 else p_limit end, p_lease);
@@ -644,7 +601,6 @@ begin
     end if;
     v_endpoint_ids := ulak_private.workable_endpoints(p_endpoint);
     if p_ids <> '{}' or p_attempts <> '{}' then
-        perform ulak_private.check_reports(p_ids, p_attempts);
         v_settled := ulak_private.settle_reports(p_worker, p_ids, p_attempts, p_errors, p_retry_after, p_responses, p_now);
         if cardinality(v_settled) < cardinality(p_ids) then
             return query
@@ -656,7 +612,7 @@ begin
         end if;
     end if;
     if p_limit > 0 then
-        perform ulak_private.take_over_expired(v_endpoint_ids, p_now);
+        v_recovered := ulak_private.take_over_expired(v_endpoint_ids, p_now);
         return query
         select
             'claimed',
@@ -667,15 +623,17 @@ begin
             p_limit,
             ulak_private.exact(p_lease),
             v_endpoint_ids,
-            ulak_private.claimed_protocols(p_endpoint),
+            -- Endpoints of all other protocols are left to ulak's own workers and nodes, unless one is asked for by name.
+            case when p_endpoint is null then '{pull}'::text[] end,
             p_generation,
             p_now,
             -- An external worker that got nothing can't know that it should claim again at once.
             p_most_visits => 1000000,
             p_in_turn => true
         ) c;
-        if found then
-            perform ulak_private.note_finder();
+        -- See ulak.listen().
+        if found and pg_sequence_last_value('ulak_private.last_finder'::regclass) is distinct from pg_backend_pid() then
+            perform setval('ulak_private.last_finder', pg_backend_pid());
         end if;
     end if;
 end

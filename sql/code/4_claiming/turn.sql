@@ -1,40 +1,109 @@
 -- Whose turn it is: a claim goes round the endpoints and takes up where the last one ended.
 
--- The first endpoints behind p_after that have a message due and may be sent to, each with the first message of its highest
--- priority that is due, in the order of the walk. What it costs follows what it finds: one probe of the index leads from an
--- endpoint to the next, and the walk ends with p_most endpoints found, after all were visited once, or after p_most_visits:
--- endpoints with an open circuit or with nothing due yet are visited in vain, and there may be thousands of them. A walk that
--- ends so has a last row with quota 0: with this endpoint the next one has to begin.
--- p_resume_points: nothing before these places is due, so look from there on. They divide the
--- index: what lies between two of their endpoints is looked through as it is, and each of them from its own places on.
-create or replace function ulak_private.endpoints_in_turn(
-    p_after bigint,
-    p_most integer,
-    p_most_visits integer,
+-- The endpoints that a claim takes messages of: those that were asked for, or those whose turn it is.
+create or replace function ulak_private.pick_endpoints(
     p_limit integer,
+    p_endpoint_ids bigint[],
     p_protocols text[],
+    p_generation bigint,
     p_now timestamptz,
     p_rooms ulak_private.rooms,
+    p_most_endpoints integer,
+    p_most_visits integer,
     p_resume_points ulak_private.resume_point[]
 )
-returns table (
-    endpoint_id bigint,
-    name text,
-    priority smallint,
-    due_at timestamptz,
-    first_id bigint,
-    config_version bigint,
-    -- How many of its messages may be claimed.
-    quota integer,
-    is_probe boolean,
-    -- What is claimed must be noted in its row, which is locked.
-    is_metered boolean
-)
+returns ulak_private.turn
 language plpgsql
 as $plpgsql$
-#variable_conflict use_column
+declare
+    v_turn ulak_private.turn;
+    v_most integer := least(p_limit, p_most_endpoints);
+    v_begun_behind bigint;
+    -- A walk that ended before it had gone round: there the next one begins.
+    v_walked_to bigint;
+    v_ended_at bigint;
 begin
-    return query
+    if p_endpoint_ids is not null then
+        v_turn.is_last := true;
+        select
+            array_agg(a.id), array_agg(a.name), array_agg(a.config_version), array_agg(a.next), array_agg(a.quota), array_agg(0),
+            array_agg(a.is_probe), array_agg(a.is_metered)
+        into
+            v_turn.endpoint_ids, v_turn.names, v_turn.config_versions, v_turn.nexts, v_turn.quotas, v_turn.counts,
+            v_turn.are_probes, v_turn.are_metered
+        from (
+            select a.*
+            from unnest(p_endpoint_ids) e(id)
+            cross join lateral ulak_private.admission(
+                e.id, 10::smallint, null, null, p_limit, p_protocols, p_generation, p_now, p_rooms, p_resume_points
+            ) a
+            where a.quota > 0
+                and ulak_private.is_adopted()
+                -- Of several, an endpoint that has nothing due must not use up the limit.
+                and (cardinality(p_endpoint_ids) = 1 or ulak_private.has_due(e.id, p_now, p_resume_points))
+            limit p_limit
+        ) a;
+        return v_turn;
+    end if;
+    v_begun_behind := ulak_private.claim_position(p_endpoint_ids, p_protocols);
+    select
+        array_agg(e.id) filter (where e.quota > 0),
+        array_agg(e.name) filter (where e.quota > 0),
+        array_agg(e.config_version) filter (where e.quota > 0),
+        array_agg(e.next) filter (where e.quota > 0),
+        array_agg(e.quota) filter (where e.quota > 0),
+        array_agg(0) filter (where e.quota > 0),
+        array_agg(e.is_probe) filter (where e.quota > 0),
+        array_agg(e.is_metered) filter (where e.quota > 0),
+        -- Lower priorities of that endpoint may not have been visited.
+        max(greatest(e.id - 1, 1)) filter (where e.quota is null)
+    into
+        v_turn.endpoint_ids, v_turn.names, v_turn.config_versions, v_turn.nexts, v_turn.quotas, v_turn.counts,
+        v_turn.are_probes, v_turn.are_metered, v_walked_to
+    from (
+        select v.endpoint_id as id, a.name, a.config_version, a.next, a.quota, a.is_probe, a.is_metered
+        from ulak_private.walk(v_begun_behind, p_most_visits, p_now, p_resume_points) v
+        left join lateral (
+            select a.*
+            from ulak_private.admission(
+                v.endpoint_id, v.priority, v.due_at, v.id, p_limit, p_protocols, p_generation, p_now, p_rooms, p_resume_points
+            ) a
+            where v.due_at <= p_now and v.id is not null and a.quota > 0
+            offset 0
+        ) a on true
+        -- The last row of a walk that ended with as many visits as it may make.
+        where (a.quota > 0 or v.number = p_most_visits) and ulak_private.is_adopted()
+        limit v_most
+    ) e;
+    v_ended_at := coalesce(v_walked_to, v_turn.endpoint_ids[cardinality(v_turn.endpoint_ids)]);
+    if v_ended_at is not null then
+        -- Not `perform`, which takes ten times as long.
+        v_ended_at := ulak_private.set_claim_position(v_ended_at, p_protocols);
+    end if;
+    v_turn.is_last := v_turn.endpoint_ids is null or v_walked_to is not null;
+    v_turn.is_full := cardinality(v_turn.endpoint_ids) >= v_most;
+    -- A worker that got nothing keeps claiming until the round over the endpoints is complete.
+    v_turn.left_out_others := (v_walked_to is not null or v_turn.is_full) and v_ended_at > v_begun_behind;
+    return v_turn;
+end
+$plpgsql$;
+
+-- The endpoints behind p_after that have waiting messages, and then those before it, each with its first one; if that isn't due, with the first one
+-- of the next lower priority, too. What it costs follows what it finds: one probe of the index leads from an endpoint to the next. The walk
+-- ends with the query that asks for it, or after p_most_visits: endpoints with an open circuit or with nothing due yet are visited in vain,
+-- and there may be thousands of them.
+-- p_resume_points: nothing before these places is due, so look from there on. They divide the index: what lies between two of their
+-- endpoints is looked through as it is, and each of them from its own places on.
+create or replace function ulak_private.walk(
+    p_after bigint,
+    p_most_visits integer,
+    p_now timestamptz,
+    p_resume_points ulak_private.resume_point[]
+)
+returns table (endpoint_id bigint, priority smallint, due_at timestamptz, id bigint, number integer)
+language sql
+stable
+as $sql$
     with recursive visit(endpoint_id, priority, due_at, id, has_wrapped, number) as (
         -- Behind this endpoint the walk begins. It is none of those visited, and nor is 0, where the walk goes on from the beginning.
         select p_after, 0::smallint, timestamptz 'infinity', 0::bigint, false, 0
@@ -71,8 +140,9 @@ begin
             )
             union all
             (
-                select r.endpoint_id, coalesce((n.first).priority, 0::smallint), coalesce((n.first).due_at, 'infinity'), (n.first).id, v.has_wrapped, v.number + 1
-                from (select ulak_private.next_level(r.endpoint_id, null, p_now, p_resume_points) as first offset 0) n
+                select r.endpoint_id, coalesce(f.priority, 0::smallint), coalesce(f.due_at, 'infinity'), f.id, v.has_wrapped, v.number + 1
+                from (select) s
+                left join lateral ulak_private.first_due(r.endpoint_id, p_now, p_resume_points) f on true
                 where r.endpoint_id is not null
             )
             union all
@@ -82,90 +152,63 @@ begin
         ) n
         where v.number < p_most_visits and (not n.has_wrapped or n.endpoint_id <= p_after)
     )
-    select v.endpoint_id, e.name, v.priority, v.due_at, v.id, e.config_version, coalesce(e.quota, 0), e.is_probe, e.is_metered
+    select v.endpoint_id, v.priority, v.due_at, v.id, v.number
     from visit v
-    left join lateral (
-        select
-            e.name,
-            e.config_version,
-            case when ulak_private.is_limited(e) then a.quota else r.room end as quota,
-            coalesce(a.is_probe, false) as is_probe,
-            coalesce(a.is_metered, false) as is_metered
-        from ulak.endpoints e
-        cross join lateral (select ulak_private.room_for(e.id, p_limit, p_rooms)) r(room)
-        -- Only an endpoint with a limit or a troubled circuit is locked. The others are read.
-        left join lateral (
-            select a.*
-            from ulak_private.admit_limited(e.id, r.room, p_now) a
-            where ulak_private.is_limited(e)
-            offset 0
-        ) a on true
-        where e.id = v.endpoint_id
-            and v.due_at <= p_now
-            and v.id is not null
-            and r.room > 0
-            and ulak_private.is_open(e, p_protocols, p_now)
-        offset 0
-    ) e on true
-    where (v.due_at <= p_now or v.number = p_most_visits)
-        and (e.quota > 0 or v.number = p_most_visits)
-        and ulak_private.is_adopted()
-    limit p_most;
-end
-$plpgsql$;
+$sql$;
 
--- The first message of an endpoint's highest priority below p_below (null: of all) that has something due; null if none has.
-create or replace function ulak_private.next_level(
-    p_endpoint_id bigint,
-    p_below smallint,
-    p_now timestamptz,
-    p_resume_points ulak_private.resume_point[]
-)
-returns ulak_private.place
-language plpgsql
-as $plpgsql$
-declare
-    v_below smallint := coalesce(p_below, 32767);
-    v_point ulak_private.resume_point;
-    v_first ulak_private.place;
-begin
-    loop
-        v_point := null;
-        if p_resume_points <> '{}' then
-            select r.* into v_point
-            from unnest(p_resume_points) r
-            where r.endpoint_id = p_endpoint_id and r.priority < v_below
-            order by r.priority desc
-            limit 1;
-        end if;
-        select q.priority, q.next_retry_at, q.id into v_first
+-- The first message of an endpoint's highest priority that has something due.
+create or replace function ulak_private.first_due(p_endpoint_id bigint, p_now timestamptz, p_resume_points ulak_private.resume_point[])
+returns table (priority smallint, due_at timestamptz, id bigint)
+language sql
+stable
+as $sql$
+    select l.priority, q.next_retry_at, q.id
+    from ulak_private.levels(p_endpoint_id, 10::smallint, null, null, p_resume_points) l
+    cross join lateral (
+        select q.next_retry_at, q.id
         from ulak_private.deliveries q
         where q.status = 'pending'
             and q.endpoint_id = p_endpoint_id
-            and q.priority < v_below
-            and q.priority > coalesce(v_point.priority, -1)
-        order by q.priority desc, q.next_retry_at, q.id
-        limit 1;
-        if not found and v_point.priority is not null then
-            select q.priority, q.next_retry_at, q.id into v_first
-            from ulak_private.deliveries q
-            where q.status = 'pending'
-                and q.endpoint_id = p_endpoint_id
-                and q.priority = v_point.priority
-                and (q.next_retry_at, q.id) >= (v_point.due_at, v_point.id)
-            order by q.next_retry_at, q.id
-            limit 1;
-        end if;
-        if v_first.due_at <= p_now then
-            return v_first;
-        end if;
-        v_below := coalesce(v_first.priority, v_point.priority);
-        if v_below is null then
-            return null;
-        end if;
-    end loop;
+            and q.priority = l.priority
+            and (q.next_retry_at, q.id) >= (l.due_at, l.id)
+            and q.next_retry_at <= p_now
+        order by q.next_retry_at, q.id
+        limit 1
+    ) q
+    limit 1
+$sql$;
+
+create or replace function ulak_private.has_due(p_endpoint_id bigint, p_now timestamptz, p_resume_points ulak_private.resume_point[])
+returns boolean
+language plpgsql
+stable
+as $plpgsql$
+begin
+    return exists (select from ulak_private.first_due(p_endpoint_id, p_now, p_resume_points));
 end
 $plpgsql$;
+
+-- The priorities of an endpoint up to p_priority, the highest first, and where a claim begins to look in each: in the first one at a place that
+-- is given, in the others where it resumes.
+create or replace function ulak_private.levels(
+    p_endpoint_id bigint,
+    p_priority smallint,
+    p_due_at timestamptz,
+    p_first_id bigint,
+    p_resume_points ulak_private.resume_point[]
+)
+returns table (priority smallint, due_at timestamptz, id bigint)
+language sql
+stable
+as $sql$
+    select
+        l.priority,
+        case when l.priority = p_priority and p_due_at is not null then p_due_at else coalesce(r.due_at, '-infinity') end,
+        case when l.priority = p_priority and p_due_at is not null then p_first_id else coalesce(r.id, 0) end
+    from unnest('{10,9,8,7,6,5,4,3,2,1,0}'::smallint[]) l(priority)
+    left join unnest(p_resume_points) r on r.endpoint_id = p_endpoint_id and r.priority = l.priority
+    where l.priority <= p_priority
+$sql$;
 
 -- Resuming. What was claimed leaves dead entries in the index of waiting messages until vacuum removes them, and a claim walks over them.
 -- Usually they are few. While an old snapshot keeps vacuum from its work they are many: 1.4 us each. So a look from the beginning that
@@ -173,48 +216,51 @@ $plpgsql$;
 -- ended: looking takes 3% of the time at most. What a claim that resumes can't see is found by the next look: messages that another session
 -- had locked, or that were committed out of turn by more than a tenth of a second.
 
--- The session's memory: until when (in microseconds), for which generation, and then endpoint, priority, time and id of each place.
--- A parameter, which a rollback sets back too. Whatever somebody writes there harms the claims of that session alone.
+-- The session's memory: until when the places hold (in seconds since 1970), for which generation, and the places. A parameter, which a
+-- rollback sets back too. Whatever somebody writes there harms the claims of that session alone.
 create or replace function ulak_private.resume_points(p_generation bigint)
 returns ulak_private.resume_point[]
 language plpgsql
 as $plpgsql$
 declare
-    v_memory bigint[] := nullif(current_setting('ulak_private.resume_points', true), '');
-    v_now bigint;
+    v_memory jsonb := nullif(current_setting('ulak_private.resume_points', true), '');
 begin
-    if v_memory is null then
-        return '{}';
-    end if;
-    v_now := extract(epoch from clock_timestamp()) * 1000000;
-    if v_memory[1] between v_now and v_now + 10000000 and v_memory[2] is not distinct from p_generation then
+    if (v_memory ->> 'until')::double precision - extract(epoch from clock_timestamp()) between 0 and 10
+        and (v_memory ->> 'generation')::bigint is not distinct from p_generation
+    then
         return ulak_private.remembered_places(v_memory);
     end if;
     return '{}';
 end
 $plpgsql$;
 
-create or replace function ulak_private.remembered_places(p_memory bigint[])
+create or replace function ulak_private.remembered_places(p_memory jsonb)
 returns ulak_private.resume_point[]
-language plpgsql
+language sql
 stable
-as $plpgsql$
-declare
-    v_places ulak_private.resume_point[] := '{}';
-begin
-    for i in 3..coalesce(cardinality(p_memory), 0) - 3 by 4 loop
-        v_places := v_places || row(
-            p_memory[i], p_memory[i + 1], timestamptz 'epoch' + p_memory[i + 2] * interval '1 us', p_memory[i + 3]
-        )::ulak_private.resume_point;
-    end loop;
-    return v_places;
-end
-$plpgsql$;
+as $sql$
+    select array(select p from jsonb_populate_recordset(null::ulak_private.resume_point, p_memory -> 'places') p)
+$sql$;
 
--- After a claim that has reached these places and passed so many dead entries; p_is_look: it began at the beginning. At most 64 places
--- are kept, those that were reached last.
+create or replace function ulak_private.set_resume_points(
+    p_until double precision,
+    p_generation bigint,
+    p_places ulak_private.resume_point[]
+)
+returns void
+language sql
+as $sql$
+    select set_config(
+        'ulak_private.resume_points',
+        jsonb_build_object('until', p_until, 'generation', p_generation, 'places', to_jsonb(p_places))::text,
+        false
+    )
+$sql$;
+
+-- After a claim that has passed so many dead entries; p_is_look: it began at the beginning. At most 64 places are kept, those that were
+-- reached last.
 create or replace function ulak_private.remember_places(
-    p_reached ulak_private.resume_point[],
+    p_turn ulak_private.turn,
     p_is_look boolean,
     p_passed bigint,
     p_endpoint_ids bigint[],
@@ -227,27 +273,31 @@ language plpgsql
 set search_path = pg_catalog, pg_temp
 as $plpgsql$
 declare
-    v_memory bigint[] := nullif(current_setting('ulak_private.resume_points', true), '');
+    v_memory jsonb := nullif(current_setting('ulak_private.resume_points', true), '');
     v_now timestamptz := clock_timestamp();
-    v_until bigint := v_memory[1];
+    v_until double precision := v_memory ->> 'until';
+    v_reached ulak_private.resume_point[] := array(
+        select row(p_turn.endpoint_ids[m.place], m.priority, m.due_at, m.id + 1)::ulak_private.resume_point
+        from unnest(p_turn.places, p_turn.priorities, p_turn.due_ats, p_turn.ids) m(place, priority, due_at, id)
+    );
 begin
     if p_is_look then
-        v_until := extract(epoch from v_now) * 1000000 + least(p_passed * 50, 10000000);
-        if p_reached is null then
+        v_until := extract(epoch from v_now) + least(p_passed * 0.00005, 10);
+        if v_reached = '{}' then
             -- All that it passed belongs to endpoints that have nothing due.
-            p_reached := array(
+            v_reached := array(
                 select row(e.id, 0, p_now, 0)::ulak_private.resume_point
                 from ulak.endpoints e
                 where (e.id = any (p_endpoint_ids) or p_endpoint_ids is null and (p_protocols is null or e.protocol = any (p_protocols)))
-                    and ulak_private.next_level(e.id, null, p_now, '{}') is null
+                    and not ulak_private.has_due(e.id, p_now, '{}')
                 order by e.id
                 limit 32
             );
         end if;
-    end if;
-    if p_reached is null and not p_is_look then
+    elsif v_reached = '{}' then
         return;
-    elsif v_memory[2] is distinct from p_generation then
+    end if;
+    if (v_memory ->> 'generation')::bigint is distinct from p_generation then
         v_memory := null;
     end if;
     perform ulak_private.set_resume_points(v_until, p_generation, array(
@@ -259,7 +309,7 @@ begin
         )::ulak_private.resume_point
         from (
             select distinct on (r.endpoint_id, r.priority) r.*
-            from unnest(ulak_private.remembered_places(v_memory) || p_reached) with ordinality r(endpoint_id, priority, due_at, id, number)
+            from unnest(ulak_private.remembered_places(v_memory) || v_reached) with ordinality r(endpoint_id, priority, due_at, id, number)
             order by r.endpoint_id, r.priority, r.number desc
         ) k
         order by k.number desc
@@ -275,36 +325,24 @@ language plpgsql
 set search_path = pg_catalog, pg_temp
 as $plpgsql$
 declare
-    v_memory bigint[] := nullif(current_setting('ulak_private.resume_points', true), '');
+    v_memory jsonb := nullif(current_setting('ulak_private.resume_points', true), '');
 begin
     if v_memory is not null and p_places is not null then
-        perform ulak_private.set_resume_points(v_memory[1], v_memory[2], array(
-            select (
-                select n
-                from unnest(p_places || r) n
-                where n.endpoint_id = r.endpoint_id and n.priority = r.priority
-                order by n.due_at, n.id
-                limit 1
+        perform ulak_private.set_resume_points(
+            (v_memory ->> 'until')::double precision,
+            (v_memory ->> 'generation')::bigint,
+            array(
+                select (
+                    select n
+                    from unnest(p_places || r) n
+                    where n.endpoint_id = r.endpoint_id and n.priority = r.priority
+                    order by n.due_at, n.id
+                    limit 1
+                )
+                from unnest(ulak_private.remembered_places(v_memory)) r
             )
-            from unnest(ulak_private.remembered_places(v_memory)) r
-        ));
+        );
     end if;
-end
-$plpgsql$;
-
-create or replace function ulak_private.set_resume_points(p_until bigint, p_generation bigint, p_places ulak_private.resume_point[])
-returns void
-language plpgsql
-as $plpgsql$
-declare
-    v_memory bigint[] := array[p_until, p_generation];
-    v_place ulak_private.resume_point;
-begin
-    foreach v_place in array p_places loop
-        v_memory := v_memory
-            || array[v_place.endpoint_id, v_place.priority, extract(epoch from v_place.due_at) * 1000000, v_place.id]::bigint[];
-    end loop;
-    perform set_config('ulak_private.resume_points', v_memory::text, false);
 end
 $plpgsql$;
 

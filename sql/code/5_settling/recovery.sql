@@ -58,7 +58,7 @@ comment on function ulak.recover_stale_messages(timestamptz, integer) is
 -- walk over leases of the past again. What another session had locked is left, and looked at again: that session may roll back. What
 -- isn't visible, such as a claim that is committed when its lease is over, recover_stale_messages() finds.
 create or replace function ulak_private.take_over_expired(p_endpoint_ids bigint[], p_now timestamptz)
-returns void
+returns integer
 language plpgsql
 as $plpgsql$
 declare
@@ -77,7 +77,7 @@ begin
     end if;
     v_place := array_position(v_memory, v_choice);
     if v_now - v_memory[v_place + 1] between 0 and 999999 then
-        return;
+        return 0;
     end if;
     -- Unless the clock was set back.
     v_since := case when v_memory[v_place + 1] <= v_now then v_memory[v_place + 2] end;
@@ -90,6 +90,7 @@ begin
             false
         );
     end if;
+    return v_look.recovered;
 end
 $plpgsql$;
 
@@ -183,14 +184,7 @@ set search_path = pg_catalog, pg_temp
 as $plpgsql$
 declare
     v_recovered integer;
-    -- An external worker's lease was the wait already: what it held is due at once. Backoff is for receivers that ulak itself calls.
-    v_retry_after integer[] := array(
-        select case when e.protocol = 'pull' then 0 end
-        from unnest(p_ids) with ordinality r(id, place)
-        left join ulak_private.deliveries q on q.id between r.id and r.id
-        left join ulak.endpoints e on e.id = q.endpoint_id
-        order by r.place
-    );
+    v_retry_after integer[];
     v_keys text[];
     v_endpoint_ids bigint[];
     v_dead bigint[];
@@ -198,6 +192,14 @@ begin
     if p_ids is null then
         return 0;
     end if;
+    -- An external worker's lease was the wait already: what it held is due at once. Backoff is for receivers that ulak itself calls.
+    v_retry_after := array(
+        select case when e.protocol = 'pull' then 0 end
+        from unnest(p_ids) with ordinality r(id, place)
+        left join ulak_private.deliveries q on q.id between r.id and r.id
+        left join ulak.endpoints e on e.id = q.endpoint_id
+        order by r.place
+    );
     select
         count(*),
         array_agg(f.ordering_key) filter (where f.is_dead and f.ordering_key is not null),
