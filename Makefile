@@ -51,9 +51,9 @@ deb: ## build Debian's packages for each server that is installed, into build/de
 dist: ## build the archive for PGXN, with META.json of the control file, into build/dist; the same files make the same archive
 	control/package.sh dist $(BUILD)
 
-# Most of a run is waiting. Three processes would take less time, but keep fewer of the bounds that tests have for a busy machine.
+# Three processes keep two cores busy, because much of a run is waiting.
 test: lint ## install what is missing and run every check; ARGS="tests/db -k send" picks some
-	tests/sandbox.sh python -m pytest $(or $(ARGS),-n 2 tests)
+	tests/sandbox.sh python -m pytest $(or $(ARGS),-n 3 tests)
 
 lint: ## ruff, mypy and pgspot
 	tests/sandbox.sh tests/lint.sh

@@ -51,12 +51,12 @@ def start(command: list[str | Path], **options: Any) -> subprocess.Popen[bytes]:
 def prometheus(
     cluster: Cluster, module_database: str, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Prometheus]:
-    """It scrapes docker's exporter, which logs in as a monitor, every second."""
+    """It scrapes docker's exporter, which logs in as a monitor, four times a second."""
     folder = tmp_path_factory.mktemp("prometheus")
     exporter_port, port = free_port(), free_port()
     (folder / "prometheus.yml").write_text(
         f"""
-        global: {{scrape_interval: 1s, evaluation_interval: 1s}}
+        global: {{scrape_interval: 250ms, evaluation_interval: 250ms}}
         rule_files: [{RULES}]
         scrape_configs: [{{job_name: ulak, static_configs: [{{targets: ["127.0.0.1:{exporter_port}"]}}]}}]
         """

@@ -43,11 +43,12 @@ class Broker:
         return {**self.config, "port": port}
 
 
-def patience(protocol: str, seconds: int) -> dict[str, Any]:
+def patience(protocol: str, seconds: float) -> dict[str, Any]:
     """How long a connection, and then a message, may take, as a config."""
     if protocol == "kafka":
-        milliseconds = 1000 * seconds
-        setup = min(milliseconds, 60_000)
+        milliseconds = int(1000 * seconds)
+        # librdkafka's own bounds.
+        setup = min(max(milliseconds, 1000), 60_000)
         return {"options": {"socket.connection.setup.timeout.ms": setup, "message.timeout.ms": milliseconds}}
     if protocol == "redis":
         return {"connect_timeout": seconds, "command_timeout": seconds}

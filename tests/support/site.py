@@ -20,13 +20,13 @@ SETTLED = """
 """
 
 
-# Retries never run out, and no circuit opens: what happens is due to the receiver alone.
+# Retries come after a second and never run out, and no circuit opens: what happens is due to the receiver alone.
 PATIENT = {"max_retries": 1000, "backoff": "fixed", "base_delay_seconds": 1}
 UNBROKEN = {"threshold": 1000}
 
 
 class Site(Queue):
-    """Requests may go to loopback; retries come at once unless an endpoint's policy says otherwise."""
+    """Requests may go to loopback. A retry comes after the default backoff, 10 s at first, unless the endpoint's policy is PATIENT or LATER."""
 
     def __init__(self, cluster: Cluster, database: str) -> None:
         self.cluster = cluster

@@ -22,6 +22,7 @@ import pytest
 from support import brokers
 from support.deliveries import SETTINGS, settle_all
 from support.receiver import Answer, Received, Receiver
+from support.sessions import strain
 from ulak.messages import bulkhead
 from ulak.messages.delivery import ConfigError, Endpoint, EndpointConfig, Message, Settled
 from ulak.transports.registry import transports
@@ -108,11 +109,13 @@ NAMES = [
 @pytest.fixture(params=NAMES)
 def scenario(request: pytest.FixtureRequest) -> Iterator[Scenario]:
     protocol, _, kind = request.param.partition("-")
+    # Time for a delivery over loopback. One that an error leaves without an answer takes all of it.
+    seconds = 0.3 * strain()
     with ExitStack() as resources:
         if protocol == "http":
             receiver = resources.enter_context(Receiver(accepts))
             given = dict(HTTP[kind])
-            config = {"url": receiver.origin + given.pop("path", "/"), "timeout": 1, **given.pop("config", {})}
+            config = {"url": receiver.origin + given.pop("path", "/"), "timeout": seconds, **given.pop("config", {})}
             if config.get("auth", {}).get("type") == "oauth2":
                 config["auth"] = {**config["auth"], "token_url": receiver.origin + "/token"}
             yield Scenario("http", config, **given)
@@ -120,7 +123,7 @@ def scenario(request: pytest.FixtureRequest) -> Iterator[Scenario]:
             yield Scenario("log", {}, [RICH])
         else:
             broker = brokers.broker(protocol, request.getfixturevalue, resources)
-            config = {**broker.config, **brokers.patience(protocol, 1)}
+            config = {**broker.config, **brokers.patience(protocol, seconds)}
             if kind:
                 place = str(broker.config[broker.route])
                 config[broker.route] = place.replace("b", "{place}", 1) if "b" in place else place

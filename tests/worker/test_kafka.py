@@ -22,7 +22,7 @@ from support.kafka import (
 )
 from support.receiver import Certificate, Receiver, make_certificate
 from support.sessions import wait_until
-from support.site import Site
+from support.site import PATIENT, Site
 from ulak.messages.delivery import EndpointConfig
 from ulak.transports.broker.target import Defaults
 from ulak.transports.kafka.target import Target
@@ -414,7 +414,7 @@ def test_a_host_that_is_not_allowed_is_not_dialled(site: Site, bus: Bus, kafka: 
         Relay(kafka, host="127.0.0.2", advertised_host="127.0.0.2") as forbidden,
         Relay(kafka, advertised_host="127.0.0.2", advertised_port=forbidden.port) as relay,
     ):
-        bus.endpoint(broker=relay.broker)
+        bus.endpoint(policy=PATIENT, broker=relay.broker)
         id = site.send("bus", {"n": 1})
         site.configure(http_allowed_hosts="localhost")
         site.start(seconds=60)
