@@ -18,28 +18,28 @@ from ulak.sessions.backend import Backend
 from ulak.sessions.database import Database
 from ulak.sessions.session import cancellable
 
-# Notifications are kept for a session until it is idle, so one that runs for longer must not listen.
+# PostgreSQL queues notifications for a session until it is idle, so a longer run must not listen.
 _LONGEST_LISTENING_RUN = 3600
-# A run ends at most 6.4 s after the minute, and what it holds may keep it a little longer: that long the next one waits
-# for its place.
+# A run ends at most 6.4 s after the minute, or a little later if it still holds messages. The next run waits this long
+# for its slot.
 _HANDOVER_SECONDS = 8.0
-# How often it looks whether that is free, and the watcher whether it was cancelled.
+# How often it checks whether the slot is free, and the watcher whether it was cancelled.
 _LOOK_SECONDS = 0.1
-# How often the watcher looks whether a worker is missing: one that is so twice in turn is started.
+# How often the watcher checks for missing workers; one that is missing twice in a row is started.
 _WATCH_SECONDS = 1.0
 
 
 def run(slot: int | None, seconds: float | None, is_scheduled: bool, stamp: str, search_path: str) -> None:
-    """The body of ulak.run_worker(): takes a slot and works in it until the time is over. The session's search_path is
-    pinned by now; at the end it gets back the one that it had."""
+    """The body of ulak.run_worker(): takes a slot and works in it until the time is over. The caller has pinned the
+    session's search_path; at the end it is restored."""
     plpy.execute("select ulak_private.enter_worker_session()")
     plpy.commit()
-    # A scheduled run may come while the one before it is still leaving.
+    # A scheduled run may start while the previous one is still ending.
     row = _take_slot(slot, seconds, is_scheduled, time.monotonic() + (_HANDOVER_SECONDS if is_scheduled else 0))
     if row is None:
         _leave(None, search_path)
         return
-    # Notifications are kept for a session until it is idle, which this one isn't before its end.
+    # PostgreSQL queues notifications for this session until it ends.
     may_listen = row["seconds"] <= _LONGEST_LISTENING_RUN
     try:
         with cancellable():
@@ -86,7 +86,7 @@ def watch(stamp: str) -> None:
 def _watch(database: Database) -> None:
     plpy.execute("select ulak_private.enter_worker_session('watcher')")
     plpy.commit()
-    # start() holds this lock until it commits: what it asks for is seen after that.
+    # start() holds this lock until it commits; after that its changes are visible.
     plpy.execute("select ulak_private.await_schedule()")
     parameters = login_parameters("ulak_worker")
     plpy.commit()
@@ -97,12 +97,12 @@ def _watch(database: Database) -> None:
         leave, slots = database.missing_workers()
         if leave:
             return
-        # Not at the first look: between two runs a slot is empty for a moment.
+        # Not at the first look: a slot is empty for a moment between two runs.
         for slot in missing & slots:
             try:
                 login.leave_behind(parameters, f"call ulak.run_worker({slot}, p_is_scheduled => true)")
             except login.LoginError as error:
-                # Once, and not every second.
+                # Warn once, not every second.
                 if problem is None:
                     problem = str(error)
                     warn = plpy.prepare("select ulak_private.warn($1)", ("text",))
@@ -115,7 +115,7 @@ def _watch(database: Database) -> None:
 
 
 def launch_watcher() -> str | None:
-    """The body of ulak_private.launch_watcher(): why it could not be done."""
+    """The body of ulak_private.launch_watcher(): why it failed, or None."""
     try:
         login.leave_behind(login_parameters("ulak_worker"), "call ulak_private.watch_workers()")
     except login.LoginError as error:
@@ -124,7 +124,7 @@ def launch_watcher() -> str | None:
 
 
 def log_in(user: str) -> str | None:
-    """The body of ulak_private.log_in(): why a session of this role can't be opened."""
+    """The body of ulak_private.log_in(): why a session of this role can't be opened, or None."""
     try:
         login.ask(login_parameters(user), "select 1")
     except login.LoginError as error:
@@ -133,7 +133,7 @@ def log_in(user: str) -> str | None:
 
 
 def ask(place: dict[str, str], query: str) -> str | None:
-    """The body of ulak_private.ask(): what a session of this role in another database answers, if there can be one."""
+    """The body of ulak_private.ask(): the answer of a session in another database; None if it can't be opened."""
     try:
         return login.ask({**login_parameters(""), **place}, query)
     except login.LoginError:
@@ -150,8 +150,8 @@ def login_parameters(user: str) -> dict[str, str]:
         "user": user,
         "connect_timeout": "5",
         "fallback_application_name": "ulak",
-        # These hold before the session's first query, whatever is set for its database or role. The connection is left
-        # at once, which must not end the session.
+        # These apply before the session's first query, whatever is set for its database or role. We disconnect at once,
+        # which must not end the session.
         "options": "-c search_path=pg_catalog,pg_temp -c client_connection_check_interval=0",
     }
 
@@ -167,7 +167,7 @@ def _ping(database: Database, endpoint_id: int) -> str:
     from ulak import ping as pinging
 
     given = database.options()
-    # The caller wants to see the result.
+    # The caller wants to see the answer.
     given = given._replace(settings={**given.settings, "capture_response": "true"})
     dispatcher = make_dispatcher(database, given, 1)
     config = database.endpoint_configs([endpoint_id])[0]

@@ -1,4 +1,4 @@
-"""One test message to an endpoint now, signed and authorised like any other, outside of the queue."""
+"""Sends one test message to an endpoint, signed and authorised like any other, without the queue."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ulak.messages.delivery import Endpoint, Message, Outcome
 from ulak.worker.dispatcher import Dispatcher
 
 PAYLOAD = '{"type": "ulak.ping"}'
-# For topics and routing keys that are made of it.
+# For topics and routing keys that depend on it.
 METADATA = '{"event_type": "ulak.ping"}'
 
 

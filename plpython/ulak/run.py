@@ -1,4 +1,4 @@
-"""A run of a worker, wherever it lives: with the settings as they are, and anew when they change."""
+"""A run of a worker, in the database or in a node; it starts over when settings change."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from ulak.worker.dispatcher import Dispatcher
 from ulak.worker.loop import Worker
 from ulak.worker.port import Busy, Refused
 
-# Python looks for cycles after this many new objects (700 by default). A claim makes a thousand and more, and none of
-# them is in a cycle.
+# Python looks for reference cycles after this many new objects (700 by default). A claim makes a thousand or more, none
+# of them in a cycle.
 _CYCLE_SEARCH = 20_000
-# After this many runs in a row that ended with an error of the worker's own code, the next one is wary: for so long it
-# holds one message at a time, to find the one that causes it.
+# After this many runs in a row that ended with an error of the worker's own code, the next run is wary: it holds one
+# message at a time, for this many seconds, to find the one that causes the error.
 _SUSPICIOUS = 2
 _WARY_SECONDS = 60.0
-# How many of the messages that were held when a run ended with an error are named in the event log.
+# How many of the messages held by a run that ended with an error are listed in the event log.
 _MOST_HELD_TOLD = 100
 
 
 def run(database: Database, seconds: float) -> str:
-    """Until its time is over, or it was told to leave: returns why, as Worker.run() does."""
+    """Works until the time is over or it is told to leave, and returns why, like Worker.run()."""
     until = time.monotonic() + seconds
     thresholds = gc.get_threshold()
     gc.set_threshold(_CYCLE_SEARCH)
@@ -53,10 +53,10 @@ def _work(database: Database, until: float) -> str:
     database.note_limit(chosen.limited_by)
     suspicion = database.suspicion()
     if suspicion >= _SUSPICIOUS:
-        # A wary run holds one message at a time, to find the one that ended the runs before it.
+        # To find the message that ended the previous runs.
         chosen = chosen._replace(most_held=1)
         until = min(until, time.monotonic() + _WARY_SECONDS)
-    # Twice: slow receivers have slots of their own.
+    # Twice as many: slow receivers have their own slots.
     dispatcher = make_dispatcher(database, given, chosen.slots * 2)
     worker = Worker(database, chosen, given.fingerprint, until, dispatcher)
     try:
@@ -67,14 +67,14 @@ def _work(database: Database, until: float) -> str:
         _break_off(database, worker, error, suspicion)
         raise
     finally:
-        # A node's process goes on after the run: no request may be left under way.
+        # A node's process outlives the run, so no request may stay in flight.
         dispatcher.close()
     return ended
 
 
 def _break_off(database: Database, worker: Worker, error: BaseException, suspicion: int) -> None:
-    """What can still be done, one by one; if it can't, the leases run out. A message that a wary run held alone when
-    the worker's own code failed is buried. After that, one more run that ends so makes the next one wary again."""
+    """Cleans up step by step; where a step fails, leases run out instead. A message that a wary run held alone when
+    the worker's own code failed becomes a dead letter. After that, one more such run makes the next one wary again."""
     cause = error.__cause__ if isinstance(error, Cancelled) else error
     is_ours = not isinstance(error, Cancelled | Busy | Refused | OSError | database.session.Error)
     held = [id for id, _ in worker.held()]

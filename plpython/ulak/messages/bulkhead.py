@@ -1,4 +1,4 @@
-"""The seam around all code that works on what a message, a config, a receiver, a broker or a token server holds.
+"""The seam around all code that handles data from messages, configs, receivers, brokers and token servers.
 
 Whatever such code raises becomes an outcome: of that message if nothing can be built of it, else of its endpoint.
 Nothing else is touched, and the loop goes on. There are three walls, each inside the next:
@@ -22,8 +22,8 @@ PLAIN = Message(0, "00000000-0000-7000-8000-000000000000", 1, "{}")
 
 
 def fault(error: Exception, build: Callable[[Message], object]) -> str:
-    """The error of a message that build() has failed for. If not even a plain message can be built, it is the config's
-    fault, and is tried again."""
+    """The error of a message for which build() failed. If not even a plain message can be built, it is the config's
+    fault, and the message is retried."""
     if isinstance(error, MessageError):
         return f"{PERMANENT} {MESSAGE} {error}"
     if isinstance(error, ConfigError):
@@ -45,7 +45,7 @@ def unbuildable(error: Exception) -> str:
 
 
 def kind(error: Exception) -> str:
-    """The text of an error that isn't ours might quote what caused it: a secret, or a payload."""
+    """The text of a foreign error might quote its cause: a secret, or a payload."""
     return type(error).__name__
 
 

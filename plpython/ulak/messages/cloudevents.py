@@ -44,7 +44,7 @@ def attributes(
     """Context attributes; partitionkey and traceparent are extensions that the specification documents."""
     found = {
         "specversion": "1.0",
-        # That of the event, if it is one: a receiver behind two endpoints gets it twice and can tell.
+        # The event's id, if there is one: a receiver behind two endpoints can see that it got the event twice.
         "id": event.id_of(message) or message.message_id,
         "source": config.source,
         "type": config.type or event.type_of(message) or DEFAULT_TYPE,
@@ -64,14 +64,14 @@ def attributes(
 
 
 def structured(config: CloudEvents, message: Message, traceparent: str | None = None, content_type: str = JSON) -> str:
-    """The event as JSON text; the payload is JSON text already and goes in as it is."""
+    """The event as JSON text; the payload is JSON text already, so it is inserted unchanged."""
     found = attributes(config, message, traceparent, content_type)
     head = json.dumps(found, ensure_ascii=False, separators=(",", ":"))
     return f'{head[:-1]},"data":{message.payload}}}'
 
 
 class Represented(NamedTuple):
-    """A message as an event: what stands in the body, what it is, and the attributes that travel beside it."""
+    """A message as an event: body, content type, and the attributes that travel beside it."""
 
     body: str
     content_type: str
@@ -81,11 +81,11 @@ class Represented(NamedTuple):
 def represent(
     config: CloudEvents, message: Message, is_raw: bool, traceparent: str | None, content_type: str | None
 ) -> Represented:
-    """The content type is that of a raw body; any other payload is JSON."""
+    """`content_type` is for a raw body; any other payload is JSON."""
     kind = (is_raw and content_type) or JSON
     body = raw_body(message) if is_raw else message.payload
     if config.mode == "binary":
-        # To a receiver the body would be the event, and its attributes what the sender says.
+        # The receiver would take the body for the event, with attributes chosen by the sender.
         if kind.strip().lower().startswith("application/cloudevents"):
             raise MessageError(f"the message's content type is {kind}, and its endpoint makes the event")
         found = attributes(config, message, traceparent)
@@ -97,7 +97,7 @@ def represent(
         except (ValueError, RecursionError):
             raise MessageError(f"the message's raw body isn't JSON, and its content type is {kind}") from None
         message = message._replace(payload=body)
-    # Data of another type is a JSON string in the event, which is how a raw body is stored.
+    # Other data is a JSON string in the event, and a raw body is stored as one.
     return Represented(structured(config, message, traceparent, kind), STRUCTURED, {})
 
 
@@ -110,12 +110,12 @@ def raw_body(message: Message) -> str:
 
 
 def header_value(value: str) -> str:
-    """As the HTTP binding writes an attribute."""
+    """An attribute as the HTTP binding writes it."""
     return quote(value, safe=_PLAIN)
 
 
 def rfc3339(timestamp: str) -> str:
-    """PostgreSQL's text of a timestamptz in the form that CloudEvents asks for."""
+    """A timestamptz of PostgreSQL in the format of CloudEvents."""
     text = timestamp.replace(" ", "T", 1)
     offset = _OFFSET.search(text, 11)
     if offset is None:

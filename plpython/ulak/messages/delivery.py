@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from ulak.safety.mask import Mask
 
-# How an error begins; the database decides by it.
+# The prefix of an error, by which the database decides.
 RETRYABLE = "[RETRYABLE]"
 PERMANENT = "[PERMANENT]"
 DISABLE = "[DISABLE]"
@@ -21,7 +21,7 @@ class ConfigError(ValueError):
 
 
 class MessageError(ValueError):
-    """A message can't be sent as it is, however often it is tried."""
+    """A message can't be sent, and a retry doesn't help."""
 
 
 # The types made for every message are named tuples: a frozen dataclass costs four times as much to make.
@@ -37,7 +37,7 @@ class Message(NamedTuple):
     correlation_id: str | None = None
     ordering_key: str | None = None
     created_at: str | None = None
-    # Why the database could not hand it out; the payload is empty then.
+    # Why the database couldn't hand it out; the payload is then empty.
     problem: str | None = None
 
 
@@ -56,7 +56,7 @@ class Outcome(NamedTuple):
         return self if self.failures is None else self.failures.get(message.id, self)
 
 
-# Nothing to store but that it was delivered.
+# Delivered, and nothing else to store.
 DELIVERED = Outcome(status=200)
 
 
@@ -77,16 +77,16 @@ class EndpointConfig(NamedTuple):
     # None: it can't be read.
     config: Mapping[str, Any] | None
     signing_secrets: Sequence[str] = ()
-    # The values that stand in the config by name.
+    # The values of secrets that the config refers to by name.
     secrets: Sequence[str] = ()
     protocol: str = "http"
-    # Why the database gave no config.
+    # Why the database handed out no config.
     problem: str | None = None
-    # Lists of hosts, separated by commas: a secret of the config is bound to each of them.
+    # One list of hosts, separated by commas, for each bound secret of the config.
     bound: Sequence[str] = ()
 
     def keys(self) -> Mapping[str, Any]:
-        """Parses the config. Raises ConfigError."""
+        """The config. Raises ConfigError if there is none."""
         if self.problem is not None:
             raise ConfigError(self.problem)
         if self.config is None:
@@ -94,7 +94,7 @@ class EndpointConfig(NamedTuple):
         return self.config
 
     def parsed(self, batch_size: int, longest: float, target: Any) -> Endpoint:
-        """As a transport has understood it."""
+        """The endpoint for the worker. `target` is the config as its transport parsed it."""
         in_flight = self.keys().get("max_in_flight")
         for value, name in ((batch_size, "batch_size"), (1 if in_flight is None else in_flight, "max_in_flight")):
             if type(value) is not int or value < 1:
@@ -116,7 +116,7 @@ class Endpoint(NamedTuple):
     # Messages that one delivery may carry.
     batch_size: int
     max_in_flight: int | None
-    # Seconds after which a delivery has ended in any case.
+    # Seconds after which any delivery has ended.
     longest: float
     # The config as its transport parsed it; nothing else looks into it.
     target: Any
@@ -127,8 +127,8 @@ class Endpoint(NamedTuple):
 def grouped(
     messages: Iterable[Message], most: int, max_bytes: int, are_alike: Callable[[Message, Message], bool] | None = None
 ) -> list[list[Message]]:
-    """Groups of messages in their order. Each has at most this many messages and bytes of payload, all like the first;
-    a message that is larger travels alone."""
+    """Messages in groups, in order. A group has at most this many messages and bytes, and its messages are alike. A
+    message larger than the limit has a group of its own."""
     groups: list[list[Message]] = []
     size = 0
     for message in messages:

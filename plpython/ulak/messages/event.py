@@ -16,17 +16,17 @@ _TRACE = ("traceparent", "tracestate")
 
 
 def id_of(message: Message) -> str | None:
-    """That of the event that was published, which is the same for each of its subscribers."""
+    """The id of the published event, which is the same for all subscribers."""
     found = _ID.search(message.headers) if message.headers else None
     return found[1] if found else None
 
 
 def shared_headers(message: Message) -> str | None:
-    """What messages that travel in one request may have in common: each has an event id and a span of its own."""
+    """The headers that messages in one request can share: not the event id nor the trace, which each has for itself."""
     headers = message.headers
     if not headers:
         return headers
-    # The comma follows because "ulak-event-type" is always there too, and jsonb writes longer keys behind shorter ones.
+    # A comma always follows: "ulak-event-type" is there, too, and jsonb writes shorter keys first.
     headers = re.sub(_ID.pattern + ", ", "", headers, count=1)
     return _untraced(headers) if '"traceparent"' in headers else headers
 
@@ -40,8 +40,7 @@ def _untraced(headers: str) -> str | None:
 
 
 def headers_of(text: str | None) -> dict[str, str]:
-    """A message's own headers. Options of its one request are among them: their names begin with a colon. Raises
-    MessageError."""
+    """A message's headers, including options of its request, whose names begin with a colon. Raises MessageError."""
     if text is None:
         return {}
     try:
@@ -69,7 +68,7 @@ def type_of(message: Message) -> str | None:
 
 
 def patterns(event_type: str) -> Iterator[str]:
-    """What a subscription to it may name, the most specific first. As ulak_private.patterns_of() has them."""
+    """The patterns that match it, the most specific first, like ulak_private.patterns_of()."""
     yield event_type
     parts = event_type.split(".")
     for length in range(len(parts) - 1, 0, -1):

@@ -12,9 +12,9 @@ from ulak.sessions.database import Database
 from ulak.sessions.session import cancellable
 from ulak.transports.registry import missing_client
 
-# A session is replaced after this: a backend keeps what it has learned of the catalog, so its memory grows.
+# A session is replaced after this time: a backend caches the catalog, so its memory grows.
 _SESSION_SECONDS = 3600.0
-# How often a node that stop() has stopped looks whether start() was called, and whether it was told to leave.
+# After stop(): how often a node checks whether start() was called, and whether it was told to leave.
 _STOPPED_LOOK_SECONDS = 1.0
 _LOOK_SECONDS = 0.1
 
@@ -23,8 +23,8 @@ _TOLD: list[str] = []
 
 
 def work(connection: pq.abc.PGconn, host: str, stamp: str, process: Process) -> str:
-    """Why it ended: over (the session is old), restart (there is another build), or told (by a signal). stop() ends the
-    run but not the session, which waits for start(). Raises Lost, or whatever ended the run."""
+    """Returns why it ended: over (the session is old), restart (there is another build), or told (by a signal). stop()
+    ends the run but not the session, which waits for start(). Raises Lost, or whatever ended the run."""
     session = Connection(connection, process)
     try:
         session.call("select ulak_private.enter_node_session()")
@@ -43,7 +43,7 @@ def work(connection: pq.abc.PGconn, host: str, stamp: str, process: Process) -> 
             is_waiting = False
             slot, name = taken[0]["slot"], taken[0]["name"]
             process.log(f"delivering as {name}")
-            # libpq hands out notifications whenever they come, however long the session lasts.
+            # libpq delivers notifications at once, however long the session lasts.
             database = Database(session, slot, name, stamp, may_listen=True, protocols=protocols)
             with cancellable():
                 ended = run(database, max(0.0, until - time.monotonic()))

@@ -1,5 +1,4 @@
-"""The session of a node: a connection by libpq. A statement is prepared once, and each call is one round
-trip."""
+"""The session of a node: a connection by libpq. A statement is prepared once, and each call is one round trip."""
 
 from __future__ import annotations
 
@@ -16,20 +15,20 @@ from ulak.node.wake_up import SocketWakeUp
 from ulak.sessions.session import CANCELLED, Cancelled, Rows
 from ulak.worker.tuning import STOP_SECONDS
 
-# A server that owes an answer and says nothing for this long is given up, and the primary is looked for. Shorter:
-# a disk that stalls costs the node's session, and what it had delivered and not stored is sent again. Longer: it is
-# missed for longer after a failover. Statements end sooner by the server's own limit (ulak_private.node_parameters()).
+# A server that doesn't answer for this long is given up, and the node looks for the primary. With less, a stalling disk
+# would end the session, and what was delivered but not stored would be sent again. With more, a failover takes longer.
+# Statements end sooner by the server's own limit (ulak_private.node_parameters()).
 ANSWER_SECONDS = 10.0
-# An answer that took this long isn't used to read the server's clock.
+# An answer that takes longer isn't used to set the clock.
 _CLOCK_SECONDS = 0.5
 
-# The server ends the session: it goes down, an operator or a timeout said so.
+# The server ended the session: it shuts down, or an operator or a time-out ended it.
 _ENDED = ("57P01", "57P02", "57P03", "57P05", "25P03", "08003", "08006")
 _READ_ONLY = "25006"
 
 
 class Lost(ConnectionError):
-    """There is no connection any more. What was held comes back to the queue when its leases run out."""
+    """The connection is lost. Held messages return to the queue when their leases run out."""
 
 
 class Process(Protocol):
@@ -60,15 +59,14 @@ class Connection:
         self._wake_up: SocketWakeUp | None = None
         # Why it was given up.
         self._lost: str | None = None
-        # From Python's monotonic clock to the server's; measured with each report.
+        # The server's clock minus Python's monotonic clock; measured with each report.
         self._since_monotonic = 0.0
-        # No call of libpq waits, not even the last one: a frozen server takes nothing in.
+        # libpq must never block, not even when it closes: a frozen server reads nothing.
         connection.nonblocking = 1
-        connection.enter_pipeline_mode()
 
     def call(self, query: str, types: Sequence[str] = (), arguments: Sequence[Any] = ()) -> Rows:
         try:
-            # Without a BEGIN a statement is its own transaction. What can't be sent as UTF-8 fails in the server.
+            # Without BEGIN, each statement is its own transaction. Text that isn't valid UTF-8 fails in the server.
             return self._execute(query, types, [values.write(each) for each in arguments])
         except psycopg.Error as error:
             if error.sqlstate == CANCELLED:
@@ -76,13 +74,13 @@ class Connection:
             raise
 
     def check_interrupts(self) -> None:
-        """A cancel ends a statement, and the loss of the server shows where it is asked next."""
+        """Nothing to check: a cancel ends a statement, and the next call notices the loss of the server."""
 
     def wake_up(self) -> SocketWakeUp | None:
         try:
             wake_up = SocketWakeUp(self._connection.socket, self._receive)
         except OSError:
-            # No file descriptor is left: the worker polls instead.
+            # Out of file descriptors: the worker polls instead.
             return None
         self._wake_up = wake_up
         self._process.wake = wake_up.arrived
@@ -92,14 +90,14 @@ class Connection:
         return self._process.leave
 
     def now(self) -> float:
-        # Not by this machine's clock: nobody may have set it.
+        # Not this machine's clock, which may be wrong.
         return time.monotonic() + self._since_monotonic
 
     def measure_clock(self) -> float:
         sent = time.monotonic()
         (row,) = self.call("select extract(epoch from clock_timestamp())::float8 as now")
         took = time.monotonic() - sent
-        # The answer may have come from the beginning or the end of a slow round trip: the former one is better.
+        # After a slow round trip the server's time is uncertain: keep the former value.
         if took < _CLOCK_SECONDS or not self._since_monotonic:
             self._since_monotonic = row["now"] - sent - took / 2
         return time.time() - self.now()
@@ -144,34 +142,24 @@ class Connection:
             raise Lost(str(error)) from error
 
     def _finish(self) -> pq.abc.PGresult:
-        """The result of what was sent last; raises the first error since the time before."""
-        self._send(self._connection.pipeline_sync)
-        failed = result = None
-        was_none = False
+        """The result of the last statement. Raises its error."""
+        result = None
         while True:
             self._await_result()
-            each = self._connection.get_result()
-            if each is None:
-                # The end of one statement's results; twice in turn it means that the server is gone.
-                if was_none or self._connection.status == pq.ConnStatus.BAD:
-                    raise Lost(pq.error_message(self._connection))
-                was_none = True
-                continue
-            was_none = False
-            if each.status == pq.ExecStatus.PIPELINE_SYNC:
+            following = self._connection.get_result()
+            if following is None:
                 break
-            result = each
-            if each.status == pq.ExecStatus.FATAL_ERROR:
-                failed = failed or each
+            result = following
         self._note_notifications()
-        if failed is not None:
-            raise self._error(failed)
-        assert result is not None
+        if result is None:
+            raise Lost(pq.error_message(self._connection))
+        if result.status == pq.ExecStatus.FATAL_ERROR:
+            raise self._error(result)
         return result
 
     def _await_result(self) -> None:
-        """Until there is one. A host that is frozen still answers TCP, so only a limit of our own tells: after it, what
-        was asked for may have been done or not, as with any connection that is lost."""
+        """Waits for a result. A frozen host still answers TCP, so we need our own limit. After it, the statement may
+        have been executed or not, as with any lost connection."""
         connection = self._connection
         began = time.monotonic()
         try:
@@ -192,12 +180,12 @@ class Connection:
         if self._connection.status == pq.ConnStatus.BAD or state in _ENDED or not state:
             return Lost(pq.error_message(result))
         if state == _READ_ONLY:
-            # It was the primary, and has been demoted: the process looks for the new one.
+            # The primary was demoted: the process looks for the new one.
             return Lost("the server has become read-only")
         return errors.error_from_result(result)
 
     def _receive(self) -> None:
-        """Input that arrived unasked, such as notifications."""
+        """Reads unrequested input, such as notifications."""
         try:
             self._connection.consume_input()
         except psycopg.OperationalError as error:

@@ -1,5 +1,5 @@
-"""Values as PostgreSQL writes them, into Python and back: what PL/Python does in a backend. Only the types that the
-worker's statements have."""
+"""Converts values between Python and PostgreSQL's text format, as PL/Python does in a backend. Only the types that the
+worker's statements use."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _OIDS = {
     "jsonb": 3802,
     "jsonb[]": 3807,
 }
-# One element: quoted, with a backslash before each quote and backslash in it; or plain.
+# An array element: quoted, with a backslash before each quote and backslash; or plain.
 _ELEMENT = re.compile(r'"([^"\\]*(?:\\.[^"\\]*)*)"|([^,{}"]+)', re.DOTALL)
 
 
@@ -30,7 +30,7 @@ def oids(types: Sequence[str]) -> list[int]:
 
 
 def write(value: Any) -> bytes | None:
-    """A parameter. Its type is known to the server."""
+    """A parameter; the server knows its type."""
     if value is None:
         return None
     return _text(value).encode()
@@ -76,7 +76,7 @@ def _read_texts(value: bytes) -> list[Any]:
         if plain:
             texts.append(None if plain == "NULL" else plain)
         else:
-            # Each quote has a backslash of its own, so what is left of them afterwards are pairs.
+            # Each quote has its own backslash, so the remaining backslashes come in pairs.
             texts.append(quoted.replace('\\"', '"').replace("\\\\", "\\"))
     return texts
 

@@ -1,4 +1,4 @@
-"""The wake-up of a node: a notification comes by its connection, whose descriptor tells that something has come."""
+"""The wake-up of a node: a notification arrives over its connection, whose socket becomes readable."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from collections.abc import Callable
 
 
 class SocketWakeUp:
-    """Implements wake_up.WakeUp. A notification may also come with the answer to a query: then nothing is left in the
-    socket, and a descriptor of its own remembers it."""
+    """Implements wake_up.WakeUp. A notification may also arrive with the answer to a query. Then the socket isn't
+    readable, and an eventfd remembers it."""
 
     def __init__(self, socket: int, receive: Callable[[], None]) -> None:
-        """receive() takes in what the socket has, and calls arrived() for each notification."""
+        """receive() reads the socket, and calls arrived() for each notification."""
         self._socket = socket
         self._receive = receive
         self._arrived = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
@@ -30,7 +30,7 @@ class SocketWakeUp:
             self._both.register(self._socket, select.EPOLLIN)
 
     def arrived(self) -> None:
-        """Also called by a signal's handler."""
+        """Also called by a signal handler."""
         if self._is_held_back:
             os.eventfd_write(self._arrived, 1)
 

@@ -13,7 +13,7 @@ from ulak.safety.hosts import Hosts
 Address = IPv4Address | IPv6Address
 Network = IPv4Network | IPv6Network
 
-# The first match names the rule, so single addresses stand before the ranges around them.
+# The first match counts, so single addresses come before the ranges around them.
 _RULES: tuple[tuple[str, tuple[str, ...]], ...] = (
     (
         "cloud metadata",
@@ -42,8 +42,8 @@ _RULES: tuple[tuple[str, tuple[str, ...]], ...] = (
 _BLOCKED: tuple[tuple[str, Network], ...] = tuple(
     (rule, ip_network(network)) for rule, networks in _RULES for network in networks
 )
-# Networks in which your own receivers may be, and the prefix length of the part to allow for one; None: all of it.
-# Allowing any other network is never suggested.
+# Networks that may contain your own receivers, and the prefix length of the part to allow; None: the whole network. No
+# other network is ever suggested.
 _OWN: Mapping[str, int | None] = {
     "127.0.0.0/8": None,
     "::1/128": None,
@@ -52,13 +52,13 @@ _OWN: Mapping[str, int | None] = {
     "192.168.0.0/16": 24,
     "fc00::/7": 64,
 }
-# Everything that IANA hasn't given out as global unicast.
+# Everything else isn't assigned as global unicast.
 _GLOBAL_UNICAST_6 = IPv6Network("2000::/3")
 
 
 def networks(values: Iterable[str]) -> tuple[Network, ...]:
-    """The allow list, parsed; a network with host bits set is taken as its network. What can't be read allows nothing:
-    configure() refuses it, and a value that was stored in another way isn't to end every run."""
+    """Parses the allow list; host bits are ignored. An unreadable value allows nothing: configure() refuses it, but one
+    that was stored in another way must not end every run."""
     found: list[Network] = []
     for value in values:
         with contextlib.suppress(ValueError):
@@ -66,13 +66,8 @@ def networks(values: Iterable[str]) -> tuple[Network, ...]:
     return tuple(found)
 
 
-def _rule(address: Address) -> str | None:
-    for rule, network in _BLOCKED:
-        if address.version == network.version and address in network:
-            return f"{rule}, {network}"
-    if isinstance(address, IPv6Address) and address not in _GLOBAL_UNICAST_6:
-        return "reserved, outside 2000::/3"
-    return None
+def _rule(address: Address) -> tuple[str, Network] | None:
+    return next(((rule, network) for rule, network in _BLOCKED if address in network), None)
 
 
 class Guard:
@@ -81,13 +76,13 @@ class Guard:
     def __init__(
         self, allow_internal: bool = False, allowed: Iterable[str] = (), hosts: tuple[Hosts, ...] = ()
     ) -> None:
-        """`hosts`: a host has to be in each of these lists."""
+        """`hosts`: a host must be in each of these lists."""
         self._allow_internal = allow_internal
         self._allowed = networks(allowed)
         self._hosts = hosts
 
     def within(self, bound: Sequence[str]) -> Guard:
-        """The same for a config whose secrets are bound to these lists of hosts."""
+        """The guard for a config whose secrets are bound to these lists of hosts."""
         if not bound:
             return self
         narrower = copy(self)
@@ -111,9 +106,13 @@ class Guard:
             return "not an IP address"
         if isinstance(address, IPv6Address) and address.scope_id is not None:
             address = IPv6Address(int(address))
-        if any(address.version == network.version and address in network for network in self._allowed):
+        if any(address in network for network in self._allowed):
             return None
-        return _rule(address)
+        if rule := _rule(address):
+            return f"{rule[0]}, {rule[1]}"
+        if isinstance(address, IPv6Address) and address not in _GLOBAL_UNICAST_6:
+            return "reserved, outside 2000::/3"
+        return None
 
     def refusal(self, text: str) -> str | None:
         """Why this address may not be dialled, and how to allow it, in words for `last_error`; None if it may."""
@@ -124,20 +123,18 @@ class Guard:
         return f"address {text} is blocked ({rule})" + (f"; to allow it: {remedy}" if remedy else "")
 
     def remedy(self, text: str) -> str | None:
-        """The statement that allows this address's network beside those that are allowed; None if nobody should."""
+        """The statement that also allows this address's network; None if nobody should run it."""
         try:
             address = ip_address(text)
         except ValueError:
             return None
-        for rule, blocked in _BLOCKED:
-            if address.version == blocked.version and address in blocked:
-                if rule == "cloud metadata" or str(blocked) not in _OWN:
-                    return None
-                width = _OWN[str(blocked)]
-                network = blocked if width is None else ip_network(f"{address}/{width}", strict=False)
-                names = ",".join(map(str, (*self._allowed, network)))
-                return f"select ulak.configure('http_allowed_networks', '{names}');"
-        return None
+        _, blocked = _rule(address) or (None, None)
+        if str(blocked) not in _OWN:
+            return None
+        width = _OWN[str(blocked)]
+        network = blocked if width is None else ip_network(f"{address}/{width}", strict=False)
+        names = ",".join(map(str, (*self._allowed, network)))
+        return f"select ulak.configure('http_allowed_networks', '{names}');"
 
 
 def guard(settings: Mapping[str, str]) -> Guard:

@@ -1,4 +1,4 @@
-"""Files that a config names: small, regular, and looked at without waiting for anybody."""
+"""Files that a config names: they must be small regular files, and are checked without blocking."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import NamedTuple
 from ulak.messages.delivery import ConfigError
 
 LARGEST = 1024 * 1024
-# One text for every reason; otherwise a config could find out which files exist, and which the server may read.
+# One text for every reason, so that a config can't be used to find out which files exist or are readable.
 PROBLEM = (
     "a file that the config names can't be used: each must be a regular file of at most 1 MB,"
     " in PEM format, that the server may read"
@@ -25,7 +25,7 @@ _Identity = tuple[int, int, int, int]
 
 
 class Checked(NamedTuple):
-    """A file that was checked; whether it is still the same can be seen without opening it."""
+    """A file that was checked, and how to see without opening it whether it has changed."""
 
     path: str
     identity: _Identity
@@ -38,7 +38,7 @@ class Checked(NamedTuple):
 
 
 def check(named: Iterable[tuple[str, bytes]]) -> tuple[Checked, ...]:
-    """Paths, and what each file must hold; raises ConfigError if one of them is anything but that.
+    """Checks paths and what each file must contain. Raises ConfigError.
 
     Libraries open them by name, again for each connection, and would wait at a FIFO or read a device without end.
     """
@@ -58,7 +58,7 @@ def _judged(path: str, content: bytes) -> tuple[Checked, bytes]:
 
 
 def _check(path: str, content: bytes) -> tuple[Checked, bytes]:
-    # A device isn't even opened: for some that alone has an effect. What /proc has can be another thing a moment later.
+    # Don't open a device: for some that has an effect. A file in /proc may be another one a moment later.
     if os.path.abspath(path).startswith("/proc/") or not stat.S_ISREG(os.stat(path).st_mode):
         raise ValueError
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
@@ -67,7 +67,7 @@ def _check(path: str, content: bytes) -> tuple[Checked, bytes]:
         if not stat.S_ISREG(found.st_mode) or found.st_size > LARGEST:
             raise ValueError
         data = os.read(descriptor, LARGEST)
-        # A public key may be DER, too, of which nothing but the first byte is sure.
+        # A public key may also be DER, of which only the first byte is known.
         if content not in data and not (content is PUBLIC_KEY and data.startswith(b"0")):
             raise ValueError
     finally:

@@ -1,4 +1,4 @@
-"""Which hosts may be dialled, by the names that configs and clusters give them: the other half of safety/address.py."""
+"""Which hosts may be dialled, judged by name; safety/address.py judges addresses."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Hosts(NamedTuple):
     reason: str
 
     def refusal(self, host: str) -> str | None:
-        """As ulak_private.is_listed() judges it."""
+        """The same rule as ulak_private.is_listed()."""
         name = host.lower().rstrip(".")
         if name in self.names or name.endswith(self.endings):
             return None
@@ -28,10 +28,10 @@ def listed(names: Iterable[str], reason: str) -> Hosts:
 
 
 def bound(lists: Iterable[str]) -> tuple[Hosts, ...]:
-    """By the hosts that secrets are bound to."""
+    """The lists of hosts that secrets are bound to."""
     return tuple(listed(each.split(","), "may not learn of a secret that is bound to other hosts") for each in lists)
 
 
 def allowed(setting: str) -> tuple[Hosts, ...]:
-    """By http_allowed_hosts: an empty one allows every host."""
+    """The list http_allowed_hosts; an empty setting allows every host."""
     return (listed(setting.split(","), "is not listed in http_allowed_hosts"),) if setting else ()

@@ -1,4 +1,4 @@
-"""Values that nobody may read, hidden in whatever form a text repeats them."""
+"""Masks secret values in texts, in every encoding in which they may appear."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from urllib.parse import quote, quote_plus
 
 MASK = "****"
-# A shorter value protects nothing, and masking it would mutilate ordinary words.
+# Shorter values protect nothing, and masking them would garble ordinary words.
 SHORTEST = 4
 
 _SECRET_NAMES = ("api-key", "apikey", "authenticat", "authoriz", "cookie", "password", "secret", "signature", "token")
@@ -20,22 +20,22 @@ _PERCENT = re.compile(r"%[0-9A-F]{2}")
 
 @functools.lru_cache(maxsize=1024)
 def is_secret_header(name: str) -> bool:
-    """By its name (lower case): whether a header holds a credential or a signature."""
+    """Whether a header holds a credential or a signature, judged by its name (lower case)."""
     return any(part in name for part in _SECRET_NAMES)
 
 
 class Mask:
-    """Hides values, also where they are encoded as receivers do it: in URLs, JSON, HTML and base64."""
+    """Masks values, also encoded as in URLs, JSON, HTML and base64."""
 
     __slots__ = ("_forms", "_values")
 
     def __init__(self, values: Iterable[str] | Callable[[], Iterable[str]] = ()) -> None:
-        """The values, or what finds them when the first text is to be hidden: most endpoints never fail."""
+        """The values, or a function that finds them when the first text is masked: most endpoints never fail."""
         self._values = values
         self._forms: Sequence[str] | None = None
 
     def hide(self, given: str, others: Iterable[str] = (), is_cut: bool = False) -> str:
-        """Without these values and the others. What was cut may end within one of them."""
+        """The text with these values and the others masked. A text that was cut may end within one of them."""
         if self._forms is None:
             values = self._values() if callable(self._values) else self._values
             known = {value for value in values if len(value) >= SHORTEST}
@@ -72,7 +72,7 @@ def _forms(value: str) -> Iterator[str]:
 
 
 def _overlap(given: str, form: str) -> int:
-    """How long a beginning of the form is at the end of the text."""
+    """The length of the longest beginning of the form at the end of the text."""
     for length in range(min(len(form) - 1, len(given)), SHORTEST - 1, -1):
         if given.endswith(form[:length]):
             return length
@@ -85,7 +85,7 @@ def _without(given: str, hidden: list[tuple[int, int]]) -> str:
     kept: list[str] = []
     end = 0
     for start, stop in sorted(hidden):
-        # Values that overlap or touch are hidden as one.
+        # Values that overlap or touch are masked as one.
         if start > end or not kept:
             kept += (given[end:start], MASK)
         end = max(end, stop)

@@ -8,18 +8,18 @@ import re
 # An error is one readable line, wherever it comes from.
 LONGEST_LINE = 1000
 
-# What can't stand in XML, what a terminal obeys, and what nobody sees: control characters, noncharacters, what turns
-# the direction of a text or has no width. ulak_private.error_line() has the same.
+# Characters that XML forbids, that control a terminal, or that are invisible: control characters, noncharacters,
+# changes of direction, zero width. The same as in ulak_private.error_line().
 _NONCHARACTERS = "\ufdd0-\ufdef" + "".join(chr(plane << 16 | last) for plane in range(17) for last in (0xFFFE, 0xFFFF))
 _UNSEEN = "\xad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\U000e0000-\U000e007f"
 _UNPRINTABLE = re.compile(rf"[\x00-\x1f\x7f-\x9f{_UNSEEN}{_NONCHARACTERS}\s]+")
 _SURROGATE = re.compile(r"[\ud800-\udfff]")
-# Neither the database nor XML accepts it, not even within JSON.
+# Neither the database nor XML accepts these, not even in JSON.
 _UNSTORABLE = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")
 
 
 def line(text: str, longest: int = LONGEST_LINE) -> str:
-    """On one line, printable, and cut where it gets too long."""
+    """One printable line, cut if it is too long."""
     text = text[: 4 * longest]
     if not text.isprintable() or "  " in text:
         text = _UNPRINTABLE.sub(" ", _SURROGATE.sub("\ufffd", text))
@@ -35,8 +35,8 @@ def storable(text: str, encoding: str = "UTF8") -> str:
 
 
 def _codec(encoding: str) -> str:
-    """PostgreSQL's names are Python's but for two prefixes. What Python doesn't know, or is no encoding at all as
-    SQL_ASCII, holds ASCII: a text that SQL cuts in two must still be readable."""
+    """PostgreSQL's names are Python's but for two prefixes. ASCII for encodings that Python doesn't know, and for
+    SQL_ASCII, which is none: a text that SQL cuts in two must still be readable."""
     try:
         return codecs.lookup(encoding.replace("WIN", "CP").replace("KOI8", "KOI8-")).name
     except LookupError:
@@ -44,5 +44,5 @@ def _codec(encoding: str) -> str:
 
 
 def plain(text: str) -> str:
-    """ASCII, which every database holds."""
+    """ASCII, which every database can store."""
     return storable(text, "SQL_ASCII")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from typing import NamedTuple
@@ -15,11 +16,11 @@ from ulak.worker.waiting import Descriptors
 
 
 class Client(NamedTuple):
-    """Python's module, and its Debian package. Only workers that deliver over a protocol need its client."""
+    """A Python module and its Debian package, which workers need to deliver over a protocol."""
 
     module: str
     package: str
-    # If there are any, only a config with one of these keys needs it.
+    # If not empty, only a config with one of these keys needs it.
     keys: frozenset[str] = frozenset()
 
 
@@ -27,7 +28,7 @@ CLIENTS: Mapping[str, tuple[Client, ...]] = {
     "amqp": (Client("pika", "python3-pika"),),
     "http": (
         Client("pycurl", "python3-pycurl"),
-        # No key of a config, but what missing_clients() calls a signing secret that starts with whsk_.
+        # Not a key of the config: missing_clients() uses this word for a signing secret that starts with whsk_.
         Client("cryptography", "python3-cryptography", frozenset(("ed25519",))),
     ),
     "kafka": (Client("confluent_kafka", "python3-confluent-kafka"),),
@@ -38,8 +39,7 @@ CLIENTS: Mapping[str, tuple[Client, ...]] = {
 
 
 def missing_client(protocol: str, config: Collection[str] = ()) -> str | None:
-    """The package that has to be installed before a worker can deliver over this protocol, with a config that has these
-    keys."""
+    """The package that is missing to deliver over this protocol, with a config that has these keys."""
     for client in CLIENTS.get(protocol, ()):
         if (not client.keys or not client.keys.isdisjoint(config)) and find_spec(client.module) is None:
             return client.package
@@ -68,36 +68,27 @@ def transports(
 
         return LogTransport(log)
 
-    def broker(protocol: str, link: str) -> MakeTransport:
-        def make(descriptors: Descriptors) -> Transport:
-            from ulak.transports.broker.target import Defaults
-            from ulak.transports.broker.transport import BrokerTransport
+    def broker(protocol: str, link: str, descriptors: Descriptors) -> Transport:
+        from ulak.transports.broker.target import Defaults
+        from ulak.transports.broker.transport import BrokerTransport
 
-            module = import_module(f"ulak.transports.{protocol}.connection")
-            defaults = Defaults(version, float(settings["http_timeout"]), settings["cloudevents_source"])
-            return BrokerTransport(module.Target, getattr(module, link), descriptors, guard(settings), defaults)
+        module = import_module(f"ulak.transports.{protocol}.connection")
+        defaults = Defaults(version, float(settings["http_timeout"]), settings["cloudevents_source"])
+        return BrokerTransport(module.Target, getattr(module, link), descriptors, guard(settings), defaults)
 
-        return make
-
-    return {
-        protocol: _checked(protocol, make)
-        for protocol, make in {
-            "amqp": broker("amqp", "AmqpConnection"),
-            "http": http,
-            "kafka": broker("kafka", "KafkaConnection"),
-            "log": log_lines,
-            "mqtt": broker("mqtt", "MqttConnection"),
-            "nats": broker("nats", "NatsConnection"),
-            "redis": broker("redis", "RedisConnection"),
-        }.items()
+    makers: dict[str, MakeTransport] = {
+        "amqp": partial(broker, "amqp", "AmqpConnection"),
+        "http": http,
+        "kafka": partial(broker, "kafka", "KafkaConnection"),
+        "log": log_lines,
+        "mqtt": partial(broker, "mqtt", "MqttConnection"),
+        "nats": partial(broker, "nats", "NatsConnection"),
+        "redis": partial(broker, "redis", "RedisConnection"),
     }
 
-
-def _checked(protocol: str, make: MakeTransport) -> MakeTransport:
-    def checked(descriptors: Descriptors) -> Transport:
-        package = missing_client(protocol)
-        if package is not None:
+    def checked(protocol: str, descriptors: Descriptors) -> Transport:
+        if package := missing_client(protocol):
             raise ConfigError(f"{package} isn't installed where the worker runs, and protocol {protocol} needs it")
-        return make(descriptors)
+        return makers[protocol](descriptors)
 
-    return checked
+    return {protocol: partial(checked, protocol) for protocol in makers}

@@ -76,7 +76,7 @@ as $python$
     plpy.execute("select ulak_private.load_python()")
     import json
     import time
-    from ulak.transports.http import preview
+    from ulak.transports.http import curl_command
 
-    return preview.curl(json.loads(p_request), time.time())
+    return curl_command.curl(json.loads(p_request), time.time())
 $python$;

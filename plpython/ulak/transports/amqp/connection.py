@@ -49,16 +49,16 @@ class AmqpConnection(Connection):
         self._farewell = b""
         # Why the broker accepts no messages at the moment: on any channel ("blocked"), and on ours ("flow").
         self._stopped: dict[str, str] = {}
-        # Messages published on a channel before that are never confirmed and not counted.
+        # Until then, messages on the channel would be neither confirmed nor counted.
         self._has_confirms = False
-        # By delivery tag: the broker counts what is published on a channel, and so do we.
+        # By delivery tag: both sides number the messages of a channel.
         self._unconfirmed: dict[int, _Unconfirmed] = {}
         self._number = 0
-        # The largest message that the broker takes, once it has refused one.
+        # The broker's size limit, known after it has refused a message.
         self._largest: int | None = None
-        # Published on a channel that the broker closed for the fault of another message: they are published again.
+        # Messages to publish again: the broker closed their channel because of another message.
         self._again: list[tuple[Delivery, Message]] = []
-        # By message id: why the broker has returned it. Its confirmation still follows.
+        # By message id: why the broker returned it. Its confirmation follows.
         self._returned: dict[str, str] = {}
         self._returning: spec.Basic.Return | None = None
         # By routing key: the encoded basic.publish, which is the same for many messages.
@@ -99,7 +99,7 @@ class AmqpConnection(Connection):
         return None
 
     def farewell(self) -> bytes:
-        """Without it the broker would log that the connection was lost."""
+        """Without it the broker would log a lost connection."""
         return self._farewell
 
     def encode(self, message: Message) -> tuple[bytes, int]:
@@ -208,9 +208,9 @@ class AmqpConnection(Connection):
         self._returning = given
 
     def _take_returned(self, given: spec.Basic.Return, of: spec.BasicProperties) -> None:
-        """Its header says which message it was; its body isn't needed."""
+        """The header says which message it was; the body isn't needed."""
         self._returning = None
-        # Each is confirmed afterwards.
+        # Each returned message is confirmed afterwards, so there can't be more of them than unconfirmed ones.
         if len(self._returned) >= len(self._unconfirmed):
             raise Lost(f"network: {self.peer} returns messages that it was never given")
         told = f"unroutable: exchange {given.exchange!r} has no queue for routing key {given.routing_key!r}"
@@ -222,7 +222,7 @@ class AmqpConnection(Connection):
         self._say(frames.CHANNEL, spec.Channel.CloseOk())
         told = f"channel: {self.peer} closed it: {given.reply_text}"
         if not self._unconfirmed and not self.is_open:
-            # It was being opened: trying again at once would not help.
+            # The channel was being opened: retrying at once wouldn't help.
             raise Lost(told)
         too_large = _TOO_LARGE.search(given.reply_text)
         unconfirmed, self._unconfirmed = self._unconfirmed, {}
@@ -230,7 +230,7 @@ class AmqpConnection(Connection):
         self._returning = None
         largest = self._largest = int(too_large[1]) if too_large is not None else self._largest
         if largest is not None and any(each.size > largest for each in unconfirmed.values()):
-            # One of them is at fault; it isn't sent again. The others have lost only time.
+            # The message that is too large isn't sent again; the others are.
             self._again = [(each.delivery, each.message) for each in unconfirmed.values()]
         else:
             for each in unconfirmed.values():

@@ -16,7 +16,7 @@ from ulak.transports.broker.connection import Lost
 CHANNEL = 1
 # Bytes of what AMQP calls a short string: names, routing keys, the content type.
 LONGEST_SHORT = 255
-# Type, channel and length in front, one byte behind.
+# Type, channel and length before the payload, one byte after it.
 _AROUND = spec.FRAME_HEADER_SIZE + spec.FRAME_END_SIZE
 _KINDS = frozenset((spec.FRAME_METHOD, spec.FRAME_HEADER, spec.FRAME_BODY, spec.FRAME_HEARTBEAT))
 
@@ -50,7 +50,7 @@ def content(properties: Any, body: bytes, frame_max: int) -> bytes:
 
 
 class Frames:
-    """Bytes as they come in, cut into frames."""
+    """Splits incoming bytes into frames."""
 
     def __init__(self, peer: str) -> None:
         self.frame_max: int = spec.FRAME_MAX_SIZE

@@ -1,4 +1,4 @@
-"""AMQP's properties, which every consumer's library knows, and headers."""
+"""A message's AMQP properties and headers."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ def properties(target: Target, message: Message, made: Content) -> Any:
 
 
 def _type(message: Message) -> str | None:
-    """A longer one doesn't fit into the property; it is in the headers of an event anyway."""
+    """A longer one doesn't fit into the property; an event has it in its headers anyway."""
     found = event.type_of(message) if message.metadata is not None else None
     return found if found is not None and len(found.encode()) <= LONGEST_SHORT else None
 
 
 def _seconds(created_at: str | None) -> int | None:
-    """PostgreSQL's text of a time in seconds since 1970, which is all that AMQP knows."""
+    """A timestamp of PostgreSQL in whole seconds since 1970, as AMQP wants it."""
     if created_at is None:
         return None
     try:

@@ -1,4 +1,4 @@
-"""Work that can't be done without waiting, in a thread beside the worker; a descriptor tells when it is done."""
+"""Runs blocking work in a thread; a descriptor becomes readable when it is done."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ Result = TypeVar("Result")
 
 
 class Background(Generic[Result]):
-    """Nobody waits for its end: a hanging thread is left alone, and its result is dropped."""
+    """Nothing joins the thread: if it hangs it is left alone, and its result is dropped."""
 
     def __init__(self, work: Callable[[], Result]) -> None:
         self._result: list[Result] = []
-        # Words and prefix instead of the error itself, whose traceback would keep the objects of the thread alive.
+        # Text and prefix instead of the exception, whose traceback would keep the thread's objects alive.
         self._problem = ("", "")
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
@@ -30,10 +30,10 @@ class Background(Generic[Result]):
             except Lost as error:
                 self._problem = str(error), error.prefix
             except Exception as error:
-                # Its text might quote a secret.
+                # The text of an unknown error might quote a secret.
                 self._problem = f"network: {type(error).__name__}", RETRYABLE
             finally:
-                # The end of the stream makes the other descriptor readable.
+                # Closing this end makes the other one readable.
                 theirs.close()
 
         start_thread(run)
@@ -49,7 +49,7 @@ class Background(Generic[Result]):
             return False
 
     def result(self) -> Result:
-        """Once it is done. Raises Lost."""
+        """Call it once the work is done. Raises Lost."""
         if not self._result:
             raise Lost(*self._problem)
         return self._result.pop()

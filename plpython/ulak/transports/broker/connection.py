@@ -1,4 +1,4 @@
-"""A connection over a socket of ours, from dialling a broker to losing it. A protocol defines what is said over it."""
+"""A connection over our own socket, from dialling to losing it. The protocol defines what is said over it."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ _READS = 4
 
 
 class Connection(Link):
-    # The broker speaks first, in the clear, and the protocol calls begin_tls() when it has.
+    # True: the broker speaks first, in the clear, and the protocol then calls begin_tls().
     tls_comes_later = False
 
     def __init__(self, endpoint: Endpoint, surroundings: Surroundings) -> None:
         super().__init__(endpoint, surroundings)
         self.address: Address = endpoint.target.address
         self._context: ssl.SSLContext | None = None
-        # During the handshake of TLS, and from then on.
+        # The socket is in _shaking during the TLS handshake, and in _socket once it can be used.
         self._shaking: ssl.SSLSocket | None = None
         self._socket: socket.socket | None = None
         self._unsent = bytearray()
@@ -41,7 +41,7 @@ class Connection(Link):
 
     @abstractmethod
     def connected(self) -> None:
-        """The socket is there: greet the broker, and call open() when it has taken the greeting."""
+        """The socket can be used: greet the broker, and call open() once it has accepted the greeting."""
 
     @abstractmethod
     def received(self, data: bytes) -> None:
@@ -57,8 +57,8 @@ class Connection(Link):
         self._unsent += data
 
     def dial_again(self, address: Address | None = None) -> None:
-        """Begins anew over another socket, within the time that is left to open it. For a broker that wants
-        another version of the protocol, or for another address."""
+        """Starts over with a new socket, within the time that is left: for another version of the protocol, or
+        another address."""
         self.address = address or self.address
         self._hang_up()
         self._unsent.clear()
@@ -66,7 +66,7 @@ class Connection(Link):
         self.dial()
 
     def begin_tls(self) -> None:
-        """Goes on with TLS over the same socket; connected() is called when it is there."""
+        """Starts TLS over the same socket; connected() is called when the handshake is done."""
         assert self._socket is not None and self._context is not None
         self.forget(self._socket.fileno())
         opened, self._socket = self._socket, None
@@ -97,7 +97,7 @@ class Connection(Link):
             self.hear()
 
     def hear(self) -> None:
-        # A broker that never stops sending must not keep the worker from everything else: the rest is read next time.
+        # A broker that never stops sending must not block the worker: the rest is read next time.
         for _ in range(_READS):
             if self._socket is None:
                 return
@@ -123,12 +123,12 @@ class Connection(Link):
             self._watch_socket()
 
     def leave(self) -> int | None:
-        """Says goodbye; the descriptor of the broker's answer, if there is one. Nothing may be sent after it."""
+        """Says goodbye; the descriptor on which the broker will answer, if it does. Nothing is sent after it."""
         self._has_left = True
         last = self.farewell()
         if self._socket is None or not last or self._unsent:
             return None
-        # If it can't be written at once, it is left out.
+        # If it can't be written at once, skip it.
         with contextlib.suppress(OSError):
             self._socket.send(last)
             return self._socket.fileno()

@@ -1,5 +1,5 @@
-"""Dials a broker: resolves its name, judges each address, and connects to the first that answers. All of it waits, so
-it runs in a thread. (TLS doesn't: OpenSSL must not be at work in a thread when the session ends.)"""
+"""Dials a broker: resolves its name, judges each address, and connects to the first that answers. This blocks, so it
+runs in a thread. TLS doesn't: OpenSSL must not be running in a thread when the session ends."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def dial(guard: Guard, host: str, port: int, seconds: float) -> socket.socket:
     addresses = _allowed(guard, _resolve(host, port))
     problem = "no address"
     for number, (family, where) in enumerate(addresses):
-        # An address that doesn't answer leaves time for the others.
+        # Split the time, so that an address that doesn't answer leaves some for the others.
         share = (ends - time.monotonic()) / (len(addresses) - number)
         try:
             return _connect(family, where, max(share, 0.001))
@@ -40,10 +40,10 @@ def _resolve(host: str, port: int) -> list[tuple[int, Any]]:
 
 
 def _allowed(guard: Guard, found: list[tuple[int, Any]]) -> list[tuple[int, Any]]:
-    """Judges the addresses that will be dialled, never the name."""
+    """Judges the addresses that will be dialled, not the name."""
     refusals = [guard.refusal(where[0]) for _, where in found]
     if refusals and None not in refusals:
-        # A forbidden address stays forbidden, however often it is tried.
+        # Retrying doesn't help: a forbidden address stays forbidden.
         raise Lost(f"blocked: {refusals[-1]}", PERMANENT)
     return [each for each, refusal in zip(found, refusals, strict=True) if refusal is None]
 

@@ -18,13 +18,13 @@ class Lost(Exception):
 
 
 def words(error: Exception) -> str:
-    """The reason of an error of a socket, a resolver or TLS. Other errors might quote a secret."""
+    """The reason for a socket, resolver or TLS error. The text of any other error might quote a secret."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return str(error.verify_message)
     if isinstance(error, ssl.SSLEOFError):
         return "the connection was closed"
     if isinstance(error, ssl.SSLError):
-        # Such as "tlsv13 alert certificate required"; its number isn't one of the system's.
+        # For example "tlsv13 alert certificate required"; its errno isn't one of the system's.
         return str(error.reason or error.strerror or "the handshake failed").replace("_", " ").lower()
     if isinstance(error, OSError):
         return error.strerror or (os.strerror(error.errno) if error.errno else type(error).__name__)

@@ -1,4 +1,4 @@
-"""The transport's view of a connection to a broker: deliveries that wait or are in flight, until each has ended."""
+"""A connection to a broker as its transport sees it: deliveries that wait or are in flight until each has ended."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from ulak.transports.broker.errors import Lost, words
 from ulak.transports.broker.target import Target
 from ulak.worker.waiting import READABLE, Descriptors
 
-# Seconds for which deliveries that have waited are sent before others have their turn: of Redis and Kafka, 128 of 100
-# messages take 100 ms.
+# Waiting deliveries are sent for this many seconds before other connections get a turn. Sending 128 deliveries of 100
+# messages to Redis or Kafka takes 100 ms.
 _TURN_SECONDS = 0.02
 
 Result = TypeVar("Result")
@@ -31,13 +31,13 @@ class Surroundings(NamedTuple):
     """The part of a transport that a connection uses."""
 
     descriptors: Descriptors
-    # By descriptor: the link that it belongs to.
+    # Which link each descriptor belongs to.
     owners: dict[int, Link]
     guard: Guard
     clock: Callable[[], float]
-    # Where a delivery that has ended is put.
+    # Links append deliveries that have ended.
     settled: list[Settled]
-    # Ulak's own, for brokers that ask who we are.
+    # ulak's version, for brokers that ask who is connecting.
     version: str
 
 
@@ -46,15 +46,15 @@ class Link(ABC):
     library that dials by itself.
 
     Deliveries wait until the protocol calls open(); then each message is published, and acknowledged or refused.
-    A connection that doesn't answer in time is lost, with all that is under way over it: nobody could tell any
-    more which answer is whose.
+    A connection that doesn't answer in time is lost, and everything in flight over it has failed: later answers could
+    no longer be matched.
 
-    Whatever the protocol raises is the connection's end, and reaches nobody else. Whatever encode() raises is the
-    message's end, and reaches no other message.
+    Any exception of the protocol ends this connection and no other. Any exception of encode() fails this message and
+    no other.
     """
 
     target: Target
-    # Beyond this many links of its protocol, idle ones are closed.
+    # With more links of the protocol than this, idle ones are closed.
     most_links = 200
 
     def __init__(self, endpoint: Endpoint, surroundings: Surroundings) -> None:
@@ -71,7 +71,7 @@ class Link(ABC):
         self._opens_until = self._clock() + self.target.connect_timeout
         # When timer_passed() is to be called; None: never.
         self.timer_at: float | None = None
-        # By descriptor: work in threads, and the method that takes its result.
+        # By descriptor: work that runs in a thread, and the method that takes its result.
         self._background: dict[int, tuple[Background[Any], Callable[[Any], object]]] = {}
 
     # A protocol defines these.
@@ -83,36 +83,36 @@ class Link(ABC):
 
     @abstractmethod
     def dial(self) -> None:
-        """Begins to connect, when the first delivery waits, and sets is_dialled."""
+        """Starts to connect, when the first delivery waits, and sets is_dialled."""
 
     @abstractmethod
     def encode(self, message: Message) -> Any:
-        """What is to be sent of a message; changes nothing. Raises MessageError."""
+        """The message as it will be sent. Has no side effects. Raises MessageError."""
 
     @abstractmethod
     def publish(self, delivery: Delivery, message: Message, encoded: Any) -> None:
-        """Sends what encode() has made, and remembers whose answer will come."""
+        """Sends what encode() returned, and remembers which message the answer will be for."""
 
     @abstractmethod
     def hear(self) -> None:
-        """Takes what the broker has said by now."""
+        """Handles what the broker has sent by now."""
 
     def ready(self, events: int) -> None:
         """One of its descriptors is ready, for these events."""
         self.hear()
 
     def flush(self) -> None:  # noqa: B027 - a client library writes by itself
-        """Writes what is to be written; called after each step."""
+        """Writes pending output; called after each step."""
 
     def timer_passed(self) -> None:  # noqa: B027 - some have no timer
-        """The moment of timer_at has come: to write a heartbeat, for example."""
+        """timer_at has come, for example to write a heartbeat."""
 
     def why_slow(self) -> str | None:
-        """Why the broker holds messages up, in its own words, for the error of what isn't acknowledged in time."""
+        """Why the broker delays messages, in its words: for the error of one that isn't acknowledged in time."""
         return None
 
     def leave(self) -> int | None:
-        """Begins its end; the descriptor that can be read once it has ended well. Nothing is delivered after it."""
+        """Starts to close, and returns a descriptor that becomes readable when it has ended. No deliveries follow."""
         return None
 
     # A protocol may call these.
@@ -122,8 +122,8 @@ class Link(ABC):
         self._send_waiting()
 
     def hold(self, seconds: float | None) -> None:
-        """The broker takes no messages until open() is called again, which is awaited for this long; None: as long as
-        deliveries wait."""
+        """The broker accepts no messages until open() is called again. The link waits this long for it; None: as long
+        as deliveries may wait."""
         self.is_open = False
         self._opens_until = math.inf if seconds is None else self._clock() + seconds
 
@@ -137,7 +137,7 @@ class Link(ABC):
             self.publish(delivery, message, encoded)
 
     def encoded(self, delivery: Delivery, message: Message) -> Any:
-        """None: nothing can be made of it, whatever it did to our code, and it has its outcome."""
+        """None: encoding failed, for whatever reason, and the message has its outcome."""
         try:
             return self.encode(message)
         except Exception as error:
@@ -145,7 +145,7 @@ class Link(ABC):
             return None
 
     def acknowledge(self, delivery: Delivery, message: Message) -> None:
-        """The broker has taken it."""
+        """The broker has accepted the message."""
         delivery.succeed(message)
         self.settle(delivery)
 
@@ -154,7 +154,7 @@ class Link(ABC):
         self.settle(delivery)
 
     def settle(self, delivery: Delivery) -> None:
-        """Does nothing before its last message was given an outcome."""
+        """Does nothing until every message of the delivery has an outcome."""
         if delivery.is_settled and delivery in self._under_way:
             del self._under_way[delivery]
             self._surroundings.settled.append(delivery.settled())
@@ -165,7 +165,7 @@ class Link(ABC):
             raise MessageError(f"the message is larger than the {largest} bytes that {self.peer} takes")
 
     def error(self, prefix: str, told: str) -> str:
-        """One line, without what nobody may read."""
+        """One line, with secrets masked."""
         return f"{prefix} {text.line(self.target.mask.hide(told))}"
 
     def watch(self, descriptor: int, events: int) -> None:
@@ -177,7 +177,7 @@ class Link(ABC):
         self._surroundings.owners.pop(descriptor, None)
 
     def in_background(self, work: Callable[[], Result], take: Callable[[Result], object]) -> None:
-        """Runs work(), which waits, in a thread. Its result is for take(), unless the link was closed meanwhile."""
+        """Runs blocking work in a thread, and passes its result to take() unless the link is closed first."""
         background = Background(work)
         self._background[background.descriptor] = background, take
         self.watch(background.descriptor, READABLE)
@@ -193,7 +193,7 @@ class Link(ABC):
         if not self.is_open:
             if not self.is_dialled:
                 self.guarded(self.dial)
-        # If others wait, too, they come first, in their next turn.
+        # If other deliveries wait, they are sent first, in their next turn.
         elif len(self._waiting) == 1:
             self.guarded(self._send_waiting)
 
@@ -212,13 +212,13 @@ class Link(ABC):
             self.ready(events)
         elif background.is_done():
             self._drop_background(descriptor)
-            # Messages acknowledged until now are delivered, whatever comes of this.
+            # Messages acknowledged until now count as delivered, even if the work failed.
             self.hear()
             take(background.result())
 
     def pass_time(self) -> None:
         """next_deadline() has come."""
-        # What the broker said while the worker was busy elsewhere counts.
+        # Answers that arrived while the worker was busy elsewhere are in time.
         self.hear()
         now = self._clock()
         first = self._first()
@@ -234,7 +234,7 @@ class Link(ABC):
             self.timer_passed()
 
     def guarded(self, step: Callable[[], Result]) -> Result | None:
-        """Whatever a step raises ends this link, and no other."""
+        """An exception in a step ends this link and no other."""
         if self.is_lost:
             return None
         try:
@@ -246,8 +246,8 @@ class Link(ABC):
         return result
 
     def lose(self, problem: str, prefix: str = RETRYABLE) -> None:
-        """All that is under way or waits has failed, unless the broker has acknowledged it."""
-        # Whatever the protocol does at its end, the deliveries have to be settled.
+        """Fails everything that waits or is in flight, except what the broker has acknowledged."""
+        # Even if the protocol's own clean-up raises, the deliveries must be settled.
         with suppress(Exception):
             self.close()
         self.is_open = False
@@ -270,7 +270,7 @@ class Link(ABC):
             self._background.pop(descriptor)[0].close()
 
     def _problem(self, error: Exception) -> tuple[str, str]:
-        """What was raised, in words, and the prefix that goes with it."""
+        """The text and the prefix for what was raised."""
         if isinstance(error, Lost):
             return str(error), error.prefix
         if isinstance(error, ConfigError):
@@ -280,14 +280,14 @@ class Link(ABC):
         return f"network: {self.peer}: the answer can't be read: {bulkhead.kind(error)}", RETRYABLE
 
     def _last_words(self, error: OSError) -> str:
-        """What the broker acknowledged before it left is delivered, though nobody has looked yet; and it may have said
-        why it left: that it wants another certificate, for example, when our side of the handshake was done."""
+        """Reads what the broker sent before it left: acknowledgements count, and it may have said why it left, for
+        example that it wants another certificate when our side of the handshake was already done."""
         told: Exception = error
         try:
             self.hear()
         except (Lost, ssl.SSLError) as last:
             told = error if _is_alert(error) else last
-        # Later ones add nothing.
+        # Later errors add nothing.
         except Exception:
             pass
         if isinstance(told, Lost):

@@ -1,4 +1,4 @@
-"""A message as brokers carry it: bytes, and names with texts beside them."""
+"""A message as brokers carry it: a body in bytes, and headers."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ CONTENT_TYPE = "content-type"
 class Content(NamedTuple):
     body: bytes
     content_type: str
-    # The message's own, without content-type; nobody but ulak can set those that begin with ulak-.
+    # The message's own headers without content-type. Only ulak can set headers that begin with ulak-.
     headers: Mapping[str, str]
-    # Attributes of a CloudEvent in binary mode; each protocol has a prefix of its own for their names.
+    # The attributes of a CloudEvent in binary mode; each protocol has its own prefix for their names.
     attributes: Mapping[str, str]
 
 
@@ -33,11 +33,11 @@ def content(message: Message, events: CloudEvents | None = None) -> Content:
     if message.problem is not None:
         raise MessageError(message.problem)
     if message.headers is None and events is None:
-        # Most messages are plain JSON.
+        # The hot path: most messages are plain JSON.
         return Content(message.payload.encode(), cloudevents.JSON, _NOTHING, _NOTHING)
     own = event.headers_of(message.headers)
     is_raw = own.pop(":body", None) == "raw"
-    # These two are for http endpoints alone.
+    # Only http endpoints use these two.
     for name in (":path", ":timeout"):
         own.pop(name, None)
     kind = _pop(own, CONTENT_TYPE)
@@ -49,8 +49,8 @@ def content(message: Message, events: CloudEvents | None = None) -> Content:
 
 
 def headers(message: Message, made: Content, prefix: str, of_config: Mapping[str, str] = _NOTHING) -> dict[str, str]:
-    """All that travels beside the body where a protocol has nothing but names and texts for it. A message's own header
-    replaces the config's of that name, and ulak's replace both."""
+    """Everything that travels beside the body, for protocols whose headers are names and texts. A message's own header
+    replaces one of the config, and ulak's headers replace both."""
     found = {
         **of_config,
         **made.headers,
@@ -68,7 +68,7 @@ def headers(message: Message, made: Content, prefix: str, of_config: Mapping[str
 
 
 def _pop(own: dict[str, str], name: str) -> str | None:
-    """In upper or lower case."""
+    """The name in upper or lower case."""
     for each in [given for given in own if given.lower() == name]:
         return own.pop(each)
     return None

@@ -14,19 +14,19 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 
 
 class Route:
-    """`orders.{event_type}`: what stands in braces is a field of the message's metadata."""
+    """For example `orders.{event_type}`: a name in braces is a field of the message's metadata."""
 
     __slots__ = ("_key", "_names", "_problem", "_separators", "_texts")
 
     def __init__(
         self, key: str, template: str, problem: Callable[[str], str | None], allow_separators: bool = False
     ) -> None:
-        """`key` is the config's, for errors; `problem` says what is wrong with a finished one, or None."""
+        """`key` is the config's key, for errors; `problem` says what is wrong with a complete route, or None."""
         pieces = _PLACE.split(template)
         self._texts, self._names = pieces[0::2], pieces[1::2]
         self._key = key
         self._problem = problem
-        # The template's separators: a value that contains one would lead to another part of the broker.
+        # A value that contains one of the template's separators would lead to another part of the broker.
         self._separators = [] if allow_separators else [each for each in _SEPARATORS if each in "".join(self._texts)]
         if any("{" in text or "}" in text for text in self._texts):
             raise ConfigError(f"{key}: a brace must enclose the name of a field of the metadata, as in {{event_type}}")
@@ -54,7 +54,7 @@ class Route:
         if _CONTROL.search(text):
             raise MessageError(f"the message's metadata has a control character in {name}, which {self._key} asks for")
         for each in self._separators:
-            # Types of events are names with dots.
+            # Event types are names with dots.
             if each in text and (each != "." or name != "event_type"):
                 raise MessageError(f'the message\'s metadata has "{each}" in {name}, which parts {self._key}')
         return text

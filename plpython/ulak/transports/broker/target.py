@@ -1,4 +1,4 @@
-"""An endpoint's config as a broker's transport works with it: the keys that several brokers share."""
+"""An endpoint's config, parsed for its connection: the keys that several brokers share."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from ulak.safety.mask import Mask
 from ulak.transports.broker import tls
 from ulak.transports.broker.route import Route
 
-# Seconds until a connection has to be there, if a config doesn't say.
+# Seconds to connect, unless the config says otherwise.
 CONNECT_TIMEOUT = 5.0
 
 
 class Defaults(NamedTuple):
-    """What brokers are told, and what holds for endpoints that say nothing else."""
+    """Our version, which brokers are told, and defaults for endpoints."""
 
     version: str
     timeout: float
@@ -28,18 +28,18 @@ class Defaults(NamedTuple):
 class Address(NamedTuple):
     host: str
     port: int
-    # Makes the context of TLS, anew for each connection since files change; raises ConfigError.
+    # Makes the TLS context: for each connection, since files change. Raises ConfigError.
     tls: Callable[[], ssl.SSLContext] | None = None
-    # The name that the certificate must be for; None: the host.
+    # The name in the certificate; None: the host.
     name: str | None = None
 
 
 class Target:
-    """Each protocol has a subclass that reads its own keys, once per config_version."""
+    """Parsed once per config_version. Each protocol has a subclass for its own keys."""
 
     # Messages that one delivery may carry.
     batch_size = 100
-    # Keys whose values errors must not quote.
+    # Keys whose values must not appear in errors.
     secret_keys: tuple[str, ...] = ("password",)
 
     def __init__(self, config: EndpointConfig, defaults: Defaults) -> None:
@@ -47,17 +47,17 @@ class Target:
         self.given = config.keys()
         passwords = [value for key in self.secret_keys if isinstance(value := self.given.get(key), str)]
         self.mask = Mask([*config.secrets, *passwords])
-        # Seconds that a delivery may take, the connection included.
+        # Seconds for a delivery, including connecting.
         self.timeout = float(self.given.get("timeout", defaults.timeout))
         self.connect_timeout = min(self.timeout, CONNECT_TIMEOUT)
         self.has_tls = bool(self.given.get("tls"))
-        # None: messages travel as they are.
+        # None: messages aren't sent as CloudEvents.
         self.events = (
             cloudevents.parse(self.given, defaults.cloudevents_source) if self.given.get("cloudevents") else None
         )
 
     def address_of(self, key: str, port: int, tls_port: int, verify: bool = True) -> Address:
-        """The host under this key, at the protocol's own port unless the config has another."""
+        """The host under this key, and the config's port or the protocol's default."""
         host = self.given.get(key)
         if not isinstance(host, str) or not host:
             raise ConfigError(f"{key} is required")
@@ -71,7 +71,7 @@ class Target:
         return int(value)
 
     def listed(self, key: str) -> list[str]:
-        """Of a list, or a text with commas."""
+        """The elements of a list, or of a text with commas."""
         found = self.given.get(key)
         return (",".join(map(str, found)) if isinstance(found, list) else str(found or "")).split(",")
 

@@ -9,7 +9,7 @@ from ulak.safety import files
 
 
 def context(authorities: str | None, certificate: str | None, key: str | None, verify: bool = True) -> ssl.SSLContext:
-    """Raises ConfigError. Without authorities of its own: those of the system. Files are read anew each time."""
+    """Files are read each time. Without authorities, the system's are used. Raises ConfigError."""
     named = [
         (path, content)
         for path, content in (
@@ -26,7 +26,7 @@ def context(authorities: str | None, certificate: str | None, key: str | None, v
             made.check_hostname = False
             made.verify_mode = ssl.CERT_NONE
         if certificate is not None:
-            # For a key with a passphrase, the library would ask at a terminal.
+            # Without this, the library would ask for the key's passphrase at a terminal.
             made.load_cert_chain(certificate, key, password=lambda: "")
     except (OSError, ValueError):
         raise ConfigError(files.PROBLEM) from None

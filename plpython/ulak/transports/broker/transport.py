@@ -1,4 +1,4 @@
-"""Implements worker/transport.py over connections to brokers: one for each endpoint, kept and reused."""
+"""Delivery to brokers: one connection for each endpoint, kept and reused."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from ulak.transports.broker.target import Defaults, Target
 from ulak.worker.transport import Ready
 from ulak.worker.waiting import READABLE, Descriptors
 
-# Payload in one delivery: more of it might not be acknowledged within the delivery's timeout.
+# Bytes of payload in one delivery: more might not be acknowledged within the delivery's time-out.
 MAX_BYTES = 1024 * 1024
-# How long the end of a run waits for brokers to answer the end of their connections, for all of them together.
+# At the end of a run, seconds to wait until all brokers have confirmed the end of their connections.
 FAREWELL_SECONDS = 0.1
 
 
@@ -34,7 +34,7 @@ class BrokerTransport:
         defaults: Defaults,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`target` reads a config of the protocol, and `link` is its connection."""
+        """`target` parses a config of the protocol, and `link` is its connection."""
         self._target = target
         self._link = link
         self._defaults = defaults
@@ -42,9 +42,9 @@ class BrokerTransport:
         self._guard = guard
         self._clock = clock
         self._settled: list[Settled] = []
-        # By endpoint, the one that was used last at the end.
+        # By endpoint; the most recently used one comes last.
         self._connections: dict[int, Link] = {}
-        # Connections with an earlier config that still have something under way.
+        # Connections with an earlier config that still have deliveries in flight.
         self._leaving: set[Link] = set()
         # By descriptor.
         self._owners: dict[int, Link] = {}
@@ -94,7 +94,7 @@ class BrokerTransport:
     def _connection(self, endpoint: Endpoint) -> Link:
         known = self._connections.pop(endpoint.id, None)
         if known is not None and known.is_idle:
-            # While nothing was under way nobody looked whether the broker has closed it.
+            # An idle connection isn't read, so the broker may have closed it unnoticed.
             known.guarded(partial(known.ready, READABLE))
         if known is not None and (known.is_lost or known.endpoint.config_version != endpoint.config_version):
             if not known.is_lost:
@@ -137,8 +137,7 @@ def _close(connection: Link) -> None:
 
 
 def _await_answers(descriptors: Iterable[int | None]) -> None:
-    """A broker whose answer to the end isn't awaited takes it for a failure, and logs it. All of them together are
-    given a moment, and no more."""
+    """A broker logs a failure if the client doesn't wait for its answer. All of them together get FAREWELL_SECONDS."""
     poll = select.poll()
     left = {each for each in descriptors if each is not None}
     for each in left:

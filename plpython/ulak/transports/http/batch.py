@@ -11,7 +11,7 @@ from ulak.transports.http.model import Endpoint, Message
 
 # A fixed namespace makes a batch's id a function of its messages' ids.
 _NAMESPACE = "6f1a8c1e-6a3d-5c0b-9c3f-0b7a5b8f2d11"
-# Names the messages of a JSON array, in its order, whose elements are the payloads alone.
+# Lists the message ids of a JSON array, in its order: the elements are bare payloads.
 IDS_HEADER = "ulak-message-ids"
 # Receivers commonly refuse a header line above 8 kB; this many ids take 3.7.
 MAX_IDS = 100
@@ -20,11 +20,11 @@ MAX_BODY = 4 * 1024 * 1024
 
 
 def group(endpoint: Endpoint, messages: Iterable[Message], max_body: int = MAX_BODY) -> list[list[Message]]:
-    """Requests to make of these messages, in order; messages with different headers don't share one."""
+    """Groups of messages that share a request, in order. Messages with different headers don't share one."""
     if endpoint.batch_size <= 1:
         return [[message] for message in messages]
     groups = grouped(messages, endpoint.batch_size, max_body, _are_alike)
-    # A message keeps its place among the others however often they are tried.
+    # Sorted, so that a retry has the same order.
     return [sorted(each, key=_id) if len(each) > 1 else each for each in groups]
 
 
@@ -38,17 +38,17 @@ def _id(message: Message) -> int:
 
 
 def request_id(messages: Sequence[Message]) -> str:
-    """webhook-id of the request: the message's own, or one that the same messages give again."""
+    """webhook-id of the request: the message's own; for a batch, one that is the same for the same messages."""
     if len(messages) == 1:
         return messages[0].message_id
-    # Here: workers without batches needn't load it.
+    # Imported here, since workers without batches don't need it.
     from uuid import UUID, uuid5
 
     return str(uuid5(UUID(_NAMESPACE), ",".join(message.message_id for message in messages)))
 
 
 def body(endpoint: Endpoint, messages: Sequence[Message]) -> tuple[str, str | None]:
-    """Body and content type; None leaves the endpoint's own."""
+    """Body and content type; None: the endpoint's own."""
     if endpoint.batch_format == "cloudevents" and endpoint.cloudevents is not None:
         events = [cloudevents.structured(endpoint.cloudevents, message) for message in messages]
         return "[" + ",".join(events) + "]", cloudevents.BATCH
@@ -64,7 +64,7 @@ def headers(endpoint: Endpoint, messages: Sequence[Message]) -> dict[str, str]:
 
 
 def _envelope(message: Message) -> str:
-    """The payload is JSON text already and goes in as it is."""
+    """The payload is JSON text already, so it is inserted unchanged."""
     head: dict[str, object] = {"id": message.message_id, "attempt": message.attempt}
     if message.created_at:
         head["time"] = cloudevents.rfc3339(message.created_at)

@@ -1,4 +1,4 @@
-"""Many HTTP exchanges at once over libcurl's multi interface, within one thread, and without ever waiting."""
+"""Many HTTP exchanges at once over libcurl's multi interface, in one thread, without blocking."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from ulak.transports.http.model import ConfigError, Finished, Profile, Request, 
 from ulak.worker.transport import Ready
 from ulak.worker.waiting import READABLE, WRITABLE, Descriptors
 
-# An answer is read to its end, which keeps the connection usable, but never beyond this or what is to be kept.
+# An answer is read to its end, so that the connection can be reused, but not beyond this many bytes or keep_body.
 _READ_AT_LEAST = 65536
-# What the headers of an answer may take in memory, those of interim answers and trailers included. Python and libcurl
-# each keep a copy of a line, with a record that takes 117 bytes even where the line is empty.
+# Memory for the headers of an answer, including interim answers and trailers. Python and libcurl each keep a copy of a
+# line, with a record of 117 bytes even for an empty line.
 _HEADERS_AT_MOST = 65536
 _HEADER_RECORD = 128
 
@@ -57,7 +57,7 @@ _SYSTEM_AUTHORITIES = next(
 
 _STATUS = pycurl.RESPONSE_CODE
 
-# How a connection that the receiver has closed shows itself.
+# Errors of a connection that the receiver has closed.
 _CLOSED = frozenset((pycurl.E_SEND_ERROR, pycurl.E_RECV_ERROR, pycurl.E_GOT_NOTHING))
 
 _KINDS = {
@@ -72,12 +72,12 @@ _KINDS = {
     pycurl.E_SSL_CACERT_BADFILE: "config",
     pycurl.E_SSL_CERTPROBLEM: "config",
 }
-# GnuTLS has no code of its own for it.
+# GnuTLS reports it only as text.
 _FILE_ERROR = "error reading X.509"
 
 
 def _files(profile: Profile) -> Iterator[tuple[str, bytes]]:
-    """The paths of the files that libcurl will read, and what each must hold."""
+    """The files that libcurl will read, and what each must contain."""
     if is_tls(profile.url):
         if profile.ssl_verify and profile.tls_ca_bundle is not None:
             yield profile.tls_ca_bundle, files.CERTIFICATE
@@ -85,7 +85,7 @@ def _files(profile: Profile) -> Iterator[tuple[str, bytes]]:
             yield profile.tls_client_cert, files.CERTIFICATE
         if profile.tls_client_key is not None:
             yield profile.tls_client_key, files.PRIVATE_KEY
-        # That is how libcurl tells a hash from a file.
+        # With this prefix it is a hash, not a file.
         if profile.tls_pinned_public_key is not None and not profile.tls_pinned_public_key.startswith("sha256//"):
             yield profile.tls_pinned_public_key, files.PUBLIC_KEY
     proxy = profile.proxy
@@ -95,24 +95,6 @@ def _files(profile: Profile) -> Iterator[tuple[str, bytes]]:
 
 class _Handle:
     """An easy handle, what it is prepared for, and what has arrived so far."""
-
-    __slots__ = (
-        "blocked",
-        "body",
-        "curl",
-        "dialled",
-        "files",
-        "guard",
-        "header_room",
-        "headers",
-        "no_socket",
-        "on_new_socket",
-        "profile",
-        "read_limit",
-        "request",
-        "sent_again",
-        "size",
-    )
 
     profile: Profile
     request: Request
@@ -133,7 +115,7 @@ class _Handle:
         self.sent_again = False
 
     def open_socket(self, purpose: int, address: Any) -> Any:
-        """Judges the address that libcurl is about to dial; SOCKET_BAD makes it try the name's next one."""
+        """Judges the address that libcurl is about to dial. After SOCKET_BAD it tries the next address of the name."""
         family, kind, protocol, where = address
         if family in (socket.AF_INET, socket.AF_INET6):
             refusal = self.guard.refusal(where[0])
@@ -145,7 +127,7 @@ class _Handle:
         try:
             opened = socket.socket(family, kind, protocol)
         except OSError as error:
-            # Not a matter of policy: the next try may get one.
+            # This isn't a refusal: a retry may succeed.
             self.no_socket = f"no socket for {where[0]}: {error.strerror}"
             return pycurl.SOCKET_BAD
         self.dialled = True
@@ -164,17 +146,17 @@ class _Handle:
         if room > 0:
             self.body += chunk[:room]
         self.size += len(chunk)
-        # Fewer bytes than given: libcurl stops reading and closes the connection.
+        # Returning another number than was given makes libcurl stop reading and close the connection.
         return 0 if self.size > self.read_limit else None
 
     def check_hosts(self, profile: Profile) -> None:
-        """Raises ConfigError. A handle whose profile stays the same dials no other host: redirects aren't followed."""
+        """Raises ConfigError. Checked once per profile: redirects aren't followed, so no other host is dialled."""
         for url in (profile.url, profile.proxy.url if profile.proxy else None):
             if url is not None and (refusal := self.guard.host_refusal(host(origin(url)))):
                 raise ConfigError(refusal)
 
     def switch(self, profile: Profile) -> None:
-        """To another receiver of the same shape."""
+        """Reuses the handle for another receiver of the same shape."""
         self.check_hosts(profile)
         self.profile = profile
         self.curl.setopt(pycurl.URL, profile.url)
@@ -197,7 +179,7 @@ class _Handle:
         setopt(pycurl.FOLLOWLOCATION, 0)
         setopt(pycurl.PATH_AS_IS, 1)
         setopt(pycurl.HTTP_CONTENT_DECODING, 0)
-        # pycurl would name every library it was built with.
+        # By default, pycurl lists every library that it was built with.
         setopt(pycurl.USERAGENT, "")
         setopt(pycurl.TIMEOUT_MS, int(profile.timeout * 1000))
         setopt(pycurl.CONNECTTIMEOUT_MS, int(profile.connect_timeout * 1000))
@@ -212,7 +194,7 @@ class _Handle:
             return
         setopt = self.curl.setopt
         setopt(pycurl.HTTP_VERSION, pycurl.CURL_HTTP_VERSION_2TLS)
-        # Waits to see whether a connection under way speaks HTTP/2, instead of opening one per request.
+        # Waits for a connection that is being opened, in case it speaks HTTP/2, instead of opening one per request.
         setopt(pycurl.PIPEWAIT, 1)
         setopt(pycurl.SSL_VERIFYPEER, int(profile.ssl_verify))
         setopt(pycurl.SSL_VERIFYHOST, 2 if profile.ssl_verify else 0)
@@ -226,8 +208,8 @@ class _Handle:
                 setopt(option, value)
 
     def _trust(self, verify: bool, bundle: str | None, file_option: int, folder_option: int) -> None:
-        """One file of authorities, and not the system's folder too: GnuTLS would read that anew for each connection
-        (30 ms, 1 ms with a file of one's own), and trust it beside the file that a config names."""
+        """Uses one file of authorities and never the system's folder: GnuTLS would read the folder for each connection
+        (30 ms; a file takes 1 ms), and trust it in addition to the config's file."""
         file = bundle or _SYSTEM_AUTHORITIES
         if file is None and verify:
             return
@@ -253,7 +235,7 @@ class _Handle:
         self._trust(proxy.ssl_verify, proxy.ca_bundle, pycurl.PROXY_CAINFO, pycurl.PROXY_CAPATH)
 
     def send_again(self, code: int) -> bool:
-        """Whether a reused connection was found closed before a byte of the answer came: then once more, on a new one.
+        """Whether to send the request once more over a new connection, since a reused one was closed before any answer.
 
         libcurl does so too, but counts over the whole life of a handle: every sixth time it gives up.
         """
@@ -311,7 +293,7 @@ class _Handle:
                 text = self.no_socket
             elif self.blocked:
                 kind, text = "blocked", self.blocked
-        # One that was sent again had only what was left of its time.
+        # A request that was sent again had only the remaining time.
         seconds = self.profile.timeout if self.sent_again else self.curl.getinfo(pycurl.TOTAL_TIME)
         result = self.finish(self.curl.getinfo(pycurl.RESPONSE_CODE))
         return result._replace(kind=kind, error=None if too_long else text or self.curl.errstr(), seconds=seconds)
@@ -330,10 +312,10 @@ class Client:
         self._max_handles = max_connections
         self._multi = pycurl.CurlMulti()
         self._multi.setopt(pycurl.M_SOCKETFUNCTION, self._watch)
-        # The default, four per request in flight, would close the connections of light traffic.
+        # By default, libcurl keeps four per request in flight, which would close idle connections under light traffic.
         self._multi.setopt(pycurl.M_MAXCONNECTS, max_connections)
-        # What the kernel watches. A socket stays there between two exchanges: taking it out and putting it back
-        # would be two system calls per message.
+        # What epoll watches. A socket stays registered between two exchanges: removing and adding it would cost two
+        # system calls per message.
         self._watched: dict[int, int] = {}
         self._wanted: set[int] = set()
         self._handles: dict[Any, _Handle] = {}
@@ -343,7 +325,7 @@ class Client:
         self._named_in_flight = 0
 
     def start(self, request: Request) -> None:
-        """Never raises for what the request holds: that comes back from advance() as a failure of kind config."""
+        """A request that can't be made doesn't raise: advance() returns it as a failure of kind config."""
         handle: _Handle | None = None
         profile = request.profile
         try:
@@ -378,12 +360,12 @@ class Client:
             return 0.0
         if not self.in_flight:
             return None
-        # Asked once a step. To be told would mean to be told of each request that is added, and of each that ends.
+        # Asked once per step: libcurl's timer callback would run for each request that starts or ends.
         left = self._multi.timeout()
         return left / 1000 if left >= 0 else None
 
     def advance(self, ready: Ready) -> list[Finished]:
-        """The exchanges that ended. Sockets in `ready` can be read or written; none means that a timeout has passed."""
+        """The exchanges that ended. `ready` lists sockets with their events; empty: a time-out has passed."""
         finished, self._never_started = self._never_started, []
         if not self._named_in_flight:
             self._advance(ready, finished)
@@ -411,7 +393,7 @@ class Client:
             if descriptor in self._wanted:
                 act(descriptor, _READY[events & 31])
             else:
-                # An idle connection that the receiver closed: it would be reported again and again.
+                # The receiver closed an idle connection; epoll would report it again and again.
                 self._watched.pop(descriptor, None)
                 self._descriptors.forget(descriptor)
         self._collect(finished)
@@ -440,7 +422,7 @@ class Client:
                     finished.append(self._break_off(handle, error))
 
     def _break_off(self, handle: _Handle, error: Exception) -> Finished:
-        """An exchange that makes our code fail must not stop the others."""
+        """An exception while reading one answer must not stop the other exchanges."""
         if handle not in self._idle.get(handle.profile.shape, ()):
             self._release(handle)
         self._idle[handle.profile.shape].remove(handle)
@@ -454,10 +436,10 @@ class Client:
         self._idle.setdefault(handle.profile.shape, []).append(handle)
 
     def _prepared(self, profile: Profile) -> _Handle:
-        """A handle for a shape that has none idle: a new one, or an idle one of another shape."""
+        """For a shape without an idle handle: a new handle, or an idle one of another shape."""
         handle = self._reusable() if len(self._handles) >= self._max_handles else None
         if handle is None:
-            # A new socket may bear the number of one closed unseen: nothing known about numbers holds any more.
+            # A new socket may get the number of one that was closed unnoticed, so forget what was known by number.
             handle = _Handle(self._guard, on_new_socket=self._watched.clear)
         try:
             handle.prepare(profile)
@@ -479,7 +461,7 @@ class Client:
         return None
 
     def _watch(self, event: int, fd: int, multi: object, data: object) -> None:
-        """libcurl tells which sockets matter to it now."""
+        """Called by libcurl: which events of a socket it waits for now."""
         if event == pycurl.POLL_REMOVE:
             self._wanted.discard(fd)
             return

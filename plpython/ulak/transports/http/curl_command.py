@@ -2,21 +2,38 @@
 
 from __future__ import annotations
 
+import json
 import shlex
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from typing import Any
 
+from ulak.messages.delivery import EndpointConfig
 from ulak.safety.mask import MASK
-from ulak.transports.http import header, secrecy
-from ulak.transports.http.model import Endpoint, Request
+from ulak.transports.http import endpoint as endpoints
+from ulak.transports.http import header, request, secrecy
+from ulak.transports.http.model import Endpoint, Message, OAuth2, Request, Settings
 
 _SCHEMES = frozenset(("apikey", "aws4-hmac-sha256", "basic", "bearer", "digest", "token"))
 
 
+def curl(given: Mapping[str, Any], now: float) -> str:
+    """The request of a message as it would be sent now. `given` holds endpoint, settings, version and message, as
+    ulak.curl() gathers them."""
+    config = EndpointConfig(**given["endpoint"])
+    parsed = endpoints.parse(config, Settings.of(given["settings"], given["version"]))
+    # The reader doesn't need a real token, and fetching one would be a request.
+    token = MASK if isinstance(parsed.auth, OAuth2) else None
+    message = Message(**given["message"])
+    raw = json.loads(message.payload)
+    payloads = [message.payload, *([raw] if isinstance(raw, str) else [])]
+    return render(request.build(parsed, [message], now, token), parsed, payloads)
+
+
 def render(request: Request, endpoint: Endpoint, payloads: Collection[str]) -> str:
-    """A body that is the payload (one of these) is shown as it is; everything else without what is secret."""
+    """A body that is one of these payloads is shown unchanged; in everything else secrets are masked."""
     mask = endpoint.mask
     profile = request.profile
-    # Nothing in the words but the body and the lines is to mean anything: no {a,b} in a url, no @file.
+    # curl must not interpret the arguments: no {a,b} in a URL, no @file.
     words = ["curl", "--globoff", "--include", "--request", profile.method]
     words += ["--max-time", f"{profile.timeout:g}", "--connect-timeout", f"{profile.connect_timeout:g}"]
     if not profile.ssl_verify:
@@ -45,7 +62,7 @@ def render(request: Request, endpoint: Endpoint, payloads: Collection[str]) -> s
 
 
 def _quoted(word: str) -> str:
-    """For a shell. What a terminal would obey or not show is written as the bytes that it is."""
+    """Quoted for a shell. Unprintable characters are written as escaped bytes."""
     if word.isprintable():
         return shlex.quote(word)
     return "$'" + "".join(_escaped(letter) for letter in word) + "'"
@@ -61,5 +78,5 @@ def _masked(name: str, value: str, endpoint: Endpoint) -> str:
     if not secrecy.is_credential(name, endpoint.signature):
         return endpoint.mask.hide(value)
     scheme, space, _ = value.partition(" ")
-    # The scheme helps to see what is wrong and gives nothing away.
+    # The scheme helps to find mistakes, and isn't secret.
     return f"{scheme} {MASK}" if space and scheme.lower() in _SCHEMES else MASK

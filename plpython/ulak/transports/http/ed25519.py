@@ -1,4 +1,4 @@
-"""Ed25519 keys of Standard Webhooks: whsk_ and the seed in base64, alone or with the public key behind it."""
+"""Ed25519 keys of Standard Webhooks: whsk_ and the seed in base64, optionally followed by the public key."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PACKAGE = "python3-cryptography"
 
 
 def signer(secret: str) -> Callable[[bytes], bytes]:
-    """Signs with this key. Raises ConfigError, also where the package is missing."""
+    """A function that signs with this key. Raises ConfigError, also if the package is missing."""
     try:
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
     except ImportError as error:

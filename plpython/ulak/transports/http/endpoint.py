@@ -1,4 +1,4 @@
-"""An endpoint's config, as the database gives it, made into what the delivery side works with."""
+"""Parses the config of an http endpoint."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from ulak.messages import cloudevents
-from ulak.messages.cloudevents import CloudEvents
 from ulak.messages.delivery import EndpointConfig
 from ulak.safety.mask import Mask
 from ulak.transports.http import batch, header, secrecy, signature, template
@@ -39,7 +38,7 @@ EXCERPT = 512
 _BATCH_ANSWER = 1024 * 1024
 # More than any sane token answer.
 _TOKEN_ANSWER = 65536
-# Of configs that differ in more than that, at most this many are remembered.
+# At most this many different configs are cached.
 _MOST_COMMON = 1024
 
 
@@ -49,7 +48,7 @@ def parse(config: EndpointConfig, settings: Settings | None = None) -> Endpoint:
 
 
 class Parser:
-    """Parses many configs. Most differ in nothing but URL and signing secret: the rest is parsed once for all."""
+    """Parses many configs. Most differ only in URL and signing secret, so the rest is parsed once and shared."""
 
     def __init__(self, settings: Settings | None = None) -> None:
         self._settings = settings or Settings()
@@ -74,14 +73,14 @@ class Parser:
         )
 
     def _common_of(self, config: EndpointConfig, given: Mapping[str, Any], url: str) -> Endpoint:
-        """The options that it shares with other endpoints, and its own URL."""
+        """The options that it shares with other endpoints."""
         rest = {key: value for key, value in given.items() if key not in ("url", "signing_secret")}
         key = is_tls(url), repr(rest)
         common = self._common.get(key)
         if common is None:
             common = _parse(config, given, url, self._settings)
-            # Found when something is to be hidden, and once here, where a config that our code stumbles over costs no
-            # more than its own endpoint.
+            # Secrets are looked for when a text is masked, and once here: if that fails for a config, only its own
+            # endpoint is affected.
             {*secrecy.secrets(given, (), ()), *secrecy.credentials(common.lines, common.signature)}
             {*secrecy.locations(given)}
             if len(self._common) >= _MOST_COMMON:
@@ -91,7 +90,9 @@ class Parser:
 
 
 def _parse(config: EndpointConfig, given: Mapping[str, Any], url: str, settings: Settings) -> Endpoint:
-    profile = _profile(given, url, settings)
+    batch_size, batch_format = _batching(given)
+    has_events = given.get("cloudevents") or (batch_size > 1 and batch_format == "cloudevents")
+    profile = _profile(given, url, settings, _BATCH_ANSWER if batch_size > 1 else EXCERPT)
     auth = _auth(given.get("auth"))
     headers = _headers(given, settings, auth)
     return Endpoint(
@@ -104,9 +105,9 @@ def _parse(config: EndpointConfig, given: Mapping[str, Any], url: str, settings:
         templates={name: _template(body, headers) for name, body in given.get("bodies", {}).items()},
         auth=auth,
         token_profile=_token_profile(profile, auth),
-        cloudevents=_cloudevents(given, settings),
-        batch_size=_batch_size(given),
-        batch_format=_batch_format(given),
+        cloudevents=cloudevents.parse(given, settings.cloudevents_source) if has_events else None,
+        batch_size=batch_size,
+        batch_format=batch_format,
         retry_on=frozenset(str(status) for status in given.get("retry_on", ())),
         permanent_on=frozenset(str(status) for status in given.get("permanent_on", ())),
     )
@@ -120,7 +121,7 @@ def _signing_keys(scheme: Signature | None, secrets: Iterable[str]) -> tuple[Sig
     return tuple(signature.key(secret) if scheme is None else secret.encode() for secret in secrets)
 
 
-def _profile(config: Mapping[str, Any], url: str, settings: Settings) -> Profile:
+def _profile(config: Mapping[str, Any], url: str, settings: Settings, keep_body: int) -> Profile:
     method = str(config.get("method", "POST")).upper()
     if method not in METHODS:
         raise ConfigError(f"method {method} isn't one of {', '.join(METHODS)}")
@@ -137,23 +138,15 @@ def _profile(config: Mapping[str, Any], url: str, settings: Settings) -> Profile
         tls_pinned_public_key=config.get("tls_pinned_public_key"),
         proxy=_proxy(config.get("proxy")),
         capture_response=settings.capture_response,
-        keep_body=_keep_body(config, settings),
+        keep_body=settings.response_body_max_size if settings.capture_response else keep_body,
     )
 
 
-def _keep_body(config: Mapping[str, Any], settings: Settings) -> int:
-    if settings.capture_response:
-        return settings.response_body_max_size
-    return _BATCH_ANSWER if _batch_size(config) > 1 else EXCERPT
-
-
-def _batch_size(config: Mapping[str, Any]) -> int:
+def _batching(config: Mapping[str, Any]) -> tuple[int, str]:
+    """How many messages a request carries at most, and in which format."""
     size = int(config.get("batch_size", 1))
-    return min(size, batch.MAX_IDS) if _batch_format(config) == "json" else size
-
-
-def _batch_format(config: Mapping[str, Any]) -> str:
-    return str(config.get("batch_format", "cloudevents" if config.get("cloudevents") else "json"))
+    form = str(config.get("batch_format", "cloudevents" if config.get("cloudevents") else "json"))
+    return min(size, batch.MAX_IDS) if form == "json" else size, form
 
 
 def _url(url: Any, key: str) -> str:
@@ -211,7 +204,7 @@ def _auth(config: Mapping[str, Any] | None) -> Basic | Bearer | OAuth2 | SigV4 |
 
 
 def _token_profile(profile: Profile, auth: object) -> Profile | None:
-    """The same proxy and authorities as the endpoint, but not its client certificate nor its pinned key."""
+    """The endpoint's proxy and authorities, but neither its client certificate nor its pinned key."""
     if not isinstance(auth, OAuth2):
         return None
     return profile._replace(
@@ -246,7 +239,7 @@ def _headers(config: Mapping[str, Any], settings: Settings, auth: object) -> dic
 
 
 def _signature(config: Mapping[str, Any] | None) -> Signature | None:
-    """None: Standard Webhooks. Other receivers take a secret as it is written, also one that starts with whsec_."""
+    """None: Standard Webhooks. Other schemes use the secret as it is written, even if it starts with whsec_."""
     scheme = (config or {}).get("scheme", "standard")
     if scheme in ("standard", "ed25519"):
         return None
@@ -256,10 +249,3 @@ def _signature(config: Mapping[str, Any] | None) -> Signature | None:
         return Signature(**{key: value for key, value in (config or {}).items() if key != "scheme"})
     except TypeError as error:
         raise ConfigError(f"signature: {error}") from error
-
-
-def _cloudevents(config: Mapping[str, Any], settings: Settings) -> CloudEvents | None:
-    batched = int(config.get("batch_size", 1)) > 1 and config.get("batch_format") == "cloudevents"
-    if not (config.get("cloudevents") or batched):
-        return None
-    return cloudevents.parse(config, settings.cloudevents_source)

@@ -6,7 +6,7 @@ import re
 
 from ulak.transports.http.model import Line
 
-# ulak or libcurl sets these. accept-encoding: an answer is never asked for, nor read, compressed.
+# Set by ulak or libcurl. accept-encoding: compressed answers aren't supported.
 RESERVED = frozenset(
     [
         "host",
@@ -42,7 +42,7 @@ def problem(name: str, value: object) -> str | None:
 
 
 def key(name: str) -> str:
-    """By which headers are compared: WSGI and CGI hand x_api_key and X-Api-Key to an application under one name."""
+    """Headers are compared by this: WSGI and CGI treat x_api_key and X-Api-Key as the same."""
     return name.lower().replace("_", "-")
 
 

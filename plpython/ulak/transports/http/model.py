@@ -1,4 +1,4 @@
-"""The values of HTTP: settings, endpoint, request, and what came back."""
+"""The types of HTTP delivery: settings, endpoint, request, result."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Settings(NamedTuple):
 
     @classmethod
     def of(cls, settings: Mapping[str, str], version: str) -> Settings:
-        """Those of ulak.settings."""
+        """From ulak.settings."""
         return cls(
             http_timeout=float(settings["http_timeout"]),
             http_connect_timeout=float(settings["http_connect_timeout"]),
@@ -95,7 +95,7 @@ def is_tls(url: str) -> bool:
 
 
 def origin(url: str) -> str:
-    """Scheme and host, which many URLs have in common."""
+    """Scheme and host."""
     found = _ORIGIN.match(url)
     return found[0] if found else url
 
@@ -129,7 +129,7 @@ class OAuth2(NamedTuple):
     client_secret: str
     scope: str | None = None
     audience: str | None = None
-    # Where client id and secret go: "header" (HTTP Basic) or "body".
+    # How client id and secret are sent: "header" (HTTP Basic) or "body".
     credentials: str = "header"
 
 
@@ -150,7 +150,7 @@ class Signature(NamedTuple):
     algorithm: str = "sha256"
 
 
-# The secret of an HMAC, or what signs with an Ed25519 key.
+# The secret of an HMAC, or a function that signs with an Ed25519 key.
 SigningKey = bytes | Callable[[bytes], bytes]
 
 
@@ -161,14 +161,14 @@ class Endpoint(NamedTuple):
     profile: Profile
     # By lower-case name; a message's own headers may replace some of them.
     headers: Mapping[str, Line]
-    # The same, ready to send when the message brings no header of its own.
+    # The same as a tuple, for messages without headers of their own.
     lines: tuple[Line, ...]
     signing_keys: tuple[SigningKey, ...] = ()
     # None: Standard Webhooks.
     signature: Signature | None = None
     # None: the payload is the body.
     template: Template | None = None
-    # Those of subscriptions, by event type or pattern.
+    # Templates of subscriptions, by event type or pattern.
     templates: Mapping[str, Template] = MappingProxyType({})
     auth: Basic | Bearer | OAuth2 | SigV4 | None = None
     # The token request's own profile: the same proxy, another receiver.
@@ -178,7 +178,7 @@ class Endpoint(NamedTuple):
     batch_format: str = "json"
     retry_on: frozenset[str] = frozenset()
     permanent_on: frozenset[str] = frozenset()
-    # Values that nobody may read, and values for roles that may see configs.
+    # Masks values that nobody may read; `private` also those that only roles with access to configs may read.
     mask: Mask = _NOTHING_SECRET
     private: Mask = _NOTHING_SECRET
 
@@ -187,12 +187,12 @@ class Request(NamedTuple):
     profile: Profile
     headers: list[Line]
     body: bytes
-    # Handed back with the answer; the transport doesn't look at it.
+    # Handed back with the result; the client doesn't look at it.
     tag: object = None
 
 
 class Finished(NamedTuple):
-    """How one exchange ended: a status, or an error and its kind, or both when the answer broke off."""
+    """How an exchange ended: a status, or an error and its kind, or both if the answer broke off."""
 
     request: Request
     status: int

@@ -21,7 +21,7 @@ class Refusal(NamedTuple):
 
 
 def parse(body: bytes, messages: Sequence[Message]) -> list[Refusal]:
-    """ValueError if it can't be understood: then nobody knows what was delivered."""
+    """Raises ValueError if it can't be understood: it is unknown then what was delivered."""
     try:
         answer: Any = json.loads(body)
     except (ValueError, RecursionError):
@@ -39,7 +39,7 @@ def _refusal(each: Any, messages: Sequence[Message], by_id: dict[str, Message]) 
     message = None
     if isinstance(key, str):
         message = by_id.get(key.lower())
-    # In Python true is a number, too.
+    # In Python, True is an int.
     elif isinstance(key, int) and not isinstance(key, bool) and 0 <= key < len(messages):
         message = messages[key]
     if message is None:

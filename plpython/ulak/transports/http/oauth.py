@@ -11,9 +11,9 @@ from urllib.parse import quote_plus, urlencode
 from ulak.safety import text
 from ulak.transports.http.model import Endpoint, Finished, Line, OAuth2, Request
 
-# A token without expires_in is asked for again after this; the specification leaves it to us.
+# Seconds that a token without expires_in is used; the specification doesn't say.
 _UNKNOWN_LIFE = 300
-# It isn't used in its last seconds, because the request must arrive while it is valid.
+# A token isn't used in its last seconds, since the request must arrive while it is valid.
 _MARGIN = 30
 _TOKEN = re.compile(r"[\x21-\x7e]+")
 
@@ -28,7 +28,7 @@ class TokenError(ValueError):
 
 
 class TokenCache:
-    """Tokens by what they were asked with; a changed secret therefore asks again."""
+    """Tokens by the credentials they were requested with, so that a changed secret requests a new one."""
 
     def __init__(self) -> None:
         self._tokens: dict[OAuth2, Token] = {}
@@ -38,7 +38,7 @@ class TokenCache:
         return token.value if token is not None and now < token.good_until else None
 
     def put(self, auth: OAuth2, token: Token, now: float) -> None:
-        # Secrets that are rotated for years must not fill a worker's memory.
+        # Drop expired tokens, so that rotated secrets don't fill the memory.
         self._tokens = {key: value for key, value in self._tokens.items() if now < value.good_until}
         self._tokens[auth] = token
 
@@ -50,7 +50,7 @@ class TokenCache:
 
 
 def token_request(endpoint: Endpoint, tag: object = None) -> Request:
-    """Client id and secret by HTTP Basic, which every server of the specification must take, or in the body."""
+    """Client id and secret are sent by HTTP Basic, which the specification requires of servers, or in the body."""
     auth = endpoint.auth
     assert isinstance(auth, OAuth2) and endpoint.token_profile is not None
     form = {"grant_type": "client_credentials"}
@@ -72,7 +72,7 @@ def token_request(endpoint: Endpoint, tag: object = None) -> Request:
 
 
 def parse(finished: Finished, now: float) -> Token:
-    """The token of an answer. Errors quote the status and the server's error code, which may hold anything."""
+    """The token in the answer. Errors quote the status and the server's error code, which may be any text."""
     if finished.kind is not None:
         raise TokenError(f"{finished.kind}: {finished.error}")
     try:

@@ -1,4 +1,4 @@
-"""The request of one message, or of a batch: body, headers in their order of rank, and signature."""
+"""The request for one message or a batch: body, headers and signature."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CORRELATION = "x-correlation-id"
 def build(
     endpoint: Endpoint, messages: Sequence[Message], now: float, token: str | None = None, tag: object = None
 ) -> Request:
-    """The request for these messages (more than one only in batch mode); token is OAuth2's."""
+    """The request for these messages: several only in batch mode. `token` is for OAuth2."""
     message = messages[0]
     timestamp = int(now)
     if message.problem is not None:
@@ -32,7 +32,7 @@ def build(
         and token is None
         and not isinstance(endpoint.auth, SigV4)
     ):
-        # The hot path: the endpoint's lines as they are, and nothing that needs a lookup.
+        # The hot path: the endpoint's lines unchanged, and no look-ups.
         body = message.payload.encode()
         request_id = message.message_id
         lines = [
@@ -78,7 +78,7 @@ def _build(endpoint: Endpoint, messages: Sequence[Message], now: float, token: s
 
 
 def _profile(profile: Profile, particular: Mapping[str, str]) -> Profile:
-    """With the message's own path behind the endpoint's, and its time-out if that is shorter."""
+    """With the message's path appended to the endpoint's, and its time-out if that is shorter."""
     if ":path" in particular:
         profile = profile._replace(url=_joined(profile.url, particular[":path"]))
     if ":timeout" in particular:
@@ -97,7 +97,7 @@ def _joined(url: str, path: str) -> str:
 
 
 def _body(endpoint: Endpoint, messages: Sequence[Message], own: _Own) -> tuple[str, dict[str, str]]:
-    """The body's text, and the headers that its format decides."""
+    """The body, and the headers that depend on its format."""
     if endpoint.batch_size > 1:
         text, content_type = batch.body(endpoint, messages)
         decided = batch.headers(endpoint, messages)
@@ -120,28 +120,27 @@ def _body(endpoint: Endpoint, messages: Sequence[Message], own: _Own) -> tuple[s
 
 
 def _template(endpoint: Endpoint, event_type: str | None) -> Template | None:
-    """That of the most specific subscription that has one, or the endpoint's own."""
+    """The template of the most specific subscription that has one, or the endpoint's own."""
     if event_type is None or not endpoint.templates:
         return endpoint.template
     return next(filter(None, map(endpoint.templates.get, event.patterns(event_type))), endpoint.template)
 
 
 class _Own(NamedTuple):
-    """A message's headers by lower-case name, ready to send and as texts. Reserved names are left out: ulak's own
-    values count."""
+    """A message's headers by lower-case name, as lines and as values. Reserved names are left out: ulak sets those."""
 
     lines: Mapping[str, Line]
     values: Mapping[str, str]
-    # Options of this one request have names that start with a colon.
+    # Options of this request: their names start with a colon.
     particular: Mapping[str, str]
-    # Names of headers with which some endpoints authenticate themselves.
+    # Headers that some endpoints use for authentication.
     suspects: Sequence[str] = ()
 
 
 _NONE = _Own({}, {}, {})
 
 
-# The messages of an event all have the same headers, and come one after the other.
+# Messages of the same event have the same headers, and come one after the other.
 @lru_cache(maxsize=64)
 def _own_headers(text: str) -> _Own:
     given = event.headers_of(text)
@@ -166,7 +165,7 @@ def _without_credentials(endpoint: Endpoint, lines: Mapping[str, Line]) -> dict[
 
 
 def _is_credential(endpoint: Endpoint, name: str) -> bool:
-    """Whether the endpoint authenticates itself by this header. send() refuses it, but a config may change later."""
+    """Whether the endpoint uses this header for authentication. send() refuses it, but the config may change later."""
     key = header.key(name)
     if key == "authorization":
         return endpoint.auth is not None or key in endpoint.headers

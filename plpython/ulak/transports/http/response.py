@@ -1,4 +1,4 @@
-"""The stored part of an answer: status, headers except secret ones, the body up to its limit, and timing."""
+"""The part of an answer that is stored: status, headers without secrets, body up to its limit, timing."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ulak.transports.http.model import Endpoint, Finished
 
 _MAX_HEADERS = 100
 _MAX_HEADER_VALUE = 1024
-# The answer to a batch is stored with each of its messages, and in all of them together it takes no more than this.
+# The answer to a batch is stored with each of its messages; all copies together take at most this.
 _MAX_OF_BATCH = 4 * 1024 * 1024
 
 
@@ -32,7 +32,7 @@ def headers(finished: Finished) -> list[tuple[str, str]]:
 
 
 def capture(endpoint: Endpoint, finished: Finished, messages: int = 1) -> str:
-    """JSON text for the column response of each of these messages."""
+    """JSON text for the column response, of which each of so many messages gets a copy."""
     # Half of it for the headers, half for the body.
     room = _MAX_OF_BATCH // messages // 2 if messages > 1 else sys.maxsize
     body = finished.body[:room]

@@ -10,15 +10,15 @@ _DIGITS = re.compile(r"[0-9]+")
 
 
 def seconds(value: str, now: float) -> int | None:
-    """Seconds or an HTTP date, from 0 to a day; None for anything else, so that the usual backoff holds."""
+    """From 0 to a day, given as seconds or as an HTTP date. None for anything else: the usual backoff applies."""
     value = value.strip()
     if _DIGITS.fullmatch(value):
-        # The cap is reached long before int() of so many digits gets slow.
+        # Never convert a long number: int() of many digits is slow.
         return min(int(value[-19:]) if len(value.lstrip("0")) <= 19 else MAX, MAX)
-    # Python's parser accepts much that no server means as a date.
+    # Python's parser accepts a lot that isn't a date.
     if len(value) > 64 or not value[:1].isalpha():
         return None
-    # Here, because most workers never meet a date, and it brings a dozen modules.
+    # Imported here: most workers never see a date, and it loads a dozen modules.
     from email.utils import parsedate_to_datetime
 
     try:
@@ -28,5 +28,5 @@ def seconds(value: str, now: float) -> int | None:
         delay = moment.timestamp() - now
     except (ValueError, TypeError, IndexError, OverflowError):
         return None
-    # Rounded up: not a moment before the date.
+    # Rounded up, so that the retry isn't too early.
     return int(min(max(-(-delay // 1), 0), MAX))

@@ -1,4 +1,4 @@
-"""What must not be read in a text that leaves ulak: which values of a config are secret, and what repeats a payload."""
+"""What must be masked in texts that leave ulak: secrets of a config, and quotations of a payload."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from ulak.safety.mask import MASK, SHORTEST, is_secret_header
 from ulak.transports.http import header
 from ulak.transports.http.model import Line, Request, Signature
 
-# The parts of a credential that are long enough to be one.
+# Parts of a credential that are long enough to be one themselves.
 _CREDENTIAL = re.compile(r"[^\s,;=\"]{20,}")
 
-# Larger payloads aren't searched, which takes 10 ms per 100 kB of small values: nothing of the answer is quoted then.
+# Searching takes 10 ms per 100 kB of small values. With larger payloads, nothing of the answer is quoted instead.
 _LARGEST_SEARCHED = 64 * 1024
-# So much of a long text in the payload counts as a quotation; each of 2 * _QUOTATION - 1 characters is found.
+# Characters of the payload that count as a quotation. Every quotation of 2 * _QUOTATION - 1 or more is found.
 _QUOTATION = 12
 _PIECES = re.compile("[/?&=;]")
 _FIELD_NAME = re.compile(r"[A-Za-z_$][A-Za-z_.$-]*")
-# Headers that ulak sets itself contain nothing of the sender's.
+# Headers that ulak sets; they contain nothing from the sender.
 _OWN_HEADERS = frozenset(("content-type", "ulak-attempt", "user-agent", "webhook-id", "webhook-timestamp"))
 
 
@@ -50,7 +50,7 @@ def secrets(config: Mapping[str, Any], signing_secrets: Iterable[str], named: It
     ):
         if password is not None:
             yield b64encode(f"{user}:{password}".encode()).decode().rstrip("=")
-    # If a whole url is a secret, its host is one, too: errors name the host.
+    # If a whole URL is a secret, so is its host, which errors name.
     for url in (config.get("url"), proxy.get("url"), auth.get("token_url")):
         if url in named:
             yield from _location(str(url))
@@ -58,8 +58,8 @@ def secrets(config: Mapping[str, Any], signing_secrets: Iterable[str], named: It
 
 
 def locations(config: Mapping[str, Any]) -> Iterator[str]:
-    """What only roles that may see configs may know: everything behind the host of a url, often a token, and where
-    files lie."""
+    """What only roles with access to configs may see: the part of a URL after the host, often a token, and paths of
+    files."""
     for key in ("tls_ca_bundle", "tls_client_cert", "tls_client_key"):
         yield config.get(key) or ""
     yield (config.get("proxy") or {}).get("ca_bundle") or ""
@@ -75,7 +75,7 @@ def _location(url: str) -> Iterator[str]:
     yield parts.path
     yield parts.query
     for segment in parts.path.split("/"):
-        # Not every word of a path: "orders" may well stand in an error.
+        # Not every word of a path: "orders" may be part of an error.
         if len(segment) >= 8 and any(letter.isdigit() for letter in segment):
             yield segment
     for pair in parts.query.split("&"):
@@ -101,7 +101,7 @@ def credentials(lines: Iterable[Line], scheme: Signature | None) -> Iterator[str
 
 
 def own_path(request: Request, url: str) -> Iterator[str]:
-    """The url that a message's own path leads to, whole and in pieces."""
+    """The URL with a message's own path, whole and in pieces."""
     if request.profile.url == url:
         return
     parts = urlsplit(request.profile.url)
@@ -116,12 +116,12 @@ def own_path(request: Request, url: str) -> Iterator[str]:
 
 
 def hide_payload(answer: str, request: Request, endpoint_lines: Sequence[Line], url: str | None = None) -> str:
-    """An answer without what it repeats of the message, or nothing of it. Names of fields stay: they help. `url` is the
-    endpoint's, if the message may have a path of its own."""
+    """The answer with quotations of the message masked, or nothing if that isn't possible. Names of fields stay, since
+    they help. `url` is the endpoint's, if the message may have its own path."""
     if len(request.body) > _LARGEST_SEARCHED:
         return ""
     try:
-        # Numbers as they are spelled.
+        # Numbers as they are written.
         document = json.loads(request.body or b"null", parse_float=str, parse_int=str)
     except (ValueError, RecursionError):
         return ""
@@ -130,7 +130,7 @@ def hide_payload(answer: str, request: Request, endpoint_lines: Sequence[Line], 
     if url is not None:
         sent.update(own_path(request, url))
     lowered = answer.lower()
-    # A single character tells nothing; two or three do so only as a word.
+    # A single character reveals nothing; two or three only as a whole word.
     found = [each for each in sent if len(each) >= 2 and each.lower() in lowered]
     if found:
         found.sort(key=len, reverse=True)
@@ -141,12 +141,12 @@ def hide_payload(answer: str, request: Request, endpoint_lines: Sequence[Line], 
 
 
 def _values(document: object) -> Iterator[str]:
-    """Every text and number; of keys those that are data rather than names."""
+    """Every text and number, and keys that look like data rather than names."""
     left = [document]
     while left:
         value = left.pop()
         if isinstance(value, str):
-            # As the answer has it: on one line.
+            # On one line, like the answer.
             yield value.strip() if value.isprintable() and "  " not in value else text.line(value, _LARGEST_SEARCHED)
             if not value.isascii() or '"' in value or "\\" in value:
                 yield text.line(json.dumps(value)[1:-1], _LARGEST_SEARCHED)
@@ -166,6 +166,6 @@ def _own_headers(request: Request, endpoint_lines: Sequence[Line]) -> Iterator[s
 
 
 def _quotes(answer: str, long_texts: str) -> bool:
-    """Whether a piece of one is in the other that is long enough to be no accident."""
+    """Whether the answer contains a piece of a long text that is too long to be a coincidence."""
     starts = range(0, len(answer) - _QUOTATION + 1, _QUOTATION)
     return any(answer[start : start + _QUOTATION] in long_texts for start in starts)

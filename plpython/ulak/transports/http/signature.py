@@ -15,7 +15,7 @@ _PREFIX = "whsec_"
 
 
 def key(secret: str) -> SigningKey:
-    """What to sign with: whsk_ is an Ed25519 key, whsec_ secrets are base64, any other text is used as it is."""
+    """The signing key: whsk_ is an Ed25519 key, whsec_ is base64, any other text is used unchanged."""
     if secret.startswith(ed25519.PREFIX):
         return ed25519.signer(secret)
     if not secret.startswith(_PREFIX):
@@ -41,7 +41,7 @@ def _signed(key: SigningKey, content: bytes) -> str:
 
 
 def of_body(scheme: Signature, keys: Sequence[SigningKey], body: bytes) -> str:
-    """The value of the scheme's header. It has room for one signature: while a secret rotates, the new one counts."""
+    """The value of the scheme's header. It holds one signature: during a rotation, the new secret's."""
     key = keys[0]
     assert isinstance(key, bytes)
     digest = hmac.digest(key, body, scheme.algorithm)

@@ -15,7 +15,7 @@ _UNRESERVED = "-_.~"
 
 
 def sign(auth: SigV4, method: str, url: str, headers: Mapping[str, str], body: bytes, now: float) -> dict[str, str]:
-    """The headers to add. Of the given ones (lower-case names) host, content-type and x-amz-* are signed."""
+    """The headers to add. Signed are host, content-type and x-amz-* of the given headers (lower-case names)."""
     moment = datetime.fromtimestamp(now, UTC)
     stamp = moment.strftime("%Y%m%dT%H%M%SZ")
     digest = hashlib.sha256(body).hexdigest()

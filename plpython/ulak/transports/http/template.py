@@ -24,13 +24,13 @@ _STEP = re.compile(r'\.([A-Za-z_][A-Za-z0-9_]*)|\."([^"\\]*)"|\[(\d{1,9})\]|(\[\
 
 
 class _Number(str):
-    """Spelled as in the payload: a float would be another number."""
+    """A number as the payload writes it: a float might change it."""
 
     __slots__ = ()
 
 
 class Path(NamedTuple):
-    """What $path finds; default is None or a list of one value."""
+    """A $path; default is None or a list of one value."""
 
     text: str
     steps: Sequence[Callable[[Any], Iterator[Any]]]
@@ -51,8 +51,8 @@ class Text(NamedTuple):
 
 
 class Template(NamedTuple):
-    """A body that is a text is sent as it is; values in a form are percent-encoded. Any other is JSON: what never
-    changes of it is written already."""
+    """A text is sent as it is, with values percent-encoded if it is a form. Anything else is JSON, whose constant parts
+    are written when the config is parsed."""
 
     parts: Sequence[str | Text | Path]
     is_text: bool
@@ -119,7 +119,7 @@ def _parts(text: str) -> Iterator[str | Place]:
 
 
 def path(text: Any) -> tuple[Sequence[Callable[[Any], Iterator[Any]]], bool]:
-    """Its steps, and whether it may find any number of values. Raises ConfigError."""
+    """The steps of a path, and whether it may find several values. Raises ConfigError."""
     if not isinstance(text, str) or not text.startswith("$"):
         raise ConfigError("body: $path must begin with $")
     steps: list[Callable[[Any], Iterator[Any]]] = []
@@ -151,7 +151,8 @@ def found(steps: Iterable[Callable[[Any], Iterator[Any]]], value: Any, visit: Ca
     return values
 
 
-# As in lax mode: a member of an array is that of its elements, and what is no array counts as one of a single element.
+# As in lax mode: the member of an array is that of its elements, and a value that isn't an array counts as an array of
+# one element.
 
 
 def _objects(value: Any) -> Iterator[dict[str, Any]]:
@@ -175,7 +176,7 @@ def _element(index: int) -> Callable[[Any], Iterator[Any]]:
 
 
 class _Filling:
-    """A template that is being filled for one message. A ping has nothing to fill it with: places stay as they are."""
+    """Fills a template for one message. A ping has no values, so places stay as they are."""
 
     def __init__(self, message: Message) -> None:
         self._bytes = 0

@@ -16,14 +16,14 @@ from ulak.worker.transport import Ready
 
 
 class Delivery(NamedTuple):
-    """Messages that travel in one request, and how far they are."""
+    """Messages that travel in one request."""
 
     endpoint: Receiver
     messages: Sequence[Message]
     token: str | None = None
-    # Set once the token was refused and asked for again: it happens once per delivery.
+    # The token was refused and is requested again, which happens once per delivery.
     renewed: bool = False
-    # All that the worker has given, and by id those of them that could not be built; None: there is no such message.
+    # If some messages of a batch couldn't be built: all messages that the worker gave, and by id those outcomes.
     given: Sequence[Message] | None = None
     rejected: Mapping[int, Outcome] = {}
 
@@ -33,7 +33,7 @@ class _TokenRequest(NamedTuple):
 
 
 def longest(receiver: Receiver) -> float:
-    """When libcurl has given up at the latest. A token may have to be fetched, refused and fetched again."""
+    """Seconds until libcurl has given up. A token may have to be fetched, refused and fetched again."""
     return receiver.profile.timeout * (4 if isinstance(receiver.auth, OAuth2) else 1) + 1
 
 
@@ -124,8 +124,14 @@ class HttpTransport:
         if len(messages) == 1 and delivery.given is None:
             self._settle(delivery, _outcome(endpoint, bulkhead.fault(error, build)))
             return
-        found = {message.id: _problem(message, build) for message in messages}
-        problems = {id: each for id, each in found.items() if each is not None} or {each.id: error for each in messages}
+        problems: dict[int, Exception] = {}
+        for message in messages:
+            try:
+                build(message)
+            except Exception as problem:
+                problems[message.id] = problem
+        # If each can be built alone, but not all together, they all fail.
+        problems = problems or {message.id: error for message in messages}
         rejected = {id: _outcome(endpoint, bulkhead.fault(each, build)) for id, each in problems.items()}
         left = [message for message in messages if message.id not in rejected]
         delivery = delivery._replace(
@@ -137,7 +143,7 @@ class HttpTransport:
             self._settle(delivery, DELIVERED)
 
     def _await_token(self, auth: OAuth2, delivery: Delivery) -> None:
-        """One request for all that wait; the first one's endpoint lends its proxy and timeout."""
+        """One token request for all waiting deliveries, with the proxy and time-out of the first one's endpoint."""
         waiting = self._waiting.setdefault(auth, [])
         waiting.append(delivery)
         if len(waiting) == 1:
@@ -155,7 +161,7 @@ class HttpTransport:
             return
         self._tokens.put(auth, token, now)
         for delivery in self._waiting.pop(auth, []):
-            # Not by way of the cache: a token that is stale on arrival would be asked for without end.
+            # Not from the cache: a token that has expired on arrival would be requested forever.
             self._start(delivery._replace(token=token.value), now)
 
     def _refuse_token(self, auth: OAuth2, prefix: str, told: str) -> None:
@@ -163,7 +169,7 @@ class HttpTransport:
             self._settle(delivery, verdict.failed(delivery.endpoint, prefix, f"OAuth2 token request: {told}"))
 
     def _break_off(self, finished: Finished, error: Exception) -> None:
-        """An answer that makes our code fail must not stop other deliveries."""
+        """An exception while handling one answer must not stop other deliveries."""
         tag = finished.request.tag
         if isinstance(tag, Delivery):
             told = f"network: the answer can't be read: {bulkhead.kind(error)}"
@@ -179,14 +185,6 @@ class HttpTransport:
                 failures.update(dict.fromkeys([each.id for each in messages], outcome))
             messages, outcome = delivery.given, outcome._replace(error=None, failures=failures)
         self._settled.append(Settled(delivery.endpoint.config.id, messages, outcome))
-
-
-def _problem(message: Message, build: Callable[[Message], Request]) -> Exception | None:
-    try:
-        build(message)
-    except Exception as error:
-        return error
-    return None
 
 
 def _outcome(endpoint: Receiver, error: str) -> Outcome:

@@ -1,4 +1,4 @@
-"""Is an exchange a delivery, worth another try, or hopeless: the prefix that the database decides by."""
+"""Judges an exchange: delivered, to be retried, or failed for good. The database decides by the error's prefix."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from ulak.safety import text
 from ulak.transports.http import multistatus, response, retry_after, secrecy
 from ulak.transports.http.model import Endpoint, Finished, Message, Outcome
 
-# The 4xx that are worth another try: request timeout, too early, too many requests.
+# 4xx that are retried: request timeout, too early, too many requests.
 _RETRYABLE_4XX = frozenset((408, 425, 429))
 _EXCERPT = 200
 _MULTI_STATUS = 207
-# To look for payloads in what a receiver wrote takes time in proportion to the batch.
+# At most this many different errors are quoted: masking payloads in each takes time.
 _MOST_QUOTED = 10
-# The end of an answer that was cut isn't quoted: what it repeats of the message might be cut, too, and go unnoticed.
+# The last characters of a cut answer aren't quoted: a quotation of the message might be cut, too, and go unnoticed.
 _UNSURE = 64
 
 
 def judge(endpoint: Endpoint, finished: Finished, now: float, messages: Sequence[Message] = ()) -> Outcome:
-    """messages are those of a batch, which its answer may tell apart."""
+    """`messages`: the answer to a batch may say which of them failed."""
     status = finished.status
     if finished.kind is None and 200 <= status < 300:
         if status == _MULTI_STATUS and endpoint.batch_size > 1:
@@ -31,13 +31,13 @@ def judge(endpoint: Endpoint, finished: Finished, now: float, messages: Sequence
     captured = None
     if endpoint.profile.capture_response and status:
         captured = response.capture(endpoint, finished, len(messages))
-    # A refusal is a refusal, even if the rest of the answer never came. A success isn't one until it is complete.
+    # A refusal counts even if the rest of the answer never came; a success must be complete.
     if status >= 300:
         error = f"{_prefix(endpoint, status)} HTTP {status}{_excerpt(endpoint, finished)}"
         return Outcome(error, _delay(finished, now), captured, status)
     if _is_own_timeout(endpoint, finished):
         return failed(endpoint, RETRYABLE, f"{MESSAGE} its own time-out ended the request: {finished.error}", captured)
-    # A forbidden address stays forbidden, however often it is tried.
+    # Retrying doesn't help: a forbidden address stays forbidden.
     prefix = PERMANENT if finished.kind == "blocked" else RETRYABLE
     return failed(endpoint, prefix, f"{finished.kind or 'network'}: {finished.error or 'no answer'}", captured, status)
 
@@ -62,7 +62,7 @@ def _judge_apart(endpoint: Endpoint, finished: Finished, messages: Sequence[Mess
 
 
 def failed(endpoint: Endpoint, prefix: str, error: str, captured: str | None = None, status: int = 0) -> Outcome:
-    """A failure that was reported as text, wherever it comes from."""
+    """A failure, with everything private masked in its text."""
     return Outcome(f"{prefix} {text.line(endpoint.private.hide(error))}", None, captured, status)
 
 
@@ -74,7 +74,7 @@ def _is_own_timeout(endpoint: Endpoint, finished: Finished) -> bool:
 
 def _prefix(endpoint: Endpoint, status: int) -> str:
     exact, group = str(status), f"{status // 100}xx"
-    # A status that is named wins over its class.
+    # An exact status wins over its class.
     for name in (exact, group):
         if name in endpoint.retry_on:
             return RETRYABLE
@@ -82,7 +82,7 @@ def _prefix(endpoint: Endpoint, status: int) -> str:
             return PERMANENT
     if status == 410:
         return DISABLE
-    # A redirect isn't followed, and the receiver will send it again.
+    # Redirects aren't followed, and the receiver would send the same one again.
     if 300 <= status < 500 and status not in _RETRYABLE_4XX:
         return PERMANENT
     return RETRYABLE
@@ -96,7 +96,7 @@ def _delay(finished: Finished, now: float) -> int | None:
 
 
 def _excerpt(endpoint: Endpoint, finished: Finished) -> str:
-    """The beginning of the answer, without secrets and payloads: not all who may see errors may see those."""
+    """The beginning of the answer, with secrets and payloads masked: not every role that sees errors may see those."""
     if not finished.body:
         return ""
     kept = finished.body[: 4 * _EXCERPT]
@@ -106,7 +106,7 @@ def _excerpt(endpoint: Endpoint, finished: Finished) -> str:
 
 def _quote(endpoint: Endpoint, finished: Finished, answer: str, is_cut: bool = False) -> str:
     request = finished.request
-    # The endpoint's own are hidden anyway.
+    # The endpoint's own credentials are masked anyway.
     own = list(
         secrecy.credentials([each for each in request.headers if each not in endpoint.lines], endpoint.signature)
     )

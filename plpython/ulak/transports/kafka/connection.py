@@ -1,4 +1,4 @@
-"""A producer of librdkafka, which has threads and sockets of its own, as a connection of the worker."""
+"""A librdkafka producer as a connection. It has its own threads and sockets."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from ulak.transports.broker.link import Link, Surroundings
 from ulak.transports.kafka import reach, verdict
 from ulak.transports.kafka.target import Target
 
-# Seconds between two looks for reports while something is under way: the binding for Python tells nobody that there are
-# any. A thread that waits for them would need Python's lock for each, and gets it only every 5 ms while the worker
-# computes: 5,900 reports a second at 169 us of processor time, against 336,000 at 2 us for a worker that fetches them.
+# Seconds between two polls for delivery reports while messages are in flight: the Python binding has no way to signal
+# them. A thread that waits for reports needs Python's lock for each, and gets it only every 5 ms while the worker is
+# busy: 5,900 reports a second at 169 us of processor time, against 336,000 at 2 us for a worker that polls.
 _SOONEST = 0.001
-# When none have come for a while: a broker that takes long isn't asked about a thousand times a second.
+# The longest time between two polls, reached when no report has come for a while.
 _LATEST = 0.02
-# How often a cluster is asked for its brokers, to check them, and how long its answer may take.
+# How often the cluster's brokers are listed and checked, and how long the answer may take.
 _LOOK_SECONDS = 5.0
 _LOOK_TIMEOUT = 3.0
 _MOST_ERRORS = 20
@@ -48,15 +48,15 @@ class KafkaConnection(Link):
     def __init__(self, endpoint: Endpoint, surroundings: Surroundings) -> None:
         super().__init__(endpoint, surroundings)
         self._producer: Producer | None = None
-        # What librdkafka reports, in whichever thread. Its callbacks refer to these two alone: they keep nothing else
-        # alive.
+        # Filled by librdkafka's callbacks, in any thread. The callbacks refer only to these two, so that they keep
+        # nothing else alive.
         self._reports: _Reports = deque()
         self._errors: deque[KafkaError] = deque(maxlen=_MOST_ERRORS)
         self._is_looking = False
         self._ending: Background[None] | None = None
         self._next_look = 0.0
         self._pace = _SOONEST
-        # A topic that messages go to: brokers are asked about it when they are asked for the cluster's metadata.
+        # A topic in use: the cluster's metadata is requested for it.
         self._topic = ""
 
     @property
@@ -64,11 +64,11 @@ class KafkaConnection(Link):
         return self.target.peer
 
     def dial(self) -> None:
-        """With the first topic that is asked for, of which librdkafka would ask next."""
+        """Asks for the metadata of the first message's topic, which librdkafka would ask for next."""
         delivery = self._waiting[0]
         first = next(filter(None, (self.encoded(delivery, message) for message in delivery.messages)), None)
         if first is None:
-            # None of its messages can be sent, and each has been told why.
+            # None of its messages can be sent; each has its outcome.
             self._waiting.popleft()
             self._surroundings.settled.append(delivery.settled())
             return
@@ -102,10 +102,10 @@ class KafkaConnection(Link):
             told = f"kafka: {self.peer}: librdkafka holds as many messages as it may"
             self.refuse(delivery, message, RETRYABLE, told)
         except KafkaException as error:
-            # librdkafka itself refuses it, as it does if it is too large: it was never sent.
+            # librdkafka itself refuses it, for example because it is too large. It was never sent.
             prefix, told = self._failure(error.args[0])
             self.refuse(delivery, message, f"{PERMANENT} {MESSAGE}" if prefix == PERMANENT else prefix, told)
-        # A record that librdkafka's binding can't encode.
+        # The Python binding can't encode the record.
         except (ValueError, TypeError) as error:
             delivery.fail(message, bulkhead.unbuildable(error))
 
@@ -122,8 +122,8 @@ class KafkaConnection(Link):
         self.timer_at = now + self._pace
 
     def leave(self) -> int | None:
-        """The end of a producer waits for librdkafka's threads, one of which may be resolving a name, so a thread of
-        ours does it. That thread needs Python's lock, and can't have it once the session has left Python."""
+        """Closing a producer waits for librdkafka's threads, one of which may be resolving a name. So a thread of ours
+        does it. It needs Python's lock, which it can't get once the session has left Python."""
         if self._producer is None:
             return None
         held = [self._producer]
@@ -148,7 +148,7 @@ class KafkaConnection(Link):
         self._next_look = self._clock() + _LOOK_SECONDS
 
     def hear(self) -> None:
-        """Takes the reports of librdkafka."""
+        """Handles librdkafka's delivery reports."""
         if self._producer is None:
             return
         self._producer.poll(0)
@@ -160,7 +160,7 @@ class KafkaConnection(Link):
         while reports:
             delivery, message, error = reports.popleft()
             if error is None:
-                # A message has arrived: what went wrong before is over.
+                # A message has arrived, so earlier errors are over.
                 self._errors.clear()
                 self.acknowledge(delivery, message)
             else:
@@ -170,7 +170,7 @@ class KafkaConnection(Link):
         told = verdict.words(error)
         if error.code() == KafkaError._MSG_TIMED_OUT and (reason := reach.reason(self._errors)):
             told = f"{told}: {reason}"
-        kind = "login" if verdict.is_login(error) else "kafka"
+        kind = "login" if error.code() in verdict.LOGIN else "kafka"
         return verdict.prefix(error), f"{kind}: {self.peer}: {told}"
 
 
@@ -179,8 +179,8 @@ def _report(reports: _Reports, delivery: Delivery, message: Message, error: Kafk
 
 
 def _end(held: list[Producer]) -> None:
-    """Unsent messages are dropped. The list has the only reference, so the producer ends here."""
+    """Drops unsent messages. The list holds the only reference, so the producer ends here."""
     producer = held.pop()
     producer.purge()
-    # Runs the callbacks of what was dropped, which lets go of their messages.
+    # Runs the callbacks of the dropped messages, which releases them.
     producer.poll(0)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import socket
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, Producer, libversion
@@ -20,12 +20,12 @@ from ulak.transports.broker.errors import Lost
 from ulak.transports.kafka import verdict
 from ulak.transports.kafka.target import Target
 
-# Seconds that the first question for metadata may take; then it is asked what has gone wrong meanwhile.
+# Seconds for the first request for metadata; after it, errors are looked at.
 _FIRST_LOOK = 0.1
 _FAMILIES = {"v4": socket.AF_INET, "v6": socket.AF_INET6}
-# Later versions tell a broker about themselves, and dial any that the cluster names to do so, before it is judged.
+# Later versions send metrics to any broker that the cluster names, and would dial it before it is judged.
 _SILENT = {"enable.metrics.push": False} if libversion()[1] >= 0x020500FF else {}
-# To wait longer would not help: all brokers take the same credentials, or all of them are down.
+# Waiting longer wouldn't help: the credentials are wrong for all brokers, or all brokers are down.
 _HOPELESS = (KafkaError._AUTHENTICATION, KafkaError._ALL_BROKERS_DOWN)
 
 
@@ -33,7 +33,7 @@ def reach(
     target: Target, guard: Guard, topic: str, errors: deque[KafkaError], until: float, clock: Callable[[], float]
 ) -> Producer:
     """A producer that knows its cluster. Raises Lost."""
-    servers = list(_servers(target, guard))
+    servers = _servers(target, guard)
     properties = {**target.properties, **_SILENT, "bootstrap.servers": ",".join(servers), "error_cb": errors.append}
     try:
         producer = Producer(properties)
@@ -45,11 +45,11 @@ def reach(
 
 
 def look(producer: Producer, target: Target, guard: Guard, topic: str, seconds: float) -> None:
-    """Whether the cluster still names none but brokers that may be dialled. Raises Lost if it doesn't."""
+    """Checks that all brokers of the cluster may still be dialled. Raises Lost."""
     try:
         metadata = producer.list_topics(topic, timeout=seconds)
     except KafkaException:
-        # No broker answers now; what is under way has its own timeout.
+        # No broker answers now; messages in flight have their own time-out.
         return
     judge(target, guard, metadata)
 
@@ -65,28 +65,24 @@ def judge(target: Target, guard: Guard, metadata: Any) -> None:
                 raise Lost(f"blocked: the cluster names broker {broker.host}:{broker.port}: {problem}", PERMANENT)
 
 
-def _servers(target: Target, guard: Guard) -> Iterator[str]:
-    """Where to ask for the cluster: by address, so that what was judged is dialled. But a certificate is for a name."""
-    unknown = ""
-    is_any = False
+def _servers(target: Target, guard: Guard) -> list[str]:
+    """The bootstrap servers: by address, so that exactly what was judged is dialled. With TLS by name, as certificates
+    are for names."""
+    servers: list[str] = []
     for host, port in target.brokers:
         if refusal := guard.host_refusal(host):
             raise Lost(f"config: {refusal}")
         addresses = _addresses(target, host, port)
-        blocked = [wrong for each in addresses if (wrong := guard.refusal(each))]
-        if blocked and (target.has_tls or len(blocked) == len(addresses)):
-            # A forbidden address stays forbidden, however often it is tried.
-            raise Lost(f"blocked: {host}:{port}: {blocked[0]}", PERMANENT)
-        if not addresses:
-            unknown = unknown or f"resolve: {host}:{port}: the name has no address"
-        elif target.has_tls:
-            is_any = True
-            yield _at(host, port)
-        else:
-            is_any = True
-            yield from (_at(each, port) for each in addresses if not guard.refusal(each))
-    if not is_any:
-        raise Lost(unknown)
+        refusals = {each: refusal for each in addresses if (refusal := guard.refusal(each))}
+        if refusals and (target.has_tls or len(refusals) == len(addresses)):
+            # Retrying doesn't help: a forbidden address stays forbidden.
+            raise Lost(f"blocked: {host}:{port}: {next(iter(refusals.values()))}", PERMANENT)
+        dialled = [host] if target.has_tls and addresses else [each for each in addresses if each not in refusals]
+        servers += (f"[{each}]:{port}" if ":" in each else f"{each}:{port}" for each in dialled)
+    if not servers:
+        host, port = target.brokers[0]
+        raise Lost(f"resolve: {host}:{port}: the name has no address")
+    return servers
 
 
 def _metadata(
@@ -102,13 +98,13 @@ def _metadata(
         producer.poll(0)
         known = list(errors)
         if any(each.code() in _HOPELESS for each in known) or clock() >= until:
-            kind = "login" if any(verdict.is_login(each) for each in known) else "network"
+            kind = "login" if any(each.code() in verdict.LOGIN for each in known) else "network"
             raise Lost(f"{kind}: {reason(known) or f'{peer}: {verdict.words(failed)}'}")
         wait *= 2
 
 
 def reason(errors: Iterable[KafkaError]) -> str | None:
-    """The last that says more than that there is no broker."""
+    """The last error that says more than that all brokers are down."""
     found = None
     for each in errors:
         if each.code() != KafkaError._ALL_BROKERS_DOWN:
@@ -123,7 +119,3 @@ def _addresses(target: Target, host: str, port: int) -> list[str]:
     except (OSError, UnicodeError):
         return []
     return list(dict.fromkeys(str(where[0]) for *_, where in found))
-
-
-def _at(host: str, port: int) -> str:
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -13,9 +13,9 @@ from ulak.transports.broker import target as broker
 from ulak.transports.broker.route import Route
 from ulak.transports.broker.target import Defaults
 
-# Seconds, if the config doesn't say.
+# Seconds, unless the config says otherwise.
 MESSAGE_TIMEOUT = 10.0
-# librdkafka looks once a second whose time is over, and a moment later at requests that are under way.
+# librdkafka checks for timed-out messages once a second, and for requests in flight a moment later.
 LATEST_REPORT = 3.0
 
 _TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
@@ -30,7 +30,7 @@ _SECRETS = ("sasl.password", "ssl.key.password", "ssl.key.pem")
 _FIXED: Mapping[str, Any] = {
     "enable.idempotence": True,
     "acks": "all",
-    # Errors come by a callback; its log would go to the server's.
+    # A callback reports errors; librdkafka's log would end up in the server's.
     "log_level": 0,
 }
 _DEFAULTS: Mapping[str, Any] = {
@@ -39,10 +39,10 @@ _DEFAULTS: Mapping[str, Any] = {
     "linger.ms": 0,
     "socket.keepalive.enable": True,
     "socket.nagle.disable": True,
-    # A topic that was just made isn't known everywhere at once; what is missing for longer is told in time.
+    # A new topic isn't known to all brokers at once; one that is missing for longer is an error.
     "topic.metadata.propagation.max.ms": 3000,
 }
-# Other names of the same setting, by which a config may have it.
+# Aliases that a config may use.
 _ALIASES = {
     "delivery.timeout.ms": "message.timeout.ms",
     "queue.buffering.max.ms": "linger.ms",
@@ -70,7 +70,7 @@ class Target(broker.Target):
         # By librdkafka's names.
         self.properties: Mapping[str, Any] = {
             **_DEFAULTS,
-            # A broker that is back is found soon.
+            # Reconnect soon to a broker that is back.
             "reconnect.backoff.max.ms": max(1000, _number(options, "reconnect.backoff.ms", 0)),
             **options,
             **_FIXED,

@@ -6,8 +6,8 @@ from confluent_kafka import KafkaError
 
 from ulak.messages.delivery import PERMANENT, RETRYABLE
 
-# These are about the message, and no waiting mends them. Whatever is wrong with the cluster, with a topic or with what
-# this client may do can be put right while the message waits.
+# These are about the message, and a retry doesn't help. Problems with the cluster, a topic or rights can be fixed while
+# the message waits.
 _PERMANENT = frozenset(
     (
         KafkaError.MSG_SIZE_TOO_LARGE,
@@ -19,8 +19,8 @@ _PERMANENT = frozenset(
         KafkaError._INVALID_ARG,
     )
 )
-# About who we are, or what we may do.
-_LOGIN = frozenset(
+# Wrong credentials or missing rights.
+LOGIN = frozenset(
     (
         KafkaError._AUTHENTICATION,
         KafkaError.SASL_AUTHENTICATION_FAILED,
@@ -28,7 +28,7 @@ _LOGIN = frozenset(
         KafkaError.CLUSTER_AUTHORIZATION_FAILED,
     )
 )
-# The producer can't go on after these: another one has to be made.
+# The producer can't be used after these.
 _LAST = frozenset((KafkaError._FATAL, KafkaError._FENCED, KafkaError._DESTROY))
 
 
@@ -36,14 +36,10 @@ def prefix(error: KafkaError) -> str:
     return PERMANENT if error.code() in _PERMANENT else RETRYABLE
 
 
-def is_login(error: KafkaError) -> bool:
-    return error.code() in _LOGIN
-
-
 def is_last(error: KafkaError) -> bool:
     return bool(error.fatal()) or error.code() in _LAST
 
 
 def words(error: KafkaError) -> str:
-    """Its own, as far as they help: librdkafka's "Local:" and "Broker:" say where it was noticed."""
+    """librdkafka's words; "Local:" and "Broker:" say where it was noticed."""
     return f"{error.str()} ({error.name()})"

@@ -73,11 +73,11 @@ class LogTransport:
         return settled
 
     def close(self) -> None:
-        """Nothing is ever under way."""
+        """Nothing is ever in flight."""
 
 
 def line(endpoint: Endpoint, message: Message) -> str:
-    """ASCII, which a log of any encoding holds, and on one line whatever the message has. Raises MessageError."""
+    """One line of ASCII, which a log in any encoding can hold. Raises MessageError."""
     if message.problem is not None:
         raise MessageError(message.problem)
     target: Target = endpoint.target
@@ -101,7 +101,7 @@ def _field(name: str, value: object) -> str:
 
 
 def _document(name: str, document: str | None, target: Target) -> Iterator[str]:
-    """A JSON text as it is; its beginning as a string if it is longer than max_bytes."""
+    """JSON text unchanged, or its beginning as a string if it is longer than max_bytes."""
     if document is None:
         return
     most = target.max_bytes
@@ -115,7 +115,7 @@ def _document(name: str, document: str | None, target: Target) -> Iterator[str]:
 
 
 def _ascii(document: str) -> str:
-    """The same JSON: what isn't ASCII stands within strings only."""
+    """The same JSON: only strings can contain anything but ASCII."""
     return _NOT_ASCII.sub(lambda found: json.dumps(found[0])[1:-1], document)
 
 

@@ -1,4 +1,4 @@
-"""The client library over a connection that is ours: it is given the bytes that came, and what it writes is taken.
+"""The client library over our own connection: we feed it the bytes that arrive, and send the bytes that it writes.
 
 Of paho's two versions (1.6 in Debian 12, 2 in Debian 13) the same methods are used, and some of those that handle a
 packet are extended: version 1.6 reads the reason of an acknowledgement and tells nobody, both go on with a message that
@@ -18,11 +18,11 @@ from paho.mqtt.properties import Properties
 from ulak.transports.mqtt import reasons
 from ulak.transports.mqtt.target import Target
 
-# Seconds without a word, after which the broker is pinged.
+# After this many seconds of silence the broker is pinged.
 KEEPALIVE = 60
 # Bytes of a packet. We subscribe to nothing, so brokers have only acknowledgements to send.
 LONGEST_PACKET = 65536
-# Packets of one read beside acknowledgements: answers to pings, and messages that nobody has subscribed to.
+# Packets in one read besides acknowledgements: answers to pings, and messages without a subscription.
 UNASKED_PACKETS = 100
 # Seconds that a broker keeps a session that isn't clean.
 SESSION_EXPIRY = 3600
@@ -69,11 +69,11 @@ class Pipe:
 
 
 class Greeting:
-    """How the broker answered to the connection: 0 or a reason, and what it can take."""
+    """The broker's answer to CONNECT: 0 or a reason, and its limits."""
 
     def __init__(self, code: int, has_session: bool, properties: object) -> None:
         self.code = code
-        # It goes on with a session that it has kept.
+        # The broker continues an earlier session.
         self.has_session = has_session
         self.receive_maximum: int = getattr(properties, "ReceiveMaximum", RECEIVE_MAXIMUM)
         self.largest_packet: int | None = getattr(properties, "MaximumPacketSize", None)
@@ -101,7 +101,7 @@ class Client(paho.Client):  # type: ignore[misc]
         self.greeting: Greeting | None = None
         # The reason of the broker's DISCONNECT.
         self.farewell: int | None = None
-        # By packet identifier, until the acknowledgement is told.
+        # Reasons by packet identifier, until the acknowledgement is reported.
         self.refusals: dict[int, int] = {}
         self._pipe = pipe
         self._packets_left = 0
@@ -114,7 +114,7 @@ class Client(paho.Client):  # type: ignore[misc]
         self._connect(target, is_5, starts_clean)
 
     def read(self, data: bytes) -> None:
-        """Handles what is complete by now. A broker that sends more than it was asked for doesn't speak MQTT."""
+        """Handles complete packets. A broker that sends far more packets than we asked for doesn't speak MQTT."""
         self._pipe.feed(data)
         # A message of QoS 2 is acknowledged in two packets.
         self._packets_left = 2 * len(self._out_messages) + UNASKED_PACKETS
@@ -130,7 +130,7 @@ class Client(paho.Client):  # type: ignore[misc]
             if not target.clean_session:
                 options["properties"] = Properties(PacketTypes.CONNECT)
                 options["properties"].SessionExpiryInterval = SESSION_EXPIRY
-        # The connection keeps to the broker's own maximum, which it has yet to say; the library must not queue.
+        # The library must not queue: the connection respects the broker's maximum, which isn't known yet.
         self.max_inflight_messages_set(RECEIVE_MAXIMUM)
         self.connect_async(target.address.host, target.address.port, KEEPALIVE, **options)
         self.reconnect()
@@ -141,7 +141,7 @@ class Client(paho.Client):  # type: ignore[misc]
         self.greeting = Greeting(code, bool(has_session), properties)
         self._keepalive = self.greeting.keepalive
 
-    # Methods of the library that work in another way here.
+    # Overridden methods of the library.
 
     def _create_socket_connection(self) -> Pipe:
         return self._pipe
@@ -154,7 +154,7 @@ class Client(paho.Client):  # type: ignore[misc]
 
     def _handle_pubackcomp(self, cmd: str) -> Any:
         reason = self._take_reason()
-        # Once a message of QoS 2 was taken, the rest of the exchange is about the identifier alone.
+        # Once a message of QoS 2 is accepted, the rest of the exchange only releases the identifier.
         if cmd == "PUBACK":
             self._note(reason)
         return super()._handle_pubackcomp(cmd)
@@ -172,7 +172,7 @@ class Client(paho.Client):  # type: ignore[misc]
         return paho.MQTT_ERR_SUCCESS
 
     def _take_reason(self) -> int:
-        """Cuts the reason and the properties off the packet: the library breaks at some of them, and needs neither."""
+        """Cuts the reason and the properties off the packet: the library fails on some of them, and needs neither."""
         packet = self._in_packet["packet"]
         if len(packet) <= 2:
             return 0

@@ -24,14 +24,14 @@ from ulak.transports.nats.target import Target
 
 # JetStream's errors that no retry fixes: the message or its headers are larger than the stream accepts.
 _PERMANENT = frozenset((10054, 10097))
-# Errors of a server that are about who we are, or what we may do.
+# Wrong credentials or missing rights.
 _LOGIN = re.compile(r"auth|permissions violation", re.IGNORECASE)
-# Characters of an error that are passed on.
+# Characters of an error that are kept.
 _LONGEST_TOLD = 200
 
 _NAME = re.compile(r"[!-9;-~]+")
 _CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
-# Names by which a stream drops messages, or is emptied.
+# Headers by which a stream drops messages, or is emptied.
 _OWN_HEADER = "nats-"
 
 
@@ -42,7 +42,7 @@ class NatsConnection(Connection):
 
     def __init__(self, endpoint: Endpoint, surroundings: Surroundings) -> None:
         super().__init__(endpoint, surroundings)
-        # Servers that were not tried yet, and what is told if none lets us in.
+        # Servers that haven't been tried, and the error if none accepts us.
         self._left = deque(each for each in self.target.servers.in_turn() if each != self.address)
         self._told: tuple[str, str] | None = None
         self._was_open = False
@@ -50,15 +50,15 @@ class NatsConnection(Connection):
         # Empty until the server has spoken.
         self._info = Info()
         self._inbox = f"_INBOX.{uuid.uuid4().hex}.".encode()
-        # By number: whose acknowledgement a reply to the inbox is.
+        # By number: the message that a reply to the inbox is for.
         self._expected: dict[int, tuple[Delivery, Message]] = {}
         self._number = 0
-        # What each PONG that will come stands for: all that was written before its PING, or nothing but that the
-        # server is there.
+        # One entry per expected PONG: the delivery that was written before its PING, or None if the PING only checks
+        # that the server is alive.
         self._pongs: deque[Delivery | None] = deque()
 
     def connected(self) -> None:
-        # The server speaks first; after TLS it has spoken.
+        # The server speaks first; after the TLS handshake it already has.
         if self._info:
             self._greet(self._info)
 
@@ -138,7 +138,7 @@ class NatsConnection(Connection):
         elif self._operations.is_at_end:
             self.begin_tls()
         else:
-            # Somebody in between could have injected it.
+            # An attacker in between could have injected it.
             raise Lost(f"tls: {self.peer} said more in the clear than its greeting")
 
     def _greet(self, info: Info) -> None:
@@ -168,7 +168,7 @@ class NatsConnection(Connection):
         self.timer_at = self._clock() + self.target.ping_seconds
         self.open()
 
-    # A message as the protocol has it.
+    # A message in the protocol's format.
 
     def encode(self, message: Message) -> tuple[bytes, bytes, bytes]:
         """Subject, headers and body."""
@@ -197,7 +197,7 @@ class NatsConnection(Connection):
         if delivery is None or message is None:
             return
         payload = reply.payload
-        # Such as {"stream":"ORDERS", "seq":7}; it may also be a duplicate, which is there as well.
+        # For example {"stream":"ORDERS", "seq":7}. A duplicate counts, too: the stream has the message.
         if payload.startswith(b'{"stream":') and b'"seq"' in payload and b'"error"' not in payload:
             self.acknowledge(delivery, message)
         elif reply.headers.startswith(b"NATS/1.0 503"):
@@ -244,10 +244,10 @@ class NatsConnection(Connection):
         kind = "login" if _LOGIN.search(told) else "network"
         if not told.startswith("Permissions Violation for Publish"):
             raise Lost(f"{kind}: {self.peer}: {told}")
-        # The connection lives on; the messages with this subject will never be acknowledged.
+        # The connection stays open, but messages with this subject will never be acknowledged.
         flushed = [(each, message) for each in self._pongs if each is not None for message in each.messages]
         for delivery, message in (*self._expected.values(), *flushed):
-            # One without a subject was never sent.
+            # A message without a subject was never sent.
             with suppress(ValueError):
                 subject = self.target.subject.of(message)
                 if json.dumps(subject, ensure_ascii=False) in problem:

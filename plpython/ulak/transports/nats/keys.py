@@ -1,4 +1,4 @@
-"""An nkey: an Ed25519 key in base32, by which a server knows who signs its nonce."""
+"""An nkey: an Ed25519 key in base32 that identifies whoever signs the server's nonce."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _seed(seed: str) -> bytes:
     except (ValueError, binascii.Error):
         decoded = b""
     key, checksum = decoded[:-2], decoded[-2:]
-    # Five bits say that it is a seed, the next eight whose.
+    # Five bits say that it is a seed, the next eight of what kind.
     if len(key) != 34 or checksum != _checksum(key) or key[0] & 0xF8 != _SEED:
         raise ConfigError("nkey_seed isn't a seed")
     if (key[0] & 0x07) << 5 | key[1] >> 3 != _USER:
@@ -58,7 +58,7 @@ def _checksum(key: bytes) -> bytes:
 def credentials(text: str) -> tuple[str, str]:
     """JWT and seed out of a file of credentials. Raises ConfigError."""
     blocks = [line.strip() for line in text.splitlines()]
-    # Each stands on the line behind its ---BEGIN ...---.
+    # Each is on the line after its ---BEGIN ...---.
     found = [after for line, after in pairwise(blocks) if line.startswith("-") and "BEGIN" in line]
     if len(found) != 2:
         raise ConfigError("credentials_file doesn't have a JWT and a seed")

@@ -42,7 +42,7 @@ class Operations:
 
     @property
     def is_at_end(self) -> bool:
-        """Nothing has come behind the last operation."""
+        """Nothing follows the last operation."""
         return not self._rest
 
     def read(self, data: bytes) -> Iterator[Operation]:
@@ -68,7 +68,7 @@ class Operations:
             else:
                 line = data[position:end]
                 position = end + 2
-                # The caller has to see this one before it reads what follows.
+                # The caller must handle INFO before it reads on.
                 self._rest = data[position:] if line.startswith(b"INFO") else b""
                 if (told := _operation(line)) is not None:
                     yield told

@@ -25,7 +25,7 @@ def parse(text: str) -> tuple[str, int, bool]:
 
 
 class Servers:
-    """Kept as long as the config: the next connection begins with the server of the last one."""
+    """Kept as long as the config. The next connection tries the last good server first."""
 
     def __init__(self, given: Iterable[Address]) -> None:
         self._given = tuple(given)
@@ -33,7 +33,7 @@ class Servers:
         self._last: Address | None = None
 
     def in_turn(self) -> Iterator[Address]:
-        """Advertised ones come last, since nobody has named them."""
+        """Advertised servers come last, since the config doesn't name them."""
         known = (*self._given, *self._advertised)
         first = (self._last,) if self._last in known else ()
         return iter(dict.fromkeys((*first, *known)))
@@ -42,8 +42,8 @@ class Servers:
         self._last = address
 
     def advertised(self, urls: object, by: Address) -> None:
-        """By a server that has let us in. Its certificate's name holds for the others: what they advertise are mostly
-        addresses."""
+        """Takes the list of a server that accepted us. Its name is expected in their certificates, too, since most
+        advertised servers are bare addresses."""
         found = []
         for url in urls if isinstance(urls, list) else ():
             try:

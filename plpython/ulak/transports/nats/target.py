@@ -14,7 +14,7 @@ from ulak.transports.nats.servers import Servers
 from ulak.transports.nats.servers import parse as parse_server
 from ulak.transports.registry import missing_client
 
-# A server takes lines of 4096 bytes, in which the subject of the reply stands, too.
+# A line has at most 4096 bytes, including the reply subject.
 LONGEST_SUBJECT = 1024
 # Milliseconds between pings over a connection, and how many may be unanswered.
 PING_INTERVAL = 60_000
@@ -22,7 +22,7 @@ MOST_PINGS = 2
 
 # Whitespace, wildcards, and tokens that are empty.
 _FORBIDDEN = re.compile(r"[\s*>]|^\.|\.\.|\.$")
-# Publishing there commands the server, or answers in its place. Key-value buckets are streams.
+# Messages to these control the server, or answer in its place. Key-value buckets ($KV) are streams.
 _OWN = re.compile(r"\$(?!KV\.)|_INBOX\.")
 
 
@@ -39,9 +39,9 @@ class Target(broker.Target):
         context = self.tls()
         self.servers = Servers([Address(host, port, context) for host, port, _ in found])
         self.subject = self.route("subject", subject_problem)
-        # The publisher waits for the stream's acknowledgement; else for the server's answer to a ping.
+        # True: wait for the stream's acknowledgement. False: wait for the server's answer to a ping.
         self.jetstream = bool(given.get("jetstream", True))
-        # The stream that has to take the messages.
+        # The stream that must accept the messages.
         self.stream: str | None = given.get("stream")
         # The config's headers, for every message.
         self.headers: Mapping[str, str] = given.get("headers", {})
@@ -51,14 +51,14 @@ class Target(broker.Target):
 
     @property
     def address(self) -> Address:
-        """The server to begin with."""
+        """The server to try first."""
         return next(self.servers.in_turn())
 
     def login(self, nonce: str) -> dict[str, str]:
-        """As CONNECT has it. Raises ConfigError."""
+        """The credentials in CONNECT. Raises ConfigError."""
         given = self.given
         if "credentials_file" in given:
-            # Read anew for each connection, since such files are renewed.
+            # Read for each connection, since such files are renewed.
             text = files.read(given["credentials_file"], files.NATS_CREDENTIALS).decode("ascii", "replace")
             jwt, seed = keys.credentials(text)
             return {"jwt": jwt, "sig": keys.signer(seed).sign(nonce)}

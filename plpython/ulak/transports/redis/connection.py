@@ -1,4 +1,4 @@
-"""A connection to a server of Redis: XADD for each message, many of them before the first is answered."""
+"""A connection to Redis: one XADD per message, many of them before the first answer."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from ulak.transports.broker.delivery import Delivery
 from ulak.transports.redis.replies import BadReply, Refusal, Replies, Status
 from ulak.transports.redis.target import Target
 
-# The key holds something that isn't a stream: another try won't help.
+# The key isn't a stream: a retry won't help.
 _PERMANENT = frozenset(("WRONGTYPE",))
-# This server is no longer the one to talk to, or no longer knows us: dialling again may lead to another one.
+# This server is no longer the right one, or has forgotten our login: dial again, perhaps to another one.
 _LOSES_CONNECTION = frozenset(("MASTERDOWN", "NOAUTH", "READONLY"))
-# About who we are, or what we may do.
+# Wrong credentials or missing rights.
 _LOGIN = frozenset(("NOAUTH", "NOPERM", "WRONGPASS"))
 _HINTS = {
     "MOVED": "a cluster isn't followed to another node: name the one that has the stream",
@@ -37,9 +37,9 @@ class RedisConnection(Connection):
         super().__init__(endpoint, surroundings)
         self._replies = Replies()
         self._greetings = len(self.target.greeting)
-        # Messages in the order in which their replies arrive.
+        # Messages in the order in which Redis will answer.
         self._expected: deque[tuple[Delivery, Message]] = deque()
-        # Never connected: it packs commands.
+        # Used only to pack commands; it never connects.
         self._client = Client()
 
     def connected(self) -> None:
@@ -66,7 +66,7 @@ class RedisConnection(Connection):
                         self.refuse(delivery, message, prefix, self._told(reply))
                         ended = reply if reply.code in _LOSES_CONNECTION else ended
                 else:
-                    # Such as that it has too many clients.
+                    # For example that the server has too many clients.
                     unasked = f"redis: {self.peer}: a reply that no command asked for"
                     raise Lost(self._told(reply) if isinstance(reply, Refusal) else unasked)
         except BadReply:
@@ -75,7 +75,7 @@ class RedisConnection(Connection):
             raise Lost(self._told(ended))
 
     def send(self, delivery: Delivery) -> None:
-        # The part of the timeout that was for connecting is over.
+        # The time for connecting no longer counts.
         delivery.deadline = min(delivery.deadline, self._clock() + self.target.command_timeout)
         super().send(delivery)
 
@@ -104,7 +104,7 @@ class RedisConnection(Connection):
         return b"XADD", self.target.stream.of(message).encode(), *self.target.options, *fields
 
     def _greeted(self, reply: bytes | Refusal | None) -> None:
-        # A user that may XADD may have been denied PING.
+        # A user with the right to XADD may lack the right to PING.
         is_harmless = isinstance(reply, Refusal) and reply.code == "NOPERM" and self.target.greeting == (("PING",),)
         if not isinstance(reply, bytes) and not is_harmless:
             # Wrong credentials aren't the message's fault.

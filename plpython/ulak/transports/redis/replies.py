@@ -1,4 +1,4 @@
-"""The server's replies, out of bytes that come in any pieces.
+"""Parses the server's replies from bytes that arrive in any pieces.
 
 The parser of the client waits for the rest of a reply that was cut in two, and in version 4 forgets its beginning; what
 XADD, AUTH and SELECT are answered with is small enough to be read here.
@@ -9,11 +9,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-# Bytes of an incomplete reply; those to our commands are far shorter.
+# Bytes of an incomplete reply; answers to our commands are far shorter.
 LONGEST = 65536
-# Characters of an error that are passed on.
+# Characters of an error that are kept.
 LONGEST_TOLD = 200
-# Errors whose words are the server's own. ERR may quote the command.
+# Errors whose whole text comes from the server. ERR may quote the command.
 _OWN_WORDS = frozenset(
     (
         "CLUSTERDOWN",
@@ -45,13 +45,13 @@ class Refusal(str):
 
     @property
     def told(self) -> str:
-        """The reply without its quotes, which may contain part of the message or a password."""
+        """The reply, cut before a quotation: that may contain part of the message or a password."""
         told = self[:LONGEST_TOLD]
         return told if self.code in _OWN_WORDS else re.split("[\"'`{\\[]", told)[0].rstrip(" ,:")
 
 
 class Status(bytes):
-    """A status or a number, which AUTH, SELECT and PING are answered with, and XADD never is."""
+    """A status or a number: an answer to AUTH, SELECT or PING, but never to XADD."""
 
 
 class Replies:
@@ -61,13 +61,13 @@ class Replies:
     def read(self, data: bytes) -> Iterator[bytes | Refusal | None]:
         """The replies that are complete by now. To XADD: the id of the entry, or None if there is no such stream."""
         lines = (self._rest + data).split(b"\r\n")
-        # What follows the last line break is the beginning of another line.
+        # After the last line break an incomplete line begins.
         complete = len(lines) - 1
         position = 0
         while position < complete:
             kind, line = lines[position][:1], lines[position][1:]
             if kind == b"$" and line != b"-1":
-                # Its length, and the text on the next line: an id has no line break.
+                # The length, then the text on the next line: an id has no line break.
                 if not line.isdigit() or len(line) > 5:
                     raise BadReply
                 if position + 1 == complete:

@@ -30,7 +30,7 @@ class Target(broker.Target):
         self.connect_timeout = float(given.get("connect_timeout", CONNECT_TIMEOUT))
         self.command_timeout = float(given.get("command_timeout", COMMAND_TIMEOUT))
         self.timeout = self.connect_timeout + self.command_timeout
-        # Commands that the server has to take before a message is sent.
+        # Commands that the server must accept before messages are sent.
         self.greeting = _greeting(given)
         self.stream = self.route("stream_key", _problem)
         # XADD's arguments between the stream and the fields.
@@ -44,8 +44,8 @@ def _greeting(given: Mapping[str, Any]) -> tuple[tuple[str, ...], ...]:
         commands.append(("AUTH", *login, str(given["password"])))
     if given.get("db"):
         commands.append(("SELECT", str(int(given["db"]))))
-    # A server that wants a password, or isn't ready, says so to PING. To an XADD of somebody who hasn't logged in it
-    # says that it has too many arguments.
+    # PING shows whether the server wants a password or isn't ready. Without a login, XADD would get the misleading
+    # answer that it has too many arguments.
     return tuple(commands) or (("PING",),)
 
 
@@ -60,7 +60,7 @@ def _options(given: Mapping[str, Any]) -> tuple[bytes, ...]:
         if not _MINID.fullmatch(minid):
             raise ConfigError("minid isn't the id of an entry")
         options += (b"MINID", how, minid.encode())
-    # The server makes the entry's id.
+    # The server chooses the entry's id.
     return (*options, b"*")
 
 
