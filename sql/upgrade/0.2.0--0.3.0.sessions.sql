@@ -2,6 +2,14 @@
 -- not made of what there is. An upgrade leaves it, a fresh installation hasn't got it, and ulak_private.forget_0_2_0() takes it away: the
 -- next release begins with that.
 
+create or replace function ulak._tell_operators(p_event_type text, p_endpoint_ids bigint[], p_payloads jsonb[], p_now timestamptz)
+returns void
+language sql
+set search_path = pg_catalog, pg_temp
+as $sql$
+    select ulak_private.tell_operators(p_event_type, p_endpoint_ids, p_payloads, false, p_now)
+$sql$;
+
 create or replace function ulak._missing_client(p_protocol text)
 returns text
 language sql

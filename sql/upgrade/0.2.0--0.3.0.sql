@@ -596,3 +596,6 @@ drop function ulak._is_recurring_job();
 drop function ulak._unschedule_command();
 drop function ulak._recurring_job(text);
 drop function ulak._recurring_jobs();
+
+-- It is told whether events are owed now. Sessions of 0.2.0 find it in 0.2.0--0.3.0.sessions.sql.
+drop function ulak._tell_operators(text, bigint[], jsonb[], timestamptz);

@@ -54,7 +54,7 @@ end
 $plpgsql$;
 
 -- Redrives letters that hold their key: their messages become due again, with a fresh retry budget. attempts is kept, it only rises.
-create or replace function ulak_private.redrive_held(p_dlq_ids bigint[], p_due_ats timestamptz[], p_new_generation bigint, p_now timestamptz)
+create or replace function ulak_private.redrive_held(p_dlq_ids bigint[], p_rate double precision, p_new_generation bigint, p_now timestamptz)
 returns void
 language sql
 set search_path = pg_catalog, pg_temp
@@ -73,7 +73,10 @@ as $sql$
         generation = coalesce(p_new_generation, q.generation),
         failure_history = ulak_private.with_cycle(d),
         updated_at = p_now
-    from unnest(p_dlq_ids, p_due_ats) l(dlq_id, due_at)
+    from (
+        select n.dlq_id, p_now + make_interval(secs => (n.place - 1) / p_rate) as due_at
+        from unnest(p_dlq_ids) with ordinality n(dlq_id, place)
+    ) l
     join ulak_private.letters d on d.id = l.dlq_id
     where q.id = d.original_message_id and q.status is not distinct from 'held'
 $sql$;

@@ -23,75 +23,28 @@ as $sql$
 $sql$;
 
 -- Sends events about endpoints: element i of the arrays is one event. The endpoint that an event is about doesn't get it. This never waits
--- nor fails, since it runs inside a settle: if the queue is full, the event is left out, and the log says so. Its metadata marks an
--- operator event, so that no further events are sent about it.
+-- nor fails, since it runs inside a settle: if the queue is full, the events are left out, unless they are owed, and the log says so. Its
+-- metadata marks an operator event, so that no further events are sent about it.
 create or replace function ulak_private.tell_operators(
     p_event_type text,
     p_endpoint_ids bigint[],
     p_payloads jsonb[],
+    p_are_owed boolean,
     p_now timestamptz
 )
 returns void
 language plpgsql
 set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
 as $plpgsql$
 declare
-    v_mail record := ulak_private.operator_mail(p_event_type, p_endpoint_ids, p_payloads);
-    v_ids bigint[] := v_mail.ids;
+    -- The event at v_places[i] goes to v_receivers[i] as message v_ids[i].
+    v_ids bigint[];
+    v_receivers bigint[];
+    v_places integer[];
 begin
-    if v_ids = '{}' then
-        return;
-    end if;
-    if ulak_private.has_room(v_ids[cardinality(v_ids)]) is not true then
-        begin
-            perform ulak_private.check_backpressure(v_ids[cardinality(v_ids)], cardinality(v_ids));
-        exception
-            when configuration_limit_exceeded then
-                -- One line a minute is enough: the event log has them all.
-                if not exists (
-                    select
-                    from (
-                        select l.event
-                        from ulak.event_log l
-                        where l.created_at > ulak_private.log_time(p_now) - interval '1 minute'
-                        order by l.created_at desc
-                        limit 1000
-                    ) l
-                    where l.event = 'operator_event.skipped'
-                ) then
-                    perform ulak_private.log(format('ulak: the queue is full; not sent: %s %s', ulak_private.counted(cardinality(v_ids), 'event'), p_event_type));
-                end if;
-                insert into ulak.event_log (event, detail, created_at)
-                values (
-                    'operator_event.skipped',
-                    jsonb_build_object('event_type', p_event_type, 'messages', cardinality(v_ids), 'reason', sqlerrm),
-                    ulak_private.log_time(p_now)
-                );
-                return;
-        end;
-    end if;
-    perform ulak_private.insert_operator_events(p_event_type, v_ids, v_mail.receivers, v_mail.places, p_payloads, p_now);
-end
-$plpgsql$;
-
--- The receivers: event number places[i] goes to endpoint receivers[i] as message ids[i].
-create or replace function ulak_private.operator_mail(
-    p_event_type text,
-    p_endpoint_ids bigint[],
-    p_payloads jsonb[],
-    out ids bigint[],
-    out receivers bigint[],
-    out places integer[]
-)
-language sql
-set search_path = pg_catalog, pg_temp
-set enable_seqscan = off
-as $sql$
-    select
-        -- Drawn in the order of the subquery, so the last id is the greatest.
-        coalesce(array_agg(nextval('ulak.queue_id_seq')), '{}'),
-        array_agg(m.receiver),
-        array_agg(m.place)
+    -- Drawn in the order of the subquery, so the last id is the greatest.
+    select array_agg(nextval('ulak.queue_id_seq')), array_agg(m.receiver), array_agg(m.place) into v_ids, v_receivers, v_places
     from (
         -- An endpoint gets an event once, however many of its subscriptions match.
         select distinct v.place, s.endpoint_id as receiver
@@ -99,27 +52,20 @@ as $sql$
         cross join unnest(p_endpoint_ids, p_payloads) with ordinality v(endpoint_id, payload, place)
         where s.endpoint_id <> v.endpoint_id and ulak_private.is_wanted_payload(v.payload, s.filter, s.predicate)
         order by v.place, s.endpoint_id
-    ) m
-$sql$;
-
-create or replace function ulak_private.insert_operator_events(
-    p_event_type text,
-    p_ids bigint[],
-    p_receivers bigint[],
-    p_places integer[],
-    p_payloads jsonb[],
-    p_now timestamptz
-)
-returns void
-language plpgsql
-set search_path = pg_catalog, pg_temp
-as $plpgsql$
-begin
+    ) m;
+    if v_ids is null then
+        return;
+    end if;
+    if not p_are_owed and ulak_private.has_room(v_ids[cardinality(v_ids)]) is not true then
+        if ulak_private.skips_events(p_event_type, v_ids, p_now) then
+            return;
+        end if;
+    end if;
     insert into ulak_private.deliveries (id, event_id, endpoint_id, correlation_id, next_retry_at, created_at, updated_at)
     select m.id, m.event_id, e.id, (p_payloads[m.place] ->> 'correlation_id')::uuid, p_now, p_now, p_now
     from (
         select m.id, m.endpoint_id, m.place, min(m.id) over (partition by m.place) as event_id
-        from unnest(p_ids, p_receivers, p_places) m(id, endpoint_id, place)
+        from unnest(v_ids, v_receivers, v_places) m(id, endpoint_id, place)
     ) m
     join ulak.endpoints e on e.id = m.endpoint_id;
     insert into ulak_private.events (id, created_at, payload, headers, metadata)
@@ -130,11 +76,48 @@ begin
         -- Receivers can trust this header: applications can't send it, though they can send any payload.
         jsonb_build_object('ulak-event-type', p_event_type, 'ulak-event-id', gen_random_uuid()),
         jsonb_build_object('event_type', p_event_type)
-    from unnest(p_ids, p_places) m(id, place)
+    from unnest(v_ids, v_places) m(id, place)
     group by m.place;
-    if ulak_private.wants_wake_up(p_ids[1]) then
+    if ulak_private.wants_wake_up(v_ids[1]) then
         perform ulak_private.wake_workers();
     end if;
+end
+$plpgsql$;
+
+-- True if the queue is full, which goes to the event log and, once a minute, to the server's log. Its exception block is a subtransaction,
+-- so it is called only if there may be no room.
+create or replace function ulak_private.skips_events(p_event_type text, p_ids bigint[], p_now timestamptz)
+returns boolean
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+declare
+    v_count integer := cardinality(p_ids);
+begin
+    perform ulak_private.check_backpressure(p_ids[v_count], v_count);
+    return false;
+exception
+    when configuration_limit_exceeded then
+        if not exists (
+            select
+            from (
+                select l.event
+                from ulak.event_log l
+                where l.created_at > ulak_private.log_time(p_now) - interval '1 minute'
+                order by l.created_at desc
+                limit 1000
+            ) l
+            where l.event = 'operator_event.skipped'
+        ) then
+            perform ulak_private.log(format('ulak: the queue is full; not sent: %s %s', ulak_private.counted(v_count, 'event'), p_event_type));
+        end if;
+        insert into ulak.event_log (event, detail, created_at)
+        values (
+            'operator_event.skipped',
+            jsonb_build_object('event_type', p_event_type, 'messages', v_count, 'reason', sqlerrm),
+            ulak_private.log_time(p_now)
+        );
+        return true;
 end
 $plpgsql$;
 
@@ -149,6 +132,7 @@ begin
             p_event_type,
             array[p_endpoint_id],
             array[jsonb_build_object('type', p_event_type, 'at', p_now) || jsonb_strip_nulls(p_facts)],
+            false,
             p_now
         );
     end if;
@@ -221,11 +205,7 @@ begin
             where not ulak_private.is_told(f.facts)
             group by a.is_announced
         loop
-            if v_told.is_announced then
-                perform ulak_private.publish_outcomes('ulak.message.dead', v_told.endpoint_ids, v_told.payloads, p_now);
-            else
-                perform ulak_private.tell_operators('ulak.message.dead', v_told.endpoint_ids, v_told.payloads, p_now);
-            end if;
+            perform ulak_private.tell_operators('ulak.message.dead', v_told.endpoint_ids, v_told.payloads, v_told.is_announced, p_now);
         end loop;
     end if;
     if ulak_private.has_subscribers('ulak.endpoint.dead_letters') then
@@ -296,7 +276,7 @@ begin
     into v_endpoint_ids, v_payloads
     from digests d;
     if v_payloads is not null then
-        perform ulak_private.tell_operators('ulak.endpoint.dead_letters', v_endpoint_ids, v_payloads, p_now);
+        perform ulak_private.tell_operators('ulak.endpoint.dead_letters', v_endpoint_ids, v_payloads, false, p_now);
     end if;
 end
 $plpgsql$;

@@ -48,7 +48,8 @@ begin
             and not ulak_private.is_told(a.metadata)
         group by o.outcome
     loop
-        perform ulak_private.publish_outcomes('ulak.message.' || v_outcome, v_endpoint_ids, v_payloads, p_now);
+        -- Owed even if the queue is full: each replaces a message that has just ended.
+        perform ulak_private.tell_operators('ulak.message.' || v_outcome, v_endpoint_ids, v_payloads, true, p_now);
     end loop;
 end
 $plpgsql$;
@@ -63,18 +64,3 @@ as $sql$
         || case when p_metadata is not null then jsonb_build_object('metadata', p_metadata) else '{}' end
         || case when p_response is not null then jsonb_build_object('response', p_response) else '{}' end
 $sql$;
-
--- Unlike other operator events, these are sent even if the queue is full: each replaces a message that has just ended.
-create or replace function ulak_private.publish_outcomes(p_event_type text, p_endpoint_ids bigint[], p_payloads jsonb[], p_now timestamptz)
-returns void
-language plpgsql
-set search_path = pg_catalog, pg_temp
-as $plpgsql$
-declare
-    v_mail record := ulak_private.operator_mail(p_event_type, p_endpoint_ids, p_payloads);
-begin
-    if v_mail.ids <> '{}' then
-        perform ulak_private.insert_operator_events(p_event_type, v_mail.ids, v_mail.receivers, v_mail.places, p_payloads, p_now);
-    end if;
-end
-$plpgsql$;

@@ -151,7 +151,6 @@ as $plpgsql$
 declare
     v_dlq_ids bigint[];
     v_new_ids bigint[];
-    v_due_ats timestamptz[];
     v_count integer;
 begin
     perform ulak_private.check_generation(p_new_generation);
@@ -179,20 +178,19 @@ begin
         left join ulak_private.deliveries q on d.is_holding and q.id = d.original_message_id and q.status is not distinct from 'held'
         order by n.place
     );
-    v_due_ats := array(select p_now + make_interval(secs => (n - 1) / p_rate) from generate_series(1, v_count) n);
     perform ulak_private.check_backpressure((select max(i) from unnest(v_new_ids) i), v_count);
 
-    perform ulak_private.queue_redriven(v_dlq_ids, v_new_ids, v_due_ats, p_by, p_new_generation, p_now);
-    perform ulak_private.redrive_held(v_dlq_ids, v_due_ats, p_new_generation, p_now);
+    perform ulak_private.queue_redriven(v_dlq_ids, v_new_ids, p_rate, p_by, p_new_generation, p_now);
+    perform ulak_private.redrive_held(v_dlq_ids, p_rate, p_new_generation, p_now);
     return v_count;
 end
 $plpgsql$;
 
--- Queues locked letters as messages with the given ids and due times. The message of a letter that holds its key is in the queue already.
+-- Queues locked letters as messages with the given ids, at the given rate. The message of a letter that holds its key is in the queue already.
 create or replace function ulak_private.queue_redriven(
     p_dlq_ids bigint[],
     p_new_ids bigint[],
-    p_due_ats timestamptz[],
+    p_rate double precision,
     p_by text,
     p_new_generation bigint,
     p_now timestamptz
@@ -202,8 +200,8 @@ language sql
 set search_path = pg_catalog, pg_temp
 as $sql$
     with numbered as materialized (
-        select n.*
-        from unnest(p_dlq_ids, p_new_ids, p_due_ats) n(id, new_id, scheduled_at)
+        select n.id, n.new_id, p_now + make_interval(secs => (n.place - 1) / p_rate) as scheduled_at
+        from unnest(p_dlq_ids, p_new_ids) with ordinality n(id, new_id, place)
     ),
     marked as (
         update ulak_private.letters d

@@ -175,22 +175,17 @@ $plpgsql$;
 -- The next month that a step has to create or drop; null for steps that don't work by month.
 create or replace function ulak_private.maintenance_month(p_step text, p_after timestamptz, p_now timestamptz)
 returns timestamptz
-language plpgsql
+language sql
 stable
 set search_path = pg_catalog, pg_temp
-as $plpgsql$
-begin
-    if p_step = 'partitions' then
-        return min(m) from ulak_private.missing_archive_months(3, p_now) m where m > p_after;
-    end if;
-    if p_step = 'archive_retention' then
-        return min(m)
-        from ulak_private.old_archive_months(ulak.setting('archive_retention_months')::integer, p_now) m
-        where m > p_after;
-    end if;
-    return null;
-end
-$plpgsql$;
+as $sql$
+    select case p_step
+        when 'partitions' then (select min(m) from ulak_private.missing_archive_months(3, p_now) m where m > p_after)
+        when 'archive_retention' then (
+            select min(m) from ulak_private.old_archive_months(ulak.setting('archive_retention_months')::integer, p_now) m where m > p_after
+        )
+    end
+$sql$;
 
 create or replace function ulak_private.maintenance_work(
     p_step text,
