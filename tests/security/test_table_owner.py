@@ -154,6 +154,20 @@ def test_a_cast_of_the_tables_owner_does_not_run_with_the_rights_of_ulak(world: 
     assert sent[0]["m"] == sent[0]["t"] == sent[0]["d"] == "good"
 
 
+def test_a_cast_of_a_type_inside_of_a_trusted_one_does_not_run_either(world: Queue, admin: DB) -> None:
+    admin.execute(EVIL)
+    admin.execute("grant usage on schema sales to public")
+    world.db.execute("create type public.tag as (mood sales.mood, note text)")
+    world.db.execute("create type public.tags as (first public.tag)")
+    admin.execute("create table sales.kinds (id int primary key, t public.tag, ts public.tags[])")
+    admin.execute("select ulak.watch('sales.kinds', 'order.changed')")
+
+    admin.execute("insert into sales.kinds values (1, ('good', 'a'), array[row(row('good', 'b'))]::public.tags[])")
+
+    assert world.column("select who from sales.seen") == []
+    assert world.column("select payload -> 'new' ->> 't' from ulak.queue") == ["(good,a)"]
+
+
 def test_names_in_the_way_change_nothing(world: Queue, admin: DB) -> None:
     admin.execute("select ulak.watch('sales.orders', 'order.changed')")
     admin.execute("create table sales.new_rows (id int)")

@@ -53,29 +53,18 @@ as $sql$
         -- The schema's owner can do everything in it anyway.
         where m.oid <> (select n.nspowner from pg_namespace n where n.nspname = 'ulak')
     )
-    select r.rolname::text, 'is a superuser', format('alter role %I nosuperuser;', r.rolname), false
+    select r.rolname::text, a.problem, format('alter role %I %s;', r.rolname, a.remedy), false
     from role r
-    where r.rolsuper
-    union all
-    select r.rolname, 'may make or change roles', format('alter role %I nocreaterole;', r.rolname), false
-    from role r
-    where r.rolcreaterole
-    union all
-    select r.rolname, 'may make databases', format('alter role %I nocreatedb;', r.rolname), false
-    from role r
-    where r.rolcreatedb
-    union all
-    select r.rolname, 'may replicate', format('alter role %I noreplication;', r.rolname), false
-    from role r
-    where r.rolreplication
-    union all
-    select r.rolname, 'may pass by row security', format('alter role %I nobypassrls;', r.rolname), false
-    from role r
-    where r.rolbypassrls
-    union all
-    select r.rolname, 'can log in', format('alter role %I nologin;', r.rolname), false
-    from role r
-    where r.rolcanlogin and r.rolname <> 'ulak_worker'
+    cross join lateral (
+        values
+            (r.rolsuper, 'is a superuser', 'nosuperuser'),
+            (r.rolcreaterole, 'may make or change roles', 'nocreaterole'),
+            (r.rolcreatedb, 'may make databases', 'nocreatedb'),
+            (r.rolreplication, 'may replicate', 'noreplication'),
+            (r.rolbypassrls, 'may pass by row security', 'nobypassrls'),
+            (r.rolcanlogin and r.rolname <> 'ulak_worker', 'can log in', 'nologin')
+    ) a(is_problem, problem, remedy)
+    where a.is_problem
     union all
     select r.rolname, 'has a password', format('alter role %I password null;', r.rolname), r.rolname = 'ulak_worker'
     from role r

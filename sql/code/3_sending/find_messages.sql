@@ -63,62 +63,38 @@ begin
             using errcode = '22023', hint = 'pending, processing, held, completed, failed, expired or cancelled.';
     end if;
     return query
-    with queued as materialized (
-        select q.id, q.message_id, q.endpoint_id, q.status, q.priority, q.attempts, q.retry_count, q.next_retry_at, q.last_error,
-            q.idempotency_key, q.correlation_id, q.ordering_key, q.created_at, q.updated_at, q.scheduled_at, q.expires_at,
-            q.completed_at, q.failed_at, q.event_id, coalesce(q.event_created_at, q.created_at) as event_created_at
-        from ulak_private.deliveries q
-        where q.endpoint_id <> all (v_hidden_ids)
-            and (v_endpoint_id is null or q.endpoint_id = v_endpoint_id)
-            and (p_idempotency_key is null or q.idempotency_key = p_idempotency_key)
-            and (p_correlation_id is null or q.correlation_id = p_correlation_id)
-            and (p_message_id is null or q.message_id = p_message_id)
-            and (p_status is null or q.status = p_status)
-            and (p_since is null or q.created_at >= p_since)
-        order by q.id desc
-        limit p_limit
-    ),
-    archived as materialized (
-        select a.id, a.message_id, a.endpoint_id, a.status, a.priority, a.attempts, a.retry_count, a.next_retry_at, a.last_error,
-            a.idempotency_key, a.correlation_id, a.ordering_key, a.created_at, a.updated_at, a.scheduled_at, a.expires_at,
-            a.completed_at, a.failed_at, a.event_id, coalesce(a.event_created_at, a.created_at) as event_created_at
-        from ulak_private.archived a
-        where a.created_at >= v_since
-            and a.endpoint_id <> all (v_hidden_ids)
-            and (v_endpoint_id is null or a.endpoint_id = v_endpoint_id)
-            and (p_idempotency_key is null or a.idempotency_key = p_idempotency_key)
-            and (p_correlation_id is null or a.correlation_id = p_correlation_id)
-            and (p_message_id is null or a.message_id = p_message_id)
-            and (p_status is null or a.status = p_status)
-        order by a.id desc
-        limit p_limit
-    ),
-    -- Those that only the dead letters still know.
-    dead as materialized (
-        select d.original_message_id as id, d.message_id, d.endpoint_id, 'failed' as status, d.priority, d.attempts, d.retry_count,
-            null::timestamptz as next_retry_at, d.last_error, d.idempotency_key, d.correlation_id, d.ordering_key,
-            d.original_created_at as created_at, d.failed_at as updated_at, d.scheduled_at, d.expires_at,
-            null::timestamptz as completed_at, d.failed_at, d.event_id,
-            coalesce(d.event_created_at, d.original_created_at) as event_created_at
-        from ulak_private.letters d
-        where d.original_created_at >= v_since
-            and d.endpoint_id <> all (v_hidden_ids)
-            and (v_endpoint_id is null or d.endpoint_id = v_endpoint_id)
-            and (p_idempotency_key is null or d.idempotency_key = p_idempotency_key)
-            and (p_correlation_id is null or d.correlation_id = p_correlation_id)
-            and (p_message_id is null or d.message_id = p_message_id)
-            and (p_status is null or p_status = 'failed')
-            and not exists (select from ulak_private.deliveries q where q.id = d.original_message_id)
-            and not exists (
-                select from ulak_private.archived a where a.id = d.original_message_id and a.created_at = d.original_created_at
-            )
-        order by d.original_message_id desc
-        limit p_limit
-    ),
-    found as (
-        select f.*
-        from (select * from queued union all select * from archived union all select * from dead) f
-        order by f.id desc
+    with found as materialized (
+        select m.*
+        from (
+            select
+                q.id, q.message_id, q.endpoint_id, q.status, q.priority, q.attempts, q.retry_count, q.next_retry_at, q.last_error, q.idempotency_key,
+                q.correlation_id, q.ordering_key, q.created_at, q.updated_at, q.scheduled_at, q.expires_at, q.completed_at, q.failed_at, q.event_id,
+                coalesce(q.event_created_at, q.created_at) as event_created_at, true as is_unfinished
+            from ulak_private.deliveries q
+            union all
+            select
+                a.id, a.message_id, a.endpoint_id, a.status, a.priority, a.attempts, a.retry_count, a.next_retry_at, a.last_error, a.idempotency_key,
+                a.correlation_id, a.ordering_key, a.created_at, a.updated_at, a.scheduled_at, a.expires_at, a.completed_at, a.failed_at, a.event_id,
+                coalesce(a.event_created_at, a.created_at), false
+            from ulak_private.archived a
+            union all
+            select
+                d.original_message_id, d.message_id, d.endpoint_id, 'failed', d.priority, d.attempts, d.retry_count, null, d.last_error, d.idempotency_key,
+                d.correlation_id, d.ordering_key, d.original_created_at, d.failed_at, d.scheduled_at, d.expires_at, null, d.failed_at, d.event_id,
+                coalesce(d.event_created_at, d.original_created_at), false
+            -- What only a dead letter still knows.
+            from ulak_private.letters d
+            where not exists (select from ulak_private.deliveries q where q.id = d.original_message_id)
+                and not exists (select from ulak_private.archived a where a.id = d.original_message_id and a.created_at = d.original_created_at)
+        ) m
+        where m.endpoint_id <> all (v_hidden_ids)
+            and (v_endpoint_id is null or m.endpoint_id = v_endpoint_id)
+            and (p_idempotency_key is null or m.idempotency_key = p_idempotency_key)
+            and (p_correlation_id is null or m.correlation_id = p_correlation_id)
+            and (p_message_id is null or m.message_id = p_message_id)
+            and (p_status is null or m.status = p_status)
+            and (m.created_at >= v_since or m.is_unfinished and p_since is null)
+        order by m.id desc
         limit p_limit
     )
     select

@@ -341,13 +341,13 @@ as $plpgsql$
 declare
     v_row text := ulak_private.row_query(p_watch, p_table);
     v_is_paired boolean := p_operation = 'update' and exists (select from pg_index as i where i.indrelid = p_table and i.indisprimary);
+    -- Rows n as they are now and o as they were. What an operation has only one of is joined with none of the others.
     v_rows text := case
-        when p_operation = 'truncate' then '(select null::jsonb as sent, null::jsonb as whole, null::jsonb as watched, null as ordering_key) as n cross join (select null::jsonb as sent, null::jsonb as whole, null::jsonb as watched, null as ordering_key) as o'
-        when p_operation = 'insert' then format('(%s from new_rows as r) as n left join (%1$s from new_rows as r) as o on false', v_row)
+        when p_operation = 'truncate' then format('(%s) as n cross join (%1$s) as o', 'select null::jsonb as sent, null as ordering_key')
         when p_operation = 'delete' then format('(%s from old_rows as r) as o left join (%1$s from old_rows as r) as n on false', v_row)
         when v_is_paired then format('(%s from new_rows as r) as n full join (%1$s from old_rows as r) as o on o.primary_key = n.primary_key', v_row)
-        -- The primary key was dropped since.
-        else format('(%s from new_rows as r) as n left join (%1$s from old_rows as r) as o on false', v_row)
+        -- Inserts, and updates of a table whose primary key was dropped since.
+        else format('(%s from new_rows as r) as n left join (%1$s from new_rows as r) as o on false', v_row)
     end;
     -- A row whose primary key was updated is one that is gone and one that is new.
     v_operation text := case
@@ -451,13 +451,14 @@ stable
 set search_path = pg_catalog, pg_temp
 as $sql$
     with recursive part as (
-        select t.oid, t.typowner, t.typtype, t.typbasetype, t.typelem
+        select t.oid, t.typowner, t.typtype, t.typbasetype, t.typelem, t.typrelid
         from pg_type as t
         where t.oid = p_type
-        union all
-        select t.oid, t.typowner, t.typtype, t.typbasetype, t.typelem
+        union
+        select t.oid, t.typowner, t.typtype, t.typbasetype, t.typelem, t.typrelid
         from part as p
-        join pg_type as t on t.oid = case when p.typtype = 'd' then p.typbasetype else p.typelem end
+        join pg_type as t on t.oid in (p.typbasetype, p.typelem)
+            or t.oid in (select a.atttypid from pg_attribute as a where a.attrelid = p.typrelid and a.attnum > 0 and not a.attisdropped)
     )
     select format(
         case
