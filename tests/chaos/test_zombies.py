@@ -97,7 +97,7 @@ def test_a_worker_sleeps_past_its_lease_while_others_work(world: World, close_bo
 
 
 def strip_fence(project: Path) -> None:
-    for name in ("5_settling/settle.sql", "6_afterwards/archive.sql"):
+    for name in ("5_settling/leases.sql", "6_afterwards/archive.sql"):
         file = project / "sql/code" / name
         stripped = re.sub(
             r"\n +and q\.attempts = \S+\n +and q\.locked_by = \S+\n +and q\.status is not distinct from 'processing'",

@@ -14,7 +14,7 @@ from ulak.transports.http.model import Finished, Request
 from ulak.transports.http.transport import HttpTransport, longest
 from ulak.worker.dispatcher import Dispatcher
 from ulak.worker.transport import Transport
-from ulak.worker.tuning import LONGEST_WAIT
+from ulak.worker.tuning import CHECK_SECONDS
 from ulak.worker.waiting import Descriptors, Waiting
 
 # Of ulak.settings, those that transports are made with; they may dial loopback.
@@ -70,7 +70,7 @@ class Exchanges:
             left = self.client.timeout()
         if not self.in_flight:
             return finished
-        self.waiting.wait(0 if finished else min(max_wait, LONGEST_WAIT if left is None else min(left, LONGEST_WAIT)))
+        self.waiting.wait(0 if finished else min(max_wait, CHECK_SECONDS if left is None else min(left, CHECK_SECONDS)))
         if ready := self.descriptors.take_ready():
             finished += self.client.advance(ready)
         return finished

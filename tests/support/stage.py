@@ -16,7 +16,7 @@ from ulak.worker.dispatcher import Dispatcher
 from ulak.worker.loop import Worker
 from ulak.worker.options import Options
 from ulak.worker.port import Claimed, Orders, Outcomes, Turn, Wish
-from ulak.worker.tuning import LONGEST_WAIT
+from ulak.worker.tuning import CHECK_SECONDS
 from ulak.worker.wake_up import WakeUp
 
 # As in ulak_private.worker_turn() and database.py.
@@ -303,7 +303,7 @@ class FakeDispatcher:
     def step(self, max_wait: float) -> list[Settled]:
         self.steps += 1
         ends = [at - self._clock.now for at, _ in self._under_way]
-        seconds = max(0.0, min([*ends, max_wait, LONGEST_WAIT]))
+        seconds = max(0.0, min([*ends, max_wait, CHECK_SECONDS]))
         wake_up = self._database.wake_up
         self.was_woken = False
         if wake_up is not None:

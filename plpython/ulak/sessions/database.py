@@ -154,9 +154,8 @@ class Database:
         try:
             return self._call(_TURN, _TURN_TYPES, (*given, _LARGE_MESSAGE))[0]
         except self._unreadable as error:
-            state = _state(error.__cause__ if isinstance(error, Busy) else error)
             # A text that can't be read may also exhaust the memory.
-            if _is_passing(state) and state != _OUT_OF_MEMORY:
+            if isinstance(error, Busy) and _state(error.__cause__) != _OUT_OF_MEMORY:
                 raise
         # Perhaps one of the messages has a text that no query can return. Everything was rolled back.
         return self._call(_TURN, _TURN_TYPES, (*given, _NO_TEXTS))[0]
@@ -210,9 +209,9 @@ class Database:
         ids = list(ids)
         try:
             return self._endpoint_configs(ids)
-        except self._unreadable as error:
-            if isinstance(error, Busy):
-                raise
+        except Busy:
+            raise
+        except self._unreadable:
             if len(ids) == 1:
                 return [EndpointConfig(ids[0], "", 0, None, ())]
         return [found for id in ids for found in self.endpoint_configs([id])]

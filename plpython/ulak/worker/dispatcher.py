@@ -14,7 +14,7 @@ from typing import NamedTuple
 from ulak.messages import bulkhead
 from ulak.messages.delivery import RETRYABLE, ConfigError, Endpoint, EndpointConfig, Message, Outcome, Settled
 from ulak.worker.transport import Transport
-from ulak.worker.tuning import LONGEST_WAIT, OVERDUE_SECONDS
+from ulak.worker.tuning import CHECK_SECONDS, OVERDUE_SECONDS
 from ulak.worker.waiting import Descriptors, Waiting
 
 MakeTransport = Callable[[Descriptors], Transport]
@@ -101,7 +101,7 @@ class Dispatcher:
         """Deliveries that ended, after at most max_wait seconds, or 0.1."""
         settled, self._not_started = self._not_started, []
         self.in_flight -= len(settled)
-        wait = min(max_wait, LONGEST_WAIT)
+        wait = min(max_wait, CHECK_SECONDS)
         for protocol, member in list(self._members.items()):
             try:
                 # Also of one with nothing in flight: a connection that is kept may have a heartbeat to send.

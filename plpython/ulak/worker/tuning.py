@@ -62,7 +62,8 @@ FEW = 2
 VAIN_WAKE_UPS = 20
 
 # Timers --------------------------------------------------------------------------------------------------------------
-# A stop or a cancel is to be noticed within 200 ms. A worker that listens is notified of a stop, and only makes sure.
+# A stop or a cancel is to be noticed within 200 ms, and so is the postmaster's death: also the longest wait without a
+# return to PostgreSQL. A worker that listens is notified of a stop, and only makes sure.
 CHECK_SECONDS = 0.1
 CHECK_SECONDS_LISTENING = 1.0
 REPORT_SECONDS = 1.0
@@ -71,8 +72,6 @@ REPORT_SECONDS = 1.0
 STATISTICS_PER_SECOND = 1000
 STATISTICS_LONGEST = 10.0
 SWEEP_SECONDS = 10.0
-# The longest wait without a return to PostgreSQL: neither a cancel nor the postmaster's death is seen inside of it.
-LONGEST_WAIT = 0.1
 # So long after its endpoint's longest time a delivery that its transport hasn't settled counts as lost, which never
 # happens unless the transport has a defect. That is looked for five times as often.
 OVERDUE_SECONDS = 5.0

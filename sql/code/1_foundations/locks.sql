@@ -30,7 +30,7 @@
 --     bring_back                      the row of ulak_private.sweep_state, and messages that are dated ahead; skips
 --     unpark_orphans                  the row of ulak_private.sweep_state; skips
 --     unpark_heads                    parked heads of ordering keys; skips
---     fail_rows                       messages that failed, to decide about their retries; waits for a heartbeat at most
+--     decide_failures                 messages that failed, to decide about their retries; waits for a heartbeat at most
 --     recover_stale_messages          messages whose lease ran out; skips
 --     take_over                       messages whose lease of an external worker ran out; skips
 --     recover_from                    messages of workers that died; skips

@@ -53,7 +53,7 @@ from (
         ('retry_max_delay', 'integer', '300', 1, 86400, null, 'seconds', 'longest delay between retries'),
         ('stale_recovery_timeout', 'integer', '300', 60, 3600, null, 'seconds', 'lease of an external worker that does not name one'),
         ('stats_retention_days', 'integer', '30', 1, 3650, null, 'days', 'how long the counters in ulak.endpoint_stats are kept: two days by the minute, then by the hour'),
-        ('turn_interval', 'integer', '5', 0, 1000, null, 'milliseconds', 'least time between two turns of a worker, each of which stores outcomes and claims: longer costs less processor at some hundred messages a second, and delays each by half of it'),
+        ('turn_interval', 'integer', '7', 0, 1000, null, 'milliseconds', 'least time between two turns of a worker, each of which stores outcomes and claims: longer costs less processor at some hundred messages a second, and delays each by half of it'),
         ('worker_concurrency', 'integer', '128', 1, 1000, null, 'requests', 'maximum number of requests that one worker has in flight to one endpoint'),
         ('workers', 'integer', '2', 0, 32, null, 'workers', 'number of workers that ulak.start() schedules by default; 0 if nodes deliver')
     ) as d (name, kind, default_value, minimum, maximum, choices, unit, description)

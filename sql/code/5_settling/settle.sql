@@ -38,9 +38,6 @@ declare
     v_keys text[];
     v_key_endpoint_ids bigint[];
     v_dead bigint[];
-    -- Endpoints to which a delivery is news, and those of them whose circuit breaker counts it.
-    v_noting bigint[];
-    v_counting bigint[];
 begin
     p_now := ulak_private.clock(p_now);
     select s.ids, s.endpoint_ids, s.places, s.ordering_keys, s.ordered_endpoint_ids
@@ -78,27 +75,7 @@ begin
     if v_keys is not null then
         perform ulak_private.unpark_heads(v_key_endpoint_ids, v_keys, p_now);
     end if;
-    if p_errors is null then
-        select array_agg(e.id) filter (where ulak_private.success_changes_breaker(e)), array_agg(e.id)
-        into v_counting, v_noting
-        from ulak.endpoints e
-        where e.id = any (v_endpoint_ids) and ulak_private.success_changes_endpoint(e, p_now);
-    end if;
-    if v_counting is null and v_noting is not null then
-        perform ulak_private.note_success(v_noting, p_now);
-    elsif v_ids <> '{}' and (v_counting is not null or p_errors is not null) then
-        if p_requests is null then
-            perform ulak_private.record_outcomes(
-                v_endpoint_ids,
-                v_ids,
-                array(select p_attempts[p] from unnest(v_places) p),
-                array(select p_errors[p] from unnest(v_places) p),
-                p_now
-            );
-        else
-            perform ulak_private.record_requests(v_endpoint_ids, v_ids, v_places, p_attempts, p_errors, p_requests, p_now);
-        end if;
-    end if;
+    perform ulak_private.record_requests(v_endpoint_ids, v_ids, v_places, p_attempts, p_errors, p_requests, p_now);
     if v_dead is not null then
         perform ulak_private.announce_dead(v_dead, p_now);
     end if;
@@ -106,7 +83,8 @@ begin
 end
 $plpgsql$;
 
--- The breaker counts requests: of each one of its messages, one that was delivered if there is any, else one that was sent.
+-- Without errors only endpoints count to which a delivery is news. The breaker counts requests: of each one of its messages, one that was
+-- delivered if there is any, else one that was sent.
 create or replace function ulak_private.record_requests(
     p_endpoint_ids bigint[],
     p_ids bigint[],
@@ -117,10 +95,26 @@ create or replace function ulak_private.record_requests(
     p_now timestamptz
 )
 returns void
-language sql
+language plpgsql
 set search_path = pg_catalog, pg_temp
-as $sql$
-    select ulak_private.record_outcomes(
+as $plpgsql$
+declare
+    -- Endpoints to which a delivery is news, and those of them whose circuit breaker counts it.
+    v_noting bigint[];
+    v_counting bigint[];
+begin
+    if p_errors is null then
+        select array_agg(e.id), array_agg(e.id) filter (where ulak_private.success_changes_breaker(e)) into v_noting, v_counting
+        from ulak.endpoints e
+        where e.id = any (p_endpoint_ids) and ulak_private.success_changes_endpoint(e, p_now);
+        if v_noting is null then
+            return;
+        elsif v_counting is null then
+            perform ulak_private.note_success(v_noting, p_now);
+            return;
+        end if;
+    end if;
+    perform ulak_private.record_outcomes(
         array_agg(r.endpoint_id order by r.place),
         array_agg(r.id order by r.place),
         array_agg(p_attempts[r.place] order by r.place),
@@ -128,11 +122,12 @@ as $sql$
         p_now
     )
     from (
-        select distinct on (p_requests[s.place]) s.endpoint_id, s.id, s.place
+        select distinct on (coalesce(p_requests[s.place], s.place)) s.endpoint_id, s.id, s.place
         from unnest(p_endpoint_ids, p_ids, p_places) s(endpoint_id, id, place)
-        order by p_requests[s.place], p_errors[s.place] is not null, ulak_private.is_messages_fault(p_errors[s.place]), s.place
-    ) r
-$sql$;
+        order by coalesce(p_requests[s.place], s.place), p_errors[s.place] is not null, ulak_private.is_messages_fault(p_errors[s.place]), s.place
+    ) r;
+end
+$plpgsql$;
 
 -- Failures, reported or found by recovery, all take this way: retry after a delay, or the dead-letter queue. The caller
 -- unparks what waited behind a dead message in its ordering key (unpark_heads) and tells operators of it (announce_dead).
@@ -164,39 +159,9 @@ declare
     v_are_dead boolean[];
     v_dead bigint[];
 begin
-    with held as materialized (
-        select
-            o.place,
-            o.error,
-            o.retry_after,
-            o.response,
-            q.id,
-            q.retry_count,
-            v.max_retries,
-            v_defaults || coalesce(e.retry_policy, '{}') as policy,
-            case when q.ordering_key is not null and e.config ->> 'on_dead' = 'hold' then 'held' else 'failed' end as dead_status
-        from unnest(p_workers, p_ids, p_attempts, p_errors, p_retry_after, p_responses)
-            with ordinality o(worker, id, attempt, error, retry_after, response, place)
-        join ulak_private.deliveries q on q.id between o.id and o.id
-        left join ulak.endpoints e on e.id = q.endpoint_id
-        left join lateral (
-            select v.max_retries
-            from ulak_private.events v
-            where v.id = q.event_id and v.created_at = coalesce(q.event_created_at, q.created_at)
-            -- As in ulak_private.claim().
-            limit 1
-        ) v on true
-        where o.error is not null
-            and q.attempts = o.attempt
-            and q.locked_by is not distinct from o.worker
-            and q.status is not distinct from 'processing'
-        for update of q
-    ),
-    decided as materialized (
-        select
-            h.*,
-            h.error ~ E'^\\[(PERMANENT|DISABLE)\\]' or h.retry_count >= coalesce(h.max_retries, (h.policy -> 'max_retries')::integer) as is_dead
-        from held h
+    with decided as materialized (
+        select d.*
+        from ulak_private.decide_failures(p_workers, p_ids, p_attempts, p_errors, p_retry_after, p_responses, v_defaults) d
     ),
     moved as (
         update ulak_private.deliveries q
@@ -247,80 +212,56 @@ begin
 end
 $plpgsql$;
 
-create or replace function ulak_private.release_many(
-    p_worker text,
+-- Locks the messages that have failed and decides about each, by its endpoint's retry policy. Stable, so that it becomes a part of the query
+-- that calls it: by itself it couldn't lock.
+create or replace function ulak_private.decide_failures(
+    p_workers text[],
     p_ids bigint[],
     p_attempts integer[],
-    p_delay interval,
-    p_now timestamptz default clock_timestamp()
+    p_errors text[],
+    p_retry_after integer[],
+    p_responses jsonb[],
+    p_defaults jsonb
 )
-returns bigint[]
-language plpgsql
-security definer
-set search_path = pg_catalog, pg_temp
-set enable_seqscan = off
-set enable_hashjoin = off
-set enable_mergejoin = off
-as $plpgsql$
-declare
-    v_released bigint[];
-begin
-    p_now := ulak_private.clock(p_now);
-    with released as (
-        update ulak_private.deliveries q
-        set status = 'pending',
-            next_retry_at = greatest(p_now + p_delay, q.scheduled_at),
-            updated_at = p_now,
-            locked_by = null,
-            lease_until = null
-        from unnest(p_ids, p_attempts) r(id, attempt)
-        where q.id between r.id and r.id
-            and q.attempts = r.attempt
-            and q.locked_by = p_worker
-            and q.status is not distinct from 'processing'
-        returning q.id
-    )
-    select coalesce(array_agg(r.id), '{}') into v_released
-    from released r;
-    return v_released;
-end
-$plpgsql$;
-
-create or replace function ulak_private.heartbeat_many(
-    p_worker text,
-    p_ids bigint[],
-    p_attempts integer[],
-    p_lease interval default null,
-    p_now timestamptz default clock_timestamp()
+returns table (
+    place bigint,
+    error text,
+    retry_after integer,
+    response jsonb,
+    id bigint,
+    retry_count integer,
+    policy jsonb,
+    dead_status text,
+    is_dead boolean
 )
-returns bigint[]
-language plpgsql
-security definer
-set search_path = pg_catalog, pg_temp
-set enable_seqscan = off
-set enable_hashjoin = off
-set enable_mergejoin = off
-as $plpgsql$
-declare
-    v_renewed bigint[];
-begin
-    p_now := ulak_private.clock(p_now);
-    p_lease := coalesce(p_lease, make_interval(secs => ulak_private.stored_setting('stale_recovery_timeout')::integer));
-    with renewed as (
-        update ulak_private.deliveries q
-        set lease_until = p_now + p_lease,
-            updated_at = p_now
-        from unnest(p_ids, p_attempts) r(id, attempt)
-        where q.id between r.id and r.id
-            and q.attempts = r.attempt
-            and q.locked_by = p_worker
-            and q.status is not distinct from 'processing'
-            -- A lease that ran out is lost, even if nobody has noticed yet.
-            and q.lease_until > p_now
-        returning q.id
-    )
-    select coalesce(array_agg(r.id), '{}') into v_renewed
-    from renewed r;
-    return v_renewed;
-end
-$plpgsql$;
+language sql
+stable
+as $sql$
+    select
+        o.place,
+        o.error,
+        o.retry_after,
+        o.response,
+        q.id,
+        q.retry_count,
+        p.policy,
+        case when q.ordering_key is not null and e.config ->> 'on_dead' = 'hold' then 'held' else 'failed' end,
+        o.error ~ E'^\\[(PERMANENT|DISABLE)\\]' or q.retry_count >= coalesce(v.max_retries, (p.policy -> 'max_retries')::integer)
+    from unnest(p_workers, p_ids, p_attempts, p_errors, p_retry_after, p_responses)
+        with ordinality o(worker, id, attempt, error, retry_after, response, place)
+    join ulak_private.deliveries q on q.id between o.id and o.id
+    left join ulak.endpoints e on e.id = q.endpoint_id
+    cross join lateral (select p_defaults || coalesce(e.retry_policy, '{}') offset 0) p(policy)
+    left join lateral (
+        select v.max_retries
+        from ulak_private.events v
+        where v.id = q.event_id and v.created_at = coalesce(q.event_created_at, q.created_at)
+        -- As in ulak_private.claim().
+        limit 1
+    ) v on true
+    where o.error is not null
+        and q.attempts = o.attempt
+        and q.locked_by is not distinct from o.worker
+        and q.status is not distinct from 'processing'
+    for update of q
+$sql$;

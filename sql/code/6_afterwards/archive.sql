@@ -124,17 +124,17 @@ begin
         ids, endpoint_ids, places, ordering_keys, ordered_endpoint_ids, v_idempotency_keys, v_keyed_ids, v_keyed_endpoint_ids, v_since
     from gone g;
 
-    -- The key of what was delivered is kept for a while. All others are free.
     if v_idempotency_keys is not null then
-        update ulak_private.idempotency_keys k
-        set free_at = case
-            when p_attempts is null then '-infinity'
-            else p_now + make_interval(secs => ulak_private.stored_setting('archive_after')::integer)
-        end
-        from unnest(v_idempotency_keys, v_keyed_ids, v_keyed_endpoint_ids) g(idempotency_key, id, endpoint_id)
-        where k.endpoint_id = g.endpoint_id
-            and k.idempotency_key = g.idempotency_key collate "C"
-            and k.message_id = g.id;
+        -- The key of what was delivered is kept for a while. All others are free.
+        perform ulak_private.free_keys(
+            v_idempotency_keys,
+            v_keyed_ids,
+            v_keyed_endpoint_ids,
+            case
+                when p_attempts is null then '-infinity'
+                else p_now + make_interval(secs => ulak_private.stored_setting('archive_after')::integer)
+            end
+        );
     end if;
     if exists (select from ulak.endpoints e where e.id = any (endpoint_ids) and e.config ? 'announce') then
         perform ulak_private.announce_outcomes(ids, v_since, p_now);
@@ -195,6 +195,21 @@ begin
     perform ulak_private.archive_rows(v_ids, p_now);
     moved := cardinality(v_ids);
     more := moved = p_limit;
+end
+$plpgsql$;
+
+create or replace function ulak_private.free_keys(p_keys text[], p_ids bigint[], p_endpoint_ids bigint[], p_at timestamptz)
+returns void
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+begin
+    update ulak_private.idempotency_keys k
+    set free_at = p_at
+    from unnest(p_keys, p_ids, p_endpoint_ids) g(idempotency_key, id, endpoint_id)
+    where k.endpoint_id = g.endpoint_id
+        and k.idempotency_key = g.idempotency_key collate "C"
+        and k.message_id = g.id;
 end
 $plpgsql$;
 

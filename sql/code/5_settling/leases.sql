@@ -1,0 +1,79 @@
+-- Leases that are given back or renewed: by the worker that holds them, in the attempt that it holds. Others change nothing.
+
+create or replace function ulak_private.release_many(
+    p_worker text,
+    p_ids bigint[],
+    p_attempts integer[],
+    p_delay interval,
+    p_now timestamptz default clock_timestamp()
+)
+returns bigint[]
+language plpgsql
+security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set enable_hashjoin = off
+set enable_mergejoin = off
+as $plpgsql$
+declare
+    v_released bigint[];
+begin
+    p_now := ulak_private.clock(p_now);
+    with released as (
+        update ulak_private.deliveries q
+        set status = 'pending',
+            next_retry_at = greatest(p_now + p_delay, q.scheduled_at),
+            updated_at = p_now,
+            locked_by = null,
+            lease_until = null
+        from unnest(p_ids, p_attempts) r(id, attempt)
+        where q.id between r.id and r.id
+            and q.attempts = r.attempt
+            and q.locked_by = p_worker
+            and q.status is not distinct from 'processing'
+        returning q.id
+    )
+    select coalesce(array_agg(r.id), '{}') into v_released
+    from released r;
+    return v_released;
+end
+$plpgsql$;
+
+create or replace function ulak_private.heartbeat_many(
+    p_worker text,
+    p_ids bigint[],
+    p_attempts integer[],
+    p_lease interval default null,
+    p_now timestamptz default clock_timestamp()
+)
+returns bigint[]
+language plpgsql
+security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set enable_hashjoin = off
+set enable_mergejoin = off
+as $plpgsql$
+declare
+    v_renewed bigint[];
+begin
+    p_now := ulak_private.clock(p_now);
+    p_lease := coalesce(p_lease, make_interval(secs => ulak_private.stored_setting('stale_recovery_timeout')::integer));
+    with renewed as (
+        update ulak_private.deliveries q
+        set lease_until = p_now + p_lease,
+            updated_at = p_now
+        from unnest(p_ids, p_attempts) r(id, attempt)
+        where q.id between r.id and r.id
+            and q.attempts = r.attempt
+            and q.locked_by = p_worker
+            and q.status is not distinct from 'processing'
+            -- A lease that ran out is lost, even if nobody has noticed yet.
+            and q.lease_until > p_now
+        returning q.id
+    )
+    select coalesce(array_agg(r.id), '{}') into v_renewed
+    from renewed r;
+    return v_renewed;
+end
+$plpgsql$;
