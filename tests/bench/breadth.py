@@ -241,7 +241,7 @@ def widths(stage: Stage) -> Iterator[Figure]:
 
 
 def limits(stage: Stage) -> Iterator[Figure]:
-    """Endpoints with limits that nobody reaches, beside one endpoint, and beside as many without limits."""
+    """Endpoints with limits that are never reached, beside one endpoint, and beside as many without limits."""
     count = stage.scaled(SOME, 2)
     made = {
         ONE: plainly(1),

@@ -115,7 +115,7 @@ class Pgbench:
         clients: int = 1,
         settings: Mapping[str, str] | None = None,
     ) -> Sample:
-        """So many transactions in all, by so many clients at once, with these settings of their sessions."""
+        """This many transactions in all, by this many clients at once, with these settings of their sessions."""
         each = max(1, transactions // clients)
         command: list[str | Path] = [self._cluster.bin / "pgbench", "-n", "-M", "prepared", "-t", str(each)]
         command += ["-c", str(clients), "-j", str(min(clients, 2))]
@@ -149,5 +149,5 @@ class Pgbench:
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """The value that so many of them don't exceed."""
+    """The value that this share of them doesn't exceed."""
     return sorted(values)[min(len(values) - 1, int(share * len(values)))]

@@ -296,7 +296,7 @@ def grown(stage: Stage, release: str | None, seconds: int, size: int) -> Grown:
 
 
 def snapshot(stage: Stage) -> Iterator[Figure]:
-    """Growth is told for each message: a busy machine may send fewer than it should."""
+    """Growth is given per message: a busy machine may send fewer than it should."""
     seconds = stage.scaled(SNAPSHOT_SECONDS, 2)
     for bytes in (KILOBYTE,):
         found = {release: grown(stage, release, seconds, bytes) for release in stage.releases}

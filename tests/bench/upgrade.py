@@ -1,4 +1,4 @@
-"""What an upgrade from the last release costs those who send meanwhile: a queue of a million rows must not lock them out."""
+"""What an upgrade from the last release costs the senders: a queue of a million rows must not lock them out."""
 
 from __future__ import annotations
 

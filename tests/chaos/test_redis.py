@@ -17,7 +17,7 @@ DEATHS = 20 if FULL else 2
 
 
 class Stream:
-    """What is in the stream is what arrived; nobody reads it before the end."""
+    """What is in the stream is what arrived; it is read only at the end."""
 
     def __init__(self, server: Redis) -> None:
         self._server = server

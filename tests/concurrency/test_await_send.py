@@ -1,4 +1,4 @@
-"""Where a worker without work waits: until somebody sends, or for its time."""
+"""Where a worker without work waits: until a message is sent, or for its time."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def await_send(worker: psycopg.Connection[Any], last: int, seconds: float) -> in
     return int(row[0])
 
 
-def test_the_wait_ends_when_somebody_sends(queue: Queue, connect: Connect) -> None:
+def test_a_send_ends_the_wait(queue: Queue, connect: Connect) -> None:
     queue.endpoint()
     worker = connect(role="ulak_worker")
     last = queue.value(LAST)

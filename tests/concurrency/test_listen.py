@@ -71,7 +71,7 @@ def test_the_consumer_that_found_something_last_looks_again_soon(
 def test_a_sender_that_draws_its_id_while_a_consumer_falls_asleep_is_not_waited_for(
     queue: Queue, consumer: Queue, begin: Begin
 ) -> None:
-    """It doesn't notify, because nobody had asked for it when it sent."""
+    """It doesn't notify, because no consumer had asked for it when it sent."""
     listen(consumer)
     long_since(consumer)
     sender = begin()

@@ -70,7 +70,7 @@ def test_what_follows_is_woken_if_the_next_is_about_to_expire_while_the_head_is_
     assert queue.claim(now=59) == []
     getattr(sweep.db, ending)()
 
-    # The first claim may find the second message parked with nobody before it, and makes it due.
+    # The first claim may find the second message parked without a predecessor, and makes it due.
     (woken,) = queue.claim(now=59) or queue.claim(now=59)
     assert woken.id == (third if ending == "commit" else second)
 

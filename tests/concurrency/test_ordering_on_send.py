@@ -176,7 +176,7 @@ def test_a_message_whose_head_expired_is_due_after_its_commit(connect: Connect, 
     assert claim(db) == [two]
 
 
-def test_a_sender_that_rolls_back_is_in_nobodys_way(connect: Connect, db: DB) -> None:
+def test_a_sender_that_rolls_back_delays_no_other(connect: Connect, db: DB) -> None:
     one = send(db)
     assert claim(db) == [one]
     sender = connect(autocommit=False)

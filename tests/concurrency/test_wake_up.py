@@ -62,7 +62,7 @@ def test_wake_ups_are_counted_from_the_last_id_that_was_drawn(
     assert request_wake_ups(queue) == drawn[0]
 
 
-def test_a_sender_notifies_when_he_commits(queue: Queue, connect: Connect, notifications: Notifications) -> None:
+def test_a_sender_notifies_by_its_commit(queue: Queue, connect: Connect, notifications: Notifications) -> None:
     request_wake_ups(queue)
     sender = connect(autocommit=False)
     sender.execute("select ulak.send('shop', '{}'), ulak.send('shop', '{}')")

@@ -10,7 +10,7 @@ from support.queue import DB, Claim, Queue
 
 OTHERS = 20_000
 
-# Beside 200 messages that are due: many that are not, many that nobody may claim, many in flight, many done.
+# Beside 200 messages that are due: many that are not, many that may not be claimed, many in flight, many done.
 LOAD = f"""
     insert into ulak_private.deliveries (endpoint_id, payload, status, priority, next_retry_at, expires_at, locked_by, lease_until, ordering_key)
     select e.id, '{{}}', k.status, n %% 3, k.due, k.expires, k.worker, k.lease, k.key

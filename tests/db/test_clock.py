@@ -284,7 +284,7 @@ def test_the_doctor_names_a_clock_that_was_set_back(queue: Queue) -> None:
     assert told(queue, HOUR + 61) == []
 
 
-def test_a_sign_of_life_from_the_future_is_none(queue: Queue) -> None:
+def test_a_sign_of_life_from_the_future_does_not_count(queue: Queue) -> None:
     queue.db.execute(
         """
         insert into ulak.workers (slot, name, pid, state, started_at, last_activity, heartbeat_at, version)

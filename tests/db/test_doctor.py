@@ -174,7 +174,7 @@ def test_workers_that_start_has_just_asked_for_are_not_missed_yet(cluster: Clust
         assert (health["status"], health["details"][:22]) == ("ok", "0 alive; no worker is ")
         # Those that never come are missed.
         assert found(queue, "workers", now=100)["severity"] == "critical"
-        # And one that came and was killed, at once: its row is young, but nobody has its pid.
+        # And one that came and was killed, at once: its row is young, but no process has its pid.
         add_worker(queue, heartbeat=12)
         db.execute("update ulak.workers set pid = 1, started_at = now() + interval '2 s'")
         finding = found(queue, "workers", now=12)

@@ -38,7 +38,7 @@ def test_doing_it_twice_says_so_and_is_logged_once(queue: Queue) -> None:
     assert queue.events("endpoint.%abled") == ["endpoint.disabled", "endpoint.enabled"]
 
 
-def test_the_log_says_who_and_when(queue: Queue) -> None:
+def test_the_log_has_the_role_and_the_time(queue: Queue) -> None:
     queue.call("disable_endpoint", "shop", queue.at(7))
 
     (event,) = queue.rows("select * from ulak.event_log where event = 'endpoint.disabled'")

@@ -146,7 +146,7 @@ def test_a_message_behind_another_of_its_key_names_that_one(queue: Queue) -> Non
     assert ending(queue, head)[1] == "next: an external worker claims it"
 
 
-def test_a_message_whose_predecessor_is_gone_and_that_nobody_woke_has_a_story(queue: Queue) -> None:
+def test_a_message_that_stays_parked_after_its_predecessor_is_explained(queue: Queue) -> None:
     queue.endpoint()
     head = queue.send(ordering_key="k")
     id = queue.send(ordering_key="k")

@@ -121,7 +121,7 @@ def test_thousands_of_blocked_endpoints_do_not_starve_others(queue: Queue, other
     assert sorted(claim.id for claim in queue.claim(10)) == [first, last]
 
 
-def test_an_external_worker_is_not_told_that_there_is_nothing_because_others_have_so_much(queue: Queue) -> None:
+def test_an_external_worker_finds_its_messages_beside_a_thousand_endpoints_of_others(queue: Queue) -> None:
     add_endpoints(queue, "http", "http", '{"url": "https://a.b"}')
     queue.db.execute(
         "insert into ulak_private.deliveries (endpoint_id, payload) select id, '1' from ulak.endpoints where protocol = 'http'"

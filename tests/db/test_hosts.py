@@ -90,7 +90,7 @@ def test_protocols_without_a_host_need_none(queue: Queue) -> None:
     queue.endpoint("pull", {}, protocol="pull")
 
 
-def test_a_host_that_is_a_secret_is_judged_and_not_told(queue: Queue) -> None:
+def test_a_host_that_is_a_secret_is_checked_and_not_shown(queue: Queue) -> None:
     queue.call("set_secret", "hook", "https://hush.test/path")
     queue.call("configure", "http_allowed_hosts", "api.example.com")
 

@@ -125,7 +125,7 @@ def test_a_heartbeat_does_not_revive_a_lease_that_ran_out(queue: Queue, claim: C
     assert contents(queue) == before
 
 
-def test_a_report_after_the_lease_counts_if_nobody_took_the_message_back(queue: Queue, claim: Claim) -> None:
+def test_a_report_after_the_lease_counts_if_the_message_was_not_taken_back(queue: Queue, claim: Claim) -> None:
     queue.complete(claim, now=1000)
 
     assert queue.status(claim.id) == "completed"

@@ -276,7 +276,7 @@ def test_a_lock_that_is_held_fails_one_step_only(db: DB, connect: Connect) -> No
     assert {states[step] for step in STEPS if step != "inbox_retention"} == {"ok"}
 
 
-def test_the_worker_s_role_and_administrators_may_run_it_and_nobody_else(db: DB, connect: Connect) -> None:
+def test_only_the_workers_role_and_administrators_may_run_it(db: DB, connect: Connect) -> None:
     # The worker's role may not say what time it is.
     for role, now in (("ulak_worker", None), ("ulak_admin", NOW)):
         finish(db, at=(now or datetime.now(UTC)) - timedelta(hours=2))

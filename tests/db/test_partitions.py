@@ -183,7 +183,7 @@ def test_a_nonsensical_number_of_months_is_refused(alone: DB, ahead: int | None)
         alone.execute("select ulak.maintain_archive_partitions(%s)", [ahead])
 
 
-def test_a_table_in_the_way_is_an_error_that_says_how_to_mend_it(empty: DB) -> None:
+def test_a_table_in_the_way_is_an_error_that_says_how_to_fix_it(empty: DB) -> None:
     maintain(empty, month(2030, 1))
     empty.execute("alter table ulak_private.archived detach partition ulak_private.archive_2030_02")
 

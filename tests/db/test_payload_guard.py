@@ -46,7 +46,7 @@ def test_an_update_that_names_the_payload_is_refused_even_if_it_keeps_it(queue: 
         queue.db.execute("update ulak_private.deliveries set payload = payload, priority = 1")
 
 
-def test_an_update_of_other_columns_is_none_of_the_guards_business(queue: Queue, id: int) -> None:
+def test_the_guard_ignores_updates_of_other_columns(queue: Queue, id: int) -> None:
     queue.db.execute("update ulak.queue set priority = 1")
 
     assert queue.message(id)["priority"] == 1

@@ -564,7 +564,7 @@ def test_a_send_starts_no_subtransaction(sender: DB) -> None:
     assert bodies == []
 
 
-def test_a_send_notifies_nobody(sender: DB) -> None:
+def test_a_send_does_not_notify(sender: DB) -> None:
     traces: list[str] = []
     sender.add_notice_handler(lambda notice: traces.append(notice.message_primary or ""))
     sender.execute("set trace_notify = on; set client_min_messages = debug1")

@@ -77,7 +77,7 @@ def test_what_is_not_there_or_not_valid_is_refused(db: DB, statement: str, code:
     assert (error.sqlstate, error.message_primary) == (code, message)
 
 
-def test_a_schema_that_is_none_is_refused(db: DB) -> None:
+def test_an_invalid_schema_is_refused(db: DB) -> None:
     assert (
         refused(db, """select ulak.alter_event_type('order', p_schema => '{"type": "no such type"}')""").sqlstate
         == "22023"

@@ -108,7 +108,7 @@ def test_a_secret_on_the_command_line_is_refused(dsn: str) -> None:
         assert not node.says("secret")
 
 
-def test_a_dsn_that_is_none_is_refused() -> None:
+def test_an_invalid_dsn_is_refused() -> None:
     with Node("host") as node:
         assert node.wait() == 2
         assert node.says("--dsn can't be read")

@@ -12,8 +12,8 @@ if TYPE_CHECKING:
 
 
 class Janitor(DatabaseJanitor):
-    """Drops the database when its block ends, whoever is still connected. It is a copy of the template's files: through the WAL, as
-    the server does it if nothing is said, a clone takes half as long again (tests/README.md). Options are those of CREATE DATABASE."""
+    """Drops the database when its block ends, even if sessions are still connected. It is a copy of the template's files: through the WAL,
+    the server's default, a clone takes half as long again (tests/README.md). Options are those of CREATE DATABASE."""
 
     def __init__(
         self, cluster: Cluster, name: str, template: str | None = None, options: str = "", *, as_template: bool = False

@@ -20,7 +20,7 @@ from typing import Self
 ADDRESS = "10.99.0.2"
 NEAR_ADDRESS = "10.99.0.1"
 PORT = 5432
-# Packets to it are nobody's.
+# Packets to it are lost.
 NOBODY = "02:00:00:00:00:0f"
 
 # What is lost is noticed within three seconds or so.

@@ -1,4 +1,4 @@
-"""A broker over a real socket that speaks AMQP as far as a script lets it: for what RabbitMQ does seldom, or never."""
+"""A broker over a real socket that speaks AMQP as far as a script lets it: for what RabbitMQ does rarely or never."""
 
 from __future__ import annotations
 

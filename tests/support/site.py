@@ -79,7 +79,7 @@ class Site(Queue):
         return row
 
     def end(self) -> None:
-        """Without a look at what is left: for a database that nobody uses again."""
+        """Without a look at what is left: for a database that isn't used again."""
         for worker in self.workers:
             worker.end()
         self.db.close()

@@ -1,4 +1,4 @@
-"""What is said to a broker, and what is made of what it says: also of what RabbitMQ says seldom, or never."""
+"""What is sent to a broker, and how its answers are understood, including those that RabbitMQ gives rarely or never."""
 
 from __future__ import annotations
 
@@ -174,7 +174,7 @@ def test_a_confirmation_that_came_while_the_worker_was_busy_counts(connect: Conn
     client.start(message(2))
     late = time.monotonic() + 0.5
 
-    # Nobody looks meanwhile.
+    # The client doesn't look meanwhile.
     wait_until(lambda: len(answered) == 2 and time.monotonic() > late)
 
     assert client.errors() == [None]

@@ -322,7 +322,7 @@ def test_a_name_is_resolved_and_what_it_stands_for_is_dialled(stage: Stage, brok
     assert stage.errors() == [None]
 
 
-def test_a_name_that_nobody_knows(stage: Stage, broker: Broker) -> None:
+def test_an_unknown_host_name_is_in_the_error(stage: Stage, broker: Broker) -> None:
     stage.dispatcher.start(stage.endpoint(broker.port, "nowhere.invalid"), [message(1)])
 
     (error,) = stage.errors()

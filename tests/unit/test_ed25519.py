@@ -62,6 +62,6 @@ def test_while_keys_rotate_each_signs_in_its_own_way() -> None:
         (secret(bytes(32), bytes(32)), "isn't that of its seed"),
     ],
 )
-def test_a_key_that_is_none_is_refused(text: str, problem: str) -> None:
+def test_an_invalid_key_is_refused(text: str, problem: str) -> None:
     with pytest.raises(ConfigError, match=problem):
         signature.key(text)

@@ -32,7 +32,7 @@ from ulak.worker.waiting import READABLE, Descriptors
 
 ALL = Guard(allow_internal=True)
 DEFAULTS = Defaults("1.0", 5.0, "/ulak")
-# Of a topic that nobody has made: as many as this cluster gives it.
+# Of a topic that wasn't created: as many as this cluster gives it.
 PARTITIONS = 4
 
 
@@ -99,7 +99,7 @@ def threads() -> dict[str, int]:
     return found
 
 
-def test_a_producer_is_made_of_the_options_and_of_what_nobody_can_choose() -> None:
+def test_a_producer_has_the_options_of_the_config_and_fixed_ones() -> None:
     made = parsed(options={"linger.ms": "7", "delivery.timeout.ms": 2000, "request.required.acks": -1})
 
     assert made.properties["linger.ms"] == "7"
@@ -150,7 +150,7 @@ def test_brokers_that_are_a_secret_are_masked_one_by_one() -> None:
         (KafkaError.NOT_ENOUGH_REPLICAS, "[RETRYABLE]"),
     ],
 )
-def test_an_error_is_permanent_if_waiting_cannot_mend_it(code: int, prefix: str) -> None:
+def test_an_error_is_permanent_if_waiting_does_not_help(code: int, prefix: str) -> None:
     assert verdict.prefix(KafkaError(code)) == prefix
 
 
@@ -205,7 +205,7 @@ def test_one_broker_of_several_is_enough(kafka: Kafka, stage: Stage) -> None:
     assert stage.errors(endpoint, message(1)) == [None]
 
 
-def test_a_name_that_nobody_knows(stage: Stage) -> None:
+def test_an_unknown_host_name_is_in_the_error(stage: Stage) -> None:
     (error,) = stage.errors(stage.endpoint(broker="nowhere.invalid:9092"), message(1))
 
     assert error == "[RETRYABLE] resolve: nowhere.invalid:9092: the name has no address"
@@ -345,7 +345,7 @@ def test_what_was_acknowledged_before_the_end_is_delivered(kafka: Kafka) -> None
         assert stage.errors(endpoint, message(1)) == [None]
         link = stage.connection
         link.deliver(Delivery(endpoint, [message(2)], time.monotonic() + 60))
-        # The cluster has it, and nobody has looked at the report.
+        # The cluster has it, and the report hasn't been read.
         wait_until(lambda: link._producer.poll(0) and link._reports, message="the report")
         relay.advertised_host = "127.0.0.2"
         link._next_look = 0.0

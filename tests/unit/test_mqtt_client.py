@@ -56,7 +56,7 @@ def test_the_greeting_says_what_the_broker_takes() -> None:
 
 
 @pytest.mark.parametrize("acknowledgement", [b"", b"\x10", b"\x10\x00"])
-def test_a_message_nobody_subscribes_to_is_delivered(acknowledgement: bytes) -> None:
+def test_a_message_without_subscribers_is_delivered(acknowledgement: bytes) -> None:
     broker = Broker()
     broker.client.read(CONNACK)
     mid = broker.publish(1)

@@ -61,7 +61,7 @@ def deliver(dispatcher: Dispatcher, to: Endpoint, *numbers: int) -> list[str | N
         ("-WRONGTYPE Operation against a key holding the wrong kind of value", "[PERMANENT]"),
     ],
 )
-def test_only_what_no_retry_can_mend_is_for_good(dispatcher: Dispatcher, answer: str, prefix: str) -> None:
+def test_only_errors_that_no_retry_can_fix_are_permanent(dispatcher: Dispatcher, answer: str, prefix: str) -> None:
     with Server(answer) as server:
         (error,) = deliver(dispatcher, endpoint(dispatcher, server), 1)
 

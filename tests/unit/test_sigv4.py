@@ -104,7 +104,7 @@ def test_s3_wants_the_bodys_digest() -> None:
     assert "x-amz-content-sha256" in added["authorization"]
 
 
-def test_only_headers_that_nobody_changes_on_the_way_are_signed() -> None:
+def test_only_headers_that_proxies_leave_alone_are_signed() -> None:
     added = sigv4.sign(AUTH, "POST", ROOT, {"user-agent": "ulak", "x-amz-target": "t", "accept": "*/*"}, b"", NOW)
 
     assert "SignedHeaders=host;x-amz-date;x-amz-target," in added["authorization"]

@@ -118,6 +118,6 @@ def test_paths_visit_a_limited_number_of_values() -> None:
         {"$path": 1},
     ],
 )
-def test_a_template_that_is_none_is_refused(body: Any) -> None:
+def test_an_invalid_template_is_refused(body: Any) -> None:
     with pytest.raises(ConfigError):
         template.parse([body], "application/json")

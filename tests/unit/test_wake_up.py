@@ -96,7 +96,7 @@ assert len(handled) == 2
 """)
 
 
-def test_what_arrived_before_it_was_held_back_is_not_told() -> None:
+def test_signals_from_before_the_hold_do_not_end_a_wait() -> None:
     run("""
 notify()
 assert len(handled) == 1

@@ -364,7 +364,7 @@ def test_tls_is_verified_on_both_sides_unless_told_otherwise(
     assert {json.loads(each.value)["name"] for each in bus.read(2)} == {"trusted", "careless"}
 
 
-def test_a_file_that_is_none_is_not_opened_by_librdkafka(site: Site, bus: Bus) -> None:
+def test_an_unsuitable_file_is_not_opened_by_librdkafka(site: Site, bus: Bus) -> None:
     ids = []
     for name, path in {"device": "/dev/zero", "missing": "/nowhere", "other": "/etc/hostname"}.items():
         bus.endpoint(name, LATER, options={"security.protocol": "ssl", "ssl.ca.location": path})

@@ -101,7 +101,7 @@ def test_other_notifications_do_no_harm(site: Site, receiver: Receiver) -> None:
     assert arrives(site, receiver) < 0.5 * strain()
 
 
-def test_what_was_heard_is_not_told_to_the_client(site: Site, receiver: Receiver) -> None:
+def test_notifications_are_not_passed_on_to_the_client(site: Site, receiver: Receiver) -> None:
     """Somebody who runs the worker in psql must not see notifications when it ends."""
     worker = asleep(site, receiver)
     arrives(site, receiver)

@@ -304,7 +304,7 @@ def test_a_topic_that_the_user_may_not_write_to_is_tried_again(site: Site, tmp_p
         site.wait_for_status(allowed, "completed")
 
 
-def test_credentials_are_those_of_the_config_and_not_told(site: Site, tmp_path: Path) -> None:
+def test_credentials_are_those_of_the_config_and_not_shown(site: Site, tmp_path: Path) -> None:
     passwords = tmp_path / "passwords"
     run(["mosquitto_passwd", "-b", "-c", str(passwords), "ulak", "hunter2-hunter2"])
     site.call("set_secret", "mqtt-password", "hunter2-hunter2")

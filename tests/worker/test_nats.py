@@ -405,7 +405,7 @@ def test_an_address_that_policy_forbids_is_not_dialled(site: Site, server: Nats)
 # Credentials.
 
 
-def test_a_token_lets_in_and_a_wrong_one_is_not_told(site: Site, tmp_path: Path) -> None:
+def test_a_token_lets_in_and_a_wrong_one_is_not_shown(site: Site, tmp_path: Path) -> None:
     with Nats(
         tmp_path / "nats", 'authorization: {token: "right-token"}', login={"auth_token": "right-token"}
     ) as server:

@@ -241,7 +241,7 @@ def test_credentials_and_database_are_those_of_the_config(site: Site, own: Redis
         assert client.xlen("orders") == 1
 
 
-def test_refused_credentials_are_tried_again_and_not_told(site: Site, own: Redis) -> None:
+def test_refused_credentials_are_tried_again_and_not_shown(site: Site, own: Redis) -> None:
     own.config(requirepass="right-password")
     own.password = "right-password"
     endpoint(site, own, password="wrong-password")
