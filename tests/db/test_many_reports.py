@@ -74,6 +74,16 @@ def test_many_fail_each_with_its_own_error_and_delay(queue: Queue) -> None:
     assert queue.message(claims[2].id)["last_error"] == "[RETRYABLE] no reason given"
 
 
+@pytest.mark.parametrize("reason", ["bad", "refused: a payload of some length", "refused: permanent"])
+def test_a_permanent_error_stays_one_whatever_it_repeats_of_the_message(queue: Queue, reason: str) -> None:
+    queue.send(payload={"status": "permanent", "text": "a payload of some length"})
+    claims = queue.claim(1)
+
+    report(queue, "fail_many", claims, [f"[PERMANENT] {reason}"])
+
+    assert queue.dead(claims[0].id)["last_error"].startswith("[PERMANENT]")
+
+
 def test_errors_of_many_do_not_repeat_their_payloads(queue: Queue) -> None:
     queue.send(payload={"card": "4000123412341234"})
     claims = queue.claim(1)

@@ -273,8 +273,8 @@ MUTANTS = [
     Mutant(
         "fail: in the consumer's words",
         "sql/code/5_settling/reports.sql",
-        "ulak_private.error_line(ulak_private.without_message(p_error, p_id))",
-        "ulak_private.error_line(p_error)",
+        "ulak_private.error_line(ulak_private.without_message(v_reason, p_id))",
+        "ulak_private.error_line(v_reason)",
         (f"{PULL_WORKER}::test_its_errors_repeat_nothing_of_the_message",),
     ),
     # The network.

@@ -1,6 +1,6 @@
--- Admission: how many messages of an endpoint may go out now, by its circuit, its limits in flight and its rate.
+-- Admission: how many messages an endpoint may be sent now, by its circuit, its limits in flight and its rate limit.
 
--- Whether a claim writes the endpoint's row: tokens of its rate limit, a gradual release, the probe of its circuit.
+-- Whether a claim changes the endpoint's row: tokens of its rate limit, a gradual release, the probe of its circuit.
 create or replace function ulak_private.is_metered(p_endpoint ulak.endpoints)
 returns boolean
 language sql
@@ -18,7 +18,7 @@ as $sql$
     select ulak_private.is_metered(p_endpoint) or p_endpoint.max_in_flight is not null or p_endpoint.slow_start_limit is not null
 $sql$;
 
--- Endpoints that a claim may take messages of, as far as their row tells without a lock. One without a token is passed over.
+-- Whether a claim may take messages of the endpoint, as far as its row tells without a lock.
 create or replace function ulak_private.is_open(p_endpoint ulak.endpoints, p_protocols text[], p_now timestamptz)
 returns boolean
 language sql
@@ -39,8 +39,8 @@ as $sql$
     select least(p_limit, coalesce((p_rooms).rooms[array_position((p_rooms).endpoint_ids, p_endpoint_id)], (p_rooms).others))
 $sql$;
 
--- How many messages may be claimed from an endpoint, and from where on: from the place that is given, unless its circuit needs a probe. Nothing
--- where none may. Stable, so that it becomes a part of the query that calls it.
+-- How many messages of an endpoint may be claimed (no row: none), and where to begin: at the place that is given, unless its circuit needs a
+-- probe. A null p_due_at means that nobody has looked yet. Stable, so that it is inlined into the query that calls it.
 create or replace function ulak_private.admission(
     p_endpoint_id bigint,
     p_priority smallint,
@@ -59,7 +59,7 @@ returns table (
     config_version bigint,
     quota integer,
     is_probe boolean,
-    -- What is claimed must be noted in its row, which is locked.
+    -- Its row is locked, and what is claimed must be noted there.
     is_metered boolean,
     next ulak_private.place
 )
@@ -79,7 +79,7 @@ as $sql$
         )
     from ulak.endpoints e
     cross join lateral (select ulak_private.room_for(e.id, p_limit, p_rooms)) r(room)
-    -- Only an endpoint with a limit or a troubled circuit is locked, if it has something due. The others are read.
+    -- An endpoint is locked only if it has a limit or a troubled circuit, and something due. Others are just read.
     left join lateral (
         select a.*
         from ulak_private.admit_limited(e.id, r.room, p_now) a
@@ -89,8 +89,8 @@ as $sql$
     where e.id = p_endpoint_id and r.room > 0 and ulak_private.is_open(e, p_protocols, p_now)
 $sql$;
 
--- The quota of an endpoint with a limit or a troubled circuit. Its row is locked until the claim commits, which makes the answer true for all
--- workers. A claim that finds it locked leaves it to the other one: claims never wait for each other.
+-- The quota of an endpoint with a limit or a troubled circuit. Its row stays locked until the claim commits, so the limit holds across all workers.
+-- A claim that finds the row locked skips the endpoint: claims never wait for each other.
 create or replace function ulak_private.admit_limited(
     p_endpoint_id bigint,
     p_limit integer,
@@ -130,7 +130,7 @@ begin
         perform ulak_private.show_breaker_lock(p_endpoint.id);
     end if;
     if v_quota > 0 and v_most_in_flight is not null then
-        -- A statement of its own, which sees what others have claimed until the row was locked.
+        -- A statement of its own, so that its snapshot sees what others claimed before the row was locked.
         v_quota := least(v_quota, v_most_in_flight - ulak_private.count_in_flight(p_endpoint.id, v_most_in_flight));
     end if;
     if v_quota > 0 and (not v_is_probe or ulak_private.take_probe(p_endpoint, p_now)) then
@@ -140,7 +140,7 @@ begin
 end
 $plpgsql$;
 
--- In PL/pgSQL, as charge(): the plan of a function in SQL would be made anew in each claim.
+-- In PL/pgSQL, as charge(): an SQL function would be planned again in each claim.
 create or replace function ulak_private.count_in_flight(p_endpoint_id bigint, p_at_most integer)
 returns bigint
 language plpgsql
@@ -172,7 +172,7 @@ as $plpgsql$
 begin
     update ulak.endpoints e
     set rate_tokens = ulak_private.rate_tokens(e, p_now) - c.messages,
-        -- Clocks of sessions differ: time that has given its tokens must not give them again.
+        -- Clocks of sessions differ by a moment: no time may give its tokens twice.
         rate_refilled_at = case when ulak_private.is_ahead(e.rate_refilled_at, p_now) then p_now else greatest(e.rate_refilled_at, p_now) end,
         release_rate = case
             when e.release_rate is not null and ulak_private.has_held(e.id, least(e.release_before, p_now)) then e.release_rate

@@ -1,6 +1,6 @@
--- The circuit breaker: it spares a receiver that is down, and finds out when it is back.
+-- The circuit breaker: it stops deliveries to a receiver that is down, and finds out when the receiver is back.
 
--- The breaker's rules of an endpoint: its own keys over the settings.
+-- The rules of an endpoint's breaker: keys of its config override the settings.
 create or replace function ulak_private.circuit_rules(p_config jsonb)
 returns jsonb
 language sql
@@ -18,7 +18,7 @@ as $sql$
     ) || coalesce(p_config -> 'circuit_breaker', '{}')
 $sql$;
 
--- Whether an open circuit's cooldown goes on. One that was opened by a clock that was ahead isn't waited for.
+-- Whether an open circuit is still cooling down. If the clock was set back since it opened, its cooldown counts as over.
 create or replace function ulak_private.is_cooling(p_endpoint ulak.endpoints, p_now timestamptz)
 returns boolean
 language sql
@@ -41,7 +41,7 @@ as $sql$
         or coalesce(p_endpoint.config #>> '{circuit_breaker,mode}', '') = 'rate'
 $sql$;
 
--- Whether a successful delivery changes the endpoint's row: its breaker, or last_success_at, which is written now and then.
+-- Whether a successful delivery changes the endpoint's row: its breaker, or last_success_at, which is written every ten seconds.
 create or replace function ulak_private.success_changes_endpoint(p_endpoint ulak.endpoints, p_now timestamptz)
 returns boolean
 language sql
@@ -50,8 +50,8 @@ as $sql$
     select ulak_private.success_changes_breaker(p_endpoint) or ulak_private.is_success_old(p_endpoint, p_now)
 $sql$;
 
--- Outcomes in their order of arrival; a null error is a delivery. Endpoints are locked in the order of their ids: two
--- workers that meet the same endpoints can't wait for each other.
+-- Outcomes in their order of arrival; a null error is a delivery. Endpoints are locked in the order of their ids, so that two workers with
+-- the same endpoints can't deadlock.
 create or replace function ulak_private.record_outcomes(
     p_endpoint_ids bigint[],
     p_ids bigint[],
@@ -98,8 +98,8 @@ begin
 end
 $plpgsql$;
 
--- The last success of endpoints that are well: exact to ten seconds, so that their rows are no hot spot. One that is locked
--- is left out. In PL/pgSQL, which keeps its plan: with many endpoints each settling of outcomes comes here.
+-- Notes the last success of healthy endpoints: every ten seconds, so that their rows don't become a hot spot. A locked row is skipped.
+-- In PL/pgSQL, which keeps the plan: with many endpoints this runs each time outcomes are settled.
 create or replace function ulak_private.note_success(p_endpoint_ids bigint[], p_now timestamptz)
 returns void
 language plpgsql
@@ -119,7 +119,7 @@ begin
 end
 $plpgsql$;
 
--- Stable, as what it computes with is: else it wouldn't be inlined.
+-- Stable, because date arithmetic is: declared immutable it wouldn't be inlined.
 create or replace function ulak_private.is_success_old(p_endpoint ulak.endpoints, p_now timestamptz)
 returns boolean
 language sql
@@ -130,8 +130,8 @@ as $sql$
     )
 $sql$;
 
--- Whether an error tells of nothing but the message: it could not be built, or its own time-out was too short. Whether the receiver is
--- well, nobody knows; a probe that ends so is replaced by the next claim.
+-- Whether only the message is at fault: it could not be built, or its own time-out was too short. That says nothing about the receiver, so a
+-- probe that ends this way is replaced by the next claim.
 create or replace function ulak_private.is_messages_fault(p_error text)
 returns boolean
 language sql
@@ -140,8 +140,8 @@ as $sql$
     select p_error ~ E'^\\[[A-Z]+\\] message: '
 $sql$;
 
--- Only the probe decides in a half-open circuit, and nothing does in an open one: answers to requests that were under way
--- when it opened come too late. A null id stands for the probe.
+-- In a half-open circuit only the probe counts. In an open one nothing does: these are answers to requests that were under way when it
+-- opened. A null id stands for the probe.
 create or replace function ulak_private.apply_outcomes(
     p_endpoint_id bigint,
     p_ids bigint[],
@@ -234,9 +234,9 @@ begin
 end
 $plpgsql$;
 
--- Gives the caller the probe of a circuit that isn't closed; false if another message is the probe. An open circuit is half-opened
--- here. A half-open one whose probe is no longer in flight (its worker died, it was deleted, it expired) gets another instead
--- of waiting forever. charge() records which message it is.
+-- Whether the caller may send the probe of a circuit that isn't closed; false if another message is the probe. An open circuit becomes
+-- half-open here. If the probe of a half-open one is no longer in flight (its worker died, it was deleted, it expired), the caller may
+-- send another. charge() records which message it is.
 create or replace function ulak_private.take_probe(p_endpoint ulak.endpoints, p_now timestamptz)
 returns boolean
 language plpgsql
@@ -257,8 +257,8 @@ begin
 end
 $plpgsql$;
 
--- Where the next probe waits: the message that has been due longest, whatever its priority, and not the last probe again, so that no
--- sender's messages are the probe each time. Null: only the last probe is due.
+-- Where to find the next probe: the message that has been due longest, whatever its priority, but not the last probe again, so that one
+-- sender's messages aren't the probe each time. Null: only the last probe is due.
 create or replace function ulak_private.probe_place(p_endpoint_id bigint, p_generation bigint, p_now timestamptz)
 returns ulak_private.place
 language plpgsql
@@ -287,13 +287,13 @@ begin
     where e.id = p_endpoint_id
     order by m.next_retry_at, m.id
     limit 1;
-    -- Not a place of nothing but nulls.
+    -- Null, and not a row of nulls.
     return case when found then v_place end;
 end
 $plpgsql$;
 
--- Open to half-open, by compare and swap: of all sessions that find the cooldown over, the one whose update finds the circuit still
--- open may claim the probe. If it finds no message for it, the next claim may.
+-- Open to half-open, by compare and swap: of all sessions that see that the cooldown is over, only the one that changes the state may claim
+-- the probe. If it finds no message for it, the next claim may.
 create or replace function ulak_private.half_open_circuit(p_endpoint ulak.endpoints, p_now timestamptz)
 returns boolean
 language plpgsql
@@ -324,7 +324,7 @@ begin
     p_endpoint.circuit_opened_at := p_now;
     p_endpoint.circuit_broken_since := coalesce(p_endpoint.circuit_broken_since, p_now);
     p_endpoint.circuit_half_open_at := p_now + make_interval(secs => (p_rules -> 'cooldown')::double precision);
-    -- The message stays noted: it isn't the next probe, too.
+    -- circuit_probe_id stays: the same message isn't the next probe.
     p_endpoint.circuit_probe_attempt := null;
     p_endpoint.circuit_window_started_at := null;
     -- Requests that still hang since the last slow start must not hold up the probe.
@@ -333,8 +333,8 @@ begin
 end
 $plpgsql$;
 
--- A receiver that was down may go down again under the whole backlog: one message in flight, and one more with each
--- success, which doubles them with each round.
+-- Slow start: the whole backlog at once could bring the receiver down again. So it begins with one message in flight, and each success allows
+-- one more, which doubles them with each round.
 create or replace function ulak_private.close_circuit(
     p_endpoint ulak.endpoints,
     p_event text,
@@ -362,7 +362,7 @@ begin
 end
 $plpgsql$;
 
--- After an outcome: null when the endpoint is back at what it may have. A failure that doesn't count changes nothing.
+-- The limit after an outcome; null once the endpoint may have its usual number in flight. A failure that doesn't count changes nothing.
 create or replace function ulak_private.next_slow_start_limit(p_endpoint ulak.endpoints, p_failed boolean)
 returns integer
 language plpgsql
@@ -487,8 +487,8 @@ $plpgsql$;
 comment on function ulak.reset_circuit_breaker(text, timestamptz) is
     'closes an endpoint''s circuit at once and clears its counters; false if it was closed already';
 
--- The advisory lock that serialises changes of a breaker, also those of other tools. Anybody may hold it for ever, so nobody waits for
--- it longer than 0.1 s in a transaction: then the lock on the row, which comes after it, decides alone, and doctor() names the holder.
+-- The advisory lock that serialises changes of a breaker, also those by other tools. Any session could hold it forever, so a transaction waits
+-- 0.1 s for it at most. After that the lock on the row, which comes next, decides alone, and doctor() names the holder.
 create or replace function ulak_private.take_breaker_lock(p_id bigint)
 returns void
 language plpgsql
@@ -515,7 +515,7 @@ as $sql$
     select pg_advisory_xact_lock(hashtext('ulak_cb'), p_id::integer)
 $sql$;
 
--- Takes it if it is free. All that a claim does, which waits for nothing.
+-- Takes it if it is free. Claims do no more than that, because they never wait.
 create or replace function ulak_private.show_breaker_lock(p_id bigint)
 returns boolean
 language sql

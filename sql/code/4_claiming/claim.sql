@@ -1,23 +1,23 @@
 -- Claiming: a worker leases messages that are due.
 
--- What is claimable decides the cost, not what is stored nor how many endpoints there are. The planner's choices are pinned,
--- because a plan that was made for an empty queue may be used for a full one.
+-- The cost depends on what can be claimed, not on what is stored or on how many endpoints there are. The planner's choices are pinned, because
+-- a plan that was made for an empty queue may be used for a full one.
 create or replace function ulak_private.claim(
     p_worker text,
     p_limit integer,
     p_lease interval default null,
-    -- Only of these endpoints; null: of all in turn.
+    -- Null: all of them, in turn.
     p_endpoint_ids bigint[] default null,
     p_protocols text[] default null,
     p_generation bigint default null,
     p_now timestamptz default clock_timestamp(),
-    -- How many messages the worker has room for, by endpoint; null: any number.
+    -- How many messages the worker has room for, by endpoint; null: no limit.
     p_rooms ulak_private.rooms default null,
-    -- Of so many endpoints at most. Few: each has messages enough. Many: each has one or two.
+    -- Few are enough where each has many messages.
     p_most_endpoints integer default 32,
-    -- So many are visited at most, 8 us each if in vain. A claim that ends so says that it has left out others.
+    -- A visit in vain takes 8 us. A claim that ends because of this says that it left out others.
     p_most_visits integer default 1000,
-    -- Whether messages of several endpoints come in turn; else by endpoint.
+    -- Messages of several endpoints come in turn, else by endpoint.
     p_in_turn boolean default false
 )
 returns table (
@@ -63,8 +63,8 @@ declare
 begin
     p_now := ulak_private.clock(p_now);
     v_resume_points := ulak_private.resume_points(p_generation);
-    -- Endpoints may turn out to have nothing but messages behind their ordering keys or past their time: then it is the turn
-    -- of the next ones. Eight times at most: a claim that gets nothing has to end too.
+    -- All due messages of these endpoints may turn out to be parked or expired: then it is the next ones' turn. Eight times at most, so that a
+    -- claim that gets nothing ends, too.
     for v_walk in 1..8 loop
         v_turn := ulak_private.pick_endpoints(
             p_limit, p_endpoint_ids, p_protocols, p_generation, p_now, p_rooms, p_most_endpoints, p_most_visits, v_resume_points
@@ -123,7 +123,7 @@ begin
         v_turn.names[c.place],
         v_turn.config_versions[c.place],
         coalesce(c.payload, e.payload),
-        -- A probe waits as long as the endpoint allows: a message's own time-out would tell nothing about the receiver.
+        -- A probe waits as long as the endpoint allows: a message's own shorter time-out would say nothing about the receiver.
         case
             when v_turn.are_probes[c.place] then ulak_private.sent_headers(
                 coalesce(c.headers, e.headers) - ':timeout', c.generation, c.id, c.attempts
@@ -150,7 +150,7 @@ begin
             and e.created_at = coalesce(c.event_created_at, c.created_at)
             -- Parameters of the statement, so that only the months in question are opened.
             and e.created_at between v_turn.first_event_at and v_turn.last_event_at
-        -- So that it is looked up for each message: a plan that was made for few events would join with all of them.
+        -- Forces a look-up for each message: a plan that was made for few events would join with all of them.
         limit 1
     ) e on true;
 
@@ -162,8 +162,8 @@ begin
 end
 $plpgsql$;
 
--- Locks due messages of an endpoint, p_size of them at most, of a priority and from a place on. Stable, so that it becomes a part of the query that
--- calls it: by itself it couldn't lock.
+-- Locks up to p_size due messages of one priority of an endpoint, from a place on. Stable, so that it is inlined into the query that calls it:
+-- by itself it couldn't lock.
 create or replace function ulak_private.due_messages(
     p_endpoint_id bigint,
     p_priority smallint,
@@ -212,9 +212,9 @@ as $sql$
     for update skip locked
 $sql$;
 
--- Locks messages of the endpoints that were picked, in rounds: what some endpoints leave of their share goes to the others. A message behind
--- the head of its ordering key is parked and doesn't count. After 1,000 of them the claim ends with what it has; the next one doesn't
--- meet them again.
+-- Locks messages of the endpoints that were picked, in rounds: what some of them leave of their share goes to the others. A message behind the
+-- head of its ordering key is parked and doesn't count. After 1,000 of these the claim ends with what it has; the next one won't meet
+-- them again.
 create or replace function ulak_private.lock_messages(
     p_turn ulak_private.turn,
     p_limit integer,
@@ -226,7 +226,7 @@ returns ulak_private.turn
 language plpgsql
 as $plpgsql$
 declare
-    -- A probe isn't chosen by its priority, however long it has waited.
+    -- A probe isn't chosen by its priority.
     v_aging integer := case
         when not true = any (p_turn.are_probes) then nullif(ulak_private.stored_setting('priority_aging')::integer, 0)
     end;
@@ -284,7 +284,7 @@ begin
             p_turn.counts[v_locked.place] := p_turn.counts[v_locked.place] + v_taken;
             p_turn.may_have_more[v_locked.place] := v_locked.looked >= v_locked.size;
             v_left := v_left - v_taken;
-            -- With aging all priorities were looked at together, and a second round would find the same messages again.
+            -- With aging, a second round would find the same messages again.
             if v_locked.looked = v_locked.size and v_aging is null then
                 p_turn.quotas[v_locked.place] := p_turn.quotas[v_locked.place] - v_taken;
                 p_turn.nexts[v_locked.place] := v_locked.next;
@@ -297,9 +297,8 @@ begin
 end
 $plpgsql$;
 
--- Locks due messages of an endpoint from a place on (see levels()), the highest priority first: p_size of them, with aging so many of each
--- priority. heads says which message each waits behind in its ordering key; null: none. Stable, as due_messages(), so that it becomes a part of
--- the query that calls it.
+-- Locks due messages of an endpoint from a place on (see levels()), the highest priority first: up to p_size, with aging up to p_size of each
+-- priority. heads[i] is the message that message i waits behind in its ordering key, if any. Stable, as due_messages().
 create or replace function ulak_private.lock_due(
     p_endpoint_id bigint,
     p_priority smallint,
@@ -343,8 +342,8 @@ as $sql$
     ) m
 $sql$;
 
--- How many more each endpoint gets so that all have the same, some of them one more; null if none may have more. p_quotas is
--- what each may still get, p_counts what it has got in this claim.
+-- How many more messages each endpoint gets, so that all have the same number or one more; null if none may have more. p_quotas is what each
+-- may still get, p_counts what it has got in this claim.
 create or replace function ulak_private.share(p_left integer, p_quotas integer[], p_counts integer[])
 returns integer[]
 language plpgsql
@@ -381,8 +380,8 @@ begin
 end
 $plpgsql$;
 
--- Where the last claim that went round has ended: a sequence, which is read and set outside transactions. Workers and
--- external workers go round different endpoints, and each kind has its own.
+-- The endpoint at which the last walk ended. A sequence, because it is read and set outside transactions. Workers and external workers go round
+-- different endpoints, so each kind has its own.
 create or replace function ulak_private.claim_position(p_endpoint_ids bigint[], p_protocols text[])
 returns bigint
 language sql

@@ -103,15 +103,7 @@ set search_path = pg_catalog, pg_temp
 as $plpgsql$
 begin
     p_now := ulak_private.clock(p_now);
-    if ulak_private.settle_many(
-        p_worker,
-        ulak_private.workable_messages(array[p_id]),
-        array[p_attempt],
-        null,
-        null,
-        array[ulak_private.kept_response(p_response)],
-        p_now
-    ) = '{}' then
+    if ulak_private.settle_reports(p_worker, array[p_id], array[p_attempt], null, null, array[p_response], p_now) = '{}' then
         perform ulak_private.raise_stale_report(p_id, p_worker, p_attempt);
     end if;
 end
@@ -136,24 +128,14 @@ security definer
 set search_path = pg_catalog, pg_temp
 as $plpgsql$
 declare
-    v_error text;
+    v_error text := coalesce(p_error, 'no reason given');
 begin
     p_now := ulak_private.clock(p_now);
-    v_error := ulak_private.reported_error(p_error, p_id);
     if p_permanent and not starts_with(v_error, '[DISABLE]') then
         v_error := '[PERMANENT] ' || ulak_private.without_class(v_error);
     end if;
-    if p_retry_after is not null then
-        perform ulak_private.check_interval('p_retry_after', p_retry_after, interval '1 day');
-    end if;
-    if ulak_private.settle_many(
-        p_worker,
-        ulak_private.workable_messages(array[p_id]),
-        array[p_attempt],
-        array[v_error],
-        array[ceil(extract(epoch from p_retry_after))::integer],
-        null,
-        p_now
+    if ulak_private.settle_reports(
+        p_worker, array[p_id], array[p_attempt], array[v_error], array[p_retry_after], null, p_now
     ) = '{}' then
         perform ulak_private.raise_stale_report(p_id, p_worker, p_attempt);
     end if;

@@ -1,6 +1,6 @@
--- The rate limit: a bucket of tokens per endpoint, and the slow release of a backlog that was held.
+-- The rate limit: a bucket of tokens for each endpoint, and the gradual release of a backlog.
 
--- Messages a second that a config allows; null: any number.
+-- Messages per second that a config allows; null: no limit.
 create or replace function ulak_private.rate_limit(p_config jsonb)
 returns double precision
 language sql
@@ -14,8 +14,8 @@ as $sql$
         end
 $sql$;
 
--- Tokens in the endpoint's bucket. Without a burst of its own it holds a tenth of a second's worth, at least one: enough
--- that workers which look every few milliseconds lose none.
+-- Tokens in the endpoint's bucket. Unless the config has a burst, the bucket holds a tenth of a second's worth, at least one: workers look every
+-- few milliseconds, so none are lost.
 create or replace function ulak_private.rate_tokens(p_endpoint ulak.endpoints, p_now timestamptz)
 returns double precision
 language plpgsql
@@ -37,7 +37,7 @@ begin
     if v_rate is null then
         return 'infinity';
     end if;
-    -- Tokens that were counted by a clock that was ahead are not waited for.
+    -- The clock was set back since: the bucket counts as full.
     if ulak_private.is_ahead(p_endpoint.rate_refilled_at, p_now) then
         return v_burst;
     end if;
@@ -52,8 +52,8 @@ begin
 end
 $plpgsql$;
 
--- Whether messages that were due before a time are still waiting: one probe per priority for those that are due, one for
--- those behind another of their ordering key.
+-- Whether messages that were due before a time are still waiting. For each priority there is one probe of the index for those that are due, and
+-- one for those parked behind another of their ordering key.
 create or replace function ulak_private.has_held(p_endpoint_id bigint, p_before timestamptz)
 returns boolean
 language plpgsql

@@ -1,6 +1,6 @@
--- Whose turn it is: a claim goes round the endpoints and takes up where the last one ended.
+-- Which endpoints a claim takes messages of: those that were asked for, or else those whose turn it is. A claim goes round the endpoints, and
+-- begins where the last one ended.
 
--- The endpoints that a claim takes messages of: those that were asked for, or those whose turn it is.
 create or replace function ulak_private.pick_endpoints(
     p_limit integer,
     p_endpoint_ids bigint[],
@@ -19,7 +19,7 @@ declare
     v_turn ulak_private.turn;
     v_most integer := least(p_limit, p_most_endpoints);
     v_begun_behind bigint;
-    -- A walk that ended before it had gone round: there the next one begins.
+    -- Where the next walk begins, if this one ended before it had gone round.
     v_walked_to bigint;
     v_ended_at bigint;
 begin
@@ -39,7 +39,7 @@ begin
             ) a
             where a.quota > 0
                 and ulak_private.is_adopted()
-                -- Of several, an endpoint that has nothing due must not use up the limit.
+                -- One of several that has nothing due must not use up the limit.
                 and (cardinality(p_endpoint_ids) = 1 or ulak_private.has_due(e.id, p_now, p_resume_points))
             limit p_limit
         ) a;
@@ -71,7 +71,7 @@ begin
             where v.due_at <= p_now and v.id is not null and a.quota > 0
             offset 0
         ) a on true
-        -- The last row of a walk that ended with as many visits as it may make.
+        -- The second condition: the walk ended here because it may make no more visits.
         where (a.quota > 0 or v.number = p_most_visits) and ulak_private.is_adopted()
         limit v_most
     ) e;
@@ -88,12 +88,12 @@ begin
 end
 $plpgsql$;
 
--- The endpoints behind p_after that have waiting messages, and then those before it, each with its first one; if that isn't due, with the first one
--- of the next lower priority, too. What it costs follows what it finds: one probe of the index leads from an endpoint to the next. The walk
--- ends with the query that asks for it, or after p_most_visits: endpoints with an open circuit or with nothing due yet are visited in vain,
--- and there may be thousands of them.
--- p_resume_points: nothing before these places is due, so look from there on. They divide the index: what lies between two of their
--- endpoints is looked through as it is, and each of them from its own places on.
+-- The endpoints after p_after that have waiting messages, then those before it, each with its first message. If that message isn't due, the
+-- endpoint comes again with the first one of the next lower priority. One probe of the index leads from an endpoint to the next, so the cost
+-- follows what is found. The walk ends when the calling query has enough, or after p_most_visits: there may be thousands of endpoints with
+-- nothing due yet.
+-- p_resume_points divide the index: an endpoint that has some is looked at from these places on, because nothing before them is due; endpoints
+-- between two of those are looked at as usual.
 create or replace function ulak_private.walk(
     p_after bigint,
     p_most_visits integer,
@@ -105,7 +105,7 @@ language sql
 stable
 as $sql$
     with recursive visit(endpoint_id, priority, due_at, id, has_wrapped, number) as (
-        -- Behind this endpoint the walk begins. It is none of those visited, and nor is 0, where the walk goes on from the beginning.
+        -- The walk begins after this endpoint. It isn't visited itself, and neither is 0, from where the walk goes on when it has come to the end.
         select p_after, 0::smallint, timestamptz 'infinity', 0::bigint, false, 0
         union all
         select n.*
@@ -156,7 +156,7 @@ as $sql$
     from visit v
 $sql$;
 
--- The first message of an endpoint's highest priority that has something due.
+-- The first due message of an endpoint's highest priority that has one.
 create or replace function ulak_private.first_due(p_endpoint_id bigint, p_now timestamptz, p_resume_points ulak_private.resume_point[])
 returns table (priority smallint, due_at timestamptz, id bigint)
 language sql
@@ -188,8 +188,8 @@ begin
 end
 $plpgsql$;
 
--- The priorities of an endpoint up to p_priority, the highest first, and where a claim begins to look in each: in the first one at a place that
--- is given, in the others where it resumes.
+-- The priorities of an endpoint from p_priority down, and where a claim begins to look in each: in the first one at the place that is given (if
+-- any), in the others at their resume points. A nested loop keeps them in this order.
 create or replace function ulak_private.levels(
     p_endpoint_id bigint,
     p_priority smallint,
@@ -208,149 +208,4 @@ as $sql$
     from unnest('{10,9,8,7,6,5,4,3,2,1,0}'::smallint[]) l(priority)
     left join unnest(p_resume_points) r on r.endpoint_id = p_endpoint_id and r.priority = l.priority
     where l.priority <= p_priority
-$sql$;
-
--- Resuming. What was claimed leaves dead entries in the index of waiting messages until vacuum removes them, and a claim walks over them.
--- Usually they are few. While an old snapshot keeps vacuum from its work they are many: 1.4 us each. So a look from the beginning that
--- has passed more than 200 of them buys the claims of this session 50 us for each, at most 10 s, in which they begin where the last one
--- ended: looking takes 3% of the time at most. What a claim that resumes can't see is found by the next look: messages that another session
--- had locked, or that were committed out of turn by more than a tenth of a second.
-
--- The session's memory: until when the places hold (in seconds since 1970), for which generation, and the places. A parameter, which a
--- rollback sets back too. Whatever somebody writes there harms the claims of that session alone.
-create or replace function ulak_private.resume_points(p_generation bigint)
-returns ulak_private.resume_point[]
-language plpgsql
-as $plpgsql$
-declare
-    v_memory jsonb := nullif(current_setting('ulak_private.resume_points', true), '');
-begin
-    if (v_memory ->> 'until')::double precision - extract(epoch from clock_timestamp()) between 0 and 10
-        and (v_memory ->> 'generation')::bigint is not distinct from p_generation
-    then
-        return ulak_private.remembered_places(v_memory);
-    end if;
-    return '{}';
-end
-$plpgsql$;
-
-create or replace function ulak_private.remembered_places(p_memory jsonb)
-returns ulak_private.resume_point[]
-language sql
-stable
-as $sql$
-    select array(select p from jsonb_populate_recordset(null::ulak_private.resume_point, p_memory -> 'places') p)
-$sql$;
-
-create or replace function ulak_private.set_resume_points(
-    p_until double precision,
-    p_generation bigint,
-    p_places ulak_private.resume_point[]
-)
-returns void
-language sql
-as $sql$
-    select set_config(
-        'ulak_private.resume_points',
-        jsonb_build_object('until', p_until, 'generation', p_generation, 'places', to_jsonb(p_places))::text,
-        false
-    )
-$sql$;
-
--- After a claim that has passed so many dead entries; p_is_look: it began at the beginning. At most 64 places are kept, those that were
--- reached last.
-create or replace function ulak_private.remember_places(
-    p_turn ulak_private.turn,
-    p_is_look boolean,
-    p_passed bigint,
-    p_endpoint_ids bigint[],
-    p_protocols text[],
-    p_generation bigint,
-    p_now timestamptz
-)
-returns void
-language plpgsql
-set search_path = pg_catalog, pg_temp
-as $plpgsql$
-declare
-    v_memory jsonb := nullif(current_setting('ulak_private.resume_points', true), '');
-    v_now timestamptz := clock_timestamp();
-    v_until double precision := v_memory ->> 'until';
-    v_reached ulak_private.resume_point[] := array(
-        select row(p_turn.endpoint_ids[m.place], m.priority, m.due_at, m.id + 1)::ulak_private.resume_point
-        from unnest(p_turn.places, p_turn.priorities, p_turn.due_ats, p_turn.ids) m(place, priority, due_at, id)
-    );
-begin
-    if p_is_look then
-        v_until := extract(epoch from v_now) + least(p_passed * 0.00005, 10);
-        if v_reached = '{}' then
-            -- All that it passed belongs to endpoints that have nothing due.
-            v_reached := array(
-                select row(e.id, 0, p_now, 0)::ulak_private.resume_point
-                from ulak.endpoints e
-                where (e.id = any (p_endpoint_ids) or p_endpoint_ids is null and (p_protocols is null or e.protocol = any (p_protocols)))
-                    and not ulak_private.has_due(e.id, p_now, '{}')
-                order by e.id
-                limit 32
-            );
-        end if;
-    elsif v_reached = '{}' then
-        return;
-    end if;
-    if (v_memory ->> 'generation')::bigint is distinct from p_generation then
-        v_memory := null;
-    end if;
-    perform ulak_private.set_resume_points(v_until, p_generation, array(
-        select row(
-            k.endpoint_id,
-            k.priority,
-            least(k.due_at, v_now - interval '0.1 s'),
-            case when k.due_at <= v_now - interval '0.1 s' then k.id else 0 end
-        )::ulak_private.resume_point
-        from (
-            select distinct on (r.endpoint_id, r.priority) r.*
-            from unnest(ulak_private.remembered_places(v_memory) || v_reached) with ordinality r(endpoint_id, priority, due_at, id, number)
-            order by r.endpoint_id, r.priority, r.number desc
-        ) k
-        order by k.number desc
-        limit 64
-    ));
-end
-$plpgsql$;
-
--- These messages have become due at times that this session's claims may have passed.
-create or replace function ulak_private.step_back(p_places ulak_private.resume_point[])
-returns void
-language plpgsql
-set search_path = pg_catalog, pg_temp
-as $plpgsql$
-declare
-    v_memory jsonb := nullif(current_setting('ulak_private.resume_points', true), '');
-begin
-    if v_memory is not null and p_places is not null then
-        perform ulak_private.set_resume_points(
-            (v_memory ->> 'until')::double precision,
-            (v_memory ->> 'generation')::bigint,
-            array(
-                select (
-                    select n
-                    from unnest(p_places || r) n
-                    where n.endpoint_id = r.endpoint_id and n.priority = r.priority
-                    order by n.due_at, n.id
-                    limit 1
-                )
-                from unnest(ulak_private.remembered_places(v_memory)) r
-            )
-        );
-    end if;
-end
-$plpgsql$;
-
--- Entries of the index of waiting messages that this session's scans have read and found no live message behind.
-create or replace function ulak_private.passed_entries()
-returns bigint
-language sql
-as $sql$
-    select pg_catalog.pg_stat_get_xact_tuples_returned('ulak_private.deliveries_pending_idx'::pg_catalog.regclass)
-        operator(pg_catalog.-) pg_catalog.pg_stat_get_xact_tuples_fetched('ulak_private.deliveries_pending_idx'::pg_catalog.regclass)
 $sql$;

@@ -1,15 +1,18 @@
 -- What external workers report, as it is stored: errors on one line, without what they repeat of the message, and responses.
 
--- As it is stored. A worker may name the class itself.
+-- As it is stored. A worker may name the class itself, and it stays, whatever the reason repeats: it decides what becomes of the message.
 create or replace function ulak_private.reported_error(p_error text, p_id bigint)
 returns text
 language plpgsql
 stable
 as $plpgsql$
 declare
-    v_reason text := coalesce(ulak_private.error_line(ulak_private.without_message(p_error, p_id)), 'no reason given');
+    v_class text := coalesce(substring(p_error from E'^\\[(RETRYABLE|PERMANENT|DISABLE)\\]'), 'RETRYABLE');
+    v_reason text := regexp_replace(p_error, E'^\\[(RETRYABLE|PERMANENT|DISABLE)\\]\\s*', '');
 begin
-    return case when v_reason ~ E'^\\[(RETRYABLE|PERMANENT|DISABLE)\\]' then v_reason else '[RETRYABLE] ' || v_reason end;
+    return format(
+        '[%s] %s', v_class, coalesce(nullif(ulak_private.error_line(ulak_private.without_message(v_reason, p_id)), ''), 'no reason given')
+    );
 end
 $plpgsql$;
 
