@@ -9,25 +9,12 @@ from collections.abc import Sequence
 from redis.connection import Connection as Client
 
 from ulak.messages import cloudevents
-from ulak.messages.delivery import PERMANENT, RETRYABLE, Endpoint, Message
+from ulak.messages.delivery import RETRYABLE, Endpoint, Message
 from ulak.transports.broker import message as messages
 from ulak.transports.broker.connection import Connection, Lost, Surroundings
 from ulak.transports.broker.delivery import Delivery
 from ulak.transports.redis.replies import BadReply, Refusal, Replies, Status
 from ulak.transports.redis.target import Target
-
-# The key isn't a stream: a retry won't help.
-_PERMANENT = frozenset(("WRONGTYPE",))
-# This server is no longer the right one, or has forgotten our login: dial again, perhaps to another one.
-_LOSES_CONNECTION = frozenset(("MASTERDOWN", "NOAUTH", "READONLY"))
-# Wrong credentials or missing rights.
-_LOGIN = frozenset(("NOAUTH", "NOPERM", "WRONGPASS"))
-_HINTS = {
-    "MOVED": "a cluster isn't followed to another node: name the one that has the stream",
-    "OOM": "the server is full: raise its maxmemory, or give the endpoint a maxlen",
-    "READONLY": "it is a replica",
-    "NOPERM": "the user may not XADD to the stream",
-}
 
 
 class RedisConnection(Connection):
@@ -62,9 +49,8 @@ class RedisConnection(Connection):
                         told = "there is no such stream, and nomkstream forbids creating it"
                         self.refuse(delivery, message, RETRYABLE, f"redis: {self.peer}: {told}")
                     else:
-                        prefix = PERMANENT if reply.code in _PERMANENT else RETRYABLE
-                        self.refuse(delivery, message, prefix, self._told(reply))
-                        ended = reply if reply.code in _LOSES_CONNECTION else ended
+                        self.refuse(delivery, message, reply.fact.prefix, self._told(reply))
+                        ended = reply if reply.fact.ends_connection else ended
                 else:
                     # For example that the server has too many clients.
                     unasked = f"redis: {self.peer}: a reply that no command asked for"
@@ -114,6 +100,5 @@ class RedisConnection(Connection):
             self.open()
 
     def _told(self, reply: Refusal) -> str:
-        hint = _HINTS.get(reply.code)
-        kind = "login" if reply.code in _LOGIN else "redis"
-        return f"{kind}: {self.peer}: {reply.told}" + (f" ({hint})" if hint else "")
+        hint = f" ({reply.fact.hint})" if reply.fact.hint else ""
+        return f"{reply.fact.kind}: {self.peer}: {reply.told}{hint}"

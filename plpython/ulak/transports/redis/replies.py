@@ -8,28 +8,42 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from typing import NamedTuple
+
+from ulak.messages.delivery import PERMANENT, RETRYABLE
 
 # Bytes of an incomplete reply; answers to our commands are far shorter.
 LONGEST = 65536
 # Characters of an error that are kept.
 LONGEST_TOLD = 200
-# Errors whose whole text comes from the server. ERR may quote the command.
-_OWN_WORDS = frozenset(
-    (
-        "CLUSTERDOWN",
-        "LOADING",
-        "MASTERDOWN",
-        "MISCONF",
-        "MOVED",
-        "NOAUTH",
-        "NOPERM",
-        "NOREPLICAS",
-        "OOM",
-        "READONLY",
-        "WRONGPASS",
-        "WRONGTYPE",
-    )
-)
+
+
+class Fact(NamedTuple):
+    """What an error code means for the message and the connection."""
+
+    kind: str = "redis"
+    prefix: str = RETRYABLE
+    # This server is no longer the right one, or has forgotten our login: dial again, perhaps to another one.
+    ends_connection: bool = False
+    hint: str = ""
+
+
+# Errors whose whole text comes from the server. Any other, such as ERR, may quote the command.
+_FACTS = {
+    "CLUSTERDOWN": Fact(),
+    "LOADING": Fact(),
+    "MASTERDOWN": Fact(ends_connection=True),
+    "MISCONF": Fact(),
+    "MOVED": Fact(hint="a cluster isn't followed to another node: name the one that has the stream"),
+    "NOAUTH": Fact("login", ends_connection=True),
+    "NOPERM": Fact("login", hint="the user may not XADD to the stream"),
+    "NOREPLICAS": Fact(),
+    "OOM": Fact(hint="the server is full: raise its maxmemory, or give the endpoint a maxlen"),
+    "READONLY": Fact(ends_connection=True, hint="it is a replica"),
+    "WRONGPASS": Fact("login"),
+    # The key isn't a stream: a retry won't help.
+    "WRONGTYPE": Fact(prefix=PERMANENT),
+}
 
 
 class BadReply(ValueError):
@@ -44,10 +58,14 @@ class Refusal(str):
         return self.partition(" ")[0]
 
     @property
+    def fact(self) -> Fact:
+        return _FACTS.get(self.code, Fact())
+
+    @property
     def told(self) -> str:
         """The reply, cut before a quotation: that may contain part of the message or a password."""
         told = self[:LONGEST_TOLD]
-        return told if self.code in _OWN_WORDS else re.split("[\"'`{\\[]", told)[0].rstrip(" ,:")
+        return told if self.code in _FACTS else re.split("[\"'`{\\[]", told)[0].rstrip(" ,:")
 
 
 class Status(bytes):
