@@ -77,7 +77,7 @@ as $plpgsql$
 declare
     v_pattern text := ulak_private.as_pattern(p_event_type);
     v_endpoint_id bigint;
-    v_id bigint;
+    v_subscription ulak.subscriptions;
 begin
     perform ulak_private.require_condition(p_predicate);
     perform ulak_private.lock('configs');
@@ -91,29 +91,46 @@ begin
             raise notice 'no event type matches "%" yet', v_pattern;
         end if;
     end if;
-    select s.id into v_id
-    from ulak.subscriptions as s
-    where (s.event_type = p_event_type or s.pattern = v_pattern)
-        and s.endpoint_id = v_endpoint_id
-        and s.filter is not distinct from p_filter
-        and s.predicate::text is not distinct from p_predicate::text;
-    if found then
-        raise exception 'endpoint "%" already has this subscription to "%"', p_endpoint, p_event_type
-            using
-                errcode = '23505',
-                detail = format('It is subscription %s.', v_id),
-                hint = format('To remove it: select ulak.unsubscribe(%s);', v_id);
-    end if;
     insert into ulak.subscriptions (event_type, pattern, endpoint_id, filter, predicate, body)
     values (case when v_pattern is null then p_event_type end, v_pattern, v_endpoint_id, p_filter, p_predicate, nullif(p_body, 'null'))
-    returning id into v_id;
-    return v_id;
+    returning * into v_subscription;
+    perform ulak_private.refuse_twin(v_subscription);
+    return v_subscription.id;
 end
 $plpgsql$;
 
 comment on function ulak.subscribe(text, text, jsonb, jsonpath, jsonb) is
     'sends an endpoint the events of a type, or of all types that order.* or * stands for: all, or those that contain p_filter and make p_predicate true; '
     'p_body is their body, in place of the endpoint''s own; returns an id';
+
+-- An endpoint has a subscription once. The caller has locked what keeps two sessions from making the same one.
+create or replace function ulak_private.refuse_twin(p_subscription ulak.subscriptions)
+returns void
+language plpgsql
+stable
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+declare
+    v_twin bigint;
+begin
+    select s.id into v_twin
+    from ulak.subscriptions as s
+    where (s.event_type = p_subscription.event_type or s.pattern = p_subscription.pattern)
+        and s.endpoint_id = p_subscription.endpoint_id
+        and s.filter is not distinct from p_subscription.filter
+        and s.predicate::text is not distinct from p_subscription.predicate::text
+        and s.id <> p_subscription.id;
+    if found then
+        raise exception 'endpoint "%" already has this subscription to "%"',
+            (select e.name from ulak.endpoints as e where e.id = p_subscription.endpoint_id),
+            coalesce(p_subscription.event_type, p_subscription.pattern)
+            using
+                errcode = '23505',
+                detail = format('It is subscription %s.', v_twin),
+                hint = format('To remove it: select ulak.unsubscribe(%s);', v_twin);
+    end if;
+end
+$plpgsql$;
 
 create or replace function ulak.unsubscribe(p_subscription_id bigint)
 returns boolean

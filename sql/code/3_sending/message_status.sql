@@ -13,11 +13,15 @@ returns table (
     completed_at timestamptz,
     failed_at timestamptz
 )
-language sql
+language plpgsql
 stable
 security definer
 set search_path = pg_catalog, pg_temp
-as $sql$
+set enable_seqscan = off
+as $plpgsql$
+#variable_conflict use_column
+begin
+    return query
     select
         m.id,
         e.name,
@@ -29,20 +33,11 @@ as $sql$
         m.created_at,
         m.completed_at,
         m.failed_at
-    from (
-        select q.id, q.endpoint_id, q.status, q.attempts, q.retry_count, q.next_retry_at, q.last_error, q.created_at,
-            q.completed_at, q.failed_at
-        from ulak_private.deliveries q
-        where q.id = p_id
-        union all
-        select a.id, a.endpoint_id, a.status, a.attempts, a.retry_count, a.next_retry_at, a.last_error, a.created_at,
-            a.completed_at, a.failed_at
-        from ulak.archive a
-        where a.id = p_id
-    ) m
+    from ulak.messages m
     left join ulak.endpoints e on e.id = m.endpoint_id
-    where e.is_restricted is not true or ulak_private.may_look(e.id)
-$sql$;
+    where m.id = p_id and (e.is_restricted is not true or ulak_private.may_look(e.id));
+end
+$plpgsql$;
 
 comment on function ulak.message_status(bigint) is
     'the status of a message, by the id that send() returned; no row if its month has been dropped from the archive';

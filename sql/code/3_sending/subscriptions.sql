@@ -45,7 +45,6 @@ set search_path = pg_catalog, pg_temp
 as $plpgsql$
 declare
     v_subscription ulak.subscriptions;
-    v_twin bigint;
 begin
     perform ulak_private.require_condition(p_predicate);
     perform ulak_private.lock('configs');
@@ -67,20 +66,7 @@ begin
         raise exception 'subscription % does not exist', coalesce(p_subscription_id::text, 'null')
             using errcode = '42704', hint = 'select id, event_type, endpoint from ulak.subscription_list;';
     end if;
-    select s.id into v_twin
-    from ulak.subscriptions as s
-    where (s.event_type = v_subscription.event_type or s.pattern = v_subscription.pattern)
-        and s.endpoint_id = v_subscription.endpoint_id
-        and s.filter is not distinct from v_subscription.filter
-        and s.predicate::text is not distinct from v_subscription.predicate::text
-        and s.id <> v_subscription.id;
-    if found then
-        raise exception 'the endpoint already has this subscription to "%"', coalesce(v_subscription.event_type, v_subscription.pattern)
-            using
-                errcode = '23505',
-                detail = format('It is subscription %s.', v_twin),
-                hint = format('To remove this one: select ulak.unsubscribe(%s);', p_subscription_id);
-    end if;
+    perform ulak_private.refuse_twin(v_subscription);
     return true;
 end
 $plpgsql$;
