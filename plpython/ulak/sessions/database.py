@@ -1,4 +1,4 @@
-"""The worker's way to SQL: each method is one call of one ulak function, which the session commits."""
+"""The worker's way to SQL: calls of ulak's functions, each of which is a transaction that the session commits."""
 
 from __future__ import annotations
 

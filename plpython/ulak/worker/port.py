@@ -78,7 +78,8 @@ class Turn(NamedTuple):
 
 
 class Database(Protocol):
-    """Each method is one transaction, which is over when it returns. Each may raise Busy or Refused."""
+    """No transaction is open when a method returns. A turn is one, unless a claimed text has to be read by itself. Each
+    may raise Busy or Refused."""
 
     def turn(self, outcomes: Outcomes | None, wish: Wish | None, lease: float, wake_ups: bool) -> Turn:
         """Settles, then claims. wake_ups: the next senders are to notify."""
