@@ -64,9 +64,14 @@ declare
     v_memory jsonb := nullif(current_setting('ulak_private.resume_points', true), '');
     v_now timestamptz := clock_timestamp();
     v_until double precision := v_memory ->> 'until';
+    -- Behind the last message of each endpoint and priority.
     v_reached ulak_private.resume_point[] := array(
-        select row(p_turn.endpoint_ids[m.place], m.priority, m.due_at, m.id + 1)::ulak_private.resume_point
-        from unnest(p_turn.places, p_turn.priorities, p_turn.due_ats, p_turn.ids) m(place, priority, due_at, id)
+        select row(p_turn.endpoint_ids[l.place], l.priority, p_turn.due_ats[l.number], p_turn.ids[l.number] + 1)::ulak_private.resume_point
+        from (
+            select m.place, m.priority, max(m.number) as number
+            from unnest(p_turn.places, p_turn.priorities) with ordinality m(place, priority, number)
+            group by m.place, m.priority
+        ) l
     );
 begin
     if p_is_look then
