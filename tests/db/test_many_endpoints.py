@@ -319,3 +319,29 @@ def test_what_was_counted_is_found_by_its_endpoint_though_the_statistics_are_of_
     (after, _) = db.execute(read).fetchone()  # type: ignore[misc]
     # Once to see whether it has changed, once for the sum of all; all of them for each would be 45,000.
     assert 300 <= after - before <= 1200
+
+
+def test_what_is_asked_for_each_endpoint_is_planned_with_the_whole_look(queue: Queue) -> None:
+    """A function that has become part of its query is never called."""
+    many(queue, 3)
+    queue.send_many(3, "e1")
+    queue.bury(queue.send("e2"))
+    queue.db.execute("set local track_functions = 'all'")
+    looks = ("top(50, %s)", "get_endpoint_health(null, %s)", "doctor(%s)", "health_check(%s)", "metrics(%s)")
+    for look in looks:
+        queue.rows(f"select * from ulak.{look}", queue.at(1))
+    queue.rows("select * from ulak.retry_schedule")
+    queue.value("select ulak_private.sample_backlog(%s)", queue.at(1))
+
+    called = set(queue.column("select funcname from pg_stat_xact_user_functions"))
+
+    assert called >= {"endpoint_facts", "endpoint_health", "schedule_of"}
+    assert not called & {
+        "last_sample",
+        "count_up_to",
+        "some_messages",
+        "due_within",
+        "advice",
+        "recent_latency",
+        "last_hour",
+    }

@@ -26,10 +26,6 @@ begin
         from unnest(p_endpoint_ids) e(id)
         cross join lateral ulak_private.pending_levels(e.id) l
     ),
-    share as materialized (
-        select greatest(10, 5000 / greatest(count(*), 1)) as size
-        from level l
-    ),
     span (place, due, after, until) as (
         values
             (1, 'now', '-infinity'::timestamptz, p_now),
@@ -45,11 +41,12 @@ begin
         select
             l.endpoint_id,
             p.place,
-            sum(least(p.messages, (select b.size from share b)))::bigint as messages,
+            sum(least(p.messages, b.size))::bigint as messages,
             bool_or(c.is_cut) as is_cut,
             min(c.first_at) filter (where p.place < 7) as first_at,
             max(c.last_at) filter (where p.place < 7 and not c.is_cut) as last_at
         from level l
+        cross join (select greatest(10, 5000 / greatest(count(*), 1)) from level l) b (size)
         cross join lateral (
             select
                 q.next_retry_at as last_due,
@@ -72,7 +69,7 @@ begin
             offset 0
         ) s
         cross join lateral ulak_private.due_within(
-            l.endpoint_id, l.priority, s.after, s.until, s.may_be_behind, s.place = 7, (select b.size from share b)
+            l.endpoint_id, l.priority, s.after, s.until, s.may_be_behind, s.place = 7, b.size
         ) c
         cross join lateral (values (s.place, c.others), (7, c.behind)) p(place, messages)
         where p.messages > 0
@@ -84,7 +81,8 @@ begin
 end
 $plpgsql$;
 
--- The messages of one endpoint and priority that are due in a span, up to p_most. No SET clause, so that it becomes part of its query.
+-- The messages of one endpoint and priority that are due in a span, up to p_most. It becomes part of its query: it has no SET clause, and
+-- no argument of the call may be a subquery. The first branch reads the index alone.
 create or replace function ulak_private.due_within(
     p_endpoint_id bigint,
     p_priority smallint,
