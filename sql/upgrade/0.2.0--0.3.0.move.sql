@@ -55,8 +55,8 @@ begin
                 '_http_keys_violation', '_kafka_broker_violation', '_kafka_config_violation', '_kafka_headers_violation',
                 '_kafka_options_violation', '_kafka_security_violation', '_kafka_topic_violation', '_mqtt_config_violation',
                 '_names_secret', '_new_signing_secret', '_proxy_violation', '_put_secrets', '_redis_config_violation',
-                '_required_beside', '_route_violation', '_signature_violation', '_signing_secret_violation', '_tls_violation',
-                '_url_violation', '_with_properties'
+                '_required_beside', '_retry_policy_violation', '_route_violation', '_signature_violation',
+                '_signing_secret_violation', '_tls_violation', '_url_violation', '_with_properties'
             ])
     loop
         execute format('alter routine ulak.%s set schema ulak_private', v_signature);

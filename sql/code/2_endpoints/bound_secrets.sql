@@ -118,8 +118,6 @@ begin
     where p_name = any (ulak_private.secret_names(e.config)) and v.violation is not null
     order by e.name
     limit 1;
-    if found then
-        perform ulak_private.raise_violation(format('value or hosts of secret "%s" for endpoint "%s"', p_name, v_endpoint), v_violation);
-    end if;
+    perform ulak_private.raise_violation(format('value or hosts of secret "%s" for endpoint "%s"', p_name, v_endpoint), v_violation);
 end
 $plpgsql$;

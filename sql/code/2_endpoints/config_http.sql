@@ -15,9 +15,7 @@ as $sql$
             "connect_timeout": {"type": "number", "minimum": 0.1, "maximum": 60},
             "signing_secret": {"type": "string"},
             "signature": {
-                "type": "object",
-                "required": ["scheme"],
-                "additionalProperties": false,
+                "type": "object", "required": ["scheme"], "additionalProperties": false,
                 "properties": {
                     "scheme": {"enum": ["standard", "ed25519", "github", "hmac"]},
                     "header": {"type": "string", "minLength": 1, "maxLength": 100},
@@ -27,9 +25,7 @@ as $sql$
                 }
             },
             "auth": {
-                "type": "object",
-                "required": ["type"],
-                "additionalProperties": false,
+                "type": "object", "required": ["type"], "additionalProperties": false,
                 "properties": {
                     "type": {"enum": ["basic", "bearer", "oauth2", "aws_sigv4"]},
                     "username": {"type": "string", "minLength": 1},
@@ -54,9 +50,7 @@ as $sql$
             "tls_pinned_public_key": {"type": "string", "minLength": 1},
             "ssl_verify": {"type": "boolean"},
             "proxy": {
-                "type": "object",
-                "required": ["url"],
-                "additionalProperties": false,
+                "type": "object", "required": ["url"], "additionalProperties": false,
                 "properties": {
                     "url": {"type": "string", "maxLength": 8192},
                     "type": {"enum": ["http", "https"]},

@@ -31,8 +31,7 @@ language sql
 immutable
 as $sql$
     select $json${
-        "type": "object",
-        "additionalProperties": false,
+        "type": "object", "additionalProperties": false,
         "properties": {
             "client.id": {"type": "string", "minLength": 1, "maxLength": 255},
             "security.protocol": {"enum": ["plaintext", "ssl", "sasl_plaintext", "sasl_ssl", "PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"]},

@@ -21,8 +21,7 @@ as $sql$
             "headers": {"type": "object", "additionalProperties": {"type": "string"}},
             "timeout": {"type": "number", "minimum": 0.1, "maximum": 300},
             "options": {
-                "type": "object",
-                "additionalProperties": false,
+                "type": "object", "additionalProperties": false,
                 "properties": {
                     "ping_interval": {"type": "integer", "minimum": 100, "maximum": 9999999},
                     "max_pings_out": {"type": "integer", "minimum": 1, "maximum": 99},

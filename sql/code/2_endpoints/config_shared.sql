@@ -17,9 +17,7 @@ as $sql$
             "on_dead": {"enum": ["continue", "hold"]},
             "announce": {"type": "array", "minItems": 1, "items": {"enum": ["delivered", "dead", "expired", "cancelled"]}},
             "rate_limit": {
-                "type": "object",
-                "required": ["limit"],
-                "additionalProperties": false,
+                "type": "object", "required": ["limit"], "additionalProperties": false,
                 "properties": {
                     "limit": {"type": "integer", "minimum": 1, "maximum": 1000000},
                     "interval": {"enum": ["second", "minute", "hour"]},
@@ -27,8 +25,7 @@ as $sql$
                 }
             },
             "circuit_breaker": {
-                "type": "object",
-                "additionalProperties": false,
+                "type": "object", "additionalProperties": false,
                 "properties": {
                     "threshold": {"type": "integer", "minimum": 1, "maximum": 1000},
                     "cooldown": {"type": "integer", "minimum": 5, "maximum": 3600},

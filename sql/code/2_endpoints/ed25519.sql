@@ -38,19 +38,6 @@ $plpgsql$;
 comment on function ulak.public_keys(text, timestamptz) is
     'the public keys of an endpoint that signs with Ed25519, as a JSON Web Key Set: the current one, and during a rotation the one before';
 
--- What rotate_secret() returns: of an Ed25519 key only the public half, as Standard Webhooks writes it.
-create or replace function ulak_private.shown_secret(p_secret text)
-returns text
-language sql
-stable
-set search_path = pg_catalog, pg_temp
-as $sql$
-    select case
-        when starts_with(p_secret, 'whsk_') then 'whpk_' || encode(ulak_private.public_key(p_secret), 'base64')
-        else p_secret
-    end
-$sql$;
-
 create or replace function ulak_private.public_key(p_secret text)
 returns bytea
 language plpgsql

@@ -315,8 +315,6 @@ language plpgsql
 security definer
 set search_path = pg_catalog, pg_temp
 as $plpgsql$
-declare
-    v_violation text[];
 begin
     -- Rows of a restore were valid when they were stored, and their secrets come after them.
     if tg_op = 'INSERT' and ulak_private.is_restore() then
@@ -341,10 +339,7 @@ begin
     end if;
     perform ulak_private.check_config(new.protocol, new.config, new.id, case when tg_op = 'UPDATE' then old.config end);
     perform ulak_private.check_bodies(new);
-    v_violation := ulak_private.retry_policy_violation(new.retry_policy);
-    if v_violation is not null then
-        perform ulak_private.raise_violation('retry policy', v_violation);
-    end if;
+    perform ulak_private.check_retry_policy(new.retry_policy);
     new.max_pending := ulak_private.max_pending(new.config);
     if tg_op = 'UPDATE' then
         new.updated_at := now();

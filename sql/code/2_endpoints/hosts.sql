@@ -69,25 +69,31 @@ $sql$;
 -- them. A key that hasn't changed is left to the worker: otherwise no other key could be changed once the list of hosts became shorter.
 create or replace function ulak_private.hosts_violation(p_protocol text, p_config jsonb, p_written jsonb, p_old jsonb)
 returns text[]
-language sql
+language plpgsql
 stable
 set search_path = pg_catalog, pg_temp
-as $sql$
-    select array[
-        '.' || h.key,
-        'leads to a host that http_allowed_hosts does not list',
-        -- The host of a secret url is secret, too.
-        case
-            when w.value ? '$secret' then 'Add its host to the setting http_allowed_hosts.'
-            else format('To allow it: select ulak.configure(''http_allowed_hosts'', %L);', concat_ws(',', s.allowed, h.host))
-        end
-    ]
-    from (select ulak_private.stored_setting('http_allowed_hosts')) s(allowed)
-    cross join lateral ulak_private.config_hosts(p_protocol, p_config) h
-    cross join lateral (select string_to_array(h.key, '.')) k(path)
-    cross join lateral (select p_written #> k.path) w(value)
-    where s.allowed <> ''
-        and not ulak_private.is_listed(h.host, s.allowed)
-        and w.value is distinct from p_old #> k.path
-    limit 1
-$sql$;
+as $plpgsql$
+declare
+    v_allowed text := nullif(ulak_private.stored_setting('http_allowed_hosts'), '');
+begin
+    if v_allowed is null then
+        return null;
+    end if;
+    return (
+        select array[
+            '.' || h.key,
+            'leads to a host that http_allowed_hosts does not list',
+            -- The host of a secret url is secret, too.
+            case
+                when w.value ? '$secret' then 'Add its host to the setting http_allowed_hosts.'
+                else format('To allow it: select ulak.configure(''http_allowed_hosts'', %L);', concat_ws(',', v_allowed, h.host))
+            end
+        ]
+        from ulak_private.config_hosts(p_protocol, p_config) h
+        cross join lateral (select string_to_array(h.key, '.')) k(path)
+        cross join lateral (select p_written #> k.path) w(value)
+        where not ulak_private.is_listed(h.host, v_allowed) and w.value is distinct from p_old #> k.path
+        limit 1
+    );
+end
+$plpgsql$;

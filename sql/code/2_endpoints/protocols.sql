@@ -175,7 +175,11 @@ begin
             select array[regexp_replace('.' || k.key, '[.]("[^"]*")', E'[\\1]'), r.problem, r.hint]
             from ulak_private.%I() r
             cross join unnest(string_to_array(r.keys, ',')) k(key)
-            where jsonb_path_match($1, replace(r.refused, 'KEY', '$.' || k.key)::jsonpath, '{}', true)
+            -- First what is cheap: a rule about a key that isn't there is broken only if it asks for the key.
+            where case
+                when $1 ? split_part(k.key, '.', 1) or strpos(r.refused, '!exists(KEY') > 0
+                    then jsonb_path_match($1, replace(r.refused, 'KEY', '$.' || k.key)::jsonpath, '{}', true)
+            end
             limit 1
         $$,
         p_rules
@@ -197,28 +201,35 @@ as $sql$
         ('base_delay_seconds', 'KEY > $.max_delay_seconds', 'must not exceed max_delay_seconds', null)
 $sql$;
 
-create or replace function ulak_private.retry_policy_violation(p_policy jsonb)
-returns text[]
-language sql
-immutable
+create or replace function ulak_private.check_retry_policy(p_policy jsonb)
+returns void
+language plpgsql
 set search_path = pg_catalog, pg_temp
-as $sql$
-    select coalesce(
-        ulak_private.json_violation(ulak_private.retry_policy_schema(), p_policy),
-        ulak_private.rule_violation('retry_policy_rules', p_policy)
-    )
-$sql$;
+as $plpgsql$
+begin
+    perform ulak_private.raise_violation(
+        'retry policy',
+        coalesce(
+            ulak_private.json_violation(ulak_private.retry_policy_schema(), p_policy),
+            ulak_private.rule_violation('retry_policy_rules', p_policy)
+        )
+    );
+end
+$plpgsql$;
 
+-- Does nothing if there is no violation.
 create or replace function ulak_private.raise_violation(p_what text, p_violation text[])
 returns void
 language plpgsql
 set search_path = pg_catalog, pg_temp
 as $plpgsql$
 begin
-    raise exception 'invalid %: $% %', p_what, p_violation[1], p_violation[2]
-        using
-            errcode = '22023',
-            hint = coalesce(p_violation[3], 'Correct the value at this path.');
+    if p_violation is not null then
+        raise exception 'invalid %: $% %', p_what, p_violation[1], p_violation[2]
+            using
+                errcode = '22023',
+                hint = coalesce(p_violation[3], 'Correct the value at this path.');
+    end if;
 end
 $plpgsql$;
 
@@ -242,7 +253,8 @@ set search_path = pg_catalog, pg_temp
 as $plpgsql$
 declare
     v_violation text[];
-    v_config jsonb;
+    v_config jsonb := coalesce(p_config, 'null');
+    v_has_secrets boolean := ulak_private.secret_names(p_config) <> '{}';
 begin
     if p_protocol is null or p_protocol <> all(ulak_private.protocols()) then
         raise exception 'unknown protocol %', coalesce(quote_literal(p_protocol), 'null')
@@ -253,20 +265,21 @@ begin
                 ),
                 hint = ulak_private.did_you_mean(p_protocol, ulak_private.protocols());
     end if;
-    v_violation := ulak_private.secrets_violation(p_protocol, p_config, p_endpoint_id, p_old);
-    if v_violation is null then
-        v_config := ulak_private.with_secrets(coalesce(p_config, 'null'));
-        v_violation := coalesce(
-            ulak_private.body_secrets_violation(p_config),
-            ulak_private.config_violation(p_protocol, v_config),
-            ulak_private.hosts_violation(p_protocol, v_config, p_config, p_old),
-            -- set_secret() checks the configs that don't change.
-            case when p_config is distinct from p_old then ulak_private.misplaced_violation(p_protocol, v_config, p_config) end
-        );
+    if v_has_secrets then
+        v_violation := ulak_private.secrets_violation(p_protocol, p_config, p_endpoint_id, p_old);
+        if v_violation is null then
+            v_config := ulak_private.with_secrets(v_config);
+            v_violation := ulak_private.body_secrets_violation(p_config);
+        end if;
     end if;
-    if v_violation is not null then
-        perform ulak_private.raise_violation(format('config of %s endpoint', p_protocol), v_violation);
-    end if;
+    v_violation := coalesce(
+        v_violation,
+        ulak_private.config_violation(p_protocol, v_config),
+        ulak_private.hosts_violation(p_protocol, v_config, p_config, p_old),
+        -- set_secret() checks the configs that don't change.
+        case when v_has_secrets and p_config is distinct from p_old then ulak_private.misplaced_violation(p_protocol, v_config, p_config) end
+    );
+    perform ulak_private.raise_violation(format('config of %s endpoint', p_protocol), v_violation);
     return true;
 end
 $plpgsql$;

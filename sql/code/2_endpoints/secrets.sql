@@ -129,7 +129,8 @@ begin
     end if;
     insert into ulak.event_log (event, endpoint_id, endpoint_name, detail)
     values ('secret.rotated', v_endpoint.id, p_endpoint, jsonb_build_object('secret', v_secret, 'grace', p_grace));
-    return ulak_private.shown_secret(v_new);
+    -- Of an Ed25519 key the public half only, as Standard Webhooks writes it.
+    return case when starts_with(v_new, 'whsk_') then 'whpk_' || encode(ulak_private.public_key(v_new), 'base64') else v_new end;
 end
 $plpgsql$;
 
@@ -308,17 +309,12 @@ as $plpgsql$
 declare
     v_names text[] := ulak_private.secret_names(p_config);
     v_values jsonb;
-    v_name text;
 begin
     if v_names = '{}' or jsonb_typeof(p_config) <> 'object' then
         return p_config;
     end if;
     v_values := ulak_private.secret_values(v_names);
-    foreach v_name in array v_names loop
-        if not v_values ? v_name then
-            perform ulak_private.raise_unknown_secret(v_name);
-        end if;
-    end loop;
+    perform ulak_private.raise_unknown_secret(n) from unnest(v_names) n where not v_values ? n;
     return ulak_private.put_secrets(p_config, v_values);
 end
 $plpgsql$;

@@ -114,9 +114,7 @@ begin
             ]
             else ulak_private.template_violation(p_endpoint.config || jsonb_build_object('body', v_bodies[1]))
         end;
-        if v_violation is not null then
-            perform ulak_private.raise_violation(format('subscription of endpoint "%s" to "%s"', p_endpoint.name, v_event_type), v_violation);
-        end if;
+        perform ulak_private.raise_violation(format('subscription of endpoint "%s" to "%s"', p_endpoint.name, v_event_type), v_violation);
     end loop;
     -- The same limit as for a config.
     perform ulak_private.check_bytes('the bodies of an endpoint''s subscriptions', octet_length(ulak_private.bodies(p_endpoint.id)::text), 262144);

@@ -7,12 +7,8 @@ volatile
 security definer
 set search_path = pg_catalog, pg_temp
 as $plpgsql$
-declare
-    v_violation text[] := ulak_private.retry_policy_violation(p_policy);
 begin
-    if v_violation is not null then
-        perform ulak_private.raise_violation('retry policy', v_violation);
-    end if;
+    perform ulak_private.check_retry_policy(p_policy);
     return ulak_private.backoff(ulak_private.retry_defaults() || coalesce(p_policy, '{}'), p_retry_count);
 end
 $plpgsql$;

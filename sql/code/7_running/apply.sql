@@ -65,7 +65,16 @@ declare
     v_done jsonb := '[]';
     v_refusals text[];
 begin
-    perform ulak_private.check_document(p_config);
+    -- The kinds; the entries are checked one by one.
+    perform ulak_private.raise_violation('document', ulak_private.json_violation(
+        (
+            select jsonb_build_object(
+                'type', 'object', 'additionalProperties', false, 'properties', jsonb_object_agg(s.key, jsonb_build_object('type', s.value -> 'type'))
+            )
+            from jsonb_each(ulak_private.document_schema()) s
+        ),
+        coalesce(p_config, 'null')
+    ));
     perform ulak_private.lock('configs');
     if p_config ? 'schedules' then
         perform ulak_private.lock('schedule');
@@ -86,32 +95,6 @@ begin
             using errcode = '22023', detail = array_to_string(v_refusals, E'\n'), hint = 'Correct them; nothing was changed.';
     end if;
     return jsonb_path_query_array(v_done, '$[*] ? (@.action != null)');
-end
-$plpgsql$;
-
-create or replace function ulak_private.check_document(p_config jsonb)
-returns void
-language plpgsql
-immutable
-set search_path = pg_catalog, pg_temp
-as $plpgsql$
-declare
-    v_violation text[];
-begin
-    -- The entries are checked one by one.
-    select
-        ulak_private.json_violation(
-            jsonb_build_object(
-                'type', 'object', 'additionalProperties', false, 'properties', jsonb_object_agg(s.key, jsonb_build_object('type', s.value -> 'type'))
-            ),
-            coalesce(p_config, 'null')
-        )
-    into v_violation
-    from jsonb_each(ulak_private.document_schema()) s;
-    if v_violation is not null then
-        v_violation[3] := coalesce(v_violation[3], 'select ulak.config(); has all that it may have.');
-        perform ulak_private.raise_violation('document', v_violation);
-    end if;
 end
 $plpgsql$;
 
@@ -200,15 +183,11 @@ as $plpgsql$
 declare
     v_kind record;
     v_entry jsonb;
-    v_violation text[];
     v_value jsonb;
 begin
     select k.* into v_kind from ulak_private.config_kinds() k where k.kind = p_kind;
     v_entry := jsonb_build_object('kind', p_kind, 'name', coalesce(p_name, ulak_private.entry_name(v_kind.identity, p_value)));
-    v_violation := ulak_private.json_violation(v_kind.schema, p_value);
-    if v_violation is not null then
-        perform ulak_private.raise_violation('entry', v_violation);
-    end if;
+    perform ulak_private.raise_violation('entry', ulak_private.json_violation(v_kind.schema, p_value));
     execute v_kind.canonical into v_value using p_name, p_value;
     v_value := ulak_private.lean(v_value, v_kind.schema);
     return v_entry || jsonb_build_object('name', coalesce(p_name, ulak_private.entry_name(v_kind.identity, v_value)), 'value', v_value);
