@@ -118,3 +118,23 @@ def test_only_upgrades_to_this_version_are_built(next_project: Path) -> None:
 
     built = sorted(path.name for path in (next_project.parent / "staged/build").glob("ulak--*.sql"))
     assert built == [f"ulak--{current_version()}--{NEXT}.sql", f"ulak--{NEXT}.sql"]
+
+
+def test_replayed_code_locks_no_table_against_writers(db: DB, next_project: Path) -> None:
+    """It would meet a worker or a sender, which lock the same tables in an order of their own, in a deadlock."""
+    use(db, next_project)
+
+    with db.transaction(force_rollback=True):
+        db.execute("alter extension ulak update")
+        locked = db.execute(
+            """
+            select l.relation::regclass::text
+            from pg_locks l
+            join pg_class c on c.oid = l.relation and c.relkind in ('r', 'p')
+            join pg_namespace n on n.oid = c.relnamespace and n.nspname in ('ulak', 'ulak_private')
+            where l.pid = pg_backend_pid()
+                and l.mode in ('ShareLock', 'ShareRowExclusiveLock', 'ExclusiveLock', 'AccessExclusiveLock')
+            """
+        ).fetchall()
+
+    assert locked == []

@@ -354,12 +354,6 @@ begin
 end
 $plpgsql$;
 
--- The columns of the breaker and the rate limit are left out: they change all the time.
-create or replace trigger endpoints_are_valid
-    before insert or update of name, protocol, config, retry_policy, description, config_version on ulak.endpoints
-    for each row
-    execute function ulak_private.check_endpoint();
-
 -- The log names the keys that changed, never their values.
 create or replace function ulak_private.log_endpoint()
 returns trigger
@@ -392,11 +386,6 @@ begin
     return null;
 end
 $plpgsql$;
-
-create or replace trigger endpoints_are_logged
-    after insert or update of name, protocol, config, retry_policy, description, config_version on ulak.endpoints
-    for each row
-    execute function ulak_private.log_endpoint();
 
 create or replace function ulak_private.changed_keys(p_old jsonb, p_new jsonb)
 returns jsonb

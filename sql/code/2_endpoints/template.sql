@@ -149,8 +149,3 @@ begin
     return null;
 end
 $plpgsql$;
-
-create or replace trigger bodies_are_valid
-    after insert or update or delete on ulak.subscriptions
-    for each row
-    execute function ulak_private.renew_bodies();

@@ -10,15 +10,3 @@ begin
         using errcode = '55000', hint = 'Send a new message.';
 end
 $plpgsql$;
-
-create or replace trigger events_are_immutable
-    before update on ulak_private.events
-    for each statement
-    execute function ulak_private.refuse_payload_change();
-
--- For each statement: a trigger for each row would have every claim and every settlement lock its rows once more, though
--- they name other columns.
-create or replace trigger queue_payload_is_immutable
-    before update of payload, message_id on ulak_private.deliveries
-    for each statement
-    execute function ulak_private.refuse_payload_change();
