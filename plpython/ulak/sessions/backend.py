@@ -41,7 +41,7 @@ class Backend:
                 raise Cancelled from error
             raise
         finally:
-            # The worker's one commit: neither a transaction nor a snapshot is left when it waits.
+            # The worker's one commit: neither a transaction nor a snapshot is left while requests are under way.
             if self._is_procedure:
                 plpy.commit()
 

@@ -1,4 +1,4 @@
-"""What ulak.database needs of a session: the backend that a worker runs in (backend.py), or a node's connection to it
+"""What database.py needs of a session: the backend that a worker runs in (backend.py), or a node's connection to it
 (node/session.py)."""
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """What a worker holds: each message that it has claimed waits for a request slot, is under way, or is done and not yet
 stored.
 
-Three rules. A worker has as many requests under way as it has slots, and holds LOOK_AHEAD times as many. One endpoint
-has at most seven eighths of that, and one that has not answered yet no more than it may have under way. Receivers that
-are slow have a lane of their own, as wide, without anything ahead: they can't hold the others up.
+Three rules. A worker sends at most as many requests at once as it has slots, and holds up to LOOK_AHEAD times as many.
+One endpoint gets at most seven eighths of each. Until it has answered for the first time, nothing is held for it beyond
+what it may have under way. Slow receivers have a lane of their own with as many slots, so they can't hold the others
+up; in that lane nothing is held beyond the slots.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ class Held:
         # Requests by lane.
         self._waiting = [0, 0]
         self._in_flight = [0, 0]
-        # Slow endpoints by the time since which they have had no request; some have one again.
+        # Slow endpoints that ran out of requests, the first one first. Some of them have requests again.
         self._slow_idle: dict[int, None] = {}
         # By id and attempt of the first message. The id alone won't do: a message whose lease was lost may come again.
         self._under_way: dict[tuple[int, int], _UnderWay] = {}
@@ -113,14 +114,15 @@ class Held:
         return {endpoint_id: self.room_of(endpoint_id) for endpoint_id in self._lines}
 
     def is_low(self, endpoint_id: int | None = None) -> bool:
-        """Whether at most half of what may wait for a slot does: of an endpoint, or of all."""
+        """Whether at most half as many requests wait for a slot as may, and there is room for more: of this endpoint,
+        or of all."""
         line = self._lines.get(endpoint_id) if endpoint_id is not None else None
         lane = QUICK if line is None else line.lane
         waiting = self._waiting[QUICK] if line is None else len(line.requests)
         return 2 * waiting <= (self._most[lane] - self.slots) and self.room_of(endpoint_id) > 0
 
     def _free(self, lane: int) -> int:
-        """When many turn slow at once, both lanes together are the limit of what is under way."""
+        """Requests that the lane has room for. Below 0 after an endpoint has changed lanes with all of its requests."""
         return self._most[lane] - self._waiting[lane] - self._in_flight[lane]
 
     # A message is claimed, waits, is under way, is done (outcomes.py), and is forgotten when its outcome is stored.
@@ -161,6 +163,8 @@ class Held:
                 self._turns.append(line)
 
     def _has_slot(self) -> bool:
+        """Whether a request that waits may start. Both lanes together are limited, too: an endpoint that changes lanes
+        takes its requests under way with it."""
         in_flight, waiting = self._in_flight, self._waiting
         if in_flight[QUICK] + in_flight[SLOW] >= 2 * self.slots:
             return False

@@ -25,10 +25,10 @@ class Settling:
         # Messages whose outcomes are to be stored, and since when.
         self.count = 0
         self.since = now
-        # Among them is one that another message waits for, and a failure.
+        # Whether another message waits for one of them, and whether one of them is a failure.
         self.is_awaited = False
         self.has_failed = False
-        # Outcomes that couldn't be stored, by endpoint: somebody has it locked.
+        # Outcomes that couldn't be stored, by endpoint: another session has the endpoint locked.
         self.deferred: dict[int, list[Settled]] = {}
         self.next_retry = now
         self._retry_delay = SETTLE_RETRY_SECONDS
@@ -36,7 +36,7 @@ class Settling:
     def add(self, settled: Settled, to: Endpoint | None, now: float) -> None:
         endpoint_id, messages, outcome = settled
         if endpoint_id in self.deferred:
-            # The others needn't wait to see that it is locked.
+            # The endpoint is probably still locked: a turn that waited for it would hold up the other outcomes.
             self.deferred[endpoint_id].append(settled)
             return
         if not self._held.done:
@@ -45,7 +45,7 @@ class Settling:
         self.count += len(messages)
         if outcome.error is not None or outcome.failures:
             self.has_failed = True
-        # A limit that this worker alone can't reach holds nobody up for long.
+        # Others wait while max_in_flight is reached. This worker alone can't reach one above its slots.
         is_capped = to is not None and to.max_in_flight is not None and to.max_in_flight <= self._held.slots
         if is_capped or any(each.ordering_key is not None for each in messages):
             self.is_awaited = True
@@ -107,7 +107,8 @@ class Settling:
                 self._held.forget([message])
 
     def _store_single(self, single: Settled) -> None:
-        """What can't be stored as it is, is stored in plain words. If that fails too, it is left to the lease."""
+        """Stores it as it is, or else in plain words. If that fails, too, the message is sent again when its lease is
+        over."""
         for outcome in (single.outcome, _plain(single.outcome)):
             try:
                 self._database.settle(columns([single._replace(outcome=outcome)]))

@@ -70,10 +70,13 @@ class Senders:
         return self._options.poll_interval_busy if is_often else self._options.poll_interval
 
     def next_look(self, last_turn: float, now: float) -> float:
-        """For messages that nobody tells of."""
+        """When to look for messages that no wake-up announces."""
         if not self.is_listening:
             return min(self.look_at, last_turn + self._pace(now))
-        return self.look_at if now >= self._expected_until else last_turn
+        if now < self._expected_until:
+            # At once: a sender has drawn an id and won't notify.
+            return last_turn
+        return self.look_at
 
     def behind(self, now: float) -> int | None:
         """New messages have larger ids. None: whatever is due is to be looked for."""
@@ -86,27 +89,36 @@ class Senders:
 
     # Turns.
 
-    def wants_wake_ups(self) -> bool:
-        """Whether the next senders are to notify."""
+    def prepare_wake_ups(self) -> bool:
+        """Before a turn: True if it is to ask the next senders to notify. Their wake-ups are held back from here on, so
+        that none is missed before the wait."""
         if self._wake_up is None or not self._had_few:
             return False
         self._wake_up.hold_back()
         return True
 
     def followed(self, turn: Turn, ids: Sequence[int], was_for_all: bool, has_more: bool, now: float) -> bool:
-        """After a turn that claimed these; whether it was a wake-up in vain."""
+        """After a turn that claimed these. Returns True if a wake-up had led to it and it found nothing."""
         found, newest, oldest = len(ids), max(ids, default=0), min(ids, default=turn.last_sent)
         is_vain = self.was_notified and self.is_listening and not found
-        self._vain_wake_ups = self._vain_wake_ups + 1 if is_vain else 0 if found else self._vain_wake_ups
+        if found:
+            self._vain_wake_ups = 0
+        elif is_vain:
+            self._vain_wake_ups += 1
         self.was_notified = False
-        if found or turn.last_sent != self.last_sent:
+        has_sent = turn.last_sent != self.last_sent
+        if found or has_sent:
             self._busy_until = now + BUSY_SECONDS
-        if newest < turn.last_sent != self.last_sent and turn.last_sent > self._notified_to:
+        # The newest id wasn't claimed: its sender may not have committed yet, and it won't notify.
+        if has_sent and newest < turn.last_sent and self._notified_to < turn.last_sent:
             self._expected_until = now + LATE_SECONDS
         if was_for_all:
-            found_some = oldest < self.last_sent
-            in_vain = LOOK_SECONDS_EMPTY if turn.is_empty and self.is_listening else LOOK_SECONDS
-            self.look_at = now + (LOOK_SECONDS_AFTER_ONE if found_some else in_vain)
+            if oldest < self.last_sent:
+                self.look_at = now + LOOK_SECONDS_AFTER_ONE
+            elif turn.is_empty and self.is_listening:
+                self.look_at = now + LOOK_SECONDS_EMPTY
+            else:
+                self.look_at = now + LOOK_SECONDS
         self.last_sent = turn.last_sent
         if now >= self._marked_at + LATE_SECONDS or self._marks[1] is None:
             self._marks, self._marked_at = (self._marks[1], turn.last_sent), now
@@ -124,7 +136,7 @@ class Senders:
         self.look_at = now + LOOK_SECONDS_AFTER_ONE
 
     def note_wake_up(self) -> None:
-        """There may be one: PostgreSQL gets its signals."""
+        """Something woke the worker: PostgreSQL handles its signals now, and one of them may be a notification."""
         if self._wake_up is not None and self.is_listening and self._wake_up.wait():
             self.was_notified = True
 

@@ -47,19 +47,20 @@ class Turns:
         self._clock = clock
         self._endpoints = Endpoints(database, dispatcher)
         self.last = clock() - options.turn_interval
-        # The last claim got all that it asked for, or didn't come to everybody.
-        self._goes_on = False
+        # The last claim got all that it asked for.
         self._was_full = False
-        # Endpoints that got all that they may have: they may have more.
+        # The last claim that asked all endpoints was full, or ended before it had come to all of them.
+        self._goes_on = False
+        # Endpoints of which a claim got all that it asked for: they may have more.
         self._have_more: set[int] = set()
-        # They are asked next, and until then.
+        # The next claim asks these alone, and so does every claim until this time.
         self._are_asked = False
         self._are_asked_until = self.last
 
     @property
     def interval(self) -> float:
-        """The next turn comes no sooner, unless there is a backlog: the last one got all that it asked for, or looked
-        at others than the endpoints that have more."""
+        """How long the next turn waits after the last one. Not at all if there is a backlog: the last claim was full,
+        or it is the turn of the endpoints that have more."""
         has_backlog = self._was_full or (self._are_asked and self._have_more)
         return 0.0 if has_backlog else self._options.turn_interval
 
@@ -82,7 +83,7 @@ class Turns:
         part = settling.part() if is_settling else []
         has_failed = settling.has_failed
         wish = self._wish(now) if self.can_claim(now) else None
-        wake_ups = now < self._ending.until and not self._goes_on and senders.wants_wake_ups()
+        wake_ups = now < self._ending.until and not self._goes_on and senders.prepare_wake_ups()
         try:
             turn = self._database.turn(columns(part) if part else None, wish, self._options.lease, wake_ups)
         except (Busy, Refused):
@@ -111,8 +112,9 @@ class Turns:
         most = min(most, self._options.batch_size, held.room_for_messages())
         are_asked = self._are_asked or now < self._are_asked_until
         asked = list(self._have_more) if are_asked and self._have_more else None
-        is_for_all = asked is not None or self.has_more() or self._settling.is_awaited
-        behind = None if is_for_all else self._senders.behind(now)
+        # The messages in question may be older than those that senders have just sent.
+        wants_old_ones = asked is not None or self.has_more() or self._settling.is_awaited
+        behind = None if wants_old_ones else self._senders.behind(now)
         visits = VISITS_BESIDE if self._have_more else 1000
         return Wish(most, rooms, room, behind, self._senders.is_insisting, asked, visits)
 
@@ -123,24 +125,26 @@ class Turns:
             self._note_more(turn, wish, len(ids), now)
         was_for_all = wish is not None and wish.behind is None and wish.endpoint_ids is None
         if self._senders.followed(turn, ids, was_for_all, self._goes_on, now):
-            # It wasn't a sender who notified: it may have been stop().
+            # No sender has notified, so it may have been stop().
             self._timers.check_by(now)
         if messages:
             self._held.claim(messages)
             self._prepare(turn.claimed, messages)
 
     def _note_more(self, turn: Turn, wish: Wish, found: int, now: float) -> None:
-        # A look in vain goes on with the next endpoints only if somebody has sent.
-        has_sent = self._senders.was_notified or turn.last_sent != self._senders.last_sent
-        is_round = found > 0 or self._goes_on or has_sent
         self._was_full = found >= wish.most
-        if wish.endpoint_ids is None:
-            self._goes_on = self._was_full or (turn.left_out_others and is_round)
-        self._are_asked = wish.endpoint_ids is None and turn.left_out_others and found < wish.most
+        asked_all = wish.endpoint_ids is None
+        if asked_all:
+            # After a look in vain the next claim goes on with the other endpoints only if somebody has sent.
+            has_sent = self._senders.was_notified or turn.last_sent != self._senders.last_sent
+            is_worth_it = found > 0 or self._goes_on or has_sent
+            self._goes_on = self._was_full or (turn.left_out_others and is_worth_it)
+        self._are_asked = asked_all and turn.left_out_others and not self._was_full
         if self._are_asked and not found:
             self._are_asked_until = now + BESIDE_SECONDS
-        if not turn.left_out_others and found < wish.most and wish.behind is None:
-            # An endpoint without room wasn't asked.
+        has_seen_all = not turn.left_out_others and not self._was_full
+        if has_seen_all and wish.behind is None:
+            # None of them has more, but for those without room: they weren't asked.
             self._have_more = {each for each in self._have_more if not wish.rooms.get(each, wish.room)}
         for each in turn.claimed:
             if each.may_have_more:

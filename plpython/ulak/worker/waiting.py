@@ -1,5 +1,5 @@
 """Where a worker waits for what its transports have under way, and for the wake-up of a sender. One that holds nothing
-and can't be notified waits in the database instead (Database.await_send)."""
+and doesn't listen waits in the database instead (Database.await_send)."""
 
 from __future__ import annotations
 

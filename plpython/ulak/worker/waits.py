@@ -1,8 +1,8 @@
 """When the next turn is due, and what the worker waits for until then: pure functions of its situation.
 
-It waits for answers, and for the wake-up of a sender if it listens; a worker that holds nothing and can't listen waits
-for a new id in the queue's sequence. A turn then stores outcomes and claims. Turns are turn_interval apart, unless
-there is a backlog or another message waits for an outcome.
+It waits for answers, and for the wake-up of a sender if it listens; a worker that holds nothing and doesn't listen
+waits for a new id in the queue's sequence. A turn then stores outcomes and claims. Turns are turn_interval apart,
+unless there is a backlog or another message waits for an outcome.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Situation(NamedTuple):
     # Messages whose outcomes wait to be stored, and since when.
     outcomes: int
     since: float
-    # Among them: one that another message waits for, and a failure.
+    # Whether another message waits for one of them, and whether one of them is a failure.
     is_awaited: bool
     has_failed: bool
     # There is room for what a claim would find. has_more: and it would find something.
@@ -57,25 +57,29 @@ def wait(situation: Situation, now: float) -> Wait:
 
 def is_settling(situation: Situation, now: float) -> bool:
     """Whether the turn that is due now stores the outcomes that there are."""
-    each = situation
-    return each.is_awaited or _is_urgent(each) or now >= each.since + SETTLE_SECONDS or now >= each.until
+    is_old = now >= situation.since + SETTLE_SECONDS
+    return situation.is_awaited or _is_urgent(situation) or is_old or now >= situation.until
 
 
-def _is_urgent(each: Situation) -> bool:
-    return each.has_failed or each.outcomes >= (SETTLE_COUNT if each.is_sending else SETTLE_COUNT // 4)
+def _is_urgent(situation: Situation) -> bool:
+    """Whether outcomes are stored without waiting for more of them."""
+    enough = SETTLE_COUNT if situation.is_sending else SETTLE_COUNT // 4
+    return situation.has_failed or situation.outcomes >= enough
 
 
 def next_turn(situation: Situation, now: float) -> float:
-    each = situation
-    soonest = each.last_turn + each.interval
-    if each.is_awaited:
-        # Nothing else can come while nothing is under way.
-        return each.since + SETTLE_SECONDS_AWAITED if each.is_sending else each.since
-    if _is_urgent(each) or (each.can_claim and (each.has_more or each.was_notified)):
+    """When the next turn is due; infinity: an answer has to come first."""
+    soonest = situation.last_turn + situation.interval
+    if situation.is_awaited:
+        # While nothing is under way, no further outcome can come.
+        return situation.since + SETTLE_SECONDS_AWAITED if situation.is_sending else situation.since
+    if _is_urgent(situation):
         return soonest
-    if each.outcomes and now >= each.until:
+    if situation.can_claim and (situation.has_more or situation.was_notified):
         return soonest
-    latest = each.next_look if each.can_claim else math.inf
-    if each.outcomes:
-        latest = min(latest, each.since + 2 * SETTLE_SECONDS)
+    if situation.outcomes and now >= situation.until:
+        return soonest
+    latest = situation.next_look if situation.can_claim else math.inf
+    if situation.outcomes:
+        latest = min(latest, situation.since + 2 * SETTLE_SECONDS)
     return max(soonest, latest)
