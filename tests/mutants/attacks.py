@@ -213,7 +213,7 @@ MUTANTS = [
     Mutant(
         "content type: of an event",
         "sql/code/3_sending/check_message.sql",
-        "l.name = 'content-type' and ulak_private.is_event_type(h.value #>> '{}')",
+        "l.name = 'content-type' and ulak_private.is_cloudevents_type(h.value #>> '{}')",
         "false",
         (f"{APPLICATION}::test_it_cannot_send_a_body_that_is_an_event_of_its_own_making",),
     ),

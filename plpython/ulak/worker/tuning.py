@@ -55,7 +55,7 @@ SLOW_REMEMBERED = 256
 # How long traffic counts as flowing after a message.
 BUSY_SECONDS = 3.0
 # After a turn that got fewer messages the worker waits to be notified; else it looks. NOTIFY takes a lock of the whole
-# database at commit: with one per message 32 clients sent at a quarter of the rate.
+# server at commit: with one per message 32 clients sent at a quarter of the rate.
 FEW = 2
 # Other uses of NOTIFY wake the worker, too. After so many wake-ups in turn without a message, they aren't worth a look
 # at everything.

@@ -119,7 +119,7 @@ $sql$;
 do $plpgsql$
 declare
     v_problem record;
-    v_is_error boolean;
+    v_is_tolerated boolean;
     v_problems text[];
     v_remedies text[];
     -- Only a superuser could set such a parameter for the sessions of others.
@@ -146,12 +146,12 @@ begin
         from ulak_private.role_problems() p
     loop
         continue when v_problem.is_usual and v_problem.is_ours;
-        v_is_error := not v_is_accepted and not v_problem.is_ours and not (v_problem.is_usual and v_problem.is_used_elsewhere);
-        if v_is_error then
+        v_is_tolerated := v_is_accepted or v_problem.is_ours or (v_problem.is_usual and v_problem.is_used_elsewhere);
+        if v_is_tolerated then
+            raise warning 'role % %', v_problem.role, v_problem.problem using hint = v_problem.remedy;
+        else
             v_problems := v_problems || pg_catalog.format('%s %s', v_problem.role, v_problem.problem);
             v_remedies := v_remedies || v_problem.remedy;
-        else
-            raise warning 'role % %', v_problem.role, v_problem.problem using hint = v_problem.remedy;
         end if;
     end loop;
     if v_problems is not null then

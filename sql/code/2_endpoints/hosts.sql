@@ -43,7 +43,9 @@ immutable
 set search_path = pg_catalog, pg_temp
 as $sql$
     select case
-        when coalesce(bool_and((h.host ~ E'^((\\*\\.)?[a-z0-9_]([a-z0-9._-]*[a-z0-9_])?|[0-9a-f:.]+)$' and length(h.host) <= 255) is true), true)
+        when count(*) = count(*) filter (
+            where h.host ~ E'^((\\*\\.)?[a-z0-9_]([a-z0-9._-]*[a-z0-9_])?|[0-9a-f:.]+)$' and length(h.host) <= 255
+        )
             then coalesce(string_agg(h.host, ',' order by h.place), '')
     end
     from unnest(p_hosts) with ordinality g(host, place)

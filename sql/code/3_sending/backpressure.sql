@@ -1,15 +1,16 @@
 -- Backpressure: a queue that is full refuses messages, and a queue that isn't costs a send one comparison.
 
--- Whether n more messages fit below a limit of L is an OFFSET probe: they do if there is no live message at offset L - n. Such a
--- probe walks over all that is live, so it isn't made by each send. It asks for a larger reserve r first: without a live message
--- at offset L - r, the next r ids can't overflow the queue. Sessions that probe at the same moment don't see each other's messages, and
--- may overshoot the limit by these. That is the promise (ulak_private.queue_headroom)
--- with which sends compare their id, and only past its end is the queue probed again.
+-- n more messages fit below a limit of L if there is no live message at offset L - n. Such a probe walks over all live messages, so a send
+-- doesn't make one each time. A probe asks for a larger reserve r: if there is no live message at offset L - r, the next r ids can't overflow
+-- the queue. The last of these ids is kept in the sequence ulak_private.queue_headroom. Sends compare their id with it, and the first one past
+-- it probes again. Sessions that probe at the same moment don't see each other's messages, and may overshoot the limit by these.
+
+-- Whether a message with this id fits without another probe. False doesn't mean that the queue is full: ask check_backpressure().
 create or replace function ulak_private.has_room(p_last_id bigint)
 returns boolean
 language sql
 as $sql$
-    select p_last_id <= pg_sequence_last_value('ulak_private.queue_headroom')
+    select coalesce(p_last_id <= pg_sequence_last_value('ulak_private.queue_headroom'), false)
 $sql$;
 
 -- Raises unless p_count messages, with ids up to p_last_id, fit into the queue.
@@ -31,7 +32,8 @@ begin
         perform ulak_private.remember_headroom(9223372036854775807, v_limit);
         return;
     end if;
-    -- A verdict holds for a second at most. One that lies far ahead is of a clock that was set back since.
+    -- A negative headroom is the time until which the queue counts as full, a second ahead at most. If it lies further ahead, the clock was
+    -- set back since.
     if -v_headroom - v_clock between 1 and 10000 then
         perform ulak_private.raise_queue_full(v_limit, p_count);
     end if;
@@ -52,9 +54,9 @@ begin
 end
 $plpgsql$;
 
--- How many messages fit below a limit, for somebody who has p_count of them: of the whole queue (pending and processing), or of
--- what waits for one endpoint. At least p_count: they fit, and this many may be promised, which is at least half of what is free or
--- half of the limit. Less: they don't, and exactly this many would.
+-- How many messages fit below a limit, for a sender that has p_count of them. What counts is the whole queue (pending and processing), or
+-- what waits for one endpoint. A result of p_count or more: they fit, and so do this many in all, which is at least half of what is free or
+-- half of the limit. A smaller result: they don't fit, and exactly this many would.
 --
 -- The reserves are a ladder: half of the limit, a quarter ... p_count. Offsets rise from rung to rung, so one cursor answers all of
 -- them: each probe goes on where the last one ended, and the whole ladder costs no more than its last probe alone.

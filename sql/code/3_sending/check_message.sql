@@ -258,7 +258,7 @@ begin
 end
 $plpgsql$;
 
--- A message must not replace what its endpoint proves itself with.
+-- A message must not replace a header that its endpoint authenticates itself with.
 create or replace function ulak_private.check_credentials(p_endpoint_id bigint, p_headers jsonb)
 returns boolean
 language plpgsql
@@ -278,7 +278,7 @@ end
 $plpgsql$;
 
 -- Whether a body of this content type is an event to a receiver of CloudEvents.
-create or replace function ulak_private.is_event_type(p_content_type text)
+create or replace function ulak_private.is_cloudevents_type(p_content_type text)
 returns boolean
 language sql
 immutable
@@ -308,7 +308,7 @@ begin
                 or l.name = 'proxy-authorization' and e.config ? 'proxy'
                 or starts_with(l.name, 'x-amz-') and e.config -> 'auth' ->> 'type' = 'aws_sigv4'
                 or e.config -> 'cloudevents' = 'true' and (
-                    l.name = 'content-type' and ulak_private.is_event_type(h.value #>> '{}')
+                    l.name = 'content-type' and ulak_private.is_cloudevents_type(h.value #>> '{}')
                     or l.name ~ '^ce-(specversion|id|source|type|subject|time|datacontenttype|partitionkey|correlationid|traceparent)$'
                 )
                 or e.config ? 'headers' and exists (

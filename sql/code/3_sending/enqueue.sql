@@ -51,7 +51,7 @@ begin
     end if;
     v_count := cardinality(v_ids);
     if v_count > 0 then
-        if ulak_private.has_room(v_ids[v_count]) is not true then
+        if not ulak_private.has_room(v_ids[v_count]) then
             perform ulak_private.check_backpressure(v_ids[v_count], v_count);
         end if;
         if exists (select from ulak.endpoints e where e.id = any (p_mailing.endpoint_ids) and e.max_pending is not null) then

@@ -137,7 +137,8 @@ begin
 end
 $plpgsql$;
 
--- Once a minute and endpoint, and of several letters the last. Nobody waits here: a sender that finds the row locked leaves it to the next.
+-- Logs the last of an endpoint's letters, at most once a minute. No session waits here: a sender that finds the row locked leaves it to the
+-- next one.
 create or replace function ulak_private.log_overflow(p_ids bigint[])
 returns void
 language plpgsql

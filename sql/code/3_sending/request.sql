@@ -53,7 +53,7 @@ begin
                 detail = format('It is %s.', p_timeout),
                 hint = 'The endpoint''s own time-out is the upper bound; an administrator can raise it.';
     end if;
-    if ulak_private.is_event_type(p_content_type) then
+    if ulak_private.is_cloudevents_type(p_content_type) then
         perform ulak_private.check_credentials(p_endpoint_id, jsonb_build_object('content-type', p_content_type));
     end if;
     perform ulak_private.check_path(p_path);

@@ -229,7 +229,7 @@ begin
             return v_first_id;
         end if;
     end if;
-    if ulak_private.has_room(v_id) is not true or v_endpoint.is_limited then
+    if not ulak_private.has_room(v_id) or v_endpoint.is_limited then
         perform ulak_private.check_backpressure(v_id, 1);
         v_overflows := v_endpoint.is_limited and ulak_private.pending_room(v_endpoint.id, v_id, 1) < 1;
     end if;

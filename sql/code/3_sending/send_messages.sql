@@ -272,7 +272,8 @@ declare
 begin
     select m.place - 1 into v_place
     from jsonb_array_elements(p_messages) with ordinality m(message, place)
-    where m.message ? 'payload' = coalesce(jsonb_typeof(m.message -> 'raw') = 'string', false)
+    -- Both, or neither.
+    where (m.message ? 'payload') = coalesce(jsonb_typeof(m.message -> 'raw') = 'string', false)
     order by m.place
     limit 1;
     if found then

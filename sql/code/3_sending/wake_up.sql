@@ -1,5 +1,5 @@
--- Waking a worker: a sender notifies it if it sleeps. NOTIFY has its price, one commit at a time through a lock of the whole
--- database: so only the first few senders after the worker has asked for it pay it, and in a busy queue nobody does.
+-- Waking a worker: a sender notifies it if it sleeps. NOTIFY is expensive, since transactions that notify commit one at a time, under a lock
+-- of the whole server. So only the first few senders after a worker has asked for it notify, and in a busy queue none do.
 -- The sequence ulak_private.bell holds the id up to which senders notify. It and the channel ulak_bell have their names from 0.1.0.
 
 -- Whether a worker has asked to be notified of this id.
@@ -24,7 +24,7 @@ begin
 end
 $plpgsql$;
 
--- Not where transactions may be prepared: one that has notified couldn't.
+-- Does nothing if the server allows prepared transactions: a transaction that has notified can't be prepared.
 create or replace function ulak_private.wake_workers()
 returns void
 language plpgsql

@@ -515,7 +515,8 @@ as $sql$
     select pg_advisory_xact_lock(hashtext('ulak_cb'), p_id::integer)
 $sql$;
 
--- Takes it if it is free. Claims do no more than that, because they never wait.
+-- Takes the lock if it is free, and says whether it did. Claims do no more than that, because they never wait. The name is 0.2.0's, which
+-- took the lock only for others to see.
 create or replace function ulak_private.show_breaker_lock(p_id bigint)
 returns boolean
 language sql

@@ -63,8 +63,8 @@ declare
 begin
     p_now := ulak_private.clock(p_now);
     v_resume_points := ulak_private.resume_points(p_generation);
-    -- All due messages of these endpoints may turn out to be parked or expired: then it is the next ones' turn. Eight times at most, so that a
-    -- claim that gets nothing ends, too.
+    -- All due messages of the endpoints that were picked may turn out to be parked or expired: then it is the next endpoints' turn. Eight
+    -- times at most, so that a claim that gets nothing ends, too.
     for v_walk in 1..8 loop
         v_turn := ulak_private.pick_endpoints(
             p_limit, p_endpoint_ids, p_protocols, p_generation, p_now, p_rooms, p_most_endpoints, p_most_visits, v_resume_points
@@ -80,7 +80,10 @@ begin
             v_turn, v_resume_points = '{}', v_passed, p_endpoint_ids, p_protocols, p_generation, p_now
         );
     end if;
-    v_turn.left_out_others := v_turn.left_out_others or v_turn.is_full and v_turn.tids is not null;
+    if v_turn.is_full and v_turn.tids is not null then
+        -- As many endpoints were found as a claim may have, so there may be others.
+        v_turn.left_out_others := true;
+    end if;
     if v_turn.tids is null then
         if v_turn.left_out_others then
             left_out_others := true;

@@ -81,7 +81,10 @@ begin
             v_reached := array(
                 select row(e.id, 0, p_now, 0)::ulak_private.resume_point
                 from ulak.endpoints e
-                where (e.id = any (p_endpoint_ids) or p_endpoint_ids is null and (p_protocols is null or e.protocol = any (p_protocols)))
+                where case
+                        when p_endpoint_ids is not null then e.id = any (p_endpoint_ids)
+                        else p_protocols is null or e.protocol = any (p_protocols)
+                    end
                     and not ulak_private.has_due(e.id, p_now, '{}')
                 order by e.id
                 limit 32

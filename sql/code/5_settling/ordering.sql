@@ -83,9 +83,10 @@ begin
 end
 $plpgsql$;
 
--- Makes the heads of these keys due where they are parked: their former heads have left the queue. One that is locked is
--- about to leave as well, and its holder may not see that it has become the head: the next one is made due in its place.
--- Should it stay, the claim that meets the next one finds the head parked, and so does the sweep, if there is no next one.
+-- The former heads of these keys have left the queue: their new heads are made due, if they are parked. If another session has
+-- locked a new head, that message is about to leave, too, and the session may not see that it has become the head. So the
+-- message behind it is made due instead. If the locked one stays after all, it is still parked: the claim that meets the
+-- message behind it makes it due (park()), or the sweep does, if there is none behind it.
 create or replace function ulak_private.unpark_heads(p_endpoint_ids bigint[], p_keys text[], p_now timestamptz)
 returns integer
 language plpgsql
@@ -132,7 +133,7 @@ begin
 end
 $plpgsql$;
 
--- Those of these messages, which the caller has locked, that are parked take the places that they had when they were sent.
+-- Makes those of these messages due that are parked, at the time when they were sent or scheduled. The caller has locked them.
 create or replace function ulak_private.unpark(p_ids bigint[], p_now timestamptz)
 returns integer
 language plpgsql

@@ -83,8 +83,8 @@ begin
 end
 $plpgsql$;
 
--- Without errors only endpoints count to which a delivery is news. The breaker counts requests: of each one of its messages, one that was
--- delivered if there is any, else one that was sent.
+-- Tells circuit breakers of settled messages. A breaker counts requests, so one message stands for each request: one that was delivered if
+-- there is any, else one that could be sent. If all were delivered, most endpoints don't change and are skipped.
 create or replace function ulak_private.record_requests(
     p_endpoint_ids bigint[],
     p_ids bigint[],
@@ -99,7 +99,7 @@ language plpgsql
 set search_path = pg_catalog, pg_temp
 as $plpgsql$
 declare
-    -- Endpoints to which a delivery is news, and those of them whose circuit breaker counts it.
+    -- Endpoints whose row a delivery changes, and those of them whose circuit breaker it changes.
     v_noting bigint[];
     v_counting bigint[];
 begin

@@ -45,18 +45,20 @@ begin
         return;
     end if;
     p_wish.protocols := coalesce(p_wish.protocols, ulak_private.worker_protocols());
+    -- Null if the wish isn't for new messages. More than these are a backlog.
     v_new := last_sent - p_wish.behind;
-    -- More are a backlog.
     if v_new <= least(p_wish.most, 64) then
         if v_new > 0 then
             claimed := ulak_private.claim_new(p_worker, p_wish, last_sent, coalesce(p_now, clock_timestamp()));
         end if;
-        if claimed.count > 0 or not (p_wish.is_for_all or coalesce(claimed.left_out_others, false)) then
+        if claimed.count > 0 then
+            return;
+        elsif not p_wish.is_for_all and not coalesce(claimed.left_out_others, false) then
             return;
         end if;
     end if;
-    -- Much cheaper than a claim in vain, but not behind an old snapshot: it passes all that was claimed since. Claims of this session know
-    -- (remember_places()).
+    -- Much cheaper than a claim that finds nothing. Not while an old snapshot holds vacuum back: then this query, too, would pass every
+    -- entry that was claimed since, and the session has resume points (remember_places()).
     is_empty := coalesce(current_setting('ulak_private.resume_points', true), '') = ''
         and not exists (select from ulak_private.deliveries q where q.status = 'pending');
     if not is_empty then

@@ -56,8 +56,8 @@ begin
     if v_ids is null then
         return;
     end if;
-    if not p_are_owed and ulak_private.has_room(v_ids[cardinality(v_ids)]) is not true then
-        if ulak_private.skips_events(p_event_type, v_ids, p_now) then
+    if not p_are_owed and not ulak_private.has_room(v_ids[cardinality(v_ids)]) then
+        if ulak_private.log_if_full(p_event_type, v_ids, p_now) then
             return;
         end if;
     end if;
@@ -86,7 +86,7 @@ $plpgsql$;
 
 -- True if the queue is full, which goes to the event log and, once a minute, to the server's log. Its exception block is a subtransaction,
 -- so it is called only if there may be no room.
-create or replace function ulak_private.skips_events(p_event_type text, p_ids bigint[], p_now timestamptz)
+create or replace function ulak_private.log_if_full(p_event_type text, p_ids bigint[], p_now timestamptz)
 returns boolean
 language plpgsql
 set search_path = pg_catalog, pg_temp

@@ -24,7 +24,7 @@ as $sql$
         ('tcp_keepalives_count', '3'),
         ('tcp_user_timeout', '20s'),
         -- No statement of a node takes this long. The server cancels a statement before the node gives up on the server (ANSWER_SECONDS in
-        -- plpython/ulak/worker/tuning.py), so that the node can still release its messages.
+        -- plpython/ulak/node/session.py), so that the node can still release its messages.
         ('statement_timeout', '8s'),
         ('idle_session_timeout', '0')
 $sql$;

@@ -214,8 +214,9 @@ begin
 end
 $plpgsql$;
 
--- Where an idle worker spends its time: it watches the senders' sequence until it moves. In PL/pgSQL and without a query, so that little has
--- to come back into the processor's caches after each sleep.
+-- Where an idle worker that doesn't listen spends its time: it watches the senders' sequence until it moves. It holds a snapshot meanwhile, for
+-- a second at most (the worker's next check). In PL/pgSQL and without a query, so that little has to come back into the processor's caches
+-- after each sleep.
 create or replace function ulak_private.await_send(p_last_sent bigint, p_interval double precision, p_seconds double precision)
 returns bigint
 language plpgsql

@@ -51,7 +51,8 @@ begin
             when e.circuit_state <> 'closed' then e.circuit_state
             when b.due_since < p_now - interval '1 minute' then 'late'
             when r.failed_percent >= 5
-                and not coalesce(r.last_failed_percent < 5 or e.last_success_at > e.last_failure_at + interval '10 seconds', false)
+                and coalesce(r.last_failed_percent, 100) >= 5
+                and coalesce(e.last_success_at <= e.last_failure_at + interval '10 seconds', true)
                 then 'failing'
             when r.per_second > 0 then 'flowing'
             when b.in_flight > 0 then 'sending'

@@ -1,4 +1,4 @@
--- Leases as external workers use them: claim, heartbeat, complete, fail, release.
+-- The functions that external workers call: claim(), heartbeat(), complete(), fail(), release(), the same for many messages, and work().
 
 create or replace function ulak.claim(
     p_worker text,
@@ -218,7 +218,7 @@ begin
     select m.id, m.endpoint_id, m.status, m.attempts, m.locked_by into v_message
     from ulak.messages m
     where m.id = p_id;
-    if not ulak_private.works_everywhere() and not coalesce(ulak_private.may_work(v_message.endpoint_id), false) then
+    if not ulak_private.may_work(v_message.endpoint_id) then
         perform ulak_private.raise_foreign_message(p_id);
     end if;
     raise exception 'worker "%" does not hold message % in attempt %', left(p_worker, 512), p_id, p_attempt
@@ -233,9 +233,9 @@ begin
 end
 $plpgsql$;
 
--- The same for many messages by one call. Each says of every message whether the worker still held it; nothing is an error that concerns one
--- message alone. They have names of their own: of two functions with one name PostgreSQL can't choose for a client that sends its
--- parameters without types.
+-- The same for many messages in one call. Each function returns for every message whether the worker still held it: a lost lease is no error.
+-- They have names of their own, because PostgreSQL couldn't choose between two functions of one name if a client sends its parameters
+-- without types.
 
 create or replace function ulak_private.check_reports(p_ids bigint[], p_attempts integer[])
 returns void
