@@ -569,7 +569,7 @@ MUTANTS = [
     Mutant(
         "digest: about digests",
         "sql/code/6_afterwards/operator_events.sql",
-        "        where not ulak_private.is_told(f.facts)\n        group by 1, 2, 3, 4;",
+        "        where not ulak_private.is_own_event(f.facts)\n        group by 1, 2, 3, 4;",
         "        group by 1, 2, 3, 4;",
         ("tests/db/test_operator_events.py::test_a_digest_that_cannot_be_delivered_is_in_no_digest",),
     ),

@@ -13,9 +13,9 @@ from ulak.transports.http.model import Endpoint as Receiver
 from ulak.transports.http.model import Finished, Request
 from ulak.transports.http.transport import HttpTransport, longest
 from ulak.worker.dispatcher import Dispatcher
+from ulak.worker.epoll import Descriptors, Waiting
 from ulak.worker.transport import Transport
 from ulak.worker.tuning import CHECK_SECONDS
-from ulak.worker.waiting import Descriptors, Waiting
 
 # Of ulak.settings, those that transports are made with; they may dial loopback.
 SETTINGS = {

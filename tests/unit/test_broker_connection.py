@@ -25,7 +25,7 @@ from ulak.transports.broker.delivery import Delivery
 from ulak.transports.broker.target import Address, Defaults
 from ulak.transports.broker.transport import BrokerTransport
 from ulak.worker.dispatcher import Dispatcher
-from ulak.worker.waiting import Descriptors
+from ulak.worker.epoll import Descriptors
 
 
 class Target(broker_target.Target):

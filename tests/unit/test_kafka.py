@@ -28,7 +28,7 @@ from ulak.transports.kafka import connection, verdict
 from ulak.transports.kafka.connection import KafkaConnection
 from ulak.transports.kafka.target import Target
 from ulak.worker.dispatcher import Dispatcher
-from ulak.worker.waiting import READABLE, Descriptors
+from ulak.worker.epoll import READABLE, Descriptors
 
 ALL = Guard(allow_internal=True)
 DEFAULTS = Defaults("1.0", 5.0, "/ulak")

@@ -11,8 +11,8 @@ from typing import NamedTuple
 from ulak.messages.delivery import ConfigError
 from ulak.safety.address import guard
 from ulak.worker.dispatcher import MakeTransport
+from ulak.worker.epoll import Descriptors
 from ulak.worker.transport import Transport
-from ulak.worker.waiting import Descriptors
 
 
 class Client(NamedTuple):

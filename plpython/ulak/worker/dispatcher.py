@@ -13,9 +13,9 @@ from typing import NamedTuple
 
 from ulak.messages import bulkhead
 from ulak.messages.delivery import RETRYABLE, ConfigError, Endpoint, EndpointConfig, Message, Outcome, Settled
+from ulak.worker.epoll import Descriptors, Waiting
 from ulak.worker.transport import Transport
 from ulak.worker.tuning import CHECK_SECONDS, OVERDUE_SECONDS
-from ulak.worker.waiting import Descriptors, Waiting
 
 MakeTransport = Callable[[Descriptors], Transport]
 
@@ -98,13 +98,13 @@ class Dispatcher:
             self._not_started.append(bulkhead.broken(endpoint.id, messages, error))
 
     def step(self, max_wait: float) -> list[Settled]:
-        """Deliveries that ended, after at most max_wait seconds, or 0.1."""
+        """Waits for at most max_wait seconds, and no longer than CHECK_SECONDS. Returns the deliveries that ended."""
         settled, self._not_started = self._not_started, []
         self.in_flight -= len(settled)
         wait = min(max_wait, CHECK_SECONDS)
         for protocol, member in list(self._members.items()):
             try:
-                # Also of one with nothing in flight: a connection that is kept may have a heartbeat to send.
+                # A transport with nothing in flight is asked, too: its connections may have heartbeats to send.
                 left = member.transport.timeout()
                 if left == 0:
                     self._advance(member, settled)
@@ -143,7 +143,8 @@ class Dispatcher:
                 settled.append(each)
 
     def _give_up(self, protocol: str, error: Exception, settled: list[Settled]) -> None:
-        """Nobody knows any more what such a transport has under way. The next delivery makes another one."""
+        """What the transport has under way is unknown after an error, so all of it fails. The next delivery makes a new
+        transport."""
         member = self._members.pop(protocol)
         self.in_flight -= len(member.under_way)
         settled += [bulkhead.broken(each.endpoint_id, each.messages, error) for each in member.under_way.values()]

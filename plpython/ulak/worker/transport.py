@@ -1,11 +1,12 @@
 """The seam between the worker and the ways to deliver: all that it knows of a transport.
 
-A transport is made by ulak/transports/registry.py, the one place that knows them all. It never waits: it tells its
-descriptors to what it was made with (worker/waiting.py) and for how long it can be left alone, and is advanced when one
-of them is ready or that time is over. tests/unit/test_transport_contract.py holds every transport to this.
+A transport is made by ulak/transports/registry.py, the one place that knows them all. It never waits: it registers its
+descriptors with the Descriptors that it was made with (worker/epoll.py), says by timeout() how long it can be left
+alone, and is advanced when a descriptor is ready or that time is over. tests/unit/test_transport_contract.py holds
+every transport to this.
 
-Whatever one of its methods raises but for a cancel ends the transport and fails what it has under way
-(worker/dispatcher.py): so it contains what goes wrong with one message, one exchange or one connection itself.
+Any error that one of its methods raises, except a cancel, ends the transport and fails all that it has under way
+(worker/dispatcher.py). So a transport handles errors of one message, one exchange or one connection itself.
 """
 
 from __future__ import annotations

@@ -118,7 +118,7 @@ as $sql$
             ('exists(KEY ? (!(@ like_regex "^https?://" flag "i")))', 'must start with http:// or https://'),
             ('KEY like_regex "^[^/]*//[^/?]*@"', 'must not have a user or a password'),
             (
-                ulak_private.is_no_server('[^/]*//([A-Za-z0-9._~-]+|[[][0-9A-Fa-f:.]+[]])(:PORT)?([/?].*)?'),
+                ulak_private.bad_server_condition('[^/]*//([A-Za-z0-9._~-]+|[[][0-9A-Fa-f:.]+[]])(:PORT)?([/?].*)?'),
                 'must have a valid host, and no port or one from 1 to 65535'
             )
     ) u(refused, problem)

@@ -111,7 +111,7 @@ as $sql$
     )
     values
         (
-            'broker', ulak_private.are_no_servers('HOST:PORT'), 'must be host:port, or several of them with commas between',
+            'broker', ulak_private.bad_servers_condition('HOST:PORT'), 'must be host:port, or several of them with commas between',
             'Such as "kafka1.example.com:9092,kafka2.example.com:9092".'
         ),
         -- Names in braces are filled in from the message's metadata; the worker checks the result.

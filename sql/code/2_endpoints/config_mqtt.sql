@@ -34,7 +34,7 @@ language sql
 immutable
 as $sql$
     values
-        ('broker', ulak_private.is_no_host(), 'must be the name or the address of a host', 'Such as "broker.example.com" or "10.0.0.5".'),
+        ('broker', ulak_private.bad_host_condition(), 'must be the name or the address of a host', 'Such as "broker.example.com" or "10.0.0.5".'),
         ('topic,will_topic', 'KEY like_regex "[+#]"', 'must not have a wildcard (+ or #)', 'A message is published to one topic.'),
         ('will_payload,will_qos,will_retain', 'exists(KEY) && !exists($.will_topic)', 'has no effect without will_topic', null),
         ('username', 'exists($.password) && !exists(KEY)', 'is required beside password', null),

@@ -42,7 +42,7 @@ as $sql$
     values
         ('url', 'KEY like_regex "@"', 'must not have credentials', 'They belong in "username" and "password", or in "token".'),
         (
-            'url', ulak_private.are_no_servers('((nats|tls)://)?HOST(:PORT)?/?'), 'must be nats://host:port, or several with commas between',
+            'url', ulak_private.bad_servers_condition('((nats|tls)://)?HOST(:PORT)?/?'), 'must be nats://host:port, or several with commas between',
             'Such as "nats://n1.example.com:4222,nats://n2.example.com:4222".'
         ),
         -- Names in braces are filled in from the message's metadata; the worker checks the result.

@@ -76,14 +76,15 @@ as $sql$
             'routing_key,topic,key,subject,stream_key', 'exists(KEY ? (!(@ like_regex "^([^{}]|[{][A-Za-z_][A-Za-z0-9_.-]*[}])*$")))',
             'has a brace that does not enclose a name', 'Such as "orders.{event_type}": the name of a field of the message''s metadata.'
         ),
-        ('host', ulak_private.is_no_host(), 'must be the name or the address of a host', 'Such as "broker.example.com" or "10.0.0.5".'),
+        ('host', ulak_private.bad_host_condition(), 'must be the name or the address of a host', 'Such as "broker.example.com" or "10.0.0.5".'),
         -- The worker checks the files, since it is the one that reads them.
         ('tls_ca_cert,tls_cert,tls_key,tls_verify_peer,tls_insecure', 'exists(KEY) && !($.tls == true)', 'has no effect without "tls": true', null),
         ('tls_cert', 'exists($.tls_key) && !exists(KEY)', 'is required beside tls_key', null)
 $sql$;
 
--- Conditions that several rules use. A host is a name or an address, without scheme, user or port.
-create or replace function ulak_private.is_no_host()
+-- Conditions that several rules use, as the jsonpath of their column `refused`: what isn't a host, a server or a list of servers. A host is a
+-- name or an address, without scheme, user or port.
+create or replace function ulak_private.bad_host_condition()
 returns text
 language sql
 immutable
@@ -92,15 +93,15 @@ as $sql$
 $sql$;
 
 -- One server or several, separated by commas. HOST in the pattern stands for a name or an address, PORT for 1 to 65535.
-create or replace function ulak_private.are_no_servers(p_pattern text)
+create or replace function ulak_private.bad_servers_condition(p_pattern text)
 returns text
 language sql
 immutable
 as $sql$
-    select ulak_private.is_no_server(format(' *%1$s *(, *%1$s *)*', replace(p_pattern, 'HOST', '([A-Za-z0-9._-]+|[[][0-9A-Fa-f:.]+[]])')))
+    select ulak_private.bad_server_condition(format(' *%1$s *(, *%1$s *)*', replace(p_pattern, 'HOST', '([A-Za-z0-9._-]+|[[][0-9A-Fa-f:.]+[]])')))
 $sql$;
 
-create or replace function ulak_private.is_no_server(p_pattern text)
+create or replace function ulak_private.bad_server_condition(p_pattern text)
 returns text
 language sql
 immutable

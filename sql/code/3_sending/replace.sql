@@ -1,8 +1,8 @@
 -- Replacing what waits: a message takes the place of the one that waits under its idempotency key.
 
--- As take_idempotency_key(), and whatever waits under the key makes way, or is replaced: then its id is returned. A message counts as waiting
--- until it is claimed for the first time; one that waits for a retry is cancelled instead, because its receiver may have seen it, and would take
--- the new content for a repetition. Once it is in flight or finished, a new message takes over the key.
+-- Like take_idempotency_key(), but a message that waits under the key is replaced, and its id is returned. A message that waits for a retry is
+-- cancelled instead, and the new one takes over the key: the receiver may have seen the old one, and would take the new content for a
+-- repetition. If the message is in flight or finished, the new one takes over the key, too.
 create or replace function ulak_private.take_place(
     p_message ulak_private.message,
     p_payload_hash text,
@@ -25,7 +25,7 @@ begin
         if v_first_id = p_id then
             return p_id;
         end if;
-        -- The message before its key, as those who settle it take them. A claim that is under way is waited for.
+        -- The message is locked before its key, in the same order as when it is settled. This waits for a claim that is under way.
         select q.* into v_waiting
         from ulak_private.deliveries q
         where q.id = v_first_id and q.status is not distinct from 'pending'

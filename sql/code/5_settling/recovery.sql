@@ -53,16 +53,17 @@ $plpgsql$;
 comment on function ulak.recover_stale_messages(timestamptz, integer) is
     'recovers messages whose lease ran out and retries them like failures; returns how many';
 
--- claim() looks for expired leases of its endpoints itself, once a second in a session: a consumer that died is replaced by any other,
--- whoever sweeps. The session remembers for each choice of endpoints when it looked and until when no lease was left, so that it doesn't
--- walk over leases of the past again. What another session had locked is left, and looked at again: that session may roll back. What
--- isn't visible, such as a claim that is committed when its lease is over, recover_stale_messages() finds.
+-- claim() recovers expired leases of its endpoints itself, once a second per session, so external workers replace each other even if nothing
+-- sweeps. For each choice of endpoints the session remembers when it looked, and up to which time no lease was left: it doesn't walk over
+-- older leases again. A message that another session had locked is looked at again, since that session may roll back. Messages that a look
+-- can't see, such as those of a claim that commits after its lease is over, are left to recover_stale_messages().
 create or replace function ulak_private.take_over_expired(p_endpoint_ids bigint[], p_now timestamptz)
 returns integer
 language plpgsql
 as $plpgsql$
 declare
-    -- Of each choice its name and two times in microseconds, the last one first.
+    -- Three numbers per choice, the latest choice first: its key, when the session looked, and up to when no lease was left (both times in
+    -- microseconds).
     v_memory bigint[] := nullif(current_setting('ulak_private.leases_looked_at', true), '');
     -- 0 is all pull endpoints.
     v_choice bigint := coalesce(p_endpoint_ids[1], 0);
@@ -72,14 +73,14 @@ declare
     v_look record;
 begin
     if cardinality(p_endpoint_ids) <> 1 then
-        -- What is granted changes, and a session of a pooler has now this role and now that one.
+        -- Several endpoints have a key of their own: grants change, and a pooler's session serves several roles.
         v_choice := hash_array_extended(array(select e from unnest(p_endpoint_ids) e order by e), 0);
     end if;
     v_place := array_position(v_memory, v_choice);
     if v_now - v_memory[v_place + 1] between 0 and 999999 then
         return 0;
     end if;
-    -- Unless the clock was set back.
+    -- Null, so from the beginning, if the clock was set back.
     v_since := case when v_memory[v_place + 1] <= v_now then v_memory[v_place + 2] end;
     v_look := ulak_private.take_over(p_endpoint_ids, coalesce(timestamptz 'epoch' + v_since * interval '1 us', '-infinity'), p_now);
     if v_look.recovered < 1000 then

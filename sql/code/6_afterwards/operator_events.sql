@@ -202,7 +202,7 @@ begin
             join ulak.dlq d on d.id = (f.facts -> 'dlq_id')::bigint
             left join ulak.endpoints e on e.id = f.endpoint_id
             cross join lateral (select coalesce(e.config -> 'announce' ? 'dead', false)) a(is_announced)
-            where not ulak_private.is_told(f.facts)
+            where not ulak_private.is_own_event(f.facts)
             group by a.is_announced
         loop
             perform ulak_private.tell_operators('ulak.message.dead', v_told.endpoint_ids, v_told.payloads, v_told.is_announced, p_now);
@@ -212,14 +212,14 @@ begin
         insert into ulak_private.dead_counts (endpoint_id, endpoint_name, event_type, cause, letters, counted_at)
         select f.endpoint_id, f.facts ->> 'endpoint', f.facts ->> 'event_type', ulak_private.cause(f.facts ->> 'error'), count(*), p_now
         from ulak_private.dead_facts(p_ids) f
-        where not ulak_private.is_told(f.facts)
+        where not ulak_private.is_own_event(f.facts)
         group by 1, 2, 3, 4;
     end if;
 end
 $plpgsql$;
 
 -- Whether a message is an event of ulak itself, by its metadata or by the facts of its dead letter.
-create or replace function ulak_private.is_told(p_facts jsonb)
+create or replace function ulak_private.is_own_event(p_facts jsonb)
 returns boolean
 language sql
 immutable

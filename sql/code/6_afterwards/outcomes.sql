@@ -45,7 +45,7 @@ begin
             and e.config -> 'announce' ? o.outcome
             and a.status <> 'failed'
             -- No loops: announcements aren't announced.
-            and not ulak_private.is_told(a.metadata)
+            and not ulak_private.is_own_event(a.metadata)
         group by o.outcome
     loop
         -- Owed even if the queue is full: each replaces a message that has just ended.

@@ -13,8 +13,8 @@ from ulak.safety.address import Guard
 from ulak.transports.broker.delivery import Delivery
 from ulak.transports.broker.link import Link, Surroundings
 from ulak.transports.broker.target import Defaults, Target
+from ulak.worker.epoll import READABLE, Descriptors
 from ulak.worker.transport import Ready
-from ulak.worker.waiting import READABLE, Descriptors
 
 # Bytes of payload in one delivery: more might not be acknowledged within the delivery's time-out.
 MAX_BYTES = 1024 * 1024

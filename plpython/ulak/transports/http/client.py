@@ -15,8 +15,8 @@ from ulak.safety import files
 from ulak.safety.address import Guard
 from ulak.sessions.signals import BACKEND_SIGNALS
 from ulak.transports.http.model import ConfigError, Finished, Profile, Request, host, is_tls, origin
+from ulak.worker.epoll import READABLE, WRITABLE, Descriptors
 from ulak.worker.transport import Ready
-from ulak.worker.waiting import READABLE, WRITABLE, Descriptors
 
 # An answer is read to its end, so that the connection can be reused, but not beyond this many bytes or keep_body.
 _READ_AT_LEAST = 65536
