@@ -1080,7 +1080,7 @@ from ulak.amqp.connection import AmqpConnection
 from ulak.broker.connection import Connection, Surroundings
 from ulak.broker.transport import BrokerTransport
 from ulak.delivery import Endpoint, EndpointConfig
-from ulak.worker.epoll import Descriptors
+from ulak.worker.waiting import Descriptors
 
 # Messages of one delivery: they are written together, and the broker confirms many at once. To RabbitMQ 3.10, in
 # processor time of the transport's: 23 us a message with 1, 9 with 10, 8 with 20, 7 with 100. More would only let more
@@ -1290,7 +1290,7 @@ from ulak.broker.link import Link
 from ulak.broker.link import Surroundings as Surroundings
 from ulak.delivery import Endpoint
 from ulak.mask import Mask
-from ulak.worker.epoll import READABLE, WRITABLE
+from ulak.worker.waiting import READABLE, WRITABLE
 
 # Bytes of one read, and how many reads one connection gets before the others have their turn.
 _READ_AT_ONCE = 256 * 1024
@@ -1517,7 +1517,7 @@ from ulak.address import Guard
 from ulak.broker.background import Background
 from ulak.broker.errors import DialError, words
 from ulak.delivery import PERMANENT
-from ulak.worker.epoll import READABLE, WRITABLE
+from ulak.worker.waiting import READABLE, WRITABLE
 
 _Address = tuple[int, Any]
 
@@ -2138,7 +2138,7 @@ from ulak.broker.delivery import Delivery
 from ulak.broker.link import Link, Surroundings
 from ulak.delivery import Endpoint, EndpointConfig, Message, Settled, grouped
 from ulak.worker.transport import Ready
-from ulak.worker.epoll import READABLE, Descriptors
+from ulak.worker.waiting import READABLE, Descriptors
 
 # Payload in one delivery: more of it might not be acknowledged within the delivery's timeout.
 MAX_BYTES = 1024 * 1024
@@ -3451,7 +3451,7 @@ from ulak.http.files import named
 from ulak.http.model import ConfigError, Finished, Profile, Request
 from ulak.signals import BACKEND_SIGNALS
 from ulak.worker.transport import Ready
-from ulak.worker.epoll import READABLE, WRITABLE, Descriptors
+from ulak.worker.waiting import READABLE, WRITABLE, Descriptors
 
 # An answer is read to its end, which keeps the connection usable, but never beyond this or what is to be kept.
 _READ_AT_LEAST = 65536
@@ -5522,7 +5522,7 @@ from ulak.broker.link import Link, Surroundings
 from ulak.delivery import RETRYABLE, Endpoint, Message, MessageError
 from ulak.kafka import reach, verdict
 from ulak.kafka.target import Target
-from ulak.worker.epoll import READABLE
+from ulak.worker.waiting import READABLE
 
 # Seconds between two looks for reports while something is under way: the binding for Python tells nobody that there are
 # any. A thread that waits for them would need Python's lock for each, and gets it only every 5 ms while the worker
@@ -6010,7 +6010,7 @@ from ulak.broker.transport import BrokerTransport
 from ulak.delivery import Endpoint, EndpointConfig
 from ulak.kafka import target
 from ulak.kafka.connection import KafkaConnection
-from ulak.worker.epoll import Descriptors
+from ulak.worker.waiting import Descriptors
 
 
 class KafkaTransport(BrokerTransport):
@@ -6919,7 +6919,7 @@ from ulak.delivery import Endpoint, EndpointConfig
 from ulak.mqtt import target
 from ulak.mqtt.connection import MqttConnection
 from ulak.mqtt.target import Target
-from ulak.worker.epoll import Descriptors
+from ulak.worker.waiting import Descriptors
 
 
 class MqttTransport(BrokerTransport):
@@ -9182,7 +9182,7 @@ from ulak.address import guard
 from ulak.delivery import ConfigError
 from ulak.worker.dispatcher import MakeTransport
 from ulak.worker.transport import Transport
-from ulak.worker.epoll import Descriptors
+from ulak.worker.waiting import Descriptors
 
 # Python's module, and Debian's package of it. Only those who deliver over a protocol need its client.
 CLIENTS: Mapping[str, tuple[str, str]] = {
@@ -9630,7 +9630,7 @@ from collections.abc import Callable, Mapping, Sequence
 from ulak.delivery import ConfigError, Endpoint, EndpointConfig, Message, Settled
 from ulak.worker.transport import Transport
 from ulak.worker.tuning import LONGEST_WAIT
-from ulak.worker.epoll import Descriptors, Waiting
+from ulak.worker.waiting import Descriptors, Waiting
 
 MakeTransport = Callable[[Descriptors], Transport]
 
@@ -11481,7 +11481,7 @@ $module$),
 ('ulak.worker.transport', $module$"""The seam between the worker and the ways to deliver: all that it knows of a transport.
 
 A transport is made by ulak/transports.py, which is the one place that knows them all. It never waits: it tells its
-descriptors to what it was made with (worker/epoll.py) and for how long it can be left alone, and is advanced when one
+descriptors to what it was made with (worker/waiting.py) and for how long it can be left alone, and is advanced when one
 of them is ready or that time is over. tests/unit/test_transport_contract.py holds every transport to this.
 """
 
@@ -11676,7 +11676,7 @@ NODE_SESSION_SECONDS = 3600.0
 # How often a node that stop() has stopped looks whether start() was called.
 STOPPED_LOOK_SECONDS = 1.0
 $module$),
-('ulak.worker.epoll', $module$"""The one place where a worker waits: for what its transports have under way, and for the wake-up of a sender."""
+('ulak.worker.waiting', $module$"""The one place where a worker waits: for what its transports have under way, and for the wake-up of a sender."""
 
 from __future__ import annotations
 
