@@ -1,6 +1,6 @@
 """What a worker does by the clock: asks whether to go on, renews leases, sweeps, reports, tries again to store.
 
-Where the database is busy, because a lock is taken, it is left to the timer's next time.
+If the database is busy, because a lock is taken, the timer tries again the next time it is due.
 """
 
 from __future__ import annotations
@@ -151,5 +151,5 @@ class Timers:
         except Busy:
             self._next_renewal = now + min(1.0, self._lease / 10)
             return
-        # What was lost and not yet sent is left to its new owner.
+        # A message whose lease was lost before it was sent is left to its new owner.
         self._held.remove_lost(set(renewed))

@@ -26,8 +26,9 @@ RESPONSES_AT_ONCE = 4_000_000
 # Claiming ------------------------------------------------------------------------------------------------------------
 # New ids are looked at until they are at least this old: their senders may not have committed yet.
 LATE_SECONDS = 0.05
-# Whatever is due is looked for so often: retries, and messages whose senders committed late. Sooner after a look that
-# found some, since a rate-limited endpoint refills within milliseconds. Later while nothing waits: a look takes 0.3 ms.
+# How often the worker looks for all that is due: retries, and messages whose senders committed late. Sooner after a
+# look that found some, since a rate-limited endpoint refills within milliseconds. Later while nothing waits: a look
+# takes 0.3 ms.
 LOOK_SECONDS = 0.2
 LOOK_SECONDS_AFTER_ONE = 0.05
 LOOK_SECONDS_EMPTY = 1.0
@@ -35,10 +36,10 @@ LOOK_SECONDS_EMPTY = 1.0
 # after this: beside 10,000 endpoints that have nothing, all of them are visited within two seconds.
 VISITS_BESIDE = 200
 BESIDE_SECONDS = 0.03
-# Payloads in memory; a claim takes fewer messages when they are big. What is unknown counts as a megabyte.
+# Payloads in memory; a claim takes fewer messages when they are big. Before the first claim a message counts as 1 MB.
 PAYLOAD_BYTES = 64 * 1024 * 1024
 UNKNOWN_BYTES = 1024 * 1024
-# What was claimed when the endpoint's circuit changed is given back for this long.
+# When an endpoint's circuit changes, messages that wait for it here are given back, and aren't due again for this long.
 RELEASE_SECONDS = {"open": 10.0, "half_open": 5.0, "disabled": 10.0}
 
 # What a worker holds -------------------------------------------------------------------------------------------------
@@ -67,8 +68,8 @@ VAIN_WAKE_UPS = 20
 CHECK_SECONDS = 0.1
 CHECK_SECONDS_LISTENING = 1.0
 REPORT_SECONDS = 1.0
-# Statistics of an endpoint take 15 us to store: of so many endpoints a second they take 1.5% of a core. A worker that
-# has sent to more of them keeps what it has counted for longer, but never longer than this.
+# Storing the statistics of an endpoint takes 15 us, so this many endpoints a second take 1.5% of a core. A worker that
+# has sent to more of them stores its counts less often, but at least this often.
 STATISTICS_PER_SECOND = 1000
 STATISTICS_LONGEST = 10.0
 SWEEP_SECONDS = 10.0

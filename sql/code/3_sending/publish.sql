@@ -194,8 +194,8 @@ begin
 end
 $plpgsql$;
 
--- Endpoints that prove themselves with a header of an event get the event without it: a publisher doesn't know who subscribes, and
--- what an administrator configures must not fail its transaction.
+-- If an event has a header that a subscribed endpoint authenticates itself with, that endpoint gets the event without it. It is no error: a
+-- publisher doesn't know the subscribers, and an administrator's config must not fail its transaction.
 create or replace function ulak_private.without_credentials(p_mailing ulak_private.mailing)
 returns ulak_private.mailing
 language plpgsql

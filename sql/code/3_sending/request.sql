@@ -111,8 +111,8 @@ begin
 end
 $plpgsql$;
 
--- A message must not replace a parameter that the endpoint's own url has, which is often what it proves itself with. Under SigV4 it must not
--- bring one that tells the service what to do in the endpoint's name. One whose name is encoded might be any of them.
+-- A message must not replace a parameter that the endpoint's own url has: it is often a credential. Under SigV4 a message must not add a
+-- parameter that tells the service what to do in the endpoint's name. A parameter whose name is encoded might be any of them.
 create or replace function ulak_private.check_parameters(p_endpoint_id bigint, p_path text)
 returns void
 language plpgsql

@@ -14,8 +14,8 @@ as $sql$
     end
 $sql$;
 
--- A value that isn't valid is left out, as the standard has it: what instruments an application must not fail its transaction. A message's own
--- trace is known by its name in lower case from here on.
+-- An invalid value is left out, as the standard demands: tracing must not fail an application's transaction. From here on the header of a
+-- message's own trace has its name in lower case.
 create or replace function ulak_private.with_trace(p_headers jsonb)
 returns jsonb
 language plpgsql
