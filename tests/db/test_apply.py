@@ -272,6 +272,22 @@ def test_credentials_are_never_shown_and_stay_where_they_are_masked(queue: Queue
     )
 
 
+@pytest.mark.parametrize(
+    ("body", "shown"),
+    [
+        ("id={payload.id}", "id={payload.id}"),
+        (["{payload.id}", {"token": "t0ken"}], ["{payload.id}", {"token": "***"}]),
+        ({"login": {"password": "hunter2", "user": "u"}}, {"login": {"password": "***", "user": "u"}}),
+    ],
+)
+def test_a_body_of_any_shape_is_part_of_a_document(queue: Queue, body: Any, shown: Any) -> None:
+    given = {**HTTP, "headers": {"content-type": "text/plain"}, "body": body}
+    apply(queue, {"endpoints": {"shop": {"protocol": "http", "config": given}}})
+    assert config(queue)["endpoints"]["shop"]["config"]["body"] == shown
+    assert apply(queue, config(queue)) == []
+    assert queue.value("select config -> 'body' from ulak.endpoints") == body
+
+
 def test_the_signing_secret_that_rotation_made_stays_with_its_endpoint(queue: Queue) -> None:
     apply(queue, DOCUMENT)
     queue.call("rotate_secret", "shop")

@@ -302,18 +302,20 @@ language sql
 immutable
 set search_path = pg_catalog, pg_temp
 as $sql$
-    select p.path, p_config #>> p.path
+    select n.path, n.value #>> '{}'
     from ulak_private.protocol_facts() f
-    cross join lateral unnest(f.secret_places) s(place)
-    cross join lateral (
-        select string_to_array(s.place, '/')
-        where s.place !~ E'\\*' and s.place !~ '(url|username|client_id|ca.pem|certificate.pem)$'
-        union all
-        select array[split_part(s.place, '/', 1), h.key]
-        from jsonb_each(nullif(p_config -> split_part(s.place, '/', 1), 'null')) h
-        where s.place ~ E'/\\*$' and h.key ~* '(auth|cookie|key|pass|secret|signature|token)'
-    ) p(path)
-    where f.protocol = p_protocol and jsonb_typeof(p_config #> p.path) = 'string'
+    cross join lateral ulak_private.json_nodes(p_config, '$secret') n
+    where f.protocol = p_protocol
+        and jsonb_typeof(n.value) = 'string'
+        and exists (
+            select
+            from unnest(f.secret_places) s(place)
+            where case
+                when s.place like '%/*'
+                    then s.place = n.path[1] || '/*' and n.path[cardinality(n.path)] ~* '(auth|cookie|key|pass|secret|signature|token)'
+                else s.place = array_to_string(n.path, '/') and s.place !~ '(url|username|client_id|ca.pem|certificate.pem)$'
+            end
+        )
 $sql$;
 
 -- An entry with *** in place of its credentials.
