@@ -24,6 +24,14 @@ NODES = "select count(*) from ulak.get_worker_status() where host is not null an
 READY = "delivering as"
 
 
+def two_nodes(stack: ExitStack, dsn: str, *arguments: str, prefix: list[str] | None = None) -> list[Node]:
+    """Both are ready: one of them alone could deliver what a scenario waits for."""
+    nodes = [stack.enter_context(Node(dsn, *arguments, prefix=prefix)) for _ in range(2)]
+    for node in nodes:
+        node.wait_until_says(READY)
+    return nodes
+
+
 def test_nodes_are_killed_again_and_again(world: World, close_books: Any) -> None:
     """kill -9. What they had claimed comes back when its leases run out, with a new attempt number: their commits wait for the disk, so no
     number comes twice."""
@@ -31,7 +39,7 @@ def test_nodes_are_killed_again_and_again(world: World, close_books: Any) -> Non
     dsn = node_dsn(world.cluster, world.database)
 
     with ExitStack() as stack:
-        nodes = [stack.enter_context(Node(dsn)) for _ in range(2)]
+        nodes = two_nodes(stack, dsn)
         with world.producers():
             for n in range(20 if FULL else 4):
                 world.recorder.wait_for_more(30)
@@ -48,7 +56,7 @@ def test_a_server_crashes_under_its_nodes(world: World, close_books: Any) -> Non
     world.endpoint()
 
     with ExitStack() as stack:
-        nodes = [stack.enter_context(Node(node_dsn(world.cluster, world.database))) for _ in range(2)]
+        nodes = two_nodes(stack, node_dsn(world.cluster, world.database))
         with world.producers():
             for _ in range(5 if FULL else 2):
                 world.recorder.wait_for_more(50)
@@ -67,8 +75,7 @@ def test_the_extension_is_upgraded_under_its_nodes(world: World, close_books: An
 
     with ExitStack() as stack, world.connect() as db:
         use(db, make_next_release(tmp_path))
-        for _ in range(2):
-            stack.enter_context(Node(node_dsn(world.cluster, world.database)))
+        two_nodes(stack, node_dsn(world.cluster, world.database))
         with world.producers() as producers:
             world.recorder.wait_for_more(1000 if FULL else 50)
             db.execute("alter extension ulak update")
@@ -103,9 +110,7 @@ def test_nodes_are_cut_off_from_their_database(
     dsn = machine.dsn(world.database, "test_ulak_node")
 
     with ExitStack() as stack:
-        nodes = [
-            stack.enter_context(Node(dsn, "--insecure", "--name", f"far-{n}", prefix=machine.prefix)) for n in range(2)
-        ]
+        nodes = two_nodes(stack, dsn, "--insecure", prefix=machine.prefix)
         with world.producers():
             for _ in range(6 if FULL else 2):
                 remote_recorder.wait_for_more(50)
@@ -131,12 +136,7 @@ def test_nodes_behind_a_black_hole_are_back_soon_after_it(
     dsn = machine.dsn(world.database, "test_ulak_node", "")
 
     with ExitStack() as stack:
-        nodes = [
-            stack.enter_context(Node(dsn, "--insecure", "--name", f"far-{n}", prefix=machine.prefix)) for n in range(2)
-        ]
-        # One of them alone could deliver what is waited for below.
-        for node in nodes:
-            node.wait_until_says(READY)
+        nodes = two_nodes(stack, dsn, "--insecure", prefix=machine.prefix)
         with world.producers():
             remote_recorder.wait_for_more(50)
             began = time.monotonic()
@@ -213,7 +213,7 @@ def test_a_frozen_primary_is_left_for_the_one_that_was_promoted(
     world.endpoint()
 
     with ExitStack() as stack:
-        nodes = [stack.enter_context(Node(dsn_of_both(primary, standby))) for _ in range(2)]
+        nodes = two_nodes(stack, dsn_of_both(primary, standby))
         with world.producers() as producers, killed_at_last(primary):
             world.recorder.wait_for_more(100)
             primary.freeze()
@@ -246,8 +246,7 @@ def test_a_standby_takes_over_and_its_nodes_follow(pair: tuple[World, Cluster], 
     dsn = f"{dsn_of_both(primary, standby)} target_session_attrs=read-write"
 
     with ExitStack() as stack:
-        for _ in range(2):
-            stack.enter_context(Node(dsn))
+        two_nodes(stack, dsn)
         with world.producers() as producers:
             world.recorder.wait_for_more(100)
             primary.kill()
