@@ -240,6 +240,19 @@ def test_a_connection_that_answers_no_ping_is_dropped_while_it_is_idle(dispatche
         assert server.connections == 2
 
 
+def test_a_ping_that_another_server_left_unanswered_holds_nothing_up(dispatcher: Dispatcher) -> None:
+    class Closed(Server):
+        def pinged(self, connection: socket.socket) -> None:
+            connection.sendall(b"-ERR 'Authorization Violation'\r\n")
+
+    with Closed(STORED) as closed, Server("") as server:
+        urls = [f"nats://127.0.0.1:{each.port}" for each in (closed, server)]
+        to = endpoint(dispatcher, server, url=urls, jetstream=False, timeout=3)
+        assert deliver(dispatcher, to, 1, 2) == [None, None]
+
+    assert (closed.pings, server.pings) == (1, 2)
+
+
 def test_servers_are_tried_in_turn_and_the_last_good_one_first() -> None:
     given = [Address("a", 1), Address("b", 2)]
     servers = Servers(given)

@@ -116,8 +116,10 @@ class NatsConnection(Connection):
             super().lose(*self._told)
 
     def dial(self) -> None:
+        # These belong to the socket.
         self._operations = Operations()
         self._info = Info()
+        self._pongs.clear()
         now = self._clock()
         self.timer_at = now + (self._opens_until - now) / (1 + len(self._left))
         super().dial()
