@@ -49,13 +49,14 @@ begin
             and p.proname like E'\\_%'
             -- 0.3.0 has none of these: they stay for sessions that are in the middle of a function of 0.2.0.
             and p.proname <> all (array[
-                '_amqp_config_violation', '_auth_schema', '_auth_violation', '_broker_tls_config_schema', '_check_secret_name',
+                '_amqp_config_violation', '_are_events', '_are_message_options', '_are_messages', '_auth_schema', '_auth_violation',
+                '_broker_tls_config_schema', '_check_secret_name',
                 '_circuit_breaker_violation', '_cloudevents_config_schema', '_cloudevents_violation', '_count_unresolved',
-                '_delivery_config_schema', '_headers_violation', '_host_violation', '_how_to_free', '_http_config_violation',
+                '_delivery_config_schema', '_events', '_headers_violation', '_host_violation', '_how_to_free', '_http_config_violation',
                 '_http_keys_violation', '_kafka_broker_violation', '_kafka_config_violation', '_kafka_headers_violation',
                 '_kafka_options_violation', '_kafka_security_violation', '_kafka_topic_violation', '_mqtt_config_violation',
                 '_names_secret', '_new_signing_secret', '_proxy_violation', '_put_secrets', '_redis_config_violation',
-                '_required_beside', '_retry_policy_violation', '_route_violation', '_signature_violation',
+                '_request_options_schema', '_require_valid', '_required_beside', '_retry_policy_violation', '_route_violation', '_signature_violation',
                 '_signing_secret_violation', '_tls_violation', '_url_violation', '_with_properties'
             ])
     loop

@@ -213,6 +213,34 @@ def test_a_publisher_in_the_middle_of_its_call_goes_on(cluster: Cluster, old: DB
     assert old.execute("select payload from ulak.queue order by id").fetchall() == [(1,), (2,), (3,)]
 
 
+@pytest.mark.parametrize("release", [LAST], indirect=True)
+@pytest.mark.parametrize(
+    ("table", "call"),
+    [
+        ("endpoints", """ulak.send_messages('shop', '[{"payload": 1, "priority": 3}]')"""),
+        ("event_types", """ulak.publish_batch('[{"event_type": "sold", "payload": 1}]')"""),
+    ],
+)
+def test_a_batch_that_waits_for_the_upgrade_goes_on(
+    cluster: Cluster, old: DB, sender: DB, table: str, call: str
+) -> None:
+    old.execute("select ulak.create_endpoint('shop', 'pull', '{}'), ulak.create_event_type('sold')")
+    old.execute("select ulak.subscribe('sold', 'shop')")
+    with cluster.connect(old.info.dbname, autocommit=False) as upgrader:
+        upgrader.execute(f"lock table ulak.{table} in access exclusive mode")
+        running = Running(lambda: sender.execute(f"select {call}").fetchall())
+        blocked = "select cardinality(pg_blocking_pids(%s)) > 0"
+        wait_until(
+            lambda: bool((old.execute(blocked, [sender.info.backend_pid]).fetchone() or [False])[0]), 60, "the sender"
+        )
+        upgrader.execute("alter extension ulak update")
+        upgrader.commit()
+
+    assert len(running.result()) == 1
+    sender.commit()
+    assert old.execute("select payload from ulak.queue").fetchall() == [(1,)]
+
+
 def test_a_function_of_the_application_that_depends_on_send_or_publish_goes_on(old: DB) -> None:
     old.execute("select ulak.create_endpoint('shop', 'pull', '{}'), ulak.create_event_type('sold')")
     old.execute("select ulak.subscribe('sold', 'shop')")
@@ -240,8 +268,6 @@ def test_a_worker_in_the_middle_of_its_run_finds_all_that_it_calls(old: DB) -> N
 GONE = {
     "send": "_check_idempotency_keys _enqueue_once _first_of_idempotency_key _insert_messages _insert_unless_known _new_rows _send _send_request",
     "send_batch": "_enqueue_many",
-    "send_messages": "_are_message_options _are_messages _request_options_schema _require_valid",
-    "publish_batch": "_are_events _events",
     "claim": "_endpoints_in_turn _lock_due _next_level _take_turn",
     "redrive": "_matching_letters _sample_of_letters",
     "purge": "_command",
