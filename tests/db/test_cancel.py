@@ -272,6 +272,14 @@ def test_a_purge_cancels_what_waits_and_matches(queue: Queue) -> None:
     assert queue.events("message%") == ["message.cancelled", "message.cancelled", "messages.purged"]
 
 
+def test_a_purge_by_nobody_in_particular_is_logged_with_its_count(queue: Queue) -> None:
+    queue.send()
+
+    queue.rows("select * from ulak.purge('shop', p_by => null)")
+
+    assert queue.value("select detail from ulak.event_log where event = 'messages.purged'") == {"messages": 1}
+
+
 def test_a_purge_by_time_is_by_when_it_was_sent(queue: Queue) -> None:
     id = queue.send()
     purged = "select messages from ulak.purge('shop', p_since => %s, p_until => %s)"

@@ -39,12 +39,10 @@ begin
                 case p_action when 'purge' then 'messages.purged' else 'messages.retried' end,
                 (select e.id from ulak.endpoints e where e.name = p_given ->> 'p_endpoint'),
                 p_given ->> 'p_endpoint',
-                jsonb_build_object('messages', messages)
-                    || (
-                        select jsonb_object_agg(substr(g.key, 3), g.value)
-                        from jsonb_each(jsonb_strip_nulls(p_given::jsonb)) g
-                        where g.key <> 'p_endpoint'
-                    ),
+                (
+                    select jsonb_object_agg(substr(g.key, 3), g.value)
+                    from jsonb_each(jsonb_strip_nulls(p_given::jsonb) - 'p_endpoint' || jsonb_build_object('p_messages', messages)) g
+                ),
                 ulak_private.log_time(p_now);
         end if;
     end if;
