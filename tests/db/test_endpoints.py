@@ -615,3 +615,19 @@ def test_methods_in_lower_case_and_fractions_of_seconds_are_accepted(db: DB, con
 
     stored = db.execute("select config - 'url' from ulak.endpoints where name = 'web'").fetchone()
     assert stored == (config,)
+
+
+@pytest.mark.parametrize("port", ["000080", "0", "65536", "99999999999"])
+@pytest.mark.parametrize(
+    ("protocol", "config"),
+    [
+        ("http", {"url": "https://api.example.com:%s/hook"}),
+        ("nats", {"url": "nats://a:1,nats://b:%s", "subject": "s"}),
+        ("kafka", {"broker": "a:1,b:%s", "topic": "t"}),
+    ],
+)
+def test_a_port_has_at_most_five_digits(db: DB, protocol: str, config: dict[str, str], port: str) -> None:
+    given = json.dumps(config)
+    assert db.execute("select ulak.validate_endpoint_config(%s, %s)", [protocol, given.replace("%s", "00443")]).fetchone()
+    with pytest.raises(psycopg.errors.InvalidParameterValue):
+        db.execute("select ulak.validate_endpoint_config(%s, %s)", [protocol, given.replace("%s", port)])
