@@ -1,8 +1,8 @@
--- The role that counts: whose rights a call has, and who sent a message.
+-- The caller: the role whose rights a call has, and the one that is recorded as the sender of a message.
 
 -- The role that the session was set to (SET ROLE, or the role of ALTER ROLE ... SET role), else the one that logged in. So a pooler's login
--- that has many roles has the rights of the one that it has set, and no function with SECURITY DEFINER lends its owner's: it changes
--- current_user, and neither of these two. Not parallel safe: current_setting('role') of a parallel worker isn't that of its leader.
+-- with many roles has the rights of the role that it has set, and SECURITY DEFINER functions don't lend their owner's rights: they change
+-- current_user, but neither of these two. Not parallel safe: a parallel worker's current_setting('role') isn't that of its leader.
 create or replace function ulak_private.caller()
 returns name
 language sql
@@ -14,7 +14,7 @@ as $sql$
     end
 $sql$;
 
--- Whether the caller has the rights of a role of ulak's, as PostgreSQL would give them without another SET ROLE.
+-- Whether the caller has the rights of one of ulak's roles, as PostgreSQL would give them without another SET ROLE.
 create or replace function ulak_private.caller_has(p_role name)
 returns boolean
 language sql

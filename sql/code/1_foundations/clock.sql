@@ -1,9 +1,9 @@
--- The clock. Functions take their time as p_now, so that tests move time instead of waiting for it; an operator's
--- clock decides what is due, expired, deleted and dropped, so nobody below an administrator may bring one. Whatever is
--- computed from a time that was given stays within what PostgreSQL and every client can hold.
+-- The clock. Functions take the time as p_now, so that tests move time instead of waiting for it. The time decides what is due, expired,
+-- deleted and dropped, so only administrators may pass another one. Times that are computed from it stay within what PostgreSQL and every
+-- client can hold.
 
--- Infinite times can't be subtracted, and years of five digits can't be read by Python, Java's ISO format and others. There is room
--- behind the range for any interval that a function of ulak adds.
+-- Infinite times can't be subtracted, and Python, Java's ISO format and others can't read five-digit years. Any interval that ulak adds to
+-- a time within this range still gives a valid time.
 create or replace function ulak_private.is_sane_time(p_time timestamptz)
 returns boolean
 language sql
@@ -13,8 +13,8 @@ as $sql$
         and p_time operator(pg_catalog.<) timestamptz '9000-01-01 00:00:00+00'
 $sql$;
 
--- The time that a call goes by: an administrator's p_now as it is, everybody else's only if it is the time of the call (the
--- default, or one of our own functions that passes it on), and then it is read once more.
+-- The time that a call uses: an administrator's p_now as it is. Everybody else's p_now must be within a minute of the clock (the default,
+-- or passed on by one of our own functions), and the clock is used instead.
 create or replace function ulak_private.clock(p_now timestamptz)
 returns timestamptz
 language plpgsql
@@ -42,7 +42,7 @@ begin
 end
 $plpgsql$;
 
--- For looks that change nothing: anybody may ask how things stood, or will stand, at a time that exists.
+-- For functions that only read: everybody may ask how things stood, or will stand, at any time within the range.
 create or replace function ulak_private.finite_time(p_now timestamptz)
 returns timestamptz
 language plpgsql
@@ -58,8 +58,8 @@ begin
 end
 $plpgsql$;
 
--- Whether a time was written by a clock that was set back since: no state may be dated further ahead than its own delay allows. A second
--- is no sign of it, since sessions read the clock a moment apart.
+-- Whether a time was written before the clock was set back: no state may be dated further ahead than its own delay allows. Up to a second
+-- doesn't count, since sessions read the clock a moment apart.
 create or replace function ulak_private.is_ahead(p_time timestamptz, p_now timestamptz)
 returns boolean
 language sql
@@ -68,7 +68,7 @@ as $sql$
     select p_time operator(pg_catalog.-) p_now operator(pg_catalog.>) interval '1 second'
 $sql$;
 
--- The time of an entry of ulak.event_log: actors must not be able to date it. A superuser could write the table anyway.
+-- The time of an entry of ulak.event_log: callers must not be able to choose it. Superusers may, since they could write the table anyway.
 create or replace function ulak_private.log_time(p_now timestamptz)
 returns timestamptz
 language sql
@@ -78,8 +78,8 @@ as $sql$
     select case when current_setting('is_superuser') = 'on' then p_now else clock_timestamp() end
 $sql$;
 
--- An interval as an exact number of seconds: to a timestamptz, '1 day' may add 23 or 25 hours, as the session's time zone
--- has it. Null stays null.
+-- An interval as an exact number of seconds: added to a timestamptz, '1 day' may be 23 or 25 hours, depending on the session's time zone.
+-- Null stays null.
 create or replace function ulak_private.exact(p_interval interval)
 returns interval
 language sql

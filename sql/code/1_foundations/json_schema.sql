@@ -1,9 +1,9 @@
--- JSON Schema, the part of it that ulak understands: for payloads of events, configs of endpoints and retry policies.
+-- The part of JSON Schema that ulak supports: for payloads of events, configs of endpoints and retry policies.
 
--- The first thing in p_value that p_schema forbids, as {path below $, problem, hint}; null if there is none. It says what was
--- expected where, and never the value itself: that may be a secret. This runs for every value of every published payload: plain expressions only, which
--- PL/pgSQL evaluates without the executor, and a path that is put together on the way back from a violation.
--- A keyword says nothing about a value of another type, as the standard has it.
+-- The first violation of p_schema in p_value, as {path below $, problem, hint}; null if there is none. It says what was expected where, and
+-- never shows the value, which may be a secret. This runs for every value of every published payload, so it uses plain expressions only,
+-- which PL/pgSQL evaluates without the executor, and builds the path on the way back from a violation. As in the standard, a keyword
+-- doesn't apply to values of other types.
 create or replace function ulak_private.json_violation(p_schema jsonb, p_value jsonb)
 returns text[]
 language plpgsql
@@ -70,7 +70,7 @@ begin
             return v_violation;
         end if;
     end loop;
-    -- After the keys that are there: "ulr is not a known key" says more than "url is required".
+    -- Checked after the keys that are present: "ulr is not a known key" says more than "url is required".
     if p_schema ? 'required' then
         for v_key in select jsonb_array_elements_text(p_schema -> 'required') loop
             if not p_object ? v_key then
@@ -150,7 +150,7 @@ begin
 end
 $plpgsql$;
 
--- Containment would do for scalars, but takes {"a": 1} for an element of [{"a": 1, "b": 2}].
+-- Containment would do for scalars, but it finds {"a": 1} in [{"a": 1, "b": 2}].
 create or replace function ulak_private.json_has_element(p_array jsonb, p_value jsonb)
 returns boolean
 language plpgsql
@@ -190,8 +190,8 @@ as $sql$
     end
 $sql$;
 
--- The keywords of one level of a schema. Annotations are accepted and ignored. Everything else is refused, "format" too:
--- its author expects a check.
+-- The keywords of one level of a schema. Annotations are accepted and ignored. Everything else is refused, even "format": the schema's
+-- author expects it to be checked.
 create or replace function ulak_private.json_schema_keywords()
 returns jsonb
 language sql

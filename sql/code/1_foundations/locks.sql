@@ -43,7 +43,7 @@
 --     archive_batch                   finished messages; skips
 --     cleanup                         rows past their retention; skips
 --     drop_event_type                 the event type's row; waits for subscribe()
---     lock_event_type                 the event type's row: subscribe(), grants; waits for others of it
+--     lock_event_type                 the event type's row: subscribe(), watch(), grants; waits for others of it
 --     alter_subscription              the same
 --     keep_endpoint                   an endpoint's row, so that it isn't dropped meanwhile (key share); waits for drop_endpoint() only
 --     lock_endpoint                   an endpoint's row: circuit, limits, grants, switching, dropping, rotating; waits

@@ -1,7 +1,7 @@
--- The server's log: one line per entry, whichever role causes it and however deep in other functions.
+-- The server's log: one line per entry, whichever role causes it, and however deeply the calls are nested.
 
--- A line that functions write carries their calls and the statement of the session with it, which may be hundreds of lines. Only a
--- superuser may say otherwise, so this runs as the owner of the extension.
+-- By default, PostgreSQL adds the call stack and the session's statement to a line that a function logs, which may be hundreds of lines.
+-- Only a superuser may change that, so this runs as the owner of the extension.
 create or replace function ulak_private.log(p_line text)
 returns void
 language plpgsql
@@ -15,7 +15,7 @@ begin
 end
 $plpgsql$;
 
--- The same for what the session should see, too.
+-- The same for lines that the session should see, too.
 create or replace function ulak_private.warn(p_line text)
 returns void
 language plpgsql

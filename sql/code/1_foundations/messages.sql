@@ -1,8 +1,8 @@
 -- The views that users read: ulak.queue, ulak.archive, both as ulak.messages, and ulak.dlq, each message with its payload, headers and metadata,
 -- wherever those are stored.
 
--- Made of the tables' own columns and comments, so that a column is spelled once, in sql/schema. Payload, headers and metadata are
--- look-ups of their own: a query that doesn't ask for them has the plan that it would have on the table alone.
+-- Built from the tables' own columns and comments, so that each column is defined once, in sql/schema. Payload, headers and metadata are
+-- subqueries: a query that doesn't select them has the same plan as on the table alone.
 do $plpgsql$
 declare
     v_view text;
@@ -23,7 +23,7 @@ begin
                 'messages that could not be delivered, with all that is needed to send them again'
             )
     loop
-        -- Its own columns, and those that only its event has.
+        -- The table's own columns, and those that only events have.
         with stored as (
             select a.attname, a.attnum, a.attrelid = 'ulak_private.events'::regclass as is_of_event
             from pg_catalog.pg_attribute a

@@ -1,4 +1,4 @@
--- "Did you mean": the known name that is nearest to one that isn't known.
+-- "Did you mean": the known name that is nearest to an unknown one.
 
 -- Edits (insert, delete, replace, swap of two neighbours) from one text to the other.
 create or replace function ulak_private.edit_distance(p_from text, p_to text)
@@ -45,7 +45,7 @@ immutable
 set search_path = pg_catalog, pg_temp
 as $sql$
     with candidate as (
-        -- Only the likeliest are measured: the cost stays small however many names are known.
+        -- Only the 100 likeliest names are measured, so the cost stays small however many are known.
         select
             known,
             lower(left(p_name, 64) collate "C") as wanted,

@@ -1,8 +1,8 @@
--- The roles that everything is granted to, as they must be. They belong to the whole cluster: somebody with CREATEROLE may
--- have made them before us, and DROP EXTENSION leaves them.
+-- Checks the roles that everything is granted to. They belong to the whole cluster: somebody with CREATEROLE may have created them before
+-- us, and DROP EXTENSION leaves them.
 
--- Whether a dump is being restored: it turns row_security off. Anybody may do that, and a database's owner can for
--- all its sessions, so it counts only if a superuser has SET it.
+-- Whether a dump is being restored: the dump turns row_security off. Anybody may do that, and a database's owner for all of its sessions,
+-- so it counts only if a superuser has SET it.
 create or replace function ulak_private.is_restore()
 returns boolean
 language plpgsql
@@ -34,8 +34,8 @@ as $sql$
     select a.rolname::text from pg_authid a where a.rolname = any (ulak_private.roles()) and a.rolpassword is not null
 $sql$;
 
--- Problems of the roles, and the statements that fix them. is_usual: a problem only in a role that nobody has used yet; later
--- on it is what an operator does.
+-- Problems of the roles, and the statements that fix them. is_usual: a problem only if the role hasn't been used yet; later on, operators
+-- do this on purpose.
 create or replace function ulak_private.role_problems()
 returns table (role text, problem text, remedy text, is_usual boolean)
 language sql
@@ -86,7 +86,7 @@ as $sql$
         or g.rolname = any (ulak_private.roles())
         or g.rolname in ('pg_execute_server_program', 'pg_read_server_files', 'pg_write_server_files')
     union all
-    -- The owner of a role that can log in may set these for its sessions, which pg_cron starts.
+    -- A role that can log in may set these for its own sessions, and pg_cron starts sessions of ulak_worker.
     select
         r.rolname,
         format('begins its sessions with %s', c.setting),
@@ -104,7 +104,7 @@ as $sql$
         and (split_part(c.setting, '=', 1) in ('search_path', 'role') or split_part(c.setting, '=', 1) like '%preload_libraries')
 $sql$;
 
--- Whether the caller may read this table or view, so that a hint names nothing else. Not for hot paths.
+-- Whether the caller may read this table or view, so that hints name only what the caller can read. Not for hot paths.
 create or replace function ulak_private.may_read(p_relation text)
 returns boolean
 language sql
@@ -114,15 +114,15 @@ as $sql$
     select has_table_privilege(ulak_private.caller(), p_relation, 'select')
 $sql$;
 
--- A role that has grants here is one of ours since an earlier version; one that has grants in another database probably is,
--- and then it may have members and a password. The installing superuser can confirm that all is as it should be.
+-- A role with grants here is ours, from an earlier version. A role with grants in another database probably is, and may have members and a
+-- password by now. The installing superuser can confirm that everything is as intended.
 do $plpgsql$
 declare
     v_problem record;
     v_is_tolerated boolean;
     v_problems text[];
     v_remedies text[];
-    -- Only a superuser could set such a parameter for the sessions of others.
+    -- Only a superuser could set this parameter for the sessions of others.
     v_is_accepted boolean := ulak_private.is_restore() or coalesce(pg_catalog.current_setting('ulak.accept_roles', true), '') = 'on';
 begin
     for v_problem in

@@ -1,4 +1,4 @@
--- Settings: what exists, what holds, and how to change it.
+-- Settings: their names and ranges, their current values, and how to change them.
 
 -- The names, defaults and ranges. kind: integer, boolean, choice (of choices), text, networks (a list of CIDRs), hosts (a list of names).
 create or replace view ulak.settings as
@@ -88,7 +88,7 @@ begin
 end
 $plpgsql$;
 
--- Spelled out instead of pinned, which would cost half as much again; the claim asks for several settings each time.
+-- Qualifies its operator instead of setting a search_path, which would cost half as much again: each claim reads several settings.
 create or replace function ulak_private.stored_setting(p_name text)
 returns text
 language plpgsql
@@ -108,7 +108,7 @@ begin
 end
 $plpgsql$;
 
--- A parameter of the server, such as ulak.batch_size, has no effect, wherever it is set: doctor() names it.
+-- Server parameters, such as ulak.batch_size, have no effect, wherever they are set: doctor() lists them.
 create or replace function ulak.setting(p_name text)
 returns text
 language plpgsql
@@ -219,8 +219,8 @@ begin
 end
 $plpgsql$;
 
--- A duration such as '30s', '5 min' or '1 d' as a whole number of the unit; null if it is none. Months and days have no fixed length in
--- each other, so they aren't mixed.
+-- A duration such as '30s', '5 min' or '1 d' as a whole number of the unit; null if it isn't one. A month has no fixed number of days, so
+-- the two aren't converted into each other.
 create or replace function ulak_private.duration(p_value text, p_unit text)
 returns text
 language plpgsql
@@ -280,7 +280,7 @@ as $sql$
     end
 $sql$;
 
--- The list as the worker reads it: PostgreSQL also understands 10.1/16, Python doesn't. Null if something else is in it.
+-- The list in the form that the worker reads: PostgreSQL also accepts 10.1/16, Python doesn't. Null if an entry isn't a network.
 create or replace function ulak_private.networks(p_list text)
 returns text
 language plpgsql
@@ -301,7 +301,7 @@ exception
 end
 $plpgsql$;
 
--- The networks that such addresses are in, for 127.0.0.1/8 is none itself. An example where it can't be read at all.
+-- For a hint: the network of each address, since 127.0.0.1/8 isn't one itself. An example if the list can't be read.
 create or replace function ulak_private.whole_networks(p_list text)
 returns text
 language plpgsql

@@ -1,6 +1,6 @@
 -- Checks of single values, wherever they come from.
 
--- Texts. Without a search_path of their own these are inlined.
+-- Texts. These functions have no search_path of their own, so they are inlined.
 
 create or replace function ulak_private.has_control_characters(p_text text)
 returns boolean
@@ -18,7 +18,7 @@ as $sql$
     select p_name ~ '^[!#$%&''*+.^_`|~0-9A-Za-z-]+$'
 $sql$;
 
--- By which headers are compared: WSGI and CGI hand x_api_key and X-Api-Key to an application under one name.
+-- The form in which header names are compared: WSGI and CGI give x_api_key and X-Api-Key to an application under one name.
 create or replace function ulak_private.header_key(p_name text)
 returns text
 language sql
@@ -27,7 +27,7 @@ as $sql$
     select translate(lower(p_name collate "C"), '_', '-')
 $sql$;
 
--- Tabs may stand in it; a line break would begin another header.
+-- Tabs are allowed; a line break would start another header.
 create or replace function ulak_private.is_header_value(p_value text)
 returns boolean
 language sql
@@ -36,7 +36,7 @@ as $sql$
     select p_value !~ E'[\\x01-\\x08\\x0a-\\x1f\\x7f]'
 $sql$;
 
--- Numbers and intervals: an error where one is out of its range.
+-- Numbers and intervals: an error if one is out of range.
 
 create or replace function ulak_private.check_interval(p_name text, p_value interval, p_most interval)
 returns void
@@ -66,7 +66,7 @@ begin
 end
 $plpgsql$;
 
--- Messages a second. Slower than one a day, times run out of their range; NaN is above every number.
+-- In messages per second. Below one a day, computed times would get out of range; NaN compares greater than every number.
 create or replace function ulak_private.check_rate(p_rate double precision)
 returns void
 language plpgsql
@@ -95,9 +95,9 @@ begin
 end
 $plpgsql$;
 
--- Filters of payloads: what a jsonpath means, everywhere. A condition ($.total > 100) counts as its truth, a path ($.items[*] ? (@.price > 10))
--- as "there is something". Returns a condition, for jsonb_path_match_tz(payload, filter, '{}', true): the _tz form because the other one raises when
--- dates with and without a zone meet, silent or not. What can't be evaluated on a payload counts as false.
+-- Payload filters: how ulak reads every jsonpath. A condition ($.total > 100) counts as its result, a path ($.items[*] ? (@.price > 10)) is
+-- true if it finds anything. Returns a condition, for jsonb_path_match_tz(payload, filter, '{}', true): the other form raises when dates
+-- with and without a zone meet, silent or not. A filter that can't be evaluated on a payload counts as false.
 create or replace function ulak_private.condition(p_filter jsonpath, p_what text)
 returns jsonpath
 language plpgsql
@@ -105,7 +105,7 @@ stable
 set search_path = pg_catalog, pg_temp
 as $plpgsql$
 declare
-    -- With texts and keys emptied, a variable is what is left of $"name".
+    -- With all quoted texts and keys emptied, only a variable, $"name", still looks like $"".
     v_bare text := regexp_replace(p_filter::text, E'"([^"\\\\]|\\\\.)*"', '""', 'g');
 begin
     if v_bare ~ E'\\$""' then
@@ -131,7 +131,7 @@ as $sql$
     select jsonb_path_query_array_tz('{}', p_filter, '{}', true) in ('[true]', '[false]', '[null]')
 $sql$;
 
--- For calls without a preview: $.active is more likely to mean $.active == true than "there is something".
+-- For calls without a preview: $.active is more likely to mean $.active == true than "active exists".
 create or replace function ulak_private.require_condition(p_predicate jsonpath)
 returns void
 language plpgsql

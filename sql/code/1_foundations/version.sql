@@ -1,4 +1,4 @@
--- The installed version and kind. The plain script (sql/plain) has its own answers.
+-- The installed version and kind. The plain script replaces both functions (sql/plain).
 
 create or replace function ulak_private.version()
 returns text
@@ -11,7 +11,7 @@ begin
 end
 $plpgsql$;
 
--- Whether workers can run in this database, or only nodes deliver.
+-- Whether workers can run in this database; if not, only nodes deliver.
 create or replace function ulak_private.has_python()
 returns boolean
 language sql

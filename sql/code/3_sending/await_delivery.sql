@@ -36,10 +36,10 @@ begin
 end
 $plpgsql$;
 
--- In Python, because a wait in SQL would keep its snapshot, and vacuum would keep all rows that have died since. It commits before
--- each wait, so it can't be called inside a transaction; that is no loss, since what isn't committed isn't delivered. By itself, without
--- the modules of the worker, which applications may not load. The caller's search_path holds: all names are qualified. It raises no error of its
--- own: one of Python's comes with a traceback.
+-- In Python, because a wait in SQL would keep its snapshot, and vacuum couldn't remove the rows that die meanwhile. It commits before each
+-- wait, so it can't be called inside a transaction; there it would wait in vain, since uncommitted messages aren't delivered. It doesn't
+-- use the worker's modules, which applications may not load. It runs with the caller's search_path, so all names are qualified. It raises
+-- no errors of its own: Python's come with a traceback.
 create or replace procedure ulak_private.await_delivery(p_id bigint, p_seconds double precision, inout p_status text, inout p_problem text)
 language plpython3u
 as $python$

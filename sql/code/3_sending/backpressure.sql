@@ -1,4 +1,4 @@
--- Backpressure: a queue that is full refuses messages, and a queue that isn't costs a send one comparison.
+-- Backpressure: a full queue refuses messages; while it isn't full, the check costs a send one comparison.
 
 -- n more messages fit below a limit of L if there is no live message at offset L - n. Such a probe walks over all live messages, so a send
 -- doesn't make one each time. A probe asks for a larger reserve r: if there is no live message at offset L - r, the next r ids can't overflow
@@ -32,8 +32,8 @@ begin
         perform ulak_private.remember_headroom(9223372036854775807, v_limit);
         return;
     end if;
-    -- A negative headroom is the time until which the queue counts as full, a second ahead at most. If it lies further ahead, the clock was
-    -- set back since.
+    -- A negative headroom is the time until which the queue counts as full, at most a second ahead. If it is further ahead, the clock has
+    -- been set back since.
     if -v_headroom - v_clock between 1 and 10000 then
         perform ulak_private.raise_queue_full(v_limit, p_count);
     end if;
@@ -42,8 +42,8 @@ begin
     perform ulak_private.remember_headroom(
         case
             when v_reserve >= p_count then p_last_id + v_reserve - p_count
-            -- So that senders at a full queue don't probe it all the time: for about ten times as long as the probe takes. The
-            -- verdict on a small queue isn't remembered, so there is room as soon as somebody made some.
+            -- Senders to a full queue don't probe it again for about ten times as long as the probe takes. For a small queue this isn't
+            -- remembered, so senders notice at once when there is room.
             when v_reserve = 0 and v_limit >= 1000 then -(v_clock + least(v_limit / 1000, 1000))
         end,
         v_limit
@@ -54,12 +54,12 @@ begin
 end
 $plpgsql$;
 
--- How many messages fit below a limit, for a sender that has p_count of them. What counts is the whole queue (pending and processing), or
--- what waits for one endpoint. A result of p_count or more: they fit, and so do this many in all, which is at least half of what is free or
--- half of the limit. A smaller result: they don't fit, and exactly this many would.
+-- How many messages fit below a limit, for a sender that has p_count of them. The limit applies to the whole queue (pending and
+-- processing), or to the messages that wait for one endpoint. A result of p_count or more: they fit, and so do this many in all, which is
+-- at least half of the free room or half of the limit. A smaller result: they don't fit, and exactly this many would.
 --
--- The reserves are a ladder: half of the limit, a quarter ... p_count. Offsets rise from rung to rung, so one cursor answers all of
--- them: each probe goes on where the last one ended, and the whole ladder costs no more than its last probe alone.
+-- The reserves form a ladder: half of the limit, a quarter ... p_count. Offsets rise from rung to rung, so one cursor serves all probes:
+-- each continues where the last one ended, and the whole ladder costs no more than its last probe alone.
 create or replace function ulak_private.probe_reserve(p_limit bigint, p_count integer, p_endpoint_id bigint default null)
 returns bigint
 language plpgsql
@@ -83,7 +83,7 @@ begin
     end if;
 
     while v_reserve <= p_limit loop
-        -- The row at offset p_limit - v_reserve, counted from those that are passed.
+        -- The row at offset p_limit - v_reserve, counted from the rows already passed.
         move relative p_limit - v_reserve + 1 - v_passed in v_live;
         if not found then
             close v_live;
@@ -103,9 +103,9 @@ begin
 end
 $plpgsql$;
 
--- A sequence keeps what it is given even if this transaction fails, and whatever others commit. So what follows from an
--- older snapshot isn't remembered, nor what follows from a limit that is no longer, or not yet, that of everybody: the
--- lock is looked at before the limit, and a transaction that changes the limit keeps the lock until others see it.
+-- A sequence isn't transactional: it keeps its value even if this transaction fails, and regardless of what others commit. So results from
+-- an older snapshot aren't remembered, nor those from a limit that is no longer, or not yet, visible to everybody: the lock is checked
+-- before the limit, and a transaction that changes the limit keeps the lock until others see the change.
 create or replace function ulak_private.remember_headroom(p_headroom bigint, p_limit bigint)
 returns void
 language plpgsql
@@ -134,8 +134,8 @@ begin
 end
 $plpgsql$;
 
--- Whether an open transaction, our own included, has changed the limit. Vacuum takes the same lock; then the next send
--- probes once more than it would have to.
+-- Whether an open transaction, our own included, has changed the limit. Vacuum takes the same lock, which costs the next send an
+-- unnecessary probe.
 create or replace function ulak_private.limit_is_changing()
 returns boolean
 language sql
@@ -169,8 +169,8 @@ begin
 end
 $plpgsql$;
 
--- The three endpoints for which most waited when maintenance last counted, in words. Null if it hasn't, or if there are so many
--- endpoints that each refused sender would pay for it.
+-- The three endpoints with the most waiting messages when maintenance last counted, as text. Null if it hasn't counted yet, or if there are
+-- so many endpoints that this would slow down each refused sender.
 create or replace function ulak_private.fullest_endpoints()
 returns text
 language plpgsql

@@ -1,7 +1,7 @@
--- Taking back: what wasn't sent yet is cancelled, by those who could send it.
+-- Cancelling messages that haven't been sent yet, for applications that could have sent them.
 
--- No session owns a waiting message, so the first one to change its row has it: the guarded statement below and the claim lock the
--- same row, and only one of them finds it pending.
+-- No session owns a waiting message, so the first one to change its row wins: the guarded statement below and the claim lock the same row,
+-- and only one of them finds it pending.
 create or replace function ulak.cancel(p_id bigint, p_now timestamptz default clock_timestamp())
 returns boolean
 language plpgsql
@@ -47,7 +47,7 @@ $plpgsql$;
 comment on function ulak.cancel_by_key(text, text, timestamptz) is
     'cancel() by the endpoint and the idempotency key that the message was sent with; the key is free again';
 
--- Applications may change what they could have sent, and what isn't an event of ulak's own.
+-- Applications may change messages that they could have sent themselves, except ulak's own events.
 create or replace function ulak_private.require_changeable(p_id bigint)
 returns void
 language plpgsql
@@ -64,7 +64,7 @@ begin
 end
 $plpgsql$;
 
--- Cancels those of these messages that wait, and returns how many they were. Their idempotency keys are free.
+-- Cancels those of these messages that wait, and returns their number. Their idempotency keys become free.
 create or replace function ulak_private.cancel(p_ids bigint[], p_by text, p_now timestamptz)
 returns integer
 language plpgsql

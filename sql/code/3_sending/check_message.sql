@@ -1,5 +1,5 @@
--- Checks of a message before it is queued. Each check raises, or returns true: an expression calls it at a
--- fraction of what `perform` costs.
+-- Checks of a message before it is queued. Each check raises or returns true, so that it can be called in an expression, which costs a
+-- fraction of `perform`.
 
 create or replace function ulak_private.check_message(
     p_payload jsonb,
@@ -28,7 +28,7 @@ begin
                 detail = format('They are %s and %s.', coalesce(p_scheduled_at::text, 'null'), coalesce(p_expires_at::text, 'null')),
                 hint = 'Leave expires_at out for a message that never expires.';
     end if;
-    -- A day: the smallest limit that can be configured.
+    -- One day is the smallest limit that can be configured.
     if p_scheduled_at > now() + interval '1 day' then
         perform ulak_private.check_ahead(p_scheduled_at, now());
     end if;
@@ -36,7 +36,7 @@ begin
 end
 $plpgsql$;
 
--- Within its ordering key a message holds up the ones behind it until its time comes.
+-- A message holds up the messages behind it in its ordering key until its time comes.
 create or replace function ulak_private.check_ahead(p_scheduled_at timestamptz, p_now timestamptz)
 returns boolean
 language plpgsql
@@ -87,7 +87,7 @@ begin
         raise exception 'the payload is null'
             using errcode = '22004', hint = 'Send the JSON value null as ''null''::jsonb, if that is what you mean.';
     end if;
-    -- The smallest limit that can be configured.
+    -- 1024 is the smallest limit that can be configured.
     if v_size > 1024 then
         v_limit := ulak.setting('max_payload_size')::integer;
         if v_size > v_limit then
@@ -97,15 +97,15 @@ begin
                     hint = 'Send a reference to the data, or have an administrator raise it: '
                         || 'select ulak.configure(''max_payload_size'', ''...'');';
         end if;
-        -- Up to 1024 bytes nest less than 512 levels, which everybody can read.
+        -- A value of up to 1024 bytes has at most 512 levels, which every parser can read.
         perform ulak_private.check_depth('payload', p_payloads, 1024);
     end if;
     return true;
 end
 $plpgsql$;
 
--- Readers of JSON go one call deeper with each level, and some give up. Costs half of what it takes to write the value as text.
--- Values of up to p_free_size bytes as text may be as deep as they like.
+-- JSON parsers recurse with each level, and some give up. The check costs half of what it takes to write the value as text. Values of up to
+-- p_free_size bytes as text may be nested to any depth.
 create or replace function ulak_private.check_depth(p_what text, p_values jsonb[], p_free_size integer default 0)
 returns boolean
 language plpgsql
@@ -130,7 +130,7 @@ begin
 end
 $plpgsql$;
 
--- As it is stored and as text, which can be thousands of times as long: 1e100000 takes ten bytes.
+-- Checks the stored size and the size as text, which can be thousands of times as long: 1e100000 takes ten bytes.
 create or replace function ulak_private.check_size(p_what text, p_value jsonb, p_setting text)
 returns boolean
 language plpgsql
@@ -141,7 +141,7 @@ declare
     v_size bigint := pg_column_size(p_value);
     v_limit integer;
 begin
-    -- The smallest limit that can be configured.
+    -- 1024 is the smallest limit that can be configured.
     if v_size <= 1024 then
         v_size := octet_length(p_value::text);
     end if;
@@ -163,7 +163,7 @@ begin
 end
 $plpgsql$;
 
--- An application must not be able to forge events of ulak, or of others that it may not publish: CloudEvents take their type from here.
+-- Applications must not be able to forge ulak's events, or events that they may not publish: CloudEvents take their type from here.
 create or replace function ulak_private.check_metadata(p_metadata jsonb)
 returns boolean
 language plpgsql
@@ -187,7 +187,7 @@ begin
 end
 $plpgsql$;
 
--- Keys are in an index, which takes no more than a third of a page.
+-- Keys are indexed, and an index entry can't be larger than a third of a page.
 create or replace function ulak_private.check_key(p_what text, p_key text)
 returns boolean
 language plpgsql
@@ -202,7 +202,7 @@ begin
 end
 $plpgsql$;
 
--- Messages that ulak sends itself, such as recurring ones, have reserved keys, so nobody can take them in advance.
+-- Messages that ulak sends itself, such as recurring ones, have reserved keys, so nobody can take those in advance.
 create or replace function ulak_private.check_idempotency_key(p_key text)
 returns boolean
 language plpgsql
@@ -219,7 +219,7 @@ begin
 end
 $plpgsql$;
 
--- Headers are text by name; a line break would let a sender smuggle headers of its own into the request.
+-- Headers map names to text; a line break would let a sender smuggle its own headers into the request.
 create or replace function ulak_private.check_headers(p_headers jsonb)
 returns boolean
 language plpgsql
@@ -258,7 +258,7 @@ begin
 end
 $plpgsql$;
 
--- A message must not replace a header that its endpoint authenticates itself with.
+-- A message must not replace a header that its endpoint uses to authenticate itself.
 create or replace function ulak_private.check_credentials(p_endpoint_id bigint, p_headers jsonb)
 returns boolean
 language plpgsql
@@ -277,7 +277,7 @@ begin
 end
 $plpgsql$;
 
--- Whether a body of this content type is an event to a receiver of CloudEvents.
+-- Whether a receiver of CloudEvents takes a body of this content type for an event.
 create or replace function ulak_private.is_cloudevents_type(p_content_type text)
 returns boolean
 language sql
@@ -286,10 +286,10 @@ as $sql$
     select p_content_type ~* E'^\\s*application/cloudevents'
 $sql$;
 
--- The headers by which the endpoint authenticates itself: those of "auth", "proxy" and "signature", a header of the config that is a
--- secret, under SigV4 whatever is signed by the endpoint's key and tells the service what to do, and of an endpoint that makes
--- CloudEvents their attributes, and a content type that would make an event of the body. PL/pgSQL, though it is one query: its plan is
--- kept, while one of SQL would be planned anew by each send().
+-- The headers that only the endpoint itself may set: those of "auth", "proxy" and "signature"; config headers that are secrets; under
+-- SigV4, x-amz- headers, which the endpoint's key signs and the service obeys; and for endpoints that make CloudEvents, their attributes
+-- and a content type that would turn the body into an event. PL/pgSQL, though it is one query, because its plan is kept: an SQL function
+-- would be planned again by each send().
 create or replace function ulak_private.credential_headers(p_endpoint_id bigint, p_headers jsonb)
 returns text[]
 language plpgsql
@@ -323,7 +323,7 @@ begin
 end
 $plpgsql$;
 
--- check_message() for many. What has neither headers nor metadata needs no call of its own.
+-- check_message() for many. Calls it only for messages that have headers or metadata, or that a cheap test finds suspicious.
 create or replace function ulak_private.check_messages(p_messages ulak_private.message[])
 returns boolean
 language plpgsql

@@ -1,6 +1,6 @@
 -- Queuing many messages that have been checked, by the same rules as send().
 
--- Each message for its own endpoint. Ids in the order of the messages.
+-- Each message goes to its own endpoint. Returns ids in the order of the messages.
 create or replace function ulak_private.enqueue(p_messages ulak_private.message[])
 returns bigint[]
 language plpgsql
@@ -15,7 +15,7 @@ begin
 end
 $plpgsql$;
 
--- Ids in the order of the recipients. What repeats an idempotency key, of this call or of an earlier one, has the id of the first.
+-- Returns ids in the order of the recipients. A message that repeats an idempotency key, of this or an earlier call, gets the id of the first.
 create or replace function ulak_private.enqueue(p_mailing ulak_private.mailing)
 returns bigint[]
 language plpgsql
@@ -36,7 +36,7 @@ begin
     into v_has_ordering_keys, v_has_idempotency_keys
     from unnest(p_mailing.messages) m;
     if v_has_ordering_keys then
-        -- Before ids are drawn: the order of ids is the order of commits.
+        -- Locked before ids are drawn, so that within a key the order of ids is the order of commits.
         perform ulak_private.lock_ordering_keys(array_agg(m.endpoint_id), array_agg(m.ordering_key))
         from ulak_private.new_rows(null, null, p_mailing) m;
     end if;
@@ -69,7 +69,7 @@ begin
 end
 $plpgsql$;
 
--- For each recipient its id, if it has no key or its key was free, else the id of the message that has the key.
+-- For each recipient: its own id, if it has no key or its key was free, else the id of the message that has the key.
 create or replace function ulak_private.take_idempotency_keys(p_mailing ulak_private.mailing, p_ids bigint[])
 returns bigint[]
 language sql
@@ -94,7 +94,7 @@ as $sql$
     ) t
 $sql$;
 
--- The i-th id is that of the i-th recipient. One plan for any number of them: a plan for each call takes longer than the insert of a few.
+-- The i-th id belongs to the i-th recipient. One plan for any number of them: planning each call takes longer than inserting a few.
 create or replace function ulak_private.insert_messages(p_mailing ulak_private.mailing, p_ids bigint[])
 returns void
 language plpgsql
@@ -103,7 +103,7 @@ set enable_nestloop = off
 set plan_cache_mode = force_generic_plan
 as $plpgsql$
 declare
-    -- The event of each message: it has the id of its first delivery. Null for a message without recipients.
+    -- The event of each message has the id of its first delivery. Null for a message without recipients.
     v_event_ids bigint[] := array(
         select f.id
         from generate_series(1, cardinality(p_mailing.messages)) m(place)
@@ -123,7 +123,7 @@ begin
     )
     select *
     from ulak_private.new_rows(p_ids, v_event_ids, p_mailing, v_random, v_generation) m
-    -- A join may give them backwards: then each page of the indexes is split in its middle and stays half empty.
+    -- A join may return them in descending order, which splits each index page in its middle and leaves it half empty.
     order by m.id;
     insert into ulak_private.events (id, payload, headers, metadata, max_retries)
     select
@@ -137,8 +137,8 @@ begin
 end
 $plpgsql$;
 
--- The deliveries of a mailing; the i-th id is that of the i-th recipient. Without a search_path of its own, so that it becomes part of
--- the query that calls it.
+-- The deliveries of a mailing; the i-th id belongs to the i-th recipient. Without a search_path of its own, so that it is inlined into the
+-- calling query.
 create or replace function ulak_private.new_rows(
     p_ids bigint[],
     p_event_ids bigint[],
@@ -168,7 +168,7 @@ as $sql$
     select
         r.id,
         p_event_ids[r.place],
-        -- Half of it is p_random, the other half the id: a random number for each took a fifth of the time of a publish().
+        -- Half of it is p_random, the other half the id: a random number for each one took a fifth of the time of publish().
         (p_random || '8' || lpad(to_hex(r.id), 15, '0'))::uuid,
         r.endpoint_id,
         m.priority,
@@ -194,7 +194,7 @@ as $sql$
             m.ordering_key,
             (m.headers ->> ':generation')::bigint as generation
         from unnest(p_mailing.messages) with ordinality m
-        -- Once for each message, not for each of its recipients.
+        -- Computed once per message, not once per recipient.
         offset 0
     ) m on m.ordinality = r.place
 $sql$;

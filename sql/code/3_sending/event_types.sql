@@ -42,7 +42,7 @@ declare
 begin
     perform ulak_private.refuse_reserved_event_type(p_name);
     perform ulak_private.lock('configs');
-    -- Before the subscriptions are deleted: a subscribe() that is under way holds this row.
+    -- Locked before the subscriptions are deleted: a subscribe() in progress holds this row.
     perform from ulak.event_types as t where t.name = p_name for update;
     if not found then
         perform ulak_private.raise_unknown_event_type(p_name);
@@ -81,7 +81,7 @@ declare
 begin
     perform ulak_private.require_condition(p_predicate);
     perform ulak_private.lock('configs');
-    -- Two sessions can't both find that a subscription isn't there yet.
+    -- The lock keeps two sessions from both finding that a subscription doesn't exist yet.
     if v_pattern is null then
         perform ulak_private.lock_event_type(p_event_type);
         v_endpoint_id := ulak_private.keep_endpoint(p_endpoint);
@@ -103,7 +103,7 @@ comment on function ulak.subscribe(text, text, jsonb, jsonpath, jsonb) is
     'sends an endpoint the events of a type, or of all types that order.* or * stands for: all, or those that contain p_filter and make p_predicate true; '
     'p_body is their body, in place of the endpoint''s own; returns an id';
 
--- An endpoint has a subscription once. The caller has locked what keeps two sessions from making the same one.
+-- An endpoint has a subscription only once. The caller holds the lock that keeps two sessions from creating the same one.
 create or replace function ulak_private.refuse_twin(p_subscription ulak.subscriptions)
 returns void
 language plpgsql
@@ -147,7 +147,7 @@ $plpgsql$;
 
 comment on function ulak.unsubscribe(bigint) is 'removes a subscription; false if there is none with this id';
 
--- One at a time per event type.
+-- Subscriptions, watches and grants of one event type change one at a time.
 create or replace function ulak_private.lock_event_type(p_name text)
 returns void
 language plpgsql
@@ -179,7 +179,7 @@ begin
 end
 $plpgsql$;
 
--- An application must not be able to forge ulak's own events.
+-- Applications must not be able to forge ulak's own events.
 create or replace function ulak_private.refuse_reserved_event_type(p_name text)
 returns void
 language plpgsql

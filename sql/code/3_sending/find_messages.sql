@@ -1,9 +1,9 @@
--- Finding messages by what their sender knows of them, wherever they are: in the queue, among the dead letters, in the archive.
+-- Finding messages by the data that their sender has, wherever they are: in the queue, among the dead letters, in the archive.
 
--- A member of ulak_application finds everybody's, but for those of restricted endpoints that it may not send to; and neither payload,
--- headers, metadata nor response. Planned for what is asked for: by correlation id an index of the queue is used, otherwise the queue is
--- read, which takes 0.1 s for a million messages: less than an index on message_id would cost all senders together. The archive has
--- indexes on id and time alone, which is why it is searched no further back than a day unless p_since says so.
+-- Members of ulak_application find everybody's messages, except those of restricted endpoints that they may not send to, and never see
+-- payload, headers, metadata or response. Each call is planned for its filters: a correlation id is looked up in an index of the queue;
+-- anything else scans the queue, which takes 0.1 s for a million messages: less than an index on message_id would cost all senders
+-- together. The archive is indexed by id and time only, so it is searched no further back than a day unless p_since is given.
 create or replace function ulak.find_messages(
     p_endpoint text default null,
     p_idempotency_key text default null,
@@ -82,7 +82,7 @@ begin
                 d.original_message_id, d.message_id, d.endpoint_id, 'failed', d.priority, d.attempts, d.retry_count, null, d.last_error, d.idempotency_key,
                 d.correlation_id, d.ordering_key, d.original_created_at, d.failed_at, d.scheduled_at, d.expires_at, null, d.failed_at, d.event_id,
                 coalesce(d.event_created_at, d.original_created_at), false
-            -- What only a dead letter still knows.
+            -- Messages that only exist as a dead letter.
             from ulak_private.letters d
             where not exists (select from ulak_private.deliveries q where q.id = d.original_message_id)
                 and not exists (select from ulak_private.archived a where a.id = d.original_message_id and a.created_at = d.original_created_at)
@@ -120,7 +120,7 @@ comment on function ulak.find_messages(text, text, uuid, uuid, text, timestamptz
     'finds messages by endpoint, idempotency key, correlation id, message_id (webhook-id) and status, newest first; without '
     'payload, headers and response. Finished messages and dead letters are searched from p_since on, by default one day back';
 
--- For monitors: without payload, and with no filter that would tell what is in it.
+-- For monitors: shows no payload, and has no filter that would reveal one.
 create or replace function ulak.find_letters(
     p_endpoint text default null,
     p_error_like text default null,

@@ -1,7 +1,7 @@
--- Backpressure of one endpoint: a receiver that is down must not fill the queue for all.
+-- Backpressure of one endpoint: a receiver that is down must not fill the queue for the others.
 
 -- As for the whole queue (3_sending/backpressure.sql), a probe's reserve is a promise: the next ids, as many as the reserve, can't exceed
--- the limit, whoever they are for. Sends compare their id with the end of that promise.
+-- the limit, whichever endpoints they are for. Sends compare their id with the last id of that promise.
 
 create or replace function ulak_private.max_pending(p_config jsonb)
 returns integer
@@ -12,7 +12,7 @@ as $sql$
     select coalesce((p_config -> 'max_pending')::integer, nullif(ulak_private.stored_setting('max_pending')::integer, 0))
 $sql$;
 
--- After a change of the setting.
+-- Called after a change of the setting.
 create or replace function ulak_private.apply_max_pending()
 returns void
 language plpgsql
@@ -38,8 +38,8 @@ as $sql$
     on conflict (endpoint_id) do update set safe_to = 0
 $sql$;
 
--- How many of p_count new messages, with ids up to p_last_id, fit behind what waits for the endpoint. If not all do, the
--- endpoint's own choice holds: an error, or those that don't fit become dead letters.
+-- How many of p_count new messages, with ids up to p_last_id, fit behind those that wait for the endpoint. If not all of them fit, the
+-- endpoint's config decides: the send fails, or the messages that don't fit become dead letters.
 create or replace function ulak_private.pending_room(p_endpoint_id bigint, p_last_id bigint, p_count integer)
 returns integer
 language plpgsql
@@ -116,8 +116,8 @@ as $sql$
     where h.endpoint_id = r.endpoint_id
 $sql$;
 
--- Makes dead letters of messages that were queued as failed because their endpoint is full. announce_dead() would lock the endpoint until the
--- sender commits, so log_overflow() tells of them instead.
+-- Makes dead letters of messages that were queued as failed because their endpoint is full. announce_dead() would lock the endpoint until
+-- the sender commits, so log_overflow() reports them instead.
 create or replace function ulak_private.bury_overflow(p_ids bigint[])
 returns void
 language plpgsql
@@ -137,7 +137,7 @@ begin
 end
 $plpgsql$;
 
--- Logs the last of an endpoint's letters, at most once a minute. No session waits here: a sender that finds the row locked leaves it to the
+-- Logs the endpoint's newest dead letter, at most once a minute. No session waits here: a sender that finds the row locked leaves it to the
 -- next one.
 create or replace function ulak_private.log_overflow(p_ids bigint[])
 returns void
@@ -158,7 +158,7 @@ begin
                 and coalesce(
                     r.overflow_logged_at <= now() - interval '1 minute' or ulak_private.is_ahead(r.overflow_logged_at, now()), true
                 )
-                -- Under a snapshot of its own, another sender's update would be an error.
+                -- In a stricter isolation level, a concurrent update by another sender would raise an error.
                 and current_setting('transaction_isolation') = 'read committed'
             for no key update skip locked
         ) r

@@ -73,8 +73,8 @@ $plpgsql$;
 comment on function ulak.publish_batch(jsonb) is
     'publishes an array of {"event_type": ..., "payload": ..., and options of publish()}, all or none; returns the number of messages queued';
 
--- Each event, as a message without an endpoint, goes to every endpoint that subscribes to it; element i of the arrays is one event.
--- A receiver behind two of the endpoints knows it by its event id.
+-- Sends each event to every endpoint that subscribes to it. Element i of the arrays is one event, as a message without an endpoint. A
+-- receiver behind two of the endpoints recognises it by its event id.
 create or replace function ulak_private.fan_out(p_events ulak_private.message[], p_event_types text[], p_event_ids uuid[])
 returns integer
 language plpgsql
@@ -85,7 +85,7 @@ declare
     v_mailing ulak_private.mailing;
 begin
     if cardinality(p_events) = 1 then
-        -- 50 us less than the general way.
+        -- 50 us faster than the general path.
         v_mailing.endpoint_ids := ulak_private.subscribed_endpoints(p_event_types[1], p_events[1].payload);
         v_mailing.places := nullif(array_fill(1, array[cardinality(v_mailing.endpoint_ids)]), '{}');
     else
@@ -146,7 +146,7 @@ begin
 end
 $plpgsql$;
 
--- Which endpoints get which of these events, in their order. An endpoint gets an event once, however many of its subscriptions match.
+-- Which endpoints get which of these events, in the events' order. An endpoint gets an event once, however many of its subscriptions match.
 create or replace function ulak_private.recipients(
     p_event_types text[],
     p_payloads jsonb[],
@@ -156,7 +156,7 @@ create or replace function ulak_private.recipients(
 language plpgsql
 stable
 set search_path = pg_catalog, pg_temp
--- Thousands of events times thousands of subscriptions, pair by pair, would take minutes.
+-- Comparing thousands of events with thousands of subscriptions pair by pair would take minutes.
 set enable_nestloop = off
 set plan_cache_mode = force_generic_plan
 as $plpgsql$
@@ -229,8 +229,8 @@ begin
 end
 $plpgsql$;
 
--- A predicate that fails on this payload counts as false: it must not abort the application's transaction. The _tz form because the other one
--- raises when dates and times with and without a zone meet, silent or not. Without a search_path, so that it becomes part of a query.
+-- A predicate that fails on this payload counts as false: it must not abort the application's transaction. The _tz form, because the other
+-- one raises when dates and times with and without a zone meet, silent or not. Without a search_path, so that it is inlined.
 create or replace function ulak_private.is_wanted_payload(p_payload jsonb, p_filter jsonb, p_predicate jsonpath)
 returns boolean
 language sql
@@ -285,7 +285,7 @@ begin
 end
 $plpgsql$;
 
--- The schema of an event type that the caller may publish; null: it has none.
+-- The schema of an event type that the caller may publish; null if it has none.
 create or replace function ulak_private.publishable(p_event_type text)
 returns jsonb
 language plpgsql
@@ -309,7 +309,7 @@ begin
 end
 $plpgsql$;
 
--- Everything is looked at before anything is queued.
+-- All events are checked before any is queued.
 create or replace function ulak_private.check_events(p_events jsonb)
 returns void
 language plpgsql

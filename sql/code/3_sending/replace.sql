@@ -1,8 +1,8 @@
--- Replacing what waits: a message takes the place of the one that waits under its idempotency key.
+-- Replacing: a new message takes the place of the one that waits under its idempotency key.
 
--- Like take_idempotency_key(), but a message that waits under the key is replaced, and its id is returned. A message that waits for a retry is
--- cancelled instead, and the new one takes over the key: the receiver may have seen the old one, and would take the new content for a
--- repetition. If the message is in flight or finished, the new one takes over the key, too.
+-- Like take_idempotency_key(), but a message that waits under the key is replaced, and its id is returned. A message that waits for a retry
+-- is cancelled instead, and the new one takes over the key: the receiver may have seen the old one, and would take the new content for a
+-- repetition. So is one with another ordering key. If the message is in flight or finished, the new one takes over the key, too.
 create or replace function ulak_private.take_place(
     p_message ulak_private.message,
     p_payload_hash text,
@@ -25,7 +25,7 @@ begin
         if v_first_id = p_id then
             return p_id;
         end if;
-        -- The message is locked before its key, in the same order as when it is settled. This waits for a claim that is under way.
+        -- The message is locked before its key, in the same order as when it is settled. This waits for a claim in progress.
         select q.* into v_waiting
         from ulak_private.deliveries q
         where q.id = v_first_id and q.status is not distinct from 'pending'
@@ -78,8 +78,8 @@ begin
 end
 $plpgsql$;
 
--- The message keeps its id, its webhook-id and its place in its ordering key; its content is a new event. The caller has locked it. When it is
--- due it is as reschedule() has it.
+-- The message keeps its id, its webhook-id and its place in its ordering key; its content is a new event. The caller has locked it. A
+-- parked message becomes due, as in reschedule().
 create or replace function ulak_private.replace_message(
     p_waiting ulak_private.deliveries,
     p_message ulak_private.message,
@@ -122,7 +122,7 @@ begin
 end
 $plpgsql$;
 
--- Before anything else, and whatever the payload is: an answer would let others find out what was sent.
+-- Checked first, whatever the payload is: any other answer would let others find out what was sent.
 create or replace function ulak_private.require_key_owner(p_sent_by text, p_endpoint text, p_idempotency_key text)
 returns void
 language plpgsql

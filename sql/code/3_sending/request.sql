@@ -1,8 +1,8 @@
--- Options of a single message's request: a body that is sent byte for byte, a path behind the endpoint's url, a
--- time-out. It travels with the message's headers, wherever those go, under names that no header can have: ":body", ":path" and
--- ":timeout", as HTTP/2 names what isn't a header.
+-- Options of a single message's request: a body that is sent byte for byte, a path appended to the endpoint's url, a time-out. They are
+-- stored among the message's headers under names that no header can have: ":body", ":path" and ":timeout", like the pseudo-headers of
+-- HTTP/2.
 
--- A body that is sent as it is, which jsonb would reorder, is stored as the JSON string of its text.
+-- A raw body is stored as a JSON string, because jsonb would reformat it.
 create or replace function ulak_private.body(p_payload jsonb, p_raw text)
 returns jsonb
 language plpgsql
@@ -20,7 +20,7 @@ begin
 end
 $plpgsql$;
 
--- A message's headers with its request's particulars, which are checked here; the headers were before.
+-- A message's headers with the options of its request. The options are checked here; the headers have been checked before.
 create or replace function ulak_private.request_headers(
     p_endpoint_id bigint,
     p_headers jsonb,
@@ -76,8 +76,8 @@ end
 $plpgsql$;
 
 -- An appended path can't lead to another host, nor out of the endpoint's own path, even for receivers that decode it first, or twice, or
--- that take what follows a semicolon for a remark on the segment. What is encoded must stay the same if it is decoded again: no letter, digit,
--- dot, hyphen or underscore is encoded, and no %25 stands before two hexadecimal digits. Nor is a character encoded that isn't UTF-8, or that some
+-- that take the text after a semicolon for a parameter of the segment. Decoding it again must not change it: no letter, digit, dot, hyphen
+-- or underscore is encoded, and no %25 precedes two hexadecimal digits. Nor may it encode bytes that aren't UTF-8, or characters that some
 -- receivers take for a dot or a slash.
 create or replace function ulak_private.check_path(p_path text)
 returns void
@@ -111,8 +111,8 @@ begin
 end
 $plpgsql$;
 
--- A message must not replace a parameter that the endpoint's own url has: it is often a credential. Under SigV4 a message must not add a
--- parameter that tells the service what to do in the endpoint's name. A parameter whose name is encoded might be any of them.
+-- A message must not replace a parameter of the endpoint's own url, which is often a credential. Under SigV4 it must not add a parameter
+-- that tells the service what to do in the endpoint's name. A parameter whose name is encoded might be any of them.
 create or replace function ulak_private.check_parameters(p_endpoint_id bigint, p_path text)
 returns void
 language plpgsql
@@ -155,8 +155,8 @@ as $sql$
     where p.parameter <> ''
 $sql$;
 
--- A message's headers with two options that its request knows nothing of. They travel so until the message is stored: then ":generation" becomes a
--- column of its delivery, ":max_retries" one of its event.
+-- A message's headers with two options that don't affect its request. They are kept there until the message is stored: then ":generation"
+-- becomes a column of its delivery, ":max_retries" one of its event.
 create or replace function ulak_private.with_options(p_headers jsonb, p_generation bigint, p_max_retries integer)
 returns jsonb
 language plpgsql

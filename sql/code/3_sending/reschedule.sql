@@ -1,8 +1,8 @@
--- Messages that wait: another time, another priority.
+-- Changing the time or the priority of waiting messages.
 
--- A message of an ordering key keeps its place in the key, which is that of its id, whatever its time is: the ones behind it wait
--- for it. A message that was parked behind another is made due at its new time all the same, and the claim that meets it parks it again. It
--- can't stay parked: a session that settles the message before it while this transaction is open finds it locked and skips it.
+-- A message of an ordering key keeps its place in the key, which is that of its id, whatever its time: the ones behind it wait for it. A
+-- parked message is made due at its new time, too, and the claim that finds it parks it again. It can't stay parked: a session that settles
+-- the message before it while this transaction is open finds it locked and skips it.
 
 create or replace function ulak.reschedule(p_id bigint, p_at timestamptz, p_now timestamptz default clock_timestamp())
 returns boolean

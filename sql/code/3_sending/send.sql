@@ -1,7 +1,7 @@
 -- Sending: an application's transaction puts messages into the queue.
 
--- Nearly every message has no option that needs a look and fits below any limit: it takes two inserts and no other query.
--- Everything else, including errors, takes the long path.
+-- Nearly every message has no option that needs a check and fits below any limit: it takes two inserts and no other query. Everything else,
+-- including errors, takes the long path.
 create or replace function ulak.send(
     p_endpoint text,
     p_payload jsonb default null,
@@ -41,7 +41,7 @@ begin
         v_id := nextval('ulak.queue_id_seq');
         if ulak_private.has_room(v_id) then
             insert into ulak_private.deliveries (id, event_id, endpoint_id, priority, correlation_id, generation)
-            -- As generation() has it: that would be a query of its own.
+            -- The same as generation(), which would be a query of its own.
             select v_id, v_id, e.id, p_priority, p_correlation_id, (
                 select nullif(g.value::bigint, 0) from ulak.setting_values g where g.name = 'generation'
             )
@@ -181,7 +181,7 @@ declare
     v_payload_hash text;
     v_overflows boolean;
 begin
-    -- The generation as generation() has it: that would be a query of its own.
+    -- The generation is the same as generation(), which would be a query of its own.
     select
         e.id,
         e.max_pending is not null as is_limited,
@@ -210,7 +210,7 @@ begin
     if p_ordering_key is not null then
         perform ulak_private.lock_ordering_key(v_endpoint.id, p_ordering_key);
     end if;
-    -- After the lock on the ordering key: the order of ids is the order of commits.
+    -- Drawn after the lock on the ordering key, so that within a key the order of ids is the order of commits.
     v_id := nextval('ulak.queue_id_seq');
     if p_idempotency_key is not null then
         v_payload_hash := ulak_private.payload_hash(p_payload);
@@ -252,7 +252,7 @@ begin
 end
 $plpgsql$;
 
--- Stable and not immutable, as convert_to() is: else it wouldn't be inlined.
+-- Stable, because convert_to() is: as immutable it wouldn't be inlined.
 create or replace function ulak_private.payload_hash(p_payload jsonb)
 returns text
 language sql
@@ -262,8 +262,8 @@ as $sql$
     select encode(sha256(convert_to(p_payload::text, 'UTF8')), 'hex')
 $sql$;
 
--- The id of the message that has the key: p_id, if the key was free and is taken by this call, or that of the message that took it
--- earlier, which must be of the same sender and have the same payload. If another transaction has just taken the key, the call waits for its end.
+-- The id of the message that has the key: p_id if the key was free and this call took it, else that of the message that took it earlier,
+-- which must have the same sender and payload. If another transaction has just taken the key, the call waits until that ends.
 create or replace function ulak_private.take_idempotency_key(
     p_endpoint_id bigint,
     p_idempotency_key text,

@@ -1,4 +1,4 @@
--- Sending many messages by one call: to one endpoint, each with its own options, or one message to many endpoints.
+-- Sending many messages in one call: to one endpoint, each with its own options, or one message to many endpoints.
 
 create or replace function ulak.send_messages(p_endpoint text, p_messages jsonb)
 returns bigint[]
@@ -18,7 +18,7 @@ $plpgsql$;
 comment on function ulak.send_messages(text, jsonb) is
     'queues an array of {"payload": ..., and options of send()} for one endpoint, all or none; returns ids in the order of the array';
 
--- The messages that an array of send_messages() or publish_batch() has, checked. An event has no endpoint.
+-- The messages in an array of send_messages() or publish_batch(), checked. An event has no endpoint.
 create or replace function ulak_private.messages_of(p_items jsonb, p_endpoint_id bigint default null)
 returns ulak_private.message[]
 language plpgsql
@@ -66,7 +66,7 @@ begin
 end
 $plpgsql$;
 
--- The same messages; element i of p_requests says what is particular to the i-th.
+-- The same messages with the options of their requests: element i of p_requests belongs to the i-th.
 create or replace function ulak_private.with_requests(p_messages ulak_private.message[], p_requests jsonb)
 returns ulak_private.message[]
 language sql
@@ -163,7 +163,7 @@ comment on function ulak.send_many(
 ) is
     'queues one message for each of these endpoints, with the options of send(); returns ids in the order of the endpoints';
 
--- Options of a message in an array of messages or of events, by JSON's types. Each caller adds its own keys.
+-- Options of a message in an array of messages or events, by JSON type. Each caller adds its own keys.
 create or replace function ulak_private.message_options_schema()
 returns jsonb
 language sql
@@ -227,7 +227,7 @@ begin
 end
 $plpgsql$;
 
--- Whether all items plainly satisfy the schema of an item, by one query. json_violation() takes ten times as long, and says what is wrong where.
+-- Whether all items clearly satisfy the schema of an item, in one query. json_violation() takes ten times as long, but says what is wrong where.
 create or replace function ulak_private.are_plain(p_items jsonb, p_schema jsonb)
 returns boolean
 language plpgsql
@@ -272,7 +272,7 @@ declare
 begin
     select m.place - 1 into v_place
     from jsonb_array_elements(p_messages) with ordinality m(message, place)
-    -- Both, or neither.
+    -- Finds messages with both, or with neither.
     where (m.message ? 'payload') = coalesce(jsonb_typeof(m.message -> 'raw') = 'string', false)
     order by m.place
     limit 1;

@@ -1,6 +1,6 @@
--- What this transaction has sent so far, for tests that roll back.
+-- The messages that this transaction has sent so far, for tests that roll back.
 
--- The payloads are shown, also those that a trigger has sent with the rights of its owner. So the caller needs the right to read messages.
+-- It shows payloads, even those that a trigger has sent with its owner's rights. So the caller needs the right to read messages.
 create or replace function ulak.sent()
 returns table (
     id bigint,
@@ -57,8 +57,8 @@ comment on function ulak.sent() is
     'what this transaction has sent so far, in the order of sending, for tests that roll back; needs the right to read '
     'ulak.queue';
 
--- Whether the current transaction, or a part of it since a savepoint, has inserted a row that it sees and that has this xmin: then the number
--- is that of the transaction or a later one, and the transaction with that number is still in progress.
+-- Whether the current transaction, or one of its subtransactions, inserted a visible row with this xmin: then the number is that of the
+-- transaction or a later one, and the transaction with that number is still in progress.
 create or replace function ulak_private.is_own_row(p_xmin xid)
 returns boolean
 language plpgsql
@@ -67,7 +67,7 @@ set search_path = pg_catalog, pg_temp
 as $plpgsql$
 declare
     v_own bigint := pg_current_xact_id_if_assigned()::text::bigint;
-    -- A row's number has 32 bits, which wrap around.
+    -- xmin has 32 bits, which wrap around.
     v_distance bigint := (p_xmin::text::bigint - v_own) & 4294967295;
 begin
     return coalesce(

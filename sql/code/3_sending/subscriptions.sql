@@ -1,4 +1,4 @@
--- Changing event types and subscriptions in place, and looking at them.
+-- Changing event types and subscriptions in place, and showing them.
 
 create or replace function ulak.alter_event_type(
     p_name text,
@@ -17,7 +17,7 @@ begin
     end if;
     update ulak.event_types as t
     set description = nullif(coalesce(p_description, t.description), ''),
-        -- An empty schema accepts everything, as none does.
+        -- An empty schema accepts everything, so it is stored as null.
         schema = nullif(coalesce(p_schema, t.schema), '{}')
     where t.name = p_name;
     if not found then
@@ -48,7 +48,7 @@ declare
 begin
     perform ulak_private.require_condition(p_predicate);
     perform ulak_private.lock('configs');
-    -- One at a time per event type, or per endpoint if it has a pattern, as subscribe() does it.
+    -- One at a time per event type, or per endpoint for a pattern, as in subscribe().
     perform
     from ulak.event_types as t
     where t.name = (select s.event_type from ulak.subscriptions as s where s.id = p_subscription_id)

@@ -1,8 +1,8 @@
--- Tracing (W3C Trace Context): a transaction's trace travels with what it sends, and each attempt is a span of its own.
+-- Tracing (W3C Trace Context): a transaction's trace travels with its messages, and each attempt is a span of its own.
 
--- A message's headers as its event has them: without the options that have columns of their own (with_options()), and with the trace of the
--- transaction that sends it (`set local ulak.traceparent`), unless it brings a trace of its own. Without a search_path of its own, so that it
--- becomes part of the query that calls it.
+-- A message's headers as they are stored in its event: without the options that have columns of their own (with_options()), and with the
+-- trace of the sending transaction (`set local ulak.traceparent`), unless the message has its own. Without a search_path of its own, so
+-- that it is inlined into the calling query.
 create or replace function ulak_private.stored_headers(p_headers jsonb)
 returns jsonb
 language sql
@@ -14,8 +14,8 @@ as $sql$
     end
 $sql$;
 
--- An invalid value is left out, as the standard demands: tracing must not fail an application's transaction. From here on the header of a
--- message's own trace has its name in lower case.
+-- An invalid trace of the transaction is left out, as the standard demands: tracing must not fail an application's transaction. The names
+-- of a message's own trace headers become lower case.
 create or replace function ulak_private.with_trace(p_headers jsonb)
 returns jsonb
 language plpgsql
@@ -41,7 +41,7 @@ begin
 end
 $plpgsql$;
 
--- Of a traceparent; null if that isn't valid.
+-- The trace id in a traceparent; null if the traceparent isn't valid.
 create or replace function ulak_private.trace_id(p_traceparent text)
 returns text
 language sql
@@ -50,7 +50,7 @@ as $sql$
     select substring(p_traceparent from '^00-(?!0{32})([0-9a-f]{32})-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}$')
 $sql$;
 
--- The span of an attempt. Made of what identifies it, so that nothing is stored and history() knows it, too.
+-- The span id of an attempt, derived from what identifies the attempt: nothing is stored, and history() can compute it, too.
 create or replace function ulak_private.span_id(p_trace_id text, p_id bigint, p_attempt integer)
 returns text
 language sql
@@ -59,7 +59,7 @@ as $sql$
     select left(encode(sha256(convert_to(p_trace_id || '/' || p_id || '/' || p_attempt, 'UTF8')), 'hex'), 16)
 $sql$;
 
--- A message's headers as an attempt sends them. A trace that isn't valid, which only a message's own can be, goes as it is.
+-- A message's headers as an attempt sends them. An invalid trace, which only a message's own can be, is sent unchanged.
 create or replace function ulak_private.sent_headers(p_headers jsonb, p_generation bigint, p_id bigint, p_attempt integer)
 returns jsonb
 language sql

@@ -1,6 +1,6 @@
--- Waking a worker: a sender notifies it if it sleeps. NOTIFY is expensive, since transactions that notify commit one at a time, under a lock
--- of the whole server. So only the first few senders after a worker has asked for it notify, and in a busy queue none do.
--- The sequence ulak_private.bell holds the id up to which senders notify. It and the channel ulak_bell have their names from 0.1.0.
+-- Waking a worker: a sender notifies it if it sleeps. NOTIFY is expensive, since transactions that notify commit one at a time, under a
+-- lock of the whole server. So only the first few senders after a worker's request notify, and in a busy queue none do. The sequence
+-- ulak_private.bell holds the id up to which senders notify. It and the channel ulak_bell keep their names from 0.1.0.
 
 -- Whether a worker has asked to be notified of this id.
 create or replace function ulak_private.wants_wake_up(p_id bigint)
@@ -10,8 +10,8 @@ as $sql$
     select p_id <= pg_sequence_last_value('ulak_private.bell')
 $sql$;
 
--- Every NOTIFY of ulak, delivered when the transaction commits. A notification queue that fills up is somebody else's problem,
--- and must not stop senders or settling.
+-- Sends every NOTIFY of ulak, which is delivered when the transaction commits. If another application fills up the notification queue, that
+-- must not stop senders or settling.
 create or replace function ulak_private.notify(p_channel text, p_payload text)
 returns void
 language plpgsql
@@ -37,8 +37,8 @@ begin
 end
 $plpgsql$;
 
--- From now on the senders of the next 16 ids notify. The id that was sent last is read after that was asked for: a sender either has drawn
--- its id by now, or will see that it is to notify.
+-- From now on the senders of the next 16 ids notify. The last id is read after the request was made: a sender either has drawn its id by
+-- now, or will see the request.
 create or replace function ulak_private.request_wake_ups()
 returns bigint
 language plpgsql
@@ -51,8 +51,8 @@ begin
 end
 $plpgsql$;
 
--- Makes this session one that is notified, from its next commit on; false where nobody notifies, where what is sent is held
--- until adopt(), and in background workers, which can't LISTEN.
+-- Subscribes this session to notifications, from its next commit on. False if senders don't notify, if messages are held until adopt(), and
+-- in background workers, which can't LISTEN.
 create or replace function ulak_private.listen()
 returns boolean
 language plpgsql
@@ -70,10 +70,10 @@ begin
 end
 $plpgsql$;
 
--- External workers wait by themselves: a function that waits holds a snapshot, and with it vacuum. While nothing is sent, a consumer sleeps
--- for a second at most and is woken by the next sender, as workers are. While others send, the consumer that found something last looks again
--- after 3 ms, and all others after 0.1 s: senders of a busy queue notify nobody, and a message that was drawn before the consumer asked,
--- and is committed after, is seen at the next look. So many consumers cost little more than one, whose caches stay warm.
+-- External workers wait on their own: a function that waits holds a snapshot, which holds back vacuum. While nothing is sent, a consumer sleeps
+-- for a second at most and is woken by the next sender, as workers are. While others send, the consumer that last found a message looks again
+-- after 3 ms, and all others after 0.1 s: senders of a busy queue notify nobody, and a message whose id was drawn before the consumer's
+-- request, and that commits after it, is found by the next claim. So many consumers cost little more than one, whose caches stay warm.
 create or replace function ulak.listen()
 returns double precision
 language plpgsql
@@ -83,12 +83,12 @@ as $plpgsql$
 declare
     v_sent bigint := coalesce(pg_sequence_last_value('ulak.queue_id_seq'::regclass), 0);
     v_now bigint := extract(epoch from clock_timestamp()) * 1000000;
-    -- The session's memory: the last id that was sent, and since when.
+    -- The session's memory: the last id that was sent, and when it first saw that id.
     v_memory bigint[] := nullif(current_setting('ulak_private.waiting', true), '');
 begin
     if v_memory[1] = v_sent and v_now - v_memory[2] >= 100000 and current_setting('max_prepared_transactions')::integer = 0 then
         listen ulak_bell;
-        -- A sender that drew an id in the meantime may not notify.
+        -- A sender that has drawn an id in the meantime might not notify.
         return case when ulak_private.request_wake_ups() = v_sent then 1 else 0 end;
     elsif v_memory[1] is distinct from v_sent then
         perform set_config('ulak_private.waiting', array[v_sent, v_now]::text, false);

@@ -1,7 +1,7 @@
--- Watching tables: what a statement changes in a table becomes events, published as one set in the same transaction.
+-- Watching tables: the changes of a statement become events, published as one set in the same transaction.
 
--- With the rights of its caller: PostgreSQL itself checks the right to create triggers on the table, and the caller must be able to read
--- what is sent. Those who write to the table later need no right at all.
+-- Runs with the caller's rights: PostgreSQL itself checks the right to create triggers on the table, and the caller must be able to read
+-- the columns that are sent. Roles that write to the table later need no rights for this.
 create or replace function ulak.watch(
     p_table regclass,
     p_event_type text,
@@ -21,7 +21,7 @@ declare
     v_operation text;
 begin
     v_id := ulak_private.add_watch(p_table, p_event_type, p_operations, p_columns, p_changed, p_condition, p_ordering_key);
-    -- A condition looks at every column, and the ordering key is the primary key unless another is given.
+    -- A condition reads every column, and the ordering key is the primary key unless another is given.
     select a.attname into v_column
     from pg_attribute as a
     where a.attrelid = p_table
@@ -58,7 +58,7 @@ begin
             v_id
         );
     end loop;
-    -- After the triggers: their lock has let one watch() of a table wait for another.
+    -- Checked after the triggers are created: their lock makes concurrent watch() calls of a table wait for each other.
     if exists (
         select from ulak_private.watched_tables() as w where w.table_id = p_table and w.event_type = p_event_type and w.id <> v_id
     ) then
@@ -83,7 +83,7 @@ as $plpgsql$
 declare
     v_trigger record;
 begin
-    -- Without its row, a trigger does nothing. Only the table's owner may drop it.
+    -- Without its watch, a trigger does nothing. Only the table's owner may drop it.
     for v_trigger in select t.tgname, t.tgrelid::regclass as table_name from ulak_private.watch_triggers() as t where t.watch_id = p_id loop
         if pg_has_role((select c.relowner from pg_class as c where c.oid = v_trigger.table_name), 'usage') then
             execute format('drop trigger %I on %s', v_trigger.tgname, v_trigger.table_name);
@@ -200,7 +200,7 @@ begin
         p_table::text,
         p_event_type,
         array(select distinct o.operation from unnest(p_operations) as o (operation) order by 1),
-        -- Those that the table gets later are not sent.
+        -- Columns that are added to the table later are not sent.
         coalesce(p_columns, array(select k.key from jsonb_each(v_bindings) as k order by k.value)),
         nullif(p_changed, '{}'),
         p_condition,
@@ -234,12 +234,12 @@ set search_path = pg_catalog, pg_temp
 as $sql$
     select a.number::bigint, t.tgrelid, t.tgname, t.tgenabled <> 'D'
     from pg_trigger as t
-    -- Administrators could create others, with any arguments: each ends with a zero byte.
+    -- Administrators could create other triggers, with any arguments. Each argument ends with a zero byte.
     cross join lateral substring(encode(t.tgargs, 'escape') from E'^([0-9]{1,18})\\\\000$') as a (number)
     where t.tgfoid = 'ulak_private.publish_changes()'::regprocedure and a.number is not null
 $sql$;
 
--- Each watch with the table that its triggers are on; null: they are gone, and so is the table.
+-- Each watch with the table that its triggers are on; null if the triggers or the table are gone.
 create or replace function ulak_private.watched_tables()
 returns table (id bigint, table_id oid, event_type text)
 language sql
@@ -251,7 +251,7 @@ as $sql$
     from ulak.watches as w
 $sql$;
 
--- The columns that a watch speaks of, and what each is called in the table now; null: it was dropped.
+-- The columns that a watch names, and their current names in the table; null if a column was dropped.
 create or replace function ulak_private.watched_columns(p_watch ulak.watches, p_table oid)
 returns table (name text, attname name, atttypid oid)
 language sql
@@ -293,15 +293,15 @@ comment on column ulak.watch_list.ordering_key is 'as in ulak.watches';
 comment on column ulak.watch_list.created_by is 'as in ulak.watches';
 comment on column ulak.watch_list.created_at is 'as in ulak.watches';
 
--- The trigger's function. It runs with the rights of ulak's owner, so that writers need none. If watch or event type are gone, nothing is
--- published: doctor() says so, and those who write to the table can do nothing about it.
+-- The trigger's function. It runs with the rights of ulak's owner, so that writers need none. If the watch or the event type is gone,
+-- nothing is published and no error raised: doctor() reports it, and writers could do nothing about it.
 create or replace function ulak_private.publish_changes()
 returns trigger
 language plpgsql
 security definer
 set search_path = pg_catalog, pg_temp
 set jit = off
--- Values and ordering keys are the same texts whoever writes.
+-- Values and ordering keys have the same text whichever role writes.
 set datestyle = 'ISO, YMD'
 set timezone = 'UTC'
 set intervalstyle = 'postgres'
@@ -320,7 +320,7 @@ begin
     if not found then
         return null;
     end if;
-    -- Only here are the transition tables known. The query costs a plan for each statement, however many rows that has changed.
+    -- The transition tables are only visible here. The query is planned once per statement, however many rows that has changed.
     execute ulak_private.changes_query(v_watch, tg_relid, lower(tg_op collate "C"), format('%s.%s', tg_table_schema, tg_table_name))
     into v_payloads, v_keys
     using v_watch.condition, v_watch.operations;
@@ -331,7 +331,7 @@ begin
 end
 $plpgsql$;
 
--- The query over the transition tables: payloads and ordering keys of all changes that count, as two arrays.
+-- The query over the transition tables: payloads and ordering keys of all relevant changes, as two arrays.
 create or replace function ulak_private.changes_query(p_watch ulak.watches, p_table oid, p_operation text, p_name text)
 returns text
 language plpgsql
@@ -341,15 +341,15 @@ as $plpgsql$
 declare
     v_row text := ulak_private.row_query(p_watch, p_table);
     v_is_paired boolean := p_operation = 'update' and exists (select from pg_index as i where i.indrelid = p_table and i.indisprimary);
-    -- Rows n as they are now and o as they were. What an operation has only one of is joined with none of the others.
+    -- Rows n as they are now and o as they were. An operation that has only one side is joined with no rows of the other.
     v_rows text := case
         when p_operation = 'truncate' then format('(%s) as n cross join (%1$s) as o', 'select null::jsonb as sent, null as ordering_key')
         when p_operation = 'delete' then format('(%s from old_rows as r) as o left join (%1$s from old_rows as r) as n on false', v_row)
         when v_is_paired then format('(%s from new_rows as r) as n full join (%1$s from old_rows as r) as o on o.primary_key = n.primary_key', v_row)
-        -- Inserts, and updates of a table whose primary key was dropped since.
+        -- Inserts, and updates of a table whose primary key has been dropped since.
         else format('(%s from new_rows as r) as n left join (%1$s from new_rows as r) as o on false', v_row)
     end;
-    -- A row whose primary key was updated is one that is gone and one that is new.
+    -- An update of a row's primary key counts as a delete and an insert.
     v_operation text := case
         when v_is_paired then 'case when o.sent is null then ''insert'' when n.sent is null then ''delete'' else ''update'' end'
         else quote_literal(p_operation)
@@ -376,7 +376,7 @@ begin
 end
 $plpgsql$;
 
--- What is needed of a row r of a transition table. Objects are made of named columns only, so nothing else of the row is read.
+-- The values needed of a row r of a transition table. Objects are built from named columns only, so nothing else of the row is read.
 create or replace function ulak_private.row_query(p_watch ulak.watches, p_table oid)
 returns text
 language sql
@@ -424,7 +424,7 @@ as $sql$
     from key as k
 $sql$;
 
--- A JSON object of columns, each by the name that the watch knows it by. Those that the table no longer has are left out.
+-- A JSON object of columns, each under the name that the watch has for it. Columns that the table no longer has are left out.
 create or replace function ulak_private.object_of(p_names text[], p_values jsonb)
 returns text
 language sql
@@ -433,7 +433,7 @@ set search_path = pg_catalog, pg_temp
 as $sql$
     select coalesce(
         format(
-            -- Not s alone: that is the column, if there is one of this name.
+            -- s alone would be the column of that name, if there is one.
             '(select to_jsonb(s.*) from (select %s) as s)',
             string_agg(format('%s as %I', p_values ->> n.name, n.name), ', ' order by n.place) filter (where p_values ? n.name)
         ),
@@ -442,8 +442,8 @@ as $sql$
     from unnest(p_names) with ordinality as n (name, place)
 $sql$;
 
--- to_jsonb() calls a cast to json, if a type has one, and the owner of a type may create it: with the rights of ulak's owner it would run code of
--- others. So only types of superusers, and of ulak's owner, are made into JSON. Any other value is sent as its text, which no cast makes.
+-- to_jsonb() calls a type's cast to json if there is one, and the type's owner may create it: that would run others' code with the rights of
+-- ulak's owner. So only types of superusers, and of ulak's owner, are converted to JSON. Any other value is sent as text, which uses no cast.
 create or replace function ulak_private.column_value(p_column name, p_type oid)
 returns text
 language sql
@@ -462,7 +462,7 @@ as $sql$
     )
     select format(
         case
-            -- A domain is made into JSON as what it is based on.
+            -- A domain is converted to JSON like its base type.
             when bool_and(p.typtype = 'd' or r.rolsuper or p.typowner = (select d.proowner from pg_proc as d where d.oid = 'ulak_private.publish_changes()'::regprocedure))
                 then 'r.%1$I'
             else 'case when r.%1$I is not null then concat(r.%1$I) end'
@@ -473,7 +473,7 @@ as $sql$
     join pg_roles as r on r.oid = p.typowner
 $sql$;
 
--- One text of the values of a key; a long one is known by its hash.
+-- One text from the values of a key; a long one is replaced by its hash.
 create or replace function ulak_private.key_text(p_texts text[])
 returns text
 language sql
@@ -496,7 +496,7 @@ as $sql$
     select case when octet_length(p_key) <= 512 then p_key else encode(sha256(convert_to(p_key, 'UTF8')), 'hex') end
 $sql$;
 
--- publish_batch() of one event type. Rights aren't looked at: whoever created the watch had them.
+-- publish_batch() for one event type. Rights aren't checked: the creator of the watch had them.
 create or replace function ulak_private.publish_watched(p_event_type text, p_payloads jsonb[], p_keys text[])
 returns void
 language plpgsql

@@ -1,7 +1,7 @@
 -- Wildcards: a subscription to "order.*" gets every event whose type starts with "order.", one to "*" every event of applications.
 
--- An event type has few patterns that match it: one for each of its dots, and "*". They are looked up by equality, so publishing costs what
--- matches, however many other patterns there are. ulak's own events need "ulak.*" or longer: they are for operators.
+-- Few patterns can match an event type: one for each of its dots, and "*". They are looked up by equality, so the cost of publishing
+-- depends on the matches, not on the number of other patterns. ulak's own events need "ulak.*" or longer: they are for operators.
 create or replace function ulak_private.patterns_of(p_event_type text)
 returns text[]
 language plpgsql
@@ -20,8 +20,8 @@ begin
 end
 $plpgsql$;
 
--- The subscriptions that an event type has by its name or by a pattern. Without a search_path of its own, so that it becomes part of the query
--- that calls it.
+-- The subscriptions to an event type by its name or by a pattern. Without a search_path of its own, so that it is inlined into the calling
+-- query.
 create or replace function ulak_private.subscriptions_to(p_event_type text)
 returns setof ulak.subscriptions
 language sql
@@ -32,7 +32,7 @@ as $sql$
     select s.* from ulak.subscriptions s where s.pattern = any (ulak_private.patterns_of(p_event_type)) and s.enabled
 $sql$;
 
--- The same for several event types, each once. Always by the indexes: how many subscriptions there are now says nothing of later.
+-- The same for several event types, each once. Always uses the indexes: the plan is kept, and the number of subscriptions may grow.
 create or replace function ulak_private.subscriptions_to_each(p_event_types text[])
 returns table (event_type text, endpoint_id bigint, filter jsonb, predicate jsonpath)
 language plpgsql
@@ -51,7 +51,7 @@ begin
 end
 $plpgsql$;
 
--- The pattern, if this is one; null if it is a name without *. An event type of 0.2.0 may have a * in its name: then it is that one.
+-- The pattern, if this is one, else null. An event type of 0.2.0 may have a * in its name: then the name means that event type.
 create or replace function ulak_private.as_pattern(p_event_type text)
 returns text
 language plpgsql
