@@ -627,7 +627,8 @@ def test_methods_in_lower_case_and_fractions_of_seconds_are_accepted(db: DB, con
     ],
 )
 def test_a_port_has_at_most_five_digits(db: DB, protocol: str, config: dict[str, str], port: str) -> None:
+    check = partial(db.execute, "select ulak.validate_endpoint_config(%s, %s)")
     given = json.dumps(config)
-    assert db.execute("select ulak.validate_endpoint_config(%s, %s)", [protocol, given.replace("%s", "00443")]).fetchone()
+    assert check([protocol, given.replace("%s", "00443")]).fetchone() == (True,)
     with pytest.raises(psycopg.errors.InvalidParameterValue):
-        db.execute("select ulak.validate_endpoint_config(%s, %s)", [protocol, given.replace("%s", port)])
+        check([protocol, given.replace("%s", port)])
