@@ -1,4 +1,4 @@
-"""The session of a worker that runs inside the database: the backend that it is a procedure of."""
+"""The session of a worker that runs inside the database, as a procedure of a backend."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ class Backend:
     Error: type[Exception] = plpy.SPIError
 
     def __init__(self, is_procedure: bool = True) -> None:
-        """A function may not commit: what it calls belongs to its caller's transaction."""
+        """A function may not commit: its statements belong to the caller's transaction."""
         self._plans: dict[str, plpy.PLyPlan] = {}
         self._is_procedure = is_procedure
         # PostgreSQL's own variable, not getppid(): if the postmaster died before this run began, the parent is another
         # process already.
         self._postmaster = ctypes.c_int.in_dll(ctypes.CDLL(None), "PostmasterPid").value
-        # PostgreSQL's own note that a cancel, a terminate or the like waits for its next chance.
+        # PostgreSQL's own flag that a cancel, a termination or the like is pending.
         self._interrupts = ctypes.c_int.in_dll(ctypes.CDLL(None), "InterruptPending")
 
     def call(self, query: str, types: Sequence[str] = (), arguments: Sequence[Any] = ()) -> Rows:
@@ -34,7 +34,7 @@ class Backend:
             plan = self._plans.get(query)
             if plan is None:
                 plan = self._plans[query] = plpy.prepare(query, types)
-            # A subtransaction, which an error undoes, also one in reading the result.
+            # Runs in a subtransaction, which any error undoes, even one while the result is read.
             return plpy.execute(plan, arguments)  # type: ignore[return-value]
         except plpy.SPIError as error:
             if error.sqlstate == CANCELLED:
@@ -46,8 +46,8 @@ class Backend:
                 plpy.commit()
 
     def check_interrupts(self) -> None:
-        # Backends notice the postmaster's death where they wait, and a worker waits in Python. As long as one of them
-        # lives, no new server can start.
+        # Backends notice the postmaster's death where they wait, but a worker waits in Python. While a backend lives,
+        # no new server can start.
         if os.getppid() != self._postmaster:
             plpy.fatal("the postmaster is gone")
         if self._interrupts.value:
@@ -61,13 +61,13 @@ class Backend:
             return None
 
     def orders(self) -> None:
-        """A backend is told by SQL alone."""
+        """None: a backend gets its orders only by SQL."""
 
     def now(self) -> float:
         return time.time()
 
     def measure_clock(self) -> None:
-        """It is the server's own."""
+        """None: the clock is the server's own."""
 
     def warn(self, line: str) -> None:
         plpy.warning(line)

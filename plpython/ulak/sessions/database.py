@@ -1,4 +1,4 @@
-"""The worker's way to SQL: calls of ulak's functions, each of which is a transaction that the session commits."""
+"""The worker's calls of ulak's SQL functions, each of which is a transaction that the session commits."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from ulak.worker.port import Busy, Claimed, Orders, Outcomes, Refused, Turn, Wis
 from ulak.worker.wake_up import WakeUp
 
 _OUT_OF_MEMORY = "53200"
-# Stands for a text that isn't read with the claim. No JSON is empty.
+# Stands for a text that wasn't read with the claim. JSON is never empty.
 _APART = ""
-# Messages of which a text is longer than this are read one by one: a claim of 500 then brings at most 16 MB at once, of
-# which PostgreSQL and PL/Python keep several copies, and one that can't be read costs the others of its claim nothing.
+# Messages with a text longer than this are read one by one: so a claim of 500 returns at most 16 MB at once, of which
+# PostgreSQL and PL/Python keep several copies, and a message that can't be read doesn't affect the others of its claim.
 _LARGE_MESSAGE = 32_768
 # No text is read with the claim.
 _NO_TEXTS = -1
-# What one claim brings of large messages; the rest is left in the queue.
+# How much one claim reads of large messages; the rest goes back to the queue.
 _LARGE_TOGETHER = 32 * 1024 * 1024
 # A claim takes messages of at most this many endpoints: of few if each has a backlog, of many if each has one or two.
 _MOST_ENDPOINTS = 64
@@ -55,7 +55,7 @@ def _state(error: BaseException | None) -> str:
 
 
 def _is_passing(state: str) -> bool:
-    """Deadlocks, a lack of memory or of disk, trouble with files, a lock: another try may succeed."""
+    """Deadlocks, lack of memory or disk space, file errors, locks: another try may succeed."""
     return state[:2] in ("40", "53", "58") or state == "55P03"
 
 
@@ -88,7 +88,7 @@ class Database:
         self._wake_up: WakeUp | None = None
         self._may_listen = may_listen
         self._listens = False
-        # What is raised where a text can't be returned: the server's error, or Python's own.
+        # Raised if a text can't be returned: the server's error, or Python's own.
         self._unreadable = (session.Error, Busy, UnicodeError, RecursionError)
         self._encoding = self._value("select pg_catalog.getdatabaseencoding()")
 
@@ -101,7 +101,7 @@ class Database:
             raise
 
     def _value(self, query: str, types: Sequence[str] = (), arguments: Sequence[Any] = ()) -> Any:
-        """Of one row with one column."""
+        """The only value of a query with one row and one column."""
         (value,) = self._call(query, types, arguments)[0].values()
         return value
 
@@ -114,11 +114,11 @@ class Database:
             self._call("select ulak_private.note_limit($1, $2)", ("int", "text"), (self.slot, limited_by))
 
     def suspicion(self) -> int:
-        """How many runs in turn ended with an error of the worker's own code."""
+        """How many runs in a row ended with an error of the worker's own code."""
         return int(self._value("select ulak_private.suspicion($1)", ("int",), (self.slot,)))
 
     def log(self, line: str) -> None:
-        """Into the server's log. Not plpy.log(): that adds where it was called, and the statement."""
+        """Writes to the server's log. Not plpy.log(), which adds where it was called and the statement."""
         self._call("select ulak_private.log($1)", ("text",), (line,))
 
     def check_interrupts(self) -> None:
@@ -172,7 +172,7 @@ class Database:
         )
 
     def _readable(self, claimed: list[Claimed]) -> list[Claimed]:
-        """With the texts that the claim left out. A message with one that can't be read says so, and fails alone."""
+        """Adds the texts that the claim left out. A message whose text can't be read gets a problem and fails alone."""
         room = _LARGE_TOGETHER
         left: list[Message] = []
         readable = []
@@ -260,7 +260,7 @@ class Database:
     def sweep(self) -> None:
         self._call("select ulak_private.sweep()")
 
-    # The worker among others.
+    # The worker in its fleet.
 
     def check(self) -> Orders:
         self.check_interrupts()
@@ -277,7 +277,7 @@ class Database:
         except self.session.Error:
             if last_error is None:
                 raise
-            # That the worker is seen alive, with its counters, matters more than the text of an error.
+            # The sign of life with its counters matters more than the exact text of an error.
             self._report({**progress, "last_error": text.plain(last_error)}, statistics)
 
     def _report(self, progress: Mapping[str, Any], statistics: Sequence[Mapping[str, object]]) -> None:
@@ -294,7 +294,7 @@ class Database:
         return text.storable(response, self._encoding)
 
     def missing_workers(self) -> tuple[bool, set[int]]:
-        """Whether there is nothing to watch, and which slots nobody runs."""
+        """Whether there is nothing to watch, and which worker numbers aren't running."""
         row = self._call("select leave, slots from ulak_private.missing_workers($1)", ("text",), (self._stamp,))[0]
         return row["leave"], set(row["slots"])
 
@@ -320,7 +320,7 @@ class Database:
 
 
 def _config(text: str) -> Mapping[str, Any] | None:
-    """None if Python can't read it: a number of too many digits, for example. Nothing is wrong with the others."""
+    """None if Python can't read it, for example because a number has too many digits. Other configs aren't affected."""
     try:
         config = json.loads(text)
     except (ValueError, RecursionError):
@@ -329,7 +329,7 @@ def _config(text: str) -> Mapping[str, Any] | None:
 
 
 def _claimed(row: Mapping[str, Any]) -> list[Claimed]:
-    """By endpoint, in the order of their turns."""
+    """Groups claimed messages by endpoint, in the order of their turns."""
     nothing = itertools.repeat(None)
     messages = map(
         Message,

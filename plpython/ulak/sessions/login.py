@@ -11,7 +11,7 @@ _TUPLES_OK = 2
 
 
 class LoginError(Exception):
-    """Why there is no connection, in the server's words."""
+    """Logging in or the query failed, with the message of libpq or the server."""
 
 
 def ask(parameters: Mapping[str, str], query: str) -> str:
@@ -27,8 +27,8 @@ def ask(parameters: Mapping[str, str], query: str) -> str:
 
 
 def leave_behind(parameters: Mapping[str, str], statement: str) -> None:
-    """Logs in, begins a statement and hangs up: a backend looks for its client when it has something to say, which is
-    at the statement's end."""
+    """Logs in, starts a statement and disconnects. The statement runs on: a backend notices that its client is gone
+    only when it sends something, which is at the statement's end."""
     with _connected(parameters) as (libpq, connection):
         if not libpq.PQsendQuery(connection, statement.encode()):
             raise LoginError(_text(libpq.PQerrorMessage(connection)))
@@ -54,7 +54,7 @@ def _connected(parameters: Mapping[str, str]) -> Iterator[tuple[ctypes.CDLL, cty
 
 
 def _libpq() -> ctypes.CDLL:
-    # Here, because it brings subprocess, and every worker would load that.
+    # Imported here, because it imports subprocess, which every worker would otherwise load.
     from ctypes.util import find_library
 
     name = find_library("pq") or "libpq.so.5"

@@ -1,5 +1,5 @@
-"""What database.py needs of a session: the backend that a worker runs in (backend.py), or a node's connection to it
-(node/session.py)."""
+"""The interface of a session, as database.py needs it: the backend that a worker runs in (backend.py), or a node's
+connection to one (node/session.py)."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ CANCELLED = "57014"
 
 
 class Cancelled(BaseException):
-    """The statement was cancelled, and with it the run. No Exception: what contains the harm that a message does
-    (bulkhead.py) must not contain this. Its cause is the session's own error, which leaves the run in its place."""
+    """The statement was cancelled, and with it the run. Not an Exception, so that bulkhead.py, which contains the harm
+    of a single message, doesn't catch it. Its cause is the session's own error, which cancellable() raises instead."""
 
 
 @contextmanager
 def cancellable() -> Iterator[None]:
-    """Around a run: a cancel leaves it as the session's own error."""
+    """Wraps a run: turns Cancelled back into the session's own error."""
     try:
         yield
     except Cancelled as cancelled:
@@ -34,20 +34,20 @@ class Session(Protocol):
     Error: type[Exception]
 
     def call(self, query: str, types: Sequence[str] = (), arguments: Sequence[Any] = ()) -> Rows:
-        """A statement with its parameters as $1, $2 and so on: one transaction, which is over when this returns. What
-        fails is undone, and so is what can't be read."""
+        """Runs a statement with its parameters as $1, $2 and so on, in one transaction, which is over when this
+        returns. It is undone if it fails, or if its result can't be read."""
 
     def check_interrupts(self) -> None:
         """Ends the run if it was cancelled, or if the server is gone. Costs next to nothing."""
 
     def wake_up(self) -> WakeUp | None:
-        """How a notification reaches this session, if there is a way. The caller closes it."""
+        """The wake-up by which notifications reach this session, if it supports one. The caller closes it."""
 
     def orders(self) -> str | None:
-        """The order to leave that the process itself got, as in port.Orders.leave; None: none."""
+        """An order to leave that the process itself received, as in port.Orders.leave; None: there is none."""
 
     def now(self) -> float:
-        """The time by the server's clock, wherever this runs, in seconds since 1970."""
+        """The time by the server's clock in seconds since 1970, even on another machine."""
 
     def measure_clock(self) -> float | None:
         """Compares this machine's clock with the server's: by how many seconds it is ahead; None if it is the same."""

@@ -1,4 +1,4 @@
-"""What the worker has done since its last report: per endpoint for the statistics, in sum for its own row."""
+"""Counts the worker's deliveries since its last report: per endpoint for the statistics, in total for its own row."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Mapping
 
 from ulak.messages.delivery import Settled
 
-# Bucket i counts requests below its limit, 2^(i/4) milliseconds: no figure made of them is off by more than a fifth.
-# The last bucket takes the rest (above half an hour).
+# Bucket i counts requests below its limit, 2^(i/4) milliseconds, so no figure derived from them is off by more than a
+# fifth. The last bucket takes the rest (above half an hour).
 LIMITS = tuple(2 ** (i / 4) for i in range(85))
 BUCKETS = len(LIMITS) + 1
-# The number of bucket 0 in what is stored: the elements below are those of version 0.1.0.
+# The array element that stores bucket 0: the elements below it belong to version 0.1.0.
 FIRST_ELEMENT = 100
 
 
@@ -23,7 +23,7 @@ class _Counts:
         self.failed = 0
         self.total_ms = 0.0
         self.max_ms = 0.0
-        # By bucket, and only those that count something: most endpoints fill one or two of them in a second.
+        # Counts by bucket, without empty buckets: most endpoints fill one or two of them in a second.
         self.histogram: dict[int, int] = {}
 
 
@@ -39,7 +39,7 @@ class Counters:
         return len(self._counts)
 
     def note(self, settled: Settled, seconds: float) -> None:
-        """A delivery that took this long."""
+        """Counts a delivery that took this long."""
         endpoint_id, messages, outcome = settled
         if outcome.failures is None:
             self.add(endpoint_id, len(messages), outcome.error, seconds)
@@ -49,7 +49,7 @@ class Counters:
             self.add(endpoint_id, len(failed), failed[-1].error, seconds)
 
     def add(self, endpoint_id: int, messages: int, error: str | None, seconds: float) -> None:
-        """One request that carried this many messages."""
+        """Counts one request that carried this many messages."""
         counts = self._counts.get(endpoint_id)
         if counts is None:
             counts = self._counts[endpoint_id] = _Counts()
@@ -67,7 +67,7 @@ class Counters:
         counts.histogram[bucket] = counts.histogram.get(bucket, 0) + messages
 
     def statistics(self) -> list[Mapping[str, object]]:
-        """In the order of endpoint ids: the order in which rows are locked."""
+        """Sorted by endpoint id, which is the order in which rows are locked."""
         return [
             {
                 "endpoint_id": endpoint_id,
@@ -89,8 +89,8 @@ class Counters:
 
 
 def _stored(histogram: Mapping[int, int]) -> str:
-    """As PostgreSQL reads an array that doesn't begin with element 1: from the first bucket that counts something to
-    the last. Less to send, to add up and to store."""
+    """An array literal from the first bucket that isn't empty to the last, with its lower bound, since it doesn't begin
+    with element 1. That is less to send, to add up and to store."""
     first, last = min(histogram), max(histogram)
     counts = ",".join([str(histogram.get(bucket, 0)) for bucket in range(first, last + 1)])
     return f"[{FIRST_ELEMENT + first}:{FIRST_ELEMENT + last}]={{{counts}}}"

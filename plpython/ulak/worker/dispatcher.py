@@ -1,7 +1,7 @@
 """Hands each delivery to the transport of its endpoint, and waits for all of them at once.
 
-It is the outer wall of bulkhead.py: no transport can raise an error into the worker's loop, nor settle a delivery
-twice.
+Together with bulkhead.py it contains errors: no transport can raise an error into the worker's loop, nor settle a
+delivery twice.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _LOST = Outcome(f"{RETRYABLE} worker: the transport has lost the delivery")
 class _UnderWay(NamedTuple):
     endpoint_id: int
     messages: Sequence[Message]
-    # When its transport must have settled it.
+    # The transport must have settled it by then.
     until: float
 
 
@@ -52,14 +52,14 @@ class Dispatcher:
         self._waiting = Waiting()
         self._makers = transports
         self._members: dict[str, _Member] = {}
-        # What failed before its transport had taken it over.
+        # Deliveries that failed before their transport took them over.
         self._not_started: list[Settled] = []
         self.in_flight = 0
         self._clock = clock
         self._next_look = clock()
 
     def wait_also_for(self, descriptor: int) -> None:
-        """step() also ends when this can be read; was_woken tells."""
+        """step() also ends when this can be read, and then was_woken is True."""
         self._waiting.wait_also_for(descriptor)
 
     @property
@@ -67,7 +67,7 @@ class Dispatcher:
         return self._waiting.was_woken
 
     def parse(self, config: EndpointConfig) -> Endpoint:
-        """Raises ConfigError, whatever a config does to our code."""
+        """Raises ConfigError, and no other exception, if the config can't be parsed."""
         try:
             return self._member(config.protocol).transport.parse(config)
         except ConfigError:
@@ -76,9 +76,9 @@ class Dispatcher:
             raise ConfigError(f"it can't be read: {bulkhead.kind(error)}") from None
 
     def group(self, endpoint: Endpoint, messages: Sequence[Message]) -> Sequence[Sequence[Message]]:
-        """Which of these travel together."""
+        """Groups messages that are sent together."""
         if endpoint.batch_size > 1:
-            # Whichever message it is that can't be grouped, it fails alone when it is started.
+            # If a message can't be grouped, all are started singly, and only that one fails.
             with suppress(Exception):
                 return self._member(endpoint.protocol).transport.group(endpoint, messages)
         return [[message] for message in messages]
@@ -104,7 +104,7 @@ class Dispatcher:
         wait = min(max_wait, CHECK_SECONDS)
         for protocol, member in list(self._members.items()):
             try:
-                # A transport with nothing in flight is asked, too: its connections may have heartbeats to send.
+                # Also without deliveries in flight: a transport's connections may have heartbeats to send.
                 left = member.transport.timeout()
                 if left == 0:
                     self._advance(member, settled)
@@ -126,7 +126,7 @@ class Dispatcher:
         return settled
 
     def tend(self) -> None:
-        """While nothing is in flight: connections that are kept have heartbeats to send, and may have been closed."""
+        """Called while nothing is in flight: kept connections have heartbeats to send, and may have been closed."""
         self.step(0)
 
     def close(self) -> None:
@@ -143,15 +143,15 @@ class Dispatcher:
                 settled.append(each)
 
     def _give_up(self, protocol: str, error: Exception, settled: list[Settled]) -> None:
-        """What the transport has under way is unknown after an error, so all of it fails. The next delivery makes a new
-        transport."""
+        """After an error the state of the transport's deliveries is unknown, so all of them fail. The next delivery
+        makes a new transport."""
         member = self._members.pop(protocol)
         self.in_flight -= len(member.under_way)
         settled += [bulkhead.broken(each.endpoint_id, each.messages, error) for each in member.under_way.values()]
         member.close()
 
     def _find_lost(self, now: float, settled: list[Settled]) -> None:
-        """Whatever becomes of a delivery, its messages are never held for good."""
+        """Fails overdue deliveries, so that no message is held forever if its transport loses it."""
         for member in self._members.values():
             for key, each in [known for known in member.under_way.items() if known[1].until <= now]:
                 del member.under_way[key]
@@ -159,7 +159,7 @@ class Dispatcher:
                 settled.append(Settled(each.endpoint_id, each.messages, _LOST))
 
     def _member(self, protocol: str) -> _Member:
-        """Made with the first endpoint of its protocol: a worker without one over HTTP needn't load libcurl."""
+        """Made for the first endpoint of its protocol, so a worker without HTTP endpoints needn't load libcurl."""
         member = self._members.get(protocol)
         if member is None:
             make = self._makers.get(protocol)

@@ -14,9 +14,9 @@ class Endpoints:
         self._database = database
         self._dispatcher = dispatcher
         self._known: dict[int, Endpoint] = {}
-        # Why an endpoint that was claimed for can't be sent to.
+        # By endpoint, why its messages can't be sent.
         self.problems: dict[int, str] = {}
-        # Those whose messages travel together, and how many of them.
+        # Of endpoints that take several messages in one request, how many.
         self.batch_sizes: dict[int, int] = {}
 
     def get(self, endpoint_id: int) -> Endpoint | None:

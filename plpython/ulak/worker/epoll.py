@@ -1,5 +1,5 @@
-"""Where a worker waits for what its transports have under way, and for the wake-up of a sender. One that holds nothing
-and doesn't listen waits in the database instead (Database.await_send)."""
+"""The worker's wait for its transports' descriptors and for the wake-up of a sender. A worker that holds nothing and
+doesn't listen waits in the database instead (Database.await_send)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Waiting:
         self._epoll = select.epoll()
         self._owners: dict[int, Descriptors] = {}
         self._wake_up: int | None = None
-        # The last wait was ended by the wake-up, or would have been.
+        # The wake-up was ready when the last wait ended.
         self.was_woken = False
 
     def wait_also_for(self, descriptor: int) -> None:
@@ -27,7 +27,7 @@ class Waiting:
             self._epoll.register(descriptor, select.EPOLLIN)
 
     def wait(self, seconds: float) -> None:
-        """Until something is ready, for at most so long; each Descriptors then has in .ready what is its own."""
+        """Waits at most this long until a descriptor is ready; its Descriptors then has the event in .ready."""
         self.was_woken = False
         owners = self._owners
         for event in self._epoll.poll(seconds):
@@ -43,7 +43,7 @@ class Waiting:
 
 
 class Descriptors:
-    """What one transport waits for."""
+    """The descriptors of one transport."""
 
     def __init__(self, waiting: Waiting) -> None:
         self._epoll = waiting._epoll
@@ -59,7 +59,7 @@ class Descriptors:
 
     def forget(self, descriptor: int) -> None:
         self._owners.pop(descriptor, None)
-        # Closed since: the kernel has forgotten it already.
+        # If it has been closed since, the kernel has removed it already.
         with contextlib.suppress(OSError):
             self._epoll.unregister(descriptor)
 

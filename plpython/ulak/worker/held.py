@@ -1,10 +1,9 @@
-"""What a worker holds: each message that it has claimed waits for a request slot, is under way, or is done and not yet
-stored.
+"""The messages that a worker holds: each one waits for a request slot, is under way, or is done and not yet stored.
 
 Three rules. A worker sends at most as many requests at once as it has slots, and holds up to LOOK_AHEAD times as many.
-One endpoint gets at most seven eighths of each. Until it has answered for the first time, nothing is held for it beyond
-what it may have under way. Slow receivers have a lane of their own with as many slots, so they can't hold the others
-up; in that lane nothing is held beyond the slots.
+One endpoint gets at most seven eighths of each. Until it has answered for the first time, the worker holds no more for
+it than it may have under way. Slow receivers have a lane of their own with as many slots, so they can't hold up the
+others; in that lane the worker holds no more requests than there are slots.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ class _Line:
         self.in_flight = 0
         self.lane = QUICK
         self.has_answered = False
-        # One of its requests has been under way for long.
+        # One of its requests has been under way longer than SLOW_SECONDS.
         self.is_stuck = False
 
 
@@ -44,24 +43,24 @@ class Held:
     def __init__(self, slots: int, most_messages: int | None = None) -> None:
         self.slots = slots
         self._share = max(1, slots * 7 // 8)
-        # Requests that are held, by lane.
+        # How many requests may be held, by lane.
         self._most = (LOOK_AHEAD * slots, slots)
         self._most_messages = most_messages
-        # Messages and their attempts: these are leased.
+        # Attempts of leased messages, by message id.
         self._attempts: dict[int, int] = {}
         self._bytes = 0
         self._average_bytes = UNKNOWN_BYTES
         self._lines: dict[int, _Line] = {}
-        # Those with requests that wait, the one whose turn it is first.
+        # Lines with waiting requests, in the order of their turns.
         self._turns: deque[_Line] = deque()
-        # Requests by lane.
+        # Numbers of requests, by lane.
         self._waiting = [0, 0]
         self._in_flight = [0, 0]
-        # Slow endpoints that ran out of requests, the first one first. Some of them have requests again.
+        # Slow endpoints that ran out of requests, the earliest first. Some of them may have requests again.
         self._slow_idle: dict[int, None] = {}
         # By id and attempt of the first message. The id alone won't do: a message whose lease was lost may come again.
         self._under_way: dict[tuple[int, int], _UnderWay] = {}
-        # Done, and not stored yet.
+        # Outcomes that aren't stored yet.
         self.done: list[Settled] = []
 
     def __len__(self) -> int:
@@ -83,7 +82,7 @@ class Held:
         return [endpoint_id for endpoint_id, line in self._lines.items() if line.lane == SLOW]
 
     def last_end(self) -> float:
-        """When all that is under way will have ended."""
+        """When all requests under way will have ended."""
         return max((each.start + each.to.longest for each in self._under_way.values()), default=0.0)
 
     # Room.
@@ -94,14 +93,14 @@ class Held:
         return max(0, self._free(QUICK)) + max(0, slow)
 
     def room_for_messages(self) -> int:
-        """As far as memory goes."""
+        """How many more messages fit into memory and below most_messages."""
         room = (PAYLOAD_BYTES - self._bytes) // self._average_bytes
-        # One message may be larger than all of it.
+        # A single message may be larger than the whole budget.
         room = max(room, 0 if self._attempts else 1)
         return room if self._most_messages is None else min(room, self._most_messages - len(self._attempts))
 
     def room_of(self, endpoint_id: int | None) -> int:
-        """For requests of this endpoint; None: of one that nothing is known of."""
+        """For requests of this endpoint; None: of an endpoint that the worker holds nothing for."""
         line = self._lines.get(endpoint_id) if endpoint_id is not None else None
         if line is None:
             return max(0, min(self._share, self._free(QUICK)))
@@ -110,12 +109,12 @@ class Held:
         return max(0, min(self._free(line.lane), share - line.in_flight - len(line.requests)))
 
     def rooms(self) -> dict[int, int]:
-        """Of the endpoints that something is known of."""
+        """By endpoint, of those that have a line."""
         return {endpoint_id: self.room_of(endpoint_id) for endpoint_id in self._lines}
 
     def is_low(self, endpoint_id: int | None = None) -> bool:
-        """Whether at most half as many requests wait for a slot as may, and there is room for more: of this endpoint,
-        or of all."""
+        """Whether there is room for more requests, and at most half as many wait for a slot as are allowed to: of this
+        endpoint, or of all."""
         line = self._lines.get(endpoint_id) if endpoint_id is not None else None
         lane = QUICK if line is None else line.lane
         waiting = self._waiting[QUICK] if line is None else len(line.requests)
@@ -134,7 +133,7 @@ class Held:
         self._average_bytes = max(1, size // len(messages), self._average_bytes // 2)
 
     def wait(self, to: Endpoint, groups: Iterable[Sequence[Message]]) -> None:
-        """One request each."""
+        """Queues one request per group."""
         line = self._lines.get(to.id)
         if line is None:
             line = self._lines[to.id] = _Line()
@@ -145,7 +144,7 @@ class Held:
         self._waiting[line.lane] += len(line.requests) - before
 
     def start(self, now: float) -> Iterator[Request]:
-        """Those that have a slot; endpoints take turns."""
+        """Yields the requests that get a slot; endpoints take turns."""
         vain = 0
         while vain < len(self._turns) and self._has_slot():
             line = self._turns.popleft()
@@ -163,7 +162,7 @@ class Held:
                 self._turns.append(line)
 
     def _has_slot(self) -> bool:
-        """Whether a request that waits may start. Both lanes together are limited, too: an endpoint that changes lanes
+        """Whether a waiting request may start. The sum of both lanes is limited, too: an endpoint that changes lanes
         takes its requests under way with it."""
         in_flight, waiting = self._in_flight, self._waiting
         if in_flight[QUICK] + in_flight[SLOW] >= 2 * self.slots:
@@ -171,7 +170,7 @@ class Held:
         return any(waiting[lane] and in_flight[lane] < self.slots for lane in (QUICK, SLOW))
 
     def end(self, settled: Settled, now: float) -> tuple[Endpoint, float]:
-        """Where it went, and how long it took."""
+        """Returns the delivery's endpoint, and how long it took."""
         first = settled.messages[0]
         to, line, start = self._under_way.pop((first.id, first.attempt))
         line.in_flight -= 1
@@ -187,7 +186,7 @@ class Held:
         return to, seconds
 
     def forget(self, messages: Iterable[Message]) -> None:
-        """Stored, given back or lost."""
+        """Called when messages are stored, given back or lost."""
         for message in messages:
             self._bytes -= len(message.payload)
             # Unless it was lost and claimed again since.
@@ -197,14 +196,14 @@ class Held:
     def clear(self) -> None:
         self._attempts.clear()
 
-    # Requests that wait may have to go.
+    # Removing waiting requests.
 
     def remove(self, endpoint_id: int) -> list[Message]:
-        """All that wait for an endpoint."""
+        """Removes and returns all messages that wait for an endpoint."""
         return self._keep(endpoint_id, lambda messages: False)
 
     def remove_lost(self, held: Collection[int]) -> None:
-        """Requests of which a message is no longer held."""
+        """Removes waiting requests if the lease of one of their messages was lost."""
         for endpoint_id in self.endpoints_that_wait():
             self.forget(self._keep(endpoint_id, lambda messages: all(each.id in held for each in messages)))
 
@@ -222,7 +221,7 @@ class Held:
     # Lanes.
 
     def note_slow(self, now: float) -> None:
-        """Endpoints whose receivers take long get their slots elsewhere."""
+        """Moves endpoints whose receivers take long into the slow lane."""
         for line in self._lines.values():
             line.is_stuck = False
         for each in self._under_way.values():

@@ -56,7 +56,7 @@ class Worker:
 
     def run(self) -> str:
         """Why it ended: over (its time), stop, restart (there is another build) or settings (they changed)."""
-        # However long turns take, answers are collected between two of them.
+        # Even if turns take long, answers are collected between two of them.
         has_collected = True
         while True:
             now = self._clock()
@@ -116,7 +116,7 @@ class Worker:
             self._counters.note(each, seconds)
 
     def _start(self) -> None:
-        """What was claimed is committed, so it can be sent."""
+        """Claims have been committed by now, so their messages can be sent."""
         for to, messages in self._held.start(self._clock()):
             self._dispatcher.start(to, messages)
 
@@ -130,10 +130,10 @@ class Worker:
     # The end of a run.
 
     def close(self, state: str = "stopped") -> None:
-        """Stores the outcomes that there are, gives everything else that is held back to the queue, unspent."""
+        """Stores all outcomes, and gives the other messages back to the queue without using up a retry."""
         self.store()
         self.give_back()
-        # A run that ended well has nobody to suspect.
+        # After a run that ended well, no message is suspected.
         self._timers.report(state, noted={"suspicion": 0} if state == "stopped" else {})
 
     def store(self) -> None:
@@ -156,13 +156,13 @@ class Worker:
         self._held.clear()
 
     def bury(self, error: str) -> None:
-        """What is held is at fault."""
+        """Fails the held messages with this error, because they broke the worker."""
         held = self.held()
         ids, attempts = [id for id, _ in held], [attempt for _, attempt in held]
         self._database.settle(Outcomes(ids, attempts, [error] * len(held), [None] * len(held)))
         self._held.clear()
 
     def report_end(self, error: str, noted: Mapping[str, object]) -> None:
-        """The run ends with this error; noted is for ulak_private.note_broken_run()."""
+        """Reports that the run ends with this error; noted is for ulak_private.note_broken_run()."""
         self._counters.last_error = error
         self._timers.report("stopped", noted=noted)

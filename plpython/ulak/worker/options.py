@@ -1,4 +1,4 @@
-"""The settings that the worker lives by, whatever it delivers over."""
+"""The worker's settings, independent of transports."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _OTHER_FILES = 200
 
 
 class Options(NamedTuple):
-    # Request slots, of which one endpoint may have seven eighths: worker_concurrency.
+    # Request slots. One endpoint may have seven eighths of them, which is worker_concurrency.
     slots: int
     batch_size: int
     poll_interval: float
@@ -25,7 +25,7 @@ class Options(NamedTuple):
 
 
 def parse(settings: Mapping[str, str], max_files: int = 1024) -> Options:
-    """max_files is what the operating system lets a process have open (-1: any number); each request needs a socket."""
+    """max_files is how many files a process may have open (-1: any number); each request needs a socket."""
     slots = -(-int(settings["worker_concurrency"]) * 8 // 7)
     # Twice: slow receivers have slots of their own.
     most = max(2, (max_files - _OTHER_FILES) // 2) if max_files >= 0 else slots

@@ -1,8 +1,8 @@
-"""Outcomes on their way into the database. One is kept until it is stored: to lose it would mean to deliver the message
+"""Outcomes on their way into the database. Each is kept until it is stored: losing it would mean delivering the message
 again.
 
-A turn stores all that there are. If the database can't do that, they are stored apart, by endpoint: one that is locked,
-or that answered with something that can't be stored, is on its own and holds nobody up.
+A turn stores all outcomes. If the database can't do that, they are stored separately by endpoint, so an endpoint that
+is locked, or whose answer can't be stored, doesn't hold up the others.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Settling:
         self._database = database
         self._held = held
         self._counters = counters
-        # Messages whose outcomes are to be stored, and since when.
+        # How many messages have outcomes to be stored, and since when.
         self.count = 0
         self.since = now
         # Whether another message waits for one of them, and whether one of them is a failure.
@@ -45,7 +45,7 @@ class Settling:
         self.count += len(messages)
         if outcome.error is not None or outcome.failures:
             self.has_failed = True
-        # Others wait while max_in_flight is reached. This worker alone can't reach one above its slots.
+        # Other messages wait while max_in_flight is reached. This worker alone can't reach a limit above its slots.
         is_capped = to is not None and to.max_in_flight is not None and to.max_in_flight <= self._held.slots
         if is_capped or any(each.ordering_key is not None for each in messages):
             self.is_awaited = True
@@ -60,14 +60,14 @@ class Settling:
         self.is_awaited = self.has_failed = False
 
     def store_apart(self, now: float) -> None:
-        """After a turn that could not store them."""
+        """Stores outcomes endpoint by endpoint, after a turn that could not store them."""
         apart: dict[int, list[Settled]] = {}
         for each in self._held.done:
             apart.setdefault(each.endpoint_id, []).append(each)
         self._held.done = []
         self.count = 0
         self.is_awaited = self.has_failed = False
-        # From now on these are kept here, whatever happens.
+        # First of all, so that an error while storing them loses none.
         self.deferred.update(apart)
         self._store_endpoints(list(apart), now)
 
@@ -78,7 +78,7 @@ class Settling:
         return {message.id for done in self.deferred.values() for each in done for message in each.messages}
 
     def _store_endpoints(self, endpoint_ids: Iterable[int], now: float) -> None:
-        """One transaction each: two workers that keep one endpoint locked and wait for another may wait in a circle."""
+        """One transaction per endpoint: two workers that lock several endpoints in one transaction could deadlock."""
         for endpoint_id in endpoint_ids:
             try:
                 self._store_endpoint(self.deferred[endpoint_id])
@@ -90,7 +90,7 @@ class Settling:
                 self._retry_delay = SETTLE_RETRY_SECONDS
 
     def _store_endpoint(self, group: list[Settled]) -> None:
-        """Takes out of the group what is stored, so that after an error the rest of it is left."""
+        """Removes stored outcomes from the group, so that after an error the rest is left."""
         while group:
             part = _fitting(group)
             try:
@@ -107,8 +107,8 @@ class Settling:
                 self._held.forget([message])
 
     def _store_single(self, single: Settled) -> None:
-        """Stores it as it is, or else in plain words. If that fails, too, the message is sent again when its lease is
-        over."""
+        """Stores it as it is, or else in plain ASCII. If that fails, too, the message is sent again when its lease has
+        expired."""
         for outcome in (single.outcome, _plain(single.outcome)):
             try:
                 self._database.settle(columns([single._replace(outcome=outcome)]))
@@ -139,7 +139,7 @@ def columns(group: Sequence[Settled]) -> Outcomes:
 
 
 def _fitting(group: list[Settled]) -> list[Settled]:
-    """The first of them, as many as can be stored at once. A request's messages stay together, for the breaker."""
+    """As many of the first ones as can be stored at once. The messages of a request stay together, for the breaker."""
     size = 0
     for count, (_, messages, outcome) in enumerate(group):
         if outcome.response is not None:
@@ -150,6 +150,6 @@ def _fitting(group: list[Settled]) -> list[Settled]:
 
 
 def _plain(outcome: Outcome) -> Outcome:
-    """Without what a receiver wrote: only ASCII, which every database can store, and no response."""
+    """The outcome without the response, and with its error in ASCII, which every database can store."""
     failures = outcome.failures and {id: _plain(each) for id, each in outcome.failures.items()}
     return outcome._replace(error=outcome.error and text.plain(outcome.error), response=None, failures=failures)

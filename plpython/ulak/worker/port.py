@@ -1,4 +1,4 @@
-"""What the worker needs of a database, so that its loop runs in tests without one."""
+"""The worker's interface to the database, so that its loop runs in tests without one."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ class Refused(Exception):
 
 
 class Claimed(NamedTuple):
-    """What a claim got of one endpoint, and the config that holds for it."""
+    """The messages that a claim got of one endpoint, and the version of its config."""
 
     endpoint_id: int
     config_version: int
     messages: list[Message]
-    # It got all that it was asked for.
+    # The claim got as many as it asked for.
     may_have_more: bool = False
 
 
 class Orders(NamedTuple):
-    """What a worker is told when it asks whether to go on."""
+    """The answer to a worker that asks whether to go on."""
 
     # "stop": leave at once; "restart": leave in good order, another run will follow; None: go on.
     leave: str | None
-    # All settings that were changed, as one text: the worker begins anew when it isn't what it was.
+    # All changed settings as one text: when it differs, the worker starts a new run.
     settings: str
 
 
@@ -44,51 +44,51 @@ class Outcomes(NamedTuple):
     errors: Sequence[str | None] | None = None
     retry_after: Sequence[int | None] | None = None
     responses: Sequence[str | None] | None = None
-    # Which came in one request, for the circuit breaker; None: each came in its own.
+    # Outcomes with the same number came from one request, for the circuit breaker; None: each from its own.
     requests: Sequence[int] | None = None
 
 
 class Wish(NamedTuple):
-    """What may be claimed: at most how many messages, of some endpoints and of each other one."""
+    """Limits of a claim: how many messages in all, of some endpoints (rooms), and of each other one (room)."""
 
     most: int
     rooms: Mapping[int, int]
     room: int
-    # Only messages behind this id, which are new; None: whatever is due.
+    # Only new messages, with ids above this one; None: all due messages.
     behind: int | None = None
-    # Whatever is due, if nothing is new.
+    # If nothing is new, claim any due messages.
     is_for_all: bool = True
-    # Only of these endpoints; None: of all in turn, with at most this many visits.
+    # Only of these endpoints; None: of all in turn, with at most most_visits.
     endpoint_ids: Sequence[int] | None = None
     most_visits: int = 1000
 
 
 class Turn(NamedTuple):
-    """What came of a turn."""
+    """The result of a turn."""
 
     claimed: Sequence[Claimed]
-    # Something that is due may have been left behind.
+    # There may be due messages that the claim didn't get to.
     left_out_others: bool
     # The id that a sender drew last, as of before the claim.
     last_sent: int
     # Senders up to this id notify, if that was asked for.
     notified_to: int | None = None
-    # Whatever is due was asked for, and no message waits, not even for its time.
+    # The claim was for all due messages, and no message is waiting, not even for a later time.
     is_empty: bool = False
 
 
 class Database(Protocol):
-    """No transaction is open when a method returns. A turn is one, unless a claimed text has to be read by itself. Each
-    may raise Busy or Refused."""
+    """No transaction is open when a method returns. A turn is one transaction, unless a claimed text has to be read
+    separately. Each method may raise Busy or Refused."""
 
     def turn(self, outcomes: Outcomes | None, wish: Wish | None, lease: float, wake_ups: bool) -> Turn:
-        """Settles, then claims. wake_ups: the next senders are to notify."""
+        """Settles, then claims. wake_ups asks the next senders to notify."""
 
     def settle(self, outcomes: Outcomes) -> None: ...
 
     def await_send(self, last_sent: int, interval: float, seconds: float) -> int:
-        """Looks every interval until the id that a sender drew last isn't this one, for at most this many seconds;
-        returns it."""
+        """Looks every interval, for at most this many seconds, until the id that a sender drew last isn't last_sent;
+        returns that id."""
 
     def check_interrupts(self) -> None:
         """Ends the run if it was cancelled, or if the server is gone. Costs next to nothing."""
@@ -98,7 +98,7 @@ class Database(Protocol):
     def release(self, ids: Sequence[int], attempts: Sequence[int], delay: float) -> None: ...
 
     def renew(self, ids: Sequence[int], attempts: Sequence[int], lease: float) -> Sequence[int]:
-        """The ids that are still held."""
+        """Returns the ids that are still held."""
 
     def blocked_endpoints(self, ids: Iterable[int]) -> Mapping[int, str]:
         """Of these endpoints, those that must not be sent to now, and why: open, half_open or disabled."""
@@ -110,12 +110,12 @@ class Database(Protocol):
         """A sign of life with the counters since the last one."""
 
     def sweep(self) -> None:
-        """Takes back what dead workers held and marks what expired, unless another worker is at it."""
+        """Recovers messages of dead workers and marks expired ones, unless another worker is doing it."""
 
     def is_poller(self) -> bool:
-        """One worker of the fleet is notified of new messages, or looks often; the others come when there is much."""
+        """Whether this is the worker that is notified of new messages, or looks often; the others look less often."""
 
     def listen(self) -> WakeUp | None:
-        """What senders wake the worker with, if the database can have it."""
+        """The wake-up by which senders reach the worker, if the session supports one."""
 
     def unlisten(self) -> None: ...

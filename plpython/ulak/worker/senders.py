@@ -1,7 +1,7 @@
-"""What a worker knows of senders: which ids they have drawn, whether they notify, when to look for more.
+"""Keeps track of senders: which ids they have drawn, whether they notify, when to look for more.
 
-In light traffic the next senders notify, and the worker sleeps until then. NOTIFY has its price for them, so nobody
-does while traffic is dense, or while the worker has more to do: it looks instead, every poll_interval_busy.
+In light traffic the next senders notify, and the worker sleeps until then. NOTIFY is expensive for senders, so they
+don't notify in dense traffic, or while the worker has more to do: it looks every poll_interval_busy instead.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ class Senders:
         self._database = database
         self._options = options
         self._wake_up: WakeUp | None = None
-        # One worker of a fleet looks often or is notified: one is enough to notice.
+        # Only one worker of a fleet looks often or is notified, which is enough.
         self._is_poller = False
-        # The next senders notify, and nothing else is to be done.
+        # The next senders notify, and the last turn left nothing to do.
         self.is_listening = False
         # A sender has notified, or drawn an id, and no turn has followed yet.
         self.was_notified = False
@@ -40,15 +40,15 @@ class Senders:
         self.last_sent = -1
         self._marks: tuple[int | None, int | None] = (None, None)
         self._marked_at = now
-        # Until then a message is expected whose id was drawn by a sender that won't notify.
+        # Until then the worker expects a message of a sender that has drawn an id and won't notify.
         self._expected_until = now
         self._busy_until = now
         self._had_few = True
-        # When to look for whatever is due.
+        # When to look for all due messages.
         self.look_at = now
 
     def follow(self, is_poller: bool) -> int | None:
-        """A worker may become the one that is notified, or cease to be. Returns the descriptor of the wake-up."""
+        """The worker becomes the one that is notified, or ceases to be. Returns the descriptor of a new wake-up."""
         if is_poller == self._is_poller:
             return None
         self._is_poller = is_poller
@@ -65,7 +65,7 @@ class Senders:
     # Looking.
 
     def _pace(self, now: float) -> float:
-        """From one look at the sequence to the next."""
+        """The time from one look at the sequence to the next."""
         is_often = self._is_poller and now < self._busy_until
         return self._options.poll_interval_busy if is_often else self._options.poll_interval
 
@@ -79,26 +79,26 @@ class Senders:
         return self.look_at
 
     def behind(self, now: float) -> int | None:
-        """New messages have larger ids. None: whatever is due is to be looked for."""
+        """New messages have larger ids than this. None: look for all due messages."""
         return None if now >= self.look_at else self._marks[0]
 
     @property
     def is_insisting(self) -> bool:
-        """A wake-up without a new message: its sender has committed late, or it was for somebody else."""
+        """Whether to look for all due messages if a wake-up brings no new one: its sender may have committed late."""
         return self.was_notified and self.is_listening and self._vain_wake_ups < VAIN_WAKE_UPS
 
     # Turns.
 
     def prepare_wake_ups(self) -> bool:
-        """Before a turn: True if it is to ask the next senders to notify. Their wake-ups are held back from here on, so
-        that none is missed before the wait."""
+        """Called before a turn: True if the turn shall ask the next senders to notify. Wake-ups are held back from here
+        on, so that none is missed before the wait."""
         if self._wake_up is None or not self._had_few:
             return False
         self._wake_up.hold_back()
         return True
 
     def followed(self, turn: Turn, ids: Sequence[int], was_for_all: bool, has_more: bool, now: float) -> bool:
-        """After a turn that claimed these. Returns True if a wake-up had led to it and it found nothing."""
+        """Called after a turn that claimed these ids. Returns True if a wake-up led to it and it found nothing."""
         found, newest, oldest = len(ids), max(ids, default=0), min(ids, default=turn.last_sent)
         is_vain = self.was_notified and self.is_listening and not found
         if found:
@@ -131,17 +131,17 @@ class Senders:
         return is_vain
 
     def missed(self, now: float) -> None:
-        """A turn that could not be made."""
+        """Called after a turn that failed."""
         self.was_notified = False
         self.look_at = now + LOOK_SECONDS_AFTER_ONE
 
     def note_wake_up(self) -> None:
-        """Something woke the worker: PostgreSQL handles its signals now, and one of them may be a notification."""
+        """Something woke the worker: lets PostgreSQL handle its signals, one of which may be a notification."""
         if self._wake_up is not None and self.is_listening and self._wake_up.wait():
             self.was_notified = True
 
     def await_send(self, now: float, seconds: float) -> None:
-        """Until a sender has drawn an id, for at most this long."""
+        """Waits until a sender has drawn an id, for at most this long."""
         if self._database.await_send(self.last_sent, min(self._pace(now), seconds), seconds) != self.last_sent:
             self.was_notified = True
 

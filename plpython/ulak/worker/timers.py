@@ -1,4 +1,4 @@
-"""What a worker does by the clock: asks whether to go on, renews leases, sweeps, reports, tries again to store.
+"""The worker's periodic tasks: it asks whether to go on, renews leases, sweeps, reports, retries deferred outcomes.
 
 If the database is busy, because a lock is taken, the timer tries again the next time it is due.
 """
@@ -46,7 +46,7 @@ class Ending:
             self.until = min(self.until, now)
 
     def last_moment(self, last_end: float) -> float:
-        """When what is held is given up; last_end: when all deliveries under way will have ended."""
+        """When the worker gives up the messages it holds; last_end: when all deliveries under way will have ended."""
         return self.until + STOP_SECONDS if self.is_stop else max(self.until + GRACE_SECONDS, last_end)
 
 
@@ -72,7 +72,7 @@ class Timers:
         self._last_statistics = now
         self._next_sweep = now
         self._next_renewal = now + lease / 3
-        # The first of them.
+        # The earliest of these.
         self._next = now
         # One worker of the fleet is notified of new messages, or looks often.
         self.is_poller = False
@@ -86,14 +86,14 @@ class Timers:
         self._next = min(self._next, time)
 
     def run(self, now: float, check_seconds: float) -> None:
-        """Those that are due; the next check is this many seconds away."""
+        """Runs the tasks that are due; the next check comes after check_seconds."""
         if now >= self._next_check:
             self._next_check = now + check_seconds
             self._held.note_slow(now)
             self._ending.obey(self._database.check(), now)
             self.release_blocked()
             if now >= self._ending.until:
-                # What waits for a slow receiver would keep the run for long.
+                # Messages that wait for a slow receiver would delay the end of the run.
                 with suppress(Busy):
                     for endpoint_id in self._held.slow_endpoints():
                         self._release(endpoint_id, 0.0)
@@ -133,7 +133,7 @@ class Timers:
                 self.is_poller = self._database.is_poller()
 
     def release_blocked(self) -> None:
-        """A circuit that opened takes no more: what waits for it goes back, unspent."""
+        """Gives back messages that wait for a blocked endpoint, such as one whose circuit opened; no retry is used."""
         if waiting := self._held.endpoints_that_wait():
             with suppress(Busy):
                 for endpoint_id, state in self._database.blocked_endpoints(waiting).items():

@@ -1,11 +1,11 @@
-"""The seam between the worker and the ways to deliver: all that it knows of a transport.
+"""The worker's interface to transports: all that it knows of them.
 
 A transport is made by ulak/transports/registry.py, the one place that knows them all. It never waits: it registers its
-descriptors with the Descriptors that it was made with (worker/epoll.py), says by timeout() how long it can be left
-alone, and is advanced when a descriptor is ready or that time is over. tests/unit/test_transport_contract.py holds
-every transport to this.
+descriptors with the Descriptors that it was made with (worker/epoll.py), returns from timeout() how long it can be left
+alone, and is advanced when a descriptor is ready or that time is over. tests/unit/test_transport_contract.py checks
+this for every transport.
 
-Any error that one of its methods raises, except a cancel, ends the transport and fails all that it has under way
+An error raised by advance() or timeout(), except a cancel, ends the transport and fails all of its deliveries under way
 (worker/dispatcher.py). So a transport handles errors of one message, one exchange or one connection itself.
 """
 
@@ -21,19 +21,19 @@ Ready = Sequence[tuple[int, int]]
 
 class Transport(Protocol):
     def parse(self, config: EndpointConfig) -> Endpoint:
-        """Raises ConfigError; of any other error only the type is told."""
+        """Raises ConfigError; any other error is reported by its type alone."""
 
     def group(self, endpoint: Endpoint, messages: Sequence[Message]) -> Sequence[Sequence[Message]]:
-        """Which of these travel together, in their order: at most endpoint.batch_size in one delivery."""
+        """Groups messages into deliveries, in their order: at most endpoint.batch_size in one delivery."""
 
     def start(self, endpoint: Endpoint, messages: Sequence[Message]) -> None:
-        """Begins one delivery. A message that nothing can be built of is an outcome of its own (bulkhead.fault())."""
+        """Begins one delivery. A message that no request can be built from gets its own outcome (bulkhead.fault())."""
 
     def timeout(self) -> float | None:
-        """Seconds after which it wants to be advanced whatever is ready: 0 at once; None: there is no such time."""
+        """Seconds after which it wants to be advanced even if nothing is ready; 0: at once; None: no such time."""
 
     def advance(self, ready: Ready) -> list[Settled]:
-        """Goes on, with the descriptors that are ready and their events. Each delivery ends in exactly one Settled."""
+        """Takes the ready descriptors with their events. Each delivery ends in exactly one Settled."""
 
     def close(self) -> None:
-        """Drops what is under way."""
+        """Drops all deliveries under way."""

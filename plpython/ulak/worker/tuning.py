@@ -1,4 +1,4 @@
-"""Every number of the worker that was tuned, with what it trades and what was measured. Times are in seconds.
+"""All tuned numbers of the worker, with their trade-offs and what was measured. Times are in seconds.
 
 Measured on two shared cores with PostgreSQL 15; `make bench ARGS="delivery breadth released"` measures again.
 """
@@ -7,20 +7,20 @@ from __future__ import annotations
 
 # Turns. How close they may follow each other is the setting turn_interval. -------------------------------------------
 # An outcome is stored by the first turn after this, and after twice this at the latest. Longer: more is sent again
-# after a crash. Shorter: fewer are stored together, and one takes nearly as long as ten (0.4 ms beside 0.5 ms).
+# after a crash. Shorter: fewer are stored together, and one takes nearly as long as ten (0.4 ms against 0.5 ms).
 SETTLE_SECONDS = 0.1
-# Where another message may wait for an outcome (the next one of an ordering key, or under a limit in flight), and other
-# requests are under way.
+# The same if another message may wait for the outcome (the next one of an ordering key, or under an in-flight limit)
+# and other requests are under way.
 SETTLE_SECONDS_AWAITED = 0.002
-# So many outcomes are stored without waiting longer; a quarter of them if nothing is under way, as at the end of a
+# This many outcomes are stored without waiting longer; a quarter of that if nothing is under way, as at the end of a
 # backlog.
 SETTLE_COUNT = 256
-# An outcome whose endpoint is locked is tried again after this, twice as long each time up to the longest: each try
-# may wait for the lock and hold up everything else.
+# An outcome whose endpoint is locked is retried after this, twice as long each time up to the longest: each try may
+# wait for the lock and hold up everything else.
 SETTLE_RETRY_SECONDS = 0.1
 SETTLE_RETRY_LONGEST = 2.0
-# Characters of captured responses that are stored at once. A backend takes about five times as much for them: ten
-# answers of 64 kB to batches of 100 messages took 370 MB together.
+# Characters of captured responses that are stored at once. A backend needs about five times as much memory for them:
+# ten answers of 64 kB to batches of 100 messages took 370 MB in all.
 RESPONSES_AT_ONCE = 4_000_000
 
 # Claiming ------------------------------------------------------------------------------------------------------------
@@ -32,8 +32,8 @@ LATE_SECONDS = 0.05
 LOOK_SECONDS = 0.2
 LOOK_SECONDS_AFTER_ONE = 0.05
 LOOK_SECONDS_EMPTY = 1.0
-# While some endpoints have more, a look at all others visits so many: 8 us each, if in vain. The next look then comes
-# after this: beside 10,000 endpoints that have nothing, all of them are visited within two seconds.
+# While some endpoints have more, a look at the others visits this many; a visit that finds nothing takes 8 us. The next
+# look comes BESIDE_SECONDS later, so 10,000 endpoints that have nothing are all visited within two seconds.
 VISITS_BESIDE = 200
 BESIDE_SECONDS = 0.03
 # Payloads in memory; a claim takes fewer messages when they are big. Before the first claim a message counts as 1 MB.
@@ -43,28 +43,28 @@ UNKNOWN_BYTES = 1024 * 1024
 RELEASE_SECONDS = {"open": 10.0, "half_open": 5.0, "disabled": 10.0}
 
 # What a worker holds -------------------------------------------------------------------------------------------------
-# Times its request slots. Less: slots run empty while a turn is made, and turns are more (with 4 a message took 1.07 of
-# 0.2.0's processor, with 6 1.02). More: a stopped worker gives more back, and others have less to do.
+# A multiple of its request slots. Less: slots run empty during a turn, and there are more turns (a message took 1.07
+# times the processor time of 0.2.0 with 4, 1.02 with 6). More: a stopped worker gives more back, and others get less.
 LOOK_AHEAD = 6
 # A request that takes longer makes its endpoint a slow one, which has slots of its own.
 SLOW_SECONDS = 0.5
-# Of the slow endpoints that have nothing under way so many are remembered: each claim is told about each of them. One
-# that is forgotten takes a slot of the others until its next request is seen to be slow.
+# How many slow endpoints without requests are remembered: each one is passed to every claim. A forgotten one takes a
+# slot of the quick lane until its next request turns out to be slow.
 SLOW_REMEMBERED = 256
 
 # Looking for new messages --------------------------------------------------------------------------------------------
 # How long traffic counts as flowing after a message.
 BUSY_SECONDS = 3.0
-# After a turn that got fewer messages the worker waits to be notified; else it looks. NOTIFY takes a lock of the whole
-# server at commit: with one per message 32 clients sent at a quarter of the rate.
+# After a turn that got fewer messages than this the worker waits to be notified; else it looks. NOTIFY takes a
+# server-wide lock at commit: with one per message, 32 clients sent at a quarter of the rate.
 FEW = 2
-# Other uses of NOTIFY wake the worker, too. After so many wake-ups in turn without a message, they aren't worth a look
-# at everything.
+# Other uses of NOTIFY wake the worker, too. After this many wake-ups in a row without a message, a wake-up no longer
+# leads to a look for all due messages.
 VAIN_WAKE_UPS = 20
 
 # Timers --------------------------------------------------------------------------------------------------------------
-# A stop or a cancel is to be noticed within 200 ms, and so is the postmaster's death: also the longest wait without a
-# return to PostgreSQL. A worker that listens is notified of a stop, and only makes sure.
+# A stop, a cancel or the postmaster's death must be noticed within 200 ms, so this is also the longest wait without a
+# return to PostgreSQL. A listening worker is notified of a stop, and checks only as a safeguard.
 CHECK_SECONDS = 0.1
 CHECK_SECONDS_LISTENING = 1.0
 REPORT_SECONDS = 1.0
@@ -73,11 +73,11 @@ REPORT_SECONDS = 1.0
 STATISTICS_PER_SECOND = 1000
 STATISTICS_LONGEST = 10.0
 SWEEP_SECONDS = 10.0
-# So long after its endpoint's longest time a delivery that its transport hasn't settled counts as lost, which never
-# happens unless the transport has a defect. That is looked for five times as often.
+# A delivery counts as lost if its transport hasn't settled it this long after the endpoint's longest time, which only
+# happens if the transport has a defect. The check runs five times as often.
 OVERDUE_SECONDS = 5.0
 
 # Leaving -------------------------------------------------------------------------------------------------------------
-# How long a run may outlast its end because of what it holds. A request under way has its own time.
+# How long a run may outlast its end because of messages it holds. Requests under way may take until their own time-out.
 GRACE_SECONDS = 30.0
 STOP_SECONDS = 2.0

@@ -1,7 +1,7 @@
-"""A turn of the worker: what came back is stored and what there is room for is claimed, by one call.
+"""A turn of the worker: one call stores outcomes and claims as many messages as there is room for.
 
-A claim asks all endpoints in turn. If it ended before it had come to those that had more the last time, the next one
-asks these alone. After a look at the others in vain only these are asked for BESIDE_SECONDS.
+A claim asks all endpoints in turn. If it ended before it had visited them all, the next one asks only those that had
+more the last time. If it also found nothing, only those are asked for BESIDE_SECONDS.
 """
 
 from __future__ import annotations
@@ -47,26 +47,26 @@ class Turns:
         self._clock = clock
         self._endpoints = Endpoints(database, dispatcher)
         self.last = clock() - options.turn_interval
-        # The last claim got all that it asked for.
+        # The last claim got as many messages as it asked for.
         self._was_full = False
-        # The last claim that asked all endpoints was full, or ended before it had come to all of them.
+        # The last claim that asked all endpoints was full, or ended before it had visited all of them.
         self._goes_on = False
-        # Endpoints of which a claim got all that it asked for: they may have more.
+        # Endpoints of which a claim got as many messages as it asked for: they may have more.
         self._have_more: set[int] = set()
-        # The next claim asks these alone, and so does every claim until this time.
+        # Whether the next claim asks only these, and until when every claim does.
         self._are_asked = False
         self._are_asked_until = self.last
 
     @property
     def interval(self) -> float:
-        """How long the next turn waits after the last one. Not at all if there is a backlog: the last claim was full,
-        or it is the turn of the endpoints that have more."""
+        """How long the next turn waits after the last one. 0 if there is a backlog: the last claim was full, or the
+        next one asks the endpoints that have more."""
         has_backlog = self._was_full or (self._are_asked and self._have_more)
         return 0.0 if has_backlog else self._options.turn_interval
 
     def can_claim(self, now: float) -> bool:
-        """A run whose time is over claims nothing more, so that it can end. But where slow receivers, or outcomes that
-        can't be stored, keep it from ending anyway, the messages of other endpoints don't wait for that."""
+        """A run whose time is over claims nothing more, so that it can end. But if slow receivers or deferred outcomes
+        keep it from ending anyway, it goes on with the messages of other endpoints."""
         is_kept = self._held.slow_in_flight or self._settling.deferred
         if now >= self._ending.until and (self._ending.is_stop or not is_kept):
             return False
@@ -112,7 +112,7 @@ class Turns:
         most = min(most, self._options.batch_size, held.room_for_messages())
         are_asked = self._are_asked or now < self._are_asked_until
         asked = list(self._have_more) if are_asked and self._have_more else None
-        # The messages in question may be older than those that senders have just sent.
+        # The messages in question may be older than the newest ones.
         wants_old_ones = asked is not None or self.has_more() or self._settling.is_awaited
         behind = None if wants_old_ones else self._senders.behind(now)
         visits = VISITS_BESIDE if self._have_more else 1000
@@ -125,7 +125,7 @@ class Turns:
             self._note_more(turn, wish, len(ids), now)
         was_for_all = wish is not None and wish.behind is None and wish.endpoint_ids is None
         if self._senders.followed(turn, ids, was_for_all, self._goes_on, now):
-            # No sender has notified, so it may have been stop().
+            # No sender has notified, so stop() may have done so.
             self._timers.check_by(now)
         if messages:
             self._held.claim(messages)
@@ -135,7 +135,7 @@ class Turns:
         self._was_full = found >= wish.most
         asked_all = wish.endpoint_ids is None
         if asked_all:
-            # After a look in vain the next claim goes on with the other endpoints only if somebody has sent.
+            # A claim that found nothing begins no further round over the other endpoints unless somebody has sent.
             has_sent = self._senders.was_notified or turn.last_sent != self._senders.last_sent
             is_worth_it = found > 0 or self._goes_on or has_sent
             self._goes_on = self._was_full or (turn.left_out_others and is_worth_it)
@@ -144,7 +144,7 @@ class Turns:
             self._are_asked_until = now + BESIDE_SECONDS
         has_seen_all = not turn.left_out_others and not self._was_full
         if has_seen_all and wish.behind is None:
-            # None of them has more, but for those without room: they weren't asked.
+            # Only endpoints without room may have more: they weren't asked.
             self._have_more = {each for each in self._have_more if not wish.rooms.get(each, wish.room)}
         for each in turn.claimed:
             if each.may_have_more:
@@ -153,7 +153,7 @@ class Turns:
                 self._have_more.discard(each.endpoint_id)
 
     def _prepare(self, claimed: Sequence[Claimed], messages: Sequence[Message]) -> None:
-        """Sorts what was claimed into requests, reading the configs that are new."""
+        """Sorts claimed messages into requests, after reading new configs."""
         try:
             self._endpoints.load(claimed)
         except Busy:

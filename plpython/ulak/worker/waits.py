@@ -25,12 +25,12 @@ class Wait(Enum):
 
 class Situation(NamedTuple):
     until: float
-    # When a worker whose time is over gives up what it holds.
+    # When a worker whose time is over gives up the messages it holds.
     last_moment: float
     holds_messages: bool
     is_sending: bool
     is_listening: bool
-    # Turns are at least so far apart.
+    # The next turn comes no earlier than last_turn + interval.
     last_turn: float
     interval: float
     # Messages whose outcomes wait to be stored, and since when.
@@ -39,11 +39,11 @@ class Situation(NamedTuple):
     # Whether another message waits for one of them, and whether one of them is a failure.
     is_awaited: bool
     has_failed: bool
-    # There is room for what a claim would find. has_more: and it would find something.
+    # can_claim: there is room for more messages. has_more: and a claim would find some.
     can_claim: bool
     has_more: bool
     was_notified: bool
-    # When to look for messages that nobody has told of.
+    # When to look for messages that no wake-up announces.
     next_look: float
 
 
@@ -56,7 +56,7 @@ def wait(situation: Situation, now: float) -> Wait:
 
 
 def is_settling(situation: Situation, now: float) -> bool:
-    """Whether the turn that is due now stores the outcomes that there are."""
+    """Whether the turn that is due now stores outcomes."""
     is_old = now >= situation.since + SETTLE_SECONDS
     return situation.is_awaited or _is_urgent(situation) or is_old or now >= situation.until
 

@@ -1,6 +1,6 @@
-"""The wake-up: waiting until a sender has committed, together with everything else that the kernel can tell of.
+"""The wake-up: a descriptor that tells when a sender has committed, so that the worker can wait for it in epoll, too.
 
-What the notification says is never read: that there was one is enough.
+The notification's content is never read: its arrival is enough.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ class WakeUp(Protocol):
         """Readable when a wake-up has arrived while it was held back."""
 
     def hold_back(self) -> None:
-        """Wake-ups are kept from now on, until wait() asks: none is missed between a claim and the wait after it."""
+        """Keeps wake-ups from now on until wait() asks, so that none is missed between a claim and the next wait."""
 
     def wait(self, seconds: float = 0) -> bool:
-        """Whether one has arrived since the last time, or does within this many seconds. To be asked often."""
+        """Whether one has arrived since the last call, or does within this many seconds. Must be called often."""
 
     def let_go(self) -> None:
-        """The worker doesn't wait for them any more."""
+        """Ends hold_back(): the worker no longer waits for wake-ups."""
 
     def close(self) -> None: ...
 
 
 class SignalWakeUp:
-    """Of a backend: NOTIFY reaches it as SIGUSR1, like all messages between backends. While the worker listens, the
-    signal is held back, and a descriptor tells that there is one."""
+    """For a backend: NOTIFY reaches it as SIGUSR1, like all messages between backends. While the worker listens, the
+    signal is blocked, and a signalfd becomes readable when it arrives."""
 
     def __init__(self) -> None:
         library = ctypes.CDLL(None, use_errno=True)
         self._signals = ctypes.create_string_buffer(_SIGSET_BYTES)
         library.sigaddset(self._signals, int(signal.SIGUSR1))
-        # Not that of Python's signal module, which makes objects of all signals of the mask before.
+        # Not the function of Python's signal module, which makes an object of every signal in the old mask.
         self._set_mask = library.pthread_sigmask
         self._descriptor: int = library.signalfd(-1, self._signals, os.O_CLOEXEC | os.O_NONBLOCK)
         if self._descriptor < 0:
@@ -57,7 +57,7 @@ class SignalWakeUp:
         self.is_held_back = True
 
     def wait(self, seconds: float = 0) -> bool:
-        """PostgreSQL gets its signals then, and other sessions may wait for that."""
+        """Also lets PostgreSQL handle its signals, which other sessions may be waiting for."""
         if not self._poll.poll(seconds * 1000):
             return False
         self._set_mask(_UNBLOCK, self._signals, None)

@@ -1,4 +1,4 @@
--- Admission: how many messages an endpoint may be sent now, by its circuit, its limits in flight and its rate limit.
+-- Admission: how many messages of an endpoint a claim may take now, given its circuit, its in-flight limits and its rate limit.
 
 -- Whether a claim changes the endpoint's row: tokens of its rate limit, a gradual release, the probe of its circuit.
 create or replace function ulak_private.is_metered(p_endpoint ulak.endpoints)
@@ -9,7 +9,7 @@ as $sql$
     select p_endpoint.circuit_state <> 'closed' or p_endpoint.release_rate is not null or p_endpoint.config ? 'rate_limit'
 $sql$;
 
--- Whether a claim must lock the endpoint before it takes messages of it.
+-- Whether a claim must lock the endpoint's row before it takes messages of the endpoint.
 create or replace function ulak_private.is_limited(p_endpoint ulak.endpoints)
 returns boolean
 language sql
@@ -18,7 +18,7 @@ as $sql$
     select ulak_private.is_metered(p_endpoint) or p_endpoint.max_in_flight is not null or p_endpoint.slow_start_limit is not null
 $sql$;
 
--- Whether a claim may take messages of the endpoint, as far as its row tells without a lock.
+-- Whether a claim may take messages of the endpoint, judged by its row without locking it.
 create or replace function ulak_private.is_open(p_endpoint ulak.endpoints, p_protocols text[], p_now timestamptz)
 returns boolean
 language sql
@@ -39,8 +39,8 @@ as $sql$
     select least(p_limit, coalesce((p_rooms).rooms[array_position((p_rooms).endpoint_ids, p_endpoint_id)], (p_rooms).others))
 $sql$;
 
--- How many messages of an endpoint may be claimed (no row: none), and where to begin: at the place that is given, unless its circuit needs a
--- probe. A null p_due_at means that nobody has looked yet. Stable, so that it is inlined into the query that calls it.
+-- How many messages of an endpoint may be claimed (no row: none), and where the claim begins: at the given place, unless the circuit needs a
+-- probe. A null p_due_at means that the caller hasn't looked for a due message yet. Stable, so that it is inlined into the calling query.
 create or replace function ulak_private.admission(
     p_endpoint_id bigint,
     p_priority smallint,
@@ -59,7 +59,7 @@ returns table (
     config_version bigint,
     quota integer,
     is_probe boolean,
-    -- Its row is locked, and what is claimed must be noted there.
+    -- The endpoint's row is locked, and charge() must record the claimed messages there.
     is_metered boolean,
     next ulak_private.place
 )
@@ -140,7 +140,7 @@ begin
 end
 $plpgsql$;
 
--- In PL/pgSQL, as charge(): an SQL function would be planned again in each claim.
+-- In PL/pgSQL, like charge(): an SQL function would be planned again in each claim.
 create or replace function ulak_private.count_in_flight(p_endpoint_id bigint, p_at_most integer)
 returns bigint
 language plpgsql
@@ -155,8 +155,8 @@ begin
 end
 $plpgsql$;
 
--- Books a claim's messages against the limits of its endpoints, which it has locked: p_counts[i] messages of the endpoint p_endpoint_ids[i].
--- p_ids[i] is one of the endpoint p_endpoint_ids[p_places[i]]; the first message of a half-open circuit is its probe.
+-- Charges a claim's messages to the limits of its endpoints, which it has locked: p_counts[i] messages of the endpoint p_endpoint_ids[i].
+-- Message p_ids[i] belongs to the endpoint p_endpoint_ids[p_places[i]]; the first message of a half-open circuit is its probe.
 create or replace function ulak_private.charge(
     p_endpoint_ids bigint[],
     p_are_charged boolean[],
@@ -172,7 +172,7 @@ as $plpgsql$
 begin
     update ulak.endpoints e
     set rate_tokens = ulak_private.rate_tokens(e, p_now) - c.messages,
-        -- Clocks of sessions differ by a moment: no time may give its tokens twice.
+        -- The times of two sessions may come out of order: never refill for the same period twice.
         rate_refilled_at = case when ulak_private.is_ahead(e.rate_refilled_at, p_now) then p_now else greatest(e.rate_refilled_at, p_now) end,
         release_rate = case
             when e.release_rate is not null and ulak_private.has_held(e.id, least(e.release_before, p_now)) then e.release_rate

@@ -50,8 +50,8 @@ as $sql$
     select ulak_private.success_changes_breaker(p_endpoint) or ulak_private.is_success_old(p_endpoint, p_now)
 $sql$;
 
--- Outcomes in their order of arrival; a null error is a delivery. Endpoints are locked in the order of their ids, so that two workers with
--- the same endpoints can't deadlock.
+-- Takes outcomes in their order of arrival; a null error means delivered. Endpoints are locked in the order of their ids, so that two workers
+-- with the same endpoints can't deadlock.
 create or replace function ulak_private.record_outcomes(
     p_endpoint_ids bigint[],
     p_ids bigint[],
@@ -98,7 +98,7 @@ begin
 end
 $plpgsql$;
 
--- Notes the last success of healthy endpoints: every ten seconds, so that their rows don't become a hot spot. A locked row is skipped.
+-- Records the last success of healthy endpoints, once in ten seconds, so that their rows don't become a hot spot. Locked rows are skipped.
 -- In PL/pgSQL, which keeps the plan: with many endpoints this runs each time outcomes are settled.
 create or replace function ulak_private.note_success(p_endpoint_ids bigint[], p_now timestamptz)
 returns void
@@ -140,7 +140,7 @@ as $sql$
     select p_error ~ E'^\\[[A-Z]+\\] message: '
 $sql$;
 
--- In a half-open circuit only the probe counts. In an open one nothing does: these are answers to requests that were under way when it
+-- In a half-open circuit only the probe counts. In an open one nothing counts: these are answers to requests that were in flight when it
 -- opened. A null id stands for the probe.
 create or replace function ulak_private.apply_outcomes(
     p_endpoint_id bigint,
@@ -257,8 +257,8 @@ begin
 end
 $plpgsql$;
 
--- Where to find the next probe: the message that has been due longest, whatever its priority, but not the last probe again, so that one
--- sender's messages aren't the probe each time. Null: only the last probe is due.
+-- Where to find the next probe: the message that has been due longest, regardless of priority, but never the last probe again, so that one
+-- sender's messages aren't the probe every time. Null: only the last probe is due.
 create or replace function ulak_private.probe_place(p_endpoint_id bigint, p_generation bigint, p_now timestamptz)
 returns ulak_private.place
 language plpgsql
@@ -327,14 +327,14 @@ begin
     -- circuit_probe_id stays: the same message isn't the next probe.
     p_endpoint.circuit_probe_attempt := null;
     p_endpoint.circuit_window_started_at := null;
-    -- Requests that still hang since the last slow start must not hold up the probe.
+    -- Requests still hanging from the last slow start must not hold up the probe.
     p_endpoint.slow_start_limit := null;
     return p_endpoint;
 end
 $plpgsql$;
 
--- Slow start: the whole backlog at once could bring the receiver down again. So it begins with one message in flight, and each success allows
--- one more, which doubles them with each round.
+-- Slow start: the whole backlog at once could bring the receiver down again. So one message may be in flight at first, and each success allows
+-- one more, which doubles the limit with each round.
 create or replace function ulak_private.close_circuit(
     p_endpoint ulak.endpoints,
     p_event text,
@@ -362,7 +362,7 @@ begin
 end
 $plpgsql$;
 
--- The limit after an outcome; null once the endpoint may have its usual number in flight. A failure that doesn't count changes nothing.
+-- The slow-start limit after an outcome; null once the endpoint's usual limit applies. A failure that doesn't count changes nothing.
 create or replace function ulak_private.next_slow_start_limit(p_endpoint ulak.endpoints, p_failed boolean)
 returns integer
 language plpgsql
@@ -487,8 +487,8 @@ $plpgsql$;
 comment on function ulak.reset_circuit_breaker(text, timestamptz) is
     'closes an endpoint''s circuit at once and clears its counters; false if it was closed already';
 
--- The advisory lock that serialises changes of a breaker, also those by other tools. Any session could hold it forever, so a transaction waits
--- 0.1 s for it at most. After that the lock on the row, which comes next, decides alone, and doctor() names the holder.
+-- The advisory lock that serialises changes of a breaker, including those by other tools. Any session could hold it forever, so a transaction
+-- waits at most 0.1 s for it. After that only the row lock, which is taken next, protects the breaker, and doctor() names the holder.
 create or replace function ulak_private.take_breaker_lock(p_id bigint)
 returns void
 language plpgsql
@@ -515,8 +515,8 @@ as $sql$
     select pg_advisory_xact_lock(hashtext('ulak_cb'), p_id::integer)
 $sql$;
 
--- Takes the lock if it is free, and says whether it did. Claims do no more than that, because they never wait. The name is 0.2.0's, which
--- took the lock only for others to see.
+-- Takes the lock if it is free, and returns whether it did. Claims use only this, because they never wait. The name is from 0.2.0, which took
+-- the lock only for others to see.
 create or replace function ulak_private.show_breaker_lock(p_id bigint)
 returns boolean
 language sql

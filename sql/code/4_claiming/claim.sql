@@ -1,23 +1,23 @@
 -- Claiming: a worker leases messages that are due.
 
--- The cost depends on what can be claimed, not on what is stored or on how many endpoints there are. The planner's choices are pinned, because
--- a plan that was made for an empty queue may be used for a full one.
+-- The cost depends on how much can be claimed, not on how many messages or endpoints there are. The planner's choices are pinned, because a
+-- plan that was made for an empty queue may be used for a full one.
 create or replace function ulak_private.claim(
     p_worker text,
     p_limit integer,
     p_lease interval default null,
-    -- Null: all of them, in turn.
+    -- Null: all endpoints, in turn.
     p_endpoint_ids bigint[] default null,
     p_protocols text[] default null,
     p_generation bigint default null,
     p_now timestamptz default clock_timestamp(),
     -- How many messages the worker has room for, by endpoint; null: no limit.
     p_rooms ulak_private.rooms default null,
-    -- Few are enough where each has many messages.
+    -- A few endpoints are enough if each has many messages.
     p_most_endpoints integer default 32,
-    -- A visit in vain takes 8 us. A claim that ends because of this says that it left out others.
+    -- A visit that finds nothing takes 8 us. A claim that reaches this limit returns left_out_others.
     p_most_visits integer default 1000,
-    -- Messages of several endpoints come in turn, else by endpoint.
+    -- True: messages of several endpoints are returned in turn; false: endpoint by endpoint.
     p_in_turn boolean default false
 )
 returns table (
@@ -39,9 +39,9 @@ returns table (
     lease_until timestamptz,
     circuit_state text,
     due_at timestamptz,
-    -- The endpoint got all that it was asked for: it may have more.
+    -- The claim got as many messages of the endpoint as it asked for, so the endpoint may have more.
     may_have_more boolean,
-    -- The claim ended before it had visited everybody. If it got nothing, this is told by a row without a message.
+    -- The claim ended before it had visited all endpoints. If it got nothing, a row without a message carries this flag.
     left_out_others boolean
 )
 language plpgsql
@@ -63,8 +63,8 @@ declare
 begin
     p_now := ulak_private.clock(p_now);
     v_resume_points := ulak_private.resume_points(p_generation);
-    -- All due messages of the endpoints that were picked may turn out to be parked or expired: then it is the next endpoints' turn. Eight
-    -- times at most, so that a claim that gets nothing ends, too.
+    -- All due messages of the picked endpoints may turn out to be parked or expired. Then the claim tries the next endpoints, in at most
+    -- eight walks, so that it ends even if it gets nothing.
     for v_walk in 1..8 loop
         v_turn := ulak_private.pick_endpoints(
             p_limit, p_endpoint_ids, p_protocols, p_generation, p_now, p_rooms, p_most_endpoints, p_most_visits, v_resume_points
@@ -81,7 +81,7 @@ begin
         );
     end if;
     if v_turn.is_full and v_turn.tids is not null then
-        -- As many endpoints were found as a claim may have, so there may be others.
+        -- The claim reached its limit of endpoints, so there may be others.
         v_turn.left_out_others := true;
     end if;
     if v_turn.tids is null then
@@ -151,9 +151,9 @@ begin
         from ulak_private.events e
         where e.id = c.event_id
             and e.created_at = coalesce(c.event_created_at, c.created_at)
-            -- Parameters of the statement, so that only the months in question are opened.
+            -- These are parameters of the statement, so that only the partitions of these months are opened.
             and e.created_at between v_turn.first_event_at and v_turn.last_event_at
-        -- Forces a look-up for each message: a plan that was made for few events would join with all of them.
+        -- Forces one look-up per message: a plan that was made for few events would join with all of them.
         limit 1
     ) e on true;
 
@@ -165,8 +165,8 @@ begin
 end
 $plpgsql$;
 
--- Locks up to p_size due messages of one priority of an endpoint, from a place on. Stable, so that it is inlined into the query that calls it:
--- by itself it couldn't lock.
+-- Locks up to p_size due messages of one priority of an endpoint, starting at the given place. Stable, so that it is inlined into the calling
+-- query: a stable function that isn't inlined can't lock rows.
 create or replace function ulak_private.due_messages(
     p_endpoint_id bigint,
     p_priority smallint,
@@ -186,8 +186,8 @@ as $sql$
         q.priority,
         q.next_retry_at,
         coalesce(q.event_created_at, q.created_at),
-        -- The head of its ordering key, if that is another one: the first live message of the key. Not `=`: then the order of ids
-        -- alone would do, and all of the queue might be read in it.
+        -- The head of its ordering key, that is the key's first live message, if that is another one. Not `=`: then the planner could sort by
+        -- id alone and might read the whole queue in that order.
         case
             when q.ordering_key is not null then nullif(
                 (
@@ -215,9 +215,9 @@ as $sql$
     for update skip locked
 $sql$;
 
--- Locks messages of the endpoints that were picked, in rounds: what some of them leave of their share goes to the others. A message behind the
--- head of its ordering key is parked and doesn't count. After 1,000 of these the claim ends with what it has; the next one won't meet
--- them again.
+-- Locks messages of the picked endpoints, in rounds: shares that some endpoints don't use up go to the others. A message behind the head of
+-- its ordering key is parked and doesn't count. After 1,000 parked messages the claim ends with what it has; the next claim won't meet them
+-- again.
 create or replace function ulak_private.lock_messages(
     p_turn ulak_private.turn,
     p_limit integer,
@@ -229,7 +229,7 @@ returns ulak_private.turn
 language plpgsql
 as $plpgsql$
 declare
-    -- A probe isn't chosen by its priority.
+    -- Aging doesn't apply to a probe, which isn't chosen by priority.
     v_aging integer := case
         when not true = any (p_turn.are_probes) then nullif(ulak_private.stored_setting('priority_aging')::integer, 0)
     end;
@@ -300,8 +300,8 @@ begin
 end
 $plpgsql$;
 
--- Locks due messages of an endpoint from a place on (see levels()), the highest priority first: up to p_size, with aging up to p_size of each
--- priority. heads[i] is the message that message i waits behind in its ordering key, if any. Stable, as due_messages().
+-- Locks due messages of an endpoint, starting at a place (see levels()), highest priority first: up to p_size, or with aging up to p_size of
+-- each priority. heads[i] is the message that message i waits behind in its ordering key, if any. Stable, like due_messages().
 create or replace function ulak_private.lock_due(
     p_endpoint_id bigint,
     p_priority smallint,
@@ -345,8 +345,8 @@ as $sql$
     ) m
 $sql$;
 
--- How many more messages each endpoint gets, so that all have the same number or one more; null if none may have more. p_quotas is what each
--- may still get, p_counts what it has got in this claim.
+-- How many more messages each endpoint gets, so that their totals differ by at most one; null if none may have more. p_quotas is how many each
+-- may still get, p_counts how many it has got in this claim.
 create or replace function ulak_private.share(p_left integer, p_quotas integer[], p_counts integer[])
 returns integer[]
 language plpgsql
@@ -383,8 +383,8 @@ begin
 end
 $plpgsql$;
 
--- The endpoint at which the last walk ended. A sequence, because it is read and set outside transactions. Workers and external workers go round
--- different endpoints, so each kind has its own.
+-- The endpoint at which the last walk ended. It is a sequence, because it is read and set outside transactions. Workers and external workers
+-- walk over different endpoints, so each kind has its own.
 create or replace function ulak_private.claim_position(p_endpoint_ids bigint[], p_protocols text[])
 returns bigint
 language sql

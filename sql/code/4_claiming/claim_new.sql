@@ -1,6 +1,6 @@
--- The messages that were just sent, claimed by their ids: a special case of ulak_private.claim(), for speed alone. While messages come one
--- by one, a worker does little else. One message takes 0.36 ms of processor time instead of 1.4 ms, after a pause that has emptied the
--- processor's caches.
+-- Claims messages that were just sent by their ids: a special case of ulak_private.claim(), only for speed. While messages arrive one by one,
+-- a worker does little else. After a pause that has emptied the processor's caches, one message takes 0.36 ms of processor time instead
+-- of 1.4 ms.
 
 -- Claims the ids after p_wish.behind up to p_last. Messages with an ordering key, and endpoints with a limit, with batches or without enough
 -- room, are left to ulak_private.claim(): left_out_others says so.
@@ -84,7 +84,7 @@ begin
             from ulak_private.events v
             where v.id = c.event_id
                 and v.created_at = coalesce(c.event_created_at, c.created_at)
-                -- So that only this month is opened. An older one is read apart.
+                -- Opens only this month's partition. The texts of an older event are read separately (read_claimed()).
                 and v.created_at between v_since and p_now
             -- As in ulak_private.claim().
             limit 1

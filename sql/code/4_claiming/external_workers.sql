@@ -40,7 +40,7 @@ begin
     end if;
     v_endpoint_ids := ulak_private.workable_endpoints(p_endpoint);
     v_recovered := ulak_private.take_over_expired(v_endpoint_ids, p_now);
-    -- Not by work(): another function around it would copy each message once more, 2.4 us each.
+    -- Not through work(): another function around the claim would copy each message once more, which takes 2.4 us.
     return query
     select
         c.id, c.message_id, c.attempt, c.endpoint, c.payload, c.headers, c.metadata, c.correlation_id, c.ordering_key,
@@ -260,7 +260,7 @@ begin
 end
 $plpgsql$;
 
--- What became of each report. Of two reports of a message the later attempt's is the one that counted.
+-- Whether each report settled its message. If a message is reported for two attempts, only the report of the later attempt counts.
 create or replace function ulak_private.answers(p_ids bigint[], p_attempts integer[], p_settled bigint[])
 returns table (id bigint, attempt integer, is_settled boolean)
 language sql
@@ -269,7 +269,7 @@ as $sql$
     select
         r.id,
         r.attempt,
-        -- Usually all of them: searching for each one takes 36 ms for 5,000.
+        -- Usually all reports settled their messages. This avoids a search for each, which takes 36 ms for 5,000.
         cardinality(p_settled) = cardinality(p_ids)
             or coalesce(r.id = any (p_settled) and r.attempt = max(r.attempt) over (partition by r.id), false)
     from unnest(p_ids, p_attempts) with ordinality r(id, attempt, place)
@@ -346,7 +346,7 @@ begin
         p_worker,
         p_ids,
         p_attempts,
-        -- Without a reason it is a failure, too.
+        -- A report without a reason is still a failure.
         case
             when p_errors is null then array_fill('no reason given'::text, array[cardinality(p_ids)])
             else array(select coalesce(e.error, 'no reason given') from unnest(p_errors) with ordinality e(error, place) order by e.place)
@@ -390,7 +390,7 @@ comment on function ulak.release_many(text, bigint[], integer[], interval, times
     'returns many messages to the queue unprocessed, without spending a retry; is_settled is false for a message whose lease '
     'is lost';
 
--- Reports of an external worker, as settle_many() takes them. A null error is a message that is done.
+-- Settles an external worker's reports through settle_many(). A null error means that the message is done.
 create or replace function ulak_private.settle_reports(
     p_worker text,
     p_ids bigint[],
@@ -407,7 +407,7 @@ declare
     v_retry_after integer[];
 begin
     perform ulak_private.check_reports(p_ids, p_attempts);
-    -- An error that is missing would count as a message that is done.
+    -- A missing error would count as done.
     if cardinality(p_ids) <> any (array[cardinality(p_errors), cardinality(p_retry_after), cardinality(p_responses)]) then
         raise exception 'there must be as many errors, delays and responses as messages'
             using

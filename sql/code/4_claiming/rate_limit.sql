@@ -14,8 +14,8 @@ as $sql$
         end
 $sql$;
 
--- Tokens in the endpoint's bucket. Unless the config has a burst, the bucket holds a tenth of a second's worth, at least one: workers look every
--- few milliseconds, so none are lost.
+-- Tokens in the endpoint's bucket. Unless the config sets a burst, the bucket holds a tenth of a second's worth, at least one: workers look
+-- every few milliseconds, so no tokens are lost.
 create or replace function ulak_private.rate_tokens(p_endpoint ulak.endpoints, p_now timestamptz)
 returns double precision
 language plpgsql
@@ -37,7 +37,7 @@ begin
     if v_rate is null then
         return 'infinity';
     end if;
-    -- The clock was set back since: the bucket counts as full.
+    -- The clock was set back since the last refill: the bucket counts as full.
     if ulak_private.is_ahead(p_endpoint.rate_refilled_at, p_now) then
         return v_burst;
     end if;

@@ -1,12 +1,12 @@
--- Resume points: claims of a session begin where the last one ended, while an old snapshot keeps vacuum from removing what was claimed.
+-- Resume points: a session's claims begin where the last one ended while an old snapshot keeps vacuum from removing claimed messages' entries.
 --
 -- A claimed message leaves a dead entry in the index of waiting messages, and claims walk over these entries, 1.4 us each, until vacuum removes
--- them. Usually they are few. After a claim from the beginning (a look) that passed more than 200, the session's claims resume for 50 us per
--- entry, 10 s at most: so looks take 3% of the time at most. The next look finds what a claim that resumes can't see: messages that another
--- session had locked, or that were committed more than 0.1 s out of order.
+-- them. Usually there are few. After a claim from the beginning (a look) that passed more than 200 entries, the session's claims resume for
+-- 50 us per entry, at most 10 s, so looks take at most 3% of the time. The next look finds messages that a resuming claim can't see, because
+-- another session had locked them or they were committed more than 0.1 s out of order.
 
--- The session remembers until when its places hold (in seconds since 1970), for which generation, and the places. It does so in a parameter, which
--- a rollback resets, too. A forged value harms only the claims of its own session.
+-- A session stores its resume points, their generation and the time until which they hold (in seconds since 1970) in a parameter, so that a
+-- rollback resets them, too. A forged value harms only the claims of its own session.
 create or replace function ulak_private.resume_points(p_generation bigint)
 returns ulak_private.resume_point[]
 language plpgsql
@@ -46,7 +46,7 @@ as $sql$
     )
 $sql$;
 
--- Called after a claim that passed p_passed dead entries; p_is_look: it began at the beginning. The 64 places that were reached last are kept.
+-- Called after a claim that passed p_passed dead entries; p_is_look: it started from the beginning. The 64 places reached last are kept.
 create or replace function ulak_private.remember_places(
     p_turn ulak_private.turn,
     p_is_look boolean,
@@ -64,7 +64,7 @@ declare
     v_memory jsonb := nullif(current_setting('ulak_private.resume_points', true), '');
     v_now timestamptz := clock_timestamp();
     v_until double precision := v_memory ->> 'until';
-    -- Behind the last message of each endpoint and priority.
+    -- The places after the last message of each endpoint and priority.
     v_reached ulak_private.resume_point[] := array(
         select row(p_turn.endpoint_ids[l.place], l.priority, p_turn.due_ats[l.number], p_turn.ids[l.number] + 1)::ulak_private.resume_point
         from (
@@ -77,7 +77,7 @@ begin
     if p_is_look then
         v_until := extract(epoch from v_now) + least(p_passed * 0.00005, 10);
         if v_reached = '{}' then
-            -- The entries that it passed belong to endpoints with nothing due.
+            -- The claim got nothing, so the entries that it passed belong to endpoints with nothing due.
             v_reached := array(
                 select row(e.id, 0, p_now, 0)::ulak_private.resume_point
                 from ulak.endpoints e
@@ -114,7 +114,7 @@ begin
 end
 $plpgsql$;
 
--- These messages became due at times that the session's claims may have passed already.
+-- Moves resume points back to messages that became due at times that the session's claims may have passed already.
 create or replace function ulak_private.step_back(p_places ulak_private.resume_point[])
 returns void
 language plpgsql

@@ -1,5 +1,5 @@
--- Which endpoints a claim takes messages of: those that were asked for, or else those whose turn it is. A claim goes round the endpoints, and
--- begins where the last one ended.
+-- Chooses the endpoints of a claim: the requested ones, or else those whose turn it is. Claims go round the endpoints, each one beginning
+-- where the last one ended.
 
 create or replace function ulak_private.pick_endpoints(
     p_limit integer,
@@ -19,7 +19,7 @@ declare
     v_turn ulak_private.turn;
     v_most integer := least(p_limit, p_most_endpoints);
     v_begun_behind bigint;
-    -- Where the next walk begins, if this one ended before it had gone round.
+    -- Where the next walk begins if this one ended before it had visited all endpoints.
     v_walked_to bigint;
     v_ended_at bigint;
 begin
@@ -39,7 +39,7 @@ begin
             ) a
             where a.quota > 0
                 and ulak_private.is_adopted()
-                -- One of several that has nothing due must not use up the limit.
+                -- If several endpoints are requested, one with nothing due must not use up the limit.
                 and (cardinality(p_endpoint_ids) = 1 or ulak_private.has_due(e.id, p_now, p_resume_points))
             limit p_limit
         ) a;
@@ -55,7 +55,7 @@ begin
         array_agg(0) filter (where e.quota > 0),
         array_agg(e.is_probe) filter (where e.quota > 0),
         array_agg(e.is_metered) filter (where e.quota > 0),
-        -- Lower priorities of that endpoint may not have been visited.
+        -- One before that endpoint: its lower priorities may not have been visited.
         max(greatest(e.id - 1, 1)) filter (where e.quota is null)
     into
         v_turn.endpoint_ids, v_turn.names, v_turn.config_versions, v_turn.nexts, v_turn.quotas, v_turn.counts,
@@ -71,7 +71,7 @@ begin
             where v.due_at <= p_now and v.id is not null and a.quota > 0
             offset 0
         ) a on true
-        -- The second condition: the walk ended here because it may make no more visits.
+        -- The second condition: the walk ended here because it reached its limit of visits.
         where (a.quota > 0 or v.number = p_most_visits) and ulak_private.is_adopted()
         limit v_most
     ) e;
@@ -88,12 +88,12 @@ begin
 end
 $plpgsql$;
 
--- The endpoints after p_after that have waiting messages, then those before it, each with its first message. If that message isn't due, the
--- endpoint comes again with the first one of the next lower priority. One probe of the index leads from an endpoint to the next, so the cost
--- follows what is found. The walk ends when the calling query has enough, or after p_most_visits: there may be thousands of endpoints with
--- nothing due yet.
--- p_resume_points divide the index: an endpoint that has some is looked at from these places on, because nothing before them is due; endpoints
--- between two of those are looked at as usual.
+-- The endpoints after p_after that have waiting messages, then those up to it, each with its first message. If that message isn't due, the
+-- endpoint comes again with the first message of the next lower priority. One index probe leads from an endpoint to the next, so the cost
+-- depends on what is found. The walk ends when the calling query has enough, or after p_most_visits: there may be thousands of endpoints
+-- with nothing due yet.
+-- p_resume_points divide the index: an endpoint with resume points is searched from there on, because nothing before them is due; endpoints
+-- between two of those are searched as usual.
 create or replace function ulak_private.walk(
     p_after bigint,
     p_most_visits integer,
@@ -105,7 +105,7 @@ language sql
 stable
 as $sql$
     with recursive visit(endpoint_id, priority, due_at, id, has_wrapped, number) as (
-        -- The walk begins after this endpoint. It isn't visited itself, and neither is 0, from where the walk goes on when it has come to the end.
+        -- The walk begins after this endpoint. This row is no visit, and neither is 0, where the walk continues after the last endpoint.
         select p_after, 0::smallint, timestamptz 'infinity', 0::bigint, false, 0
         union all
         select n.*
@@ -116,7 +116,7 @@ as $sql$
             where r.endpoint_id > v.endpoint_id
         ) r(endpoint_id)
         cross join lateral (
-            -- Nothing of this priority is due: the next lower one of the same endpoint.
+            -- Nothing of this priority is due: take the next lower priority of the same endpoint.
             (
                 select q.endpoint_id, q.priority, q.next_retry_at, q.id, v.has_wrapped, v.number + 1
                 from ulak_private.deliveries q
@@ -156,7 +156,7 @@ as $sql$
     from visit v
 $sql$;
 
--- The first due message of an endpoint's highest priority that has one.
+-- The first due message in the highest priority of an endpoint that has one.
 create or replace function ulak_private.first_due(p_endpoint_id bigint, p_now timestamptz, p_resume_points ulak_private.resume_point[])
 returns table (priority smallint, due_at timestamptz, id bigint)
 language sql
@@ -188,8 +188,8 @@ begin
 end
 $plpgsql$;
 
--- The priorities of an endpoint from p_priority down, and where a claim begins to look in each: in the first one at the place that is given (if
--- any), in the others at their resume points. A nested loop keeps them in this order.
+-- The priorities of an endpoint from p_priority down, and where a claim starts looking in each: in p_priority at the given place (if any), in
+-- the others at their resume points. A nested loop keeps this order.
 create or replace function ulak_private.levels(
     p_endpoint_id bigint,
     p_priority smallint,

@@ -1,4 +1,4 @@
--- Leases that are given back or renewed: by the worker that holds them, in the attempt that it holds. Others change nothing.
+-- Releasing and renewing leases. Only the worker that holds a message, in the attempt that it holds, can change anything.
 
 create or replace function ulak_private.release_many(
     p_worker text,
@@ -68,7 +68,7 @@ begin
             and q.attempts = r.attempt
             and q.locked_by = p_worker
             and q.status is not distinct from 'processing'
-            -- A lease that ran out is lost, even if nobody has noticed yet.
+            -- An expired lease is lost, even if no sweep has noticed yet.
             and q.lease_until > p_now
         returning q.id
     )

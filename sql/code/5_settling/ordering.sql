@@ -1,14 +1,14 @@
 -- Ordering keys: messages of one key are delivered in the order of their commits, one at a time.
 
 -- Senders of a key wait for each other (ulak_private.lock_ordering_key), so ids are in the order of commits, and the first live
--- message of a key is its head, whatever is still uncommitted. Only a head is claimed. A sender queues its message as due;
--- a claim that meets it behind another parks it: next_retry_at becomes infinity, and it costs no further claim anything.
--- Settling the first message of a key makes the next one due. Should that fail, because the next one is locked, the sweep does it
--- (unpark_orphans), within ten seconds. So nobody has to come for a message that waits parked. A dead message that holds its key
--- (6_afterwards/hold.sql) counts as live here: it is the head, and nobody makes it due.
+-- message of a key is its head, even while others are uncommitted. Only heads are claimed. A sender queues its message as due;
+-- a claim that finds it behind another message parks it: next_retry_at becomes infinity, and later claims don't read it.
+-- Settling the head of a key makes the next message due. If that fails, because the next message is locked, the sweep does it
+-- within ten seconds (unpark_orphans), so a parked message never waits forever. A dead message that holds its key
+-- (6_afterwards/hold.sql) counts as live here: it is the head, and nothing makes it due.
 
--- The lock that senders of one key take, until they commit. A row and not an advisory lock: anybody may take those, and
--- the server has room for a few thousand only.
+-- Senders of one key hold this lock until they commit. It is a row and not an advisory lock: any session may take those,
+-- and the server has room for only a few thousand.
 create or replace function ulak_private.lock_ordering_key(p_endpoint_id bigint, p_ordering_key text)
 returns void
 language plpgsql
@@ -46,10 +46,10 @@ begin
 end
 $plpgsql$;
 
--- Parks messages that the caller has locked, each behind the head that is given. The lock on the head keeps it from being
--- settled before this is committed, so whoever settles it finds what waits. A head that another session holds is being
--- settled right now: what is behind it stays due, and the next claim looks again. A head that is parked itself was missed
--- when it became the head, and is made due.
+-- Parks messages that the caller has locked, each behind the given head. The lock on the head keeps it from being settled
+-- before this commits, so the session that settles it sees the parked messages. If another session has locked the head, it
+-- is being settled right now: messages behind it stay due, and the next claim looks again. If the head itself is parked, it
+-- was missed when it became the head, and is made due.
 create or replace function ulak_private.park(p_tids tid[], p_heads bigint[], p_now timestamptz)
 returns void
 language plpgsql
@@ -109,7 +109,7 @@ begin
                 select q.next_retry_at, q.status
                 from ulak_private.deliveries q
                 where q.endpoint_id = k.endpoint_id
-                    -- Not `=`: then the order of ids alone would do, and all of the queue might be read in it.
+                    -- Not `=`: then the planner could sort by id alone and might read the whole queue in that order.
                     and q.ordering_key between k.ordering_key and k.ordering_key
                     and q.status in ('pending', 'processing', 'held')
                 order by q.ordering_key, q.id
@@ -133,7 +133,7 @@ begin
 end
 $plpgsql$;
 
--- Makes those of these messages due that are parked, at the time when they were sent or scheduled. The caller has locked them.
+-- Makes the parked ones of these messages due, as of the time when they were sent or scheduled. The caller has locked them.
 create or replace function ulak_private.unpark(p_ids bigint[], p_now timestamptz)
 returns integer
 language plpgsql
@@ -162,8 +162,8 @@ begin
 end
 $plpgsql$;
 
--- Live keys behind (p_endpoint_id, p_ordering_key), p_most of them at most, in the order of the index, each with its head. One probe of
--- the index leads from a key to the next, however many messages each has.
+-- Up to p_most live keys after (p_endpoint_id, p_ordering_key), in the order of the index, each with its head. One index probe leads from
+-- a key to the next, no matter how many messages each key has.
 create or replace function ulak_private.live_keys(p_endpoint_id bigint, p_ordering_key text, p_most integer)
 returns table (endpoint_id bigint, ordering_key text, head bigint, is_parked boolean, changed_at timestamptz, number integer)
 language plpgsql
@@ -208,9 +208,9 @@ begin
 end
 $plpgsql$;
 
--- Makes due what is parked with nothing before it: whoever settled that found it locked by a transaction that then rolled back, saw the
--- queue by an older snapshot, or deleted rows by hand. The sweep and maintenance call it. It looks at 10,000 keys, which took 0.1 s, and
--- the next call goes on with the next ones.
+-- Makes heads due that are still parked. That happens if the session that settled the former head found the new one locked by a transaction
+-- that then rolled back, or had an older snapshot, or if rows were deleted by hand. The sweep and maintenance call it. Each call checks
+-- 10,000 keys, which took 0.1 s, and the next call continues from there.
 create or replace function ulak_private.unpark_orphans(p_now timestamptz default clock_timestamp())
 returns integer
 language plpgsql
@@ -247,8 +247,8 @@ begin
 end
 $plpgsql$;
 
--- Forgets keys that have no live message and no sender under way. A part of the table in each call, so that a million
--- keys cost no more than this.
+-- Deletes keys that have no live message and no open sender transaction. Each call samples about 20,000 keys, so its cost
+-- doesn't grow with the table.
 create or replace function ulak_private.forget_ordering_keys()
 returns integer
 language plpgsql
@@ -268,7 +268,7 @@ begin
             select
             from ulak_private.deliveries q
             where q.endpoint_id = k.endpoint_id
-                -- In the collation of the queue's index, which couldn't be used otherwise.
+                -- Without the collation of the queue's index, the index couldn't be used.
                 and q.ordering_key = k.ordering_key collate "default"
                 and q.status in ('pending', 'processing', 'held')
         )

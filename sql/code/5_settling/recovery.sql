@@ -1,8 +1,8 @@
--- Recovery: messages whose worker went silent, and messages that outlived their time.
+-- Recovery: messages whose worker went silent, and messages that expired.
 
--- A lease that ran out, or whose worker died, counts as a failure and takes the same path as a reported one, but the circuit breaker isn't
--- told: it says nothing about the receiver. If it was the last retry, the message becomes a dead letter, even if the receiver has it.
--- `skip locked`: two sweeps at once recover each message once, and a worker that is settling right now wins.
+-- An expired lease, or one whose worker died, counts as a failure and takes the same path as a reported one, but not for the circuit breaker:
+-- it says nothing about the receiver. If it was the last retry, the message becomes a dead letter, even if the receiver has got it.
+-- `skip locked`: two concurrent sweeps recover each message once, and a worker that is just settling it wins.
 create or replace function ulak.recover_stale_messages(
     p_now timestamptz default clock_timestamp(),
     p_limit integer default 10000
@@ -53,19 +53,19 @@ $plpgsql$;
 comment on function ulak.recover_stale_messages(timestamptz, integer) is
     'recovers messages whose lease ran out and retries them like failures; returns how many';
 
--- claim() recovers expired leases of its endpoints itself, once a second per session, so external workers replace each other even if nothing
--- sweeps. For each choice of endpoints the session remembers when it looked, and up to which time no lease was left: it doesn't walk over
--- older leases again. A message that another session had locked is looked at again, since that session may roll back. Messages that a look
--- can't see, such as those of a claim that commits after its lease is over, are left to recover_stale_messages().
+-- claim() itself recovers expired leases of its endpoints, once a second per session, so external workers replace each other even if no sweep
+-- runs. For each set of endpoints the session remembers when it looked, and up to which time no lease was left, so that it doesn't read older
+-- leases again. It does return to a message that another session had locked, since that session may roll back. Messages that a look can't
+-- see, such as those of a claim that commits after its lease has expired, are left to recover_stale_messages().
 create or replace function ulak_private.take_over_expired(p_endpoint_ids bigint[], p_now timestamptz)
 returns integer
 language plpgsql
 as $plpgsql$
 declare
-    -- Three numbers per choice, the latest choice first: its key, when the session looked, and up to when no lease was left (both times in
-    -- microseconds).
+    -- Three numbers per set of endpoints, the latest set first: its key, when the session looked, and up to when no lease was left (both times
+    -- in microseconds).
     v_memory bigint[] := nullif(current_setting('ulak_private.leases_looked_at', true), '');
-    -- 0 is all pull endpoints.
+    -- 0 stands for all pull endpoints.
     v_choice bigint := coalesce(p_endpoint_ids[1], 0);
     v_now bigint := extract(epoch from p_now) * 1000000;
     v_place integer;
@@ -73,14 +73,14 @@ declare
     v_look record;
 begin
     if cardinality(p_endpoint_ids) <> 1 then
-        -- Several endpoints have a key of their own: grants change, and a pooler's session serves several roles.
+        -- Each set of several endpoints has its own key: grants change, and a pooler's session serves several roles.
         v_choice := hash_array_extended(array(select e from unnest(p_endpoint_ids) e order by e), 0);
     end if;
     v_place := array_position(v_memory, v_choice);
     if v_now - v_memory[v_place + 1] between 0 and 999999 then
         return 0;
     end if;
-    -- Null, so from the beginning, if the clock was set back.
+    -- Null if the clock was set back: then the look starts from the beginning.
     v_since := case when v_memory[v_place + 1] <= v_now then v_memory[v_place + 2] end;
     v_look := ulak_private.take_over(p_endpoint_ids, coalesce(timestamptz 'epoch' + v_since * interval '1 us', '-infinity'), p_now);
     if v_look.recovered < 1000 then
@@ -95,7 +95,7 @@ begin
 end
 $plpgsql$;
 
--- first_left: when the first of these leases was over that another session has locked.
+-- first_left: the earliest end of an expired lease that is left, because another session has locked its message or the limit was reached.
 create or replace function ulak_private.take_over(
     p_endpoint_ids bigint[],
     p_since timestamptz,
@@ -145,7 +145,7 @@ begin
 end
 $plpgsql$;
 
--- Messages of workers whose sessions are known to be over. No report will come, so don't wait for their leases.
+-- Recovers messages of workers whose sessions have ended. No report will come, so there is no point in waiting for their leases.
 create or replace function ulak_private.recover_from(p_workers text[], p_now timestamptz)
 returns integer
 language plpgsql
@@ -171,7 +171,7 @@ begin
 end
 $plpgsql$;
 
--- Messages that the caller has locked fail, each in the name of its worker.
+-- Fails messages that the caller has locked, each in the name of its worker.
 create or replace function ulak_private.recover(
     p_ids bigint[],
     p_attempts integer[],
@@ -193,7 +193,7 @@ begin
     if p_ids is null then
         return 0;
     end if;
-    -- An external worker's lease was the wait already: what it held is due at once. Backoff is for receivers that ulak itself calls.
+    -- An external worker's lease was wait enough, so its messages are due at once. Backoff is for receivers that ulak itself calls.
     v_retry_after := array(
         select case when e.protocol = 'pull' then 0 end
         from unnest(p_ids) with ordinality r(id, place)
@@ -267,7 +267,7 @@ $plpgsql$;
 comment on function ulak.mark_expired_messages(timestamptz, integer) is
     'marks waiting messages whose expires_at has passed as expired: they are never delivered; returns how many';
 
--- Messages whose endpoint was dropped while they were being sent: they can't be delivered.
+-- Makes dead letters of messages whose endpoint was dropped while they were being sent: they can't be delivered.
 create or replace function ulak_private.bury_orphans(p_now timestamptz, p_limit integer)
 returns integer
 language sql

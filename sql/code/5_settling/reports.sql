@@ -1,6 +1,6 @@
--- What external workers report, as it is stored: errors on one line, without what they repeat of the message, and responses.
+-- External workers' reports as they are stored: responses, and errors on one line, without anything quoted from the message.
 
--- As it is stored. A worker may name the class itself, and it stays, whatever the reason repeats: it decides what becomes of the message.
+-- The error as it is stored. If the worker names the class itself, the class is always kept, because it decides what happens to the message.
 create or replace function ulak_private.reported_error(p_error text, p_id bigint)
 returns text
 language plpgsql
@@ -16,9 +16,9 @@ begin
 end
 $plpgsql$;
 
--- A worker's reason without what it repeats of the message, or of a secret that its endpoint's config names: monitors and the log show it.
--- As the worker in the database hides it: texts and numbers of four characters and more, and nothing is left of a reason that quotes a piece
--- of a longer text.
+-- A worker's reason without quotes from the message or from a secret that its endpoint's config names, because monitors and the log show it.
+-- The rules are those of the worker in the database: texts and numbers of at least four characters are hidden, and a reason that quotes a
+-- piece of a longer text is dropped altogether.
 create or replace function ulak_private.without_message(p_error text, p_id bigint)
 returns text
 language plpgsql
@@ -48,7 +48,7 @@ begin
             from jsonb_path_query(jsonb_build_array(v_message.payload, v_message.headers), 'strict $.**') v
             where jsonb_typeof(v) in ('string', 'number')
             union all
-            -- Keys that are data, not names of fields.
+            -- Keys that look like data rather than field names.
             select k #>> '{}'
             from jsonb_path_query(v_message.payload, 'strict $.** ? (@.type() == "object").keyvalue().key') k
             where k #>> '{}' !~ '^[A-Za-z_$][A-Za-z_.$-]*$'
@@ -74,9 +74,9 @@ begin
 end
 $plpgsql$;
 
--- On one line, and cut where it gets too long, as the worker in the database writes errors: they are shown in every look, kept with
--- each failed cycle, and written to the server's log. What XML and terminals can't bear is left out, and so is what nobody sees: as
--- plpython/ulak/safety/text.py does it. Only UTF-8 numbers its characters so.
+-- An error on one line and cut to length, like those of the worker in the database: monitors show it, every failed cycle keeps it, and
+-- the server's log gets it. Invisible characters, and those that XML or terminals can't handle, become spaces, as in
+-- plpython/ulak/safety/text.py. Their code points are known only in UTF-8.
 create or replace function ulak_private.error_line(p_error text)
 returns text
 language sql
@@ -110,8 +110,8 @@ as $sql$
     select regexp_replace(p_error, E'^\\[(RETRYABLE|PERMANENT)\\]\\s*', '')
 $sql$;
 
--- What a worker reports is kept if it can be read: no longer as text than a payload, nor nested deeper. The work is done all the same, so
--- an error, and with it another attempt, would help nobody.
+-- A response is kept if it can be read: as text no longer than a payload may be, and not nested deeper. The work is done in any case, so
+-- raising an error, and thereby causing another attempt, would help nobody.
 create or replace function ulak_private.kept_response(p_response jsonb)
 returns jsonb
 language plpgsql
@@ -131,7 +131,7 @@ begin
     end if;
     return '{"truncated": true}';
 exception
-    -- Deeper than that, or beyond a gigabyte as text.
+    -- The response is nested too deeply, or longer than a gigabyte as text.
     when program_limit_exceeded then
         return '{"truncated": true}';
 end

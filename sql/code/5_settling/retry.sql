@@ -17,7 +17,7 @@ comment on function ulak.retry_delay(jsonb, integer) is
     'how long a message waits after its failure number n (from 0) under this retry policy; missing keys come from the '
     'settings';
 
--- A policy whose every key comes from the settings; an endpoint's own keys are laid over it.
+-- A complete policy from the settings; an endpoint's own keys override it.
 create or replace function ulak_private.retry_defaults()
 returns jsonb
 language sql
@@ -33,7 +33,7 @@ as $sql$
     )
 $sql$;
 
--- Takes a policy with all keys. Powers stop at 10: 2^10 base delays are beyond any cap, 2^1000 beyond any number.
+-- Takes a complete policy. Exponents stop at 10: 2^10 base delays exceed any cap, and 2^1000 would overflow.
 create or replace function ulak_private.backoff(p_policy jsonb, p_retry_count integer)
 returns interval
 language plpgsql

@@ -1,13 +1,13 @@
--- Settling: what happened to claimed messages, one statement for many of them.
+-- Settling: stores the outcomes of claimed messages, many in one statement.
 
 -- Each statement matches id, worker, attempt and status: a zombie, even the same worker's earlier claim, changes nothing.
--- Two spellings make sure of the primary key, whatever the planner thinks of the queue's size. `status is not distinct
--- from` instead of `=`: a partial index's condition can't be proved from it; with `=` all messages in flight were walked
--- once per row. `id between x and x` instead of `=`: nothing can be merged by it; with `=` a plan that was made for an
--- empty queue read all of the queue in the order of its ids.
+-- Two spellings make sure that the primary key is used, whatever size the planner assumes. `status is not distinct from`
+-- instead of `=` can't prove a partial index's condition; with `=` all messages in flight were read once per row.
+-- `id between x and x` instead of `=` rules out a merge join; with `=` a plan that was made for an empty queue read the
+-- whole queue in the order of its ids.
 
--- Outcomes in their order of arrival. A null error is a delivery; the prefix of the others decides. Returns the ids that
--- were settled: the rest had been taken away from the worker.
+-- Takes outcomes in their order of arrival. A null error means delivered; the prefix of an error decides whether to retry.
+-- Returns the ids that were settled; the worker had lost the rest.
 create or replace function ulak_private.settle_many(
     p_worker text,
     p_ids bigint[],
@@ -16,7 +16,7 @@ create or replace function ulak_private.settle_many(
     p_retry_after integer[] default null,
     p_responses jsonb[] default null,
     p_now timestamptz default clock_timestamp(),
-    -- Which of them came in one request; null: each in its own.
+    -- Outcomes with the same number came from one request; null: each from its own.
     p_requests integer[] default null
 )
 returns bigint[]
@@ -33,7 +33,7 @@ as $plpgsql$
 declare
     v_ids bigint[];
     v_endpoint_ids bigint[];
-    -- Where each settled message stands in the arrays that were given.
+    -- The position of each settled message in the arrays that were passed.
     v_places bigint[];
     v_keys text[];
     v_key_endpoint_ids bigint[];
@@ -42,7 +42,7 @@ begin
     p_now := ulak_private.clock(p_now);
     select s.ids, s.endpoint_ids, s.places, s.ordering_keys, s.ordered_endpoint_ids
     into v_ids, v_endpoint_ids, v_places, v_keys, v_key_endpoint_ids
-    -- A report without a worker's name holds nothing. Null would mean that the messages are finished and move as they are.
+    -- Null attempts would mean that the messages are finished and move as they are; an empty array settles nothing.
     from ulak_private.archive_rows(p_ids, p_now, p_worker, coalesce(p_attempts, '{}'), p_errors, p_responses) s;
 
     if p_errors is not null then
@@ -129,8 +129,8 @@ begin
 end
 $plpgsql$;
 
--- Failures, reported or found by recovery, all take this way: retry after a delay, or the dead-letter queue. The caller
--- unparks what waited behind a dead message in its ordering key (unpark_heads) and tells operators of it (announce_dead).
+-- Every failure, reported or found by recovery, ends here: in a retry after a delay, or in the dead-letter queue. The
+-- caller unparks messages behind a dead one in its ordering key (unpark_heads) and tells operators (announce_dead).
 create or replace function ulak_private.fail_rows(
     p_workers text[],
     p_ids bigint[],
@@ -212,8 +212,8 @@ begin
 end
 $plpgsql$;
 
--- Locks the messages that have failed and decides about each, by its endpoint's retry policy. Stable, so that it becomes a part of the query
--- that calls it: by itself it couldn't lock.
+-- Locks the failed messages and decides about each by its endpoint's retry policy. Stable, so that it is inlined into the calling query: a
+-- stable function that isn't inlined can't lock rows.
 create or replace function ulak_private.decide_failures(
     p_workers text[],
     p_ids bigint[],

@@ -1,9 +1,9 @@
--- The sweep: every ten seconds a worker looks for overlooked messages. Whatever crashed, rolled back or was skipped, nothing waits longer.
+-- The sweep: every ten seconds one worker looks for messages that a crash, a rollback or a skipped lock has left behind.
 
 insert into ulak_private.sweep_state default values
 on conflict (is_only) do nothing;
 
--- Every worker and node asks, and one does it.
+-- All workers and nodes call this, and one at a time does the work.
 create or replace function ulak_private.sweep()
 returns void
 language plpgsql
@@ -23,13 +23,13 @@ begin
 end
 $plpgsql$;
 
--- After the clock was set back, messages wait for a time that was counted by a clock that was ahead. Each says by updated_at when its
--- times were written, so they move back by as much as that lies ahead: each message waits as long as it was to wait, and leases last
--- as long as they were to last. What the sender asked for (scheduled_at, expires_at) stays.
+-- After the clock was set back, messages wait for times from a clock that was ahead. updated_at tells when a message's times were
+-- written, so they are moved back by as much as updated_at is ahead: retries wait, and leases last, as long as originally intended.
+-- Times that the sender asked for (scheduled_at, expires_at) stay.
 --
--- One call looks at p_most messages, the newest first, and says whether there are others to look at. Nobody looks unless the latest time
--- that a sweep has seen lies ahead, or that of the newest message. Transactions that began before that may commit later, so the looks go
--- on from the beginning until the clock has caught up, but no longer than an hour.
+-- One call checks p_most messages, newest first, and returns whether there are more. It checks none unless the latest time that a sweep
+-- has seen, or the time of the newest messages, is ahead. Transactions that began before the clock was set back may commit later, so the
+-- checks start over until the clock has caught up, but for no longer than an hour.
 create or replace function ulak_private.bring_back(p_now timestamptz, p_most integer default 10000, out messages bigint, out more boolean)
 language plpgsql
 set search_path = pg_catalog, pg_temp
@@ -88,7 +88,7 @@ begin
         set next_retry_at = greatest(q.scheduled_at, q.next_retry_at - (greatest(q.updated_at, q.created_at) - p_now)),
             lease_until = q.lease_until - (greatest(q.updated_at, q.created_at) - p_now),
             created_at = least(q.created_at, p_now),
-            -- Its event keeps its time, by which it is found.
+            -- The event keeps its time, by which it is looked up.
             event_created_at = coalesce(q.event_created_at, q.created_at),
             updated_at = p_now
         from held h

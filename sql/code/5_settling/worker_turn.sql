@@ -1,7 +1,7 @@
--- A worker's turn: what came back is settled, and what there is room for is claimed, in one call and one commit.
+-- A worker's turn: outcomes are settled, and as many messages as there is room for are claimed, in one call and one commit.
 
--- Outcomes are as settle_many() takes them. Without p_ids nothing is settled, without p_wish nothing is claimed. p_wake_ups: the senders
--- of the next 16 ids are to notify.
+-- Outcomes are passed as to settle_many(). Without p_ids nothing is settled, without p_wish nothing is claimed. p_wake_ups asks the senders
+-- of the next 16 ids to notify.
 create or replace function ulak_private.worker_turn(
     p_worker text,
     p_ids bigint[] default null,
@@ -13,11 +13,11 @@ create or replace function ulak_private.worker_turn(
     p_wish ulak_private.wish default null,
     p_wake_ups boolean default false,
     p_now timestamptz default null,
-    -- The id that was drawn last, and up to which one senders notify; both as of before the claim.
+    -- The id that was drawn last, and the id up to which senders notify; both as of before the claim.
     out last_sent bigint,
     out notified_to bigint,
     out claimed ulak_private.claimed,
-    -- The claim was for whatever is due, and no message waits, not even for its time.
+    -- The claim was for all due messages, and no message is waiting, not even for a later time.
     out is_empty boolean
 )
 language plpgsql
@@ -38,14 +38,14 @@ begin
     last_sent := coalesce(pg_sequence_last_value(v_sequence), 0);
     if p_wake_ups then
         notified_to := setval('ulak_private.bell', last_sent + 16);
-        -- Once more: a sender either has drawn its id by now, or will see that it is to notify.
+        -- Read again: a sender either has drawn its id by now, or will see that it must notify.
         last_sent := coalesce(pg_sequence_last_value(v_sequence), 0);
     end if;
     if p_wish is null then
         return;
     end if;
     p_wish.protocols := coalesce(p_wish.protocols, ulak_private.worker_protocols());
-    -- Null if the wish isn't for new messages. More than these are a backlog.
+    -- Null if the wish isn't for new messages. More new messages than this are a backlog.
     v_new := last_sent - p_wish.behind;
     if v_new <= least(p_wish.most, 64) then
         if v_new > 0 then
@@ -57,8 +57,8 @@ begin
             return;
         end if;
     end if;
-    -- Much cheaper than a claim that finds nothing. Not while an old snapshot holds vacuum back: then this query, too, would pass every
-    -- entry that was claimed since, and the session has resume points (remember_places()).
+    -- Much cheaper than a claim that finds nothing. Not while the session has resume points (remember_places()): then an old snapshot holds
+    -- vacuum back, and this query, too, would pass the entry of every message claimed since.
     is_empty := coalesce(current_setting('ulak_private.resume_points', true), '') = ''
         and not exists (select from ulak_private.deliveries q where q.status = 'pending');
     if not is_empty then
@@ -84,7 +84,7 @@ begin
         array_agg(c.attempt),
         array_agg(c.endpoint_id),
         array_agg(c.config_version),
-        -- A body that is gone is that message's own trouble, when it is read apart.
+        -- A missing body becomes '', too: its message is read separately and fails alone.
         array_agg(case when octet_length(c.payload) <= p_wish.longest then c.payload else '' end),
         case when count(c.headers) > 0 then array_agg(case when octet_length(c.headers) > p_wish.longest then '' else c.headers end) end,
         case when count(c.metadata) > 0 then array_agg(case when octet_length(c.metadata) > p_wish.longest then '' else c.metadata end) end,
@@ -100,7 +100,7 @@ begin
             c.attempt,
             c.endpoint_id,
             c.config_version,
-            -- As text, unless that is large, which is known once it is written: a few bytes may stand for a megabyte.
+            -- Texts that are large when stored are skipped here. The length is checked again above: a few stored bytes may become a megabyte.
             case when pg_column_size(c.payload) <= p_wish.longest then c.payload::text end as payload,
             case when pg_column_size(c.headers) > p_wish.longest then '' else c.headers::text end as headers,
             case when pg_column_size(c.metadata) > p_wish.longest then '' else c.metadata::text end as metadata,
@@ -120,15 +120,15 @@ begin
             p_most_endpoints => p_wish.most_endpoints,
             p_most_visits => p_wish.most_visits
         ) c
-        -- Keeps the planner from writing each text twice.
+        -- Keeps the planner from producing each text twice.
         offset 0
     ) c;
     return v_claimed;
 end
 $plpgsql$;
 
--- The texts of one message that a worker has claimed, for those that are too large to be read with others. An error, if it
--- is larger than anything that can be sent, is that message's alone.
+-- The texts of one claimed message, for messages that are too large to be read together. If the texts are larger than
+-- anything that can be sent, the error affects this message alone.
 create or replace function ulak_private.read_claimed(p_worker text, p_id bigint, p_attempt integer)
 returns table (payload text, headers text, metadata text, ordering_key text)
 language plpgsql
@@ -146,7 +146,7 @@ begin
     if v_message.payload is null then
         raise exception 'its body is gone: its month of ulak_private.events was dropped or detached' using errcode = 'P0002';
     end if;
-    -- As they are stored, before they are made into text.
+    -- The stored sizes, before anything is converted to text.
     if greatest(pg_column_size(v_message.payload), pg_column_size(v_message.headers), pg_column_size(v_message.metadata)) <= v_largest then
         payload := v_message.payload::text;
         headers := v_message.headers::text;

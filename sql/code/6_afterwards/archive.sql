@@ -1,11 +1,11 @@
 -- Archiving: a message that is finished leaves the queue at once. Its event stays where it is.
 
--- One statement deletes and inserts, so a message is in one of both tables at any time and after any crash. Without p_attempts the rows
--- are finished, and move as they are. With them they are what p_worker has delivered at p_attempts, and become completed; outcomes with an
--- error are left out, and so is whatever the worker no longer holds. places are those of the messages in the arrays.
+-- One statement deletes and inserts, so a message is in exactly one of the two tables at any time, even after a crash. Without p_attempts
+-- the messages are finished, and move as they are. With p_attempts they were delivered by p_worker, and become completed; outcomes with an
+-- error are skipped, and so are messages that the worker no longer holds. places are the messages' positions in the arrays.
 --
--- The spellings `id between x and x` and `status is not distinct from` make sure of the primary key, whatever the planner thinks of the
--- queue's size (sql/README.md, "Rules for plans").
+-- The spellings `id between x and x` and `status is not distinct from` make sure that the primary key is used, whatever size the planner
+-- assumes (sql/README.md, "Rules for plans").
 create or replace function ulak_private.archive_rows(
     p_ids bigint[],
     p_now timestamptz,
@@ -16,7 +16,7 @@ create or replace function ulak_private.archive_rows(
     out ids bigint[],
     out endpoint_ids bigint[],
     out places bigint[],
-    -- For messages that have one.
+    -- Only of messages with an ordering key.
     out ordering_keys text[],
     out ordered_endpoint_ids bigint[]
 )
@@ -125,7 +125,7 @@ begin
     from gone g;
 
     if v_idempotency_keys is not null then
-        -- The key of what was delivered is kept for a while. All others are free.
+        -- The key of a delivered message is kept for archive_after seconds. All other keys become free at once.
         perform ulak_private.free_keys(
             v_idempotency_keys,
             v_keyed_ids,
@@ -142,7 +142,7 @@ begin
 end
 $plpgsql$;
 
--- Messages that have just ended leave the queue, and those that waited behind them are next. Returns how many.
+-- Archives messages that have just ended, and makes those that waited behind them due. Returns how many were archived.
 create or replace function ulak_private.end_messages(p_ids bigint[], p_now timestamptz)
 returns integer
 language plpgsql
@@ -213,7 +213,7 @@ begin
 end
 $plpgsql$;
 
--- Keys of messages that were delivered long enough ago, or that ended otherwise. One that a sender is just taking is passed over.
+-- Deletes the keys of messages that were delivered long enough ago, or that ended otherwise. A key that a sender is just taking is skipped.
 create or replace function ulak_private.forget_idempotency_keys(p_before timestamptz, p_limit integer)
 returns integer
 language plpgsql
