@@ -17,11 +17,11 @@ immutable
 set search_path = pg_catalog, pg_temp
 as {source_body};
 
+-- No settings of its own: it is asked for each second, and becomes part of the query that asks.
 create or replace function ulak_private.python_stamp()
 returns text
 language sql
 stable
-set search_path = pg_catalog, pg_temp
 as $sql$ select '{stamp}' $sql$;
 
 -- For nodes, which load the modules as a backend does.

@@ -6,7 +6,7 @@ import uuid
 from collections.abc import Callable
 
 from ulak.messages.delivery import Endpoint, Message, Outcome
-from ulak.worker.dispatcher import Dispatcher
+from ulak.transports.dispatcher import Dispatcher
 
 PAYLOAD = '{"type": "ulak.ping"}'
 # For topics and routing keys that depend on it.

@@ -10,11 +10,12 @@ from functools import partial
 from ulak.messages.delivery import MESSAGE, PERMANENT
 from ulak.sessions.database import Database, WorkerOptions
 from ulak.sessions.session import Cancelled
+from ulak.transports.dispatcher import Dispatcher
 from ulak.transports.registry import transports
 from ulak.worker import options
-from ulak.worker.dispatcher import Dispatcher
 from ulak.worker.loop import Worker
 from ulak.worker.port import Busy, Refused
+from ulak.worker.state import State
 
 # Python looks for reference cycles after this many new objects (700 by default). A claim makes a thousand or more, none
 # of them in a cycle.
@@ -58,7 +59,7 @@ def _work(database: Database, until: float) -> str:
         until = min(until, time.monotonic() + _WARY_SECONDS)
     # Twice as many: slow receivers have their own slots.
     dispatcher = make_dispatcher(database, given, chosen.slots * 2)
-    worker = Worker(database, chosen, given.fingerprint, until, dispatcher)
+    worker = Worker(State(database, chosen, given.fingerprint, until, dispatcher))
     try:
         ended = worker.run()
         worker.close("running" if ended == "settings" else "stopped")
@@ -77,7 +78,7 @@ def _break_off(database: Database, worker: Worker, error: BaseException, suspici
     the worker's own code failed becomes a dead letter. After that, one more such run makes the next one wary again."""
     cause = error.__cause__ if isinstance(error, Cancelled) else error
     is_ours = not isinstance(error, Cancelled | Busy | Refused | OSError | database.session.Error)
-    held = [id for id, _ in worker.held()]
+    held = list(worker.unsettled())
     is_found = is_ours and suspicion >= _SUSPICIOUS and len(held) == 1
     noted: dict[str, object] = {}
     if not isinstance(error, Cancelled):

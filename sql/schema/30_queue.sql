@@ -154,6 +154,30 @@ create type ulak_private.turn as (
     is_last boolean,
     left_out_others boolean
 );
+create type ulak_private.leased as (
+    id bigint,
+    message_id uuid,
+    attempt integer,
+    endpoint_id bigint,
+    endpoint text,
+    config_version bigint,
+    payload jsonb,
+    headers jsonb,
+    metadata jsonb,
+    correlation_id uuid,
+    ordering_key text,
+    priority smallint,
+    idempotency_key text,
+    created_at timestamptz,
+    expires_at timestamptz,
+    lease_until timestamptz,
+    circuit_state text,
+    due_at timestamptz,
+    -- The claim got as many messages of the endpoint as it asked for, so the endpoint may have more.
+    may_have_more boolean,
+    -- The claim ended before it had visited all endpoints. If it got nothing, a row without a message carries this flag.
+    left_out_others boolean
+);
 -- What a worker asks for in its turn, and what it gets.
 create type ulak_private.wish as (
     most integer,
@@ -161,7 +185,6 @@ create type ulak_private.wish as (
     lease interval,
     protocols text[],
     behind bigint,
-    is_for_all boolean,
     endpoint_ids bigint[],
     most_endpoints integer,
     most_visits integer,
@@ -221,8 +244,9 @@ comment on sequence ulak_private.last_finder is 'process id of the external work
 comment on type ulak_private.place is 'a place in the index of waiting messages';
 comment on type ulak_private.resume_point is 'where a session''s claims of an endpoint and a priority go on; private to ulak';
 comment on type ulak_private.turn is 'a claim under way: the endpoints whose turn it is, with where the next message of each is, how many it may still get and how many it has got; the messages, each with the place of its endpoint; when the first and the last of their events were sent; whether as many endpoints were found as a claim may have, whether another walk would find nobody else, and whether others may have something due; private to ulak';
+comment on type ulak_private.leased is 'a message that a claim has leased, or a row without one that only says left_out_others; private to ulak';
 comment on type ulak_private.rooms is 'how many messages a worker has room for: of some endpoints, and of each of the others';
-comment on type ulak_private.wish is 'what a worker may claim: messages behind an id, which are new, or whatever is due (is_for_all: if nothing is new; always, without an id); texts of more bytes than longest are left out; private to ulak';
+comment on type ulak_private.wish is 'what a worker may claim: nothing if no id behind this one has been drawn (null: whatever is due); texts of more bytes than longest are left out; private to ulak';
 comment on type ulak_private.claimed is 'what it got, as columns with an element for each message; a column of nothing but nulls is null; have_more: endpoints that got all that they may have; private to ulak';
 comment on type ulak_private.message is 'one of many messages that are sent together; private to ulak';
 comment on type ulak_private.mailing is 'messages and their recipients: the message at places[i] goes to endpoint_ids[i]; private to ulak';

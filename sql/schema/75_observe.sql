@@ -76,6 +76,31 @@ create type ulak_private.endpoint_fact as (
     state text
 );
 
+-- What explain(), history() and curl() know of a message, wherever it is.
+create type ulak_private.known_message as (
+    endpoint_id bigint,
+    message_id uuid,
+    status text,
+    created_at timestamptz,
+    updated_at timestamptz,
+    scheduled_at timestamptz,
+    expires_at timestamptz,
+    processing_started_at timestamptz,
+    completed_at timestamptz,
+    failed_at timestamptz,
+    attempts integer,
+    priority smallint,
+    ordering_key text,
+    correlation_id uuid,
+    generation integer,
+    last_error text,
+    failure_history jsonb,
+    payload jsonb,
+    headers jsonb,
+    metadata jsonb,
+    sent_by text
+);
+
 -- Replays of a range are logged once, not once per message: this leads to the entry.
 create index event_log_replays_idx on ulak.event_log (created_at)
     where event in ('message.replayed', 'messages.replayed');
@@ -96,13 +121,14 @@ comment on table ulak.traffic is 'all endpoints together, summed up by maintenan
 comment on column ulak.traffic.minute is 'start of the minute';
 comment on column ulak.traffic.delivered is 'messages delivered';
 comment on column ulak.traffic.failed is 'attempts that failed';
-comment on column ulak.traffic.latency_histogram is 'requests by time: element 100 + i counts those from 2^((i-1)/4) to 2^(i/4) ms, element 100 those below 1 ms, element 185 the rest. Elements 1 to 22 are of version 0.1.0: element i from 2^(i-2) to 2^(i-1) ms';
+comment on column ulak.traffic.latency_histogram is 'requests by time: element 100 + i counts those from 2^((i-1)/4) to 2^(i/4) ms, element 100 those below 1 ms, element 185 the rest';
 comment on column ulak.traffic.waiting is 'messages that were pending when maintenance last counted';
-comment on column ulak.traffic.latency_max_ms is 'the longest of the requests'' times; null before version 0.2.0';
+comment on column ulak.traffic.latency_max_ms is 'the longest of the requests'' times';
 comment on table ulak.endpoint_totals is 'deliveries per endpoint since it was created; only rises';
 comment on column ulak.endpoint_totals.endpoint_id is 'the endpoint';
 comment on column ulak.endpoint_totals.delivered is 'messages delivered';
 comment on column ulak.endpoint_totals.failed is 'attempts that failed';
 comment on column ulak.endpoint_totals.latency_total_ms is 'sum of the requests'' times';
-comment on column ulak.endpoint_totals.latency_histogram is 'requests by time: element 100 + i counts those from 2^((i-1)/4) to 2^(i/4) ms, element 100 those below 1 ms, element 185 the rest. Elements 1 to 22 are of version 0.1.0: element i from 2^(i-2) to 2^(i-1) ms';
+comment on column ulak.endpoint_totals.latency_histogram is 'requests by time: element 100 + i counts those from 2^((i-1)/4) to 2^(i/4) ms, element 100 those below 1 ms, element 185 the rest';
+comment on type ulak_private.known_message is 'what the looks know of a message; private to ulak';
 comment on type ulak_private.endpoint_fact is 'what the looks know of an endpoint; private to ulak';

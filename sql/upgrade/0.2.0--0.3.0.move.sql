@@ -49,8 +49,9 @@ begin
             and p.proname like E'\\_%'
             -- 0.3.0 has none of these: they stay for sessions that are in the middle of a function of 0.2.0.
             and p.proname <> all (array[
+                '_attempts', '_check_adopted', '_fine_histogram', '_raise_not_waiting', '_rate_per_second', '_settings_fingerprint', '_tell_disabled',
                 '_amqp_config_violation', '_are_events', '_are_message_options', '_are_messages', '_auth_schema', '_auth_violation',
-                '_broker_tls_config_schema', '_check_secret_name',
+                '_await_send', '_broker_tls_config_schema', '_check_secret_name',
                 '_circuit_breaker_violation', '_cloudevents_config_schema', '_cloudevents_violation', '_count_unresolved',
                 '_delivery_config_schema', '_events', '_headers_violation', '_host_violation', '_how_to_free', '_http_config_violation',
                 '_http_keys_violation', '_kafka_broker_violation', '_kafka_config_violation', '_kafka_headers_violation',

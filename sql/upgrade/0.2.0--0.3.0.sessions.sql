@@ -18,6 +18,22 @@ as $sql$
     select ulak_private.missing_client(p_protocol, '{}')
 $sql$;
 
+create or replace function ulak._enqueue(p_messages ulak_private.message[])
+returns bigint[]
+language sql
+set search_path = pg_catalog, pg_temp
+as $sql$
+    select ulak_private.enqueue(p_messages)
+$sql$;
+
+create or replace function ulak._enqueue(p_mailing ulak_private.mailing)
+returns bigint[]
+language sql
+set search_path = pg_catalog, pg_temp
+as $sql$
+    select ulak_private.enqueue(p_mailing.messages, p_mailing.places, p_mailing.endpoint_ids)
+$sql$;
+
 create or replace function ulak._require_room(p_last_id bigint, p_count integer)
 returns void
 language sql

@@ -58,6 +58,36 @@ comment on column ulak.workers.broken_at is 'when the last of them did';
 comment on column ulak.workers.broken_by is 'its error';
 comment on column ulak.workers.suspicion is 'consecutive runs that ended with an error in the worker''s own code; from 2 on it holds one message at a time';
 
+-- What 0.1.0 counted, in the elements of today; the longest time is taken to be the end of the last element. Locks the rows that it changes,
+-- which nobody writes while the tables above are locked. It reads the counters of endpoints that 0.1.0 delivered to, and none of others.
+update ulak.traffic t
+set latency_histogram = ulak._fine_histogram(t.latency_histogram),
+    latency_max_ms = greatest(t.latency_max_ms, (
+        select 2 ^ ((max(e) - 100) / 4.0::double precision)
+        from ulak._fine_histogram(t.latency_histogram) h
+        cross join generate_series(100, 185) e
+        where h[e] > 0
+    ))
+where array_lower(t.latency_histogram, 1) < 100;
+update ulak.endpoint_stats s
+set latency_histogram = ulak._fine_histogram(s.latency_histogram),
+    latency_max_ms = greatest(s.latency_max_ms, (
+        select 2 ^ ((max(e) - 100) / 4.0::double precision)
+        from ulak._fine_histogram(s.latency_histogram) h
+        cross join generate_series(100, 185) e
+        where h[e] > 0
+    ))
+where array_lower(s.latency_histogram, 1) < 100
+    and s.endpoint_id in (select t.endpoint_id from ulak.endpoint_totals t where array_lower(t.latency_histogram, 1) < 100);
+update ulak.endpoint_totals t
+set latency_histogram = ulak._fine_histogram(t.latency_histogram)
+where array_lower(t.latency_histogram, 1) < 100;
+comment on column ulak.traffic.latency_histogram is 'requests by time: element 100 + i counts those from 2^((i-1)/4) to 2^(i/4) ms, element 100 those below 1 ms, element 185 the rest';
+comment on column ulak.traffic.latency_max_ms is 'the longest of the requests'' times';
+comment on column ulak.endpoint_totals.latency_histogram is 'requests by time: element 100 + i counts those from 2^((i-1)/4) to 2^(i/4) ms, element 100 those below 1 ms, element 185 the rest';
+comment on column ulak.endpoint_stats.latency_histogram is 'requests by time: element 100 + i counts those from 2^((i-1)/4) to 2^(i/4) ms, element 100 those below 1 ms, element 185 the rest';
+comment on column ulak.endpoint_stats.latency_max_ms is 'the longest of the requests'' times';
+
 -- 0.2.0 kept these for sessions that were still running functions of 0.1.0.
 drop function ulak._claim(text, integer, text, interval, bigint[], integer[], integer, bigint, smallint, timestamptz, bigint);
 drop function ulak._become_poller();
@@ -285,6 +315,8 @@ drop function ulak._first_of_idempotency_key(bigint, text, text, text);
 drop function ulak._enqueue_many(bigint[], jsonb[], integer, text[]);
 drop function ulak._send(text, jsonb, integer, timestamptz, text, uuid, timestamptz, text, jsonb, jsonb);
 drop function ulak._enqueue_once(ulak._mailing);
+drop function ulak._enqueue(ulak._message[]);
+drop function ulak._enqueue(ulak._mailing);
 drop function ulak._check_idempotency_keys(bigint[], text[], text[]);
 drop function ulak._archive_batch(timestamptz, timestamptz, integer, bigint, timestamptz);
 drop function ulak._create_archive_table(text, timestamptz, timestamptz);
@@ -426,7 +458,31 @@ drop function ulak.metrics(timestamptz, interval);
 drop function ulak.metrics_text(timestamptz, interval);
 drop function ulak._metric_values(timestamptz, interval);
 
--- Looks are built on more facts, and on fewer functions.
+-- Looks are built on more facts, and on fewer functions. Types: nobody waits.
+create type ulak._known_message as (
+    endpoint_id bigint,
+    message_id uuid,
+    status text,
+    created_at timestamptz,
+    updated_at timestamptz,
+    scheduled_at timestamptz,
+    expires_at timestamptz,
+    processing_started_at timestamptz,
+    completed_at timestamptz,
+    failed_at timestamptz,
+    attempts integer,
+    priority smallint,
+    ordering_key text,
+    correlation_id uuid,
+    generation integer,
+    last_error text,
+    failure_history jsonb,
+    payload jsonb,
+    headers jsonb,
+    metadata jsonb,
+    sent_by text
+);
+comment on type ulak._known_message is 'what the looks know of a message; private to ulak';
 alter type ulak._endpoint_fact drop attribute created_at;
 alter type ulak._endpoint_fact rename attribute circuit_half_open_at to next_probe_at;
 alter type ulak._endpoint_fact
@@ -534,6 +590,33 @@ comment on sequence ulak_private.last_finder is 'process id of the external work
 select pg_catalog.pg_extension_config_dump('ulak_private.last_finder', '');
 drop function ulak._request_wake_ups();
 
+-- What a claim returns: nobody waits.
+create type ulak._leased as (
+    id bigint,
+    message_id uuid,
+    attempt integer,
+    endpoint_id bigint,
+    endpoint text,
+    config_version bigint,
+    payload jsonb,
+    headers jsonb,
+    metadata jsonb,
+    correlation_id uuid,
+    ordering_key text,
+    priority smallint,
+    idempotency_key text,
+    created_at timestamptz,
+    expires_at timestamptz,
+    lease_until timestamptz,
+    circuit_state text,
+    due_at timestamptz,
+    -- The claim got as many messages of the endpoint as it asked for, so the endpoint may have more.
+    may_have_more boolean,
+    -- The claim ended before it had visited all endpoints. If it got nothing, a row without a message carries this flag.
+    left_out_others boolean
+);
+comment on type ulak._leased is 'a message that a claim has leased, or a row without one that only says left_out_others; private to ulak';
+
 -- A worker's turn is one function for all traffic. What it asks for, and what it gets: nobody waits.
 drop function ulak._light_turn(text, bigint, integer, interval, bigint[], integer[], timestamptz, text[]);
 create type ulak._wish as (
@@ -542,7 +625,6 @@ create type ulak._wish as (
     lease interval,
     protocols text[],
     behind bigint,
-    is_for_all boolean,
     endpoint_ids bigint[],
     most_endpoints integer,
     most_visits integer,
@@ -565,7 +647,7 @@ create type ulak._claimed as (
     have_more bigint[]
 );
 
-comment on type ulak._wish is 'what a worker may claim: messages behind an id, which are new, or whatever is due (is_for_all: if nothing is new; always, without an id); texts of more bytes than longest are left out; private to ulak';
+comment on type ulak._wish is 'what a worker may claim: nothing if no id behind this one has been drawn (null: whatever is due); texts of more bytes than longest are left out; private to ulak';
 comment on type ulak._claimed is 'what it got, as columns with an element for each message; a column of nothing but nulls is null; have_more: endpoints that got all that they may have; private to ulak';
 
 -- Secrets may be bound to hosts. ulak.secrets is locked above; a column without a default: the table isn't rewritten. Workers get more

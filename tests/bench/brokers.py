@@ -24,8 +24,8 @@ from support.publisher import Publisher
 from support.rabbitmq import RabbitMQ
 from support.redis import Redis
 from ulak.messages.delivery import EndpointConfig, Message
+from ulak.transports.dispatcher import Dispatcher
 from ulak.transports.registry import transports
-from ulak.worker.dispatcher import Dispatcher
 
 from bench.delivery import Delivered, between, drain, fill
 from bench.figures import Figure, Quantity

@@ -60,6 +60,32 @@ CLAIMED = """
 """
 CLAIM = CLAIMED.format("claim('c' || pg_backend_pid(), 25, 'shop')")
 WORK = CLAIMED.format("work('c' || pg_backend_pid(), 25, 'shop', {}::bigint[], {}::integer[])")
+# What work() writes, and nothing else: no rights, fences, priorities, ordering keys, limits, expired leases or recovery.
+# The columns and months are filled in.
+BARE_CLAIM = """
+    with taken as (
+        update ulak_private.deliveries q
+        set status = 'processing', attempts = q.attempts + 1, locked_by = 'c' || pg_backend_pid(),
+            lease_until = now() + interval '1 minute', processing_started_at = now(), updated_at = now()
+        where q.ctid = any (array(
+            select d.ctid from ulak_private.deliveries d
+            where d.status = 'pending' and d.endpoint_id = 1 and d.priority = 0 and d.next_retry_at <= now()
+            order by d.next_retry_at, d.id limit 25 for update skip locked
+        ))
+        returning q.id, q.event_id
+    )
+    select coalesce(array_agg(t.id), '{{}}') as ids, array_agg(e.payload) as payloads
+    from taken t
+    left join lateral (select e.payload from {events} e where e.id = t.event_id limit 1) e on true
+"""
+BARE_SETTLE = """
+    with gone as (
+        delete from ulak_private.deliveries q
+        where q.id = any (:ids::bigint[]) and q.locked_by = 'c' || pg_backend_pid()
+        returning q.*
+    )
+    insert into {archive} ({columns}, status, archived_at) select {columns}, 'completed', now() from gone
+"""
 
 
 def prepare(stage: Stage, name: str) -> None:
@@ -88,6 +114,24 @@ class Backlog:
 
     def work(self) -> Sample:
         return self._drain(self._send, f"{oneline(WORK.format(':ids', ':attempts'))} \\gset", "ulak.queue")
+
+    def bare(self) -> Sample:
+        """The statements that a turn can't do without, straight into the partitions of this month."""
+        with self._cluster.connect(self._name) as db:
+            row = db.execute(
+                """
+                select string_agg(a.attname, ', ' order by a.attname) as columns,
+                    to_char(now() at time zone 'UTC', '"ulak_private.events_"YYYY_MM') as events,
+                    to_char(now() at time zone 'UTC', '"ulak_private.archive_"YYYY_MM') as archive
+                from pg_attribute a
+                join pg_attribute b on b.attrelid = 'ulak_private.deliveries'::regclass and b.attname = a.attname
+                where a.attrelid = 'ulak_private.archived'::regclass and a.attnum > 0 and a.attname <> 'status'
+                """
+            ).fetchone()
+        assert row is not None
+        columns, events, archive = row
+        settle = oneline(BARE_SETTLE.format(columns=columns, archive=archive))
+        return self._drain(self._send, f"{settle};\n{oneline(BARE_CLAIM.format(events=events))} \\gset", "ulak.queue")
 
     def one_by_one(self) -> Sample:
         """A claim of many, and a report of each."""
@@ -136,12 +180,19 @@ def backlog(stage: Stage) -> Iterator[Figure]:
         for release in stage.releases:
             ours = Backlog(stage, stack.enter_context(stage.database(release)), folder, count)
             if release is None:
-                parts |= {"plain": ours.plain, "work": ours.work}
+                parts |= {"plain": ours.plain, "bare": ours.bare, "work": ours.work}
             else:
                 parts["released"] = ours.one_by_one
         measured = interleave(parts, stage.rounds(3))
     plain, work = measured["plain"], measured["work"]
     yield Figure(f"{count:,} waiting: a plain table", *per_job(plain))
+    bare = measured["bare"]
+    yield Figure(
+        f"{count:,} waiting: the same rows by bare statements",
+        *per_job(bare),
+        Quantity(bare.of(plain), "of", "the plain table's rate"),
+        Quantity(bare.times_processor(plain), "times", "its processor"),
+    )
     quantities = [
         Quantity(work.of(plain), "of", "the plain table's rate", required=0.8),
         Quantity(work.times_processor(plain), "times", "its processor", required=1.5),

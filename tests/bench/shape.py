@@ -25,7 +25,7 @@ from bench.breadth import create_endpoints
 from bench.claim import DELIVERED
 from bench.delivery import WAL
 from bench.figures import Figure, Quantity
-from bench.measure import Measured, Sample, interleave, processor_seconds, sample
+from bench.measure import Measured, Sample, interleave, percentile, processor_seconds, sample
 from bench.stage import QUIET, Part, Stage, name_of
 
 DB = psycopg.Connection[Any]
@@ -38,6 +38,8 @@ PUBLISH_WAL_REQUIRED = 0.35
 PUBLISH_TIME_REQUIRED = 0.8
 SIZE_REQUIRED = 1.0
 GROWTH_REQUIRED = 0.5
+DELIVERED_REQUIRED = 0.98
+SEND_P99_REQUIRED = 50
 
 KILOBYTE = 1000
 RATE = 1000
@@ -278,8 +280,10 @@ def size(stage: Stage) -> Iterator[Figure]:
 class Grown(NamedTuple):
     # Bytes of tables and indexes, of each message.
     growth: float
-    sent: float
+    # A second, of what was delivered by the time the last one was sent.
+    delivered: float
     messages: int
+    send_p99: float
 
 
 def grown(stage: Stage, release: str | None, seconds: int, size: int) -> Grown:
@@ -288,11 +292,12 @@ def grown(stage: Stage, release: str | None, seconds: int, size: int) -> Grown:
         site.http("shop", stage.receiver)
         with horizon.Schedule(site), horizon.old_snapshot(site):
             before = storage.bytes_of(site.db)
-            horizon.send(stage, site, seconds, RATE, payloads(size, 1)[0])
+            durations = horizon.send(stage, site, seconds, RATE, payloads(size, 1)[0])
+            delivered = site.value(f"select count(*) from {storage.COMPLETED}")
             site.wait_until_settled(600)
             messages = site.value(f"select count(*) from {storage.COMPLETED}")
             growth = storage.bytes_of(site.db) - before
-    return Grown(growth / messages, messages / seconds, messages)
+    return Grown(growth / messages, delivered / seconds, messages, percentile(durations, 0.99))
 
 
 def snapshot(stage: Stage) -> Iterator[Figure]:
@@ -302,12 +307,16 @@ def snapshot(stage: Stage) -> Iterator[Figure]:
         found = {release: grown(stage, release, seconds, bytes) for release in stage.releases}
         stage.details[f"snapshot {bytes}"] = {name_of(release): each._asdict() for release, each in found.items()}
         new = found[None]
-        quantities = [Quantity(new.growth, "bytes", "each"), Quantity(new.sent, "/s")]
+        quantities = [
+            Quantity(new.growth, "bytes", "each"),
+            Quantity(new.delivered, "/s", "delivered", required=DELIVERED_REQUIRED * RATE),
+            Quantity(new.send_p99, "ms", "send p99", required=SEND_P99_REQUIRED),
+        ]
         if stage.against is not None:
             old = found[stage.against]
             quantities += [
                 Quantity(old.growth, "bytes", f"with {stage.against}"),
-                Quantity(old.sent, "/s", f"with {stage.against}"),
+                Quantity(old.delivered, "/s", f"with {stage.against}"),
                 times(new.growth, old.growth, required=GROWTH_REQUIRED),
             ]
         yield Figure(

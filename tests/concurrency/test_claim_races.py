@@ -28,19 +28,17 @@ def fails_as_stale(report: Running) -> bool:
 
 
 def test_a_worker_passes_over_a_new_message_that_another_session_has_locked(queue: Queue, begin: Begin) -> None:
-    turn = """
-        select coalesce((claimed).ids, '{}')
-        from ulak_private.worker_turn('w', p_wish => row(
-            10, row('{}'::bigint[], '{}'::integer[], 10), interval '30 s', '{pull}'::text[], %s::bigint, false, null, 64, 1000, 32768
-        )::ulak_private.wish)
+    claim = """
+        select id
+        from ulak_private.claim_new('w', %s, null, 10, interval '30 s', '{pull}', row('{}'::bigint[], '{}'::integer[], 10)::ulak_private.rooms)
     """
     ids = [queue.send(), queue.send()]
     other = begin()
     other.db.execute("select from ulak_private.deliveries where id = %s for update", [ids[0]])
 
-    assert queue.value(turn, ids[0] - 1) == ids[1:]
+    assert queue.column(claim, ids[0] - 1) == ids[1:]
     other.db.rollback()
-    assert queue.value(turn, ids[0] - 1) == ids[:1]
+    assert queue.column(claim, ids[0] - 1) == ids[:1]
 
 
 def test_eight_claimers_claim_each_of_many_messages_once(queue: Queue, sessions: Sessions) -> None:

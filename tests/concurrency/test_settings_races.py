@@ -30,14 +30,11 @@ def claimed(session: Queue) -> list[int]:
 
 
 def claimed_in_light_traffic(session: Queue, after: int) -> list[int]:
-    turn = """
-        select (unnest((claimed).payloads)::jsonb ->> 'n')::integer
-        from ulak_private.worker_turn('w', p_wish => row(
-            10, row('{}'::bigint[], '{}'::integer[], 10), interval '30 s', null, %s::bigint, false, null, 64, 1000, 32768
-        )::ulak_private.wish)
-        where (claimed).count > 0
+    claim = """
+        select (payload ->> 'n')::integer
+        from ulak_private.claim_new('w', %s, null, 10, interval '30 s', null, row('{}'::bigint[], '{}'::integer[], 10)::ulak_private.rooms)
     """
-    return session.column(turn, after)
+    return session.column(claim, after)
 
 
 @pytest.mark.parametrize("is_light", [False, True])

@@ -7,7 +7,7 @@ import subprocess
 from typing import Any
 
 import psycopg
-from support.cluster import Cluster
+from support.cluster import PROJECT, Cluster
 
 DB = psycopg.Connection[Any]
 
@@ -95,6 +95,27 @@ def test_a_granted_function_pins_its_search_path_or_qualifies_every_name(module_
     pgspot = subprocess.run(["pgspot", "--ignore", "PS005"], input=script, text=True, capture_output=True, check=False)
 
     assert pgspot.stdout.strip() == "Errors: 0 Warnings: 0 Unknown: 0"
+
+
+def test_a_function_that_runs_under_anybodys_path_pins_its_own(module_session: DB) -> None:
+    """Triggers, views, constraints, policies ... run under the path of the session. So does what superusers are told to call."""
+    documents = "".join((PROJECT / name).read_text() for name in ("docker/OPERATIONS.md", "sql/GUIDE.md", "README.md"))
+    by_hand = {*re.findall(r"ulak_private\.(\w+)\(", documents), "commands_elsewhere", "launch_watcher"}
+    unpinned = f"""
+        prokind = 'f'
+        and 'search_path=pg_catalog, pg_temp' <> all (coalesce(proconfig, '{{}}'))
+        and (
+            proname = any ('{{{",".join(sorted(by_hand))}}}')
+            or p.oid in (
+                select refobjid
+                from pg_depend
+                where refclassid = 'pg_proc'::regclass
+                    and classid <> 'pg_proc'::regclass
+            )
+        )
+    """
+
+    assert [signature for signature, _, _ in functions(module_session, unpinned)] == []
 
 
 def test_whose_rights_a_call_has_is_asked_in_one_place(module_session: DB) -> None:

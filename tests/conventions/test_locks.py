@@ -71,27 +71,27 @@ DUE = ("q.next_retry_at <= p_now", "(q.expires_at is null or q.expires_at > p_no
 
 
 def test_every_claim_has_the_same_conditions(db: DB) -> None:
-    """The claim and the turn in light traffic: the only functions that make a pending message one in flight."""
+    """The functions that lock what a claim leases: whatever is due, or new messages by their ids."""
     claims = {
         name: re.sub(r"\s+", " ", body)
         for name, body in db.execute(
             """
             select proname, prosrc from pg_proc
             where pronamespace::regnamespace::text in ('ulak', 'ulak_private')
-                and proname in ('due_messages', 'claim_new')
+                and proname in ('due_messages', 'new_messages')
             """
         )
     }
 
-    assert sorted(claims) == ["claim_new", "due_messages"]
+    assert sorted(claims) == ["due_messages", "new_messages"]
     assert {name: [part for part in DUE if part not in body] for name, body in claims.items()} == {
-        "claim_new": [],
         "due_messages": [],
+        "new_messages": [],
     }
 
 
 def test_no_other_function_claims(db: DB) -> None:
-    """A third way to claim would need the same conditions, and a line in the test above."""
+    """Another way to claim would need the same conditions, and a line in the test above."""
     claimers = db.execute(
         """
         select proname from pg_proc
@@ -99,4 +99,4 @@ def test_no_other_function_claims(db: DB) -> None:
         """
     ).fetchall()
 
-    assert [name for (name,) in claimers] == ["claim", "claim_new"]
+    assert [name for (name,) in claimers] == ["claim_new", "lease_messages"]

@@ -48,17 +48,17 @@ FUNCTIONS = {
         run_worker run_maintenance _maintenance_step _clock _check_interval _is_adopted _leave_read_only
         _claim _read_claimed _settle_many _release_many _heartbeat_many _endpoint_configs _blocked_endpoints _sweep
         _check_run _enter_worker_session _take_worker_slot _leave_worker_slot _register_worker _unregister_worker _worker_parameters
-        _send_recurring _version _stamp_of _worker_stamp _worker_options _worker_check _worker_report _await_send _is_poller
+        _send_recurring _version _stamp_of _worker_stamp _worker_options _worker_check _worker_report _is_poller
         _is_wanted _watch_workers _missing_workers _login_parameters _await_schedule _note_limit _suspicion _log _warn
-        _worker_turn _listen _protocol_facts _worker_protocols
+        _worker_turn _claim_new _listen _protocol_facts _worker_protocols
         _load_python _python_source _python_stamp
     """,
     "ulak_node": """
         _python_source _python_stamp _python_loader _version _stamp_of _worker_stamp
         _enter_node_session _node_parameters _worker_parameters _take_node_slot _leave_node_slot _unregister_worker
         _worker_options _note_limit _suspicion _worker_check _worker_report _is_poller _sweep _log
-        _claim _worker_turn _read_claimed _settle_many _release_many _heartbeat_many _endpoint_configs _blocked_endpoints
-        _protocol_facts _worker_protocols _await_send _listen _is_adopted
+        _claim _worker_turn _claim_new _read_claimed _settle_many _release_many _heartbeat_many _endpoint_configs _blocked_endpoints
+        _protocol_facts _worker_protocols _listen _is_adopted
     """,
 }
 

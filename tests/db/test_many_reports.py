@@ -240,3 +240,33 @@ def test_a_report_without_an_id_is_not_settled(queue: Queue) -> None:
     )
 
     assert answers.fetchall() == [(None, False), (claim.id, True)]
+
+
+def test_reports_are_matched_by_their_order_however_their_arrays_are_numbered(queue: Queue) -> None:
+    queue.send_many(4)
+    queue.db.execute("update ulak_private.deliveries set attempts = id")
+    ids, attempts = held(queue.claim(4))
+
+    turn = queue.db.execute(
+        "select outcome, id from ulak.work('w', 0, 'shop', %s, %s::text::integer[], %s::text::text[], p_now => %s)",
+        [
+            ids,
+            "[0:3]={" + ",".join(map(str, attempts)) + "}",
+            "[0:1][0:1]={{late,null},{null,null}}",
+            queue.at(0),
+        ],
+    ).fetchall()
+
+    assert turn == []
+    assert [queue.status(id) for id in ids] == ["pending", "completed", "completed", "completed"]
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 12])
+def test_a_claim_of_all_endpoints_that_meets_only_expired_messages_returns_nothing(queue: Queue, count: int) -> None:
+    for number in range(count):
+        queue.endpoint(f"late {number}")
+        queue.send(f"late {number}", expires_at=1)
+
+    for _ in range(3):
+        assert queue.db.execute("select * from ulak.claim('w', p_now => %s)", [queue.at(2)]).fetchall() == []
+        assert work(queue, 1, now=queue.at(2)) == []

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import psycopg
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from support.cluster import Connect
 from support.queue import Queue
@@ -157,3 +158,35 @@ def test_a_monitor_may_scrape(connect: Connect) -> None:
 
     assert monitor.execute("select count(*) > 5 from ulak.metrics()").fetchone() == (True,)
     assert str(monitor.execute("select ulak.metrics_text()").fetchone()).count("# TYPE ulak_queue_depth gauge") == 1
+
+
+def test_a_histogram_is_its_buckets_then_its_sum_then_its_count(queue: Queue) -> None:
+    worked(queue, queue.endpoint("a"), delivered=3, b1=3)
+
+    lines = queue.value("select ulak.metrics_text(%s)", queue.base).splitlines()
+
+    names = [line.partition("{")[0] for line in lines if line.startswith("ulak_delivery_duration_seconds_")]
+    assert [name.removeprefix("ulak_delivery_duration_seconds_") for name in names] == ["bucket"] * 22 + [
+        "sum",
+        "count",
+    ]
+
+
+@pytest.mark.parametrize("call", ["ulak.metrics(p_limit => -1)", "ulak.metrics_text(p_limit => -1)"])
+def test_a_negative_limit_is_refused_in_plain_words(queue: Queue, call: str) -> None:
+    queue.endpoint("a")
+
+    with pytest.raises(
+        psycopg.errors.InvalidParameterValue, match=r"^p_limit must be between 0 and 2147483647, got -1"
+    ):
+        queue.value(f"select count(*) from {call}")
+
+
+def test_a_limit_of_0_leaves_the_totals(queue: Queue) -> None:
+    queue.endpoint("a")
+    queue.send_many(3, "a")
+
+    found = queue.rows("select metric_name, metric_value from ulak.metrics(p_limit => 0)")
+
+    assert ("queue_depth", 3) in [(row["metric_name"], row["metric_value"]) for row in found]
+    assert "queue_depth_by_endpoint" not in [row["metric_name"] for row in found]

@@ -214,8 +214,7 @@ def test_a_config_with_an_unknown_outcome_is_refused(queue: Queue) -> None:
 
 def test_endpoints_that_announce_nothing_cost_one_look_at_an_empty_index(queue: Queue) -> None:
     queue.value("select set_config('enable_seqscan', 'off', true)")
-    plan = queue.column(
-        "explain select from ulak.endpoints e where e.id = any ('{1,2}'::bigint[]) and e.config ? 'announce'"
-    )
+    # Without ids, for which statistics may favour the primary key.
+    plan = queue.column("explain select from ulak.endpoints e where e.config ? 'announce'")
 
     assert "endpoints_announcing_idx" in "\n".join(plan)

@@ -354,3 +354,20 @@ def test_one_letter_is_redriven_into_a_new_generation(queue: Queue) -> None:
     assert [claim.id for claim in queue.claim(10, generation=8, now=1)] == [new_id]
     assert len(queue.claim(10, generation=9, now=1)) == 1
     assert queue.column("select redriven_by from ulak.dlq order by id") == ["anna", "postgres"]
+
+
+def test_letters_are_found_by_the_present_name_of_their_endpoint_or_by_the_last_one_of_a_dropped_endpoint(
+    queue: Queue,
+) -> None:
+    for name in ("renamed", "dropped"):
+        queue.endpoint(name)
+        queue.call("archive_single_to_dlq", queue.send(name))
+    queue.db.execute("update ulak.endpoints set name = 'present' where name = 'renamed'")
+    queue.db.execute("delete from ulak.endpoints where name = 'dropped'")
+
+    found = {
+        name: queue.value("select messages from ulak.discard(%s, p_dry_run => true)", name)
+        for name in ("renamed", "present", "dropped")
+    }
+
+    assert found == {"renamed": 0, "present": 1, "dropped": 1}

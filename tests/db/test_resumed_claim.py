@@ -43,6 +43,11 @@ class Walk:
             from (select nullif(current_setting('ulak_private.resume_points', true), '')::jsonb) m(m)
             where m is not null
         """)  # type: ignore[arg-type]
+        self.queue.db.execute(f"""
+            select set_config('ulak_private.plain_place', array[m[1], ({time}) * 1000000, m[3], m[4]]::bigint[]::text, false)
+            from (select nullif(current_setting('ulak_private.plain_place', true), '')::bigint[]) m(m)
+            where m is not null
+        """)  # type: ignore[arg-type]
 
 
 @pytest.fixture(scope="module")
@@ -178,6 +183,24 @@ def test_the_next_message_of_an_ordering_key_is_found_although_it_was_sent_befor
     assert [claim.id for claim in walk.queue.claim(5, endpoint="shop")] == [second, *others[1:]]
 
 
+def test_the_next_message_of_an_ordering_key_is_found_behind_the_place_of_a_named_endpoint(queue: Queue) -> None:
+    shop = queue.endpoint("shop")
+    first, second = sent_long_ago(queue, 2, ordering_key="k")
+    head = queue.claim_one(endpoint="shop")
+    assert queue.claim(endpoint="shop") == []
+    queue.db.execute(
+        """
+        select set_config('ulak_private.plain_place', array[%s, n + 9000000, n, 0]::bigint[]::text, false)
+        from (select extract(epoch from clock_timestamp()) * 1000000) n(n)
+        """,
+        [shop],
+    )
+
+    queue.complete(head)
+
+    assert (head.id, queue.claim_one(endpoint="shop").id) == (first, second)
+
+
 def test_a_rolled_back_claim_is_forgotten_with_its_place(walk: Walk) -> None:
     sent = sent_long_ago(walk.queue, 2)
     walk.look()
@@ -213,3 +236,62 @@ def test_a_forged_resume_point_harms_only_the_claims_of_its_own_session(walk: Wa
     sent = walk.queue.send()
 
     assert finish_one(walk.queue, "shop").id == sent
+
+
+def test_claims_of_many_endpoints_that_pass_only_what_was_claimed_before_remember_nothing(queue: Queue) -> None:
+    for n in range(30):
+        queue.endpoint(f"busy {n}")
+        queue.send_many(60, f"busy {n}")
+
+    assert [len(queue.claim(480)) for _ in range(3)] == [480, 480, 480]
+
+    assert queue.value("select coalesce(current_setting('ulak_private.resume_points', true), '')") == ""
+
+
+@pytest.fixture
+def kept(cluster: Cluster, queue: Queue) -> Walk:
+    """A queue from which vacuum can't remove anything, because all is done by one transaction."""
+    for name in ("shop", "store"):
+        queue.endpoint(name)
+    return Walk(cluster, "", queue)
+
+
+def finish_of(queue: Queue, endpoint: str, limit: int) -> None:
+    claims = queue.claim(limit, endpoint=endpoint)
+    assert len(claims) == limit
+    for claim in claims:
+        queue.complete(claim)
+
+
+def test_a_worker_of_urgent_messages_passes_nothing_that_it_has_done_before(kept: Walk) -> None:
+    kept.queue.send_many(510, priority=5)
+    finish_of(kept.queue, "shop", 500)
+    finish_of(kept.queue, "shop", 1)
+    kept.stay()
+
+    assert kept.passed(lambda: finish_of(kept.queue, "shop", 1)) <= 20
+
+
+def test_a_worker_of_usual_messages_passes_the_urgent_ones_that_it_has_done_once(kept: Walk) -> None:
+    kept.queue.send_many(501, priority=5)
+    kept.queue.send_many(10)
+    finish_of(kept.queue, "shop", 500)
+    finish_of(kept.queue, "shop", 1)
+    kept.look()
+    finish_of(kept.queue, "shop", 1)
+    kept.stay()
+
+    assert kept.passed(lambda: finish_of(kept.queue, "shop", 1)) <= 20
+
+
+def test_a_session_that_works_for_two_endpoints_by_name_resumes_in_both(kept: Walk) -> None:
+    for endpoint in ("shop", "store"):
+        kept.queue.send_many(510, endpoint)
+        finish_of(kept.queue, endpoint, 500)
+    for endpoint in ("shop", "store", "shop", "store"):
+        kept.stay()
+        finish_of(kept.queue, endpoint, 1)
+    kept.stay()
+
+    assert kept.passed(lambda: finish_of(kept.queue, "shop", 1)) <= 20
+    assert kept.passed(lambda: finish_of(kept.queue, "store", 1)) <= 20

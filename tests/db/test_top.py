@@ -239,24 +239,6 @@ def test_no_percentile_is_above_what_was_measured(queue: Queue) -> None:
     assert 9742 < health[0]["p50_ms"] <= health[0]["p95_ms"] <= 10002
 
 
-def test_what_version_0_1_0_counted_is_still_read(queue: Queue) -> None:
-    endpoint = queue.endpoint()
-    # 100 requests from 16 to 32 ms.
-    queue.db.execute(
-        """
-        insert into ulak.endpoint_stats (endpoint_id, minute, delivered, latency_histogram)
-        values (%s, date_trunc('minute', %s::timestamptz), 100, '{0,0,0,0,0,100}')
-        """,
-        [endpoint, queue.base],
-    )
-    assert (row(queue)["p50"].strip(), row(queue)["slowest"].strip()) == ("23ms", "")
-
-    worked(queue, endpoint, delivered=100, b8=100, longest=250)
-
-    assert row(queue)["p50"].strip() == "32ms"
-    assert row(queue)["p95"].strip() == "252ms"
-
-
 def test_minutes_older_than_five_no_longer_count(queue: Queue) -> None:
     endpoint = queue.endpoint()
     worked(queue, endpoint, delivered=1, failed=1, b5=1)

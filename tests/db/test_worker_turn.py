@@ -1,4 +1,4 @@
-"""A turn of a worker: what came back is settled, and what is new or due is claimed, by one call."""
+"""A turn of a worker: what came back is settled, and what is new or due is claimed, by one call. Or only what is new is claimed."""
 
 from __future__ import annotations
 
@@ -20,12 +20,23 @@ def shop(queue: Queue) -> int:
 
 
 WISH = """
-    row(100, row('{}'::bigint[], '{}'::integer[], 100), interval '30 s', '{http}'::text[], %s::bigint, %s, null::bigint[], 64, 1000, 32768)
+    row(100, row('{}'::bigint[], '{}'::integer[], 100), interval '30 s', '{http}'::text[], %s::bigint, null::bigint[], 64, 1000, 32768)
         ::ulak_private.wish
 """
 TURN = (
     f"select (claimed).* from ulak_private.worker_turn(%s, %s::bigint[], %s::integer[], p_now => %s, p_wish => {WISH})"
 )
+
+
+NEW = """
+    select * from ulak_private.claim_new(
+        'w', %s, %s, 100, interval '30 s', '{http}', row('{}'::bigint[], '{}'::integer[], 100)::ulak_private.rooms, %s
+    )
+"""
+
+
+def claim_new(queue: Queue, behind: int, last: int | None = None, now: float = 1) -> list[dict[str, Any]]:
+    return queue.rows(NEW, behind, last, queue.at(now))
 
 
 def turn(
@@ -34,21 +45,23 @@ def turn(
     delivered: dict[int, int] | None = None,
     now: float = 1,
     worker: str = "w",
-    is_for_all: bool = False,
 ) -> tuple[list[int], list[int]]:
     """The ids that were claimed, and those that were stored."""
     delivered = delivered or {}
     before = {id for id in delivered if queue.status(id) == "completed"}
-    (row,) = queue.rows(TURN, worker, list(delivered), list(delivered.values()), queue.at(now), behind, is_for_all)
+    (row,) = queue.rows(TURN, worker, list(delivered), list(delivered.values()), queue.at(now), behind)
     stored = {id for id in delivered if queue.status(id) == "completed"}
     return sorted(row["ids"]) if row["count"] else [], sorted(stored - before)
 
 
-def test_what_is_new_is_claimed_as_a_claim_does_it(queue: Queue) -> None:
+@pytest.mark.parametrize("is_last_known", [True, False])
+def test_what_is_new_is_claimed_as_a_claim_does_it(queue: Queue, is_last_known: bool) -> None:
     ids = [queue.send(), queue.send()]
+    last = ids[-1] if is_last_known else None
 
-    assert turn(queue, ids[0] - 1) == (ids, [])
+    rows = claim_new(queue, ids[0] - 1, last)
 
+    assert [(row["id"], row["last_sent"]) for row in rows] == [(id, None if is_last_known else ids[-1]) for id in ids]
     message = queue.message(ids[0])
     assert (message["status"], message["attempts"], message["locked_by"]) == ("processing", 1, "w")
     assert message["lease_until"] == queue.at(1) + timedelta(seconds=30)
@@ -81,6 +94,7 @@ def test_a_message_that_is_not_due_is_not_claimed(queue: Queue, options: dict[st
     id = queue.send("shop", **options)
 
     assert turn(queue, id - 1) == turn(queue, None) == ([], [])
+    assert claim_new(queue, id - 1) == []
 
 
 @pytest.mark.parametrize(
@@ -92,21 +106,29 @@ def test_a_new_message_that_is_not_plain_is_claimed_all_the_same(queue: Queue, c
     queue.endpoint("other", {**URL, **config}, protocol="http")
     ids = [queue.send("other"), queue.send("shop", ordering_key="k")]
 
+    assert [row["id"] for row in claim_new(queue, ids[0] - 1)] == [None, None]
     assert turn(queue, ids[0] - 1) == (ids, [])
 
 
-def test_a_turn_leaves_what_is_not_new_alone_unless_it_is_for_all(queue: Queue) -> None:
+def test_a_turn_claims_nothing_if_nobody_has_sent_unless_it_is_for_all(queue: Queue) -> None:
     old = queue.send()
 
     assert turn(queue, old) == ([], [])
-    assert turn(queue, old, is_for_all=True) == ([old], [])
+    assert turn(queue, None) == ([old], [])
 
 
 def test_new_messages_that_are_not_plain_are_noted(queue: Queue) -> None:
     ids = [queue.send(), queue.send("shop", ordering_key="k")]
-    (row,) = queue.rows(TURN, "w", None, None, queue.at(1), ids[0] - 1, False)
 
-    assert (row["ids"], row["left_out_others"]) == (ids[:1], True)
+    assert [row["id"] for row in claim_new(queue, ids[0] - 1)] == [ids[0], None]
+    assert queue.status(ids[1]) == "pending"
+
+
+def test_many_new_messages_are_a_backlog(queue: Queue) -> None:
+    ids = [queue.send() for _ in range(65)]
+
+    assert claim_new(queue, ids[0] - 1) == []
+    assert [row["id"] for row in claim_new(queue, ids[0])] == ids[1:17]
 
 
 @pytest.mark.parametrize("change", ["enabled = false", "circuit_state = 'open', circuit_half_open_at = 'infinity'"])
@@ -114,6 +136,7 @@ def test_a_message_that_may_not_be_sent_now_is_not_claimed(queue: Queue, change:
     id = queue.send()
     queue.db.execute(f"update ulak.endpoints set {change}")  # type: ignore[arg-type]
 
+    assert claim_new(queue, id - 1) == []
     assert turn(queue, id - 1) == ([], [])
 
 
@@ -121,12 +144,13 @@ def test_a_message_for_pull_workers_is_not_claimed(queue: Queue) -> None:
     queue.endpoint("tasks", {}, protocol="pull")
     id = queue.send("tasks")
 
+    assert claim_new(queue, id - 1) == []
     assert turn(queue, id - 1) == ([], [])
 
 
 def test_a_turn_for_all_says_whether_any_message_waits(queue: Queue) -> None:
     def is_empty() -> bool:
-        (row,) = queue.rows(TURN.replace("(claimed).*", "is_empty"), "w", None, None, queue.at(1), None, True)
+        (row,) = queue.rows(TURN.replace("(claimed).*", "is_empty"), "w", None, None, queue.at(1), None)
         return bool(row["is_empty"])
 
     assert is_empty()
@@ -140,7 +164,7 @@ def test_behind_an_old_snapshot_a_turn_claims_instead_of_asking_whether_any_mess
     """The question would pass everything that was claimed since."""
     queue.db.execute("select set_config('ulak_private.resume_points', '{}', false)")
 
-    (row,) = queue.rows(TURN.replace("(claimed).*", "is_empty"), "w", None, None, queue.at(1), None, True)
+    (row,) = queue.rows(TURN.replace("(claimed).*", "is_empty"), "w", None, None, queue.at(1), None)
 
     assert not row["is_empty"]
 
@@ -178,13 +202,18 @@ def test_a_delivery_that_its_endpoint_must_hear_of_is_reported_to_it(queue: Queu
 
 
 def test_what_was_claimed_has_all_that_a_request_needs_whichever_way(queue: Queue) -> None:
-    def claim(behind: int | None) -> dict[str, Any]:
-        (row,) = queue.rows(TURN, "w", None, None, queue.at(1), behind, False)
-        queue.db.execute("update ulak.queue set status = 'pending', lease_until = null, locked_by = null")
-        return {name: value for name, value in row.items() if name not in ("attempts", "have_more")}
-
     id = queue.send("shop", {"n": 1}, headers={"x-n": "1"}, metadata={"m": 2})
-    new, usual = claim(id - 1), claim(None)
+    (new,) = claim_new(queue, id - 1)
+    queue.db.execute("update ulak.queue set status = 'pending', lease_until = null, locked_by = null")
+    (usual,) = queue.rows(TURN, "w", None, None, queue.at(1), None)
 
-    assert new == usual
-    assert (new["ids"], new["payloads"], new["metadata"]) == ([id], ['{"n": 1}'], ['{"m": 2}'])
+    assert [new[name] for name in ("payload", "headers", "metadata")] == [{"n": 1}, {"x-n": "1"}, {"m": 2}]
+    assert [usual["payloads"], usual["headers"], usual["metadata"]] == [['{"n": 1}'], ['{"x-n": "1"}'], ['{"m": 2}']]
+    for column, columns in (
+        ("id", "ids"),
+        ("message_id", "message_ids"),
+        ("endpoint_id", "endpoint_ids"),
+        ("config_version", "config_versions"),
+        ("created_at", "created_at"),
+    ):
+        assert [new[column]] == usual[columns]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
+from contextlib import nullcontext
 
 import psycopg
 import pytest
@@ -44,6 +46,86 @@ EVIL = """
         $$ select pg_catalog.now() where evil.note('now') $$;
     create domain evil.text as pg_catalog.text check (evil.note('text'));
     create domain evil.float8 as pg_catalog.float8 check (evil.note('float8'));
+"""
+
+# Stands in for each function and operator of pg_catalog, and raises. What has pseudo-types can't be made.
+SHADOWS = """
+    create schema evil;
+    create domain evil.text as pg_catalog.int4 check (false);
+    create domain evil.int4 as pg_catalog.text check (false);
+    create domain evil.int8 as pg_catalog.text check (false);
+    create domain evil.bool as pg_catalog.text check (false);
+    create domain evil.timestamptz as pg_catalog.text check (false);
+    do $do$
+    declare
+        v_what record;
+        v_body constant text := 'begin raise exception %L using errcode = ''XX999''; end';
+    begin
+        for v_what in
+            select
+                p.proname as name,
+                array_to_string(array(select format_type(t, null) from unnest(p.proargtypes::oid[]) as t), ', ') as types,
+                case when p.proretset then 'setof ' else '' end || format_type(p.prorettype, null) as result,
+                null as operator,
+                null as sides
+            from pg_proc as p
+            where p.pronamespace = 'pg_catalog'::regnamespace and p.prokind = 'f'
+            union all
+            select
+                'operator_' || o.oid,
+                concat_ws(', ', format_type(nullif(o.oprleft, 0), null), format_type(o.oprright, null)),
+                format_type(o.oprresult, null),
+                o.oprname,
+                concat('leftarg = ' || format_type(nullif(o.oprleft, 0), null) || ', ', 'rightarg = ', format_type(o.oprright, null))
+            from pg_operator as o
+            where o.oprnamespace = 'pg_catalog'::regnamespace
+        loop
+            begin
+                execute format(
+                    'create function evil.%I(%s) returns %s language plpgsql as %L',
+                    v_what.name, v_what.types, v_what.result, format(v_body, 'shadow of ' || coalesce(v_what.operator, v_what.name))
+                );
+                if v_what.operator is not null then
+                    execute format('create operator evil.%s (%s, function = evil.%I)', v_what.operator, v_what.sides, v_what.name);
+                end if;
+            exception when invalid_function_definition or feature_not_supported or syntax_error or datatype_mismatch then
+                null;
+            end;
+        end loop;
+    end
+    $do$;
+"""
+# Of each type, one that most functions go on with.
+VALUES = {
+    "text": "shop",
+    "jsonb": "{}",
+    "int4": "1",
+    "int8": "1",
+    "float8": "0.1",
+    "interval": "1 second",
+    "_text": "{shop}",
+    "_int4": "{1}",
+    "_int8": "{1}",
+    "_jsonb": '{"{}"}',
+    "bool": "true",
+    "regclass": "public.orders",
+}
+GRANTED = """
+    select
+        format('%%I.%%I', p.pronamespace::regnamespace, p.proname),
+        array(
+            select format('%%I.%%I', t.typnamespace::regnamespace, t.typname)
+            from unnest(p.proargtypes::oid[]) with ordinality as a (type, place)
+            join pg_type as t on t.oid = a.type
+            where a.place <= p.pronargs - p.pronargdefaults
+            order by a.place
+        )
+    from pg_proc as p
+    where p.pronamespace::regnamespace::text in ('ulak', 'ulak_private')
+        and p.prokind = %s
+        and p.prorettype <> 'trigger'::regtype
+        and exists (select from aclexplode(p.proacl) as a where a.grantee <> p.proowner)
+    order by 1, 2
 """
 
 
@@ -101,6 +183,46 @@ def test_the_search_path_of_the_database_bends_no_session_of_ours(
             session.execute(statement)
 
     assert owner.execute("select distinct what, who from evil.seen").fetchall() == []
+
+
+def arguments(types: list[str], values: dict[str, str]) -> str:
+    literals = {type: values.get(type.removeprefix("pg_catalog.")) for type in types}
+    return ", ".join(f"'{literals[type]}'::{type}" if literals[type] else f"null::{type}" for type in types)
+
+
+def test_nothing_that_a_role_may_call_looks_names_up_in_the_path_of_the_database(own_site: Site) -> None:
+    own_site.db.execute("create table public.orders (id bigint primary key)")
+    own_site.db.execute("select ulak.create_endpoint('shop', 'pull', '{}'), ulak.create_event_type('shop')")
+    own_site.db.execute("select ulak.send('shop', '{}')")
+    granted = own_site.db.execute(GRANTED, ["f"]).fetchall()
+    procedures = [name for name, _ in own_site.db.execute(GRANTED, ["p"])]
+    own_site.db.execute(SHADOWS)
+    calls = [
+        *(f"select * from {name}({arguments(types, values)})" for name, types in granted for values in ({}, VALUES)),
+        "call ulak.run_maintenance()",
+        "call ulak.run_worker(1, 0.1)",
+        "call ulak_private.watch_workers()",
+        "call ulak.await_delivery(1, interval '0', null)",
+        "call ulak.await_delivery(1000000, interval '0', null)",
+        "call ulak_private.await_delivery(1, 0, null, null)",
+    ]
+    assert set(procedures) == {call.split()[1].split("(")[0] for call in calls if call.startswith("call ")}
+
+    reached = []
+    with own_site.connect() as superuser:
+        superuser.execute("set search_path = evil, pg_catalog")
+        assert refused(superuser, "select 'a'::pg_catalog.text = 'b'::pg_catalog.text").message_primary == "shadow of ="
+        for call in calls:
+            superuser.execute("set search_path = evil, pg_catalog")
+            try:
+                # A procedure that commits can't run in a transaction.
+                with nullcontext() if call.startswith("call") else superuser.transaction(force_rollback=True):
+                    superuser.execute(call)
+            except psycopg.Error as error:
+                if re.search("shadow of|evil", str(error)):
+                    reached.append(f"{call}: {error}")
+
+    assert reached == []
 
 
 def run_jobs(cluster: Cluster, database: str, option: str) -> None:

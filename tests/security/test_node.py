@@ -26,6 +26,7 @@ def node(db: DB, connect: Connect) -> DB:
     [
         "select * from ulak_private.claim('n', 10, p_now => now() + interval '1 year')",
         "select * from ulak_private.worker_turn('n', p_now => now() + interval '1 year')",
+        "select * from ulak_private.claim_new('n', 0, null, 1, '1 s', null, null, now() + interval '1 year')",
         "select ulak_private.settle_many('n', '{1}', '{1}', p_now => now() + interval '1 year')",
         "select ulak_private.release_many('n', '{1}', '{1}', '0', now() + interval '1 year')",
         "select ulak_private.heartbeat_many('n', '{1}', '{1}', p_now => now() - interval '1 year')",

@@ -28,6 +28,7 @@ def worker(db: DB, connect: Connect) -> DB:
         "select * from ulak.claim('w', 10, p_now => now() + interval '1 year')",
         "select * from ulak_private.claim('w', 10, p_now => now() + interval '1 year')",
         "select * from ulak_private.worker_turn('w', p_now => now() + interval '1 year')",
+        "select * from ulak_private.claim_new('w', 0, null, 1, '1 s', null, null, now() + interval '1 year')",
         "select ulak.heartbeat(3, 'theirs', 1, p_now => now() - interval '1 year')",
         "select ulak.complete(3, 'theirs', 1, p_now => now() - interval '1 year')",
         "select ulak.fail(3, 'theirs', 1, 'no', p_now => now() + interval '1 year')",

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+import select
 import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from ulak.messages.delivery import Endpoint, EndpointConfig, Message, Settled
 from ulak.safety.address import Guard
+from ulak.transports.dispatcher import Dispatcher
 from ulak.transports.http.client import Client
 from ulak.transports.http.model import Endpoint as Receiver
 from ulak.transports.http.model import Finished, Request
 from ulak.transports.http.transport import HttpTransport, longest
-from ulak.worker.dispatcher import Dispatcher
-from ulak.worker.epoll import Descriptors, Waiting
-from ulak.worker.transport import Transport
+from ulak.transports.transport import Descriptors, Ready, Transport
 from ulak.worker.tuning import CHECK_SECONDS
 
 # Of ulak.settings, those that transports are made with; they may dial loopback.
@@ -51,8 +51,7 @@ class Exchanges:
     """HTTP exchanges: start() some, step() until they have ended."""
 
     def __init__(self, guard: Guard, max_connections: int = 256) -> None:
-        self.waiting = Waiting()
-        self.descriptors = Descriptors(self.waiting)
+        self.descriptors = Descriptors()
         self.client = Client(guard, self.descriptors, max_connections)
 
     @property
@@ -70,14 +69,20 @@ class Exchanges:
             left = self.client.timeout()
         if not self.in_flight:
             return finished
-        self.waiting.wait(0 if finished else min(max_wait, CHECK_SECONDS if left is None else min(left, CHECK_SECONDS)))
-        if ready := self.descriptors.take_ready():
+        wait = 0 if finished else min(max_wait, CHECK_SECONDS if left is None else min(left, CHECK_SECONDS))
+        if ready := self.wait(wait):
             finished += self.client.advance(ready)
         return finished
 
+    def wait(self, seconds: float) -> Ready:
+        poll = select.poll()
+        poll.register(self.descriptors, select.POLLIN)
+        poll.poll(seconds * 1000)
+        return self.descriptors.ready()
+
     def close(self) -> None:
         self.client.close()
-        self.waiting.close()
+        self.descriptors.close()
 
 
 def worker_endpoint(receiver: Receiver) -> Endpoint:

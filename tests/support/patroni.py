@@ -265,8 +265,15 @@ class Patroni:
         return member.run_patroni
 
     def freeze(self, member: Member) -> Callable[[], None]:
+        """Its watchdog resets it in the end. If it went on instead, Patroni 3.0 would now and then take the lock from the new
+        leader: it writes it again by what it has cached (etcd3.py, _update_leader)."""
         member.signal(signal.SIGSTOP)
-        return lambda: member.signal(signal.SIGCONT)
+
+        def reset() -> None:
+            member.die()
+            member.run_patroni()
+
+        return reset
 
     def cut_off(self, member: Member) -> Callable[[], None]:
         self.lines.cut(member.name)

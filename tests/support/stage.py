@@ -8,20 +8,20 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from ulak.messages.delivery import DELIVERED, Endpoint, EndpointConfig, Message, Outcome, Settled
+from ulak.messages.delivery import DELIVERED, Endpoint, EndpointConfig, Leases, Message, Outcome, Settled
+from ulak.sessions.database import Database
+from ulak.sessions.session import WakeUp
+from ulak.transports.dispatcher import Dispatcher
 from ulak.transports.http.client import Client
 from ulak.transports.http.transport import HttpTransport
 from ulak.worker import options
-from ulak.worker.dispatcher import Dispatcher
 from ulak.worker.loop import Worker
 from ulak.worker.options import Options
-from ulak.worker.port import Claimed, Orders, Outcomes, Turn, Wish
-from ulak.worker.tuning import CHECK_SECONDS
-from ulak.worker.wake_up import WakeUp
+from ulak.worker.port import Claimed, Outcomes, Turn, Wish
+from ulak.worker.state import State
 
-# As in ulak_private.worker_turn() and database.py.
+# As in ulak_private.worker_turn().
 WAKE_UPS = 16
-MOST_ENDPOINTS = 64
 
 SETTINGS = {
     "batch_size": "500",
@@ -67,6 +67,9 @@ class FakeDatabase:
     configs: dict[int, dict[str, Any]] = field(default_factory=dict)
     versions: dict[int, int] = field(default_factory=dict)
     blocked: dict[int, str] = field(default_factory=dict)
+    # Messages a second that an endpoint may get, and its tokens, as in rate_tokens(), with the time of the last claim.
+    rates: dict[int, float] = field(default_factory=dict)
+    tokens: dict[int, tuple[float, float]] = field(default_factory=dict)
     lost: set[int] = field(default_factory=set)
     leave: str | None = None
     settings: str = ""
@@ -98,19 +101,11 @@ class FakeDatabase:
     def times(self, name: str) -> list[float]:
         return [at for called, at in self.calls if called == name]
 
-    # port.Database
+    # database.Database
 
     def check_interrupts(self) -> None:
         if "check_interrupts" in self.hooks:
             self.hooks["check_interrupts"]()
-
-    def await_send(self, last_sent: int, interval: float, seconds: float) -> int:
-        self._called("await_send")
-        until = self.clock() + seconds
-        while True:
-            self.clock.sleep(min(interval, until - self.clock()))
-            if self.sent != last_sent or self.clock() >= until:
-                return self.sent
 
     def turn(self, outcomes: Outcomes | None, wish: Wish | None, lease: float, wake_ups: bool) -> Turn:
         self._called("turn")
@@ -129,16 +124,23 @@ class FakeDatabase:
         is_empty = wish is not None and wish.behind is None and not claimed and not self.pending
         return Turn(claimed, left_out_others, self.sent, notified_to, is_empty)
 
+    def claim_new(self, wish: Wish, last: int | None, last_sent: int, lease: float) -> Turn | None:
+        self._called("claim_new")
+        if last is None:
+            last = last_sent = self.sent
+        assert wish.behind is not None
+        if last - wish.behind > 64:
+            return None
+        new = [each for each in self.pending if wish.behind < each.message.id <= last]
+        plain = [each for each in new if self._is_plain(each, wish)][:16]
+        if not plain:
+            return None
+        self.wishes.append(wish)
+        return Turn(self._take(plain), len(plain) < len(new), max(last_sent, *[each.message.id for each in plain]))
+
     def claim(self, wish: Wish) -> tuple[list[Claimed], bool]:
         self.wishes.append(wish)
-        if wish.behind is not None and 0 < self.sent - wish.behind <= min(64, wish.most):
-            new = [each for each in self.pending if each.message.id > wish.behind]
-            plain = [each for each in new if self._is_plain(each, wish)]
-            if plain:
-                return self._take(plain), len(plain) < len(new)
-        else:
-            new = [] if wish.behind == self.sent else self.pending
-        if wish.behind is not None and not (new or wish.is_for_all):
+        if wish.behind == self.sent:
             return [], False
         self.clock.now += self.claim_seconds
         turns: Counter[int] = Counter()
@@ -146,20 +148,27 @@ class FakeDatabase:
         for each in self.pending:
             if wish.endpoint_ids is not None and each.endpoint_id not in wish.endpoint_ids:
                 continue
-            if turns[each.endpoint_id] < wish.rooms.get(each.endpoint_id, wish.room):
+            room = min(wish.rooms.get(each.endpoint_id, wish.room), self._tokens(each.endpoint_id))
+            if turns[each.endpoint_id] + 1 <= room:
                 due.append((turns[each.endpoint_id], each.message.id, each))
                 turns[each.endpoint_id] += 1
-        in_turn = set(list(turns)[: MOST_ENDPOINTS if wish.endpoint_ids is None else len(turns)])
+        in_turn = set(list(turns)[: wish.most_endpoints if wish.endpoint_ids is None else len(turns)])
         due = [each for each in due if each[2].endpoint_id in in_turn]
         taken = [each for _, _, each in sorted(due, key=lambda item: item[:2])[: wish.most]]
-        return self._take(taken), wish.endpoint_ids is None and len(in_turn) >= MOST_ENDPOINTS
+        return self._take(taken), wish.endpoint_ids is None and len(in_turn) >= wish.most_endpoints
 
     def _is_plain(self, pending: Pending, wish: Wish) -> bool:
-        assert wish.behind is not None
         room = wish.rooms.get(pending.endpoint_id, wish.room)
-        return pending.message.ordering_key is None and room >= self.sent - wish.behind
+        return pending.message.ordering_key is None and room >= min(wish.most, wish.room, 16)
+
+    def _tokens(self, endpoint_id: int) -> float:
+        rate = self.rates.get(endpoint_id, math.inf)
+        tokens, at = self.tokens.get(endpoint_id, (math.inf, self.clock.now))
+        return min(max(rate / 10, 1 + rate / 20), tokens + (rate * (self.clock.now - at) if self.clock.now > at else 0))
 
     def _take(self, taken: list[Pending]) -> list[Claimed]:
+        for id, count in Counter(each.endpoint_id for each in taken).items():
+            self.tokens[id] = self._tokens(id) - count, self.clock.now
         ids = {each.message.id for each in taken}
         self.pending = [each for each in self.pending if each.message.id not in ids]
         messages = {
@@ -174,7 +183,7 @@ class FakeDatabase:
         known = [id for id in ids if id in self.configs]
         return [EndpointConfig(id, f"e{id}", self.versions[id], self.configs[id], ()) for id in known]
 
-    def settle(self, outcomes: Outcomes) -> None:
+    def settle(self, outcomes: Outcomes, is_patient: bool = True) -> None:
         self._called("settle", outcomes)
         for place, id in enumerate(outcomes.ids):
             assert id not in self.settled
@@ -184,22 +193,22 @@ class FakeDatabase:
                 outcomes.responses[place] if outcomes.responses else None,
             )
 
-    def release(self, ids: Sequence[int], attempts: Sequence[int], delay: float) -> None:
-        self._called("release", ids)
-        self.released |= dict.fromkeys(ids, delay)
+    def release(self, held: Leases, delay: float) -> None:
+        self._called("release", held)
+        self.released |= dict.fromkeys(held, delay)
 
-    def renew(self, ids: Sequence[int], attempts: Sequence[int], lease: float) -> Sequence[int]:
+    def renew(self, held: Leases, lease: float) -> Sequence[int]:
         self._called("renew")
-        self.renewed.update(ids)
-        return [id for id in ids if id not in self.lost]
+        self.renewed.update(held.keys())
+        return [id for id in held if id not in self.lost]
 
     def blocked_endpoints(self, ids: Iterable[int]) -> Mapping[int, str]:
         self._called("blocked_endpoints")
         return {id: state for id, state in self.blocked.items() if id in set(ids)}
 
-    def check(self) -> Orders:
+    def check(self, settings: str) -> str | None:
         self._called("check")
-        return Orders(self.leave, self.settings)
+        return self.leave or (None if settings == self.settings else "settings")
 
     def report(self, progress: Mapping[str, object], statistics: Sequence[Mapping[str, object]]) -> None:
         self._called("report", progress)
@@ -230,7 +239,9 @@ class FakeWakeUp:
     def at(self, time: float, send: Callable[[], list[int]]) -> None:
         def notify() -> None:
             ids = send()
-            self._was_notified = self._was_notified or not ids or ids[0] <= self.notified_to
+            # While nobody waits for them, PostgreSQL takes notifications itself.
+            if self.is_held_back:
+                self._was_notified = self._was_notified or not ids or ids[0] <= self.notified_to
 
         self._senders.append((time, notify))
 
@@ -247,7 +258,7 @@ class FakeWakeUp:
             due[0][1]()
         return self._was_notified
 
-    # wake_up.WakeUp
+    # session.WakeUp
 
     def fileno(self) -> int:
         return -1
@@ -256,12 +267,11 @@ class FakeWakeUp:
         self.is_held_back = True
 
     def let_go(self) -> None:
-        self.is_held_back = False
+        self.is_held_back = self._was_notified = False
 
-    def wait(self, seconds: float = 0) -> bool:
+    def take(self) -> bool:
         assert self.is_held_back
-        found = self.pass_time(seconds)
-        self._was_notified = False
+        found, self._was_notified = self._was_notified, False
         return found
 
 
@@ -273,7 +283,7 @@ class FakeDispatcher:
         self._database = database
         # Only what never sends: parse() and group().
         self._real = Dispatcher({"http": lambda _: HttpTransport(cast(Client, None), clock)})
-        self._under_way: list[tuple[float, Settled]] = []
+        self._under_way: list[tuple[float, Endpoint, Settled]] = []
         self.answer: Callable[[Endpoint, Sequence[Message]], tuple[float, Outcome]] = lambda to, messages: (
             0.001,
             DELIVERED,
@@ -281,6 +291,7 @@ class FakeDispatcher:
         self.sent: list[tuple[Endpoint, list[int], float]] = []
         self.was_woken = False
         self.steps = 0
+        self.longest_wait = 0.0
 
     def wait_also_for(self, descriptor: int) -> None:
         pass
@@ -298,19 +309,26 @@ class FakeDispatcher:
     def start(self, to: Endpoint, messages: Sequence[Message]) -> None:
         self.sent.append((to, [message.id for message in messages], self._clock.now))
         seconds, outcome = self.answer(to, messages)
-        self._under_way.append((self._clock.now + seconds, Settled(to.id, messages, outcome)))
+        self._under_way.append((self._clock.now + seconds, to, Settled(to.id, messages, outcome, seconds)))
+
+    def last_end(self) -> float:
+        return max((at - settled.seconds + to.longest for at, to, settled in self._under_way), default=0.0)
+
+    def under_way_since(self, time: float) -> set[int]:
+        return {to.id for at, to, settled in self._under_way if at - settled.seconds < time}
 
     def step(self, max_wait: float) -> list[Settled]:
         self.steps += 1
-        ends = [at - self._clock.now for at, _ in self._under_way]
-        seconds = max(0.0, min([*ends, max_wait, CHECK_SECONDS]))
+        self.longest_wait = max(self.longest_wait, max_wait)
+        ends = [at - self._clock.now for at, _, _ in self._under_way]
+        seconds = max(0.0, min([*ends, max_wait]))
         wake_up = self._database.wake_up
         self.was_woken = False
         if wake_up is not None:
             self.was_woken = wake_up.pass_time(seconds, wake_up.is_held_back) and wake_up.is_held_back
         else:
             self._clock.now += seconds
-        ended = [settled for at, settled in self._under_way if at <= self._clock.now]
+        ended = [settled for at, _, settled in self._under_way if at <= self._clock.now]
         self._under_way = [each for each in self._under_way if each[0] > self._clock.now]
         return ended
 
@@ -330,8 +348,8 @@ class Stage:
 
     def run(self, seconds: float = 1, **settings: Any) -> str:
         until = self.clock.now + seconds
-        dispatcher = cast(Dispatcher, self.dispatcher)
-        self.worker = Worker(self.database, self.options(**settings), "", until, dispatcher, self.clock)
+        database, dispatcher = cast(Database, self.database), cast(Dispatcher, self.dispatcher)
+        self.worker = Worker(State(database, self.options(**settings), "", until, dispatcher, self.clock))
         ended = self.worker.run()
         self.worker.close()
         return ended

@@ -11,10 +11,10 @@ from support.deliveries import SETTINGS, Deliveries, Exchanges
 from support.stage import Stage
 from ulak.messages.delivery import EndpointConfig
 from ulak.safety.address import Guard
+from ulak.transports.dispatcher import Dispatcher
 from ulak.transports.http import endpoint
 from ulak.transports.http.model import Endpoint, Message, Settings
 from ulak.transports.registry import transports
-from ulak.worker.dispatcher import Dispatcher
 
 MakeEndpoint = Callable[..., Endpoint]
 MakeMessage = Callable[..., Message]

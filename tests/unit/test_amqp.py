@@ -23,7 +23,7 @@ from ulak.transports.amqp.target import Target
 from ulak.transports.broker.connection import Lost
 from ulak.transports.broker.target import Defaults
 from ulak.transports.broker.transport import BrokerTransport
-from ulak.worker.dispatcher import Dispatcher
+from ulak.transports.dispatcher import Dispatcher
 
 Connect = Callable[..., "Client"]
 

@@ -24,8 +24,8 @@ from ulak.transports.broker.connection import Connection, Lost, Surroundings
 from ulak.transports.broker.delivery import Delivery
 from ulak.transports.broker.target import Address, Defaults
 from ulak.transports.broker.transport import BrokerTransport
-from ulak.worker.dispatcher import Dispatcher
-from ulak.worker.epoll import Descriptors
+from ulak.transports.dispatcher import Dispatcher
+from ulak.transports.transport import Descriptors
 
 
 class Target(broker_target.Target):

@@ -16,8 +16,8 @@ from support.brokers import PROTOCOLS, Broker, broker, patience
 from support.receiver import Receiver
 from ulak.messages.delivery import Endpoint, EndpointConfig, Message
 from ulak.transports.broker.transport import FAREWELL_SECONDS
+from ulak.transports.dispatcher import Dispatcher
 from ulak.transports.registry import transports
-from ulak.worker.dispatcher import Dispatcher
 
 SETTINGS = {
     "capture_response": "false",
@@ -80,10 +80,10 @@ def parse(dispatcher: Dispatcher, protocol: str, config: dict[str, Any], id: int
 
 
 def begin(dispatcher: Dispatcher, endpoint: Endpoint, deliveries: int, calls: Calls | None = None) -> None:
-    """Each as large as this protocol has them."""
-    size = endpoint.batch_size
+    """Each as large as this protocol has them. No two endpoints have a message in common."""
+    size, first = endpoint.batch_size, 1_000_000 * (endpoint.id + 1)
     for n in range(deliveries):
-        start = partial(dispatcher.start, endpoint, [message(1 + n * size + each) for each in range(size)])
+        start = partial(dispatcher.start, endpoint, [message(first + n * size + each) for each in range(size)])
         (calls or Calls())(start)
 
 

@@ -25,15 +25,15 @@ from support.receiver import Answer, Received, Receiver
 from support.sessions import strain
 from ulak.messages import bulkhead
 from ulak.messages.delivery import ConfigError, Endpoint, EndpointConfig, Message, Settled
+from ulak.transports import dispatcher
+from ulak.transports.dispatcher import Dispatcher
 from ulak.transports.registry import transports
-from ulak.worker import dispatcher
-from ulak.worker.dispatcher import Dispatcher
 
 ULAK = Path(bulkhead.__file__).parents[1]
 # The loop, the seam, the values that cross it, and what is run once for all deliveries.
 BEFORE = {
     *("worker", "node", "report", "messages/bulkhead.py", "messages/delivery.py"),
-    *("transports/registry.py", "transports/broker/delivery.py"),
+    *("transports/dispatcher.py", "transports/transport.py", "transports/registry.py", "transports/broker/delivery.py"),
 }
 # What all deliveries of a transport go through. Where one of these raises, the transport is given up.
 SHARED = {

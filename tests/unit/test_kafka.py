@@ -24,11 +24,11 @@ from ulak.sessions.signals import BACKEND_SIGNALS
 from ulak.transports.broker.delivery import Delivery
 from ulak.transports.broker.target import Defaults
 from ulak.transports.broker.transport import BrokerTransport
+from ulak.transports.dispatcher import Dispatcher
 from ulak.transports.kafka import connection, verdict
 from ulak.transports.kafka.connection import KafkaConnection
 from ulak.transports.kafka.target import Target
-from ulak.worker.dispatcher import Dispatcher
-from ulak.worker.epoll import READABLE, Descriptors
+from ulak.transports.transport import READABLE, Descriptors
 
 ALL = Guard(allow_internal=True)
 DEFAULTS = Defaults("1.0", 5.0, "/ulak")

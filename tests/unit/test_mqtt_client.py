@@ -13,11 +13,11 @@ from support.deliveries import SETTINGS, settle_all
 from support.receiver import Listener
 from ulak.messages.delivery import EndpointConfig, Message
 from ulak.transports.broker.target import Defaults
+from ulak.transports.dispatcher import Dispatcher
 from ulak.transports.mqtt import reasons
 from ulak.transports.mqtt.client import Client, Pipe
 from ulak.transports.mqtt.target import Target
 from ulak.transports.registry import transports
-from ulak.worker.dispatcher import Dispatcher
 
 
 class Broker:

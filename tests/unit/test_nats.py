@@ -17,10 +17,10 @@ from support.nkeys import ACCOUNT, Key, User
 from support.receiver import Listener
 from ulak.messages.delivery import ConfigError, Endpoint, EndpointConfig, Message
 from ulak.transports.broker.target import Address
+from ulak.transports.dispatcher import Dispatcher
 from ulak.transports.nats import keys
 from ulak.transports.nats.operations import BadOperation, Operations, Reply
 from ulak.transports.nats.servers import MOST_ADVERTISED, Servers
-from ulak.worker.dispatcher import Dispatcher
 
 SAID = (
     b'INFO {"headers": true}\r\nPING\r\n+OK\r\nMSG _INBOX.a.1 1  23\r\n{"stream":"O", "seq":1}\r\n'

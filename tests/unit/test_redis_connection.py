@@ -8,7 +8,7 @@ import pytest
 from support.deliveries import settle_all
 from support.receiver import Listener
 from ulak.messages.delivery import Endpoint, EndpointConfig, Message
-from ulak.worker.dispatcher import Dispatcher
+from ulak.transports.dispatcher import Dispatcher
 
 
 class Server(Listener):

@@ -18,9 +18,8 @@ from support.rabbitmq import RabbitMQ
 from support.receiver import Receiver
 from support.redis import Redis
 from ulak.messages.delivery import ConfigError, Endpoint, EndpointConfig, Message, Settled
+from ulak.transports.dispatcher import Dispatcher
 from ulak.transports.registry import transports
-from ulak.worker.dispatcher import Dispatcher
-from ulak.worker.tuning import CHECK_SECONDS
 
 
 @dataclass
@@ -193,28 +192,3 @@ def test_a_protocol_without_a_transport_is_an_error_of_the_config() -> None:
 
     with pytest.raises(ConfigError, match="no worker delivers protocol pull"):
         dispatcher.parse(EndpointConfig(1, "orders", 1, {}, protocol="pull"))
-
-
-def test_the_wait_never_keeps_the_worker_from_its_interrupts() -> None:
-    class Hanging:
-        def parse(self, config: EndpointConfig) -> Endpoint:
-            return Endpoint(1, "orders", 1, "hanging", 1, None, 60, None)
-
-        def start(self, *_: object) -> None:
-            pass
-
-        def timeout(self) -> None:
-            return None
-
-        def close(self) -> None:
-            pass
-
-    dispatcher = Dispatcher({"hanging": lambda descriptors: Hanging()})  # type: ignore[dict-item,arg-type,return-value]
-    dispatcher.start(dispatcher.parse(EndpointConfig(1, "orders", 1, {}, protocol="hanging")), [message(1)])
-    waits: list[float] = []
-    dispatcher._waiting.wait = waits.append  # type: ignore[method-assign]
-
-    dispatcher.step(60)
-
-    assert waits == [CHECK_SECONDS]
-    dispatcher.close()

@@ -11,6 +11,7 @@ import pytest
 from support.stage import Pending, Stage
 from ulak.messages.delivery import DELIVERED, Message, Outcome
 from ulak.worker.port import Busy, Outcomes, Refused
+from ulak.worker.tuning import CHECK_SECONDS
 
 
 def test_an_outcome_waits_out_a_lock_and_the_others_pass_it(stage: Stage) -> None:
@@ -111,7 +112,7 @@ def test_a_message_that_cannot_be_settled_at_all_is_left_to_its_lease(stage: Sta
     assert ids[2] not in stage.database.released
 
 
-@pytest.mark.parametrize("call", ["turn", "report", "sweep", "renew", "endpoint_configs", "settle", "release"])
+@pytest.mark.parametrize("call", ["turn", "check", "report", "sweep", "renew", "endpoint_configs", "settle", "release"])
 def test_a_database_that_is_busy_for_a_while_stops_nothing(stage: Stage, call: str) -> None:
     def busy(*_: object) -> None:
         if stage.clock.now < 1002:
@@ -125,6 +126,22 @@ def test_a_database_that_is_busy_for_a_while_stops_nothing(stage: Stage, call: s
     back = set(stage.database.released)
     assert set(stage.database.settled) | back == set(ids)
     assert bool(back) == (call == "endpoint_configs")
+
+
+def test_turns_that_fail_beside_a_backlog_keep_their_distance(stage: Stage) -> None:
+    def fail() -> None:
+        if 1000.05 <= stage.clock.now < 1000.55:
+            stage.clock.now += 0.0005
+            raise Busy
+
+    stage.database.put(count=2000)
+    stage.database.hooks["turn"] = fail
+    stage.dispatcher.answer = lambda to, messages: (0.0005, DELIVERED)
+    stage.run(seconds=3)
+
+    failed = [at for at in stage.database.times("turn") if 1000.05 <= at < 1000.55]
+    assert len(stage.database.settled) == 2000
+    assert 10 < len(failed) <= 0.5 / 0.005 * 1.1
 
 
 def test_leases_are_renewed_every_third_of_their_time(stage: Stage) -> None:
@@ -187,6 +204,7 @@ def test_a_cancel_is_noticed_ten_times_a_second_even_if_everything_hangs(stage: 
 
     checks = stage.database.times("check")
     assert max(later - earlier for earlier, later in itertools.pairwise(checks)) <= 0.101
+    assert stage.dispatcher.longest_wait <= CHECK_SECONDS
 
 
 def test_a_failed_report_is_repeated_with_the_next(stage: Stage) -> None:

@@ -369,6 +369,37 @@ def test_receivers_of_cloudevents_go_on_getting_them_in_the_mode_that_they_know(
     assert modes == [("a", "structured"), ("b", "binary"), ("c", None)]
 
 
+@pytest.mark.parametrize("release", ["0.1.0"], indirect=True)
+def test_what_version_0_1_0_counted_is_still_read(old: DB) -> None:
+    # 100 requests from 16 to 32 ms, and 7 of less than 1 ms in all.
+    old.execute("select ulak.create_endpoint('shop', 'pull', '{}')")
+    old.execute(
+        """
+        insert into ulak.endpoint_stats (endpoint_id, minute, delivered, latency_histogram)
+        select id, date_trunc('minute', now()), 100, '{0,0,0,0,0,100}' from ulak.endpoints
+        """
+    )
+    old.execute(
+        """
+        insert into ulak.endpoint_totals (endpoint_id, delivered, latency_histogram)
+        select id, 107, '{7,0,0,0,0,100}' from ulak.endpoints
+        """
+    )
+
+    old.execute("alter extension ulak update")
+
+    top = old.execute("select trim(p50), trim(p95), trim(slowest) from ulak.top(p_now => now())").fetchall()
+    assert top == [("23ms", "31ms", "32ms")]
+    buckets = old.execute(
+        """
+        select metric_value
+        from ulak.metrics()
+        where metric_name = 'delivery_duration_seconds_bucket' and labels ->> 'le' in ('0.001', '0.016', '0.032', '+Inf')
+        """
+    ).fetchall()
+    assert buckets == [(7,), (7,), (107,), (107,)]
+
+
 @pytest.mark.parametrize("release", ["0.2.0"], indirect=True)
 def test_routes_go_on_taking_the_values_that_they_took(old: DB) -> None:
     kafka, mqtt = {"broker": "kafka:9092"}, {"broker": "mqtt"}

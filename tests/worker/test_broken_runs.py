@@ -14,7 +14,7 @@ from support.receiver import Receiver
 from support.sessions import wait_until
 from support.site import Site
 
-START = "            self._dispatcher.start(to, messages)\n"
+START = "            self._state.dispatcher.start(to, messages)\n"
 DEFECT = '            if "poison" in messages[0].payload:\n                raise ZeroDivisionError("a defect")\n'
 FOUND = "[PERMANENT] message: 3 runs of a worker in a row ended with it: ZeroDivisionError"
 FINDING = "select finding from ulak.doctor() where \"check\" = 'workers' and finding ~ 'ended with an error'"

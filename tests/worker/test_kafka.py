@@ -299,6 +299,24 @@ def test_a_run_leaves_no_thread_behind_in_its_session(site: Site, bus: Bus) -> N
     assert not producer_threads(worker.pid) or wait_until(has_ended, message="the end of its threads")
 
 
+def test_a_session_with_producers_ends_without_the_exit_handlers_of_libraries(site: Site, bus: Bus) -> None:
+    """OpenSSL's frees what librdkafka's threads are using, and the whole server crashes with them. Here abort() stands
+    for it, which fails every time."""
+    site.db.execute(
+        "create function abort_at_exit() returns void language plpython3u as"
+        " $$import ctypes; libc = ctypes.CDLL(None); libc.on_exit(libc.abort, None)$$"
+    )
+    bus.endpoint()
+    with site.connect() as session:
+        session.execute("select abort_at_exit()")
+        session.execute("select ulak.ping('bus')")
+        pid = session.info.backend_pid
+    wait_until(lambda: not Path(f"/proc/{pid}").exists(), message="the end of the session")
+
+    assert site.value("select 1") == 1
+    assert f"(PID {pid}) was terminated by signal" not in site.cluster.log.read_text(errors="replace")
+
+
 def producer_threads(pid: int) -> list[str]:
     """Those of librdkafka."""
     names = [(task / "comm").read_text() for task in Path(f"/proc/{pid}/task").iterdir()]

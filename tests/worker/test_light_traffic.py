@@ -71,6 +71,20 @@ def test_a_sender_that_stays_in_its_transaction_wakes_it_by_its_commit(site: Sit
     sender.close()
 
 
+def test_many_messages_of_one_transaction_are_all_claimed_at_once(site: Site, receiver: Receiver) -> None:
+    with Hostile(never_answers) as slow:
+        # While no outcome is stored, only claims find more messages.
+        site.http("slow", slow.url)
+        asleep(site, receiver, worker_concurrency=200)
+        arrives(site, receiver)
+        site.wait_until_settled()
+
+        site.db.execute("select ulak.send('slow', '{}') from generate_series(1, 40)")
+
+        claimed = "select not exists (select from ulak.queue where status = 'pending')"
+        assert seconds_of(lambda: wait_until(lambda: site.value(claimed))) < promptly()
+
+
 def test_outcomes_are_stored_soon_even_if_nothing_is_sent_again(site: Site, receiver: Receiver) -> None:
     asleep(site, receiver)
     id = site.send()

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -238,6 +240,7 @@ def consumes_each_message_once(site: Site, tmp_path: Path, protocol: str, addres
         wait_until(lambda: deliver_one(site) and printed.read_text(), 20, "a consumer", interval=0.2)
         first = site.wait_for_status(site.send("orders", {"order": 42}), "completed")
         site.wait_for_status(site.call("replay_message", first["id"]), "completed")
+        stand_still(process)
         site.wait_for_status(site.send("orders", {"order": 43}), "completed")
 
         wait_until(lambda: '{"order": 43}' in printed.read_text(), message="what was received")
@@ -245,6 +248,13 @@ def consumes_each_message_once(site: Site, tmp_path: Path, protocol: str, addres
     finally:
         process.terminate()
         process.wait()
+
+
+def stand_still(process: subprocess.Popen[bytes]) -> None:
+    """For longer than a consumer waits for messages, as on a busy machine."""
+    process.send_signal(signal.SIGSTOP)
+    time.sleep(1.2)
+    process.send_signal(signal.SIGCONT)
 
 
 def deliver_one(site: Site) -> bool:

@@ -126,6 +126,28 @@ def test_a_cluster_by_its_path(receiver: Receiver) -> None:
         cluster.remove()
 
 
+def test_the_search_path_of_the_database_does_not_bend_it() -> None:
+    """Its sessions are a superuser's, in a database that may be somebody else's."""
+    cluster = bare()
+    options = ["--dry-run", "--data", str(cluster.data), "--host", cluster.host, "--role", cluster.user, "shop"]
+    try:
+        cluster.create_database("shop")
+        with cluster.connect("shop") as owner:
+            owner.execute("create schema evil; create table evil.seen (who text)")
+            owner.execute(
+                "create function evil.note() returns name begin atomic insert into evil.seen values (user) returning who::name; end"
+            )
+            owner.execute("create view evil.pg_extension as select evil.note() as extname")
+            owner.execute("alter database shop set search_path = evil, pg_catalog")
+
+            said = run_setup(*options)
+
+            assert "create extension ulak" in said
+            assert owner.execute("select * from evil.seen").fetchall() == []
+    finally:
+        cluster.remove()
+
+
 def workers_begin(db: psycopg.Connection[object]) -> bool:
     alive = "select count(*) from ulak.get_worker_status() where state = 'running'"
     return wait_until(lambda: db.execute(alive).fetchone() == (2,), 75, "workers")

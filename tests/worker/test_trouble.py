@@ -9,8 +9,8 @@ from contextlib import closing
 import pytest
 from support.cluster import Cluster
 from support.receiver import Answer, Receiver
-from support.sessions import wait_until
-from support.site import Site
+from support.sessions import strain, wait_until
+from support.site import Site, seconds_of
 
 AT_ONCE = {"backoff": "fixed", "base_delay_seconds": 1, "max_retries": 1}
 
@@ -35,6 +35,29 @@ def test_a_locked_endpoint_holds_up_its_own_outcomes_only(site: Site, receiver: 
 
         assert (message["attempts"], len(receiver.requests)) == (1, 1)
         assert not worker.call.is_done()
+
+
+def test_many_locked_endpoints_hold_up_their_own_outcomes_only(site: Site, receiver: Receiver) -> None:
+    with Receiver() as other:
+        site.http("free", other.url)
+        for n in range(30):
+            site.http(f"locked {n}", receiver.url)
+        site.db.execute("update ulak.endpoints set circuit_failure_count = 1 where name like 'locked%'")
+        site.start()
+        with site.connect() as administrator, administrator.transaction():
+            administrator.execute("select from ulak.endpoints where name like 'locked%' for update")
+            held = [site.send(f"locked {n}") for n in range(30)]
+            receiver.wait_for(30)
+
+            def deliver() -> None:
+                for _ in range(5):
+                    site.wait_for_status(site.send("free"), "completed")
+
+            # Waiting 250 ms for each lock would take 7.5 s, again and again.
+            assert seconds_of(deliver) < 6 * strain()
+
+        for id in held:
+            assert site.wait_for_status(id, "completed")["attempts"] == 1
 
 
 def test_a_locked_endpoint_that_is_well_holds_up_nothing(site: Site, receiver: Receiver) -> None:

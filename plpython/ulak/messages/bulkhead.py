@@ -5,7 +5,7 @@ Nothing else is touched, and the loop goes on. There are three walls, each insid
 
 - a message: bulkhead.fault() tells whose fault it is that nothing can be built of it;
 - an exchange or a connection: http/transport.py and broker/link.py fail what is under way over it;
-- a transport: worker/dispatcher.py fails what it has under way, and makes another one.
+- a transport: transports/dispatcher.py fails what it has under way, and makes another one.
 
 A cancel isn't an Exception (session.Cancelled), so it passes all of them. Code behind the seam asks nothing of the
 database: only the line of a log endpoint is written there.

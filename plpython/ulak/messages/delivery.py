@@ -41,6 +41,14 @@ class Message(NamedTuple):
     problem: str | None = None
 
 
+# Attempts by message id: what a worker holds.
+Leases = Mapping[int, int]
+
+
+def leases(messages: Iterable[Message]) -> Leases:
+    return {message.id: message.attempt for message in messages}
+
+
 class Outcome(NamedTuple):
     """An outcome to store: error is None for delivered, otherwise it starts with [RETRYABLE] or its siblings."""
 
@@ -66,6 +74,8 @@ class Settled(NamedTuple):
     endpoint_id: int
     messages: Sequence[Message]
     outcome: Outcome
+    # How long it took, as the dispatcher measured.
+    seconds: float = 0.0
 
 
 class EndpointConfig(NamedTuple):

@@ -34,7 +34,7 @@ class Lost(ConnectionError):
 class Process(Protocol):
     """What the process was told by signals."""
 
-    # As in port.Orders.leave.
+    # As from Database.check().
     leave: str | None
     # Called when that changes.
     wake: Callable[[], None] | None

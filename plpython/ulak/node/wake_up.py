@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 
 class SocketWakeUp:
-    """Implements wake_up.WakeUp. A notification may also arrive with the answer to a query. Then the socket isn't
+    """Implements session.WakeUp. A notification may also arrive with the answer to a query. Then the socket isn't
     readable, and an eventfd remembers it."""
 
     def __init__(self, socket: int, receive: Callable[[], None]) -> None:
@@ -34,9 +34,7 @@ class SocketWakeUp:
         if self._is_held_back:
             os.eventfd_write(self._arrived, 1)
 
-    def wait(self, seconds: float = 0) -> bool:
-        if not self._both.poll(seconds):
-            return False
+    def take(self) -> bool:
         self._receive()
         return self._forget()
 

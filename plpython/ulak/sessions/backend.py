@@ -11,7 +11,7 @@ from typing import Any
 import plpy
 
 from ulak.sessions.session import CANCELLED, Cancelled, Rows
-from ulak.worker.wake_up import SignalWakeUp
+from ulak.sessions.wake_up import SignalWakeUp
 
 
 class Backend:
@@ -34,8 +34,9 @@ class Backend:
             plan = self._plans.get(query)
             if plan is None:
                 plan = self._plans[query] = plpy.prepare(query, types)
-            # Runs in a subtransaction, which any error undoes, even one while the result is read.
-            return plpy.execute(plan, arguments)  # type: ignore[return-value]
+            # Runs in a subtransaction, which any error undoes, even one while the result is read. Not plpy.execute(),
+            # which takes the plan for a text first.
+            return plan.execute(arguments)  # type: ignore[return-value]
         except plpy.SPIError as error:
             if error.sqlstate == CANCELLED:
                 raise Cancelled from error

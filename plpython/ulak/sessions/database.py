@@ -2,50 +2,52 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from ulak.messages.delivery import EndpointConfig, Message
+from ulak.messages.delivery import EndpointConfig, Leases, Message, leases
 from ulak.safety import text
-from ulak.sessions.session import Rows, Session
-from ulak.worker.port import Busy, Claimed, Orders, Outcomes, Refused, Turn, Wish
-from ulak.worker.wake_up import WakeUp
+from ulak.sessions import claims
+from ulak.sessions.claims import APART, LARGE_MESSAGE, LARGE_NEW, LARGE_TOGETHER, MOST_NEW, NO_TEXTS
+from ulak.sessions.session import Rows, Session, WakeUp
+from ulak.worker.port import Busy, Claimed, Outcomes, Refused, Turn, Wish
 
 _OUT_OF_MEMORY = "53200"
-# Stands for a text that wasn't read with the claim. JSON is never empty.
-_APART = ""
-# Messages with a text longer than this are read one by one: so a claim of 500 returns at most 16 MB at once, of which
-# PostgreSQL and PL/Python keep several copies, and a message that can't be read doesn't affect the others of its claim.
-_LARGE_MESSAGE = 32_768
-# No text is read with the claim.
-_NO_TEXTS = -1
-# How much one claim reads of large messages; the rest goes back to the queue.
-_LARGE_TOGETHER = 32 * 1024 * 1024
-# A claim takes messages of at most this many endpoints: of few if each has a backlog, of many if each has one or two.
-_MOST_ENDPOINTS = 64
 
 _TURN = """
     select last_sent, notified_to, is_empty, (claimed).*
     from ulak_private.worker_turn($1, $2, $3, $4, $5, $6, $7, p_wake_ups => $8, p_wish => case when $9 > 0
-        then row($9, row($10, $11, $12), make_interval(secs => $13), $14, $15, $16, $17, $18, $19, $20)
+        then row($9, row($10, $11, $12), make_interval(secs => $13), $14, $15, $16, $17, $18, $19)
             ::ulak_private.wish end)
 """
 _TURN_TYPES = (
     *("text", "bigint[]", "int[]", "text[]", "int[]", "jsonb[]", "int[]", "bool"),
-    *("int", "bigint[]", "int[]", "int", "float8", "text[]", "bigint", "bool", "bigint[]", "int", "int", "int"),
+    *("int", "bigint[]", "int[]", "int", "float8", "text[]", "bigint", "bigint[]", "int", "int", "int"),
 )
-# As columns, too: a worker may have to read thousands of configs.
+# Large texts are left out. A few stored bytes may become a megabyte.
+_CLAIM_NEW = f"""
+    select last_sent, endpoint_id, config_version, id, message_id, attempt,
+        case when pg_column_size(payload) <= {LARGE_NEW} then payload::text else '{APART}' end as payload,
+        case when pg_column_size(headers) > {LARGE_NEW} then '{APART}' else headers::text end as headers,
+        case when pg_column_size(metadata) > {LARGE_NEW} then '{APART}' else metadata::text end as metadata,
+        correlation_id, null as ordering_key, created_at
+    from ulak_private.claim_new($1, $2, $3, $4, make_interval(secs => $5), $6, row($7, $8, $9)::ulak_private.rooms)
+"""
+_CLAIM_NEW_TYPES = ("text", "bigint", "bigint", "int", "float8", "text[]", "bigint[]", "int[]", "int")
+# $8 is how long to wait for a lock; null: as long as in a turn.
+_SETTLE = """
+    select from ulak_private.worker_turn(
+        case
+            when $8 is null or pg_catalog.set_config('lock_timeout', $8, true) <> '' then $1
+        end,
+        $2, $3, $4, $5, $6, $7
+    )
+"""
 _ENDPOINT_CONFIGS = """
-    select array_agg(id) as ids, array_agg(name) as names, array_agg(config_version) as config_versions,
-        array_agg(coalesce(config, 'null')::text) as configs, array_agg(protocol) as protocols,
-        case when bool_or(signing_secrets <> '{}') then array_agg(to_json(signing_secrets)::text) end
-            as signing_secrets,
-        case when bool_or(secrets <> '{}') then array_agg(to_json(secrets)::text) end as secrets,
-        array_agg(problem) as problems,
-        case when bool_or(bound <> '{}') then array_agg(to_json(bound)::text) end as bound
+    select id, name, config_version, coalesce(config, 'null')::text as config, signing_secrets, secrets, protocol,
+        problem, bound
     from ulak_private.endpoint_configs($1)
 """
 
@@ -68,7 +70,8 @@ class WorkerOptions(NamedTuple):
 
 
 class Database:
-    """Implements port.Database over any session."""
+    """No transaction is open when a method returns. A turn is one transaction, unless a claimed text has to be read
+    separately. Each method may raise Busy, and those that settle Refused."""
 
     def __init__(
         self,
@@ -87,7 +90,6 @@ class Database:
         self._stamp = stamp
         self._wake_up: WakeUp | None = None
         self._may_listen = may_listen
-        self._listens = False
         # Raised if a text can't be returned: the server's error, or Python's own.
         self._unreadable = (session.Error, Busy, UnicodeError, RecursionError)
         self._encoding = self._value("select pg_catalog.getdatabaseencoding()")
@@ -122,15 +124,13 @@ class Database:
         self._call("select ulak_private.log($1)", ("text",), (line,))
 
     def check_interrupts(self) -> None:
+        """Ends the run if it was cancelled, or if the server is gone. Costs next to nothing."""
         self.session.check_interrupts()
-
-    def await_send(self, last_sent: int, interval: float, seconds: float) -> int:
-        types = ("bigint", "float8", "float8")
-        return int(self._value("select ulak_private.await_send($1, $2, $3)", types, (last_sent, interval, seconds)))
 
     # A turn.
 
     def turn(self, outcomes: Outcomes | None, wish: Wish | None, lease: float, wake_ups: bool) -> Turn:
+        """Settles, then claims. wake_ups asks the next senders to notify."""
         settled = self._storable(outcomes) if outcomes is not None else (None,) * len(Outcomes._fields)
         try:
             row = self._turn(settled, wish, lease, wake_ups)
@@ -138,30 +138,56 @@ class Database:
             if outcomes is None:
                 raise
             raise Refused(str(error)) from error
-        claimed = _claimed(row) if row["count"] else []
-        if claimed and any(_APART in (row[texts] or ()) for texts in ("payloads", "headers", "metadata")):
+        claimed = claims.of_columns(row) if row["count"] else []
+        if claimed and any(APART in (row[texts] or ()) for texts in ("payloads", "headers", "metadata")):
             claimed = self._readable(claimed)
         return Turn(claimed, bool(row["left_out_others"]), row["last_sent"], row["notified_to"], bool(row["is_empty"]))
 
     def _turn(self, settled: Sequence[Any], wish: Wish | None, lease: float, wake_ups: bool) -> Mapping[str, Any]:
         if wish is None:
-            return self._call(_TURN, _TURN_TYPES, (self._worker, *settled, wake_ups, 0, *(None,) * 11))[0]
+            return self._call(_TURN, _TURN_TYPES, (self._worker, *settled, wake_ups, 0, *(None,) * 10))[0]
         asked = (
             *(wish.most, list(wish.rooms), list(wish.rooms.values()), wish.room, lease, self._protocols),
-            *(wish.behind, wish.is_for_all, wish.endpoint_ids, _MOST_ENDPOINTS, wish.most_visits),
+            *(wish.behind, wish.endpoint_ids, wish.most_endpoints, wish.most_visits),
         )
         given = (self._worker, *settled, wake_ups, *asked)
         try:
-            return self._call(_TURN, _TURN_TYPES, (*given, _LARGE_MESSAGE))[0]
+            return self._call(_TURN, _TURN_TYPES, (*given, LARGE_MESSAGE))[0]
         except self._unreadable as error:
             # A text that can't be read may also exhaust the memory.
             if isinstance(error, Busy) and _state(error.__cause__) != _OUT_OF_MEMORY:
                 raise
         # Perhaps one of the messages has a text that no query can return. Everything was rolled back.
-        return self._call(_TURN, _TURN_TYPES, (*given, _NO_TEXTS))[0]
+        return self._call(_TURN, _TURN_TYPES, (*given, NO_TEXTS))[0]
 
-    def settle(self, outcomes: Outcomes) -> None:
-        self.turn(outcomes, None, 0, False)
+    def claim_new(self, wish: Wish, last: int | None, last_sent: int, lease: float) -> Turn | None:
+        """Claims only new messages, up to this id (None: the one that was drawn last; last_sent is what is known of
+        it). None if there are none, if they need a turn, or after an error."""
+        rooms = (list(wish.rooms), list(wish.rooms.values()), wish.room)
+        given = (self._worker, wish.behind, last, wish.most, lease, self._protocols, *rooms)
+        try:
+            rows = self._call(_CLAIM_NEW, _CLAIM_NEW_TYPES, given)
+        except self._unreadable:
+            return None
+        plain = [row for row in rows if row["id"] is not None]
+        if not plain:
+            return None
+        claimed = claims.of_rows(plain)
+        if any(APART in row.values() for row in plain):
+            claimed = self._readable(claimed)
+        newest = max([row["id"] for row in plain])
+        # There may be more behind the last one, of a sender that sent many.
+        is_cut_short = len(rows) >= min(wish.most, wish.room, MOST_NEW) or newest == last
+        last_sent = rows[0]["last_sent"] or max(last_sent, newest)
+        return Turn(claimed, is_cut_short or len(plain) < len(rows), last_sent)
+
+    def settle(self, outcomes: Outcomes, is_patient: bool = True) -> None:
+        """Not patient: Busy after 10 ms, not 250, if another session has the endpoint locked."""
+        given = (self._worker, *self._storable(outcomes), None if is_patient else "10ms")
+        try:
+            self._call(_SETTLE, (*_TURN_TYPES[:7], "text"), given)
+        except self.session.Error as error:
+            raise Refused(str(error)) from error
 
     def _storable(self, outcomes: Outcomes) -> Outcomes:
         """All text from outside enters the database here and in report()."""
@@ -173,7 +199,7 @@ class Database:
 
     def _readable(self, claimed: list[Claimed]) -> list[Claimed]:
         """Adds the texts that the claim left out. A message whose text can't be read gets a problem and fails alone."""
-        room = _LARGE_TOGETHER
+        room = LARGE_TOGETHER
         left: list[Message] = []
         readable = []
         for each in claimed:
@@ -182,14 +208,14 @@ class Database:
                 if room <= 0:
                     left.append(message)
                     continue
-                if _APART in (message.payload, message.headers, message.metadata):
+                if APART in (message.payload, message.headers, message.metadata):
                     message = self._read(message)
                     room -= len(message.payload) + len(message.metadata or "") + len(message.headers or "")
                 messages.append(message)
             if messages:
                 readable.append(each._replace(messages=messages))
         if left:
-            self.release([each.id for each in left], [each.attempt for each in left], 0.0)
+            self.release(leases(left), 0.0)
         return readable
 
     def _read(self, message: Message) -> Message:
@@ -217,59 +243,50 @@ class Database:
         return [found for id in ids for found in self.endpoint_configs([id])]
 
     def _endpoint_configs(self, ids: list[int]) -> list[EndpointConfig]:
-        row = self._call(_ENDPOINT_CONFIGS, ("bigint[]",), (ids,))[0]
-        if row["ids"] is None:
-            return []
-        nothing = itertools.repeat("[]")
-        return list(
-            map(
-                EndpointConfig,
-                row["ids"],
-                row["names"],
-                row["config_versions"],
-                map(_config, row["configs"]),
-                map(json.loads, row["signing_secrets"] or nothing),
-                map(json.loads, row["secrets"] or nothing),
-                row["protocols"],
-                row["problems"],
-                map(json.loads, row["bound"] or nothing),
-            )
-        )
+        rows = self._call(_ENDPOINT_CONFIGS, ("bigint[]",), (ids,))
+        return [EndpointConfig(**{**row, "config": _config(row["config"])}) for row in rows]
 
     def blocked_endpoints(self, ids: Iterable[int]) -> Mapping[int, str]:
+        """Of these endpoints, those that must not be sent to now, and why: open, half_open or disabled."""
         rows = self._call("select id, state from ulak_private.blocked_endpoints($1)", ("bigint[]",), (list(ids),))
         return {row["id"]: row["state"] for row in rows}
 
     # Leases.
 
-    def release(self, ids: Sequence[int], attempts: Sequence[int], delay: float) -> None:
+    def release(self, held: Leases, delay: float) -> None:
+        """Gives messages back to the queue, without using up a retry."""
         self._call(
             "select ulak_private.release_many($1, $2, $3, make_interval(secs => $4))",
             ("text", "bigint[]", "int[]", "float8"),
-            (self._worker, ids, attempts, delay),
+            (self._worker, list(held), list(held.values()), delay),
         )
 
-    def renew(self, ids: Sequence[int], attempts: Sequence[int], lease: float) -> Sequence[int]:
-        held = self._value(
+    def renew(self, held: Leases, lease: float) -> Sequence[int]:
+        """Returns the ids that are still held."""
+        ids: Sequence[int] = self._value(
             "select ulak_private.heartbeat_many($1, $2, $3, make_interval(secs => $4))",
             ("text", "bigint[]", "int[]", "float8"),
-            (self._worker, ids, attempts, lease),
+            (self._worker, list(held), list(held.values()), lease),
         )
-        return list(held)
+        return ids
 
     def sweep(self) -> None:
+        """Recovers messages of dead workers and marks expired ones, unless another worker is doing it."""
         self._call("select ulak_private.sweep()")
 
     # The worker in its fleet.
 
-    def check(self) -> Orders:
+    def check(self, settings: str) -> str | None:
+        """Why to leave, if at all. stop: at once; restart: in good order, another run will follow; settings: the same,
+        because they are no longer these."""
         self.check_interrupts()
         row = self._call(
             "select leave, settings from ulak_private.worker_check($1, $2)", ("int", "text"), (self.slot, self._stamp)
         )[0]
-        return Orders(row["leave"] or self.session.orders(), row["settings"])
+        return row["leave"] or self.session.orders() or (None if row["settings"] == settings else "settings")
 
     def report(self, progress: Mapping[str, Any], statistics: Sequence[Mapping[str, object]]) -> None:
+        """A sign of life with the counters since the last one."""
         last_error = self.error_text(progress["last_error"])
         progress = {**progress, "clock_ahead": self.session.measure_clock()}
         try:
@@ -299,19 +316,19 @@ class Database:
         return row["leave"], set(row["slots"])
 
     def is_poller(self) -> bool:
+        """Whether this is the worker that is notified of new messages, or looks often; the others look less often."""
         return bool(self._value("select ulak_private.is_poller($1)", ("int",), (self.slot,)))
 
     def listen(self) -> WakeUp | None:
-        if not self._listens and self._may_listen:
-            self._listens = bool(self._value("select ulak_private.listen()"))
-        if self._listens and self._wake_up is None:
-            self._wake_up = self.session.wake_up()
-            if self._wake_up is None:
-                self.unlisten()
-        return self._wake_up if self._listens else None
+        """The wake-up by which senders reach the worker, if the session supports one."""
+        if not self._may_listen or not self._value("select ulak_private.listen()"):
+            return None
+        self._wake_up = self._wake_up or self.session.wake_up()
+        if self._wake_up is None:
+            self.unlisten()
+        return self._wake_up
 
     def unlisten(self) -> None:
-        self._listens = False
         self._call("unlisten ulak_bell")
 
     def close(self) -> None:
@@ -326,28 +343,3 @@ def _config(text: str) -> Mapping[str, Any] | None:
     except (ValueError, RecursionError):
         return None
     return config if isinstance(config, dict) else None
-
-
-def _claimed(row: Mapping[str, Any]) -> list[Claimed]:
-    """Groups claimed messages by endpoint, in the order of their turns."""
-    nothing = itertools.repeat(None)
-    messages = map(
-        Message,
-        row["ids"],
-        row["message_ids"],
-        row["attempts"],
-        row["payloads"],
-        row["headers"] or nothing,
-        row["metadata"] or nothing,
-        row["correlation_ids"] or nothing,
-        row["ordering_keys"] or nothing,
-        row["created_at"],
-    )
-    found: dict[int, Claimed] = {}
-    have_more = row["have_more"] or ()
-    for message, endpoint_id, version in zip(messages, row["endpoint_ids"], row["config_versions"], strict=True):
-        claimed = found.get(endpoint_id)
-        if claimed is None:
-            claimed = found[endpoint_id] = Claimed(endpoint_id, version, [], endpoint_id in have_more)
-        claimed.messages.append(message)
-    return list(found.values())

@@ -7,8 +7,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
-from ulak.worker.wake_up import WakeUp
-
 Rows = Sequence[Mapping[str, Any]]
 
 CANCELLED = "57014"
@@ -29,6 +27,26 @@ def cancellable() -> Iterator[None]:
         raise cancelled.__cause__ from None
 
 
+class WakeUp(Protocol):
+    """Tells when a sender has committed, by a descriptor that the worker waits for along with answers. The content of a
+    notification is never read: its arrival is enough."""
+
+    def fileno(self) -> int:
+        """Readable when a wake-up has arrived while it was held back."""
+
+    def hold_back(self) -> None:
+        """Keeps wake-ups from now on until take() is called, so that none is missed between a claim and the next
+        wait."""
+
+    def take(self) -> bool:
+        """Called when the descriptor is readable: whether a notification may have arrived."""
+
+    def let_go(self) -> None:
+        """Ends hold_back(): the worker no longer waits for wake-ups."""
+
+    def close(self) -> None: ...
+
+
 class Session(Protocol):
     # The exception of a failed statement, with its sqlstate. A cancel is raised as Cancelled.
     Error: type[Exception]
@@ -44,7 +62,7 @@ class Session(Protocol):
         """The wake-up by which notifications reach this session, if it supports one. The caller closes it."""
 
     def orders(self) -> str | None:
-        """An order to leave that the process itself received, as in port.Orders.leave; None: there is none."""
+        """An order to leave that the process itself received, as from Database.check(); None: there is none."""
 
     def now(self) -> float:
         """The time by the server's clock in seconds since 1970, even on another machine."""

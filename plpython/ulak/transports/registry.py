@@ -10,9 +10,8 @@ from typing import NamedTuple
 
 from ulak.messages.delivery import ConfigError
 from ulak.safety.address import guard
-from ulak.worker.dispatcher import MakeTransport
-from ulak.worker.epoll import Descriptors
-from ulak.worker.transport import Transport
+from ulak.transports.dispatcher import MakeTransport
+from ulak.transports.transport import Descriptors, Transport
 
 
 class Client(NamedTuple):

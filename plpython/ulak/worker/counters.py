@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from itertools import islice
+from typing import Any
 
 from ulak.messages.delivery import Settled
 
-# Bucket i counts requests below its limit, 2^(i/4) milliseconds, so no figure derived from them is off by more than a
-# fifth. The last bucket takes the rest (above half an hour).
+# Bucket i counts messages whose requests took less than its limit, 2^(i/4) milliseconds, so no figure derived from them
+# is off by more than a fifth. The last bucket takes the rest (above half an hour).
 LIMITS = tuple(2 ** (i / 4) for i in range(85))
-BUCKETS = len(LIMITS) + 1
-# The array element that stores bucket 0: the elements below it belong to version 0.1.0.
+# The array element that stores bucket 0: version 0.1.0 used the elements below it.
 FIRST_ELEMENT = 100
 
 
@@ -34,13 +35,8 @@ class Counters:
         self.failed = 0
         self.last_error: str | None = None
 
-    def __len__(self) -> int:
-        """Endpoints that were sent to since their statistics were stored."""
-        return len(self._counts)
-
-    def note(self, settled: Settled, seconds: float) -> None:
-        """Counts a delivery that took this long."""
-        endpoint_id, messages, outcome = settled
+    def note(self, settled: Settled) -> None:
+        endpoint_id, messages, outcome, seconds = settled
         if outcome.failures is None:
             self.add(endpoint_id, len(messages), outcome.error, seconds)
         else:
@@ -66,8 +62,9 @@ class Counters:
         bucket = bisect_right(LIMITS, milliseconds)
         counts.histogram[bucket] = counts.histogram.get(bucket, 0) + messages
 
-    def statistics(self) -> list[Mapping[str, object]]:
-        """Sorted by endpoint id, which is the order in which rows are locked."""
+    def statistics(self, most: int | None = None) -> list[Mapping[str, object]]:
+        """Of the endpoints that have waited longest, at most this many. Sorted by endpoint id, which is the order in
+        which rows are locked."""
         return [
             {
                 "endpoint_id": endpoint_id,
@@ -77,15 +74,14 @@ class Counters:
                 "latency_max_ms": round(counts.max_ms, 3),
                 "latency_histogram": _stored(counts.histogram),
             }
-            for endpoint_id, counts in sorted(self._counts.items())
+            for endpoint_id, counts in sorted(islice(self._counts.items(), most))
         ]
 
-    def clear_progress(self) -> None:
-        """After a report. The last error stays."""
+    def clear(self, statistics: Iterable[Mapping[str, Any]]) -> None:
+        """After a report with these statistics. The last error stays."""
         self.processed = self.failed = 0
-
-    def clear_statistics(self) -> None:
-        self._counts = {}
+        for each in statistics:
+            del self._counts[each["endpoint_id"]]
 
 
 def _stored(histogram: Mapping[int, int]) -> str:

@@ -5,39 +5,37 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ulak.messages.delivery import ConfigError, Endpoint, config_problem
-from ulak.worker.dispatcher import Dispatcher
-from ulak.worker.port import Claimed, Database
+from ulak.sessions.database import Database
+from ulak.transports.dispatcher import Dispatcher
+from ulak.worker.port import Claimed
 
 
 class Endpoints:
     def __init__(self, database: Database, dispatcher: Dispatcher) -> None:
         self._database = database
         self._dispatcher = dispatcher
-        self._known: dict[int, Endpoint] = {}
+        self.known: dict[int, Endpoint] = {}
         # By endpoint, why its messages can't be sent.
         self.problems: dict[int, str] = {}
         # Of endpoints that take several messages in one request, how many.
         self.batch_sizes: dict[int, int] = {}
 
-    def get(self, endpoint_id: int) -> Endpoint | None:
-        return self._known.get(endpoint_id)
-
-    def knows(self, claimed: Claimed) -> bool:
-        known = self._known.get(claimed.endpoint_id)
-        return known is not None and known.config_version == claimed.config_version
-
     def load(self, claimed: Iterable[Claimed]) -> None:
         """Reads the configs that are new. May raise Busy."""
-        unknown = {each.endpoint_id for each in claimed if not self.knows(each)}
+        unknown = set()
+        for endpoint_id, version, *_ in claimed:
+            known = self.known.get(endpoint_id)
+            if known is None or known.config_version != version:
+                unknown.add(endpoint_id)
         if not unknown:
             return
         for endpoint_id in unknown:
-            self._known.pop(endpoint_id, None)
+            self.known.pop(endpoint_id, None)
             self.batch_sizes.pop(endpoint_id, None)
             self.problems[endpoint_id] = "config: the endpoint is gone"
         for each in self._database.endpoint_configs(unknown):
             try:
-                parsed = self._known[each.id] = self._dispatcher.parse(each)
+                parsed = self.known[each.id] = self._dispatcher.parse(each)
                 if parsed.batch_size > 1:
                     self.batch_sizes[each.id] = parsed.batch_size
             except ConfigError as error:

@@ -15,7 +15,7 @@ class Options(NamedTuple):
     batch_size: int
     poll_interval: float
     poll_interval_busy: float
-    # Turns are at least this far apart.
+    # Turns are at least this far apart while there is no backlog.
     turn_interval: float
     lease: float
     # Why there are fewer slots than worker_concurrency asks for.

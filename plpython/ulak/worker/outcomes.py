@@ -1,110 +1,96 @@
 """Outcomes on their way into the database. Each is kept until it is stored: losing it would mean delivering the message
 again.
 
-A turn stores all outcomes. If the database can't do that, they are stored separately by endpoint, so an endpoint that
+A turn stores them together. If the database can't do that, they are stored separately by endpoint, so an endpoint that
 is locked, or whose answer can't be stored, doesn't hold up the others.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from contextlib import suppress
 
 from ulak.messages.delivery import Endpoint, Outcome, Settled
 from ulak.safety import text
+from ulak.sessions.database import Database
 from ulak.worker.counters import Counters
 from ulak.worker.held import Held
-from ulak.worker.port import Busy, Database, Outcomes, Refused
-from ulak.worker.tuning import RESPONSES_AT_ONCE, SETTLE_RETRY_LONGEST, SETTLE_RETRY_SECONDS
+from ulak.worker.port import Busy, Outcomes, Refused
+from ulak.worker.tuning import RESPONSES_AT_ONCE
 
 
 class Settling:
-    def __init__(self, database: Database, held: Held, counters: Counters, now: float) -> None:
+    def __init__(self, database: Database, held: Held, counters: Counters) -> None:
         self._database = database
         self._held = held
         self._counters = counters
-        # How many messages have outcomes to be stored, and since when.
+        self._done: list[Settled] = []
+        # How many messages these are, and since when they wait to be stored.
         self.count = 0
-        self.since = now
+        self.since = 0.0
         # Whether another message waits for one of them, and whether one of them is a failure.
         self.is_awaited = False
         self.has_failed = False
         # Outcomes that couldn't be stored, by endpoint: another session has the endpoint locked.
         self.deferred: dict[int, list[Settled]] = {}
-        self.next_retry = now
-        self._retry_delay = SETTLE_RETRY_SECONDS
 
     def add(self, settled: Settled, to: Endpoint | None, now: float) -> None:
-        endpoint_id, messages, outcome = settled
-        if endpoint_id in self.deferred:
+        if settled.endpoint_id in self.deferred:
             # The endpoint is probably still locked: a turn that waited for it would hold up the other outcomes.
-            self.deferred[endpoint_id].append(settled)
+            self.deferred[settled.endpoint_id].append(settled)
             return
-        if not self._held.done:
+        if not self._done:
             self.since = now
-        self._held.done.append(settled)
-        self.count += len(messages)
-        if outcome.error is not None or outcome.failures:
+        self._done.append(settled)
+        self.count += len(settled.messages)
+        if settled.outcome.error is not None or settled.outcome.failures:
             self.has_failed = True
         # Other messages wait while max_in_flight is reached. This worker alone can't reach a limit above its slots.
         is_capped = to is not None and to.max_in_flight is not None and to.max_in_flight <= self._held.slots
-        if is_capped or any(each.ordering_key is not None for each in messages):
+        if is_capped or any(each.ordering_key is not None for each in settled.messages):
             self.is_awaited = True
 
     def part(self) -> list[Settled]:
-        return _fitting(self._held.done)
+        return _fitting(self._done)
 
     def stored(self, part: Sequence[Settled]) -> None:
-        self._forget(part)
-        del self._held.done[: len(part)]
-        self.count = sum(len(each.messages) for each in self._held.done)
-        self.is_awaited = self.has_failed = False
+        self._held.forget(message for each in part for message in each.messages)
+        self._take(len(part))
 
-    def store_apart(self, now: float) -> None:
-        """Stores outcomes endpoint by endpoint, after a turn that could not store them."""
-        apart: dict[int, list[Settled]] = {}
-        for each in self._held.done:
-            apart.setdefault(each.endpoint_id, []).append(each)
-        self._held.done = []
-        self.count = 0
-        self.is_awaited = self.has_failed = False
-        # First of all, so that an error while storing them loses none.
-        self.deferred.update(apart)
-        self._store_endpoints(list(apart), now)
+    def _take(self, count: int) -> list[Settled]:
+        taken, self._done = self._done[:count], self._done[count:]
+        self.count = sum(len(each.messages) for each in self._done)
+        if not self._done:
+            self.is_awaited = self.has_failed = False
+        return taken
 
-    def store_deferred(self, now: float) -> None:
-        self._store_endpoints(list(self.deferred), now)
+    def store_apart(self, is_patient: bool = False) -> None:
+        """Stores outcomes endpoint by endpoint, after a turn that could not store them, or when a run ends. Patient: it
+        waits for each lock as long as a turn does. There may be many, and the worker does nothing else meanwhile."""
+        # They are deferred first, so that an error while storing them loses none.
+        for each in self._take(len(self._done)):
+            self.deferred.setdefault(each.endpoint_id, []).append(each)
+        self.store_deferred(is_patient)
 
-    def deferred_ids(self) -> set[int]:
-        return {message.id for done in self.deferred.values() for each in done for message in each.messages}
-
-    def _store_endpoints(self, endpoint_ids: Iterable[int], now: float) -> None:
-        """One transaction per endpoint: two workers that lock several endpoints in one transaction could deadlock."""
-        for endpoint_id in endpoint_ids:
-            try:
-                self._store_endpoint(self.deferred[endpoint_id])
-            except Busy:
-                self.next_retry = now + self._retry_delay
-                self._retry_delay = min(self._retry_delay * 2, SETTLE_RETRY_LONGEST)
-            else:
+    def store_deferred(self, is_patient: bool = False) -> None:
+        # One transaction per endpoint: two workers that lock several endpoints in one transaction could deadlock.
+        for endpoint_id, group in list(self.deferred.items()):
+            with suppress(Busy):
+                self._store_endpoint(group, is_patient)
                 del self.deferred[endpoint_id]
-                self._retry_delay = SETTLE_RETRY_SECONDS
 
-    def _store_endpoint(self, group: list[Settled]) -> None:
+    def _store_endpoint(self, group: list[Settled], is_patient: bool) -> None:
         """Removes stored outcomes from the group, so that after an error the rest is left."""
         while group:
             part = _fitting(group)
             try:
-                self._database.settle(columns(part))
-                self._forget(part)
+                self._database.settle(columns(part), is_patient)
             except Refused:
-                self._store_singly(part)
+                for each in part:
+                    for message in each.messages:
+                        self._store_single(each._replace(messages=[message]))
+            self._held.forget(message for each in part for message in each.messages)
             del group[: len(part)]
-
-    def _store_singly(self, part: Iterable[Settled]) -> None:
-        for done in part:
-            for message in done.messages:
-                self._store_single(done._replace(messages=[message]))
-                self._held.forget([message])
 
     def _store_single(self, single: Settled) -> None:
         """Stores it as it is, or else in plain ASCII. If that fails, too, the message is sent again when its lease has
@@ -116,10 +102,6 @@ class Settling:
             except (Busy, Refused) as error:
                 problem = f"message {single.messages[0].id} can't be settled: {error}"
         self._counters.last_error = problem
-
-    def _forget(self, group: Iterable[Settled]) -> None:
-        for each in group:
-            self._held.forget(each.messages)
 
 
 def columns(group: Sequence[Settled]) -> Outcomes:
@@ -141,11 +123,10 @@ def columns(group: Sequence[Settled]) -> Outcomes:
 def _fitting(group: list[Settled]) -> list[Settled]:
     """As many of the first ones as can be stored at once. The messages of a request stay together, for the breaker."""
     size = 0
-    for count, (_, messages, outcome) in enumerate(group):
-        if outcome.response is not None:
-            size += len(outcome.response) * len(messages)
-            if count and size > RESPONSES_AT_ONCE:
-                return group[:count]
+    for count, done in enumerate(group):
+        size += len(done.outcome.response or "") * len(done.messages)
+        if count and size > RESPONSES_AT_ONCE:
+            return group[:count]
     return group[:]
 
 

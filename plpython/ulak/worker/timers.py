@@ -1,155 +1,103 @@
-"""The worker's periodic tasks: it asks whether to go on, renews leases, sweeps, reports, retries deferred outcomes.
+"""The worker's periodic tasks. Each returns after how many seconds it is due again.
 
-If the database is busy, because a lock is taken, the timer tries again the next time it is due.
+If the database is busy, because a lock is taken, the task is tried again the next time it is due.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 
-from ulak.worker.counters import Counters
-from ulak.worker.held import Held
-from ulak.worker.outcomes import Settling
-from ulak.worker.port import Busy, Database, Orders
+from ulak.worker.port import Busy
+from ulak.worker.state import State
 from ulak.worker.tuning import (
-    GRACE_SECONDS,
-    RELEASE_SECONDS,
+    CHECK_SECONDS,
+    CHECK_SECONDS_LISTENING,
     REPORT_SECONDS,
-    STATISTICS_LONGEST,
-    STATISTICS_PER_SECOND,
-    STOP_SECONDS,
+    SETTLE_RETRY_SECONDS,
+    SLOW_SECONDS,
+    STATISTICS_AT_ONCE,
     SWEEP_SECONDS,
 )
 
-_NOTHING: Mapping[str, object] = {}
-
-
-class Ending:
-    """When a run ends, and why."""
-
-    def __init__(self, until: float, settings: str) -> None:
-        """`settings` is what the worker's options were made from."""
-        self.until = until
-        self._settings = settings
-        # stop, restart (there is another build) or settings (they changed).
-        self.leave: str | None = None
-
-    @property
-    def is_stop(self) -> bool:
-        return self.leave == "stop"
-
-    def obey(self, orders: Orders, now: float) -> None:
-        leave = orders.leave or ("settings" if orders.settings != self._settings else None)
-        if leave is not None and not self.is_stop:
-            self.leave = leave
-            self.until = min(self.until, now)
-
-    def last_moment(self, last_end: float) -> float:
-        """When the worker gives up the messages it holds; last_end: when all deliveries under way will have ended."""
-        return self.until + STOP_SECONDS if self.is_stop else max(self.until + GRACE_SECONDS, last_end)
-
 
 class Timers:
-    def __init__(
-        self,
-        database: Database,
-        lease: float,
-        held: Held,
-        settling: Settling,
-        counters: Counters,
-        ending: Ending,
-        now: float,
-    ) -> None:
-        self._database = database
-        self._lease = lease
-        self._held = held
-        self._settling = settling
-        self._counters = counters
-        self._ending = ending
-        self._next_check = now
-        self._next_report = now
-        self._last_statistics = now
-        self._next_sweep = now
-        self._next_renewal = now + lease / 3
+    def __init__(self, state: State) -> None:
+        now = state.clock()
+        self._state = state
+        self._due: dict[Callable[[float], float], float] = {
+            self._check: now,
+            self._renew: now + state.options.lease / 3,
+            self._store_deferred: now,
+            self._sweep: now,
+            self._report: now,
+        }
         # The earliest of these.
-        self._next = now
-        # One worker of the fleet is notified of new messages, or looks often.
-        self.is_poller = False
+        self.next = now
 
-    @property
-    def next(self) -> float:
-        return min(self._next, self._settling.next_retry) if self._settling.deferred else self._next
+    def run(self, now: float) -> None:
+        for task, due in self._due.items():
+            if now >= due:
+                self._due[task] = now + task(now)
+        self.next = min(self._due.values())
 
-    def check_by(self, time: float) -> None:
-        self._next_check = min(self._next_check, time)
-        self._next = min(self._next, time)
-
-    def run(self, now: float, check_seconds: float) -> None:
-        """Runs the tasks that are due; the next check comes after check_seconds."""
-        if now >= self._next_check:
-            self._next_check = now + check_seconds
-            self._held.note_slow(now)
-            self._ending.obey(self._database.check(), now)
-            self.release_blocked()
-            if now >= self._ending.until:
-                # Messages that wait for a slow receiver would delay the end of the run.
-                with suppress(Busy):
-                    for endpoint_id in self._held.slow_endpoints():
-                        self._release(endpoint_id, 0.0)
-        if now >= self._next_renewal:
-            self._next_renewal = now + self._lease / 3
-            if self._held:
-                self._renew(now)
-        if self._settling.deferred and now >= self._settling.next_retry:
-            self._settling.store_deferred(now)
-        if now >= self._next_sweep:
-            self._next_sweep = now + SWEEP_SECONDS
+    def _check(self, now: float) -> float:
+        """Whether to go on, and which endpoints may go on."""
+        state = self._state
+        state.held.note_stuck(state.dispatcher.under_way_since(now - SLOW_SECONDS))
+        state.check(now)
+        state.release_blocked()
+        if now >= state.until:
+            state.senders.stop_listening()
+            # Messages that wait for a slow receiver would delay the end of the run.
             with suppress(Busy):
-                self._database.sweep()
-        if now >= self._next_report:
-            self._next_report = now + REPORT_SECONDS
-            is_due = now >= self._last_statistics + min(STATISTICS_LONGEST, len(self._counters) / STATISTICS_PER_SECOND)
-            self._last_statistics = now if is_due else self._last_statistics
-            self.report("running", is_due)
-        self._next = min(self._next_check, self._next_renewal, self._next_sweep, self._next_report)
+                for endpoint_id in state.held.slow_endpoints.keys() & state.held.endpoints_that_wait():
+                    state.release(endpoint_id, 0.0)
+        return CHECK_SECONDS_LISTENING if state.senders.is_listening else CHECK_SECONDS
 
-    def report(self, state: str, with_statistics: bool = True, noted: Mapping[str, object] = _NOTHING) -> None:
-        counters = self._counters
+    def _renew(self, now: float) -> float:
+        held, lease = self._state.held, self._state.options.lease
+        if not held.leases:
+            return lease / 3
+        try:
+            renewed = set(self._state.database.renew(held.leases, lease))
+        except Busy:
+            return min(1.0, lease / 10)
+        # A message whose lease was lost before it was sent is left to its new owner.
+        for endpoint_id in held.endpoints_that_wait():
+            held.remove(endpoint_id, kept=renewed)
+        return lease / 3
+
+    def _store_deferred(self, now: float) -> float:
+        self._state.settling.store_deferred()
+        # With many locked endpoints it takes a fifth of the time at most.
+        return max(SETTLE_RETRY_SECONDS, 5 * (self._state.clock() - now))
+
+    def _sweep(self, now: float) -> float:
+        with suppress(Busy):
+            self._state.database.sweep()
+        return SWEEP_SECONDS
+
+    def _report(self, now: float) -> float:
+        state = self._state
+        self.report("running", STATISTICS_AT_ONCE)
+        if now < state.until:
+            with suppress(Busy):
+                state.senders.follow(state.database.is_poller())
+        return REPORT_SECONDS
+
+    def report(self, state: str, most: int | None = None, noted: Mapping[str, object] | None = None) -> None:
+        """With the statistics of at most this many endpoints; None: of all."""
+        counters = self._state.counters
         progress = {
             "state": state,
-            "in_flight": len(self._held),
+            "in_flight": len(self._state.held.leases),
             "processed": counters.processed,
             "failed": counters.failed,
             "last_error": counters.last_error,
-            **noted,
+            **(noted or {}),
         }
+        statistics = counters.statistics(most)
         with suppress(Busy):
-            self._database.report(progress, counters.statistics() if with_statistics else [])
-            counters.clear_progress()
-            if with_statistics:
-                counters.clear_statistics()
-            if state == "running":
-                self.is_poller = self._database.is_poller()
-
-    def release_blocked(self) -> None:
-        """Gives back messages that wait for a blocked endpoint, such as one whose circuit opened; no retry is used."""
-        if waiting := self._held.endpoints_that_wait():
-            with suppress(Busy):
-                for endpoint_id, state in self._database.blocked_endpoints(waiting).items():
-                    self._release(endpoint_id, RELEASE_SECONDS[state])
-
-    def _release(self, endpoint_id: int, delay: float) -> None:
-        if messages := self._held.remove(endpoint_id):
-            ids, attempts = [each.id for each in messages], [each.attempt for each in messages]
-            self._held.forget(messages)
-            self._database.release(ids, attempts, delay)
-
-    def _renew(self, now: float) -> None:
-        try:
-            renewed = self._database.renew(*self._held.leases(), self._lease)
-        except Busy:
-            self._next_renewal = now + min(1.0, self._lease / 10)
-            return
-        # A message whose lease was lost before it was sent is left to its new owner.
-        self._held.remove_lost(set(renewed))
+            self._state.database.report(progress, statistics)
+            counters.clear(statistics)

@@ -47,7 +47,6 @@ create or replace function ulak_private.finite_time(p_now timestamptz)
 returns timestamptz
 language plpgsql
 volatile
-set search_path = pg_catalog, pg_temp
 as $plpgsql$
 begin
     if not ulak_private.is_sane_time(p_now) then
@@ -73,7 +72,6 @@ create or replace function ulak_private.log_time(p_now timestamptz)
 returns timestamptz
 language sql
 volatile
-set search_path = pg_catalog, pg_temp
 as $sql$
     select case when current_setting('is_superuser') = 'on' then p_now else clock_timestamp() end
 $sql$;

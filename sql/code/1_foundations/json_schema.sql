@@ -8,7 +8,6 @@ create or replace function ulak_private.json_violation(p_schema jsonb, p_value j
 returns text[]
 language plpgsql
 immutable
-set search_path = pg_catalog, pg_temp
 as $plpgsql$
 declare
     v_type text := jsonb_typeof(p_value);
@@ -44,7 +43,6 @@ create or replace function ulak_private.json_object_violation(p_schema jsonb, p_
 returns text[]
 language plpgsql
 immutable
-set search_path = pg_catalog, pg_temp
 as $plpgsql$
 declare
     v_properties jsonb := coalesce(p_schema -> 'properties', '{}');
@@ -86,7 +84,6 @@ create or replace function ulak_private.json_array_violation(p_schema jsonb, p_a
 returns text[]
 language plpgsql
 immutable
-set search_path = pg_catalog, pg_temp
 as $plpgsql$
 declare
     v_length integer := jsonb_array_length(p_array);
@@ -116,7 +113,6 @@ create or replace function ulak_private.json_string_problem(p_schema jsonb, p_te
 returns text
 language plpgsql
 immutable
-set search_path = pg_catalog, pg_temp
 as $plpgsql$
 begin
     return case
@@ -134,7 +130,6 @@ create or replace function ulak_private.json_number_problem(p_schema jsonb, p_nu
 returns text
 language plpgsql
 immutable
-set search_path = pg_catalog, pg_temp
 as $plpgsql$
 begin
     return case
@@ -155,7 +150,6 @@ create or replace function ulak_private.json_has_element(p_array jsonb, p_value 
 returns boolean
 language plpgsql
 immutable
-set search_path = pg_catalog, pg_temp
 as $plpgsql$
 begin
     if jsonb_typeof(p_value) in ('object', 'array') then
@@ -170,7 +164,6 @@ create or replace function ulak_private.json_path_step(p_key text)
 returns text
 language sql
 immutable
-set search_path = pg_catalog, pg_temp
 as $sql$
     select case
         when p_key ~ '^[A-Za-z_$][A-Za-z0-9_$-]{0,63}$' then '.' || p_key
@@ -182,7 +175,6 @@ create or replace function ulak_private.json_list(p_values jsonb, p_separator te
 returns text
 language sql
 immutable
-set search_path = pg_catalog, pg_temp
 as $sql$
     select case jsonb_typeof(p_values)
         when 'array' then (select string_agg(coalesce(v #>> '{}', 'null'), p_separator) from jsonb_array_elements(p_values) as v)
@@ -238,7 +230,6 @@ create or replace function ulak_private.check_json_schema(p_schema jsonb, p_path
 returns boolean
 language plpgsql
 immutable
-set search_path = pg_catalog, pg_temp
 as $plpgsql$
 declare
     v_violation text[] := ulak_private.json_violation(ulak_private.json_schema_keywords(), p_schema);
@@ -274,7 +265,6 @@ create or replace function ulak_private.is_pattern(p_pattern text)
 returns boolean
 language plpgsql
 immutable
-set search_path = pg_catalog, pg_temp
 as $plpgsql$
 begin
     perform '' ~ p_pattern;

@@ -20,7 +20,7 @@
 --     lock_ordering_key               the row of an ordering key: senders of one key, until they commit; waits
 --     forget_idempotency_keys         rows of keys that are free again, to delete them; skips
 --     forget_ordering_keys            rows of keys that nobody uses any more, to delete them; skips
---     claim_new                       messages that were just sent; skips
+--     new_messages                    messages that were just sent; skips
 --     due_messages                    messages that a claim takes; skips
 --     reschedule                      a message that waits, to give it another time; waits for a claim or another change of it
 --     take_place                      a message that waits, to replace or cancel it; waits for a claim or another change of it

@@ -1,6 +1,26 @@
 -- The views that users read: ulak.queue, ulak.archive, both as ulak.messages, and ulak.dlq, each message with its payload, headers and metadata,
 -- wherever those are stored.
 
+-- Gives the columns of a view the comments of the columns of that name: of the first of these tables that has one.
+create or replace procedure ulak_private.describe(p_view regclass, variadic p_tables regclass[])
+language plpgsql
+as $plpgsql$
+declare
+    v_column text;
+    v_comment text;
+begin
+    for v_column, v_comment in
+        select distinct on (v.attnum) v.attname, pg_catalog.col_description(a.attrelid, a.attnum)
+        from pg_catalog.pg_attribute v
+        join pg_catalog.pg_attribute a on a.attrelid = any (p_tables) and a.attname = v.attname
+        where v.attrelid = p_view and v.attnum > 0
+        order by v.attnum, array_position(p_tables, a.attrelid::regclass)
+    loop
+        execute format('comment on column %s.%I is %L', p_view, v_column, v_comment);
+    end loop;
+end
+$plpgsql$;
+
 -- Built from the tables' own columns and comments, so that each column is defined once, in sql/schema. Payload, headers and metadata are
 -- subqueries: a query that doesn't select them has the same plan as on the table alone.
 do $plpgsql$
@@ -9,7 +29,6 @@ declare
     v_table text;
     v_created_at text;
     v_comment text;
-    v_column text;
     v_columns text;
 begin
     for v_view, v_table, v_created_at, v_comment in
@@ -56,34 +75,14 @@ begin
         from stored s;
         execute format('create or replace view ulak.%I as select %s from ulak_private.%I m', v_view, v_columns, v_table);
         execute format('comment on view ulak.%I is %L', v_view, v_comment);
-        for v_column, v_comment in
-            select v.attname, pg_catalog.col_description(a.attrelid, a.attnum)
-            from pg_catalog.pg_attribute v
-            cross join lateral (
-                select a.attrelid, a.attnum
-                from pg_catalog.pg_attribute a
-                where a.attrelid in (format('ulak_private.%I', v_table)::regclass, 'ulak_private.events'::regclass) and a.attname = v.attname
-                order by a.attrelid = 'ulak_private.events'::regclass
-                limit 1
-            ) a
-            where v.attrelid = format('ulak.%I', v_view)::regclass and v.attnum > 0
-        loop
-            execute format('comment on column ulak.%I.%I is %L', v_view, v_column, v_comment);
-        end loop;
+        call ulak_private.describe(format('ulak.%I', v_view)::regclass, format('ulak_private.%I', v_table)::regclass, 'ulak_private.events');
     end loop;
     select string_agg(quote_ident(a.attname), ', ' order by a.attnum) into v_columns
     from pg_catalog.pg_attribute a
     join pg_catalog.pg_attribute o on o.attrelid = 'ulak.archive'::regclass and o.attname = a.attname
     where a.attrelid = 'ulak.queue'::regclass and a.attnum > 0;
     execute format('create or replace view ulak.messages as select %1$s from ulak.queue union all select %1$s from ulak.archive', v_columns);
-    for v_column, v_comment in
-        select m.attname, pg_catalog.col_description(a.attrelid, a.attnum)
-        from pg_catalog.pg_attribute m
-        join pg_catalog.pg_attribute a on a.attrelid = 'ulak.queue'::regclass and a.attname = m.attname
-        where m.attrelid = 'ulak.messages'::regclass and m.attnum > 0
-    loop
-        execute format('comment on column ulak.messages.%I is %L', v_column, v_comment);
-    end loop;
+    call ulak_private.describe('ulak.messages', 'ulak.queue');
 end
 $plpgsql$;
 

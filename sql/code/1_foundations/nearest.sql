@@ -5,7 +5,6 @@ create or replace function ulak_private.edit_distance(p_from text, p_to text)
 returns integer
 language plpgsql
 immutable strict
-set search_path = pg_catalog, pg_temp
 as $plpgsql$
 declare
     v_from text[] := string_to_array(p_from, null);
@@ -42,7 +41,6 @@ create or replace function ulak_private.nearest(p_name text, p_known text[])
 returns text
 language sql
 immutable
-set search_path = pg_catalog, pg_temp
 as $sql$
     with candidate as (
         -- Only the 100 likeliest names are measured, so the cost stays small however many are known.
@@ -78,7 +76,6 @@ create or replace function ulak_private.did_you_mean(p_name text, p_known text[]
 returns text
 language sql
 immutable
-set search_path = pg_catalog, pg_temp
 as $sql$
     select coalesce(
         'Did you mean "' || ulak_private.nearest(p_name, p_known) || '"?',

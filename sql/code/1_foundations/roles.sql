@@ -7,7 +7,6 @@ create or replace function ulak_private.is_restore()
 returns boolean
 language plpgsql
 stable
-set search_path = pg_catalog, pg_temp
 as $plpgsql$
 begin
     return current_setting('row_security') = 'off'
@@ -29,7 +28,6 @@ create or replace function ulak_private.roles_with_password()
 returns table (name text)
 language sql
 stable
-set search_path = pg_catalog, pg_temp
 as $sql$
     select a.rolname::text from pg_authid a where a.rolname = any (ulak_private.roles()) and a.rolpassword is not null
 $sql$;
@@ -40,7 +38,6 @@ create or replace function ulak_private.role_problems()
 returns table (role text, problem text, remedy text, is_usual boolean)
 language sql
 stable
-set search_path = pg_catalog, pg_temp
 as $sql$
     with role as (
         select r.* from pg_roles r where r.rolname = any (ulak_private.roles())
@@ -109,7 +106,6 @@ create or replace function ulak_private.may_read(p_relation text)
 returns boolean
 language sql
 stable
-set search_path = pg_catalog, pg_temp
 as $sql$
     select has_table_privilege(ulak_private.caller(), p_relation, 'select')
 $sql$;

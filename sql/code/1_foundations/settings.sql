@@ -53,7 +53,7 @@ from (
         ('retry_max_delay', 'integer', '300', 1, 86400, null, 'seconds', 'longest delay between retries'),
         ('stale_recovery_timeout', 'integer', '300', 60, 3600, null, 'seconds', 'lease of an external worker that does not name one'),
         ('stats_retention_days', 'integer', '30', 1, 3650, null, 'days', 'how long the counters in ulak.endpoint_stats are kept: two days by the minute, then by the hour'),
-        ('turn_interval', 'integer', '7', 0, 1000, null, 'milliseconds', 'least time between two turns of a worker, each of which stores outcomes and claims: longer costs less processor at some hundred messages a second, and delays each by half of it'),
+        ('turn_interval', 'integer', '7', 0, 1000, null, 'milliseconds', 'least time between two turns of a worker that has no backlog; each stores outcomes and claims: longer costs less processor at some hundred messages a second, and delays each by half of it'),
         ('worker_concurrency', 'integer', '128', 1, 1000, null, 'requests', 'maximum number of requests that one worker has in flight to one endpoint'),
         ('workers', 'integer', '2', 0, 32, null, 'workers', 'number of workers that ulak.start() schedules by default; 0 if nodes deliver')
     ) as d (name, kind, default_value, minimum, maximum, choices, unit, description)
@@ -168,7 +168,6 @@ create or replace function ulak_private.checked_setting(p_name text, p_value tex
 returns text
 language plpgsql
 stable
-set search_path = pg_catalog, pg_temp
 as $plpgsql$
 declare
     v_setting ulak.settings;
@@ -225,7 +224,6 @@ create or replace function ulak_private.duration(p_value text, p_unit text)
 returns text
 language plpgsql
 immutable
-set search_path = pg_catalog, pg_temp
 as $plpgsql$
 declare
     v_interval interval;
@@ -256,7 +254,6 @@ create or replace function ulak_private.setting_range(p_setting ulak.settings)
 returns text
 language sql
 immutable
-set search_path = pg_catalog, pg_temp
 as $sql$
     select case p_setting.kind
         when 'integer' then format(
@@ -285,7 +282,6 @@ create or replace function ulak_private.networks(p_list text)
 returns text
 language plpgsql
 immutable
-set search_path = pg_catalog, pg_temp
 as $plpgsql$
 begin
     return coalesce(
@@ -306,7 +302,6 @@ create or replace function ulak_private.whole_networks(p_list text)
 returns text
 language plpgsql
 immutable
-set search_path = pg_catalog, pg_temp
 as $plpgsql$
 begin
     return (
@@ -323,7 +318,6 @@ create or replace function ulak_private.raise_unknown_setting(p_name text)
 returns void
 language plpgsql
 stable
-set search_path = pg_catalog, pg_temp
 as $plpgsql$
 begin
     raise exception 'unknown setting %', coalesce(quote_ident(p_name), 'null')

@@ -1,6 +1,6 @@
 -- Checks of single values, wherever they come from.
 
--- Texts. These functions have no search_path of their own, so they are inlined.
+-- Texts.
 
 create or replace function ulak_private.has_control_characters(p_text text)
 returns boolean
@@ -56,7 +56,6 @@ create or replace function ulak_private.check_integer(p_name text, p_value integ
 returns void
 language plpgsql
 immutable
-set search_path = pg_catalog, pg_temp
 as $plpgsql$
 begin
     if p_value is null or p_value not between p_least and p_most then
@@ -71,7 +70,6 @@ create or replace function ulak_private.check_rate(p_rate double precision)
 returns void
 language plpgsql
 immutable
-set search_path = pg_catalog, pg_temp
 as $plpgsql$
 begin
     if p_rate not between 1.0 / 86400 and 1000000 then
@@ -85,7 +83,6 @@ create or replace function ulak_private.check_bytes(p_what text, p_bytes bigint,
 returns void
 language plpgsql
 immutable
-set search_path = pg_catalog, pg_temp
 as $plpgsql$
 begin
     if p_bytes > p_most then
@@ -102,7 +99,6 @@ create or replace function ulak_private.condition(p_filter jsonpath, p_what text
 returns jsonpath
 language plpgsql
 stable
-set search_path = pg_catalog, pg_temp
 as $plpgsql$
 declare
     -- With all quoted texts and keys emptied, only a variable, $"name", still looks like $"".
@@ -126,7 +122,6 @@ create or replace function ulak_private.is_condition(p_filter jsonpath)
 returns boolean
 language sql
 stable
-set search_path = pg_catalog, pg_temp
 as $sql$
     select jsonb_path_query_array_tz('{}', p_filter, '{}', true) in ('[true]', '[false]', '[null]')
 $sql$;
@@ -136,7 +131,6 @@ create or replace function ulak_private.require_condition(p_predicate jsonpath)
 returns void
 language plpgsql
 stable
-set search_path = pg_catalog, pg_temp
 as $plpgsql$
 declare
     v_condition jsonpath := ulak_private.condition(p_predicate, 'predicate');

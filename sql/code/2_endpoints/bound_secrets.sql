@@ -6,7 +6,6 @@ create or replace function ulak_private.secret_hosts(p_protocol text, p_config j
 returns setof text
 language sql
 immutable
-set search_path = pg_catalog, pg_temp
 as $sql$
     select h.host
     from ulak_private.config_hosts(p_protocol, p_config) h
@@ -23,7 +22,6 @@ create or replace function ulak_private.misplaced_secrets(p_protocol text, p_con
 returns table (shown text, name text, hosts text, reason text)
 language sql
 stable
-set search_path = pg_catalog, pg_temp
 as $sql$
     select
         s.shown, s.name, v.hosts,
@@ -44,7 +42,6 @@ create or replace function ulak_private.misplaced_violation(p_protocol text, p_c
 returns text[]
 language sql
 stable
-set search_path = pg_catalog, pg_temp
 as $sql$
     select array[
         m.shown,
@@ -65,7 +62,6 @@ create or replace function ulak_private.bound_hosts(p_name text, p_hosts text[])
 returns text
 language plpgsql
 stable
-set search_path = pg_catalog, pg_temp
 as $plpgsql$
 declare
     v_hosts text;
@@ -99,7 +95,6 @@ create or replace function ulak_private.check_uses(p_name text)
 returns void
 language plpgsql
 stable
-set search_path = pg_catalog, pg_temp
 as $plpgsql$
 declare
     v_endpoint text;

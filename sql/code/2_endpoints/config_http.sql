@@ -94,7 +94,6 @@ create or replace function ulak_private.signature_header(p_config jsonb)
 returns text
 language sql
 immutable
-set search_path = pg_catalog, pg_temp
 as $sql$
     select case p_config -> 'signature' ->> 'scheme'
         when 'github' then 'x-hub-signature-256'

@@ -117,7 +117,6 @@ create or replace function ulak_private.headers_violation(p_protocol text, p_con
 returns text[]
 language plpgsql
 immutable
-set search_path = pg_catalog, pg_temp
 as $plpgsql$
 declare
     v_key text;
@@ -153,7 +152,6 @@ create or replace function ulak_private.listed(p_servers jsonb)
 returns setof text
 language sql
 immutable
-set search_path = pg_catalog, pg_temp
 as $sql$
     select btrim(s.server)
     from jsonb_array_elements_text(case jsonb_typeof(p_servers) when 'array' then p_servers else jsonb_build_array(p_servers) end) e(list),

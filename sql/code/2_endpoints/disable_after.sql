@@ -20,7 +20,6 @@ returns table (
 )
 language sql
 stable
-set search_path = pg_catalog, pg_temp
 set enable_seqscan = on
 set jit = off
 as $sql$
@@ -50,7 +49,6 @@ $sql$;
 create or replace function ulak_private.disable_broken(p_now timestamptz)
 returns void
 language plpgsql
-set search_path = pg_catalog, pg_temp
 as $plpgsql$
 declare
     v_least constant bigint := 20;
@@ -93,7 +91,6 @@ $plpgsql$;
 create or replace function ulak_private.tell_failing(p_endpoint_id bigint, p_failing jsonb, p_now timestamptz)
 returns void
 language plpgsql
-set search_path = pg_catalog, pg_temp
 as $plpgsql$
 declare
     v_facts jsonb := jsonb_strip_nulls(jsonb_build_object(
@@ -115,7 +112,6 @@ $plpgsql$;
 create or replace function ulak_private.bury_abandoned(p_now timestamptz, p_limit integer)
 returns integer
 language sql
-set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 as $sql$
     select ulak_private.give_up(

@@ -42,7 +42,6 @@ create or replace function ulak_private.public_key(p_secret text)
 returns bytea
 language plpgsql
 stable
-set search_path = pg_catalog, pg_temp
 as $plpgsql$
 declare
     v_key bytea := ulak_private.derive_public_key(p_secret);
@@ -72,7 +71,6 @@ create or replace function ulak_private.base64url(p_bytes bytea)
 returns text
 language sql
 immutable
-set search_path = pg_catalog, pg_temp
 as $sql$
     select translate(encode(p_bytes, 'base64'), E'+/=\n', '-_')
 $sql$;

@@ -127,7 +127,6 @@ create or replace function ulak_private.check_right(p_right text)
 returns void
 language plpgsql
 immutable
-set search_path = pg_catalog, pg_temp
 as $plpgsql$
 begin
     if p_right is null or p_right not in ('work', 'send') then
@@ -141,7 +140,6 @@ create or replace function ulak_private.check_grant(p_role text, p_right text)
 returns void
 language plpgsql
 stable
-set search_path = pg_catalog, pg_temp
 as $plpgsql$
 begin
     perform ulak_private.check_right(p_right);
@@ -156,7 +154,6 @@ $plpgsql$;
 create or replace function ulak_private.apply_senders(p_endpoint_id bigint)
 returns void
 language sql
-set search_path = pg_catalog, pg_temp
 as $sql$
     update ulak.endpoints as e
     set is_restricted = not e.is_restricted
@@ -167,7 +164,6 @@ $sql$;
 create or replace function ulak_private.note_missing_role(p_role text, p_needed text)
 returns void
 language plpgsql
-set search_path = pg_catalog, pg_temp
 as $plpgsql$
 begin
     if not pg_has_role(p_role, p_needed, 'member')
@@ -178,8 +174,7 @@ begin
 end
 $plpgsql$;
 
--- Whether the caller was granted a right to an endpoint: most were, by their own name. This and may_send() have no search_path of their own,
--- which would be a third of their cost; their callers have one.
+-- Whether the caller was granted a right to an endpoint: most were, by their own name.
 create or replace function ulak_private.is_granted(p_endpoint_id bigint, p_right text)
 returns boolean
 language plpgsql
@@ -226,7 +221,6 @@ create or replace function ulak_private.may_publish(p_event_type text)
 returns boolean
 language plpgsql
 stable
-set search_path = pg_catalog, pg_temp
 as $plpgsql$
 begin
     return ulak_private.caller_has('ulak_admin') or exists (
@@ -263,7 +257,6 @@ $plpgsql$;
 create or replace function ulak_private.raise_not_granted(p_name text, p_right text)
 returns void
 language plpgsql
-set search_path = pg_catalog, pg_temp
 as $plpgsql$
 declare
     v_call text := case p_right
@@ -291,7 +284,6 @@ create or replace function ulak_private.require_sender(p_message_id bigint, p_en
 returns boolean
 language plpgsql
 stable
-set search_path = pg_catalog, pg_temp
 as $plpgsql$
 begin
     if exists (select from ulak.endpoints as e where e.id = p_endpoint_id and e.is_restricted)
@@ -364,7 +356,6 @@ $plpgsql$;
 create or replace function ulak_private.workable_messages(p_ids bigint[])
 returns bigint[]
 language plpgsql
-set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 set enable_bitmapscan = off
 set plan_cache_mode = force_generic_plan
@@ -399,7 +390,6 @@ $plpgsql$;
 create or replace function ulak_private.raise_foreign_message(p_id bigint)
 returns void
 language plpgsql
-set search_path = pg_catalog, pg_temp
 as $plpgsql$
 begin
     raise exception 'message % does not exist, or its endpoint is not granted to "%"', p_id, ulak_private.caller()

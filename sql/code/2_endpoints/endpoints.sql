@@ -92,7 +92,6 @@ create or replace function ulak_private.merged(p_value jsonb, p_patch jsonb)
 returns jsonb
 language plpgsql
 immutable
-set search_path = pg_catalog, pg_temp
 as $plpgsql$
 declare
     v_key text;
@@ -146,7 +145,6 @@ comment on function ulak.drop_endpoint(text) is
 create or replace function ulak_private.keep_endpoint(p_name text)
 returns bigint
 language plpgsql
-set search_path = pg_catalog, pg_temp
 as $plpgsql$
 declare
     v_id bigint;
@@ -164,7 +162,6 @@ $plpgsql$;
 create or replace function ulak_private.require_unused(p_id bigint, p_name text)
 returns void
 language plpgsql
-set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 as $plpgsql$
 declare
@@ -204,7 +201,6 @@ $plpgsql$;
 create or replace function ulak_private.require_no_open_sender(p_name text)
 returns void
 language plpgsql
-set search_path = pg_catalog, pg_temp
 as $plpgsql$
 declare
     v_until timestamptz := clock_timestamp() + interval '1 second';
@@ -229,7 +225,6 @@ $plpgsql$;
 create or replace function ulak_private.open_senders()
 returns text[]
 language sql
-set search_path = pg_catalog, pg_temp
 as $sql$
     select array(
         select distinct format('%s, transaction %s', coalesce('session ' || l.pid, 'prepared'), l.virtualtransaction)
@@ -264,7 +259,6 @@ $plpgsql$;
 create or replace function ulak_private.lock_endpoint(p_name text)
 returns ulak.endpoints
 language plpgsql
-set search_path = pg_catalog, pg_temp
 as $plpgsql$
 declare
     v_endpoint ulak.endpoints := ulak_private.lock_endpoint((select e.id from ulak.endpoints e where e.name = p_name));
@@ -280,7 +274,6 @@ $plpgsql$;
 create or replace function ulak_private.lock_endpoint(p_id bigint)
 returns ulak.endpoints
 language plpgsql
-set search_path = pg_catalog, pg_temp
 as $plpgsql$
 declare
     v_endpoint ulak.endpoints;
@@ -297,7 +290,6 @@ $plpgsql$;
 create or replace function ulak_private.raise_unknown_endpoint(p_name text)
 returns void
 language plpgsql
-set search_path = pg_catalog, pg_temp
 as $plpgsql$
 begin
     raise exception 'unknown endpoint %', coalesce('"' || left(p_name, 200) || '"', 'null')
@@ -391,7 +383,6 @@ create or replace function ulak_private.changed_keys(p_old jsonb, p_new jsonb)
 returns jsonb
 language sql
 immutable
-set search_path = pg_catalog, pg_temp
 as $sql$
     select coalesce(jsonb_agg(coalesce(o.key, n.key) order by coalesce(o.key, n.key)), '[]')
     from jsonb_each(p_old) as o
@@ -446,18 +437,6 @@ select
 from ulak.endpoints as e;
 
 comment on view ulak.endpoint_list is 'endpoints without anything secret: texts in the config are masked, except hosts; urls are cut after the host';
-comment on column ulak.endpoint_list.id is 'as in ulak.endpoints';
-comment on column ulak.endpoint_list.name is 'as in ulak.endpoints';
-comment on column ulak.endpoint_list.protocol is 'as in ulak.endpoints';
-comment on column ulak.endpoint_list.enabled is 'as in ulak.endpoints';
-comment on column ulak.endpoint_list.description is 'as in ulak.endpoints';
-comment on column ulak.endpoint_list.circuit_state is 'as in ulak.endpoints';
-comment on column ulak.endpoint_list.circuit_failure_count is 'as in ulak.endpoints';
-comment on column ulak.endpoint_list.circuit_opened_at is 'as in ulak.endpoints';
-comment on column ulak.endpoint_list.circuit_half_open_at is 'as in ulak.endpoints';
-comment on column ulak.endpoint_list.last_success_at is 'as in ulak.endpoints';
-comment on column ulak.endpoint_list.last_failure_at is 'as in ulak.endpoints';
-comment on column ulak.endpoint_list.created_at is 'as in ulak.endpoints';
-comment on column ulak.endpoint_list.updated_at is 'as in ulak.endpoints';
+call ulak_private.describe('ulak.endpoint_list', 'ulak.endpoints');
 comment on column ulak.endpoint_list.disable_at is 'when it will be disabled unless it answers: disable_after has begun; null: it has not';
 comment on column ulak.endpoint_list.config is 'the config with *** for every text except hosts';

@@ -6,7 +6,6 @@ create or replace function ulak_private.config_hosts(p_protocol text, p_config j
 returns table (key text, host text)
 language sql
 immutable
-set search_path = pg_catalog, pg_temp
 as $sql$
     select k.key, h.host
     from (
@@ -29,7 +28,6 @@ create or replace function ulak_private.host_of(p_server text)
 returns text
 language sql
 immutable
-set search_path = pg_catalog, pg_temp
 as $sql$
     select lower(rtrim(coalesce(m.parts[1], m.parts[2], m.parts[3]), '.') collate "C")
     from regexp_match(p_server, E'^(?:[A-Za-z]+://)?(?:\\[([0-9A-Fa-f:.]+)\\]|([0-9A-Fa-f:]*:[0-9A-Fa-f.]*:[0-9A-Fa-f:.]*$)|([^][/?#:]+))') m(parts)
@@ -40,7 +38,6 @@ create or replace function ulak_private.host_list(p_hosts text[])
 returns text
 language sql
 immutable
-set search_path = pg_catalog, pg_temp
 as $sql$
     select case
         when count(*) = count(*) filter (
@@ -58,7 +55,6 @@ create or replace function ulak_private.is_listed(p_host text, p_list text)
 returns boolean
 language sql
 immutable
-set search_path = pg_catalog, pg_temp
 as $sql$
     select exists (
         select
@@ -73,7 +69,6 @@ create or replace function ulak_private.hosts_violation(p_protocol text, p_confi
 returns text[]
 language plpgsql
 stable
-set search_path = pg_catalog, pg_temp
 as $plpgsql$
 declare
     v_allowed text := nullif(ulak_private.stored_setting('http_allowed_hosts'), '');

@@ -49,7 +49,6 @@ create or replace function ulak_private.config_schema(p_protocol text)
 returns jsonb
 language plpgsql
 immutable
-set search_path = pg_catalog, pg_temp
 as $plpgsql$
 declare
     v_schema jsonb;
@@ -70,7 +69,6 @@ create or replace function ulak_private.hosts(p_hosts jsonb)
 returns text
 language sql
 immutable
-set search_path = pg_catalog, pg_temp
 as $sql$
     select case
         -- A url may have commas in its path.
@@ -114,7 +112,6 @@ create or replace function ulak_private.config_violation(p_protocol text, p_conf
 returns text[]
 language plpgsql
 immutable
-set search_path = pg_catalog, pg_temp
 as $plpgsql$
 declare
     v_schema jsonb := ulak_private.config_schema(p_protocol);
@@ -139,7 +136,6 @@ create or replace function ulak_private.normal_config(p_schema jsonb, p_config j
 returns jsonb
 language plpgsql
 immutable
-set search_path = pg_catalog, pg_temp
 as $plpgsql$
 declare
     v_key text;
@@ -165,7 +161,6 @@ create or replace function ulak_private.rule_violation(p_rules text, p_value jso
 returns text[]
 language plpgsql
 immutable
-set search_path = pg_catalog, pg_temp
 as $plpgsql$
 declare
     v_violation text[];
@@ -203,25 +198,21 @@ $sql$;
 
 create or replace function ulak_private.check_retry_policy(p_policy jsonb)
 returns void
-language plpgsql
-set search_path = pg_catalog, pg_temp
-as $plpgsql$
-begin
-    perform ulak_private.raise_violation(
+language sql
+as $sql$
+    select ulak_private.raise_violation(
         'retry policy',
         coalesce(
             ulak_private.json_violation(ulak_private.retry_policy_schema(), p_policy),
             ulak_private.rule_violation('retry_policy_rules', p_policy)
         )
-    );
-end
-$plpgsql$;
+    )
+$sql$;
 
 -- Does nothing if there is no violation.
 create or replace function ulak_private.raise_violation(p_what text, p_violation text[])
 returns void
 language plpgsql
-set search_path = pg_catalog, pg_temp
 as $plpgsql$
 begin
     if p_violation is not null then
@@ -249,7 +240,6 @@ comment on function ulak.validate_endpoint_config(text, jsonb) is
 create or replace function ulak_private.check_config(p_protocol text, p_config jsonb, p_endpoint_id bigint, p_old jsonb)
 returns boolean
 language plpgsql
-set search_path = pg_catalog, pg_temp
 as $plpgsql$
 declare
     v_violation text[];

@@ -2,17 +2,14 @@
 
 create or replace function ulak.disable_endpoint(p_name text, p_now timestamptz default clock_timestamp())
 returns boolean
-language plpgsql
+language sql
 security definer
 set search_path = pg_catalog, pg_temp
-as $plpgsql$
-declare
-    v_endpoint ulak.endpoints := ulak_private.lock_endpoint(p_name);
-begin
-    p_now := ulak_private.clock(p_now);
-    return ulak_private.switch_endpoint(v_endpoint, false, null, 'disabled by ' || ulak_private.caller(), p_now);
-end
-$plpgsql$;
+as $sql$
+    select ulak_private.switch_endpoint(
+        ulak_private.lock_endpoint(p_name), false, null, 'disabled by ' || ulak_private.caller(), ulak_private.clock(p_now)
+    )
+$sql$;
 
 comment on function ulak.disable_endpoint(text, timestamptz) is
     'stops deliveries to an endpoint; its messages are still accepted, and held; false if it was disabled already';
@@ -23,18 +20,15 @@ create or replace function ulak.enable_endpoint(
     p_now timestamptz default clock_timestamp()
 )
 returns boolean
-language plpgsql
+language sql
 security definer
 set search_path = pg_catalog, pg_temp
-as $plpgsql$
-declare
-    v_endpoint ulak.endpoints := ulak_private.lock_endpoint(p_name);
-begin
-    p_now := ulak_private.clock(p_now);
-    perform ulak_private.check_rate(p_rate);
-    return ulak_private.switch_endpoint(v_endpoint, true, p_rate, 'enabled by ' || ulak_private.caller(), p_now);
-end
-$plpgsql$;
+as $sql$
+    select ulak_private.switch_endpoint(
+        ulak_private.lock_endpoint(p_name), true, p_rate, 'enabled by ' || ulak_private.caller(), ulak_private.clock(p_now)
+    )
+    from ulak_private.check_rate(p_rate)
+$sql$;
 
 comment on function ulak.enable_endpoint(text, double precision, timestamptz) is
     'resumes deliveries to an endpoint; held messages leave at p_rate a second if given; false if it was enabled already';
@@ -48,7 +42,6 @@ create or replace function ulak_private.switch_endpoint(
 )
 returns boolean
 language plpgsql
-set search_path = pg_catalog, pg_temp
 as $plpgsql$
 begin
     update ulak.endpoints e
@@ -75,7 +68,9 @@ begin
         ulak_private.log_time(p_now)
     );
     if not p_enabled then
-        perform ulak_private.tell_disabled(p_endpoint, p_reason, p_now);
+        perform ulak_private.tell_of_endpoint(
+            'ulak.endpoint.disabled', p_endpoint.id, jsonb_build_object('endpoint', p_endpoint.name, 'reason', p_reason), p_now
+        );
     end if;
     return true;
 end

@@ -5,7 +5,6 @@ create or replace function ulak_private.template_violation(p_config jsonb)
 returns text[]
 language plpgsql
 immutable
-set search_path = pg_catalog, pg_temp
 as $plpgsql$
 declare
     v_body jsonb := p_config -> 'body';
@@ -67,7 +66,6 @@ create or replace function ulak_private.body_secrets_violation(p_config jsonb)
 returns text[]
 language sql
 stable
-set search_path = pg_catalog, pg_temp
 as $sql$
     select array[
         s.shown,
@@ -87,7 +85,6 @@ $sql$;
 create or replace function ulak_private.check_bodies(p_endpoint ulak.endpoints)
 returns void
 language plpgsql
-set search_path = pg_catalog, pg_temp
 as $plpgsql$
 declare
     v_event_type text;
@@ -126,7 +123,6 @@ create or replace function ulak_private.bodies(p_endpoint_id bigint)
 returns jsonb
 language sql
 stable
-set search_path = pg_catalog, pg_temp
 as $sql$
     select case when count(*) > 0 then jsonb_build_object('bodies', jsonb_object_agg(coalesce(s.event_type, s.pattern), s.body)) else '{}' end
     from ulak.subscriptions s

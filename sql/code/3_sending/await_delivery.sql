@@ -1,5 +1,6 @@
 -- Waiting until a message has been delivered, for scripts and tests.
 
+-- A procedure that commits can't pin its search_path, so all names are qualified. CASE would look its operator up.
 create or replace procedure ulak.await_delivery(
     p_id bigint,
     p_timeout interval default '30 seconds',
@@ -18,21 +19,18 @@ begin
             using errcode = '22023', detail = pg_catalog.format('It is %s.', p_timeout);
     end if;
     call ulak_private.await_delivery(p_id, pg_catalog.date_part('epoch', p_timeout), p_status, v_problem);
-    case v_problem
-        when 'unknown' then
-            raise exception 'message % is not known', p_id
-                using
-                    errcode = 'P0002',
-                    detail = 'There is none with this id, or the transaction that sent it has not committed.',
-                    hint = 'Commit, then pass the id that send() returned.';
-        when 'in a transaction' then
-            raise exception 'await_delivery() can''t wait inside a transaction'
-                using
-                    errcode = '25001',
-                    hint = 'Commit first, and call it by itself: with autocommit, outside of functions and of begin ... commit.';
-        else
-            null;
-    end case;
+    if v_problem operator(pg_catalog.=) 'unknown' then
+        raise exception 'message % is not known', p_id
+            using
+                errcode = 'P0002',
+                detail = 'There is none with this id, or the transaction that sent it has not committed.',
+                hint = 'Commit, then pass the id that send() returned.';
+    elsif v_problem operator(pg_catalog.=) 'in a transaction' then
+        raise exception 'await_delivery() can''t wait inside a transaction'
+            using
+                errcode = '25001',
+                hint = 'Commit first, and call it by itself: with autocommit, outside of functions and of begin ... commit.';
+    end if;
 end
 $plpgsql$;
 

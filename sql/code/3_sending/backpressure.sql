@@ -17,7 +17,6 @@ $sql$;
 create or replace function ulak_private.check_backpressure(p_last_id bigint, p_count integer)
 returns void
 language plpgsql
-set search_path = pg_catalog, pg_temp
 as $plpgsql$
 declare
     v_limit bigint := ulak.setting('max_queue_size')::bigint;
@@ -63,7 +62,6 @@ $plpgsql$;
 create or replace function ulak_private.probe_reserve(p_limit bigint, p_count integer, p_endpoint_id bigint default null)
 returns bigint
 language plpgsql
-set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 set jit = off
 as $plpgsql$
@@ -109,7 +107,6 @@ $plpgsql$;
 create or replace function ulak_private.remember_headroom(p_headroom bigint, p_limit bigint)
 returns void
 language plpgsql
-set search_path = pg_catalog, pg_temp
 as $plpgsql$
 begin
     if p_headroom is null or current_setting('transaction_isolation') <> 'read committed' then
@@ -126,7 +123,6 @@ $plpgsql$;
 create or replace function ulak_private.forget_headroom()
 returns void
 language plpgsql
-set search_path = pg_catalog, pg_temp
 as $plpgsql$
 begin
     lock table ulak.setting_values in share update exclusive mode;
@@ -139,7 +135,6 @@ $plpgsql$;
 create or replace function ulak_private.limit_is_changing()
 returns boolean
 language sql
-set search_path = pg_catalog, pg_temp
 as $sql$
     select exists (
         select
@@ -155,7 +150,6 @@ $sql$;
 create or replace function ulak_private.raise_queue_full(p_limit bigint, p_count integer)
 returns void
 language plpgsql
-set search_path = pg_catalog, pg_temp
 as $plpgsql$
 begin
     raise exception 'queue backpressure: % more message% would exceed the limit of %',
@@ -175,7 +169,6 @@ create or replace function ulak_private.fullest_endpoints()
 returns text
 language plpgsql
 stable
-set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 set jit = off
 as $plpgsql$

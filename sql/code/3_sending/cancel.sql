@@ -51,7 +51,6 @@ comment on function ulak.cancel_by_key(text, text, timestamptz) is
 create or replace function ulak_private.require_changeable(p_id bigint)
 returns void
 language plpgsql
-set search_path = pg_catalog, pg_temp
 as $plpgsql$
 begin
     perform ulak_private.require_sender(q.id, q.endpoint_id) from ulak_private.deliveries q where q.id = p_id;
@@ -68,7 +67,6 @@ $plpgsql$;
 create or replace function ulak_private.cancel(p_ids bigint[], p_by text, p_now timestamptz)
 returns integer
 language plpgsql
-set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 set enable_hashjoin = off
 set enable_mergejoin = off

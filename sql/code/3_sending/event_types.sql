@@ -108,7 +108,6 @@ create or replace function ulak_private.refuse_twin(p_subscription ulak.subscrip
 returns void
 language plpgsql
 stable
-set search_path = pg_catalog, pg_temp
 as $plpgsql$
 declare
     v_twin bigint;
@@ -151,7 +150,6 @@ comment on function ulak.unsubscribe(bigint) is 'removes a subscription; false i
 create or replace function ulak_private.lock_event_type(p_name text)
 returns void
 language plpgsql
-set search_path = pg_catalog, pg_temp
 as $plpgsql$
 begin
     perform from ulak.event_types as t where t.name = p_name for no key update;
@@ -165,7 +163,6 @@ create or replace function ulak_private.check_event_type_name(p_name text)
 returns void
 language plpgsql
 immutable
-set search_path = pg_catalog, pg_temp
 as $plpgsql$
 begin
     if p_name is null or p_name !~ E'^[^*\\x01-\\x20\\x7f]{1,200}$' then
@@ -184,7 +181,6 @@ create or replace function ulak_private.refuse_reserved_event_type(p_name text)
 returns void
 language plpgsql
 immutable
-set search_path = pg_catalog, pg_temp
 as $plpgsql$
 begin
     if starts_with(lower(p_name collate "C"), 'ulak.') then
@@ -200,7 +196,6 @@ $plpgsql$;
 create or replace function ulak_private.raise_unknown_event_type(p_name text)
 returns void
 language plpgsql
-set search_path = pg_catalog, pg_temp
 as $plpgsql$
 begin
     raise exception 'unknown event type %', coalesce('"' || left(p_name, 200) || '"', 'null')

@@ -7,7 +7,6 @@ create or replace function ulak_private.max_pending(p_config jsonb)
 returns integer
 language sql
 stable
-set search_path = pg_catalog, pg_temp
 as $sql$
     select coalesce((p_config -> 'max_pending')::integer, nullif(ulak_private.stored_setting('max_pending')::integer, 0))
 $sql$;
@@ -16,7 +15,6 @@ $sql$;
 create or replace function ulak_private.apply_max_pending()
 returns void
 language plpgsql
-set search_path = pg_catalog, pg_temp
 as $plpgsql$
 begin
     update ulak.endpoints e
@@ -29,7 +27,6 @@ $plpgsql$;
 create or replace function ulak_private.forget_endpoint_headroom(p_endpoint_ids bigint[])
 returns void
 language sql
-set search_path = pg_catalog, pg_temp
 as $sql$
     insert into ulak_private.endpoint_headroom (endpoint_id)
     select n.id
@@ -43,7 +40,6 @@ $sql$;
 create or replace function ulak_private.pending_room(p_endpoint_id bigint, p_last_id bigint, p_count integer)
 returns integer
 language plpgsql
-set search_path = pg_catalog, pg_temp
 as $plpgsql$
 declare
     v_endpoint record;
@@ -82,7 +78,6 @@ $plpgsql$;
 create or replace function ulak_private.overflow(p_ids bigint[], p_endpoint_ids bigint[])
 returns bigint[]
 language sql
-set search_path = pg_catalog, pg_temp
 as $sql$
     select array(
         select m.id
@@ -103,7 +98,6 @@ $sql$;
 create or replace function ulak_private.remember_endpoint_headroom(p_endpoint_id bigint, p_safe_to bigint)
 returns void
 language sql
-set search_path = pg_catalog, pg_temp
 as $sql$
     update ulak_private.endpoint_headroom h
     set safe_to = p_safe_to
@@ -121,7 +115,6 @@ $sql$;
 create or replace function ulak_private.bury_overflow(p_ids bigint[])
 returns void
 language plpgsql
-set search_path = pg_catalog, pg_temp
 as $plpgsql$
 begin
     update ulak_private.deliveries q
@@ -142,7 +135,6 @@ $plpgsql$;
 create or replace function ulak_private.log_overflow(p_ids bigint[])
 returns void
 language plpgsql
-set search_path = pg_catalog, pg_temp
 as $plpgsql$
 declare
     v_full record;

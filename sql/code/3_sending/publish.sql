@@ -78,7 +78,6 @@ comment on function ulak.publish_batch(jsonb) is
 create or replace function ulak_private.fan_out(p_events ulak_private.message[], p_event_types text[], p_event_ids uuid[])
 returns integer
 language plpgsql
-set search_path = pg_catalog, pg_temp
 set plan_cache_mode = force_generic_plan
 as $plpgsql$
 declare
@@ -114,7 +113,6 @@ create or replace function ulak_private.post_events(
 )
 returns integer
 language plpgsql
-set search_path = pg_catalog, pg_temp
 as $plpgsql$
 declare
     v_mailing ulak_private.mailing := (null, p_places, p_endpoint_ids);
@@ -142,7 +140,7 @@ begin
     if exists (select from unnest(p_events) as e where e.headers is not null) then
         v_mailing := ulak_private.without_credentials(v_mailing);
     end if;
-    return cardinality(ulak_private.enqueue(v_mailing));
+    return cardinality(ulak_private.enqueue(v_mailing.messages, v_mailing.places, v_mailing.endpoint_ids));
 end
 $plpgsql$;
 
@@ -155,7 +153,6 @@ create or replace function ulak_private.recipients(
 )
 language plpgsql
 stable
-set search_path = pg_catalog, pg_temp
 -- Comparing thousands of events with thousands of subscriptions pair by pair would take minutes.
 set enable_nestloop = off
 set plan_cache_mode = force_generic_plan
@@ -176,7 +173,6 @@ $plpgsql$;
 create or replace function ulak_private.without_closed_endpoints(p_mailing ulak_private.mailing)
 returns ulak_private.mailing
 language plpgsql
-set search_path = pg_catalog, pg_temp
 as $plpgsql$
 declare
     v_mailing ulak_private.mailing;
@@ -199,7 +195,6 @@ $plpgsql$;
 create or replace function ulak_private.without_credentials(p_mailing ulak_private.mailing)
 returns ulak_private.mailing
 language plpgsql
-set search_path = pg_catalog, pg_temp
 as $plpgsql$
 declare
     v_group record;
@@ -230,7 +225,7 @@ end
 $plpgsql$;
 
 -- A predicate that fails on this payload counts as false: it must not abort the application's transaction. The _tz form, because the other
--- one raises when dates and times with and without a zone meet, silent or not. Without a search_path, so that it is inlined.
+-- one raises when dates and times with and without a zone meet, silent or not.
 create or replace function ulak_private.is_wanted_payload(p_payload jsonb, p_filter jsonb, p_predicate jsonpath)
 returns boolean
 language sql
@@ -245,7 +240,6 @@ create or replace function ulak_private.subscribed_endpoints(p_event_type text, 
 returns bigint[]
 language plpgsql
 stable
-set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 set plan_cache_mode = force_generic_plan
 as $plpgsql$
@@ -262,7 +256,6 @@ $plpgsql$;
 create or replace function ulak_private.check_event(p_event_type text, p_schema jsonb, p_payload jsonb, p_path text)
 returns void
 language plpgsql
-set search_path = pg_catalog, pg_temp
 as $plpgsql$
 declare
     v_violation text[] := ulak_private.json_violation(p_schema, p_payload);
@@ -290,7 +283,6 @@ create or replace function ulak_private.publishable(p_event_type text)
 returns jsonb
 language plpgsql
 stable
-set search_path = pg_catalog, pg_temp
 as $plpgsql$
 declare
     v_schema jsonb;
@@ -313,7 +305,6 @@ $plpgsql$;
 create or replace function ulak_private.check_events(p_events jsonb)
 returns void
 language plpgsql
-set search_path = pg_catalog, pg_temp
 as $plpgsql$
 begin
     perform ulak_private.require_items('events', p_events, ulak_private.events_schema());
@@ -331,7 +322,6 @@ create or replace function ulak_private.events_schema()
 returns jsonb
 language sql
 immutable
-set search_path = pg_catalog, pg_temp
 as $sql$
     select jsonb_build_object(
         'type', 'array',

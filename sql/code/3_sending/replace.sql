@@ -12,7 +12,6 @@ create or replace function ulak_private.take_place(
 )
 returns bigint
 language plpgsql
-set search_path = pg_catalog, pg_temp
 as $plpgsql$
 declare
     v_first_id bigint;
@@ -59,7 +58,6 @@ $plpgsql$;
 create or replace function ulak_private.check_replacement(p_idempotency_key text, p_if_waiting text, p_latest interval)
 returns void
 language plpgsql
-set search_path = pg_catalog, pg_temp
 as $plpgsql$
 begin
     if p_if_waiting is null or p_if_waiting not in ('replace', 'error') then
@@ -88,7 +86,6 @@ create or replace function ulak_private.replace_message(
 )
 returns void
 language plpgsql
-set search_path = pg_catalog, pg_temp
 as $plpgsql$
 declare
     v_event_id bigint := nextval('ulak.queue_id_seq');
@@ -126,7 +123,6 @@ $plpgsql$;
 create or replace function ulak_private.require_key_owner(p_sent_by text, p_endpoint text, p_idempotency_key text)
 returns void
 language plpgsql
-set search_path = pg_catalog, pg_temp
 as $plpgsql$
 begin
     if p_sent_by <> ulak_private.caller() and not exists (

@@ -7,7 +7,6 @@ create or replace function ulak_private.body(p_payload jsonb, p_raw text)
 returns jsonb
 language plpgsql
 immutable
-set search_path = pg_catalog, pg_temp
 as $plpgsql$
 begin
     if p_raw is null then
@@ -32,7 +31,6 @@ create or replace function ulak_private.request_headers(
 returns jsonb
 language plpgsql
 stable
-set search_path = pg_catalog, pg_temp
 as $plpgsql$
 declare
     v_protocol text;
@@ -83,7 +81,6 @@ create or replace function ulak_private.check_path(p_path text)
 returns void
 language plpgsql
 immutable
-set search_path = pg_catalog, pg_temp
 as $plpgsql$
 declare
     v_path text := lower(split_part(p_path, '?', 1) collate "C");
@@ -117,7 +114,6 @@ create or replace function ulak_private.check_parameters(p_endpoint_id bigint, p
 returns void
 language plpgsql
 stable
-set search_path = pg_catalog, pg_temp
 as $plpgsql$
 declare
     v_url text;
@@ -148,7 +144,6 @@ create or replace function ulak_private.parameter_names(p_url text)
 returns table (name text)
 language sql
 immutable
-set search_path = pg_catalog, pg_temp
 as $sql$
     select lower(split_part(p.parameter, '=', 1) collate "C")
     from regexp_split_to_table(substring(split_part(p_url, '#', 1) from E'\\?(.*)$'), E'[&;?]') p (parameter)
@@ -161,7 +156,6 @@ create or replace function ulak_private.with_options(p_headers jsonb, p_generati
 returns jsonb
 language plpgsql
 immutable
-set search_path = pg_catalog, pg_temp
 as $plpgsql$
 begin
     if p_generation is not null then
@@ -185,7 +179,6 @@ create or replace function ulak_private.check_generation(p_generation bigint)
 returns void
 language plpgsql
 immutable
-set search_path = pg_catalog, pg_temp
 as $plpgsql$
 begin
     if p_generation < 1 then

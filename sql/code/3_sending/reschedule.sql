@@ -89,7 +89,6 @@ create or replace function ulak_private.log_change(
 )
 returns void
 language sql
-set search_path = pg_catalog, pg_temp
 as $sql$
     insert into ulak.event_log (event, endpoint_id, endpoint_name, message_id, new_value, created_at)
     values (

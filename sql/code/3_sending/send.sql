@@ -140,8 +140,7 @@ begin
     perform ulak_private.check_payloads(p_payloads);
     return ulak_private.enqueue(array(
         select (v_endpoint_id, p.payload, p_priority, null, null, null, null, null, null, null)::ulak_private.message
-        from unnest(p_payloads) with ordinality p(payload, place)
-        order by p.place
+        from (select unnest(p_payloads)) p(payload)
     ));
 end
 $plpgsql$;

@@ -23,7 +23,6 @@ create or replace function ulak_private.messages_of(p_items jsonb, p_endpoint_id
 returns ulak_private.message[]
 language plpgsql
 stable
-set search_path = pg_catalog, pg_temp
 as $plpgsql$
 declare
     v_messages ulak_private.message[] := array(
@@ -71,7 +70,6 @@ create or replace function ulak_private.with_requests(p_messages ulak_private.me
 returns ulak_private.message[]
 language sql
 stable
-set search_path = pg_catalog, pg_temp
 as $sql$
     select array(
         select (
@@ -152,9 +150,7 @@ begin
         perform ulak_private.check_credentials(n.id, p_headers) from unnest(v_endpoint_ids) n(id);
     end if;
     v_message.headers := ulak_private.with_options(p_headers, p_generation, p_max_retries);
-    return ulak_private.enqueue(
-        (array[v_message], array_fill(1, array[cardinality(v_endpoint_ids)]), v_endpoint_ids)::ulak_private.mailing
-    );
+    return ulak_private.enqueue(array[v_message], array_fill(1, array[cardinality(v_endpoint_ids)]), v_endpoint_ids);
 end
 $plpgsql$;
 
@@ -188,7 +184,6 @@ create or replace function ulak_private.messages_schema()
 returns jsonb
 language sql
 immutable
-set search_path = pg_catalog, pg_temp
 as $sql$
     select jsonb_build_object(
         'type', 'array',
@@ -210,7 +205,6 @@ create or replace function ulak_private.require_items(p_what text, p_items jsonb
 returns void
 language plpgsql
 immutable
-set search_path = pg_catalog, pg_temp
 as $plpgsql$
 declare
     v_violation text[];
@@ -232,7 +226,6 @@ create or replace function ulak_private.are_plain(p_items jsonb, p_schema jsonb)
 returns boolean
 language plpgsql
 immutable
-set search_path = pg_catalog, pg_temp
 as $plpgsql$
 declare
     v_properties jsonb := p_schema -> 'properties';
@@ -265,7 +258,6 @@ $plpgsql$;
 create or replace function ulak_private.require_bodies(p_messages jsonb)
 returns void
 language plpgsql
-set search_path = pg_catalog, pg_temp
 as $plpgsql$
 declare
     v_place bigint;

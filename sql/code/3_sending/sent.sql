@@ -63,7 +63,6 @@ create or replace function ulak_private.is_own_row(p_xmin xid)
 returns boolean
 language plpgsql
 stable
-set search_path = pg_catalog, pg_temp
 as $plpgsql$
 declare
     v_own bigint := pg_current_xact_id_if_assigned()::text::bigint;

@@ -114,12 +114,7 @@ from ulak.subscriptions as s
 join ulak.endpoints as e on e.id = s.endpoint_id;
 
 comment on view ulak.subscription_list is 'which endpoint receives which events, by name';
+call ulak_private.describe('ulak.subscription_list', 'ulak.subscriptions');
 comment on column ulak.subscription_list.id is 'number of the subscription; alter_subscription() and unsubscribe() take it';
 comment on column ulak.subscription_list.event_type is 'the event type, or a pattern such as order.*';
 comment on column ulak.subscription_list.endpoint is 'name of the endpoint that receives its events';
-comment on column ulak.subscription_list.enabled is 'as in ulak.subscriptions';
-comment on column ulak.subscription_list.filter is 'as in ulak.subscriptions';
-comment on column ulak.subscription_list.predicate is 'as in ulak.subscriptions';
-comment on column ulak.subscription_list.description is 'as in ulak.subscriptions';
-comment on column ulak.subscription_list.created_at is 'as in ulak.subscriptions';
-comment on column ulak.subscription_list.body is 'as in ulak.subscriptions';

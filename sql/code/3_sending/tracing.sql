@@ -1,8 +1,7 @@
 -- Tracing (W3C Trace Context): a transaction's trace travels with its messages, and each attempt is a span of its own.
 
 -- A message's headers as they are stored in its event: without the options that have columns of their own (with_options()), and with the
--- trace of the sending transaction (`set local ulak.traceparent`), unless the message has its own. Without a search_path of its own, so
--- that it is inlined into the calling query.
+-- trace of the sending transaction (`set local ulak.traceparent`), unless the message has its own.
 create or replace function ulak_private.stored_headers(p_headers jsonb)
 returns jsonb
 language sql
@@ -20,7 +19,6 @@ create or replace function ulak_private.with_trace(p_headers jsonb)
 returns jsonb
 language plpgsql
 stable
-set search_path = pg_catalog, pg_temp
 as $plpgsql$
 declare
     v_parent text := current_setting('ulak.traceparent', true);
@@ -76,7 +74,6 @@ create or replace function ulak_private.with_span(p_headers jsonb, p_generation 
 returns jsonb
 language plpgsql
 stable
-set search_path = pg_catalog, pg_temp
 as $plpgsql$
 declare
     v_parent text := p_headers ->> 'traceparent';

@@ -15,7 +15,6 @@ $sql$;
 create or replace function ulak_private.notify(p_channel text, p_payload text)
 returns void
 language plpgsql
-set search_path = pg_catalog, pg_temp
 as $plpgsql$
 begin
     if pg_notification_queue_usage() < 0.5 then
@@ -28,7 +27,6 @@ $plpgsql$;
 create or replace function ulak_private.wake_workers()
 returns void
 language plpgsql
-set search_path = pg_catalog, pg_temp
 as $plpgsql$
 begin
     if current_setting('max_prepared_transactions')::integer = 0 then

@@ -126,7 +126,6 @@ create or replace function ulak_private.check_watch(
 )
 returns void
 language plpgsql
-set search_path = pg_catalog, pg_temp
 as $plpgsql$
 declare
     v_column text;
@@ -256,7 +255,6 @@ create or replace function ulak_private.watched_columns(p_watch ulak.watches, p_
 returns table (name text, attname name, atttypid oid)
 language sql
 stable
-set search_path = pg_catalog, pg_temp
 as $sql$
     select n.name, a.attname, a.atttypid
     from (select distinct n.name from unnest(p_watch.columns || p_watch.changed || p_watch.ordering_key) as n (name)) as n
@@ -282,16 +280,9 @@ from ulak.watches as w
 join ulak_private.watched_tables() as t on t.id = w.id;
 
 comment on view ulak.watch_list is 'tables whose changes become events';
+call ulak_private.describe('ulak.watch_list', 'ulak.watches');
 comment on column ulak.watch_list.id is 'number of the watch; unwatch() takes it';
 comment on column ulak.watch_list.table_name is 'the table, as it is called now';
-comment on column ulak.watch_list.event_type is 'as in ulak.watches';
-comment on column ulak.watch_list.operations is 'as in ulak.watches';
-comment on column ulak.watch_list.columns is 'as in ulak.watches';
-comment on column ulak.watch_list.changed is 'as in ulak.watches';
-comment on column ulak.watch_list.condition is 'as in ulak.watches';
-comment on column ulak.watch_list.ordering_key is 'as in ulak.watches';
-comment on column ulak.watch_list.created_by is 'as in ulak.watches';
-comment on column ulak.watch_list.created_at is 'as in ulak.watches';
 
 -- The trigger's function. It runs with the rights of ulak's owner, so that writers need none. If the watch or the event type is gone,
 -- nothing is published and no error raised: doctor() reports it, and writers could do nothing about it.
@@ -336,7 +327,6 @@ create or replace function ulak_private.changes_query(p_watch ulak.watches, p_ta
 returns text
 language plpgsql
 stable
-set search_path = pg_catalog, pg_temp
 as $plpgsql$
 declare
     v_row text := ulak_private.row_query(p_watch, p_table);
@@ -381,7 +371,6 @@ create or replace function ulak_private.row_query(p_watch ulak.watches, p_table 
 returns text
 language sql
 stable
-set search_path = pg_catalog, pg_temp
 as $sql$
     with column_now as materialized (
         select c.name, ulak_private.column_value(c.attname, c.atttypid) as value, format('concat(r.%I)', c.attname) as text
@@ -429,7 +418,6 @@ create or replace function ulak_private.object_of(p_names text[], p_values jsonb
 returns text
 language sql
 stable
-set search_path = pg_catalog, pg_temp
 as $sql$
     select coalesce(
         format(
@@ -448,7 +436,6 @@ create or replace function ulak_private.column_value(p_column name, p_type oid)
 returns text
 language sql
 stable
-set search_path = pg_catalog, pg_temp
 as $sql$
     with recursive part as (
         select t.oid, t.typowner, t.typtype, t.typbasetype, t.typelem, t.typrelid
@@ -478,7 +465,6 @@ create or replace function ulak_private.key_text(p_texts text[])
 returns text
 language sql
 immutable
-set search_path = pg_catalog, pg_temp
 as $sql$
     select case
         when cardinality(p_texts) = 0 then 'null::text'
@@ -500,7 +486,6 @@ $sql$;
 create or replace function ulak_private.publish_watched(p_event_type text, p_payloads jsonb[], p_keys text[])
 returns void
 language plpgsql
-set search_path = pg_catalog, pg_temp
 as $plpgsql$
 declare
     v_event_types text[] := array_fill(p_event_type, array[cardinality(p_payloads)]);

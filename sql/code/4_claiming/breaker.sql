@@ -61,7 +61,6 @@ create or replace function ulak_private.record_outcomes(
 )
 returns void
 language plpgsql
-set search_path = pg_catalog, pg_temp
 as $plpgsql$
 declare
     v_endpoint_id bigint;
@@ -103,7 +102,6 @@ $plpgsql$;
 create or replace function ulak_private.note_success(p_endpoint_ids bigint[], p_now timestamptz)
 returns void
 language plpgsql
-set search_path = pg_catalog, pg_temp
 as $plpgsql$
 begin
     with well as (
@@ -151,7 +149,6 @@ create or replace function ulak_private.apply_outcomes(
 )
 returns void
 language plpgsql
-set search_path = pg_catalog, pg_temp
 as $plpgsql$
 declare
     v_endpoint ulak.endpoints := ulak_private.lock_endpoint(p_endpoint_id);
@@ -199,7 +196,6 @@ create or replace function ulak_private.count_outcome(
 )
 returns ulak.endpoints
 language plpgsql
-set search_path = pg_catalog, pg_temp
 as $plpgsql$
 declare
     v_window interval := make_interval(secs => (p_rules -> 'window')::double precision);
@@ -240,7 +236,6 @@ $plpgsql$;
 create or replace function ulak_private.take_probe(p_endpoint ulak.endpoints, p_now timestamptz)
 returns boolean
 language plpgsql
-set search_path = pg_catalog, pg_temp
 as $plpgsql$
 begin
     if p_endpoint.circuit_state = 'open' then
@@ -263,7 +258,6 @@ create or replace function ulak_private.probe_place(p_endpoint_id bigint, p_gene
 returns ulak_private.place
 language plpgsql
 stable
-set search_path = pg_catalog, pg_temp
 as $plpgsql$
 declare
     v_place ulak_private.place;
@@ -297,7 +291,6 @@ $plpgsql$;
 create or replace function ulak_private.half_open_circuit(p_endpoint ulak.endpoints, p_now timestamptz)
 returns boolean
 language plpgsql
-set search_path = pg_catalog, pg_temp
 as $plpgsql$
 declare
     v_won integer;
@@ -316,7 +309,6 @@ $plpgsql$;
 create or replace function ulak_private.open_circuit(p_endpoint ulak.endpoints, p_rules jsonb, p_now timestamptz)
 returns ulak.endpoints
 language plpgsql
-set search_path = pg_catalog, pg_temp
 as $plpgsql$
 begin
     perform ulak_private.log_circuit('circuit.opened', p_endpoint, 'open', p_now);
@@ -343,7 +335,6 @@ create or replace function ulak_private.close_circuit(
 )
 returns ulak.endpoints
 language plpgsql
-set search_path = pg_catalog, pg_temp
 as $plpgsql$
 begin
     perform ulak_private.log_circuit(p_event, p_endpoint, 'closed', p_now);
@@ -367,7 +358,6 @@ create or replace function ulak_private.next_slow_start_limit(p_endpoint ulak.en
 returns integer
 language plpgsql
 stable
-set search_path = pg_catalog, pg_temp
 as $plpgsql$
 declare
     v_limit integer := p_endpoint.slow_start_limit;
@@ -386,7 +376,6 @@ $plpgsql$;
 create or replace function ulak_private.store_circuit(p_endpoint ulak.endpoints)
 returns void
 language sql
-set search_path = pg_catalog, pg_temp
 as $sql$
     update ulak.endpoints e
     set circuit_state = p_endpoint.circuit_state,
@@ -414,7 +403,6 @@ create or replace function ulak_private.log_circuit(
 )
 returns void
 language sql
-set search_path = pg_catalog, pg_temp
 as $sql$
     insert into ulak.event_log (event, endpoint_id, endpoint_name, old_value, new_value, created_at)
     values (
@@ -492,7 +480,6 @@ comment on function ulak.reset_circuit_breaker(text, timestamptz) is
 create or replace function ulak_private.take_breaker_lock(p_id bigint)
 returns void
 language plpgsql
-set search_path = pg_catalog, pg_temp
 as $plpgsql$
 begin
     if not ulak_private.show_breaker_lock(p_id) and current_setting('ulak_private.breaker_lock_is_held', true) is distinct from 'yes' then
@@ -509,7 +496,6 @@ $plpgsql$;
 create or replace function ulak_private.wait_for_breaker_lock(p_id bigint)
 returns void
 language sql
-set search_path = pg_catalog, pg_temp
 set lock_timeout = '100ms'
 as $sql$
     select pg_advisory_xact_lock(hashtext('ulak_cb'), p_id::integer)
@@ -520,7 +506,6 @@ $sql$;
 create or replace function ulak_private.show_breaker_lock(p_id bigint)
 returns boolean
 language sql
-set search_path = pg_catalog, pg_temp
 as $sql$
     select pg_try_advisory_xact_lock(hashtext('ulak_cb'), p_id::integer)
 $sql$;

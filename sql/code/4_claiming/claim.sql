@@ -9,41 +9,15 @@ create or replace function ulak_private.claim(
     -- Null: all endpoints, in turn.
     p_endpoint_ids bigint[] default null,
     p_protocols text[] default null,
-    p_generation bigint default null,
     p_now timestamptz default clock_timestamp(),
     -- How many messages the worker has room for, by endpoint; null: no limit.
     p_rooms ulak_private.rooms default null,
     -- A few endpoints are enough if each has many messages.
     p_most_endpoints integer default 32,
     -- A visit that finds nothing takes 8 us. A claim that reaches this limit returns left_out_others.
-    p_most_visits integer default 1000,
-    -- True: messages of several endpoints are returned in turn; false: endpoint by endpoint.
-    p_in_turn boolean default false
+    p_most_visits integer default 1000
 )
-returns table (
-    id bigint,
-    message_id uuid,
-    attempt integer,
-    endpoint_id bigint,
-    endpoint text,
-    config_version bigint,
-    payload jsonb,
-    headers jsonb,
-    metadata jsonb,
-    correlation_id uuid,
-    ordering_key text,
-    priority smallint,
-    idempotency_key text,
-    created_at timestamptz,
-    expires_at timestamptz,
-    lease_until timestamptz,
-    circuit_state text,
-    due_at timestamptz,
-    -- The claim got as many messages of the endpoint as it asked for, so the endpoint may have more.
-    may_have_more boolean,
-    -- The claim ended before it had visited all endpoints. If it got nothing, a row without a message carries this flag.
-    left_out_others boolean
-)
+returns setof ulak_private.leased
 language plpgsql
 security definer
 set search_path = pg_catalog, pg_temp
@@ -54,114 +28,80 @@ set enable_mergejoin = off
 set jit = off
 set plan_cache_mode = force_generic_plan
 as $plpgsql$
-#variable_conflict use_column
 declare
-    v_passed bigint := ulak_private.passed_entries();
-    v_resume_points ulak_private.resume_point[];
     v_turn ulak_private.turn;
-    v_lease_until timestamptz;
+    v_none ulak_private.leased;
 begin
     p_now := ulak_private.clock(p_now);
-    v_resume_points := ulak_private.resume_points(p_generation);
-    -- All due messages of the picked endpoints may turn out to be parked or expired. Then the claim tries the next endpoints, in at most
-    -- eight walks, so that it ends even if it gets nothing.
+    v_turn := ulak_private.take_turn(
+        p_limit, p_endpoint_ids, p_protocols, null, p_now, p_rooms, p_most_endpoints, p_most_visits
+    );
+    if v_turn.tids is not null then
+        return query select m.* from ulak_private.lease_messages(v_turn, p_worker, p_lease, p_now) m;
+    elsif v_turn.left_out_others then
+        v_none.left_out_others := true;
+        return next v_none;
+    end if;
+end
+$plpgsql$;
+
+-- Picks the endpoints whose turn it is, and locks messages of them. All due messages of these endpoints may turn out to be parked or expired.
+-- Then the next endpoints are tried, in at most eight walks, so that a claim ends even if it gets nothing.
+create or replace function ulak_private.take_turn(
+    p_limit integer,
+    p_endpoint_ids bigint[],
+    p_protocols text[],
+    p_generation bigint,
+    p_now timestamptz,
+    p_rooms ulak_private.rooms,
+    p_most_endpoints integer,
+    p_most_visits integer
+)
+returns ulak_private.turn
+language plpgsql
+as $plpgsql$
+declare
+    v_passed bigint := ulak_private.passed_entries();
+    v_resume_points ulak_private.resume_point[] := ulak_private.resume_points(p_generation);
+    v_turn ulak_private.turn;
+    v_usual integer := 200;
+begin
     for v_walk in 1..8 loop
-        v_turn := ulak_private.pick_endpoints(
-            p_limit, p_endpoint_ids, p_protocols, p_generation, p_now, p_rooms, p_most_endpoints, p_most_visits, v_resume_points
-        );
+        if p_endpoint_ids is null then
+            v_turn := ulak_private.pick_endpoints(
+                p_limit, p_protocols, p_generation, p_now, p_rooms, p_most_endpoints, p_most_visits, v_resume_points
+            );
+        else
+            v_turn := ulak_private.pick_requested_endpoints(
+                p_limit, p_endpoint_ids, p_protocols, p_generation, p_now, p_rooms, v_resume_points
+            );
+        end if;
         if v_turn.endpoint_ids is not null then
             v_turn := ulak_private.lock_messages(v_turn, p_limit, p_generation, p_now, v_resume_points);
         end if;
         exit when v_turn.tids is not null or v_turn.is_last;
     end loop;
-    v_passed := ulak_private.passed_entries() - v_passed;
-    if v_passed > 200 then
-        perform ulak_private.remember_places(
-            v_turn, v_resume_points = '{}', v_passed, p_endpoint_ids, p_protocols, p_generation, p_now
-        );
-    end if;
     if v_turn.is_full and v_turn.tids is not null then
         -- The claim reached its limit of endpoints, so there may be others.
         v_turn.left_out_others := true;
     end if;
-    if v_turn.tids is null then
-        if v_turn.left_out_others then
-            left_out_others := true;
-            return next;
-        end if;
-        return;
-    elsif coalesce(current_setting('ulak_private.settings', true), '') <> '' and ulak_private.has_old_settings() then
-        return;
+    -- Of a session of ulak's own worker, which asks for the new settings first.
+    if v_turn.tids is not null and current_setting('ulak_private.settings', true) <> '' and ulak_private.has_old_settings() then
+        v_turn.tids := null;
+        v_turn.left_out_others := false;
+        return v_turn;
     end if;
-    if p_in_turn and cardinality(v_turn.endpoint_ids) > 1 then
-        select array_agg(m.tid order by m.round, m.number), array_agg(m.id order by m.round, m.number), array_agg(m.place order by m.round, m.number)
-        into v_turn.tids, v_turn.ids, v_turn.places
-        from (
-            select m.*, row_number() over (partition by m.place order by m.number) as round
-            from unnest(v_turn.tids, v_turn.ids, v_turn.places) with ordinality m(tid, id, place, number)
-        ) m;
+    v_passed := ulak_private.passed_entries() - v_passed;
+    if v_resume_points = '{}' then
+        -- What was claimed of these endpoints since their last turn, perhaps by two workers, is passed only once.
+        v_usual := 200 + 2 * coalesce(cardinality(v_turn.tids), 0);
     end if;
-    v_lease_until := p_now + coalesce(p_lease, make_interval(secs => ulak_private.stored_setting('stale_recovery_timeout')::integer));
-
-    return query
-    with claimed as (
-        update ulak_private.deliveries q
-        set status = 'processing',
-            attempts = q.attempts + 1,
-            locked_by = p_worker,
-            lease_until = v_lease_until,
-            processing_started_at = p_now,
-            updated_at = p_now
-        from unnest(v_turn.tids, v_turn.places) l(tid, place)
-        where q.ctid = l.tid
-        returning
-            q.id, q.message_id, q.attempts, q.endpoint_id, q.payload, q.headers, q.metadata, q.correlation_id, q.ordering_key, q.priority,
-            q.idempotency_key, q.created_at, q.expires_at, q.lease_until, q.next_retry_at, q.generation, q.event_id, q.event_created_at, l.place
-    )
-    select
-        c.id,
-        c.message_id,
-        c.attempts,
-        c.endpoint_id,
-        v_turn.names[c.place],
-        v_turn.config_versions[c.place],
-        coalesce(c.payload, e.payload),
-        -- A probe waits as long as the endpoint allows: a message's own shorter time-out would say nothing about the receiver.
-        case
-            when v_turn.are_probes[c.place] then ulak_private.sent_headers(
-                coalesce(c.headers, e.headers) - ':timeout', c.generation, c.id, c.attempts
-            )
-            else ulak_private.sent_headers(coalesce(c.headers, e.headers), c.generation, c.id, c.attempts)
-        end,
-        coalesce(c.metadata, e.metadata),
-        c.correlation_id,
-        c.ordering_key,
-        c.priority,
-        c.idempotency_key,
-        c.created_at,
-        c.expires_at,
-        c.lease_until,
-        case when v_turn.are_probes[c.place] then 'half_open' else 'closed' end,
-        c.next_retry_at,
-        v_turn.may_have_more[c.place],
-        v_turn.left_out_others
-    from claimed c
-    left join lateral (
-        select e.payload, e.headers, e.metadata
-        from ulak_private.events e
-        where e.id = c.event_id
-            and e.created_at = coalesce(c.event_created_at, c.created_at)
-            -- These are parameters of the statement, so that only the partitions of these months are opened.
-            and e.created_at between v_turn.first_event_at and v_turn.last_event_at
-        -- Forces one look-up per message: a plan that was made for few events would join with all of them.
-        limit 1
-    ) e on true;
-
-    if true = any (v_turn.are_metered) then
-        perform ulak_private.charge(
-            v_turn.endpoint_ids, v_turn.are_metered, v_turn.counts, v_turn.ids, v_turn.places, p_now
+    if v_passed > v_usual then
+        perform ulak_private.remember_places(
+            v_turn, v_resume_points = '{}', v_passed, p_endpoint_ids, p_protocols, p_generation, p_now
         );
     end if;
+    return v_turn;
 end
 $plpgsql$;
 
@@ -237,7 +177,6 @@ declare
     v_left integer := p_limit;
     v_behind integer := 0;
     v_locked record;
-    v_taken integer;
 begin
     while v_left > 0 and v_behind <= 1000 loop
         v_sizes := ulak_private.share(v_left, p_turn.quotas, p_turn.counts);
@@ -247,6 +186,7 @@ begin
                 e.place::integer,
                 e.size,
                 l.*,
+                l.looked as taken,
                 row(l.priorities[l.looked], l.due_ats[l.looked], l.ids[l.looked] + 1)::ulak_private.place as next
             from unnest(p_turn.endpoint_ids, p_turn.nexts, v_sizes) with ordinality e(id, priority, due_at, first_id, size, place)
             cross join lateral ulak_private.lock_due(
@@ -254,7 +194,6 @@ begin
             ) l
             where e.size > 0
         loop
-            v_taken := v_locked.looked;
             if v_locked.behind > 0 then
                 v_behind := v_behind + v_locked.behind;
                 perform ulak_private.park(
@@ -264,7 +203,7 @@ begin
             end if;
             if v_locked.behind > 0 or v_aging is not null then
                 select array_agg(m.tid), array_agg(m.id), array_agg(m.priority), array_agg(m.due_at), count(*)
-                into v_locked.tids, v_locked.ids, v_locked.priorities, v_locked.due_ats, v_taken
+                into v_locked.tids, v_locked.ids, v_locked.priorities, v_locked.due_ats, v_locked.taken
                 from (
                     select m.*
                     from unnest(v_locked.tids, v_locked.ids, v_locked.priorities, v_locked.due_ats, v_locked.heads)
@@ -281,15 +220,15 @@ begin
             p_turn.ids := p_turn.ids || v_locked.ids;
             p_turn.priorities := p_turn.priorities || v_locked.priorities;
             p_turn.due_ats := p_turn.due_ats || v_locked.due_ats;
-            p_turn.places := p_turn.places || array_fill(v_locked.place, array[v_taken]);
+            p_turn.places := p_turn.places || array_fill(v_locked.place, array[v_locked.taken]);
             p_turn.first_event_at := least(p_turn.first_event_at, v_locked.first_event_at);
             p_turn.last_event_at := greatest(p_turn.last_event_at, v_locked.last_event_at);
-            p_turn.counts[v_locked.place] := p_turn.counts[v_locked.place] + v_taken;
+            p_turn.counts[v_locked.place] := p_turn.counts[v_locked.place] + v_locked.taken;
             p_turn.may_have_more[v_locked.place] := v_locked.looked >= v_locked.size;
-            v_left := v_left - v_taken;
+            v_left := v_left - v_locked.taken;
             -- With aging, a second round would find the same messages again.
             if v_locked.looked = v_locked.size and v_aging is null then
-                p_turn.quotas[v_locked.place] := p_turn.quotas[v_locked.place] - v_taken;
+                p_turn.quotas[v_locked.place] := p_turn.quotas[v_locked.place] - v_locked.taken;
                 p_turn.nexts[v_locked.place] := v_locked.next;
             else
                 p_turn.quotas[v_locked.place] := 0;

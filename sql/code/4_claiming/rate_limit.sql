@@ -14,8 +14,8 @@ as $sql$
         end
 $sql$;
 
--- Tokens in the endpoint's bucket. Unless the config sets a burst, the bucket holds a tenth of a second's worth, at least one: workers look
--- every few milliseconds, so no tokens are lost.
+-- Tokens in the endpoint's bucket. Unless the config sets a burst, the bucket holds a tenth of a second's worth, and at least one token and
+-- what comes in until a worker looks again, which is usually 0.05 s later: then no tokens are lost.
 create or replace function ulak_private.rate_tokens(p_endpoint ulak.endpoints, p_now timestamptz)
 returns double precision
 language plpgsql
@@ -28,11 +28,11 @@ declare
 begin
     if v_limit is not null then
         v_rate := ulak_private.rate_limit(p_endpoint.config);
-        v_burst := greatest(coalesce((v_limit -> 'burst')::double precision, v_rate / 10), 1);
+        v_burst := coalesce((v_limit -> 'burst')::double precision, greatest(v_rate / 10, 1 + v_rate / 20));
     end if;
     if p_endpoint.release_rate < coalesce(v_rate, 'infinity') then
         v_rate := p_endpoint.release_rate;
-        v_burst := greatest(v_rate / 10, 1);
+        v_burst := greatest(v_rate / 10, 1 + v_rate / 20);
     end if;
     if v_rate is null then
         return 'infinity';
@@ -58,7 +58,6 @@ create or replace function ulak_private.has_held(p_endpoint_id bigint, p_before 
 returns boolean
 language plpgsql
 stable
-set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 set enable_bitmapscan = off
 as $plpgsql$

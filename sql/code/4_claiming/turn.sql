@@ -1,9 +1,45 @@
--- Chooses the endpoints of a claim: the requested ones, or else those whose turn it is. Claims go round the endpoints, each one beginning
--- where the last one ended.
+-- Chooses the endpoints of a claim: the requested ones, or else those whose turn it is.
 
-create or replace function ulak_private.pick_endpoints(
+create or replace function ulak_private.pick_requested_endpoints(
     p_limit integer,
     p_endpoint_ids bigint[],
+    p_protocols text[],
+    p_generation bigint,
+    p_now timestamptz,
+    p_rooms ulak_private.rooms,
+    p_resume_points ulak_private.resume_point[]
+)
+returns ulak_private.turn
+language plpgsql
+as $plpgsql$
+declare
+    v_turn ulak_private.turn;
+begin
+    select
+        array_agg(a.id), array_agg(a.name), array_agg(a.config_version), array_agg(a.next), array_agg(a.quota), array_agg(0),
+        array_agg(a.is_probe), array_agg(a.is_metered), true
+    into
+        v_turn.endpoint_ids, v_turn.names, v_turn.config_versions, v_turn.nexts, v_turn.quotas, v_turn.counts,
+        v_turn.are_probes, v_turn.are_metered, v_turn.is_last
+    from (
+        select a.*
+        from unnest(p_endpoint_ids) e(id)
+        cross join lateral ulak_private.admission(
+            e.id, 10::smallint, null, null, p_limit, p_protocols, p_generation, p_now, p_rooms, p_resume_points
+        ) a
+        where a.quota > 0
+            and ulak_private.is_adopted()
+            -- If several endpoints are requested, one with nothing due must not use up the limit.
+            and (cardinality(p_endpoint_ids) = 1 or ulak_private.has_due(e.id, p_now, p_resume_points))
+        limit p_limit
+    ) a;
+    return v_turn;
+end
+$plpgsql$;
+
+-- Claims go round the endpoints, each one beginning where the last one ended.
+create or replace function ulak_private.pick_endpoints(
+    p_limit integer,
     p_protocols text[],
     p_generation bigint,
     p_now timestamptz,
@@ -23,29 +59,7 @@ declare
     v_walked_to bigint;
     v_ended_at bigint;
 begin
-    if p_endpoint_ids is not null then
-        v_turn.is_last := true;
-        select
-            array_agg(a.id), array_agg(a.name), array_agg(a.config_version), array_agg(a.next), array_agg(a.quota), array_agg(0),
-            array_agg(a.is_probe), array_agg(a.is_metered)
-        into
-            v_turn.endpoint_ids, v_turn.names, v_turn.config_versions, v_turn.nexts, v_turn.quotas, v_turn.counts,
-            v_turn.are_probes, v_turn.are_metered
-        from (
-            select a.*
-            from unnest(p_endpoint_ids) e(id)
-            cross join lateral ulak_private.admission(
-                e.id, 10::smallint, null, null, p_limit, p_protocols, p_generation, p_now, p_rooms, p_resume_points
-            ) a
-            where a.quota > 0
-                and ulak_private.is_adopted()
-                -- If several endpoints are requested, one with nothing due must not use up the limit.
-                and (cardinality(p_endpoint_ids) = 1 or ulak_private.has_due(e.id, p_now, p_resume_points))
-            limit p_limit
-        ) a;
-        return v_turn;
-    end if;
-    v_begun_behind := ulak_private.claim_position(p_endpoint_ids, p_protocols);
+    v_begun_behind := ulak_private.claim_position(null, p_protocols);
     select
         array_agg(e.id) filter (where e.quota > 0),
         array_agg(e.name) filter (where e.quota > 0),

@@ -12,7 +12,6 @@
 create or replace function ulak_private.lock_ordering_key(p_endpoint_id bigint, p_ordering_key text)
 returns void
 language plpgsql
-set search_path = pg_catalog, pg_temp
 as $plpgsql$
 begin
     loop
@@ -33,7 +32,6 @@ $plpgsql$;
 create or replace function ulak_private.lock_ordering_keys(p_endpoint_ids bigint[], p_keys text[])
 returns void
 language plpgsql
-set search_path = pg_catalog, pg_temp
 as $plpgsql$
 begin
     perform ulak_private.lock_ordering_key(k.endpoint_id, k.ordering_key)
@@ -53,7 +51,6 @@ $plpgsql$;
 create or replace function ulak_private.park(p_tids tid[], p_heads bigint[], p_now timestamptz)
 returns void
 language plpgsql
-set search_path = pg_catalog, pg_temp
 as $plpgsql$
 declare
     v_heads bigint[];
@@ -90,7 +87,6 @@ $plpgsql$;
 create or replace function ulak_private.unpark_heads(p_endpoint_ids bigint[], p_keys text[], p_now timestamptz)
 returns integer
 language plpgsql
-set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 set enable_bitmapscan = off
 set enable_hashjoin = off
@@ -137,7 +133,6 @@ $plpgsql$;
 create or replace function ulak_private.unpark(p_ids bigint[], p_now timestamptz)
 returns integer
 language plpgsql
-set search_path = pg_catalog, pg_temp
 as $plpgsql$
 declare
     v_count integer;
@@ -168,7 +163,6 @@ create or replace function ulak_private.live_keys(p_endpoint_id bigint, p_orderi
 returns table (endpoint_id bigint, ordering_key text, head bigint, is_parked boolean, changed_at timestamptz, number integer)
 language plpgsql
 stable
-set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 set enable_bitmapscan = off
 set enable_hashjoin = off
@@ -214,7 +208,6 @@ $plpgsql$;
 create or replace function ulak_private.unpark_orphans(p_now timestamptz default clock_timestamp())
 returns integer
 language plpgsql
-set search_path = pg_catalog, pg_temp
 as $plpgsql$
 declare
     v_most constant integer := 10000;
@@ -252,7 +245,6 @@ $plpgsql$;
 create or replace function ulak_private.forget_ordering_keys()
 returns integer
 language plpgsql
-set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 as $plpgsql$
 declare

@@ -23,7 +23,6 @@ create or replace function ulak_private.without_message(p_error text, p_id bigin
 returns text
 language plpgsql
 stable
-set search_path = pg_catalog, pg_temp
 as $plpgsql$
 declare
     v_reason text := left(p_error, 4000);
@@ -81,7 +80,6 @@ create or replace function ulak_private.error_line(p_error text)
 returns text
 language sql
 stable
-set search_path = pg_catalog, pg_temp
 as $sql$
     select case when length(e.line) > 1000 then left(e.line, 1000) || '...' else e.line end
     from (
@@ -116,7 +114,6 @@ create or replace function ulak_private.kept_response(p_response jsonb)
 returns jsonb
 language plpgsql
 stable
-set search_path = pg_catalog, pg_temp
 as $plpgsql$
 declare
     v_limit integer;

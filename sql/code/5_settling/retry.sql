@@ -38,7 +38,6 @@ create or replace function ulak_private.backoff(p_policy jsonb, p_retry_count in
 returns interval
 language plpgsql
 volatile
-set search_path = pg_catalog, pg_temp
 as $plpgsql$
 declare
     v_base double precision := p_policy -> 'base_delay_seconds';

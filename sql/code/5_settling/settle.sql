@@ -8,21 +8,19 @@
 
 -- Takes outcomes in their order of arrival. A null error means delivered; the prefix of an error decides whether to retry.
 -- Returns the ids that were settled; the worker had lost the rest.
-create or replace function ulak_private.settle_many(
+create or replace function ulak_private.settle(
     p_worker text,
     p_ids bigint[],
     p_attempts integer[],
-    p_errors text[] default null,
-    p_retry_after integer[] default null,
-    p_responses jsonb[] default null,
-    p_now timestamptz default clock_timestamp(),
+    p_errors text[],
+    p_retry_after integer[],
+    p_responses jsonb[],
+    p_now timestamptz,
     -- Outcomes with the same number came from one request; null: each from its own.
     p_requests integer[] default null
 )
 returns bigint[]
 language plpgsql
-security definer
-set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 set enable_bitmapscan = off
 set enable_hashjoin = off
@@ -31,24 +29,14 @@ set jit = off
 set plan_cache_mode = force_generic_plan
 as $plpgsql$
 declare
-    v_ids bigint[];
-    v_endpoint_ids bigint[];
-    -- The position of each settled message in the arrays that were passed.
-    v_places bigint[];
-    v_keys text[];
-    v_key_endpoint_ids bigint[];
+    -- Null attempts would mean that the messages are finished and move as they are; an empty array settles nothing.
+    v_gone record := ulak_private.archive_rows(p_ids, p_now, p_worker, coalesce(p_attempts, '{}'), p_errors, p_responses);
     v_dead bigint[];
 begin
-    p_now := ulak_private.clock(p_now);
-    select s.ids, s.endpoint_ids, s.places, s.ordering_keys, s.ordered_endpoint_ids
-    into v_ids, v_endpoint_ids, v_places, v_keys, v_key_endpoint_ids
-    -- Null attempts would mean that the messages are finished and move as they are; an empty array settles nothing.
-    from ulak_private.archive_rows(p_ids, p_now, p_worker, coalesce(p_attempts, '{}'), p_errors, p_responses) s;
-
     if p_errors is not null then
         with settled as materialized (
             select d.id, d.endpoint_id, d.place, null as ordering_key, false as is_dead
-            from unnest(v_ids, v_endpoint_ids, v_places) d(id, endpoint_id, place)
+            from unnest(v_gone.ids, v_gone.endpoint_ids, v_gone.places) d(id, endpoint_id, place)
             union all
             select f.id, f.endpoint_id, f.place, case when f.is_dead then f.ordering_key end, f.is_dead
             from ulak_private.fail_rows(
@@ -65,26 +53,49 @@ begin
             coalesce(array_agg(s.id order by s.place), '{}'),
             array_agg(s.endpoint_id order by s.place),
             array_agg(s.place order by s.place),
-            v_keys || array_agg(s.ordering_key) filter (where s.ordering_key is not null),
-            v_key_endpoint_ids || array_agg(s.endpoint_id) filter (where s.ordering_key is not null),
+            v_gone.ordering_keys || array_agg(s.ordering_key) filter (where s.ordering_key is not null),
+            v_gone.ordered_endpoint_ids || array_agg(s.endpoint_id) filter (where s.ordering_key is not null),
             array_agg(s.id) filter (where s.is_dead)
-        into v_ids, v_endpoint_ids, v_places, v_keys, v_key_endpoint_ids, v_dead
+        into v_gone.ids, v_gone.endpoint_ids, v_gone.places, v_gone.ordering_keys, v_gone.ordered_endpoint_ids, v_dead
         from settled s;
     end if;
 
-    if v_keys is not null then
-        perform ulak_private.unpark_heads(v_key_endpoint_ids, v_keys, p_now);
+    if v_gone.ordering_keys is not null then
+        perform ulak_private.unpark_heads(v_gone.ordered_endpoint_ids, v_gone.ordering_keys, p_now);
     end if;
-    perform ulak_private.record_requests(v_endpoint_ids, v_ids, v_places, p_attempts, p_errors, p_requests, p_now);
+    if p_errors is not null or v_gone.changed_endpoint_ids is not null then
+        perform ulak_private.record_requests(v_gone.endpoint_ids, v_gone.ids, v_gone.places, p_attempts, p_errors, p_requests, p_now);
+    end if;
     if v_dead is not null then
         perform ulak_private.announce_dead(v_dead, p_now);
     end if;
-    return v_ids;
+    return v_gone.ids;
+end
+$plpgsql$;
+
+-- The same for workers and nodes.
+create or replace function ulak_private.settle_many(
+    p_worker text,
+    p_ids bigint[],
+    p_attempts integer[],
+    p_errors text[] default null,
+    p_retry_after integer[] default null,
+    p_responses jsonb[] default null,
+    p_now timestamptz default clock_timestamp(),
+    p_requests integer[] default null
+)
+returns bigint[]
+language plpgsql
+security definer
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+begin
+    return ulak_private.settle(p_worker, p_ids, p_attempts, p_errors, p_retry_after, p_responses, ulak_private.clock(p_now), p_requests);
 end
 $plpgsql$;
 
 -- Tells circuit breakers of settled messages. A breaker counts requests, so one message stands for each request: one that was delivered if
--- there is any, else one that could be sent. If all were delivered, most endpoints don't change and are skipped.
+-- there is any, else one that could be sent. If all were delivered, endpoints that don't change are skipped.
 create or replace function ulak_private.record_requests(
     p_endpoint_ids bigint[],
     p_ids bigint[],
@@ -96,7 +107,6 @@ create or replace function ulak_private.record_requests(
 )
 returns void
 language plpgsql
-set search_path = pg_catalog, pg_temp
 as $plpgsql$
 declare
     -- Endpoints whose row a delivery changes, and those of them whose circuit breaker it changes.
@@ -107,9 +117,7 @@ begin
         select array_agg(e.id), array_agg(e.id) filter (where ulak_private.success_changes_breaker(e)) into v_noting, v_counting
         from ulak.endpoints e
         where e.id = any (p_endpoint_ids) and ulak_private.success_changes_endpoint(e, p_now);
-        if v_noting is null then
-            return;
-        elsif v_counting is null then
+        if v_counting is null then
             perform ulak_private.note_success(v_noting, p_now);
             return;
         end if;
@@ -142,7 +150,6 @@ create or replace function ulak_private.fail_rows(
 )
 returns table (place bigint, id bigint, endpoint_id bigint, ordering_key text, is_dead boolean)
 language plpgsql
-set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 set enable_bitmapscan = off
 set enable_hashjoin = off
@@ -256,7 +263,7 @@ as $sql$
         select v.max_retries
         from ulak_private.events v
         where v.id = q.event_id and v.created_at = coalesce(q.event_created_at, q.created_at)
-        -- As in ulak_private.claim().
+        -- As in event_of().
         limit 1
     ) v on true
     where o.error is not null

@@ -32,7 +32,6 @@ $plpgsql$;
 -- checks start over until the clock has caught up, but for no longer than an hour.
 create or replace function ulak_private.bring_back(p_now timestamptz, p_most integer default 10000, out messages bigint, out more boolean)
 language plpgsql
-set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 set enable_bitmapscan = off
 set enable_hashjoin = off

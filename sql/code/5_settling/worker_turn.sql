@@ -17,7 +17,7 @@ create or replace function ulak_private.worker_turn(
     out last_sent bigint,
     out notified_to bigint,
     out claimed ulak_private.claimed,
-    -- The claim was for all due messages, and no message is waiting, not even for a later time.
+    -- No message was waiting, not even for a later time.
     out is_empty boolean
 )
 language plpgsql
@@ -27,7 +27,6 @@ as $plpgsql$
 declare
     v_sequence oid := 'ulak.queue_id_seq'::regclass;
     v_settled bigint[];
-    v_new bigint;
 begin
     if p_now is not null then
         p_now := ulak_private.clock(p_now);
@@ -44,24 +43,16 @@ begin
     if p_wish is null then
         return;
     end if;
-    p_wish.protocols := coalesce(p_wish.protocols, ulak_private.worker_protocols());
-    -- Null if the wish isn't for new messages. More new messages than this are a backlog.
-    v_new := last_sent - p_wish.behind;
-    if v_new <= least(p_wish.most, 64) then
-        if v_new > 0 then
-            claimed := ulak_private.claim_new(p_worker, p_wish, last_sent, coalesce(p_now, clock_timestamp()));
-        end if;
-        if claimed.count > 0 then
-            return;
-        elsif not p_wish.is_for_all and not coalesce(claimed.left_out_others, false) then
-            return;
-        end if;
+    -- Nobody has sent. Most new messages are claimed by claim_new().
+    if p_wish.behind = last_sent then
+        return;
     end if;
     -- Much cheaper than a claim that finds nothing. Not while the session has resume points (remember_places()): then an old snapshot holds
     -- vacuum back, and this query, too, would pass the entry of every message claimed since.
     is_empty := coalesce(current_setting('ulak_private.resume_points', true), '') = ''
         and not exists (select from ulak_private.deliveries q where q.status = 'pending');
     if not is_empty then
+        p_wish.protocols := coalesce(p_wish.protocols, ulak_private.worker_protocols());
         claimed := ulak_private.claim_due(p_worker, p_wish, p_now);
     end if;
 end
@@ -71,7 +62,6 @@ $plpgsql$;
 create or replace function ulak_private.claim_due(p_worker text, p_wish ulak_private.wish, p_now timestamptz)
 returns ulak_private.claimed
 language plpgsql
-set search_path = pg_catalog, pg_temp
 as $plpgsql$
 declare
     v_claimed ulak_private.claimed;

@@ -5,7 +5,6 @@
 create or replace function ulak_private.bulk(p_action text, p_given json, p_dry_run boolean, p_now timestamptz)
 returns table (messages integer, sample jsonb, command text)
 language plpgsql
-set search_path = pg_catalog, pg_temp
 as $plpgsql$
 declare
     v_rate double precision := p_given ->> 'p_rate';
@@ -53,7 +52,6 @@ $plpgsql$;
 create or replace function ulak_private.check_bulk(p_action text, p_given json)
 returns void
 language plpgsql
-set search_path = pg_catalog, pg_temp
 as $plpgsql$
 declare
     v_endpoint text := p_given ->> 'p_endpoint';
@@ -66,6 +64,9 @@ begin
     end if;
     perform ulak_private.check_rate((p_given ->> 'p_rate')::double precision);
     perform ulak_private.check_generation((p_given ->> 'p_new_generation')::bigint);
+    if p_action = 'replay_range' then
+        perform ulak_private.check_replay((p_given ->> 'p_from_ts')::timestamptz, (p_given ->> 'p_to_ts')::timestamptz, p_given ->> 'p_status');
+    end if;
     -- Only dead letters can be chosen without naming an endpoint.
     if v_endpoint is null and (p_given ->> 'p_ids' is not null or p_action in ('redrive', 'discard')) then
         return;
@@ -85,7 +86,6 @@ create or replace function ulak_private.bulk_facts()
 returns table (action text, source text, condition text, shown text)
 language sql
 immutable
-set search_path = pg_catalog, pg_temp
 as $sql$
     values
         ('purge', 'queue', $$m.status = 'pending'$$, 'm.id, m.created_at, m.priority, m.attempts, m.last_error'),
@@ -132,7 +132,6 @@ create or replace function ulak_private.choose(
 )
 language plpgsql
 stable
-set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 set jit = off
 as $plpgsql$
@@ -150,7 +149,9 @@ begin
     if v_fact.source = 'dlq' then
         v_place := 'm.original_message_id';
         v_time := 'm.failed_at';
-        v_endpoint := 'coalesce((select e.name from ulak.endpoints e where e.id = m.endpoint_id), m.endpoint_name) = %L';
+        -- A letter has the name of its endpoint of today or, if it was dropped, the name that it had.
+        v_endpoint := '(m.endpoint_id = (select e.id from ulak.endpoints e where e.name = %1$L)'
+            ' or m.endpoint_name = %1$L and not exists (select from ulak.endpoints e where e.id = m.endpoint_id))';
     end if;
     select format('from ulak.%I m where %s', v_fact.source, string_agg(format(f.condition, f.value), ' and ' order by f.place)) into v_from
     from (
@@ -204,7 +205,6 @@ create or replace function ulak_private.shown_payload(p_payload jsonb)
 returns jsonb
 language sql
 stable
-set search_path = pg_catalog, pg_temp
 as $sql$
     select case
         when not ulak_private.may_read('ulak.messages') then '{}'
@@ -218,7 +218,6 @@ create or replace function ulak_private.command(p_function text, p_given json)
 returns text
 language sql
 stable
-set search_path = pg_catalog, pg_temp
 as $sql$
     select format(
         'select * from ulak.%s(%s);',
@@ -235,7 +234,6 @@ create or replace function ulak_private.given_text(p_value json)
 returns text
 language sql
 immutable
-set search_path = pg_catalog, pg_temp
 as $sql$
     select case json_typeof(p_value) when 'array' then translate(p_value::text, '[]', '{}') else p_value #>> '{}' end
 $sql$;

@@ -4,7 +4,6 @@
 create or replace function ulak_private.bury(p_ids bigint[], p_now timestamptz)
 returns void
 language plpgsql
-set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 as $plpgsql$
 begin
@@ -83,7 +82,6 @@ create or replace function ulak_private.dead_facts(p_ids bigint[])
 returns table (id bigint, endpoint_id bigint, facts jsonb)
 language sql
 stable
-set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 as $sql$
     select
@@ -120,7 +118,6 @@ $sql$;
 create or replace function ulak_private.announce_dead(p_ids bigint[], p_now timestamptz)
 returns void
 language plpgsql
-set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 as $plpgsql$
 declare
@@ -162,7 +159,6 @@ $plpgsql$;
 create or replace function ulak_private.notify_dead(p_last_id bigint, p_messages bigint)
 returns void
 language sql
-set search_path = pg_catalog, pg_temp
 as $sql$
     select ulak_private.notify('ulak_events', (f.facts - 'message' || jsonb_build_object(
         'event', 'message.dead',
@@ -178,7 +174,6 @@ $sql$;
 create or replace function ulak_private.log_dead(p_endpoint ulak.endpoints, p_ids bigint[], p_endpoint_id bigint, p_now timestamptz)
 returns void
 language plpgsql
-set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 as $plpgsql$
 declare
@@ -215,23 +210,18 @@ $plpgsql$;
 
 create or replace function ulak_private.log_left_out(p_endpoint text, p_letters integer, p_since timestamptz)
 returns void
-language plpgsql
-set search_path = pg_catalog, pg_temp
-as $plpgsql$
-begin
-    if p_letters > 0 then
-        perform ulak_private.log('ulak: dead letters left out of this log: ' || jsonb_build_object(
-            'endpoint', p_endpoint, 'letters', p_letters, 'since', p_since
-        )::text);
-    end if;
-end
-$plpgsql$;
+language sql
+as $sql$
+    select ulak_private.log('ulak: dead letters left out of this log: ' || jsonb_build_object(
+        'endpoint', p_endpoint, 'letters', p_letters, 'since', p_since
+    )::text)
+    where p_letters > 0
+$sql$;
 
 -- For maintenance: reports the lines left out of a minute that no later dead letter has closed. Locked endpoints are left to the next run.
 create or replace function ulak_private.close_dead_logs(p_now timestamptz)
 returns void
 language plpgsql
-set search_path = pg_catalog, pg_temp
 as $plpgsql$
 declare
     v_endpoint record;
@@ -255,7 +245,6 @@ $plpgsql$;
 create or replace function ulak_private.give_up(p_ids bigint[], p_error text, p_now timestamptz)
 returns integer
 language plpgsql
-set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 as $plpgsql$
 declare
@@ -303,26 +292,16 @@ language plpgsql
 security definer
 set search_path = pg_catalog, pg_temp
 as $plpgsql$
-begin
-    if ulak_private.give_up(array[p_message_id], ulak_private.error_line(p_reason), ulak_private.clock(p_now)) = 0 then
-        perform ulak_private.raise_not_waiting(p_message_id);
-    end if;
-    return (select max(d.id) from ulak_private.letters d where d.original_message_id = p_message_id);
-end
-$plpgsql$;
-
-comment on function ulak.archive_single_to_dlq(bigint, text, timestamptz) is
-    'moves one waiting message to the dead-letter queue and returns its id there';
-
-create or replace function ulak_private.raise_not_waiting(p_message_id bigint)
-returns void
-language plpgsql
-set search_path = pg_catalog, pg_temp
-as $plpgsql$
 declare
-    v_status text := (select m.status from ulak.messages m where m.id = p_message_id);
+    v_status text;
 begin
-    if v_status is null then
+    if ulak_private.give_up(array[p_message_id], ulak_private.error_line(p_reason), ulak_private.clock(p_now)) = 1 then
+        return (select max(d.id) from ulak_private.letters d where d.original_message_id = p_message_id);
+    end if;
+    select m.status into v_status
+    from ulak.messages m
+    where m.id = p_message_id;
+    if not found then
         raise exception 'message % does not exist', p_message_id
             using errcode = 'P0002', detail = 'There is no such message, or its month has been dropped.';
     end if;
@@ -330,6 +309,9 @@ begin
         using errcode = '55000', detail = format('Its status is %s.', v_status);
 end
 $plpgsql$;
+
+comment on function ulak.archive_single_to_dlq(bigint, text, timestamptz) is
+    'moves one waiting message to the dead-letter queue and returns its id there';
 
 create or replace function ulak.dlq_summary()
 returns table (

@@ -10,7 +10,6 @@ create or replace function ulak_private.dead_status(p_endpoint_id bigint, p_orde
 returns text
 language sql
 stable
-set search_path = pg_catalog, pg_temp
 as $sql$
     select case
         when p_ordering_key is not null
@@ -24,7 +23,6 @@ $sql$;
 create or replace function ulak_private.archive_dead(p_ids bigint[], p_now timestamptz)
 returns void
 language sql
-set search_path = pg_catalog, pg_temp
 as $sql$
     select ulak_private.archive_rows(
         array(select q.id from ulak_private.deliveries q where q.id = any (p_ids) and q.status is distinct from 'held'), p_now
@@ -35,7 +33,6 @@ $sql$;
 create or replace function ulak_private.release_held(p_ids bigint[], p_now timestamptz)
 returns void
 language plpgsql
-set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 as $plpgsql$
 declare
@@ -57,7 +54,6 @@ $plpgsql$;
 create or replace function ulak_private.redrive_held(p_dlq_ids bigint[], p_rate double precision, p_new_generation bigint, p_now timestamptz)
 returns void
 language sql
-set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 as $sql$
     update ulak_private.deliveries q
@@ -86,7 +82,6 @@ create or replace function ulak_private.count_behind(p_id bigint, p_endpoint_id 
 returns bigint
 language sql
 stable
-set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 set enable_bitmapscan = off
 set jit = off

@@ -34,7 +34,6 @@ create or replace function ulak_private.tell_operators(
 )
 returns void
 language plpgsql
-set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 as $plpgsql$
 declare
@@ -89,7 +88,6 @@ $plpgsql$;
 create or replace function ulak_private.log_if_full(p_event_type text, p_ids bigint[], p_now timestamptz)
 returns boolean
 language plpgsql
-set search_path = pg_catalog, pg_temp
 as $plpgsql$
 declare
     v_count integer := cardinality(p_ids);
@@ -123,27 +121,22 @@ $plpgsql$;
 
 create or replace function ulak_private.tell_of_endpoint(p_event_type text, p_endpoint_id bigint, p_facts jsonb, p_now timestamptz)
 returns void
-language plpgsql
-set search_path = pg_catalog, pg_temp
-as $plpgsql$
-begin
-    if ulak_private.has_subscribers(p_event_type) then
-        perform ulak_private.tell_operators(
-            p_event_type,
-            array[p_endpoint_id],
-            array[jsonb_build_object('type', p_event_type, 'at', p_now) || jsonb_strip_nulls(p_facts)],
-            false,
-            p_now
-        );
-    end if;
-end
-$plpgsql$;
+language sql
+as $sql$
+    select ulak_private.tell_operators(
+        p_event_type,
+        array[p_endpoint_id],
+        array[jsonb_build_object('type', p_event_type, 'at', p_now) || jsonb_strip_nulls(p_facts)],
+        false,
+        p_now
+    )
+    where ulak_private.has_subscribers(p_event_type)
+$sql$;
 
 -- Called at every transition of a circuit. Operators hear that it opened and that it closed again, but nothing about the probes in between.
 create or replace function ulak_private.tell_circuit(p_endpoint ulak.endpoints, p_new_state text, p_now timestamptz)
 returns void
 language sql
-set search_path = pg_catalog, pg_temp
 as $sql$
     select ulak_private.tell_of_endpoint(
         case p_new_state when 'open' then 'ulak.endpoint.opened' else 'ulak.endpoint.closed' end,
@@ -159,22 +152,11 @@ as $sql$
         or p_new_state = 'closed' and p_endpoint.circuit_state <> 'closed'
 $sql$;
 
-create or replace function ulak_private.tell_disabled(p_endpoint ulak.endpoints, p_reason text, p_now timestamptz)
-returns void
-language sql
-set search_path = pg_catalog, pg_temp
-as $sql$
-    select ulak_private.tell_of_endpoint(
-        'ulak.endpoint.disabled', p_endpoint.id, jsonb_build_object('endpoint', p_endpoint.name, 'reason', p_reason), p_now
-    )
-$sql$;
-
 -- For bury(): writes each dead letter to the event log and sends it to operators. If its endpoint announces dead letters, the event says
 -- more and is never left out.
 create or replace function ulak_private.tell_dead(p_ids bigint[], p_now timestamptz)
 returns void
 language plpgsql
-set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 set jit = off
 as $plpgsql$
@@ -231,7 +213,6 @@ $sql$;
 create or replace function ulak_private.tell_digests(p_now timestamptz)
 returns void
 language plpgsql
-set search_path = pg_catalog, pg_temp
 set jit = off
 as $plpgsql$
 declare

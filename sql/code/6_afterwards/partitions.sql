@@ -46,7 +46,6 @@ create or replace function ulak_private.missing_archive_months(p_months_ahead in
 returns setof timestamptz
 language sql
 stable
-set search_path = pg_catalog, pg_temp
 set timezone = 'UTC'
 set lock_timeout = '500ms'
 as $sql$
@@ -83,7 +82,6 @@ create or replace function ulak_private.make_archive_partition(p_month timestamp
 returns integer
 language plpgsql
 strict
-set search_path = pg_catalog, pg_temp
 set timezone = 'UTC'
 set datestyle = 'ISO'
 set lock_timeout = '500ms'
@@ -105,7 +103,6 @@ $plpgsql$;
 create or replace function ulak_private.make_partition(p_parent regclass, p_default regclass, p_name text, p_from timestamptz, p_to timestamptz)
 returns boolean
 language plpgsql
-set search_path = pg_catalog, pg_temp
 as $plpgsql$
 declare
     v_has_rows boolean;
@@ -150,7 +147,6 @@ $plpgsql$;
 create or replace function ulak_private.create_month_table(p_parent regclass, p_name text, p_from timestamptz, p_to timestamptz)
 returns void
 language plpgsql
-set search_path = pg_catalog, pg_temp
 as $plpgsql$
 begin
     if to_regclass(format('ulak_private.%I', p_name)) is not null then
@@ -205,7 +201,6 @@ create or replace function ulak_private.old_archive_months(p_retention_months in
 returns setof timestamptz
 language sql
 stable
-set search_path = pg_catalog, pg_temp
 set timezone = 'UTC'
 as $sql$
     select p.month
@@ -221,7 +216,6 @@ create or replace function ulak_private.needs_events(p_month timestamptz)
 returns boolean
 language sql
 stable
-set search_path = pg_catalog, pg_temp
 set timezone = 'UTC'
 as $sql$
     select exists (
@@ -251,7 +245,6 @@ create or replace function ulak_private.drop_archive_partition(p_month timestamp
 returns integer
 language plpgsql
 strict
-set search_path = pg_catalog, pg_temp
 set timezone = 'UTC'
 set lock_timeout = '100ms'
 as $plpgsql$
@@ -290,7 +283,6 @@ $plpgsql$;
 create or replace function ulak_private.raise_archive_is_busy(p_detail text)
 returns void
 language plpgsql
-set search_path = pg_catalog, pg_temp
 as $plpgsql$
 begin
     raise exception 'ulak.archive is in use'

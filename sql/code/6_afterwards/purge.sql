@@ -20,16 +20,7 @@ as $sql$
     select b.*
     from ulak_private.bulk(
         'purge',
-        json_build_object(
-            'p_endpoint', p_endpoint,
-            'p_since', p_since,
-            'p_until', p_until,
-            'p_filter', p_filter::text,
-            'p_priority', p_priority,
-            'p_ids', p_ids,
-            'p_limit', p_limit,
-            'p_by', p_by
-        ),
+        (select to_json(g) from (select p_endpoint, p_since, p_until, p_filter, p_priority, p_ids, p_limit, p_by) g),
         p_dry_run,
         p_now
     ) b
@@ -62,17 +53,7 @@ as $sql$
     select b.*
     from ulak_private.bulk(
         'retry_now',
-        json_build_object(
-            'p_endpoint', p_endpoint,
-            'p_since', p_since,
-            'p_until', p_until,
-            'p_error_like', p_error_like,
-            'p_filter', p_filter::text,
-            'p_ids', p_ids,
-            'p_limit', p_limit,
-            'p_rate', p_rate,
-            'p_by', p_by
-        ),
+        (select to_json(g) from (select p_endpoint, p_since, p_until, p_error_like, p_filter, p_ids, p_limit, p_rate, p_by) g),
         p_dry_run,
         p_now
     ) b
@@ -105,16 +86,7 @@ as $sql$
     select b.*
     from ulak_private.bulk(
         'discard',
-        json_build_object(
-            'p_endpoint', p_endpoint,
-            'p_since', p_since,
-            'p_until', p_until,
-            'p_error_like', p_error_like,
-            'p_filter', p_filter::text,
-            'p_ids', p_ids,
-            'p_limit', p_limit,
-            'p_by', p_by
-        ),
+        (select to_json(g) from (select p_endpoint, p_since, p_until, p_error_like, p_filter, p_ids, p_limit, p_by) g),
         p_dry_run,
         p_now
     ) b
@@ -130,7 +102,6 @@ comment on function ulak.discard(
 create or replace function ulak_private.lock_pending(p_ids bigint[])
 returns bigint[]
 language sql
-set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 as $sql$
     select array(
@@ -145,7 +116,6 @@ $sql$;
 create or replace function ulak_private.retry_rows(p_ids bigint[], p_rate double precision, p_now timestamptz)
 returns integer
 language plpgsql
-set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 as $plpgsql$
 declare
@@ -165,7 +135,6 @@ $plpgsql$;
 create or replace function ulak_private.discard_rows(p_dlq_ids bigint[], p_by text, p_now timestamptz)
 returns integer
 language plpgsql
-set search_path = pg_catalog, pg_temp
 as $plpgsql$
 declare
     v_ids bigint[];

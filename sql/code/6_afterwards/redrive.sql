@@ -50,7 +50,6 @@ comment on function ulak.redrive_message(bigint, text, timestamptz, bigint) is
 create or replace function ulak_private.raise_redriven(p_letter ulak_private.letters)
 returns void
 language plpgsql
-set search_path = pg_catalog, pg_temp
 as $plpgsql$
 begin
     raise exception 'dead letter % was already redriven', p_letter.id
@@ -64,17 +63,15 @@ $plpgsql$;
 
 create or replace function ulak.redrive_endpoint(p_name text)
 returns integer
-language plpgsql
+language sql
 security definer
 set search_path = pg_catalog, pg_temp
-as $plpgsql$
-begin
-    if p_name is null then
-        perform ulak_private.raise_unknown_endpoint(p_name);
-    end if;
-    return (select r.messages from ulak.redrive(p_endpoint => p_name) r);
-end
-$plpgsql$;
+as $sql$
+    -- To redrive(), null is every endpoint.
+    select r.messages
+    from ulak_private.endpoint_id(p_name)
+    cross join ulak.redrive(p_endpoint => p_name) r
+$sql$;
 
 comment on function ulak.redrive_endpoint(text) is
     'puts all dead letters of an endpoint back into the queue, in the order in which they were created; returns how many';
@@ -112,18 +109,7 @@ as $sql$
     select b.*
     from ulak_private.bulk(
         'redrive',
-        json_build_object(
-            'p_endpoint', p_endpoint,
-            'p_since', p_since,
-            'p_until', p_until,
-            'p_error_like', p_error_like,
-            'p_filter', p_filter::text,
-            'p_ids', p_ids,
-            'p_limit', p_limit,
-            'p_rate', p_rate,
-            'p_by', p_by,
-            'p_new_generation', p_new_generation
-        ),
+        (select to_json(g) from (select p_endpoint, p_since, p_until, p_error_like, p_filter, p_ids, p_limit, p_rate, p_by, p_new_generation) g),
         p_dry_run,
         p_now
     ) b
@@ -146,7 +132,6 @@ create or replace function ulak_private.redrive_rows(
 )
 returns integer
 language plpgsql
-set search_path = pg_catalog, pg_temp
 as $plpgsql$
 declare
     v_dlq_ids bigint[];
@@ -197,7 +182,6 @@ create or replace function ulak_private.queue_redriven(
 )
 returns void
 language sql
-set search_path = pg_catalog, pg_temp
 as $sql$
     with numbered as materialized (
         select n.id, n.new_id, p_now + make_interval(secs => (n.place - 1) / p_rate) as scheduled_at

@@ -72,30 +72,21 @@ create or replace function ulak.replay_range(
     p_now timestamptz default clock_timestamp()
 )
 returns integer
-language plpgsql
+language sql
 security definer
 set search_path = pg_catalog, pg_temp
-as $plpgsql$
-begin
-    perform ulak_private.check_replay(p_from_ts, p_to_ts, p_status);
-    return b.messages
+as $sql$
+    select b.messages
     from ulak_private.bulk(
         'replay_range',
-        json_build_object(
-            'p_endpoint', ulak_private.endpoint_name(p_endpoint_id),
-            'p_from_ts', p_from_ts,
-            'p_to_ts', p_to_ts,
-            'p_status', p_status,
-            'p_limit', p_limit,
-            'p_to', p_to,
-            'p_filter', p_filter::text,
-            'p_new_message_id', p_new_message_id
+        (
+            select to_json(g)
+            from (select ulak_private.endpoint_name(p_endpoint_id) as p_endpoint, p_from_ts, p_to_ts, p_status, p_limit, p_to, p_filter, p_new_message_id) g
         ),
         p_dry_run,
         p_now
-    ) b;
-end
-$plpgsql$;
+    ) b
+$sql$;
 
 comment on function ulak.replay_range(bigint, timestamptz, timestamptz, text, boolean, integer, boolean, text, jsonpath, timestamptz) is
     'queues the finished messages of an endpoint again that were created between p_from_ts and p_to_ts (not including '
@@ -138,30 +129,18 @@ create or replace function ulak.replay_plan(
     p_filter jsonpath default null
 )
 returns table (messages integer, sample jsonb, command text)
-language plpgsql
+language sql
 security definer
 set search_path = pg_catalog, pg_temp
-as $plpgsql$
-begin
-    perform ulak_private.check_replay(p_from_ts, p_to_ts, p_status);
-    return query
+as $sql$
     select b.*
     from ulak_private.bulk(
         'replay_range',
-        json_build_object(
-            'p_endpoint', p_endpoint,
-            'p_from_ts', p_from_ts,
-            'p_to_ts', p_to_ts,
-            'p_status', p_status,
-            'p_limit', p_limit,
-            'p_to', p_to,
-            'p_filter', p_filter::text
-        ),
+        (select to_json(g) from (select p_endpoint, p_from_ts, p_to_ts, p_status, p_limit, p_to, p_filter) g),
         true,
         null
-    ) b;
-end
-$plpgsql$;
+    ) b
+$sql$;
 
 comment on function ulak.replay_plan(text, timestamptz, timestamptz, text, integer, text, jsonpath) is
     'what replay_range() would do: how many messages, a sample of them and the command to run';
@@ -170,7 +149,6 @@ comment on function ulak.replay_plan(text, timestamptz, timestamptz, text, integ
 create or replace function ulak_private.archive_finished(p_endpoint_id bigint, p_from_ts timestamptz, p_to_ts timestamptz, p_now timestamptz)
 returns void
 language sql
-set search_path = pg_catalog, pg_temp
 as $sql$
     select ulak_private.archive_rows(
         array(
@@ -190,7 +168,6 @@ create or replace function ulak_private.check_replay(p_from_ts timestamptz, p_to
 returns void
 language plpgsql
 immutable
-set search_path = pg_catalog, pg_temp
 as $plpgsql$
 begin
     if p_from_ts is null or p_to_ts is null then
@@ -213,7 +190,6 @@ $plpgsql$;
 create or replace function ulak_private.replay_rows(p_given json, p_archive_ids bigint[], p_first timestamptz, p_last timestamptz, p_now timestamptz)
 returns integer
 language plpgsql
-set search_path = pg_catalog, pg_temp
 as $plpgsql$
 declare
     v_endpoint_id bigint := ulak_private.endpoint_id(p_given ->> 'p_endpoint');
@@ -265,7 +241,6 @@ create or replace function ulak_private.replay(
 )
 returns bigint[]
 language plpgsql
-set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 set enable_bitmapscan = off
 set enable_hashjoin = off
@@ -335,7 +310,6 @@ create or replace function ulak_private.insert_replayed(
 )
 returns void
 language sql
-set search_path = pg_catalog, pg_temp
 as $sql$
     insert into ulak_private.deliveries (
         id,
@@ -395,7 +369,6 @@ $sql$;
 create or replace function ulak_private.endpoint_name(p_endpoint_id bigint)
 returns text
 language plpgsql
-set search_path = pg_catalog, pg_temp
 as $plpgsql$
 declare
     v_name text;
@@ -416,7 +389,6 @@ $plpgsql$;
 create or replace function ulak_private.raise_not_archived(p_id bigint)
 returns void
 language plpgsql
-set search_path = pg_catalog, pg_temp
 as $plpgsql$
 declare
     v_status text := (select q.status from ulak_private.deliveries q where q.id = p_id);

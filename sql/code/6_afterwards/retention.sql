@@ -65,7 +65,6 @@ comment on function ulak.cleanup_inbox(integer, timestamptz) is
 create or replace function ulak_private.cleanup(p_table text, p_retention_days integer, p_limit integer, p_now timestamptz)
 returns integer
 language plpgsql
-set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 set enable_bitmapscan = off
 set enable_sort = off
@@ -108,7 +107,6 @@ create or replace function ulak_private.retention_facts()
 returns table (step text, name text, setting text, time_column text, batch integer, unless text, hourly_columns text, hourly_values text)
 language sql
 stable
-set search_path = pg_catalog, pg_temp
 as $sql$
     values
         (
@@ -175,7 +173,6 @@ create or replace function ulak_private.roll_up(
     out reached timestamptz
 )
 language plpgsql
-set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 set enable_bitmapscan = off
 set enable_hashjoin = off

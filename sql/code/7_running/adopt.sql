@@ -28,7 +28,6 @@ $sql$;
 create or replace function ulak_private.recovery_target(p_since integer)
 returns text
 language plpgsql
-set search_path = pg_catalog, pg_temp
 as $plpgsql$
 declare
     v_file text := format('pg_wal/%s.history', lpad(upper(to_hex(ulak_private.timeline()) collate "C"), 8, '0'));
@@ -86,7 +85,6 @@ create or replace function ulak_private.held_because()
 returns text
 language sql
 stable
-set search_path = pg_catalog, pg_temp
 as $sql$
     select coalesce(
         (
@@ -97,22 +95,6 @@ as $sql$
         'these messages were restored from another cluster'
     )
     where not ulak_private.is_adopted()
-$sql$;
-
--- A check of start().
-create or replace function ulak_private.check_adopted()
-returns table (item text, status text, detail text, fix text)
-language sql
-stable
-set search_path = pg_catalog, pg_temp
-as $sql$
-    select
-        'cluster',
-        'warning',
-        b.reason || ': they are held',
-        'select ulak.adopt(); -- if this cluster is to deliver them'
-    from ulak_private.held_because() b(reason)
-    where b.reason is not null
 $sql$;
 
 create or replace function ulak.adopt()
@@ -145,7 +127,6 @@ comment on function ulak.adopt() is
 create or replace function ulak_private.record_cluster(p_event text, p_detail jsonb default null)
 returns void
 language plpgsql
-set search_path = pg_catalog, pg_temp
 as $plpgsql$
 declare
     v_before jsonb;
@@ -170,7 +151,6 @@ $plpgsql$;
 create or replace function ulak_private.follow_cluster()
 returns void
 language plpgsql
-set search_path = pg_catalog, pg_temp
 as $plpgsql$
 begin
     -- The installation leaves this to the first run if it looks like a restore.

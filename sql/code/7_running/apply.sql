@@ -56,7 +56,6 @@ comment on function ulak.apply(jsonb, boolean, boolean) is
 create or replace function ulak_private.apply_config(p_config jsonb, p_prune boolean)
 returns jsonb
 language plpgsql
-set search_path = pg_catalog, pg_temp
 as $plpgsql$
 declare
     v_wanted jsonb;
@@ -103,7 +102,6 @@ create or replace function ulak_private.lean(p_value jsonb, p_schema jsonb)
 returns jsonb
 language sql
 immutable
-set search_path = pg_catalog, pg_temp
 as $sql$
     select case
         when jsonb_typeof(p_value) <> 'object' then p_value
@@ -123,7 +121,6 @@ create or replace function ulak_private.entry_name(p_identity text[], p_value js
 returns text
 language sql
 immutable
-set search_path = pg_catalog, pg_temp
 as $sql$
     select coalesce(jsonb_object_agg(e.key, e.value), '{}')::text
     from jsonb_each(case when jsonb_typeof(p_value) = 'object' then p_value end) e
@@ -135,7 +132,6 @@ create or replace function ulak_private.config_entries(p_kind text)
 returns table (name text, value jsonb, old_row jsonb)
 language plpgsql
 stable
-set search_path = pg_catalog, pg_temp
 as $plpgsql$
 declare
     v_kind record;
@@ -159,7 +155,6 @@ $plpgsql$;
 create or replace function ulak_private.wanted_entries(p_config jsonb)
 returns jsonb
 language sql
-set search_path = pg_catalog, pg_temp
 as $sql$
     select coalesce(jsonb_agg(case when w.number > 1 then '{"refusal": "it is given twice"}' || (w.entry - 'value') else w.entry end), '[]')
     from (
@@ -178,7 +173,6 @@ $sql$;
 create or replace function ulak_private.wanted_entry(p_kind text, p_name text, p_value jsonb)
 returns jsonb
 language plpgsql
-set search_path = pg_catalog, pg_temp
 as $plpgsql$
 declare
     v_kind record;
@@ -205,7 +199,6 @@ $plpgsql$;
 create or replace function ulak_private.config_steps(p_config jsonb, p_wanted jsonb, p_prune boolean)
 returns jsonb
 language sql
-set search_path = pg_catalog, pg_temp
 as $sql$
     select coalesce(
         jsonb_agg(
@@ -230,7 +223,6 @@ $sql$;
 create or replace function ulak_private.lock_changed_endpoints(p_steps jsonb)
 returns void
 language plpgsql
-set search_path = pg_catalog, pg_temp
 as $plpgsql$
 begin
     perform ulak_private.lock_endpoint(e.id)
@@ -251,7 +243,6 @@ $plpgsql$;
 create or replace function ulak_private.run_step(p_step jsonb)
 returns jsonb
 language plpgsql
-set search_path = pg_catalog, pg_temp
 as $plpgsql$
 declare
     v_kind text := p_step ->> 'kind';
@@ -287,7 +278,6 @@ create or replace function ulak_private.changed_paths(p_old jsonb, p_new jsonb)
 returns text[]
 language sql
 immutable
-set search_path = pg_catalog, pg_temp
 as $sql$
     select array_agg(concat_ws('.', k.key, s.key) order by k.key, s.key)
     from jsonb_array_elements_text(
@@ -307,7 +297,6 @@ create or replace function ulak_private.shown_entry(p_kind text, p_value jsonb)
 returns jsonb
 language plpgsql
 immutable
-set search_path = pg_catalog, pg_temp
 as $plpgsql$
 declare
     v_key text;

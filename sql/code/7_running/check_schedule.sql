@@ -4,7 +4,6 @@
 create or replace function ulak_private.check_schedule(p_workers integer)
 returns table (item text, status text, detail text, fix text)
 language sql
-set search_path = pg_catalog, pg_temp
 as $sql$
     select c.item, c.status, c.detail, c.fix
     from ulak_private.in_order((
@@ -22,8 +21,9 @@ as $sql$
         ) s
     )) c
     union all
-    select a.item, a.status, a.detail, a.fix
-    from ulak_private.check_adopted() a
+    select 'cluster', 'warning', h.reason || ': they are held', 'select ulak.adopt(); -- if this cluster is to deliver them'
+    from ulak_private.held_because() h (reason)
+    where h.reason is not null
 $sql$;
 
 -- The checks that need no login: whether pg_cron is there and runs, in a suitable mode.
@@ -31,7 +31,6 @@ create or replace function ulak_private.check_pg_cron(p_workers integer)
 returns table (item text, status text, detail text, fix text)
 language sql
 stable
-set search_path = pg_catalog, pg_temp
 as $sql$
     select c.item, c.status, c.detail, c.fix
     from ulak_private.in_order((select jsonb_agg(to_jsonb(s)) from ulak_private.pg_cron_steps(p_workers, null) s)) c
@@ -43,7 +42,6 @@ create or replace function ulak_private.in_order(p_checks jsonb)
 returns table (item text, status text, detail text, fix text)
 language sql
 stable
-set search_path = pg_catalog, pg_temp
 as $sql$
     with checks as (
         select c.*
@@ -80,7 +78,6 @@ $sql$;
 create or replace function ulak_private.python_steps(p_workers integer)
 returns table (step integer, item text, status text, detail text, fix text)
 language sql
-set search_path = pg_catalog, pg_temp
 as $sql$
     select 1, p.item, p.status, p.detail, p.fix
     from ulak_private.check_python() p
@@ -116,7 +113,6 @@ create or replace function ulak_private.pg_cron_steps(p_workers integer, p_is_cr
 returns table (step integer, item text, status text, detail text, fix text)
 language plpgsql
 stable
-set search_path = pg_catalog, pg_temp
 as $plpgsql$
 begin
     if not ulak_private.has_pg_cron() and exists (select from pg_extension e where e.extname = 'pg_cron') then
@@ -135,7 +131,6 @@ create or replace function ulak_private.presence_steps(p_is_created boolean)
 returns table (step integer, item text, status text, detail text, fix text)
 language plpgsql
 stable
-set search_path = pg_catalog, pg_temp
 as $plpgsql$
 declare
     v_version text := ulak_private.pg_cron_version();
@@ -205,7 +200,6 @@ create or replace function ulak_private.with_library(p_libraries text, p_name te
 returns text
 language sql
 immutable
-set search_path = pg_catalog, pg_temp
 as $sql$
     select string_agg(quote_literal(btrim(l.name)), ', ' order by l.place)
     from unnest(string_to_array(nullif(p_libraries, ''), ',') || p_name) with ordinality l(name, place)
@@ -216,7 +210,6 @@ create or replace function ulak_private.limit_steps(p_workers integer)
 returns table (step integer, item text, status text, detail text, fix text)
 language plpgsql
 stable
-set search_path = pg_catalog, pg_temp
 as $plpgsql$
 declare
     v_is_loaded boolean := ulak_private.is_pg_cron_loaded();
@@ -277,7 +270,6 @@ $plpgsql$;
 create or replace function ulak_private.lift_timeout()
 returns table (item text, status text, detail text)
 language plpgsql
-set search_path = pg_catalog, pg_temp
 as $plpgsql$
 declare
     v_is_done boolean := exists (
@@ -303,7 +295,6 @@ create or replace function ulak_private.run_timeout()
 returns interval
 language sql
 stable
-set search_path = pg_catalog, pg_temp
 as $sql$
     select nullif(case when t.value ~ '^[0-9]+$' then t.value || ' ms' else t.value end::interval, interval '0')
     from (
@@ -332,7 +323,6 @@ create or replace function ulak_private.is_pg_cron_loaded()
 returns boolean
 language sql
 stable
-set search_path = pg_catalog, pg_temp
 as $sql$
     select current_setting('shared_preload_libraries') ~ E'\\mpg_cron\\M'
 $sql$;
@@ -343,7 +333,6 @@ create or replace function ulak_private.wants_background_workers()
 returns boolean
 language sql
 stable
-set search_path = pg_catalog, pg_temp
 as $sql$
     select ulak_private.has_seconds() and coalesce((ulak_private.given_setting('cron.use_background_workers')).setting::boolean, not ulak_private.is_pg_cron_loaded())
 $sql$;
@@ -352,7 +341,6 @@ $sql$;
 create or replace function ulak_private.is_pg_cron_created()
 returns boolean
 language plpgsql
-set search_path = pg_catalog, pg_temp
 as $plpgsql$
 begin
     if not ulak_private.is_pg_cron_loaded() then

@@ -16,7 +16,6 @@ create or replace function ulak_private.missing_clients()
 returns table (protocol text, package text, endpoints bigint)
 language sql
 stable
-set search_path = pg_catalog, pg_temp
 as $sql$
     select u.protocol, m.package, sum(u.endpoints)::bigint
     from (

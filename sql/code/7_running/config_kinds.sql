@@ -84,7 +84,6 @@ create or replace function ulak_private.config_kinds()
 returns table (kind text, place integer, identity text[], listing text, canonical text, schema jsonb)
 language sql
 immutable
-set search_path = pg_catalog, pg_temp
 as $sql$
     select k.*, coalesce(s.schema -> 'items', s.schema -> 'additionalProperties')
     from (
@@ -143,7 +142,6 @@ create or replace function ulak_private.config_changes()
 returns table (kind text, put text, removal text)
 language sql
 immutable
-set search_path = pg_catalog, pg_temp
 as $sql$
     values
         (
@@ -219,7 +217,6 @@ create or replace function ulak_private.checked_grant(p_entry jsonb)
 returns jsonb
 language plpgsql
 immutable
-set search_path = pg_catalog, pg_temp
 as $plpgsql$
 declare
     v_key text := case p_entry ->> 'right' when 'publish' then 'event_type' else 'endpoint' end;
@@ -240,7 +237,6 @@ create or replace function ulak_private.portable_config(p_id bigint, p_config js
 returns jsonb
 language sql
 immutable
-set search_path = pg_catalog, pg_temp
 as $sql$
     select case
         when p_config #>> '{signing_secret,$secret}' = ulak_private.signing_secret_name(p_id) then p_config - 'signing_secret'
@@ -251,7 +247,6 @@ $sql$;
 create or replace function ulak_private.put_endpoint(p_name text, p_entry jsonb, p_row jsonb)
 returns text
 language plpgsql
-set search_path = pg_catalog, pg_temp
 as $plpgsql$
 declare
     v_is_enabled boolean := coalesce((p_entry ->> 'enabled')::boolean, true);
@@ -284,7 +279,6 @@ $plpgsql$;
 create or replace function ulak_private.remove_endpoint(p_name text)
 returns text
 language plpgsql
-set search_path = pg_catalog, pg_temp
 as $plpgsql$
 begin
     perform ulak.drop_endpoint(p_name);
@@ -300,7 +294,6 @@ create or replace function ulak_private.credentials_in(p_protocol text, p_config
 returns table (path text[], value text)
 language sql
 immutable
-set search_path = pg_catalog, pg_temp
 as $sql$
     select n.path, n.value #>> '{}'
     from ulak_private.protocol_facts() f
@@ -323,7 +316,6 @@ create or replace function ulak_private.without_credentials(p_entry jsonb)
 returns jsonb
 language plpgsql
 immutable
-set search_path = pg_catalog, pg_temp
 as $plpgsql$
 declare
     v_path text[];
@@ -340,7 +332,6 @@ create or replace function ulak_private.with_stored_credentials(p_name text, p_e
 returns jsonb
 language plpgsql
 stable
-set search_path = pg_catalog, pg_temp
 as $plpgsql$
 declare
     v_id bigint;
@@ -377,7 +368,6 @@ create or replace function ulak_private.canonical_watch(p_entry jsonb)
 returns jsonb
 language plpgsql
 stable
-set search_path = pg_catalog, pg_temp
 as $plpgsql$
 declare
     v_table regclass := to_regclass(p_entry ->> 'table');
@@ -406,7 +396,6 @@ $plpgsql$;
 create or replace function ulak_private.put_watch(p_entry jsonb, p_old_id bigint)
 returns text
 language plpgsql
-set search_path = pg_catalog, pg_temp
 as $plpgsql$
 declare
     v_table regclass := (p_entry ->> 'table')::regclass;
@@ -437,7 +426,6 @@ $plpgsql$;
 create or replace function ulak_private.end_watch(p_id bigint)
 returns text
 language plpgsql
-set search_path = pg_catalog, pg_temp
 as $plpgsql$
 declare
     v_owner oid := (select c.relowner from ulak.watch_list w join pg_class c on c.oid = to_regclass(w.table_name) where w.id = p_id);
@@ -451,7 +439,6 @@ create or replace function ulak_private.texts(p_array jsonb)
 returns text[]
 language sql
 immutable
-set search_path = pg_catalog, pg_temp
 as $sql$
     select case when p_array is not null then array(select jsonb_array_elements_text(p_array)) end
 $sql$;

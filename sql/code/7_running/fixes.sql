@@ -5,7 +5,6 @@ create or replace function ulak_private.server_fix(p_name text, p_value text, p_
 returns text
 language sql
 stable
-set search_path = pg_catalog, pg_temp
 as $sql$
     select concat_ws(
         ' ',
@@ -19,7 +18,6 @@ $sql$;
 create or replace function ulak_private.restart(out detail text, out fix text)
 language sql
 stable
-set search_path = pg_catalog, pg_temp
 as $sql$
     select
         'the server reads these when it starts; as ' || case when c.part is null then ulak_private.system_user() else 'root' end || ', in a shell:',
@@ -37,7 +35,6 @@ create or replace function ulak_private.in_shell(p_text text)
 returns text
 language sql
 immutable
-set search_path = pg_catalog, pg_temp
 as $sql$
     select case when p_text ~ '^[A-Za-z0-9_./:@%+-]+$' then p_text else '''' || replace(p_text, '''', E'''\\''''') || '''' end
 $sql$;
@@ -47,7 +44,6 @@ create or replace function ulak_private.cut(p_text text, p_length integer)
 returns text
 language sql
 immutable
-set search_path = pg_catalog, pg_temp
 as $sql$
     select case when length(t.line) > p_length then left(t.line, p_length - 3) || '...' else t.line end
     from (select regexp_replace(p_text, E'\\s+', ' ', 'g')) t (line)
@@ -57,7 +53,6 @@ $sql$;
 create or replace function ulak_private.given_setting(p_name text, out setting text, out is_pending boolean)
 language sql
 stable
-set search_path = pg_catalog, pg_temp
 as $sql$
     select
         case when s.source in ('command line', 'environment variable') then s.setting else f.setting end,

@@ -5,7 +5,6 @@ create or replace function ulak_private.has_pg_cron()
 returns boolean
 language sql
 stable
-set search_path = pg_catalog, pg_temp
 as $sql$
     select exists (select from pg_extension e where e.extname = 'pg_cron')
 $sql$;
@@ -15,7 +14,6 @@ create or replace function ulak_private.job_name(p_what text)
 returns text
 language sql
 stable
-set search_path = pg_catalog, pg_temp
 as $sql$
     select format('ulak %s in %s', p_what, current_database())
 $sql$;
@@ -25,7 +23,6 @@ create or replace function ulak_private.database_of_job()
 returns text
 language sql
 immutable
-set search_path = pg_catalog, pg_temp
 as $sql$
     select format('substring(jobname from %L)', E'^ulak (?:worker \\d+|watcher|reboot|maintenance|vacuum|log|recurring [A-Za-z0-9._-]+) in (.*)$')
 $sql$;
@@ -46,7 +43,6 @@ returns table (
 )
 language plpgsql
 stable
-set search_path = pg_catalog, pg_temp
 as $plpgsql$
 begin
     if ulak_private.has_pg_cron() then
@@ -64,7 +60,6 @@ create or replace function ulak_private.job_role()
 returns text
 language sql
 stable
-set search_path = pg_catalog, pg_temp
 as $sql$
     select 'ulak_worker'
 $sql$;
@@ -74,7 +69,6 @@ create or replace function ulak_private.elsewhere()
 returns text
 language sql
 stable
-set search_path = pg_catalog, pg_temp
 as $sql$
     select format('pg_cron lives in database "%s", where a superuser has to run this', current_setting('cron.database_name', true))
 $sql$;
@@ -85,7 +79,6 @@ create or replace function ulak_private.fix_elsewhere(p_commands text)
 returns text
 language sql
 stable
-set search_path = pg_catalog, pg_temp
 as $sql$
     select format(
         E'select %s as ulak \\gset \\c %I \\\\ :ulak \\c %I', p_commands, current_setting('cron.database_name', true), current_database()
@@ -121,7 +114,6 @@ create or replace function ulak_private.pg_cron_version()
 returns text
 language sql
 stable
-set search_path = pg_catalog, pg_temp
 as $sql$
     select substring(coalesce(e.extversion, a.default_version) from E'^\\d+\\.\\d+')
     from pg_available_extensions a
@@ -135,7 +127,6 @@ create or replace function ulak_private.has_seconds()
 returns boolean
 language sql
 stable
-set search_path = pg_catalog, pg_temp
 as $sql$
     select coalesce(string_to_array(ulak_private.pg_cron_version(), '.')::integer[] >= array[1, 5], false)
 $sql$;
@@ -153,7 +144,6 @@ returns table (
 )
 language sql
 stable
-set search_path = pg_catalog, pg_temp
 as $sql$
     with job (what, schedule, command, is_owners, database) as (
         -- The next run starts as soon as the last one has ended, or two seconds later if it ended too soon.
@@ -218,7 +208,6 @@ create or replace function ulak_private.schedule_command(
 returns text
 language sql
 immutable
-set search_path = pg_catalog, pg_temp
 as $sql$
     select format(
         'select cron.schedule_in_database(%L, %L, %L, %L, %L);', p_jobname, p_schedule, p_command, p_database, p_username
@@ -231,7 +220,6 @@ create or replace function ulak_private.put_job(
 )
 returns void
 language plpgsql
-set search_path = pg_catalog, pg_temp
 as $plpgsql$
 begin
     if p_jobid is null then
@@ -249,7 +237,6 @@ $plpgsql$;
 create or replace function ulak_private.schedule_jobs(p_workers integer)
 returns table (item text, status text, detail text)
 language plpgsql
-set search_path = pg_catalog, pg_temp
 as $plpgsql$
 declare
     v_job record;
@@ -297,7 +284,6 @@ create or replace function ulak_private.misplaced_jobs()
 returns table (place text, jobs bigint)
 language sql
 stable
-set search_path = pg_catalog, pg_temp
 as $sql$
     select concat_ws(':', j.nodename, j.nodeport), count(*)
     from ulak_private.jobs() j
@@ -310,7 +296,6 @@ $sql$;
 create or replace function ulak_private.bring_jobs_here()
 returns bigint
 language plpgsql
-set search_path = pg_catalog, pg_temp
 as $plpgsql$
 declare
     v_jobs bigint := 0;
@@ -331,7 +316,6 @@ $plpgsql$;
 create or replace function ulak_private.wake_pg_cron()
 returns void
 language plpgsql
-set search_path = pg_catalog, pg_temp
 as $plpgsql$
 begin
     if ulak_private.has_pg_cron() and exists (select from pg_stat_activity a where a.wait_event = 'ProcSignalBarrier') then

@@ -4,7 +4,6 @@
 create or replace function ulak_private.login_steps(p_user text)
 returns table (step integer, item text, status text, detail text, fix text)
 language plpgsql
-set search_path = pg_catalog, pg_temp
 as $plpgsql$
 declare
     v_problem text := ulak_private.log_in(p_user);
@@ -25,7 +24,6 @@ create or replace function ulak_private.login_problem(p_user text, p_reason text
 returns table (step integer, item text, status text, detail text, fix text)
 language plpgsql
 stable
-set search_path = pg_catalog, pg_temp
 as $plpgsql$
 declare
     v_host text := (select p.host from ulak_private.login_parameters() p);
@@ -91,7 +89,6 @@ create or replace function ulak_private.in_file(p_name text)
 returns text
 language sql
 immutable
-set search_path = pg_catalog, pg_temp
 as $sql$
     select case when p_name ~ '^[A-Za-z_][A-Za-z0-9_]*$' and p_name not in ('all', 'sameuser', 'samerole', 'replication') then p_name else format('"%s"', p_name) end
 $sql$;
@@ -101,7 +98,6 @@ $sql$;
 create or replace function ulak_private.login_rule(p_user text, out map text, out is_mapped boolean, out why text)
 language sql
 stable
-set search_path = pg_catalog, pg_temp
 as $sql$
     select
         r.map,
@@ -155,7 +151,6 @@ create or replace function ulak_private.socket()
 returns text
 language sql
 stable
-set search_path = pg_catalog, pg_temp
 as $sql$
     select nullif(btrim(split_part(current_setting('unix_socket_directories'), ',', 1)), '')
 $sql$;

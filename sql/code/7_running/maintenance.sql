@@ -52,17 +52,9 @@ left join (
 order by s.place;
 
 comment on view ulak.maintenance_status is 'steps of maintenance: when each last ran, how long it took, what it did, what went wrong';
-comment on column ulak.maintenance_status.step is 'name of the step';
+call ulak_private.describe('ulak.maintenance_status', 'ulak_private.maintenance_runs');
 comment on column ulak.maintenance_status.what is 'what it does';
 comment on column ulak.maintenance_status.state is 'ok; failed: see last_error; late: no run for 5 minutes; behind: ran out of time and goes on in the next run; never ran';
-comment on column ulak.maintenance_status.started_at is 'when its last run began';
-comment on column ulak.maintenance_status.duration is 'how long that took';
-comment on column ulak.maintenance_status.rows is 'messages, rows or partitions that it changed';
-comment on column ulak.maintenance_status.last_error is 'its last error, kept after later runs that succeeded';
-comment on column ulak.maintenance_status.last_error_at is 'when that was';
-comment on column ulak.maintenance_status.runs is 'how often it ran';
-comment on column ulak.maintenance_status.errors is 'how many errors it had';
-comment on column ulak.maintenance_status.total_rows is 'what it changed in all its runs';
 
 -- Without SECURITY DEFINER, SET clause and exception block, because each of them forbids commits; maintenance_step() has them. Until the
 -- search_path is pinned, every name is qualified, even the types of variables.
@@ -177,7 +169,6 @@ create or replace function ulak_private.maintenance_month(p_step text, p_after t
 returns timestamptz
 language sql
 stable
-set search_path = pg_catalog, pg_temp
 as $sql$
     select case p_step
         when 'partitions' then (select min(m) from ulak_private.missing_archive_months(3, p_now) m where m > p_after)
@@ -197,7 +188,6 @@ create or replace function ulak_private.maintenance_work(
     out reached timestamptz
 )
 language plpgsql
-set search_path = pg_catalog, pg_temp
 as $plpgsql$
 declare
     v_batch constant integer := 2000;
@@ -264,7 +254,6 @@ create or replace function ulak_private.record_maintenance(
 )
 returns void
 language plpgsql
-set search_path = pg_catalog, pg_temp
 as $plpgsql$
 begin
     if p_error is not null then
@@ -313,6 +302,7 @@ create or replace function ulak_private.vacuum_command()
 returns text
 language sql
 immutable
+set search_path = pg_catalog, pg_temp
 as $sql$
     select 'vacuum (skip_locked, truncate off, parallel 0) '
         'ulak_private.deliveries, ulak_private.idempotency_keys, ulak_private.ordering_keys, ulak.endpoints, ulak.endpoint_stats, ulak.endpoint_totals, ulak.workers, '

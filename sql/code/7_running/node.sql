@@ -46,7 +46,6 @@ create or replace function ulak_private.is_stopped()
 returns boolean
 language sql
 stable
-set search_path = pg_catalog, pg_temp
 as $sql$
     select exists (select from ulak_private.schedule s where s.is_stopped)
 $sql$;
@@ -99,7 +98,6 @@ $plpgsql$;
 create or replace function ulak_private.forget_nodes()
 returns void
 language sql
-set search_path = pg_catalog, pg_temp
 as $sql$
     delete from ulak.workers w
     where w.host is not null and w.heartbeat_at < clock_timestamp() - interval '1 hour' and not ulak_private.is_taken(w)
@@ -109,7 +107,6 @@ create or replace function ulak_private.count_nodes(p_now timestamptz)
 returns bigint
 language sql
 stable
-set search_path = pg_catalog, pg_temp
 as $sql$
     select count(*)
     from ulak.workers w

@@ -98,17 +98,9 @@ from ulak.recurring r
 join ulak.endpoints e on e.id = r.endpoint_id;
 
 comment on view ulak.recurring_list is 'recurring messages with the names of their endpoints';
+call ulak_private.describe('ulak.recurring_list', 'ulak.recurring');
 comment on column ulak.recurring_list.name is 'what unschedule() takes';
-comment on column ulak.recurring_list.cron is 'when, as pg_cron reads it';
 comment on column ulak.recurring_list.endpoint is 'name of the endpoint that it goes to';
-comment on column ulak.recurring_list.payload is 'the body';
-comment on column ulak.recurring_list.priority is 'as in ulak.recurring';
-comment on column ulak.recurring_list.ordering_key is 'as in ulak.recurring';
-comment on column ulak.recurring_list.headers is 'as in ulak.recurring';
-comment on column ulak.recurring_list.metadata is 'as in ulak.recurring';
-comment on column ulak.recurring_list.expires_after is 'as in ulak.recurring';
-comment on column ulak.recurring_list.last_sent_at is 'as in ulak.recurring';
-comment on column ulak.recurring_list.created_at is 'as in ulak.recurring';
 
 -- What a job calls. If pg_cron starts a job twice in a minute, or two clusters run it after a restore, one message is sent for that minute.
 -- Null: the message isn't scheduled any more.
@@ -154,7 +146,6 @@ $plpgsql$;
 create or replace function ulak_private.run_in_pg_cron(p_item text, p_command text, p_done text)
 returns table (item text, status text, detail text, fix text)
 language plpgsql
-set search_path = pg_catalog, pg_temp
 as $plpgsql$
 begin
     if ulak_private.has_pg_cron() then
@@ -174,7 +165,6 @@ $plpgsql$;
 create or replace function ulak_private.require_pg_cron()
 returns void
 language plpgsql
-set search_path = pg_catalog, pg_temp
 as $plpgsql$
 declare
     v_problem record;
@@ -193,7 +183,6 @@ $plpgsql$;
 create or replace function ulak_private.check_recurring(p_name text, p_cron text, p_expires_after interval)
 returns void
 language plpgsql
-set search_path = pg_catalog, pg_temp
 as $plpgsql$
 begin
     if p_name is null or p_name !~ '^[A-Za-z0-9._-]{1,100}$' then

@@ -118,7 +118,6 @@ comment on function ulak.stop() is
 create or replace function ulak_private.wait_for_workers_to_leave()
 returns void
 language plpgsql
-set search_path = pg_catalog, pg_temp
 as $plpgsql$
 begin
     if not ulak_private.has_background_workers() then
@@ -136,7 +135,6 @@ create or replace function ulak_private.is_stopping()
 returns boolean
 language plpgsql
 stable
-set search_path = pg_catalog, pg_temp
 as $plpgsql$
 begin
     return ulak_private.has_background_workers() and exists (
@@ -155,7 +153,6 @@ create or replace function ulak_private.has_background_workers()
 returns boolean
 language sql
 stable
-set search_path = pg_catalog, pg_temp
 as $sql$
     select coalesce(current_setting('cron.use_background_workers', true)::boolean, false)
 $sql$;
@@ -164,7 +161,6 @@ $sql$;
 create or replace function ulak_private.limit_workers(p_workers integer, p_is_stop boolean default false)
 returns table (name text, is_node boolean)
 language plpgsql
-set search_path = pg_catalog, pg_temp
 as $plpgsql$
 begin
     insert into ulak_private.schedule (workers, is_stopped, is_watched)
@@ -188,7 +184,6 @@ create or replace function ulak_private.default_workers()
 returns integer
 language sql
 stable
-set search_path = pg_catalog, pg_temp
 as $sql$
     select ulak.setting('workers')::integer
 $sql$;
@@ -198,7 +193,6 @@ create or replace function ulak_private.workers_begin(p_now timestamptz)
 returns table (is_scheduled boolean, is_new boolean, starts text)
 language plpgsql
 stable
-set search_path = pg_catalog, pg_temp
 as $plpgsql$
 declare
     v_minute timestamptz := date_trunc('minute', p_now) + interval '1 minute';

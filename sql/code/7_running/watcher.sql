@@ -24,11 +24,12 @@ $plpgsql$;
 create or replace function ulak_private.keep_watcher()
 returns void
 language plpgsql
-set search_path = pg_catalog, pg_temp
 as $plpgsql$
 begin
-    if exists (select from ulak_private.schedule s where s.is_watched) and not exists (select from ulak_private.watchers()) then
-        perform ulak_private.launch();
+    if exists (select from ulak_private.schedule s where s.is_watched) then
+        if not exists (select from ulak_private.watchers()) then
+            perform ulak_private.launch();
+        end if;
     end if;
 end
 $plpgsql$;
@@ -47,7 +48,6 @@ $python$;
 create or replace function ulak_private.await_launcher()
 returns void
 language plpgsql
-set search_path = pg_catalog, pg_temp
 as $plpgsql$
 begin
     for v_look in 1..30 loop
@@ -75,7 +75,6 @@ create or replace function ulak_private.watchers()
 returns table (pid integer, backend_start timestamptz)
 language sql
 stable
-set search_path = pg_catalog, pg_temp
 as $sql$
     select a.pid, a.backend_start
     from pg_stat_activity a

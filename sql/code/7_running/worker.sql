@@ -146,7 +146,7 @@ as $sql$
             ]) s(name)
         ),
         ulak_private.version(),
-        set_config('ulak_private.settings', ulak_private.settings_fingerprint(), false)
+        set_config('ulak_private.settings', (select s.fingerprint from ulak_private.session_settings s), false)
 $sql$;
 
 -- Whether a setting has changed since this session's worker last read them. A claim checks this in the snapshot that it finds its messages in,
@@ -165,22 +165,10 @@ comment on view ulak_private.session_settings is
 comment on column ulak_private.session_settings.fingerprint is 'a hash of all settings that were changed, with their values';
 comment on column ulak_private.session_settings.are_old is 'this session''s worker has asked for them before one was changed; false in other sessions';
 
-create or replace function ulak_private.settings_fingerprint()
-returns text
-language plpgsql
-stable
-set search_path = pg_catalog, pg_temp
-as $plpgsql$
-begin
-    return s.fingerprint from ulak_private.session_settings s;
-end
-$plpgsql$;
-
 create or replace function ulak_private.has_old_settings()
 returns boolean
 language plpgsql
 stable
-set search_path = pg_catalog, pg_temp
 as $plpgsql$
 begin
     return s.are_old from ulak_private.session_settings s;
@@ -214,30 +202,6 @@ begin
 end
 $plpgsql$;
 
--- Where an idle worker that doesn't listen spends its time: it watches the senders' sequence until it moves. It holds a snapshot meanwhile, for
--- a second at most (the worker's next check). In PL/pgSQL and without a query, so that little has to come back into the processor's caches
--- after each sleep.
-create or replace function ulak_private.await_send(p_last_sent bigint, p_interval double precision, p_seconds double precision)
-returns bigint
-language plpgsql
-set search_path = pg_catalog, pg_temp
-as $plpgsql$
-declare
-    v_sequence oid := 'ulak.queue_id_seq'::regclass;
-    v_looks integer := greatest(1, ceil(p_seconds / p_interval));
-    v_interval double precision := p_seconds / v_looks;
-    v_sent bigint;
-    v_slept text;
-begin
-    for v_look in 1..v_looks loop
-        v_slept := pg_sleep(v_interval);
-        v_sent := coalesce(pg_sequence_last_value(v_sequence), 0);
-        exit when v_sent <> p_last_sent;
-    end loop;
-    return v_sent;
-end
-$plpgsql$;
-
 -- Endpoints that must not be sent to any more, though messages for them were claimed a moment ago.
 create or replace function ulak_private.blocked_endpoints(p_ids bigint[])
 returns table (id bigint, state text)
@@ -251,13 +215,16 @@ as $sql$
     where e.id = any (p_ids) and (not e.enabled or e.circuit_state <> 'closed')
 $sql$;
 
--- One worker polls often for new messages: the live one with the lowest number.
+-- One worker polls often for new messages: the live one with the lowest number. Called each second, and a function in SQL would be planned
+-- each time.
 create or replace function ulak_private.is_poller(p_slot integer)
 returns boolean
-language sql
+language plpgsql
 stable
 security definer
 set search_path = pg_catalog, pg_temp
-as $sql$
-    select not exists (select from ulak.workers w where w.slot < p_slot and ulak_private.is_taken(w))
-$sql$;
+as $plpgsql$
+begin
+    return not exists (select from ulak.workers w where w.slot < p_slot and ulak_private.is_taken(w));
+end
+$plpgsql$;

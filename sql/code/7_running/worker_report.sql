@@ -57,7 +57,6 @@ $plpgsql$;
 create or replace function ulak_private.note_broken_run(p_slot integer, p_worker text, p_progress jsonb, p_now timestamptz)
 returns void
 language plpgsql
-set search_path = pg_catalog, pg_temp
 as $plpgsql$
 declare
     v_error text := ulak_private.error_line(p_progress ->> 'broken_by');
@@ -89,7 +88,6 @@ $sql$;
 create or replace function ulak_private.add_endpoint_stats(p_stats jsonb, p_minute timestamptz)
 returns void
 language plpgsql
-set search_path = pg_catalog, pg_temp
 as $plpgsql$
 begin
     with added as materialized (
@@ -114,8 +112,7 @@ begin
             failed = s.failed + excluded.failed,
             latency_total_ms = s.latency_total_ms + excluded.latency_total_ms,
             latency_histogram = ulak_private.add_histograms(s.latency_histogram, excluded.latency_histogram),
-            -- A minute that 0.1.0 began has none.
-            latency_max_ms = case when s.latency_max_ms is not null then greatest(s.latency_max_ms, excluded.latency_max_ms) end
+            latency_max_ms = greatest(s.latency_max_ms, excluded.latency_max_ms)
     )
     insert into ulak.endpoint_totals as t (endpoint_id, delivered, failed, latency_total_ms, latency_histogram)
     select a.endpoint_id, a.delivered, a.failed, a.latency_total_ms, a.latency_histogram

@@ -31,7 +31,6 @@ create or replace function ulak_private.has_backend(p_worker ulak.workers)
 returns boolean
 language sql
 stable
-set search_path = pg_catalog, pg_temp
 as $sql$
     select exists (
         select
@@ -49,7 +48,6 @@ create or replace function ulak_private.is_taken(p_worker ulak.workers)
 returns boolean
 language sql
 stable
-set search_path = pg_catalog, pg_temp
 as $sql$
     select p_worker.state = 'running'
         and p_worker.heartbeat_at > clock_timestamp() - interval '2 minutes'
@@ -73,7 +71,6 @@ create or replace function ulak_private.is_dead(p_worker ulak.workers)
 returns boolean
 language sql
 stable
-set search_path = pg_catalog, pg_temp
 as $sql$
     select p_worker.state = 'running'
         and p_worker.host is null

@@ -1,7 +1,7 @@
 -- The meaning of an endpoint's last error, and what to do about it.
 
--- Lasting: retries won't help until somebody changes something. No SET clause, so that it becomes part of the query. An error starts
--- with its kind, in the worker's words; the text after the colon may be the receiver's.
+-- Lasting: retries won't help until somebody changes something. An error starts with its kind, in the worker's words; the text after the
+-- colon may be the receiver's.
 create or replace function ulak_private.advice(p_name text, p_error text)
 returns table (cause text, fix text, is_lasting boolean)
 language sql
@@ -97,17 +97,14 @@ $sql$;
 -- Whether such an error is from before the network was allowed.
 create or replace function ulak_private.is_unblocked(p_error text)
 returns boolean
-language plpgsql
+language sql
 stable
-set search_path = pg_catalog, pg_temp
-as $plpgsql$
-begin
-    return ulak.setting('http_allow_internal_urls')::boolean or exists (
+as $sql$
+    select ulak.setting('http_allow_internal_urls')::boolean or exists (
         select
         from unnest(string_to_array(nullif(ulak.setting('http_allowed_networks'), ''), ',')) n (network)
         where n.network::cidr >>= substring(
             p_error from E'^\\[[A-Z]+\\] (?:OAuth2 token request: )?blocked: address ([0-9a-f.:]+) is blocked'
         )::inet
-    );
-end
-$plpgsql$;
+    )
+$sql$;

@@ -5,7 +5,6 @@ create or replace function ulak_private.pending_levels(p_endpoint_id bigint defa
 returns table (endpoint_id bigint, priority smallint, first_due timestamptz)
 language plpgsql
 stable
-set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 set enable_bitmapscan = off
 set enable_nestloop = on
@@ -54,7 +53,7 @@ end
 $plpgsql$;
 
 -- The last count for an endpoint. `between` instead of `=`: with `=`, and the statistics of an empty table, the planner may read all
--- samples by their time, once per endpoint. There is no search_path, so that the function becomes part of its query.
+-- samples by their time, once per endpoint.
 create or replace function ulak_private.last_sample(p_endpoint_id bigint, p_now timestamptz)
 returns setof ulak.backlog_samples
 language sql
@@ -87,7 +86,6 @@ returns table (
 )
 language plpgsql
 stable
-set search_path = pg_catalog, pg_temp
 as $plpgsql$
 #variable_conflict use_column
 declare

@@ -50,7 +50,6 @@ create or replace function ulak_private.message_to_send(p_id bigint)
 returns table (endpoint_id bigint, message jsonb)
 language sql
 stable
-set search_path = pg_catalog, pg_temp
 as $sql$
     select
         m.endpoint_id,
@@ -71,7 +70,6 @@ $sql$;
 create or replace function ulak_private.curl(p_request jsonb)
 returns text
 language plpython3u
-set search_path = pg_catalog, pg_temp
 as $python$
     plpy.execute("select ulak_private.load_python()")
     import json

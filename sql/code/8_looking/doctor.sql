@@ -2,17 +2,15 @@
 
 create or replace function ulak.doctor(p_now timestamptz default clock_timestamp())
 returns table (severity text, "check" text, finding text, fix text)
-language plpgsql
+language sql
 stable
 security definer
 set search_path = pg_catalog, pg_temp
-as $plpgsql$
-begin
-    return query
+as $sql$
     select f.severity, f.check_name, f.finding, f.fix
-    from ulak_private.doctor(array(select f from ulak_private.endpoint_facts(null, p_now) f), p_now) f;
-end
-$plpgsql$;
+    from ulak_private.finite_time(p_now) t (now)
+    cross join lateral ulak_private.doctor(array(select f from ulak_private.endpoint_facts(null, t.now) f), t.now) f
+$sql$;
 
 comment on function ulak.doctor(timestamptz) is
     'lists problems, the worst first, at most 20 per check; fix is the SQL that solves it, with a comment for what SQL cannot'
@@ -22,14 +20,12 @@ create or replace function ulak_private.doctor(p_facts ulak_private.endpoint_fac
 returns table (severity text, check_name text, finding text, fix text)
 language plpgsql
 stable
-set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 set enable_bitmapscan = off
 set jit = off
 as $plpgsql$
 #variable_conflict use_column
 begin
-    p_now := ulak_private.finite_time(p_now);
     return query
     with problem as materialized (
         select f.severity, f.check_name, f.finding, f.fix from ulak_private.trouble(p_facts, p_now) f
@@ -79,7 +75,6 @@ create or replace function ulak_private.trouble(p_facts ulak_private.endpoint_fa
 returns table (component text, severity text, check_name text, finding text, fix text)
 language sql
 stable
-set search_path = pg_catalog, pg_temp
 as $sql$
     select 'cluster', f.* from ulak_private.doctor_cluster() f
     union all
@@ -87,7 +82,8 @@ as $sql$
     union all
     select 'workers', f.* from ulak_private.doctor_workers(p_now) f
     union all
-    select 'archive', f.* from ulak_private.doctor_partitions(p_now) f
+    select 'archive', 'warning', 'partitions', p.finding, 'select ulak.maintain_archive_partitions();'
+    from ulak_private.check_partitions(p_now) p
     union all
     select 'maintenance', f.* from ulak_private.doctor_maintenance(p_now) f
     union all

@@ -4,7 +4,6 @@ create or replace function ulak_private.doctor_dlq(p_facts ulak_private.endpoint
 returns table (severity text, check_name text, finding text, fix text)
 language sql
 stable
-set search_path = pg_catalog, pg_temp
 as $sql$
     -- Letters need a decision also where the dead-letter queue doesn't grow.
     with growth as materialized (
@@ -77,7 +76,6 @@ create or replace function ulak_private.dlq_growth(p_now timestamptz)
 returns table (letters bigint, before bigint, endpoint text, error text)
 language sql
 stable
-set search_path = pg_catalog, pg_temp
 as $sql$
     select n.letters, b.letters, n.endpoint, n.error
     from (

@@ -4,7 +4,6 @@ create or replace function ulak_private.doctor_endpoints(p_facts ulak_private.en
 returns table (severity text, check_name text, finding text, fix text)
 language sql
 stable
-set search_path = pg_catalog, pg_temp
 as $sql$
     select
         case when h.circuit_broken_since <= p_now - interval '10 minutes' then 'critical' else 'warning' end,
@@ -62,7 +61,6 @@ create or replace function ulak_private.doctor_disabled(p_facts ulak_private.end
 returns table (severity text, check_name text, finding text, fix text)
 language sql
 stable
-set search_path = pg_catalog, pg_temp
 as $sql$
     select
         'info',

@@ -4,7 +4,6 @@ create or replace function ulak_private.doctor_hosts()
 returns table (severity text, check_name text, finding text, fix text)
 language sql
 stable
-set search_path = pg_catalog, pg_temp
 as $sql$
     select
         'warning',

@@ -1,20 +1,9 @@
--- Months of the archive that are missing, and steps of maintenance that failed or didn't run.
-
-create or replace function ulak_private.doctor_partitions(p_now timestamptz)
-returns table (severity text, check_name text, finding text, fix text)
-language sql
-stable
-set search_path = pg_catalog, pg_temp
-as $sql$
-    select 'warning', 'partitions', p.finding, 'select ulak.maintain_archive_partitions();'
-    from ulak_private.check_partitions(p_now) p
-$sql$;
+-- Steps of maintenance that failed or didn't run.
 
 create or replace function ulak_private.doctor_maintenance(p_now timestamptz)
 returns table (severity text, check_name text, finding text, fix text)
 language sql
 stable
-set search_path = pg_catalog, pg_temp
 as $sql$
     select
         case when m.failed then 'critical' else 'warning' end,

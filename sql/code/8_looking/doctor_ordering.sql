@@ -4,7 +4,6 @@ create or replace function ulak_private.doctor_stuck_keys(p_facts ulak_private.e
 returns table (severity text, check_name text, finding text, fix text)
 language sql
 stable
-set search_path = pg_catalog, pg_temp
 as $sql$
     select
         'warning',
@@ -55,7 +54,6 @@ create or replace function ulak_private.stuck_ordering_keys(p_endpoint_id bigint
 returns table (message_id bigint, ordering_key text, due_at timestamptz)
 language sql
 stable
-set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 set enable_bitmapscan = off
 set enable_hashjoin = off
@@ -86,7 +84,6 @@ create or replace function ulak_private.doctor_heads(p_facts ulak_private.endpoi
 returns table (severity text, check_name text, finding text, fix text)
 language sql
 stable
-set search_path = pg_catalog, pg_temp
 as $sql$
     with keys as materialized (
         select k.*, h.name

@@ -4,7 +4,6 @@ create or replace function ulak_private.doctor_queue(p_facts ulak_private.endpoi
 returns table (severity text, check_name text, finding text, fix text)
 language sql
 stable
-set search_path = pg_catalog, pg_temp
 as $sql$
     select
         case when h.due_since < p_now - interval '1 hour' then 'critical' else 'warning' end,
@@ -78,7 +77,6 @@ create or replace function ulak_private.orphaned_endpoints()
 returns table (endpoint_id bigint)
 language sql
 stable
-set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 set enable_bitmapscan = off
 set enable_hashjoin = on

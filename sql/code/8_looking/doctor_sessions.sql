@@ -4,7 +4,6 @@ create or replace function ulak_private.doctor_sessions(p_now timestamptz)
 returns table (severity text, check_name text, finding text, fix text)
 language sql
 stable
-set search_path = pg_catalog, pg_temp
 as $sql$
     -- Senders of one ordering key wait for each other's commits. A session that waits for a key's row has a lock on the table of keys, and
     -- on no row of another table.
@@ -83,7 +82,6 @@ create or replace function ulak_private.doctor_locks(p_now timestamptz)
 returns table (severity text, check_name text, finding text, fix text)
 language sql
 stable
-set search_path = pg_catalog, pg_temp
 as $sql$
     select
         'warning',

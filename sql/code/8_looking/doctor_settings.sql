@@ -4,7 +4,6 @@ create or replace function ulak_private.doctor_settings()
 returns table (severity text, check_name text, finding text, fix text)
 language sql
 stable
-set search_path = pg_catalog, pg_temp
 as $sql$
     select s.severity, 'settings', s.finding, s.fix
     from (
@@ -77,7 +76,6 @@ create or replace function ulak_private.server_parameters()
 returns table (name text, value text)
 language plpgsql
 stable
-set search_path = pg_catalog, pg_temp
 as $plpgsql$
 #variable_conflict use_column
 begin

@@ -4,7 +4,6 @@ create or replace function ulak_private.doctor_cluster()
 returns table (severity text, check_name text, finding text, fix text)
 language sql
 stable
-set search_path = pg_catalog, pg_temp
 as $sql$
     select
         'critical',
@@ -20,7 +19,6 @@ create or replace function ulak_private.doctor_clock(p_now timestamptz)
 returns table (severity text, check_name text, finding text, fix text)
 language sql
 stable
-set search_path = pg_catalog, pg_temp
 as $sql$
     select
         'warning',
@@ -44,7 +42,6 @@ create or replace function ulak_private.doctor_setup()
 returns table (severity text, check_name text, finding text, fix text)
 language sql
 stable
-set search_path = pg_catalog, pg_temp
 as $sql$
     select 'warning', 'roles', format('role %s %s', p.role, p.problem), p.remedy
     from ulak_private.role_problems() p

@@ -3,7 +3,6 @@ create or replace function ulak_private.doctor_signatures()
 returns table (severity text, check_name text, finding text, fix text)
 language sql
 stable
-set search_path = pg_catalog, pg_temp
 as $sql$
     with public_endpoint as materialized (
         select

@@ -6,7 +6,6 @@ create or replace function ulak_private.vacuum_blockers(p_now timestamptz)
 returns table (who text, xmin_age integer, since timestamptz, fix text)
 language sql
 stable
-set search_path = pg_catalog, pg_temp
 as $sql$
     select
         format(
@@ -59,7 +58,6 @@ create or replace function ulak_private.doctor_vacuum(p_now timestamptz)
 returns table (severity text, check_name text, finding text, fix text)
 language sql
 stable
-set search_path = pg_catalog, pg_temp
 as $sql$
     with dead as materialized (
         select t.rows, t.vacuumed_at

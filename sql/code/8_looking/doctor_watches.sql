@@ -4,7 +4,6 @@ create or replace function ulak_private.doctor_watches()
 returns table (severity text, check_name text, finding text, fix text)
 language sql
 stable
-set search_path = pg_catalog, pg_temp
 as $sql$
     select 'warning', 'watch', f.finding, f.fix
     from ulak.watches w

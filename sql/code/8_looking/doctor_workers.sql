@@ -4,7 +4,6 @@ create or replace function ulak_private.doctor_workers(p_now timestamptz)
 returns table (severity text, check_name text, finding text, fix text)
 language plpgsql
 stable
-set search_path = pg_catalog, pg_temp
 as $plpgsql$
 declare
     -- After start(0) nodes deliver.
@@ -27,7 +26,6 @@ create or replace function ulak_private.doctor_pg_cron(p_workers integer, p_aliv
 returns table (severity text, check_name text, finding text, fix text)
 language sql
 stable
-set search_path = pg_catalog, pg_temp
 as $sql$
     select case when p_alive = 0 then 'critical' else 'warning' end, c.item, c.detail, c.fix
     from ulak_private.check_pg_cron(p_workers) c
@@ -75,7 +73,6 @@ create or replace function ulak_private.doctor_runs(p_alive bigint, p_now timest
 returns table (severity text, check_name text, finding text, fix text)
 language sql
 stable
-set search_path = pg_catalog, pg_temp
 as $sql$
     select
         'warning',
@@ -130,7 +127,6 @@ create or replace function ulak_private.doctor_alive(p_workers integer, p_alive 
 returns table (severity text, check_name text, finding text, fix text)
 language sql
 stable
-set search_path = pg_catalog, pg_temp
 as $sql$
     select
         'info',
@@ -163,7 +159,6 @@ create or replace function ulak_private.nobody_alive(p_workers integer, p_is_sch
 returns table (finding text, fix text)
 language sql
 stable
-set search_path = pg_catalog, pg_temp
 as $sql$
     select d.finding, d.fix
     from (

@@ -34,17 +34,9 @@ set search_path = pg_catalog, pg_temp
 as $plpgsql$
 #variable_conflict use_column
 declare
-    v_endpoint_id bigint;
+    v_endpoint_id bigint := case when p_name is not null then ulak_private.endpoint_id(p_name) end;
 begin
     p_now := ulak_private.finite_time(p_now);
-    if p_name is not null then
-        select e.id into v_endpoint_id
-        from ulak.endpoints e
-        where e.name = p_name;
-        if not found then
-            perform ulak_private.raise_unknown_endpoint(p_name);
-        end if;
-    end if;
     return query
     select
         f.name,
@@ -92,7 +84,6 @@ returns table (
 )
 language plpgsql
 stable
-set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 set enable_bitmapscan = off
 set enable_hashjoin = on
@@ -128,7 +119,7 @@ begin
 end
 $plpgsql$;
 
--- In the last five minutes: one minute says little. This function and the next have no SET clause, so that they become part of the query.
+-- In the last five minutes: one minute says little.
 create or replace function ulak_private.recent_latency(p_endpoint_id bigint, p_minute timestamptz)
 returns table (percentiles double precision[], max_ms double precision)
 language sql
@@ -136,10 +127,7 @@ stable
 as $sql$
     select ulak_private.percentiles(t.histogram, array[0.50, 0.95], t.max_ms), t.max_ms
     from (
-        select
-            ulak_private.sum_histograms(t.latency_histogram) as histogram,
-            -- Minutes that were counted by 0.1.0 don't know their longest.
-            case when bool_and(t.latency_max_ms is not null) then max(t.latency_max_ms) end as max_ms
+        select ulak_private.sum_histograms(t.latency_histogram) as histogram, max(t.latency_max_ms) as max_ms
         from ulak.endpoint_stats t
         where t.endpoint_id = p_endpoint_id and t.minute > p_minute - interval '5 minutes' and t.minute <= p_minute
     ) t

@@ -2,32 +2,9 @@
 
 -- A message wherever it is: in the queue, in the archive, or only among the dead letters.
 create or replace function ulak_private.find_message(p_id bigint)
-returns table (
-    endpoint_id bigint,
-    message_id uuid,
-    status text,
-    created_at timestamptz,
-    updated_at timestamptz,
-    scheduled_at timestamptz,
-    expires_at timestamptz,
-    processing_started_at timestamptz,
-    completed_at timestamptz,
-    failed_at timestamptz,
-    attempts integer,
-    priority smallint,
-    ordering_key text,
-    correlation_id uuid,
-    generation integer,
-    last_error text,
-    failure_history jsonb,
-    payload jsonb,
-    headers jsonb,
-    metadata jsonb,
-    sent_by text
-)
+returns setof ulak_private.known_message
 language sql
 stable
-set search_path = pg_catalog, pg_temp
 as $sql$
     select
         m.endpoint_id, m.message_id, m.status, m.created_at, m.updated_at, m.scheduled_at, m.expires_at, m.processing_started_at,
@@ -49,7 +26,6 @@ create or replace function ulak_private.raise_unknown_message(p_id bigint)
 returns void
 language plpgsql
 stable
-set search_path = pg_catalog, pg_temp
 as $plpgsql$
 begin
     raise exception 'message % is not known', coalesce(p_id::text, 'null')
@@ -74,7 +50,7 @@ set jit = off
 as $plpgsql$
 #variable_conflict use_column
 declare
-    v_message record;
+    v_message ulak_private.known_message;
 begin
     p_now := ulak_private.finite_time(p_now);
     select m.* into v_message
@@ -86,7 +62,7 @@ begin
     return query
     select s.at, s.what
     from (
-        select 1 as place, 0::bigint as step, v_message.created_at, ulak_private.explain_sent(p_id)
+        select 1 as place, 0::bigint as step, v_message.created_at, ulak_private.explain_sent(p_id, v_message)
         union all
         select
             2,
@@ -97,14 +73,24 @@ begin
         where a.message_id = p_id
         union all
         -- A redrive or a replay copied these from the message before, or from this one if it held its ordering key.
-        select 3, 0, c.failed_at, format('an earlier cycle ended after %s: %s', ulak_private.attempts(c.attempts), c.last_error)
+        select 3, 0, c.failed_at, format('an earlier cycle ended after %s: %s', ulak_private.counted(c.attempts, 'attempt'), c.last_error)
         from jsonb_to_recordset(v_message.failure_history) c (attempts integer, last_error text, failed_at timestamptz)
         union all
-        select 4, 0, c.at, c.what
-        from ulak_private.explain_changes(p_id) c
+        select 4, 0, l.created_at, case l.event
+            when 'message.redriven' then format('redriven by %s', l.detail ->> 'by')
+            when 'message.rescheduled' then format('rescheduled by %s, not before %s', l.actor, l.new_value ->> 'at')
+            else format('given priority %s by %s', l.new_value ->> 'priority', l.actor)
+        end
+        from ulak.event_log l
+        where l.message_id = p_id
+            and (
+                l.event in ('message.rescheduled', 'message.reprioritised')
+                -- A message that held its key continues under its own id.
+                or l.event = 'message.redriven' and l.detail ->> 'original_message_id' = p_id::text
+            )
         union all
         select 5, e.step, e.at, e.what
-        from ulak_private.explain_end(p_id) with ordinality e (at, what, step)
+        from ulak_private.explain_end(p_id, v_message) with ordinality e (at, what, step)
     ) s (place, step, at, what)
     -- Everything but earlier cycles comes after the send, whatever the clock said.
     order by greatest(s.at, case when s.place <> 3 then v_message.created_at end), s.place, s.step;
@@ -119,40 +105,30 @@ comment on function ulak.explain(bigint, timestamptz) is
     'the story of one message, by the id that send() returned: where it came from, what was tried, and what happens next and '
     'when, or why nothing will';
 
-create or replace function ulak_private.explain_sent(p_id bigint)
+create or replace function ulak_private.explain_sent(p_id bigint, p_message ulak_private.known_message)
 returns text
 language sql
 stable
-set search_path = pg_catalog, pg_temp
 as $sql$
     select concat_ws(
         ', ',
         case
-            when o.origin is not null then concat_ws(', ', o.origin || ' to ' || e.name, 'first sent by ' || m.sent_by)
-            when starts_with(m.metadata ->> 'event_type', 'ulak.') then format('%s, sent to %s', m.metadata ->> 'event_type', e.name)
-            else concat('sent ', 'by ' || m.sent_by || ' ', 'to ', e.name)
+            when o.origin is not null then concat_ws(', ', o.origin || ' to ' || e.name, 'first sent by ' || p_message.sent_by)
+            when starts_with(p_message.metadata ->> 'event_type', 'ulak.') then format('%s, sent to %s', p_message.metadata ->> 'event_type', e.name)
+            else concat('sent ', 'by ' || p_message.sent_by || ' ', 'to ', e.name)
         end,
-        case when m.priority > 0 then format('priority %s', m.priority) end,
-        'ordering key "' || m.ordering_key || '"',
-        'not before ' || m.scheduled_at,
-        'not after ' || m.expires_at
+        case when p_message.priority > 0 then format('priority %s', p_message.priority) end,
+        'ordering key "' || p_message.ordering_key || '"',
+        'not before ' || p_message.scheduled_at,
+        'not after ' || p_message.expires_at
     )
-    from ulak_private.find_message(p_id) m
-    cross join lateral (select ulak_private.explain_origin(p_id, m.endpoint_id)) o (origin)
-    cross join lateral (
+    from ulak_private.explain_origin(p_id, p_message.endpoint_id) o (origin)
+    cross join (
         select coalesce(
-            (select format('endpoint "%s"', e.name) from ulak.endpoints e where e.id = m.endpoint_id),
-            format('endpoint %s, which no longer exists', m.endpoint_id)
+            (select format('endpoint "%s"', e.name) from ulak.endpoints e where e.id = p_message.endpoint_id),
+            format('endpoint %s, which no longer exists', p_message.endpoint_id)
         )
     ) e (name)
-$sql$;
-
-create or replace function ulak_private.attempts(p_count integer)
-returns text
-language sql
-immutable
-as $sql$
-    select case when p_count = 1 then '1 attempt' else format('%s attempts', p_count) end
 $sql$;
 
 -- Null if an application sent it.
@@ -160,7 +136,6 @@ create or replace function ulak_private.explain_origin(p_id bigint, p_endpoint_i
 returns text
 language sql
 stable
-set search_path = pg_catalog, pg_temp
 as $sql$
     (
         select case l.event
@@ -201,78 +176,53 @@ as $sql$
     limit 1
 $sql$;
 
-create or replace function ulak_private.explain_changes(p_id bigint)
-returns table (at timestamptz, what text)
-language sql
-stable
-set search_path = pg_catalog, pg_temp
-as $sql$
-    select l.created_at, case l.event
-        when 'message.redriven' then format('redriven by %s', l.detail ->> 'by')
-        when 'message.rescheduled' then format('rescheduled by %s, not before %s', l.actor, l.new_value ->> 'at')
-        else format('given priority %s by %s', l.new_value ->> 'priority', l.actor)
-    end
-    from ulak.event_log l
-    where l.message_id = p_id
-        and (
-            l.event in ('message.rescheduled', 'message.reprioritised')
-            -- A message that held its key continues under its own id.
-            or l.event = 'message.redriven' and l.detail ->> 'original_message_id' = p_id::text
-        )
-$sql$;
-
 -- How it ended, or who has it now.
-create or replace function ulak_private.explain_end(p_id bigint)
+create or replace function ulak_private.explain_end(p_id bigint, p_message ulak_private.known_message)
 returns table (at timestamptz, what text)
 language sql
 stable
-set search_path = pg_catalog, pg_temp
 as $sql$
-    select e.at, e.what
-    from ulak_private.find_message(p_id) m
-    cross join lateral (
-        select
-            m.completed_at,
-            format(
-                'delivered in attempt %s, which took %s; %s after it was sent',
-                m.attempts,
-                ulak_private.short_duration(m.completed_at - m.processing_started_at),
-                ulak_private.short_duration(m.completed_at - m.created_at)
-            )
-        where m.status = 'completed'
-        union all
-        select m.updated_at, concat('cancelled', ' by ' || max(l.detail ->> 'by'), case
-            when m.attempts > 0 then format(' after %s', ulak_private.attempts(m.attempts)) else ' before its first attempt'
-        end)
-        from ulak.event_log l
-        where l.message_id = p_id and l.event = 'message.cancelled'
-        having m.status = 'cancelled'
-        union all
-        select m.updated_at, format('expired: it was not delivered by %s', m.expires_at)
-        where m.status = 'expired'
-        union all
-        select m.failed_at, format('given up after %s: %s', ulak_private.attempts(m.attempts), m.last_error)
-        where m.status in ('failed', 'held')
-        union all
-        select q.processing_started_at, format('attempt %s: leased by %s until %s', q.attempts, q.locked_by, q.lease_until)
-        from ulak_private.deliveries q
-        where q.id = p_id and m.status = 'processing'
-        union all
-        select
-            coalesce(d.discarded_at, d.redriven_at),
-            case d.status
-                when 'discarded' then format('discarded by %s', d.discarded_by)
-                else format('redriven by %s as message %s', d.redriven_by, d.redriven_message_id)
-            end
-        from ulak.dlq d
-        where d.original_message_id = p_id
-            and m.status in ('failed', 'held')
-            and (d.status = 'discarded' or d.status = 'redriven' and d.redriven_message_id <> p_id)
-        union all
-        select l.created_at, format('replayed by %s as message %s', l.actor, l.message_id)
-        from ulak.event_log l
-        where l.event in ('message.replayed', 'messages.replayed')
-            and l.event = 'message.replayed'
-            and l.detail -> 'archive_id' = to_jsonb(p_id)
-    ) e (at, what)
+    select
+        p_message.completed_at,
+        format(
+            'delivered in attempt %s, which took %s; %s after it was sent',
+            p_message.attempts,
+            ulak_private.short_duration(p_message.completed_at - p_message.processing_started_at),
+            ulak_private.short_duration(p_message.completed_at - p_message.created_at)
+        )
+    where p_message.status = 'completed'
+    union all
+    select p_message.updated_at, concat('cancelled', ' by ' || max(l.detail ->> 'by'), case
+        when p_message.attempts > 0 then format(' after %s', ulak_private.counted(p_message.attempts, 'attempt')) else ' before its first attempt'
+    end)
+    from ulak.event_log l
+    where l.message_id = p_id and l.event = 'message.cancelled'
+    having p_message.status = 'cancelled'
+    union all
+    select p_message.updated_at, format('expired: it was not delivered by %s', p_message.expires_at)
+    where p_message.status = 'expired'
+    union all
+    select p_message.failed_at, format('given up after %s: %s', ulak_private.counted(p_message.attempts, 'attempt'), p_message.last_error)
+    where p_message.status in ('failed', 'held')
+    union all
+    select q.processing_started_at, format('attempt %s: leased by %s until %s', q.attempts, q.locked_by, q.lease_until)
+    from ulak_private.deliveries q
+    where q.id = p_id and p_message.status = 'processing'
+    union all
+    select
+        coalesce(d.discarded_at, d.redriven_at),
+        case d.status
+            when 'discarded' then format('discarded by %s', d.discarded_by)
+            else format('redriven by %s as message %s', d.redriven_by, d.redriven_message_id)
+        end
+    from ulak.dlq d
+    where d.original_message_id = p_id
+        and p_message.status in ('failed', 'held')
+        and (d.status = 'discarded' or d.status = 'redriven' and d.redriven_message_id <> p_id)
+    union all
+    select l.created_at, format('replayed by %s as message %s', l.actor, l.message_id)
+    from ulak.event_log l
+    where l.event in ('message.replayed', 'messages.replayed')
+        and l.event = 'message.replayed'
+        and l.detail -> 'archive_id' = to_jsonb(p_id)
 $sql$;

@@ -3,14 +3,25 @@
 create or replace function ulak_private.explain_next(p_id bigint, p_status text, p_now timestamptz, out at timestamptz, out what text)
 language plpgsql
 stable
-set search_path = pg_catalog, pg_temp
 as $plpgsql$
 begin
     case
         when p_status = 'pending' then
             select n.at, n.what into at, what from ulak_private.explain_waiting(p_id, p_now) n;
         when p_status = 'processing' then
-            select n.at, n.what into at, what from ulak_private.explain_in_flight(p_id, p_now) n;
+            select
+                greatest(q.lease_until, p_now),
+                case
+                    when q.lease_until > p_now then format(
+                        'its worker settles it or renews the lease; if it goes silent, the message is recovered when the lease runs out, in %s',
+                        ulak_private.short_duration(q.lease_until - p_now)
+                    )
+                    else 'the lease ran out. A worker or maintenance recovers it and retries it'
+                        || case when ulak_private.count_alive(p_now) = 0 then ', but no worker is alive: call ulak.run_maintenance();' else '' end
+                end
+            into at, what
+            from ulak_private.deliveries q
+            where q.id = p_id;
         when p_status in ('failed', 'held') then
             what := ulak_private.explain_letter(p_id, p_status);
         else
@@ -24,7 +35,6 @@ create or replace function ulak_private.explain_letter(p_id bigint, p_status tex
 returns text
 language sql
 stable
-set search_path = pg_catalog, pg_temp
 as $sql$
     select case
         when d.id is null then 'nothing. Its dead letter was deleted after dlq_retention_days'
@@ -45,30 +55,10 @@ as $sql$
     limit 1
 $sql$;
 
-create or replace function ulak_private.explain_in_flight(p_id bigint, p_now timestamptz, out at timestamptz, out what text)
-language sql
-stable
-set search_path = pg_catalog, pg_temp
-as $sql$
-    select
-        greatest(q.lease_until, p_now),
-        case
-            when q.lease_until > p_now then format(
-                'its worker settles it or renews the lease; if it goes silent, the message is recovered when the lease runs out, in %s',
-                ulak_private.short_duration(q.lease_until - p_now)
-            )
-            else 'the lease ran out. A worker or maintenance recovers it and retries it'
-                || case when ulak_private.count_alive(p_now) = 0 then ', but no worker is alive: call ulak.run_maintenance();' else '' end
-        end
-    from ulak_private.deliveries q
-    where q.id = p_id
-$sql$;
-
 -- The reasons are checked in the order in which they hold a message: those that don't pass by themselves come first.
 create or replace function ulak_private.explain_waiting(p_id bigint, p_now timestamptz, out at timestamptz, out what text)
 language plpgsql
 stable
-set search_path = pg_catalog, pg_temp
 as $plpgsql$
 declare
     v_message ulak_private.deliveries;
@@ -125,7 +115,6 @@ create or replace function ulak_private.earlier_of_key(p_id bigint, p_endpoint_i
 returns table (id bigint, status text)
 language sql
 stable
-set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 set enable_bitmapscan = off
 set jit = off
@@ -150,12 +139,12 @@ create or replace function ulak_private.explain_turn(
 )
 language plpgsql
 stable
-set search_path = pg_catalog, pg_temp
 as $plpgsql$
 declare
     v_due timestamptz := p_message.next_retry_at;
     v_tokens double precision := ulak_private.rate_tokens(p_endpoint, p_now);
-    v_rate double precision := ulak_private.rate_per_second(p_endpoint);
+    -- Null if nothing limits it.
+    v_rate double precision := least(p_endpoint.release_rate, ulak_private.rate_limit(p_endpoint.config));
 begin
     at := p_now;
     if v_due > p_now then
@@ -223,7 +212,6 @@ create or replace function ulak_private.explain_line(p_endpoint ulak.endpoints, 
 returns text
 language sql
 stable
-set search_path = pg_catalog, pg_temp
 as $sql$
     select case
         when p_endpoint.protocol = 'pull' then 'an external worker claims it'
@@ -236,14 +224,4 @@ as $sql$
         else 'a worker takes it at its next turn'
     end
     from ulak_private.endpoint_facts(p_endpoint.id, p_now) h
-$sql$;
-
--- Null if nothing limits it.
-create or replace function ulak_private.rate_per_second(p_endpoint ulak.endpoints)
-returns double precision
-language sql
-immutable
-set search_path = pg_catalog, pg_temp
-as $sql$
-    select least(p_endpoint.release_rate, ulak_private.rate_limit(p_endpoint.config))
 $sql$;

@@ -7,7 +7,6 @@ create or replace function ulak_private.endpoint_facts(p_endpoint_id bigint, p_n
 returns setof ulak_private.endpoint_fact
 language plpgsql
 stable
-set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 set enable_bitmapscan = off
 set enable_hashjoin = on
@@ -82,7 +81,6 @@ returns table (
 )
 language sql
 immutable
-set search_path = pg_catalog, pg_temp
 as $sql$
     select
         count(*),
@@ -112,7 +110,6 @@ returns table (
 )
 language plpgsql
 stable
-set search_path = pg_catalog, pg_temp
 set plan_cache_mode = force_custom_plan
 as $plpgsql$
 #variable_conflict use_column

@@ -16,20 +16,16 @@ returns table (
     version text,
     host text
 )
-language plpgsql
+language sql
 stable
 security definer
 set search_path = pg_catalog, pg_temp
-as $plpgsql$
-#variable_conflict use_column
-begin
-    p_now := ulak_private.finite_time(p_now);
-    return query
+as $sql$
     select
         w.pid,
         case
             when w.state = 'stopped' then 'stopped'
-            when not ulak_private.is_alive(w, p_now) then 'lost'
+            when not ulak_private.is_alive(w, t.now) then 'lost'
             when w.stop_requested_at >= w.started_at then 'leaving'
             else 'running'
         end,
@@ -45,9 +41,9 @@ begin
         w.version,
         w.host
     from ulak.workers w
-    order by w.slot;
-end
-$plpgsql$;
+    cross join ulak_private.finite_time(p_now) t (now)
+    order by w.slot
+$sql$;
 
 comment on function ulak.get_worker_status(timestamptz) is
     'worker slots: running, leaving (stop() was called), stopped (the run is over), or lost (its session is gone, or gave no sign of life for 15 seconds); host is the machine of a node';
@@ -57,7 +53,6 @@ create or replace function ulak_private.is_alive(p_worker ulak.workers, p_now ti
 returns boolean
 language sql
 stable
-set search_path = pg_catalog, pg_temp
 as $sql$
     select p_worker.heartbeat_at > p_now - interval '15 seconds'
         and p_worker.heartbeat_at < p_now + interval '15 seconds'
@@ -72,7 +67,6 @@ $sql$;
 create or replace function ulak_private.has_gone_on(p_worker ulak.workers)
 returns boolean
 language plpgsql
-set search_path = pg_catalog, pg_temp
 as $plpgsql$
 begin
     return exists (
@@ -87,7 +81,6 @@ create or replace function ulak_private.count_alive(p_now timestamptz)
 returns bigint
 language sql
 stable
-set search_path = pg_catalog, pg_temp
 as $sql$
     select count(*)
     from ulak.workers w
@@ -147,7 +140,6 @@ create or replace function ulak_private.component_details(p_facts ulak_private.e
 returns table (place integer, component text, details text)
 language sql
 stable
-set search_path = pg_catalog, pg_temp
 as $sql$
     with queue as (
         select q.*, e.due_since as enabled_due_since, e.broken
@@ -240,7 +232,6 @@ create or replace function ulak_private.counted(p_count numeric, p_what text)
 returns text
 language sql
 immutable
-set search_path = pg_catalog, pg_temp
 as $sql$
     select p_count || ' ' || p_what || case when p_count = 1 then '' else 's' end
 $sql$;
@@ -249,7 +240,6 @@ create or replace function ulak_private.check_partitions(p_now timestamptz)
 returns table (finding text)
 language sql
 stable
-set search_path = pg_catalog, pg_temp
 set timezone = 'UTC'
 as $sql$
     select format('partition %s is missing', to_char(m.month, '"archive_"YYYY_MM'))

@@ -87,7 +87,6 @@ create or replace function ulak_private.help_topics()
 returns table (name text, kind text, usage text, description text, roles text, id oid)
 language sql
 stable
-set search_path = pg_catalog, pg_temp
 as $sql$
     select
         p.proname::text,

@@ -86,7 +86,6 @@ create or replace function ulak_private.made_from(p_id bigint)
 returns bigint
 language sql
 stable
-set search_path = pg_catalog, pg_temp
 as $sql$
     select coalesce(
         (select q.made_from from ulak_private.deliveries q where q.id = p_id),

@@ -54,27 +54,24 @@ as $sql$
         ) as template
         from generate_series(1, 22) n
     )
-    select string_agg(f.lines, '' order by f.place)
-    from (
-        select
-            min(d.place) as place,
-            format(E'# HELP ulak_%1$s %2$s\n# TYPE ulak_%1$s %3$s\n', d.family, min(d.help), min(d.type)) || string_agg(m.lines, '') as lines
-        from ulak_private.metric_definitions() d
-        join (
-            -- A hash keeps the order in which they come; a sort by place would lose it.
-            select v.place, string_agg(
-                case
-                    when v.buckets is not null then format(b.template, variadic v.label_text || v.buckets::text[])
-                    else concat('ulak_', v.name, '{' || v.label_text || '}', ' ', v.value, E'\n')
-                end,
-                ''
-            ) as lines
-            from ulak_private.metric_values(ulak_private.finite_time(p_now), p_active_within, p_limit) v
-            cross join bucket b
-            group by v.place
-        ) m on m.place = d.place
-        group by d.family
-    ) f
+    select string_agg(
+        concat(case when d.family is not null then format(E'# HELP ulak_%1$s %2$s\n# TYPE ulak_%1$s %3$s\n', d.family, d.help, d.type) end, m.lines),
+        '' order by d.place
+    )
+    from ulak_private.metric_definitions() d
+    join (
+        -- A hash keeps the order in which they come; a sort by place would lose it.
+        select v.place, string_agg(
+            case
+                when v.buckets is not null then format(b.template, variadic v.label_text || v.buckets::text[])
+                else concat('ulak_', v.name, '{' || v.label_text || '}', ' ', v.value, E'\n')
+            end,
+            ''
+        ) as lines
+        from ulak_private.metric_values(ulak_private.finite_time(p_now), p_active_within, p_limit) v
+        cross join bucket b
+        group by v.place
+    ) m on m.place = d.place
 $sql$;
 
 comment on function ulak.metrics_text(timestamptz, interval, integer) is
@@ -94,13 +91,13 @@ returns table (
 )
 language sql
 stable
-set search_path = pg_catalog, pg_temp
 set enable_hashjoin = on
 set enable_mergejoin = off
 set enable_sort = on
 as $sql$
     with health as materialized (
         select array(select f from ulak_private.endpoint_facts(null, p_now) f) as facts
+        from ulak_private.check_integer('p_limit', coalesce(p_limit, 0), 0)
     ),
     told as materialized (
         select m.name, m.value, '{}'::jsonb as labels, null as label_text
@@ -131,7 +128,6 @@ create or replace function ulak_private.queue_metrics(p_facts ulak_private.endpo
 returns table (name text, value double precision)
 language sql
 stable
-set search_path = pg_catalog, pg_temp
 as $sql$
     select v.name, v.value::double precision
     from ulak_private.queue_facts(p_facts) q
@@ -157,7 +153,6 @@ create or replace function ulak_private.labelled_metrics(p_now timestamptz)
 returns table (name text, value double precision, label text, labelled text)
 language sql
 stable
-set search_path = pg_catalog, pg_temp
 as $sql$
     select v.name, v.value::double precision, 'slot', w.slot::text
     from (select w.* from ulak.workers w order by w.slot) w
@@ -190,7 +185,6 @@ create or replace function ulak_private.endpoint_metrics(
 returns table (labels jsonb, label_text text, buckets bigint[], numbers double precision[])
 language sql
 stable
-set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 as $sql$
     select
@@ -250,14 +244,12 @@ begin
         return null;
     end if;
     for i in 1..22 loop
-        -- Four elements, which end where the bucket does, and the one of 0.1.0; all the rest is in the last bucket.
+        -- Four elements, which end where the bucket does; all the rest is in the last bucket.
         v_sum := v_sum
-            + coalesce(p_histogram[i], 0)
+            + coalesce(p_histogram[93 + 4 * i], 0)
+            + coalesce(p_histogram[94 + 4 * i], 0)
+            + coalesce(p_histogram[95 + 4 * i], 0)
             + coalesce(p_histogram[96 + 4 * i], 0)
-            + case
-                when i = 1 then 0
-                else coalesce(p_histogram[93 + 4 * i], 0) + coalesce(p_histogram[94 + 4 * i], 0) + coalesce(p_histogram[95 + 4 * i], 0)
-            end
             + case when i = 22 then coalesce(p_histogram[185], 0) else 0 end;
         v_sums[i] := v_sum;
     end loop;
@@ -274,27 +266,27 @@ as $sql$
     select case when p_bucket = 22 then '+Inf' else (2 ^ (p_bucket - 1) / 1000)::text end
 $sql$;
 
--- In the order of the output. A histogram's three series are one family in Prometheus.
+-- In the order of the output.
 create or replace function ulak_private.metric_definitions()
 returns table (
     place integer,
     name text,
     type text,
     help text,
+    -- Its name in Prometheus. A histogram's three series are one family, and the first of them names it.
     family text,
     -- Of metrics per endpoint: which of the numbers of endpoint_metrics() it is; 0: the buckets.
     element integer
 )
 language sql
 immutable
-set search_path = pg_catalog, pg_temp
 as $sql$
     select
         d.place,
         d.name,
         d.type,
         d.help,
-        case d.type when 'histogram' then regexp_replace(d.name, '_(bucket|sum|count)$', '') else d.name end,
+        case when d.type <> 'histogram' then d.name else substring(d.name from '^(.*)_bucket$') end,
         d.element
     from (values
         (1, 'queue_depth', 'gauge', 'messages that wait or are in flight', null::integer),

@@ -24,7 +24,6 @@ comment on function ulak.report(integer, timestamptz) is
 create or replace function ulak_private.draw_report(p_data jsonb)
 returns text
 language plpython3u
-set search_path = pg_catalog, pg_temp
 as $python$
     plpy.execute("select ulak_private.load_python()")
     import json
@@ -37,7 +36,6 @@ create or replace function ulak_private.report_data(p_hours integer, p_now times
 returns jsonb
 language sql
 stable
-set search_path = pg_catalog, pg_temp
 set timezone = 'UTC'
 as $sql$
     select jsonb_build_object(
@@ -86,7 +84,6 @@ create or replace function ulak_private.report_endpoints(p_facts ulak_private.en
 returns jsonb
 language sql
 stable
-set search_path = pg_catalog, pg_temp
 as $sql$
     select coalesce(jsonb_agg(
         to_jsonb(h) - 'fact' || to_jsonb(h.fact) || jsonb_build_object(
@@ -104,7 +101,6 @@ create or replace function ulak_private.receiver_host(p_config jsonb)
 returns text
 language sql
 immutable
-set search_path = pg_catalog, pg_temp
 as $sql$
     select regexp_replace(ulak_private.hosts(p_config -> p.host_key), '[A-Za-z]+://', '', 'g')
     from ulak_private.protocol_facts() p
@@ -118,7 +114,6 @@ create or replace function ulak_private.report_traffic(p_hours integer, p_now ti
 returns jsonb
 language sql
 stable
-set search_path = pg_catalog, pg_temp
 as $sql$
     with span as materialized (
         select s.starts_at, m.minutes, ceil(m.minutes / 60.0)::integer as step
@@ -140,12 +135,7 @@ as $sql$
             sum(k.delivered) as delivered,
             sum(k.failed) as failed,
             max(k.waiting) as waiting,
-            ulak_private.percentiles(
-                ulak_private.sum_histograms(k.latency_histogram),
-                array[0.50, 0.95],
-                -- Minutes that were counted by 0.1.0 don't know their longest.
-                case when bool_and(k.latency_max_ms is not null) filter (where k.delivered + k.failed > 0) then max(k.latency_max_ms) end
-            ) as percentiles
+            ulak_private.percentiles(ulak_private.sum_histograms(k.latency_histogram), array[0.50, 0.95], max(k.latency_max_ms)) as percentiles
         from span s
         cross join lateral ulak_private.traffic_between(s.starts_at, p_now) k
         group by 1
@@ -183,7 +173,6 @@ returns table (
 )
 language sql
 stable
-set search_path = pg_catalog, pg_temp
 as $sql$
     select d.id, d.original_message_id, d.endpoint_name, e.name, d.last_error, d.attempts, d.failed_at, d.archived_at
     from (
@@ -201,7 +190,6 @@ create or replace function ulak_private.report_dead()
 returns jsonb
 language sql
 stable
-set search_path = pg_catalog, pg_temp
 as $sql$
     select coalesce(jsonb_agg(
         to_jsonb(g) || jsonb_build_object(
@@ -234,7 +222,6 @@ create or replace function ulak_private.report_letters()
 returns jsonb
 language sql
 stable
-set search_path = pg_catalog, pg_temp
 as $sql$
     select coalesce(jsonb_agg(to_jsonb(l) order by l.archived_at desc, l.id desc), '[]')
     from (
@@ -258,7 +245,6 @@ create or replace function ulak_private.report_circuits(p_facts ulak_private.end
 returns jsonb
 language sql
 stable
-set search_path = pg_catalog, pg_temp
 as $sql$
     select coalesce(jsonb_agg(to_jsonb(c) order by c.opened_at, c.endpoint), '[]')
     from (
@@ -283,7 +269,6 @@ create or replace function ulak_private.report_schedule(p_facts ulak_private.end
 returns jsonb
 language sql
 stable
-set search_path = pg_catalog, pg_temp
 as $sql$
     select coalesce(jsonb_agg(to_jsonb(g) order by g.messages desc, g.endpoint), '[]')
     from (
@@ -317,7 +302,6 @@ create or replace function ulak_private.report_events()
 returns jsonb
 language sql
 stable
-set search_path = pg_catalog, pg_temp
 as $sql$
     select coalesce(jsonb_agg(to_jsonb(g) order by g.newest desc), '[]')
     from (

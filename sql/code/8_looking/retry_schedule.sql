@@ -6,7 +6,6 @@ create or replace function ulak_private.schedule_of(p_endpoint_ids bigint[], p_n
 returns table (endpoint text, due text, messages bigint, is_estimate boolean, first_at timestamptz, last_at timestamptz)
 language plpgsql
 stable
-set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 set enable_bitmapscan = off
 set enable_hashjoin = off

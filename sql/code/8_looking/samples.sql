@@ -9,7 +9,6 @@ create or replace function ulak_private.sample_backlog(
 )
 returns integer
 language plpgsql
-set search_path = pg_catalog, pg_temp
 set jit = off
 as $plpgsql$
 declare
@@ -31,7 +30,6 @@ create or replace function ulak_private.sample_order(p_now timestamptz)
 returns bigint[]
 language sql
 stable
-set search_path = pg_catalog, pg_temp
 as $sql$
     select i.ids[i.start + 1 :] || i.ids[: i.start]
     from (
@@ -45,7 +43,6 @@ $sql$;
 create or replace function ulak_private.sample_endpoints(p_endpoint_ids bigint[], p_now timestamptz)
 returns integer
 language plpgsql
-set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 set enable_bitmapscan = off
 set enable_hashjoin = off
@@ -83,7 +80,6 @@ create or replace function ulak_private.recent_traffic(p_from timestamptz defaul
 returns table (minute timestamptz, delivered bigint, failed bigint, latency_histogram bigint[], latency_max_ms double precision)
 language sql
 stable
-set search_path = pg_catalog, pg_temp
 as $sql$
     select
         t.minute, sum(t.delivered)::bigint, sum(t.failed)::bigint, ulak_private.sum_histograms(t.latency_histogram), max(t.latency_max_ms)
@@ -97,7 +93,6 @@ create or replace function ulak_private.traffic_between(p_from timestamptz, p_un
 returns setof ulak.traffic
 language sql
 stable
-set search_path = pg_catalog, pg_temp
 as $sql$
     select
         coalesce(r.minute, t.minute),
@@ -113,7 +108,6 @@ $sql$;
 create or replace function ulak_private.sum_traffic(p_now timestamptz)
 returns void
 language sql
-set search_path = pg_catalog, pg_temp
 as $sql$
     insert into ulak.traffic as t (minute, delivered, failed, latency_histogram, waiting, latency_max_ms)
     select

@@ -92,7 +92,6 @@ create or replace function ulak_private.sign(p_number integer, p_plain text)
 returns text
 language plpgsql
 stable
-set search_path = pg_catalog, pg_temp
 as $plpgsql$
 begin
     if getdatabaseencoding() = 'UTF8' then
@@ -106,7 +105,6 @@ create or replace function ulak_private.state_glyph(p_state text)
 returns text
 language sql
 stable
-set search_path = pg_catalog, pg_temp
 as $sql$
     select case p_state
         when 'flowing' then ulak_private.sign(9679, '*')

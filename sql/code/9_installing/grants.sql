@@ -78,8 +78,8 @@ begin
                 'check_run', 'enter_worker_session', 'take_worker_slot', 'leave_worker_slot', 'worker_parameters',
                 'is_wanted', 'register_worker', 'unregister_worker', 'watch_workers', 'missing_workers', 'login_parameters',
                 'await_schedule', 'note_limit', 'suspicion', 'log', 'warn',
-                'version', 'stamp_of', 'worker_stamp', 'worker_options', 'worker_check', 'worker_report', 'await_send',
-                'worker_protocols', 'protocol_facts', 'listen', 'worker_turn', 'read_claimed',
+                'version', 'stamp_of', 'worker_stamp', 'worker_options', 'worker_check', 'worker_report',
+                'worker_protocols', 'protocol_facts', 'listen', 'worker_turn', 'claim_new', 'read_claimed',
                 'blocked_endpoints', 'sweep', 'is_poller', 'send_recurring'
             ]),
             -- The same worker, outside of the database: no schedule, no maintenance, no Python in the server.
@@ -87,8 +87,8 @@ begin
                 'python_source', 'python_stamp', 'python_loader', 'version', 'stamp_of', 'worker_stamp',
                 'enter_node_session', 'node_parameters', 'worker_parameters', 'take_node_slot', 'leave_node_slot', 'unregister_worker',
                 'worker_options', 'note_limit', 'suspicion', 'worker_check', 'worker_report', 'is_poller', 'sweep', 'log',
-                'claim', 'worker_turn', 'read_claimed', 'settle_many', 'release_many', 'heartbeat_many',
-                'endpoint_configs', 'blocked_endpoints', 'worker_protocols', 'protocol_facts', 'await_send', 'listen', 'is_adopted'
+                'claim', 'worker_turn', 'claim_new', 'read_claimed', 'settle_many', 'release_many', 'heartbeat_many',
+                'endpoint_configs', 'blocked_endpoints', 'worker_protocols', 'protocol_facts', 'listen', 'is_adopted'
             ])
     loop
         select n into v_unknown

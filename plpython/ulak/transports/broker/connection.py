@@ -15,7 +15,7 @@ from ulak.transports.broker.errors import words
 from ulak.transports.broker.link import Link
 from ulak.transports.broker.link import Surroundings as Surroundings
 from ulak.transports.broker.target import Address
-from ulak.worker.epoll import READABLE, WRITABLE
+from ulak.transports.transport import READABLE, WRITABLE
 
 # Bytes of one read, and how many reads one connection gets before the others have their turn.
 _READ_AT_ONCE = 256 * 1024

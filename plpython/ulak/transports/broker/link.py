@@ -18,7 +18,7 @@ from ulak.transports.broker.background import Background
 from ulak.transports.broker.delivery import Delivery
 from ulak.transports.broker.errors import Lost, words
 from ulak.transports.broker.target import Target
-from ulak.worker.epoll import READABLE, Descriptors
+from ulak.transports.transport import READABLE, Descriptors
 
 # Waiting deliveries are sent for this many seconds before other connections get a turn. Sending 128 deliveries of 100
 # messages to Redis or Kafka takes 100 ms.

@@ -13,8 +13,7 @@ from ulak.safety.address import Guard
 from ulak.transports.broker.delivery import Delivery
 from ulak.transports.broker.link import Link, Surroundings
 from ulak.transports.broker.target import Defaults, Target
-from ulak.worker.epoll import READABLE, Descriptors
-from ulak.worker.transport import Ready
+from ulak.transports.transport import READABLE, Descriptors, Ready
 
 # Bytes of payload in one delivery: more might not be acknowledged within the delivery's time-out.
 MAX_BYTES = 1024 * 1024
@@ -23,7 +22,7 @@ FAREWELL_SECONDS = 0.1
 
 
 class BrokerTransport:
-    """Implements worker.transport.Transport."""
+    """Implements transports.transport.Transport."""
 
     def __init__(
         self,

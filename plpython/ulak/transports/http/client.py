@@ -14,9 +14,8 @@ from ulak.messages import bulkhead
 from ulak.safety import files
 from ulak.safety.address import Guard
 from ulak.sessions.signals import BACKEND_SIGNALS
-from ulak.transports.http.model import ConfigError, Finished, Profile, Request, host, is_tls, origin
-from ulak.worker.epoll import READABLE, WRITABLE, Descriptors
-from ulak.worker.transport import Ready
+from ulak.transports.http.model import ConfigError, Finished, Profile, Request, is_tls
+from ulak.transports.transport import READABLE, WRITABLE, Descriptors, Ready
 
 # An answer is read to its end, so that the connection can be reused, but not beyond this many bytes or keep_body.
 _READ_AT_LEAST = 65536
@@ -150,14 +149,15 @@ class _Handle:
         return 0 if self.size > self.read_limit else None
 
     def check_hosts(self, profile: Profile) -> None:
-        """Raises ConfigError. Checked once per profile: redirects aren't followed, so no other host is dialled."""
-        for url in (profile.url, profile.proxy.url if profile.proxy else None):
-            if url is not None and (refusal := self.guard.host_refusal(host(origin(url)))):
+        """Raises ConfigError."""
+        for each in profile.hosts:
+            if refusal := self.guard.host_refusal(each):
                 raise ConfigError(refusal)
 
     def switch(self, profile: Profile) -> None:
         """Reuses the handle for another receiver of the same shape."""
-        self.check_hosts(profile)
+        if profile.hosts != self.profile.hosts:
+            self.check_hosts(profile)
         self.profile = profile
         self.curl.setopt(pycurl.URL, profile.url)
 
@@ -355,7 +355,7 @@ class Client:
         self._named_in_flight += profile.is_named
 
     def timeout(self) -> float | None:
-        """As worker.transport.Transport has it."""
+        """As transports.transport.Transport has it."""
         if self._never_started:
             return 0.0
         if not self.in_flight:

@@ -66,7 +66,7 @@ class Parser:
 
         return common._replace(
             config=config,
-            profile=common.profile._replace(url=url),
+            profile=common.profile.at(url),
             signing_keys=_signing_keys(common.signature, signing) if signing else (),
             mask=Mask(hidden),
             private=Mask(lambda: [*hidden(), *secrecy.locations(given)]),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, lru_cache
 from ipaddress import ip_address
 from types import MappingProxyType
@@ -81,10 +81,22 @@ class Profile(_Options):
         of them serves the others with another URL."""
         return repr((is_tls(self.url), self[1:]))
 
+    def at(self, url: str) -> Profile:
+        """The profile of the same shape with another URL."""
+        profile = self._replace(url=url)
+        profile.shape = self.shape
+        return profile
+
+    @cached_property
+    def hosts(self) -> Sequence[str]:
+        """Redirects aren't followed, so no other host is dialled."""
+        urls = [self.url] if self.proxy is None else [self.url, self.proxy.url]
+        return [host(origin(url)) for url in urls]
+
     @cached_property
     def is_named(self) -> bool:
         """Names have to be resolved."""
-        return _is_named(origin(self.url)) or (self.proxy is not None and _is_named(origin(self.proxy.url)))
+        return any(map(_is_name, self.hosts))
 
 
 _ORIGIN = re.compile(r"[^/?#]*//[^/?#]*")
@@ -106,9 +118,9 @@ def host(origin: str) -> str:
 
 
 @lru_cache(maxsize=1024)
-def _is_named(origin: str) -> bool:
+def _is_name(host: str) -> bool:
     try:
-        ip_address(host(origin))
+        ip_address(host)
     except ValueError:
         return True
     return False

@@ -12,7 +12,7 @@ from ulak.transports.http import endpoint as endpoints
 from ulak.transports.http.client import Client
 from ulak.transports.http.model import Endpoint as Receiver
 from ulak.transports.http.model import Finished, OAuth2, Request, Settings
-from ulak.worker.transport import Ready
+from ulak.transports.transport import Ready
 
 
 class Delivery(NamedTuple):
@@ -38,7 +38,7 @@ def longest(receiver: Receiver) -> float:
 
 
 class HttpTransport:
-    """Implements worker.transport.Transport; an endpoint's target is a model.Endpoint."""
+    """Implements transports.transport.Transport; an endpoint's target is a model.Endpoint."""
 
     def __init__(self, client: Client, clock: Callable[[], float], settings: Settings | None = None) -> None:
         """`clock` is the time that requests are signed with, in seconds since 1970."""

@@ -16,6 +16,7 @@ from confluent_kafka import KafkaError, KafkaException, Producer, libversion
 
 from ulak.messages.delivery import PERMANENT
 from ulak.safety.address import Guard
+from ulak.sessions.leaving import skip_exit_handlers
 from ulak.transports.broker.errors import Lost
 from ulak.transports.kafka import verdict
 from ulak.transports.kafka.target import Target
@@ -35,6 +36,7 @@ def reach(
     """A producer that knows its cluster. Raises Lost."""
     servers = _servers(target, guard)
     properties = {**target.properties, **_SILENT, "bootstrap.servers": ",".join(servers), "error_cb": errors.append}
+    skip_exit_handlers()
     try:
         producer = Producer(properties)
     except KafkaException as error:

@@ -21,7 +21,7 @@ from ulak.messages.delivery import (
 )
 from ulak.safety import text
 from ulak.safety.mask import MASK, Mask, is_secret_header
-from ulak.worker.transport import Ready
+from ulak.transports.transport import Ready
 
 # Limit for each of payload, headers and metadata, unless the config has its own.
 MAX_BYTES = 8000
@@ -38,7 +38,7 @@ class Target(NamedTuple):
 
 
 class LogTransport:
-    """Implements worker.transport.Transport; an endpoint's target is a Target."""
+    """Implements transports.transport.Transport; an endpoint's target is a Target."""
 
     def __init__(self, log: Callable[[str], object]) -> None:
         self._log = log
