@@ -367,7 +367,7 @@ class Light:
             else:
                 due += 1 / rate
                 time.sleep(max(0.0, due - time.monotonic()))
-        self._site.wait_until_settled(60)
+        self._site.wait_until_settled()
         self.used = (processor_seconds(self._worker.pid) - self.used) * 1e6 / count
         arrived = {int(json.loads(body)["n"]): at for at, body in self._receiver.arrivals()}
         return [(arrived[n] - called[n]) * 1000 for n in called]
@@ -495,7 +495,7 @@ def first(stage: Stage) -> Iterator[Figure]:
                 for which in ("never seen", "known"):
                     before = processor_seconds(worker.pid)
                     send_to(site.db, size, size, first=1 + group * size)
-                    site.wait_until_settled(120)
+                    site.wait_until_settled()
                     # The first group warms up what is no endpoint's.
                     if group > 0:
                         used.setdefault((which, release), []).append(

@@ -237,7 +237,7 @@ def send_and_deliver(stage: Stage) -> Traffic:
         send = f"select ulak.send('shop', jsonb_build_object('n', 1, 'text', '{PAYLOAD}'))"
         before = site.value(WAL)
         sent = clients(stage, site.database, send, stage.scaled(10))
-        wait_until(lambda: site.value(SETTLED), 120, interval=0.1)
+        wait_until(lambda: site.value(SETTLED), interval=0.1)
         written = site.value(WAL) - before
         count, took = site.db.execute(f"""
             select count(*), extract(epoch from max(completed_at) - min(created_at))::float from {storage.COMPLETED}

@@ -148,7 +148,7 @@ def watch(stage: Stage, holding: Callable[[Site], AbstractContextManager[None]],
         with Schedule(site) as schedule, holding(site):
             durations = send(stage, site, seconds)
             delivered = site.value(f"select count(*) from {storage.COMPLETED}")
-            site.wait_until_settled(60)
+            site.wait_until_settled()
             waited = site.value(f"""
                 select percentile_cont(0.99) within group (order by extract(epoch from completed_at - created_at)::float)
                 from {storage.COMPLETED}
@@ -172,7 +172,7 @@ def drain(site: Site, count: int) -> float:
     """Seconds until the worker has settled this many more messages, from its first claim of them."""
     last = site.value(f"select coalesce(max(id), 0) from {storage.COMPLETED}")
     fill(site, "shop", count)
-    site.wait_until_settled(300)
+    site.wait_until_settled(seconds=300)
     query = f"""
         select extract(epoch from max(completed_at) - min(processing_started_at))::float
         from {storage.COMPLETED} where id > %s

@@ -74,7 +74,7 @@ def drain(site: Site, nodes: int) -> Drained:
         if not nodes:
             site.start(seconds=600)
         # Rarely and cheaply: asking takes processor time from the receiver.
-        wait_until(lambda: site.value(SETTLED), 600, "an empty queue", interval=0.1)
+        wait_until(lambda: site.value(SETTLED), "an empty queue", interval=0.1, seconds=600)
         server = server_seconds(site) - before
         of_nodes = sum(processor_seconds(node.pid) for node in began)
         written = site.value(WAL) - written
@@ -111,14 +111,14 @@ def fairness(stage: Stage) -> Iterator[Figure]:
         for _ in range(2):
             stack.enter_context(Node(node_dsn(site.cluster, site.database)))
         alive = "select count(*) from ulak.workers where host is not null and state = 'running'"
-        wait_until(lambda: site.value(alive) == 2, 30, "two nodes")
+        wait_until(lambda: site.value(alive) == 2, "two nodes")
         began = time.monotonic()
         fill(site, "shop", count)
-        wait_until(lambda: site.value(SETTLED), 600, "an empty queue", interval=0.1)
+        wait_until(lambda: site.value(SETTLED), "an empty queue", interval=0.1, seconds=600)
         took = time.monotonic() - began
         processed = "select (messages_processed / sum(messages_processed) over ())::float from ulak.workers order by 1"
         told = "select sum(messages_processed) from ulak.workers"
-        wait_until(lambda: site.value(told) == count, 10, "the nodes' last report")
+        wait_until(lambda: site.value(told) == count, "the nodes' last report")
         shares = site.column(processed)
     yield Figure(
         "two nodes",
@@ -134,12 +134,12 @@ def traffic(stage: Stage) -> Iterator[Figure]:
         site.http("shop", stage.receiver)
         began = [stack.enter_context(Node(node_dsn(site.cluster, site.database))) for _ in range(2)]
         alive = "select count(*) from ulak.workers where host is not null and state = 'running'"
-        wait_until(lambda: site.value(alive) == 2, 30, "two nodes")
+        wait_until(lambda: site.value(alive) == 2, "two nodes")
         site.db.execute("checkpoint")
         before, written = server_seconds(site), site.value(WAL)
         send = f"select ulak.send('shop', jsonb_build_object('n', 1, 'text', '{PAYLOAD}'))"
         clients(stage, site.database, send, stage.scaled(10))
-        wait_until(lambda: site.value(SETTLED), 120, "an empty queue", interval=0.1)
+        wait_until(lambda: site.value(SETTLED), "an empty queue", interval=0.1)
         server, of_nodes = server_seconds(site) - before, sum(processor_seconds(node.pid) for node in began)
         written = site.value(WAL) - written
         count, seconds = site.db.execute(f"""
@@ -156,7 +156,7 @@ def latency(stage: Stage) -> Iterator[Figure]:
             site.http("shop", receiver.url)
             if nodes:
                 stack.enter_context(Node(node_dsn(site.cluster, site.database)))
-                wait_until(lambda: site.value("select count(*) from ulak.workers") == 1, 30, "a node")
+                wait_until(lambda: site.value("select count(*) from ulak.workers") == 1, "a node")
             else:
                 site.start(seconds=600)
             count = stage.scaled(300, 20)

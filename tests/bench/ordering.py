@@ -114,7 +114,7 @@ def one_at_a_time(stage: Stage, seconds: int) -> float:
         while not done or not inserting.is_done():
             done += bare_loop(stage.receiver, stage.scaled(1000, 20), at_once=1).messages
         took = time.monotonic() - began
-        inserting.result(60)
+        inserting.result()
     return done / took
 
 
@@ -224,7 +224,7 @@ class Key:
         self._site.call("enable_endpoint", "shop")
         self._wait_for(since)
         due = "select exists (select from ulak.queue where status = 'pending' and next_retry_at < 'infinity' offset 2)"
-        wait_until(lambda: not self._site.value(due), 120, "those behind being parked", interval=0.005)
+        wait_until(lambda: not self._site.value(due), "those behind being parked", interval=0.005)
         # As the job of maintenance does every minute: where they were due, they left dead entries in the index.
         storage.vacuum(self._site.db, "analyze off")
         since = self._site.value(f"select max(id) from {storage.COMPLETED}")
@@ -246,7 +246,7 @@ class Key:
     def _wait_for(self, id: int) -> None:
         """A key's messages are delivered in the order of their ids."""
         query = f"select exists (select from {storage.COMPLETED} where id = %s)"
-        wait_until(lambda: self._site.value(query, id), 120, f"delivery of message {id}", interval=0.005)
+        wait_until(lambda: self._site.value(query, id), f"delivery of message {id}", interval=0.005)
 
 
 def deep(stage: Stage) -> Iterator[Figure]:

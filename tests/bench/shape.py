@@ -294,7 +294,7 @@ def grown(stage: Stage, release: str | None, seconds: int, size: int) -> Grown:
             before = storage.bytes_of(site.db)
             durations = horizon.send(stage, site, seconds, RATE, payloads(size, 1)[0])
             delivered = site.value(f"select count(*) from {storage.COMPLETED}")
-            site.wait_until_settled(600)
+            site.wait_until_settled(seconds=600)
             messages = site.value(f"select count(*) from {storage.COMPLETED}")
             growth = storage.bytes_of(site.db) - before
     return Grown(growth / messages, delivered / seconds, messages, percentile(durations, 0.99))

@@ -19,10 +19,10 @@ ONCE = {"max_retries": 0}
 DOCTOR = 'select count(*) > 0 from ulak.doctor() where "check" = %s and finding like %s'
 
 
-def told(site: Site, check: str, finding: str, began: float | None = None, timeout: float = 90) -> float:
+def told(site: Site, check: str, finding: str, began: float | None = None) -> float:
     """Seconds from now, or from then, until it is found."""
     began = began or time.perf_counter()
-    wait_until(lambda: site.value(DOCTOR, check, finding), timeout, finding, interval=0.01)
+    wait_until(lambda: site.value(DOCTOR, check, finding), finding, interval=0.01)
     return time.perf_counter() - began
 
 

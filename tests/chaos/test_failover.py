@@ -49,14 +49,14 @@ def take_over(world: World, standby: Cluster, producers: Producers) -> None:
 
 def seconds_to_a_delivery(world: World, began: float) -> float:
     before = world.recorder.count()
-    wait_until(lambda: world.recorder.count() > before, 20, "a delivery")
+    wait_until(lambda: world.recorder.count() > before, "a delivery")
     return time.monotonic() - began
 
 
 def end(world: World, producers: Producers) -> None:
     producers.stop()
     world.value("select count(*) from ulak.stop()")
-    wait_until(lambda: not world.worker_pids(), 20, "workers to leave")
+    wait_until(lambda: not world.worker_pids(), "workers to leave")
     world.deliver_the_rest()
 
 
@@ -73,7 +73,7 @@ def test_a_standby_on_another_port_takes_over(
         take_over(world, standby, producers)
 
         # The jobs came over with the address of the server that is gone.
-        (finding,) = wait_until(lambda: findings(world), 10, "a finding")
+        (finding,) = wait_until(lambda: findings(world), "a finding")
         assert f"jobs run on {primary.host}:{primary.port}, which is not this server" in finding
         began = time.monotonic()
         world.value("select count(*) from ulak.start()")

@@ -35,7 +35,7 @@ class Shop:
     def wait_for_more(self, count: int) -> None:
         completed = "select count(*) from ulak.messages where status = 'completed'"
         goal = self.world.value(completed) + count
-        wait_until(lambda: self.world.value(completed) >= goal, 90, f"{count} more messages")
+        wait_until(lambda: self.world.value(completed) >= goal, f"{count} more messages")
 
     def write_down(self) -> None:
         """In each partition they are in the order in which they came, and a key has one partition."""

@@ -16,7 +16,7 @@ def test_the_queue_is_full(world: World, close_books: Any) -> None:
     world.value("select ulak.configure('max_queue_size', %s)", str(LIMIT))
 
     with world.producers(count=4, pause=0.002) as producers:
-        wait_until(lambda: producers.refused["53400"] > 20, 30, "refusals")
+        wait_until(lambda: producers.refused["53400"] > 20, "refusals")
         # Those that were sent at the same moment may have gone in together.
         assert LIMIT <= world.live() < LIMIT + 4
         with world.workers():

@@ -46,7 +46,7 @@ def test_a_nats_server_is_killed_and_comes_back(world: World, close_books: Any, 
             with world.producers():
                 for _ in range(DEATHS):
                     before = stream.count()
-                    wait_until(lambda before=before: stream.count() >= before + 50, 90, "50 more messages")
+                    wait_until(lambda before=before: stream.count() >= before + 50, "50 more messages")
                     server.restart()
             world.drain()
 

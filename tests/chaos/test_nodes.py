@@ -61,7 +61,7 @@ def test_a_server_crashes_under_its_nodes(world: World, close_books: Any) -> Non
             for _ in range(5 if FULL else 2):
                 world.recorder.wait_for_more(50)
                 world.cluster.restart("immediate")
-                wait_until(lambda: world.value(NODES) == 2, 60, "the nodes")
+                wait_until(lambda: world.value(NODES) == 2, "the nodes")
             world.recorder.wait_for_more(50)
         world.drain()
         assert all(node.process.poll() is None for node in nodes)
@@ -79,7 +79,7 @@ def test_the_extension_is_upgraded_under_its_nodes(world: World, close_books: An
         with world.producers() as producers:
             world.recorder.wait_for_more(1000 if FULL else 50)
             db.execute("alter extension ulak update")
-            wait_until(lambda: world.value(renewed, NEXT) == 2, 60, "nodes of the new version")
+            wait_until(lambda: world.value(renewed, NEXT) == 2, "nodes of the new version")
             world.recorder.wait_for_more(1000 if FULL else 50)
         world.drain()
 
@@ -117,10 +117,10 @@ def test_nodes_are_cut_off_from_their_database(
                 before = [node.log.read_text().count(READY) for node in nodes]
                 machine.cut()
                 for node in nodes:
-                    wait_until(lambda node=node: has_noticed(node), 60, "a node that knows")
+                    wait_until(lambda node=node: has_noticed(node), "a node that knows")
                 machine.mend()
                 for node, count in zip(nodes, before, strict=True):
-                    wait_until(lambda n=node, c=count: n.log.read_text().count(READY) > c, 60, "a node that is back")
+                    wait_until(lambda n=node, c=count: n.log.read_text().count(READY) > c, "a node that is back")
             remote_recorder.wait_for_more(50)
         world.drain()
         assert all(node.process.poll() is None for node in nodes)
@@ -142,14 +142,14 @@ def test_nodes_behind_a_black_hole_are_back_soon_after_it(
             began = time.monotonic()
             machine.drop()
             for node in nodes:
-                wait_until(lambda node=node: has_noticed(node), 60, "a node that knows")
-            wait_until(lambda: not FULL or time.monotonic() > began + 45, 60)
+                wait_until(lambda node=node: has_noticed(node), "a node that knows")
+            wait_until(lambda: not FULL or time.monotonic() > began + 45)
 
             before = [node.log.read_text().count(READY) for node in nodes]
             machine.stop_dropping()
             began = time.monotonic()
             for node, count in zip(nodes, before, strict=True):
-                wait_until(lambda n=node, c=count: n.log.read_text().count(READY) > c, 60, "a node that is back")
+                wait_until(lambda n=node, c=count: n.log.read_text().count(READY) > c, "a node that is back")
             seconds = time.monotonic() - began
 
             row["scenario"] += f" (both {seconds:.1f} s after it)"
@@ -252,7 +252,7 @@ def test_a_standby_takes_over_and_its_nodes_follow(pair: tuple[World, Cluster], 
             primary.kill()
             producers.cluster = world.cluster = standby
             standby.promote()
-            wait_until(lambda: world.value(NODES) == 2, 60, "the nodes")
+            wait_until(lambda: world.value(NODES) == 2, "the nodes")
             world.recorder.wait_for_more(100)
         world.drain()
 

@@ -45,7 +45,7 @@ def fill(site: Site, count: int) -> None:
                 session.execute(NOISE, [name, count])
 
     for filler in [Running(lambda name=name: notify(name)) for name in ("a", "b")]:  # type: ignore[misc]
-        filler.result(600)
+        filler.result()
     with site.connect() as session, suppress(psycopg.errors.ProgramLimitExceeded):
         while True:
             session.execute(NOISE, ["last", 1])
@@ -92,7 +92,7 @@ def test_the_notification_queue_is_full(site: Site) -> None:
         site.start(slot=2, seconds=900)
         site.wait_for_status(site.send(), "completed")
         site.db.execute("select * from ulak.stop()")
-        worker.result(30)
+        worker.result()
 
         # No session holds the queue up any more, and everything is as before.
         sleeper.close()

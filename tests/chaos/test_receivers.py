@@ -43,7 +43,7 @@ def test_a_receiver_flaps(world: World, close_books: Any) -> None:
                 world.recorder.behave("/shop", Behaviour(status=503))
                 wait_until(lambda: circuit(world) == "open", message="an open circuit")
                 world.recorder.behave("/shop", Behaviour())
-                wait_until(lambda: circuit(world) == "closed", 20, "a closed circuit")
+                wait_until(lambda: circuit(world) == "closed", "a closed circuit")
         world.drain()
 
     close_books()
@@ -98,7 +98,7 @@ def test_one_slow_endpoint_among_a_hundred_delays_no_other(world: World, close_b
             # More than all workers together can have in flight.
             slow.wait_for(400)
             fast.wait_for(ORDERS)
-        wait_until(lambda: world.value(fast_live) == 0, 30, "all others")
+        wait_until(lambda: world.value(fast_live) == 0, "all others")
         assert not [arrival for arrival in world.recorder.arrivals() if arrival.endpoint == "slow" and arrival.accepted]
         assert world.live() >= 400
         world.recorder.release("/slow")

@@ -44,7 +44,7 @@ def test_a_redis_server_is_killed_and_comes_back(world: World, close_books: Any,
             with world.producers():
                 for _ in range(DEATHS):
                     before = stream.count()
-                    wait_until(lambda before=before: stream.count() >= before + 50, 90, "50 more entries")
+                    wait_until(lambda before=before: stream.count() >= before + 50, "50 more entries")
                     server.restart()
             world.drain()
 

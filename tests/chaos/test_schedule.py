@@ -23,8 +23,8 @@ def test_workers_hand_over_each_minute_without_a_duplicate(world: World, close_b
 
     with world.by_cron():
         with world.producers():
-            before = set(wait_until(world.worker_pids, 70, "workers"))
-            wait_until(lambda: (now := set(world.worker_pids())) and not now & before, 70, "their next run")
+            before = set(wait_until(world.worker_pids, "workers"))
+            wait_until(lambda: (now := set(world.worker_pids())) and not now & before, "their next run")
             world.recorder.wait_for_more(100)
         world.drain()
 
@@ -36,14 +36,12 @@ def late_run(world: World, slot: int) -> Iterator[None]:
     """pg_cron has started a run of this slot, but it sleeps until the end; then it has to leave."""
     with closing(world.connect()) as db, ExitStack() as sleep:
         with gate(db):
-            pid = wait_until(
-                lambda: world.value(RUN, f"call ulak.run_worker({slot}, p_is_scheduled => true)"), 70, "a run"
-            )
+            pid = wait_until(lambda: world.value(RUN, f"call ulak.run_worker({slot}, p_is_scheduled => true)"), "a run")
             wait_until_blocked(pid, db)
             sleep.enter_context(world.stopped(pid))
         yield
         sleep.close()
-        wait_until_gone(pid, db, 20)
+        wait_until_gone(pid, db)
 
 
 @pytest.mark.full
@@ -64,7 +62,7 @@ def test_pg_cron_is_stopped_and_started(world: World, close_books: Any) -> None:
             world.terminate(world.value(LAUNCHER))
             # Sooner than at the end of their minute.
             world.value("update ulak.workers set stop_requested_at = clock_timestamp() returning true")
-            wait_until(lambda: not world.worker_pids(), 20, "workers to leave")
+            wait_until(lambda: not world.worker_pids(), "workers to leave")
             world.cluster.restart()
             world.recorder.wait_for_more(50)
             producers.stop()
@@ -96,7 +94,7 @@ def test_workers_and_watcher_that_are_terminated_at_random_are_back_within_secon
 
     with world.by_cron(), closing(world.connect()) as db:
         with world.producers(pause=0.05):
-            wait_until(lambda: len(world.worker_pids()) == 2, 70, "workers")
+            wait_until(lambda: len(world.worker_pids()) == 2, "workers")
             (began,) = db.execute("select clock_timestamp()").fetchone() or (None,)
             for _ in range(40):
                 pids = [pid for (pid,) in db.execute(OURS)]

@@ -23,7 +23,7 @@ def test_the_extension_is_upgraded_under_load(world: World, close_books: Any, tm
             use(db, project)
             world.recorder.wait_for_more(1000 if FULL else 50)
             db.execute("alter extension ulak update")
-            wait_until(lambda: world.value(RENEWED, NEXT) == 2, 30, "workers of the new version")
+            wait_until(lambda: world.value(RENEWED, NEXT) == 2, "workers of the new version")
             world.recorder.wait_for_more(1000 if FULL else 50)
         world.drain()
 
@@ -49,7 +49,7 @@ def test_the_last_release_is_upgraded_under_load(world: World, close_books: Any,
 
             db.execute("alter extension ulak update")
             producers.wait_for(100)
-            wait_until(lambda: world.value(RENEWED, current_version()) == 2, 90, "workers of the new version")
+            wait_until(lambda: world.value(RENEWED, current_version()) == 2, "workers of the new version")
             world.recorder.wait_for_more(500 if FULL else 50)
         world.drain()
 

@@ -33,15 +33,15 @@ def wake_a_zombie(world: World, round: int = 1) -> None:
         for n in range(MESSAGES):
             db.execute("select shop.place_order(%s, 'shop', null, null)", [f"{round}-{n}"])
     with world.workers(1):
-        wait_until(lambda: world.recorder.count() == before + MESSAGES, 30, "its requests")
+        wait_until(lambda: world.recorder.count() == before + MESSAGES, "its requests")
         with world.stopped(world.wait_for_worker()):
             world.recorder.release("/shop")
             assert world.let_leases_run_out() == MESSAGES
             world.recorder.behave("/shop", Behaviour(status=503, attempts=[2]))
             with world.workers(2):
-                wait_until(lambda: world.value(REFUSED_TWICE) == round * MESSAGES, 30, "the second attempts")
+                wait_until(lambda: world.value(REFUSED_TWICE) == round * MESSAGES, "the second attempts")
             resumed = world.value("select clock_timestamp()")
-        wait_until(lambda: world.value(HAS_REPORTED, resumed), 30, "the zombie's report")
+        wait_until(lambda: world.value(HAS_REPORTED, resumed), "the zombie's report")
 
 
 def test_a_zombie_changes_nothing(world: World, close_books: Any) -> None:
@@ -84,11 +84,11 @@ def test_a_worker_sleeps_past_its_lease_while_others_work(world: World, close_bo
     with world.producers(), world.workers(1, 2, 3):
         while rounds < 6:
             world.recorder.wait_for_more(30)
-            pid = wait_until(lambda: world.value(BUSIEST), 30, "a worker that holds something")
+            pid = wait_until(lambda: world.value(BUSIEST), "a worker that holds something")
             with world.stopped(pid):
                 # Its requests may have been answered in the meantime.
                 if world.value(HELD, pid):
-                    wait_until(partial(has_lost_everything, world, pid), 30, "recovery")
+                    wait_until(partial(has_lost_everything, world, pid), "recovery")
                     rounds += 1
     world.deliver_the_rest()
 

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.cluster import PROJECT, Cluster, free_port
+from support.cluster import PROJECT, Cluster
+from support.ports import free_port
 from support.sessions import wait_until
 from support.site import Site
 from worker.test_readme import program, takes_each_message_once_and_no_forgery

@@ -58,7 +58,7 @@ def test_eight_claimers_claim_each_of_many_messages_once(queue: Queue, sessions:
             claimed.extend(claim.id for claim in claims)
             return len(claimed) >= len(ids)
 
-        wait_until(take, 60, "the end of the messages")
+        wait_until(take, "the end of the messages")
 
     gather([lambda session=session: work(session) for session in sessions(8)])  # type: ignore[misc]
 
@@ -108,7 +108,7 @@ def test_a_cap_in_flight_holds_for_claimers_at_once(queue: Queue, sessions: Sess
                 done.append(claim.id)
             return len(done) >= 200
 
-        wait_until(take, 60, "the end of the messages")
+        wait_until(take, "the end of the messages")
 
     gather([lambda session=session: work(session) for session in sessions(6)])  # type: ignore[misc]
 

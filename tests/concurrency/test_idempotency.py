@@ -39,7 +39,7 @@ def ids(db: DB) -> list[int]:
 def wait_until_all_wait(sessions: list[DB], observer: DB) -> None:
     query = "select count(*) from unnest(%s::integer[]) pid where pg_blocking_pids(pid) <> '{}'"
     pids = [session.info.backend_pid for session in sessions]
-    wait_until(lambda: observer.execute(query, [pids]).fetchone() == (len(pids),), 30, "all sessions waiting")
+    wait_until(lambda: observer.execute(query, [pids]).fetchone() == (len(pids),), "all sessions waiting")
 
 
 def test_sessions_that_race_on_one_key_leave_one_row_and_one_id(connect: Connect, db: DB) -> None:
@@ -100,7 +100,7 @@ def test_senders_that_wait_for_a_first_that_rolls_back_agree_on_another(connect:
     wait_until_all_wait(others, db)
     first.rollback()
 
-    results = {running.result(30) for running in waiting}
+    results = {running.result() for running in waiting}
     assert list(results) == ids(db)
     assert id not in results
 

@@ -427,7 +427,7 @@ def test_a_hot_key_flows_while_its_senders_go_on(queue: Queue, sessions: Session
 
     def work() -> int:
         try:
-            wait_until(deliver, 60, "a hundred deliveries", interval=0)
+            wait_until(deliver, "a hundred deliveries", interval=0)
             return len(delivered)
         finally:
             is_over.set()
@@ -558,7 +558,7 @@ def work(session: Queue, receiver: Receiver, seed: int, is_over: Callable[[], bo
                 session.release(claim, worker=worker)
         return is_over()
 
-    wait_until(turn, 60, "the end of the messages")
+    wait_until(turn, "the end of the messages")
 
 
 def send_ordered(session: Queue, seed: int, keys: int, count: int) -> None:
@@ -600,7 +600,7 @@ def test_four_workers_that_fail_and_die_never_invert_a_key(queue: Queue, session
             janitor.recover(now=0)
             return is_over()
 
-        wait_until(turn, 60, "the end of the messages")
+        wait_until(turn, "the end of the messages")
 
     gather(
         [

@@ -133,7 +133,7 @@ def test_no_reader_ever_sees_a_message_appear_before_one_that_it_has_seen(connec
     reading = Running(reader)
     gather(sender(seed) for seed in range(8))
     done.set()
-    reading.result(30)
+    reading.result()
 
 
 # A head that is settled while the next message is still uncommitted.

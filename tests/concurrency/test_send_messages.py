@@ -42,7 +42,7 @@ def test_a_session_waits_for_the_one_that_holds_an_idempotency_key(connect: Conn
     [held] = send(first, [{"payload": 1, "idempotency_key": "k"}])
 
     running = Running(lambda: send(second, [{"payload": 0}, {"payload": 1, "idempotency_key": "k"}]))
-    wait_until(lambda: is_blocked(db, second), 30, "the second to wait")
+    wait_until(lambda: is_blocked(db, second), "the second to wait")
     getattr(first, ends)()
 
     ids = running.result()
@@ -83,7 +83,7 @@ def test_the_ids_of_an_ordering_key_are_in_the_order_of_commits(connect: Connect
     earlier = send(first, [{"payload": 1, "ordering_key": "k"}])
 
     running = Running(lambda: send(second, [{"payload": 2, "ordering_key": "k"}]))
-    wait_until(lambda: is_blocked(db, second), 30, "the second to wait")
+    wait_until(lambda: is_blocked(db, second), "the second to wait")
     earlier += send(first, [{"payload": 3, "ordering_key": "k"}])
     first.commit()
 
@@ -97,7 +97,7 @@ def test_an_event_of_a_key_waits_for_a_message_of_that_key(connect: Connect, db:
     send(first, [{"payload": 1, "ordering_key": "k"}])
 
     running = Running(lambda: second.execute("select ulak.publish('sold', '2', p_ordering_key => 'k')").fetchone())
-    wait_until(lambda: is_blocked(db, second), 30, "the publisher to wait")
+    wait_until(lambda: is_blocked(db, second), "the publisher to wait")
     first.commit()
 
     assert running.result() == (2,)

@@ -10,8 +10,9 @@ from typing import Any
 
 import psycopg
 import pytest
-from support.cluster import Cluster, free_port, run
+from support.cluster import Cluster, run
 from support.finished import column, finish, value
+from support.ports import free_port
 from support.rows import fill
 from support.sessions import wait_until
 
@@ -157,7 +158,7 @@ def test_a_cluster_that_was_recovered_to_a_target_holds_its_messages_until_it_is
             moment = value(db, "select clock_timestamp()::text")
             db.execute("select ulak.complete(c.id, 'w', c.attempt) from ulak.claim('w', 3, 'shop') c")
             db.execute("select pg_switch_wal()")
-            wait_until(lambda: value(db, "select last_archived_wal is not null from pg_stat_archiver"), 30)
+            wait_until(lambda: value(db, "select last_archived_wal is not null from pg_stat_archiver"))
         original.stop()
         shutil.rmtree(original.data)
         shutil.copytree(backup, original.data)
@@ -173,7 +174,7 @@ def test_a_cluster_that_was_recovered_to_a_target_holds_its_messages_until_it_is
         original.start()
 
         with original.connect("shop") as db:
-            wait_until(lambda: not value(db, "select pg_is_in_recovery()"), 30)
+            wait_until(lambda: not value(db, "select pg_is_in_recovery()"))
             assert value(db, "select count(*) from ulak.queue where status = 'pending'") == 3
             assert column(db, CLAIM) == []
             (finding,) = column(db, """select finding from ulak.doctor() where "check" = 'cluster'""")

@@ -220,7 +220,7 @@ def test_the_page_refreshes_itself_and_keeps_what_was_unfolded(
     browser.ask("document.activeElement.blur(); window.here = true")
 
     queue.bury(queue.send(), "HTTP 404: brand new")
-    wait_until(lambda: "brand new" in browser.text(), timeout=30, message="the refreshed page")
+    wait_until(lambda: "brand new" in browser.text(), message="the refreshed page")
 
     assert browser.ask("window.here") is True
     assert browser.ask("document.querySelector('.folded').open") is True
@@ -236,7 +236,7 @@ def test_the_page_goes_on_after_a_click_on_a_finding_and_says_how_fresh_it_is(
     browser.click(".findings summary")
     assert browser.ask("document.activeElement.tagName") == "SUMMARY"
     queue.bury(queue.send(), "HTTP 404: brand new")
-    wait_until(lambda: "brand new" in browser.text(), timeout=30, message="the refreshed page")
+    wait_until(lambda: "brand new" in browser.text(), message="the refreshed page")
 
     # The finding is as it was left, and so is the focus.
     assert browser.ask("document.activeElement.tagName") == "SUMMARY"

@@ -15,7 +15,8 @@ from typing import Any
 
 import psycopg
 import pytest
-from support.cluster import PROJECT, Cluster, free_port
+from support.cluster import PROJECT, Cluster
+from support.ports import free_port
 from support.queue import Queue
 from support.sessions import wait_until
 from support.statistics import add_worker, worked
@@ -97,7 +98,7 @@ def trouble(cluster: Cluster, module_database: str, prometheus: Prometheus) -> I
         worked(queue, fine, delivered=1, milliseconds=9000, b13=1)
         worked(queue, broken, delivered=1, failed=1, b3=2)
         db.execute("call ulak.run_maintenance()")
-        wait_until(lambda: scraped(prometheus, 2), timeout=30, message="the first scrapes")
+        wait_until(lambda: scraped(prometheus, 2), message="the first scrapes")
 
         queue.send_many(9, "off")
         queue.bury(queue.send("broken"))
@@ -118,7 +119,7 @@ def trouble(cluster: Cluster, module_database: str, prometheus: Prometheus) -> I
             "drop table ulak_private.archive_" + queue.value("select to_char(now() + interval '1 month', 'YYYY_MM')")
         )
         seen = scrapes(prometheus)
-        wait_until(lambda: scraped(prometheus, seen + 3), timeout=30, message="further scrapes")
+        wait_until(lambda: scraped(prometheus, seen + 3), message="further scrapes")
     yield prometheus
 
 
@@ -148,7 +149,7 @@ def test_every_query_of_the_dashboard_finds_something(trouble: Prometheus, name:
     # Rates need a window in which this young server has several samples.
     expression = re.sub(r"\[\d+m\]", "[5m]", expressions()[name])
 
-    wait_until(lambda: trouble.query(expression), timeout=20, message=expression)
+    wait_until(lambda: trouble.query(expression), message=expression)
 
 
 def test_the_dashboards_variable_lists_the_endpoints(trouble: Prometheus) -> None:
@@ -158,7 +159,7 @@ def test_the_dashboards_variable_lists_the_endpoints(trouble: Prometheus) -> Non
     def endpoints() -> list[str]:
         return sorted(each["metric"][label] for each in trouble.query(metric))
 
-    wait_until(lambda: endpoints() == ["broken", "fine", "off"], timeout=20)
+    wait_until(lambda: endpoints() == ["broken", "fine", "off"])
 
 
 def test_queries_and_rules_name_metrics_that_exist(cluster: Cluster, module_database: str) -> None:
@@ -176,7 +177,7 @@ NOT_PRODUCED = {"UlakNotScraped", "UlakNotVacuumed"}
 
 @pytest.mark.parametrize("alert", sorted(set(re.findall(r"alert: (\w+)", RULES.read_text())) - NOT_PRODUCED))
 def test_every_alert_notices_its_trouble(trouble: Prometheus, alert: str) -> None:
-    wait_until(lambda: trouble.rules()[alert]["state"] != "inactive", timeout=20, message=alert)
+    wait_until(lambda: trouble.rules()[alert]["state"] != "inactive", message=alert)
 
     assert trouble.rules()[alert]["health"] == "ok"
 

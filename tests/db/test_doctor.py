@@ -270,7 +270,7 @@ def test_a_session_that_waits_for_pg_cron_is_reported(busy_cluster: Cluster) -> 
         queue = Queue(db)
         queue.endpoint("shop", HTTP, protocol="http")
         query = "select count(*) > 0 from pg_stat_activity where query = 'select pg_sleep(600)'"
-        wait_until(lambda: other.execute(query).fetchone() == (True,), 60, "the job")
+        wait_until(lambda: other.execute(query).fetchone() == (True,), "the job")
 
         dropping = Running(lambda: owner.execute("drop database unwanted"))
         query = """select * from ulak.doctor() where "check" = 'pg_cron' and finding like 'session %%'"""
@@ -284,7 +284,7 @@ def test_a_session_that_waits_for_pg_cron_is_reported(busy_cluster: Cluster) -> 
         statement = "update cron.job set active = active where false;"
         assert told["fix"] == rf"select $${statement}$$ as ulak \gset \c postgres \\ :ulak \c app"
         other.execute(statement)
-        dropping.result(30)
+        dropping.result()
 
 
 CLIENTS: dict[str, tuple[str, str, dict[str, Any]]] = {

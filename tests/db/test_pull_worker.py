@@ -215,7 +215,7 @@ def test_the_asynchronous_one_works_off_a_batch_and_what_is_sent_while_it_sleeps
         while not settled(queue)():
             await asyncio.sleep(0.05)
         ids.append(queue.send("billing", {"n": "last"}))
-        await asyncio.wait_for(running, 60)
+        await asyncio.wait_for(running)
 
     asyncio.run(play())
 

@@ -138,7 +138,7 @@ def test_two_sessions_can_not_make_two_of_a_kind(connect: Connect, db: DB) -> No
 
     running = Running(lambda: second.execute("""select ulak.alter_subscription(%s, '{"id": 2}')""", [other]))
     blocked = "select cardinality(pg_blocking_pids(%s)) > 0"
-    wait_until(lambda: bool(value(db, blocked, second.info.backend_pid)), 30, "the second to wait")
+    wait_until(lambda: bool(value(db, blocked, second.info.backend_pid)), "the second to wait")
     first.commit()
 
     with pytest.raises(psycopg.errors.UniqueViolation):

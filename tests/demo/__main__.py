@@ -28,8 +28,6 @@ FOLDER = WORK / "demo"
 DATABASE = "demo"
 MESSAGES = 2000
 SECONDS = 25
-# Seconds that a process may take to start.
-PATIENCE = 120
 
 # Short delays, so that a minute is enough to see everything.
 POLICIES: dict[str, dict[str, Any]] = {
@@ -107,7 +105,7 @@ def start_receivers() -> dict[str, int]:
         process = subprocess.Popen(command, start_new_session=True, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
     file = FOLDER / "ports.json"
     # However busy the machine is: only their end is a reason to give up.
-    wait_until(lambda: file.exists() or process.poll() is not None, PATIENCE, "the receivers")
+    wait_until(lambda: file.exists() or process.poll() is not None, "the receivers")
     if not file.exists():
         sys.exit(f"the receivers ended:\n{said.read_text()}")
     ports: dict[str, int] = json.loads(file.read_text())
@@ -170,7 +168,7 @@ def start_nodes(cluster: Cluster, db: psycopg.Connection[Any]) -> None:
             )
         write_whole(FOLDER / f"node-{n}.pid", str(node.pid))
     alive = "select count(*) from ulak.get_worker_status() where host is not null and state = 'running'"
-    wait_until(lambda: db.execute(alive).fetchone() == (2,), PATIENCE, "the nodes")
+    wait_until(lambda: db.execute(alive).fetchone() == (2,), "the nodes")
 
 
 def bridge(session: psycopg.Connection[Any], slot: int) -> None:

@@ -50,7 +50,7 @@ def old(recorder: Recorder) -> Iterator[Cluster]:
         db.execute("insert into orders (note) values ('before')")
         assert "problem" not in column(db, "select status from ulak.start()")
         db.execute("select ulak.send('web', jsonb_build_object('token', n)) from generate_series(1, 10) n")
-        wait_until(lambda: value(db, "select count(*) from ulak.messages where status = 'completed'") >= 10, 90)
+        wait_until(lambda: value(db, "select count(*) from ulak.messages where status = 'completed'") >= 10)
     yield cluster
     cluster.remove()
 
@@ -170,11 +170,11 @@ def test_delivery_goes_on_by_itself_after_pg_upgrade(upgraded: Upgraded, recorde
             select count(*) from ulak.queue q join ulak.endpoints e on e.id = q.endpoint_id
             where e.name = 'web' and status in ('pending', 'processing')
         """
-        wait_until(lambda: value(db, waiting) == 0, 110, "everything to be delivered")
+        wait_until(lambda: value(db, waiting) == 0, "everything to be delivered")
 
         assert recorder.count() >= before + 16
         event = "select old_value, new_value from ulak.event_log where event = 'cluster.upgraded'"
-        wait_until(lambda: db.execute(event).fetchall(), 110, "maintenance")
+        wait_until(lambda: db.execute(event).fetchall(), "maintenance")
         identifier = value(db, "select system_identifier from pg_control_system()")
         assert db.execute(event).fetchall() == [([str(upgraded.identifier)], [str(identifier)])]
         assert column(db, "select system_identifier from ulak_private.cluster_identity") == [identifier]
@@ -195,7 +195,7 @@ def test_the_newer_pg_cron_is_used_after_its_update_and_start(upgraded: Upgraded
         assert value(db, "select count(*) from cron.job where jobname like 'ulak watcher%%'") == 0
         before = recorder.count()
         db.execute("select ulak.send('web', '{\"token\": \"last\"}')")
-        wait_until(lambda: recorder.count() > before, 60, "the last delivery")
+        wait_until(lambda: recorder.count() > before, "the last delivery")
 
 
 def restore_without_pg_cron(cluster: Cluster, database: str, dump: Path) -> None:

@@ -50,7 +50,7 @@ def test_a_node_whose_clock_is_wrong_signs_with_the_servers_time(
 def test_a_node_whose_clock_is_wrong_is_named(site: Site, receiver: Receiver, wrong_node: str) -> None:
     site.http("shop", receiver.url)
 
-    (found,) = wait_until(lambda: site.rows(FINDINGS), 20, "a finding")
+    (found,) = wait_until(lambda: site.rows(FINDINGS), "a finding")
 
     told = re.sub("1h 0m|59m 59s", "an hour", found["finding"])
     assert told == f"the clock of late is an hour {wrong_node} the server's"
@@ -62,6 +62,6 @@ def test_a_node_whose_clock_is_right_is_not_named(site: Site, receiver: Receiver
     with Node(node_dsn(site.cluster, site.database)) as node:
         node.wait_until_says("delivering as")
         wait_for_nodes(site, 1)
-        wait_until(lambda: site.value("select clock_ahead is not null from ulak.workers"), 20, "a measurement")
+        wait_until(lambda: site.value("select clock_ahead is not null from ulak.workers"), "a measurement")
 
         assert site.rows(FINDINGS) == []

@@ -83,7 +83,7 @@ def test_a_node_logs_in_as_the_guide_says(away: Site, receiver: Receiver, folder
     dsn = dsn.replace("host=db1 dbname=app", here).replace("/etc/ssl/certs/ca.pem", str(folder / "server.crt"))
 
     with Node(dsn, environment={"HOME": str(tmp_path)}) as node:
-        away.wait_for_status(away.send("shop"), "completed", 30)
+        away.wait_for_status(away.send("shop"), "completed")
 
         assert node.says("delivering as node 1 on ")
 
@@ -142,7 +142,7 @@ def test_a_node_gives_up_a_server_that_is_frozen_and_comes_back(away: Site, rece
         finally:
             away.cluster.thaw()
 
-        away.wait_for_status(away.send("shop"), "completed", 30)
+        away.wait_for_status(away.send("shop"), "completed")
 
 
 def test_a_login_outside_of_ulak_node_gets_no_code(site: Site) -> None:
@@ -161,9 +161,7 @@ def test_a_node_comes_back_when_the_server_was_restarted(away: Site, receiver: R
 
         away.cluster.restart(mode)
         back = Site(away.cluster, "shop")
-        wait_until(
-            lambda: [row["pid"] for row in wait_for_nodes(back, 1)] != [before["pid"]], 60, "the node's new session"
-        )
+        wait_until(lambda: [row["pid"] for row in wait_for_nodes(back, 1)] != [before["pid"]], "the node's new session")
         back.wait_for_status(back.send("shop"), "completed")
         back.db.close()
 
@@ -177,7 +175,7 @@ def test_of_several_hosts_a_node_takes_the_one_that_is_there(site: Site, receive
         " target_session_attrs=read-write"
     )
     with Node(dsn):
-        site.wait_for_status(site.send("shop"), "completed", 30)
+        site.wait_for_status(site.send("shop"), "completed")
 
 
 def test_of_several_hosts_none_keeps_a_node_from_the_others(site: Site, receiver: Receiver) -> None:
@@ -187,7 +185,7 @@ def test_of_several_hosts_none_keeps_a_node_from_the_others(site: Site, receiver
         port = no_server.url.rpartition(":")[2].strip("/")
         hosts = f"host=127.0.0.1,{site.cluster.host},127.0.0.1 port={port},{site.cluster.port},{port}"
         with Node(f"{hosts} dbname={site.database} user=test_ulak_node sslmode=disable"):
-            site.wait_for_status(site.send("shop"), "completed", 30)
+            site.wait_for_status(site.send("shop"), "completed")
 
 
 def test_what_the_session_of_a_node_is_like(site: Site) -> None:
@@ -211,4 +209,4 @@ def test_a_search_path_of_the_database_does_not_reach_a_node(site: Site, receive
     site.db.execute(f"alter database {site.database} set search_path = evil, pg_catalog")
 
     with Node(node_dsn(site.cluster, site.database)):
-        site.wait_for_status(site.send("shop"), "completed", 30)
+        site.wait_for_status(site.send("shop"), "completed")

@@ -212,7 +212,7 @@ def test_a_node_obeys_a_changed_setting_in_the_same_session(
     site.configure(http_allowed_networks="")
     # It is told within a second.
     failed = "select last_error from ulak.messages where status = 'failed'"
-    (error, *_) = wait_until(lambda: site.send("shop") and site.column(failed), 20, "a refusal", interval=0.1)
+    (error, *_) = wait_until(lambda: site.send("shop") and site.column(failed), "a refusal", interval=0.1)
 
     assert "blocked" in error
     assert wait_for_nodes(site, 1)[0]["pid"] == before["pid"]
@@ -256,7 +256,7 @@ def test_two_nodes_share_the_work(site: Site, start_node: StartNode) -> None:
         start_node("two")
         wait_for_nodes(site, 2)
         site.send_many(600, "shop")
-        site.wait_until_settled(60)
+        site.wait_until_settled()
 
         done = "select host, messages_processed from ulak.get_worker_status() order by 1"
         told = wait_until(lambda: sum((r := dict(site.db.execute(done).fetchall())).values()) == 600 and r)
@@ -272,7 +272,7 @@ def test_a_node_and_a_worker_in_the_database_work_side_by_side(site: Site, start
         start_node()
         site.start(slot=1)
         site.send_many(600, "shop")
-        site.wait_until_settled(60)
+        site.wait_until_settled()
 
         query = "select coalesce(host, 'database') from ulak.workers where messages_processed > 0"
         wait_until(lambda: sorted(site.column(query)) == ["database", "here"], message="both to have delivered")
@@ -293,7 +293,7 @@ def test_a_node_whose_session_is_ended_comes_back(
         rows = site.rows("select * from ulak.get_worker_status() where state = 'running'")
         return bool(rows) and rows[0]["pid"] != before["pid"]
 
-    wait_until(has_left, 30, "another session")
+    wait_until(has_left, "another session")
     site.wait_for_status(site.send("shop"), "completed")
 
     assert node.process.poll() is None

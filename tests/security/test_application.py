@@ -351,7 +351,7 @@ def test_limits_are_settings(db: DB, application: DB) -> None:
 
 def failure(site: Site, id: int) -> str:
     """The error that it failed with; not the whole row, which can't be read."""
-    wait_until(lambda: site.value("select status from ulak.messages where id = %s", id) == "failed", 60, "its failure")
+    wait_until(lambda: site.value("select status from ulak.messages where id = %s", id) == "failed", "its failure")
     return str(site.value("select last_error from ulak.messages where id = %s", id))
 
 

@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.cluster import PROJECT, Cluster, free_port
+from support.cluster import PROJECT, Cluster
 from support.console import Console
 from support.node import PROGRAM, PYTHON
+from support.ports import free_port
 from support.sessions import wait_until
 
 EXPORTER = PROJECT / "docker/monitoring/prometheus/exporter.py"

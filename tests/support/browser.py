@@ -14,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from support.sessions import wait_until
+from support.sessions import patience, wait_until
 
 # Nothing of the browser itself goes out, and it may run as root.
 COMMAND = [
@@ -36,7 +36,7 @@ SCHEMES = {"dark": "0", "light": "1"}
 def _run(page: Path, *options: str) -> subprocess.CompletedProcess[str]:
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
         command = [*COMMAND, f"--user-data-dir={profile}", *options, page.as_uri()]
-        return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+        return subprocess.run(command, capture_output=True, text=True, timeout=patience(), check=True)
 
 
 def loaded(page: Path) -> str:

@@ -5,11 +5,9 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import random
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -22,6 +20,7 @@ from psycopg import sql
 from support import earlier_releases
 from support.files import write_whole
 from support.janitor import Janitor
+from support.ports import start_on_free_port
 from support.sessions import wait_until
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -62,15 +61,6 @@ def run(command: Sequence[str | Path], **options: Any) -> str:
     if done.returncode != 0:
         raise CommandFailed(f"{' '.join(map(str, command))}: exit {done.returncode}\n{done.stdout}")
     return str(done.stdout)
-
-
-def free_port() -> int:
-    """Below those that the kernel gives to connections: none takes it before its server does."""
-    while True:
-        port = random.SystemRandom().randrange(15000, 32000)
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            return port
 
 
 def stage_extension(folder: Path, project: Path = PROJECT, pg_config: str = PG_CONFIG) -> Path:
@@ -166,12 +156,11 @@ class Cluster:
                 **DEFAULTS,
                 "cron.host": sockets,
                 place: path,
-                "port": free_port(),
                 "unix_socket_directories": sockets,
                 **(settings or {}),
             }
         )
-        cluster.start()
+        start_on_free_port(cluster.start_at)
         return cluster
 
     def make_standby(self) -> Cluster:
@@ -182,8 +171,8 @@ class Cluster:
         source = ["-h", self.host, "-p", str(self.port), "-U", self.user]
         run([self.bin / "pg_basebackup", "-D", standby.data, "-R", "-X", "stream", "-c", "fast", "--no-sync", *source])
         sockets = tempfile.mkdtemp(prefix="ulak-", dir="/tmp")
-        standby.configure({"cron.host": sockets, "port": free_port(), "unix_socket_directories": sockets})
-        standby.start()
+        standby.configure({"cron.host": sockets, "unix_socket_directories": sockets})
+        start_on_free_port(standby.start_at)
         return standby
 
     def take_over(self, old: Cluster) -> None:
@@ -224,6 +213,10 @@ class Cluster:
             self._pg_ctl("start", "-w", "-t", "60", "-l", str(self.log))
         except CommandFailed as failure:
             raise CommandFailed(f"{failure}\n{self.log_tail()}") from None
+
+    def start_at(self, port: int) -> None:
+        self.configure({"port": port})
+        self.start()
 
     def stop(self, mode: str = "fast") -> None:
         self._pg_ctl("stop", "-w", "-t", "60", "-m", mode)

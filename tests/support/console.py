@@ -12,8 +12,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 
-from support.cluster import PROJECT, Cluster, free_port
-from support.sessions import wait_until
+from support.cluster import PROJECT, Cluster
+from support.ports import start_on_free_port
+from support.sessions import patience, wait_until
 
 
 class Answer:
@@ -36,23 +37,27 @@ class Answer:
 
 class Console:
     def __init__(self, cluster: Cluster, database: str, log: Path, **environment: str) -> None:
-        self.port = free_port()
-        self.origin = f"http://127.0.0.1:{self.port}"
         self.log = log
         self._environment = {
             **os.environ,
             "ULAK_CONSOLE_DATABASE": f"host={cluster.host} port={cluster.port} dbname={database}",
-            "ULAK_CONSOLE_LISTEN": f"127.0.0.1:{self.port}",
             "PYTHONPATH": str(PROJECT / "docker/console"),
             **environment,
         }
 
     def __enter__(self) -> Console:
-        with self.log.open("w") as log:
-            command = [sys.executable, "-m", "ulak_console"]
-            self._process = subprocess.Popen(command, env=self._environment, stdout=log, stderr=log)
-        wait_until(self._answers, timeout=30, message="the console")
+        start_on_free_port(self._start_at)
         return self
+
+    def _start_at(self, port: int) -> None:
+        self.port = port
+        self.origin = f"http://127.0.0.1:{port}"
+        environment = {**self._environment, "ULAK_CONSOLE_LISTEN": f"127.0.0.1:{port}"}
+        with self.log.open("w") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "ulak_console"], env=environment, stdout=log, stderr=log
+            )
+        wait_until(self._answers, "the console")
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -79,7 +84,7 @@ class Console:
     def _ask(
         self, method: str, path: str, body: str | None, cookies: Mapping[str, str], headers: Mapping[str, str]
     ) -> Answer:
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=patience())
         sent = {name: value for name, value in headers.items() if value}
         if cookies:
             sent["Cookie"] = "; ".join(f"{name}={value}" for name, value in cookies.items())

@@ -12,8 +12,9 @@ from typing import Any
 
 import psycopg
 
-from support.cluster import PROJECT, WORK, extension_path, free_port, major, stage_extension
+from support.cluster import PROJECT, WORK, extension_path, major, stage_extension
 from support.files import write_whole
+from support.ports import free_port
 
 SETUP = PROJECT / "control" / "ulak-setup"
 

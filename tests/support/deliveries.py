@@ -17,6 +17,8 @@ from ulak.transports.http.transport import HttpTransport, longest
 from ulak.transports.transport import Descriptors, Ready, Transport
 from ulak.worker.tuning import CHECK_SECONDS
 
+from support.sessions import wait_until
+
 # Of ulak.settings, those that transports are made with; they may dial loopback.
 SETTINGS = {
     "capture_response": "false",
@@ -40,10 +42,13 @@ class Stepping(Protocol):
 def settle_all(deliveries: Stepping) -> list[Settled]:
     """Goes on until nothing is in flight."""
     settled: list[Settled] = []
-    until = time.monotonic() + 30
-    while deliveries.in_flight:
-        settled += deliveries.step(0.1)
-        assert time.monotonic() < until
+
+    def is_done() -> bool:
+        if deliveries.in_flight:
+            settled.extend(deliveries.step(0.1))
+        return not deliveries.in_flight
+
+    wait_until(is_done, "the end of all that is in flight", interval=0)
     return settled
 
 

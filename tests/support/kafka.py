@@ -21,7 +21,7 @@ from typing import Any, Self
 from confluent_kafka import Consumer, TopicPartition
 
 from support.receiver import Certificate
-from support.sessions import hold
+from support.sessions import hold, patience
 
 # Requests by their number in the protocol, and errors by theirs.
 PRODUCE, METADATA, API_VERSIONS, SASL_HANDSHAKE, SASL_AUTHENTICATE = 0, 3, 18, 17, 36
@@ -93,8 +93,8 @@ class Kafka:
     def go_on(self) -> None:
         os.kill(self.pid, signal.SIGCONT)
 
-    def read(self, topic: str, count: int, partitions: int = 1, timeout: float = 10) -> list[Consumed]:
-        """What a consumer gets from the beginning: at least this many, if they come in time."""
+    def read(self, topic: str, count: int, partitions: int = 1) -> list[Consumed]:
+        """What a consumer gets from the beginning: at least this many, if they come at all."""
         consumer = Consumer(
             {
                 "bootstrap.servers": self.broker,
@@ -108,7 +108,7 @@ class Kafka:
             # By number: the question where a partition begins takes half a second.
             consumer.assign([TopicPartition(topic, each, 0) for each in range(partitions)])
             found: list[Consumed] = []
-            until = time.monotonic() + timeout
+            until = time.monotonic() + patience()
             while time.monotonic() < until:
                 got = consumer.consume(10_000, 0.05)
                 found += [_consumed(each) for each in got if each.error() is None]
@@ -177,13 +177,12 @@ class Relay:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
-        assert self._ready.wait(10)
+        assert self._ready.wait(patience())
         return self
 
     def __exit__(self, *unused: object) -> None:
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(10)
-        assert not self._thread.is_alive()
+        self._thread.join()
 
     @property
     def broker(self) -> str:

@@ -16,9 +16,9 @@ from paho.mqtt import client as paho
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 
-from support.cluster import free_port
+from support.ports import start_on_free_port
 from support.receiver import Certificate
-from support.sessions import hold, wait_until
+from support.sessions import hold, patience, wait_until
 
 
 def make_client(client_id: str = "", protocol: int = paho.MQTTv5) -> paho.Client:
@@ -32,9 +32,12 @@ class Mosquitto:
 
     def __init__(self, folder: Path, *config: str, certificate: Certificate | None = None) -> None:
         self.folder = folder
-        self.port = free_port()
         self.certificate = certificate
         self.config = config
+        start_on_free_port(self._start_at)
+
+    def _start_at(self, port: int) -> None:
+        self.port = port
         self.start()
 
     def start(self) -> None:
@@ -114,8 +117,8 @@ class Subscriber:
             own = str(broker.certificate.certificate)
             client.tls_set(own, own, str(broker.certificate.key), ssl.CERT_REQUIRED)
 
-    def wait_for(self, count: int, timeout: float = 20) -> list[Received]:
-        wait_until(lambda: len(self.received) >= count, timeout, f"{count} received messages")
+    def wait_for(self, count: int) -> list[Received]:
+        wait_until(lambda: len(self.received) >= count, f"{count} received messages")
         return self.received
 
     def leave(self) -> None:
@@ -127,7 +130,7 @@ class Subscriber:
         # mosquitto 2.0.11 doesn't write down a session that began with a clean start.
         self._client.connect("127.0.0.1", self._broker.port, clean_start=False, properties=self._expiry(3600))
         self._client.loop_start()
-        assert self._subscribed.wait(10), "not subscribed"
+        assert self._subscribed.wait(patience()), "not subscribed"
         return self
 
     def __exit__(self, *unused: object) -> None:

@@ -14,9 +14,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
-from support.cluster import free_port
+from support.ports import start_on_free_port
 from support.receiver import Certificate
-from support.sessions import hold, wait_until
+from support.sessions import hold, patience, wait_until
 
 
 class Received(NamedTuple):
@@ -37,11 +37,14 @@ class Nats:
         jetstream: bool = True,
     ) -> None:
         self.folder = folder
-        self.port = free_port()
         self.config = config
         self.login = login or {}
         self.certificate = certificate
         self.jetstream = jetstream
+        start_on_free_port(self._start_at)
+
+    def _start_at(self, port: int) -> None:
+        self.port = port
         self.start()
 
     @property
@@ -147,7 +150,7 @@ class Client:
     """Waits for each answer."""
 
     def __init__(self, port: int, login: dict[str, str], certificate: Certificate | None) -> None:
-        self._socket = socket.create_connection(("127.0.0.1", port), 10)
+        self._socket = socket.create_connection(("127.0.0.1", port), patience())
         # Unbuffered, since TLS begins behind the first line.
         line = b""
         while not line.endswith(b"\r\n"):

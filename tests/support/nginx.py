@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from support.cluster import free_port
 from support.debian import unpacked
+from support.ports import start_on_free_port
 from support.sessions import wait_until
 
 CONFIG = """\
@@ -48,14 +48,23 @@ def program() -> Path:
 def nginx(folder: Path) -> Iterator[str]:
     """Its URL."""
     folder.mkdir(parents=True, exist_ok=True)
-    port = free_port()
-    config = folder / "nginx.conf"
-    config.write_text(CONFIG.format(folder=folder, port=port))
-    command: list[str | Path] = [program(), "-p", folder, "-e", folder / "error.log", "-c", config]
-    process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+
+    def start(port: int) -> tuple[subprocess.Popen[bytes], int]:
+        config = folder / "nginx.conf"
+        config.write_text(CONFIG.format(folder=folder, port=port))
+        command: list[str | Path] = [program(), "-p", folder, "-e", folder / "error.log", "-c", config]
+        process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+
+        def is_up() -> bool:
+            assert process.poll() is None, (folder / "error.log").read_text()
+            return (folder / "pid").exists()
+
+        wait_until(is_up, "nginx")
+        return process, port
+
+    process, port = start_on_free_port(start)
     try:
-        wait_until(lambda: (folder / "pid").exists(), message="nginx")
         yield f"http://127.0.0.1:{port}/"
     finally:
         process.send_signal(signal.SIGQUIT)
-        process.wait(10)
+        process.wait()

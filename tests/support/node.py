@@ -13,7 +13,7 @@ from typing import Any, Self
 
 from support.cluster import PROJECT, WORK, Cluster
 from support.receiver import Answer, Received, Receiver
-from support.sessions import wait_until
+from support.sessions import patience, wait_until
 from support.site import Site
 
 PYTHON = "/usr/bin/python3"
@@ -57,8 +57,8 @@ class Node:
     def says(self, text: str) -> bool:
         return text in self.log.read_text()
 
-    def wait_until_says(self, text: str, timeout: float = 30) -> None:
-        wait_until(lambda: self.says(text) or self._ended(text), timeout, f"{text!r} from the node: {self.lines()}")
+    def wait_until_says(self, text: str) -> None:
+        wait_until(lambda: self.says(text) or self._ended(text), f"{text!r} from the node: {self.lines()}")
 
     def _ended(self, text: str) -> bool:
         if self.process.poll() is not None and not self.says(text):
@@ -69,14 +69,14 @@ class Node:
         if self.process.poll() is None:
             os.kill(self.pid, number)
 
-    def wait(self, timeout: float = 30) -> int:
+    def wait(self) -> int:
         """For its end: returns its exit code."""
-        return self.process.wait(timeout)
+        return self.process.wait(patience())
 
     def kill(self) -> None:
         self.tell(signal.SIGCONT)
         self.tell(signal.SIGKILL)
-        self.process.wait(10)
+        self.process.wait()
 
     def __enter__(self) -> Self:
         return self
@@ -94,7 +94,7 @@ class Held:
         self.receiver = Receiver(self._answer)
 
     def _answer(self, request: Received) -> Answer:
-        self._released.wait(60)
+        self._released.wait()
         return Answer()
 
     def release(self) -> None:
@@ -120,4 +120,4 @@ def wait_for_nodes(site: Site, count: int) -> list[dict[str, Any]]:
         rows = site.rows(RUNNING)
         return rows if len(rows) == count else None
 
-    return wait_until(running, 30, f"{count} nodes") or []
+    return wait_until(running, f"{count} nodes") or []

@@ -22,8 +22,9 @@ from typing import Any, Self
 
 import psycopg
 
-from support.cluster import DEFAULTS, PROJECT, WORK, Cluster, extension_path, free_port, memory_folder, stage_extension
-from support.sessions import wait_until
+from support.cluster import DEFAULTS, PROJECT, WORK, Cluster, extension_path, memory_folder, stage_extension
+from support.ports import free_port
+from support.sessions import patience, wait_until
 
 PYTHON = "/usr/bin/python3"
 OPERATIONS = PROJECT / "docker" / "OPERATIONS.md"
@@ -59,7 +60,7 @@ class Lines:
         self._loop.call_soon_threadsafe(self._loop.stop)
 
     def _call(self, coroutine: Any) -> Any:
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(10)
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
 
     async def _open(self, name: str, target: int) -> int:
         whole = self._whole.setdefault(name, asyncio.Event())
@@ -132,7 +133,7 @@ class Member(Cluster):
             return False
 
     def ask(self, path: str, body: dict[str, Any] | None = None) -> Any:
-        connection = http.client.HTTPConnection("127.0.0.1", self.api, timeout=60)
+        connection = http.client.HTTPConnection("127.0.0.1", self.api, timeout=patience())
         try:
             connection.request("GET" if body is None else "POST", path, json.dumps(body) if body else None)
             answer = connection.getresponse()
@@ -153,7 +154,7 @@ class Member(Cluster):
         self.signal(signal.SIGKILL)
         if self._process is not None:
             self._process.wait()
-        wait_until(lambda: not self.processes(), 20, "the end of all backends")
+        wait_until(lambda: not self.processes(), "the end of all backends")
 
 
 class Patroni:
@@ -173,10 +174,10 @@ class Patroni:
             self._configure(member, etcd_port, stage, callback)
             self.members.append(member)
         self.members[0].run_patroni()
-        wait_until(self.members[0].is_leader, 60, "the first leader")
+        wait_until(self.members[0].is_leader, "the first leader")
         for member in self.members[1:]:
             member.run_patroni()
-        wait_until(self.sync_standby, 90, "a synchronous standby", interval=0.2)
+        wait_until(self.sync_standby, "a synchronous standby", interval=0.2)
 
     def _start_etcd(self) -> tuple[subprocess.Popen[bytes], int]:
         client, peer = free_port(), free_port()
@@ -241,11 +242,11 @@ class Patroni:
 
     # The cluster.
 
-    def leader(self, other_than: Member | None = None, timeout: float = 120) -> Member:
+    def leader(self, other_than: Member | None = None) -> Member:
         def found() -> Member | None:
             return next((each for each in self.members if each is not other_than and each.is_leader()), None)
 
-        leader = wait_until(found, timeout, "a leader", interval=0.05)
+        leader = wait_until(found, "a leader", interval=0.05)
         assert leader is not None
         return leader
 
@@ -282,7 +283,7 @@ class Patroni:
     def switch_over(self, member: Member) -> Callable[[], None]:
         asked = threading.Thread(target=member.ask, args=("/switchover", {"leader": member.name}), daemon=True)
         asked.start()
-        return lambda: asked.join(60)
+        return lambda: asked.join(patience())
 
     def __enter__(self) -> Self:
         return self

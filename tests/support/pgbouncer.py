@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from support.cluster import Cluster, free_port
+from support.cluster import Cluster
+from support.ports import start_on_free_port
 from support.sessions import wait_until
 
 CONFIG = """\
@@ -26,20 +27,32 @@ pool_mode = {mode}
 @contextmanager
 def pgbouncer(cluster: Cluster, database: str, login: str, mode: str, folder: Path) -> Iterator[str]:
     """The connection string of the login. mode: transaction or session."""
-    port = free_port()
     (folder / "users").write_text(f'"{login}" ""\n')
-    config = folder / "pgbouncer.ini"
-    config.write_text(
-        CONFIG.format(
-            database=database, host=cluster.host, server_port=cluster.port, port=port, folder=folder, mode=mode
-        )
-    )
-    log = folder / "pgbouncer.log"
-    with log.open("w") as lines:
-        pooler = subprocess.Popen(["pgbouncer", config], stdout=lines, stderr=lines)
-    try:
-        wait_until(lambda: "process up" in log.read_text(), message="pgbouncer")
+    settings = {"database": database, "host": cluster.host, "server_port": cluster.port, "folder": folder, "mode": mode}
+    with run_pgbouncer(folder, lambda port: CONFIG.format(port=port, **settings)) as port:
         yield f"host=127.0.0.1 port={port} dbname={database} user={login}"
+
+
+@contextmanager
+def run_pgbouncer(folder: Path, config: Callable[[int], str]) -> Iterator[int]:
+    """Its port. `config` gives the configuration for one."""
+    log = folder / "pgbouncer.log"
+
+    def start(port: int) -> tuple[subprocess.Popen[bytes], int]:
+        (folder / "pgbouncer.ini").write_text(config(port))
+        with log.open("w") as lines:
+            pooler = subprocess.Popen(["pgbouncer", folder / "pgbouncer.ini"], stdout=lines, stderr=lines)
+
+        def is_up() -> bool:
+            assert pooler.poll() is None, log.read_text()
+            return "process up" in log.read_text()
+
+        wait_until(is_up, "pgbouncer")
+        return pooler, port
+
+    pooler, port = start_on_free_port(start)
+    try:
+        yield port
     finally:
         pooler.terminate()
         pooler.wait()

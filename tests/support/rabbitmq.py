@@ -16,11 +16,12 @@ from typing import Any, NamedTuple, Self
 import pika
 from pika.adapters.blocking_connection import BlockingChannel
 
-from support.cluster import WORK, free_port, is_alive, memory_folder, run
+from support.cluster import WORK, is_alive, memory_folder, run
 from support.debian import unpacked_together
 from support.files import write_whole
+from support.ports import free_port, start_on_free_port
 from support.receiver import Certificate
-from support.sessions import hold, strain, wait_until
+from support.sessions import hold, wait_until
 
 # What it runs with. If they were installed, each would start a service.
 PACKAGES = [
@@ -133,20 +134,15 @@ class RabbitMQ:
         WORK.mkdir(parents=True, exist_ok=True)
         self.folder = Path(tempfile.mkdtemp(prefix="ulak-rabbitmq-", dir=memory_folder() or WORK))
         self.host = "127.0.0.1"
-        self.port = free_port()
-        self.tls_port = free_port()
         self.certificate = certificate
         self._root = programs()
         (self._scripts,) = self._root.glob("usr/lib/rabbitmq/lib/rabbitmq_server-*/sbin")
         self._log = self.folder / "out"
         self._children: list[subprocess.Popen[bytes]] = []
         self._server: subprocess.Popen[bytes] | None = None
-        self._environment = self._make_environment()
-        self._configure(certificate)
 
     def __enter__(self) -> Self:
-        self._epmd()
-        self.start()
+        start_on_free_port(self._start_at)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -154,16 +150,24 @@ class RabbitMQ:
 
     # Its life.
 
+    def _start_at(self, port: int) -> None:
+        self.port = port
+        self.tls_port = free_port()
+        self._environment = self._make_environment()
+        self._configure(self.certificate)
+        self._epmd()
+        self.start()
+
     def start(self) -> None:
         with self._log.open("wb") as log:
             self._server = self._spawn([self._scripts / "rabbitmq-server"], log)
-        wait_until(self._is_started, 60 * strain(), "RabbitMQ", interval=0.05)
+        wait_until(self._is_started, "RabbitMQ", interval=0.05)
 
     def kill(self) -> None:
         """At once, as a power cut does."""
         if self._server is not None:
             os.killpg(self._server.pid, signal.SIGKILL)
-            self._server.wait(10)
+            self._server.wait()
             self._children.remove(self._server)
             self._server = None
 
@@ -181,7 +185,7 @@ class RabbitMQ:
         for child in reversed(self._children):
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(child.pid, signal.SIGKILL)
-            child.wait(10)
+            child.wait()
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def control(self, *command: str) -> str:

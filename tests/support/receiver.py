@@ -19,6 +19,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
+from support.sessions import wait_until
+
 
 @dataclass(frozen=True)
 class Received:
@@ -79,7 +81,7 @@ class Listener:
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
-        self._accepting.join(5)
+        self._accepting.join()
         for connection in list(self._open):
             with contextlib.suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
@@ -132,21 +134,16 @@ class Receiver(Listener):
     ) -> None:
         self.answer = answer or Answer()
         self.requests: list[Received] = []
-        self._arrived = threading.Condition()
         super().__init__(host, certificate)
 
-    def wait_for(self, count: int, timeout: float = 10) -> list[Received]:
+    def wait_for(self, count: int) -> list[Received]:
         """The requests, once there are this many."""
-        with self._arrived:
-            if not self._arrived.wait_for(lambda: len(self.requests) >= count, timeout):
-                raise TimeoutError(f"{len(self.requests)} of {count} requests arrived within {timeout} s")
-            return list(self.requests)
+        wait_until(lambda: len(self.requests) >= count, f"request {count}")
+        return list(self.requests)
 
     def serve(self, connection: socket.socket, number: int) -> None:
         for request in read_requests(connection, number):
-            with self._arrived:
-                self.requests.append(request)
-                self._arrived.notify_all()
+            self.requests.append(request)
             answer = self.answer if isinstance(self.answer, Answer) else self.answer(request)
             if answer.delay and self.wait(answer.delay):
                 return

@@ -109,10 +109,10 @@ class Recorder:
                 self._seen.add(json.loads(line)["exchange"])
         return len(self._seen)
 
-    def wait_for_more(self, count: int, timeout: float = 90) -> None:
+    def wait_for_more(self, count: int) -> None:
         """Until this many more requests have come."""
         goal = self.count() + count
-        wait_until(lambda: self.count() >= goal, timeout, f"{count} more requests")
+        wait_until(lambda: self.count() >= goal, f"{count} more requests")
 
     def __enter__(self) -> Self:
         return self

@@ -9,7 +9,7 @@ from typing import Any, Self
 
 import redis
 
-from support.cluster import free_port
+from support.ports import start_on_free_port
 from support.receiver import Certificate
 from support.sessions import hold, wait_until
 
@@ -22,10 +22,13 @@ class Redis:
 
     def __init__(self, folder: Path, *options: str, certificate: Certificate | None = None) -> None:
         self.folder = folder
-        self.port = free_port()
         self.certificate = certificate
         self.options = ["--appendonly", "yes", "--appendfsync", "no", "--save", "", *options]
         self.password: str | None = None
+        start_on_free_port(self._start_at)
+
+    def _start_at(self, port: int) -> None:
+        self.port = port
         self.start()
 
     def start(self) -> None:

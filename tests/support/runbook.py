@@ -143,10 +143,10 @@ class Runbook:
 
     def _wait_for_workers(self) -> None:
         query = "select count(*) = 2 from ulak.get_worker_status() where state = 'running'"
-        wait_until(lambda: self.site.value(query), 90, "two workers")
+        wait_until(lambda: self.site.value(query), "two workers")
 
     def _wait_until_delivered(self) -> None:
-        self.site.wait_until_settled(60)
+        self.site.wait_until_settled()
 
     def _maintain(self) -> None:
         """One run from its start to its end. pg_cron's own may be under way, and then there is no second one."""
@@ -158,7 +158,7 @@ class Runbook:
             query = "select bool_and(started_at >= %s) from ulak.maintenance_status where step <> 'vacuum'"
             return bool(self.site.value(query, since))
 
-        wait_until(is_done, 60, "a run of maintenance")
+        wait_until(is_done, "a run of maintenance")
 
     def _wait_for_maintenance(self) -> None:
         self._maintain()
@@ -167,7 +167,7 @@ class Runbook:
 
     def _wait_for_counts(self, endpoint: str, attempts: int) -> None:
         query = "select sum(s.delivered + s.failed) >= %s from ulak.endpoint_stats s join ulak.endpoints e on e.id = s.endpoint_id where e.name = %s"
-        wait_until(lambda: self.site.value(query, attempts, endpoint), 30, f"the counts of {endpoint}")
+        wait_until(lambda: self.site.value(query, attempts, endpoint), f"the counts of {endpoint}")
 
     def _go_down(self) -> None:
         """Messages 202 to 221 for crm, and 222 to 231 for billing while it is well; then 232 to 531."""
@@ -189,7 +189,7 @@ class Runbook:
             )
             and (select next_probe_at from ulak.get_endpoint_health('billing')) > clock_timestamp() + interval '2 seconds'
         """
-        wait_until(lambda: self.site.value(query), 30, "messages that are due")
+        wait_until(lambda: self.site.value(query), "messages that are due")
 
     def _wait_for_probes(self) -> None:
         if self.is_hurried:
@@ -198,12 +198,12 @@ class Runbook:
                 "update ulak.endpoints set circuit_half_open_at = clock_timestamp() where name = 'billing'"
             )
         query = "select count(*) >= 5 from ulak.event_log where event like 'circuit%%'"
-        wait_until(lambda: self.site.value(query) and self.site.state("billing") == "open", 60, "two probes")
+        wait_until(lambda: self.site.value(query) and self.site.state("billing") == "open", "two probes")
 
     def _wear_out(self) -> None:
         self.site.call("alter_endpoint", "billing", {"url": self.receiver.origin + "/billing", **UNPROTECTED})
         self.site.call("reset_circuit_breaker", "billing")
-        self.site.wait_until_settled(60)
+        self.site.wait_until_settled()
 
     def _come_back(self) -> None:
         self.is_down = False
@@ -216,20 +216,19 @@ class Runbook:
         report.execute("begin isolation level repeatable read")
         report.execute("select 1")
         self._send("orders", 12000)
-        self.site.wait_until_settled(60)
+        self.site.wait_until_settled()
         # A worker's statistics are sent when its run is over.
         self.site.db.execute("select * from ulak.stop()")
         wait_until(
             lambda: self.site.value(
                 "select not exists (select from ulak_private.watchers()) and ulak_private.count_alive(now()) = 0"
             ),
-            30,
         )
         dead = "select pg_stat_get_dead_tuples('ulak_private.deliveries'::regclass) >= 10000"
-        wait_until(lambda: self.site.value(dead), 30, "statistics of the dead rows")
+        wait_until(lambda: self.site.value(dead), "statistics of the dead rows")
         if not self.is_hurried:
             query = "select count(*) > 0 from ulak.doctor() where \"check\" = 'vacuum'"
-            wait_until(lambda: self.site.value(query), 90, "the finding")
+            wait_until(lambda: self.site.value(query), "the finding")
         self._report = report
 
     def _archive(self) -> None:

@@ -11,7 +11,7 @@ import psycopg
 
 from support.cluster import Cluster
 from support.queue import Queue
-from support.sessions import Running, strain, wait_until
+from support.sessions import PATIENCE, Running, strain, wait_until
 
 # Not a count: it is asked again and again, and the workers have the machine's other core.
 SETTLED = """
@@ -58,21 +58,21 @@ class Site(Queue):
         wait_until(lambda: worker.call.is_done() or self.value(query, worker.pid), message="a worker")
         return worker
 
-    def wait_until_settled(self, timeout: float = 20) -> None:
-        wait_until(lambda: self.value(SETTLED), timeout, "an empty queue")
+    def wait_until_settled(self, *, seconds: float = PATIENCE) -> None:
+        wait_until(lambda: self.value(SETTLED), "an empty queue", seconds=seconds)
 
-    def wait_for_status(self, id: int, status: str, timeout: float = 20) -> dict[str, Any]:
-        wait_until(lambda: self.status(id) == status, timeout, f"message {id} being {status}")
+    def wait_for_status(self, id: int, status: str) -> dict[str, Any]:
+        wait_until(lambda: self.status(id) == status, f"message {id} being {status}")
         return self.message(id)
 
-    def wait_for_error(self, id: int, expected: str, timeout: float = 20) -> str:
+    def wait_for_error(self, id: int, expected: str) -> str:
         """A last_error with this text in it."""
 
         def error() -> str:
             told = str(self.message(id)["last_error"] or "")
             return told if expected in told else ""
 
-        return wait_until(error, timeout, f"{expected} as an error of message {id}")
+        return wait_until(error, f"{expected} as an error of message {id}")
 
     def worker_row(self, worker: WorkerSession) -> dict[str, Any]:
         (row,) = self.rows("select * from ulak.workers where pid = %s", worker.pid)
@@ -108,16 +108,16 @@ class WorkerSession:
         call = "call ulak.run_worker(%s::integer, %s" + (", p_is_scheduled => true)" if is_scheduled else ")")
         self.call = Running(lambda: connection.execute(call, [slot, seconds]))  # type: ignore[call-overload]
 
-    def result(self, timeout: float = 10) -> None:
+    def result(self) -> None:
         """Waits for the end of the call, and raises its error."""
-        self.call.result(timeout)
+        self.call.result()
 
     def end(self) -> None:
         if not self.call.is_done():
             with psycopg.connect(self.connection.info.dsn, autocommit=True) as other:
                 other.execute("select pg_terminate_backend(%s)", [self.pid])
         with suppress(psycopg.Error):
-            self.call.result(10)
+            self.call.result()
         self.connection.close()
 
 

@@ -60,5 +60,5 @@ class Standby:
 
     def close(self) -> None:
         self._closing.set()
-        self._reading.join(5)
+        self._reading.join()
         self._connection.finish()

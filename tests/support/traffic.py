@@ -101,10 +101,10 @@ class Producers:
         for thread in self._threads:
             thread.join()
 
-    def wait_for(self, count: int, timeout: float = 60) -> None:
+    def wait_for(self, count: int) -> None:
         """Until this many more orders are confirmed."""
         goal = len(self.confirmed) + count
-        wait_until(lambda: len(self.confirmed) >= goal, timeout, f"{count} more orders")
+        wait_until(lambda: len(self.confirmed) >= goal, f"{count} more orders")
 
     def _run(self, number: int) -> None:
         orders = 0

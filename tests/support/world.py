@@ -87,7 +87,7 @@ class World:
 
     def stop_cron(self) -> None:
         self._cron("select status, fix from ulak.stop()")
-        wait_until(lambda: not self.worker_pids(), 20, "workers to leave")
+        wait_until(lambda: not self.worker_pids(), "workers to leave")
 
     def _cron(self, statement: str) -> None:
         """Does what start() and stop() say is to be done where pg_cron lives: their fix is a script for psql."""
@@ -102,8 +102,8 @@ class World:
         with self.connect() as db:
             return worker_pids(db)
 
-    def wait_for_worker(self, timeout: float = 70) -> int:
-        return wait_until(self.worker_pids, timeout, "a worker")[0]
+    def wait_for_worker(self) -> int:
+        return wait_until(self.worker_pids, "a worker")[0]
 
     def wait_for_server(self) -> None:
         def answers() -> bool:
@@ -112,7 +112,7 @@ class World:
             except psycopg.OperationalError:
                 return False
 
-        wait_until(answers, 60, "the server")
+        wait_until(answers, "the server")
 
     # Faults.
 
@@ -164,9 +164,9 @@ class World:
     def wait_for_delivered(self, count: int) -> None:
         """Until this many are delivered and not yet archived."""
         query = "select count(*) from ulak.archive where status = 'completed'"
-        wait_until(lambda: self.value(query) >= count, 60, f"{count} delivered messages")
+        wait_until(lambda: self.value(query) >= count, f"{count} delivered messages")
 
-    def drain(self, timeout: float = 120) -> None:
+    def drain(self) -> None:
         """Until nothing is under way; recovers and expires by the true clock meanwhile, as maintenance does."""
 
         def is_empty() -> bool:
@@ -175,7 +175,7 @@ class World:
             return self.live() == 0
 
         try:
-            wait_until(is_empty, timeout, "an empty queue")
+            wait_until(is_empty, "an empty queue")
         except TimeoutError as error:
             raise TimeoutError(f"{error}; {self.value(UNDER_WAY)}") from None
 

@@ -185,7 +185,7 @@ def test_so_does_one_that_never_reached_its_cluster(silent: str) -> None:
 
     stage.dispatcher.close()
 
-    wait_until(lambda: not threads(), 20, "the end of its threads")
+    wait_until(lambda: not threads(), "the end of its threads")
 
 
 def test_a_cluster_that_does_not_answer_is_given_up_in_time(silent: str) -> None:

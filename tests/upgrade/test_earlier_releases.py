@@ -68,7 +68,6 @@ def upgrade(db: DB, sender: DB) -> None:
         blocked = "select cardinality(pg_blocking_pids(%s)) > 0"
         wait_until(
             lambda: running.is_done() or (observer.execute(blocked, [db.info.backend_pid]).fetchone() or [False])[0],
-            60,
             "the upgrade",
         )
         sender.commit()
@@ -202,7 +201,7 @@ def test_a_publisher_in_the_middle_of_its_call_goes_on(cluster: Cluster, old: DB
         running = Running(lambda: sender.execute(publish).fetchall())
         blocked = "select cardinality(pg_blocking_pids(%s)) > 0"
         wait_until(
-            lambda: bool((old.execute(blocked, [sender.info.backend_pid]).fetchone() or [False])[0]), 60, "the sender"
+            lambda: bool((old.execute(blocked, [sender.info.backend_pid]).fetchone() or [False])[0]), "the sender"
         )
         upgrader.execute("alter extension ulak update")
         upgrader.commit()
@@ -231,7 +230,7 @@ def test_a_batch_that_waits_for_the_upgrade_goes_on(
         running = Running(lambda: sender.execute(f"select {call}").fetchall())
         blocked = "select cardinality(pg_blocking_pids(%s)) > 0"
         wait_until(
-            lambda: bool((old.execute(blocked, [sender.info.backend_pid]).fetchone() or [False])[0]), 60, "the sender"
+            lambda: bool((old.execute(blocked, [sender.info.backend_pid]).fetchone() or [False])[0]), "the sender"
         )
         upgrader.execute("alter extension ulak update")
         upgrader.commit()

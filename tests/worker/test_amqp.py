@@ -11,10 +11,10 @@ from typing import Any
 
 import psycopg
 import pytest
-from support.cluster import free_port
+from support.ports import free_port
 from support.rabbitmq import PASSWORD, POWERLESS, USER, RabbitMQ
 from support.receiver import Receiver, make_certificate, shown_by_client
-from support.sessions import strain, wait_until
+from support.sessions import wait_until
 from support.site import Site
 
 _numbers = itertools.count(1)
@@ -40,7 +40,7 @@ def endpoint(site: Site, rabbitmq: RabbitMQ, exchange: str, policy: Any = None, 
 
 def error_of(site: Site, id: int) -> str:
     """Of its first failure."""
-    wait_until(lambda: site.message(id)["last_error"], 20 * strain(), "an error")
+    wait_until(lambda: site.message(id)["last_error"], "an error")
     return str(site.message(id)["last_error"])
 
 
@@ -91,7 +91,7 @@ def test_many_messages_arrive_once_each(site: Site, rabbitmq: RabbitMQ, exchange
     ids = site.send_many(3000)
     site.start()
 
-    site.wait_until_settled(30)
+    site.wait_until_settled()
 
     assert {row["status"] for row in site.rows("select distinct status from ulak.messages")} == {"completed"}
     assert rabbitmq.depth(exchange) == len(ids)
@@ -349,7 +349,7 @@ def test_a_broker_that_was_restarted_gets_what_it_missed(site: Site, rabbitmq: R
     assert error_of(site, missed).startswith("[RETRYABLE] ")
     rabbitmq.start()
 
-    site.wait_for_status(missed, "completed", 60 * strain())
+    site.wait_for_status(missed, "completed")
     # What was confirmed has survived.
     assert {json.loads(each.body)["n"] for each in rabbitmq.take(exchange)} == {1, 2}
 
@@ -392,7 +392,7 @@ def test_the_connection_lives_while_nothing_is_sent(site: Site, rabbitmq: Rabbit
     before = rabbitmq.logged(closed)
 
     # It gives up a client from which it has heard nothing for two heartbeats.
-    wait_until(lambda: time.monotonic() - began > 3.5 or rabbitmq.logged(closed, before), 10, "heartbeats")
+    wait_until(lambda: time.monotonic() - began > 3.5 or rabbitmq.logged(closed, before), "heartbeats")
 
     assert rabbitmq.logged(closed, before) == 0
     assert site.wait_for_status(site.send(), "completed")["attempts"] == 1

@@ -236,7 +236,7 @@ def test_whatever_a_message_holds_it_harms_only_itself(place: Place) -> None:
         ids = {id: sent for endpoint, sent in game if (id := place.send(endpoint, sent)) is not None}
         neighbours = [place.neighbour(endpoint) for endpoint in place.endpoints]
 
-        wait_until(lambda: place.worker.call.is_done() or place.site.value(SETTLED), 60, "an empty queue")
+        wait_until(lambda: place.worker.call.is_done() or place.site.value(SETTLED), "an empty queue")
 
         assert not place.worker.call.is_done()
         outcomes = {row["id"]: row for row in place.site.rows(OUTCOMES, [*ids, *neighbours])}

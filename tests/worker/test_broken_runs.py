@@ -37,7 +37,7 @@ def test_a_message_that_ends_the_runs_of_a_worker_is_found_and_buried(site: Site
 
     for _ in range(3):
         with pytest.raises(psycopg.errors.ExternalRoutineException, match="a defect"):
-            site.begin(1, 60).result(30)
+            site.begin(1, 60).result()
     suspicion = site.value("select suspicion from ulak.workers")
     site.start(1)
 
@@ -59,11 +59,11 @@ def test_a_run_that_ends_well_lifts_the_suspicion(site: Site, receiver: Receiver
     poison = site.send("shop", {"text": "poison"})
     for _ in range(2):
         with pytest.raises(psycopg.errors.ExternalRoutineException, match="a defect"):
-            site.begin(1, 60).result(30)
+            site.begin(1, 60).result()
     site.call("cancel", poison)
     id = site.send("shop")
 
-    site.begin(1, 1).result(30)
+    site.begin(1, 1).result()
 
     assert site.status(id) == "completed"
     assert site.value("select suspicion from ulak.workers") == 0
@@ -75,9 +75,9 @@ def test_a_node_finds_it_too(site: Site, receiver: Receiver) -> None:
     good = [site.send("shop", {"n": n}) for n in range(5)]
 
     with Node(node_dsn(site.cluster, site.database)):
-        wait_until(lambda: site.status(poison) == "failed", 60, "the message that ends runs to be buried")
+        wait_until(lambda: site.status(poison) == "failed", "the message that ends runs to be buried")
         for id in good:
-            site.wait_for_status(id, "completed", 60)
+            site.wait_for_status(id, "completed")
 
     assert site.message(poison)["last_error"] == FOUND
     assert "node 1 on " in site.value(FINDING)

@@ -13,8 +13,8 @@ from typing import Any
 import psycopg
 import pytest
 from support.brokers import PROTOCOLS, Broker, broker, patience
-from support.cluster import free_port
 from support.kafka import Kafka
+from support.ports import free_port
 from support.receiver import Listener, Receiver
 from support.sessions import wait_until
 from support.site import PATIENT, UNBROKEN, Site
@@ -185,7 +185,7 @@ def test_after_an_outage_the_circuit_closes_and_what_is_in_flight_grows_from_one
     """
     site.start()
     for name in brokers:
-        wait_until(lambda name=name: site.state(name) == "open", 20, "an open circuit")
+        wait_until(lambda name=name: site.state(name) == "open", "an open circuit")
     # Whatever was in flight when it opened.
     wait_until(lambda: not in_flight(site))
 
@@ -194,7 +194,7 @@ def test_after_an_outage_the_circuit_closes_and_what_is_in_flight_grows_from_one
         for name, each in brokers.items():
             site.call("alter_endpoint", name, {**each.config, **rules})
         site.db.execute("update ulak.endpoints set circuit_half_open_at = now()")
-        site.wait_until_settled(60)
+        site.wait_until_settled()
         noted = site.rows("select name, in_flight, min(delivered) as after from public.noted group by 1, 2")
     finally:
         site.db.execute("drop function if exists public.note() cascade; drop table if exists public.noted")

@@ -75,7 +75,7 @@ def test_one_answer_names_everything_and_its_fixes_lead_to_workers(newcomer: New
     newcomer.paste_all(first)
     second = newcomer.start()
     assert items(second) == []
-    wait_until(lambda: newcomer.value("select count(*) from ulak.get_worker_status() where state = 'running'") == 2, 75)
+    wait_until(lambda: newcomer.value("select count(*) from ulak.get_worker_status() where state = 'running'") == 2)
 
 
 def test_doctor_names_what_is_missing_before_there_is_an_endpoint(newcomer: Newcomer) -> None:

@@ -289,7 +289,7 @@ def test_a_run_leaves_no_thread_behind_in_its_session(site: Site, bus: Bus) -> N
     site.configure(worker_concurrency=7)
     site.wait_for_status(site.send("bus", {"n": 2}), "completed")
     site.db.execute("select ulak.stop()")
-    worker.result(20)
+    worker.result()
 
     def has_ended() -> bool:
         # On a busy machine the end of the run may not have waited long enough; whenever Python runs again, they end.

@@ -12,9 +12,10 @@ from uuid import uuid4
 
 import psycopg
 import pytest
-from support.cluster import free_port, run
+from support.cluster import run
 from support.mosquitto import Mosquitto, Subscriber, make_client
 from support.nats import Nats
+from support.ports import free_port
 from support.receiver import Certificate, shown_by_client
 from support.sessions import wait_until
 from support.site import PATIENT, UNBROKEN, Site
@@ -153,7 +154,7 @@ def test_a_worker_that_leaves_says_goodbye_and_one_that_dies_has_a_will(
     endpoint(site, mosquitto, will_topic="gone", will_payload="the worker died", will_qos=1)
     leaving = site.start(seconds=2)
     site.wait_for_status(site.send("shop", {"n": 1}), "completed")
-    leaving.result(20)
+    leaving.result()
     dying = site.start()
     site.wait_for_status(site.send("shop", {"n": 2}), "completed")
 
@@ -470,7 +471,7 @@ def test_an_idle_connection_is_kept_alive(site: Site) -> None:
         site.start()
         site.wait_for_status(site.send("shop"), "completed")
 
-        wait_until(lambda: broker.pings >= 2, 30, "pings")
+        wait_until(lambda: broker.pings >= 2, "pings")
 
         site.wait_for_status(site.send("shop"), "completed")
     assert broker.versions == [5]

@@ -9,9 +9,9 @@ from typing import Any
 
 import psycopg
 import pytest
-from support.cluster import free_port
 from support.nats import Nats
 from support.nkeys import User, operator_mode
+from support.ports import free_port
 from support.receiver import Certificate, shown_by_client
 from support.sessions import wait_until
 from support.site import PATIENT, UNBROKEN, Site

@@ -70,7 +70,7 @@ def test_slow_receivers_delay_no_other_and_nothing_is_sent_twice(site: Site, rec
         slow.wait_for(16)
         over = "select clock_timestamp() > started_at + interval '5.5 s' from ulak.workers"
         while not site.value(over):
-            site.wait_for_status(site.send("shop"), "completed", timeout=3)
+            site.wait_for_status(site.send("shop"), "completed")
         assert site.value("select ulak.recover_stale_messages()") == 0
         sent = len(slow.requests)
 
@@ -108,7 +108,7 @@ def test_a_message_of_an_endpoint_with_a_cap_follows_as_soon_as_there_is_room(si
     site.send_many(50)
     site.start()
 
-    site.wait_until_settled(timeout=8)
+    site.wait_until_settled()
 
 
 def test_one_worker_of_a_fleet_looks_often_and_another_takes_over(site: Site, receiver: Receiver) -> None:

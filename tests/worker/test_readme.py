@@ -15,10 +15,11 @@ from typing import Any
 from urllib.parse import quote
 
 import pytest
-from support.cluster import PROJECT, Cluster, free_port
+from support.cluster import PROJECT, Cluster
 from support.kafka import Kafka
 from support.mosquitto import Mosquitto, Subscriber
 from support.nats import Nats
+from support.ports import free_port
 from support.rabbitmq import PASSWORD, USER, RabbitMQ
 from support.receiver import Receiver
 from support.redis import Redis
@@ -237,7 +238,7 @@ def consumes_each_message_once(site: Site, tmp_path: Path, protocol: str, addres
     try:
         site.start()
         # What comes before it has subscribed isn't for it.
-        wait_until(lambda: deliver_one(site) and printed.read_text(), 20, "a consumer", interval=0.2)
+        wait_until(lambda: deliver_one(site) and printed.read_text(), "a consumer", interval=0.2)
         first = site.wait_for_status(site.send("orders", {"order": 42}), "completed")
         site.wait_for_status(site.call("replay_message", first["id"]), "completed")
         stand_still(process)

@@ -269,7 +269,7 @@ def test_a_worker_leaves_for_another_build_or_version(site: Site) -> None:
     ):
         worker = site.start()
         # By its second report it has looked for another build.
-        wait_until(partial(site.value, HAS_REPORTED_AGAIN, worker.pid), 10, "a second report")
+        wait_until(partial(site.value, HAS_REPORTED_AGAIN, worker.pid), "a second report")
         site.db.execute(there)
         # As an upgrade does when it is done.
         site.db.execute("select ulak_private.wake_workers()")
@@ -301,9 +301,9 @@ def test_an_idle_worker_ends_within_200_ms(site: Site) -> None:
 
     site.db.execute("select pg_cancel_backend(%s)", [cancelled.pid])
     with pytest.raises(psycopg.errors.QueryCanceled):
-        cancelled.result(promptly())
+        cancelled.result()
     site.db.execute("select pg_terminate_backend(%s)", [terminated.pid])
-    wait_until_gone(terminated.pid, site.db, promptly())
+    wait_until_gone(terminated.pid, site.db)
 
     assert site.worker_row(cancelled)["state"] == "stopped"
     # The session lives on, and the slot is free.
@@ -324,7 +324,7 @@ def test_a_worker_that_is_cancelled_gives_back_what_it_holds_and_leaves_what_is_
 
         site.db.execute("select pg_cancel_backend(%s)", [worker.pid])
         with pytest.raises(psycopg.errors.QueryCanceled):
-            worker.result(promptly())
+            worker.result()
 
         assert site.status(done) == "completed"
         rows = site.rows(
@@ -341,7 +341,7 @@ def hold_one(site: Site, slow: Receiver) -> tuple[int, WorkerSession]:
     id = site.send("slow")
     slow.wait_for(1)
     site.db.execute("select pg_terminate_backend(%s)", [worker.pid])
-    wait_until_gone(worker.pid, site.db, promptly())
+    wait_until_gone(worker.pid, site.db)
     assert site.status(id) == "processing"
     return id, worker
 
@@ -406,4 +406,4 @@ def test_a_waiting_worker_holds_no_snapshot(site: Site) -> None:
 
         now = site.value("select pg_current_xact_id()::text::bigint")
 
-        assert wait_until(lambda: site.value(query, now, now, worker.pid), timeout=promptly())
+        assert wait_until(lambda: site.value(query, now, now, worker.pid))

@@ -191,7 +191,7 @@ def test_messages_flow_over_the_minute(rehearsal: Rehearsal, traffic: Traffic) -
             sum(row["start_time"] is not None for row in rehearsal.ask(runs.format(slot))) >= 2 for slot in (1, 2)
         )
 
-    wait_until(two_runs, timeout=125, message="a second run of each worker")
+    wait_until(two_runs, message="a second run of each worker")
     arrived = len(traffic.receiver.requests)
     traffic.receiver.wait_for(arrived + 50)
     traffic.end()
@@ -234,13 +234,13 @@ def test_workers_that_were_terminated_come_back_without_waiting_for_the_minute(
         return pids if len(pids) == 2 and gone.isdisjoint(pids) else []
 
     for _ in range(2):
-        pids = wait_until(others, 5 * strain(), "two workers")
+        pids = wait_until(others, "two workers")
         rehearsal.ask(f"select pg_terminate_backend(pid, 5000) from unnest(array{pids}) pid")
         gone.update(pids)
-    wait_until(others, 5 * strain(), "two other workers")
+    wait_until(others, "two other workers")
     # A run that finds its slot taken ends at once.
     sessions = "select count(*) as n from pg_stat_activity where usename = 'ulak_worker'"
-    wait_until(lambda: rehearsal.ask(sessions)[0]["n"] <= 3, 5 * strain(), "no more than two workers and their watcher")
+    wait_until(lambda: rehearsal.ask(sessions)[0]["n"] <= 3, "no more than two workers and their watcher")
 
 
 def test_workers_bring_back_their_watcher(rehearsal: Rehearsal, traffic: Traffic) -> None:
@@ -248,12 +248,12 @@ def test_workers_bring_back_their_watcher(rehearsal: Rehearsal, traffic: Traffic
     if not rehearsal.cluster.cron_waits_for_the_longest_job():
         return
     watchers = "select pid from ulak_private.watchers()"
-    (watcher,) = wait_until(lambda: rehearsal.ask(watchers), 5 * strain(), "a watcher")
+    (watcher,) = wait_until(lambda: rehearsal.ask(watchers), "a watcher")
 
     rehearsal.ask(f"select pg_terminate_backend({watcher['pid']}, 5000)")
 
     others = f"{watchers} where pid <> {watcher['pid']}"
-    wait_until(lambda: rehearsal.ask(others), 5 * strain(), "another watcher")
+    wait_until(lambda: rehearsal.ask(others), "another watcher")
 
 
 def test_a_database_can_be_dropped_while_workers_run(rehearsal: Rehearsal, traffic: Traffic) -> None:
@@ -274,7 +274,7 @@ def test_stop_unschedules_and_workers_leave(rehearsal: Rehearsal, traffic: Traff
     assert sum(row["detail"] == "unscheduled" for row in report) == len(rehearsal.wanted_jobs(2))
     assert sum(row["detail"] == "asked to leave" for row in report) == running
     assert rehearsal.ask(JOBS) == []
-    wait_until(lambda: rehearsal.ask(alive)[0]["n"] == 0, timeout=3)
+    wait_until(lambda: rehearsal.ask(alive)[0]["n"] == 0)
 
 
 def test_the_log_of_pg_cron_is_kept_short(rehearsal: Rehearsal) -> None:

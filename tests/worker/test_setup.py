@@ -43,7 +43,7 @@ def test_from_nothing_to_a_delivery_and_back(cluster: DebiansCluster, receiver: 
         db.execute("select ulak.configure('http_allowed_networks', '127.0.0.0/8')")
         db.execute("select ulak.create_endpoint('shop', 'http', %s)", [Jsonb({"url": receiver.url})])
         db.execute("select ulak.send('shop', '{}')")
-    receiver.wait_for(1, 75)
+    receiver.wait_for(1)
 
     # A second run changes nothing, and leaves the number of workers as it was set.
     with cluster.connect("app") as db:
@@ -150,4 +150,4 @@ def test_the_search_path_of_the_database_does_not_bend_it() -> None:
 
 def workers_begin(db: psycopg.Connection[object]) -> bool:
     alive = "select count(*) from ulak.get_worker_status() where state = 'running'"
-    return wait_until(lambda: db.execute(alive).fetchone() == (2,), 75, "workers")
+    return wait_until(lambda: db.execute(alive).fetchone() == (2,), "workers")

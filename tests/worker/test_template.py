@@ -12,7 +12,7 @@ from typing import Any
 
 import boto3
 import pytest
-from support.cluster import free_port
+from support.ports import free_port
 from support.receiver import Receiver
 from support.sessions import wait_until
 from support.site import Site
@@ -114,7 +114,7 @@ def aws(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Aws]:
         environment = os.environ | {"INITIAL_NO_AUTH_ACTION_COUNT": "3"}
         server = subprocess.Popen(command, stdout=output, stderr=output, env=environment)
         try:
-            wait_until(lambda: b"Running on" in log.read_bytes(), 60, "moto")
+            wait_until(lambda: b"Running on" in log.read_bytes(), "moto")
             yield Aws(f"http://127.0.0.1:{port}")
         finally:
             server.terminate()
