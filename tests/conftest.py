@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import random
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -23,6 +24,8 @@ from support.receiver import Certificate, Receiver, make_certificate
 from support.redis import Redis
 from support.scenarios import write_table
 from support.site import Site
+
+pytest_plugins = ["support.outcomes"]
 
 _numbers = itertools.count(1)
 
@@ -44,11 +47,26 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             return waiting, "outage" in getattr(item, "fixturenames", ())
         return ORDER.index(folder) if folder in ORDER else len(ORDER), not item.path.stem.endswith("_machine")
 
-    items.sort(key=place)
+    if seed := os.environ.get("ULAK_SEED"):
+        shuffle(items, random.Random(int(seed)))
+    else:
+        items.sort(key=place)
     if is_plain():
         for item in items:
             if reason := reason_to_skip(item.nodeid):
                 item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def shuffle(items: list[pytest.Item], order: random.Random) -> None:
+    """Files, and the tests in each: they share what a module has made."""
+    files: dict[Path, list[pytest.Item]] = {}
+    for item in items:
+        files.setdefault(item.path, []).append(item)
+    groups = list(files.values())
+    order.shuffle(groups)
+    for group in groups:
+        order.shuffle(group)
+    items[:] = [item for group in groups for item in group]
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Scheduling:

@@ -6,7 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,6 +17,8 @@ Result = TypeVar("Result")
 
 # How long anything may take before it counts as never coming. A wait ends as soon as its condition holds, so patience costs nothing.
 PATIENCE = 120
+# After this, a look at a stopped process is taken for one that waits for it.
+LOOK_SECONDS = 2
 
 
 def patience() -> float:
@@ -63,10 +65,13 @@ def wait_until_blocked(session: psycopg.Connection[Any] | int, observer: psycopg
     return wait_until(blockers, f"backend {pid} waiting for a lock")
 
 
+def is_waiting(pid: int) -> bool:
+    """A process that has just been signalled is runnable."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "S"
+
+
 def wait_until_idle(pid: int) -> None:
-    """Until the process waits for something. A process that has just been signalled is runnable."""
-    status = Path(f"/proc/{pid}/stat")
-    wait_until(lambda: status.read_text().rpartition(")")[2].split()[0] == "S", message=f"{pid} waiting", interval=0)
+    wait_until(lambda: is_waiting(pid), f"{pid} waiting", interval=0)
 
 
 def wait_until_gone(session: psycopg.Connection[Any] | int, observer: psycopg.Connection[Any]) -> None:
@@ -94,6 +99,9 @@ class Running:
     def is_done(self) -> bool:
         return self._future.done()
 
+    def is_done_within(self, seconds: float) -> bool:
+        return not wait([self._future], seconds).not_done
+
     def result(self) -> Any:
         return self._future.result(patience())
 
@@ -110,13 +118,19 @@ def hold(pid: int) -> None:
 
 
 def stop_between_transactions(value: Callable[..., Any], pid: int) -> None:
-    """SIGSTOP. In a transaction that has written it would keep its locks, and everything would wait for it."""
+    """SIGSTOP to a backend that waits, outside of any transaction. Anywhere else it would keep its locks, of SQL or of the server's own, and
+    everything would wait for it: even a look at pg_stat_activity, if it was writing its line there."""
+    query = "select backend_xid is null and backend_xmin is null from pg_stat_activity where pid = %s"
 
     def stop() -> bool:
-        os.kill(pid, signal.SIGSTOP)
-        if value("select backend_xid is null from pg_stat_activity where pid = %s", pid):
+        if not is_waiting(pid):
+            return False
+        hold(pid)
+        look = Running(lambda: value(query, pid))
+        if look.is_done_within(LOOK_SECONDS) and look.result():
             return True
         os.kill(pid, signal.SIGCONT)
+        look.result()
         return False
 
     wait_until(stop, "a moment without a lock", interval=0.002)
