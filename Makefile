@@ -24,7 +24,7 @@ endif
 # For servers without PL/Python.
 PLAIN := $(BUILD)/ulak-plain-$(EXTVERSION).sql
 
-.PHONY: build sql deb dist files-image help test test-plain test-clients test-debian13 test-debian14 test-packages docker-test lint reference screenshot demo demo-stop bench chaos soak mutants
+.PHONY: build sql deb dist files-image help test test-plain test-clients test-debian12 test-debian13 test-debian14 test-packages docker-test lint reference screenshot demo demo-stop bench chaos soak unstable mutants
 .DELETE_ON_ERROR:
 
 build: $(DATA_built) ## build the extension's script
@@ -64,7 +64,10 @@ test-plain: ## the tests of tests/db on a plain installation, as a role that is 
 test-clients: ## the guide's programs in Python, Node, Go, Java, Ruby and PHP, and through PgBouncer; installs their drivers
 	ULAK_CLIENTS=full tests/sandbox.sh python -m pytest tests/clients $(ARGS)
 
-test-debian13: ## make demo and make test in a fresh Debian 13, PostgreSQL 17 (needs root and debootstrap); ARGS as for test
+test-debian12: ## make demo and make test in a fresh Debian 12, PostgreSQL 15 (needs root and debootstrap); ARGS as for test
+	tests/debian.sh bookworm $(ARGS)
+
+test-debian13: ## the same in Debian 13, PostgreSQL 17
 	tests/debian.sh trixie $(ARGS)
 
 test-debian14: ## the same in the coming Debian 14, PostgreSQL 18
@@ -87,11 +90,11 @@ screenshot: ## retake README's pictures of the console, in a real browser, from 
 docker-test: ## build the images of docker/ and run them, with buildah, on a Debian made by debootstrap (needs root)
 	tests/docker/run.sh
 
-demo: ## workers deliver 2,000 messages to receivers that are well, moody and down; left running. ARGS=--nodes: nodes do
-	tests/sandbox.sh python -m demo start $(ARGS)
+demo: ## install what is missing; workers deliver 2,000 messages to receivers that are well, moody and down. ARGS=--nodes: nodes do
+	ULAK_NEEDS=demo tests/sandbox.sh /usr/bin/python3 -m demo start $(ARGS)
 
 demo-stop: ## remove the demo's cluster
-	tests/sandbox.sh python -m demo stop
+	ULAK_NEEDS=demo tests/sandbox.sh /usr/bin/python3 -m demo stop
 
 bench: ## measure how fast it is; ARGS="send delivery:throughput --scale 0.1" runs some parts with a tenth of the work
 	tests/sandbox.sh python -m bench $(ARGS)
@@ -102,6 +105,9 @@ chaos: ## check that nothing is lost; ARGS="-k name" picks scenarios
 
 soak: ## check that nothing grows; ARGS="--minutes 60" sets its length
 	tests/sandbox.sh python -m chaos.soak $(ARGS)
+
+unstable: ## run all tests ten times in random order, every second time beside two busy loops; ARGS="--runs 4 tests/db" picks some
+	tests/sandbox.sh python -m unstable $(ARGS)
 
 mutants: ## take out one guard or finding after the other, and see its tests fail; ARGS="findings -k queue" picks some
 	tests/sandbox.sh python -m mutants $(ARGS)

@@ -2,6 +2,7 @@
 # Runs a command as an unprivileged user, with PostgreSQL, a venv and the project where that user can read them.
 #   tests/sandbox.sh python -m pytest tests/db
 # PG_MAJOR picks the server: without it, the one that is installed, or else the distribution's own.
+# ULAK_NEEDS=demo installs only what `make demo` needs, and makes no venv: the command's Python is /usr/bin/python3.
 # ULAK_RUN names another run folder. Other ULAK_ variables reach the command.
 set -euo pipefail
 umask 022
@@ -38,27 +39,48 @@ find_major() {
     fi
 }
 
-install_packages() {
-    local packages=(
-        ca-certificates chromium curl iproute2 libfaketime make nodejs python3 python3-flask python3-psycopg python3-pycurl python3-venv python3-waitress
+# Each purpose has its list, and needs those before it.
+list_packages() {
+    local demo=(
+        make python3 python3-psycopg python3-pycurl
+        "postgresql-$major" "postgresql-plpython3-$major" "postgresql-$major-cron"
+    )
+    local tests=(
+        ca-certificates chromium curl iproute2 libfaketime nodejs python3-flask python3-venv python3-waitress
+        "postgresql-$major-plpgsql-check"
         # Clients of brokers, and of the brokers those whose packages start nothing: redis-tools has redis-server's program.
         python3-confluent-kafka python3-cryptography python3-paho-mqtt python3-pika python3-redis redis-tools
-        "postgresql-$major" "postgresql-plpython3-$major" "postgresql-$major-cron" "postgresql-$major-plpgsql-check"
     )
-    if [ "${ULAK_CLIENTS:-}" = full ]; then
-        packages+=(default-jdk-headless golang-github-lib-pq-dev golang-go libpostgresql-jdbc-java php-cli php-pgsql php-sqlite3
-            python3-alembic python3-django python3-psycopg2 python3-sqlalchemy ruby ruby-pg)
-    fi
+    local clients=(
+        default-jdk-headless golang-github-lib-pq-dev golang-go libpostgresql-jdbc-java php-cli php-pgsql php-sqlite3
+        python3-alembic python3-django python3-psycopg2 python3-sqlalchemy ruby ruby-pg
+    )
+    printf '%s\n' "${demo[@]}"
+    if [ "${ULAK_NEEDS:-}" != demo ]; then printf '%s\n' "${tests[@]}"; fi
+    if [ "${ULAK_CLIENTS:-}" = full ]; then printf '%s\n' "${clients[@]}"; fi
+}
+
+install_packages() {
     local missing=() package
-    for package in "${packages[@]}"; do
+    for package in $(list_packages); do
         dpkg-query -W -f '${db:Status-Abbrev}' "$package" 2>/dev/null | grep -q '^.i' || missing+=("$package")
     done
     if [ "${#missing[@]}" -gt 0 ]; then
         echo "installing ${missing[*]}"
         as_root apt-get update -q
-        as_root env DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends \
-            -o DPkg::Lock::Timeout=300 "${missing[@]}"
+        apt_get install "${missing[@]}"
     fi
+}
+
+# Says first which installed packages apt will upgrade. PL/Python, for example, needs a server of its own minor version, and apt
+# restarts a server that it upgrades.
+#   apt_get install PACKAGE ...    or: apt_get satisfy DEPENDENCIES
+apt_get() {
+    local upgrades
+    upgrades=$(apt-get "$1" --simulate -q --no-install-recommends "${@:2}" |
+        sed -n 's/^Inst \([^ ]*\) \[\([^]]*\)\] (\([^ ]*\) .*/\1 from \2 to \3/p')
+    if [ -n "$upgrades" ]; then echo "this upgrades installed packages: ${upgrades//$'\n'/, }"; fi
+    as_root env DEBIAN_FRONTEND=noninteractive apt-get "$1" -q -y --no-install-recommends -o DPkg::Lock::Timeout=300 "${@:2}"
 }
 
 user_can_read_project() {
@@ -105,13 +127,28 @@ fetch_program() {
             cd "$run/tools"
             apt-get download -q "$package" || { as_root apt-get update -q && apt-get download -q "$package"; }
             if [ "${2:-}" = libraries ]; then
-                as_root env DEBIAN_FRONTEND=noninteractive apt-get satisfy -q -y --no-install-recommends \
-                    -o DPkg::Lock::Timeout=300 "$(dpkg-deb -f "$package"_*.deb Depends)"
+                apt_get satisfy "$(dpkg-deb -f "$package"_*.deb Depends)"
             fi
             dpkg -x "$package"_*.deb .
             rm "$package"_*.deb
         )
         touch "$unpacked"
+    fi
+}
+
+prepare_tests() {
+    make_venv
+    fetch_program prometheus
+    fetch_program mosquitto libraries
+    fetch_program nats-server
+    fetch_program pgbouncer libraries
+    if [ "${ULAK_CHAOS:-}" = full ]; then
+        fetch_program etcd-server libraries
+        fetch_program patroni libraries
+    fi
+    if [ "${ULAK_CLIENTS:-}" = full ]; then
+        # Unpacked, since Debian's package insists on Debian's own nodejs.
+        for package in node-pg node-split2 node-xtend; do fetch_program "$package"; done
     fi
 }
 
@@ -128,19 +165,7 @@ make_run_folder
 (
     flock 9
     if [ "$source" != "$project" ]; then copy_project; fi
-    make_venv
-    fetch_program prometheus
-    fetch_program mosquitto libraries
-    fetch_program nats-server
-    fetch_program pgbouncer libraries
-    if [ "${ULAK_CHAOS:-}" = full ]; then
-        fetch_program etcd-server libraries
-        fetch_program patroni libraries
-    fi
-    if [ "${ULAK_CLIENTS:-}" = full ]; then
-        # Unpacked, since Debian's package insists on Debian's own nodejs.
-        for package in node-pg node-split2 node-xtend; do fetch_program "$package"; done
-    fi
+    if [ "${ULAK_NEEDS:-}" != demo ]; then prepare_tests; fi
 ) 9> "$run/lock" >&2
 
 cd "$source"

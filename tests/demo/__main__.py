@@ -115,7 +115,8 @@ def start_receivers() -> dict[str, int]:
 def start_cluster() -> Cluster:
     """pg_cron lives in the demo's own database."""
     cluster = Cluster.create(FOLDER, owned=False, settings={"cron.database_name": DATABASE, "fsync": "on"})
-    cluster.install(cluster.create_database(DATABASE))
+    cluster.execute(f"create database {DATABASE}")
+    cluster.install(DATABASE)
     cluster.execute("create extension pg_cron", DATABASE)
     # Its scheduler found no database when the server started.
     cluster.restart()
@@ -231,7 +232,7 @@ def start(with_nodes: bool, in_the_outage: Callable[[Cluster], object] = lambda 
     if FOLDER.exists():
         end_processes()
         Cluster(FOLDER).remove()
-    say("starting a private PostgreSQL cluster with pg_cron")
+    say(f"starting a private PostgreSQL cluster with pg_cron and a database named {DATABASE}")
     cluster = start_cluster()
     ports = start_receivers()
     with cluster.connect(DATABASE) as db:
