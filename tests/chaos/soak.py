@@ -47,11 +47,11 @@ def private_memory(pid: int) -> int:
     return next((int(line.split()[1]) for line in lines if line.startswith("RssAnon:")), 0)
 
 
-def take_sample(world: World, producers: Producers, started: float, since: float) -> Sample:
+def take_sample(world: World, producers: Producers, since: float) -> Sample:
     table, indexes = world.value(SIZES)
     durations = sorted(duration for at, duration in list(producers.durations) if at >= since)
     return Sample(
-        minute=round((time.monotonic() - started) / 60, 1),
+        minute=round(producers.elapsed() / 60, 1),
         sent=len(producers.confirmed),
         live=world.live(),
         worker_kb=max(map(private_memory, world.worker_pids()), default=0),
@@ -80,12 +80,12 @@ def soak(world: World, minutes: float, rate: int, every: float) -> list[Sample]:
     print(("{:>13}" * len(names)).format(*names), flush=True)
     samples: list[Sample] = []
     producers = world.producers(count=4, pause=4 / rate)
-    started = since = time.monotonic()
+    since = 0.0
     with world.by_cron(), producers:
-        while since < started + minutes * 60:
+        while since < minutes * 60:
             time.sleep(every)
-            samples.append(take_sample(world, producers, started, since))
-            since = time.monotonic()
+            samples.append(take_sample(world, producers, since))
+            since = producers.elapsed()
             print(("{:>13}" * len(names)).format(*asdict(samples[-1]).values()), flush=True)
     return samples
 

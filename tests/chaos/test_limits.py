@@ -30,19 +30,21 @@ def test_the_queue_is_full(world: World, close_books: Any) -> None:
 
 STATE = "select state from ulak.maintenance_status where step = 'archive'"
 ERROR = "select last_error from ulak.maintenance_status where step = 'archive'"
+# In the last month, whose part of the archive no worker writes to meanwhile: its file is as large as it was when the limit was set.
+LAST_MONTH = "select date_trunc('month', now()) - interval '1 day'"
 # What 0.2.0 has finished and left in the queue: maintenance archives it.
 LEFT = """
-    insert into ulak_private.deliveries (endpoint_id, status, attempts, updated_at, completed_at, payload)
-    select 0, 'completed', 1, now() - interval '1 day', now() - interval '1 day', jsonb_build_object('ballast', true, 'n', n)
-    from generate_series(1, 200) n
+    insert into ulak_private.deliveries (endpoint_id, status, attempts, created_at, updated_at, completed_at, payload)
+    select 0, 'completed', 1, t.at, t.at, t.at, jsonb_build_object('ballast', true, 'n', n)
+    from generate_series(1, 200) n, (select %s::timestamptz) t (at)
 """
 ARCHIVED = "select count(*) from ulak.archive where payload ? 'n'"
 
 # Fills the month up to more than the size of a WAL segment, so that a limit on the size of files meets no file but this.
 # Its rows are smaller than those of messages: no page has room for one more.
 BALLAST = """
-    insert into ulak_private.archived (id, endpoint_id, status, payload)
-    select -n, 0, 'completed', '{"ballast": true}'
+    insert into ulak_private.archived (id, endpoint_id, status, created_at, payload)
+    select -n, 0, 'completed', %s, '{"ballast": true}'
     from generate_series(1, 130000) n
     returning tableoid::regclass
 """
@@ -51,15 +53,16 @@ BALLAST = """
 def test_the_disk_is_full_while_archiving(world: World, close_books: Any) -> None:
     """No mount is needed: the limit on the size of files stops a write within a page, as a full disk does."""
     world.endpoint()
-    month = world.value(BALLAST)
+    created_at = world.value(LAST_MONTH)
+    world.value("select ulak.maintain_archive_partitions(0, %s)", created_at)
+    month = world.value(BALLAST, created_at)
     size = (world.cluster.data / world.value("select pg_relation_filepath(%s)", month)).stat().st_size
     assert size > 17 << 20
 
     with world.workers():
         with world.producers() as producers, world.connect() as db:
             world.wait_for_delivered(100)
-            db.execute(LEFT)
-            size = (world.cluster.data / world.value("select pg_relation_filepath(%s)", month)).stat().st_size
+            db.execute(LEFT, [created_at])
             resource.prlimit(db.info.backend_pid, resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
             db.execute("call ulak.run_maintenance()")
             assert world.value(STATE) == "failed"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
@@ -17,6 +16,7 @@ from support.network import Machine, can_be_made
 from support.node import Node, node_dsn
 from support.recorder import Recorder
 from support.sessions import strain, wait_until
+from support.traffic import stopwatch
 from support.world import FULL, World
 
 NODES = "select count(*) from ulak.get_worker_status() where host is not null and state = 'running'"
@@ -35,6 +35,7 @@ def two_nodes(stack: ExitStack, dsn: str, *arguments: str, prefix: list[str] | N
 def test_nodes_are_killed_again_and_again(world: World, close_books: Any) -> None:
     """kill -9. What they had claimed comes back when its leases run out, with a new attempt number: their commits wait for the disk, so no
     number comes twice."""
+    world.let_leases_be_short()
     world.endpoint()
     dsn = node_dsn(world.cluster, world.database)
 
@@ -53,6 +54,7 @@ def test_nodes_are_killed_again_and_again(world: World, close_books: Any) -> Non
 
 def test_a_server_crashes_under_its_nodes(world: World, close_books: Any) -> None:
     """The nodes live on: what they hold from before the crash is worth nothing after it, and they know."""
+    world.let_leases_be_short()
     world.endpoint()
 
     with ExitStack() as stack:
@@ -106,6 +108,7 @@ def remote_recorder(world: World, machine: Machine, tmp_path: Path) -> Iterator[
 def test_nodes_are_cut_off_from_their_database(
     world: World, machine: Machine, remote_recorder: Recorder, close_books: Any
 ) -> None:
+    world.let_leases_be_short()
     world.endpoint()
     dsn = machine.dsn(world.database, "test_ulak_node")
 
@@ -132,6 +135,7 @@ def test_nodes_behind_a_black_hole_are_back_soon_after_it(
     world: World, machine: Machine, remote_recorder: Recorder, row: dict[str, Any], close_books: Any
 ) -> None:
     """By the limits that they have of their own, however long it lasted."""
+    world.let_leases_be_short()
     world.endpoint()
     dsn = machine.dsn(world.database, "test_ulak_node", "")
 
@@ -139,21 +143,21 @@ def test_nodes_behind_a_black_hole_are_back_soon_after_it(
         nodes = two_nodes(stack, dsn, "--insecure", prefix=machine.prefix)
         with world.producers():
             remote_recorder.wait_for_more(50)
-            began = time.monotonic()
+            since_drop = stopwatch()
             machine.drop()
             for node in nodes:
                 wait_until(lambda node=node: has_noticed(node), "a node that knows")
-            wait_until(lambda: not FULL or time.monotonic() > began + 45)
+            wait_until(lambda: not FULL or since_drop() > 45)
 
             before = [node.log.read_text().count(READY) for node in nodes]
             machine.stop_dropping()
-            began = time.monotonic()
+            since_end = stopwatch()
             for node, count in zip(nodes, before, strict=True):
                 wait_until(lambda n=node, c=count: n.log.read_text().count(READY) > c, "a node that is back")
-            seconds = time.monotonic() - began
+            seconds = since_end()
 
             row["scenario"] += f" (both {seconds:.1f} s after it)"
-            assert seconds < 5 * strain()
+            assert not FULL or seconds < 5 * strain()
             remote_recorder.wait_for_more(50)
         world.drain()
 
@@ -180,6 +184,7 @@ def pair(tmp_path: Path) -> Iterator[tuple[World, Cluster]]:
         standby.configure({"synchronous_standby_names": ""})
         primary.configure({"synchronous_commit": "on"})
         primary.reload()
+        world.let_leases_be_short()
         yield world, standby
 
 
@@ -222,13 +227,13 @@ def test_a_frozen_primary_is_left_for_the_one_that_was_promoted(
             producers.cluster = world.cluster = standby
             standby.promote()
 
-            began = time.monotonic()
+            since_promotion = stopwatch()
             with world.producers():
                 world.recorder.wait_for_more(1)
-            seconds = time.monotonic() - began
+                seconds = since_promotion()
 
             row["scenario"] += f" (first delivery {seconds:.1f} s after the promotion)"
-            assert seconds < 5 * strain()
+            assert not FULL or seconds < 5 * strain()
             primary.thaw()
             # Senders that were frozen with it keep sending to it; nodes stay where they are.
             with world.producers():

@@ -23,8 +23,9 @@ def test_receivers_fail_refuse_and_come_too_late(world: World, close_books: Any)
 
     producers = world.producers("shop", "refuses", "gives_up")
     with world.workers():
-        with producers, world.producers("late", count=1, pause=0.05, expires_in="1 second"):
+        with producers, world.producers("late", count=1, pause=0.05, expires_in="1 second") as late:
             producers.wait_for(ORDERS)
+            late.wait_for(1)
         world.drain()
 
     report = close_books()
@@ -86,7 +87,7 @@ def test_a_receiver_restarts(world: World, close_books: Any) -> None:
 @pytest.mark.full
 def test_one_slow_endpoint_among_a_hundred_delays_no_other(world: World, close_books: Any) -> None:
     names = [world.endpoint(f"shop_{n}") for n in range(100)]
-    world.endpoint("slow", timeout=60)
+    world.endpoint("slow")
     world.recorder.behave("/slow", Behaviour(hold=True))
     fast_live = """
         select count(*) from ulak.messages join ulak.endpoints e on e.id = endpoint_id

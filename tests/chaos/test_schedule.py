@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from random import Random
@@ -11,6 +10,7 @@ from typing import Any
 import pytest
 from support.gate import gate
 from support.sessions import strain, wait_until, wait_until_blocked, wait_until_gone
+from support.traffic import stopwatch
 from support.world import World
 
 RUN = "select pid from pg_stat_activity where datname = current_database() and query = %s and state = 'active'"
@@ -89,6 +89,7 @@ def test_workers_and_watcher_that_are_terminated_at_random_are_back_within_secon
     world: World, close_books: Any
 ) -> None:
     """One each second, for 40 s; never all at once, which with pg_cron 1.4 waits for the full minute."""
+    world.let_leases_be_short()
     world.endpoint()
     random = Random(27)
 
@@ -96,11 +97,12 @@ def test_workers_and_watcher_that_are_terminated_at_random_are_back_within_secon
         with world.producers(pause=0.05):
             wait_until(lambda: len(world.worker_pids()) == 2, "workers")
             (began,) = db.execute("select clock_timestamp()").fetchone() or (None,)
-            for _ in range(40):
+            since_first = stopwatch()
+            for second in range(40):
                 pids = [pid for (pid,) in db.execute(OURS)]
                 if len(pids) > 1:
                     world.terminate(random.choice(pids))
-                time.sleep(1)
+                wait_until(lambda second=second: since_first() > second + 1, "the next second")
             (gap,) = db.execute(LONGEST_GAP, [began]).fetchone() or (None,)
         world.drain()
 

@@ -59,7 +59,7 @@ def test_the_server_crashes_again_and_again(
 def test_a_worker_that_begins_while_the_postmaster_dies_ends_with_it(world: World) -> None:
     """It waits for the slot of the one before it, in Python, where nothing tells it of the postmaster."""
     sessions = [world.cluster.connect(world.database, "ulak_worker") for _ in range(2)]
-    runs = [Running(lambda s=s: s.execute("call ulak.run_worker(1, 60, true)")) for s in sessions]  # type: ignore[misc]
+    runs = [Running(lambda s=s: s.execute("call ulak.run_worker(1, 3600, true)")) for s in sessions]  # type: ignore[misc]
     busy = "select count(*) from pg_stat_activity where usename = 'test_ulak_worker' and query like 'call%' and state = 'active'"
     wait_until(lambda: world.value(busy) == 2 and world.value("select count(*) from ulak.workers") == 1, message="both")
 

@@ -35,6 +35,7 @@ def test_the_extension_is_upgraded_under_load(world: World, close_books: Any, tm
 @pytest.mark.parametrize("runner", ["loops", pytest.param("cron", marks=pytest.mark.full)])
 def test_the_last_release_is_upgraded_under_load(world: World, close_books: Any, runner: str) -> None:
     """Once rolled back, once committed. Workers of the old version leave and come back as new ones."""
+    world.let_leases_be_short()
     world.endpoint()
     deadlocks = world.cluster.log.read_text(errors="replace").count("deadlock detected")
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from support.recorder import Behaviour
-from support.sessions import wait_until_blocked
+from support.sessions import wait_until, wait_until_blocked
 from support.world import FULL, PAUSES, World
 
 RUNNERS = ["loops", "cron"] if FULL else ["loops"]
@@ -57,7 +57,7 @@ def test_a_worker_dies_between_the_answer_and_its_settling(
     workers = world.workers(1)
     with workers, closing(world.connect(autocommit=False)) as gate, closing(world.connect()) as observer:
         pid = world.wait_for_worker()
-        world.recorder.wait_for_more(1 - world.recorder.count())
+        wait_until(world.recorder.count, "the request")
         gate.execute("select from ulak.queue for update")
         world.recorder.release("/shop")
         wait_until_blocked(pid, observer)

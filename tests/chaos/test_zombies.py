@@ -77,6 +77,7 @@ def has_lost_everything(world: World, pid: int) -> bool:
 
 @pytest.mark.full
 def test_a_worker_sleeps_past_its_lease_while_others_work(world: World, close_books: Any) -> None:
+    world.let_leases_be_short()
     world.endpoint()
     world.recorder.behave("/shop", Behaviour(delay=0.1, probability=0.5))
 

@@ -9,8 +9,8 @@ from support.queue import Begin, Queue, Sessions
 
 @pytest.fixture(scope="module")
 def database(cluster: Cluster, module_database: str) -> str:
-    """A session that waits where it must not gives up before the test does."""
-    cluster.execute(f"alter database {module_database} set statement_timeout = '20s'")
+    """A session that waits where it must not gives up before pytest does."""
+    cluster.execute(f"alter database {module_database} set statement_timeout = '10min'")
     return module_database
 
 

@@ -154,7 +154,7 @@ def test_a_change_of_the_limit_waits_for_no_sender(connect: Connect, db: DB) -> 
     sender = connect(autocommit=False)
     assert send(sender)
 
-    db.execute("set statement_timeout = '5s'")
+    db.execute("set lock_timeout = '5s'")
     limit(db, 5)
 
     sender.commit()

@@ -153,7 +153,7 @@ def test_a_key_that_a_sender_is_taking_holds_no_maintenance_up(connect: Connect,
     sender, maintenance = connect(autocommit=False), connect()
     sender.execute("select ulak.send('shop', '2', p_idempotency_key => 'taken')")
 
-    maintenance.execute("set statement_timeout = '5s'")
+    maintenance.execute("set lock_timeout = '5s'")
     maintenance.execute("select ulak.archive_completed_messages(0)")
 
     assert db.execute("select idempotency_key from ulak_private.idempotency_keys").fetchall() == [("taken",)]

@@ -95,7 +95,7 @@ def test_senders_of_different_keys_do_not_wait(connect: Connect, db: DB, key: st
     first = connect(autocommit=False)
     send(first)
 
-    db.execute("set statement_timeout = '5s'")
+    db.execute("set lock_timeout = '5s'")
     send(db, key, endpoint)
 
     first.rollback()
@@ -131,8 +131,10 @@ def test_no_reader_ever_sees_a_message_appear_before_one_that_it_has_seen(connec
                 return
 
     reading = Running(reader)
-    gather(sender(seed) for seed in range(8))
-    done.set()
+    try:
+        gather(sender(seed) for seed in range(8))
+    finally:
+        done.set()
     reading.result()
 
 
@@ -196,7 +198,7 @@ def test_a_sender_does_not_wait_for_the_settlement_of_the_head(connect: Connect,
     worker = connect(autocommit=False)
     complete(worker, one)
 
-    db.execute("set statement_timeout = '5s'")
+    db.execute("set lock_timeout = '5s'")
     two = send(db)
     assert claim(db) == []
     worker.commit()
@@ -214,7 +216,7 @@ def test_a_sender_that_waits_does_not_keep_the_worker_from_settling(connect: Con
     waiting = Running(lambda: send(second))
     wait_until_blocked(second, db)
 
-    db.execute("set statement_timeout = '5s'")
+    db.execute("set lock_timeout = '5s'")
     complete(db, one)
     assert claim(db) == []
     first.commit()

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from support.queue import Queue, Sessions
-from support.sessions import gather
+from support.sessions import gather, wait_until
 
 
 @pytest.fixture
@@ -97,12 +97,12 @@ def test_messages_never_overtake_the_settings_they_were_sent_after(queue: Queue,
                 sender.call("configure", "http_timeout", str(n))
                 sender.send(payload={"n": n})
 
-    def claim() -> None:
-        while len(found) < 200:
-            known = int(options(worker)["http_timeout"])
-            for _ in range(3):
-                found.extend((n, known) for n in claimed(worker))
+    def claim() -> bool:
+        known = int(options(worker)["http_timeout"])
+        for _ in range(3):
+            found.extend((n, known) for n in claimed(worker))
+        return len(found) >= 200
 
-    gather([send, claim])
+    gather([send, lambda: wait_until(claim, "200 messages") and None])
 
     assert [(n, known) for n, known in found if n > known] == []

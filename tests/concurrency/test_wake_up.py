@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from itertools import takewhile
 from typing import Any
 
 import psycopg
 import pytest
 from support.cluster import Cluster, Connect
 from support.queue import Queue
+from support.sessions import patience
 
 Notifications = Callable[[], int]
 
@@ -23,8 +25,9 @@ def notifications(queue: Queue, connect: Connect) -> Notifications:
     assert listener.execute("select ulak_private.listen()").fetchone() == (True,)
 
     def count() -> int:
-        listener.execute("select")
-        return sum(1 for _ in listener.notifies(timeout=0.05))
+        # A notification of our own comes behind them.
+        listener.execute("notify ulak_bell, 'end'")
+        return len(list(takewhile(lambda each: each.payload != "end", listener.notifies(timeout=patience()))))
 
     return count
 

@@ -13,7 +13,8 @@ import pytest
 from support.cluster import Cluster
 from support.errors import refused
 from support.receiver import Receiver
-from support.site import Site
+from support.sessions import wait_until
+from support.site import LONG, Site, WorkerSession
 
 Make = Callable[..., str]
 
@@ -37,7 +38,7 @@ def deliver(cluster: Cluster, database: str, receiver: Receiver, payload: Any) -
     """From send() to the receiver, then maintenance and all reporting functions once."""
     site = Site(cluster, database)
     site.http("shop", receiver.url)
-    worker = site.start(seconds=60)
+    worker = site.start()
 
     message = site.send("shop", payload)
     site.wait_for_status(message, "completed")
@@ -88,8 +89,10 @@ def test_a_read_only_database_is_refused_with_a_reason_and_delivers_once_install
         connection.execute("select ulak.create_endpoint('shop', 'http', %s)", [json.dumps({"url": receiver.url})])
         connection.execute("""select ulak.send('shop', '{"n": 1}')""")
 
-    with cluster.connect(database, "ulak_worker") as worker:
-        worker.execute("call ulak.run_worker(null, 1)")
+    worker = WorkerSession(cluster.connect(database, "ulak_worker"), None, LONG)
+    delivered = "select count(*) from ulak.messages where status = 'completed'"
+    wait_until(lambda: worker.call.is_done() or cluster.psql(database, delivered) == "1", "a delivery")
+    worker.end()
     with cluster.connect(database, "ulak_worker") as maintenance:
         maintenance.execute("call ulak.run_maintenance()")
 

@@ -234,7 +234,6 @@ def queue(module_session: DB) -> Queue:
     return Queue(module_session)
 
 
-@pytest.mark.timeout(3600)
 @pytest.mark.parametrize("rules", RULES)
 def test_the_breaker_does_what_the_model_says(queue: Queue, rules: str) -> None:
     Machine.queue = queue

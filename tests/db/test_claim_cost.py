@@ -93,22 +93,19 @@ def queue(request: pytest.FixtureRequest, cluster: Cluster, module_database: str
 
 READ = """
     select sum(seq_tup_read + coalesce(idx_tup_fetch, 0))
-    from pg_stat_user_tables
+    from pg_stat_xact_user_tables
     where relid = 'ulak_private.deliveries'::regclass
         or relid in (select inhrelid from pg_inherits where inhparent = 'ulak_private.events'::regclass)
 """
 
 
 def rows_read(queue: Queue, action: Callable[[], object]) -> int:
-    """Rows that were fetched of messages and of what was sent, by whatever path."""
-
-    def count() -> int:
-        queue.db.execute("select pg_stat_force_next_flush()")
-        return int(queue.value(READ))
-
-    before = count()
-    action()
-    return count() - before
+    """Rows that were fetched of messages and of what was sent, by whatever path. In one transaction, which counts what it reads itself:
+    other sessions may tell later what they have read before."""
+    with queue.db.transaction():
+        before = int(queue.value(READ))
+        action()
+        return int(queue.value(READ)) - before
 
 
 def held(queue: Queue, count: int) -> tuple[list[int], list[int]]:

@@ -6,7 +6,6 @@ from datetime import datetime
 from typing import Any
 
 import psycopg
-import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 from support.machine import play
@@ -134,7 +133,6 @@ class Machine(RuleBasedStateMachine):
         return True
 
 
-@pytest.mark.timeout(3600)
 def test_no_body_is_dropped_that_something_needs_and_none_is_kept_for_nothing(db: DB) -> None:
     Machine.queue = Queue(db)
 

@@ -10,6 +10,7 @@ import psycopg
 import pytest
 from support.cluster import Cluster, Connect
 from support.queue import Queue
+from support.sessions import patience
 
 GONE = {"url": "https://example.com", "auto_disable_on_gone": True}
 
@@ -343,7 +344,7 @@ def heard(listener: psycopg.Connection[Any]) -> list[Any]:
     """What was notified until now: a notification of our own is the last."""
     listener.execute("notify ulak_events, '\"end\"'")
     told: list[Any] = []
-    for notification in listener.notifies(timeout=10):
+    for notification in listener.notifies(timeout=patience()):
         if notification.payload == '"end"':
             break
         told.append(json.loads(notification.payload))

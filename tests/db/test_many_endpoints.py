@@ -306,17 +306,14 @@ def test_what_was_counted_is_found_by_its_endpoint_though_the_statistics_are_of_
         "insert into ulak.endpoints (name, protocol, config) select 'e' || n, 'pull', '{}' from generate_series(1, 300) n"
     )
     db.execute("insert into ulak_private.deliveries (endpoint_id, payload) select id, '1' from ulak.endpoints")
-    db.execute("select ulak_private.sample_backlog()")
-    read = """
-        select sum(idx_tup_read)::bigint, pg_stat_force_next_flush()::text from pg_stat_user_indexes
-        where relname = 'backlog_samples'
-    """
-    (before, _) = db.execute(read).fetchone()  # type: ignore[misc]
+    db.execute("select ulak_private.sample_backlog(p_budget => '1 hour')")
+    read = "select sum(pg_stat_get_xact_tuples_returned(indexrelid)) from pg_index where indrelid = 'ulak.backlog_samples'::regclass"
 
-    db.execute("select ulak_private.sample_backlog(clock_timestamp() + interval '1 minute')")
+    with db.transaction():
+        (before,) = db.execute(read).fetchone()  # type: ignore[misc]
+        db.execute("select ulak_private.sample_backlog(clock_timestamp() + interval '1 minute', '1 hour')")
+        (after,) = db.execute(read).fetchone()  # type: ignore[misc]
 
-    db.execute("select pg_stat_force_next_flush()")
-    (after, _) = db.execute(read).fetchone()  # type: ignore[misc]
     # Once to see whether it has changed, once for the sum of all; all of them for each would be 45,000.
     assert 300 <= after - before <= 1200
 

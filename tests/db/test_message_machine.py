@@ -445,7 +445,6 @@ def queue(db: DB) -> Queue:
     return Queue(db)
 
 
-@pytest.mark.timeout(3600)
 def test_messages_live_as_the_model_says(queue: Queue) -> None:
     Machine.queue = queue
     Machine.steps = 0

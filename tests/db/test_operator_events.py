@@ -232,7 +232,7 @@ def test_an_endpoint_that_is_being_dropped_delays_no_other(db: psycopg.Connectio
     dropping = connect(autocommit=False)
     dropping.execute("select ulak.drop_endpoint('ops')")
 
-    Running(lambda: queue.bury(id)).result(timeout=5)
+    Running(lambda: queue.bury(id)).result()
 
     dropping.commit()
     assert queue.status(id) == "failed"

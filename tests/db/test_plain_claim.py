@@ -196,7 +196,6 @@ def queue(module_session: DB) -> Queue:
     return Queue(module_session)
 
 
-@pytest.mark.timeout(600)
 def test_a_turn_is_the_same_by_both_ways(cluster: Cluster, module_database: str, queue: Queue) -> None:
     with cluster.connect(module_database, autocommit=False) as other:
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from support.cluster import PROJECT, Cluster, Connect
 from support.queue import Queue
-from support.sessions import Running, wait_until
+from support.sessions import Running, patience, wait_until
 
 Handle = Callable[[Any], None]
 
@@ -108,11 +108,11 @@ def test_a_result_that_comes_too_late_is_dropped_and_the_worker_goes_on(queue: Q
         handled.append((message.id, message.attempt))
         if message.attempt == 1:
             first_is_under_way.set()
-            assert lease_is_lost.wait(10)
+            assert lease_is_lost.wait(patience())
 
     id = queue.send("billing")
     start(handle)
-    assert first_is_under_way.wait(10)
+    assert first_is_under_way.wait(patience())
     assert queue.call("recover_stale_messages", now=queue.at(0)) == 1
     queue.db.execute("update ulak.queue set next_retry_at = now()")
     lease_is_lost.set()
@@ -128,11 +128,11 @@ def test_its_lease_is_renewed_while_it_works(queue: Queue, start: Start) -> None
 
     def handle(message: Any) -> None:
         is_under_way.set()
-        assert may_end.wait(10)
+        assert may_end.wait(patience())
 
     id = queue.send("billing")
     worker = start(handle)
-    assert is_under_way.wait(10)
+    assert is_under_way.wait(patience())
     message = queue.message(id)
 
     class Twenty:
@@ -161,7 +161,7 @@ def test_two_of_them_share_the_work(queue: Queue, start: Start) -> None:
 
     def handle(message: Any) -> None:
         if message.payload["n"] <= 2:
-            together.wait(10)
+            together.wait(patience())
         handled.append(message.id)
 
     ids = queue.send_many(10, "billing")
@@ -177,11 +177,11 @@ def test_it_gives_back_what_it_has_not_begun_when_it_is_stopped(queue: Queue, st
 
     def handle(message: Any) -> None:
         is_under_way.set()
-        assert may_end.wait(10)
+        assert may_end.wait(patience())
 
     ids = queue.send_many(3, "billing")
     worker = start(handle)
-    assert is_under_way.wait(10)
+    assert is_under_way.wait(patience())
     worker.stop.set()
     may_end.set()
     worker.end()
@@ -212,10 +212,9 @@ def test_the_asynchronous_one_works_off_a_batch_and_what_is_sent_while_it_sleeps
         running = asyncio.create_task(
             text["work"](cluster.dsn(database, "test_ulak_consumer"), "billing", handle, stop)
         )
-        while not settled(queue)():
-            await asyncio.sleep(0.05)
+        await asyncio.to_thread(wait_until, settled(queue))
         ids.append(queue.send("billing", {"n": "last"}))
-        await asyncio.wait_for(running)
+        await asyncio.wait_for(running, patience())
 
     asyncio.run(play())
 

@@ -5,11 +5,14 @@ Counted are the entries of the index that it reads, never its time."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from support.cluster import Cluster
-from support.queue import Claim, Queue
+from support.cluster import Cluster, Connect
+from support.queue import DB, Claim, Queue
+from support.rewritten import rewritten
+from support.sessions import wait_until
 
 DONE = 2_000
 
@@ -23,11 +26,12 @@ class Walk:
         self.queue = queue
 
     def passed(self, action: Callable[[], object], queue: Queue | None = None) -> int:
-        """Dead entries of the index of waiting messages that it read."""
+        """Dead entries of the index of waiting messages that it read. In one transaction: at the end of each, the count may begin anew."""
         queue = queue or self.queue
-        before = int(queue.value("select ulak_private.passed_entries()"))
-        action()
-        return int(queue.value("select ulak_private.passed_entries()")) - before
+        with queue.db.transaction():
+            before = int(queue.value("select ulak_private.passed_entries()"))
+            action()
+            return int(queue.value("select ulak_private.passed_entries()")) - before
 
     def look(self) -> None:
         """The next claim looks from the beginning."""
@@ -35,7 +39,7 @@ class Walk:
 
     def stay(self) -> None:
         """The next claims resume, however long the test takes."""
-        self._resume_until("extract(epoch from clock_timestamp()) + 9")
+        self._resume_until("extract(epoch from clock_timestamp()) + 86400")
 
     def _resume_until(self, time: str) -> None:
         self.queue.db.execute(f"""
@@ -50,10 +54,26 @@ class Walk:
         """)  # type: ignore[arg-type]
 
 
+@contextmanager
+def lasting_places(db: DB) -> Iterator[None]:
+    """Resume points hold for as long as the test says, and not for 10 s at most."""
+    with (
+        rewritten(db, "ulak_private.resume_points", "between 0 and 10\n", "between 0 and 1000000\n"),
+        rewritten(db, "ulak_private.lock_plain", "between 0 and 10000000,", "between 0 and 1000000000000,"),
+    ):
+        yield
+
+
+def grow_older(queue: Queue) -> None:
+    """Until resume points can be behind all that was sent: they keep 0.1 s behind the clock, because senders may commit out of order."""
+    sent_at = queue.value("select clock_timestamp()")
+    wait_until(lambda: queue.value("select clock_timestamp() > %s + interval '0.1 s'", sent_at), "a later time")
+
+
 @pytest.fixture(scope="module")
 def held(cluster: Cluster, module_database: str) -> Iterator[str]:
     """A database with a snapshot older than anything that is done in it, and thousands of messages done since."""
-    with cluster.connect(module_database) as setup, cluster.connect(module_database) as reader:
+    with cluster.connect(module_database) as setup, cluster.connect(module_database) as reader, lasting_places(setup):
         setup.execute("alter table ulak_private.deliveries set (autovacuum_enabled = off)")
         queue = Queue(setup)
         for name in ("a", "shop", "z"):
@@ -61,6 +81,7 @@ def held(cluster: Cluster, module_database: str) -> Iterator[str]:
         reader.execute("begin isolation level repeatable read")
         reader.execute("select count(*) from ulak.queue")
         finish(queue, DONE)
+        grow_older(queue)
         yield module_database
         reader.execute("rollback")
 
@@ -238,7 +259,9 @@ def test_a_forged_resume_point_harms_only_the_claims_of_its_own_session(walk: Wa
     assert finish_one(walk.queue, "shop").id == sent
 
 
-def test_claims_of_many_endpoints_that_pass_only_what_was_claimed_before_remember_nothing(queue: Queue) -> None:
+def test_claims_of_many_endpoints_that_pass_only_what_was_claimed_before_remember_nothing(connect: Connect) -> None:
+    """In a database of its own: these claims pass what any other test has left, too."""
+    queue = Queue(connect(autocommit=False))
     for n in range(30):
         queue.endpoint(f"busy {n}")
         queue.send_many(60, f"busy {n}")
@@ -249,11 +272,13 @@ def test_claims_of_many_endpoints_that_pass_only_what_was_claimed_before_remembe
 
 
 @pytest.fixture
-def kept(cluster: Cluster, queue: Queue) -> Walk:
-    """A queue from which vacuum can't remove anything, because all is done by one transaction."""
+def kept(cluster: Cluster, queue: Queue) -> Iterator[Walk]:
+    """A queue from which vacuum can't remove anything, because all is done by one transaction, and is due since its beginning."""
     for name in ("shop", "store"):
         queue.endpoint(name)
-    return Walk(cluster, "", queue)
+    grow_older(queue)
+    with lasting_places(queue.db):
+        yield Walk(cluster, "", queue)
 
 
 def finish_of(queue: Queue, endpoint: str, limit: int) -> None:

@@ -205,7 +205,6 @@ def queue(module_session: DB) -> Queue:
     return Queue(module_session)
 
 
-@pytest.mark.timeout(3600)
 def test_claims_go_round_as_the_model_says(queue: Queue) -> None:
     Machine.queue = queue
 

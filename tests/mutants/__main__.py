@@ -46,7 +46,7 @@ def run(mutant: Mutant) -> list[str]:
         apply(mutant, project)
         environment = os.environ | {"PYTHONPATH": f"{project}/tests:{project}/plpython", "ULAK_CHAOS": "full"}
         done = subprocess.run(
-            [sys.executable, "-m", "pytest", "--timeout=60", *mutant.tests],
+            [sys.executable, "-m", "pytest", *mutant.tests],
             cwd=project,
             env=environment,
             text=True,

@@ -268,7 +268,7 @@ MUTANTS = [
         "plpython/ulak/transports/http/verdict.py",
         "    own += secrecy.own_path(request, endpoint.profile.url)\n",
         "",
-        (f"{RECEIVER}::test_what_a_receiver_echoes_of_a_messages_path_reaches_no_monitor",),
+        (f"{RECEIVER}::test_what_a_receiver_decodes_of_a_messages_path_reaches_no_monitor",),
     ),
     Mutant(
         "fail: in the consumer's words",

@@ -7,7 +7,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
 from support.plain import DOES_NOT_APPLY
 
 DB = Path(__file__).resolve().parents[1] / "db"
@@ -19,7 +18,6 @@ CHOSEN = [
 ]
 
 
-@pytest.mark.timeout(300)
 def test_they_pass_for_an_owner_without_superuser_rights() -> None:
     files = [DB / f"test_{name}.py" for name in CHOSEN]
 

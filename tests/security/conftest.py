@@ -10,15 +10,26 @@ from contextlib import ExitStack, closing, contextmanager
 import pytest
 from support.cluster import Cluster
 from support.receiver import Answer, Received, Receiver
-from support.site import Site
+from support.site import LONGEST_TIMEOUT, Site
 
 SiteIn = Callable[[str], Site]
+
+
+def patient(site: Site) -> Site:
+    """Requests have as much time as a busy machine may need."""
+    site.configure(http_timeout=LONGEST_TIMEOUT, http_connect_timeout=60)
+    return site
+
+
+@pytest.fixture
+def site(site: Site) -> Site:
+    return patient(site)
 
 
 @pytest.fixture
 def own_site(cluster: Cluster, database: str) -> Iterator[Site]:
     """In a database of its own, for attackers who leave things behind."""
-    site = Site(cluster, database)
+    site = patient(Site(cluster, database))
     yield site
     site.close()
 
@@ -34,7 +45,7 @@ def site_in(cluster: Cluster) -> Iterator[SiteIn]:
 def _site_in(cluster: Cluster, encoding: str) -> Iterator[Site]:
     with cluster.database(f"attacked_{encoding.lower()}", options=f"encoding {encoding} locale 'C'") as name:
         cluster.install(name)
-        with closing(Site(cluster, name)) as site:
+        with closing(patient(Site(cluster, name))) as site:
             yield site
 
 

@@ -348,7 +348,7 @@ def test_every_problem_with_a_file_looks_the_same_and_delays_no_delivery(
 ) -> None:
     with Receiver(certificate=certificate) as secure:
         for name, path in files.items():
-            site.http(name, secure.url, ONCE, timeout=5, **config_with(key, path, secure.url, certificate))
+            site.http(name, secure.url, ONCE, **config_with(key, path, secure.url, certificate))
             site.send(name)
         site.http("healthy", receiver.url)
         worker = site.start()

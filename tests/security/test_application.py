@@ -15,6 +15,7 @@ from support.brokers import PROTOCOLS
 from support.cluster import Cluster, Connect
 from support.errors import refused
 from support.mosquitto import Mosquitto
+from support.node import Held
 from support.receiver import Answer, Receiver
 from support.sessions import wait_until
 from support.site import Site
@@ -580,18 +581,18 @@ def test_a_forged_event_that_waits_already_is_not_delivered(site: Site, receiver
 
 # The circuit of a receiver that is well.
 
-SLOW = Answer(delay=0.3)
 IMPATIENT = """
     select ulak.send('slow', '{}', p_timeout => 0.1, p_priority => 10) from generate_series(1, 120)
 """
 
 
 def test_its_own_time_outs_open_no_circuit(site: Site) -> None:
-    with Receiver(SLOW) as receiver:
-        site.http("slow", receiver.url, {"max_retries": 0}, circuit_breaker={"threshold": 3, "counts": "all"})
+    with Held() as held:
+        site.http("slow", held.receiver.url, {"max_retries": 0}, circuit_breaker={"threshold": 3, "counts": "all"})
         site.db.execute(IMPATIENT)
         site.start()
         site.wait_until_settled()
+        held.release()
 
         patient = site.send("slow")
         site.wait_for_status(patient, "completed")
@@ -602,8 +603,8 @@ def test_its_own_time_outs_open_no_circuit(site: Site) -> None:
 
 
 def test_a_time_out_of_the_endpoint_counts_whatever_the_message_asked_for(site: Site) -> None:
-    with Receiver(SLOW) as receiver:
-        site.http("slow", receiver.url, {"max_retries": 0}, circuit_breaker={"threshold": 3}, timeout=0.1)
+    with Held() as held:
+        site.http("slow", held.receiver.url, {"max_retries": 0}, circuit_breaker={"threshold": 3}, timeout=0.1)
         site.db.execute("select ulak.send('slow', '{}', p_timeout => 0.2) from generate_series(1, 3)")
         site.start()
         site.wait_until_settled()
@@ -613,7 +614,7 @@ def test_a_time_out_of_the_endpoint_counts_whatever_the_message_asked_for(site: 
 
 def test_its_impatient_messages_close_a_circuit_by_the_endpoints_own_time_out(site: Site) -> None:
     """They alone wait: one of them is the probe."""
-    with Receiver(SLOW) as receiver:
+    with Receiver(Answer(delay=0.3)) as receiver:
         site.http("slow", receiver.url, circuit_breaker={"threshold": 1})
         site.db.execute("select ulak.send('slow', '{}', p_timeout => 0.1)")
         site.db.execute(

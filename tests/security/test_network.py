@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-import http.client
-import os
+import errno
 import re
 import socket
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support import exporter
 from support.cluster import PROJECT, Cluster
 from support.console import Console
+from support.exporter import Exporter
 from support.node import PROGRAM, PYTHON
-from support.ports import free_port
-from support.sessions import wait_until
-
-EXPORTER = PROJECT / "docker/monitoring/prometheus/exporter.py"
-
+from support.sessions import patience
 
 # The console.
 
@@ -38,78 +34,47 @@ def test_connections_that_say_nothing_silence_no_console(
             connection.sendall(beginning)
 
         assert console.get("/login").status == 200
+        # Or else more of them would use up its file descriptors.
+        assert console.count_descriptors() < 450
 
 
 # The exporter.
 
 
-@contextmanager
-def exporter(*arguments: str, **environment: str) -> Iterator[subprocess.Popen[str]]:
-    command = [sys.executable, str(EXPORTER), *arguments]
-    with subprocess.Popen(command, env={**os.environ, **environment}, stderr=subprocess.PIPE, text=True) as process:
-        try:
-            yield process
-        finally:
-            process.kill()
-
-
-def scrape(host: str, port: int, **headers: str) -> tuple[int, str]:
-    connection = http.client.HTTPConnection(host, port, timeout=30)
-    connection.request("GET", "/metrics", headers=headers)
-    answer = connection.getresponse()
-    return answer.status, answer.read().decode()
-
-
-def is_open(host: str, port: int) -> bool:
-    with socket.socket() as probe:
-        return probe.connect_ex((host, port)) == 0
-
-
-def test_the_exporter_is_reached_from_its_own_machine_alone() -> None:
-    port = free_port()
-
-    with exporter(str(port)):
-        wait_until(lambda: is_open("127.0.0.1", port), message="the exporter")
-
+def test_the_exporter_is_reached_from_its_own_machine_alone(tmp_path: Path) -> None:
+    with Exporter(tmp_path / "log") as local, socket.socket() as probe:
         # Of the same machine, and not the address that it listens on.
-        assert not is_open("127.0.0.2", port)
+        assert probe.connect_ex(("127.0.0.2", local.port)) == errno.ECONNREFUSED
 
 
-def test_the_exporter_wants_a_token_where_others_reach_it(cluster: Cluster, database: str) -> None:
-    with exporter(f"0.0.0.0:{free_port()}") as process:
-        assert process.wait(20) != 0
-        assert process.stderr is not None
-        assert "ULAK_EXPORTER_TOKEN" in process.stderr.read()
+def test_the_exporter_wants_a_token_where_others_reach_it(cluster: Cluster, database: str, tmp_path: Path) -> None:
+    refused = subprocess.run([*exporter.PROGRAM, "0.0.0.0:0"], stderr=subprocess.PIPE, text=True)
+    assert refused.returncode != 0
+    assert "ULAK_EXPORTER_TOKEN" in refused.stderr
 
-    port = free_port()
-    known = {"PGHOST": str(cluster.host), "PGPORT": str(cluster.port), "PGUSER": cluster.user, "PGDATABASE": database}
-    with exporter(f"0.0.0.0:{port}", ULAK_EXPORTER_TOKEN="hush-token", **known):
-        wait_until(lambda: is_open("127.0.0.2", port), message="the exporter")
-        assert scrape("127.0.0.2", port)[0] == 401
-        assert scrape("127.0.0.2", port, authorization="Bearer other")[0] == 401
-        status, body = scrape("127.0.0.2", port, authorization="Bearer hush-token")
-        assert (status, "ulak_" in body) == (200, True)
+    known = exporter.variables(cluster, database)
+    with Exporter(tmp_path / "log", "0.0.0.0", ULAK_EXPORTER_TOKEN="hush-token", **known) as open_to_all:
+        assert open_to_all.scrape("127.0.0.2")[0] == 401
+        assert open_to_all.scrape("127.0.0.2", authorization="Bearer other")[0] == 401
+        assert "ulak_" in open_to_all.metrics("127.0.0.2", authorization="Bearer hush-token")
 
 
-def test_the_exporter_can_be_told_how_many_endpoints_it_exports(cluster: Cluster, database: str) -> None:
+def test_the_exporter_can_be_told_how_many_endpoints_it_exports(
+    cluster: Cluster, database: str, tmp_path: Path
+) -> None:
     with cluster.connect(database) as db:
         db.execute("select ulak.create_endpoint('shop ' || n, 'pull', '{}') from generate_series(1, 5) n")
-    port = free_port()
-    known = {"PGHOST": str(cluster.host), "PGPORT": str(cluster.port), "PGUSER": cluster.user, "PGDATABASE": database}
+    known = exporter.variables(cluster, database)
 
     for bounds, told in (({}, 5), ({"ENDPOINTS": "2"}, 2), ({"ACTIVE_WITHIN": "1 hour"}, 0)):
-        with exporter(str(port), **known, **{f"ULAK_EXPORTER_{name}": value for name, value in bounds.items()}):
-            wait_until(lambda: is_open("127.0.0.1", port), message="the exporter")
-            status, body = scrape("127.0.0.1", port)
-        assert (status, body.count("ulak_endpoint_enabled{")) == (200, told)
+        given = {f"ULAK_EXPORTER_{name}": value for name, value in bounds.items()}
+        with Exporter(tmp_path / "log", **known, **given) as bounded:
+            assert bounded.metrics().count("ulak_endpoint_enabled{") == told
 
 
-def test_the_exporter_does_not_pass_on_what_psql_says() -> None:
-    port = free_port()
-    with exporter(str(port), PGHOST="/nonexistent/hush", PGUSER="hush", PGDATABASE="hush"):
-        wait_until(lambda: is_open("127.0.0.1", port), message="the exporter")
-
-        status, body = scrape("127.0.0.1", port)
+def test_the_exporter_does_not_pass_on_what_psql_says(tmp_path: Path) -> None:
+    with Exporter(tmp_path / "log", PGHOST="/nonexistent/hush", PGUSER="hush", PGDATABASE="hush") as lost:
+        status, body = lost.scrape()
 
     assert status == 503
     assert "hush" not in body
@@ -158,7 +123,7 @@ def node(*arguments: str, **environment: str) -> Iterator[subprocess.Popen[bytes
 )
 def test_a_node_takes_no_code_from_a_server_without_verify_full(dsn: str, environment: dict[str, str]) -> None:
     with node("--dsn", dsn, **environment) as process:
-        code = process.wait(20)
+        code = process.wait(patience())
         assert process.stderr is not None
         told = process.stderr.read().decode()
 

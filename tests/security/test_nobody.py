@@ -68,7 +68,7 @@ OPERATIONS: dict[str, Callable[[Queue], object]] = {
 @pytest.fixture
 def queue(connect: Connect) -> Queue:
     queue = Queue(connect())
-    queue.db.execute("set statement_timeout = '10s'")
+    queue.db.execute("set lock_timeout = '10s'")
     queue.endpoint("shop", {"circuit_breaker": {"threshold": 2, "cooldown": 5}}, {"max_retries": 0})
     queue.endpoint("limited", {"max_in_flight": 3, "rate_limit": {"limit": 1000, "interval": "second"}})
     queue.call("create_event_type", "sold")

@@ -27,7 +27,7 @@ class Order(NamedTuple):
 
 
 class Arrival(NamedTuple):
-    """A request that reached the receiver; accepted if it was answered with 2xx."""
+    """A request that reached the receiver; accepted if it was answered with 2xx. They came in the order of `at`."""
 
     at: float
     endpoint: str
@@ -242,10 +242,8 @@ def read_arrivals(file: Path) -> list[Arrival]:
         if 200 <= entry["status"] < 300:
             accepted.add(entry["exchange"])
     return [
-        Arrival(
-            entry["at"], entry["endpoint"], entry["token"], entry["webhook_id"], entry["attempt"], exchange in accepted
-        )
-        for exchange, entry in first.items()
+        Arrival(place, entry["endpoint"], entry["token"], entry["webhook_id"], entry["attempt"], exchange in accepted)
+        for place, (exchange, entry) in enumerate(first.items())
     ]
 
 

@@ -12,16 +12,18 @@ import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psycopg
 from psycopg import sql
 
 from support import earlier_releases
 from support.files import write_whole
-from support.janitor import Janitor
 from support.ports import start_on_free_port
-from support.sessions import wait_until
+from support.sessions import hold, patience, wait_until
+
+if TYPE_CHECKING:
+    from support.janitor import Janitor
 
 PROJECT = Path(__file__).resolve().parents[2]
 PG_CONFIG = os.environ.get("PG_CONFIG", "pg_config")
@@ -85,6 +87,10 @@ def extension_path(stage: Path, pg_config: str = PG_CONFIG) -> tuple[str, str]:
         return "extension_destdir", str(stage)
     share = run([pg_config, "--sharedir"]).strip()
     return "extension_control_path", f"{stage}{share}:$system"
+
+
+def tail(file: Path, lines: int = 40) -> str:
+    return "\n".join(file.read_text(errors="replace").splitlines()[-lines:]) if file.exists() else ""
 
 
 def memory_folder() -> Path | None:
@@ -181,10 +187,15 @@ class Cluster:
         self.configure({"cron.host": old.host, "port": old.port, "unix_socket_directories": old.host})
         with tempfile.TemporaryDirectory(prefix="ulak-", dir="/tmp") as sockets:
             places: list[str | Path] = ["-b", old.bin, "-B", self.bin, "-d", old.data, "-D", self.data]
-            run([self.bin / "pg_upgrade", *places, "-s", sockets, "-U", old.user], cwd=self.folder)
+            try:
+                environment = {**os.environ, "PGCTLTIMEOUT": str(round(patience()))}
+                run([self.bin / "pg_upgrade", *places, "-s", sockets, "-U", old.user], cwd=self.folder, env=environment)
+            except CommandFailed as failure:
+                logs = [tail(log) for log in sorted(self.folder.rglob("pg_upgrade_*.log"))]
+                raise CommandFailed("\n".join([str(failure), *logs])) from None
 
     def promote(self) -> None:
-        self._pg_ctl("promote", "-w", "-t", "60")
+        self._pg_ctl("promote")
 
     # Settings are appended to postgresql.conf: the last one counts.
 
@@ -209,17 +220,14 @@ class Cluster:
     # The server's life.
 
     def start(self) -> None:
-        try:
-            self._pg_ctl("start", "-w", "-t", "60", "-l", str(self.log))
-        except CommandFailed as failure:
-            raise CommandFailed(f"{failure}\n{self.log_tail()}") from None
+        self._pg_ctl("start", "-l", str(self.log))
 
     def start_at(self, port: int) -> None:
         self.configure({"port": port})
         self.start()
 
     def stop(self, mode: str = "fast") -> None:
-        self._pg_ctl("stop", "-w", "-t", "60", "-m", mode)
+        self._pg_ctl("stop", "-m", mode)
 
     def restart(self, mode: str = "fast") -> None:
         self.stop(mode)
@@ -239,9 +247,10 @@ class Cluster:
 
     def freeze(self) -> None:
         """As a host whose storage hangs: the kernel still accepts connections, and no process answers."""
-        for _ in range(2):
-            # The postmaster may have been in the midst of a fork.
-            for pid in sorted(self.processes(), key=lambda pid: pid != self.postmaster_pid):
+        # From then on there are no others.
+        hold(self.postmaster_pid)
+        for pid in self.processes():
+            with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGSTOP)
 
     def thaw(self) -> None:
@@ -273,11 +282,13 @@ class Cluster:
             shutil.rmtree(self.host, ignore_errors=True)
         shutil.rmtree(self.folder)
 
-    def log_tail(self, lines: int = 40) -> str:
-        return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:]) if self.log.exists() else ""
-
     def _pg_ctl(self, *arguments: str) -> None:
-        run([self.bin / "pg_ctl", "-D", self.data, "-s", *arguments], stdin=subprocess.DEVNULL)
+        """Waits for the end of it. If it fails, the server's log says why."""
+        options: list[str | Path] = ["-D", self.data, "-s", "-t", str(round(patience()))]
+        try:
+            run([self.bin / "pg_ctl", *options, *arguments], stdin=subprocess.DEVNULL)
+        except CommandFailed as failure:
+            raise CommandFailed(f"{failure}\n{tail(self.log)}") from None
 
     # Connections and programs.
 
@@ -319,17 +330,23 @@ class Cluster:
 
     def create_database(self, name: str, template: str | None = None) -> str:
         """One that stays as long as the cluster, or until somebody drops it."""
-        Janitor(self, name, template).init()
+        self._janitor(name, template).init()
         return name
 
     def drop_database(self, name: str) -> None:
-        Janitor(self, name).drop()
+        self._janitor(name).drop()
 
     @contextlib.contextmanager
     def database(self, name: str, template: str | None = None, options: str = "") -> Iterator[str]:
         """One for a while: empty, or a clone. Options are those of CREATE DATABASE."""
-        with Janitor(self, name, template, options):
+        with self._janitor(name, template, options):
             yield name
+
+    def _janitor(self, *of: Any) -> Janitor:
+        # Here, because it needs pytest, and the demo's machine has none.
+        from support.janitor import Janitor
+
+        return Janitor(self, *of)
 
     def install(self, database: str, version: str | None = None) -> None:
         """CREATE EXTENSION, of this version or of the one under test, and a login role for each of its roles."""

@@ -12,9 +12,10 @@ from typing import Any
 
 import psycopg
 
-from support.cluster import PROJECT, WORK, extension_path, major, stage_extension
+from support.cluster import PROJECT, WORK, CommandFailed, extension_path, major, stage_extension
 from support.files import write_whole
 from support.ports import free_port
+from support.sessions import patience
 
 SETUP = PROJECT / "control" / "ulak-setup"
 
@@ -40,12 +41,14 @@ class DebiansCluster:
         self.name = [str(major()), "main"]
         self.etc = self.folder / "etc" / self.name[0] / "main"
         self.sockets = tempfile.mkdtemp(prefix="ulak-", dir="/tmp")
+        # Of a socket in a folder of its own: nobody can take it.
         self.port = free_port()
         self.environment = {**os.environ, "PG_CLUSTER_CONF_ROOT": str(self.folder / "etc"), "LC_ALL": "C.UTF-8"}
         (self.folder / "etc").mkdir()
         places = ["-d", self.data, "-l", self.folder / "log", "-s", self.sockets, "-p", str(self.port)]
         self._run(["pg_createcluster", *self.name, *places, "--", "--no-sync"])
         place, path = extension_path(stage_extension(self.folder))
+        (self.etc / "pg_ctl.conf").write_text(f"pg_ctl_options = '-t {round(patience())}'\n")
         with (self.etc / "postgresql.conf").open("a") as file:
             file.write(f"{place} = '{path}'\nfsync = off\nlisten_addresses = ''\n")
         self._run(["pg_ctlcluster", *self.name, "start"])
@@ -84,6 +87,9 @@ class DebiansCluster:
         shutil.rmtree(self.folder)
 
     def _run(self, command: list[Any]) -> None:
-        # What stays must not keep our output open.
-        with (self.folder / "commands").open("a") as log:
-            subprocess.run(command, env=self.environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, check=True)
+        # Not a pipe: what stays must not keep it open. pg_ctlcluster adds the server's log if it fails.
+        said = self.folder / "commands"
+        with said.open("w") as log:
+            done = subprocess.run(command, env=self.environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        if done.returncode != 0:
+            raise CommandFailed(f"{' '.join(map(str, command))}: exit {done.returncode}\n{said.read_text()}")

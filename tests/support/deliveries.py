@@ -5,29 +5,28 @@ from __future__ import annotations
 import select
 import time
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from ulak.messages.delivery import Endpoint, EndpointConfig, Message, Settled
 from ulak.safety.address import Guard
 from ulak.transports.dispatcher import Dispatcher
 from ulak.transports.http.client import Client
 from ulak.transports.http.model import Endpoint as Receiver
-from ulak.transports.http.model import Finished, Request
+from ulak.transports.http.model import Finished, Profile, Request
 from ulak.transports.http.transport import HttpTransport, longest
 from ulak.transports.transport import Descriptors, Ready, Transport
-from ulak.worker.tuning import CHECK_SECONDS
 
-from support.sessions import wait_until
+from support.sessions import PATIENCE, wait_until
 
-# Of ulak.settings, those that transports are made with; they may dial loopback.
+# Of ulak.settings, those that transports are made with; they may dial loopback. A test of a time-out sets its own.
 SETTINGS = {
     "capture_response": "false",
     "cloudevents_source": "/ulak",
     "http_allow_internal_urls": "true",
     "http_allowed_hosts": "",
     "http_allowed_networks": "",
-    "http_connect_timeout": "5",
-    "http_timeout": "2",
+    "http_connect_timeout": str(PATIENCE),
+    "http_timeout": str(PATIENCE),
     "response_body_max_size": "65536",
 }
 
@@ -52,6 +51,11 @@ def settle_all(deliveries: Stepping) -> list[Settled]:
     return settled
 
 
+def patient(url: str, **options: Any) -> Profile:
+    """With as much time as a busy machine may need."""
+    return Profile(url, **{"timeout": PATIENCE, "connect_timeout": PATIENCE, **options})
+
+
 class Exchanges:
     """HTTP exchanges: start() some, step() until they have ended."""
 
@@ -74,8 +78,7 @@ class Exchanges:
             left = self.client.timeout()
         if not self.in_flight:
             return finished
-        wait = 0 if finished else min(max_wait, CHECK_SECONDS if left is None else min(left, CHECK_SECONDS))
-        if ready := self.wait(wait):
+        if ready := self.wait(0 if finished else max_wait if left is None else min(max_wait, left)):
             finished += self.client.advance(ready)
         return finished
 

@@ -11,6 +11,8 @@ from collections.abc import Callable
 from support.receiver import Certificate, Listener, read_requests
 
 Behaviour = Callable[["Hostile", socket.socket], None]
+# Seconds between two bytes of a slow answer.
+PACE = 1
 
 
 class Hostile(Listener):
@@ -33,15 +35,16 @@ class Hostile(Listener):
 
 
 def never_answers(server: Hostile, connection: socket.socket) -> None:
-    server.wait(60)
+    server.wait()
 
 
 def _drip(server: Hostile, connection: socket.socket, data: bytes) -> None:
-    """One byte a second."""
-    for byte in data:
+    """One byte after the other, and never the last one."""
+    for byte in data[:-1]:
         server.send(connection, bytes((byte,)))
-        if server.wait(1):
+        if server.wait(PACE):
             return
+    server.wait()
 
 
 def slow_headers(server: Hostile, connection: socket.socket) -> None:

@@ -13,7 +13,6 @@ import struct
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
@@ -21,7 +20,7 @@ from typing import Any, Self
 from confluent_kafka import Consumer, TopicPartition
 
 from support.receiver import Certificate
-from support.sessions import hold, patience
+from support.sessions import hold, wait_until
 
 # Requests by their number in the protocol, and errors by theirs.
 PRODUCE, METADATA, API_VERSIONS, SASL_HANDSHAKE, SASL_AUTHENTICATE = 0, 3, 18, 17, 36
@@ -50,6 +49,7 @@ class Kafka:
         command = [sys.executable, "-m", "support.kafka"]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self.broker = self._answer()
+        assert self.broker, "the cluster has ended, and says why above"
         self.port = int(self.broker.rpartition(":")[2])
         self.pid = self._process.pid
 
@@ -94,7 +94,7 @@ class Kafka:
         os.kill(self.pid, signal.SIGCONT)
 
     def read(self, topic: str, count: int, partitions: int = 1) -> list[Consumed]:
-        """What a consumer gets from the beginning: at least this many, if they come at all."""
+        """What a consumer gets from the beginning: at least this many."""
         consumer = Consumer(
             {
                 "bootstrap.servers": self.broker,
@@ -108,12 +108,13 @@ class Kafka:
             # By number: the question where a partition begins takes half a second.
             consumer.assign([TopicPartition(topic, each, 0) for each in range(partitions)])
             found: list[Consumed] = []
-            until = time.monotonic() + patience()
-            while time.monotonic() < until:
+
+            def is_all() -> bool:
                 got = consumer.consume(10_000, 0.05)
-                found += [_consumed(each) for each in got if each.error() is None]
-                if len(found) >= count and not got:
-                    break
+                found.extend(_consumed(each) for each in got if each.error() is None)
+                return len(found) >= count and not got
+
+            wait_until(is_all, f"{count} messages of {topic}")
             return found
         finally:
             consumer.close()
@@ -177,7 +178,7 @@ class Relay:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
-        assert self._ready.wait(patience())
+        wait_until(self._ready.is_set, "the relay")
         return self
 
     def __exit__(self, *unused: object) -> None:
@@ -206,7 +207,7 @@ class Relay:
         for each in serving:
             each.cancel()
         self._loop.run_until_complete(asyncio.gather(*serving, return_exceptions=True))
-        self._loop.run_until_complete(asyncio.sleep(0))
+        self._loop.run_until_complete(self._loop.shutdown_asyncgens())
         self._loop.close()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -13,18 +13,20 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import tempfile
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
 import psycopg
 
-from support.cluster import DEFAULTS, PROJECT, WORK, Cluster, extension_path, memory_folder, stage_extension
-from support.ports import free_port
-from support.sessions import patience, wait_until
+from support.cluster import DEFAULTS, PROJECT, WORK, Cluster, extension_path, memory_folder, stage_extension, tail
+from support.ports import free_port, start_on_free_port
+from support.sessions import Result, Running, patience, wait_until
 
 PYTHON = "/usr/bin/python3"
 OPERATIONS = PROJECT / "docker" / "OPERATIONS.md"
@@ -93,6 +95,8 @@ class Member(Cluster):
 
     def __init__(self, folder: Path, name: str, sockets: str) -> None:
         super().__init__(folder)
+        # The server's lines are in it, too.
+        self.log = folder / "patroni.log"
         self.name = name
         self.sockets = sockets
         self.config = folder / "patroni.yml"
@@ -115,7 +119,7 @@ class Member(Cluster):
         modules = Path(program).parents[1] / "lib" / "python3" / "dist-packages"
         # The callback's psql has to find this server; on a machine of its own it would by itself.
         here = {"PGHOST": self.host, "PGPORT": str(self.port), "PGUSER": self.user, "PATH": os.environ["PATH"]}
-        with (self.folder / "patroni.log").open("ab") as log:
+        with self.log.open("ab") as log:
             self._process = subprocess.Popen(
                 [PYTHON, program, str(self.config)],
                 env={**here, "PYTHONPATH": str(modules), "LANG": "C.UTF-8"},
@@ -126,9 +130,19 @@ class Member(Cluster):
             )
 
     def is_leader(self) -> bool:
+        return self.answers("select not pg_is_in_recovery()")
+
+    def is_followed_by(self, member: Member) -> bool:
+        return self.answers(
+            "select exists (select from pg_stat_replication where application_name = %s and state = 'streaming')",
+            member.name,
+        )
+
+    def answers(self, query: str, *parameters: str) -> bool:
+        """With true. A server that doesn't answer at all isn't what it was asked for."""
         try:
-            with self.connect(connect_timeout=2) as db:
-                return db.execute("select pg_is_in_recovery()").fetchone() == (False,)
+            with self.connect(connect_timeout=round(patience())) as db:
+                return db.execute(query, parameters).fetchone() == (True,)  # type: ignore[arg-type]
         except psycopg.Error:
             return False
 
@@ -143,27 +157,32 @@ class Member(Cluster):
             connection.close()
 
     def signal(self, number: signal.Signals) -> None:
-        """The whole machine: Patroni first, so that it doesn't notice."""
+        """The whole machine: Patroni and its children first, so that it doesn't notice."""
         assert self._process is not None
-        for pid in (self._process.pid, *self.processes(), *self.processes()):
+        os.killpg(self._process.pid, number)
+        for pid in (*self.processes(), *self.processes()):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, number)
 
     def die(self) -> None:
-        self.signal(signal.SIGCONT)
-        self.signal(signal.SIGKILL)
+        """SIGKILL ends what is frozen, too. If it went on for a moment first, Patroni could take the lock from the new leader."""
         if self._process is not None:
+            self.signal(signal.SIGKILL)
             self._process.wait()
-        wait_until(lambda: not self.processes(), "the end of all backends")
+            self._process = None
+            wait_until(lambda: not self.processes(), "the end of all backends")
 
 
 class Patroni:
-    def __init__(self, count: int = 3) -> None:
+    def __init__(self) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="patroni-", dir=memory_folder() or WORK))
         self.lines = Lines()
-        stage = stage_extension(self.folder)
-        self._etcd, etcd_port = self._start_etcd()
         self.members: list[Member] = []
+        self._etcd: subprocess.Popen[bytes] | None = None
+
+    def start(self, count: int = 3) -> None:
+        stage = stage_extension(self.folder)
+        etcd_port = start_on_free_port(self._start_etcd)
         callback = self.folder / "ulak-start"
         callback.write_text(text_of("sh").replace("-d app", "-d postgres"))
         callback.chmod(0o755)
@@ -174,30 +193,47 @@ class Patroni:
             self._configure(member, etcd_port, stage, callback)
             self.members.append(member)
         self.members[0].run_patroni()
-        wait_until(self.members[0].is_leader, "the first leader")
+        self.wait_until(self.members[0].is_leader, "the first leader")
         for member in self.members[1:]:
             member.run_patroni()
-        wait_until(self.sync_standby, "a synchronous standby", interval=0.2)
+        self.wait_until(self.sync_standby, "a synchronous standby")
 
-    def _start_etcd(self) -> tuple[subprocess.Popen[bytes], int]:
-        client, peer = free_port(), free_port()
-        urls = [f"http://127.0.0.1:{port}" for port in (client, peer)]
+    def wait_until(self, predicate: Callable[[], Result], message: str) -> Result:
+        try:
+            return wait_until(predicate, message, interval=0.05)
+        except TimeoutError as error:
+            logs = [f"{member.name}:\n{tail(member.log)}" for member in self.members]
+            raise TimeoutError("\n\n".join([str(error), *logs, f"etcd:\n{tail(self._etcd_log)}"])) from None
+
+    @property
+    def _etcd_log(self) -> Path:
+        return self.folder / "etcd.log"
+
+    def _start_etcd(self, port: int) -> int:
+        urls = [f"http://127.0.0.1:{each}" for each in (port, free_port())]
         options = {
-            "data-dir": str(self.folder / "etcd"),
+            "data-dir": str(self.folder / f"etcd-{port}"),
             "listen-client-urls": urls[0],
             "advertise-client-urls": urls[0],
             "listen-peer-urls": urls[1],
             "initial-advertise-peer-urls": urls[1],
             "initial-cluster": f"default={urls[1]}",
         }
-        with (self.folder / "etcd.log").open("wb") as log:
-            process = subprocess.Popen(
+        with self._etcd_log.open("wb") as log:
+            self._etcd = process = subprocess.Popen(
                 ["etcd", *(f"--{name}={value}" for name, value in options.items())],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
             )
-        return process, client
+
+        def listens() -> bool:
+            assert process.poll() is None, tail(self._etcd_log)
+            with socket.socket() as probe:
+                return probe.connect_ex(("127.0.0.1", port)) == 0
+
+        wait_until(listens, "etcd")
+        return port
 
     def _configure(self, member: Member, etcd_port: int, stage: Path, callback: Path) -> None:
         """As the text says, but for addresses, and logins without a password."""
@@ -246,13 +282,15 @@ class Patroni:
         def found() -> Member | None:
             return next((each for each in self.members if each is not other_than and each.is_leader()), None)
 
-        leader = wait_until(found, "a leader", interval=0.05)
+        leader = self.wait_until(found, "a leader")
         assert leader is not None
         return leader
 
     def sync_standby(self) -> str | None:
-        members = self.members[0].ask("/cluster")["members"]
-        return next((each["name"] for each in members if each["role"] == "sync_standby"), None)
+        with contextlib.suppress(OSError):
+            members = self.members[0].ask("/cluster")["members"]
+            return next((each["name"] for each in members if each["role"] == "sync_standby"), None)
+        return None
 
     def dsn(self, user: str) -> str:
         ports = ",".join(str(member.line_port) for member in self.members)
@@ -281,18 +319,24 @@ class Patroni:
         return lambda: self.lines.mend(member.name)
 
     def switch_over(self, member: Member) -> Callable[[], None]:
-        asked = threading.Thread(target=member.ask, args=("/switchover", {"leader": member.name}), daemon=True)
-        asked.start()
-        return lambda: asked.join(patience())
+        # It is refused while no standby is fit to lead.
+        ask = partial(member.ask, "/switchover", {"leader": member.name})
+        return Running(lambda: wait_until(lambda: ask()[0] != 412, "a switchover", interval=0.5)).result
 
     def __enter__(self) -> Self:
+        try:
+            self.start()
+        except BaseException:
+            self.__exit__()
+            raise
         return self
 
     def __exit__(self, *unused: object) -> None:
         for member in self.members:
             member.die()
             shutil.rmtree(member.sockets, ignore_errors=True)
-        self._etcd.kill()
-        self._etcd.wait()
+        if self._etcd is not None:
+            self._etcd.kill()
+            self._etcd.wait()
         self.lines.close()
         shutil.rmtree(self.folder)

@@ -53,9 +53,9 @@ class Certificate:
 class Listener:
     """Accepts connections on a free port; each is served by serve() in a thread of its own."""
 
-    def __init__(self, host: str = "127.0.0.1", certificate: Certificate | None = None) -> None:
+    def __init__(self, host: str = "127.0.0.1", certificate: Certificate | None = None, port: int = 0) -> None:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        self._socket = socket.create_server((host, 0), family=family, backlog=1024)
+        self._socket = socket.create_server((host, port), family=family, backlog=1024)
         self._context = _server_context(certificate) if certificate else None
         self.port: int = self._socket.getsockname()[1]
         scheme = "https" if certificate else "http"
@@ -86,8 +86,8 @@ class Listener:
             with contextlib.suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
 
-    def wait(self, seconds: float) -> bool:
-        """Sleeps, but not beyond close(); true if it was closed."""
+    def wait(self, seconds: float | None = None) -> bool:
+        """Sleeps until close(), or for so many seconds; true if it was closed."""
         return self._closing.wait(seconds)
 
     def __enter__(self) -> Self:
@@ -131,10 +131,11 @@ class Receiver(Listener):
         answer: Callable[[Received], Answer] | Answer | None = None,
         host: str = "127.0.0.1",
         certificate: Certificate | None = None,
+        port: int = 0,
     ) -> None:
         self.answer = answer or Answer()
         self.requests: list[Received] = []
-        super().__init__(host, certificate)
+        super().__init__(host, certificate, port)
 
     def wait_for(self, count: int) -> list[Received]:
         """The requests, once there are this many."""

@@ -12,13 +12,13 @@ import random
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
 from support.books import Arrival, read_arrivals
+from support.ports import start_on_free_port
 from support.requests import Requests
 from support.sessions import wait_until
 
@@ -50,13 +50,14 @@ class Recorder:
         self._behaviours: dict[str, Behaviour] = {}
         self._read_up_to = 0
         self._seen: set[str] = set()
-        self.port = 0
-        self.start()
+        # Not one that the kernel picks: it might give it to a connection before restart().
+        start_on_free_port(self.start_at)
 
-    def start(self) -> None:
+    def start_at(self, port: int) -> None:
+        self.port = port
         command = [*self._prefix, sys.executable, "-m", "support.recorder", str(self.file), str(self.port)]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        self.port = int(self._read())
+        self._read()
         for path, behaviour in self._behaviours.items():
             self._tell({"path": path, "behaviour": asdict(behaviour)})
 
@@ -66,7 +67,7 @@ class Recorder:
 
     def restart(self) -> None:
         self.kill()
-        self.start()
+        self.start_at(self.port)
 
     def url(self, path: str) -> str:
         return f"http://127.0.0.1:{self.port}{path}"
@@ -80,11 +81,10 @@ class Recorder:
         self._behaviours.pop(path, None)
         self._tell({"release": path})
 
-    def note(self, exchange: str, at: float, endpoint: str, body: bytes, webhook_id: str, attempt: int) -> None:
+    def note(self, exchange: str, endpoint: str, body: bytes, webhook_id: str, attempt: int) -> None:
         """What arrived elsewhere, as if it had come here."""
         entry = {
             "exchange": exchange,
-            "at": at,
             "endpoint": endpoint,
             "token": json.loads(body)["token"],
             "webhook_id": webhook_id,
@@ -170,7 +170,6 @@ class _Server:
     def write(self, exchange: _Exchange, status: int) -> None:
         entry = {
             "exchange": exchange.name,
-            "at": time.time(),
             "endpoint": exchange.path.strip("/"),
             "token": exchange.token,
             "webhook_id": exchange.webhook_id,
@@ -218,10 +217,8 @@ class _Connection(Requests):
 async def _serve(file: Path, port: int) -> None:
     loop = asyncio.get_running_loop()
     server = _Server(file)
-    listening = await loop.create_server(
-        lambda: _Connection(server), "127.0.0.1", port, backlog=1024, reuse_address=True
-    )
-    print(listening.sockets[0].getsockname()[1], flush=True)
+    await loop.create_server(lambda: _Connection(server), "127.0.0.1", port, backlog=1024, reuse_address=True)
+    print("listening", flush=True)
     ended = asyncio.Event()
 
     def read_commands() -> None:

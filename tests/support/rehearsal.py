@@ -13,11 +13,11 @@ from typing import Any
 from psycopg.rows import dict_row
 from psycopg.types.json import Jsonb
 
-from support.cluster import Cluster, run
+from support.cluster import Cluster, run, tail
 from support.hostile import Hostile, never_answers
 from support.receiver import Receiver
 from support.sessions import wait_until
-from support.site import Site
+from support.site import LONGEST_TIMEOUT, Site
 
 Rows = list[dict[str, Any]]
 JOBS = "select jobname, command, username, database from cron.job order by jobname"
@@ -75,7 +75,7 @@ class Rehearsal:
             rows = self.ask(query)
             return rows if detail in rows[0]["detail"] else []
 
-        self.reports[name] = wait_until(answer)
+        self.reports[name] = wait_until(answer, detail)
 
     def fix(self, name: str, item: str) -> None:
         self.as_psql(self.problem(name, item)["fix"])
@@ -113,25 +113,35 @@ def stop_a_busy_worker(cluster: Cluster) -> Rows:
     """Where background workers run the jobs: what stop() has come to before it unschedules anything."""
     cluster.install(cluster.create_database("busy"))
     with Hostile(never_answers) as hanging, closing(Site(cluster, "busy")) as site:
-        site.http("hanging", hanging.url)
-        site.begin(1, 60, is_scheduled=True)
+        site.http("hanging", hanging.url, timeout=LONGEST_TIMEOUT)
+        site.begin(1, is_scheduled=True)
         site.send_many(3, "hanging")
-        wait_until(lambda: site.value("select count(*) = 3 from ulak.queue where status = 'processing'"))
+        wait_until(lambda: site.value("select count(*) = 3 from ulak.queue where status = 'processing'"), "3 in flight")
         with site.connect(autocommit=False) as administrator:
             administrator.execute("select ulak.stop()")
             return site.rows("select w.state, q.status, q.retry_count from ulak.workers w cross join ulak.queue q")
 
 
 def rehearse() -> Rehearsal:
-    """Ends with two workers scheduled."""
+    """Ends with two workers scheduled. An error of it tells what the server says."""
     settings: dict[str, Any] = {
         "shared_preload_libraries": "auto_explain",
         "cron.database_name": "shop",
         "cron.max_running_jobs": 4,
         "cron.use_background_workers": True,
     }
-    cluster = Cluster.create(settings=settings, in_memory=True)
-    seen = Rehearsal(cluster)
+    seen = Rehearsal(Cluster.create(settings=settings, in_memory=True))
+    try:
+        _rehearse(seen)
+    except Exception as error:
+        error.add_note(tail(seen.cluster.log))
+        seen.cluster.remove()
+        raise
+    return seen
+
+
+def _rehearse(seen: Rehearsal) -> None:
+    cluster = seen.cluster
     cluster.install(cluster.create_database("shop"))
     seen.start("not loaded")
 
@@ -165,12 +175,14 @@ def rehearse() -> Rehearsal:
     seen.reload_until("empty map", 'map "ulak" has')
     (cluster.data / "pg_ident.conf").write_text(f"ulak {getuser()} ulak_worker\n")
     cluster.reload()
-    wait_until(lambda: seen.ask("select * from ulak_private.login_steps('ulak_worker')")[0]["status"] == "ok")
+    wait_until(
+        lambda: seen.ask("select * from ulak_private.login_steps('ulak_worker')")[0]["status"] == "ok", "a login"
+    )
 
     hba.write_text(trusting)
     cluster.reload()
     cluster.execute("alter role ulak_worker nologin")
-    wait_until(lambda: seen.ask("select * from ulak_private.login_steps('postgres')")[0]["status"] == "ok")
+    wait_until(lambda: seen.ask("select * from ulak_private.login_steps('postgres')")[0]["status"] == "ok", "a login")
     seen.start("no login")
     seen.fix("no login", "login")
     cluster.execute("alter database shop set statement_timeout = '20s'")
@@ -180,4 +192,3 @@ def rehearse() -> Rehearsal:
     seen.start("two", "select * from ulak.start()")
     cluster.install(cluster.create_database("other"))
     seen.start("elsewhere", database="other")
-    return seen

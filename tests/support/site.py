@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -11,7 +9,7 @@ import psycopg
 
 from support.cluster import Cluster
 from support.queue import Queue
-from support.sessions import PATIENCE, Running, strain, wait_until
+from support.sessions import PATIENCE, Running, wait_until
 
 # Not a count: it is asked again and again, and the workers have the machine's other core.
 SETTLED = """
@@ -23,6 +21,10 @@ SETTLED = """
 # Retries come after a second and never run out, and no circuit opens: what happens is due to the receiver alone.
 PATIENT = {"max_retries": 1000, "backoff": "fixed", "base_delay_seconds": 1}
 UNBROKEN = {"threshold": 1000}
+# The longest that an endpoint may have. A request that a test holds back must not end by itself.
+LONGEST_TIMEOUT = 300
+# How long a worker runs: longer than anything waits for what it does. One with more time would poll instead of being notified.
+LONG = 3600
 
 
 class Site(Queue):
@@ -46,12 +48,12 @@ class Site(Queue):
         return self.endpoint(name, {"url": url, **config}, policy, "http")
 
     def begin(
-        self, slot: int | None, seconds: float, role: str = "ulak_worker", is_scheduled: bool = False
+        self, slot: int | None, seconds: float = LONG, role: str = "ulak_worker", is_scheduled: bool = False
     ) -> WorkerSession:
         self.workers.append(WorkerSession(self.connect(role), slot, seconds, is_scheduled))
         return self.workers[-1]
 
-    def start(self, slot: int | None = None, seconds: float = 60, role: str = "ulak_worker") -> WorkerSession:
+    def start(self, slot: int | None = None, seconds: float = LONG, role: str = "ulak_worker") -> WorkerSession:
         """A worker that has registered."""
         worker = self.begin(slot, seconds, role)
         query = "select exists (select from ulak.workers where pid = %s and state = 'running')"
@@ -119,14 +121,3 @@ class WorkerSession:
         with suppress(psycopg.Error):
             self.call.result()
         self.connection.close()
-
-
-def promptly() -> float:
-    """200 ms, and more on an overloaded machine."""
-    return 0.2 * strain()
-
-
-def seconds_of(action: Callable[[], object]) -> float:
-    began = time.monotonic()
-    action()
-    return time.monotonic() - began

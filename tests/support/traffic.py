@@ -9,13 +9,13 @@ import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, Self
 
 import psycopg
 
 from support.cluster import Cluster
-from support.sessions import wait_until
+from support.sessions import patience, wait_until
 
 # The business of the producers. `place` is drawn after the send, which serialises the senders of a key.
 SHOP = """
@@ -58,6 +58,16 @@ SHOP = """
 """
 
 
+# Between two tries to reach the server, or to start a worker there.
+BREATH = 0.02
+
+
+def stopwatch() -> Callable[[], float]:
+    """The seconds since then: for the length of a scenario, for its row in the table, and for bounds in the full form."""
+    began = time.monotonic()
+    return lambda: time.monotonic() - began
+
+
 class Producers:
     """Each places orders on its own connection, rolls some back, and goes on after any loss of the server."""
 
@@ -81,9 +91,10 @@ class Producers:
         self.confirmed: set[str] = set()
         self.rolled_back: set[str] = set()
         self.unanswered: set[str] = set()
-        # SQLSTATEs of orders that were refused, and how long the others took.
+        # SQLSTATEs of orders that were refused; when the others were placed, and how long that took.
         self.refused: Counter[str] = Counter()
         self.durations: list[tuple[float, float]] = []
+        self.elapsed = stopwatch()
         self._stopping = threading.Event()
         self._threads = [threading.Thread(target=self._run, args=(n,), daemon=True) for n in range(count)]
         self._name = f"{random.getrandbits(32):08x}"
@@ -98,8 +109,7 @@ class Producers:
 
     def stop(self) -> None:
         self._stopping.set()
-        for thread in self._threads:
-            thread.join()
+        wait_until(lambda: not any(thread.is_alive() for thread in self._threads), "the producers' end")
 
     def wait_for(self, count: int) -> None:
         """Until this many more orders are confirmed."""
@@ -108,20 +118,20 @@ class Producers:
 
     def _run(self, number: int) -> None:
         orders = 0
-        while not self._stopping.is_set():
-            try:
-                with self.cluster.connect(self.database, autocommit=False, connect_timeout=5) as db:
-                    while not self._stopping.wait(self.pause):
-                        orders += 1
-                        self._place(db, f"{self._name}-{number}-{orders}")
-            except psycopg.OperationalError:
-                self._stopping.wait(0.05)
+        while not self._stopping.wait(BREATH):
+            with (
+                contextlib.suppress(psycopg.OperationalError),
+                self.cluster.connect(self.database, autocommit=False, connect_timeout=round(patience())) as db,
+            ):
+                while not self._stopping.wait(self.pause):
+                    orders += 1
+                    self._place(db, f"{self._name}-{number}-{orders}")
 
     def _place(self, db: psycopg.Connection[Any], token: str) -> None:
         endpoint = random.choice(self.endpoints)
         key = f"key {random.randrange(self.keys)}" if self.keys and random.random() < 0.5 else None
         query = "select shop.place_order(%s, %s, %s, now() + %s::interval)"
-        started = time.monotonic()
+        started, duration = self.elapsed(), stopwatch()
         try:
             db.execute(query, [token, endpoint, key, self.expires_in])
             if random.random() < 0.1:
@@ -130,7 +140,7 @@ class Producers:
                 return
             db.commit()
             self.confirmed.add(token)
-            self.durations.append((started, time.monotonic() - started))
+            self.durations.append((started, duration()))
         except psycopg.OperationalError as error:
             if db.broken:
                 # The shop's table says whether it was committed.
@@ -167,25 +177,27 @@ class Workers:
 
     def __exit__(self, *unused: object) -> None:
         self.stay_away()
-        while any(thread.is_alive() for thread in self._threads):
+
+        def have_ended() -> bool:
             # What pg_terminate_backend() does, and what works without a server too.
             for pid in list(self._pids):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGTERM)
-            for thread in self._threads:
-                thread.join(0.2)
+            return not any(thread.is_alive() for thread in self._threads)
+
+        wait_until(have_ended, "the workers' end", interval=0.1)
 
     def _run(self, slot: int) -> None:
-        while not self._stopping.is_set():
-            try:
-                with self.cluster.connect(self.database, connect_timeout=5) as db:
-                    self._pids.add(pid := db.info.backend_pid)
-                    try:
-                        db.execute("call ulak.run_worker(%s, 3600)", [slot])
-                    finally:
-                        self._pids.discard(pid)
-            except psycopg.Error:
-                self._stopping.wait(0.02)
+        while not self._stopping.wait(BREATH):
+            with (
+                contextlib.suppress(psycopg.Error),
+                self.cluster.connect(self.database, connect_timeout=round(patience())) as db,
+            ):
+                self._pids.add(pid := db.info.backend_pid)
+                try:
+                    db.execute("call ulak.run_worker(%s, 3600)", [slot])
+                finally:
+                    self._pids.discard(pid)
 
 
 # pg_cron's workers and those of class Workers look the same to the server.

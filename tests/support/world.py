@@ -17,7 +17,8 @@ from support import books
 from support.books import NO_EXCUSE, Allowance, Ledger, Report
 from support.cluster import Cluster, run
 from support.recorder import Recorder
-from support.sessions import stop_between_transactions, wait_until
+from support.sessions import patience, stop_between_transactions, wait_until, wait_until_gone
+from support.site import LONGEST_TIMEOUT
 from support.traffic import SHOP, Producers, Workers, worker_pids
 
 FULL = os.environ.get("ULAK_CHAOS") == "full"
@@ -45,7 +46,10 @@ class World:
         with self.connect() as db:
             db.execute(SHOP)
             db.execute("select ulak.configure('http_allow_internal_urls', 'true')")
-            db.execute("select ulak.configure('lease_seconds', '5')")
+
+    def let_leases_be_short(self) -> None:
+        """For scenarios that wait until one runs out. In others none may, however busy the machine is."""
+        self.value("select ulak.configure('lease_seconds', '5')")
 
     # A new session each time: the server may have died since.
 
@@ -60,7 +64,9 @@ class World:
     # The participants.
 
     def endpoint(self, name: str = "shop", policy: dict[str, Any] | None = None, **config: Any) -> str:
-        config = {"url": self.recorder.url(f"/{name}"), "circuit_breaker": UNBROKEN, **config}
+        """Its requests don't time out on a busy machine either: each of them would be a duplicate."""
+        url = self.recorder.url(f"/{name}")
+        config = {"url": url, "timeout": LONGEST_TIMEOUT, "circuit_breaker": UNBROKEN, **config}
         query = "select ulak.create_endpoint(%s, 'http', %s, p_retry_policy => %s)"
         self.value(query, name, Jsonb(config), Jsonb(policy or PATIENT))
         return name
@@ -117,7 +123,9 @@ class World:
     # Faults.
 
     def terminate(self, pid: int) -> None:
-        self.value("select pg_terminate_backend(%s, 5000)", pid)
+        with self.connect() as db:
+            db.execute("select pg_terminate_backend(%s)", [pid])
+            wait_until_gone(pid, db)
 
     def cancel(self, pid: int) -> None:
         self.value("select pg_cancel_backend(%s)", pid)
@@ -132,7 +140,7 @@ class World:
     def stopped(self, pid: int) -> Iterator[None]:
         """Between two transactions: in one that has written, it would keep its locks, and everything would wait for it. And not for ever:
         stopped at a bad moment, it may hold what the whole server waits for."""
-        resume = threading.Timer(60, os.kill, (pid, signal.SIGCONT))
+        resume = threading.Timer(patience(), os.kill, (pid, signal.SIGCONT))
         resume.start()
         try:
             stop_between_transactions(self.value, pid)
@@ -181,7 +189,7 @@ class World:
 
     def deliver_the_rest(self) -> None:
         """After faults that left no worker: what they held is taken back at once, and delivered."""
-        assert self.worker_pids() == []
+        wait_until(lambda: not self.worker_pids(), "the end of all workers")
         self.let_leases_run_out()
         with self.workers():
             self.drain()

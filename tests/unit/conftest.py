@@ -7,7 +7,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from hypothesis import settings
 from support.deliveries import SETTINGS, Deliveries, Exchanges
+from support.sessions import PATIENCE
 from support.stage import Stage
 from ulak.messages.delivery import EndpointConfig
 from ulak.safety.address import Guard
@@ -18,6 +20,17 @@ from ulak.transports.registry import transports
 
 MakeEndpoint = Callable[..., Endpoint]
 MakeMessage = Callable[..., Message]
+
+# The same examples each time, with as much time as they need.
+settings.load_profile("ci")
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Brokers get as much time as a busy machine may need. A test of a time-out sets its own."""
+    for name in ("broker.target.CONNECT_TIMEOUT", "redis.target.CONNECT_TIMEOUT", "redis.target.COMMAND_TIMEOUT"):
+        monkeypatch.setattr(f"ulak.transports.{name}", float(PATIENCE))
+    monkeypatch.setattr("ulak.transports.kafka.target.MESSAGE_TIMEOUT", float(PATIENCE))
 
 
 @pytest.fixture
@@ -49,7 +62,8 @@ def make_endpoint() -> MakeEndpoint:
     def make(
         url: str = "http://127.0.0.1/", settings: Settings | None = None, secrets: Any = (), **config: Any
     ) -> Endpoint:
-        return endpoint.parse(EndpointConfig(1, "orders", 1, {"url": url, "timeout": 2, **config}, secrets), settings)
+        given = {"url": url, "timeout": PATIENCE, "connect_timeout": PATIENCE, **config}
+        return endpoint.parse(EndpointConfig(1, "orders", 1, given, secrets), settings)
 
     return make
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import select
 import socket
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -14,7 +14,8 @@ from pika import frame, spec
 from support.deliveries import settle_all
 from support.receiver import Listener
 from support.scripted_broker import Script, ScriptedBroker, Session
-from support.sessions import wait_until
+from support.sessions import patience, wait_until
+from support.stage import Clock
 from ulak.messages.delivery import ConfigError, Endpoint, EndpointConfig, Message, Outcome
 from ulak.safety.address import Guard
 from ulak.transports.amqp import frames
@@ -29,14 +30,16 @@ Connect = Callable[..., "Client"]
 
 
 class Client:
-    """A worker's way to one broker."""
+    """A worker's way to one broker. Its time-outs pass when a test sets the clock forward."""
 
     def __init__(self, broker: Any, **config: Any) -> None:
         self.broker = broker
+        self.clock = Clock()
         port = broker.port
         defaults = Defaults("1.0", 5.0, "/ulak")
         self.dispatcher = Dispatcher(
-            {"amqp": lambda given: BrokerTransport(Target, AmqpConnection, given, Guard(True), defaults)}
+            {"amqp": lambda given: BrokerTransport(Target, AmqpConnection, given, Guard(True), defaults, self.clock)},
+            self.clock,
         )
         self.peer = f"127.0.0.1:{port}"
         self.config = {"host": "127.0.0.1", "port": port, "exchange": "orders", "routing_key": "created", **config}
@@ -58,10 +61,13 @@ class Client:
         return [outcome.error for _, outcome in sorted(self.settle().items())]
 
     def step_until(self, condition: Callable[[], bool]) -> None:
-        until = time.monotonic() + 10
-        while not condition():
-            self.dispatcher.step(0.05)
-            assert time.monotonic() < until
+        wait_until(lambda: [self.dispatcher.step(0), condition()][1])
+
+    @property
+    def connection(self) -> AmqpConnection:
+        (found,) = self.dispatcher._members["amqp"].transport._connections.values()  # type: ignore[attr-defined]
+        assert isinstance(found, AmqpConnection)
+        return found
 
 
 @pytest.fixture
@@ -168,16 +174,17 @@ def test_a_confirmation_that_came_while_the_worker_was_busy_counts(connect: Conn
             session.say(spec.Basic.Ack(session.published))
             answered.append(each)
 
-    client = connect(script, timeout=0.4)
+    client = connect(script)
     client.start(message(1))
     assert client.errors() == [None]
     client.start(message(2))
-    late = time.monotonic() + 0.5
 
     # The client doesn't look meanwhile.
-    wait_until(lambda: len(answered) == 2 and time.monotonic() > late)
+    assert select.select([client.connection._socket], [], [], patience())[0]
+    client.clock.now += 5
 
     assert client.errors() == [None]
+    assert len(answered) == 2
 
 
 # The channel, and the connection.
@@ -250,11 +257,11 @@ def test_what_comes_while_the_broker_is_blocked_waits_for_it(connect: Connect) -
         elif isinstance(each, frame.Body):
             session.say(spec.Basic.Ack(session.published, multiple=True))
 
-    client = connect(script, timeout=0.5)
+    client = connect(script)
     client.start(message(1))
-    client.step_until(lambda: client.broker.count(spec.Basic.Publish) == 1)
-    client.dispatcher.step(0.1)
+    client.step_until(lambda: client.broker.count(spec.Basic.Publish) == 1 and not client.connection.is_open)
     client.start(message(2))
+    client.clock.now += 5
 
     errors = client.errors()
 
@@ -268,20 +275,23 @@ def test_what_comes_while_the_broker_is_blocked_waits_for_it(connect: Connect) -
 
 @pytest.mark.parametrize("how", ["blocked", "flow"])
 def test_what_waited_goes_on_when_the_broker_does(connect: Connect, how: str) -> None:
+    sessions: list[Session] = []
+
     def script(session: Session, each: Any) -> None:
-        if isinstance(each, frame.Body) and session.published == 1:
+        if isinstance(each, frame.Body) and not sessions:
+            sessions.append(session)
             session.say(*((spec.Connection.Blocked("x"), 0) if how == "blocked" else (spec.Channel.Flow(False), 1)))
             session.say(spec.Basic.Ack(1))
-        elif isinstance(each, frame.Heartbeat):
-            session.say(*((spec.Connection.Unblocked(), 0) if how == "blocked" else (spec.Channel.Flow(True), 1)))
         elif isinstance(each, frame.Body):
             session.say(spec.Basic.Ack(session.published))
 
-    client = connect(script, heartbeat=1, timeout=5)
+    client = connect(script)
     client.start(message(1))
     assert client.errors() == [None]
     client.start(message(2))
     client.start(message(3))
+    assert not client.connection.is_open
+    sessions[0].say(*((spec.Connection.Unblocked(), 0) if how == "blocked" else (spec.Channel.Flow(True), 1)))
 
     assert client.errors() == [None, None]
 
@@ -300,8 +310,7 @@ def test_what_waited_does_not_go_on_before_its_channel_confirms(connect: Connect
 
     client = connect(script)
     client.start(message(1))
-    (connection,) = client.dispatcher._members["amqp"].transport._connections.values()  # type: ignore[attr-defined]
-    client.step_until(lambda: bool(sessions) and not connection.is_open)
+    client.step_until(lambda: bool(sessions) and not client.connection.is_open)
     client.start(message(2))
     sessions[0].say(spec.Channel.Close(404, "NOT_FOUND", 60, 40))
     sessions[0].say(*((spec.Connection.Unblocked(), 0) if how == "blocked" else (spec.Channel.Flow(True), 1)))
@@ -321,7 +330,7 @@ def test_a_broker_that_returns_what_it_was_never_given_is_given_up(connect: Conn
                 session.say(spec.Basic.Return(312, "NO_ROUTE", "orders", "created"))
                 session.give_back(spec.BasicProperties(message_id=f"unknown-{number}"), b"{}")
 
-    client = connect(script, timeout=1)
+    client = connect(script)
     client.start(message(1))
 
     assert client.errors() == [f"[RETRYABLE] network: {client.peer} returns messages that it was never given"]
@@ -337,16 +346,24 @@ def test_heartbeats_are_sent_while_nothing_else_is(connect: Connect) -> None:
 
     client = connect(script, heartbeat=60)
     # The shorter one counts.
-    client.endpoint = client.parse(heartbeat=1)
+    client.endpoint = client.parse(heartbeat=10)
     client.start(message(1))
     assert client.errors() == [None]
 
-    client.step_until(lambda: client.broker.heartbeats >= 2)
+    # Twice in that time.
+    client.clock.now += 5
+    client.step_until(lambda: client.broker.heartbeats == 1)
+    client.clock.now += 5
+    client.step_until(lambda: client.broker.heartbeats == 2)
 
 
 def test_a_broker_that_is_silent_for_two_heartbeats_is_given_up(connect: Connect) -> None:
-    client = connect(lambda session, each: None, heartbeat=1, timeout=30)
+    client = connect(lambda session, each: None, heartbeat=10, timeout=30)
     client.start(message(1))
+    client.step_until(lambda: client.broker.count(spec.Basic.Publish) == 1)
+    client.clock.now += 20
+    client.step_until(lambda: client.broker.heartbeats == 1)
+    client.clock.now += 5
 
     assert client.errors() == [f"[RETRYABLE] network: {client.peer} was silent for two heartbeats"]
 
@@ -416,10 +433,11 @@ def test_a_server_that_is_no_broker_is_reported(connect: Connect, data: bytes, t
 def test_a_broker_that_never_greets_is_given_up_in_time(connect: Connect) -> None:
     class Silent(Listener):
         def serve(self, connection: socket.socket, number: int) -> None:
-            self.wait(60)
+            self.wait()
 
-    client = connect(Silent(), timeout=0.3)
+    client = connect(Silent())
     client.start(message(1))
+    client.clock.now += 5
 
     (error,) = client.errors()
     assert error is not None and error.startswith("[RETRYABLE] timeout: no ")

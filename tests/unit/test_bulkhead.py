@@ -222,7 +222,6 @@ def functions(scenario: Scenario) -> list[CodeType]:
 # In threads that were told to raise, and by objects that were never finished.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-@pytest.mark.timeout(600)
 def test_what_raises_in_a_transport_harms_one_endpoint_at_most_and_the_next_delivery_arrives(
     scenario: Scenario, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,36 +8,39 @@ import resource
 import signal
 import socket
 import threading
-import time
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
 import pycurl
 import pytest
 from support import hostile
-from support.deliveries import Exchanges
+from support.deliveries import Exchanges, patient
 from support.hostile import Hostile
+from support.ports import start_on_free_port
 from support.receiver import Answer, Received, Receiver
-from support.sessions import strain
+from support.sessions import PATIENCE, patience, wait_until
 from ulak.safety.address import Guard
-from ulak.transports.http.model import Finished, Profile, Request
+from ulak.transports.http.model import Finished, Request
 
 
-def exchange(exchanges: Exchanges, requests: Sequence[Request], seconds: float = 10) -> list[Finished]:
+def exchange(exchanges: Exchanges, requests: Sequence[Request]) -> list[Finished]:
     """Starts them all and steps until all have ended."""
     for each in requests:
         exchanges.start(each)
     finished: list[Finished] = []
-    deadline = time.monotonic() + seconds
-    while len(finished) < len(requests):
-        finished += exchanges.step(0.1)
-        assert time.monotonic() < deadline, f"{len(finished)} of {len(requests)} ended"
+
+    def have_ended() -> bool:
+        finished.extend(exchanges.step(0.1))
+        return len(finished) >= len(requests)
+
+    wait_until(have_ended, f"the end of {len(requests)} exchanges", interval=0)
     assert exchanges.in_flight == 0
     return finished
 
 
-def post(url: str, body: bytes = b"{}", headers: Sequence[str] = (), tag: object = None, **profile: Any) -> Request:
-    return Request(Profile(url, **{"timeout": 2, **profile}), list(headers), body, tag)
+def post(url: str, body: bytes = b"{}", headers: Sequence[str] = (), tag: object = None, **options: Any) -> Request:
+    return Request(patient(url, **options), list(headers), body, tag)
 
 
 def test_a_request_arrives_as_it_was_built(exchanges: Exchanges, receiver: Receiver) -> None:
@@ -71,7 +74,7 @@ def test_bodies_of_every_size_arrive_whole(exchanges: Exchanges, receiver: Recei
 
 
 def test_many_exchanges_each_come_back_once_over_few_connections(exchanges: Exchanges, receiver: Receiver) -> None:
-    profile = Profile(receiver.url)
+    profile = patient(receiver.url)
     finished = []
     for start in range(0, 500, 20):
         batch = [Request(profile, [], b"%d" % number, number) for number in range(start, start + 20)]
@@ -126,7 +129,7 @@ def test_a_reused_connection_that_was_closed_unseen_is_replaced_at_once(
     exchanges: Exchanges, behaviour: hostile.Behaviour
 ) -> None:
     with Hostile(behaviour) as server:
-        profile = Profile(server.url)
+        profile = patient(server.url)
         # More than the five times that libcurl repeats by itself in the life of a handle.
         finished = [exchange(exchanges, [Request(profile, [], b"{}")])[0] for _ in range(20)]
 
@@ -136,7 +139,7 @@ def test_a_reused_connection_that_was_closed_unseen_is_replaced_at_once(
 
 def test_a_request_is_sent_again_once_and_not_more(exchanges: Exchanges) -> None:
     with Hostile(hostile.resets_after_one_answer) as server:
-        profile = Profile(server.url)
+        profile = patient(server.url)
         first = exchange(exchanges, [Request(profile, [], b"{}")])[0]
         second = exchange(exchanges, [Request(profile, [], b"{}")])[0]
 
@@ -155,7 +158,7 @@ def test_a_new_connection_that_is_reset_is_not_tried_again(exchanges: Exchanges)
 
 def test_a_handle_that_sent_again_reuses_connections_afterwards(exchanges: Exchanges) -> None:
     with Hostile(hostile.resets_the_first_connections) as server:
-        profile = Profile(server.url)
+        profile = patient(server.url)
         statuses = [exchange(exchanges, [Request(profile, [], b"{}")])[0].status for _ in range(15)]
 
         assert statuses == [200] * 15
@@ -164,14 +167,14 @@ def test_a_handle_that_sent_again_reuses_connections_afterwards(exchanges: Excha
 
 def test_connections_that_are_closed_after_each_answer_lose_no_message(exchanges: Exchanges) -> None:
     with Receiver(Answer(close=True)) as receiver:
-        profile = Profile(receiver.url)
+        profile = patient(receiver.url)
         finished = [exchange(exchanges, [Request(profile, [], b"{}")])[0] for _ in range(200)]
 
         assert {(each.status, each.error) for each in finished} == {(200, None)}
 
 
 def test_a_new_socket_under_an_old_number_is_watched(exchanges: Exchanges, receiver: Receiver) -> None:
-    handle = exchanges.client._prepared(Profile(receiver.url))
+    handle = exchanges.client._prepared(patient(receiver.url))
     address = (socket.AF_INET, socket.SOCK_STREAM, 0, ("127.0.0.1", receiver.port))
 
     def reopened() -> socket.socket:
@@ -192,16 +195,15 @@ def test_a_new_socket_under_an_old_number_is_watched(exchanges: Exchanges, recei
         exchanges.client._watch(pycurl.POLL_IN, new.fileno(), None, None)
         new.sendall(b"POST / HTTP/1.1\r\n\r\n")
 
-        assert [fd for fd, _ in exchanges.wait(2)] == [new.fileno()]
+        assert [fd for fd, _ in exchanges.wait(patience())] == [new.fileno()]
 
 
 def test_a_receiver_that_restarts_gets_the_next_message(exchanges: Exchanges) -> None:
-    profile_url = ""
-    with Receiver() as first:
-        profile_url = first.url
+    # At a port that no other program gets meanwhile.
+    with start_on_free_port(lambda port: Receiver(port=port)) as first:
         exchange(exchanges, [post(first.url)])
 
-    (finished,) = exchange(exchanges, [post(profile_url)])
+    (finished,) = exchange(exchanges, [post(first.url)])
 
     assert finished.kind == "connect"
     with Receiver() as second:
@@ -290,20 +292,21 @@ def test_what_is_not_captured_is_not_kept_but_for_an_excerpt(exchanges: Exchange
 
 
 def test_a_captured_answer_has_headers_body_and_timing(exchanges: Exchanges, receiver: Receiver) -> None:
-    receiver.answer = Answer(201, {"x-info": "y"}, b"hello", delay=0.05)
+    receiver.answer = Answer(201, {"x-info": "y"}, b"hello", delay=0.2)
 
     (finished,) = exchange(exchanges, [post(receiver.url, capture_response=True, keep_body=4)])
 
     assert b"x-info: y\r\n" in finished.headers
     assert (finished.body, finished.truncated) == (b"hell", True)
     assert finished.seconds is not None and finished.first_byte_seconds is not None
-    assert 0.05 <= finished.first_byte_seconds <= finished.seconds < 2
+    # Half of the delay: two clocks may differ a little. At its time-out libcurl would have given up.
+    assert 0.1 <= finished.first_byte_seconds <= finished.seconds <= PATIENCE
 
 
 def test_one_answer_does_not_leak_into_the_next(exchanges: Exchanges, receiver: Receiver) -> None:
     answers = iter([Answer(503, {"retry-after": "9"}, b"busy"), Answer(503)])
     receiver.answer = lambda got: next(answers)
-    profile = Profile(receiver.url)
+    profile = patient(receiver.url)
 
     first, second = (exchange(exchanges, [Request(profile, [], b"")])[0] for _ in range(2))
 
@@ -321,42 +324,41 @@ def test_a_body_up_to_its_limit_leaves_the_connection_usable(exchanges: Exchange
     assert receiver.connections == 1
 
 
-def test_a_step_ends_in_time_however_long_it_may_wait(exchanges: Exchanges) -> None:
+def test_a_client_asks_to_be_advanced_before_a_request_is_over_and_not_while_there_is_none(
+    exchanges: Exchanges,
+) -> None:
+    idle = exchanges.client.timeout()
     with Hostile(hostile.never_answers) as server:
-        exchanges.start(post(server.url, timeout=3))
-        longest, until = 0.0, time.monotonic() + 0.8
-        while time.monotonic() < until:
-            before = time.monotonic()
-            assert exchanges.step(60) == []
-            longest = max(longest, time.monotonic() - before)
-
-        assert longest < 0.4 * strain()
-
-
-def test_a_step_with_nothing_in_flight_returns_at_once(exchanges: Exchanges) -> None:
-    before = time.monotonic()
-
-    assert exchanges.step(60) == []
-
-    assert time.monotonic() - before < 0.05 * strain()
-
-
-def test_connections_that_receivers_close_cost_nothing_while_we_wait(exchanges: Exchanges) -> None:
-    with Receiver(Answer(close=True)) as closing, Hostile(hostile.never_answers) as silent:
-        exchange(exchanges, [post(closing.url, tag=number) for number in range(20)])
-        exchanges.start(post(silent.url, timeout=5))
+        exchanges.start(post(server.url))
         exchanges.step(0.1)
-        steps, until, used = 0, time.monotonic() + 0.5, time.process_time()
-        while time.monotonic() < until:
-            exchanges.step(0.1)
-            steps += 1
+        left = exchanges.client.timeout()
 
-    assert steps < 40
-    assert time.process_time() - used < 0.2
+    assert idle is None
+    # Rounded up.
+    assert left is not None and left <= PATIENCE + 1
+
+
+def test_a_connection_that_its_receiver_closes_is_reported_once(exchanges: Exchanges) -> None:
+    """epoll reports it again and again until it is forgotten, and a worker that waits for others would never sleep."""
+    with Receiver() as closing:
+        exchange(exchanges, [post(closing.url) for _ in range(20)])
+    reported: Counter[int] = Counter()
+
+    def report() -> int:
+        ready = exchanges.wait(0)
+        reported.update(descriptor for descriptor, _ in ready)
+        exchanges.client.advance(ready)
+        return len(reported)
+
+    wait_until(lambda: report() == closing.connections, "the end of each connection")
+    for _ in range(100):
+        report()
+
+    assert set(reported.values()) == {1}
 
 
 def test_a_request_that_cannot_be_made_fails_alone(exchanges: Exchanges, receiver: Receiver) -> None:
-    broken = Request(Profile("http://exämple.com/"), [], b"", "broken")
+    broken = Request(patient("http://exämple.com/"), [], b"", "broken")
 
     finished = exchange(exchanges, [broken, post(receiver.url, tag="fine")])
 
@@ -380,12 +382,10 @@ def test_more_sockets_than_select_could_watch_are_served(receiver: Receiver) -> 
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 3000), hard))
     used = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
     exchanges = Exchanges(Guard(allow_internal=True))
-    before = time.monotonic()
 
     finished = exchange(exchanges, [post(receiver.url) for _ in range(20)])
 
     assert {each.status for each in finished} == {200}
-    assert time.monotonic() - before < 1 * strain()
     exchanges.close()
     for fd in used:
         os.close(fd)
@@ -406,7 +406,7 @@ def test_handles_are_bounded_whatever_endpoints_differ_in() -> None:
     exchanges = Exchanges(Guard(allow_internal=True), max_connections=4)
     with Receiver() as receiver:
         for number in range(50):
-            exchange(exchanges, [post(receiver.url, timeout=number + 2)])
+            exchange(exchanges, [post(receiver.url, timeout=PATIENCE + number)])
 
     assert count_handles() - before <= 4
     exchanges.close()
@@ -441,14 +441,14 @@ def test_a_slow_receivers_answers_do_not_delay_anothers(exchanges: Exchanges, re
     others_are_done = threading.Event()
 
     def when_others_are_done(got: Received) -> Answer:
-        others_are_done.wait(5)
+        others_are_done.wait(patience())
         return Answer()
 
     with Receiver(when_others_are_done) as slow:
         for number in range(10):
-            exchanges.start(post(slow.url, tag=("slow", number), timeout=30))
+            exchanges.start(post(slow.url, tag=("slow", number)))
         for number in range(50):
-            exchanges.start(post(receiver.url, tag=("fast", number), timeout=30))
+            exchanges.start(post(receiver.url, tag=("fast", number)))
         order: list[Any] = []
         while exchanges.in_flight:
             order += [each.request.tag[0] for each in exchanges.step(0.1)]  # type: ignore[index]
@@ -459,7 +459,7 @@ def test_a_slow_receivers_answers_do_not_delay_anothers(exchanges: Exchanges, re
 
 
 def test_a_changed_profile_takes_effect_with_its_first_request(exchanges: Exchanges, receiver: Receiver) -> None:
-    profile = Profile(receiver.url)
+    profile = patient(receiver.url)
     exchange(exchanges, [Request(profile, [], b"1")])
     exchange(exchanges, [Request(profile._replace(method="PUT"), [], b"2")])
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import socket
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -15,12 +14,18 @@ from hypothesis import strategies as st
 from support.deliveries import settle_all
 from support.nkeys import ACCOUNT, Key, User
 from support.receiver import Listener
+from support.sessions import wait_until
+from support.stage import Clock
 from ulak.messages.delivery import ConfigError, Endpoint, EndpointConfig, Message
-from ulak.transports.broker.target import Address
+from ulak.safety.address import Guard
+from ulak.transports.broker.target import Address, Defaults
+from ulak.transports.broker.transport import BrokerTransport
 from ulak.transports.dispatcher import Dispatcher
 from ulak.transports.nats import keys
+from ulak.transports.nats.connection import NatsConnection
 from ulak.transports.nats.operations import BadOperation, Operations, Reply
 from ulak.transports.nats.servers import MOST_ADVERTISED, Servers
+from ulak.transports.nats.target import Target
 
 SAID = (
     b'INFO {"headers": true}\r\nPING\r\n+OK\r\nMSG _INBOX.a.1 1  23\r\n{"stream":"O", "seq":1}\r\n'
@@ -87,7 +92,7 @@ class Server(Listener):
         connection.sendall(f"INFO {json.dumps(self.info)} \r\n".encode() + self.after)
         stream = connection.makefile("rb")
         while line := stream.readline():
-            words = line.split()
+            words = line.split() or [b""]
             if words[0] == b"CONNECT":
                 self.options = json.loads(line[8:])
             elif words[0] == b"PING":
@@ -112,15 +117,46 @@ def reply(payload: str, headers: str = "") -> str:
 STORED = reply('{"stream":"ORDERS", "seq":1}')
 
 
+@pytest.fixture
+def clock() -> Clock:
+    """Time-outs pass when a test sets it forward."""
+    return Clock()
+
+
+@pytest.fixture
+def dispatcher(clock: Clock) -> Iterator[Dispatcher]:
+    defaults = Defaults("1.0", 20.0, "/ulak")
+    dispatcher = Dispatcher(
+        {"nats": lambda given: BrokerTransport(Target, NatsConnection, given, Guard(True), defaults, clock)}, clock
+    )
+    yield dispatcher
+    dispatcher.close()
+
+
+def connections(dispatcher: Dispatcher) -> list[NatsConnection]:
+    return list(dispatcher._members["nats"].transport._connections.values())  # type: ignore[attr-defined]
+
+
+def step_until(dispatcher: Dispatcher, condition: Callable[[], bool]) -> None:
+    wait_until(lambda: [dispatcher.step(0), condition()][1])
+
+
 def endpoint(dispatcher: Dispatcher, server: Server, **config: object) -> Endpoint:
-    given = {"url": f"nats://127.0.0.1:{server.port}", "subject": "orders", "timeout": 20, **config}
+    given = {"url": f"nats://127.0.0.1:{server.port}", "subject": "orders", **config}
     return dispatcher.parse(EndpointConfig(7, "orders", 1, given, protocol="nats"))
 
 
-def deliver(dispatcher: Dispatcher, to: Endpoint, *numbers: int, payload: str = "{}") -> list[str | None]:
+def deliver(
+    dispatcher: Dispatcher,
+    to: Endpoint,
+    *numbers: int,
+    payload: str = "{}",
+    meanwhile: Callable[[], object] = lambda: None,
+) -> list[str | None]:
     """Errors, in the order of the messages."""
     messages = [Message(number, f"id-{number}", 1, payload) for number in numbers]
     dispatcher.start(to, messages)
+    meanwhile()
     (ended,) = settle_all(dispatcher)
     return [ended.outcome.of(message).error for message in messages]
 
@@ -158,11 +194,18 @@ def deliver(dispatcher: Dispatcher, to: Endpoint, *numbers: int, payload: str = 
         ("MSG _INBOX.other.1 1 2\r\n{{}}\r\n", "[RETRYABLE] timeout: no acknowledgement from {} in time"),
     ],
 )
-def test_only_what_a_stream_has_taken_is_delivered(dispatcher: Dispatcher, answer: str, error: str | None) -> None:
-    # Only that message gets no answer.
-    timeout = 3 if error is not None and "timeout" in error else 20
+def test_only_what_a_stream_has_taken_is_delivered(
+    dispatcher: Dispatcher, clock: Clock, answer: str, error: str | None
+) -> None:
     with Server(answer) as server:
-        found = deliver(dispatcher, endpoint(dispatcher, server, timeout=timeout), 1)
+
+        def meanwhile() -> None:
+            # Only that message gets no answer.
+            if error is not None and "timeout" in error:
+                step_until(dispatcher, lambda: len(server.published) == 1)
+                clock.now += 20
+
+        found = deliver(dispatcher, endpoint(dispatcher, server), 1, meanwhile=meanwhile)
 
     assert found == [error and error.format(f"127.0.0.1:{server.port}")]
 
@@ -205,12 +248,18 @@ def test_a_greeting_that_goes_on_in_the_clear_is_not_believed(dispatcher: Dispat
     assert server.options == {}
 
 
-def test_a_server_that_cannot_do_tls_gets_no_login(dispatcher: Dispatcher) -> None:
+def test_a_server_that_cannot_do_tls_gets_no_login(dispatcher: Dispatcher, clock: Clock) -> None:
     with Server(STORED) as server:
-        (error,) = deliver(dispatcher, endpoint(dispatcher, server, tls=True, token="hush-hush", timeout=1), 1)
 
-    assert error is not None
-    assert error.startswith(("[RETRYABLE] tls: ", "[RETRYABLE] timeout: "))
+        def meanwhile() -> None:
+            step_until(dispatcher, lambda: connections(dispatcher)[0]._shaking is not None)
+            clock.now += 20
+
+        (error,) = deliver(
+            dispatcher, endpoint(dispatcher, server, tls=True, token="hush-hush"), 1, meanwhile=meanwhile
+        )
+
+    assert error is not None and error.startswith("[RETRYABLE] timeout: no connection ")
     assert server.options == {}
 
 
@@ -221,19 +270,19 @@ def test_a_server_without_headers_is_too_old(dispatcher: Dispatcher) -> None:
     assert error == f"[RETRYABLE] network: 127.0.0.1:{server.port} has no headers: it is older than NATS 2.2"
 
 
-def test_a_connection_that_answers_no_ping_is_dropped_while_it_is_idle(dispatcher: Dispatcher) -> None:
+def test_a_connection_that_answers_no_ping_is_dropped_while_it_is_idle(dispatcher: Dispatcher, clock: Clock) -> None:
     class Silent(Server):
         def pinged(self, connection: socket.socket) -> None:
             if self.pings == 1:
                 connection.sendall(b"PONG\r\n")
 
     with Silent(STORED) as server:
-        to = endpoint(dispatcher, server, options={"ping_interval": "100", "max_pings_out": "1"})
+        to = endpoint(dispatcher, server, options={"ping_interval": "10000", "max_pings_out": "1"})
         first = deliver(dispatcher, to, 1)
-        until = time.monotonic() + 20
-        while server.pings < 2 or dispatcher._members["nats"].transport._connections:  # type: ignore[attr-defined]
-            dispatcher.step(0.1)
-            assert time.monotonic() < until
+        clock.now += 10
+        step_until(dispatcher, lambda: server.pings == 2)
+        clock.now += 10
+        step_until(dispatcher, lambda: not connections(dispatcher))
 
         server.pings = 0
         assert (first, deliver(dispatcher, to, 2)) == ([None], [None])
@@ -247,7 +296,7 @@ def test_a_ping_that_another_server_left_unanswered_holds_nothing_up(dispatcher:
 
     with Closed(STORED) as closed, Server("") as server:
         urls = [f"nats://127.0.0.1:{each.port}" for each in (closed, server)]
-        to = endpoint(dispatcher, server, url=urls, jetstream=False, timeout=3)
+        to = endpoint(dispatcher, server, url=urls, jetstream=False)
         assert deliver(dispatcher, to, 1, 2) == [None, None]
 
     assert (closed.pings, server.pings) == (1, 2)

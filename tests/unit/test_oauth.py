@@ -163,11 +163,9 @@ def test_a_token_url_on_a_blocked_address_is_not_dialled(make_endpoint: Any, tok
     auth = {"type": "oauth2", "token_url": tokens.url, "client_id": "a", "client_secret": "b"}
 
     deliveries.send(make_endpoint("http://example.com/", auth=auth), [Message(1, "id", 1, "{}")])
-    settled: list[Settled] = []
-    while not settled:
-        settled = deliveries.step(0.1)
+    (settled,) = settle_all(deliveries)
 
-    assert settled[0].outcome.error == (
+    assert settled.outcome.error == (
         "[PERMANENT] OAuth2 token request: blocked: address 127.0.0.1 is blocked (loopback, 127.0.0.0/8); to allow it: "
         "select ulak.configure('http_allowed_networks', '127.0.0.0/8');"
     )

@@ -17,6 +17,7 @@ from support.nats import Nats
 from support.rabbitmq import RabbitMQ
 from support.receiver import Receiver
 from support.redis import Redis
+from support.sessions import PATIENCE
 from ulak.messages.delivery import ConfigError, Endpoint, EndpointConfig, Message, Settled
 from ulak.transports.dispatcher import Dispatcher
 from ulak.transports.registry import transports
@@ -131,7 +132,7 @@ def test_an_endpoint_is_what_the_worker_has_to_know(case: Case) -> None:
     assert endpoint[:4] == (7, "orders", 3, case.protocol)
     assert endpoint.batch_size >= 1
     assert endpoint.max_in_flight == 5
-    assert 0 < endpoint.longest < 60
+    assert 0 < endpoint.longest < 3 * PATIENCE
 
 
 def test_messages_are_grouped_in_their_order_and_within_the_batch_size(case: Case) -> None:

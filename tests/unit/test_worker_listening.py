@@ -16,8 +16,7 @@ from ulak.worker.tuning import CHECK_SECONDS, LOOK_SECONDS, SETTLE_SECONDS
 
 @pytest.fixture
 def light(stage: Stage) -> Stage:
-    wake_up = stage.database.wake_up = FakeWakeUp(stage.clock)
-    stage.clock.sleep = lambda seconds: wake_up.pass_time(seconds, is_noticed=False)  # type: ignore[method-assign,assignment]
+    stage.database.wake_up = FakeWakeUp(stage.clock)
     return stage
 
 

@@ -42,12 +42,12 @@ def restored(other: Cluster) -> Iterator[str]:
 
 @pytest.fixture
 def shop(cluster: Cluster, cron_database: str) -> Iterator[DB]:
-    """As the quick start has it: pg_cron and ulak in one database. Its jobs are there, and rest until next year."""
+    """As the quick start has it: pg_cron and ulak in one database. Its jobs are there, and never run: February has no 30th."""
     with cluster.connect(cron_database) as db:
         fill(db)
         db.execute(
             """
-            select cron.schedule_in_database(j.jobname, '0 0 1 1 *', j.command, j.database, j.username)
+            select cron.schedule_in_database(j.jobname, '0 0 30 2 *', j.command, j.database, j.username)
             from ulak_private.wanted_jobs(2) j
             """
         )

@@ -22,6 +22,7 @@ def rehearsal() -> Iterator[Rehearsal]:
 def traffic(rehearsal: Rehearsal) -> Iterator[Traffic]:
     traffic = Traffic(rehearsal.cluster)
     yield traffic
+    traffic.end()
     traffic.receiver.close()
 
 

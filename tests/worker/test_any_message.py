@@ -221,7 +221,6 @@ def place(site: Site, receiver: Receiver, request: pytest.FixtureRequest) -> Ite
         place.application.close()
 
 
-@pytest.mark.timeout(3600 if IS_LONG else 300)
 def test_whatever_a_message_holds_it_harms_only_itself(place: Place) -> None:
     @settings(
         max_examples=1000 if IS_LONG else 25,

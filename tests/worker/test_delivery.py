@@ -17,7 +17,7 @@ from support.hostile import Hostile, never_answers
 from support.http2 import Http2Receiver
 from support.receiver import Answer, Certificate, Received, Receiver
 from support.sessions import Running, wait_until
-from support.site import Site, promptly
+from support.site import LONGEST_TIMEOUT, Site
 
 CORRELATION = "11111111-2222-3333-4444-555555555555"
 TRACE = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
@@ -219,17 +219,15 @@ def test_answers_are_judged_by_status_and_config(site: Site) -> None:
 
     with Receiver(answer) as receiver:
         later = receiver.origin + "/later"
-        site.http("plain", receiver.url, {"backoff": "fixed", "base_delay_seconds": 10})
-        site.http("later", later, {"backoff": "fixed", "base_delay_seconds": 10})
-        site.http("own", receiver.url, retry_on=[404], permanent_on=["5xx"])
+        site.http("plain", receiver.url, {"backoff": "fixed", "base_delay_seconds": 3600})
+        site.http("later", later, {"backoff": "fixed", "base_delay_seconds": 3600})
+        site.http("own", receiver.url, {"base_delay_seconds": 3600}, retry_on=[404], permanent_on=["5xx"])
         site.http("gone", receiver.url, auto_disable_on_gone=True)
         site.start()
 
         def outcome(endpoint: str, status: int) -> tuple[str, str]:
             id = site.send(endpoint, {"status": status})
-            message = wait_until(
-                lambda: (m := site.message(id))["completed_at"] or (m["last_error"] and m)
-            ) and site.message(id)
+            message = wait_until(lambda: (m := site.message(id)) and (m["completed_at"] or m["last_error"]) and m)
             return message["status"], (message["last_error"] or "").partition(":")[0]
 
         assert outcome("plain", 200) == ("completed", "")
@@ -250,7 +248,7 @@ def test_answers_are_judged_by_status_and_config(site: Site) -> None:
         from ulak.queue q join ulak.endpoints e on e.id = q.endpoint_id
         where q.status = 'pending' and e.name in ('plain', 'later') group by 1 order by 1
     """
-    assert site.db.execute(delays).fetchall() == [("later", [120]), ("plain", [10])]
+    assert site.db.execute(delays).fetchall() == [("later", [120]), ("plain", [3600])]
     assert site.column("select name from ulak.endpoints where not enabled") == ["gone"]
 
 
@@ -304,7 +302,7 @@ def test_ping_sends_one_signed_request_and_leaves_no_trace(site: Site, certifica
 
 def test_a_ping_that_hangs_can_be_cancelled(site: Site) -> None:
     with Hostile(never_answers) as hanging, site.connect() as session:
-        site.http("hanging", hanging.url)
+        site.http("hanging", hanging.url, timeout=LONGEST_TIMEOUT)
         ping = Running(lambda: session.execute("select * from ulak.ping('hanging')"))
         wait_until(lambda: hanging.connections)
 
@@ -331,7 +329,7 @@ def test_raw_bodies_paths_time_outs_and_signatures_reach_the_receiver(site: Site
 
 def test_a_messages_own_time_out_ends_its_request(site: Site) -> None:
     with Hostile(never_answers) as hanging:
-        site.http("shop", hanging.url, policy={"max_retries": 0}, timeout=60)
+        site.http("shop", hanging.url, policy={"max_retries": 0}, timeout=LONGEST_TIMEOUT)
         site.start()
 
         id = site.value("select ulak.send('shop', '1', p_timeout => 0.2)")

@@ -6,14 +6,12 @@ import re
 import subprocess
 from concurrent.futures import Future
 
-import pytest
 from support.cluster import PROJECT, Cluster
 from support.receiver import Receiver
 from support.runbook import DOCUMENT, Played, shape, shown
 from support.site import Site
 
 
-@pytest.mark.timeout(300)
 def test_every_output_of_the_runbook_is_one_that_comes_out(outage: Future[Played]) -> None:
     """But for times, durations, numbers and identifiers."""
     played = outage.result()

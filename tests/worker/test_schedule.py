@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from getpass import getuser
 
 from support.rehearsal import JOBS, Rehearsal, Traffic
-from support.sessions import strain, wait_until
+from support.sessions import wait_until
 
 
 def test_start_says_that_pg_cron_is_not_loaded(rehearsal: Rehearsal) -> None:
@@ -182,37 +183,27 @@ def test_start_does_not_trust_a_schema_that_is_not_pg_crons(rehearsal: Rehearsal
 def test_messages_flow_over_the_minute(rehearsal: Rehearsal, traffic: Traffic) -> None:
     """The only test that waits for the clock: pg_cron starts its jobs with the minute."""
     runs = """
-        select job_pid, status, start_time, end_time, extract(second from end_time) as ended
-        from cron.job_run_details where command = 'call ulak.run_worker({}, p_is_scheduled => true)' order by runid
+        select status, date_trunc('minute', start_time) as minute from cron.job_run_details
+        where command = 'call ulak.run_worker({}, p_is_scheduled => true)' and start_time is not null order by runid
     """
 
-    def two_runs() -> bool:
-        return all(
-            sum(row["start_time"] is not None for row in rehearsal.ask(runs.format(slot))) >= 2 for slot in (1, 2)
-        )
-
-    wait_until(two_runs, message="a second run of each worker")
+    # Each is a minute away at most.
+    for count in (1, 2):
+        for slot in (1, 2):
+            wait_until(lambda: len(rehearsal.ask(runs.format(slot))) >= count, f"run {count} of worker {slot}")  # noqa: B023
     arrived = len(traffic.receiver.requests)
     traffic.receiver.wait_for(arrived + 50)
     traffic.end()
-    left = "select count(*) as n, max(attempts) as attempts from ulak.messages where status <> 'completed'"
+    left = "select count(*) as n from ulak.messages where status <> 'completed'"
     wait_until(lambda: rehearsal.ask(left)[0]["n"] == 0)
 
-    slack = strain()
     for slot in (1, 2):
         first, second, *_ = rehearsal.ask(runs.format(slot))
         assert first["status"] == "succeeded"
-        assert 0.2 * slot <= first["ended"] < 0.2 * slot + 1 * slack
-        assert (second["start_time"] - first["end_time"]).total_seconds() < 0.5 * slack
-    # Before the first run messages waited; from then on they never did.
-    began = rehearsal.ask("select min(completed_at) as at from ulak.messages")[0]["at"]
-    waits = f"""
-        select max(completed_at - created_at) as longest, max(attempts) as attempts
-        from ulak.messages where created_at > '{began}'::timestamptz + interval '1 s'
-    """
-    (worst,) = rehearsal.ask(waits)
-    assert worst["longest"].total_seconds() < 1 * slack
-    assert worst["attempts"] == 1
+        # A run that isn't over when pg_cron looks for what is due would cost the next minute.
+        assert second["minute"] - first["minute"] == timedelta(minutes=1)
+    # No run gave anything back.
+    assert rehearsal.ask("select max(attempts) as attempts from ulak.messages") == [{"attempts": 1}]
     others = "select distinct command, status from cron.job_run_details where command !~ 'workers?\\(' and end_time is not null"
     assert {row["status"] for row in rehearsal.ask(others)} == {"succeeded"}
     assert len(rehearsal.ask(others)) == 3
@@ -224,20 +215,26 @@ PIDS = "select slot, pid from ulak.get_worker_status() where state = 'running' o
 def test_workers_that_were_terminated_come_back_without_waiting_for_the_minute(
     rehearsal: Rehearsal, traffic: Traffic
 ) -> None:
-    """All at once, and again."""
-
+    """All at once, and again. The minute may come meanwhile: then it doesn't count."""
     gone: set[int] = set()
+    # Later versions of pg_cron need no minute to start them.
+    by_the_minute = "select from cron.job_run_details where job_pid = any (array{}) and end_time is null"
+    has_minutes = rehearsal.cluster.cron_waits_for_the_longest_job()
 
     def others() -> list[int]:
         # A look that began before the next one came may still name the one before.
         pids = [row["pid"] for row in rehearsal.ask(PIDS)]
         return pids if len(pids) == 2 and gone.isdisjoint(pids) else []
 
-    for _ in range(2):
+    def come_back() -> bool:
         pids = wait_until(others, "two workers")
-        rehearsal.ask(f"select pg_terminate_backend(pid, 5000) from unnest(array{pids}) pid")
+        rehearsal.ask(f"select pg_terminate_backend(pid) from unnest(array{pids}) pid")
         gone.update(pids)
-    wait_until(others, "two other workers")
+        newcomers = wait_until(others, "two other workers")
+        return not (has_minutes and rehearsal.ask(by_the_minute.format(newcomers)))
+
+    for _ in range(2):
+        wait_until(come_back, "workers that didn't wait for the minute")
     # A run that finds its slot taken ends at once.
     sessions = "select count(*) as n from pg_stat_activity where usename = 'ulak_worker'"
     wait_until(lambda: rehearsal.ask(sessions)[0]["n"] <= 3, "no more than two workers and their watcher")
@@ -250,29 +247,50 @@ def test_workers_bring_back_their_watcher(rehearsal: Rehearsal, traffic: Traffic
     watchers = "select pid from ulak_private.watchers()"
     (watcher,) = wait_until(lambda: rehearsal.ask(watchers), "a watcher")
 
-    rehearsal.ask(f"select pg_terminate_backend({watcher['pid']}, 5000)")
+    rehearsal.ask(f"select pg_terminate_backend({watcher['pid']})")
 
     others = f"{watchers} where pid <> {watcher['pid']}"
     wait_until(lambda: rehearsal.ask(others), "another watcher")
 
 
 def test_a_database_can_be_dropped_while_workers_run(rehearsal: Rehearsal, traffic: Traffic) -> None:
-    """Not only at the next minute: pg_cron 1.4 has to be made to answer."""
+    """Not only at the next minute: pg_cron 1.4 has to be made to answer. The watcher updates no row of its table, so that it reads it."""
     with rehearsal.cluster.connect("shop") as db:
-        db.execute("create database dropped")
-        db.execute("select set_config('statement_timeout', %s, false)", [f"{int(10 * strain())}s"])
+        db.execute("""
+            create sequence made_to_answer;
+            create function note() returns trigger language plpgsql as $$
+            begin
+                if not exists (select from updated) then
+                    perform nextval('public.made_to_answer');
+                end if;
+                return null;
+            end $$;
+            create trigger note after update on cron.job referencing new table as updated for each statement execute function note()
+        """)
 
-        db.execute("drop database dropped")
+        def is_dropped() -> bool:
+            db.execute("create database dropped")
+            db.execute("drop database dropped")
+            # If the minute has come in between, pg_cron has answered by itself.
+            has_minutes = rehearsal.cluster.cron_waits_for_the_longest_job()
+            return not has_minutes or db.execute("select is_called from made_to_answer").fetchone() == (True,)
+
+        try:
+            wait_until(is_dropped, "a database that was dropped before the next minute")
+        finally:
+            db.execute("drop function note() cascade; drop sequence made_to_answer")
 
 
 def test_stop_unschedules_and_workers_leave(rehearsal: Rehearsal, traffic: Traffic) -> None:
     alive = "select count(*) as n from ulak.workers where state = 'running'"
-    running = rehearsal.ask(alive)[0]["n"]
+    (since,) = rehearsal.ask("select clock_timestamp() as at")
 
     report = rehearsal.ask("select * from ulak.stop()")
 
+    # At the minute there may be one worker, or none.
+    asked = rehearsal.ask(f"select name from ulak.workers where stop_requested_at > '{since['at']}'")
     assert sum(row["detail"] == "unscheduled" for row in report) == len(rehearsal.wanted_jobs(2))
-    assert sum(row["detail"] == "asked to leave" for row in report) == running
+    assert {row["item"] for row in report if row["detail"] == "asked to leave"} == {row["name"] for row in asked}
     assert rehearsal.ask(JOBS) == []
     wait_until(lambda: rehearsal.ask(alive)[0]["n"] == 0)
 
@@ -282,17 +300,20 @@ def test_the_log_of_pg_cron_is_kept_short(rehearsal: Rehearsal) -> None:
     with rehearsal.cluster.connect("shop") as db, db.transaction(force_rollback=True):
         db.execute("delete from cron.job_run_details")
         db.execute("select ulak.start()")
+        # pg_cron may write, too, with smaller numbers.
         db.execute("""
             insert into cron.job_run_details (jobid, runid, command, status, start_time)
-            select j.jobid, 1, j.command, 'failed', null from cron.job j where j.jobname like 'ulak worker 1%'
-            union all select j.jobid, 2, j.command, 'succeeded', now() - interval '2 h' from cron.job j where j.jobname like 'ulak vac%'
+            select j.jobid, 1000001, j.command, 'failed', null from cron.job j where j.jobname like 'ulak worker 1%'
+            union all
+            select j.jobid, 1000002, j.command, 'succeeded', now() - interval '2 h' from cron.job j where j.jobname like 'ulak vac%'
             union all values
-                (1000, 3, 'call ulak.run_worker(3)', 'succeeded', now() - interval '2 h'),
-                (1001, 4, 'select of_somebody_else()', 'succeeded', now() - interval '2 h'),
-                (1002, 5, 'call ulak.run_worker(4)', 'running', now())
+                (1000, 1000003, 'call ulak.run_worker(3)', 'succeeded', now() - interval '2 h'),
+                (1001, 1000004, 'select of_somebody_else()', 'succeeded', now() - interval '2 h'),
+                (1002, 1000005, 'call ulak.run_worker(4)', 'running', now())
         """)
         (command,) = db.execute("select command from cron.job where jobname like 'ulak log%'").fetchone() or [""]
 
         db.execute(command)
 
-        assert db.execute("select runid from cron.job_run_details order by 1").fetchall() == [(4,), (5,)]
+        left = db.execute("select runid from cron.job_run_details where runid > 1000000 order by 1").fetchall()
+        assert left == [(1000004,), (1000005,)]
