@@ -15,6 +15,7 @@ import pytest
 from support.cluster import TEMPLATE, Cluster, Connect, remove_abandoned
 from support.janitor import Janitor
 from support.kafka import Kafka
+from support.machine import choose_examples
 from support.mosquitto import Mosquitto
 from support.nats import Nats
 from support.plain import PlainCluster, is_plain, reason_to_skip
@@ -26,6 +27,7 @@ from support.scenarios import write_table
 from support.site import Site
 
 pytest_plugins = ["support.outcomes"]
+choose_examples()
 
 _numbers = itertools.count(1)
 

@@ -1,7 +1,7 @@
 """What .ci/run does after a red run: the tests that failed are run again, each alone and on fresh clusters.
 
 If only a few failed, and each passes every time now, the run counts as green and names them as unstable. Everything else stays red: a run that
-didn't come to its end (lint, a collection that failed), a process that died, or more failures than chance explains.
+didn't come to its end (lint), a file that can't be collected, a process that died, or more failures than chance explains.
 
     python -m second_look FILE      what support.outcomes wrote of the run, in the folder of the run
 """
@@ -20,6 +20,8 @@ from support.cluster import WORK
 from support.outcomes import Outcomes
 
 MOST = 5
+# Those that weren't run because a fixture failed that they share with one that did. Behind a cluster that didn't start it is half of the suite.
+MOST_FOLLOWERS = 100
 TIMES = 2
 # A race shows itself rarely.
 RACES = re.compile(r"^(concurrency|chaos|security|nodes)/|_machine\.py::")
@@ -30,12 +32,14 @@ def verdict(run: Outcomes | None) -> str | None:
     """Why there is no second look at this run; None if there is one."""
     if run is None:
         return "the run did not come to its end"
-    if run.crashed:
-        return f"a process died in {', '.join(run.crashed)}"
+    if run.broken:
+        return f"broken: {', '.join(run.broken)}"
     if run.exit != 1 or not run.failed:
         return f"pytest ended with {run.exit}"
     if len(run.failed) > MOST:
         return f"{len(run.failed)} tests failed, which is no chance any more"
+    if (followers := sum(map(len, run.followers.values()))) > MOST_FOLLOWERS:
+        return f"{followers} tests were not run, because a fixture that they share failed"
     return None
 
 
@@ -48,7 +52,7 @@ def passes(tests: Sequence[str], folder: Path, file: Path) -> bool:
     file.unlink(missing_ok=True)
     environment = {**os.environ, outcomes.FILE: str(file)}
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", *(str(folder / test) for test in tests)],
+        [sys.executable, "-m", "pytest", *(f"{folder}/{test}" for test in tests)],
         env=environment,
         text=True,
         stdout=subprocess.PIPE,
@@ -62,7 +66,7 @@ def passes(tests: Sequence[str], folder: Path, file: Path) -> bool:
 
 
 def look_again(run: Outcomes, folder: Path, file: Path) -> bool:
-    print(next(iter(run.failed.values())), flush=True)
+    print("\n\n".join(run.failed.values()), flush=True)
     for test in run.failed:
         tests = [test, *run.followers.get(test, ())]
         for number in range(times_of(test)):

@@ -10,7 +10,6 @@ import os
 import random
 import subprocess
 import sys
-import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,6 +17,7 @@ from pathlib import Path
 
 from support import outcomes
 from support.cluster import WORK
+from support.traffic import stopwatch
 
 BUSY = "while True: pass"
 LOOPS = 2
@@ -41,14 +41,16 @@ def run_once(number: int, tests: list[str]) -> Counter[str]:
     file, log = WORK / f"unstable-{number}.json", WORK / f"unstable-{number}.log"
     file.unlink(missing_ok=True)
     environment = {**os.environ, outcomes.FILE: str(file), "ULAK_SEED": str(seed)}
-    began = time.monotonic()
+    elapsed = stopwatch()
     with busy_loops(loops), log.open("w") as output:
         subprocess.run([sys.executable, "-m", "pytest", *tests], env=environment, stdout=output, stderr=output)
     seen = outcomes.read(file)
-    failed = Counter(["a run that did not come to its end"] if seen is None else [*seen.failed, *seen.crashed])
+    failed = Counter(["a run that did not come to its end"] if seen is None else {*seen.failed, *seen.broken})
+    if seen is not None and seen.exit != 0 and not failed:
+        failed[f"pytest's exit {seen.exit}"] += 1
     passed = 0 if seen is None else seen.passed
     print(
-        f"run {number}: {passed} passed, {sum(failed.values())} failed in {time.monotonic() - began:.0f} s, "
+        f"run {number}: {passed} passed, {sum(failed.values())} failed in {elapsed():.0f} s, "
         f"order {seed}, {loops} busy loops: {log}",
         flush=True,
     )

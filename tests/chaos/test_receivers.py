@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from psycopg.types.json import Jsonb
 from support.recorder import Behaviour
 from support.sessions import wait_until
+from support.site import LONGEST_TIMEOUT
 from support.world import FULL, World
 
 ORDERS = 1500 if FULL else 100
@@ -56,12 +58,24 @@ def circuit(world: World) -> str:
 
 @pytest.mark.full
 def test_a_receiver_hangs(world: World, close_books: Any) -> None:
-    world.endpoint(timeout=1)
-    world.recorder.behave("/shop", Behaviour(delay=60, probability=0.05))
+    world.endpoint()
+    world.endpoint("hangs", timeout=1)
+    world.recorder.behave("/hangs", Behaviour(hold=True))
+    of_it = "select count(*) from ulak.queue q join ulak.endpoints e on e.id = q.endpoint_id where e.name = 'hangs'"
+    timed_out = f"{of_it} and q.last_error like '[RETRYABLE] timeout: %'"
+    in_flight = f"{of_it} and q.status = 'processing'"
 
     with world.workers():
-        with world.producers() as producers:
+        with world.producers() as producers, world.producers("hangs", count=1, pause=0.05) as late:
             producers.wait_for(ORDERS)
+            late.wait_for(20)
+            wait_until(lambda: world.value(timed_out) >= 20, "20 messages to time out")
+        # It answers from now on, and no answer may come after its request has timed out: that would be a duplicate.
+        world.value("select ulak.disable_endpoint('hangs')")
+        wait_until(lambda: world.value(in_flight) == 0, "the last request to time out")
+        world.value("select ulak.alter_endpoint('hangs', p_merge => %s)", Jsonb({"timeout": LONGEST_TIMEOUT}))
+        world.recorder.behave("/hangs", Behaviour())
+        world.value("select ulak.enable_endpoint('hangs')")
         world.drain()
 
     close_books()

@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 from support.cluster import PROJECT, Cluster
-from support.ports import free_port
-from support.sessions import wait_until
+from support.ports import start_on_free_port
+from support.programs import start_program
+from support.sessions import patience
 from support.site import Site
 from worker.test_readme import program, takes_each_message_once_and_no_forgery
 
@@ -158,13 +159,12 @@ def test_an_application_whose_queue_is_full_stores_nothing_and_says_that_it_is_b
 
 @pytest.mark.parametrize("name", ["send.js", "send.php", "Send.java"])
 def test_a_sender_works_through_a_pool_of_transactions(shop: Site, tmp_path: Path, name: str) -> None:
-    port = free_port()
     settings = f"""
         [databases]
         * = host={shop.cluster.host} port={shop.cluster.port}
         [pgbouncer]
         listen_addr = 127.0.0.1
-        listen_port = {port}
+        listen_port = PORT
         unix_socket_dir =
         auth_type = any
         pool_mode = transaction
@@ -172,11 +172,14 @@ def test_a_sender_works_through_a_pool_of_transactions(shop: Site, tmp_path: Pat
     """
     # It doesn't ask for a role: everybody is the application.
     settings = settings.replace("* = host", f"{shop.database} = user=test_ulak_application host")
-    (tmp_path / "pgbouncer.ini").write_text(re.sub(r"^ +", "", settings, flags=re.MULTILINE))
-    with (tmp_path / "log").open("w") as log:
-        pooler = subprocess.Popen(["pgbouncer", str(tmp_path / "pgbouncer.ini")], stdout=log, stderr=log)
+    file, log = tmp_path / "pgbouncer.ini", tmp_path / "log"
+
+    def start(port: int) -> tuple[subprocess.Popen[bytes], int]:
+        file.write_text(re.sub(r"^ +", "", settings.replace("PORT", str(port)), flags=re.MULTILINE))
+        return start_program(["pgbouncer", file], log, lambda: "process up" in log.read_text()), port
+
+    pooler, port = start_on_free_port(start)
     try:
-        wait_until(lambda: "process up" in (tmp_path / "log").read_text(), message="pgbouncer")
         language, command = SENDERS[name]
         run_program(shop, tmp_path, language, name, command, port=port)
 
@@ -191,18 +194,15 @@ def test_a_sender_works_through_a_pool_of_transactions(shop: Site, tmp_path: Pat
 def test_a_receiver_of_the_guide_takes_each_message_once_and_no_forgery(
     site: Site, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    port = free_port()
     if name.endswith(".php"):
         (tmp_path / name).write_text(program("php", name))
-        command = ["php", "-S", f"127.0.0.1:{port}", name]
+        takes_each_message_once_and_no_forgery(site, tmp_path, lambda port: ["php", "-S", f"127.0.0.1:{port}", name])
     else:
         (tmp_path / name).write_text(program("go", name))
         variables = environment(site.cluster, site.database, tmp_path)
         # Built before: what `go run` starts would outlive it.
         subprocess.run(["go", "build", "-o", "receiver", name], cwd=tmp_path, env=variables, check=True)
-        command = [str(tmp_path / "receiver")]
-
-    takes_each_message_once_and_no_forgery(site, tmp_path, command, port)
+        takes_each_message_once_and_no_forgery(site, tmp_path, lambda port: [str(tmp_path / "receiver")])
 
 
 def test_every_driver_of_the_guides_table_has_a_program() -> None:
@@ -240,7 +240,7 @@ def test_the_runbooks_consumer_in_node_works_off_what_waits_and_what_is_sent_whi
             site.wait_for_status(id, "completed")
         last = site.send("jobs", {"n": "last"})
         site.wait_for_status(last, "completed")
-        told, _ = consumer.communicate(timeout=60)
+        told, _ = consumer.communicate(timeout=patience())
 
     assert told == "stopped\n"
     assert site.value("select last_error from ulak.dlq where original_message_id = %s", wrong) == (

@@ -8,7 +8,8 @@ import psycopg
 import pytest
 from support.cluster import Connect
 from support.queue import Queue
-from support.sessions import Running, wait_until
+from support.rewritten import rewritten
+from support.sessions import Running, is_waiting, wait_until
 
 DB = psycopg.Connection[Any]
 CALL = "call ulak.await_delivery(%s, %s, null)"
@@ -34,7 +35,9 @@ def wait_until_waiting(queue: Queue, session: DB) -> None:
     query = (
         "select query like 'call%%' and state = 'active' and backend_xmin is null from pg_stat_activity where pid = %s"
     )
-    wait_until(lambda: queue.value(query, session.info.backend_pid), message="a session that waits without a snapshot")
+    pid = session.info.backend_pid
+    # It has no snapshot before its first look, either, but then it runs.
+    wait_until(lambda: queue.value(query, pid) and is_waiting(pid), message="a session that waits without a snapshot")
 
 
 @pytest.mark.parametrize(
@@ -62,19 +65,30 @@ def test_it_holds_neither_snapshot_nor_transaction_while_it_waits(
     queue: Queue, application: DB, connect: Connect
 ) -> None:
     """Neither what waits for all older snapshots is held up nor what needs the queue for itself."""
+    holds_nothing = """
+        select a.backend_xmin is null and not exists (
+            select from pg_locks l where l.pid = a.pid and l.locktype = 'relation'
+        )
+        from pg_stat_activity a
+        where a.pid = %s and a.state = 'active'
+    """
     id = queue.send()
-    call = awaiting(application, id)
-    wait_until_waiting(queue, application)
     other = connect()
     other.execute("create table held_up (n integer)")
 
-    Running(lambda: other.execute("create index concurrently on held_up (n)")).result()
-    with other.transaction():
-        Running(lambda: other.execute("lock table ulak_private.deliveries in access exclusive mode")).result()
+    # A wait takes far longer than a look, its own or 50 of the test's.
+    with rewritten(queue.db, "ulak_private.await_delivery", "0.002, 0.1", "2.0, 2.0"):
+        call = awaiting(application, id)
+        wait_until_waiting(queue, application)
 
-    assert not call.is_done()
-    queue.complete(queue.claim_one())
-    assert call.result() == ("completed",)
+        assert [queue.column(holds_nothing, application.info.backend_pid) for _ in range(50)].count([True]) > 25
+        Running(lambda: other.execute("create index concurrently on held_up (n)")).result()
+        with other.transaction():
+            Running(lambda: other.execute("lock table ulak_private.deliveries in access exclusive mode")).result()
+        assert not call.is_done()
+
+        queue.complete(queue.claim_one())
+        assert call.result() == ("completed",)
 
 
 def test_when_the_time_is_over_it_tells_where_the_message_stands(queue: Queue, application: DB) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import psycopg
 import pytest
 from support.cluster import Connect
-from support.sessions import Running, gather, wait_until_blocked
+from support.sessions import Running, gather, patience, wait_until_blocked
 
 DB = psycopg.Connection[Any]
 
@@ -59,7 +59,7 @@ def deliver(db: DB, messages: int) -> None:
 def test_writers_overshoot_the_limit_by_no_more_than_what_is_in_flight(connect: Connect, db: DB, messages: int) -> None:
     limit(db, 60)
     sessions = [connect() for _ in range(WRITERS)]
-    start = threading.Barrier(WRITERS)
+    start = threading.Barrier(WRITERS, timeout=patience())
 
     def fill(session: DB) -> Callable[[], None]:
         def run() -> None:

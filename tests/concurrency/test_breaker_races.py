@@ -14,7 +14,7 @@ from typing import Any
 import psycopg
 from support.queue import Begin, Queue, Sessions
 from support.rewritten import rewritten
-from support.sessions import Running, gather, wait_until_blocked
+from support.sessions import Running, gather, patience, wait_until_blocked
 
 # How much each session does.
 TURNS, ACTIONS = (400, 1000) if os.environ.get("ULAK_CHAOS") == "full" else (40, 300)
@@ -47,7 +47,7 @@ def test_of_16_sessions_at_the_end_of_a_cooldown_one_gets_the_probe(queue: Queue
     rounds = 200
     queue.endpoint(config={"circuit_breaker": {"threshold": 1, "cooldown": 30}}, policy={"max_retries": 1000})
     queue.send_many(rounds + 50)
-    barrier = Barrier(16)
+    barrier = Barrier(16, timeout=patience())
 
     def claim(session: Queue, worker: str) -> list[int]:
         probes = []
@@ -335,7 +335,7 @@ def test_a_rate_limit_is_shared_by_four_claimers(queue: Queue, sessions: Session
     """100 a second over 10 s in steps of 50 ms: at least 95% and never more than the limit and the burst."""
     queue.endpoint(config={"rate_limit": {"limit": 100, "interval": "second"}})
     queue.send_many(1500)
-    steps, barrier = 200, Barrier(4)
+    steps, barrier = 200, Barrier(4, timeout=patience())
 
     def claim(session: Queue, worker: str) -> list[int]:
         passed = []

@@ -8,7 +8,7 @@ from threading import Barrier
 import psycopg
 import pytest
 from support.queue import Begin, Queue, Sessions
-from support.sessions import Running, gather, wait_until_blocked
+from support.sessions import Running, gather, patience, wait_until_blocked
 
 
 @pytest.fixture
@@ -63,7 +63,7 @@ def test_a_cancel_that_is_not_committed_keeps_the_message_from_workers_until_it_
 
 def test_of_cancels_and_claims_at_once_each_message_has_one_winner(queue: Queue, sessions: Sessions) -> None:
     ids = queue.send_many(400)
-    barrier = Barrier(4)
+    barrier = Barrier(4, timeout=patience())
 
     def cancel(session: Queue) -> list[int]:
         barrier.wait()

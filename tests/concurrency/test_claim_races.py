@@ -9,7 +9,7 @@ from typing import Any
 import psycopg
 import pytest
 from support.queue import Begin, Queue, Sessions
-from support.sessions import Running, gather, wait_until, wait_until_blocked
+from support.sessions import Running, gather, patience, wait_until, wait_until_blocked
 
 
 @pytest.fixture
@@ -260,7 +260,7 @@ def test_operators_at_once_redrive_everything_once(queue: Queue, sessions: Sessi
 
 
 def test_of_32_sessions_one_handles_a_key(queue: Queue, sessions: Sessions) -> None:
-    barrier = Barrier(32)
+    barrier = Barrier(32, timeout=patience())
 
     def handle(session: Queue) -> list[bool]:
         answers = []
@@ -310,7 +310,7 @@ def test_eight_claimers_take_over_each_expired_message_once(queue: Queue, sessio
     ids = queue.send_many(500)
     assert len(queue.claim(500, worker="dead", lease=60)) == 500
     taken: list[tuple[int, int]] = []
-    barrier = Barrier(8)
+    barrier = Barrier(8, timeout=patience())
 
     def work(session: Queue) -> None:
         session.base = queue.base

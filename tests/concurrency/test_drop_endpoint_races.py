@@ -113,13 +113,15 @@ def test_a_drop_waits_for_a_sender_that_is_about_to_commit(connect: Connect, db:
 
 @pytest.mark.usefixtures("patient")
 def test_senders_that_come_and_go_do_not_keep_an_endpoint_from_being_dropped(connect: Connect, db: DB) -> None:
-    """At each moment one of them is open; none of them stays."""
+    """At each moment one of them is open; no transaction of theirs stays."""
     first, second = connect(autocommit=False), connect(autocommit=False)
     first.execute("select ulak.send('other', '1')")
 
     dropping = drop_that_waits(db, connect())
     second.execute("select ulak.send('other', '1')")
     first.commit()
+    # The same session, in another transaction.
+    first.execute("select ulak.send('other', '1')")
     dropping.result()
 
     assert count(db, "select count(*) from ulak.endpoints") == 1

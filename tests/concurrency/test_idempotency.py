@@ -10,7 +10,7 @@ from typing import Any
 import psycopg
 import pytest
 from support.cluster import Connect
-from support.sessions import Running, gather, wait_until, wait_until_blocked
+from support.sessions import Running, gather, patience, wait_until, wait_until_blocked
 
 DB = psycopg.Connection[Any]
 
@@ -44,7 +44,7 @@ def wait_until_all_wait(sessions: list[DB], observer: DB) -> None:
 
 def test_sessions_that_race_on_one_key_leave_one_row_and_one_id(connect: Connect, db: DB) -> None:
     sessions = [connect() for _ in range(SESSIONS)]
-    start = threading.Barrier(SESSIONS)
+    start = threading.Barrier(SESSIONS, timeout=patience())
 
     def race(session: DB) -> Callable[[], list[int]]:
         def run() -> list[int]:
@@ -61,7 +61,7 @@ def test_sessions_that_race_on_one_key_leave_one_row_and_one_id(connect: Connect
 
 def test_sessions_that_race_with_two_payloads_leave_one_and_refuse_the_other(connect: Connect, db: DB) -> None:
     sessions = [connect() for _ in range(16)]
-    start = threading.Barrier(len(sessions))
+    start = threading.Barrier(len(sessions), timeout=patience())
 
     def race(session: DB, payload: str) -> Callable[[], tuple[str, Any]]:
         def run() -> tuple[str, Any]:

@@ -11,7 +11,7 @@ import pytest
 
 TESTS = Path(__file__).resolve().parents[1]
 # They measure, or show something to people.
-NOT_TESTS = {"bench", "demo", "mutants", "docker"}
+NOT_TESTS = {"bench", "demo", "docker", "mutants", "unstable.py"}
 FILES = [file for file in sorted(TESTS.rglob("*.py")) if file.relative_to(TESTS).parts[0] not in NOT_TESTS]
 
 # A call that waits, and the place of its time-out among the positional arguments.
@@ -38,13 +38,28 @@ CLOCKS = {"monotonic", "monotonic_ns", "perf_counter", "perf_counter_ns", "proce
 MAY_SLEEP: dict[str, set[str]] = {
     # The one wait that all others are made of.
     "support/sessions.py": {"wait_until"},
+    # They measure, or show something to people.
+    "chaos/soak.py": {"soak"},
+    "support/runbook.py": {"_go_down"},
+    # A consumer stands still for longer than it waits for messages; how much longer doesn't matter.
+    "worker/test_readme.py": {"stand_still"},
 }
 MAY_READ_THE_CLOCK: dict[str, set[str]] = {
     "support/sessions.py": {"wait_until"},
+    # For the table of scenarios, for bounds in the full form, and for the bench.
+    "support/traffic.py": {"stopwatch"},
+    "support/timed_receiver.py": {"data_received"},
+    # It counts how long a call that must not wait has slept, and not the time in which others had the processor; the shortest of several
+    # tries counts.
+    "unit/test_broker_loop.py": {"__call__"},
 }
-MAY_GIVE_A_NUMBER: dict[str, set[str]] = {}
-# A port at which nobody listens, or one that a config names which start_on_free_port() builds.
-MAY_TAKE_A_PORT: dict[str, set[str]] = {}
+MAY_TAKE_A_PORT: dict[str, set[str]] = {
+    "support/ports.py": {"closed_port", "start_on_free_port"},
+    # Of a socket in a folder of its own.
+    "support/debians_cluster.py": {"__init__"},
+    # Servers that know each other's addresses before one of them is started; only make chaos runs them.
+    "support/patroni.py": {"__init__"},
+}
 
 # Of these, ids, times and secrets are made: a short text of them comes up by chance.
 OF_CHANCE = re.compile(r"[0-9a-f.:-]{1,11}", re.IGNORECASE)
@@ -105,6 +120,9 @@ def is_number(node: ast.AST) -> bool:
 
 
 def timeouts(call: ast.Call) -> Iterator[ast.AST]:
+    if isinstance(call.func, ast.Attribute) and isinstance(call.func.value, ast.Constant):
+        # join() of a text.
+        return
     place = WAITS[name_of(call)]
     if place is not None and len(call.args) > place:
         yield call.args[place]
@@ -122,11 +140,13 @@ def test_no_wait_has_a_number_of_its_own() -> None:
     """support.sessions has one patience for all."""
     numbers = ((file, function, call) for file, function, call in calls(*WAITS) if any(map(is_number, timeouts(call))))
 
-    assert refused(numbers, MAY_GIVE_A_NUMBER) == []
+    assert refused(numbers, {}) == []
 
 
 def test_nothing_sleeps() -> None:
-    assert refused(calls("sleep", "pg_sleep"), MAY_SLEEP) == []
+    sleeps = (found for found in calls("sleep", "pg_sleep") if ast.unparse(found[2]) != "asyncio.sleep(0)")
+
+    assert refused(sleeps, MAY_SLEEP) == []
 
 
 def test_no_test_measures_time() -> None:
@@ -166,7 +186,7 @@ def test_no_test_has_a_time_out_of_its_own() -> None:
     assert refused(marks, {}) == []
 
 
-@pytest.mark.parametrize("allowed", [MAY_SLEEP, MAY_READ_THE_CLOCK, MAY_GIVE_A_NUMBER, MAY_TAKE_A_PORT])
+@pytest.mark.parametrize("allowed", [MAY_SLEEP, MAY_READ_THE_CLOCK, MAY_TAKE_A_PORT])
 def test_the_exceptions_are_still_there(allowed: dict[str, set[str]]) -> None:
     functions = {(file, function) for file, found in READ.items() for function, _ in found}
 

@@ -11,6 +11,7 @@ import pytest
 from support import outcomes
 from support.outcomes import Outcomes
 
+MARK = "@pytest.mark.parametrize('url', ['http://x//y'])\n"
 PASSES = "def test_it(): pass\n"
 FAILS = "def test_it(): assert False, 'as it always does'\n"
 # Once in each folder.
@@ -88,25 +89,56 @@ def test_six_failures_are_red_at_once(tmp_path: Path) -> None:
     assert said == "no second look: 6 tests failed, which is no chance any more\n"
 
 
+DIES = "import os\ndef test_it(): os._exit(1)\n"
+CANT_BE_READ = "import nothing_of_that_name\n"
+ONE, SEVERAL = (), ("-n", "2")
+
+
 @pytest.mark.parametrize(
-    "text, told",
+    "text, processes, told",
     [
-        ("import nothing_of_that_name\n", "no second look: pytest ended with 2\n"),
-        ("import os\ndef test_it(): os._exit(1)\n", "no second look: the run did not come to its end\n"),
+        (CANT_BE_READ, ONE, "broken: db/test_a.py"),
+        (CANT_BE_READ, SEVERAL, "broken: db/test_a.py"),
+        (DIES, ONE, "the run did not come to its end"),
+        (DIES, SEVERAL, "db/test_a.py::test_it"),
     ],
 )
-def test_a_collection_that_fails_and_a_process_that_dies_are_red_at_once(tmp_path: Path, text: str, told: str) -> None:
+def test_a_file_that_cannot_be_collected_and_a_process_that_dies_are_red_beside_a_test_that_failed_once(
+    tmp_path: Path, text: str, processes: tuple[str, ...], told: str
+) -> None:
+    code, said, _ = look_at(tmp_path, {"db/test_a.py": text, "db/test_b.py": FAILS_ONCE}, *processes)
+
+    assert (code, said.startswith("no second look: "), told in said) == (1, True, True), said
+
+
+def test_a_process_that_dies_at_its_end_is_red(tmp_path: Path) -> None:
+    (tmp_path / "conftest.py").write_text("""
+import os
+
+def pytest_sessionfinish(session):
+    if hasattr(session.config, "workerinput"):
+        os._exit(1)
+""")
+
+    code, said, _ = look_at(tmp_path, {"db/test_a.py": PASSES, "db/test_b.py": FAILS_ONCE}, *SEVERAL)
+
+    assert (code, said.startswith("no second look: broken: process gw")) == (1, True), said
+
+
+def test_the_id_of_a_test_may_have_slashes(tmp_path: Path) -> None:
+    text = f"import pytest\n{FAILS_ONCE.replace('def test_it()', MARK + 'def test_it(url)')}"
+
     code, said, _ = look_at(tmp_path, {"db/test_a.py": text})
 
-    assert (code, said) == (1, told)
+    assert (code, said.splitlines()[-1]) == (0, "unstable: db/test_a.py::test_it[http://x//y] (2 times)")
 
 
-def test_a_process_of_several_that_dies_is_red_at_once(tmp_path: Path) -> None:
-    dies = "import os\ndef test_it(): os._exit(1)\n"
+def test_a_shared_fixture_that_half_of_the_suite_needs_is_red_at_once(tmp_path: Path) -> None:
+    text = SHARED.replace("range(33)", "range(200)")
 
-    code, said, _ = look_at(tmp_path, {"db/test_a.py": dies, "db/test_b.py": PASSES}, "-n", "2")
+    code, said, _ = look_at(tmp_path, {"db/test_a.py": text})
 
-    assert (code, said) == (1, "no second look: a process died in db/test_a.py::test_it\n")
+    assert (code, said) == (1, "no second look: 199 tests were not run, because a fixture that they share failed\n")
 
 
 def test_a_shared_fixture_that_fails_is_one_error_and_all_its_tests_are_run_again(tmp_path: Path) -> None:

@@ -91,7 +91,10 @@ def test_a_read_only_database_is_refused_with_a_reason_and_delivers_once_install
 
     worker = WorkerSession(cluster.connect(database, "ulak_worker"), None, LONG)
     delivered = "select count(*) from ulak.messages where status = 'completed'"
-    wait_until(lambda: worker.call.is_done() or cluster.psql(database, delivered) == "1", "a delivery")
+    with cluster.connect(database) as observer:
+        wait_until(lambda: worker.call.is_done() or observer.execute(delivered).fetchone() == (1,), "a delivery")
+    if worker.call.is_done():
+        worker.call.result()
     worker.end()
     with cluster.connect(database, "ulak_worker") as maintenance:
         maintenance.execute("call ulak.run_maintenance()")

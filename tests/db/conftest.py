@@ -5,12 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from hypothesis import settings
 from support.cluster import Cluster
 from support.queue import DB, Queue
-
-# The same examples each time, with as much time as they need.
-settings.load_profile("ci")
 
 # Marks what others have left in the index of waiting messages. A claim that passes more than 200 such entries resumes (resume.sql).
 PASS_THE_DEAD = """

@@ -12,7 +12,7 @@ import psycopg
 import pytest
 from support.cluster import Cluster, run
 from support.finished import column, finish, value
-from support.ports import free_port
+from support.ports import start_on_free_port
 from support.rows import fill
 from support.sessions import wait_until
 
@@ -124,8 +124,8 @@ def test_a_promoted_standby_goes_on_without_a_word(
     folder = tmp_path_factory.mktemp("standby")
     standby = Cluster(folder)
     run([standby.bin / "pg_basebackup", "-d", other_cluster.dsn(), "-D", standby.data, "-R", "-c", "fast", "--no-sync"])
-    standby.configure({"port": free_port(), "hot_standby": True})
-    standby.start()
+    standby.configure({"hot_standby": True})
+    start_on_free_port(standby.start_at)
     try:
         run([standby.bin / "pg_ctl", "-D", standby.data, "-w", "promote"])
         with standby.connect("primary") as promoted:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 import time
 import urllib.parse
 import urllib.request
@@ -17,6 +16,7 @@ import pytest
 from support.cluster import PROJECT, Cluster
 from support.exporter import Exporter, variables
 from support.ports import start_on_free_port
+from support.programs import start_program
 from support.queue import Queue
 from support.receiver import Answer, Receiver
 from support.sessions import patience, wait_until
@@ -55,9 +55,7 @@ class Prometheus:
         self._port = port
         command = ["prometheus", f"--web.listen-address=127.0.0.1:{port}", "--log.level=debug"]
         command += [f"--config.file={self._folder}/prometheus.yml", f"--storage.tsdb.path={self._folder}/data"]
-        with self.log.open("w") as log:
-            self._process = subprocess.Popen(command, stdout=log, stderr=log)
-        self.wait_until(self._has_all, "Prometheus' first scrape and evaluation")
+        self._process = start_program(command, self.log, self._has_all)
 
     def __exit__(self, *unused: object) -> None:
         self._process.terminate()
@@ -65,7 +63,6 @@ class Prometheus:
         self._told.close()
 
     def _has_all(self) -> bool:
-        assert self._process.poll() is None, self.log.read_text()
         try:
             return bool(self.query("ulak_queue_depth")) and all(
                 rule["health"] != "unknown" for rule in self.rules().values()

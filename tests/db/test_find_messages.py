@@ -132,11 +132,9 @@ def test_the_queue_has_an_index_for_it(queue: Queue, criterion: str, index: str)
 
 def test_an_application_finds_and_explains_without_seeing_what_was_sent(connect: Connect, db: DB) -> None:
     admin = Queue(db)
-    admin.endpoint(
-        "shop", {"url": "https://example.com/private-path", "headers": {"x-key": "endpoint-key"}}, protocol="http"
-    )
+    admin.endpoint("shop", {"url": "https://example.com/hush-path", "headers": {"x-key": "hush-key"}}, protocol="http")
     id = admin.send(
-        payload={"card": "4111222233334444"}, headers={"x-token": "header-secret"}, metadata={"note": "meta-secret"}
+        payload={"card": "hush-4111222233334444"}, headers={"x-token": "hush-header"}, metadata={"note": "hush-note"}
     )
     admin.fail(admin.claim_one(endpoint="shop"), "no answer")
     application = connect("ulak_application")
@@ -145,9 +143,7 @@ def test_an_application_finds_and_explains_without_seeing_what_was_sent(connect:
     told = application.execute("select e::text from ulak.explain(%s) e", [id]).fetchall()
 
     assert len(found) == 1 and len(told) > 2
-    for text in (str(found), str(told)):
-        for secret in ("4111222233334444", "header-secret", "meta-secret", "private-path", "endpoint-key"):
-            assert secret not in text
+    assert "hush" not in f"{found} {told}"
     for table in ("queue", "archive", "dlq"):
         with pytest.raises(psycopg.errors.InsufficientPrivilege):
             application.execute(f"select from ulak.{table}")  # type: ignore[arg-type]

@@ -37,6 +37,12 @@ def partition_of(db: DB, message: int) -> Any:
     return value(db, "select tableoid::regclass::text from ulak_private.archived where id = %s", message)
 
 
+def longest_wait(db: DB, function: str) -> Any:
+    """That a function waits for a lock."""
+    settings = column(db, "select unnest(proconfig) from pg_proc where oid = %s::regproc", function)
+    return dict(each.split("=", 1) for each in settings)["lock_timeout"]
+
+
 def drop_months(db: DB) -> DB:
     """So that a test has a calendar of its own."""
     for name in column(db, "select name from ulak_private.month_partitions"):
@@ -52,7 +58,7 @@ def empty(alone: DB) -> DB:
 @pytest.fixture
 def bare(db: DB) -> DB:
     """As `empty`, for tests with several sessions."""
-    # Who waits where he must not gives up before pytest does.
+    # A session that waits for a lock it must not need is cancelled before pytest's time-out.
     db.execute("set statement_timeout = '10min'")
     return drop_months(db)
 
@@ -211,15 +217,17 @@ def test_writers_of_existing_months_go_on_while_months_are_made(bare: DB, connec
     assert len(column(bare, PARTITIONS)) == 5
 
 
-def test_making_a_month_gives_up_while_the_archive_is_being_read(bare: DB, connect: Connect) -> None:
+def test_making_a_month_gives_up_soon_while_the_archive_is_being_read(bare: DB, connect: Connect) -> None:
     finish(bare, at=month(2030, 1))
     archive_all(bare, month(2030, 1))
     reader = connect(autocommit=False)
     reader.execute("select count(*) from ulak.archive")
 
-    with pytest.raises(psycopg.errors.LockNotAvailable, match="in use"):
+    with pytest.raises(psycopg.errors.LockNotAvailable, match="in use") as caught:
         maintain(bare, month(2030, 1))
 
+    assert caught.value.diag.message_detail == "Month 2030_01 was not created."
+    assert longest_wait(bare, "ulak_private.make_archive_partition") == "500ms"
     assert column(bare, PARTITIONS) == []
     assert value(bare, "select count(*) from ulak_private.archive_default") == 1
     reader.rollback()
@@ -309,14 +317,16 @@ def test_maintenance_drops_months_whatever_isolation_its_session_prefers(bare: D
     assert value(bare, "show default_transaction_isolation") == "repeatable read"
 
 
-def test_dropping_a_month_gives_up_while_the_archive_is_being_read(bare: DB, connect: Connect) -> None:
+def test_dropping_a_month_gives_up_soon_while_the_archive_is_being_read(bare: DB, connect: Connect) -> None:
     maintain(bare, month(2030, 1), ahead=0)
     reader = connect(autocommit=False)
     reader.execute("select count(*) from ulak.archive")
 
-    with pytest.raises(psycopg.errors.LockNotAvailable, match="in use"):
+    with pytest.raises(psycopg.errors.LockNotAvailable, match="in use") as caught:
         cleanup(bare, 1, month(2031, 1))
 
+    assert caught.value.diag.message_detail == "Month 2030_01 was not dropped."
+    assert longest_wait(bare, "ulak_private.drop_archive_partition") == "100ms"
     assert column(bare, PARTITIONS) == ["archive_2030_01"]
 
 

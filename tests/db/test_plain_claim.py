@@ -201,7 +201,6 @@ def test_a_turn_is_the_same_by_both_ways(cluster: Cluster, module_database: str,
 
         @settings(
             max_examples=300,
-            derandomize=True,
             database=None,
             deadline=None,
             suppress_health_check=list(HealthCheck),

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from support.node import Node, node_dsn, wait_for_nodes
 from support.receiver import Receiver
-from support.sessions import strain, wait_until
+from support.sessions import wait_until
 from support.site import Site
 
 FINDINGS = """select finding, fix from ulak.doctor() where finding like 'the clock%'"""
@@ -44,7 +44,8 @@ def test_a_node_whose_clock_is_wrong_signs_with_the_servers_time(
     signed = next(each.headers["x-amz-date"] for each in receiver.requests if "x-amz-date" in each.headers)
     moments = [datetime.strptime(signed, "%Y%m%dT%H%M%S%z").timestamp()]
     moments += [float(each.headers["webhook-timestamp"]) for each in receiver.requests]
-    assert max(abs(time.time() - moment) for moment in moments) < 30 * strain()
+    # Far less than the hour that the node's clock is off.
+    assert max(abs(time.time() - moment) for moment in moments) < 1800
 
 
 def test_a_node_whose_clock_is_wrong_is_named(site: Site, receiver: Receiver, wrong_node: str) -> None:

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import re
 import socket
-import time
 from collections.abc import Iterator
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
 from support.cluster import PROJECT, Cluster
 from support.node import Node, node_dsn, wait_for_nodes
 from support.receiver import Receiver, make_certificate
-from support.sessions import strain, wait_until
+from support.sessions import patience, wait_until
 from support.site import Site
 
 GUIDE = (PROJECT / "sql" / "GUIDE.md").read_text()
@@ -114,19 +112,19 @@ def test_an_invalid_dsn_is_refused() -> None:
         assert node.says("--dsn can't be read")
 
 
-def test_a_node_tries_again_each_second_and_says_why_once() -> None:
-    """However long its database was away: a wait that grew with the outage would be added to it."""
+def test_a_node_tries_again_and_does_not_say_why_each_time() -> None:
+    """How soon, and how often it says so: unit/test_node.py."""
     with socket.create_server(("127.0.0.1", 0)) as gone:
+        gone.settimeout(patience())
         dsn = f"host=127.0.0.1 port={gone.getsockname()[1]} dbname=shop sslmode=disable"
         with Node(dsn) as node:
-            times = []
             for _ in range(8):
                 connection, _ = gone.accept()
                 connection.close()
-                times.append(time.monotonic())
 
-            assert max(later - earlier for earlier, later in pairwise(times)) < 1.5 * strain()
-            assert len(node.lines()) == 1
+            # Six tries have failed: the first connection was only a look at the host.
+            assert len(set(node.lines())) == 1
+            assert len(node.lines()) < 6
             assert node.process.poll() is None
 
 

@@ -48,7 +48,7 @@ def test_the_exporter_is_reached_from_its_own_machine_alone(tmp_path: Path) -> N
 
 
 def test_the_exporter_wants_a_token_where_others_reach_it(cluster: Cluster, database: str, tmp_path: Path) -> None:
-    refused = subprocess.run([*exporter.PROGRAM, "0.0.0.0:0"], stderr=subprocess.PIPE, text=True)
+    refused = subprocess.run([*exporter.PROGRAM, "0.0.0.0:0"], stderr=subprocess.PIPE, text=True, timeout=patience())
     assert refused.returncode != 0
     assert "ULAK_EXPORTER_TOKEN" in refused.stderr
 
@@ -89,7 +89,7 @@ def test_the_monitoring_example_makes_no_visitor_an_administrator() -> None:
     assert 'GF_AUTH_DISABLE_LOGIN_FORM: "true"' in grafana
     assert "user: nobody" in scraper
     assert "ports:" not in scraper
-    assert "0.0.0.0" not in scraper
+    assert not re.search(r"0\.0\.0\.0", scraper)
 
 
 # A node, and an impostor of its database.

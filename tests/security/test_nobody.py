@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import psycopg
@@ -68,7 +69,8 @@ OPERATIONS: dict[str, Callable[[Queue], object]] = {
 @pytest.fixture
 def queue(connect: Connect) -> Queue:
     queue = Queue(connect())
-    queue.db.execute("set lock_timeout = '10s'")
+    # A statement that waits for the role nobody is cancelled before pytest's time-out.
+    queue.db.execute("set statement_timeout = '10min'")
     queue.endpoint("shop", {"circuit_breaker": {"threshold": 2, "cooldown": 5}}, {"max_retries": 0})
     queue.endpoint("limited", {"max_in_flight": 3, "rate_limit": {"limit": 1000, "interval": "second"}})
     queue.call("create_event_type", "sold")
@@ -77,8 +79,23 @@ def queue(connect: Connect) -> Queue:
 
 
 @pytest.fixture
-def nobody(connect: Connect, queue: Queue) -> psycopg.Connection[Any]:
-    """Holds every lock that a session might want, in this database."""
+def waits(queue: Queue) -> list[str]:
+    """Each advisory lock that the queue's session waits for, as the server says at once."""
+    told: list[str] = []
+
+    def note(diagnostic: psycopg.errors.Diagnostic) -> None:
+        told.extend(re.findall(r"still waiting for \w+ on (advisory lock .*) after", diagnostic.message_primary or ""))
+
+    queue.db.add_notice_handler(note)
+    queue.db.execute("set log_lock_waits = on")
+    queue.db.execute("set deadlock_timeout = '1ms'")
+    queue.db.execute("set client_min_messages = log")
+    return told
+
+
+@pytest.fixture
+def nobody(connect: Connect, queue: Queue, waits: list[str]) -> Iterator[psycopg.Connection[Any]]:
+    """Holds every lock that a session might want, in this database. The queue's session waits for none of them, except for a breaker's."""
     session = connect("nobody")
     keys = ["shop", "limited", "k", "o", *map(str, range(50))]
     for name in NAMES:
@@ -94,7 +111,12 @@ def nobody(connect: Connect, queue: Queue) -> psycopg.Connection[Any]:
         session.execute(
             "select pg_advisory_lock(hashtext('ulak_key'), hashtextextended('k', %s)::bit(32)::integer)", [endpoint_id]
         )
-    return session
+    yield session
+    breakers = queue.value("""
+        select format('advisory lock [%s,%s,', oid, hashtext('ulak_cb')::bigint & x'ffffffff'::bigint)
+        from pg_database where datname = current_database()
+    """)
+    assert [each for each in waits if not each.startswith(breakers)] == []
 
 
 def send(queue: Queue) -> list[int]:

@@ -278,7 +278,8 @@ class Cluster:
         if self.is_running():
             self.thaw()
             self.stop("immediate")
-        if (self.data / "postgresql.conf").exists():
+        # The process that made it may have been killed before it had a configuration.
+        with contextlib.suppress(FileNotFoundError, LookupError):
             shutil.rmtree(self.host, ignore_errors=True)
         shutil.rmtree(self.folder)
 

@@ -14,9 +14,10 @@ from support.cluster import PROJECT
 
 
 def install_defect(db: psycopg.Connection[Any], folder: Path, module: str, before: str, after: str) -> None:
-    """Replaces a text of a module of plpython/ulak in this database."""
+    """Replaces a text of a module of plpython/ulak in this database. A second one in the same folder adds to the first."""
     copy = folder / "plpython"
-    shutil.copytree(PROJECT / "plpython", copy)
+    if not copy.exists():
+        shutil.copytree(PROJECT / "plpython", copy)
     path = copy / "ulak" / module
     source = path.read_text("utf-8")
     assert source.count(before) == 1

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import http.client
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Self
 
 from support.cluster import PROJECT, Cluster
 from support.ports import is_taken, start_on_free_port
+from support.programs import start_program
 from support.sessions import patience, wait_until
 
 PROGRAM = [sys.executable, str(PROJECT / "docker/monitoring/prometheus/exporter.py")]
@@ -34,15 +34,8 @@ class Exporter:
 
     def _start_at(self, port: int) -> None:
         self.port = port
-        with self.log.open("w") as log:
-            command = [*PROGRAM, f"{self.host}:{port}"]
-            self._process = subprocess.Popen(command, env=self._environment, stdout=log, stderr=log)
-
-        def is_up() -> bool:
-            assert self._process.poll() is None, self.log.read_text()
-            return is_taken(port)
-
-        wait_until(is_up, "the exporter")
+        command = [*PROGRAM, f"{self.host}:{port}"]
+        self._process = start_program(command, self.log, lambda: is_taken(port), env=self._environment)
 
     def __exit__(self, *unused: object) -> None:
         self._process.terminate()

@@ -207,7 +207,8 @@ class Relay:
         for each in serving:
             each.cancel()
         self._loop.run_until_complete(asyncio.gather(*serving, return_exceptions=True))
-        self._loop.run_until_complete(self._loop.shutdown_asyncgens())
+        # One more turn, in which what their ends have asked for is done.
+        self._loop.run_until_complete(asyncio.sleep(0))
         self._loop.close()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

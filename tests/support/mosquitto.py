@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import signal
-import socket
 import ssl
 import subprocess
 import threading
@@ -16,7 +15,7 @@ from paho.mqtt import client as paho
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 
-from support.ports import start_on_free_port
+from support.ports import is_taken, start_on_free_port
 from support.receiver import Certificate
 from support.sessions import hold, patience, wait_until
 
@@ -79,12 +78,8 @@ class Mosquitto:
         self.kill()
 
     def _listens(self) -> bool:
-        try:
-            socket.create_connection(("127.0.0.1", self.port), 1).close()
-        except OSError:
-            assert self._process.poll() is None, (self.folder / "log").read_text()
-            return False
-        return True
+        assert self._process.poll() is None, (self.folder / "log").read_text()
+        return is_taken(self.port)
 
 
 class Received(NamedTuple):

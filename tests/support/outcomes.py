@@ -30,8 +30,8 @@ class Outcomes:
     failed: dict[str, str] = field(default_factory=dict)
     # Tests that weren't run because a fixture that they share had failed in another one, by that one.
     followers: dict[str, list[str]] = field(default_factory=dict)
-    # Tests that ended their process.
-    crashed: list[str] = field(default_factory=list)
+    # What no second look can mend: tests that ended their process, processes that ended by themselves, files that can't be collected.
+    broken: list[str] = field(default_factory=list)
 
 
 def read(file: Path) -> Outcomes | None:
@@ -46,16 +46,27 @@ class Collecting:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.failed:
-            self._outcomes.failed[report.nodeid] = f"{report.nodeid}, {report.when}\n{report.longreprtext}"
+            text = f"{report.nodeid}, {report.when}\n{report.longreprtext}"
+            # What fails at the end of a test that failed is its consequence.
+            self._outcomes.failed.setdefault(report.nodeid, text)
         elif report.passed and report.when == "call":
             self._outcomes.passed += 1
         for name, first in report.user_properties:
             if name == FOLLOWS and report.when == "setup":
                 self._outcomes.followers.setdefault(str(first), []).append(report.nodeid)
 
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        if report.failed:
+            self._outcomes.broken.append(report.nodeid)
+
     @pytest.hookimpl(optionalhook=True)
     def pytest_handlecrashitem(self, crashitem: str) -> None:
-        self._outcomes.crashed.append(crashitem)
+        self._outcomes.broken.append(crashitem)
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any, error: object) -> None:
+        if error:
+            self._outcomes.broken.append(f"process {node.gateway.id}")
 
     def pytest_sessionfinish(self, exitstatus: int) -> None:
         self._outcomes.exit = int(exitstatus)
@@ -83,5 +94,6 @@ class Following:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(Following())
-    if FILE in os.environ and not is_one_of_several(config):
-        config.pluginmanager.register(Collecting(WORK / os.environ[FILE]))
+    # Taken out of the environment: what a test starts isn't this run.
+    if (file := os.environ.pop(FILE, None)) and not is_one_of_several(config):
+        config.pluginmanager.register(Collecting(WORK / file))

@@ -13,7 +13,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 import threading
@@ -25,7 +24,8 @@ from typing import Any, Self
 import psycopg
 
 from support.cluster import DEFAULTS, PROJECT, WORK, Cluster, extension_path, memory_folder, stage_extension, tail
-from support.ports import free_port, start_on_free_port
+from support.ports import free_port, is_taken, start_on_free_port
+from support.programs import start_program
 from support.sessions import Result, Running, patience, wait_until
 
 PYTHON = "/usr/bin/python3"
@@ -182,7 +182,7 @@ class Patroni:
 
     def start(self, count: int = 3) -> None:
         stage = stage_extension(self.folder)
-        etcd_port = start_on_free_port(self._start_etcd)
+        etcd_port = start_on_free_port(self._start_etcd, 2)
         callback = self.folder / "ulak-start"
         callback.write_text(text_of("sh").replace("-d app", "-d postgres"))
         callback.chmod(0o755)
@@ -209,8 +209,8 @@ class Patroni:
     def _etcd_log(self) -> Path:
         return self.folder / "etcd.log"
 
-    def _start_etcd(self, port: int) -> int:
-        urls = [f"http://127.0.0.1:{each}" for each in (port, free_port())]
+    def _start_etcd(self, port: int, peers_port: int) -> int:
+        urls = [f"http://127.0.0.1:{each}" for each in (port, peers_port)]
         options = {
             "data-dir": str(self.folder / f"etcd-{port}"),
             "listen-client-urls": urls[0],
@@ -219,20 +219,8 @@ class Patroni:
             "initial-advertise-peer-urls": urls[1],
             "initial-cluster": f"default={urls[1]}",
         }
-        with self._etcd_log.open("wb") as log:
-            self._etcd = process = subprocess.Popen(
-                ["etcd", *(f"--{name}={value}" for name, value in options.items())],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-            )
-
-        def listens() -> bool:
-            assert process.poll() is None, tail(self._etcd_log)
-            with socket.socket() as probe:
-                return probe.connect_ex(("127.0.0.1", port)) == 0
-
-        wait_until(listens, "etcd")
+        command = ["etcd", *(f"--{name}={value}" for name, value in options.items())]
+        self._etcd = start_program(command, self._etcd_log, lambda: is_taken(port))
         return port
 
     def _configure(self, member: Member, etcd_port: int, stage: Path, callback: Path) -> None:

@@ -43,13 +43,18 @@ def is_taken(port: int) -> bool:
     return True
 
 
-def start_on_free_port(start: Callable[[int], Result]) -> Result:
-    """Calls start(port). If that fails because some other program has taken the port, it is tried again with another one."""
+def closed_port() -> int:
+    """Nobody listens there, and no server of these tests will."""
+    return free_port()
+
+
+def start_on_free_port(start: Callable[..., Result], count: int = 1) -> Result:
+    """Calls start() with this many ports. If that fails because some other program has taken one, it is tried again with others."""
     for _ in range(TRIES - 1):
-        port = free_port()
+        ports = [free_port() for _ in range(count)]
         try:
-            return start(port)
+            return start(*ports)
         except Exception:
-            if not is_taken(port):
+            if not any(map(is_taken, ports)):
                 raise
-    return start(free_port())
+    return start(*(free_port() for _ in range(count)))

@@ -19,7 +19,7 @@ from pika.adapters.blocking_connection import BlockingChannel
 from support.cluster import WORK, is_alive, memory_folder, run
 from support.debian import unpacked_together
 from support.files import write_whole
-from support.ports import free_port, start_on_free_port
+from support.ports import start_on_free_port
 from support.receiver import Certificate
 from support.sessions import hold, wait_until
 
@@ -142,7 +142,7 @@ class RabbitMQ:
         self._server: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Self:
-        start_on_free_port(self._start_at)
+        start_on_free_port(self._start_at, 4)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -150,10 +150,10 @@ class RabbitMQ:
 
     # Its life.
 
-    def _start_at(self, port: int) -> None:
+    def _start_at(self, port: int, tls_port: int, epmd_port: int, distribution_port: int) -> None:
         self.port = port
-        self.tls_port = free_port()
-        self._environment = self._make_environment()
+        self.tls_port = tls_port
+        self._environment = self._make_environment(epmd_port, distribution_port)
         self._configure(self.certificate)
         self._epmd()
         self.start()
@@ -260,7 +260,7 @@ class RabbitMQ:
 
     # How it is run.
 
-    def _make_environment(self) -> dict[str, str]:
+    def _make_environment(self, epmd_port: int, distribution_port: int) -> dict[str, str]:
         folder = self.folder
         return {
             "PATH": f"{self._root}/usr/lib/erlang/bin:/usr/bin:/bin",
@@ -268,10 +268,10 @@ class RabbitMQ:
             # Its cookie is kept here.
             "HOME": str(folder),
             "ERL_EPMD_ADDRESS": self.host,
-            "ERL_EPMD_PORT": str(free_port()),
+            "ERL_EPMD_PORT": str(epmd_port),
             "ERL_CRASH_DUMP_SECONDS": "0",
             "RABBITMQ_NODENAME": "ulak@localhost",
-            "RABBITMQ_DIST_PORT": str(free_port()),
+            "RABBITMQ_DIST_PORT": str(distribution_port),
             "RABBITMQ_MNESIA_BASE": str(folder / "data"),
             "RABBITMQ_LOG_BASE": str(folder / "log"),
             "RABBITMQ_LOGS": "-",

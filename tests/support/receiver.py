@@ -8,7 +8,6 @@ import ipaddress
 import socket
 import ssl
 import threading
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,7 +29,6 @@ class Received:
     body: bytes
     # Which connection it came over, counted from 1.
     connection: int
-    at: float
 
 
 @dataclass(frozen=True)
@@ -174,7 +172,7 @@ def read_requests(connection: socket.socket, number: int = 0) -> Iterator[Receiv
                 return
             buffer += chunk
         body, buffer = buffer[:length], buffer[length:]
-        yield Received(method, path, headers, body, number, time.monotonic())
+        yield Received(method, path, headers, body, number)
 
 
 def render(answer: Answer) -> bytes:

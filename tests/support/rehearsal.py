@@ -18,6 +18,7 @@ from support.hostile import Hostile, never_answers
 from support.receiver import Receiver
 from support.sessions import wait_until
 from support.site import LONGEST_TIMEOUT, Site
+from support.traffic import BREATH
 
 Rows = list[dict[str, Any]]
 JOBS = "select jobname, command, username, database from cron.job order by jobname"
@@ -100,7 +101,7 @@ class Traffic:
                 # pg_cron may have slept through all that the rehearsal did at once.
                 self._db.execute("select ulak.start()")
             self._db.execute("select ulak.send('shop', jsonb_build_object('n', %s::int))", [n])
-            if self._over.wait(0.03):
+            if self._over.wait(BREATH):
                 return
 
     def end(self) -> None:

@@ -17,6 +17,8 @@ Result = TypeVar("Result")
 
 # How long anything may take before it counts as never coming. A wait ends as soon as its condition holds, so patience costs nothing.
 PATIENCE = 120
+# Patience ends before pytest ends the process of a test that hangs (pyproject.toml).
+MOST_STRAIN = 5.0
 # After this, a look at a stopped process is taken for one that waits for it.
 LOOK_SECONDS = 2
 
@@ -46,7 +48,7 @@ def strain() -> float:
     """How many runnable processes share a processor, at least 1. The load average lags, so the
     processes that are runnable right now count, too."""
     running = int(Path("/proc/loadavg").read_text().split()[3].split("/")[0])
-    return max(1.0, max(os.getloadavg()[0], running) / (os.cpu_count() or 1))
+    return min(MOST_STRAIN, max(1.0, max(os.getloadavg()[0], running) / (os.cpu_count() or 1)))
 
 
 def backend_pid(session: psycopg.Connection[Any] | int) -> int:

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from hypothesis import settings
 from support.deliveries import SETTINGS, Deliveries, Exchanges
 from support.sessions import PATIENCE
 from support.stage import Stage
@@ -20,9 +19,6 @@ from ulak.transports.registry import transports
 
 MakeEndpoint = Callable[..., Endpoint]
 MakeMessage = Callable[..., Message]
-
-# The same examples each time, with as much time as they need.
-settings.load_profile("ci")
 
 
 @pytest.fixture(autouse=True)

@@ -179,10 +179,13 @@ def test_what_waited_for_the_connection_is_sent_in_turns_with_the_others(
         send(delivery)
 
     monkeypatch.setattr(stage.connection, "send", slow)
-    settled: list[Settled] = []
-    while stage.dispatcher.in_flight:
+
+    def are_settled() -> bool:
         turns.append(0)
-        settled += stage.dispatcher.step(0.1)
+        stage.dispatcher.step(0.1)
+        return not stage.dispatcher.in_flight
+
+    wait_until(are_settled, "the end of all deliveries", interval=0)
 
     assert sum(turns) == 100
     assert max(turns) <= 10

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import socket
 import time
 from collections.abc import Iterator
@@ -14,14 +13,16 @@ from support import hostile
 from support.deliveries import Exchanges
 from support.hostile import Hostile
 from support.receiver import Certificate, Listener, Receiver, make_certificate
-from support.sessions import strain
+from support.sessions import PATIENCE, wait_until
+from support.site import LONGEST_TIMEOUT
 from ulak.messages.delivery import EndpointConfig
 from ulak.safety.address import Guard
 from ulak.transports.http import endpoint, verdict
 from ulak.transports.http.model import Endpoint, Finished, Outcome, Request
 
+# Of requests that may end by it. Others have as much time as a busy machine may need.
 TIMEOUT = 1.0
-GRACE = 0.5
+HEALTHY = 1000
 
 # Case: what the verdict must start with; None is delivered.
 EXPECTED = {
@@ -55,22 +56,23 @@ EXPECTED = {
 }
 # Newer versions of libcurl refuse an encoding that they didn't ask for.
 IF_REFUSED = {"gzip_bomb_in_transfer": "[RETRYABLE] network: Unsolicited Transfer-Encoding"}
+HANGS = [case for case, expected in EXPECTED.items() if expected == "[RETRYABLE] timeout: "]
+MAY_TIME_OUT = {case for case, expected in EXPECTED.items() if expected == "[RETRYABLE] "} | {*HANGS}
 
 
 @dataclass
 class Result:
     finished: Finished
     outcome: Outcome
-    seconds: float
 
 
 @dataclass(repr=False)
 class Run:
     results: dict[str, Result]
     servers: dict[str, Listener]
-    healthy: list[float]
+    # Requests to the receivers of HANGS that had plenty of time, and ended nevertheless before all healthy messages had arrived.
+    let_go: list[str]
     kilobytes_grown: int
-    strain: float
 
 
 class Plain(Listener):
@@ -85,7 +87,7 @@ class Silent(Listener):
     """Accepts connections and never sends anything, not even for TLS."""
 
     def serve(self, connection: socket.socket, number: int) -> None:
-        self.wait(60)
+        self.wait()
 
 
 def _servers(folder: Path, certificate: Certificate) -> dict[str, Listener]:
@@ -112,20 +114,21 @@ def _servers(folder: Path, certificate: Certificate) -> dict[str, Listener]:
     return servers
 
 
-def _endpoints(servers: dict[str, Listener]) -> dict[str, Endpoint]:
+def _configs(servers: dict[str, Listener], folder: Path) -> dict[str, dict[str, object]]:
     configs: dict[str, dict[str, object]] = {name: {"url": server.url} for name, server in servers.items()}
-    for name in ("tls_expired", "tls_wrong_host"):
-        trusted = "expired.crt" if name == "tls_expired" else "elsewhere.crt"
-        configs[name]["tls_ca_bundle"] = trusted
+    for name, trusted in (("tls_expired", "expired"), ("tls_wrong_host", "elsewhere")):
+        configs[name]["tls_ca_bundle"] = str(folder / f"{trusted}.crt")
     for name in ("tls_on_a_plain_port", "tls_never_answers"):
         configs[name]["url"] = servers[name].url.replace("http:", "https:")
     configs["unresolvable"] = {"url": "http://nothing.invalid/"}
     configs["refused"] = {"url": "http://127.0.0.1:1/"}
     configs["blocked_address"]["url"] = servers["blocked_address"].on("127.0.0.2")
-    return {
-        name: endpoint.parse(EndpointConfig(number, name, 1, {**config, "timeout": TIMEOUT}))
-        for number, (name, config) in enumerate(configs.items())
-    }
+    return configs
+
+
+def _endpoint(number: int, name: str, config: dict[str, object], timeout: float) -> Endpoint:
+    given = {"connect_timeout": PATIENCE, "timeout": timeout, **config}
+    return endpoint.parse(EndpointConfig(number, name, 1, given))
 
 
 def _memory() -> int:
@@ -140,48 +143,53 @@ def run(tmp_path_factory: pytest.TempPathFactory, certificate: Certificate) -> I
     folder = tmp_path_factory.mktemp("hostile")
     hostile.bomb()
     servers = _servers(folder, certificate)
-    endpoints = _endpoints(servers)
-    for name, target in endpoints.items():
-        if target.profile.tls_ca_bundle:
-            config: dict[str, object] = {"url": target.profile.url, "timeout": TIMEOUT}
-            config["tls_ca_bundle"] = str(folder / target.profile.tls_ca_bundle)
-            endpoints[name] = endpoint.parse(EndpointConfig(target.config.id, name, 1, config))
-    with Receiver() as healthy_receiver:
-        yield _run(endpoints, servers, endpoint.parse(EndpointConfig(0, "healthy", 1, {"url": healthy_receiver.url})))
+    with Receiver() as healthy:
+        yield _run(_configs(servers, folder), servers, healthy)
     for server in servers.values():
         server.close()
 
 
-def _run(endpoints: dict[str, Endpoint], servers: dict[str, Listener], healthy: Endpoint) -> Run:
+def _run(configs: dict[str, dict[str, object]], servers: dict[str, Listener], receiver: Receiver) -> Run:
+    """All at once, until each hostile case is judged and all healthy messages have arrived."""
     # Loopback is where the tests live; one address of it stays forbidden.
     exchanges = Exchanges(Guard(allowed=["127.0.0.1/32", "::1/128"]))
     memory = _memory()
-    strained = strain()
-    started = time.monotonic()
-    for name, target in endpoints.items():
-        exchanges.start(Request(target.profile, [], b"{}", name))
+    endpoints = {
+        case: _endpoint(number, case, config, TIMEOUT if case in MAY_TIME_OUT else PATIENCE)
+        for number, (case, config) in enumerate(configs.items(), 1)
+    }
+    # By another name: over TLS, a request waits for a connection to the same host that is being opened, whatever its own time-out.
+    urls = {case: endpoints[case].profile.url.replace("127.0.0.1", "localhost") for case in HANGS}
+    held = {f"{case}, held": _endpoint(0, case, {"url": url}, LONGEST_TIMEOUT) for case, url in urls.items()}
+    healthy = _endpoint(0, "healthy", {"url": receiver.url}, PATIENCE)
+    for tag, target in {**held, **endpoints}.items():
+        exchanges.start(Request(target.profile, [], b"{}", tag))
     results: dict[str, Result] = {}
-    arrivals: list[float] = []
-    waiting = 0
-    while len(results) < len(endpoints):
-        assert time.monotonic() < started + TIMEOUT + 5, f"never ended: {endpoints.keys() - results.keys()}"
-        while waiting < 4:
+    let_go: list[str] = []
+    sent = arrived = 0
+
+    def is_done() -> bool:
+        nonlocal sent, arrived
+        while sent < HEALTHY and sent - arrived < 4:
             exchanges.start(Request(healthy.profile, [], b"{}"))
-            waiting += 1
+            sent += 1
         for finished in exchanges.step(0.1):
-            now = time.monotonic()
             case = finished.request.tag
             if case is None:
                 assert finished.status == 200
-                arrivals.append(now - started)
-                waiting -= 1
+                arrived += 1
+            elif case in held:
+                let_go.append(str(case))
             else:
                 assert isinstance(case, str) and case not in results
-                outcome = verdict.judge(endpoints[case], finished, time.time())
-                results[case] = Result(finished, outcome, now - started)
+                results[case] = Result(finished, verdict.judge(endpoints[case], finished, time.time()))
+        are_held = all(servers[case].connections == 2 for case in HANGS)
+        return are_held and len(results) == len(endpoints) and arrived == HEALTHY
+
+    wait_until(is_done, "the end of all that isn't held", interval=0)
     grown = _memory() - memory
     exchanges.close()
-    return Run(results, servers, arrivals, grown, max(strained, strain()))
+    return Run(results, servers, let_go, grown)
 
 
 @pytest.mark.parametrize("case", EXPECTED)
@@ -198,18 +206,9 @@ def test_a_hostile_receiver_is_classified_as_documented(run: Run, case: str) -> 
         assert error.startswith(expected)
 
 
-@pytest.mark.parametrize("case", EXPECTED)
-def test_a_hostile_receiver_is_done_with_in_time(run: Run, case: str) -> None:
-    assert run.results[case].seconds < TIMEOUT + GRACE * run.strain
-
-
-def test_messages_to_a_healthy_receiver_flow_meanwhile(run: Run) -> None:
-    arrivals = run.healthy
-    gaps = sorted(later - earlier for earlier, later in itertools.pairwise(arrivals))
-
-    assert len(arrivals) > 100
-    assert gaps[len(gaps) * 9 // 10] < 0.1
-    assert gaps[-1] < GRACE * run.strain
+def test_messages_to_a_healthy_receiver_arrive_while_others_hang(run: Run) -> None:
+    """The run has ended because they had arrived."""
+    assert run.let_go == []
 
 
 @pytest.mark.parametrize("case", ["huge_body", "gzip_bomb", "gzip_bomb_in_transfer"])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import select
 import socket
-import time
 from collections.abc import Iterator
 from contextlib import suppress
 from copy import copy
@@ -21,7 +20,6 @@ from support.sessions import wait_until
 from ulak.messages.delivery import ConfigError, Endpoint, EndpointConfig, Message, Settled
 from ulak.safety.address import Guard
 from ulak.sessions.signals import BACKEND_SIGNALS
-from ulak.transports.broker.delivery import Delivery
 from ulak.transports.broker.target import Defaults
 from ulak.transports.broker.transport import BrokerTransport
 from ulak.transports.dispatcher import Dispatcher
@@ -344,7 +342,7 @@ def test_what_was_acknowledged_before_the_end_is_delivered(kafka: Kafka) -> None
         endpoint = stage.endpoint()
         assert stage.errors(endpoint, message(1)) == [None]
         link = stage.connection
-        link.deliver(Delivery(endpoint, [message(2)], time.monotonic() + 60))
+        stage.dispatcher.start(endpoint, [message(2)])
         # The cluster has it, and the report hasn't been read.
         wait_until(lambda: link._producer.poll(0) and link._reports, message="the report")
         relay.advertised_host = "127.0.0.2"

@@ -86,9 +86,17 @@ class Server(Listener):
         self.published: list[list[bytes]] = []
         self.options: dict[str, Any] = {}
         self.pings = 0
+        # Connections that have ended, and of which everything was read.
+        self.ended = 0
         super().__init__()
 
     def serve(self, connection: socket.socket, number: int) -> None:
+        try:
+            self.converse(connection)
+        finally:
+            self.ended += 1
+
+    def converse(self, connection: socket.socket) -> None:
         connection.sendall(f"INFO {json.dumps(self.info)} \r\n".encode() + self.after)
         stream = connection.makefile("rb")
         while line := stream.readline():
@@ -99,9 +107,11 @@ class Server(Listener):
                 self.pings += 1
                 self.pinged(connection)
             elif words[0] == b"HPUB":
-                self.published.append([*words, stream.read(int(words[-1]) + 2)])
+                message = [*words, stream.read(int(words[-1]) + 2)]
                 answer = self.answers[0] if len(self.answers) == 1 else self.answers.pop(0)
                 connection.sendall(answer.format(words[2].decode()).encode())
+                # Once it is here, its answer is on the way.
+                self.published.append(message)
 
     def pinged(self, connection: socket.socket) -> None:
         connection.sendall(b"PONG\r\n")
@@ -220,9 +230,11 @@ def test_each_message_has_the_answer_to_its_own(dispatcher: Dispatcher) -> None:
 def test_a_message_larger_than_the_server_takes_never_leaves(dispatcher: Dispatcher) -> None:
     with Server(STORED) as server:
         (error,) = deliver(dispatcher, endpoint(dispatcher, server), 1, payload=f'"{"x" * 1000}"')
+        assert deliver(dispatcher, endpoint(dispatcher, server), 2) == [None]
+        first = wait_until(lambda: server.published and server.published[0], "a message")
 
     assert error == f"[PERMANENT] message: the message is larger than the 1000 bytes that 127.0.0.1:{server.port} takes"
-    assert server.published == []
+    assert b"Nats-Msg-Id: id-2\r\n" in first[-1]
 
 
 def test_a_login_is_what_the_config_says(dispatcher: Dispatcher) -> None:
@@ -243,6 +255,7 @@ def test_a_login_is_what_the_config_says(dispatcher: Dispatcher) -> None:
 def test_a_greeting_that_goes_on_in_the_clear_is_not_believed(dispatcher: Dispatcher) -> None:
     with Server(STORED, after=b"PONG\r\n") as server:
         (error,) = deliver(dispatcher, endpoint(dispatcher, server, tls=True), 1)
+        wait_until(lambda: server.ended == 1, "the end of the connection")
 
     assert error == f"[RETRYABLE] tls: 127.0.0.1:{server.port} said more in the clear than its greeting"
     assert server.options == {}
@@ -258,6 +271,7 @@ def test_a_server_that_cannot_do_tls_gets_no_login(dispatcher: Dispatcher, clock
         (error,) = deliver(
             dispatcher, endpoint(dispatcher, server, tls=True, token="hush-hush"), 1, meanwhile=meanwhile
         )
+        wait_until(lambda: server.ended == 1, "the end of the connection")
 
     assert error is not None and error.startswith("[RETRYABLE] timeout: no connection ")
     assert server.options == {}

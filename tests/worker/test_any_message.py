@@ -6,7 +6,6 @@ the same each time; a long one in `make chaos`, another each time.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import Any, NamedTuple
@@ -16,11 +15,10 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from support import brokers
+from support.machine import IS_LONG
 from support.receiver import Receiver
 from support.sessions import wait_until
 from support.site import SETTLED, Site, WorkerSession
-
-IS_LONG = os.environ.get("ULAK_CHAOS") == "full"
 
 # Any failure that counts opens the circuit, and then the neighbours wait.
 TOUCHY = {"circuit_breaker": {"threshold": 1, "counts": "all"}}
@@ -224,7 +222,6 @@ def place(site: Site, receiver: Receiver, request: pytest.FixtureRequest) -> Ite
 def test_whatever_a_message_holds_it_harms_only_itself(place: Place) -> None:
     @settings(
         max_examples=1000 if IS_LONG else 25,
-        derandomize=not IS_LONG,
         database=None,
         deadline=None,
         suppress_health_check=list(HealthCheck),

@@ -14,7 +14,7 @@ import psycopg
 import pytest
 from support.brokers import PROTOCOLS, Broker, broker, patience
 from support.kafka import Kafka
-from support.ports import free_port
+from support.ports import closed_port
 from support.receiver import Listener, Receiver
 from support.sessions import wait_until
 from support.site import PATIENT, UNBROKEN, Site
@@ -169,7 +169,7 @@ def test_after_an_outage_the_circuit_closes_and_what_is_in_flight_grows_from_one
     rules = {"circuit_breaker": {"threshold": 3, "cooldown": 5}}
     at_once = {"backoff": "schedule", "schedule": [0], "max_retries": 100}
     for name, each in brokers.items():
-        site.endpoint(name, {**each.at(free_port()), **rules}, at_once, name)
+        site.endpoint(name, {**each.at(closed_port()), **rules}, at_once, name)
         site.send_many(60, name)
     watch = """
         create function public.note() returns trigger language plpgsql as $$

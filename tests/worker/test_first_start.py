@@ -11,7 +11,7 @@ import pytest
 from psycopg.rows import dict_row
 from support.bare_cluster import bare
 from support.cluster import Cluster, run
-from support.sessions import wait_until
+from support.sessions import patience, wait_until
 
 Rows = list[dict[str, Any]]
 # psql shows what is longer on several lines of a terminal, and a pasted line ends at a newline.
@@ -34,7 +34,8 @@ class Newcomer:
         assert "\n" not in fix + row["detail"] and len(fix) < WIDEST and len(row["detail"]) < WIDEST
         if row["detail"].endswith("in a shell:"):
             # It may leave a server behind, which must not keep our output open.
-            subprocess.run(fix, shell=True, check=True, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, timeout=60)
+            none = subprocess.DEVNULL
+            subprocess.run(fix, shell=True, check=True, stdin=none, stdout=none, timeout=patience())
         else:
             psql = [self.cluster.bin / "psql", "-X", "-v", "ON_ERROR_STOP=1", "-d", self.cluster.dsn(self.database)]
             said = run(psql, input=fix + "\n")

@@ -14,15 +14,20 @@ from support.receiver import Receiver
 from support.sessions import wait_until, wait_until_idle
 from support.site import LONGEST_TIMEOUT, Site, WorkerSession
 
-# While nothing waits, the worker looks once in this time, and asks once whether to leave.
+# While nothing waits, the worker looks once in this time, and asks once whether to leave. Traffic doesn't make it look more often.
 LAST = "STOP_SECONDS = 2.0\n"
-SELDOM = "LOOK_SECONDS_EMPTY = CHECK_SECONDS_LISTENING = 3600.0\n"
+SELDOM = "BUSY_SECONDS = 0.0\nLOOK_SECONDS_EMPTY = CHECK_SECONDS_LISTENING = 3600.0\n"
+# Without wake-ups the worker polls after poll_interval, which is a minute at most. A hundred minutes are longer than any patience.
+PACE = 'poll_interval=int(settings["poll_interval"]) / 1000'
+SLOW_PACE = 'poll_interval=int(settings["poll_interval"]) / 10'
 
 
 @pytest.fixture(scope="module")
 def sleepy_database(cluster: Cluster, module_database: str, tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("sleepy")
     with cluster.connect(module_database) as db:
-        install_defect(db, tmp_path_factory.mktemp("sleepy"), "worker/tuning.py", LAST, LAST + SELDOM)
+        install_defect(db, folder, "worker/tuning.py", LAST, LAST + SELDOM)
+        install_defect(db, folder, "worker/options.py", PACE, SLOW_PACE)
     return module_database
 
 
@@ -33,9 +38,9 @@ def site(cluster: Cluster, sleepy_database: str) -> Iterator[Site]:
 
 
 def asleep(site: Site, receiver: Receiver, **settings: int) -> WorkerSession:
-    """A worker that listens."""
+    """A worker that listens and does nothing else."""
     site.http("shop", receiver.url)
-    site.configure(**({"poll_interval": 60000, "poll_interval_busy": 1000} | settings))
+    site.configure(**({"poll_interval": 60000} | settings))
     return start_listening(site)
 
 
@@ -45,6 +50,9 @@ def start_listening(site: Site) -> WorkerSession:
     wait_until(
         lambda: site.value("select pg_sequence_last_value('ulak_private.bell')"), message="a worker that listens"
     )
+    # Its first look and its first check still come, and its next report after both.
+    reported_at = site.worker_row(worker)["heartbeat_at"]
+    wait_until(lambda: site.worker_row(worker)["heartbeat_at"] > reported_at, "another report")
     return worker
 
 
@@ -84,16 +92,15 @@ def test_a_message_wakes_it_while_another_is_under_way(site: Site, receiver: Rec
 
 def test_a_sender_that_stays_in_its_transaction_wakes_it_by_its_commit(site: Site, receiver: Receiver) -> None:
     asleep(site, receiver)
-    sender = site.connect(autocommit=False)
-    sender.execute("select ulak.send('shop', '{}')")
-    # Others draw their ids and are delivered meanwhile, until wake-ups are asked for again.
-    for _ in range(20):
-        send_one(site, receiver)
+    with site.connect(autocommit=False) as sender:
+        sender.execute("select ulak.send('shop', '{}')")
+        # Others draw their ids and are delivered meanwhile, until wake-ups are asked for again.
+        for _ in range(20):
+            send_one(site, receiver)
 
-    sender.commit()
+        sender.commit()
 
     receiver.wait_for(21)
-    sender.close()
 
 
 def test_many_messages_of_one_transaction_are_all_claimed_after_one_wake_up(site: Site, receiver: Receiver) -> None:
@@ -125,7 +132,7 @@ def test_a_worker_that_sleeps_hears_of_a_stop_and_of_a_termination(site: Site, r
 
 
 def test_other_notifications_do_no_harm(site: Site, receiver: Receiver) -> None:
-    worker = asleep(site, receiver, poll_interval=50, poll_interval_busy=2)
+    worker = asleep(site, receiver, poll_interval=5)
 
     # More than the worker listens to for nothing: from then on it polls.
     for _ in range(400):
@@ -144,6 +151,6 @@ def test_notifications_are_not_passed_on_to_the_client(site: Site, receiver: Rec
     site.db.execute("select ulak.stop()")
     worker.result()
 
-    # With its answer whatever the session has comes out.
+    # Pending notifications arrive with the answer to the next statement.
     assert worker.connection.execute("select pg_listening_channels()").fetchall() == []
     assert heard == []

@@ -15,7 +15,7 @@ import pytest
 from support.cluster import run
 from support.mosquitto import Mosquitto, Subscriber, make_client
 from support.nats import Nats
-from support.ports import free_port
+from support.ports import start_on_free_port
 from support.receiver import Certificate, shown_by_client
 from support.sessions import wait_until
 from support.site import PATIENT, UNBROKEN, Site
@@ -74,8 +74,12 @@ def test_the_topic_may_be_named_by_the_message(site: Site, mosquitto: Mosquitto,
 
 def test_a_gateway_that_leaves_at_a_dot_in_the_topic_is_reported(site: Site, tmp_path: Path) -> None:
     """NATS' own, before version 2.10."""
-    port = free_port()
-    with Nats(tmp_path / "nats", f'mqtt: {{listen: "127.0.0.1:{port}"}}'):
+
+    def start(port: int) -> tuple[Nats, int]:
+        return Nats(tmp_path / "nats", f'mqtt: {{listen: "127.0.0.1:{port}"}}'), port
+
+    gateway, port = start_on_free_port(start)
+    with gateway:
         config = {"broker": "127.0.0.1", "port": port, "topic": "shop.orders", "circuit_breaker": UNBROKEN}
         site.endpoint("shop", config, {"max_retries": 0}, "mqtt")
         site.start()

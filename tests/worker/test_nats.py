@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import psycopg
 import pytest
 from support.nats import Nats
 from support.nkeys import User, operator_mode
-from support.ports import free_port
+from support.ports import closed_port, start_on_free_port
 from support.receiver import Certificate, shown_by_client
 from support.sessions import wait_until
 from support.site import PATIENT, UNBROKEN, Site
@@ -290,7 +291,7 @@ def test_a_kept_connection_is_used_again(site: Site, server: Nats) -> None:
 
 
 def test_of_several_servers_one_that_is_up_gets_the_messages(site: Site, server: Nats) -> None:
-    endpoint(site, server, url=f"nats://127.0.0.1:{free_port()},127.0.0.1:{server.port}")
+    endpoint(site, server, url=f"nats://127.0.0.1:{closed_port()},127.0.0.1:{server.port}")
     site.start()
 
     message = site.wait_for_status(site.send(), "completed")
@@ -317,15 +318,29 @@ def clustered(folder: Path, route: int, other: int, advertised: str | None = Non
     return Nats(folder, *lines, jetstream=False)
 
 
+@contextmanager
+def two_of_a_cluster(folder: Path, advertised: str | None = None) -> Iterator[tuple[Nats, Nats]]:
+    """The first tells its clients of the second, by the address that this one advertises."""
+    with ExitStack() as stack:
+
+        def start(route: int, other: int) -> tuple[Nats, Nats]:
+            first = stack.enter_context(clustered(folder / f"a-{route}", route, other))
+            return first, stack.enter_context(clustered(folder / f"b-{route}", other, route, advertised))
+
+        first, second = start_on_free_port(start, 2)
+        wait_until(
+            lambda: is_advertised(first, advertised or f"127.0.0.1:{second.port}"), "the second server's address"
+        )
+        yield first, second
+
+
 def is_advertised(server: Nats, place: str) -> bool:
     with server.client() as client:
         return place in client.info.get("connect_urls", ())
 
 
 def test_a_server_that_the_cluster_advertises_takes_over(site: Site, tmp_path: Path) -> None:
-    routes = free_port(), free_port()
-    with clustered(tmp_path / "a", *routes) as first, clustered(tmp_path / "b", *reversed(routes)) as second:
-        wait_until(lambda: is_advertised(first, f"127.0.0.1:{second.port}"))
+    with two_of_a_cluster(tmp_path) as (first, second):
         endpoint(site, first, jetstream=False)
         site.start()
         site.wait_for_status(site.send(), "completed")
@@ -341,13 +356,7 @@ def test_a_server_that_the_cluster_advertises_takes_over(site: Site, tmp_path: P
 
 
 def test_an_advertised_address_that_policy_forbids_is_not_dialled(site: Site, tmp_path: Path) -> None:
-    routes = free_port(), free_port()
-    forbidden = "169.254.169.254:4222"
-    with (
-        clustered(tmp_path / "a", *routes) as first,
-        clustered(tmp_path / "b", *reversed(routes), forbidden) as second,
-    ):
-        wait_until(lambda: is_advertised(first, forbidden))
+    with two_of_a_cluster(tmp_path, "169.254.169.254:4222") as (first, second):
         endpoint(site, first, jetstream=False)
         site.start()
         site.wait_for_status(site.send(), "completed")
@@ -361,9 +370,7 @@ def test_an_advertised_address_that_policy_forbids_is_not_dialled(site: Site, tm
 
 
 def test_an_advertised_host_that_is_not_allowed_is_not_dialled(site: Site, tmp_path: Path) -> None:
-    routes = free_port(), free_port()
-    with clustered(tmp_path / "a", *routes) as first, clustered(tmp_path / "b", *reversed(routes)) as second:
-        wait_until(lambda: is_advertised(first, f"127.0.0.1:{second.port}"))
+    with two_of_a_cluster(tmp_path) as (first, _):
         site.configure(http_allowed_hosts="localhost")
         endpoint(site, first, url=f"localhost:{first.port}", jetstream=False)
         site.start()
@@ -376,9 +383,7 @@ def test_an_advertised_host_that_is_not_allowed_is_not_dialled(site: Site, tmp_p
 
 
 def test_an_advertised_host_gets_no_secret_that_is_bound_to_others(site: Site, tmp_path: Path) -> None:
-    routes = free_port(), free_port()
-    with clustered(tmp_path / "a", *routes) as first, clustered(tmp_path / "b", *reversed(routes)) as second:
-        wait_until(lambda: is_advertised(first, f"127.0.0.1:{second.port}"))
+    with two_of_a_cluster(tmp_path) as (first, _):
         site.db.execute("select ulak.set_secret('nats', 'hush-hush', p_hosts => '{localhost}')")
         endpoint(site, first, url=f"localhost:{first.port}", jetstream=False, headers={"x-key": {"$secret": "nats"}})
         site.start()

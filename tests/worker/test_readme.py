@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -19,7 +19,8 @@ from support.cluster import PROJECT, Cluster
 from support.kafka import Kafka
 from support.mosquitto import Mosquitto, Subscriber
 from support.nats import Nats
-from support.ports import free_port
+from support.ports import is_taken, start_on_free_port
+from support.programs import start_program
 from support.rabbitmq import PASSWORD, USER, RabbitMQ
 from support.receiver import Receiver
 from support.redis import Redis
@@ -156,19 +157,23 @@ RECEIVERS = {"receiver.py": ("python", [sys.executable]), "receiver.js": ("js", 
 def test_a_receiver_of_the_guide_takes_each_message_once_and_no_forgery(site: Site, tmp_path: Path, name: str) -> None:
     language, command = RECEIVERS[name]
     (tmp_path / name).write_text(program(language, name))
-    takes_each_message_once_and_no_forgery(site, tmp_path, [*command, str(tmp_path / name)], free_port())
+    takes_each_message_once_and_no_forgery(site, tmp_path, lambda port: [*command, str(tmp_path / name)])
 
 
-def takes_each_message_once_and_no_forgery(site: Site, tmp_path: Path, command: list[str], port: int) -> None:
-    site.http(
-        "orders", f"http://127.0.0.1:{port}/hooks", policy={"backoff": "schedule", "schedule": [0], "max_retries": 1000}
-    )
+def takes_each_message_once_and_no_forgery(site: Site, tmp_path: Path, command: Callable[[int], list[str]]) -> None:
+    """The command is told its port, and finds it in PORT, too."""
+    site.http("orders", "http://127.0.0.1/hooks")
     secret = str(site.call("rotate_secret", "orders"))
-    site.http("forger", f"http://127.0.0.1:{port}/hooks", signing_secret="whsec_" + "A" * 44)
-    printed = tmp_path / "printed"
-    environment = {**os.environ, "WEBHOOK_SECRET": secret, "PORT": str(port)}
-    with printed.open("w") as output:
-        process = subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=output, stderr=subprocess.DEVNULL)
+    site.http("forger", "http://127.0.0.1/hooks", signing_secret="whsec_" + "A" * 44)
+    log = tmp_path / "printed"
+
+    def start(port: int) -> tuple[subprocess.Popen[bytes], int]:
+        environment = {**os.environ, "WEBHOOK_SECRET": secret, "PORT": str(port)}
+        return start_program(command(port), log, lambda: is_taken(port), cwd=tmp_path, env=environment), port
+
+    process, port = start_on_free_port(start)
+    move = "update ulak.endpoints set config = config || jsonb_build_object('url', %s::text)"
+    site.db.execute(move, [f"http://127.0.0.1:{port}/hooks"])
     try:
         site.start()
         first = site.wait_for_status(site.send("orders", {"order": 42}), "completed")
@@ -178,8 +183,11 @@ def takes_each_message_once_and_no_forgery(site: Site, tmp_path: Path, command: 
         site.wait_for_status(site.send("orders", {"order": 43}), "completed")
         forged = site.wait_for_status(site.send("forger", {"order": 44}), "failed")
 
-        wait_until(lambda: len(printed.read_text().splitlines()) >= 2, message="what was received")
-        assert printed.read_text().splitlines() == ['{"order": 42}', '{"order": 43}']
+        def printed() -> list[str]:
+            return [line for line in log.read_text().splitlines() if line.startswith("{")]
+
+        wait_until(lambda: len(printed()) >= 2, message="what was received")
+        assert printed() == ['{"order": 42}', '{"order": 43}']
         assert "HTTP 401" in forged["last_error"]
     finally:
         process.terminate()

@@ -5,11 +5,15 @@ from __future__ import annotations
 import os
 import resource
 import signal
+from contextlib import closing
 from datetime import timedelta
 from functools import partial
+from pathlib import Path
 
 import psycopg
 import pytest
+from support.cluster import Cluster
+from support.defects import install_defect
 from support.errors import refused
 from support.gate import gate
 from support.hostile import Hostile, never_answers
@@ -97,17 +101,24 @@ def test_a_worker_that_hangs_is_replaced_and_leaves_when_it_wakes_up(site: Site)
     assert not another.call.is_done()
 
 
-def test_a_scheduled_run_waits_for_the_one_before_it(site: Site) -> None:
-    first = site.start(slot=1)
+HANDOVER = "_HANDOVER_SECONDS = 8.0\n"
+LONG_HANDOVER = "_HANDOVER_SECONDS = 3600.0\n"
 
-    with rewritten(site.db, "ulak_private.take_worker_slot", "\nbegin\n", "\nbegin\nraise notice 'looking';\n"):
-        second = site.begin(1, is_scheduled=True)
-        wait_until(lambda: second.notices.count("looking") >= 2, "a second look")
 
-    assert site.column("select pid from ulak.workers") == [first.pid]
-    first.end()
-    wait_until(lambda: site.value("select pid from ulak.workers") == second.pid)
-    assert site.worker_row(second)["is_scheduled"]
+def test_a_scheduled_run_waits_for_the_one_before_it(cluster: Cluster, database: str, tmp_path: Path) -> None:
+    with closing(Site(cluster, database)) as site:
+        install_defect(site.db, tmp_path, "entry_points.py", HANDOVER, LONG_HANDOVER)
+        first = site.start(slot=1)
+
+        with rewritten(site.db, "ulak_private.take_worker_slot", "\nbegin\n", "\nbegin\nraise notice 'looking';\n"):
+            second = site.begin(1, is_scheduled=True)
+            wait_until(lambda: second.notices.count("looking") >= 2, "a second look")
+            pids = site.column("select pid from ulak.workers")
+            first.end()
+
+        assert pids == [first.pid]
+        wait_until(lambda: site.value("select pid from ulak.workers") == second.pid)
+        assert site.worker_row(second)["is_scheduled"]
 
 
 def test_there_are_32_slots(site: Site) -> None:
@@ -117,15 +128,15 @@ def test_there_are_32_slots(site: Site) -> None:
     assert (refusal.message_primary or "").endswith("worker slots are numbered from 1 to 32")
 
 
-def test_a_run_ends_just_after_the_next_minute(site: Site) -> None:
-    query = "select seconds from ulak_private.take_worker_slot(%s, null, false)"
+def test_a_run_ends_just_after_the_next_minute_unless_it_is_given_another_time(site: Site) -> None:
+    query = "select seconds from ulak_private.take_worker_slot(%s, %s, false)"
 
     with rewritten(
         site.db, "ulak_private.take_worker_slot", "clock_timestamp()", "timestamptz '2026-01-01 12:34:41.5+00'"
     ):
-        seconds = [site.value(query, slot) for slot in (1, 2)]
+        seconds = [site.value(query, slot, given) for slot, given in ((1, None), (2, None), (3, 0.3))]
 
-    assert seconds == pytest.approx([18.7, 18.9])
+    assert seconds == pytest.approx([18.7, 18.9, 0.3])
 
 
 def test_a_run_ends_when_its_time_is_over(site: Site) -> None:

@@ -12,9 +12,9 @@ from typing import Any
 
 import boto3
 import pytest
-from support.ports import free_port
+from support.ports import start_on_free_port
+from support.programs import start_program
 from support.receiver import Receiver
-from support.sessions import wait_until
 from support.site import Site
 
 REGION = "eu-west-1"
@@ -107,18 +107,19 @@ def test_the_body_of_a_subscription_and_its_change_reach_a_worker_that_runs(site
 
 @pytest.fixture(scope="module")
 def aws(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Aws]:
-    port = free_port()
     log = Path(tmp_path_factory.mktemp("moto")) / "log"
-    with log.open("wb") as output:
+    environment = os.environ | {"INITIAL_NO_AUTH_ACTION_COUNT": "3"}
+
+    def start(port: int) -> tuple[subprocess.Popen[bytes], int]:
         command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
-        environment = os.environ | {"INITIAL_NO_AUTH_ACTION_COUNT": "3"}
-        server = subprocess.Popen(command, stdout=output, stderr=output, env=environment)
-        try:
-            wait_until(lambda: b"Running on" in log.read_bytes(), "moto")
-            yield Aws(f"http://127.0.0.1:{port}")
-        finally:
-            server.terminate()
-            server.wait()
+        return start_program(command, log, lambda: "Running on" in log.read_text(), env=environment), port
+
+    server, port = start_on_free_port(start)
+    try:
+        yield Aws(f"http://127.0.0.1:{port}")
+    finally:
+        server.terminate()
+        server.wait()
 
 
 def taken(sqs: Any, queue: str) -> str:

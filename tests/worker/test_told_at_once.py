@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from support.hostile import Hostile, never_answers
-from support.ports import free_port
+from support.ports import closed_port
 from support.receiver import Answer, Listener, Receiver
 from support.sessions import wait_until, wait_until_gone
 from support.site import Site
@@ -84,7 +84,7 @@ def test_a_receiver_that_does_not_answer_in_time_is_reported_after_three_attempt
 
 
 def test_the_first_failure_of_a_receiver_that_was_never_up_is_reported(site: Site) -> None:
-    site.http("shop", f"http://127.0.0.1:{free_port()}/hook")
+    site.http("shop", f"http://127.0.0.1:{closed_port()}/hook")
     site.start()
 
     site.wait_for_error(site.send(), "[RETRYABLE]")
@@ -117,7 +117,7 @@ def test_a_receiver_without_tls_is_distinguished_from_one_with_a_bad_certificate
 
 
 def test_a_circuit_that_opens_is_reported_at_once(site: Site) -> None:
-    url = f"http://127.0.0.1:{free_port()}/hook"
+    url = f"http://127.0.0.1:{closed_port()}/hook"
     site.http("shop", url, {"max_retries": 0}, circuit_breaker={"threshold": 2, "cooldown": 3600})
     site.start()
 
